@@ -1,0 +1,277 @@
+"""What a run is: frozen dataclasses, their validation and their plain-data form. Imports the standard library only.
+
+Field docstrings are the command line's help. Terms name their functions as ``"package.module:function"``, so that a
+config can be listed, shown and written to a file without importing torch, and reads back as the same run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from mjlab_dist.errors import UserError
+
+ParamValue = bool | int | str | float | tuple[float, ...]
+"""What a term's parameter may be: plain data that a file and the command line can hold."""
+
+
+Activation = Literal[
+    "elu", "selu", "relu", "crelu", "lrelu", "tanh", "sigmoid", "softplus", "gelu", "swish", "mish", "identity"
+]
+"""Activations that rsl_rl knows by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TermConfig:
+    """A named function of the env and its arguments."""
+
+    func: str
+    """Function, as package.module:name."""
+    params: dict[str, ParamValue] = field(default_factory=dict)
+    """Keyword arguments of the function."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActionConfig:
+    """How one block of the policy's output drives actuators: ctrl = offset + scale * action."""
+
+    actuators: tuple[str, ...]
+    """Names of the actuators in the MJCF; one action each, in this order."""
+    scale: float = 1.0
+    """Actuator units per unit of action."""
+    offset: float = 0.0
+    """Actuator value at action 0, in actuator units."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardConfig:
+    """One term of the reward: weight * func(env), summed over terms at every control step."""
+
+    func: str
+    """Function, as package.module:name; returns one value per env."""
+    weight: float
+    """Factor of the term in the sum; may be negative."""
+    params: dict[str, ParamValue] = field(default_factory=dict)
+    """Keyword arguments of the function."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimConfig:
+    """The physics of one rank's envs."""
+
+    model: str
+    """MJCF: a file's path, or package.module:file for one inside a Python package."""
+    decimation: int = 1
+    """Physics steps (substeps) per control step."""
+    njmax: int
+    """Constraint rows allocated per env; more than the model ever needs costs time."""
+    nconmax: int
+    """Contacts allocated per env; more than the model ever makes costs time."""
+    forward_before_observation: bool = True
+    """Recompute poses and sensors before observing; needless where observations read only joint positions and velocities."""
+    capture: bool = True
+    """Record the physics once and replay it (a CUDA graph on a GPU); off is slower and easier to debug."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvConfig:
+    """A task: what is simulated, what the policy sees and does, what is rewarded and when an episode ends."""
+
+    sim: SimConfig
+    """Physics."""
+    episode_length_s: float
+    """Length of an episode until it times out, in simulated seconds."""
+    actions: dict[str, ActionConfig]
+    """Action blocks by name; the policy's output is their concatenation."""
+    observations: dict[str, dict[str, TermConfig]]
+    """Observation groups by name; each is the concatenation of its terms. The policy reads the group actor, the value critic if there is one, else actor."""
+    rewards: dict[str, RewardConfig]
+    """Reward terms by name."""
+    terminations: dict[str, TermConfig] = field(default_factory=dict)
+    """Conditions that end an episode for good, by name (the time limit is apart: it is bootstrapped)."""
+    events: dict[str, TermConfig] = field(default_factory=dict)
+    """What is drawn anew when an episode starts, by name, applied in this order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentConfig:
+    """PPO (Schulman et al. 2017, arXiv:1707.06347), as rsl_rl implements it."""
+
+    num_steps_per_env: int = 32
+    """Control steps per env in one rollout."""
+    num_learning_epochs: int = 5
+    """Passes over each rollout."""
+    num_mini_batches: int = 4
+    """Mini-batches per pass."""
+    learning_rate: float = 1e-3
+    """Adam's step size; the start value where the schedule is adaptive."""
+    schedule: Literal["adaptive", "fixed"] = "adaptive"
+    """adaptive: the learning rate follows the measured KL divergence towards desired-kl."""
+    desired_kl: float = 0.01
+    """KL divergence per update that the adaptive schedule aims at."""
+    gamma: float = 0.99
+    """Discount per control step."""
+    lam: float = 0.95
+    """Lambda of the generalized advantage estimate."""
+    clip_param: float = 0.2
+    """Clip range of the probability ratio, and of the value where use-clipped-value-loss is set."""
+    entropy_coef: float = 0.01
+    """Weight of the entropy bonus."""
+    value_loss_coef: float = 1.0
+    """Weight of the value loss."""
+    use_clipped_value_loss: bool = True
+    """Clip the value's change as the policy's."""
+    max_grad_norm: float = 1.0
+    """Norm that the actor's and the critic's gradients are each clipped to."""
+    actor_hidden_dims: tuple[int, ...] = (64, 64)
+    """Widths of the policy's hidden layers."""
+    critic_hidden_dims: tuple[int, ...] = (64, 64)
+    """Widths of the value's hidden layers."""
+    activation: Activation = "elu"
+    """Activation of the hidden layers, by rsl_rl's name."""
+    obs_normalization: bool = False
+    """Normalize observations by their running mean and deviation, over all ranks."""
+    init_std: float = 1.0
+    """Standard deviation of the actions at the start."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """A training run."""
+
+    task: str
+    """Name of the task, as list-tasks prints it; set by the first argument, not by this flag."""
+    num_envs: int = 1024
+    """Envs per rank."""
+    max_iterations: int = 300
+    """Iterations to train: each is one rollout and one policy update."""
+    seed: int = 1
+    """Rank r seeds itself with seed + r."""
+    gpu_ids: tuple[int, ...] | Literal["auto", "all"] | None = "auto"
+    """GPUs to train on, one rank each: indices into CUDA_VISIBLE_DEVICES where that is set; all; or None for the CPU. auto: GPU 0 if there is one, else the CPU."""
+    cpu_ranks: int | None = None
+    """Train on the CPU with this many processes, each on its share of the cores."""
+    run_name: str = ""
+    """Put into the run directory's name."""
+    log_root: str = "logs"
+    """Directory that holds all runs, as <log-root>/<task>/<time>_<run-name>."""
+    save_interval: int = 50
+    """Iterations between checkpoints; one more is written at the end."""
+    logger: Literal["tensorboard", "wandb"] = "tensorboard"
+    """Where curves go, besides metrics.jsonl. wandb works offline with WANDB_MODE=offline."""
+    wandb_project: str = "mjlab_dist"
+    """Weights & Biases project."""
+    torchrunx_log_dir: str | None = None
+    """Log files of the ranks; the variable TORCHRUNX_LOG_DIR beats this flag. Default: <run directory>/torchrunx. An empty string turns the files off."""
+    env: EnvConfig
+    """The task's env."""
+    agent: AgentConfig = field(default_factory=AgentConfig)
+    """The learner."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlayConfig:
+    """Show what a trained policy does: its returns over whole episodes, and a video of one."""
+
+    run: str = "latest"
+    """Run directory, or latest for the task's newest run."""
+    checkpoint: str | None = None
+    """Checkpoint file; the run's newest by default."""
+    video: str | None = None
+    """Video file to write, such as balance.mp4; by default none is."""
+    num_envs: int = 16
+    """Episodes to play, side by side."""
+    seed: int = 1
+    """Seed of the start states."""
+    log_root: str = "logs"
+    """Directory that holds all runs."""
+
+
+def validate(config: TrainConfig) -> None:
+    """Refuse what cannot train, before anything starts.
+
+    Raises:
+        UserError: One line that names the flag, its value and the mend.
+    """
+    _validate_numbers(config)
+    agent = config.agent
+    rollout = config.num_envs * agent.num_steps_per_env
+    if rollout % agent.num_mini_batches:
+        divisors = [n for n in range(1, min(rollout, 64) + 1) if rollout % n == 0]
+        nearest = min(divisors, key=lambda n: abs(n - agent.num_mini_batches))
+        raise UserError(
+            f"--agent.num-mini-batches {agent.num_mini_batches}: does not divide the rollout of --num-envs "
+            f"{config.num_envs} x --agent.num-steps-per-env {agent.num_steps_per_env} = {rollout} samples; use {nearest}"
+        )
+    if "/" in config.run_name or config.run_name.startswith("."):
+        raise UserError(f"--run-name {config.run_name}: must be a plain name, without / and not starting with a dot")
+    _validate_env(config.env)
+
+
+def _validate_numbers(config: TrainConfig) -> None:
+    agent, sim = config.agent, config.env.sim
+    for least, flag, value in (
+        (1, "--num-envs", config.num_envs),
+        (1, "--max-iterations", config.max_iterations),
+        (1, "--save-interval", config.save_interval),
+        (0, "--seed", config.seed),
+        (1, "--env.sim.decimation", sim.decimation),
+        (0, "--env.sim.njmax", sim.njmax),
+        (0, "--env.sim.nconmax", sim.nconmax),
+        (1, "--agent.num-steps-per-env", agent.num_steps_per_env),
+        (1, "--agent.num-learning-epochs", agent.num_learning_epochs),
+        (1, "--agent.num-mini-batches", agent.num_mini_batches),
+        *((1, "--agent.actor-hidden-dims", width) for width in agent.actor_hidden_dims),
+        *((1, "--agent.critic-hidden-dims", width) for width in agent.critic_hidden_dims),
+    ):
+        if value < least:
+            raise UserError(f"{flag} {value}: must be at least {least}")
+    for flag, value in (
+        ("--env.episode-length-s", config.env.episode_length_s),
+        ("--agent.learning-rate", agent.learning_rate),
+        ("--agent.desired-kl", agent.desired_kl),
+        ("--agent.clip-param", agent.clip_param),
+        ("--agent.init-std", agent.init_std),
+        ("--agent.max-grad-norm", agent.max_grad_norm),
+    ):
+        if not 0 < value < math.inf:
+            raise UserError(f"{flag} {value}: must be positive and finite")
+    for flag, value in (
+        ("--agent.entropy-coef", agent.entropy_coef),
+        ("--agent.value-loss-coef", agent.value_loss_coef),
+    ):
+        if not 0 <= value < math.inf:
+            raise UserError(f"{flag} {value}: must be 0 or more, and finite")
+    for flag, value in (("--agent.gamma", agent.gamma), ("--agent.lam", agent.lam)):
+        if not 0 <= value <= 1:
+            raise UserError(f"{flag} {value}: must lie between 0 and 1")
+
+
+def _validate_env(env: EnvConfig) -> None:
+    if not env.observations.get("actor"):
+        raise UserError("env.observations: has no group actor; the task must define what the policy sees")
+    if not env.actions:
+        raise UserError("env.actions: is empty; the task must name the actuators that the policy drives")
+    if not env.rewards:
+        raise UserError("env.rewards: is empty; the task must define at least one term")
+
+
+def to_plain(config: Any) -> Any:
+    """Turn a config into dicts, lists and scalars, for a file.
+
+    Args:
+        config: A config dataclass, or anything that one holds.
+
+    Returns:
+        The same as plain data: dataclasses and mappings as dicts, tuples as lists.
+    """
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        return {f.name: to_plain(getattr(config, f.name)) for f in dataclasses.fields(config)}
+    if isinstance(config, Mapping):
+        return {key: to_plain(value) for key, value in config.items()}
+    if isinstance(config, tuple | list):
+        return [to_plain(value) for value in config]
+    return config

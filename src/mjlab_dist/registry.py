@@ -1,0 +1,73 @@
+"""Tasks, found by entry point. Importing this imports no task, and listing imports their configs only.
+
+A package offers a task by an entry point in the group ``mjlab_dist.tasks``; its name is the task's name, its object a
+function without arguments that returns the task's :class:`~mjlab_dist.config.TrainConfig`, and the first line of that
+function's docstring is what ``list-tasks`` prints. The module that holds it must import neither torch nor warp.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+from collections.abc import Callable
+from importlib.metadata import EntryPoint, entry_points
+
+from mjlab_dist.config import TrainConfig
+from mjlab_dist.errors import UserError
+
+GROUP = "mjlab_dist.tasks"
+
+
+def task_names() -> list[str]:
+    """Names of all installed tasks, sorted; read from package metadata, importing none."""
+    return sorted({point.name for point in entry_points(group=GROUP)})
+
+
+def task_config(name: str) -> TrainConfig:
+    """The default config of a task.
+
+    Args:
+        name: The task's name.
+
+    Raises:
+        UserError: If no such task is installed, or its config cannot be imported or made.
+    """
+    make = _load(_find(name))
+    try:
+        return dataclasses.replace(make(), task=name)
+    except Exception as error:
+        raise UserError(f"task {name}: its config cannot be made: {_what(error)}") from error
+
+
+def task_summary(name: str) -> str:
+    """One line that says what the task is, or why its package cannot be imported."""
+    try:
+        doc = inspect.getdoc(_load(_find(name))) or ""
+    except UserError as error:
+        return f"(broken: {error})"
+    return doc.partition("\n")[0]
+
+
+def _find(name: str) -> EntryPoint:
+    found = list(entry_points(group=GROUP, name=name))
+    if not found:
+        near = difflib.get_close_matches(name, task_names(), n=3, cutoff=0.4)
+        mend = f"did you mean {' or '.join(near)}?" if near else "list-tasks prints those there are"
+        raise UserError(f"unknown task {name}: {mend}")
+    if len({point.value for point in found}) > 1:
+        owners = ", ".join(sorted(point.value for point in found))
+        raise UserError(f"task {name}: offered by several packages ({owners}); uninstall all but one")
+    return found[0]
+
+
+def _load(point: EntryPoint) -> Callable[[], TrainConfig]:
+    try:
+        return point.load()
+    except Exception as error:
+        # A third party's package: whatever its import raises, the other tasks must stay usable.
+        raise UserError(f"task {point.name}: {point.value} cannot be imported: {_what(error)}") from error
+
+
+def _what(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
