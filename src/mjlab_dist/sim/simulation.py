@@ -1,0 +1,199 @@
+"""The physics of one rank's envs: MuJoCo Warp, recorded once and replayed, seen through torch without copies."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import mujoco
+import mujoco_warp as mjw
+import torch
+import warp as wp
+
+from mjlab_dist.config import SimConfig
+from mjlab_dist.errors import UserError
+from mjlab_dist.events import emit
+from mjlab_dist.sim import kernels
+
+CAPTURABLE_DRIVER = (12, 4)
+"""CUDA driver from which on a graph can hold the solver's loop (a conditional node)."""
+
+
+BUFFER_BITS = int(mjw.OverflowType.ALL & ~(mjw.OverflowType.ITERATIONS | mjw.OverflowType.LS_ITERATIONS))
+"""Overflows that drop contacts or constraints; the others say that the solver stopped at its limit of iterations."""
+
+
+def load_model(model: str) -> mujoco.MjModel:
+    """Compile an MJCF.
+
+    Args:
+        model: A file's path, or ``package.module:file`` for a file beside a module of an installed package.
+
+    Raises:
+        UserError: If there is no such file or package, or MuJoCo refuses the file.
+    """
+    package, colon, name = model.rpartition(":")
+    path = _folder_of(package, model) / name if colon else Path(model)
+    if not path.is_file():
+        raise UserError(f"--env.sim.model {model}: there is no file {path}")
+    try:
+        return mujoco.MjModel.from_xml_path(str(path))
+    except ValueError as error:
+        raise UserError(f"--env.sim.model {model}: {' '.join(str(error).split())}") from error
+
+
+def _folder_of(module: str, model: str) -> Path:
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None:
+        raise UserError(f"--env.sim.model {model}: there is no package {module}")
+    if spec.submodule_search_locations:
+        return Path(next(iter(spec.submodule_search_locations)))
+    assert spec.origin is not None
+    return Path(spec.origin).parent
+
+
+class Simulation:
+    """A batch of envs on one device.
+
+    State tensors are views of MuJoCo Warp's own arrays: writing to them changes the simulation.
+
+    Attributes:
+        model: The MuJoCo model on the host, for names and addresses.
+        num_envs: Envs in the batch (MuJoCo Warp calls them worlds).
+        device: Torch's name of the device.
+        dt_s: Simulated seconds per :meth:`step`.
+        qpos: Joint positions, (num_envs, nq), in MuJoCo's order and units.
+        qvel: Joint velocities, (num_envs, nv).
+        ctrl: Actuator inputs, (num_envs, nu).
+        overflow: Bits of ``mujoco_warp.OverflowType``, (num_envs,), set where a buffer was ever too small; resets leave them.
+    """
+
+    def __init__(
+        self, model: mujoco.MjModel, num_envs: int, device: str, config: SimConfig, announce: Callable[[], None]
+    ) -> None:
+        """Put the model on the device, compile what is missing, record the physics.
+
+        Args:
+            model: The MuJoCo model on the host.
+            num_envs: Envs in the batch.
+            device: ``cpu`` or ``cuda:<index>``.
+            config: Sizes and options.
+            announce: Called if kernels have to be compiled, which takes a while.
+        """
+        self.model = model
+        self.num_envs = num_envs
+        self.device = device
+        self.dt_s = float(model.opt.timestep) * config.decimation
+        self._config = config
+        self._graphs: dict[Callable[[], None], wp.Graph] = {}
+        self._stream = wp.stream_from_torch(device) if device != "cpu" else None
+        start = mujoco.MjData(model)
+        mujoco.mj_forward(model, start)
+        with wp.ScopedDevice(device):
+            self._warp_model = mjw.put_model(model)
+            self._warp_model.opt.warn_overflow = 0  # reported by the runner, once, instead of printed by every env
+            self._data = mjw.put_data(
+                model,
+                start,
+                nworld=num_envs,
+                njmax=max(config.njmax, start.nefc),
+                nconmax=max(config.nconmax, start.ncon),
+            )
+            self._reset_mask = wp.zeros(num_envs, dtype=wp.bool)
+        self._views: dict[str, torch.Tensor] = {}
+        self.qpos, self.qvel, self.ctrl = self.view("qpos"), self.view("qvel"), self.view("ctrl")
+        self.overflow = torch.zeros(num_envs, dtype=torch.int32, device=device)
+        self._torch_mask = wp.to_torch(self._reset_mask)
+        self._record(announce)
+
+    @property
+    def captured(self) -> bool:
+        """Whether the physics is replayed from a recording."""
+        return bool(self._graphs)
+
+    def view(self, name: str) -> torch.Tensor:
+        """A field of ``mujoco_warp.Data`` as a tensor, without a copy.
+
+        Args:
+            name: The field, such as ``xpos`` (num_envs, nbody, 3) or ``sensordata`` (num_envs, nsensordata).
+        """
+        if name not in self._views:
+            self._views[name] = wp.to_torch(getattr(self._data, name))
+        return self._views[name]
+
+    def step(self) -> None:
+        """Advance every env by one control step: ``decimation`` substeps with the current ``ctrl``."""
+        self._run(self._step)
+        self.overflow |= self.view("overflow") & BUFFER_BITS
+
+    def forward(self) -> None:
+        """Recompute everything that follows from positions and velocities, in every env."""
+        self._run(self._forward)
+
+    def reset(self, mask: torch.Tensor) -> None:
+        """Put envs back to the model's reference state.
+
+        Args:
+            mask: Which envs, (num_envs,) of bool, on the device.
+        """
+        self._torch_mask.copy_(mask)
+        self._run(self._reset)
+
+    def _step(self) -> None:
+        for _ in range(self._config.decimation):
+            mjw.step(self._warp_model, self._data)
+
+    def _forward(self) -> None:
+        mjw.forward(self._warp_model, self._data)
+
+    def _reset(self) -> None:
+        mjw.reset_data(self._warp_model, self._data, reset=self._reset_mask)
+
+    def _all(self) -> None:
+        self._step()
+        self._forward()
+        self._reset()
+
+    def _run(self, program: Callable[[], None]) -> None:
+        # On torch's stream, so that the terms' kernels and these stay in order without a synchronization.
+        graph = self._graphs.get(program)
+        if graph is not None:
+            wp.capture_launch(graph, stream=self._stream)
+        elif self._stream is None:
+            with wp.ScopedDevice(self.device):
+                program()
+        else:
+            with wp.ScopedStream(self._stream):
+                program()
+
+    def _record(self, announce: Callable[[], None]) -> None:
+        reason = self._why_not_capturable()
+        with wp.ScopedDevice(self.device):
+            if not reason:
+                kernels.prepare(self.device, self._all, num_workers=len(os.sched_getaffinity(0)), announce=announce)
+            if self._config.capture and reason:
+                emit("warning", text=f"the physics is not captured, which is slower: {reason}")
+            elif self._config.capture:
+                self._graphs = {program: self._capture(program) for program in (self._step, self._forward, self._reset)}
+
+    def _capture(self, program: Callable[[], None]) -> wp.Graph:
+        with kernels.no_gc(), wp.ScopedCapture(device=self.device, force_module_load=False) as capture:
+            program()
+        assert capture.graph is not None
+        return capture.graph
+
+    def _why_not_capturable(self) -> str:
+        device = wp.get_device(self.device)
+        if device.is_cpu:
+            return ""
+        driver = wp.get_cuda_driver_version()
+        if driver is None or driver < CAPTURABLE_DRIVER:
+            return f"conditional graph nodes need CUDA 12.4, the NVIDIA driver has {driver}"
+        if not wp.is_mempool_enabled(device):
+            return "CUDA memory pools are off on this device"
+        return ""

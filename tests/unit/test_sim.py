@@ -1,0 +1,531 @@
+"""Simulation against MuJoCo's own C code in float64, and captured against eager."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import mujoco
+import mujoco_warp as mjw
+import numpy as np
+import pytest
+import torch
+import warp as wp
+
+from mjlab_dist.config import SimConfig
+from mjlab_dist.errors import UserError
+from mjlab_dist.sim import Simulation, load_model, start_warp
+
+CARTPOLE = "mjlab_dist_tasks.cartpole:cartpole.xml"
+
+BOX = str(Path(__file__).with_name("box.xml"))
+
+NUM_ENVS = 16
+
+Trajectory = tuple[np.ndarray, np.ndarray]
+"""Positions and velocities after every step, (steps, envs, ...)."""
+
+# Float32 against float64 over 200 steps, as qpos (m, rad) and qvel (m/s, rad/s); in brackets the largest difference measured.
+FREE_TOL = (1e-4, 3e-4)
+"""Cartpoles that meet no end of the rail (4.1e-5 and 9.6e-5 over 40 seeds)."""
+RAIL_TOL = (5e-4, 2e-3)
+"""Cartpoles that do (9.1e-5 and 3.2e-4 for the seeds used; 2.4e-3 and 6.7e-2 over 40: a limit is met a substep later)."""
+FLIGHT_TOL = (5e-5, 1e-4)
+"""A free body in the air (1.5e-5 and 4.1e-5 over 40 seeds)."""
+LANDING_TOL = (1e-5, 1e-4)
+"""A box that lands flat (8.1e-8 and 1.5e-6)."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _warp() -> None:
+    start_warp("cpu")
+
+
+@pytest.fixture(scope="module")
+def cartpole() -> Any:
+    return load_model(CARTPOLE)
+
+
+@pytest.fixture(scope="module")
+def box() -> Any:
+    return load_model(BOX)
+
+
+def simulate(model: Any, num_envs: int = NUM_ENVS, **options: Any) -> Simulation:
+    sizes = {"njmax": 2, "nconmax": 0} if model.nq == 2 else {"njmax": 16, "nconmax": 8}
+    return Simulation(model, num_envs, "cpu", SimConfig(model="", **{**sizes, **options}), lambda: None)
+
+
+def random_cartpole(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Start states and 200 controls; every other env is pushed into an end of the rail. Float32, so that C starts there too."""
+    rng = np.random.default_rng(seed)
+    qpos = np.stack([rng.uniform(-1.7, 1.7, NUM_ENVS), rng.uniform(-np.pi, np.pi, NUM_ENVS)], axis=1)
+    qvel = rng.normal(scale=2.0, size=(NUM_ENVS, 2))
+    ctrl = rng.uniform(-1.5, 1.5, (200, NUM_ENVS, 1))
+    ctrl[:, ::2] += np.sign(qpos[::2, :1])
+    qpos[1::2, 0] *= 0.2
+    qvel[1::2, 0] *= 0.1
+    return qpos.astype(np.float32), qvel.astype(np.float32), ctrl.astype(np.float32)
+
+
+def write(sim: Simulation, qpos: np.ndarray, qvel: np.ndarray) -> None:
+    sim.qpos.copy_(torch.from_numpy(qpos))
+    sim.qvel.copy_(torch.from_numpy(qvel))
+
+
+def warp_trajectory(sim: Simulation, ctrl: np.ndarray) -> Trajectory:
+    qpos, qvel = [], []
+    for row in ctrl:
+        sim.ctrl.copy_(torch.from_numpy(row))
+        sim.step()
+        qpos.append(sim.qpos.numpy().copy())
+        qvel.append(sim.qvel.numpy().copy())
+    return np.array(qpos), np.array(qvel)
+
+
+def c_trajectory(model: Any, qpos: np.ndarray, qvel: np.ndarray, ctrl: np.ndarray) -> Trajectory:
+    """The same from mj_step, an env at a time."""
+    positions = np.empty((len(ctrl), *qpos.shape))
+    velocities = np.empty((len(ctrl), *qvel.shape))
+    for env in range(len(qpos)):
+        data = mujoco.MjData(model)
+        data.qpos, data.qvel = qpos[env], qvel[env]
+        for i, row in enumerate(ctrl):
+            data.ctrl = row[env]
+            mujoco.mj_step(model, data)
+            positions[i, env], velocities[i, env] = data.qpos, data.qvel
+    return positions, velocities
+
+
+def assert_close(ours: Trajectory, oracle: Trajectory, tol: tuple[float, float]) -> None:
+    np.testing.assert_allclose(ours[0], oracle[0], rtol=0, atol=tol[0])
+    np.testing.assert_allclose(ours[1], oracle[1], rtol=0, atol=tol[1])
+
+
+def per_env_arrays(sim: Simulation) -> dict[str, np.ndarray]:
+    """A copy of every field of the simulation's data that has a row per env."""
+    fields = {name: getattr(sim._data, name) for name in mjw.Data.__dataclass_fields__}
+    return {
+        name: field.numpy().copy()
+        for name, field in fields.items()
+        if isinstance(field, wp.array) and field.ndim and field.shape[0] == sim.num_envs
+    }
+
+
+def assert_same(a: dict[str, np.ndarray], b: dict[str, np.ndarray], rows: np.ndarray | slice = slice(None)) -> None:
+    assert a.keys() == b.keys()
+    assert {"qpos", "qvel", "ctrl", "time", "qacc_warmstart", "xpos", "overflow"} <= a.keys()
+    differing = [name for name in a if not np.array_equal(a[name][rows], b[name][rows], equal_nan=True)]
+    assert differing == []
+
+
+# Against C
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_steps_follow_c_also_into_the_rails_ends(cartpole: Any, seed: int) -> None:
+    qpos, qvel, ctrl = random_cartpole(seed)
+    sim = simulate(cartpole)
+    write(sim, qpos, qvel)
+    ours, oracle = warp_trajectory(sim, ctrl), c_trajectory(cartpole, qpos, qvel, ctrl)
+    hits = (np.abs(oracle[0][:, :, 0]) > 1.8).any(axis=0)
+    assert 4 <= hits.sum() < NUM_ENVS  # the rail's ends are met, and free trajectories are compared as well
+    for ours_x, oracle_x, free_tol, rail_tol in zip(ours, oracle, FREE_TOL, RAIL_TOL, strict=True):
+        np.testing.assert_allclose(ours_x[:, ~hits], oracle_x[:, ~hits], rtol=0, atol=free_tol)
+        np.testing.assert_allclose(ours_x[:, hits], oracle_x[:, hits], rtol=0, atol=rail_tol)
+    assert not sim.overflow.any()
+
+
+def test_a_free_body_flies_as_in_c(box: Any) -> None:
+    rng = np.random.default_rng(0)
+    qpos = np.tile(box.qpos0, (NUM_ENVS, 1)).astype(np.float32)
+    qpos[:, 2] = 20.0  # 200 steps are 1 s: it stays in the air
+    qvel = rng.normal(scale=2.0, size=(NUM_ENVS, 6)).astype(np.float32)
+    nothing = np.zeros((200, NUM_ENVS, 3), dtype=np.float32)
+    sim = simulate(box)
+    write(sim, qpos, qvel)
+    ours, oracle = warp_trajectory(sim, nothing), c_trajectory(box, qpos, qvel, nothing)
+    assert_close(ours, oracle, FLIGHT_TOL)
+
+
+def test_a_free_body_is_driven_as_in_c(box: Any) -> None:
+    rng = np.random.default_rng(1)
+    qpos = np.tile(box.qpos0, (NUM_ENVS, 1)).astype(np.float32)
+    qpos[:, 2] = 20.0
+    ctrl = rng.uniform(-5, 5, (200, NUM_ENVS, 3)).astype(np.float32)
+    sim = simulate(box)
+    sim.qpos.copy_(torch.from_numpy(qpos))
+    ours, oracle = warp_trajectory(sim, ctrl), c_trajectory(box, qpos, np.zeros((NUM_ENVS, 6)), ctrl)
+    assert (np.ptp(oracle[0][-1], axis=0)[[0, 2]] > 0.01).all()  # the motors matter
+    assert_close(ours, oracle, FLIGHT_TOL)
+
+
+def test_a_box_lands_as_in_c(box: Any) -> None:
+    sim = simulate(box, num_envs=2)
+    nothing = np.zeros((200, 2, 3), dtype=np.float32)
+    qpos, qvel = np.tile(box.qpos0, (2, 1)), np.zeros((2, 6))
+    ours, oracle = warp_trajectory(sim, nothing), c_trajectory(box, qpos, qvel, nothing)
+    assert oracle[0][-1, 0, 2] == pytest.approx(0.1, abs=1e-3)  # it has come to rest on the plane
+    assert_close(ours, oracle, LANDING_TOL)
+
+
+def test_forward_derives_poses_and_accelerations_as_c_and_moves_nothing(cartpole: Any) -> None:
+    qpos, qvel, ctrl = random_cartpole(5)
+    sim = simulate(cartpole)
+    write(sim, qpos, qvel)
+    sim.ctrl.copy_(torch.from_numpy(ctrl[0]))
+    sim.forward()
+    for env in range(NUM_ENVS):
+        data = mujoco.MjData(cartpole)
+        data.qpos, data.qvel, data.ctrl = qpos[env], qvel[env], ctrl[0, env]
+        mujoco.mj_forward(cartpole, data)
+        np.testing.assert_allclose(sim.view("xpos")[env], data.xpos, rtol=0, atol=1e-6)
+        np.testing.assert_allclose(sim.view("geom_xpos")[env], data.geom_xpos, rtol=0, atol=1e-6)
+        np.testing.assert_allclose(sim.view("qacc")[env], data.qacc, rtol=0, atol=5e-5)
+    assert np.array_equal(sim.qpos, qpos)
+    assert np.array_equal(sim.qvel, qvel)
+    assert not sim.view("time").any()
+
+
+# Steps
+
+
+@pytest.mark.parametrize("num_substeps", [2, 5])
+def test_a_step_of_n_substeps_is_n_steps(cartpole: Any, num_substeps: int) -> None:
+    qpos, qvel, ctrl = random_cartpole(1)
+    coarse, fine = simulate(cartpole, decimation=num_substeps), simulate(cartpole)
+    assert coarse.dt_s == pytest.approx(num_substeps * 0.01)
+    assert fine.dt_s == pytest.approx(0.01)
+    for sim in (coarse, fine):
+        write(sim, qpos, qvel)
+    warp_trajectory(coarse, ctrl[:20])
+    warp_trajectory(fine, np.repeat(ctrl[:20], num_substeps, axis=0))
+    assert_same(per_env_arrays(coarse), per_env_arrays(fine))
+    assert torch.allclose(coarse.view("time"), torch.tensor(20 * num_substeps * 0.01))
+
+
+def test_a_simulation_starts_at_the_models_reference_state(box: Any) -> None:
+    sim = simulate(box, num_envs=3)
+    assert np.array_equal(sim.qpos, np.tile(box.qpos0, (3, 1)).astype(np.float32))
+    assert not sim.qvel.any()
+    assert not sim.view("time").any()
+    assert sim.view("xpos")[:, 1].tolist() == pytest.approx(np.tile([0, 0, 0.3], (3, 1)))
+
+
+# Capture
+
+
+def drive(sim: Simulation, seed: int) -> list[dict[str, np.ndarray]]:
+    """Steps, masked resets and forwards; everything that every env holds, after each of them."""
+    rng = np.random.default_rng(seed)
+    sim.qvel.copy_(torch.from_numpy(rng.normal(size=sim.qvel.shape)))
+    seen = []
+    for i in range(90):
+        sim.ctrl.copy_(torch.from_numpy(rng.uniform(-1.5, 1.5, sim.ctrl.shape)))
+        sim.step()
+        seen.append(per_env_arrays(sim))
+        if i % 10 == 9:
+            sim.reset(torch.from_numpy(rng.random(sim.num_envs) < 0.2))
+            seen.append(per_env_arrays(sim))
+            sim.forward()
+            seen.append(per_env_arrays(sim))
+    return seen
+
+
+@pytest.mark.parametrize("name", ["cartpole", "box"])
+def test_captured_equals_eager_bit_for_bit(name: str, request: pytest.FixtureRequest) -> None:
+    model = request.getfixturevalue(name)
+    captured, eager = simulate(model), simulate(model, capture=False)
+    assert captured.captured
+    assert not eager.captured
+    assert_same(per_env_arrays(captured), per_env_arrays(eager))
+    for ours, oracle in zip(drive(captured, 3), drive(eager, 3), strict=True):
+        assert_same(ours, oracle)
+
+
+def test_capture_leaves_the_garbage_collector_as_it_was(cartpole: Any) -> None:
+    simulate(cartpole, num_envs=1)
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        simulate(cartpole, num_envs=1)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+# Reset
+
+
+@pytest.mark.parametrize("name", ["cartpole", "box"])
+def test_a_masked_reset_changes_the_masked_envs_only(name: str, request: pytest.FixtureRequest) -> None:
+    sim = simulate(request.getfixturevalue(name))
+    drive(sim, 4)
+    mask = np.arange(NUM_ENVS) % 3 == 0
+    before = per_env_arrays(sim)
+    assert (before["time"] > 0).any()
+    sim.reset(torch.from_numpy(mask))
+    after = per_env_arrays(sim)
+    assert_same(after, before, rows=~mask)
+    assert np.array_equal(after["qpos"][mask], np.tile(sim.model.qpos0, (mask.sum(), 1)).astype(np.float32))
+    for field in ("qvel", "ctrl", "time", "qacc_warmstart"):
+        assert not after[field][mask].any()
+
+
+@pytest.mark.parametrize("name", ["cartpole", "box"])
+def test_a_reset_env_goes_on_as_a_new_one(name: str, request: pytest.FixtureRequest) -> None:
+    used, new = (simulate(request.getfixturevalue(name)) for _ in range(2))
+    drive(used, 4)
+    mask = torch.arange(NUM_ENVS) % 3 == 0
+    others = used.qpos[~mask].clone()
+    used.reset(mask)
+    ctrl = np.random.default_rng(8).uniform(-1, 1, (100, *used.ctrl.shape)).astype(np.float32)
+    ours, oracle = warp_trajectory(used, ctrl), warp_trajectory(new, ctrl)
+    assert np.array_equal(ours[0][:, mask], oracle[0][:, mask])
+    assert np.array_equal(ours[1][:, mask], oracle[1][:, mask])
+    assert not torch.equal(used.qpos[~mask], others)  # the others went on as well
+
+
+def test_an_empty_mask_resets_nothing(cartpole: Any) -> None:
+    sim = simulate(cartpole)
+    drive(sim, 4)
+    before = per_env_arrays(sim)
+    sim.reset(torch.zeros(NUM_ENVS, dtype=torch.bool))
+    assert_same(per_env_arrays(sim), before)
+
+
+def test_a_reset_mends_an_env_that_diverged_and_no_other_env_notices(cartpole: Any) -> None:
+    qpos, qvel, ctrl = random_cartpole(2)
+    broken, healthy = simulate(cartpole), simulate(cartpole)
+    for sim in (broken, healthy):
+        write(sim, qpos, qvel)
+    broken.qpos[3] = float("nan")
+    warp_trajectory(broken, ctrl[:5])
+    warp_trajectory(healthy, ctrl[:5])
+    assert broken.qpos[3].isnan().all()
+    mask = torch.arange(NUM_ENVS) == 3
+    broken.reset(mask)
+    healthy.reset(mask)
+    ours, oracle = warp_trajectory(broken, ctrl[5:50]), warp_trajectory(healthy, ctrl[5:50])
+    assert np.isfinite(ours[0]).all()
+    assert np.array_equal(ours[0], oracle[0])
+
+
+# Views
+
+
+@pytest.mark.parametrize("capture", [True, False])
+def test_views_are_the_simulations_own_memory(cartpole: Any, capture: bool) -> None:
+    sim = simulate(cartpole, capture=capture)
+    names = ["qpos", "qvel", "ctrl", "xpos", "qacc"]
+    views = {name: sim.view(name) for name in names}
+    pointers = {name: view.data_ptr() for name, view in views.items()}
+    assert pointers == {name: getattr(sim._data, name).ptr for name in names}
+    drive(sim, 6)
+    assert {name: sim.view(name).data_ptr() for name in names} == pointers
+    assert {name: getattr(sim._data, name).ptr for name in names} == pointers
+    for name, view in (("qpos", sim.qpos), ("qvel", sim.qvel), ("ctrl", sim.ctrl)):
+        assert view.data_ptr() == pointers[name]
+        assert np.array_equal(view, getattr(sim._data, name).numpy())
+
+
+@pytest.mark.parametrize("capture", [True, False])
+def test_the_next_step_goes_on_from_what_was_written(cartpole: Any, capture: bool) -> None:
+    sim = simulate(cartpole, capture=capture)
+    qpos, qvel, ctrl = random_cartpole(7)
+    qpos[:, 0] *= 0.5  # away from the rail's ends, so that nothing but the state written here matters
+    for _ in range(3):
+        write(sim, qpos, qvel)
+        ours = warp_trajectory(sim, ctrl[:1])
+        oracle = c_trajectory(sim.model, qpos, qvel, ctrl[:1])
+        assert_close(ours, oracle, (1e-6, 1e-5))
+        qpos, qvel, ctrl = qpos * 0.5, qvel + 1, ctrl[1:]
+
+
+def test_views_have_a_row_per_env(box: Any) -> None:
+    sim = simulate(box, num_envs=5)
+    assert (sim.qpos.shape, sim.qvel.shape, sim.ctrl.shape) == ((5, 7), (5, 6), (5, 3))
+    assert sim.view("xpos").shape == (5, 2, 3)
+    assert sim.overflow.shape == (5,)
+    assert sim.qpos.dtype == sim.qvel.dtype == torch.float32
+    assert sim.qpos.device.type == "cpu"
+
+
+# Overflow
+
+
+def test_overflow_stays_0_where_there_is_room(box: Any) -> None:
+    sim = simulate(box, num_envs=4, njmax=16, nconmax=4)  # just what C needs
+    data = mujoco.MjData(box)
+    most_contacts = most_rows = 0
+    for _ in range(200):
+        mujoco.mj_step(box, data)
+        most_contacts, most_rows = max(most_contacts, data.ncon), max(most_rows, data.nefc)
+        sim.step()
+        assert not sim.overflow.any()
+    assert (most_contacts, most_rows) == (4, 16)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "bit"),
+    [
+        ({"njmax": 4}, mjw.OverflowType.NEFC),
+        ({"nconmax": 1}, mjw.OverflowType.NARROWPHASE | mjw.OverflowType.BROADPHASE),
+    ],
+    ids=["njmax", "nconmax"],
+)
+@pytest.mark.parametrize("capture", [True, False])
+def test_overflow_is_set_from_the_contact_that_finds_no_room(
+    box: Any, sizes: dict[str, int], bit: int, capture: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sim = simulate(box, num_envs=4, capture=capture, **sizes)
+    for _ in range(30):  # 0.15 s of 0.2 s of falling
+        sim.step()
+    assert not sim.overflow.any()
+    for _ in range(30):
+        sim.step()
+    assert (sim.overflow & int(bit)).all()
+    ctypes.CDLL(None).fflush(None)  # kernels print through C
+    assert capfd.readouterr() == ("", "")  # the runner says it once, not every env at every step
+
+
+def test_an_overflow_outlasts_resets_in_its_own_env_only(box: Any) -> None:
+    sim = simulate(box, num_envs=3, njmax=4)
+    sim.qpos[1, 2] = 50.0  # in the air all the time
+    for _ in range(60):
+        sim.step()
+    sim.reset(torch.tensor([True, True, False]))
+    sim.step()
+    assert (sim.overflow != 0).tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("option", ["iterations", "ls_iterations"])
+def test_a_solver_that_stops_early_is_no_overflow(option: str) -> None:
+    """Simulation.overflow promises bits where njmax or nconmax was too small, and the console says that envs overflowed."""
+    model = load_model(BOX)
+    setattr(model.opt, option, 1)
+    sim = simulate(model, num_envs=4)
+    sim.qvel.copy_(torch.from_numpy(np.random.default_rng(0).normal(scale=2.0, size=(4, 6))))
+    for _ in range(100):
+        sim.step()
+    assert not sim.overflow.any(), [mjw.OverflowType(int(bits)) for bits in sim.overflow]
+
+
+# Loading models
+
+
+def refused(model: str) -> str:
+    with pytest.raises(UserError) as caught:
+        load_model(model)
+    message = str(caught.value)
+    assert message.startswith(f"--env.sim.model {model}: ")
+    assert "\n" not in message
+    return message
+
+
+def test_a_model_is_found_by_path_and_in_a_package() -> None:
+    by_package = load_model(CARTPOLE)
+    by_path = load_model(str(Path(__file__).parents[2] / "tasks/mjlab_dist_tasks/cartpole/cartpole.xml"))
+    assert by_package.nv == by_path.nv == 2
+    assert np.array_equal(by_package.body_mass, by_path.body_mass)
+
+
+def test_a_model_is_found_beside_a_module() -> None:
+    """As config.SimConfig.model and load_model say: package.module:file, a file beside a module."""
+    assert load_model("mjlab_dist_tasks.cartpole.config:cartpole.xml").nv == 2
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    assert "no file" in refused(str(tmp_path / "none.xml"))
+    assert "no file" in refused("mjlab_dist_tasks.cartpole:none.xml")
+    assert "no file" in refused(str(tmp_path))
+
+
+@pytest.mark.parametrize("package", ["no.such.package", "nope", "mjlab_dist.nope"])
+def test_a_missing_package_is_refused(package: str) -> None:
+    assert f"no package {package}" in refused(f"{package}:cartpole.xml")
+
+
+@pytest.mark.parametrize("model", [":cartpole.xml", ".cartpole:cartpole.xml"])
+def test_what_is_no_package_name_is_refused(model: str) -> None:
+    refused(model)
+
+
+@pytest.mark.parametrize(
+    ("xml", "says"),
+    [
+        ("<mujoco>\n<worldbody>\n</mujoco>", "line"),
+        ("<mujoco>\n<worldbody>\n<wheel/>\n</worldbody>\n</mujoco>", "wheel"),
+        ("<mujoco><worldbody><body><freejoint/></body></worldbody></mujoco>", "mass"),
+        (
+            '<mujoco><asset><mesh name="a" file="no.obj"/></asset>'
+            '<worldbody><geom type="mesh" mesh="a"/></worldbody></mujoco>',
+            "no.obj",
+        ),
+        ("", "empty"),
+    ],
+    ids=["malformed", "unknown element", "no mass", "missing mesh", "empty"],
+)
+def test_a_broken_model_is_refused_with_what_is_wrong(tmp_path: Path, xml: str, says: str) -> None:
+    file = tmp_path / "broken.xml"
+    file.write_text(xml)
+    assert says in refused(str(file)).partition(": ")[2].lower()
+
+
+# Kernels
+
+PROGRAM = """
+import json
+import torch
+from pathlib import Path
+import warp as wp
+from mjlab_dist.config import SimConfig
+from mjlab_dist.sim import Simulation, load_model, start_warp
+
+start_warp("cpu")
+said = []
+def build(**options):
+    config = SimConfig(model="", njmax=2, nconmax=0, **options)
+    return Simulation(load_model("mjlab_dist_tasks.cartpole:cartpole.xml"), 4, "cpu", config, lambda: said.append(1))
+def cached():
+    return sorted(str(p) for p in Path(wp.config.kernel_cache_dir).rglob("*") if p.is_file())
+
+eager = build(capture=False)  # which runs no step by itself
+built = cached()
+for sim in (eager, build()):
+    sim.step()
+    sim.forward()
+    sim.reset(torch.ones(4, dtype=torch.bool))
+print(json.dumps({"said": len(said), "built": built, "after": cached()}))
+"""
+
+
+def prepare_in_new_process(cache: Path) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={**os.environ, "WARP_CACHE_PATH": str(cache)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    assert done.stderr == ""  # start_warp keeps Warp quiet
+    return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+def test_compiling_is_announced_once_and_covers_every_kernel(tmp_path: Path) -> None:
+    first = prepare_in_new_process(tmp_path)
+    assert first["said"] == 1
+    assert all(Path(file).is_relative_to(tmp_path) for file in first["built"])
+    assert len(first["built"]) > 10
+    assert first["after"] == first["built"]  # running it, eager and captured, compiled nothing more
+    second = prepare_in_new_process(tmp_path)
+    assert second["said"] == 0
+    assert second["built"] == first["built"]
