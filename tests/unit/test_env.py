@@ -1,0 +1,637 @@
+"""The batched env: its episodes against the test's own bookkeeping over steps of MuJoCo's C code."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mujoco
+import numpy as np
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mjlab_dist.config import ActionConfig, EnvConfig, RewardConfig, SimConfig, TermConfig
+from mjlab_dist.env import Env, EpisodeTotals
+from mjlab_dist.errors import UserError
+from mjlab_dist.sim import start_warp
+
+TERMS = "env_terms_for_test"
+COMMON = "mjlab_dist.env.terms"
+CARTPOLE = SimConfig(model="mjlab_dist_tasks.cartpole:cartpole.xml", njmax=2, nconmax=0)
+BOX = SimConfig(model=str(Path(__file__).with_name("box.xml")), njmax=16, nconmax=8)
+
+NUM_ENVS = 8
+MAX_STEPS = 40
+LIMIT = 0.15
+WEIGHTS = np.array([2.0, 0.5, -0.1])
+
+CONFIG = EnvConfig(
+    sim=CARTPOLE,
+    episode_length_s=0.4,
+    actions={"force": ActionConfig(actuators=("force",))},
+    observations={
+        "actor": {
+            "cart": TermConfig(func=f"{COMMON}:joint_position", params={"joint": "slider"}),
+            "pole_velocity": TermConfig(func=f"{COMMON}:joint_velocity", params={"joint": "hinge"}),
+        },
+        "critic": {
+            "pole": TermConfig(func=f"{COMMON}:joint_position", params={"joint": "hinge"}),
+            "tip": TermConfig(func=f"{TERMS}:geom_position", params={"geom": 5}),
+        },
+    },
+    rewards={
+        "position": RewardConfig(func=f"{TERMS}:position", weight=2.0),
+        "alive": RewardConfig(func=f"{TERMS}:alive", weight=0.5),
+        "effort": RewardConfig(func=f"{TERMS}:effort", weight=-0.1),
+    },
+    terminations={"far": TermConfig(func=f"{TERMS}:far", params={"limit": LIMIT})},
+    events={
+        "cart": TermConfig(
+            func=f"{COMMON}:draw_joint_position", params={"joint": "slider", "low": -0.1, "high": -0.05}
+        ),
+        "pole": TermConfig(func=f"{COMMON}:draw_joint_position", params={"joint": "hinge", "low": 0.1, "high": 0.3}),
+        "velocities": TermConfig(func=f"{COMMON}:draw_velocities", params={"std": 0.5}),
+    },
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _warp() -> None:
+    start_warp("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _importable_terms(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+
+def make(config: EnvConfig = CONFIG, num_envs: int = NUM_ENVS, seed: int = 0, **changes: Any) -> Env:
+    torch.manual_seed(seed)
+    return Env(dataclasses.replace(config, **changes), num_envs, "cpu")
+
+
+def c_step(env: Env, actions: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Where MuJoCo's C code takes every env from its present state, by float64."""
+    qpos, qvel = np.empty(env.sim.qpos.shape), np.empty(env.sim.qvel.shape)
+    for i in range(env.num_envs):
+        data = mujoco.MjData(env.sim.model)
+        data.qpos, data.qvel, data.ctrl = env.sim.qpos[i], env.sim.qvel[i], actions[i]
+        mujoco.mj_step(env.sim.model, data)
+        qpos[i], qvel[i] = data.qpos, data.qvel
+    return qpos, qvel
+
+
+@dataclass
+class Step:
+    """A step as the env returned it, and the state before resets as C computes it."""
+
+    obs: Any
+    rewards: torch.Tensor
+    dones: np.ndarray
+    time_outs: np.ndarray
+    qpos: np.ndarray
+    terms: np.ndarray
+
+
+def play(env: Env, num_steps: int, seed: int = 1) -> list[Step]:
+    generator = torch.Generator().manual_seed(seed)
+    steps = []
+    for _ in range(num_steps):
+        actions = torch.randn(env.num_envs, 1, generator=generator)
+        qpos, _ = c_step(env, actions)
+        obs, rewards, dones, extras = env.step(actions)
+        terms = np.stack([qpos[:, 0], np.ones(env.num_envs), actions.numpy().astype(float)[:, 0] ** 2])
+        steps.append(Step(obs, rewards, dones.numpy(), extras["time_outs"].numpy(), qpos, terms))
+    return steps
+
+
+@dataclass
+class Episode:
+    env: int
+    length: int
+    terms: np.ndarray
+    timed_out: bool
+
+
+def episodes_of(steps: list[Step], ages: np.ndarray) -> list[Episode]:
+    """Whole episodes, by the test's own rules: past the limit, or as old as an episode gets."""
+    sums, lengths, ages = np.zeros((3, len(ages))), np.zeros(len(ages), dtype=int), ages.copy()
+    ended = []
+    for step in steps:
+        ages += 1
+        lengths += 1
+        sums += step.terms
+        terminated = np.abs(step.qpos[:, 0]) > LIMIT
+        for i in np.flatnonzero(terminated | (ages >= MAX_STEPS)):
+            ended.append(Episode(int(i), int(lengths[i]), sums[:, i].copy(), not terminated[i]))
+            sums[:, i], lengths[i], ages[i] = 0, 0, 0
+    return ended
+
+
+def assert_totals(totals: EpisodeTotals, episodes: list[Episode]) -> None:
+    assert totals.episodes == len(episodes)
+    assert totals.steps == sum(e.length for e in episodes)
+    terms = WEIGHTS * sum((e.terms for e in episodes), np.zeros(3))
+    np.testing.assert_allclose(totals.terms, terms, rtol=1e-5, atol=1e-4)
+
+
+# Shapes
+
+
+def test_shapes_and_dtypes() -> None:
+    env = make()
+    assert (env.num_envs, env.num_actions, env.max_episode_length) == (NUM_ENVS, 1, MAX_STEPS)
+    assert env.step_dt_s == pytest.approx(0.01)
+    assert env.reward_names == ("position", "alive", "effort")
+    assert env.episode_length_buf.dtype == torch.long
+    for obs in (env.get_observations(), env.reset(), env.step(torch.zeros(NUM_ENVS, 1))[0]):
+        assert set(obs.keys()) == {"actor", "critic"}
+        assert obs.batch_size == (NUM_ENVS,)
+        assert (obs["actor"].shape, obs["critic"].shape) == ((NUM_ENVS, 2), (NUM_ENVS, 4))
+        assert obs["actor"].dtype == obs["critic"].dtype == torch.float32
+    _, rewards, dones, extras = env.step(torch.zeros(NUM_ENVS, 1))
+    assert (rewards.shape, rewards.dtype) == ((NUM_ENVS,), torch.float32)
+    assert (dones.shape, dones.dtype) == ((NUM_ENVS,), torch.bool)
+    assert (extras["time_outs"].shape, extras["time_outs"].dtype) == ((NUM_ENVS,), torch.bool)
+
+
+def test_without_terminations_only_the_time_limit_ends_episodes() -> None:
+    env = make(terminations={}, events={})
+    for age in range(1, 2 * MAX_STEPS + 1):
+        _, _, dones, extras = env.step(torch.ones(NUM_ENVS, 1))
+        ended = age % MAX_STEPS == 0
+        assert dones.tolist() == extras["time_outs"].tolist() == [ended] * NUM_ENVS
+    assert env.pop_episode_totals().steps == 2 * MAX_STEPS * NUM_ENVS
+
+
+def test_substeps_make_control_steps_longer_and_episodes_fewer_steps() -> None:
+    env = make(sim=dataclasses.replace(CARTPOLE, decimation=4))
+    assert env.step_dt_s == pytest.approx(0.04)
+    assert env.max_episode_length == 10
+
+
+# Episodes
+
+
+@pytest.mark.parametrize("forward", [True, False])
+def test_every_step_is_what_c_computes_and_every_end_is_told_apart(forward: bool) -> None:
+    env = make(sim=dataclasses.replace(CARTPOLE, forward_before_observation=forward))
+    ages, kinds = np.zeros(NUM_ENVS, dtype=int), set()
+    for step in play(env, 3 * MAX_STEPS):
+        ages += 1
+        terminated = np.abs(step.qpos[:, 0]) > LIMIT
+        timed_out = (ages >= MAX_STEPS) & ~terminated
+        np.testing.assert_allclose(step.rewards, WEIGHTS @ step.terms, rtol=1e-5, atol=1e-6)
+        assert np.array_equal(step.dones, terminated | timed_out)
+        assert np.array_equal(step.time_outs, timed_out)
+        ages[step.dones] = 0
+        kinds |= {"terminated"} if terminated.any() else set()
+        kinds |= {"timed out"} if timed_out.any() else set()
+    assert kinds == {"terminated", "timed out"}
+    assert np.array_equal(env.episode_length_buf, ages)
+
+
+def test_only_an_episode_that_did_not_terminate_is_a_time_out() -> None:
+    env = make(num_envs=4)
+    old = torch.tensor([True, False, True, False])
+    out = torch.tensor([False, True, True, False])
+    env.episode_length_buf[:] = torch.where(old, MAX_STEPS - 1, 5)
+    env.sim.qpos[:, 0] = torch.where(out, 0.5, 0.0)
+    _, _, dones, extras = env.step(torch.zeros(4, 1))
+    assert dones.tolist() == [True, True, True, False]
+    assert extras["time_outs"].tolist() == [True, False, False, False]
+    assert env.episode_length_buf.tolist() == [0, 0, 0, 6]
+
+
+def test_any_of_several_terminations_ends_an_episode() -> None:
+    slow = TermConfig(func=f"{TERMS}:fast", params={"limit": 3.0})
+    env = make(num_envs=4, terminations={**CONFIG.terminations, "fast": slow})
+    env.sim.qpos[:, 0] = torch.tensor([0.0, 0.5, 0.0, 0.5])
+    env.sim.qvel[:, 0] = torch.tensor([0.0, 0.0, 5.0, 5.0])
+    _, _, dones, extras = env.step(torch.zeros(4, 1))
+    assert dones.tolist() == [False, True, True, True]
+    assert not extras["time_outs"].any()
+
+
+def test_a_finished_env_restarts_at_once_and_the_others_go_on() -> None:
+    env = make()
+    actions = torch.full((NUM_ENVS, 1), 0.7)
+    env.step(actions)
+    finished = torch.arange(NUM_ENVS) % 2 == 0
+    env.episode_length_buf[:] = torch.where(finished, MAX_STEPS - 1, 7)
+    qpos, qvel = c_step(env, actions)
+    obs, _, dones, _ = env.step(actions)
+    assert torch.equal(dones, finished)
+    going = ~finished.numpy()
+    np.testing.assert_allclose(env.sim.qpos[~finished], qpos[going], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(env.sim.qvel[~finished], qvel[going], rtol=0, atol=1e-5)
+    assert torch.equal(env.actions, torch.where(finished.unsqueeze(1), 0.0, actions))
+    assert env.episode_length_buf.tolist() == [0, 8] * (NUM_ENVS // 2)
+    cart, pole = env.sim.qpos[finished].T
+    assert ((cart >= -0.1) & (cart <= -0.05)).all()
+    assert ((pole >= 0.1) & (pole <= 0.3)).all()
+    assert len(set(cart.tolist())) == len(set(pole.tolist())) == NUM_ENVS // 2  # each draws its own
+    assert (env.sim.qvel[finished] != 0).all()
+    assert torch.allclose(env.sim.view("time"), torch.where(finished, 0.0, 0.02))
+    assert torch.equal(obs["actor"], torch.stack([env.sim.qpos[:, 0], env.sim.qvel[:, 1]], dim=1))
+
+
+def test_an_env_draws_another_start_state_every_time() -> None:
+    env = make(num_envs=2)
+    starts = []
+    for _ in range(5):
+        env.episode_length_buf[0] = MAX_STEPS
+        env.step(torch.zeros(2, 1))
+        starts.append(tuple(env.sim.qpos[0].tolist()))
+    assert len(set(starts)) == 5
+
+
+def test_without_events_episodes_start_at_the_models_reference_state() -> None:
+    env = make(dataclasses.replace(CONFIG, sim=BOX, **box_terms()), num_envs=3)
+    reference = torch.tensor([0.0, 0.0, 0.3, 1.0, 0.0, 0.0, 0.0])
+    assert torch.equal(env.sim.qpos, reference.repeat(3, 1))
+    for _ in range(10):
+        env.step(torch.ones(3, 1))
+    assert not torch.isclose(env.sim.qpos[:, 2], reference[2]).any()
+    env.episode_length_buf[1] = env.max_episode_length
+    env.step(torch.ones(3, 1))
+    assert torch.equal(env.sim.qpos[1], reference)
+    assert not env.sim.qvel[1].any()
+    assert env.sim.qvel[0].any()
+
+
+def test_a_diverged_env_restarts_clean_and_spoils_no_other() -> None:
+    env = make()
+    env.sim.qpos[3] = float("nan")
+    env.episode_length_buf[3] = MAX_STEPS - 1
+    obs, rewards, dones, _ = env.step(torch.zeros(NUM_ENVS, 1))
+    assert dones.tolist() == [i == 3 for i in range(NUM_ENVS)]
+    assert rewards.isnan().tolist() == [i == 3 for i in range(NUM_ENVS)]
+    assert all(group.isfinite().all() for group in obs.values())
+    for step in play(env, 5):
+        assert step.rewards.isfinite().all()
+
+
+def test_reset_starts_every_env_anew() -> None:
+    env = make()
+    play(env, 5)
+    obs = env.reset()
+    assert not env.episode_length_buf.any()
+    assert not env.actions.any()
+    assert ((env.sim.qpos[:, 0] >= -0.1) & (env.sim.qpos[:, 0] <= -0.05)).all()
+    assert torch.equal(obs["actor"][:, 0], env.sim.qpos[:, 0])
+
+
+# Observations
+
+
+def test_forward_makes_poses_that_are_observed_those_of_the_present_state() -> None:
+    env = make(sim=dataclasses.replace(CARTPOLE, forward_before_observation=True))
+    assert env.sim.model.geom(5).name == "pole"
+    restarted = 0
+    for step in play(env, 50):
+        restarted += int(step.dones.sum())
+        for i in range(NUM_ENVS):
+            data = mujoco.MjData(env.sim.model)
+            data.qpos = [step.obs["actor"][i, 0], step.obs["critic"][i, 0]]
+            mujoco.mj_kinematics(env.sim.model, data)
+            np.testing.assert_allclose(step.obs["critic"][i, 1:], data.geom_xpos[5], rtol=0, atol=1e-6)
+    assert restarted > 0
+
+
+def test_observations_are_copies_of_the_state() -> None:
+    env = make(observations={"actor": {"cart": CONFIG.observations["actor"]["cart"]}})
+    obs = env.get_observations()["actor"]
+    before = obs.clone()
+    env.step(torch.ones(NUM_ENVS, 1))
+    assert torch.equal(obs, before)
+    assert not torch.equal(env.get_observations()["actor"], before)
+
+
+# Totals
+
+
+def test_totals_are_those_of_whole_episodes() -> None:
+    env = make()
+    steps = play(env, 3 * MAX_STEPS + 10)
+    episodes = episodes_of(steps, np.zeros(NUM_ENVS, dtype=int))
+    assert len(episodes) > 2 * NUM_ENVS
+    assert {e.timed_out for e in episodes} == {True, False}
+    totals = env.pop_episode_totals()
+    assert_totals(totals, episodes)
+    assert_totals(env.pop_episode_totals(), [])
+    assert totals.episodes == len(episodes)  # what was handed out is not what is set to 0
+
+
+def test_the_return_of_an_episode_is_the_sum_of_its_rewards() -> None:
+    env = make(terminations={})
+    rewards = sum(step.rewards.double().sum() for step in play(env, MAX_STEPS))
+    assert float(env.pop_episode_totals().terms.sum()) == pytest.approx(float(rewards), rel=1e-5)
+
+
+def test_popping_in_between_splits_the_totals_by_when_episodes_end() -> None:
+    env = make()
+    parts, totals = [], []
+    for part in range(5):
+        parts.append(play(env, 31, seed=part))
+        totals.append(env.pop_episode_totals())
+    for i, total in enumerate(totals):
+        before = episodes_of([s for part in parts[:i] for s in part], np.zeros(NUM_ENVS, dtype=int))
+        until = episodes_of([s for part in parts[: i + 1] for s in part], np.zeros(NUM_ENVS, dtype=int))
+        assert_totals(total, until[len(before) :])
+
+
+def test_first_staggered_episodes_stay_out_of_the_totals() -> None:
+    env = make()
+    env.stagger()
+    ages = env.episode_length_buf.numpy().copy()
+    assert ages.min() >= 0
+    assert ages.max() < MAX_STEPS
+    assert len(set(ages)) > NUM_ENVS // 2
+    steps = play(env, 3 * MAX_STEPS)
+    episodes = episodes_of(steps, ages)
+    firsts = [next(e for e in episodes if e.env == i) for i in range(NUM_ENVS)]
+    later = [e for e in episodes if not any(e is first for first in firsts)]
+    assert any(first.timed_out and first.length < MAX_STEPS for first in firsts)  # ages shorten first episodes
+    assert len(later) >= NUM_ENVS
+    assert_totals(env.pop_episode_totals(), later)
+
+
+def test_a_reset_ends_staggering() -> None:
+    env = make()
+    env.stagger()
+    env.reset()
+    steps = play(env, MAX_STEPS)
+    assert_totals(env.pop_episode_totals(), episodes_of(steps, np.zeros(NUM_ENVS, dtype=int)))
+
+
+def test_weights_scale_rewards_and_0_leaves_a_term_out() -> None:
+    heavier = {
+        name: dataclasses.replace(term, weight=factor * term.weight)
+        for (name, term), factor in zip(CONFIG.rewards.items(), (3.0, 0.0, -2.0), strict=True)
+    }
+    steps = play(make(rewards=heavier), 20)
+    for step in steps:
+        expected = np.array([3.0, 0.0, -2.0]) * WEIGHTS @ step.terms
+        np.testing.assert_allclose(step.rewards, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_an_overflow_is_not_forgotten_when_the_episode_ends() -> None:
+    """metrics.Sample.overflows counts envs that *ever* overflowed, and is read once an iteration, after many resets."""
+    config = dataclasses.replace(CONFIG, sim=dataclasses.replace(BOX, njmax=4), **box_terms())
+    env = make(config, num_envs=4, episode_length_s=0.3)
+    assert env.max_episode_length == 60
+    for _ in range(59):
+        env.step(torch.zeros(4, 1))
+    assert (env.sim.overflow != 0).all()  # the box has landed
+    env.step(torch.zeros(4, 1))
+    assert not env.episode_length_buf.any()
+    env.step(torch.zeros(4, 1))  # in the air again
+    assert (env.sim.overflow != 0).all()
+
+
+# Actions
+
+
+def box_terms() -> dict[str, Any]:
+    """What a config of the box has in place of the cartpole's terms."""
+    return {
+        "actions": {"force": ActionConfig(actuators=("lift",))},
+        "observations": {
+            "actor": {"pose": TermConfig(func=f"{COMMON}:joint_position", params={"joint": "root"})},
+            "critic": {"velocity": TermConfig(func=f"{COMMON}:joint_velocity", params={"joint": "root"})},
+        },
+        "terminations": {},
+        "events": {},
+    }
+
+
+def make_box(actions: dict[str, ActionConfig]) -> Env:
+    return make(dataclasses.replace(CONFIG, sim=BOX, **{**box_terms(), "actions": actions}), num_envs=3)
+
+
+def test_actions_reach_their_actuators_scaled_and_offset() -> None:
+    env = make_box(
+        {
+            "last": ActionConfig(actuators=("spin",), scale=0.5, offset=-1.0),
+            "first": ActionConfig(actuators=("push",), scale=4.0),
+        }
+    )
+    actions = torch.tensor([[1.0, 2.0], [-3.0, 0.5], [0.0, 0.0]])
+    env.step(actions)
+    assert env.num_actions == 2
+    # push, lift, spin, as the MJCF names them; lift has no action
+    assert env.sim.ctrl.tolist() == [[8.0, 0.0, -0.5], [2.0, 0.0, -2.5], [0.0, 0.0, -1.0]]
+    assert torch.equal(env.actions, actions)
+    assert env.actions.data_ptr() != actions.data_ptr()
+
+
+def test_a_free_joint_is_observed_whole() -> None:
+    env = make_box({"force": ActionConfig(actuators=("lift",))})
+    obs = env.step(torch.tensor([[30.0], [0.0], [-30.0]]))[0]
+    assert (env.joints["root"].qpos, env.joints["root"].qvel) == (slice(0, 7), slice(0, 6))
+    assert torch.equal(obs["actor"], env.sim.qpos)
+    assert torch.equal(obs["critic"], env.sim.qvel)
+
+
+# Mistakes
+
+
+def refused(**changes: Any) -> str:
+    with pytest.raises(UserError) as caught:
+        make(**changes)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_an_unknown_actuator_is_refused() -> None:
+    message = refused(actions={"legs": ActionConfig(actuators=("force", "knee"))})
+    assert message.startswith("--env.actions.legs.actuators knee: ")
+    assert "force" in message.partition(": ")[2]  # what there is instead
+
+
+def test_an_actuator_that_is_driven_twice_is_refused() -> None:
+    action = ActionConfig(actuators=("force",))
+    assert "two actions" in refused(actions={"a": action, "b": action})
+    assert "two actions" in refused(actions={"a": ActionConfig(actuators=("force", "force"))})
+
+
+@pytest.mark.parametrize(
+    "func",
+    [
+        "no.such.module:f",
+        f"{TERMS}:nothing",
+        f"{TERMS}:not_callable",
+        TERMS,
+        "position",
+        ":position",
+        ".terms:position",
+        "",
+    ],
+)
+def test_an_unknown_function_is_refused(func: str) -> None:
+    message = refused(rewards={"odd": RewardConfig(func=func, weight=1.0)})
+    assert message.startswith(f"--env.rewards.odd.func {func}: ")
+
+
+def test_misspelled_arguments_of_a_term_are_refused() -> None:
+    term = TermConfig(func=f"{COMMON}:joint_position", params={"joints": "hinge"})
+    message = refused(observations={"actor": {"odd": term}})
+    assert message.startswith(f"--env.observations.actor.odd.func {COMMON}:joint_position: ")
+    assert "joints" in message
+
+
+def test_an_unknown_joint_is_refused_with_those_there_are() -> None:
+    term = TermConfig(func=f"{COMMON}:joint_position", params={"joint": "hunge"})
+    assert refused(observations={"actor": {"odd": term}}) == "joint hunge: the model has slider, hinge"
+
+
+@pytest.mark.parametrize("where", ["terminations", "events", "observations.actor"])
+def test_an_unknown_function_is_named_by_where_it_stands(where: str) -> None:
+    terms = {"odd": TermConfig(func=f"{TERMS}:nothing")}
+    field, _, group = where.partition(".")
+    message = refused(**{field: {group: terms} if group else terms})
+    assert message.startswith(f"--env.{where}.odd.func {TERMS}:nothing: ")
+
+
+@pytest.mark.parametrize("length_s", [0.001, 0.0049, 1e-9])
+def test_an_episode_shorter_than_a_step_is_refused(length_s: float) -> None:
+    assert refused(episode_length_s=length_s).startswith(f"--env.episode-length-s {length_s}: ")
+
+
+def test_a_missing_model_is_refused() -> None:
+    assert refused(sim=dataclasses.replace(CARTPOLE, model="none.xml")).startswith("--env.sim.model none.xml: ")
+
+
+# No host sync
+
+aten: Any = torch.ops.aten
+
+
+class HostSyncs(TorchDispatchMode):
+    """Counts operations that make the host wait for a device, or that a device's data decides the size of."""
+
+    WAITING = (
+        aten._local_scalar_dense,
+        aten.item,
+        aten.is_nonzero,
+        aten.nonzero,
+        aten.nonzero_static,
+        aten.masked_select,
+        aten.equal,
+        aten._unique2,
+        aten.index_put,
+        aten.index_put_,
+        aten._index_put_impl_,
+        aten.index_fill_,
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_ops = 0
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        self.num_ops += 1
+        if func.overloadpacket in self.WAITING or func is aten.index.Tensor or self._moves(func, args, kwargs):
+            self.found.append(str(func))
+        return func(*args, **kwargs)
+
+    @staticmethod
+    def _moves(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+        if func.overloadpacket is aten._to_copy:
+            return torch.device(kwargs.get("device") or args[0].device) != args[0].device
+        return func.overloadpacket is aten.copy_ and args[0].device != args[1].device
+
+
+class HostReads(TorchFunctionMode):
+    """Counts copies to the host, which on the CPU dispatch no operation."""
+
+    READING = (torch.Tensor.cpu, torch.Tensor.numpy, torch.Tensor.tolist)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_calls = 0
+        self.found: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.num_calls += 1
+        if func in self.READING:
+            self.found.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "sync",
+    [
+        lambda x: x.sum().item(),
+        lambda x: bool(x.any()),
+        lambda x: int(x.sum()),
+        lambda x: x.nonzero(),
+        lambda x: torch.where(x > 0),
+        lambda x: x[x > 0],
+        lambda x: x[torch.tensor([0, 1])],
+        lambda x: x.masked_select(x > 0),
+        lambda x: x.__setitem__(x > 0, torch.zeros(3)),
+        lambda x: x.__setitem__(torch.tensor([0, 1]), 5.0),
+        lambda x: x.unique(),
+        lambda x: torch.equal(x, x + 1),
+        lambda x: x.to("meta"),
+        lambda x: torch.empty(3, device="meta").copy_(x),
+    ],
+)
+def test_the_counter_counts(sync: Callable[[torch.Tensor], object]) -> None:
+    x = torch.tensor([1.0, 2.0, 3.0])
+    with HostSyncs() as syncs:
+        x.mul_(2)
+        assert syncs.found == []
+        sync(x)
+    assert syncs.found
+
+
+@pytest.mark.parametrize("read", [lambda x: x.cpu(), lambda x: x.numpy(), lambda x: x.tolist()])
+def test_reads_are_counted(read: Callable[[torch.Tensor], object]) -> None:
+    x = torch.tensor([1.0, 2.0, 3.0])
+    with HostReads() as reads:
+        x.mul_(2)
+        assert reads.found == []
+        read(x)
+    assert reads.found
+
+
+@pytest.mark.parametrize("forward", [True, False])
+@pytest.mark.parametrize("capture", [True, False])
+def test_a_step_never_waits_for_the_device(forward: bool, capture: bool) -> None:
+    env = make(sim=dataclasses.replace(CARTPOLE, forward_before_observation=forward, capture=capture))
+    env.stagger()  # so that episodes end within these steps
+    actions = torch.randn(20, NUM_ENVS, 1)
+    with HostSyncs() as syncs, HostReads() as reads:
+        dones = [env.step(row)[2] for row in actions]
+        env.pop_episode_totals()
+    assert torch.stack(dones).any()
+    assert syncs.num_ops > 20 * 20
+    assert reads.num_calls > 20 * 20
+    assert syncs.found == reads.found == []
+
+
+# Seeds
+
+
+def trajectory(seed: int) -> list[torch.Tensor]:
+    env = make(seed=seed)
+    env.stagger()
+    steps = play(env, 2 * MAX_STEPS)
+    return [torch.cat([step.obs["actor"], step.obs["critic"], step.rewards.unsqueeze(1)], dim=1) for step in steps]
+
+
+def test_a_seed_decides_the_trajectory() -> None:
+    first, again, other = trajectory(3), trajectory(3), trajectory(4)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(first, other, strict=True))
