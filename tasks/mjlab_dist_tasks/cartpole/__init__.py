@@ -1,0 +1,1 @@
+"""Cart and pole: keep the pole upright (balance), or bring it up first (swing-up)."""
