@@ -1,0 +1,141 @@
+"""Who a rank is, from the variables that torchrun, torchrunx and SLURM set."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from mjlab_dist.distributed import Rank, outside_launcher, rank_from_environment
+
+TORCHRUN = {
+    "RANK": "5",
+    "LOCAL_RANK": "1",
+    "WORLD_SIZE": "8",
+    "LOCAL_WORLD_SIZE": "4",
+    "MASTER_ADDR": "node-a",
+    "MASTER_PORT": "29501",
+}
+
+# What srun sets in each of the tasks of a step.
+SRUN = {
+    "SLURM_JOB_ID": "4711",
+    "SLURM_NTASKS": "4",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_PROCID": "3",
+    "SLURM_LOCALID": "1",
+    "SLURM_STEP_NODELIST": "node[07-08]",
+}
+
+# What a batch script sees that was given four tasks and has not called srun.
+SBATCH = {
+    "SLURM_JOB_ID": "4711",
+    "SLURM_NTASKS": "4",
+    "SLURM_NPROCS": "4",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_JOB_NODELIST": "node[07-08]",
+}
+
+
+@pytest.fixture
+def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a SLURM client on PATH that knows one node list, and nothing else on it."""
+    script = tmp_path / "scontrol"
+    script.write_text(
+        '#!/bin/sh\n[ "$1 $2 $3" = "show hostnames node[07-08]" ] || exit 1\nprintf "node07\\nnode08\\n"\n'
+    )
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+
+def test_without_any_variable_there_is_one_rank():
+    assert outside_launcher({}) is None
+    rank = rank_from_environment({})
+    assert rank == Rank(rank=0, local_rank=0, world_size=1)
+    assert rank.is_main
+
+
+def test_torchrun_on_several_machines_meets_at_its_master():
+    assert outside_launcher(TORCHRUN) == "torchrun"
+    rank = rank_from_environment(TORCHRUN)
+    assert rank == Rank(rank=5, local_rank=1, world_size=8, master_address="node-a", master_port=29501)
+    assert not rank.is_main
+
+
+def test_torchrun_on_one_machine_meets_on_loopback():
+    rank = rank_from_environment({**TORCHRUN, "LOCAL_WORLD_SIZE": "8"})
+    assert rank.master_address == "127.0.0.1"
+    assert rank.master_port == 29501
+
+
+def test_a_launcher_that_does_not_say_how_many_are_local_meets_at_its_master():
+    environ = {name: value for name, value in TORCHRUN.items() if name != "LOCAL_WORLD_SIZE"}
+    assert rank_from_environment(environ).master_address == "node-a"
+
+
+@pytest.mark.parametrize("missing", ["RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"])
+def test_an_incomplete_set_of_variables_is_no_launcher(missing: str):
+    environ = {name: value for name, value in TORCHRUN.items() if name != missing}
+    assert outside_launcher(environ) is None
+    assert rank_from_environment(environ) == Rank()
+
+
+def test_slurm_meets_where_the_script_says():
+    environ = {**SRUN, "MASTER_ADDR": "node-b", "MASTER_PORT": "12345"}
+    assert outside_launcher(environ) == "slurm"
+    rank = rank_from_environment(environ)
+    assert rank == Rank(rank=3, local_rank=1, world_size=4, master_address="node-b", master_port=12345)
+
+
+@pytest.mark.usefixtures("scontrol")
+def test_slurm_meets_on_the_first_node_else():
+    rank = rank_from_environment(SRUN)
+    assert (rank.rank, rank.local_rank, rank.world_size) == (3, 1, 4)
+    assert rank.master_address == "node07"
+
+
+@pytest.mark.usefixtures("scontrol")
+def test_every_task_of_a_step_meets_at_the_same_place():
+    met = {
+        (rank.master_address, rank.master_port)
+        for i in range(4)
+        for rank in [rank_from_environment({**SRUN, "SLURM_PROCID": str(i), "SLURM_LOCALID": str(i % 2)})]
+    }
+    assert len(met) == 1
+
+
+@pytest.mark.parametrize("job", ["1", "4711", "39999", "123456789"])
+def test_the_port_of_a_job_is_one_that_users_may_open(job: str):
+    rank = rank_from_environment({**SRUN, "MASTER_ADDR": "node-b", "SLURM_JOB_ID": job})
+    assert 1024 <= rank.master_port < 65536
+
+
+def test_two_jobs_on_one_node_meet_on_different_ports():
+    environ = {**SRUN, "MASTER_ADDR": "node-b"}
+    ports = {rank_from_environment({**environ, "SLURM_JOB_ID": job}).master_port for job in ("4711", "4712")}
+    assert len(ports) == 2
+
+
+@pytest.mark.usefixtures("scontrol")
+def test_a_node_list_that_slurm_does_not_know_is_an_error():
+    with pytest.raises(subprocess.CalledProcessError):
+        rank_from_environment({**SRUN, "SLURM_STEP_NODELIST": "other[1-2]"})
+
+
+def test_a_batch_script_without_srun_is_one_process():
+    assert outside_launcher(SBATCH) is None
+    assert rank_from_environment(SBATCH) == Rank()
+
+
+def test_a_step_of_one_task_is_one_process():
+    environ = {**SRUN, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
+    assert outside_launcher(environ) is None
+    assert rank_from_environment(environ) == Rank()
+
+
+def test_torchrun_under_srun_is_torchrun():
+    environ = {**SRUN, **TORCHRUN}
+    assert outside_launcher(environ) == "torchrun"
+    assert rank_from_environment(environ).rank == 5
