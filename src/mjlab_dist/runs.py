@@ -1,0 +1,223 @@
+"""The run directory: its layout, where a run came from, and finding its checkpoints.
+
+<log-root>/<task>/<UTC time>[_<run-name>]/
+    config.yaml        the run's config; --config reads it back
+    provenance.json    versions, git commit, command line, devices, host
+    git.diff           what differed from that commit, if anything
+    metrics.jsonl      a row an iteration
+    events.out.*       TensorBoard
+    checkpoints/       model_<iteration>.pt
+    torchrunx/         log files of the ranks
+    errors/            rank<N>.json, written by a rank that dies
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from mjlab_dist.config import TrainConfig, to_plain
+from mjlab_dist.errors import UserError
+
+CONFIG = "config.yaml"
+PROVENANCE = "provenance.json"
+METRICS = "metrics.jsonl"
+CHECKPOINTS = "checkpoints"
+ERRORS = "errors"
+
+_PACKAGES = (
+    "mjlab-dist",
+    "torch",
+    "torchrunx",
+    "warp-lang",
+    "mujoco",
+    "mujoco-warp",
+    "rsl-rl-lib",
+    "numpy",
+    "tensordict",
+)
+
+
+def create_run_dir(config: TrainConfig) -> Path:
+    """Make the directory of a new run, named by UTC time and run name. No two calls ever return the same one.
+
+    Raises:
+        UserError: If it cannot be made.
+    """
+    stamp = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d_%H-%M-%S")
+    parent = Path(config.log_root) / config.task
+    name = f"_{config.run_name}" if config.run_name else ""
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        # Numbered within the second, whatever the names, so that the newest is the one of the highest number.
+        first = 1 + max((_by_start(p)[1] for p in parent.glob(f"{stamp}*")), default=0)
+        for number in range(first, first + 1000):
+            run_dir = parent / f"{stamp}{f'-{number}' if number > 1 else ''}{name}"
+            try:
+                run_dir.mkdir()
+            except FileExistsError:
+                continue
+            return run_dir
+    except OSError as error:
+        raise UserError(
+            f"--log-root {config.log_root}: {error.strerror}; choose a directory you can write to"
+        ) from error
+    raise AssertionError("a thousand runs in one second")
+
+
+def write_origin(run_dir: Path, config: TrainConfig, argv: Sequence[str], devices: Sequence[str]) -> None:
+    """Write what the run is and where it comes from: config, provenance, git diff.
+
+    Args:
+        run_dir: The run's directory.
+        config: The run's config.
+        argv: The command line.
+        devices: A name per rank of this machine.
+    """
+    import yaml  # noqa: PLC0415 (not needed to print help)
+
+    (run_dir / CONFIG).write_text(yaml.safe_dump(to_plain(config), sort_keys=False))
+    commit, diff = _git_state()
+    provenance = {
+        "command": list(argv),
+        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "host": platform.node(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "cpu_cores": len(os.sched_getaffinity(0)),
+        "devices": list(devices),
+        "git_commit": commit,
+        "git_dirty": bool(diff),
+        "versions": {name: _version(name) for name in _PACKAGES},
+    }
+    (run_dir / PROVENANCE).write_text(json.dumps(provenance, indent=2) + "\n")
+    if diff:
+        (run_dir / "git.diff").write_bytes(diff)
+
+
+def read_config(path: Path) -> TrainConfig:
+    """Read a config file back.
+
+    Args:
+        path: A ``config.yaml``, or the run directory that holds one.
+
+    Raises:
+        UserError: If there is none, or it is not one of ours.
+    """
+    import dacite  # noqa: PLC0415 (not needed to print help)
+    import yaml  # noqa: PLC0415
+
+    path = path / CONFIG if path.is_dir() else path
+    try:
+        plain = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--config {path}: {getattr(error, 'strerror', error)}") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"--config {path}: is no YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(plain, dict):
+        raise UserError(f"--config {path}: holds no config; name a run directory's {CONFIG}")
+
+    def tuple_of_list(value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, list):
+            raise dacite.WrongTypeError(tuple, value)
+        return tuple(value)
+
+    def real(value: Any) -> float:
+        # YAML reads 1e-3 as text.
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            raise dacite.WrongTypeError(float, value) from None
+
+    hooks = {float: real} | dict.fromkeys((tuple[int, ...], tuple[float, ...], tuple[str, ...]), tuple_of_list)
+    try:
+        return dacite.from_dict(TrainConfig, plain, config=dacite.Config(type_hooks=hooks, strict=True))
+    except dacite.DaciteError as error:
+        raise UserError(f"--config {path}: {error}") from error
+
+
+def find_run(log_root: str, task: str, run: str) -> Path:
+    """Find a run to play or go on from.
+
+    Args:
+        log_root: Directory that holds all runs.
+        task: The task that the run must have trained.
+        run: A run directory's path, or ``latest`` for the task's newest.
+
+    Raises:
+        UserError: If there is no such run, or it trained another task.
+    """
+    if run == "latest":
+        runs = sorted((p.parent for p in Path(log_root, task).glob(f"*/{CONFIG}")), key=_by_start)
+        if not runs:
+            raise UserError(f"--run latest: no run of {task} under {log_root}; train one, or set --log-root")
+        return runs[-1]
+    run_dir = Path(run)
+    if not (run_dir / CONFIG).is_file():
+        raise UserError(f"--run {run}: is no run directory (it has no {CONFIG}); name one under {log_root}, or latest")
+    trained = read_config(run_dir).task
+    if trained != task:
+        raise UserError(f"--run {run}: is a run of {trained}, not of {task}; play {trained}, or choose another run")
+    return run_dir
+
+
+def find_checkpoint(run_dir: Path) -> Path:
+    """The newest checkpoint of a run.
+
+    Raises:
+        UserError: If it has none.
+    """
+    found = {
+        int(m[1]): p for p in (run_dir / CHECKPOINTS).glob("*.pt") if (m := re.fullmatch(r"model_(\d+)\.pt", p.name))
+    }
+    if not found:
+        raise UserError(f"--run {run_dir}: has no checkpoint yet; wait for its first, or choose another run")
+    return found[max(found)]
+
+
+def checkpoint_path(run_dir: Path, iteration: int) -> Path:
+    """Where the checkpoint after an iteration lies."""
+    return run_dir / CHECKPOINTS / f"model_{iteration}.pt"
+
+
+def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
+    """All rows of a run's metrics.jsonl."""
+    lines = (run_dir / METRICS).read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def _by_start(run_dir: Path) -> tuple[str, int, str]:
+    """Sort key of run directories: a second's tenth run comes after its ninth."""
+    match = re.match(r"(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)(?:-(\d+))?", run_dir.name)
+    return (match[1], int(match[2] or 1), run_dir.name) if match else ("", 0, run_dir.name)
+
+
+def _git_state() -> tuple[str | None, bytes]:
+    commit = _git("rev-parse", "HEAD")
+    if not commit:
+        return None, b""
+    # As plumbing prints it, whatever colors or tools the user has set, so that `git apply` restores the checkout.
+    return commit.decode().strip(), _git("diff", "--no-color", "--no-ext-diff", "--binary", "HEAD")
+
+
+def _git(*args: str) -> bytes:
+    try:
+        done = subprocess.run(["git", *args], capture_output=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return b""
+    return done.stdout if done.returncode == 0 else b""
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,282 @@
+"""Configs: what validation refuses, and the way to a file and back."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mjlab_dist import registry, runs
+from mjlab_dist.config import ActionConfig, ParamValue, TermConfig, TrainConfig, to_plain, validate
+from mjlab_dist.errors import UserError
+
+TASKS = registry.task_names()
+
+
+def changed(config: Any, path: str, value: Any) -> Any:
+    """A copy of a config with one field, named by a dotted path, set to a value."""
+    name, _, rest = path.partition(".")
+    new = changed(getattr(config, name), rest, value) if rest else value
+    return dataclasses.replace(config, **{name: new})
+
+
+def with_param(config: TrainConfig, value: ParamValue) -> TrainConfig:
+    """A copy of a config whose env has one event more, with one parameter."""
+    events = {**config.env.events, "extra": TermConfig(func="package.module:name", params={"value": value})}
+    return changed(config, "env.events", events)
+
+
+def refusal_of(config: TrainConfig) -> str:
+    with pytest.raises(UserError) as caught:
+        validate(config)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def through_file(config: TrainConfig, directory: Path) -> TrainConfig:
+    file = directory / "config.yaml"
+    file.write_text(yaml.safe_dump(to_plain(config), sort_keys=False))
+    return runs.read_config(file)
+
+
+def file_refusal(path: Path) -> str:
+    with pytest.raises(UserError) as caught:
+        runs.read_config(path)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.startswith(f"--config {path}")
+    return message
+
+
+@pytest.fixture
+def config() -> TrainConfig:
+    return registry.task_config("cartpole-balance")
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_task_is_valid(task: str):
+    validate(registry.task_config(task))
+
+
+@pytest.mark.parametrize(
+    ("path", "flag", "value", "mend"),
+    [
+        ("num_envs", "--num-envs", 0, "at least 1"),
+        ("max_iterations", "--max-iterations", -3, "at least 1"),
+        ("save_interval", "--save-interval", 0, "at least 1"),
+        ("seed", "--seed", -1, "at least 0"),
+        ("env.sim.decimation", "--env.sim.decimation", 0, "at least 1"),
+        ("agent.num_steps_per_env", "--agent.num-steps-per-env", 0, "at least 1"),
+        ("agent.num_learning_epochs", "--agent.num-learning-epochs", 0, "at least 1"),
+        ("agent.num_mini_batches", "--agent.num-mini-batches", 0, "at least 1"),
+        ("env.episode_length_s", "--env.episode-length-s", 0.0, "positive and finite"),
+        ("env.episode_length_s", "--env.episode-length-s", float("inf"), "positive and finite"),
+        ("agent.learning_rate", "--agent.learning-rate", -0.5, "positive and finite"),
+        ("agent.learning_rate", "--agent.learning-rate", float("nan"), "positive and finite"),
+        ("agent.init_std", "--agent.init-std", 0.0, "positive and finite"),
+        ("agent.max_grad_norm", "--agent.max-grad-norm", float("inf"), "positive and finite"),
+        ("agent.gamma", "--agent.gamma", 1.5, "between 0 and 1"),
+        ("agent.gamma", "--agent.gamma", float("nan"), "between 0 and 1"),
+        ("agent.lam", "--agent.lam", -0.1, "between 0 and 1"),
+        ("run_name", "--run-name", "a/b", "without /"),
+        ("run_name", "--run-name", ".hidden", "not starting with a dot"),
+    ],
+)
+def test_a_bad_value_is_refused(config: TrainConfig, path: str, flag: str, value: Any, mend: str):
+    message = refusal_of(changed(config, path, value))
+    assert message.startswith(f"{flag} {value}:")
+    assert mend in message
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [("num_envs", 1), ("seed", 0), ("agent.gamma", 0.0), ("agent.gamma", 1.0), ("agent.lam", 1.0), ("run_name", "a.b")],
+)
+def test_a_value_at_its_limit_is_accepted(config: TrainConfig, path: str, value: Any):
+    validate(changed(config, path, value))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "mend"),
+    [
+        ("env.observations", {}, "no group actor"),
+        ("env.observations", {"critic": {"x": TermConfig(func="a:b")}}, "no group actor"),
+        ("env.observations", {"actor": {}}, "no group actor"),
+        ("env.actions", {}, "name the actuators"),
+        ("env.rewards", {}, "at least one term"),
+    ],
+)
+def test_an_incomplete_env_is_refused(config: TrainConfig, path: str, value: Any, mend: str):
+    message = refusal_of(changed(config, path, value))
+    assert message.startswith(f"{path}:")
+    assert mend in message
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "steps", "mini_batches"), [(3, 5, 4), (1, 1, 4), (7, 1, 3), (1024, 32, 5), (100, 10, 999)]
+)
+def test_mini_batches_that_do_not_divide_the_rollout_are_refused_with_a_number_that_does(
+    config: TrainConfig, num_envs: int, steps: int, mini_batches: int
+):
+    config = changed(changed(config, "num_envs", num_envs), "agent.num_steps_per_env", steps)
+    message = refusal_of(changed(config, "agent.num_mini_batches", mini_batches))
+    assert message.startswith(f"--agent.num-mini-batches {mini_batches}:")
+    assert f"--num-envs {num_envs}" in message
+    assert f"--agent.num-steps-per-env {steps}" in message
+    use = re.search(r"use (\d+)$", message)
+    assert use
+    validate(changed(config, "agent.num_mini_batches", int(use[1])))
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_file_reads_back_as_the_same_config(task: str, tmp_path: Path):
+    config = registry.task_config(task)
+    assert through_file(config, tmp_path) == config
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("gpu_ids", "all"),
+        ("gpu_ids", None),
+        ("gpu_ids", (0,)),
+        ("gpu_ids", (1, 0, 3)),
+        ("cpu_ranks", 4),
+        ("run_name", "123"),
+        ("run_name", "null"),
+        ("run_name", "größer: #1"),
+        ("torchrunx_log_dir", ""),
+        ("torchrunx_log_dir", "elsewhere"),
+        ("logger", "wandb"),
+        ("agent.learning_rate", 1e-5),
+        ("agent.learning_rate", 1e22),
+        ("agent.max_grad_norm", 2),
+        ("agent.schedule", "fixed"),
+        ("agent.actor_hidden_dims", (256, 128, 64)),
+        ("agent.critic_hidden_dims", ()),
+        ("env.terminations", {}),
+        ("env.sim.capture", False),
+        ("env.actions", {"two": ActionConfig(actuators=("a", "b"), scale=2.0)}),
+    ],
+)
+def test_a_changed_field_survives_the_file(config: TrainConfig, tmp_path: Path, path: str, value: Any):
+    config = changed(config, path, value)
+    assert through_file(config, tmp_path) == config
+
+
+@pytest.mark.parametrize(
+    "value", [True, False, 1, 0, -2.5, 1.0, 1e-5, float("inf"), "hinge", "", "true", "null", (), (0.1,), (0.1, -2.0)]
+)
+def test_a_parameter_survives_the_file_with_its_type(config: TrainConfig, tmp_path: Path, value: ParamValue):
+    config = with_param(config, value)
+    read = through_file(config, tmp_path)
+    assert read == config
+    assert type(read.env.events["extra"].params["value"]) is type(value)
+
+
+@pytest.mark.parametrize("value", ["1", "1e3", "nan", "inf", "-0.5"])
+def test_a_parameter_of_text_that_looks_like_a_number_stays_text(config: TrainConfig, tmp_path: Path, value: str):
+    assert through_file(with_param(config, value), tmp_path).env.events["extra"].params == {"value": value}
+
+
+def test_order_of_terms_survives_the_file(config: TrainConfig, tmp_path: Path):
+    events = {name: TermConfig(func="a:b") for name in ("zeta", "alpha", "mid")}
+    read = through_file(changed(config, "env.events", events), tmp_path)
+    assert list(read.env.events) == ["zeta", "alpha", "mid"]
+
+
+def test_plain_data_holds_no_tuples_nor_dataclasses(config: TrainConfig):
+    plain = to_plain(with_param(changed(config, "gpu_ids", (0, 1)), (1.0, 2.0)))
+    assert plain["gpu_ids"] == [0, 1]
+    assert plain["env"]["events"]["extra"] == {"func": "package.module:name", "params": {"value": [1.0, 2.0]}}
+
+
+def test_a_missing_file_is_refused(tmp_path: Path):
+    assert "No such file" in file_refusal(tmp_path / "config.yaml")
+
+
+def test_a_run_directory_without_a_config_is_refused(tmp_path: Path):
+    with pytest.raises(UserError, match=r"--config .*config\.yaml: No such file"):
+        runs.read_config(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["a: [", "a: b: c", "\tx", "!!python/object:os.system x", "\x00"])
+def test_a_file_that_is_no_yaml_is_refused(tmp_path: Path, text: str):
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    assert "no YAML" in file_refusal(file)
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path):
+    file = tmp_path / "config.yaml"
+    file.write_bytes(b"\xff\xfe\x00\x01")
+    file_refusal(file)
+
+
+@pytest.mark.parametrize("text", ["", "- 1\n- 2\n", "hello", "3"])
+def test_a_file_that_holds_no_mapping_is_refused(tmp_path: Path, text: str):
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    assert "holds no config" in file_refusal(file)
+
+
+def edited(config: TrainConfig, directory: Path, path: str, value: Any) -> Path:
+    """A config file with one entry, named by a dotted path, set to a value."""
+    plain = to_plain(config)
+    *parents, name = path.split(".")
+    entry = plain
+    for parent in parents:
+        entry = entry[parent]
+    entry[name] = value
+    file = directory / "config.yaml"
+    file.write_text(yaml.safe_dump(plain))
+    return file
+
+
+@pytest.mark.parametrize("path", ["bogus", "agent.bogus", "env.sim.bogus", "env.rewards.smooth.bogus"])
+def test_an_unknown_key_is_refused_by_name(config: TrainConfig, tmp_path: Path, path: str):
+    assert "bogus" in file_refusal(edited(config, tmp_path, path, 1))
+
+
+def test_a_missing_key_is_refused_by_name(config: TrainConfig, tmp_path: Path):
+    file = tmp_path / "config.yaml"
+    plain = to_plain(config)
+    del plain["env"]["sim"]["njmax"]
+    file.write_text(yaml.safe_dump(plain))
+    assert "njmax" in file_refusal(file)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("num_envs", "many"),
+        ("num_envs", 1.5),
+        ("num_envs", None),
+        ("gpu_ids", "some"),
+        ("gpu_ids", 0),
+        ("gpu_ids", ["a"]),
+        ("logger", "paper"),
+        ("agent", [1]),
+        ("agent.schedule", "sometimes"),
+        ("agent.activation", "none"),
+        ("agent.learning_rate", "fast"),
+        ("agent.learning_rate", [1.0]),
+        ("agent.learning_rate", None),
+        ("agent.actor_hidden_dims", 64),
+        ("agent.actor_hidden_dims", ["wide"]),
+        ("env.rewards", [1]),
+        ("env.rewards.smooth.weight", "heavy"),
+        ("env.actions.force.actuators", "force"),
+        ("env.events.pole.params.low", {"a": 1}),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused_by_its_name(config: TrainConfig, tmp_path: Path, path: str, value: Any):
+    message = file_refusal(edited(config, tmp_path, path, value))
+    # A dict's entries are named by the dict: env.rewards for the weight of one of its terms.
+    field = path.replace("params.low", "params").rpartition(".")[2]
+    assert field in message.removeprefix(f"--config {tmp_path}")

@@ -1,0 +1,127 @@
+"""Tasks by entry point: names, summaries, near names, and packages that are broken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mjlab_dist import registry
+from mjlab_dist.config import TrainConfig
+from mjlab_dist.errors import UserError
+
+
+def install(directory: Path, package: str, points: dict[str, str]) -> None:
+    """Fake an installed distribution that offers tasks; the directory has to be put on sys.path afterwards."""
+    info = directory / f"{package}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    lines = [f"{name} = {value}" for name, value in points.items()]
+    (info / "entry_points.txt").write_text("\n".join([f"[{registry.GROUP}]", *lines, ""]))
+
+
+def refusal_of(name: str) -> str:
+    with pytest.raises(UserError) as caught:
+        registry.task_config(name)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_names_are_sorted_and_hold_the_cartpoles():
+    names = registry.task_names()
+    assert names == sorted(names)
+    assert {"cartpole-balance", "cartpole-swingup"} <= set(names)
+
+
+@pytest.mark.parametrize("name", registry.task_names())
+def test_a_task_has_a_config_of_its_own_name_and_a_summary(name: str):
+    config = registry.task_config(name)
+    assert isinstance(config, TrainConfig)
+    assert config.task == name
+    summary = registry.task_summary(name)
+    assert summary
+    assert "\n" not in summary
+    assert not summary.startswith("(broken")
+
+
+def test_summaries_tell_tasks_apart():
+    summaries = [registry.task_summary(name) for name in registry.task_names()]
+    assert len(set(summaries)) == len(summaries)
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("cartpole-balanc", "cartpole-balance"), ("cartpole_swingup", "cartpole-swingup")]
+)
+def test_an_unknown_task_is_refused_with_the_nearest_name_first(typed: str, meant: str):
+    message = refusal_of(typed)
+    assert message.startswith(f"unknown task {typed}:")
+    assert f"did you mean {meant}" in message
+
+
+def test_a_name_like_no_other_is_refused_with_the_way_to_the_list():
+    message = refusal_of("zzzzzzzz")
+    assert message.startswith("unknown task zzzzzzzz:")
+    assert "list-tasks" in message
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        ("absent", None),
+        ("syntax", "def task(:\n"),
+        ("raising", "raise RuntimeError('no licence')\n"),
+        ("nameless", ""),
+        ("wordy", "raise RuntimeError('first line\\nsecond line')\n"),
+    ],
+)
+def test_a_broken_package_leaves_the_other_tasks_usable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, text: str | None
+):
+    module = f"fake_tasks_{module}"
+    install(tmp_path, module, {"broken-task": f"{module}:task"})
+    if text is not None:
+        (tmp_path / f"{module}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    assert {"broken-task", "cartpole-balance"} <= set(registry.task_names())
+    assert not registry.task_summary("cartpole-balance").startswith("(broken")
+    assert registry.task_config("cartpole-balance").task == "cartpole-balance"
+    summary = registry.task_summary("broken-task")
+    assert summary.startswith("(broken: ")
+    assert module in summary
+    assert "\n" not in summary
+    message = refusal_of("broken-task")
+    assert message.startswith("task broken-task:")
+    assert f"{module}:task" in message
+
+
+def test_listing_names_imports_no_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    install(tmp_path, "fake_tasks_marking", {"marking-task": "fake_tasks_marking:task"})
+    (tmp_path / "fake_tasks_marking.py").write_text("import pathlib\npathlib.Path(__file__ + '.ran').touch()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "marking-task" in registry.task_names()
+    assert not (tmp_path / "fake_tasks_marking.py.ran").exists()
+
+
+def test_a_third_party_task_is_found_and_bears_its_registered_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    install(tmp_path, "fake_tasks_good", {"good-task": "fake_tasks_good:task"})
+    (tmp_path / "fake_tasks_good.py").write_text(
+        "from mjlab_dist import registry\n"
+        "def task():\n"
+        '    """What it is.\n\n    More about it.\n    """\n'
+        '    return registry.task_config("cartpole-balance")\n'
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert registry.task_config("good-task").task == "good-task"
+    assert registry.task_summary("good-task") == "What it is."
+
+
+def test_a_name_that_two_packages_offer_is_refused_with_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for package in ("fake_tasks_one", "fake_tasks_two"):
+        install(tmp_path / package, package, {"twice": f"{package}:task"})
+        monkeypatch.syspath_prepend(tmp_path / package)
+    message = refusal_of("twice")
+    assert "fake_tasks_one:task" in message
+    assert "fake_tasks_two:task" in message
+    assert registry.task_names().count("twice") == 1

@@ -1,0 +1,305 @@
+"""The run directory: names, provenance, finding runs and checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import os
+import subprocess
+import types
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mjlab_dist import registry, runs
+from mjlab_dist.config import TrainConfig, to_plain
+from mjlab_dist.errors import UserError
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> TrainConfig:
+    return dataclasses.replace(registry.task_config("cartpole-balance"), log_root=str(tmp_path / "logs"))
+
+
+@pytest.fixture
+def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have every run start in the same second."""
+    moment = datetime.datetime(2026, 11, 21, 3, 14, 25, tzinfo=datetime.UTC)
+    clock = types.SimpleNamespace(now=lambda _: moment)
+    monkeypatch.setattr(runs, "datetime", types.SimpleNamespace(datetime=clock, UTC=datetime.UTC))
+
+
+def make_run(config: TrainConfig, name: str) -> Path:
+    """A run directory of a given name, with nothing but its config."""
+    run_dir = Path(config.log_root, config.task, name)
+    run_dir.mkdir(parents=True)
+    (run_dir / runs.CONFIG).write_text(yaml.safe_dump(to_plain(config)))
+    return run_dir
+
+
+def latest(config: TrainConfig) -> Path:
+    return runs.find_run(config.log_root, config.task, "latest")
+
+
+def refusal_of(log_root: str, task: str, run: str) -> str:
+    with pytest.raises(UserError) as caught:
+        runs.find_run(log_root, task, run)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.startswith(f"--run {run}:")
+    return message
+
+
+def test_a_run_lies_under_root_and_task_and_bears_time_and_name(config: TrainConfig):
+    before = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
+    run_dir = runs.create_run_dir(dataclasses.replace(config, run_name="wide-net"))
+    after = datetime.datetime.now(datetime.UTC)
+    assert run_dir.is_dir()
+    assert run_dir.parent == Path(config.log_root) / "cartpole-balance"
+    stamp, _, name = run_dir.name.rpartition("_")
+    assert name == "wide-net"
+    started = datetime.datetime.strptime(stamp, "%Y-%m-%d_%H-%M-%S").replace(tzinfo=datetime.UTC)
+    assert before <= started <= after
+
+
+@pytest.mark.usefixtures("stopped_clock")
+@pytest.mark.parametrize("run_name", ["", "same"])
+def test_runs_of_the_same_second_differ(config: TrainConfig, run_name: str):
+    config = dataclasses.replace(config, run_name=run_name)
+    made = [runs.create_run_dir(config) for _ in range(12)]
+    assert len(set(made)) == 12
+    assert all(run_dir.is_dir() for run_dir in made)
+    assert all(run_dir.name.endswith(run_name) for run_dir in made)
+
+
+@pytest.mark.usefixtures("stopped_clock")
+def test_runs_made_at_once_differ(config: TrainConfig):
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(runs.create_run_dir, [config] * 24))
+    assert len(set(made)) == 24
+
+
+def test_a_log_root_that_is_a_file_is_refused(config: TrainConfig, tmp_path: Path):
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(UserError, match=f"^--log-root {file}: .*; choose a directory you can write to$"):
+        runs.create_run_dir(dataclasses.replace(config, log_root=str(file)))
+
+
+@pytest.mark.parametrize(
+    ("names", "newest"),
+    [
+        (["2026-11-21_03-14-25", "2026-11-21_03-14-26", "2025-12-31_23-59-59"], "2026-11-21_03-14-26"),
+        (["2026-11-21_03-14-25-2", "2026-11-21_03-14-25"], "2026-11-21_03-14-25-2"),
+        (["2026-11-21_03-14-25-10", "2026-11-21_03-14-25-9", "2026-11-21_03-14-25"], "2026-11-21_03-14-25-10"),
+        (["2026-11-21_03-14-25-2_a", "2026-11-21_03-14-25-10_a", "2026-11-21_03-14-25_a"], "2026-11-21_03-14-25-10_a"),
+        (["2026-11-21_03-14-25_z", "2026-11-21_03-14-26_a"], "2026-11-21_03-14-26_a"),
+        (["2026-11-21_03-14-25_99", "2026-11-21_03-14-25-2_1"], "2026-11-21_03-14-25-2_1"),
+        (["zz-copied-by-hand", "2026-11-21_03-14-25"], "2026-11-21_03-14-25"),
+    ],
+)
+def test_latest_is_the_newest(config: TrainConfig, names: list[str], newest: str):
+    for name in names:
+        make_run(config, name)
+    assert latest(config).name == newest
+
+
+@pytest.mark.usefixtures("stopped_clock")
+def test_latest_is_the_last_of_one_second(config: TrainConfig):
+    for _ in range(12):
+        last = runs.create_run_dir(config)
+        (last / runs.CONFIG).touch()
+        assert latest(config) == last
+
+
+@pytest.mark.usefixtures("stopped_clock")
+def test_latest_is_the_last_of_one_second_also_among_other_names(config: TrainConfig):
+    for run_name in ("zebra", "ant"):
+        last = runs.create_run_dir(dataclasses.replace(config, run_name=run_name))
+        (last / runs.CONFIG).touch()
+    assert latest(config).name.endswith("ant")
+
+
+def test_latest_passes_over_a_directory_without_config(config: TrainConfig):
+    run_dir = make_run(config, "2026-11-21_03-14-25")
+    Path(config.log_root, config.task, "2026-11-21_03-14-26").mkdir()
+    assert latest(config) == run_dir
+
+
+def test_latest_passes_over_runs_of_another_task(config: TrainConfig):
+    run_dir = make_run(config, "2026-11-21_03-14-25")
+    make_run(dataclasses.replace(config, task="cartpole-swingup"), "2026-11-21_03-14-26")
+    assert latest(config) == run_dir
+
+
+def test_no_run_at_all_is_refused(config: TrainConfig):
+    message = refusal_of(config.log_root, config.task, "latest")
+    assert config.task in message
+    assert config.log_root in message
+    assert "--log-root" in message
+
+
+def test_a_run_is_found_by_its_path(config: TrainConfig):
+    run_dir = make_run(config, "2026-11-21_03-14-25")
+    assert runs.find_run("elsewhere", config.task, str(run_dir)) == run_dir
+
+
+def test_a_run_of_another_task_is_refused(config: TrainConfig):
+    run_dir = make_run(config, "2026-11-21_03-14-25")
+    message = refusal_of(config.log_root, "cartpole-swingup", str(run_dir))
+    assert "run of cartpole-balance, not of cartpole-swingup" in message
+
+
+def test_a_path_that_is_no_run_is_refused(config: TrainConfig, tmp_path: Path):
+    assert "no run directory" in refusal_of(config.log_root, config.task, str(tmp_path))
+
+
+def test_the_newest_checkpoint_goes_by_number(tmp_path: Path):
+    for iteration in (9, 100, 20):
+        path = runs.checkpoint_path(tmp_path, iteration)
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    assert runs.find_checkpoint(tmp_path) == runs.checkpoint_path(tmp_path, 100)
+
+
+def test_a_checkpoint_of_another_name_is_passed_over(tmp_path: Path):
+    newest = runs.checkpoint_path(tmp_path, 2)
+    newest.parent.mkdir()
+    newest.touch()
+    for name in (".model_3.pt.123.tmp", "model_best.pt", "model_7.pt.bak", ".model_8.pt", "copy_of_model_9.pt"):
+        (newest.parent / name).touch()
+    assert runs.find_checkpoint(tmp_path) == newest
+
+
+@pytest.mark.parametrize("names", [[], [".model_3.pt.123.tmp"]])
+def test_a_run_without_a_checkpoint_is_refused(tmp_path: Path, names: list[str]):
+    (tmp_path / runs.CHECKPOINTS).mkdir()
+    for name in names:
+        (tmp_path / runs.CHECKPOINTS / name).touch()
+    with pytest.raises(UserError, match=f"^--run {tmp_path}: has no checkpoint yet"):
+        runs.find_checkpoint(tmp_path)
+
+
+def test_metrics_read_back_in_order(tmp_path: Path):
+    (tmp_path / runs.METRICS).write_text(
+        '{"iteration": 1, "mean_return": null}\n{"iteration": 2, "mean_return": 3.5}\n'
+    )
+    assert runs.read_metrics(tmp_path) == [
+        {"iteration": 1, "mean_return": None},
+        {"iteration": 2, "mean_return": 3.5},
+    ]
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    directory = tmp_path / "run"
+    directory.mkdir()
+    return directory
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A git repository with one commit, in which the process works."""
+    directory = tmp_path / "repository"
+    directory.mkdir()
+    for who in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{who}_NAME", "test")
+        monkeypatch.setenv(f"GIT_{who}_EMAIL", "test@localhost")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+    monkeypatch.setenv("GIT_CONFIG_SYSTEM", os.devnull)
+    monkeypatch.chdir(directory)
+    git("init", "--quiet")
+    Path("code.py").write_text("one\ntwo\n")
+    Path("mesh.stl").write_bytes(bytes(range(256)))
+    git("add", ".")
+    git("commit", "--quiet", "--message", "first")
+    return directory
+
+
+def git(*args: str) -> str:
+    return subprocess.run(["git", *args], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def provenance_of(run_dir: Path, config: TrainConfig) -> dict[str, Any]:
+    runs.write_origin(run_dir, config, ["train", "cartpole-balance", "--seed", "3"], ["cpu", "cpu"])
+    return json.loads((run_dir / runs.PROVENANCE).read_text())
+
+
+@pytest.mark.usefixtures("repository")
+def test_origin_of_a_clean_checkout(config: TrainConfig, run_dir: Path):
+    provenance = provenance_of(run_dir, config)
+    assert provenance["git_commit"] == git("rev-parse", "HEAD")
+    assert provenance["git_dirty"] is False
+    assert not (run_dir / "git.diff").exists()
+
+
+@pytest.mark.usefixtures("repository")
+def test_origin_of_a_dirty_checkout_holds_the_diff(config: TrainConfig, run_dir: Path):
+    Path("code.py").write_text("one\nthree\n")
+    provenance = provenance_of(run_dir, config)
+    assert provenance["git_commit"] == git("rev-parse", "HEAD")
+    assert provenance["git_dirty"] is True
+    git("checkout", "--quiet", ".")
+    git("apply", str(run_dir / "git.diff"))
+    assert Path("code.py").read_text() == "one\nthree\n"
+
+
+@pytest.mark.usefixtures("repository")
+@pytest.mark.parametrize(
+    ("file", "content", "setting"),
+    [
+        ("mesh.stl", bytes(reversed(range(256))), None),
+        ("code.py", b"one\r\nthree\r\n", None),
+        ("code.py", b"one\nthree\n", "color.ui=always"),
+        ("code.py", b"one\nthree\n", "diff.external=true"),
+    ],
+    ids=["binary", "crlf", "colour", "external"],
+)
+def test_the_diff_restores_the_checkout_whatever_changed_and_however_git_is_set(
+    config: TrainConfig, run_dir: Path, file: str, content: bytes, setting: str | None
+):
+    if setting:
+        git("config", *setting.split("="))
+    Path(file).write_bytes(content)
+    provenance = provenance_of(run_dir, config)
+    assert provenance["git_dirty"] is True
+    git("checkout", "--quiet", ".")
+    subprocess.run(["git", "apply", str(run_dir / "git.diff")], check=True)
+    assert Path(file).read_bytes() == content
+
+
+def test_origin_outside_of_git(config: TrainConfig, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    provenance = provenance_of(run_dir, config)
+    assert provenance["git_commit"] is None
+    assert provenance["git_dirty"] is False
+    assert not (run_dir / "git.diff").exists()
+
+
+@pytest.mark.usefixtures("repository")
+def test_origin_where_git_is_not_installed(config: TrainConfig, run_dir: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", str(run_dir))
+    assert provenance_of(run_dir, config)["git_commit"] is None
+
+
+def test_origin_says_what_ran_where_with_which_versions(config: TrainConfig, run_dir: Path):
+    before = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
+    provenance = provenance_of(run_dir, config)
+    assert provenance["command"] == ["train", "cartpole-balance", "--seed", "3"]
+    assert provenance["devices"] == ["cpu", "cpu"]
+    assert before <= datetime.datetime.fromisoformat(provenance["started"]) <= datetime.datetime.now(datetime.UTC)
+    assert provenance["cpu_cores"] == len(os.sched_getaffinity(0))
+    assert {"mjlab-dist", "torch", "torchrunx", "warp-lang", "mujoco", "rsl-rl-lib"} <= provenance["versions"].keys()
+    assert None not in provenance["versions"].values()
+
+
+def test_the_config_of_a_run_directory_reads_back(config: TrainConfig, run_dir: Path):
+    config = dataclasses.replace(config, gpu_ids=(0, 1), seed=7)
+    provenance_of(run_dir, config)
+    assert runs.read_config(run_dir) == config
+    assert runs.read_config(run_dir / runs.CONFIG) == config
