@@ -1,0 +1,5 @@
+"""PPO over all ranks: rsl_rl's algorithm, our loop, metrics and checkpoints."""
+
+from mjlab_dist.learn.runner import Runner
+
+__all__ = ["Runner"]

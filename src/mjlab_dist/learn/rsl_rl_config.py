@@ -1,0 +1,55 @@
+"""From our config to the dictionary that rsl_rl reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mjlab_dist.config import AgentConfig, TrainConfig
+
+
+def rsl_rl_config(config: TrainConfig) -> dict[str, Any]:
+    """The configuration of rsl_rl's OnPolicyRunner, as of rsl-rl-lib 5.5.
+
+    Args:
+        config: The run's config.
+    """
+    agent = config.agent
+    critic_group = "critic" if "critic" in config.env.observations else "actor"
+    return {
+        "num_steps_per_env": agent.num_steps_per_env,
+        "save_interval": config.save_interval,
+        "obs_groups": {"actor": ["actor"], "critic": [critic_group]},
+        "algorithm": {
+            "class_name": "rsl_rl.algorithms:PPO",
+            "num_learning_epochs": agent.num_learning_epochs,
+            "num_mini_batches": agent.num_mini_batches,
+            "learning_rate": agent.learning_rate,
+            "schedule": agent.schedule,
+            "desired_kl": agent.desired_kl,
+            "gamma": agent.gamma,
+            "lam": agent.lam,
+            "clip_param": agent.clip_param,
+            "entropy_coef": agent.entropy_coef,
+            "value_loss_coef": agent.value_loss_coef,
+            "use_clipped_value_loss": agent.use_clipped_value_loss,
+            "max_grad_norm": agent.max_grad_norm,
+        },
+        "actor": {
+            **_model(agent, agent.actor_hidden_dims),
+            "distribution_cfg": {
+                "class_name": "rsl_rl.modules.distribution:GaussianDistribution",
+                "init_std": agent.init_std,
+                "std_type": "scalar",
+            },
+        },
+        "critic": _model(agent, agent.critic_hidden_dims),
+    }
+
+
+def _model(agent: AgentConfig, hidden_dims: tuple[int, ...]) -> dict[str, Any]:
+    return {
+        "class_name": "rsl_rl.models:MLPModel",
+        "hidden_dims": list(hidden_dims),
+        "activation": agent.activation,
+        "obs_normalization": agent.obs_normalization,
+    }

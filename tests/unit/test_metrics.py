@@ -1,0 +1,174 @@
+"""Rows of metrics on one rank, and what is written of them."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mjlab_dist import runs
+from mjlab_dist.env import EpisodeTotals
+from mjlab_dist.learn.metrics import WINDOW_EPISODES, JsonlWriter, Metrics, Row, Sample, scalars
+
+TERMS = ("upright", "effort")
+
+
+def sample(episodes: int = 0, steps: float = 0, terms: tuple[float, ...] = (0.0, 0.0), **other: Any) -> Sample:
+    """What a rank measured, by sums over the episodes that ended."""
+    measured = {
+        "reward": torch.tensor(0.5),
+        "losses": {"value": 2.0, "surrogate": -1.0},
+        "overflows": torch.tensor(3),
+        "collect_s": 1.5,
+        "learn_s": 0.5,
+        **other,
+    }
+    return Sample(
+        EpisodeTotals(torch.tensor(float(episodes)), torch.tensor(float(steps)), torch.tensor(terms)), **measured
+    )
+
+
+def rows(samples: list[Sample]) -> list[Row]:
+    metrics = Metrics(rank=0, world_size=1, num_samples=64, reward_names=TERMS)
+    return [metrics.row(i, s, learning_rate=1e-3, action_std=torch.tensor(0.75)) for i, s in enumerate(samples, 1)]
+
+
+def number(row: Row, name: str) -> float:
+    value = row[name]
+    assert value is not None
+    return value
+
+
+def strict(line: str) -> Any:
+    """Parse JSON as its standard has it, without NaN and Infinity."""
+
+    def refuse(name: str) -> None:
+        pytest.fail(f"{name} is no JSON")
+
+    return json.loads(line, parse_constant=refuse)
+
+
+EPISODE_METRICS = ("mean_return", "mean_episode_length", "reward/upright", "reward/effort")
+
+
+def test_before_the_first_episode_its_metrics_are_unknown():
+    for row in rows([sample(), sample()]):
+        assert row["episodes"] == 0
+        assert all(row[name] is None for name in EPISODE_METRICS)
+        assert row["mean_step_reward"] == 0.5
+
+
+def test_episode_metrics_are_means_over_episodes():
+    (row,) = rows([sample(4, 100, (20.0, -6.0))])
+    assert row["episodes"] == 4
+    assert row["mean_episode_length"] == 25.0
+    assert row["reward/upright"] == 5.0
+    assert row["reward/effort"] == -1.5
+    assert row["mean_return"] == 3.5
+
+
+def test_means_of_terms_sum_to_the_mean_return():
+    rng = random.Random(0)
+    measured = [sample(rng.randint(1, 80), 9, (rng.uniform(0, 99), rng.uniform(-99, 0))) for _ in range(20)]
+    for row in rows(measured):
+        terms = number(row, "reward/upright") + number(row, "reward/effort")
+        assert number(row, "mean_return") == pytest.approx(terms)
+
+
+def test_old_episodes_drop_out_once_newer_ones_fill_the_window():
+    made = rows([sample(60, terms=(60.0 * value, 0.0)) for value in (1, 2, 3)])
+    # 60, then 120 (either alone would be too few), then the newest 120 of 180.
+    assert [row["mean_return"] for row in made] == [1.0, 1.5, 2.5]
+
+
+def test_many_new_episodes_drive_all_old_ones_out():
+    made = rows([sample(50, terms=(50.0, 0.0)), sample(1, terms=(9.0, 0.0)), sample(500, terms=(2000.0, 0.0))])
+    assert made[-1]["mean_return"] == 4.0
+
+
+def test_iterations_without_an_episode_keep_the_last_means():
+    made = rows([sample(2, 50, (8.0, -2.0)), sample(), sample()])
+    assert [row["episodes"] for row in made] == [2, 0, 0]
+    for row in made[1:]:
+        assert [row[name] for name in EPISODE_METRICS] == [made[0][name] for name in EPISODE_METRICS]
+
+
+def test_the_window_is_the_shortest_that_holds_enough_episodes():
+    rng = random.Random(1)
+    counts = [rng.choice([0, 0, 3, 17, 40, 99, 100, 130]) for _ in range(200)]
+    values = [rng.randint(-50, 50) for _ in counts]
+    made = rows([sample(n, 2 * n, (float(n * v), 0.0)) for n, v in zip(counts, values, strict=True)])
+    for i, row in enumerate(made):
+        first = next((j for j in range(i, 0, -1) if sum(counts[j : i + 1]) >= WINDOW_EPISODES), 0)
+        count = sum(counts[first : i + 1])
+        total = sum(n * v for n, v in zip(counts[first : i + 1], values[first : i + 1], strict=True))
+        assert row["mean_return"] == (pytest.approx(total / count) if count else None)
+
+
+def test_a_row_holds_steps_times_losses_and_the_policys_state():
+    first, second = rows([sample(), sample(collect_s=3.0, learn_s=1.0)])
+    assert (first["iteration"], second["iteration"]) == (1, 2)
+    assert (first["total_steps"], second["total_steps"]) == (64, 128)
+    assert (first["steps_per_s"], second["steps_per_s"]) == (32.0, 16.0)
+    assert (second["collect_s"], second["learn_s"], second["wait_s"]) == (3.0, 1.0, 0.0)
+    assert (first["loss/value"], first["loss/surrogate"]) == (2.0, -1.0)
+    assert number(first, "learning_rate") == pytest.approx(1e-3)
+    assert first["action_std"] == 0.75
+    assert first["overflowed_envs"] == 3
+    assert 0 <= number(first, "elapsed_s") <= number(second, "elapsed_s")
+
+
+def test_counts_are_whole_numbers():
+    (row,) = rows([sample(7, 70)])
+    assert all(type(row[name]) is int for name in ("iteration", "total_steps", "episodes", "overflowed_envs"))
+
+
+def test_what_is_no_number_is_written_as_null(tmp_path: Path):
+    writer = JsonlWriter(tmp_path)
+    writer.write({"iteration": 1, "a": float("nan"), "b": float("inf"), "c": float("-inf"), "d": None, "e": 0.5})
+    writer.close()
+    line = (tmp_path / runs.METRICS).read_text()
+    assert strict(line) == {"iteration": 1, "a": None, "b": None, "c": None, "d": None, "e": 0.5}
+
+
+def test_rows_are_complete_as_soon_as_they_are_written(tmp_path: Path):
+    writer = JsonlWriter(tmp_path)
+    made = rows([sample(), sample(2, 20, (3.0, 1.0))])
+    for count, row in enumerate(made, 1):
+        writer.write(row)
+        text = (tmp_path / runs.METRICS).read_text()
+        assert text.endswith("\n")
+        assert [strict(line)["iteration"] for line in text.splitlines()] == list(range(1, count + 1))
+    writer.close()
+    assert runs.read_metrics(tmp_path) == made
+
+
+def test_a_second_writer_goes_on_where_the_first_ended(tmp_path: Path):
+    for iteration in (1, 2):
+        writer = JsonlWriter(tmp_path)
+        writer.write({"iteration": iteration})
+        writer.close()
+    assert [row["iteration"] for row in runs.read_metrics(tmp_path)] == [1, 2]
+
+
+def test_scalars_are_grouped_by_name():
+    named = scalars({"mean_return": 1.5, "collect_s": 2.0, "steps_per_s": 8, "loss/value": 0.5, "reward/upright": 3.0})
+    assert named == {
+        "train/mean_return": 1.5,
+        "perf/collect_s": 2.0,
+        "perf/steps_per_s": 8.0,
+        "loss/value": 0.5,
+        "reward/upright": 3.0,
+    }
+
+
+def test_scalars_leave_out_the_iteration_and_what_is_unknown():
+    (row,) = rows([sample()])
+    named = scalars(row)
+    assert not [name for name in named if name.endswith(("iteration", "mean_return", "reward/upright"))]
+    assert "perf/elapsed_s" in named
+    assert all(type(value) is float for value in named.values())
