@@ -1,0 +1,1 @@
+"""From a config to ranks: devices, torchrunx, logs, signals."""

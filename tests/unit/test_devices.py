@@ -1,0 +1,304 @@
+"""Which devices ranks take, for machines that are made up."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import Any
+
+import pytest
+
+from mjlab_dist import registry
+from mjlab_dist.config import TrainConfig
+from mjlab_dist.distributed import DevicePlan, Rank
+from mjlab_dist.errors import UserError
+from mjlab_dist.launch import devices
+from mjlab_dist.launch.devices import Gpu, plan_devices, plan_own_device
+
+GPUS = [Gpu(index=i, uuid=f"GPU-{'abcd'[i]}1-22", name=f"Model {i}") for i in range(4)]
+
+NUM_CORES = 12
+
+
+@pytest.fixture(autouse=True)
+def cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "cores", lambda: NUM_CORES)
+
+
+def chosen(gpu_ids: Any = "auto", cpu_ranks: int | None = None) -> TrainConfig:
+    return dataclasses.replace(registry.task_config("cartpole-balance"), gpu_ids=gpu_ids, cpu_ranks=cpu_ranks)
+
+
+def plan(gpu_ids: Any = "auto", visible: str | None = None, gpus: list[Gpu] = GPUS) -> DevicePlan:
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    return plan_devices(chosen(gpu_ids), environ, gpus)
+
+
+def refusal_of(gpu_ids: Any, visible: str | None = None, gpus: list[Gpu] = GPUS, cpu_ranks: int | None = None) -> str:
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    with pytest.raises(UserError) as caught:
+        plan_devices(chosen(gpu_ids, cpu_ranks), environ, gpus)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_by_default_the_first_gpu_trains(caplog: pytest.LogCaptureFixture):
+    made = plan()
+    assert made.devices == ("cuda:0",)
+    assert made.visible == "0"
+    assert made.egl_ids == ("0",)
+    assert made.names == ("Model 0 (0)",)
+    assert not warnings_in(caplog)
+
+
+def test_by_default_the_first_visible_gpu_trains():
+    made = plan(visible="2,3")
+    assert (made.devices, made.visible, made.egl_ids) == (("cuda:0",), "2", ("2",))
+
+
+def test_without_a_gpu_the_cpu_trains_with_a_warning(caplog: pytest.LogCaptureFixture):
+    made = plan(gpus=[])
+    assert made.devices == made.names == ("cpu",)
+    assert made.visible is None
+    assert made.egl_ids == (None,)
+    (warning,) = warnings_in(caplog)
+    assert "--gpu-ids None" in warning
+
+
+@pytest.mark.parametrize("gpus", [[], GPUS])
+def test_where_gpus_are_hidden_on_purpose_the_cpu_trains_without_a_warning(
+    gpus: list[Gpu], caplog: pytest.LogCaptureFixture
+):
+    assert plan(visible="", gpus=gpus).devices == ("cpu",)
+    assert not warnings_in(caplog)
+
+
+@pytest.mark.parametrize("gpus", [[], GPUS])
+def test_none_means_the_cpu(gpus: list[Gpu], caplog: pytest.LogCaptureFixture):
+    made = plan(None, gpus=gpus)
+    assert made.devices == ("cpu",)
+    assert made.visible is None
+    assert not warnings_in(caplog)
+
+
+def test_ids_are_physical_where_nothing_is_hidden():
+    made = plan((1, 3))
+    assert made.devices == ("cuda:0", "cuda:1")
+    assert made.visible == "1,3"
+    assert made.egl_ids == ("1", "3")
+    assert made.names == ("Model 1 (1)", "Model 3 (3)")
+
+
+def test_ids_index_into_what_is_visible():
+    made = plan((0, 1), visible="2,3")
+    assert made.devices == ("cuda:0", "cuda:1")
+    assert made.visible == "2,3"
+    assert made.egl_ids == ("2", "3")
+    assert plan((1,), visible="2,3").visible == "3"
+
+
+def test_order_of_ids_is_kept():
+    made = plan((1, 0), visible="2, 3")
+    assert made.visible == "3,2"
+    assert made.egl_ids == ("3", "2")
+    assert made.names == ("Model 3 (3)", "Model 2 (2)")
+
+
+def test_all_means_all_that_are_visible():
+    assert plan("all").visible == "0,1,2,3"
+    assert plan("all", visible="3,1").visible == "3,1"
+    assert len(plan("all").devices) == 4
+
+
+@pytest.mark.parametrize("uuid", ["GPU-b1-22", "GPU-b"])
+def test_a_uuid_passes_unharmed_and_tells_the_physical_index(uuid: str):
+    made = plan("all", visible=f"{uuid},0")
+    assert made.visible == f"{uuid},0"
+    assert made.devices == ("cuda:0", "cuda:1")
+    assert made.egl_ids == ("1", "0")
+    assert made.names[0] == f"Model 1 ({uuid})"
+
+
+def test_a_mig_slice_passes_unharmed_and_leaves_egl_alone():
+    made = plan("all", visible="MIG-5c89a1f4-0d3e")
+    assert made.visible == "MIG-5c89a1f4-0d3e"
+    assert made.devices == ("cuda:0",)
+    assert made.egl_ids == (None,)
+    assert "MIG-5c89a1f4-0d3e" in made.names[0]
+
+
+@pytest.mark.parametrize("stop", ["-1", "junk", "4", "", "NoDevFiles"])
+def test_what_names_no_device_cuts_the_list_as_in_cuda(stop: str):
+    assert plan("all", visible=f"2,{stop},3").visible == "2"
+    assert "no GPU 1" in refusal_of((1,), visible=f"2,{stop},3")
+
+
+def test_a_uuid_of_no_gpu_here_cuts_the_list_as_in_cuda():
+    assert plan("all", visible="2,GPU-elsewhere,3").visible == "2"
+
+
+def test_a_list_that_starts_with_junk_shows_no_gpu():
+    assert plan(visible="-1").devices == ("cpu",)
+    message = refusal_of("all", visible="-1")
+    assert message.startswith("--gpu-ids all:")
+    assert "CUDA_VISIBLE_DEVICES=-1 shows no GPU" in message
+    assert "--gpu-ids None" in message
+
+
+def test_all_of_none_is_refused():
+    message = refusal_of("all", gpus=[])
+    assert message.startswith("--gpu-ids all:")
+    assert "no GPU" in message
+    assert "--gpu-ids None" in message
+
+
+def test_an_id_out_of_range_is_refused_with_the_range():
+    message = refusal_of((0, 4))
+    assert message.startswith("--gpu-ids 0 4:")
+    assert "there is no GPU 4" in message
+    assert "up to 3" in message
+
+
+def test_an_id_out_of_the_visible_range_is_refused_with_the_variable():
+    message = refusal_of((2,), visible="2,3")
+    assert message.startswith("--gpu-ids 2:")
+    assert "CUDA_VISIBLE_DEVICES=2,3 shows 2 GPUs" in message
+    assert "up to 1" in message
+
+
+def test_an_id_without_any_gpu_is_refused_with_the_way_to_the_cpu():
+    message = refusal_of((0,), gpus=[])
+    assert message.startswith("--gpu-ids 0:")
+    assert "--gpu-ids None" in message
+
+
+def test_a_negative_id_is_refused():
+    message = refusal_of((0, -1))
+    assert message.startswith("--gpu-ids 0 -1:")
+    assert "-1 is negative" in message
+
+
+def test_a_repeated_id_is_refused():
+    message = refusal_of((2, 1, 2))
+    assert message.startswith("--gpu-ids 2 1 2:")
+    assert "GPU 2 is repeated" in message
+
+
+def test_no_id_at_all_is_refused():
+    message = refusal_of(())
+    assert message.startswith("--gpu-ids:")
+    assert "None for the CPU" in message
+
+
+@pytest.mark.parametrize("gpu_ids", ["auto", None])
+def test_cpu_ranks_train_on_the_cpu_whatever_gpus_there_are(gpu_ids: Any, caplog: pytest.LogCaptureFixture):
+    made = plan_devices(chosen(gpu_ids, cpu_ranks=3), {}, GPUS)
+    assert made.devices == ("cpu",) * 3
+    assert made.egl_ids == (None,) * 3
+    assert len(made.names) == 3
+    assert made.visible is None
+    assert not warnings_in(caplog)
+
+
+@pytest.mark.parametrize("gpu_ids", ["all", (0, 1)])
+def test_cpu_ranks_and_gpus_exclude_each_other(gpu_ids: Any):
+    message = refusal_of(gpu_ids, cpu_ranks=2)
+    assert message.startswith("--cpu-ranks 2:")
+    assert f"--gpu-ids {'all' if gpu_ids == 'all' else '0 1'}" in message
+    assert "drop one" in message
+
+
+@pytest.mark.parametrize("cpu_ranks", [0, -2])
+def test_less_than_one_cpu_rank_is_refused(cpu_ranks: int):
+    assert refusal_of("auto", cpu_ranks=cpu_ranks).startswith(f"--cpu-ranks {cpu_ranks}: must be at least 1")
+
+
+@pytest.mark.parametrize(("ranks", "threads"), [(1, 12), (4, 3), (5, 2), (12, 1), (40, 1)])
+def test_cpu_ranks_share_the_cores(ranks: int, threads: int):
+    assert plan_devices(chosen(cpu_ranks=ranks), {}, []).torch_threads == threads
+
+
+def test_gpu_ranks_share_the_cores():
+    assert plan("all").torch_threads == NUM_CORES // 4
+
+
+def test_backend():
+    assert plan("all").backend == "nccl"
+    assert plan((1,)).backend == "nccl"
+    assert plan(None).backend == "gloo"
+    assert plan_devices(chosen(cpu_ranks=2), {}, GPUS).backend == "gloo"
+
+
+def own(
+    local_rank: int, environ: dict[str, str], gpus: list[Gpu] = GPUS, config: TrainConfig | None = None
+) -> DevicePlan:
+    rank = Rank(rank=local_rank + 10, local_rank=local_rank, world_size=20)
+    return plan_own_device(config or chosen(), rank, environ, gpus)
+
+
+@pytest.mark.parametrize("local_rank", range(4))
+def test_a_rank_of_another_launcher_takes_the_gpu_of_its_local_rank(local_rank: int):
+    made = own(local_rank, {})
+    assert made.devices[local_rank] == f"cuda:{local_rank}"
+    assert made.egl_ids[local_rank] == str(local_rank)
+    assert f"Model {local_rank}" in made.names[local_rank]
+    assert made.visible is None
+    assert made.backend == "nccl"
+
+
+def test_a_rank_of_another_launcher_takes_the_visible_gpu_of_its_local_rank():
+    made = own(1, {"CUDA_VISIBLE_DEVICES": "3,2"})
+    assert made.devices[1] == "cuda:1"
+    assert made.egl_ids[1] == "2"
+
+
+SLURM = {"SLURM_STEP_NUM_TASKS": "20", "SLURM_PROCID": "12"}
+
+
+@pytest.mark.parametrize("local_rank", [0, 2])
+def test_slurm_may_show_each_task_its_own_gpu_only(local_rank: int):
+    made = own(local_rank, {"CUDA_VISIBLE_DEVICES": "3", **SLURM})
+    assert made.devices[local_rank] == "cuda:0"
+    assert made.egl_ids[local_rank] == "3"
+    assert made.backend == "nccl", "the same on every rank, whatever its local rank"
+    assert made.visible is None
+
+
+def test_torchrun_with_fewer_gpus_than_ranks_is_refused():
+    with pytest.raises(UserError, match=r"LOCAL_RANK 1: CUDA_VISIBLE_DEVICES=0 shows 1 GPU; start one process per GPU"):
+        own(1, {"CUDA_VISIBLE_DEVICES": "0"})
+
+
+def test_more_ranks_than_gpus_are_refused():
+    with pytest.raises(
+        UserError, match=r"^LOCAL_RANK 2: CUDA_VISIBLE_DEVICES=0,1 shows 2 GPUs; start one process per GPU$"
+    ):
+        own(2, {"CUDA_VISIBLE_DEVICES": "0,1"})
+
+
+@pytest.mark.parametrize(
+    ("config", "gpus", "environ"),
+    [
+        (chosen(None), GPUS, {}),
+        (chosen(cpu_ranks=2), GPUS, {}),
+        (chosen(), [], {}),
+        (chosen(), GPUS, {"CUDA_VISIBLE_DEVICES": ""}),
+    ],
+    ids=["None", "cpu ranks", "no GPU", "hidden"],
+)
+def test_a_rank_of_another_launcher_trains_on_the_cpu(config: TrainConfig, gpus: list[Gpu], environ: dict[str, str]):
+    made = own(3, environ, gpus, config)
+    assert made.devices[3] == "cpu"
+    assert made.egl_ids[3] is None
+    assert made.visible is None
+    assert made.backend == "gloo"
+    assert made.torch_threads == NUM_CORES
+
+
+def test_a_cpu_rank_of_another_launcher_takes_the_threads_it_was_given():
+    assert own(1, {"OMP_NUM_THREADS": "3"}, []).torch_threads == 3
