@@ -1,0 +1,184 @@
+"""What a person sees of a run: a live display on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import datetime
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from mjlab_dist import runs
+
+LINE_EVERY_S = 5.0
+"""Without a terminal, seconds between lines of progress."""
+
+REDRAW_EVERY_S = 0.25
+"""On a terminal, seconds between two drawings."""
+
+Row = dict[str, Any]
+
+
+class TrainConsole:
+    """Shows one training run. Its methods may be called from any thread."""
+
+    def __init__(self, task: str, max_iterations: int, console: Console | None = None) -> None:
+        """Show nothing yet.
+
+        Args:
+            task: Name of the task.
+            max_iterations: Iterations that the run has in all.
+            console: Where to; standard output by default.
+        """
+        self._task = task
+        self._max_iterations = max_iterations
+        self._console = console or Console(highlight=False, soft_wrap=True)
+        self._live: Live | None = None
+        self._run_dir = Path()
+        self._drawn_at = 0.0
+        self._row: Row = {}
+        self._lock = threading.RLock()
+
+    def started(self, run_dir: Path, num_ranks: int) -> None:
+        """Say where the run is and how many ranks train."""
+        self._run_dir = run_dir
+        ranks = "1 rank" if num_ranks == 1 else f"{num_ranks} ranks"
+        self.say(f"Training {self._task} with {ranks}. Run: {run_dir}")
+
+    def listen(self, event: dict[str, Any]) -> None:
+        """Take an event of a rank."""
+        if event["kind"] == "iteration":
+            self._progress(event["row"])
+        elif event["kind"] == "warning":
+            self.say(Text(f"Warning: {event['text']}", style="yellow"))
+        else:
+            self.say(event["text"])
+
+    def say(self, line: str | Text) -> None:
+        """Print a line, above the live display if there is one."""
+        with self._lock:
+            self._console.print(line)
+
+    def stopped(self, signum: int) -> None:
+        """Say that a signal ended the run."""
+        how = "Ctrl-C" if signum == signal.SIGINT else signal.Signals(signum).name
+        with self._lock:
+            self._close()
+            done = self._row.get("iteration", 0)
+            self.say(f"Stopped by {how} after {done} of {self._max_iterations} iterations; every process has ended.")
+            self._say_where()
+
+    def finished(self, run_dir: Path) -> None:
+        """Say how the run ended, where it is and how to play it; nothing on a rank that was told no progress.
+
+        Args:
+            run_dir: The run directory, which is new to the console where another launcher started the ranks.
+        """
+        with self._lock:
+            self._close()
+            row = self._row
+            if not row:
+                return
+            self._run_dir = run_dir
+            took = datetime.timedelta(seconds=round(row["elapsed_s"]))
+            episodes = "No episode has ended yet."
+            if row["mean_return"] is not None:
+                episodes = f"Mean return {_number(row['mean_return'])} over the newest episodes."
+            self.say(f"Trained {row['iteration']} iterations, {row['total_steps']:,} steps, in {took}. {episodes}")
+            self._say_where()
+
+    def failed(self, report: str, message: str) -> None:
+        """Show why a run failed: the traceback first, then a line that says what it was."""
+        with self._lock:
+            self._close()
+            if report:
+                sys.stdout.flush()
+                print(report.rstrip(), file=sys.stderr)
+            print(f"train: {message}", file=sys.stderr)
+            if self._run_dir.name:
+                print(f"The run's files are in {self._run_dir}", file=sys.stderr)
+
+    def _say_where(self) -> None:
+        self.say(f"Run:  {self._run_dir}")
+        if any((self._run_dir / runs.CHECKPOINTS).glob("*.pt")):
+            self.say(f"Play: uv run play {self._task} --run {self._run_dir} --video {self._task}.mp4")
+
+    def _progress(self, row: Row) -> None:
+        with self._lock:
+            self._row = row
+            last = row["iteration"] == self._max_iterations
+            pace = REDRAW_EVERY_S if self._console.is_terminal else LINE_EVERY_S
+            if time.monotonic() - self._drawn_at < pace and not last:
+                return
+            self._drawn_at = time.monotonic()
+            if not self._console.is_terminal:
+                self.say(self._line(row))
+                return
+            if self._live is None:
+                self._live = Live(console=self._console, auto_refresh=False, transient=False)
+                self._live.start()
+            self._live.update(self._panel(row), refresh=True)
+
+    def _close(self) -> None:
+        if self._live is not None:
+            self._live.update(self._panel(self._row), refresh=True)
+            self._live.stop()
+            self._live = None
+
+    def _time_left(self, row: Row) -> str:
+        left = row["elapsed_s"] / row["iteration"] * (self._max_iterations - row["iteration"])
+        return str(datetime.timedelta(seconds=round(left)))
+
+    def _line(self, row: Row) -> str:
+        return (
+            f"iteration {row['iteration']}/{self._max_iterations}  {self._time_left(row)} left  "
+            f"{row['steps_per_s']:,.0f} steps/s  return {_number(row['mean_return'])}  "
+            f"length {_number(row['mean_episode_length'])}"
+        )
+
+    def _panel(self, row: Row) -> Group:
+        head = Table.grid(padding=(0, 2))
+        head.add_row(
+            Text(self._task, style="bold"),
+            f"iteration {row['iteration']}/{self._max_iterations}",
+            ProgressBar(total=self._max_iterations, completed=row["iteration"], width=24),
+            f"{self._time_left(row)} left",
+            f"{row['steps_per_s']:,.0f} steps/s",
+        )
+        body = Table.grid(padding=(0, 2))
+        for column in _columns(row):
+            body.add_row(*column)
+        return Group(head, body)
+
+
+def _columns(row: Row) -> list[tuple[str, Text, str, Text]]:
+    """Two columns of name and value: what the policy does, and what the learner does."""
+    left = [("return", row["mean_return"]), ("episode length", row["mean_episode_length"])]
+    left += [("step reward", row["mean_step_reward"])]
+    left += [(name, value) for name, value in row.items() if name.startswith("reward/")]
+    right = [(name, value) for name, value in row.items() if name.startswith("loss/")]
+    right += [("learning rate", row["learning_rate"]), ("action std", row["action_std"])]
+    if row["overflowed_envs"]:
+        right.append(("envs that overflowed", row["overflowed_envs"]))
+    height = max(len(left), len(right))
+    blank = [("", None)]
+    pairs = zip(left + blank * (height - len(left)), right + blank * (height - len(right)), strict=True)
+    return [(a, _cell(a, x), b, _cell(b, y)) for (a, x), (b, y) in pairs]
+
+
+def _cell(name: str, value: float | None) -> Text:
+    return Text(_number(value) if name else "", style="bold")
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.1f}" if abs(value) >= 100 else f"{value:.4g}"

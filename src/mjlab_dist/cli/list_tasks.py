@@ -1,0 +1,27 @@
+"""list-tasks: names and one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mjlab_dist import registry
+from mjlab_dist.errors import UserError
+
+
+def main(argv: Sequence[str], prog: str) -> None:
+    """Print every installed task.
+
+    Raises:
+        UserError: If there is an argument, or no task.
+    """
+    if argv and argv[0] in ("-h", "--help"):
+        print(f"usage: {prog}\n\nPrint the tasks that can be trained, a line each.")
+        return
+    if argv:
+        raise UserError(f"{argv[0]}: {prog} takes no argument")
+    names = registry.task_names()
+    if not names:
+        raise UserError(f"no task is installed: no package offers one in the entry point group {registry.GROUP}")
+    width = max(map(len, names))
+    for name in names:
+        print(f"{name:<{width}}  {registry.task_summary(name)}")

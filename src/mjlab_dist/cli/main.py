@@ -1,0 +1,78 @@
+"""The commands: train, play, list-tasks, and all of them under mjlab-dist."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+from mjlab_dist.errors import RankError, UserError
+
+USAGE_ERROR = 2
+"""Exit status where the user has to mend something."""
+
+FAILURE = 1
+"""Exit status where training failed."""
+
+_SUMMARIES = {
+    "train": "train a policy",
+    "play": "show what a trained policy does",
+    "list-tasks": "print the tasks that can be trained",
+}
+
+
+def train() -> None:
+    """Entry point of ``train``."""
+    _run("train", sys.argv[1:], "train")
+
+
+def play() -> None:
+    """Entry point of ``play``."""
+    _run("play", sys.argv[1:], "play")
+
+
+def list_tasks() -> None:
+    """Entry point of ``list-tasks``."""
+    _run("list-tasks", sys.argv[1:], "list-tasks")
+
+
+def umbrella() -> None:
+    """Entry point of ``mjlab-dist``: the same commands where another package's ``train`` hides ours."""
+    argv = sys.argv[1:]
+    if argv and argv[0] in _SUMMARIES:
+        _run(argv[0], argv[1:], f"mjlab-dist {argv[0]}")
+        return
+    lines = [f"  {name:<12} {summary}" for name, summary in _SUMMARIES.items()]
+    usage = "\n".join(["usage: mjlab-dist COMMAND ...", "", *lines])
+    if not argv or argv[0] in ("-h", "--help"):
+        print(usage)
+        sys.exit(0 if argv else USAGE_ERROR)
+    _fail("mjlab-dist", f"unknown command {argv[0]}: use {', '.join(_SUMMARIES)}")
+
+
+def _run(command: str, argv: Sequence[str], prog: str) -> None:
+    try:
+        _command(command)(argv, prog)
+    except UserError as error:
+        _fail(prog, str(error))
+    except RankError:
+        sys.exit(FAILURE)
+    except BrokenPipeError:
+        # The reader of our output has gone (`train --help | head`); nobody is left to tell.
+        sys.stderr.close()
+        sys.exit(FAILURE)
+
+
+def _command(name: str) -> Callable[[Sequence[str], str], None]:
+    """The command's function; importing only its module keeps the others' imports out of start-up."""
+    if name == "train":
+        from mjlab_dist.cli.train import main  # noqa: PLC0415
+    elif name == "play":
+        from mjlab_dist.cli.play import main  # noqa: PLC0415
+    else:
+        from mjlab_dist.cli.list_tasks import main  # noqa: PLC0415
+    return main
+
+
+def _fail(prog: str, message: str) -> None:
+    print(f"{prog}: {message}", file=sys.stderr)
+    sys.exit(USAGE_ERROR)

@@ -1,0 +1,116 @@
+"""argv to config by tyro, with one line for every mistake."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import io
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
+
+import tyro
+
+from mjlab_dist.errors import UserError
+
+ConfigT = TypeVar("ConfigT")
+
+
+def parse(config_type: type[ConfigT], default: ConfigT, argv: Sequence[str], prog: str) -> ConfigT:
+    """Read flags over a default config. Prints help and exits if asked to.
+
+    Args:
+        config_type: The config's class.
+        default: Values of flags that are not given.
+        argv: Flags.
+        prog: The command, for help.
+
+    Raises:
+        UserError: If a flag is unknown or its value does not fit.
+    """
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(config_type, default=default, args=list(argv), prog=prog)
+    except SystemExit as exit_:
+        if exit_.code in (0, None):
+            raise
+        raise UserError(_one_line(said.getvalue(), prog, set(_flags(default)))) from None
+
+
+def split_task(argv: Sequence[str], usage: str) -> tuple[str | None, list[str]]:
+    """Take the task's name from the front of argv.
+
+    Args:
+        argv: The command's arguments.
+        usage: Printed for --help, before any task is named.
+
+    Returns:
+        The task, or None where argv starts with a flag, and the rest.
+    """
+    if argv and argv[0] in ("-h", "--help"):
+        print(usage)
+        sys.exit(0)
+    if argv and not argv[0].startswith("-"):
+        return argv[0], list(argv[1:])
+    return None, list(argv)
+
+
+def take_flag(argv: Sequence[str], flag: str) -> tuple[str | None, list[str]]:
+    """Take one flag with its value out of argv, as ``--flag value`` or ``--flag=value``.
+
+    Raises:
+        UserError: If the flag stands there without a value.
+    """
+    rest = list(argv)
+    for i, arg in enumerate(rest):
+        if arg == flag:
+            if i + 1 == len(rest) or rest[i + 1].startswith("--"):
+                raise UserError(f"{flag}: needs a value")
+            return rest[i + 1], rest[:i] + rest[i + 2 :]
+        if arg.startswith(f"{flag}="):
+            return arg.removeprefix(f"{flag}="), rest[:i] + rest[i + 1 :]
+    return None, rest
+
+
+def _flags(config: Any, prefix: str = "--") -> Iterator[str]:
+    """Names of all flags of a config, as tyro makes them."""
+    fields = (
+        config if isinstance(config, dict) else {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+    )
+    for name, value in fields.items():
+        flag = prefix + name.replace("_", "-")
+        if isinstance(value, bool):
+            yield f"{prefix}no-{flag.removeprefix(prefix)}"
+        if dataclasses.is_dataclass(value) or (isinstance(value, dict) and value):
+            yield from _flags(value, f"{flag}.")
+        else:
+            yield flag
+
+
+def _one_line(box: str, prog: str, flags: set[str]) -> str:
+    """What tyro says in a box, colored on a terminal, as one line."""
+    lines = [line.strip("│ \t") for line in re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines()]
+    lines = [line for line in lines if not line.startswith(("╭", "╰"))]
+    paragraph = " ".join(
+        lines[: next((i for i, line in enumerate(lines) if not line or line.startswith("─")), len(lines))]
+    )
+    mend = f"see {prog} --help"
+    unknown = re.match(r"Unrecognized options?: (\S+?)(?:,|$| )", paragraph)
+    if unknown:
+        near = difflib.get_close_matches(unknown[1], flags, n=1, cutoff=0.5)
+        return f"{unknown[1]}: unknown flag; {f'did you mean {near[0]}? ({mend})' if near else mend}"
+    bad = re.match(r"Error parsing (\S+): (.*)", paragraph)
+    if bad:
+        flag, reason = bad.groups()
+        given = " ".join(re.findall(r"'([^']*)'", reason.rpartition(" from ")[2]))
+        takes = next(
+            (line.removeprefix(flag).strip() for line in lines if line.startswith(f"{flag} ")), "another value"
+        )
+        return f"{flag} {given}: takes {takes}; {mend}"
+    missing = re.match(r"Missing value for argument '(\S+)'", paragraph)
+    if missing:
+        return f"{missing[1]}: needs a value; {mend}"
+    return f"{paragraph.rstrip('.')}; {mend}"

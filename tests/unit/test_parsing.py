@@ -1,0 +1,250 @@
+"""The command line: overrides, and one line for every mistake."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+from mjlab_dist import registry
+from mjlab_dist.cli.parsing import parse, split_task, take_flag
+from mjlab_dist.config import PlayConfig, TrainConfig
+from mjlab_dist.errors import UserError
+
+PROG = "train cartpole-balance"
+
+DEFAULT = registry.task_config("cartpole-balance")
+
+
+@pytest.fixture(autouse=True)
+def plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def parsed(line: str) -> TrainConfig:
+    return parse(TrainConfig, DEFAULT, line.split(), PROG)
+
+
+def refusal_of(line: str) -> str:
+    with pytest.raises(UserError) as caught:
+        parsed(line)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.isprintable()
+    assert f"{PROG} --help" in message
+    return message
+
+
+def test_no_flags_leave_the_default():
+    assert parsed("") == DEFAULT
+
+
+@pytest.mark.parametrize(
+    ("line", "path", "value"),
+    [
+        ("--num-envs 64", "num_envs", 64),
+        ("--num-envs=64", "num_envs", 64),
+        ("--num_envs 64", "num_envs", 64),
+        ("--num-envs 64 --num-envs 32", "num_envs", 32),
+        ("--env.rewards.smooth.weight 2", "env.rewards[smooth].weight", 2.0),
+        ("--env.events.pole.params.low -0.5", "env.events[pole].params[low]", -0.5),
+        ("--env.sim.no-capture", "env.sim.capture", False),
+        ("--env.sim.decimation 4", "env.sim.decimation", 4),
+        ("--agent.schedule fixed", "agent.schedule", "fixed"),
+        ("--agent.actor-hidden-dims 256 128 64", "agent.actor_hidden_dims", (256, 128, 64)),
+        ("--agent.learning-rate 3e-4", "agent.learning_rate", 3e-4),
+        ("--gpu-ids None", "gpu_ids", None),
+        ("--gpu-ids 0", "gpu_ids", (0,)),
+        ("--gpu-ids 0 1", "gpu_ids", (0, 1)),
+        ("--gpu-ids all", "gpu_ids", "all"),
+        ("--gpu-ids auto", "gpu_ids", "auto"),
+        ("--gpu-ids -1", "gpu_ids", (-1,)),
+        ("--cpu-ranks 2", "cpu_ranks", 2),
+        ("--torchrunx-log-dir=", "torchrunx_log_dir", ""),
+    ],
+)
+def test_a_flag_changes_its_field_and_no_other(line: str, path: str, value: Any):
+    config = parsed(line)
+    assert value_at(config, path) == value
+    assert type(value_at(config, path)) is type(value)
+    assert differences(DEFAULT, config) <= {path}
+
+
+def value_at(config: Any, path: str) -> Any:
+    for step in path.replace("[", ".[").split("."):
+        config = config[step.strip("[]")] if step.startswith("[") else getattr(config, step)
+    return config
+
+
+def differences(old: Any, new: Any, path: str = "") -> set[str]:
+    """Paths of what differs between two configs, as value_at takes them."""
+    if hasattr(old, "__dataclass_fields__"):
+        steps = [(f"{path}.{name}".lstrip("."), getattr(old, name), getattr(new, name)) for name in vars(old)]
+    elif isinstance(old, dict):
+        steps = [(f"{path}[{key}]", old.get(key), new.get(key)) for key in old | new]
+    else:
+        return set() if old == new else {path}
+    return {found for step in steps for found in differences(step[1], step[2], step[0])}
+
+
+@pytest.mark.parametrize(
+    ("line", "flag", "near"),
+    [
+        ("--num-env 3", "--num-env", "--num-envs"),
+        ("--max-iteration 3", "--max-iteration", "--max-iterations"),
+        ("--agent.learning-rat 1", "--agent.learning-rat", "--agent.learning-rate"),
+        ("--env.rewards.smoth.weight 2", "--env.rewards.smoth.weight", "--env.rewards.smooth.weight"),
+        ("--seed 2 --lager wandb", "--lager", "--logger"),
+    ],
+)
+def test_an_unknown_flag_is_refused_with_the_nearest(line: str, flag: str, near: str):
+    message = refusal_of(line)
+    assert message.startswith(f"{flag}: unknown flag")
+    assert f"did you mean {near}?" in message
+
+
+def test_a_flag_like_no_other_is_refused_without_a_guess():
+    message = refusal_of("--zzzzzzzz 3")
+    assert message.startswith("--zzzzzzzz: unknown flag")
+    assert "did you mean" not in message
+
+
+@pytest.mark.parametrize(
+    ("line", "near"),
+    [
+        ("--seedd 1 --num-envss 2", "--seed"),
+        ("--save-intervall 10 --max-iterationss 4 --agent.num-steps-per-envv 4", "--save-interval"),
+    ],
+)
+def test_of_several_unknown_flags_the_first_is_refused_with_a_flag_that_exists(line: str, near: str):
+    message = refusal_of(line)
+    assert message.startswith(f"{line.split()[0]}: unknown flag")
+    assert f"did you mean {near}?" in message
+
+
+@pytest.mark.parametrize("columns", ["25", "40", "60", "200"])
+def test_an_unknown_flag_is_refused_in_any_width_with_a_flag_that_exists(monkeypatch: pytest.MonkeyPatch, columns: str):
+    monkeypatch.setenv("COLUMNS", columns)
+    message = refusal_of("--env.events.velocitys.params.std 2")
+    assert message.startswith("--env.events.velocitys.params.std: unknown flag")
+    assert "did you mean --env.events.velocities.params.std?" in message
+
+
+MISTAKES = [
+    ("--num-envs x", "--num-envs", "x"),
+    ("--num-envs 1.5", "--num-envs", "1.5"),
+    ("--agent.learning-rate fast", "--agent.learning-rate", "fast"),
+    ("--env.rewards.smooth.weight heavy", "--env.rewards.smooth.weight", "heavy"),
+    ("--gpu-ids foo", "--gpu-ids", "foo"),
+    ("--gpu-ids 0,1", "--gpu-ids", "0,1"),
+    ("--gpu-ids 0 all", "--gpu-ids", "0 all"),
+    ("--cpu-ranks 1.5", "--cpu-ranks", "1.5"),
+    ("--logger paper", "--logger", "paper"),
+    ("--agent.schedule sometimes", "--agent.schedule", "sometimes"),
+    ("--agent.activation none", "--agent.activation", "none"),
+]
+
+
+@pytest.mark.parametrize(("line", "flag", "value"), MISTAKES)
+def test_a_bad_value_is_refused_with_flag_and_value(line: str, flag: str, value: str):
+    message = refusal_of(line)
+    assert flag in message
+    assert value in message
+
+
+@pytest.mark.parametrize(("line", "flag", "value"), [*MISTAKES, ("--num-envss 3", "--num-envss", "unknown flag")])
+def test_a_mistake_is_one_plain_line_on_a_colour_terminal_too(
+    monkeypatch: pytest.MonkeyPatch, line: str, flag: str, value: str
+):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    message = refusal_of(line)
+    assert flag in message
+    assert value in message
+    assert "─" not in message
+
+
+@pytest.mark.parametrize(
+    ("line", "choices"),
+    [
+        ("--logger paper", ("tensorboard", "wandb")),
+        ("--agent.schedule sometimes", ("adaptive", "fixed")),
+        ("--agent.activation none", ("elu", "identity")),
+    ],
+)
+def test_a_bad_choice_is_refused_with_the_choices(line: str, choices: tuple[str, ...]):
+    message = refusal_of(line)
+    assert all(choice in message for choice in choices)
+
+
+@pytest.mark.parametrize("line", ["--num-envs", "--num-envs --seed 2", "--logger", "--env.rewards.smooth.weight"])
+def test_a_missing_value_is_refused_with_the_flag(line: str):
+    message = refusal_of(line)
+    assert message.startswith(f"{line.split()[0]}: ")
+    assert "value" in message
+
+
+def test_a_stray_word_is_refused():
+    assert "balance" in refusal_of("--seed 2 balance")
+
+
+def test_help_exits_with_0_and_shows_flags(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as exit_:
+        parsed("--help")
+    assert exit_.value.code == 0
+    shown = capsys.readouterr()
+    assert "--num-envs" in shown.out
+    assert "--env.rewards.smooth.weight" in shown.out
+    assert PROG in shown.out
+    assert not shown.err
+
+
+def test_other_configs_parse_as_well():
+    config = parse(PlayConfig, PlayConfig(), ["--video", "a.mp4", "--num-envs", "2"], "play cartpole-balance")
+    assert config == PlayConfig(video="a.mp4", num_envs=2)
+
+
+@pytest.mark.parametrize(
+    ("argv", "value", "rest"),
+    [
+        ([], None, []),
+        (["a", "--config", "x", "b"], "x", ["a", "b"]),
+        (["--config=x", "b"], "x", ["b"]),
+        (["--config=x=y"], "x=y", []),
+        (["--configure", "x"], None, ["--configure", "x"]),
+        (["--seed", "1"], None, ["--seed", "1"]),
+    ],
+)
+def test_a_flag_is_taken_out(argv: list[str], value: str | None, rest: list[str]):
+    before = list(argv)
+    assert take_flag(argv, "--config") == (value, rest)
+    assert argv == before
+
+
+@pytest.mark.parametrize("argv", [["--config"], ["--config", "--seed", "1"]])
+def test_a_flag_to_take_without_a_value_is_refused(argv: list[str]):
+    with pytest.raises(UserError, match=r"^--config: needs a value$"):
+        take_flag(argv, "--config")
+
+
+@pytest.mark.parametrize(
+    ("argv", "task", "rest"),
+    [
+        ([], None, []),
+        (["cartpole", "--seed", "1"], "cartpole", ["--seed", "1"]),
+        (["--seed", "1"], None, ["--seed", "1"]),
+        (["cartpole", "--help"], "cartpole", ["--help"]),
+    ],
+)
+def test_the_task_stands_first(argv: list[str], task: str | None, rest: list[str]):
+    assert split_task(argv, "usage") == (task, rest)
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help_before_any_task_prints_the_usage(flag: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as exit_:
+        split_task([flag], "usage: this way")
+    assert exit_.value.code == 0
+    assert "usage: this way" in capsys.readouterr().out
