@@ -1,0 +1,190 @@
+"""The installed commands: listing, help, mistakes and exit codes. None of these may import torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import Command
+
+TASKS = {
+    "cartpole-balance": "Keep a pole upright on a cart that moves along a rail.",
+    "cartpole-swingup": "Swing a hanging pole up and keep it upright on a cart that moves along a rail.",
+}
+
+
+@pytest.mark.parametrize("argv", [("list-tasks",), ("mjlab-dist", "list-tasks")])
+def test_list_tasks(command: Command, argv: tuple[str, ...]) -> None:
+    done = command(*argv)
+    assert done.code == 0
+    listed = dict(line.split("  ", 1) for line in done.out.splitlines())
+    assert {name: line.strip() for name, line in listed.items()}.items() >= TASKS.items()
+
+
+def test_train_help_names_the_tasks(command: Command) -> None:
+    done = command("train", "--help")
+    assert done.code == 0
+    assert "usage: train TASK [flags]" in done.out
+    assert all(task in done.out for task in TASKS)
+
+
+@pytest.mark.parametrize("argv", [("train",), ("mjlab-dist", "train")])
+def test_task_help_shows_every_flag_with_its_meaning(command: Command, argv: tuple[str, ...]) -> None:
+    done = command(*argv, "cartpole-balance", "--help")
+    assert done.code == 0
+    text = " ".join(done.out.split())
+    for flag in ("--num-envs", "--gpu-ids", "--cpu-ranks", "--torchrunx-log-dir", "--agent.learning-rate"):
+        assert flag in text
+    assert "--env.rewards.smooth.weight FLOAT" in text
+    assert "Weight of the entropy bonus." in text
+
+
+def test_play_help(command: Command) -> None:
+    done = command("play", "cartpole-balance", "--help")
+    assert done.code == 0
+    assert "--video" in done.out
+
+
+def test_umbrella_without_a_command_says_which_there_are(command: Command) -> None:
+    done = command("mjlab-dist")
+    assert done.code == 2
+    assert "list-tasks" in done.out
+    wrong = command("mjlab-dist", "trian")
+    assert wrong.code == 2
+    assert wrong.err == "mjlab-dist: unknown command trian: use train, play, list-tasks\n"
+
+
+TRAIN_MISTAKES = {
+    "cartpole-balanc": ["cartpole-balanc", "did you mean cartpole-balance"],
+    "cartpole-balance --num-env 3": ["--num-env:", "did you mean --num-envs?"],
+    "cartpole-balance --env.rewards.smoth.weight 3": ["did you mean --env.rewards.smooth.weight?"],
+    "cartpole-balance --num-envs many": ["--num-envs many", "INT"],
+    "cartpole-balance --num-envs 0": ["--num-envs 0", "at least 1"],
+    "cartpole-balance --gpu-ids 99": ["--gpu-ids 99", "there is no GPU 99"],
+    "cartpole-balance --gpu-ids -1": ["--gpu-ids -1", "negative"],
+    "cartpole-balance --gpu-ids 0 --cpu-ranks 2": ["--cpu-ranks 2", "--gpu-ids 0", "drop one"],
+    "cartpole-balance --gpu-ids None --cpu-ranks 0": ["--cpu-ranks 0", "at least 1"],
+    "cartpole-balance --num-envs 7 --agent.num-steps-per-env 3": ["--agent.num-mini-batches 4", "use 3"],
+    "cartpole-balance --agent.gamma 1.5": ["--agent.gamma 1.5", "between 0 and 1"],
+    "cartpole-balance --agent.activation lelu": ["lelu", "--agent.activation", "elu"],
+    "cartpole-balance --config nowhere/config.yaml": ["--config nowhere/config.yaml", "No such file"],
+    "cartpole-balance --gpu-ids None --log-root /proc/nothing": ["--log-root /proc/nothing", "choose a directory"],
+    "cartpole-balance --gpu-ids None --logger wandb": ["--logger wandb", "WANDB_MODE=offline"],
+    "cartpole-balance --gpu-ids None --run-name a/b": ["--run-name a/b", "without /"],
+    "": ["no task is named", "cartpole-balance"],
+}
+
+
+@pytest.mark.parametrize("flags", TRAIN_MISTAKES)
+def test_mistake_in_train_is_one_line_that_names_it(command: Command, flags: str) -> None:
+    nobody = {"WANDB_API_KEY": "", "NETRC": "nowhere", "WANDB_MODE": "", "CUDA_VISIBLE_DEVICES": ""}
+    done = command("train", *flags.split(), env=nobody)
+    assert done.code == 2
+    (line,) = done.err.splitlines()
+    assert line.startswith("train: ")
+    for part in TRAIN_MISTAKES[flags]:
+        assert part in line
+    assert not (command.cwd / "logs").exists()
+
+
+def test_repeated_gpu_is_refused(command: Command) -> None:
+    """Needs no GPU: whether GPU 0 is missing or repeated, the line names the flag and its value."""
+    done = command("train", "cartpole-balance", "--gpu-ids", "0", "0")
+    assert done.code == 2
+    assert done.err.startswith("train: --gpu-ids 0 0: ")
+
+
+def test_mistakes_in_play(command: Command) -> None:
+    none = command("play", "cartpole-balance")
+    assert none.code == 2
+    assert none.err.startswith("play: --run latest: no run of cartpole-balance under logs")
+
+    run = command.cwd / "logs" / "cartpole-balance" / "2026-01-01_00-00-00"
+    run.mkdir(parents=True)
+    write_config(run, "cartpole-balance")
+    empty = command("play", "cartpole-balance", "--run", str(run))
+    assert empty.code == 2
+    assert "has no checkpoint yet" in empty.err
+
+    other = command("play", "cartpole-swingup", "--run", str(run))
+    assert other.code == 2
+    assert "is a run of cartpole-balance, not of cartpole-swingup" in other.err
+
+    video = command("play", "cartpole-balance", "--run", str(run), "--video", "nowhere/x.mp4")
+    assert video.code == 2
+    assert "--video nowhere/x.mp4" in video.err
+
+
+def write_config(run: Path, task: str) -> None:
+    from mjlab_dist import registry, runs
+
+    runs.write_origin(run, registry.task_config(task), ["test"], ["cpu"])
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["train", "--help"],
+        ["train", "cartpole-balance", "--help"],
+        ["train", "cartpole-balance", "--gpu-ids", "99"],
+        ["list-tasks"],
+        ["play", "cartpole-balance", "--run", "nowhere"],
+    ],
+)
+def test_no_heavy_import_before_a_run_starts(tmp_path: Path, argv: list[str]) -> None:
+    function = argv[0].replace("-", "_")
+    code = f"""
+import sys
+from mjlab_dist.cli.main import {function}
+sys.argv = {argv!r}
+try:
+    {function}()
+except SystemExit:
+    pass
+heavy = {{"torch", "warp", "mujoco", "rsl_rl", "torchrunx", "wandb", "tensorboard"}} & sys.modules.keys()
+sys.exit(f"imported {{heavy}}" if heavy else 0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_default_without_gpu_warns_and_trains_on_the_cpu(command: Command) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    done = command("train", "cartpole-balance", "--num-envs", "8", "--max-iterations", "1")
+    assert done.code == 0
+    assert "No GPU found: training on the CPU" in done.err
+    hidden = command(
+        "train", "cartpole-balance", "--num-envs", "8", "--max-iterations", "1", env={"CUDA_VISIBLE_DEVICES": ""}
+    )
+    assert hidden.code == 0
+    assert hidden.err == ""
+
+
+def test_wandb_offline_writes_locally(command: Command) -> None:
+    done = command(
+        "train", "cartpole-balance", "--gpu-ids", "None", "--num-envs", "8", "--max-iterations", "2", "--logger", "wandb",
+        env={"WANDB_MODE": "offline"},
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert list((command.cwd / "logs").rglob("*.wandb"))
+    assert not list((command.cwd / "logs").rglob("events.out.*"))
+
+
+def test_video_shows_the_scene(command: Command) -> None:
+    import imageio.v3 as iio
+
+    trained = command("train", "cartpole-balance", "--gpu-ids", "None", "--num-envs", "8", "--max-iterations", "1")
+    assert trained.code == 0, trained.err
+    done = command("play", "cartpole-balance", "--num-envs", "1", "--video", "balance.mp4")
+    assert done.code == 0, done.err
+    frames = iio.imread(command.cwd / "balance.mp4")
+    assert frames.shape[1:] == (480, 848, 3)
+    assert len(frames) == 334, "1,000 steps of 10 ms, every third drawn"
+    orange = (frames[0][..., 0] > 150) & (frames[0][..., 2] < 80)
+    assert 200 < orange.sum() < 20_000, "the pole is in the picture"
+    assert (frames[0] != frames[-1]).any(), "it moves"

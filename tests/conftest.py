@@ -1,0 +1,101 @@
+"""Helpers of tests that run the installed commands."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+BIN = Path(sys.executable).parent
+
+MARK = "MJLAB_DIST_TEST"
+"""A variable that every process a test starts inherits, so that leftovers are found wherever they hang."""
+
+
+@dataclass
+class Done:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+    took_s: float
+
+
+class Command:
+    """Runs installed commands with an environment of the test's own."""
+
+    def __init__(self, mark: str, cwd: Path) -> None:
+        self.mark = mark
+        self.cwd = cwd
+
+    def program(self, name: str) -> str:
+        """Path of an installed command."""
+        return str(BIN / name)
+
+    def start(self, *args: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+        inherited = {k: v for k, v in os.environ.items() if k not in ("TORCHRUNX_LOG_DIR", "PYTHONDONTWRITEBYTECODE")}
+        return subprocess.Popen(
+            [self.program(args[0]), *args[1:]],
+            env={**inherited, **(env or {}), MARK: self.mark, "COLUMNS": "200"},
+            cwd=self.cwd,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def __call__(self, *args: str, env: dict[str, str] | None = None, timeout_s: float = 240) -> Done:
+        start = time.monotonic()
+        process = self.start(*args, env=env)
+        try:
+            out, err = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            out, err = process.communicate()
+            pytest.fail(f"{args} hung\n{out}\n{err}")
+        return Done(process.returncode, out, err, time.monotonic() - start)
+
+    def leftovers(self) -> list[str]:
+        """Processes that the commands of this test started and that are still there."""
+        return [p.info["name"] for p in psutil.process_iter(["name"]) if self._is_ours(p)]
+
+    def _is_ours(self, process: psutil.Process) -> bool:
+        try:
+            return process.environ().get(MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.Error:
+            return False
+
+
+@pytest.fixture
+def command(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Command]:
+    """Run an installed command; whatever it leaves behind fails the test, and is killed."""
+    runner = Command(f"{os.getpid()}-{request.node.name}", tmp_path)
+    yield runner
+    left = runner.leftovers()
+    for process in psutil.process_iter():
+        if runner._is_ours(process):
+            process.kill()
+    assert not left, f"left running: {left}"
+
+
+@pytest.fixture
+def wait_for() -> Callable[[Callable[[], bool], float], None]:
+    """Wait until a condition holds, or fail."""
+
+    def wait(condition: Callable[[], bool], timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            if time.monotonic() > deadline:
+                pytest.fail(f"did not happen within {timeout_s} s")
+            time.sleep(0.1)
+
+    return wait

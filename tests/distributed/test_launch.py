@@ -1,0 +1,214 @@
+"""The installed train command on two CPU ranks: files, logs, failures, signals, other launchers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import Command
+
+from mjlab_dist import runs
+
+SMALL = ("--num-envs", "32", "--agent.num-steps-per-env", "8", "--env.episode-length-s", "0.1")
+TWO = ("--gpu-ids", "None", "--cpu-ranks", "2")
+
+FAULTY = """
+import os, signal
+
+steps = 0
+
+def fail_on_rank_1(env):
+    global steps
+    steps += 1
+    if os.environ.get("RANK") == "1" and steps > 20:
+        raise RuntimeError("the reward of rank 1 broke")
+    return env.sim.qpos[:, 0]
+
+def die_on_rank_1(env):
+    global steps
+    steps += 1
+    if os.environ.get("RANK") == "1" and steps > 20:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return env.sim.qpos[:, 0]
+"""
+
+
+def only_run(root: Path) -> Path:
+    (run,) = (root / "logs" / "cartpole-balance").iterdir()
+    return run
+
+
+def test_two_ranks_train_and_leave_a_complete_run(command: Command) -> None:
+    done = command(
+        "train", "cartpole-balance", *TWO, *SMALL, "--max-iterations", "5", "--save-interval", "2", "--run-name", "two"
+    )
+    assert done.code == 0, done.err
+    run = only_run(command.cwd)
+
+    # The console: plain lines without a terminal, the last ones say where the run is and how to play it.
+    lines = done.out.splitlines()
+    assert lines[0].startswith("Training cartpole-balance with 2 ranks.")
+    assert any(line.startswith("iteration 5/5") for line in lines)
+    assert lines[-2:] == [
+        f"Run:  logs/cartpole-balance/{run.name}",
+        f"Play: uv run play cartpole-balance --run logs/cartpole-balance/{run.name} --video cartpole-balance.mp4",
+    ]
+    assert "\x1b" not in done.out
+    assert done.err == ""
+
+    # The run directory.
+    assert run.name.endswith("_two")
+    names = {p.name for p in run.iterdir()}
+    assert {"config.yaml", "provenance.json", "metrics.jsonl", "checkpoints", "torchrunx"} <= names
+    assert sum(name.startswith("events.out.tfevents") for name in names) == 1
+    assert {p.name for p in (run / "checkpoints").iterdir()} == {"model_2.pt", "model_4.pt", "model_5.pt"}
+    rows = runs.read_metrics(run)
+    assert [row["iteration"] for row in rows] == [1, 2, 3, 4, 5]
+    assert rows[-1]["total_steps"] == 2 * 32 * 8 * 5
+    assert rows[-1]["reward/smooth"] == pytest.approx(rows[-1]["mean_return"])
+    provenance = json.loads((run / "provenance.json").read_text())
+    assert provenance["devices"] == ["cpu", "cpu"]
+    assert provenance["host"] == socket.gethostname()
+    assert provenance["command"][1:3] == ["cartpole-balance", "--gpu-ids"]
+    assert provenance["versions"]["torch"] == torch.__version__.partition("+")[0]
+    assert {p.name for p in (run / "torchrunx").rglob("*.log")} == {
+        "localhost.log",
+        "localhost[0].log",
+        "localhost[1].log",
+    }
+
+    # Rank 1 wrote nothing but its log: the events of iterations are rank 0's.
+    (log_of_1,) = (run / "torchrunx").rglob("localhost[[]1].log")
+    assert "iteration" not in log_of_1.read_text()
+
+    # The run can be played, by name and as the latest, and started again from its file.
+    played = command("play", "cartpole-balance", "--run", "latest", "--num-envs", "2")
+    assert played.code == 0, played.err
+    assert played.out.splitlines()[0] == f"Playing logs/cartpole-balance/{run.name}/checkpoints/model_5.pt"
+    assert "2 episodes: mean return" in played.out
+    again = command("train", "--config", str(run / "config.yaml"), "--max-iterations", "1", "--log-root", "again")
+    assert again.code == 0, again.err
+    (second,) = (command.cwd / "again" / "cartpole-balance").iterdir()
+    first_config, second_config = runs.read_config(run), runs.read_config(second)
+    assert second_config.cpu_ranks == 2
+    assert second_config.env == first_config.env
+    assert second_config.agent == first_config.agent
+    assert runs.read_metrics(second)[0]["mean_step_reward"] == rows[0]["mean_step_reward"], "same seed, same run"
+
+
+def test_torchrunx_logs_follow_variable_then_flag(command: Command) -> None:
+    base = ("train", "cartpole-balance", *TWO, *SMALL, "--max-iterations", "1")
+    done = command(*base, "--torchrunx-log-dir", "", env={"TORCHRUNX_LOG_DIR": "elsewhere"})
+    assert done.code == 0, done.err
+    assert {p.name for p in (command.cwd / "elsewhere").rglob("*.log")} >= {"localhost[0].log", "localhost[1].log"}
+    assert not (only_run(command.cwd) / "torchrunx").exists()
+
+    off = command(*base, "--torchrunx-log-dir", "", "--log-root", "off")
+    assert off.code == 0, off.err
+    assert not list((command.cwd / "off").rglob("*.log"))
+
+
+@pytest.mark.parametrize(
+    ("term", "expected"),
+    [
+        ("fail_on_rank_1", "RuntimeError: the reward of rank 1 broke"),
+        ("die_on_rank_1", "train: rank 1 ended without a report"),
+    ],
+)
+def test_failure_of_one_rank_ends_all(command: Command, term: str, expected: str) -> None:
+    (command.cwd / "faulty.py").write_text(FAULTY)
+    done = command(
+        "train",
+        "cartpole-balance",
+        *TWO,
+        *SMALL,
+        "--env.rewards.smooth.func",
+        f"faulty:{term}",
+        env={"PYTHONPATH": "."},
+    )
+    assert done.code == 1
+    assert expected in done.err
+    assert not command.leftovers()
+    last = runs.read_metrics(only_run(command.cwd))[-1]
+    assert last["iteration"] == 2
+    assert done.took_s < 90, "start-up is in here, 12 s on a quiet machine; a collective would have waited for 600 s"
+    if term == "fail_on_rank_1":
+        assert done.err.startswith("Traceback (most recent call last):")
+        assert "train: rank 1 failed: RuntimeError: the reward of rank 1 broke" in done.err
+        report = json.loads((only_run(command.cwd) / "errors" / "rank1.json").read_text())
+        assert report["rank"] == 1
+
+
+def test_mistake_found_by_a_rank_is_one_line_and_leaves_no_run(command: Command) -> None:
+    done = command("train", "cartpole-balance", *TWO, "--env.actions.force.actuators", "thruster")
+    assert done.code == 2
+    assert done.err.splitlines() == ["train: --env.actions.force.actuators thruster: the model has force"]
+    assert not list((command.cwd / "logs" / "cartpole-balance").iterdir())
+
+
+@pytest.mark.parametrize("ranks", [("--gpu-ids", "None"), TWO], ids=["inline", "two ranks"])
+@pytest.mark.parametrize(("signum", "code", "name"), [(signal.SIGINT, 130, "Ctrl-C"), (signal.SIGTERM, 143, "SIGTERM")])
+def test_signal_ends_every_process(
+    command: Command,
+    wait_for: Callable[[Callable[[], bool], float], None],
+    ranks: tuple[str, ...],
+    signum: int,
+    code: int,
+    name: str,
+) -> None:
+    process = command.start("train", "cartpole-balance", *ranks, *SMALL, "--max-iterations", "100000")
+    logs = command.cwd / "logs"
+    wait_for(lambda: any(p.stat().st_size > 1000 for p in logs.rglob("metrics.jsonl")), 90)
+    # As a terminal does it, Ctrl-C reaches every process of the group; `kill` reaches the launcher alone.
+    (os.killpg if signum == signal.SIGINT else os.kill)(process.pid, signum)
+    out, err = process.communicate(timeout=10)
+    assert process.returncode == code
+    assert f"Stopped by {name} after" in out
+    assert "Traceback" not in out + err
+    assert not command.leftovers()
+
+
+def test_torchrun_starts_the_ranks(command: Command) -> None:
+    train = command.program("train")
+    done = command(
+        "torchrun", "--nproc-per-node", "2", "--no-python", train, "cartpole-balance", "--gpu-ids", "None", *SMALL,
+        "--max-iterations", "2",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert runs.read_metrics(only_run(command.cwd))[-1]["total_steps"] == 2 * 32 * 8 * 2
+    assert done.out.count("Run:  ") == 1, "ranks other than 0 are silent"
+
+
+def test_slurm_starts_the_ranks(command: Command) -> None:
+    tools = command.cwd / "bin"
+    tools.mkdir()
+    scontrol = tools / "scontrol"
+    scontrol.write_text("#!/bin/sh\necho 127.0.0.1\n")
+    scontrol.chmod(scontrol.stat().st_mode | stat.S_IEXEC)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = {
+        "PATH": f"{tools}:{os.environ['PATH']}", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "node[1]",
+        "SLURM_JOB_ID": str(port - 20000), "MASTER_PORT": str(port),
+    }  # fmt: skip
+    processes: list[subprocess.Popen[str]] = [
+        command.start(
+            "train", "cartpole-balance", "--gpu-ids", "None", *SMALL, "--max-iterations", "2",
+            env={**common, "SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)},
+        )
+        for i in range(2)
+    ]  # fmt: skip
+    outputs = [process.communicate(timeout=120) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert "Run:  " in outputs[0][0]
+    assert outputs[1][0] == ""
+    assert runs.read_metrics(only_run(command.cwd))[-1]["total_steps"] == 2 * 32 * 8 * 2

@@ -1,0 +1,101 @@
+"""Two ranks, watched from inside: one launch, many assertions."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torchrunx
+
+sys.path.insert(0, str(Path(__file__).parent))
+import probe
+
+from mjlab_dist.distributed import DevicePlan
+from mjlab_dist.launch.devices import cores
+from mjlab_dist.launch.ranks import exported_names
+
+RANKS = 2
+
+
+@pytest.fixture(scope="module")
+def environment() -> Iterator[None]:
+    """Ranks import the probe by its name, and are handed a variable that torchrunx itself would not pass on."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent))
+        patch.setenv("WANDB_NOTES", "passed on")
+        yield
+
+
+@pytest.fixture(scope="module")
+def ranks(environment: None) -> list[dict[str, Any]]:  # noqa: ARG001
+    plan = DevicePlan(
+        devices=("cpu",) * RANKS,
+        egl_ids=("5", "6"),
+        names=("cpu",) * RANKS,
+        torch_threads=max(1, cores() // RANKS),
+        backend="gloo",
+    )
+    launcher = torchrunx.Launcher(
+        hostnames=["localhost"],
+        workers_per_host=RANKS,
+        backend=None,
+        copy_env_vars=tuple(exported_names(os.environ)),
+    ).set_logging_handlers(None)
+    result = launcher.run(probe.probe, plan)
+    return [result.rank(i) for i in range(RANKS)]
+
+
+def test_policies_start_and_stay_bit_identical(ranks: list[dict[str, Any]]) -> None:
+    first, second = ranks
+    assert len(first["states"]) == probe.ITERATIONS
+    for after_first, after_second in zip(first["states"], second["states"], strict=True):
+        assert after_first == after_second
+    assert first["learning_rate"] == second["learning_rate"]
+
+
+def test_every_update_changes_the_policy(ranks: list[dict[str, Any]]) -> None:
+    states = ranks[0]["states"]
+    assert all(a != b for a, b in itertools.pairwise(states))
+
+
+def test_ranks_started_from_different_seeds(ranks: list[dict[str, Any]]) -> None:
+    assert [r["seed"] for r in ranks] == [probe.SEED, probe.SEED + 1]
+    assert ranks[0]["before"] != ranks[1]["before"], "else the broadcast of parameters is not tested"
+
+
+def test_ranks_simulate_different_envs(ranks: list[dict[str, Any]]) -> None:
+    first, second = (np.array(r["first_obs"]) for r in ranks)
+    assert first.shape == (probe.NUM_ENVS, 5)
+    assert not np.isclose(first, second).all(axis=1).any()
+
+
+def test_gradient_is_the_mean_over_ranks(ranks: list[dict[str, Any]]) -> None:
+    local = np.array([r["local_gradient"] for r in ranks])
+    assert not np.allclose(local[0], local[1])
+    for r in ranks:
+        np.testing.assert_allclose(r["averaged_gradient"], local.mean(axis=0), rtol=1e-5, atol=1e-8)
+
+
+def test_metrics_cover_all_ranks(ranks: list[dict[str, Any]]) -> None:
+    rows = [{k: v for k, v in r["row"].items() if k != "elapsed_s"} for r in ranks]
+    assert rows[0] == rows[1]
+    row = rows[0]
+    assert row["total_steps"] == RANKS * probe.NUM_ENVS * probe.STEPS * probe.ITERATIONS
+    # 24 steps in episodes of 10: each env of both ranks ends one whole episode, at a random time, after its staggered first.
+    assert row["mean_episode_length"] == 10
+    assert 0 < row["mean_return"] <= 10
+
+
+def test_process(ranks: list[dict[str, Any]]) -> None:
+    for r in ranks:
+        assert r["threads"] == max(1, cores() // RANKS)
+        assert r["backend"] == "gloo"
+        assert r["captured_before_group"]
+        assert r["wandb_variable"] == "passed on"
+    assert [r["egl_device"] for r in ranks] == ["5", "6"]

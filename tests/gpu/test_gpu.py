@@ -1,0 +1,218 @@
+"""What only a GPU can show. Skipped where there is none; a machine with one GPU runs all of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mjlab_dist import registry, runs
+from mjlab_dist.config import SimConfig
+from mjlab_dist.env import Env
+from mjlab_dist.sim import Simulation, load_model, start_warp
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+DEVICE = "cuda:0"
+NUM_ENVS = 256
+ROLLOUT_STEPS = 32
+
+
+def assert_trained(run_dir: Path, num_iterations: int, steps_per_iteration: int) -> list[dict[str, Any]]:
+    """Every iteration has a row of finite metrics, and the last one a checkpoint that can be read."""
+    rows = runs.read_metrics(run_dir)
+    assert [row["iteration"] for row in rows] == list(range(1, num_iterations + 1))
+    for row in rows:
+        assert row["total_steps"] == row["iteration"] * steps_per_iteration
+        losses = [value for name, value in row.items() if name.startswith("loss/")]
+        assert losses
+        assert all(math.isfinite(x) for x in (*losses, row["mean_step_reward"], row["learning_rate"]))
+        assert 0 < row["mean_step_reward"] <= 1
+        assert row["overflowed_envs"] == 0
+    checkpoint = runs.find_checkpoint(run_dir)
+    assert checkpoint == runs.checkpoint_path(run_dir, num_iterations)
+    assert torch.load(checkpoint, map_location="cpu", weights_only=True)["iter"] == num_iterations
+    return rows
+
+
+# Training
+
+
+def test_one_gpu_trains_in_the_commands_own_process(command: Callable[..., Any], tmp_path: Path) -> None:
+    flags = ["--gpu-ids", "0", "--max-iterations", "5", "--num-envs", str(NUM_ENVS), "--log-root", str(tmp_path)]
+    done = command("train", "cartpole-balance", *flags, timeout_s=600)
+    assert done.code == 0, done.err
+    assert "not captured" not in done.out + done.err
+    (run_dir,) = (tmp_path / "cartpole-balance").iterdir()
+    assert_trained(run_dir, 5, NUM_ENVS * ROLLOUT_STEPS)
+    (device,) = json.loads((run_dir / runs.PROVENANCE).read_text())["devices"]
+    assert device != "cpu"
+    assert not (run_dir / "torchrunx").exists()
+
+
+TWO_RANKS = """
+import dataclasses, json, sys
+from mjlab_dist import registry, runs
+from mjlab_dist.distributed import DevicePlan
+from mjlab_dist.launch.ranks import run_ranks
+
+plan = DevicePlan(devices=("cuda:0",) * 2, egl_ids=(None,) * 2, names=("one GPU",) * 2, torch_threads=1, backend="gloo")
+config = dataclasses.replace(
+    registry.task_config("cartpole-balance"), num_envs=64, max_iterations=2, log_root=sys.argv[1]
+)
+run_dir = runs.create_run_dir(config)
+events = []
+result = run_ranks(config, plan, run_dir, events.append)
+answer = {"run_dir": str(run_dir), "result": dataclasses.asdict(result), "events": events}
+print(json.dumps(answer))
+"""
+
+
+def test_two_ranks_share_one_gpu_through_gloo(tmp_path: Path) -> None:
+    # In a process of its own: torchrunx forks, which one that has used CUDA should not, and all children are killed at the end.
+    left_out = ("TORCHRUNX_LOG_DIR", "PYTHONDONTWRITEBYTECODE")
+    done = subprocess.run(
+        [sys.executable, "-c", TWO_RANKS, str(tmp_path)],
+        env={name: value for name, value in os.environ.items() if name not in left_out},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    run_dir, result = Path(answer["run_dir"]), answer["result"]
+    rows = assert_trained(run_dir, 2, 2 * 64 * ROLLOUT_STEPS)
+    assert result["run_dir"] == str(run_dir)
+    assert Path(result["checkpoint"]).is_file()
+    assert result["metrics"] == rows[-1]
+    assert [e["row"]["iteration"] for e in answer["events"] if e["kind"] == "iteration"] == [1, 2]
+    assert not [e for e in answer["events"] if e["kind"] == "warning"]
+
+
+# Capture
+
+
+@pytest.fixture
+def simulate() -> Callable[..., Simulation]:
+    start_warp(DEVICE)
+    env = registry.task_config("cartpole-balance").env
+    model = load_model(env.sim.model)
+
+    def make(**options: Any) -> Simulation:
+        config = SimConfig(model=env.sim.model, njmax=env.sim.njmax, nconmax=env.sim.nconmax, **options)
+        return Simulation(model, NUM_ENVS, DEVICE, config, lambda: None)
+
+    return make
+
+
+def drive(sim: Simulation) -> list[torch.Tensor]:
+    """50 steps from states that meet the rail's ends, with masked resets; states after each."""
+    generator = torch.Generator(DEVICE).manual_seed(0)
+    draw = {"generator": generator, "device": DEVICE}
+    sim.qpos.copy_(torch.rand(sim.qpos.shape, **draw) * 3.6 - 1.8)
+    sim.qvel.copy_(torch.randn(sim.qvel.shape, **draw) * 2)
+    seen = []
+    for i in range(50):
+        sim.ctrl.copy_(torch.randn(sim.ctrl.shape, **draw))
+        sim.step()
+        if i % 10 == 9:
+            sim.reset(torch.rand(NUM_ENVS, **draw) < 0.2)
+            sim.forward()
+        seen.append(torch.cat([sim.qpos, sim.qvel, sim.view("qacc"), sim.view("xpos").flatten(1)], dim=1))
+    return seen
+
+
+def test_captured_equals_eager_bit_for_bit(simulate: Callable[..., Simulation]) -> None:
+    captured, eager = simulate(), simulate(capture=False)
+    reason = captured._why_not_capturable()
+    if reason:
+        pytest.skip(reason)
+    assert captured.captured
+    assert not eager.captured
+    ours, oracle = drive(captured), drive(eager)
+    assert all(torch.equal(a, b) for a, b in zip(ours, oracle, strict=True))
+    assert not torch.equal(ours[0], ours[-1])
+    assert ours[-1].isfinite().all()
+
+
+def test_the_gpu_computes_what_the_cpu_does(simulate: Callable[..., Simulation]) -> None:
+    on_gpu = simulate()
+    on_cpu = Simulation(on_gpu.model, NUM_ENVS, "cpu", SimConfig(model="", njmax=2, nconmax=0), lambda: None)
+    for sim in (on_gpu, on_cpu):
+        generator = torch.Generator().manual_seed(0)
+        sim.qpos.copy_(torch.rand(NUM_ENVS, 2, generator=generator) - 0.5)
+        for _ in range(50):
+            sim.ctrl.copy_(torch.randn(NUM_ENVS, 1, generator=generator))
+            sim.step()
+    torch.testing.assert_close(on_gpu.qpos.cpu(), on_cpu.qpos, rtol=0, atol=1e-4)
+    torch.testing.assert_close(on_gpu.qvel.cpu(), on_cpu.qvel, rtol=0, atol=3e-4)
+
+
+# No host sync
+
+
+@pytest.fixture
+def syncs_fail() -> Iterator[Callable[[], None]]:
+    """To be called after warming up: from then on, whatever makes the host wait for the GPU raises."""
+    yield lambda: torch.cuda.set_sync_debug_mode("error")
+    torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_sync_would_be_noticed(syncs_fail: Callable[[], None]) -> None:
+    x = torch.ones(3, device=DEVICE)
+    syncs_fail()
+    x.mul_(2)
+    with pytest.raises(RuntimeError, match="synchroniz"):
+        x.sum().item()
+    with pytest.raises(RuntimeError, match="synchroniz"):
+        x.nonzero()
+
+
+def test_the_simulation_never_waits_for_the_gpu(
+    simulate: Callable[..., Simulation], syncs_fail: Callable[[], None]
+) -> None:
+    sim = simulate()
+    mask = torch.arange(NUM_ENVS, device=DEVICE) % 2 == 0
+    before = sim.qpos.clone()
+
+    def use() -> None:
+        sim.ctrl.fill_(1.0)
+        sim.step()
+        sim.reset(mask)
+        sim.forward()
+
+    use()
+    syncs_fail()
+    for _ in range(20):
+        use()
+    torch.cuda.set_sync_debug_mode("default")
+    moved = (sim.qpos != before).any(dim=1)
+    assert torch.equal(moved, ~mask)
+
+
+@pytest.mark.parametrize("task", ["cartpole-balance", "cartpole-swingup"])
+def test_an_env_step_never_waits_for_the_gpu(task: str, syncs_fail: Callable[[], None]) -> None:
+    start_warp(DEVICE)
+    torch.manual_seed(0)
+    env = Env(registry.task_config(task).env, NUM_ENVS, DEVICE)
+    env.episode_length_buf.random_(env.max_episode_length - 20, env.max_episode_length)  # episodes end within the steps
+    actions = torch.randn(21, NUM_ENVS, env.num_actions, device=DEVICE)
+    env.step(actions[0])
+    env.pop_episode_totals()
+    syncs_fail()
+    steps = [env.step(row) for row in actions[1:]]
+    totals = env.pop_episode_totals()
+    torch.cuda.set_sync_debug_mode("default")
+    rewards = torch.stack([step[1] for step in steps])
+    assert totals.episodes > NUM_ENVS / 2
+    assert steps[-1][0]["actor"].isfinite().all()
+    assert ((rewards >= 0) & (rewards <= 1)).all()

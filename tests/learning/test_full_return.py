@@ -1,0 +1,28 @@
+"""Training from nothing to a full return, through the installed command, on one and on two CPU ranks."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import Command
+
+from mjlab_dist import runs
+
+MAXIMUM = 1000.0
+"""1,000 steps an episode, at most 1 of reward each."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", ["1", "2"])
+@pytest.mark.parametrize(("task", "share"), [("cartpole-balance", 0.95), ("cartpole-swingup", 0.80)])
+def test_task_trains_to_a_full_return(command: Command, task: str, share: float, ranks: str) -> None:
+    # How long it takes is scripts/bench_training.py's to say; here time only bounds a hang.
+    done = command("train", task, "--gpu-ids", "None", "--cpu-ranks", ranks, "--seed", "1", timeout_s=800)
+    assert done.code == 0, done.err
+    (run,) = (command.cwd / "logs" / task).iterdir()
+    trained = runs.read_metrics(run)[-1]["mean_return"]
+    assert trained >= share * MAXIMUM, "with exploration noise, over the newest 100 episodes or more"
+
+    played = command("play", task, "--num-envs", "32")
+    assert played.code == 0, played.err
+    mean = float(played.out.split("mean return ")[1].split()[0])
+    assert mean >= share * MAXIMUM, "without exploration noise"
