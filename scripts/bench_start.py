@@ -1,0 +1,55 @@
+"""Start-up: `train --help` and `list-tasks`, and first iterations with 1, 2 and 4 ranks, kernels compiled or still to compile.
+
+uv run python scripts/bench_start.py
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+from timed import BIN, clean_environment, run_ours, spread
+
+COMMANDS = (("train", "--help"), ("train", "cartpole-balance", "--help"), ("list-tasks",))
+ROUNDS = 10
+COLD_ROUNDS = 3
+
+
+def main() -> None:
+    """Print seconds."""
+    for command in COMMANDS:
+        took = [_seconds(*command) for _ in range(ROUNDS + 1)][1:]
+        print(f"{' '.join(command):<32} {spread(took, 2)} s")
+    for ranks in ("1", "2", "4"):
+        warm = [_first_iteration(ranks) for _ in range(COLD_ROUNDS)]
+        cold = [_cold(ranks) for _ in range(COLD_ROUNDS)]
+        print(f"{ranks} rank(s), to the end of the first iteration: {spread(warm, 1)} s", end="")
+        added = statistics.median(cold) - statistics.median(warm)
+        print(f"; with kernels to compile {spread(cold, 1)} s, {added:.1f} s more")
+
+
+def _seconds(*command: str) -> float:
+    start = time.monotonic()
+    done = subprocess.run(
+        [str(BIN / command[0]), *command[1:]], env=clean_environment(), capture_output=True, check=False
+    )
+    if done.returncode:
+        sys.exit(done.stderr.decode())
+    return time.monotonic() - start
+
+
+def _first_iteration(ranks: str, env: dict[str, str] | None = None) -> float:
+    flags = ("--gpu-ids", "None", "--cpu-ranks", ranks, "--num-envs", "64", "--max-iterations", "1")
+    return run_ours(*flags, env=env).first_iteration_s
+
+
+def _cold(ranks: str) -> float:
+    with tempfile.TemporaryDirectory() as cache:
+        return _first_iteration(ranks, {"WARP_CACHE_PATH": cache})
+
+
+if __name__ == "__main__":
+    main()

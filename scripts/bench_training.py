@@ -1,0 +1,52 @@
+"""Training from nothing: wall clock from the command to its end, and the mean return reached, on one and two CPU ranks.
+
+uv run python scripts/bench_training.py cartpole-balance
+uv run python scripts/bench_training.py cartpole-swingup
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from timed import BIN, clean_environment
+
+
+def main() -> None:
+    """Print a line a run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("task")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    args = parser.parse_args()
+    for ranks in ("1", "2"):
+        for seed in args.seeds:
+            with tempfile.TemporaryDirectory() as root:
+                start = time.monotonic()
+                command = [
+                    str(BIN / "train"),
+                    args.task,
+                    "--gpu-ids",
+                    "None",
+                    "--cpu-ranks",
+                    ranks,
+                    "--seed",
+                    str(seed),
+                ]
+                done = subprocess.run(
+                    [*command, "--log-root", root], env=clean_environment(), capture_output=True, check=False
+                )
+                took = time.monotonic() - start
+                if done.returncode:
+                    sys.exit(done.stderr.decode())
+                (metrics,) = Path(root).rglob("metrics.jsonl")
+                last = json.loads(metrics.read_text().splitlines()[-1])
+            print(f"{args.task}  {ranks} rank(s)  seed {seed}  {took:.0f} s  mean return {last['mean_return']:.0f}")
+
+
+if __name__ == "__main__":
+    main()
