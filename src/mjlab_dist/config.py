@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -22,6 +22,9 @@ Activation = Literal[
     "elu", "selu", "relu", "crelu", "lrelu", "tanh", "sigmoid", "softplus", "gelu", "swish", "mish", "identity"
 ]
 """Activations that rsl_rl knows by name."""
+
+COMPRESSIONS = ("none", "bf16", "fp16")
+"""Formats that gradients can travel in."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +139,32 @@ class AgentConfig:
     """Normalize observations by their running mean and deviation, over all ranks."""
     init_std: float = 1.0
     """Standard deviation of the actions at the start."""
+    rnn: Literal["none", "lstm", "gru"] = "none"
+    """Recurrent layers in front of policy and value; mini-batches are then of whole envs."""
+    rnn_hidden_dim: int = 256
+    """Width of the recurrent layers."""
+    rnn_num_layers: int = 1
+    """Recurrent layers."""
+    advantage_normalization: Literal["global", "rank", "mini-batch"] = "global"
+    """Over what advantages get mean 0 and deviation 1: the rollout of all ranks (the same policy comes out at any world size), each rank's own rollout, or each mini-batch over all ranks."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Precision of the networks' products in the update; bf16 keeps parameters, gradients and Adam in fp32 (torch.autocast)."""
+    capture: bool = True
+    """On a GPU, record the update of a mini-batch once and replay it as CUDA graphs; off is slower and easier to debug."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncConfig:
+    """How ranks keep one policy. docs/distributed.md has the formulas and what each costs."""
+
+    period: int = 1
+    """Iterations between averagings of the ranks' parameters and Adam moments. 1 averages the gradients of every mini-batch instead, and ranks never differ."""
+    compression: str = "none"
+    """Number format that gradients travel in: none (fp32), bf16 or fp16. They are divided by the world size before, and kept in fp32 after."""
+    check_interval: int = 100
+    """Iterations between comparisons of all ranks' parameters, optimizer state and normalizers; a difference ends the run. Checkpoints are checked too."""
+    synchronizer: str | None = None
+    """A synchronizer of your own, as package.module:Class; see docs/distributed.md."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,16 +173,26 @@ class TrainConfig:
 
     task: str
     """Name of the task, as list-tasks prints it; set by the first argument, not by this flag."""
-    num_envs: int = 1024
-    """Envs per rank."""
+    num_envs: int | Literal["auto"] = 1024
+    """Envs per rank. auto: the largest power of two that every rank's memory holds."""
+    total_num_envs: int | None = None
+    """Envs over all ranks, in place of num-envs; the ranks must divide it."""
     max_iterations: int = 300
     """Iterations to train: each is one rollout and one policy update."""
+    total_timesteps: int | None = None
+    """Control steps to train, over all envs of all ranks, in place of max-iterations; rounded down to whole iterations."""
     seed: int = 1
     """Rank r seeds itself with seed + r."""
     gpu_ids: tuple[int, ...] | Literal["auto", "all"] | None = "auto"
     """GPUs to train on, one rank each: indices into CUDA_VISIBLE_DEVICES where that is set; all; or None for the CPU. auto: GPU 0 if there is one, else the CPU."""
     cpu_ranks: int | None = None
     """Train on the CPU with this many processes, each on its share of the cores."""
+    require_same_devices: bool = False
+    """Refuse to train on ranks whose devices differ in model, memory or compute capability; otherwise that is only reported."""
+    fsdp_devices: int = 1
+    """Ranks that share one copy of each large parameter and its Adam moments (FSDP2); must divide the world size. 1 keeps a copy on every rank."""
+    fsdp_min_size_mb: float = 4.0
+    """Size from which a parameter of two or more dimensions is sharded, in MiB of fp32."""
     run_name: str = ""
     """Put into the run directory's name."""
     log_root: str = "logs"
@@ -170,6 +209,8 @@ class TrainConfig:
     """The task's env."""
     agent: AgentConfig = field(default_factory=AgentConfig)
     """The learner."""
+    sync: SyncConfig = field(default_factory=SyncConfig)
+    """Synchronisation of ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,25 +238,96 @@ def validate(config: TrainConfig) -> None:
         UserError: One line that names the flag, its value and the mend.
     """
     _validate_numbers(config)
-    agent = config.agent
-    rollout = config.num_envs * agent.num_steps_per_env
-    if rollout % agent.num_mini_batches:
-        divisors = [n for n in range(1, min(rollout, 64) + 1) if rollout % n == 0]
-        nearest = min(divisors, key=lambda n: abs(n - agent.num_mini_batches))
+    if config.num_envs == "auto" and config.total_num_envs is not None:
         raise UserError(
-            f"--agent.num-mini-batches {agent.num_mini_batches}: does not divide the rollout of --num-envs "
-            f"{config.num_envs} x --agent.num-steps-per-env {agent.num_steps_per_env} = {rollout} samples; use {nearest}"
+            f"--num-envs auto: excludes --total-num-envs {config.total_num_envs}, which fixes the envs; drop one of the two"
         )
+    if config.total_num_envs is None:
+        validate_rollout(config)
+    _validate_sync(config)
     if "/" in config.run_name or config.run_name.startswith("."):
         raise UserError(f"--run-name {config.run_name}: must be a plain name, without / and not starting with a dot")
     _validate_env(config.env)
+
+
+def validate_rollout(config: TrainConfig) -> None:
+    """Refuse mini-batches that the rollout of one rank cannot be cut into; where ``num_envs`` is auto, nothing is known yet.
+
+    Args:
+        config: A config whose ``num_envs`` is what ranks will have: :func:`mjlab_dist.budget.resolve` settles that.
+
+    Raises:
+        UserError: One line that names the flag, its value and the mend.
+    """
+    if config.num_envs == "auto":
+        return
+    agent = config.agent
+    if agent.rnn != "none":
+        if config.num_envs % agent.num_mini_batches:
+            raise UserError(
+                f"--agent.num-mini-batches {agent.num_mini_batches}: does not divide --num-envs {config.num_envs}, and with "
+                f"--agent.rnn {agent.rnn} mini-batches are of whole envs; "
+                f"use {_nearest_divisor(config.num_envs, agent.num_mini_batches)}"
+            )
+        return
+    rollout = config.num_envs * agent.num_steps_per_env
+    if rollout % agent.num_mini_batches:
+        raise UserError(
+            f"--agent.num-mini-batches {agent.num_mini_batches}: does not divide the rollout of --num-envs "
+            f"{config.num_envs} x --agent.num-steps-per-env {agent.num_steps_per_env} = {rollout} samples; "
+            f"use {_nearest_divisor(rollout, agent.num_mini_batches)}"
+        )
+
+
+def _nearest_divisor(number: int, wish: int) -> int:
+    divisors = [n for n in range(1, min(number, 64) + 1) if number % n == 0]
+    return min(divisors, key=lambda n: abs(n - wish))
+
+
+def _validate_sync(config: TrainConfig) -> None:
+    sync = config.sync
+    if sync.compression not in COMPRESSIONS:
+        raise UserError(
+            f"--sync.compression {sync.compression}: use {', '.join(COMPRESSIONS[:-1])} or {COMPRESSIONS[-1]}; an all-reduce "
+            "adds numbers: what travels must be a number format, and bytes packed by a general compressor cannot be added"
+        )
+    own = f"--sync.synchronizer {sync.synchronizer}"
+    for excluded, flag, reason in (
+        (
+            sync.synchronizer and sync.period > 1,
+            f"{own}: excludes --sync.period {sync.period}",
+            "a synchronizer of your own decides when ranks meet",
+        ),
+        (
+            sync.synchronizer and sync.compression != "none",
+            f"{own}: excludes --sync.compression {sync.compression}",
+            "a synchronizer of your own decides what travels",
+        ),
+        (
+            sync.synchronizer and config.fsdp_devices > 1,
+            f"--fsdp-devices {config.fsdp_devices}: excludes {own}",
+            "sharded gradients are averaged by FSDP2",
+        ),
+        (
+            sync.period > 1 and config.fsdp_devices > 1,
+            f"--fsdp-devices {config.fsdp_devices}: excludes --sync.period {sync.period}",
+            "ranks that share parameters cannot differ",
+        ),
+    ):
+        if excluded:
+            raise UserError(f"{flag}, since {reason}; drop one of the two")
 
 
 def _validate_numbers(config: TrainConfig) -> None:
     agent, sim = config.agent, config.env.sim
     for least, flag, value in (
         (1, "--num-envs", config.num_envs),
+        (1, "--total-num-envs", config.total_num_envs),
         (1, "--max-iterations", config.max_iterations),
+        (1, "--total-timesteps", config.total_timesteps),
+        (1, "--fsdp-devices", config.fsdp_devices),
+        (1, "--sync.period", config.sync.period),
+        (1, "--sync.check-interval", config.sync.check_interval),
         (1, "--save-interval", config.save_interval),
         (0, "--seed", config.seed),
         (1, "--env.sim.decimation", sim.decimation),
@@ -226,8 +338,10 @@ def _validate_numbers(config: TrainConfig) -> None:
         (1, "--agent.num-mini-batches", agent.num_mini_batches),
         *((1, "--agent.actor-hidden-dims", width) for width in agent.actor_hidden_dims),
         *((1, "--agent.critic-hidden-dims", width) for width in agent.critic_hidden_dims),
+        (1, "--agent.rnn-hidden-dim", agent.rnn_hidden_dim),
+        (1, "--agent.rnn-num-layers", agent.rnn_num_layers),
     ):
-        if value < least:
+        if isinstance(value, int) and value < least:
             raise UserError(f"{flag} {value}: must be at least {least}")
     for flag, value in (
         ("--env.episode-length-s", config.env.episode_length_s),
@@ -242,6 +356,7 @@ def _validate_numbers(config: TrainConfig) -> None:
     for flag, value in (
         ("--agent.entropy-coef", agent.entropy_coef),
         ("--agent.value-loss-coef", agent.value_loss_coef),
+        ("--fsdp-min-size-mb", config.fsdp_min_size_mb),
     ):
         if not 0 <= value < math.inf:
             raise UserError(f"{flag} {value}: must be 0 or more, and finite")
@@ -275,3 +390,19 @@ def to_plain(config: Any) -> Any:
     if isinstance(config, tuple | list):
         return [to_plain(value) for value in config]
     return config
+
+
+def paths(plain: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted names of all that a config holds.
+
+    Args:
+        plain: What :func:`to_plain` made of it.
+        prefix: Put before every name.
+
+    Yields:
+        Name and value; what holds others comes before them.
+    """
+    for name, value in plain.items():
+        yield prefix + name, value
+        if isinstance(value, Mapping):
+            yield from paths(value, f"{prefix}{name}.")

@@ -67,7 +67,19 @@ def test_every_task_is_valid(task: str):
     ("path", "flag", "value", "mend"),
     [
         ("num_envs", "--num-envs", 0, "at least 1"),
+        ("total_num_envs", "--total-num-envs", 0, "at least 1"),
         ("max_iterations", "--max-iterations", -3, "at least 1"),
+        ("total_timesteps", "--total-timesteps", 0, "at least 1"),
+        ("fsdp_devices", "--fsdp-devices", 0, "at least 1"),
+        ("fsdp_min_size_mb", "--fsdp-min-size-mb", -0.5, "0 or more, and finite"),
+        ("fsdp_min_size_mb", "--fsdp-min-size-mb", float("inf"), "0 or more, and finite"),
+        ("fsdp_min_size_mb", "--fsdp-min-size-mb", float("nan"), "0 or more, and finite"),
+        ("sync.period", "--sync.period", 0, "at least 1"),
+        ("sync.check_interval", "--sync.check-interval", 0, "at least 1"),
+        ("sync.compression", "--sync.compression", "gzip", "use none, bf16 or fp16; an all-reduce adds numbers"),
+        ("sync.compression", "--sync.compression", "", "use none, bf16 or fp16"),
+        ("agent.rnn_hidden_dim", "--agent.rnn-hidden-dim", 0, "at least 1"),
+        ("agent.rnn_num_layers", "--agent.rnn-num-layers", -1, "at least 1"),
         ("save_interval", "--save-interval", 0, "at least 1"),
         ("seed", "--seed", -1, "at least 0"),
         ("env.sim.decimation", "--env.sim.decimation", 0, "at least 1"),
@@ -95,7 +107,24 @@ def test_a_bad_value_is_refused(config: TrainConfig, path: str, flag: str, value
 
 @pytest.mark.parametrize(
     ("path", "value"),
-    [("num_envs", 1), ("seed", 0), ("agent.gamma", 0.0), ("agent.gamma", 1.0), ("agent.lam", 1.0), ("run_name", "a.b")],
+    [
+        ("num_envs", 1),
+        ("num_envs", "auto"),
+        ("total_num_envs", 1),
+        ("total_timesteps", 1),
+        ("fsdp_devices", 2),
+        ("fsdp_min_size_mb", 0.0),
+        ("sync.period", 2),
+        ("sync.check_interval", 1),
+        ("sync.compression", "bf16"),
+        ("sync.compression", "fp16"),
+        ("sync.synchronizer", "package.module:Class"),
+        ("seed", 0),
+        ("agent.gamma", 0.0),
+        ("agent.gamma", 1.0),
+        ("agent.lam", 1.0),
+        ("run_name", "a.b"),
+    ],
 )
 def test_a_value_at_its_limit_is_accepted(config: TrainConfig, path: str, value: Any):
     validate(changed(config, path, value))
@@ -133,6 +162,47 @@ def test_mini_batches_that_do_not_divide_the_rollout_are_refused_with_a_number_t
     validate(changed(config, "agent.num_mini_batches", int(use[1])))
 
 
+OWN = "package.module:Class"
+
+
+@pytest.mark.parametrize(
+    ("changes", "flags"),
+    [
+        ({"num_envs": "auto", "total_num_envs": 64}, ("--num-envs auto", "--total-num-envs 64")),
+        ({"fsdp_devices": 2, "sync.period": 4}, ("--fsdp-devices 2", "--sync.period 4")),
+        ({"fsdp_devices": 2, "sync.synchronizer": OWN}, ("--fsdp-devices 2", f"--sync.synchronizer {OWN}")),
+        ({"sync.period": 4, "sync.synchronizer": OWN}, (f"--sync.synchronizer {OWN}", "--sync.period 4")),
+        (
+            {"sync.compression": "fp16", "sync.synchronizer": OWN},
+            (f"--sync.synchronizer {OWN}", "--sync.compression fp16"),
+        ),
+    ],
+)
+def test_fields_that_exclude_each_other_are_refused_together_only(
+    config: TrainConfig, changes: dict[str, Any], flags: tuple[str, str]
+):
+    both = config
+    for path, value in changes.items():
+        validate(changed(config, path, value))
+        both = changed(both, path, value)
+    message = refusal_of(both)
+    assert message.startswith(f"{flags[0]}: excludes {flags[1]}")
+    assert message.endswith("drop one of the two")
+
+
+@pytest.mark.parametrize("rnn", ["lstm", "gru"])
+def test_mini_batches_of_recurrent_networks_are_of_whole_envs(config: TrainConfig, rnn: str):
+    config = changed(changed(config, "num_envs", 6), "agent.num_steps_per_env", 32)
+    validate(changed(config, "agent.num_mini_batches", 4))
+    config = changed(config, "agent.rnn", rnn)
+    message = refusal_of(changed(config, "agent.num_mini_batches", 4))
+    assert message.startswith("--agent.num-mini-batches 4: ")
+    assert "--num-envs 6" in message
+    assert f"--agent.rnn {rnn}" in message
+    assert message.endswith("use 3")
+    validate(changed(config, "agent.num_mini_batches", 3))
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_a_file_reads_back_as_the_same_config(task: str, tmp_path: Path):
     config = registry.task_config(task)
@@ -142,6 +212,19 @@ def test_a_file_reads_back_as_the_same_config(task: str, tmp_path: Path):
 @pytest.mark.parametrize(
     ("path", "value"),
     [
+        ("num_envs", "auto"),
+        ("num_envs", 3),
+        ("total_num_envs", 12),
+        ("total_timesteps", 10**10),
+        ("require_same_devices", True),
+        ("fsdp_devices", 2),
+        ("fsdp_min_size_mb", 0.5),
+        ("sync.period", 8),
+        ("sync.compression", "bf16"),
+        ("sync.synchronizer", "package.module:Class"),
+        ("agent.rnn", "gru"),
+        ("agent.advantage_normalization", "rank"),
+        ("agent.precision", "bf16"),
         ("gpu_ids", "all"),
         ("gpu_ids", None),
         ("gpu_ids", (0,)),
@@ -257,6 +340,8 @@ def test_a_missing_key_is_refused_by_name(config: TrainConfig, tmp_path: Path):
         ("num_envs", "many"),
         ("num_envs", 1.5),
         ("num_envs", None),
+        ("total_num_envs", "auto"),
+        ("total_timesteps", "1e6"),
         ("gpu_ids", "some"),
         ("gpu_ids", 0),
         ("gpu_ids", ["a"]),

@@ -1,0 +1,125 @@
+"""Totals over all ranks: what each rank gets of them, and what cannot be."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mjlab_dist import registry, runs
+from mjlab_dist.budget import resolve
+from mjlab_dist.config import TrainConfig, to_plain, validate
+from mjlab_dist.errors import UserError
+
+STEPS = 32
+
+
+def config(**changes: Any) -> TrainConfig:
+    base = registry.task_config("cartpole-balance")
+    assert base.agent.num_steps_per_env == STEPS
+    return dataclasses.replace(base, **{"num_envs": 64, "max_iterations": 7, **changes})
+
+
+def refusal_of(config: TrainConfig, world_size: int) -> str:
+    with pytest.raises(UserError) as caught:
+        resolve(config, world_size)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize("num_envs", [64, "auto"])
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_without_totals_nothing_changes(num_envs: Any, world_size: int):
+    assert resolve(config(num_envs=num_envs), world_size) == (config(num_envs=num_envs), [])
+
+
+@pytest.mark.parametrize(("total", "world_size", "num_envs"), [(64, 1, 64), (96, 3, 32), (8, 8, 1)])
+def test_ranks_share_the_envs(total: int, world_size: int, num_envs: int):
+    resolved, lines = resolve(config(total_num_envs=total), world_size)
+    assert resolved == config(total_num_envs=total, num_envs=num_envs)
+    assert lines == []
+
+
+@pytest.mark.parametrize(
+    ("total", "world_size", "mend"),
+    [(10, 3, "9 or 12"), (2, 3, "3"), (1, 8, "8"), (15, 8, "8 or 16"), (9, 2, "8 or 10")],
+)
+def test_envs_that_ranks_cannot_share_are_refused_with_the_nearest(total: int, world_size: int, mend: str):
+    message = refusal_of(config(total_num_envs=total), world_size)
+    assert message == f"--total-num-envs {total} can't be split over {world_size} ranks: use {mend}"
+
+
+@pytest.mark.parametrize("extra", [0, 1, 3 * 64 * STEPS - 1])
+def test_steps_are_rounded_down_to_whole_iterations(extra: int):
+    per_iteration = 3 * 64 * STEPS
+    total = 5 * per_iteration + extra
+    resolved, lines = resolve(config(total_timesteps=total), 3)
+    assert resolved == config(total_timesteps=total, max_iterations=5)
+    if not extra:
+        assert lines == []
+        return
+    (line,) = lines
+    assert line.startswith(f"--total-timesteps {total}: ")
+    assert f"{extra:,} would not fill an iteration" in line
+    assert f"{5 * per_iteration:,} in all" in line
+
+
+def test_fewer_steps_than_an_iteration_has_are_refused():
+    message = refusal_of(config(total_timesteps=4095), 2)
+    assert message.startswith("--total-timesteps 4095: ")
+    assert "2 x 64 x 32 = 4096" in message
+    assert message.endswith("use 4096 or more")
+    assert resolve(config(total_timesteps=4096), 2)[0].max_iterations == 1
+
+
+def test_both_totals_together():
+    resolved, _ = resolve(config(total_num_envs=128, total_timesteps=10 * 128 * STEPS), 4)
+    assert (resolved.num_envs, resolved.max_iterations) == (32, 10)
+
+
+def test_steps_wait_until_auto_is_known():
+    unknown, lines = resolve(config(num_envs="auto", total_timesteps=10_000), 2)
+    assert unknown == config(num_envs="auto", total_timesteps=10_000)
+    assert lines == []
+    known, lines = resolve(dataclasses.replace(unknown, num_envs=16), 2)
+    assert known.max_iterations == 9
+    assert len(lines) == 1
+
+
+def test_a_run_started_again_on_other_ranks_keeps_its_totals(tmp_path: Path):
+    resolved, _ = resolve(config(total_num_envs=128, total_timesteps=20 * 128 * STEPS), 2)
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(to_plain(resolved)))
+    again, lines = resolve(runs.read_config(file), 4)
+    assert (again.num_envs, again.max_iterations) == (32, 20)
+    assert lines == []
+
+
+def test_mini_batches_are_checked_against_the_envs_that_ranks_get():
+    three = dataclasses.replace(config().agent, num_mini_batches=3)
+    validate(config(num_envs=64, total_num_envs=6, agent=three))  # 64 x 32 is no multiple of 3, but nobody gets 64
+    assert resolve(config(total_num_envs=6, agent=three), 2)[0].num_envs == 3
+    message = refusal_of(config(total_num_envs=8, agent=three), 2)
+    assert message.startswith("--agent.num-mini-batches 3: ")
+    assert "--num-envs 4" in message
+
+
+@pytest.mark.parametrize(("devices", "world_size"), [(1, 1), (1, 3), (2, 4), (4, 4)])
+def test_sharding_over_a_divisor_of_the_ranks(devices: int, world_size: int):
+    assert resolve(config(fsdp_devices=devices), world_size) == (config(fsdp_devices=devices), [])
+
+
+@pytest.mark.parametrize(
+    ("devices", "world_size", "message"),
+    [
+        (3, 4, "--fsdp-devices 3: does not divide the run's 4 ranks; use 1, 2 or 4"),
+        (2, 1, "--fsdp-devices 2: does not divide the run's 1 rank; use 1"),
+        (8, 5, "--fsdp-devices 8: does not divide the run's 5 ranks; use 1 or 5"),
+    ],
+)
+def test_sharding_over_other_numbers_is_refused(devices: int, world_size: int, message: str):
+    assert refusal_of(config(fsdp_devices=devices), world_size) == message
