@@ -3,6 +3,7 @@
 <log-root>/<task>/<UTC time>[_<run-name>]/
     config.yaml        the run's config; --config reads it back
     provenance.json    versions, git commit, command line, devices, host
+    ranks.json         of every rank: host, device, its model and memory, first env, envs, seed
     git.diff           what differed from that commit, if anything
     metrics.jsonl      a row an iteration
     events.out.*       TensorBoard
@@ -13,6 +14,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 import os
@@ -22,13 +24,19 @@ import subprocess
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mjlab_dist.config import TrainConfig, to_plain
+from mjlab_dist.distributed.rank_info import RankInfo
 from mjlab_dist.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 CONFIG = "config.yaml"
 PROVENANCE = "provenance.json"
+RANKS = "ranks.json"
 METRICS = "metrics.jsonl"
 CHECKPOINTS = "checkpoints"
 ERRORS = "errors"
@@ -103,6 +111,16 @@ def write_origin(run_dir: Path, config: TrainConfig, argv: Sequence[str], device
         (run_dir / "git.diff").write_bytes(diff)
 
 
+def write_ranks(run_dir: Path, ranks: Sequence[RankInfo]) -> None:
+    """Write which rank trained where, and on which envs.
+
+    Args:
+        run_dir: The run's directory.
+        ranks: All ranks of the run.
+    """
+    (run_dir / RANKS).write_text(json.dumps([dataclasses.asdict(rank) for rank in ranks], indent=2) + "\n")
+
+
 def read_config(path: Path) -> TrainConfig:
     """Read a config file back.
 
@@ -112,8 +130,7 @@ def read_config(path: Path) -> TrainConfig:
     Raises:
         UserError: If there is none, or it is not one of ours.
     """
-    import dacite  # noqa: PLC0415 (not needed to print help)
-    import yaml  # noqa: PLC0415
+    import yaml  # noqa: PLC0415 (not needed to print help)
 
     path = path / CONFIG if path.is_dir() else path
     try:
@@ -124,6 +141,19 @@ def read_config(path: Path) -> TrainConfig:
         raise UserError(f"--config {path}: is no YAML: {' '.join(str(error).split())}") from error
     if not isinstance(plain, dict):
         raise UserError(f"--config {path}: holds no config; name a run directory's {CONFIG}")
+    try:
+        return from_plain(plain)
+    except UserError as error:
+        raise UserError(f"--config {path}: {error}") from error
+
+
+def from_plain(plain: dict[str, Any]) -> TrainConfig:
+    """Turn what :func:`~mjlab_dist.config.to_plain` made back into a config.
+
+    Raises:
+        UserError: If a field is missing, unknown, or of another type.
+    """
+    import dacite  # noqa: PLC0415 (not needed to print help)
 
     def tuple_of_list(value: Any) -> tuple[Any, ...]:
         if not isinstance(value, list):
@@ -141,7 +171,7 @@ def read_config(path: Path) -> TrainConfig:
     try:
         return dacite.from_dict(TrainConfig, plain, config=dacite.Config(type_hooks=hooks, strict=True))
     except dacite.DaciteError as error:
-        raise UserError(f"--config {path}: {error}") from error
+        raise UserError(str(error)) from error
 
 
 def find_run(log_root: str, task: str, run: str) -> Path:
@@ -192,6 +222,23 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     """All rows of a run's metrics.jsonl."""
     lines = (run_dir / METRICS).read_text().splitlines()
     return [json.loads(line) for line in lines]
+
+
+def read_history(run_dir: Path) -> dict[str, NDArray[np.float64]]:
+    """A run's metrics.jsonl by column.
+
+    Args:
+        run_dir: The run directory.
+
+    Returns:
+        Every column that any row has, (iterations,) each; NaN where a row has no value.
+    """
+    import numpy as np  # noqa: PLC0415 (not needed to print help)
+
+    rows = read_metrics(run_dir)
+    columns = dict.fromkeys(name for row in rows for name in row)
+    # float64 reads None as NaN.
+    return {name: np.array([row.get(name) for row in rows], dtype=np.float64) for name in columns}
 
 
 def _by_start(run_dir: Path) -> tuple[str, int, str]:

@@ -34,6 +34,11 @@ def fast(env: Env, limit: float) -> torch.Tensor:
     return env.sim.qvel[:, 0].abs() > limit
 
 
+def own_id(env: Env) -> torch.Tensor:
+    """Observation: which env of the whole run this is; (num_envs, 1)."""
+    return env.env_ids.unsqueeze(1).float()
+
+
 def geom_position(env: Env, geom: int) -> torch.Tensor:
     """Observation: where a geom is, which only forward computes; (num_envs, 3)."""
     return env.sim.view("geom_xpos")[:, geom]

@@ -635,3 +635,15 @@ def test_a_seed_decides_the_trajectory() -> None:
     first, again, other = trajectory(3), trajectory(3), trajectory(4)
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert not any(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+# Ids
+
+
+def test_terms_see_which_env_of_the_whole_run_theirs_is():
+    config = dataclasses.replace(CONFIG, observations={"actor": {"id": TermConfig(func=f"{TERMS}:own_id")}})
+    ranks = [Env(config, NUM_ENVS, "cpu", first_env_id=rank * NUM_ENVS) for rank in range(3)]
+    seen = [env.step(torch.zeros(NUM_ENVS, 1))[0]["actor"].squeeze(1).tolist() for env in ranks]
+    assert [i for ids in seen for i in ids] == list(range(3 * NUM_ENVS))
+    assert all(env.env_ids.dtype == torch.int64 for env in ranks)
+    assert make().env_ids.tolist() == list(range(NUM_ENVS))

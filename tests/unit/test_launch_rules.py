@@ -110,6 +110,8 @@ HEAVY = {"torch", "warp", "mujoco", "mujoco_warp", "rsl_rl", "tensordict", "torc
         "play",
         "runs",
         "registry",
+        "budget",
+        "distributed.rank_info",
     ],
 )
 def test_importing_the_front_of_the_house_imports_nothing_heavy(module: str):
@@ -126,7 +128,19 @@ def test_a_tasks_config_is_made_without_anything_heavy():
     assert not imported & HEAVY
 
 
-@pytest.mark.parametrize("module", ["config", "errors", "events", "registry", "distributed.rank", "distributed.plan"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "config",
+        "errors",
+        "events",
+        "registry",
+        "budget",
+        "distributed.rank",
+        "distributed.rank_info",
+        "distributed.plan",
+    ],
+)
 def test_what_everything_rests_on_imports_the_standard_library_only(module: str):
     imported = imported_by(f"import mjlab_dist.{module}")
     assert imported - sys.stdlib_module_names == {"mjlab_dist"}

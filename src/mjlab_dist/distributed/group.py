@@ -9,6 +9,8 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+from torch.distributed.rendezvous import rendezvous
 
 from mjlab_dist.distributed.rank import Rank
 
@@ -18,21 +20,32 @@ TIMEOUT_S = 600
 T = TypeVar("T")
 
 
+def meet(rank: Rank) -> Store | None:
+    """Meet the other ranks at a store of keys and values, before there is a process group; None on the only rank."""
+    if rank.world_size == 1:
+        return None
+    url = f"tcp://{rank.master_address}:{rank.master_port}"
+    # Under torchrun this finds the store of its agent, on whose port rank 0 could open none.
+    store, _, _ = next(rendezvous(url, rank.rank, rank.world_size, timeout=datetime.timedelta(seconds=TIMEOUT_S)))
+    return store
+
+
 @contextlib.contextmanager
-def process_group(rank: Rank, device: str, backend: str) -> Iterator[None]:
+def process_group(rank: Rank, device: str, backend: str, store: Store | None) -> Iterator[None]:
     """Join the other ranks. To be entered after graphs are captured: NCCL's watchdog thread can break a capture.
 
     Args:
         rank: Which rank this is.
         device: The rank's device, ``cpu`` or ``cuda:<index>``.
         backend: ``gloo`` or ``nccl``.
+        store: What :func:`meet` returned.
     """
     if rank.world_size == 1:
         yield
         return
     dist.init_process_group(
         backend,
-        init_method=f"tcp://{rank.master_address}:{rank.master_port}",
+        store=store,
         rank=rank.rank,
         world_size=rank.world_size,
         timeout=datetime.timedelta(seconds=TIMEOUT_S),
@@ -44,11 +57,32 @@ def process_group(rank: Rank, device: str, backend: str) -> Iterator[None]:
         dist.destroy_process_group()
 
 
+def world_size() -> int:
+    """Number of ranks that have joined."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
 def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
     """Sum a tensor over all ranks, in place, and return it."""
     if dist.is_initialized():
         dist.all_reduce(values)
     return values
+
+
+def gather(values: torch.Tensor) -> torch.Tensor:
+    """Every rank's tensor, on every rank.
+
+    Args:
+        values: (n,), the same n on every rank.
+
+    Returns:
+        (world size, n), in the order of ranks.
+    """
+    if not dist.is_initialized():
+        return values.unsqueeze(0)
+    table = values.new_empty(world_size() * len(values))
+    dist.all_gather_into_tensor(table, values)
+    return table.view(-1, len(values))
 
 
 def broadcast_from_main(value: T) -> T:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -73,6 +73,22 @@ def rank_from_environment(environ: Mapping[str, str]) -> Rank:
             master_port=int(environ.get("MASTER_PORT") or 20000 + int(environ["SLURM_JOB_ID"]) % 20000),
         )
     return Rank()
+
+
+def in_words(ranks: Sequence[int]) -> str:
+    """Ranks as one writes them: ``rank 3``, or ``ranks 0-2, 5``.
+
+    Args:
+        ranks: In ascending order.
+    """
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    shown = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}"
 
 
 def _first_slurm_host(nodelist: str) -> str:

@@ -63,6 +63,8 @@ class Env(VecEnv):
         joints: Joints by name.
         reward_names: Names of the reward terms, in the order of ``EpisodeTotals.terms``.
         step_dt_s: Simulated seconds per control step.
+        env_ids: Which envs of the whole run these are, (num_envs,) of int64: terms read it where envs are to differ, whatever
+            rank they are on (a terrain's tile, a curriculum's level). No two ranks share one.
     """
 
     max_episode_length: int
@@ -70,7 +72,12 @@ class Env(VecEnv):
     cfg: EnvConfig
 
     def __init__(
-        self, config: EnvConfig, num_envs: int, device: str, announce: Callable[[], None] = lambda: None
+        self,
+        config: EnvConfig,
+        num_envs: int,
+        device: str,
+        announce: Callable[[], None] = lambda: None,
+        first_env_id: int = 0,
     ) -> None:
         """Build the envs and start an episode in each.
 
@@ -79,6 +86,7 @@ class Env(VecEnv):
             num_envs: Envs on this rank.
             device: ``cpu`` or ``cuda:<index>``.
             announce: Called if kernels have to be compiled, which takes a while.
+            first_env_id: Id of the first env; rank r of a run with n envs per rank has r * n.
 
         Raises:
             UserError: If the config names a function, an actuator or a model that does not exist.
@@ -86,6 +94,7 @@ class Env(VecEnv):
         self.cfg = config
         self.num_envs = num_envs
         self.device = device
+        self.env_ids = torch.arange(first_env_id, first_env_id + num_envs, device=device)
         self.sim = Simulation(load_model(config.sim.model), num_envs, device, config.sim, announce)
         self.step_dt_s = self.sim.dt_s
         self.max_episode_length = round(config.episode_length_s / self.step_dt_s)
@@ -159,6 +168,11 @@ class Env(VecEnv):
         self._count_episodes(done)
         self._start_episodes(done)
         return self._observe(), rewards, done, {"time_outs": timed_out & ~terminated}
+
+    def num_bytes(self) -> int:
+        """Bytes of device memory that the physics and the env's own tensors hold, without what a step allocates for itself."""
+        held = [value for value in (*vars(self).values(), *self._reference) if isinstance(value, torch.Tensor)]
+        return self.sim.num_bytes() + sum(tensor.nbytes for tensor in held)
 
     def pop_episode_totals(self) -> EpisodeTotals:
         """Sums over the episodes that ended since the last call."""

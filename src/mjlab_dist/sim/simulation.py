@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import mujoco
 import mujoco_warp as mjw
@@ -126,6 +128,10 @@ class Simulation:
             self._views[name] = wp.to_torch(getattr(self._data, name))
         return self._views[name]
 
+    def num_bytes(self) -> int:
+        """Bytes of device memory that MuJoCo Warp's model and data hold, without what a step allocates for itself."""
+        return sum(_array_bytes(self._warp_model, self._data).values())
+
     def step(self) -> None:
         """Advance every env by one control step: ``decimation`` substeps with the current ``ctrl``."""
         self._run(self._step)
@@ -197,3 +203,20 @@ class Simulation:
         if not wp.is_mempool_enabled(device):
             return "CUDA memory pools are off on this device"
         return ""
+
+
+def _array_bytes(*holders: Any) -> dict[int, int]:
+    """Bytes by address of the Warp arrays in dataclasses, tuples and lists; several arrays may be views of one memory."""
+    found: dict[int, int] = {}
+    for holder in holders:
+        if isinstance(holder, wp.array):
+            inner = {holder.ptr: holder.capacity} if holder.ptr else {}
+        elif dataclasses.is_dataclass(holder):
+            inner = _array_bytes(*(getattr(holder, field.name) for field in dataclasses.fields(holder)))
+        elif isinstance(holder, tuple | list):
+            inner = _array_bytes(*holder)
+        else:
+            continue
+        for pointer, size in inner.items():
+            found[pointer] = max(size, found.get(pointer, 0))
+    return found

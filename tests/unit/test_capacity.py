@@ -1,0 +1,221 @@
+"""--num-envs auto: the arithmetic, what an env is counted to take, and a rank that trains with what it found."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rsl_rl.storage import RolloutStorage
+from tensordict import TensorDict
+
+from mjlab_dist import registry, runs, worker
+from mjlab_dist.config import AgentConfig, TrainConfig
+from mjlab_dist.distributed import DevicePlan
+from mjlab_dist.env import Env, capacity
+from mjlab_dist.env.capacity import MAX_NUM_ENVS, Room, choose_num_envs, learner_bytes
+from mjlab_dist.errors import UserError
+from mjlab_dist.events import listening
+from mjlab_dist.sim import start_warp
+
+CPU = DevicePlan(devices=("cpu",), egl_ids=(None,), names=("cpu",), torch_threads=1, backend="gloo")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _warp() -> None:
+    start_warp("cpu")
+
+
+# The arithmetic
+
+
+def room(env_bytes: int, usable_bytes: int) -> Room:
+    return Room(env_bytes=env_bytes, usable_bytes=usable_bytes)
+
+
+@pytest.mark.parametrize(
+    ("env_bytes", "usable_bytes", "num_envs"),
+    [(10, 10, 1), (10, 19, 1), (10, 20, 2), (1000, 127_999, 64), (1000, 128_000, 128), (1, 2**40, MAX_NUM_ENVS)],
+)
+def test_the_largest_power_of_two_that_fits(env_bytes: int, usable_bytes: int, num_envs: int):
+    assert choose_num_envs([room(env_bytes, usable_bytes)])[0] == num_envs
+
+
+def test_the_rank_with_the_least_room_decides_and_is_named():
+    num_envs, line = choose_num_envs([room(1000, 10**6), room(2000, 10**6), room(1000, 600_000)])
+    assert num_envs == 256
+    assert line == "--num-envs auto: 256 envs per rank. An env takes 2.0 kB; rank 1 has the least room, 1.0 MB."
+
+
+@pytest.mark.parametrize(("usable_bytes", "capped"), [(1000 * MAX_NUM_ENVS - 1, False), (10**12, True)])
+def test_the_cap_is_told(usable_bytes: int, capped: bool):
+    _, line = choose_num_envs([room(1000, usable_bytes)])
+    assert ("the most that auto takes" in line) == capped
+    assert "\n" not in line
+
+
+def test_too_little_for_one_env_is_refused():
+    with pytest.raises(UserError, match=r"^--num-envs auto: an env takes 5\.0 GB, and rank 1 has room for 900 bytes; "):
+        choose_num_envs([room(10, 10**9), room(5 * 10**9, 900)])
+
+
+# What the learner takes
+
+
+@pytest.mark.parametrize("widths", [{"actor": 5}, {"actor": 48, "critic": 235}])
+def test_the_rollout_is_counted_as_rsl_rl_stores_it(widths: dict[str, int]):
+    num_envs, steps, num_actions = 8, 4, 12
+    obs = TensorDict({name: torch.zeros(num_envs, width) for name, width in widths.items()}, batch_size=[num_envs])
+    storage = RolloutStorage("rl", num_envs, steps, obs, [num_actions])
+    step = RolloutStorage.Transition()
+    step.observations, step.actions = obs, torch.zeros(num_envs, num_actions)
+    step.rewards = step.dones = step.values = step.actions_log_prob = torch.zeros(num_envs, 1)
+    step.distribution_params = (torch.zeros(num_envs, num_actions), torch.ones(num_envs, num_actions))
+    storage.add_transition(step)
+    held: list[Any] = [*storage.observations.values(), *(storage.distribution_params or ()), *vars(storage).values()]
+    stored = sum(tensor.nbytes for tensor in held if isinstance(tensor, torch.Tensor)) / num_envs
+
+    no_networks = AgentConfig(num_steps_per_env=steps, actor_hidden_dims=(), critic_hidden_dims=())
+    counted = learner_bytes(no_networks, widths, num_actions)
+    assert 2 * stored <= counted < 2.2 * stored  # stored once, and copied once
+
+
+def test_networks_and_mini_batches_count():
+    def counted(**changes: Any) -> int:
+        return learner_bytes(dataclasses.replace(AgentConfig(), **changes), {"actor": 10}, 2)
+
+    assert counted(actor_hidden_dims=(512, 512)) > counted()
+    assert counted(num_mini_batches=1) > counted() > counted(num_mini_batches=8)
+    assert counted(num_steps_per_env=64) == 2 * counted()
+    assert counted(rnn="gru") > counted()
+    assert counted(rnn="gru", rnn_num_layers=2) > counted(rnn="gru", rnn_hidden_dim=300) > counted(rnn="gru")
+
+
+# What an env takes
+
+
+WEIGH = """
+import dataclasses, psutil, sys, torch
+from mjlab_dist import registry
+from mjlab_dist.config import SimConfig
+from mjlab_dist.sim import Simulation, load_model, start_warp
+
+start_warp("cpu")
+
+def build(num_envs):
+    sim = Simulation(model, num_envs, "cpu", SimConfig(model="", njmax=64, nconmax=24), lambda: None)
+    sim.step(), sim.forward(), sim.reset(torch.ones(num_envs, dtype=torch.bool))
+    return sim
+
+model = load_model(sys.argv[1])
+few, more = build(64), build(256)
+before = psutil.Process().memory_info().rss
+many = build(8192)
+print((more.num_bytes() - few.num_bytes()) / 192, (psutil.Process().memory_info().rss - before) / 8192)
+"""
+
+
+def test_counted_bytes_against_the_process(tmp_path: Path):
+    """An env takes somewhat more than its arrays hold, and less than the share that is left free allows."""
+    model = Path(__file__).with_name("box.xml")
+    done = subprocess.run(
+        [sys.executable, "-c", WEIGH, str(model)], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    counted, measured = map(float, done.stdout.split())
+    assert 0.95 * counted < measured < counted / capacity.CPU_SHARE
+
+
+def test_an_envs_bytes_grow_evenly_with_envs():
+    config = registry.task_config("cartpole-balance").env
+    one, two, five = (Env(config, n, "cpu").num_bytes() for n in (64, 128, 320))
+    assert five - two == 3 * (two - one)
+    assert two - one > 64 * 4 * 2 * 2, "at least qpos and qvel"
+
+
+# Free memory
+
+
+def test_free_memory_of_this_machine():
+    assert 10**8 < capacity.free_bytes("cpu") < 10**14
+
+
+def group(directory: Path, limit: str, used: int, inactive_file: int) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "memory.max").write_text(f"{limit}\n")
+    (directory / "memory.current").write_text(f"{used}\n")
+    (directory / "memory.stat").write_text(f"anon 1\ninactive_file {inactive_file}\n")
+
+
+@pytest.mark.parametrize(
+    ("job", "step", "left"),
+    [
+        ("1000", "max", 1000 - 300 + 50),
+        ("max", "700", 700 - 300 + 50),
+        ("max", "max", float("inf")),
+        ("500", "800", 250),
+    ],
+)
+def test_the_tightest_control_group_decides(tmp_path: Path, job: str, step: str, left: float):
+    membership, root = tmp_path / "cgroup", tmp_path / "fs"
+    membership.write_text("1:name=systemd:/\n0::/job/step\n")
+    group(root / "job", job, 300, 50)
+    group(root / "job" / "step", step, 300, 50)
+    assert capacity._control_group_free(membership, root) == left
+
+
+def test_without_control_groups_nothing_limits(tmp_path: Path):
+    assert capacity._control_group_free(tmp_path / "none", tmp_path) == float("inf")
+    (tmp_path / "cgroup").write_text("4:memory:/a\n")
+    assert capacity._control_group_free(tmp_path / "cgroup", tmp_path / "none") == float("inf")
+
+
+# A rank
+
+
+def small(tmp_path: Path, **changes: Any) -> TrainConfig:
+    base = registry.task_config("cartpole-balance")
+    agent = dataclasses.replace(base.agent, num_steps_per_env=4)
+    return dataclasses.replace(base, agent=agent, log_root=str(tmp_path), **{"max_iterations": 1, **changes})
+
+
+def train(config: TrainConfig) -> tuple[worker.RunResult, list[dict[str, Any]]]:
+    events: list[dict[str, Any]] = []
+    run_dir = runs.create_run_dir(config)
+    with listening(events.append):
+        result = worker.run(config, CPU, run_dir)
+    return result, events
+
+
+def test_a_rank_trains_with_as_many_envs_as_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    config = small(tmp_path, num_envs="auto", total_timesteps=5 * 128 * 4 + 1)
+    env_bytes = capacity.measure_room(config, "cpu", 1, lambda: None).env_bytes
+    monkeypatch.setattr(capacity, "free_bytes", lambda _: int(200 * env_bytes / capacity.CPU_SHARE))
+    result, events = train(config)
+
+    (rank,) = json.loads((result.run_dir / "ranks.json").read_text())
+    assert (rank["num_envs"], rank["first_env_id"], rank["seed"]) == (128, 0, config.seed)
+    said = [event["text"] for event in events if event["kind"] == "status"]
+    assert said[0].startswith("--num-envs auto: 128 envs per rank. ")
+    assert said[1].startswith(f"--total-timesteps {5 * 128 * 4 + 1}: trains 5 iterations")
+    assert {"kind": "length", "max_iterations": 5} in events
+    assert result.metrics["total_steps"] == 5 * 128 * 4
+    assert result.checkpoint == runs.checkpoint_path(result.run_dir, 5)
+
+    # Looking for the number leaves no trace: the run is the one that the number gives.
+    same, _ = train(small(tmp_path, num_envs=128, max_iterations=5))
+    assert same.metrics["mean_step_reward"] == result.metrics["mean_step_reward"]
+    assert same.metrics["loss/value"] == result.metrics["loss/value"]
+
+
+def test_mini_batches_are_checked_once_auto_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    config = small(tmp_path, num_envs="auto")
+    config = dataclasses.replace(config, agent=dataclasses.replace(config.agent, num_mini_batches=3))
+    monkeypatch.setattr(capacity, "free_bytes", lambda _: 10**6)
+    with pytest.raises(UserError, match=r"^--agent\.num-mini-batches 3: "):
+        train(config)

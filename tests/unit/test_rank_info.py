@@ -1,0 +1,89 @@
+"""What ranks tell each other: devices, and values through the store where they meet."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+
+import psutil
+import pytest
+from torch._C._distributed_c10d import TCPStore
+
+from mjlab_dist import runs
+from mjlab_dist.distributed.rank_info import (
+    DeviceInfo,
+    RankInfo,
+    compare_devices,
+    describe_device,
+    exchange,
+    require_same,
+)
+from mjlab_dist.errors import UserError
+
+H100 = DeviceInfo(host="a", device="cuda:0", name="NVIDIA H100", memory_gb=85, capability="9.0", egl_device="0")
+A100 = dataclasses.replace(H100, name="NVIDIA A100", capability="8.0")
+CPU = DeviceInfo(host="a", device="cpu", name="EPYC", memory_gb=256, capability=None, egl_device=None)
+
+
+def test_ranks_get_all_values_in_order_of_ranks():
+    store = TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=20))
+
+    def rank(i: int) -> list[object]:
+        own = TCPStore("127.0.0.1", store.port, is_master=False, timeout=timedelta(seconds=20))
+        first = exchange(own, i, 3, "first", {"rank": i, "none": None})
+        return [first, exchange(own, i, 3, "second", [i, "x"])]
+
+    with ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(rank, range(3)))
+    expected = [[{"rank": i, "none": None} for i in range(3)], [[i, "x"] for i in range(3)]]
+    assert answers == [expected] * 3
+
+
+def test_the_only_rank_gets_its_own_value():
+    assert exchange(None, 0, 1, "key", {"a": 1}) == [{"a": 1}]
+
+
+def test_the_cpu_of_this_machine():
+    info = describe_device("cpu", None)
+    assert (info.host, info.device, info.capability, info.egl_device) == (socket.gethostname(), "cpu", None, None)
+    assert info.memory_gb * 1e9 == pytest.approx(psutil.virtual_memory().total, abs=0.5e9)
+    assert info.name in Path("/proc/cpuinfo").read_text() or "model name" not in Path("/proc/cpuinfo").read_text()
+
+
+@pytest.mark.parametrize("field", ["host", "device", "egl_device"])
+def test_where_a_device_is_makes_no_difference(field: str):
+    other = dataclasses.replace(H100, **{field: "1"})
+    assert compare_devices([H100, other]) is None
+    require_same([H100, other])
+
+
+@pytest.mark.parametrize(("field", "value"), [("name", "other"), ("memory_gb", 80), ("capability", "9.1")])
+def test_model_memory_and_capability_do(field: str, value: str | int):
+    assert compare_devices([H100, dataclasses.replace(H100, **{field: value})])
+
+
+def test_ranks_are_grouped_by_device_in_one_line():
+    assert compare_devices([A100, H100, H100, H100, A100, CPU]) == (
+        "devices differ (ranks 0, 4: NVIDIA A100, 85 GB, compute capability 8.0; "
+        "ranks 1-3: NVIDIA H100, 85 GB, compute capability 9.0; rank 5: EPYC, 256 GB)"
+    )
+
+
+def test_unlike_devices_are_refused_where_like_ones_are_required():
+    with pytest.raises(
+        UserError, match=r"^--require-same-devices: devices differ \(rank 0: .*; rank 1: .*drop the flag$"
+    ):
+        require_same([H100, A100])
+
+
+def test_ranks_are_written_for_people_and_programs(tmp_path: Path):
+    ranks = [
+        RankInfo(rank=i, **dataclasses.asdict(device), first_env_id=64 * i, num_envs=64, seed=1 + i)
+        for i, device in enumerate([H100, CPU])
+    ]
+    runs.write_ranks(tmp_path, ranks)
+    assert [RankInfo(**entry) for entry in json.loads((tmp_path / "ranks.json").read_text())] == ranks
