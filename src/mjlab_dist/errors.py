@@ -22,3 +22,12 @@ class RankError(RuntimeError):
         super().__init__(message)
         self.rank = rank
         self.report = report
+        if report:
+            self.add_note(report)  # Python prints it below the message, for who trains from Python
+
+
+class DesyncError(RuntimeError):
+    """Ranks that have to hold the same parameters do not.
+
+    The message is one line that names the ranks and the first tensor that differs.
+    """

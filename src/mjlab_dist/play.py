@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mjlab_dist import runs
-from mjlab_dist.config import PlayConfig, TrainConfig
+from mjlab_dist.config import PlayConfig, SyncConfig, TrainConfig
 from mjlab_dist.errors import UserError
 from mjlab_dist.worker import start_up
 
@@ -82,7 +83,9 @@ def play(train_config: TrainConfig, checkpoint: Path, config: PlayConfig, announ
     start_warp("cpu")
     torch.manual_seed(config.seed)
     env = Env(train_config.env, config.num_envs, "cpu", announce)
-    runner = Runner(env, train_config, Rank())
+    # One rank, however many trained: there is nobody to share parameters with.
+    alone = dataclasses.replace(train_config, sync=SyncConfig(), fsdp_devices=1)
+    runner = Runner(env, alone, Rank())
     runner.load(str(checkpoint), load_cfg={"actor": True, "critic": False, "optimizer": False, "iteration": False})
     policy = runner.get_inference_policy()
 
@@ -99,6 +102,7 @@ def play(train_config: TrainConfig, checkpoint: Path, config: PlayConfig, announ
             returns += rewards * playing
             lengths += playing
             playing &= ~dones
+            policy.reset(dones)
     if video:
         video.close()
     return PlayResult(checkpoint=checkpoint, returns=returns.tolist(), lengths=lengths.tolist())

@@ -9,10 +9,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mjlab_dist import registry, worker
 from mjlab_dist.distributed import DevicePlan, rank_from_environment
-from mjlab_dist.distributed.group import process_group
+from mjlab_dist.distributed.group import meet, process_group
+
+aten: Any = torch.ops.aten
 
 NUM_ENVS = 16
 STEPS = 8
@@ -27,6 +30,22 @@ def config() -> Any:
     return dataclasses.replace(base, agent=agent, env=env, num_envs=NUM_ENVS, max_iterations=ITERATIONS, seed=SEED)
 
 
+class Watch(TorchDispatchMode):
+    """Counts collectives, and what makes the host wait for a device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.collectives: list[str] = []
+        self.waits: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d":
+            self.collectives.append(str(func))
+        if func.overloadpacket in (aten._local_scalar_dense, aten.item, aten.is_nonzero, aten.nonzero, aten.equal):
+            self.waits.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
 def probe(plan: DevicePlan) -> dict[str, Any]:
     rank = rank_from_environment(os.environ)
     device = plan.devices[rank.local_rank]
@@ -36,48 +55,55 @@ def probe(plan: DevicePlan) -> dict[str, Any]:
     from mjlab_dist.learn import Runner
 
     class Watched(Runner):
-        """Keeps the state after every update, and what one reduction of gradients did."""
+        """Keeps the state after every update, what one reduction of gradients did, and counts."""
 
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             self.states: list[torch.Tensor] = []
-            self.rows: list[Any] = []
+            self.watches: list[Watch] = []
             self.reduction: tuple[torch.Tensor, torch.Tensor] | None = None
-            reduce = self.alg.reduce_parameters
+            reduce = self.alg.synchronizer.reduce
 
-            def watch() -> None:
-                before = self._gradients()
-                reduce()
-                self.reduction = self.reduction or (before, self._gradients())
+            def watch(buffer: torch.Tensor) -> None:
+                before = buffer.clone()
+                reduce(buffer)
+                self.reduction = self.reduction or (before, buffer.clone())
 
-            self.alg.reduce_parameters = watch
+            self.alg.synchronizer.reduce = watch
 
-        def _gradients(self) -> torch.Tensor:
-            parameters = chain(self.alg.actor.parameters(), self.alg.critic.parameters())
-            return torch.cat([p.grad.flatten().clone() for p in parameters if p.grad is not None])
+        def _iteration(self, obs: Any, iteration: int, saves: bool) -> Any:
+            self.settle()
+            # Until the next iteration begins: rollout, update, metrics.
+            self.watches.append(Watch())
+            self.watches[-1].__enter__()
+            return super()._iteration(obs, iteration, saves)
 
-        def _iteration(self, obs: Any) -> Any:
-            result = super()._iteration(obs)
+        def settle(self) -> None:
+            """Take note of what the iteration before came to."""
+            if self.watches:
+                self.watches[-1].__exit__(None, None, None)
             tensors = chain(self.alg.actor.state_dict().values(), self.alg.critic.state_dict().values())
             self.states.append(torch.cat([t.flatten().double() for t in tensors]))
-            return result
 
     env = Env(config().env, NUM_ENVS, device)
     captured_before_group = env.sim.captured and not dist.is_initialized()
-    with process_group(rank, device, plan.backend):
+    with process_group(rank, device, plan.backend, meet(rank)):
+        drawn = torch.rand(3)
         runner = Watched(env, config(), rank)
-        before = torch.cat([p.detach().flatten().double() for p in runner.alg.actor.parameters()])
         first_obs = env.get_observations()["actor"].clone()
         row = runner.train()
+        runner.settle()
         assert runner.reduction is not None
         local, averaged = runner.reduction
         return {
             "rank": rank.rank,
-            "before": before.tolist(),
+            "drawn": drawn.tolist(),
             "states": [s.tolist() for s in runner.states],
             "first_obs": first_obs.tolist(),
             "local_gradient": local.tolist(),
             "averaged_gradient": averaged.tolist(),
+            "collectives": [len(w.collectives) for w in runner.watches],
+            "waits": [len(w.waits) for w in runner.watches],
             "row": row,
             "learning_rate": runner.alg.learning_rate,
             "seed": torch.initial_seed(),

@@ -53,7 +53,7 @@ def ranks(environment: None) -> list[dict[str, Any]]:  # noqa: ARG001
 
 def test_policies_start_and_stay_bit_identical(ranks: list[dict[str, Any]]) -> None:
     first, second = ranks
-    assert len(first["states"]) == probe.ITERATIONS
+    assert len(first["states"]) == probe.ITERATIONS + 1
     for after_first, after_second in zip(first["states"], second["states"], strict=True):
         assert after_first == after_second
     assert first["learning_rate"] == second["learning_rate"]
@@ -66,7 +66,7 @@ def test_every_update_changes_the_policy(ranks: list[dict[str, Any]]) -> None:
 
 def test_ranks_started_from_different_seeds(ranks: list[dict[str, Any]]) -> None:
     assert [r["seed"] for r in ranks] == [probe.SEED, probe.SEED + 1]
-    assert ranks[0]["before"] != ranks[1]["before"], "else the broadcast of parameters is not tested"
+    assert ranks[0]["drawn"] != ranks[1]["drawn"], "else the broadcast of parameters is not tested"
 
 
 def test_ranks_simulate_different_envs(ranks: list[dict[str, Any]]) -> None:
@@ -80,6 +80,19 @@ def test_gradient_is_the_mean_over_ranks(ranks: list[dict[str, Any]]) -> None:
     assert not np.allclose(local[0], local[1])
     for r in ranks:
         np.testing.assert_allclose(r["averaged_gradient"], local.mean(axis=0), rtol=1e-5, atol=1e-8)
+
+
+def test_one_collective_per_mini_batch(ranks: list[dict[str, Any]]) -> None:
+    """And two more an iteration: moments of advantages and observations before the update, metrics after it."""
+    agent = probe.config().agent
+    for r in ranks:
+        assert r["collectives"] == [agent.num_learning_epochs * agent.num_mini_batches + 2] * probe.ITERATIONS
+
+
+def test_host_waits_once_an_iteration(ranks: list[dict[str, Any]]) -> None:
+    """For the metrics, whose transfer is no operation that is counted; for nothing else."""
+    for r in ranks:
+        assert r["waits"] == [0] * probe.ITERATIONS
 
 
 def test_metrics_cover_all_ranks(ranks: list[dict[str, Any]]) -> None:

@@ -16,7 +16,7 @@ import torch
 
 from mjlab_dist import registry, runs
 from mjlab_dist.config import SimConfig
-from mjlab_dist.env import Env
+from mjlab_dist.env import Env, capacity
 from mjlab_dist.sim import Simulation, load_model, start_warp
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -58,9 +58,37 @@ def test_one_gpu_trains_in_the_commands_own_process(command: Callable[..., Any],
     assert not (run_dir / "torchrunx").exists()
 
 
+def test_envs_by_memory_fill_no_more_than_the_gpu(command: Callable[..., Any], tmp_path: Path) -> None:
+    flags = ["--gpu-ids", "0", "--max-iterations", "2", "--num-envs", "auto", "--log-root", str(tmp_path)]
+    done = command("train", "cartpole-balance", *flags, timeout_s=600)
+    assert done.code == 0, done.err
+    assert done.out.count("--num-envs auto: ") == 1
+    (run_dir,) = (tmp_path / "cartpole-balance").iterdir()
+    (rank,) = json.loads((run_dir / runs.RANKS).read_text())
+    assert rank["num_envs"].bit_count() == 1
+    assert rank["name"] == torch.cuda.get_device_name(0)
+    major, minor = torch.cuda.get_device_capability(0)
+    assert rank["capability"] == f"{major}.{minor}"
+    assert_trained(run_dir, 2, rank["num_envs"] * ROLLOUT_STEPS)
+
+
+def test_an_env_on_the_gpu_takes_no_less_than_its_arrays_hold() -> None:
+    start_warp(DEVICE)
+    config = registry.task_config("cartpole-balance")
+    few, more = (Env(config.env, n, DEVICE).num_bytes() for n in (64, 256))
+    room = capacity.measure_room(config, DEVICE, 1, lambda: None)
+    assert room.env_bytes > (more - few) / 192
+    assert 0 < room.usable_bytes < torch.cuda.get_device_properties(DEVICE).total_memory
+    before = capacity.free_bytes(DEVICE)
+    num_envs = 8192
+    env = Env(config.env, num_envs, DEVICE)
+    env.step(torch.zeros(num_envs, env.num_actions, device=DEVICE))
+    assert before - capacity.free_bytes(DEVICE) <= num_envs * room.env_bytes
+
+
 TWO_RANKS = """
 import dataclasses, json, sys
-from mjlab_dist import registry, runs
+from mjlab_dist import registry, runs, worker
 from mjlab_dist.distributed import DevicePlan
 from mjlab_dist.launch.ranks import run_ranks
 
@@ -70,9 +98,9 @@ config = dataclasses.replace(
 )
 run_dir = runs.create_run_dir(config)
 events = []
-result = run_ranks(config, plan, run_dir, events.append)
+result, _ = run_ranks(worker.run, config, plan, run_dir, events.append)
 answer = {"run_dir": str(run_dir), "result": dataclasses.asdict(result), "events": events}
-print(json.dumps(answer))
+print(json.dumps(answer, default=str))
 """
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 
 from mjlab_dist import runs
 from mjlab_dist.env import EpisodeTotals
+from mjlab_dist.learn.clock import Clock
 from mjlab_dist.learn.metrics import WINDOW_EPISODES, JsonlWriter, Metrics, Row, Sample, scalars
 
 TERMS = ("upright", "effort")
@@ -21,7 +23,12 @@ def sample(episodes: int = 0, steps: float = 0, terms: tuple[float, ...] = (0.0,
     """What a rank measured, by sums over the episodes that ended."""
     measured = {
         "reward": torch.tensor(0.5),
-        "losses": {"value": 2.0, "surrogate": -1.0},
+        "losses": {"value": torch.tensor(2.0), "surrogate": torch.tensor(-1.0)},
+        "kl": torch.tensor(0.25),
+        "learning_rate": torch.tensor(1e-3),
+        "action_std": torch.tensor(0.75),
+        "spread": torch.tensor(math.nan),
+        "wait_s": 0.5,
         "overflows": torch.tensor(3),
         "collect_s": 1.5,
         "learn_s": 0.5,
@@ -33,8 +40,8 @@ def sample(episodes: int = 0, steps: float = 0, terms: tuple[float, ...] = (0.0,
 
 
 def rows(samples: list[Sample]) -> list[Row]:
-    metrics = Metrics(rank=0, world_size=1, num_samples=64, reward_names=TERMS)
-    return [metrics.row(i, s, learning_rate=1e-3, action_std=torch.tensor(0.75)) for i, s in enumerate(samples, 1)]
+    metrics = Metrics(rank=0, world_size=1, num_samples=64, reward_names=TERMS, num_parameters=100, clock=Clock("cpu"))
+    return [metrics.row(i, s) for i, s in enumerate(samples, 1)]
 
 
 def number(row: Row, name: str) -> float:
@@ -114,7 +121,9 @@ def test_a_row_holds_steps_times_losses_and_the_policys_state():
     assert (first["iteration"], second["iteration"]) == (1, 2)
     assert (first["total_steps"], second["total_steps"]) == (64, 128)
     assert (first["steps_per_s"], second["steps_per_s"]) == (32.0, 16.0)
-    assert (second["collect_s"], second["learn_s"], second["wait_s"]) == (3.0, 1.0, 0.0)
+    assert (second["collect_s"], second["learn_s"]) == (3.0, 1.0)
+    assert (first["wait_share"], second["wait_share"]) == (0.25, 0.125)
+    assert (second["kl"], second["parameter_spread"]) == (0.25, None)
     assert (first["loss/value"], first["loss/surrogate"]) == (2.0, -1.0)
     assert number(first, "learning_rate") == pytest.approx(1e-3)
     assert first["action_std"] == 0.75
@@ -172,3 +181,8 @@ def test_scalars_leave_out_the_iteration_and_what_is_unknown():
     assert not [name for name in named if name.endswith(("iteration", "mean_return", "reward/upright"))]
     assert "perf/elapsed_s" in named
     assert all(type(value) is float for value in named.values())
+
+
+def test_spread_is_the_root_of_its_mean_square():
+    (row,) = rows([sample(spread=torch.tensor(4.0))])
+    assert row["parameter_spread"] == 0.2  # 100 parameters

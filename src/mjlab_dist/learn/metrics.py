@@ -15,6 +15,7 @@ from mjlab_dist import runs
 from mjlab_dist.config import TrainConfig, to_plain
 from mjlab_dist.distributed.group import sum_over_ranks
 from mjlab_dist.env import EpisodeTotals
+from mjlab_dist.learn.clock import Clock
 
 Row = dict[str, float | int | None]
 """A row of metrics.jsonl. What is not known yet is None."""
@@ -24,26 +25,45 @@ WINDOW_EPISODES = 100
 
 
 class Sample(NamedTuple):
-    """What one rank measured in one iteration."""
+    """What one rank measured in one iteration. Tensors are scalars on its device unless said otherwise."""
 
     totals: EpisodeTotals
     """Episodes that ended."""
     reward: torch.Tensor
-    """Mean reward per control step, a scalar."""
-    losses: dict[str, float]
-    """Mean losses over the mini-batches, by name."""
+    """Mean reward per control step."""
+    losses: dict[str, torch.Tensor]
+    """Means over the mini-batches, by name."""
+    kl: torch.Tensor
+    """Mean KL divergence over the mini-batches, of the policy in the update from the one that collected the data."""
+    learning_rate: torch.Tensor
+    """After the update."""
+    action_std: torch.Tensor
+    """Mean standard deviation of the actions."""
+    spread: torch.Tensor
+    """Sum over parameters of squared distances from the mean over ranks, before averaging; NaN where nothing was averaged."""
     overflows: torch.Tensor
-    """Envs whose contacts or constraints ever outgrew their buffers, a scalar."""
+    """Envs whose contacts or constraints ever outgrew their buffers."""
     collect_s: float
-    """Wall-clock seconds of the rollout."""
+    """Seconds of the rollout."""
     learn_s: float
-    """Wall-clock seconds of the update."""
+    """Seconds of the update."""
+    wait_s: float
+    """Seconds that this rank has spent in collectives since the last sample."""
 
 
 class Metrics:
     """Turns samples into rows, the same on every rank."""
 
-    def __init__(self, rank: int, world_size: int, num_samples: int, reward_names: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        *,
+        rank: int,
+        world_size: int,
+        num_samples: int,
+        reward_names: tuple[str, ...],
+        num_parameters: int,
+        clock: Clock,
+    ) -> None:
         """Start counting.
 
         Args:
@@ -51,75 +71,87 @@ class Metrics:
             world_size: Number of ranks.
             num_samples: Control steps in one rollout of one rank, over its envs.
             reward_names: Names of the reward terms.
+            num_parameters: Parameters of policy and value, for the root of their mean squared spread.
+            clock: Counts the time in the collective here.
         """
         self._rank = rank
         self._world_size = world_size
         self._num_samples = num_samples * world_size
         self._reward_names = reward_names
+        self._num_parameters = num_parameters
+        self._clock = clock
         self._episodes: collections.deque[list[float]] = collections.deque()
         self._started = time.monotonic()
 
-    def row(self, iteration: int, sample: Sample, learning_rate: float, action_std: torch.Tensor) -> Row:
+    def row(self, iteration: int, sample: Sample) -> Row:
         """One row of metrics over all ranks; one collective and one transfer to the host.
 
         Args:
             iteration: Iterations done, this one included.
             sample: What this rank measured.
-            learning_rate: The learning rate after the update; the same on every rank.
-            action_std: Standard deviation of the actions, a scalar; the same on every rank.
         """
-        total, collect_s, learn_s = self._sum(sample, action_std)
-        episodes, (reward, overflows, std, *losses) = (
-            total[: 2 + len(self._reward_names)],
-            total[2 + len(self._reward_names) :],
-        )
-        self._remember(episodes)
+        sums = self._sum(sample)
+        mean = {name: total / self._world_size for name, total in sums.items()}
+        self._remember([sums["episodes"], sums["steps"], *(sums[f"reward/{name}"] for name in self._reward_names)])
         count, length, *terms = (sum(column) for column in zip(*self._episodes, strict=True))
+        collect_s, learn_s = (
+            [sums[f"{name}/{r}"] for r in range(self._world_size)] for name in ("collect_s", "learn_s")
+        )
         iteration_s = max(map(sum, zip(collect_s, learn_s, strict=True)))
-        slowest_s = max(collect_s)
+        spread = math.sqrt(mean["spread"] / self._num_parameters)
         return {
             "iteration": iteration,
             "total_steps": iteration * self._num_samples,
             "elapsed_s": time.monotonic() - self._started,
             "steps_per_s": self._num_samples / iteration_s,
-            "collect_s": slowest_s,
+            "collect_s": max(collect_s),
             "learn_s": max(learn_s),
-            "wait_s": slowest_s - sum(collect_s) / self._world_size,
-            "episodes": round(episodes[0]),
+            "wait_s": mean["wait_s"],
+            "wait_share": mean["wait_s"] / iteration_s,
+            "episodes": round(sums["episodes"]),
             "mean_return": sum(terms) / count if count else None,
             "mean_episode_length": length / count if count else None,
-            "mean_step_reward": reward / self._world_size,
+            "mean_step_reward": mean["reward"],
             **{
                 f"reward/{name}": term / count if count else None
                 for name, term in zip(self._reward_names, terms, strict=True)
             },
-            **{f"loss/{name}": loss / self._world_size for name, loss in zip(sample.losses, losses, strict=True)},
-            "learning_rate": learning_rate,
-            "action_std": std / self._world_size,
-            "overflowed_envs": round(overflows),
+            **{f"loss/{name}": mean[f"loss/{name}"] for name in sample.losses},
+            "kl": mean["kl"],
+            "learning_rate": mean["learning_rate"],
+            "action_std": mean["action_std"],
+            "parameter_spread": None if math.isnan(spread) else spread,
+            "overflowed_envs": round(sums["overflows"]),
         }
 
-    def _sum(self, sample: Sample, action_std: torch.Tensor) -> tuple[list[float], list[float], list[float]]:
-        """Sums over ranks, and every rank's own times, which travel as a row of zeros but for one."""
-        device = action_std.device
-        times = torch.zeros(2, self._world_size, device=device)
-        times[:, self._rank] = torch.tensor([sample.collect_s, sample.learn_s], device=device)
-        packed = sum_over_ranks(
-            torch.cat(
-                [
-                    sample.totals.episodes.view(1),
-                    sample.totals.steps.view(1),
-                    sample.totals.terms,
-                    sample.reward.view(1),
-                    sample.overflows.view(1),
-                    action_std.detach().view(1),
-                    torch.tensor(list(sample.losses.values()), device=device),
-                    times.flatten(),
-                ]
-            ).double()
-        ).tolist()
-        split = len(packed) - 2 * self._world_size
-        return packed[:split], packed[split : split + self._world_size], packed[split + self._world_size :]
+    def _sum(self, sample: Sample) -> dict[str, float]:
+        """Sums over ranks by name, and every rank's own times, which travel as a row of zeros but for one."""
+        device = sample.reward.device
+        scalars: dict[str, torch.Tensor] = {
+            "episodes": sample.totals.episodes,
+            "steps": sample.totals.steps,
+            **{f"reward/{name}": t for name, t in zip(self._reward_names, sample.totals.terms, strict=True)},
+            "reward": sample.reward,
+            **{f"loss/{name}": loss for name, loss in sample.losses.items()},
+            "kl": sample.kl,
+            "learning_rate": sample.learning_rate,
+            "action_std": sample.action_std,
+            "spread": sample.spread,
+            "overflows": sample.overflows,
+        }
+        times = {"wait_s": sample.wait_s}
+        for r in range(self._world_size):
+            own = r == self._rank
+            times |= {f"collect_s/{r}": sample.collect_s * own, f"learn_s/{r}": sample.learn_s * own}
+        packed = torch.cat(
+            [
+                torch.stack([s.detach().double() for s in scalars.values()]),
+                torch.tensor(list(times.values()), dtype=torch.float64, device=device),
+            ]
+        )
+        with self._clock.waiting():
+            sum_over_ranks(packed)
+        return dict(zip((*scalars, *times), packed.tolist(), strict=True))
 
     def _remember(self, episodes: list[float]) -> None:
         self._episodes.append(episodes)

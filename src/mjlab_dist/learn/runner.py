@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import math
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,14 @@ from rsl_rl.runners import OnPolicyRunner
 
 from mjlab_dist import runs
 from mjlab_dist.config import TrainConfig
+from mjlab_dist.distributed.consistency import check_equal
 from mjlab_dist.distributed.rank import Rank
+from mjlab_dist.distributed.synchronizer import AllReduce, make_synchronizer
 from mjlab_dist.env import Env
 from mjlab_dist.events import emit
 from mjlab_dist.learn import checkpoint
 from mjlab_dist.learn.metrics import Metrics, Row, Sample, Writer, writers
+from mjlab_dist.learn.ppo import PPO, flatten
 from mjlab_dist.learn.rsl_rl_config import rsl_rl_config
 
 
@@ -31,6 +33,7 @@ class Runner(OnPolicyRunner):
     """
 
     env: Env
+    alg: PPO
 
     def __init__(self, env: Env, config: TrainConfig, rank: Rank, run_dir: Path | None = None) -> None:
         """Build policy, value, optimizer and storage.
@@ -45,9 +48,17 @@ class Runner(OnPolicyRunner):
         self._config = config
         self._run_dir = run_dir
         self._warned = False
+        self._last_check = 0
+        synchronizer = make_synchronizer(config.sync)
+        if rank.world_size == 1:
+            synchronizer = (
+                AllReduce()
+            )  # there is nobody to differ from, and no process group that one of the user's could use
         # rsl_rl prints the networks; nobody reads them between two lines of progress.
         with contextlib.redirect_stdout(io.StringIO()):
-            super().__init__(env, rsl_rl_config(config), log_dir=None, device=env.device)
+            super().__init__(env, rsl_rl_config(config, synchronizer), log_dir=None, device=env.device)
+        if rank.is_main and config.fsdp_devices > 1:
+            emit("status", text=self.alg.sharding.table(config.fsdp_min_size_mb))
 
     def _configure_multi_gpu(self) -> None:
         # rsl_rl's own insists on NCCL and one GPU per local rank; here the worker has joined the group already.
@@ -68,14 +79,19 @@ class Runner(OnPolicyRunner):
             The last row of metrics.
 
         Raises:
-            FloatingPointError: If a loss is NaN or infinite; no checkpoint is written from there on.
+            FloatingPointError: On every rank, if a loss of any is NaN or infinite; no checkpoint is written from there on.
+            DesyncError: On every rank, if parameters differ that have to be equal.
         """
-        if self.is_distributed:
-            self.alg.broadcast_parameters()
         self.alg.train_mode()
         self.env.stagger()
-        num_samples = self.env.num_envs * self.cfg["num_steps_per_env"]
-        metrics = Metrics(self._rank.rank, self._rank.world_size, num_samples, self.env.reward_names)
+        metrics = Metrics(
+            rank=self._rank.rank,
+            world_size=self._rank.world_size,
+            num_samples=self.env.num_envs * self.cfg["num_steps_per_env"],
+            reward_names=self.env.reward_names,
+            num_parameters=self.alg.num_parameters,
+            clock=self.alg.clock,
+        )
         outputs = writers(self._config, self._output_dir) if self._output_dir else []
         try:
             return self._iterate(metrics, outputs)
@@ -84,19 +100,23 @@ class Runner(OnPolicyRunner):
                 writer.close()
 
     def save(self, path: str, infos: dict[str, Any] | None = None) -> None:
-        """Write a checkpoint that stock rsl_rl can load too.
+        """Compare all ranks' learners, then write a checkpoint that stock rsl_rl can load too; called by every rank.
 
         Args:
-            path: Where it goes.
+            path: Where rank 0 puts it.
             infos: More plain values to keep.
+
+        Raises:
+            DesyncError: If ranks differ; nothing is written then.
         """
         content = {
-            **self.alg.save(),
+            **self._compared_state(),
             "iter": self.current_learning_iteration,
             "infos": infos,
             "task": self._config.task,
         }
-        checkpoint.save(Path(path), content)
+        if self._output_dir:
+            checkpoint.save(Path(path), content)
 
     def load(
         self,
@@ -123,19 +143,34 @@ class Runner(OnPolicyRunner):
         row: Row = {}
         obs = self.env.get_observations()
         for iteration in range(self.current_learning_iteration + 1, self._config.max_iterations + 1):
-            obs, sample = self._iteration(obs)
+            saves = iteration == self._config.max_iterations or iteration % self._config.save_interval == 0
+            obs, sample = self._iteration(obs, iteration, saves)
             self.current_learning_iteration = iteration
-            row = metrics.row(iteration, sample, self.alg.learning_rate, self.alg.get_policy().output_std.mean())
-            _check_finite(iteration, sample)
+            row = metrics.row(iteration, sample)
+            _check_finite(row)
             self._warn_of_overflow(row)
             if self._rank.is_main:
                 for writer in outputs:
                     writer.write(row)
                 emit("iteration", row=row)
-            last = iteration == self._config.max_iterations
-            if self._output_dir and (last or iteration % self._config.save_interval == 0):
-                self.save(str(runs.checkpoint_path(self._output_dir, iteration)))
+            if saves and self._run_dir:
+                self.save(str(runs.checkpoint_path(self._run_dir, iteration)))
+            elif self._check_is_due(averaged=row["parameter_spread"] is not None):
+                self._compared_state()
         return row
+
+    def _check_is_due(self, averaged: bool) -> bool:
+        comparable = self.alg.synchronizer.keeps_equal or averaged
+        interval = self._config.sync.check_interval
+        return comparable and self.current_learning_iteration // interval > self._last_check // interval
+
+    def _compared_state(self) -> dict[str, Any]:
+        """The learner's state, once it is known to be the same on every rank."""
+        state = self.alg.save()
+        if self.is_distributed:
+            check_equal(flatten(state), f"iteration {self.current_learning_iteration}")
+        self._last_check = self.current_learning_iteration
+        return state
 
     def _warn_of_overflow(self, row: Row) -> None:
         if self._rank.is_main and row["overflowed_envs"] and not self._warned:
@@ -146,34 +181,44 @@ class Runner(OnPolicyRunner):
                 "raise --env.sim.nconmax and --env.sim.njmax",
             )
 
-    def _iteration(self, obs: Any) -> tuple[Any, Sample]:
-        start = time.perf_counter()
+    def _iteration(self, obs: Any, iteration: int, saves: bool) -> tuple[Any, Sample]:
+        clock = self.alg.clock
+        start = clock.mark()
         reward = torch.zeros((), device=self.device)
-        with torch.inference_mode():
+        # FSDP2 keeps what a rollout has gathered for the update, which may not use tensors of inference mode.
+        with torch.no_grad() if self.alg.sharding.sharded else torch.inference_mode():
             for _ in range(self.cfg["num_steps_per_env"]):
                 actions = self.alg.act(obs)
                 obs, rewards, dones, extras = self.env.step(actions)
                 self.alg.process_env_step(obs, rewards, dones, extras)
                 reward += rewards.mean()
             self.alg.compute_returns(obs)
+        collected = clock.mark()
+        losses = self.alg.update()
+        spread = torch.full((), math.nan, device=self.device)
+        if not self.alg.synchronizer.keeps_equal and (saves or self.alg.synchronizer.due(iteration)):
+            spread = self.alg.average()
+        done = clock.mark()
         if self.device != "cpu":
             torch.cuda.synchronize(self.device)
-        collected = time.perf_counter()
-        losses = self.alg.update()
-        done = time.perf_counter()
         return obs, Sample(
             totals=self.env.pop_episode_totals(),
             reward=reward / self.cfg["num_steps_per_env"],
+            kl=losses.pop("kl"),
             losses=losses,
-            overflows=(self.env.sim.overflow != 0).sum().float(),
-            collect_s=collected - start,
-            learn_s=done - collected,
+            learning_rate=self.alg.rate,
+            action_std=self.alg.get_policy().output_std.mean(),
+            spread=spread,
+            overflows=(self.env.sim.overflow != 0).sum(),
+            collect_s=clock.seconds(start, collected),
+            learn_s=clock.seconds(collected, done),
+            wait_s=clock.pop_wait_s(),
         )
 
 
-def _check_finite(iteration: int, sample: Sample) -> None:
-    bad = [name for name, loss in sample.losses.items() if not math.isfinite(loss)]
+def _check_finite(row: Row) -> None:
+    bad = [name for name, value in row.items() if name.startswith("loss/") and not math.isfinite(value or 0.0)]
     if bad:
         raise FloatingPointError(
-            f"iteration {iteration}: the loss of {', '.join(bad)} is not finite; an observation, a reward or the step size is"
+            f"iteration {row['iteration']}: {', '.join(bad)} is not finite; an observation, a reward or the step size is"
         )

@@ -1,0 +1,208 @@
+"""Large parameters, one copy of each over several ranks: FSDP2's ``fully_shard`` on a mesh of replicas by shards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from mjlab_dist.distributed.group import world_size
+
+# FSDP2 takes half a second to import, and few runs shard.
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+MIB = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardedParameter:
+    """One parameter of which every rank keeps a part."""
+
+    name: str
+    """As in the model's state dict, after ``actor.`` or ``critic.``."""
+    parameter: DTensor
+    """The parameter as FSDP2 keeps it between uses."""
+    local: nn.Parameter
+    """This rank's part, sharing its memory; what the optimizer updates."""
+    dim: int
+    """Dimension that is split."""
+    size_mb: float
+    """Size of the whole parameter, in MiB."""
+
+
+class Sharding:
+    """Which parameters are sharded, and the way between whole and local tensors.
+
+    Attributes:
+        sharded: Sharded parameters by the DTensor's id; empty where nothing is large enough, or for one device.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, nn.Module],
+        num_devices: int,
+        min_size_mb: float,
+        device: str,
+        reduce_dtype: torch.dtype | None,
+    ) -> None:
+        """Shard what is large enough.
+
+        Args:
+            models: Modules by name; their large parameters become DTensors.
+            num_devices: Ranks that share a copy; divides the world size. 1 shards nothing.
+            min_size_mb: Size in MiB from which a parameter of two or more dimensions is sharded.
+            device: This rank's device.
+            reduce_dtype: Number format that sharded gradients travel in; None for fp32.
+        """
+        self.sharded: dict[int, ShardedParameter] = {}
+        self._modules: list[Any] = []
+        self._num_devices = num_devices
+        if num_devices == 1:
+            return
+        from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
+        from torch.distributed.fsdp import MixedPrecisionPolicy  # noqa: PLC0415
+
+        self._mesh = init_device_mesh(
+            torch.device(device).type,
+            (world_size() // num_devices, num_devices),
+            mesh_dim_names=("batch", "fsdp"),
+        )
+        policy = MixedPrecisionPolicy(reduce_dtype=reduce_dtype)
+        for prefix, model in models.items():
+            for path, module in list(model.named_modules()):
+                self._shard_module(f"{prefix}.{path}", module, min_size_mb, policy)
+
+    def _shard_module(self, path: str, module: nn.Module, min_size_mb: float, policy: Any) -> None:
+        from torch.distributed.fsdp import fully_shard  # noqa: PLC0415
+        from torch.distributed.tensor import DTensor, Shard  # noqa: PLC0415
+
+        own = dict(module.named_parameters(recurse=False))
+        dims = {name: self._dim(parameter, min_size_mb) for name, parameter in own.items()}
+        large = {id(own[name]): dim for name, dim in dims.items() if dim is not None}
+        if not large:
+            return
+        # Parameters stay whole from a forward until the backward that uses them, through a whole rollout too.
+        wrapped = fully_shard(
+            module,
+            mesh=self._mesh,
+            reshard_after_forward=False,
+            shard_placement_fn=lambda parameter: Shard(large[id(parameter)]),
+            mp_policy=policy,
+            ignored_params={p for p in own.values() if id(p) not in large},
+        )
+        self._modules.append(wrapped)
+        for name, parameter in module.named_parameters(recurse=False):
+            dim = dims[name]
+            if dim is None:
+                continue
+            assert isinstance(parameter, DTensor)
+            self.sharded[id(parameter)] = ShardedParameter(
+                name=f"{path}.{name}",
+                parameter=parameter,
+                local=nn.Parameter(parameter.to_local()),
+                dim=dim,
+                size_mb=parameter.numel() * 4 / MIB,
+            )
+
+    def _dim(self, parameter: nn.Parameter, min_size_mb: float) -> int | None:
+        """The largest dimension that the ranks divide, if the parameter is to be sharded at all."""
+        if parameter.dim() < 2 or parameter.numel() * 4 < min_size_mb * MIB:
+            return None
+        divisible = [d for d in range(parameter.dim()) if parameter.shape[d] % self._num_devices == 0]
+        return max(divisible, key=lambda d: parameter.shape[d], default=None)
+
+    def optimized(self, parameter: torch.Tensor) -> torch.Tensor:
+        """What the optimizer updates in a parameter's place: this rank's part of a sharded one, else itself."""
+        entry = self.sharded.get(id(parameter))
+        return entry.local if entry else parameter
+
+    def reshard(self) -> None:
+        """Drop the whole parameters that a forward left, so that modules hold their parts again."""
+        for module in self._modules:
+            module.reshard()
+
+    def collect_gradients(self, prefix: str) -> list[torch.Tensor]:
+        """Hand sharded gradients, reduced by FSDP2 already, to what the optimizer updates.
+
+        Args:
+            prefix: Of the parameters' names, such as ``actor.``.
+
+        Returns:
+            This rank's parts of the gradients.
+        """
+        parts: list[torch.Tensor] = []
+        for entry in self.sharded.values():
+            if entry.name.startswith(prefix):
+                gradient: Any = entry.parameter.grad
+                part: torch.Tensor = gradient.to_local()
+                entry.local.grad, entry.parameter.grad = part, None
+                parts.append(part)
+        return parts
+
+    def sum_over_shards(self, value: torch.Tensor) -> torch.Tensor:
+        """Sum a tensor over the ranks that share a copy, in place, and return it."""
+        dist.all_reduce(value, group=self._mesh.get_group("fsdp"))
+        return value
+
+    def whole(self, parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
+        """The whole tensor, of a parameter or of what is shaped like it; a collective where the parameter is sharded.
+
+        Args:
+            parameter: The parameter, as a DTensor if it is sharded.
+            local: This rank's part of the tensor.
+        """
+        entry = self.sharded.get(id(parameter))
+        if entry is None:
+            return local
+        return self._as_parts(local, entry).full_tensor()
+
+    def part(self, parameter: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+        """This rank's part of a whole tensor; the tensor itself where the parameter is not sharded."""
+        entry = self.sharded.get(id(parameter))
+        if entry is None:
+            return whole
+        # Contiguous: fused Adam takes for granted that its tensors lie in memory alike.
+        return whole.chunk(self._num_devices, entry.dim)[self._mesh.get_local_rank("fsdp")].contiguous()
+
+    def whole_state(self, module: nn.Module) -> dict[str, torch.Tensor]:
+        """A module's state dict of whole tensors; a collective where anything is sharded."""
+        self.reshard()
+        state = module.state_dict(keep_vars=True)
+        return {name: self.whole(t, self.optimized(t)).detach() for name, t in state.items()}
+
+    def load_state(self, module: nn.Module, state: dict[str, torch.Tensor], strict: bool) -> None:
+        """Put a state dict of whole tensors into a module."""
+        self.reshard()
+        own = module.state_dict(keep_vars=True)
+        placed: dict[str, torch.Tensor] = {}
+        for name, whole in state.items():
+            entry = self.sharded.get(id(own.get(name)))
+            placed[name] = self._as_parts(self.part(entry.parameter, whole), entry) if entry else whole
+        module.load_state_dict(placed, strict=strict)
+
+    def _as_parts(self, local: torch.Tensor, entry: ShardedParameter) -> DTensor:
+        from torch.distributed.tensor import DTensor  # noqa: PLC0415
+
+        return DTensor.from_local(local, self._mesh, entry.parameter.placements)
+
+    def table(self, min_size_mb: float) -> str:
+        """What is sharded how, for people."""
+        if not self.sharded:
+            return f"Nothing is sharded: no parameter of two or more dimensions has {min_size_mb:g} MiB."
+        kept = 1 - 1 / self._num_devices
+        lines = [
+            f"  {e.name}  {tuple(e.parameter.shape)}  dimension {e.dim} over {self._num_devices} ranks  "
+            f"{e.size_mb:.1f} MiB"
+            for e in self.sharded.values()
+        ]
+        total = sum(e.size_mb for e in self.sharded.values())
+        # Parameter, gradient and Adam's two moments.
+        saved = (
+            f"Saved on every rank between uses: {4 * total * kept:.1f} MiB of parameters, gradients and Adam moments."
+        )
+        return "\n".join(["Sharded parameters:", *lines, saved])

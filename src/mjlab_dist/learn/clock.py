@@ -1,0 +1,54 @@
+"""Time as the device sees it: host time on the CPU, CUDA events on a GPU, so that measuring waits for nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+import torch
+
+Mark = float | torch.cuda.Event
+"""A moment: host seconds, or an event in the device's stream."""
+
+
+class Clock:
+    """Takes marks, and adds up the time that this rank spends in collectives."""
+
+    def __init__(self, device: str) -> None:
+        """Start with no time waited.
+
+        Args:
+            device: ``cpu`` or ``cuda:<index>``.
+        """
+        self._on_gpu = device != "cpu"
+        self._waits: list[tuple[Mark, Mark]] = []
+
+    def mark(self) -> Mark:
+        """The present, in the order of the device's work."""
+        if not self._on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds(self, start: Mark, end: Mark) -> float:
+        """Seconds between two marks; on a GPU the device must have passed both."""
+        if isinstance(start, float) and isinstance(end, float):
+            return end - start
+        assert isinstance(start, torch.cuda.Event)
+        assert isinstance(end, torch.cuda.Event)
+        return start.elapsed_time(end) / 1000
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count what happens inside as waiting for other ranks."""
+        start = self.mark()
+        yield
+        self._waits.append((start, self.mark()))
+
+    def pop_wait_s(self) -> float:
+        """Seconds waited since the last call; on a GPU the device must have passed them."""
+        total = sum(self.seconds(start, end) for start, end in self._waits)
+        self._waits.clear()
+        return total

@@ -1,0 +1,371 @@
+"""rsl_rl's PPO with an update that is the same at any world size, and one collective a mini-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain
+from typing import Any, Literal
+
+import rsl_rl.algorithms
+import torch
+from rsl_rl.models import MLPModel
+from rsl_rl.modules import MLP, EmpiricalNormalization
+from rsl_rl.modules.distribution import GaussianDistribution
+from rsl_rl.storage import RolloutStorage
+from tensordict import TensorDict
+from torch import nn
+
+from mjlab_dist.distributed.group import sum_over_ranks, world_size
+from mjlab_dist.distributed.sharding import Sharding
+from mjlab_dist.distributed.synchronizer import FORMATS, AllReduce, Synchronizer
+from mjlab_dist.learn.capture import CapturedStep
+from mjlab_dist.learn.clock import Clock
+from mjlab_dist.learn.gradients import FlatGradients
+from mjlab_dist.learn.moments import NormalizerMoments, advantage_moments, normalize
+
+MIN_LEARNING_RATE, MAX_LEARNING_RATE = 1e-5, 1e-2
+"""Range of the adaptive learning rate, as in rsl_rl."""
+
+IN_PLACE = (nn.ELU, nn.SELU, nn.ReLU)
+"""Activations whose gradient follows from their output, so that they need no memory of their own."""
+
+Batch = RolloutStorage.Batch
+
+
+class PPO(rsl_rl.algorithms.PPO):
+    """Proximal policy optimization (Schulman et al. 2017, arXiv:1707.06347) over all ranks.
+
+    Losses and schedule are rsl_rl's. Advantages and observations are normalized by moments over all ranks, gradients are
+    averaged together with the KL divergence and clipped afterwards, and nothing waits for the device: the learning rate is a
+    tensor that the optimizer reads.
+
+    rsl_rl's extensions (random network distillation, symmetry) are not part of this update.
+
+    Attributes:
+        synchronizer: What happens to gradients between backward and optimizer step.
+        sharding: Which parameters are spread over ranks.
+        clock: Counts the time spent in collectives.
+        rate: The learning rate, a scalar tensor.
+    """
+
+    def __init__(
+        self,
+        actor: MLPModel,
+        critic: MLPModel,
+        storage: RolloutStorage,
+        *,
+        synchronizer: Synchronizer | None = None,
+        advantage_normalization: Literal["global", "rank", "mini-batch"] = "global",
+        fsdp_devices: int = 1,
+        fsdp_min_size_mb: float = 4.0,
+        compression: str = "none",
+        capture: bool = True,
+        device: str = "cpu",
+        **kwargs: Any,
+    ) -> None:
+        """Build the optimizer and the buffers of the update.
+
+        Args:
+            actor: The policy.
+            critic: The value function.
+            storage: Holds a rollout.
+            synchronizer: How gradients are reduced; by default their mean over ranks.
+            advantage_normalization: What advantages are normalized over.
+            fsdp_devices: Ranks that share a copy of each large parameter.
+            fsdp_min_size_mb: Size in MiB from which a parameter is large.
+            compression: Number format of sharded gradients on their way, a key of ``FORMATS``.
+            capture: Record the mini-batch update in CUDA graphs where that is possible.
+            device: ``cpu`` or ``cuda:<index>``.
+            kwargs: As rsl_rl's.
+        """
+        assert kwargs.get("rnd_cfg") is None
+        assert kwargs.get("symmetry_cfg") is None
+        # Advantages are normalized in update(), where moments of all ranks are at hand.
+        super().__init__(actor, critic, storage, device=device, normalize_advantage_per_mini_batch=True, **kwargs)
+        self.synchronizer = synchronizer or AllReduce()
+        self.clock = Clock(device)
+        self._advantage_normalization = advantage_normalization
+        self._models = {"actor": self._raw_actor, "critic": self._raw_critic}
+        self._is_recurrent = actor.is_recurrent or critic.is_recurrent
+        for model in self._models.values():
+            _activate_in_place(model)
+        if self.is_multi_gpu:
+            self.broadcast_parameters()  # every rank has drawn its own; sharding below takes parts of rank 0's
+        self.sharding = Sharding(self._models, fsdp_devices, fsdp_min_size_mb, device, FORMATS[compression])
+        self._parameters = list(chain.from_iterable(model.parameters() for model in self._models.values()))
+        self._gradients = FlatGradients(
+            [[p for p in model.parameters() if id(p) not in self.sharding.sharded] for model in self._models.values()],
+            device,
+        )
+        self.optimizer = torch.optim.Adam(
+            [self.sharding.optimized(p) for p in self._parameters], lr=self.rate, fused=True, capturable=device != "cpu"
+        )
+        self._normalizers = {
+            name: NormalizerMoments(model.obs_normalizer)
+            for name, model in self._models.items()
+            if isinstance(model.obs_normalizer, EmpiricalNormalization)
+        }
+        self._totals = torch.zeros(4, device=device)
+        self._step: Callable[[Batch], None] = self._eager_step
+        if capture and device != "cpu" and not self._is_recurrent and not self.sharding.sharded:
+            self._step = CapturedStep(self._backward, self._reduce, self._apply, device)
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers in policy and value, over all ranks that share them."""
+        return sum(p.numel() for p in self._parameters)
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate; reading it waits for the device."""
+        return self.rate.item()
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        if not hasattr(self, "rate"):
+            self.rate = torch.zeros((), device=self.device)
+        self.rate.fill_(value)
+
+    def update(self) -> dict[str, torch.Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Learn from the rollout in the storage.
+
+        Returns:
+            Means over mini-batches, as scalar tensors of this rank: ``value``, ``surrogate``, ``entropy``, and ``kl``, the KL
+            divergence that the learning rate adapted to.
+        """
+        batches = self._mini_batches()
+        self._totals.zero_()
+        for _ in range(self.num_learning_epochs):
+            for batch in batches:
+                self._step(batch)
+        for moments in self._normalizers.values():
+            moments.apply()
+            if self.synchronizer.keeps_equal:
+                moments.rebase()
+        self.storage.clear()
+        means = self._totals / (self.num_learning_epochs * self.num_mini_batches)
+        return dict(zip(("value", "surrogate", "entropy", "kl"), means.unbind(), strict=True))
+
+    def average(self) -> torch.Tensor:
+        """Give every rank the mean of all ranks' parameters, Adam moments and learning rates, and all their observations.
+
+        Returns:
+            The sum over parameters of this rank's squared distances from the mean, a scalar.
+        """
+        before = torch.cat([p.detach().flatten() for p in self._parameters])
+        moments = [state[key] for state in self.optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")]
+        tensors = [*(p.detach() for p in self._parameters), *moments, self.rate]
+        with self.clock.waiting():
+            mean = sum_over_ranks(torch.cat([t.flatten() for t in tensors]) / world_size())
+        for tensor, part in zip(tensors, mean.split([t.numel() for t in tensors]), strict=True):
+            tensor.copy_(part.view_as(tensor))
+        self._sum([moments.pending for moments in self._normalizers.values()])
+        for normalizer in self._normalizers.values():
+            normalizer.apply()
+            normalizer.rebase()
+        return (before - mean[: len(before)]).square().sum()
+
+    def save(self) -> dict[str, Any]:
+        """Whole tensors in rsl_rl's layout, which it can load as they are; a collective where parameters are sharded."""
+        optimizer = self.optimizer.state_dict()
+        optimizer["state"] = {
+            i: {key: t if key == "step" else self.sharding.whole(self._parameters[i], t) for key, t in state.items()}
+            for i, state in optimizer["state"].items()
+        }
+        for group in optimizer["param_groups"]:
+            group.update(lr=self.learning_rate, fused=None, capturable=False)
+        states = {f"{name}_state_dict": self.sharding.whole_state(model) for name, model in self._models.items()}
+        return {**states, "optimizer_state_dict": optimizer}
+
+    def load(self, loaded_dict: dict[str, Any], load_cfg: dict[str, bool] | None, strict: bool) -> bool:
+        """Take over what :meth:`save` or rsl_rl's own wrote; arguments and result as rsl_rl's."""
+        chosen = load_cfg or dict.fromkeys(("actor", "critic", "optimizer", "iteration"), True)
+        for name, model in self._models.items():
+            if chosen.get(name):
+                self.sharding.load_state(model, loaded_dict[f"{name}_state_dict"], strict)
+        for normalizer in self._normalizers.values():
+            normalizer.rebase()
+        if chosen.get("optimizer"):
+            self._load_optimizer(loaded_dict["optimizer_state_dict"])
+        return chosen.get("iteration", False)
+
+    def _load_optimizer(self, whole: dict[str, Any]) -> None:
+        (own,) = self.optimizer.param_groups
+        (group,) = whole["param_groups"]
+        self.learning_rate = float(group["lr"])
+        state = {
+            index: {key: t if key == "step" else self.sharding.part(self._parameters[index], t) for key, t in s.items()}
+            for index, s in whole["state"].items()
+        }
+        group = {**group, "lr": self.rate, "fused": own["fused"], "capturable": own["capturable"]}
+        self.optimizer.load_state_dict({"state": state, "param_groups": [group]})
+        # Loading copies; the learning rate has to stay the tensor that the update writes to.
+        self.optimizer.param_groups[0]["lr"] = self.rate
+
+    def _permutation(self, num_samples: int) -> torch.Tensor:
+        """The order in which samples fall into mini-batches."""
+        return torch.randperm(num_samples, device=self.device)
+
+    def _mini_batches(self) -> list[Batch]:
+        """The rollout in mini-batches, the same in every epoch as in rsl_rl, so that samples are gathered once."""
+        storage, count = self.storage, self.num_mini_batches
+        steps, envs = storage.num_transitions_per_env, storage.num_envs
+        if self._is_recurrent:  # whole envs, for their memory's sake
+            rows = storage.advantages.view(steps, count, -1).transpose(0, 1)
+            rows = self._normalize(rows.reshape(count, -1)).view(count, steps, -1)
+            storage.advantages = rows.transpose(0, 1).reshape(steps, envs, 1)
+            return list(storage.recurrent_mini_batch_generator(count, 1))
+        order = self._permutation(steps * envs)
+        size = len(order) // count
+
+        def shuffled(samples: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return samples.flatten(0, 1)[order].split(size)
+
+        assert storage.distribution_params is not None
+        observations: list[TensorDict] = storage.observations.flatten(0, 1)[order].split(size)
+        advantages = self._normalize(storage.advantages.flatten()[order].view(count, size))
+        params = [shuffled(p) for p in storage.distribution_params]
+        tensors = (storage.actions, storage.values, storage.returns, storage.actions_log_prob)
+        return [
+            Batch(
+                observations=observations[i],
+                actions=actions,
+                values=values,
+                advantages=advantages[i].unsqueeze(-1),
+                returns=returns,
+                old_actions_log_prob=log_prob,
+                old_distribution_params=tuple(p[i] for p in params),
+            )
+            for i, (actions, values, returns, log_prob) in enumerate(zip(*map(shuffled, tensors), strict=True))
+        ]
+
+    def _normalize(self, advantages: torch.Tensor) -> torch.Tensor:
+        """Normalize advantages and take note of the observations, by one collective at most.
+
+        Args:
+            advantages: (mini-batches, samples).
+        """
+        observations = self.storage.observations.flatten(0, 1)
+        for name, moments in self._normalizers.items():
+            model = self._models[name]
+            moments.observe(torch.cat([observations[group] for group in model.obs_groups], dim=-1))
+        rows = advantages if self._advantage_normalization == "mini-batch" else advantages.reshape(1, -1)
+        sums = advantage_moments(rows)
+        shared = [] if self._advantage_normalization == "rank" else [sums]
+        if self.synchronizer.keeps_equal:
+            shared += [moments.pending for moments in self._normalizers.values()]
+        self._sum(shared)
+        return normalize(rows, sums).view_as(advantages)
+
+    def _sum(self, tensors: list[torch.Tensor]) -> None:
+        """Sum tensors of one type over ranks, in place, by one collective."""
+        if not tensors or world_size() == 1:
+            return
+        with self.clock.waiting():
+            total = sum_over_ranks(torch.cat([t.flatten() for t in tensors]))
+        for tensor, part in zip(tensors, total.split([t.numel() for t in tensors]), strict=True):
+            tensor.copy_(part.view_as(tensor))
+
+    def _eager_step(self, batch: Batch) -> None:
+        self._backward(batch)
+        self._reduce()
+        self._apply()
+
+    def _backward(self, batch: Batch) -> None:
+        """From a mini-batch to this rank's gradients and KL divergence, in the buffer."""
+        self._gradients.buffer.zero_()
+        with torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=self.use_mixed_precision):
+            surrogate, value, entropy, kl = self._losses(batch)
+            loss = surrogate + self.value_loss_coef * value - self.entropy_coef * entropy
+        loss.backward()
+        self._gradients.extra.copy_(kl)
+        self._totals[:3] += torch.stack([value, surrogate, entropy]).detach()
+
+    def _losses(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        assert batch.observations is not None
+        assert batch.actions is not None
+        assert batch.old_actions_log_prob is not None
+        assert batch.advantages is not None
+        assert batch.old_distribution_params is not None
+        actor_memory, critic_memory = batch.hidden_states
+        # Asked for the mean, the policy draws no actions that nobody takes.
+        mean = self.actor(batch.observations, masks=batch.masks, hidden_state=actor_memory)
+        assert isinstance(self._raw_actor.distribution, GaussianDistribution)
+        self._raw_actor.distribution.update(mean)
+        ratio = torch.exp(self._raw_actor.get_output_log_prob(batch.actions) - batch.old_actions_log_prob.squeeze(-1))
+        advantages = batch.advantages.squeeze(-1)
+        clipped = ratio.clamp(1.0 - self.clip_param, 1.0 + self.clip_param)
+        surrogate = torch.max(-advantages * ratio, -advantages * clipped).mean()
+        values = self.critic(batch.observations, masks=batch.masks, hidden_state=critic_memory)
+        with torch.no_grad():
+            params = self._raw_actor.output_distribution_params
+            kl = self._raw_actor.get_kl_divergence(batch.old_distribution_params, params).mean()
+        return surrogate, self._value_loss(batch, values), self._raw_actor.output_entropy.mean(), kl
+
+    def _value_loss(self, batch: Batch, values: torch.Tensor) -> torch.Tensor:
+        assert batch.values is not None
+        assert batch.returns is not None
+        errors = (values - batch.returns).square()
+        if not self.use_clipped_value_loss:
+            return errors.mean()
+        clipped = batch.values + (values - batch.values).clamp(-self.clip_param, self.clip_param)
+        return torch.max(errors, (clipped - batch.returns).square()).mean()
+
+    def _reduce(self) -> None:
+        with self.clock.waiting():
+            self.synchronizer.reduce(self._gradients.buffer)
+
+    def _apply(self) -> None:
+        """From gradients and KL divergence in the buffer to the next parameters."""
+        kl = self._gradients.extra
+        self._totals[3] += kl
+        if self.schedule == "adaptive":
+            self._adapt_rate(kl)
+        for name, gradients in zip(self._models, self._gradients.groups, strict=True):
+            self._clip(gradients, self.sharding.collect_gradients(f"{name}."))
+        self.optimizer.step()
+
+    def _adapt_rate(self, kl: torch.Tensor) -> None:
+        """rsl_rl's rule, without asking the device: a third down where the policy moved too far, half up where too little."""
+        slower = (self.rate / 1.5).clamp(min=MIN_LEARNING_RATE)
+        faster = (self.rate * 1.5).clamp(max=MAX_LEARNING_RATE)
+        too_near = (kl < self.desired_kl / 2.0) & (kl > 0.0)
+        rate = torch.where(kl > self.desired_kl * 2.0, slower, torch.where(too_near, faster, self.rate))
+        self.rate.copy_(rate)
+
+    def _clip(self, gradients: torch.Tensor, parts: list[torch.Tensor]) -> None:
+        """Scale one model's gradients down to the maximal norm, as ``clip_grad_norm_``.
+
+        Args:
+            gradients: Those of parameters that every rank has whole, flat.
+            parts: Of sharded parameters, this rank's parts.
+        """
+        squares = gradients.dot(gradients)
+        if parts:
+            squares += self.sharding.sum_over_shards(torch.stack([g.square().sum() for g in parts]).sum())
+        factor = (self.max_grad_norm / (squares.sqrt() + 1e-6)).clamp(max=1.0)
+        for gradient in (gradients, *parts):
+            gradient.mul_(factor)
+
+
+def flatten(state: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """All tensors of what :meth:`PPO.save` returns, by names that people know.
+
+    Args:
+        state: Policy, value and optimizer.
+    """
+    models = {f"{name}.{key}": t for name in ("actor", "critic") for key, t in state[f"{name}_state_dict"].items()}
+    optimizer = state["optimizer_state_dict"]
+    moments = {f"optimizer.{key}[{i}]": t for i, s in optimizer["state"].items() for key, t in s.items()}
+    rates = {"learning_rate": torch.tensor([group["lr"] for group in optimizer["param_groups"]])}
+    device = next(iter(models.values())).device
+    return {name: t.to(device) for name, t in {**models, **moments, **rates}.items()}
+
+
+def _activate_in_place(model: nn.Module) -> None:
+    """Save the memory of a copy per layer: in rsl_rl's MLP nothing else reads what goes into an activation."""
+    for mlp in model.modules():
+        if isinstance(mlp, MLP):
+            for layer in mlp:
+                if isinstance(layer, IN_PLACE):
+                    layer.inplace = True

@@ -1,0 +1,175 @@
+"""What runs on every rank of test_learner.py: the update on made-up rollouts, in every way of synchronising."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rollouts import (
+    AGENT,
+    MINI_BATCHES,
+    STEPS,
+    collect,
+    fix_order,
+    make_data,
+    make_learner,
+    state_of,
+    train_config,
+)
+
+from mjlab_dist.distributed import Rank, rank_from_environment
+from mjlab_dist.distributed.group import gather, meet, process_group
+from mjlab_dist.distributed.synchronizer import AllReduce, LocalUpdates
+from mjlab_dist.learn.ppo import PPO
+
+NUM_ENVS = 8
+ITERATIONS = 2
+TINY_MB = 1e-4
+"""Shards every parameter of two dimensions."""
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "mlp": {},
+    "mini-batch": {"advantage_normalization": "mini-batch"},
+    "lstm": {"rnn": "lstm"},
+    "clipped": {"max_grad_norm": 0.05, "schedule": "fixed"},
+    "bf16": {"precision": "bf16"},
+}
+"""Agents whose update must not depend on the number of ranks."""
+
+
+def config(variant: str) -> Any:
+    return train_config(dataclasses.replace(AGENT, **VARIANTS[variant]))
+
+
+def order_of_envs(variant: str, world_size: int) -> list[int]:
+    """Where one process has the envs of all ranks: a recurrent policy's mini-batches are of neighbours."""
+    if variant != "lstm":
+        return list(range(world_size * NUM_ENVS))
+    size = NUM_ENVS // MINI_BATCHES
+    return [
+        rank * NUM_ENVS + mini_batch * size + i
+        for mini_batch in range(MINI_BATCHES)
+        for rank in range(world_size)
+        for i in range(size)
+    ]
+
+
+def permutation(rank: int, iteration: int) -> torch.Tensor:
+    """The order of one rank's samples."""
+    return torch.randperm(STEPS * NUM_ENVS, generator=torch.Generator().manual_seed(1000 * rank + iteration))
+
+
+def paired_permutation(world_size: int, iteration: int) -> torch.Tensor:
+    """The order of all ranks' samples in one process: its mini-batch i is the ranks' mini-batches i together."""
+    parts = [permutation(rank, iteration).chunk(MINI_BATCHES) for rank in range(world_size)]
+    return torch.cat(
+        [
+            part[mini_batch] // NUM_ENVS * (world_size * NUM_ENVS) + rank * NUM_ENVS + part[mini_batch] % NUM_ENVS
+            for mini_batch in range(MINI_BATCHES)
+            for rank, part in enumerate(parts)
+        ]
+    )
+
+
+def train(learner: PPO, envs: list[int], total: int, orders: list[torch.Tensor]) -> list[dict[str, Any]]:
+    """Learn for some iterations; what came of each."""
+    history = []
+    for iteration, order in enumerate(orders):
+        fix_order(learner, order)
+        collect(learner, make_data(total, iteration).part(envs))
+        losses = {name: loss.item() for name, loss in learner.update().items()}
+        history.append({**losses, "state": state_of(learner)})
+    return history
+
+
+def alone(variant: str, world_size: int) -> list[dict[str, Any]]:
+    """One process with the envs of all ranks."""
+    torch.set_default_dtype(torch.float32 if variant == "bf16" else torch.float64)
+    torch.manual_seed(0)
+    total = world_size * NUM_ENVS
+    learner = make_learner(config(variant), total)
+    orders = [paired_permutation(world_size, i) for i in range(ITERATIONS)]
+    try:
+        return train(learner, order_of_envs(variant, world_size), total, orders)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def probe() -> dict[str, Any]:
+    torch.set_num_threads(1)
+    rank = rank_from_environment(os.environ)
+    results: dict[str, Any] = {"rank": rank.rank}
+    with process_group(rank, "cpu", "gloo", meet(rank)):
+        for variant in VARIANTS:
+            torch.set_default_dtype(torch.float32 if variant == "bf16" else torch.float64)
+            results[variant] = _train_here(rank, config(variant))
+        torch.set_default_dtype(torch.float64)
+        results["local"] = _local_updates(rank)
+        for fsdp_devices in (2, 4):
+            if rank.world_size == 4:
+                sharded = dataclasses.replace(config("mlp"), fsdp_devices=fsdp_devices, fsdp_min_size_mb=TINY_MB)
+                results[f"fsdp {fsdp_devices}"] = _train_here(rank, sharded)
+                results[f"fsdp {fsdp_devices} loaded"] = _load(rank, sharded, results["mlp"])
+        if rank.world_size == 4:
+            results["fsdp lstm"] = _train_here(
+                rank, dataclasses.replace(config("lstm"), fsdp_devices=2, fsdp_min_size_mb=TINY_MB)
+            )
+        torch.set_default_dtype(torch.float32)
+        results["reduced"] = {name: _reduced(rank, name) for name in ("none", "bf16", "fp16")}
+        results["fp32"] = _train_here(rank, config("mlp"))
+        results["compressed"] = _train_here(rank, config("mlp"), AllReduce("bf16"))
+    return results
+
+
+def _make(rank: Rank, run: Any, synchronizer: Any = None) -> PPO:
+    torch.manual_seed(
+        rank.rank
+    )  # as in a run, every rank draws parameters of its own, and rank 0's are what all start from
+    return make_learner(run, NUM_ENVS, synchronizer, rank.world_size)
+
+
+def _envs(rank: Rank) -> list[int]:
+    return list(range(rank.rank * NUM_ENVS, (rank.rank + 1) * NUM_ENVS))
+
+
+def _train_here(rank: Rank, run: Any, synchronizer: Any = None) -> list[dict[str, Any]]:
+    learner = _make(rank, run, synchronizer)
+    orders = [permutation(rank.rank, i) for i in range(ITERATIONS)]
+    history = train(learner, _envs(rank), rank.world_size * NUM_ENVS, orders)
+    history[0]["sharded"] = sorted(e.name for e in learner.sharding.sharded.values())
+    return history
+
+
+def _load(rank: Rank, run: Any, source: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """Learn once without shards, load the checkpoint into a sharded learner, learn once more there."""
+    plain = _make(rank, config("mlp"))
+    train(plain, _envs(rank), rank.world_size * NUM_ENVS, [permutation(rank.rank, 0)])
+    other = _make(rank, run)
+    other.load(plain.save(), None, True)
+    before = state_of(other)
+    assert all(torch.equal(t, source[0]["state"][name]) for name, t in before.items())
+    fix_order(other, permutation(rank.rank, 1))
+    collect(other, make_data(rank.world_size * NUM_ENVS, 1).part(_envs(rank)))
+    other.update()
+    return state_of(other)
+
+
+def _local_updates(rank: Rank) -> dict[str, Any]:
+    learner = _make(rank, config("mlp"), LocalUpdates(ITERATIONS))
+    orders = [permutation(rank.rank, i) for i in range(ITERATIONS)]
+    history = train(learner, _envs(rank), rank.world_size * NUM_ENVS, orders)
+    before = state_of(learner)
+    spread = learner.average()
+    return {"first": history[0]["state"], "before": before, "after": state_of(learner), "spread": spread.item()}
+
+
+def _reduced(rank: Rank, name: str) -> dict[str, torch.Tensor]:
+    g = torch.Generator().manual_seed(rank.rank)
+    buffer = torch.randn(1000, generator=g)
+    all_ranks = gather(buffer)
+    AllReduce(name).reduce(buffer)
+    assert dist.get_world_size() == len(all_ranks)
+    return {"ranks": all_ranks, "buffer": buffer}

@@ -1,0 +1,139 @@
+"""Every flag that changes how ranks synchronise, through the installed command."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import Command
+
+from mjlab_dist import runs
+
+BASE = ("train", "cartpole-balance", "--cpu-ranks", "2", "--num-envs", "16", "--agent.num-steps-per-env", "8")
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+
+DRIFTING = """
+import os
+from mjlab_dist.distributed.synchronizer import AllReduce
+
+class Drifting(AllReduce):
+    '''One bit of one gradient, on rank 1, from the ninth mini-batch on.'''
+    calls = 0
+
+    def reduce(self, buffer):
+        super().reduce(buffer)
+        self.calls += 1
+        if self.calls > 8 and os.environ["RANK"] == "1":
+            buffer.view(__import__("torch").int32)[5] ^= 1 << 18
+"""
+
+
+def only_run(cwd: Path) -> Path:
+    (run,) = (cwd / "logs" / "cartpole-balance").iterdir()
+    return run
+
+
+def checkpoint(run: Path, iteration: int) -> dict[str, Any]:
+    return torch.load(runs.checkpoint_path(run, iteration), weights_only=True)
+
+
+@pytest.mark.parametrize("flags", [("--sync.check-interval", "3"), ("--save-interval", "3")], ids=" ".join)
+def test_a_rank_that_drifts_ends_the_run(command: Command, flags: tuple[str, ...]) -> None:
+    (command.cwd / "drifting.py").write_text(DRIFTING)
+    schedule = ("--agent.num-learning-epochs", "2", "--agent.num-mini-batches", "2", "--max-iterations", "50")
+    done = command(
+        *BASE,
+        *schedule,
+        "--save-interval",
+        "2",
+        *flags,
+        "--sync.synchronizer",
+        "drifting:Drifting",
+        env={"PYTHONPATH": "."},
+    )
+    assert done.code == 1
+    last_line = done.err.splitlines()[-2]
+    assert "DesyncError: iteration 3: ranks 0-1 differ in actor." in last_line
+    assert "mlp.0.weight" in last_line or "std_param" in last_line
+    assert not command.leftovers()
+    run = only_run(command.cwd)
+    assert runs.read_metrics(run)[-1]["iteration"] == 3
+    saved = [p.name for p in (run / "checkpoints").glob("*")]
+    assert saved == ([] if "--save-interval" in flags else ["model_2.pt"]), "what is written was the same on all ranks"
+
+
+def test_local_updates_are_averaged_when_due_and_before_checkpoints(command: Command) -> None:
+    done = command(*BASE, "--sync.period", "3", "--save-interval", "4", "--max-iterations", "7")
+    assert done.code == 0, done.err
+    rows = runs.read_metrics(only_run(command.cwd))
+    assert [row["iteration"] for row in rows if row["parameter_spread"] is not None] == [3, 4, 6, 7]
+    assert all(row["parameter_spread"] > 0 for row in rows if row["parameter_spread"] is not None)
+    assert all(0 < row["wait_share"] < 1 for row in rows)
+
+
+def test_the_example_of_the_documentation_trains(command: Command) -> None:
+    path = os.pathsep.join([str(EXAMPLES)])
+    done = command(
+        *BASE,
+        "--max-iterations",
+        "4",
+        "--sync.check-interval",
+        "1",
+        "--sync.synchronizer",
+        "error_feedback:ErrorFeedback",
+        env={"PYTHONPATH": path},
+    )
+    assert done.code == 0, done.err
+    assert len(runs.read_metrics(only_run(command.cwd))) == 4
+    alone = command(
+        *("train", "cartpole-balance", "--gpu-ids", "None", "--num-envs", "16", "--max-iterations", "1"),
+        *("--log-root", "alone", "--sync.synchronizer", "error_feedback:ErrorFeedback"),
+        env={"PYTHONPATH": path},
+    )
+    assert alone.code == 0, alone.err
+
+
+def test_sharded_recurrent_policy_in_bf16_trains_and_plays(command: Command) -> None:
+    """Flags that have nothing to do with each other, in one launch."""
+    done = command(
+        *BASE,
+        *("--fsdp-devices", "2", "--fsdp-min-size-mb", "0.01", "--sync.compression", "bf16"),
+        *("--agent.rnn", "gru", "--agent.rnn-hidden-dim", "32", "--agent.precision", "bf16", "--max-iterations", "2"),
+        "--agent.obs-normalization",
+    )
+    assert done.code == 0, done.err
+    table = done.out[done.out.index("Sharded parameters:") :].splitlines()
+    assert any("actor.rnn.rnn.weight_hh_l0  (96, 32)  dimension 0 over 2 ranks" in line for line in table)
+    assert any(line.startswith("Saved on every rank between uses:") for line in table)
+    saved = checkpoint(only_run(command.cwd), 2)
+    assert saved["actor_state_dict"]["rnn.rnn.weight_hh_l0"].shape == (96, 32), "checkpoints hold whole tensors"
+    assert type(saved["actor_state_dict"]["rnn.rnn.weight_hh_l0"]) is torch.Tensor
+    played = command("play", "cartpole-balance", "--num-envs", "2")
+    assert played.code == 0, played.err
+    assert "2 episodes: mean return" in played.out
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("error_feedback:Feedback", "module 'error_feedback' has no attribute 'Feedback'; write package.module:Class"),
+        ("json:JSONDecoder", "has no keeps_equal; see mjlab_dist.distributed.synchronizer"),
+    ],
+)
+def test_a_synchronizer_that_is_none_is_refused(command: Command, path: str, said: str) -> None:
+    flags = ("--gpu-ids", "None", "--num-envs", "16", "--sync.synchronizer", path)
+    done = command("train", "cartpole-balance", *flags, env={"PYTHONPATH": str(EXAMPLES)})
+    assert done.code == 2
+    (line,) = done.err.splitlines()
+    assert line.startswith(f"train: --sync.synchronizer {path}: ")
+    assert said in line
+    assert not list((command.cwd / "logs" / "cartpole-balance").iterdir())
+
+
+def test_nothing_large_enough_to_shard_is_said(command: Command) -> None:
+    done = command(*BASE, "--fsdp-devices", "2", "--max-iterations", "1")
+    assert done.code == 0, done.err
+    assert "Nothing is sharded: no parameter of two or more dimensions has 4 MiB." in done.out

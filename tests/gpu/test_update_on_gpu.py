@@ -1,0 +1,69 @@
+"""The update on a GPU: recorded and eager are the same, and neither waits for the device."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from rollouts import AGENT, collect, difference, fix_order, make_data, make_learner, state_of, train_config
+
+from mjlab_dist.learn.capture import CapturedStep
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+DEVICE = "cuda:0"
+NUM_ENVS = 64
+
+
+def learner(capture: bool, **fields: Any) -> Any:
+    torch.manual_seed(0)
+    config = train_config(dataclasses.replace(AGENT, capture=capture, **fields))
+    return make_learner(config, NUM_ENVS, device=DEVICE)
+
+
+def learn(made: Any, seed: int) -> dict[str, torch.Tensor]:
+    collect(made, make_data(NUM_ENVS, seed).to(DEVICE))
+    torch.manual_seed(seed)
+    return made.update()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_recorded_update_is_the_eager_one(precision: str) -> None:
+    recorded, eager = learner(True, precision=precision), learner(False, precision=precision)
+    for seed in range(4):
+        losses = [learn(made, seed) for made in (recorded, eager)]
+        largest, where = difference(state_of(recorded), state_of(eager))
+        assert largest < (1e-4 if precision == "fp32" else 5e-2), where
+        torch.testing.assert_close(losses[0]["kl"], losses[1]["kl"], rtol=1e-2, atol=1e-4)
+    assert isinstance(recorded._step, CapturedStep)
+    assert recorded._step._batch is not None, "nothing was recorded"
+    assert not isinstance(eager._step, CapturedStep)
+
+
+@pytest.mark.parametrize("capture", [True, False])
+def test_an_update_never_waits_for_the_device(capture: bool) -> None:
+    made = learner(capture)
+    learn(made, 0)  # records
+    collect(made, make_data(NUM_ENVS, 1).to(DEVICE))
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        made.update()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_learning_on_the_gpu_is_learning_on_the_cpu() -> None:
+    torch.manual_seed(0)
+    on_cpu = make_learner(train_config(AGENT), NUM_ENVS)
+    on_gpu = learner(True)
+    on_gpu.load(on_cpu.save(), None, True)
+    order = torch.randperm(NUM_ENVS * AGENT.num_steps_per_env)
+    for made, device in ((on_cpu, "cpu"), (on_gpu, DEVICE)):
+        fix_order(made, order)
+        collect(made, make_data(NUM_ENVS, 0).to(device))
+        made.update()
+    here, there = (torch.cat([p.detach().flatten().cpu() for p in m.actor.parameters()]) for m in (on_cpu, on_gpu))
+    assert (here - there).norm() < 0.01 * here.norm()

@@ -1,0 +1,52 @@
+"""Checksums, and who differs from whom."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mjlab_dist.distributed import consistency
+from mjlab_dist.distributed.consistency import check_equal, checksum
+from mjlab_dist.errors import DesyncError
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8])
+def test_every_single_bit_counts(dtype: torch.dtype) -> None:
+    g = torch.Generator().manual_seed(0)
+    tensor = (100 * torch.rand(7, 3, generator=g)).to(dtype)
+    unharmed = checksum(tensor)
+    flat = tensor.view(-1).view(torch.uint8)
+    for byte in range(len(flat)):
+        for bit in range(8):
+            flat[byte] ^= 1 << bit
+            assert checksum(tensor) != unharmed
+            flat[byte] ^= 1 << bit
+    assert checksum(tensor) == unharmed
+
+
+def test_places_count() -> None:
+    tensor = torch.randn(5, 4)
+    assert checksum(tensor) != checksum(tensor.flip(0))
+    assert checksum(tensor.t()) == checksum(tensor.t().contiguous())
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ([1, 1, 2, 1], "rank 2 differs from the others in b, the first of 2 tensors that differ"),
+        ([1, 2, 2, 1], "ranks 0-3 differ in b, the first of 2 tensors that differ"),
+        ([2, 1, 1, 3, 1], "ranks 0, 3 differ from the others in b, the first of 2 tensors that differ"),
+        ([1, 2], "ranks 0-1 differ in b, the first of 2 tensors that differ"),
+    ],
+)
+def test_those_that_differ_are_named(monkeypatch: pytest.MonkeyPatch, values: list[int], said: str) -> None:
+    def gather(own: torch.Tensor) -> torch.Tensor:
+        return torch.stack([own + torch.tensor([0, value, value]) for value in values])
+
+    monkeypatch.setattr(consistency, "gather", gather)
+    with pytest.raises(DesyncError, match=f"^iteration 7: {said};"):
+        check_equal({"a": torch.ones(2), "b": torch.ones(3), "c": torch.zeros(1)}, "iteration 7")
+
+
+def test_one_rank_agrees_with_itself() -> None:
+    check_equal({"a": torch.full((2,), torch.nan)}, "iteration 1")

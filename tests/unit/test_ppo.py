@@ -1,0 +1,190 @@
+"""The update on one rank: stock rsl_rl is the oracle. In fp64, so that only what is computed can differ, not how it is rounded."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from rollouts import (
+    AGENT,
+    MINI_BATCHES,
+    STEPS,
+    collect,
+    difference,
+    make_data,
+    make_learner,
+    make_stock_learner,
+    state_of,
+    train_config,
+)
+from rsl_rl.modules import EmpiricalNormalization
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mjlab_dist.learn.moments import NormalizerMoments, advantage_moments, normalize
+
+NUM_ENVS = 8
+ITERATIONS = 3
+
+aten: Any = torch.ops.aten
+
+
+@pytest.fixture
+def fp64() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def both(**fields: Any) -> tuple[Any, Any]:
+    """The stock learner and ours, with the same parameters."""
+    config = train_config(dataclasses.replace(AGENT, **fields))
+    learners = []
+    for make in (make_stock_learner, make_learner):
+        torch.manual_seed(0)
+        learners.append(make(config, NUM_ENVS))
+    return learners[0], learners[1]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"desired_kl": 1e-4},
+        {"schedule": "fixed", "use_clipped_value_loss": False, "max_grad_norm": 0.05},
+        {"advantage_normalization": "mini-batch", "activation": "relu"},
+        {"advantage_normalization": "rank", "obs_normalization": False},
+        {"rnn": "lstm"},
+        {"rnn": "gru", "advantage_normalization": "mini-batch"},
+    ],
+    ids=str,
+)
+@pytest.mark.usefixtures("fp64")
+def test_one_rank_learns_what_stock_rsl_rl_learns(fields: dict[str, Any]) -> None:
+    stock, ours = both(**fields)
+    assert difference(state_of(ours), state_of(stock))[0] == 0
+    for iteration in range(ITERATIONS):
+        losses = []
+        for learner in (stock, ours):
+            collect(learner, make_data(NUM_ENVS, iteration))
+            torch.manual_seed(iteration)  # the order of samples is all that an update draws
+            losses.append(learner.update())
+        largest, where = difference(state_of(ours), state_of(stock))
+        assert largest < 1e-9, where
+        for name, loss in losses[0].items():
+            assert float(losses[1][name]) == pytest.approx(loss, rel=1e-9, abs=1e-12)
+    if "schedule" not in fields:
+        assert stock.learning_rate != AGENT.learning_rate, "else the schedule is not tested"
+
+
+def test_mixed_precision_is_stock_rsl_rls() -> None:
+    """To bf16's own rounding. With a fixed step: where the schedule jumps, it may jump in one of two that differ by little."""
+    stock, ours = both(precision="bf16", schedule="fixed")
+    _, full = both(schedule="fixed")
+    for learner in (stock, ours, full):
+        learn(learner, 0)
+    theirs, mine, exact = (torch.cat([p.detach().flatten() for p in x.actor.parameters()]) for x in (stock, ours, full))
+    assert (mine - theirs).norm() < 0.5 * (theirs - exact).norm()
+    assert (mine - exact).norm() > 1e-3, "else nothing was computed in bf16"
+    assert all(p.dtype == torch.float32 for p in ours.actor.parameters())
+
+
+def learn(learner: Any, seed: int) -> None:
+    collect(learner, make_data(NUM_ENVS, seed))
+    torch.manual_seed(seed)
+    learner.update()
+
+
+@pytest.mark.usefixtures("fp64")
+@pytest.mark.parametrize(("source", "target"), [(0, 1), (1, 0), (1, 1)], ids=["stock to us", "us to stock", "us to us"])
+def test_checkpoints_travel_between_stock_rsl_rl_and_us(source: int, target: int) -> None:
+    learner = both()[source]
+    learn(learner, 0)
+    torch.manual_seed(99)
+    other = (make_stock_learner, make_learner)[target](train_config(AGENT), NUM_ENVS)
+    assert other.load(copy.deepcopy(learner.save()), None, True)
+    assert difference(state_of(other), state_of(learner))[0] == 0
+    # What was loaded goes on as what was saved.
+    learn(learner, 1)
+    learn(other, 1)
+    assert difference(state_of(other), state_of(learner))[0] < 1e-9
+
+
+class Waits(TorchDispatchMode):
+    """Counts what makes the host wait for a device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket in (aten._local_scalar_dense, aten.item, aten.is_nonzero, aten.nonzero, aten.equal):
+            self.found.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_an_update_never_waits_for_the_device() -> None:
+    stock, ours = both()
+    counts = []
+    for learner in (stock, ours):
+        collect(learner, make_data(NUM_ENVS, 0))
+        with Waits() as waits:
+            learner.update()
+        counts.append(len(waits.found))
+    assert counts[0] > AGENT.num_learning_epochs * MINI_BATCHES, "the count counts nothing"
+    assert counts[1] == 0
+
+
+def test_gradients_live_in_one_buffer() -> None:
+    _, ours = both()
+    collect(ours, make_data(NUM_ENVS, 0))
+    ours.update()
+    buffer = ours._gradients.buffer
+    gradients = [p.grad for p in (*ours.actor.parameters(), *ours.critic.parameters())]
+    assert sum(g.numel() for g in gradients) + 1 == buffer.numel()
+    assert all(g.untyped_storage().data_ptr() == buffer.untyped_storage().data_ptr() for g in gradients)
+
+
+def test_advantages_are_normalized_by_moments_that_add_up() -> None:
+    values = 5 + 3 * torch.randn(2, 1000)
+    parts = values.split([100, 900], dim=1)
+    together = sum(advantage_moments(p) for p in parts)
+    assert isinstance(together, torch.Tensor)
+    done = torch.cat([normalize(p, together) for p in parts], dim=1)
+    expected = (values - values.mean(dim=1, keepdim=True)) / (values.std(dim=1, keepdim=True) + 1e-8)
+    torch.testing.assert_close(done, expected)
+
+
+@pytest.mark.parametrize("mean", [0.0, 1e4])
+def test_normalizer_merges_deltas(mean: float) -> None:
+    shared, alone = EmpiricalNormalization(4), EmpiricalNormalization(4)
+    moments = NormalizerMoments(shared)
+    for size in (10, 300, 50):
+        batch = mean + torch.randn(size, 4)
+        alone.update(batch)
+        parts = [NormalizerMoments(shared) for _ in range(2)]
+        for part, rows in zip(parts, batch.split([size // 5, size - size // 5]), strict=True):
+            part.observe(rows)
+        moments.rebase()
+        moments.pending = parts[0].pending + parts[1].pending
+        moments.apply()
+        here, expected = shared.state_dict(), alone.state_dict()
+        assert here["count"] == expected["count"]
+        torch.testing.assert_close(here["_mean"], expected["_mean"])
+        torch.testing.assert_close(here["_var"], expected["_var"], rtol=2e-3, atol=0)
+
+
+def test_samples_fall_into_each_mini_batch_once() -> None:
+    _, ours = both(obs_normalization=False)
+    data = make_data(NUM_ENVS, 0)
+    collect(ours, data)
+    batches = ours._mini_batches()
+    actions = torch.cat([b.actions for b in batches])
+    assert len(batches) == MINI_BATCHES
+    assert len(actions) == NUM_ENVS * STEPS
+    stored = ours.storage.actions.flatten(0, 1)
+    assert torch.equal(actions.sort(dim=0).values, stored.sort(dim=0).values)
+    assert not torch.equal(actions, stored)
