@@ -1,1 +1,10 @@
-"""mjlab_dist: train one robot policy over every GPU or CPU core, of one machine or several."""
+"""mjlab_dist: train one robot policy over every GPU or CPU core, of one machine or several.
+
+From Python: ``mjlab_dist.train("cartpole-balance", gpu_ids="all")``. Importing this imports no torch.
+"""
+
+from mjlab_dist.api import train
+from mjlab_dist.errors import RankError, UserError
+from mjlab_dist.registry import task_config
+
+__all__ = ["RankError", "UserError", "task_config", "train"]

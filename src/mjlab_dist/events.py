@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-Kind = Literal["status", "warning", "iteration"]
+Kind = Literal["status", "warning", "length", "iteration"]
 
 NAME = "mjlab_dist"
 """Logger under which everything of this package logs."""
+
+Event = dict[str, Any]
+"""What a rank tells, as :func:`emit` lists it: ``kind``, and with it ``text``, ``max_iterations`` or ``row``. Plain data."""
+
+Listener = Callable[[Event], None]
+"""Takes events, from any thread."""
 
 _logger = logging.getLogger(f"{NAME}.events")
 
@@ -17,8 +25,51 @@ def emit(kind: Kind, **data: Any) -> None:
     """Tell the console something.
 
     Args:
-        kind: ``status`` or ``warning``: a line to show, as ``text``. ``iteration``: a row of metrics, as ``row``.
+        kind: ``status`` or ``warning``: a line to show, as ``text``. ``length``: iterations that the run has in all, as
+            ``max_iterations``; told once, before the first. ``iteration``: a row of metrics, as ``row``.
         data: What the kind needs; plain data.
     """
     level = logging.WARNING if kind == "warning" else logging.INFO
     _logger.log(level, "%s %s", kind, data, extra={"event": {"kind": kind, **data}})
+
+
+class EventHandler(logging.Handler):
+    """Hands the events that log records carry to a listener; other records it ignores."""
+
+    def __init__(self, listen: Listener) -> None:
+        """Attach nothing yet.
+
+        Args:
+            listen: Takes the events.
+        """
+        super().__init__()
+        self._listen = listen
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Pass on the record's event, if it has one."""
+        event: Event | None = getattr(record, "event", None)
+        if event is None:
+            return
+        # torchrunx marks the records that come from a rank.
+        rank = getattr(record, "local_rank", None)
+        if rank is not None and event["kind"] == "warning":
+            event = {**event, "text": f"rank {rank}: {event['text']}"}
+        self._listen(event)
+
+
+@contextlib.contextmanager
+def listening(listen: Listener) -> Iterator[None]:
+    """Hear the rank in this process, until the context is left.
+
+    Args:
+        listen: Takes its events.
+    """
+    logger = logging.getLogger(NAME)
+    handler, level = EventHandler(listen), logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        logger.removeHandler(handler)

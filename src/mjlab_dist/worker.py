@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import gc
 import json
 import os
@@ -16,18 +17,38 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from mjlab_dist import runs
+from mjlab_dist.budget import resolve
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.distributed import DevicePlan, Rank, rank_from_environment
+from mjlab_dist.distributed.rank_info import (
+    DeviceInfo,
+    RankInfo,
+    compare_devices,
+    describe_device,
+    exchange,
+    require_same,
+)
 from mjlab_dist.events import emit
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch._C._distributed_c10d import Store
+
+    from mjlab_dist.env import Env
     from mjlab_dist.learn import Runner
+
+T = TypeVar("T")
+RunnerT = TypeVar("RunnerT", bound="Runner")
+
+Entry = Callable[[TrainConfig, DevicePlan, Path], T]
+"""What a rank does: a function of a module, given the run's config, the devices of this machine's ranks and the run directory."""
 
 COMPILING = "Compiling physics kernels for this model. This happens once per machine, and takes under a minute."
 """Said before kernels are compiled."""
@@ -43,12 +64,30 @@ PR_SET_PDEATHSIG = 1
 class RunResult:
     """What a run leaves behind; small and picklable, for it travels from rank 0 to the launcher."""
 
-    run_dir: str
+    run_dir: Path
     """The run directory."""
-    checkpoint: str
+    checkpoint: Path
     """The last checkpoint."""
     metrics: dict[str, float | int | None]
     """The last row of metrics.jsonl."""
+
+    @property
+    def history(self) -> dict[str, NDArray[np.float64]]:
+        """Every column of metrics.jsonl, (iterations,) each; NaN where a value was not known yet."""
+        return runs.read_history(self.run_dir)
+
+
+class Learner(NamedTuple, Generic[RunnerT]):
+    """What a rank trains with, once it has joined the others."""
+
+    runner: RunnerT
+    """Env and algorithm."""
+    config: TrainConfig
+    """The run's config, with numbers where it said auto."""
+    info: RankInfo
+    """Who and where this rank is."""
+    run_dir: Path
+    """The run directory."""
 
 
 def run(config: TrainConfig, plan: DevicePlan, run_dir: Path | None) -> RunResult:
@@ -59,60 +98,136 @@ def run(config: TrainConfig, plan: DevicePlan, run_dir: Path | None) -> RunResul
         plan: Devices of this machine's ranks.
         run_dir: Where rank 0 writes. None where another launcher started the ranks: then rank 0 makes it.
     """
+    with joined(config, plan, run_dir, _runner) as learner:
+        row = learner.runner.train()
+        checkpoint = runs.checkpoint_path(learner.run_dir, learner.config.max_iterations)
+        return RunResult(run_dir=learner.run_dir, checkpoint=checkpoint, metrics=row)
+
+
+@contextlib.contextmanager
+def joined(
+    config: TrainConfig,
+    plan: DevicePlan,
+    run_dir: Path | None,
+    make_runner: Callable[[Env, TrainConfig, Rank, Path], RunnerT],
+) -> Iterator[Learner[RunnerT]]:
+    """Build this rank's learner and join the other ranks, until the context is left.
+
+    Args:
+        config: The run's config.
+        plan: Devices of this machine's ranks.
+        run_dir: As in :func:`run`.
+        make_runner: Makes the runner, once the process group is joined.
+    """
     rank = rank_from_environment(os.environ)
     device = plan.devices[rank.local_rank]
     with start_up():
         prepare_process(plan, rank, device, config.seed)
 
-        from mjlab_dist.distributed.group import broadcast_from_main, process_group  # noqa: PLC0415
+        from mjlab_dist.distributed.group import broadcast_from_main, meet, process_group  # noqa: PLC0415
         from mjlab_dist.env import Env  # noqa: PLC0415
-        from mjlab_dist.learn import Runner  # noqa: PLC0415
 
-        env = Env(config.env, config.num_envs, device, announce=_announce_compiling)
-    with process_group(rank, device, plan.backend):
+        store = meet(rank)
+        devices = _meet_devices(config, rank, store, device)
+        settled, num_envs = _settle_num_envs(config, rank, store, devices)
+        env = Env(config.env, num_envs, device, _announce_compiling, first_env_id=rank.rank * num_envs)
+        ranks = _describe_ranks(rank, store, devices[rank.rank], env)
+    with process_group(rank, device, plan.backend, store):
         if run_dir is None:
             if rank.is_main:
                 run_dir = runs.create_run_dir(config)
+                # Where the config says auto its file does too, as where the launcher writes it.
                 runs.write_origin(run_dir, config, sys.argv, plan.names)
             run_dir = broadcast_from_main(run_dir)
             assert run_dir is not None
-        runner = Runner(env, config, rank, run_dir)
-        return _train(runner, run_dir, config)
+        if rank.is_main:
+            runs.write_ranks(run_dir, ranks)
+            emit("length", max_iterations=settled.max_iterations)
+        yield Learner(make_runner(env, settled, rank, run_dir), settled, ranks[rank.rank], run_dir)
 
 
-def run_or_die(config: TrainConfig, plan: DevicePlan, run_dir: Path) -> RunResult:
-    """Train as one of several ranks: whatever goes wrong is reported, and this process ends at once.
+def _runner(env: Env, config: TrainConfig, rank: Rank, run_dir: Path) -> Runner:
+    from mjlab_dist.learn import Runner  # noqa: PLC0415
+
+    return Runner(env, config, rank, run_dir)
+
+
+def run_or_die(entry: Entry[T], config: TrainConfig, plan: DevicePlan, run_dir: Path) -> T:
+    """Be one of several ranks: whatever goes wrong is reported, and this process ends at once.
 
     A rank that only raised would leave the others waiting for it in a collective, for minutes.
 
     Args:
+        entry: What this rank does.
         config: The run's config.
         plan: Devices of this machine's ranks.
         run_dir: The run directory; a rank that dies writes ``errors/rank<N>.json`` there.
     """
     die_with_parent()
     try:
-        return run(config, plan, run_dir)
+        return entry(config, plan, run_dir)
     except BaseException as error:  # noqa: BLE001
         _report(error, run_dir)
         os._exit(RANK_FAILED)
 
 
-def _train(runner: Runner, run_dir: Path, config: TrainConfig) -> RunResult:
-    row = runner.train()
-    return RunResult(
-        run_dir=str(run_dir), checkpoint=str(runs.checkpoint_path(run_dir, config.max_iterations)), metrics=row
+def _meet_devices(config: TrainConfig, rank: Rank, store: Store | None, device: str) -> list[DeviceInfo]:
+    """The device of every rank; unlike ones are reported by rank 0, or refused by all."""
+    own = describe_device(device, os.environ.get("MUJOCO_EGL_DEVICE_ID"))
+    told = exchange(store, rank.rank, rank.world_size, "device", dataclasses.asdict(own))
+    devices = [DeviceInfo(**one) for one in told]
+    if config.require_same_devices:
+        require_same(devices)
+    difference = compare_devices(devices)
+    if difference and rank.is_main:
+        emit("warning", text=f"{difference}; every update waits for the slowest (--require-same-devices refuses this)")
+    return devices
+
+
+def _settle_num_envs(
+    config: TrainConfig, rank: Rank, store: Store | None, devices: list[DeviceInfo]
+) -> tuple[TrainConfig, int]:
+    """The config with a number of envs where it says auto, the same on every rank; and that number."""
+    if config.num_envs != "auto":
+        return config, config.num_envs
+    from mjlab_dist.env import capacity  # noqa: PLC0415
+
+    own = devices[rank.rank]
+    num_ranks_here = sum(other.host == own.host for other in devices)
+    room = capacity.measure_room(config, own.device, num_ranks_here, _announce_compiling)
+    told = exchange(store, rank.rank, rank.world_size, "room", dataclasses.asdict(room))
+    num_envs, line = capacity.choose_num_envs([capacity.Room(**one) for one in told])
+    config, lines = resolve(dataclasses.replace(config, num_envs=num_envs), rank.world_size)
+    if rank.is_main:
+        for text in (line, *lines):
+            emit("status", text=text)
+    return config, num_envs
+
+
+def _describe_ranks(rank: Rank, store: Store | None, device: DeviceInfo, env: Env) -> list[RankInfo]:
+    import torch
+
+    own = RankInfo(
+        **dataclasses.asdict(device),
+        rank=rank.rank,
+        first_env_id=int(env.env_ids[0]),
+        num_envs=env.num_envs,
+        seed=torch.initial_seed(),
     )
+    told = exchange(store, rank.rank, rank.world_size, "rank", dataclasses.asdict(own))
+    return [RankInfo(**one) for one in told]
 
 
 @contextlib.contextmanager
 def start_up() -> Iterator[None]:
     """Keep the garbage collector off while much is imported: it took a third of the time of that."""
+    enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if enabled:
+            gc.enable()
 
 
 def prepare_process(plan: DevicePlan, rank: Rank, device: str, seed: int) -> None:
@@ -159,6 +274,8 @@ def _report(error: BaseException, run_dir: Path) -> None:
 
 def _in_collective(error: BaseException) -> bool:
     """Whether the error came out of torch.distributed: most likely another rank had gone before."""
+    if type(error).__module__.startswith("torch.distributed"):
+        return True  # the store that ranks meet at is C++, which leaves no frame
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and Path("torch", "distributed").as_posix() in Path(frames[-1].filename).as_posix()
 

@@ -53,7 +53,7 @@ def test_umbrella_without_a_command_says_which_there_are(command: Command) -> No
     assert "list-tasks" in done.out
     wrong = command("mjlab-dist", "trian")
     assert wrong.code == 2
-    assert wrong.err == "mjlab-dist: unknown command trian: use train, play, list-tasks\n"
+    assert wrong.err == "mjlab-dist: unknown command trian: use train, play, verify, list-tasks\n"
 
 
 TRAIN_MISTAKES = {
@@ -62,6 +62,51 @@ TRAIN_MISTAKES = {
     "cartpole-balance --env.rewards.smoth.weight 3": ["did you mean --env.rewards.smooth.weight?"],
     "cartpole-balance --num-envs many": ["--num-envs many", "INT"],
     "cartpole-balance --num-envs 0": ["--num-envs 0", "at least 1"],
+    "cartpole-balance --num-envs auto --total-num-envs 8": [
+        "--num-envs auto",
+        "--total-num-envs 8",
+        "not both",
+        "drop one",
+    ],
+    "cartpole-balance --num-envs 4 --total-num-envs=8": ["--num-envs 4", "--total-num-envs 8", "not both", "drop one"],
+    "cartpole-balance --max-iterations 4 --total_timesteps 8": [
+        "--max-iterations 4",
+        "--total-timesteps 8",
+        "not both",
+    ],
+    "cartpole-balance --gpu-ids None --cpu-ranks 3 --total-num-envs 10": [
+        "train: --total-num-envs 10 can't be split over 3 ranks: use 9 or 12"
+    ],
+    "cartpole-balance --gpu-ids None --total-timesteps 100": [
+        "--total-timesteps 100",
+        "1 x 512 x 32 = 16384",
+        "use 16384",
+    ],
+    "cartpole-balance --total-timesteps 0": ["--total-timesteps 0", "at least 1"],
+    "cartpole-balance --gpu-ids None --cpu-ranks 4 --fsdp-devices 3": ["--fsdp-devices 3", "4 ranks", "use 1, 2 or 4"],
+    "cartpole-balance --fsdp-devices 2 --sync.period 4": ["--fsdp-devices 2", "--sync.period 4", "drop one"],
+    "cartpole-balance --fsdp-devices 2 --sync.synchronizer a:B": [
+        "--fsdp-devices 2",
+        "--sync.synchronizer a:B",
+        "drop one",
+    ],
+    "cartpole-balance --sync.synchronizer a:B --sync.period 4": [
+        "--sync.synchronizer a:B",
+        "--sync.period 4",
+        "drop one",
+    ],
+    "cartpole-balance --sync.synchronizer a:B --sync.compression bf16": [
+        "--sync.synchronizer a:B",
+        "--sync.compression bf16",
+        "drop one",
+    ],
+    "cartpole-balance --sync.compression zstd": ["--sync.compression zstd", "none, bf16 or fp16", "cannot be added"],
+    "cartpole-balance --agent.rnn gru --num-envs 6": [
+        "--agent.num-mini-batches 4",
+        "--num-envs 6",
+        "whole envs",
+        "use 3",
+    ],
     "cartpole-balance --gpu-ids 99": ["--gpu-ids 99", "there is no GPU 99"],
     "cartpole-balance --gpu-ids -1": ["--gpu-ids -1", "negative"],
     "cartpole-balance --gpu-ids 0 --cpu-ranks 2": ["--cpu-ranks 2", "--gpu-ids 0", "drop one"],

@@ -13,7 +13,7 @@ from mjlab_dist.config import TrainConfig
 from mjlab_dist.distributed import DevicePlan, Rank
 from mjlab_dist.errors import UserError
 from mjlab_dist.launch import devices
-from mjlab_dist.launch.devices import Gpu, plan_devices, plan_own_device
+from mjlab_dist.launch.devices import Gpu, in_this_process, plan_devices, plan_own_device
 
 GPUS = [Gpu(index=i, uuid=f"GPU-{'abcd'[i]}1-22", name=f"Model {i}") for i in range(4)]
 
@@ -302,3 +302,20 @@ def test_a_rank_of_another_launcher_trains_on_the_cpu(config: TrainConfig, gpus:
 
 def test_a_cpu_rank_of_another_launcher_takes_the_threads_it_was_given():
     assert own(1, {"OMP_NUM_THREADS": "3"}, []).torch_threads == 3
+
+
+@pytest.mark.parametrize(
+    ("gpu_ids", "visible", "device"), [((2,), None, "cuda:2"), ((1,), "3,2", "cuda:1"), ("auto", "GPU-b,0", "cuda:0")]
+)
+def test_a_rank_of_this_process_takes_its_gpu_by_index_and_leaves_the_variable(
+    gpu_ids: Any, visible: str | None, device: str
+):
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    made = plan(gpu_ids, visible)
+    here = in_this_process(made, environ, GPUS)
+    assert (here.devices, here.visible) == ((device,), None)
+    assert here.egl_ids == made.egl_ids
+
+
+def test_a_rank_of_this_process_on_the_cpu_needs_no_change():
+    assert in_this_process(plan(None), {}, GPUS) == plan(None)

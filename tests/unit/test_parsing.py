@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from mjlab_dist import registry
-from mjlab_dist.cli.parsing import parse, split_task, take_flag
-from mjlab_dist.config import PlayConfig, TrainConfig
+from mjlab_dist.cli import train
+from mjlab_dist.cli.parsing import is_given, parse, split_task, take_flag
+from mjlab_dist.config import PlayConfig, TrainConfig, to_plain, validate
 from mjlab_dist.errors import UserError
 
 PROG = "train cartpole-balance"
@@ -48,6 +52,10 @@ def test_no_flags_leave_the_default():
         ("--num-envs=64", "num_envs", 64),
         ("--num_envs 64", "num_envs", 64),
         ("--num-envs 64 --num-envs 32", "num_envs", 32),
+        ("--num-envs auto", "num_envs", "auto"),
+        ("--total-num-envs 64", "total_num_envs", 64),
+        ("--total-timesteps 1000", "total_timesteps", 1000),
+        ("--sync.compression bf16", "sync.compression", "bf16"),
         ("--env.rewards.smooth.weight 2", "env.rewards[smooth].weight", 2.0),
         ("--env.events.pole.params.low -0.5", "env.events[pole].params[low]", -0.5),
         ("--env.sim.no-capture", "env.sim.capture", False),
@@ -134,6 +142,8 @@ def test_an_unknown_flag_is_refused_in_any_width_with_a_flag_that_exists(monkeyp
 
 MISTAKES = [
     ("--num-envs x", "--num-envs", "x"),
+    ("--num-envs Auto", "--num-envs", "Auto"),
+    ("--total-num-envs auto", "--total-num-envs", "auto"),
     ("--num-envs 1.5", "--num-envs", "1.5"),
     ("--agent.learning-rate fast", "--agent.learning-rate", "fast"),
     ("--env.rewards.smooth.weight heavy", "--env.rewards.smooth.weight", "heavy"),
@@ -227,6 +237,48 @@ def test_a_flag_is_taken_out(argv: list[str], value: str | None, rest: list[str]
 def test_a_flag_to_take_without_a_value_is_refused(argv: list[str]):
     with pytest.raises(UserError, match=r"^--config: needs a value$"):
         take_flag(argv, "--config")
+
+
+@pytest.mark.parametrize(
+    ("line", "given"),
+    [
+        ("--num-envs 1", True),
+        ("--num-envs=1", True),
+        ("--num_envs=1", True),
+        ("", False),
+        ("--total-num-envs 1", False),
+        ("--num-envss 1", False),
+        ("--run-name num-envs", False),
+    ],
+)
+def test_whether_a_flag_is_given(line: str, given: bool):
+    assert is_given(line.split(), "--num-envs") == given
+
+
+@pytest.mark.parametrize(
+    ("in_file", "line", "fields"),
+    [
+        ({"total_num_envs": 8}, "", {"num_envs": 512, "total_num_envs": 8}),
+        ({"total_num_envs": 8}, "--num-envs 3", {"num_envs": 3, "total_num_envs": None}),
+        ({"total_num_envs": 8}, "--num-envs auto", {"num_envs": "auto", "total_num_envs": None}),
+        ({"total_num_envs": 8}, "--total-num-envs 6", {"num_envs": 512, "total_num_envs": 6}),
+        ({"total_num_envs": 8}, "--num-envs 3 --total-num-envs None", {"num_envs": 3, "total_num_envs": None}),
+        ({"num_envs": "auto"}, "", {"num_envs": "auto", "total_num_envs": None}),
+        ({"num_envs": "auto"}, "--total-num-envs 6", {"num_envs": 1024, "total_num_envs": 6}),
+        ({"num_envs": "auto"}, "--total-num-envs None", {"num_envs": "auto", "total_num_envs": None}),
+        ({"total_timesteps": 9999}, "", {"max_iterations": 150, "total_timesteps": 9999}),
+        ({"total_timesteps": 9999}, "--max-iterations 4", {"max_iterations": 4, "total_timesteps": None}),
+        ({"max_iterations": 9}, "--total-timesteps 7", {"max_iterations": 9, "total_timesteps": 7}),
+    ],
+)
+def test_what_is_typed_beats_the_total_in_a_file(
+    tmp_path: Path, in_file: dict[str, Any], line: str, fields: dict[str, Any]
+):
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(to_plain(dataclasses.replace(DEFAULT, **in_file))))
+    config = train.read_config(["--config", str(file), *line.split()], "train", "")
+    assert config == dataclasses.replace(DEFAULT, **fields)
+    validate(config)
 
 
 @pytest.mark.parametrize(

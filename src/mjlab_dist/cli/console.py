@@ -30,16 +30,15 @@ Row = dict[str, Any]
 class TrainConsole:
     """Shows one training run. Its methods may be called from any thread."""
 
-    def __init__(self, task: str, max_iterations: int, console: Console | None = None) -> None:
+    def __init__(self, task: str, console: Console | None = None) -> None:
         """Show nothing yet.
 
         Args:
             task: Name of the task.
-            max_iterations: Iterations that the run has in all.
             console: Where to; standard output by default.
         """
         self._task = task
-        self._max_iterations = max_iterations
+        self._max_iterations = 0  # until a rank tells it, which is before the first iteration
         self._console = console or Console(highlight=False, soft_wrap=True)
         self._live: Live | None = None
         self._run_dir = Path()
@@ -57,6 +56,8 @@ class TrainConsole:
         """Take an event of a rank."""
         if event["kind"] == "iteration":
             self._progress(event["row"])
+        elif event["kind"] == "length":
+            self._max_iterations = event["max_iterations"]
         elif event["kind"] == "warning":
             self.say(Text(f"Warning: {event['text']}", style="yellow"))
         else:
@@ -73,7 +74,8 @@ class TrainConsole:
         with self._lock:
             self._close()
             done = self._row.get("iteration", 0)
-            self.say(f"Stopped by {how} after {done} of {self._max_iterations} iterations; every process has ended.")
+            when = f"after {done} of {self._max_iterations} iterations" if self._max_iterations else "before it trained"
+            self.say(f"Stopped by {how} {when}; every process has ended.")
             self._say_where()
 
     def finished(self, run_dir: Path) -> None:
@@ -107,6 +109,8 @@ class TrainConsole:
                 print(f"The run's files are in {self._run_dir}", file=sys.stderr)
 
     def _say_where(self) -> None:
+        if not self._run_dir.name:
+            return
         self.say(f"Run:  {self._run_dir}")
         if any((self._run_dir / runs.CHECKPOINTS).glob("*.pt")):
             self.say(f"Play: uv run play {self._task} --run {self._run_dir} --video {self._task}.mp4")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import difflib
 import io
 import re
@@ -13,6 +12,7 @@ from typing import Any, TypeVar
 
 import tyro
 
+from mjlab_dist.config import paths, to_plain
 from mjlab_dist.errors import UserError
 
 ConfigT = TypeVar("ConfigT")
@@ -75,19 +75,20 @@ def take_flag(argv: Sequence[str], flag: str) -> tuple[str | None, list[str]]:
     return None, rest
 
 
-def _flags(config: Any, prefix: str = "--") -> Iterator[str]:
+def is_given(argv: Sequence[str], flag: str) -> bool:
+    """Whether a flag stands in argv, as ``--the-flag value``, ``--the-flag=value`` or with underscores, as tyro takes it."""
+    return any(arg.partition("=")[0].replace("_", "-") == flag for arg in argv)
+
+
+def _flags(config: Any) -> Iterator[str]:
     """Names of all flags of a config, as tyro makes them."""
-    fields = (
-        config if isinstance(config, dict) else {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
-    )
-    for name, value in fields.items():
-        flag = prefix + name.replace("_", "-")
+    for path, value in paths(to_plain(config)):
+        if isinstance(value, dict) and value:
+            continue  # its fields are the flags
+        *parents, name = path.replace("_", "-").split(".")
+        yield "--" + ".".join([*parents, name])
         if isinstance(value, bool):
-            yield f"{prefix}no-{flag.removeprefix(prefix)}"
-        if dataclasses.is_dataclass(value) or (isinstance(value, dict) and value):
-            yield from _flags(value, f"{flag}.")
-        else:
-            yield flag
+            yield "--" + ".".join([*parents, f"no-{name}"])
 
 
 def _one_line(box: str, prog: str, flags: set[str]) -> str:

@@ -112,6 +112,23 @@ def plan_own_device(config: TrainConfig, rank: Rank, environ: Mapping[str, str],
     return dataclasses.replace(_gpus(tokens, gpus), visible=None)
 
 
+def in_this_process(plan: DevicePlan, environ: Mapping[str, str], gpus: list[Gpu]) -> DevicePlan:
+    """The same devices, by their index among all that are visible, for a rank that no process is started for.
+
+    CUDA reads CUDA_VISIBLE_DEVICES once a process, which may have been before, or may be for another run still to come.
+
+    Args:
+        plan: A plan of :func:`plan_devices`.
+        environ: The environment that it was made from.
+        gpus: The machine's GPUs.
+    """
+    if plan.visible is None:
+        return plan
+    tokens = _visible_tokens(environ, gpus)
+    devices = tuple(f"cuda:{tokens.index(token)}" for token in plan.visible.split(","))
+    return dataclasses.replace(plan, devices=devices, visible=None)
+
+
 def cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0))

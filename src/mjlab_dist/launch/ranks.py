@@ -8,19 +8,25 @@ import functools
 import json
 import logging
 import os
+import signal
 import sys
 import tempfile
 import threading
+import uuid
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TextIO, TypeVar
 
 from mjlab_dist import runs
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.distributed import DevicePlan
 from mjlab_dist.errors import RankError, UserError
-from mjlab_dist.launch.processes import end_children
-from mjlab_dist.worker import RunResult, die_with_parent, run_or_die, start_up
+from mjlab_dist.events import Event, EventHandler, Listener
+from mjlab_dist.launch.processes import LAUNCH, end_children
+from mjlab_dist.worker import Entry, die_with_parent, run_or_die, start_up
+
+T = TypeVar("T")
 
 ENVIRONMENT = (
     "PATH",
@@ -49,17 +55,18 @@ SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 """Parts of names of variables that must not stand in a command line, which every user of the machine can read."""
 
 
-def run_ranks(
-    config: TrainConfig, plan: DevicePlan, run_dir: Path, listen: Callable[[dict[str, Any]], None]
-) -> RunResult:
-    """Train on several ranks of this machine and wait for them.
+def run_ranks(entry: Entry[T], config: TrainConfig, plan: DevicePlan, run_dir: Path, listen: Listener) -> list[T]:
+    """Start ranks on this machine and wait for them.
 
     Args:
+        entry: What each rank does; it travels by its name, its result as a pickle.
         config: The run's config.
         plan: A device per rank.
         run_dir: The run directory.
-        listen: Called, in a thread of its own, with what ranks tell the console: ``kind`` is ``status``, ``iteration`` or
-            ``warning``.
+        listen: Called, in a thread of its own, with what ranks tell the console.
+
+    Returns:
+        The ranks' results, in order of rank.
 
     Raises:
         RankError: If a rank ended early.
@@ -68,7 +75,12 @@ def run_ranks(
     with start_up():
         import torchrunx
 
-    extra = {} if plan.visible is None else {"CUDA_VISIBLE_DEVICES": plan.visible}
+    rank: Callable[[Entry[T], TrainConfig, DevicePlan, Path], T] = run_or_die
+    launch = uuid.uuid4().hex
+    # As multiprocessing does it, ranks import what this process can: a script's own directory is in sys.path only.
+    extra = {LAUNCH: launch, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    if plan.visible is not None:
+        extra["CUDA_VISIBLE_DEVICES"] = plan.visible
     with _event_pipe(listen) as pipe, _child_errors() as errors:
         launcher = torchrunx.Launcher(
             hostnames=["localhost"],
@@ -80,11 +92,14 @@ def run_ranks(
             functools.partial(_log_handlers, log_dir(config, run_dir, os.environ), len(plan.devices), pipe)
         )
         try:
-            return launcher.run(run_or_die, config, plan, run_dir).rank(0)
+            with _in_thread(lambda: launcher.run(rank, entry, config, plan, run_dir)) as future:
+                try:
+                    results = future.result().results
+                finally:
+                    end_children(launch)  # torchrunx tells its agent to end, and does not wait until it has
         except Exception as error:
             raise _first_failure(run_dir, len(plan.devices), errors, error) from error
-        finally:
-            end_children()  # torchrunx tells its agent to end, and does not wait until it has
+    return [result for of_host in results.values() for result in of_host]
 
 
 def log_dir(config: TrainConfig, run_dir: Path, environ: Mapping[str, str]) -> Path | None:
@@ -131,7 +146,7 @@ def _first_failure(run_dir: Path, num_ranks: int, errors: IO[str], error: Except
 
 
 @contextlib.contextmanager
-def _event_pipe(listen: Callable[[dict[str, Any]], None]) -> Iterator[int]:
+def _event_pipe(listen: Listener) -> Iterator[int]:
     """A pipe's writing end for torchrunx's log process, which is forked from this one, and a thread that reads it."""
     read_fd, write_fd = os.pipe()
 
@@ -146,42 +161,60 @@ def _event_pipe(listen: Callable[[dict[str, Any]], None]) -> Iterator[int]:
         yield write_fd
     finally:
         os.close(write_fd)
-        reader.join(timeout=5)
+        reader.join(timeout=2)
+
+
+@contextlib.contextmanager
+def _in_thread(function: Callable[[], T]) -> Iterator[Future[T]]:
+    """Run a function in a thread that Ctrl-C does not reach, nor the processes that it starts.
+
+    torchrunx waits in C code, for seconds: the calling thread waits in Python instead, where KeyboardInterrupt is raised at once.
+    A terminal or a notebook sends Ctrl-C to every process, and ranks are to be ended by this one.
+    """
+    future: Future[T] = Future()
+
+    def run() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            future.set_result(function())
+        except BaseException as error:  # noqa: BLE001
+            future.set_exception(error)
+
+    thread = threading.Thread(target=run, name="launcher", daemon=True)
+    thread.start()
+    try:
+        yield future
+    finally:
+        # Interrupted before its agent has called, torchrunx waits for that for minutes; the thread is left to it.
+        thread.join(timeout=2)
 
 
 @contextlib.contextmanager
 def _child_errors() -> Iterator[IO[str]]:
     """Send what child processes print as errors to a file: torchrunx kills an agent that may have ended, and `kill` complains.
 
-    Python's own sys.stderr keeps writing to the console.
+    What this process prints as errors goes where it went: to the console, or into the notebook.
     """
     console = os.dup(2)
-    python_stderr = sys.stderr
-    with tempfile.TemporaryFile("w+", errors="replace") as file, os.fdopen(os.dup(2), "w", buffering=1) as stderr:
+    with (
+        tempfile.TemporaryFile("w+", errors="replace") as file,
+        os.fdopen(os.dup(2), "w", buffering=1) as stderr,
+        contextlib.redirect_stderr(stderr if _is_descriptor_2(sys.stderr) else sys.stderr),
+    ):
         os.dup2(file.fileno(), 2)
-        sys.stderr = stderr
         try:
             yield file
         finally:
-            sys.stderr = python_stderr
             os.dup2(console, 2)
             os.close(console)
 
 
-class _EventHandler(logging.Handler):
-    """In torchrunx's log process: passes events of any rank to the launcher."""
-
-    def __init__(self, fd: int) -> None:
-        super().__init__()
-        self._fd = fd
-
-    def emit(self, record: logging.LogRecord) -> None:
-        event: dict[str, Any] | None = getattr(record, "event", None)
-        if event is None:
-            return
-        if event["kind"] == "warning":
-            event = {**event, "text": f"rank {record.__dict__['local_rank']}: {event['text']}"}
-        os.write(self._fd, (json.dumps(event) + "\n").encode())
+def _is_descriptor_2(stream: TextIO | None) -> bool:
+    """Whether a stream writes to the process's standard error; a notebook's does not."""
+    try:
+        return stream is not None and stream.fileno() == 2
+    except (OSError, ValueError):
+        return False
 
 
 def _log_handlers(directory: Path | None, num_ranks: int, pipe: int) -> list[logging.Handler]:
@@ -189,7 +222,11 @@ def _log_handlers(directory: Path | None, num_ranks: int, pipe: int) -> list[log
     from torchrunx.utils.log_handling import file_handlers
 
     die_with_parent()
-    handlers: list[logging.Handler] = [_EventHandler(pipe)]
+    handlers: list[logging.Handler] = [EventHandler(lambda event: _write_line(pipe, event))]
     if directory is not None:
         handlers += file_handlers(["localhost"], [num_ranks], log_dir=directory, log_level=logging.INFO)
     return handlers
+
+
+def _write_line(fd: int, event: Event) -> None:
+    os.write(fd, (json.dumps(event) + "\n").encode())

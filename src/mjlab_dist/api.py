@@ -1,0 +1,78 @@
+"""Training from Python: a script, a notebook, any thread. Imports the standard library only until it trains."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from mjlab_dist import registry, runs
+from mjlab_dist.budget import keep_given
+from mjlab_dist.config import TrainConfig, paths, to_plain
+from mjlab_dist.errors import UserError
+
+if TYPE_CHECKING:
+    from mjlab_dist.worker import RunResult
+
+
+def train(task: str | TrainConfig, *, quiet: bool = False, **fields: Any) -> RunResult:
+    """Train a policy and wait for it, as the command ``train`` does.
+
+    One rank trains in this process, and what it raises comes as it is. More train in processes of their own, all of which have
+    ended when this returns or raises; Ctrl-C raises KeyboardInterrupt, as ever.
+
+    Args:
+        task: Name of a task, or the config to start from.
+        quiet: Print no progress.
+        fields: Fields of :class:`~mjlab_dist.config.TrainConfig`, such as ``gpu_ids="all"``, ``cpu_ranks=2`` or ``num_envs=64``;
+            nested ones as the command line names them, with underscores:
+            ``**{"agent.learning_rate": 1e-3, "env.rewards.smooth.weight": 2.0}``.
+
+    Returns:
+        Where the run is, its last checkpoint, and its metrics.
+
+    Raises:
+        UserError: If a field is unknown, or what is asked for cannot be trained here.
+        RankError: If one of several ranks ended early; it carries that rank's traceback.
+    """
+    config = configured(registry.task_config(task) if isinstance(task, str) else task, fields)
+
+    from mjlab_dist.launch.train import train as launch  # noqa: PLC0415 (a mistake is reported before)
+
+    if quiet:
+        return launch(config, lambda _: None, lambda *_: None)
+    from rich.console import Console  # noqa: PLC0415
+
+    from mjlab_dist.cli.console import TrainConsole  # noqa: PLC0415
+
+    # Plain lines: a live display and the caller's own prints would overwrite each other.
+    plain = Console(force_terminal=False, force_jupyter=False, highlight=False, soft_wrap=True)
+    console = TrainConsole(config.task, plain)
+    result = launch(config, console.listen, console.started)
+    console.finished(result.run_dir)
+    return result
+
+
+def configured(base: TrainConfig, fields: Mapping[str, Any]) -> TrainConfig:
+    """A config with other values.
+
+    Args:
+        base: The config to start from.
+        fields: Values by name, dotted where nested. Those given as a whole, such as ``agent``, come before their parts.
+
+    Raises:
+        UserError: If there is no such field, its value is of another type, or two fields exclude each other.
+    """
+    plain = to_plain(base)
+    for name in sorted(fields, key=lambda name: name.count(".")):
+        _put(plain, name, to_plain(fields[name]))
+    return keep_given(runs.from_plain(plain), fields)
+
+
+def _put(plain: dict[str, Any], name: str, value: Any) -> None:
+    known = dict(paths(plain))
+    if name not in known or name == "task":
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        raise UserError(f"{name}: there is no such field; {f'did you mean {near[0]}?' if near else 'see train --help'}")
+    parent, _, last = name.rpartition(".")
+    (known[parent] if parent else plain)[last] = value

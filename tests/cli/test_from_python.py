@@ -1,0 +1,254 @@
+"""mjlab_dist.train as scripts and notebooks call it: in processes of their own, whose every child must end."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from conftest import Command
+
+import mjlab_dist
+from mjlab_dist import runs
+from mjlab_dist.api import configured
+
+SMALL = {"num_envs": 32, "agent.num_steps_per_env": 8, "env.episode_length_s": 0.1}
+
+TERMS = """
+import os
+import signal
+
+steps = 0
+
+def fine(env):
+    return env.sim.qpos[:, 0]
+
+def interrupt_all(env):
+    # As a terminal and a notebook do it: every process of the group gets the signal.
+    global steps
+    steps += 1
+    if os.environ.get("RANK") == "0" and steps == 20:
+        os.killpg(0, signal.SIGINT)
+    return env.sim.qpos[:, 0]
+
+def fail_on_rank_1(env):
+    if os.environ.get("RANK") == "1":
+        raise ValueError("the reward of rank 1 broke")
+    return env.sim.qpos[:, 0]
+
+def fail(env):
+    raise ValueError("the only rank broke")
+"""
+
+ONE_AFTER_ANOTHER = """
+import asyncio, json, logging, os, signal, subprocess, sys, threading
+import mjlab_dist
+
+light = {"torch", "tyro", "torchrunx", "warp"} & sys.modules.keys()
+small = json.loads(sys.argv[1])
+bystander = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+def state():
+    logger = logging.getLogger("mjlab_dist")
+    handlers = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
+    return handlers, logger.handlers, logger.level, signal.pthread_sigmask(signal.SIG_BLOCK, []), sys.stderr
+
+async def main():  # a notebook's cell: the thread's event loop is running
+    assert asyncio.get_running_loop().is_running()
+    before = state()
+    answers = []
+    for ranks in (1, 2, 1):
+        fields = {**small, "cpu_ranks": ranks, "max_iterations": 3, "log_root": f"logs{len(answers)}"}
+        fields["env.rewards.smooth.func"] = "terms_beside_script:fine"
+        result = mjlab_dist.train("cartpole-balance", quiet=ranks == 1, **fields)
+        assert state() == before
+        history = {name: column.tolist() for name, column in result.history.items()}
+        answers.append({"run_dir": str(result.run_dir), "metrics": result.metrics, "history": history,
+                        "checkpoint": result.checkpoint.is_file(), "threads": threading.active_count()})
+    assert bystander.poll() is None, "a child that is not ours was killed"
+    bystander.kill()
+    os.write(2, b"descriptor 2 is what it was")
+    print(json.dumps({"answers": answers, "light": list(light)}))
+
+asyncio.run(main())
+"""
+
+WHAT_FAILS = """
+import json, subprocess, sys, threading, time
+import mjlab_dist
+import psutil
+
+small = json.loads(sys.argv[1])
+answers = {}
+
+def caught(name, **fields):
+    try:
+        mjlab_dist.train("cartpole-balance", quiet=True, **small, **fields)
+    except BaseException as error:
+        answers[name] = [type(error).__name__, str(error), getattr(error, "__notes__", [])]
+
+def reward(function):
+    return {"env.rewards.smooth.func": f"terms_beside_script:{function}"}
+
+if __name__ == "__main__":
+    thread = threading.Thread(target=caught, args=["thread"], kwargs={"cpu_ranks": 2, **reward("fail_on_rank_1")})
+    thread.start()
+    while not psutil.Process().children(recursive=True):
+        time.sleep(0.1)
+    caught("meanwhile", gpu_ids=None)
+    thread.join()
+    caught("interrupted", cpu_ranks=2, max_iterations=100000, **reward("interrupt_all"))
+    caught("inline", gpu_ids=None, **reward("fail"))
+    answers["children"] = [p.name() for p in psutil.Process().children() if p.status() != psutil.STATUS_ZOMBIE]
+    print(json.dumps(answers))
+"""
+
+
+@pytest.fixture
+def script(command: Command) -> Any:
+    """Run a script that lies beside a module of terms, from another directory."""
+
+    def run(code: str) -> tuple[dict[str, Any], str, str]:
+        directory = command.cwd / "scripts"
+        directory.mkdir()
+        (directory / "terms_beside_script.py").write_text(TERMS)
+        (directory / "script.py").write_text(code)
+        done = command(sys.executable, "scripts/script.py", json.dumps(SMALL))
+        assert done.code == 0, done.err
+        *printed, answer = done.out.splitlines()
+        return json.loads(answer), "\n".join(printed), done.err
+
+    return run
+
+
+def test_trainings_follow_each_other_in_a_running_event_loop(script: Any, command: Command) -> None:
+    answer, printed, err = script(ONE_AFTER_ANOTHER)
+    assert answer["light"] == [], "imported before a training starts"
+    assert err == "descriptor 2 is what it was"
+    for ranks, run in zip((1, 2, 1), answer["answers"], strict=True):
+        rows = runs.read_metrics(command.cwd / run["run_dir"])
+        assert run["metrics"] == rows[-1]
+        assert rows[-1]["total_steps"] == ranks * 3 * 32 * 8
+        assert run["checkpoint"]
+        assert set(run["history"]) == set(rows[0]) >= {"mean_return", "loss/value", "learning_rate", "steps_per_s"}
+        assert run["history"]["iteration"] == [1, 2, 3]
+    first, _, third = answer["answers"]
+    assert first["history"]["mean_step_reward"] == third["history"]["mean_step_reward"], "same seed, same run"
+    assert third["threads"] <= first["threads"], "threads are left behind"
+
+    # Progress, of the one that was not quiet, is that of a command without a terminal.
+    lines = printed.splitlines()
+    assert lines[0].startswith("Training cartpole-balance with 2 ranks.")
+    assert any(line.startswith("iteration 3/3") for line in lines)
+    assert not any("with 1 rank" in line for line in lines)
+
+
+def test_what_fails_is_raised_and_leaves_no_process(script: Any) -> None:
+    answer, printed, err = script(WHAT_FAILS)
+    assert printed == ""
+    assert err == ""
+    kind, message, (note,) = answer["thread"]
+    assert (kind, message) == ("RankError", "rank 1 failed: ValueError: the reward of rank 1 broke")
+    assert "in fail_on_rank_1" in note
+    assert answer["meanwhile"][0] == "UserError"
+    assert "already" in answer["meanwhile"][1]
+    assert answer["interrupted"][0] == "KeyboardInterrupt"
+    assert answer["inline"][:2] == ["ValueError", "the only rank broke"]
+    assert answer["children"] == []
+
+
+def test_ctrl_c_while_ranks_start_is_seen_at_once(
+    command: Command, wait_for: Callable[[Callable[[], bool], float], None]
+) -> None:
+    process = command.start(
+        sys.executable, "-c", "import mjlab_dist; mjlab_dist.train('cartpole-balance', cpu_ranks=2)"
+    )
+    wait_for(lambda: any("torchrunx" in p.cmdline() for p in psutil.Process(process.pid).children(recursive=True)), 60)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=15)
+    assert process.returncode == -signal.SIGINT
+    assert err.splitlines()[-1] == "KeyboardInterrupt"
+
+
+def test_in_a_notebook_errors_are_shown_where_they_were(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from mjlab_dist.launch.ranks import _child_errors
+
+    monkeypatch.setattr(sys, "stderr", cell := io.StringIO())
+    with _child_errors() as file:
+        print("of this process", file=sys.stderr)
+        subprocess.run(["sh", "-c", "echo of a child >&2"], check=True)
+        file.seek(0)
+        assert file.read() == "of a child\n"
+    assert cell.getvalue() == "of this process\n"
+    assert capfd.readouterr().err == ""
+
+
+MISTAKES = {
+    "env.rewards.smoth.weight": (1.0, "did you mean env.rewards.smooth.weight?"),
+    "num_env": (1, "did you mean num_envs?"),
+    "xyzzy": (1, "train --help"),
+    "num_envs": ("many", "num_envs"),
+    "agent.learning_rate": ("fast", "learning_rate"),
+    "agent.gamma": (1.5, "between 0 and 1"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_refused(name: str) -> None:
+    value, part = MISTAKES[name]
+    with pytest.raises(mjlab_dist.UserError, match=part.replace("?", r"\?")):
+        mjlab_dist.train("cartpole-balance", **{name: value})
+
+
+@pytest.mark.parametrize("pair", [("num_envs", "total_num_envs"), ("max_iterations", "total_timesteps")])
+def test_two_ways_to_say_it_exclude_each_other(pair: tuple[str, str]) -> None:
+    with pytest.raises(mjlab_dist.UserError, match="not both"):
+        configured(mjlab_dist.task_config("cartpole-balance"), dict.fromkeys(pair, 64))
+
+
+def test_a_field_replaces_what_the_config_says_in_the_other_way() -> None:
+    base = configured(mjlab_dist.task_config("cartpole-balance"), {"total_num_envs": 64})
+    assert configured(base, {"num_envs": 8}).total_num_envs is None
+
+
+def test_fields_are_those_of_the_command_line() -> None:
+    base = mjlab_dist.task_config("cartpole-balance")
+    agent = base.agent
+    made = configured(
+        base,
+        {
+            "agent.learning_rate": 1,
+            "agent": agent,
+            "gpu_ids": [0, 1],
+            "env.rewards.smooth.weight": 2.0,
+            "cpu_ranks": None,
+        },
+    )
+    assert made.agent.learning_rate == 1.0, "a part comes after the whole, whatever the order"
+    assert made.gpu_ids == (0, 1)
+    assert made.env.rewards["smooth"].weight == 2.0
+    assert configured(base, {}) == base
+
+
+def test_history_reads_unknown_values_as_nan(tmp_path: Path) -> None:
+    (tmp_path / runs.METRICS).write_text('{"iteration": 1, "mean_return": null}\n{"iteration": 2, "kl": 0.5}\n')
+    history = runs.read_history(tmp_path)
+    np.testing.assert_array_equal(history["iteration"], [1, 2])
+    np.testing.assert_array_equal(history["mean_return"], [np.nan, np.nan])
+    np.testing.assert_array_equal(history["kl"], [np.nan, 0.5])
+
+
+def test_importing_is_light() -> None:
+    code = "import sys, mjlab_dist; sys.exit(str({'torch', 'tyro', 'rich', 'numpy'} & sys.modules.keys() or ''))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.strip() == ""

@@ -1,0 +1,101 @@
+"""Totals over ranks, envs by memory, and who the ranks are: the installed command on two CPU ranks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Command
+
+from mjlab_dist import runs
+
+CPU = ("train", "cartpole-balance", "--gpu-ids", "None")
+SHORT = ("--agent.num-steps-per-env", "2", "--max-iterations", "1")
+
+UNLIKE = """
+import os, psutil
+
+if os.environ.get("RANK") == "1":
+    real = psutil.virtual_memory
+    psutil.virtual_memory = lambda: real()._replace(total=987e9)
+"""
+"""A sitecustomize.py that gives the machine of rank 1 another size."""
+
+
+def only_run(root: Path) -> Path:
+    (run,) = (root / "logs" / "cartpole-balance").iterdir()
+    return run
+
+
+def ranks_of(run: Path) -> list[dict[str, Any]]:
+    return json.loads((run / "ranks.json").read_text())
+
+
+def test_ranks_share_totals_and_say_who_they_are(command: Command) -> None:
+    total = ("--total-num-envs", "24", "--total-timesteps", str(3 * 24 * 8 + 5), "--agent.num-steps-per-env", "8")
+    done = command(*CPU, "--cpu-ranks", "2", *total, "--seed", "5")
+    assert done.code == 0, done.err
+    assert "trains 3 iterations of 192 steps, 576 in all; the other 5 would not fill an iteration." in done.out
+    assert "iteration 3/3" in done.out
+    run = only_run(command.cwd)
+    assert runs.read_metrics(run)[-1]["total_steps"] == 3 * 24 * 8
+    first, second = ranks_of(run)
+    assert [(r["rank"], r["first_env_id"], r["num_envs"], r["seed"]) for r in (first, second)] == [
+        (0, 0, 12, 5),
+        (1, 12, 12, 6),
+    ]
+    assert {k: first[k] for k in ("host", "device", "name", "memory_gb", "capability")} == {
+        k: second[k] for k in ("host", "device", "name", "memory_gb", "capability")
+    }
+    assert "differ" not in done.out
+
+    # The file keeps the totals: on one rank, all envs are its own.
+    config = runs.read_config(run)
+    assert (config.num_envs, config.total_num_envs, config.max_iterations) == (12, 24, 3)
+    again = command("train", "--config", str(run / "config.yaml"), "--cpu-ranks", "None", "--log-root", "again")
+    assert again.code == 0, again.err
+    (second_run,) = (command.cwd / "again" / "cartpole-balance").iterdir()
+    assert [rank["num_envs"] for rank in ranks_of(second_run)] == [24]
+    assert runs.read_metrics(second_run)[-1]["total_steps"] == 3 * 24 * 8
+
+
+def test_ranks_agree_on_envs_by_memory(command: Command) -> None:
+    done = command(*CPU, "--cpu-ranks", "2", "--num-envs", "auto", *SHORT)
+    assert done.code == 0, done.err
+    (line,) = [line for line in done.out.splitlines() if line.startswith("--num-envs auto: ")]
+    run = only_run(command.cwd)
+    (num_envs,) = {rank["num_envs"] for rank in ranks_of(run)}
+    assert num_envs.bit_count() == 1
+    assert num_envs <= 16384
+    assert f" {num_envs} envs per rank" in line
+    assert [rank["first_env_id"] for rank in ranks_of(run)] == [0, num_envs]
+    assert runs.read_metrics(run)[-1]["total_steps"] == 2 * num_envs * 2
+    assert runs.read_config(run).num_envs == "auto"
+
+
+@pytest.mark.parametrize("require", [False, True])
+def test_unlike_devices_are_told_or_refused(command: Command, require: bool) -> None:
+    (command.cwd / "sitecustomize.py").write_text(UNLIKE)
+    done = command(
+        "torchrun", "--nproc-per-node", "2", "--no-python", command.program("train"), *CPU[1:], "--num-envs", "auto", *SHORT,
+        *(["--require-same-devices"] if require else []), env={"PYTHONPATH": str(command.cwd)},
+    )  # fmt: skip
+    if require:
+        assert done.code != 0
+        refusals = [
+            line for line in done.err.splitlines() if line.startswith("train: --require-same-devices: devices differ")
+        ]
+        assert len(refusals) == 2, "every rank refuses"
+        assert not (command.cwd / "logs").exists()
+        return
+    assert done.code == 0, done.err
+    (warning,) = [line for line in done.out.splitlines() if "devices differ" in line]
+    assert warning.startswith("Warning: devices differ (rank 0: ")
+    assert "rank 1: " in warning
+    assert "987 GB" in warning
+    run = only_run(command.cwd)
+    assert ranks_of(run)[1]["memory_gb"] == 987
+    assert {type(rank["num_envs"]) for rank in ranks_of(run)} == {int}
+    assert runs.read_config(run).num_envs == "auto"
