@@ -1,4 +1,4 @@
-"""The commands: train, play, list-tasks, and all of them under mjlab-dist."""
+"""The commands: train, play, list-tasks, and all of them and verify under mjlab-dist."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ USAGE_ERROR = 2
 """Exit status where the user has to mend something."""
 
 FAILURE = 1
-"""Exit status where training failed."""
+"""Exit status where training failed, or a check."""
 
 _SUMMARIES = {
     "train": "train a policy",
     "play": "show what a trained policy does",
+    "verify": "check on this machine that ranks learn as one",
     "list-tasks": "print the tasks that can be trained",
 }
 
@@ -68,6 +69,8 @@ def _command(name: str) -> Callable[[Sequence[str], str], None]:
         from mjlab_dist.cli.train import main  # noqa: PLC0415
     elif name == "play":
         from mjlab_dist.cli.play import main  # noqa: PLC0415
+    elif name == "verify":
+        from mjlab_dist.cli.verify import main  # noqa: PLC0415
     else:
         from mjlab_dist.cli.list_tasks import main  # noqa: PLC0415
     return main

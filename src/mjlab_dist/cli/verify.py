@@ -1,0 +1,95 @@
+"""verify: whether the ranks of this machine learn as one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from mjlab_dist.cli.train import read_config
+from mjlab_dist.errors import RankError
+from mjlab_dist.events import Event
+
+if TYPE_CHECKING:
+    from mjlab_dist.verify import Check, RankRow, VerifyReport
+
+ITERATIONS = 5
+"""Iterations where --max-iterations is not typed."""
+
+
+def main(argv: Sequence[str], prog: str) -> None:
+    """Run the checks, print what was seen, and exit with 1 if one failed.
+
+    Raises:
+        UserError: If the command line, or what it asks for, cannot be.
+        RankError: If a rank failed; already shown.
+    """
+    as_json = "--json" in argv
+    config = read_config(
+        [arg for arg in argv if arg != "--json"],
+        prog,
+        "Train for a few iterations and check that the ranks learn as one; --json prints one JSON object. Of a task",
+        max_iterations=ITERATIONS,
+        total_timesteps=None,
+    )
+
+    from mjlab_dist.launch.verify import verify  # noqa: PLC0415 (--help needs none of it)
+
+    # As Ctrl-C does, SIGTERM takes the way out that ends the ranks and removes what they wrote.
+    signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
+    try:
+        report = verify(config, _say)
+    except KeyboardInterrupt:
+        print("Stopped by Ctrl-C; every process has ended.", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
+    except RankError as error:
+        print(f"{error.report}{prog}: {error}", file=sys.stderr)
+        raise
+    print(json.dumps(_plain(report))) if as_json else _show(report, Console(highlight=False))
+    if not report.passed:
+        sys.exit(1)
+
+
+def _say(event: Event) -> None:
+    if "text" in event:
+        print(event["text"], file=sys.stderr)
+
+
+def _plain(report: VerifyReport) -> dict[str, object]:
+    return {**dataclasses.asdict(report), "passed": report.passed}
+
+
+def _show(report: VerifyReport, console: Console) -> None:
+    console.print(_ranks(report.ranks))
+    console.print(_checks(report.checks))
+
+
+def _ranks(rows: Sequence[RankRow]) -> Table:
+    table = Table("rank", "host", "device", "memory", "env ids", "seed", "EGL device", "rank time")
+    for row in rows:
+        table.add_row(
+            str(row.rank),
+            row.host,
+            row.device,
+            f"{row.memory_gb} GB",
+            row.env_ids,
+            str(row.seed),
+            row.egl_device or "-",
+            f"{1000 * row.rank_time_s:.0f} ms",
+        )
+    return table
+
+
+def _checks(checks: Sequence[Check]) -> Table:
+    table = Table("check", "figure", "")
+    for check in checks:
+        verdict = Text("pass", style="green") if check.passed else Text("FAIL", style="bold red")
+        table.add_row(check.name, check.figure if check.passed else f"{check.figure}\n{check.why}", verdict)
+    return table

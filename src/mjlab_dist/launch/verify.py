@@ -1,0 +1,95 @@
+"""A short run of all ranks and one of a single rank, watched; neither leaves anything behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+from mjlab_dist import runs, worker
+from mjlab_dist.budget import resolve
+from mjlab_dist.config import SyncConfig, TrainConfig, validate
+from mjlab_dist.distributed import DevicePlan, outside_launcher
+from mjlab_dist.errors import UserError
+from mjlab_dist.events import Listener, listening
+from mjlab_dist.launch.devices import find_gpus, in_this_process, plan_devices
+from mjlab_dist.verify import Evidence, VerifyReport, judge, verify_rank
+
+NEVER = sys.maxsize
+"""Iterations between what is to happen at the end only."""
+
+
+def verify(config: TrainConfig, listen: Listener) -> VerifyReport:
+    """Train for a few iterations on all chosen devices, then on the first of them alone, and check what has to hold.
+
+    Args:
+        config: The run; its iterations but the first are timed. Its log root and logger are left aside.
+        listen: Takes progress.
+
+    Raises:
+        UserError: If the config cannot train here, or has a single iteration.
+        RankError: If a rank ended early.
+    """
+    validate(config)
+    launcher = outside_launcher(os.environ)
+    if launcher:
+        raise UserError(f"verify: starts its ranks itself; start it without {launcher}")
+    gpus = find_gpus()
+    plan = plan_devices(config, os.environ, gpus)
+    config, lines = resolve(config, len(plan.devices))
+    if config.max_iterations < 2:
+        raise UserError(f"--max-iterations {config.max_iterations}: the first is not timed; use 2 or more")
+    num_ranks = len(plan.devices)
+    ranks = "1 rank" if num_ranks == 1 else f"{num_ranks} ranks, then 1 rank"
+    for text in (*lines, f"Training {config.task} for {config.max_iterations} iterations with {ranks}."):
+        listen({"kind": "status", "text": text})
+    with tempfile.TemporaryDirectory(prefix="mjlab-dist-verify-") as log_root:
+        config = dataclasses.replace(
+            config,
+            log_root=log_root,
+            logger="tensorboard",
+            save_interval=NEVER,
+            sync=dataclasses.replace(config.sync, check_interval=NEVER),
+        )
+        run_dir = runs.create_run_dir(config)
+        if num_ranks == 1:
+            with listening(listen):
+                evidence = [verify_rank(config, in_this_process(plan, os.environ, gpus), run_dir)]
+            return judge(config, evidence, _speed(run_dir), None)
+        from mjlab_dist.launch.ranks import run_ranks  # noqa: PLC0415 (torchrunx imports torch)
+
+        evidence = run_ranks(verify_rank, config, plan, run_dir, listen)
+        speed = _speed(run_dir)
+        alone, own_dir = _alone(config, evidence[0]), runs.create_run_dir(config)
+        run_ranks(worker.run, alone, _first_device(plan), own_dir, listen)
+        return judge(config, evidence, speed, _speed(own_dir))
+
+
+def _alone(config: TrainConfig, first: Evidence) -> TrainConfig:
+    """The same work for a single rank that does not know of others."""
+    return dataclasses.replace(
+        config,
+        num_envs=first.info.num_envs,
+        total_num_envs=None,
+        total_timesteps=None,
+        fsdp_devices=1,
+        sync=SyncConfig(check_interval=NEVER),
+    )
+
+
+def _first_device(plan: DevicePlan) -> DevicePlan:
+    return dataclasses.replace(
+        plan,
+        devices=plan.devices[:1],
+        visible=plan.visible and plan.visible.split(",")[0],
+        egl_ids=plan.egl_ids[:1],
+        names=plan.names[:1],
+    )
+
+
+def _speed(run_dir: Path) -> float:
+    """Steps per second, median over iterations after the first."""
+    return statistics.median(runs.read_history(run_dir)["steps_per_s"][1:].tolist())
