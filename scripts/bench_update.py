@@ -1,0 +1,119 @@
+"""Time of one PPO update, ours against stock rsl_rl's, on the same data, interleaved: prints the ratio.
+
+uv run scripts/bench_update.py --ranks 2
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+import statistics
+import tempfile
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import rsl_rl.algorithms
+import torch
+import torch.distributed as dist
+from tensordict import TensorDict
+from torch.multiprocessing.spawn import spawn
+
+from mjlab_dist.config import AgentConfig, TrainConfig
+from mjlab_dist.distributed.synchronizer import AllReduce
+from mjlab_dist.learn.rsl_rl_config import rsl_rl_config
+
+NUM_OBS, NUM_ACTIONS = 48, 12
+STEPS, NUM_ENVS = 24, 1024
+POLICIES = {"64x64": (64, 64), "512x256x128": (512, 256, 128)}
+OURS = ("advantage_normalization", "synchronizer", "capture", "fsdp_devices", "fsdp_min_size_mb", "compression")
+
+
+def learner(hidden_dims: tuple[int, ...], stock: bool, rank: int, ranks: int, device: str) -> rsl_rl.algorithms.PPO:
+    """A learner with a rollout of 24 steps in 1024 envs on every rank."""
+    agent = AgentConfig(
+        num_steps_per_env=STEPS, actor_hidden_dims=hidden_dims, critic_hidden_dims=hidden_dims, obs_normalization=True
+    )
+    env: Any = SimpleNamespace(observations={"actor": {}}, num_envs=NUM_ENVS, num_actions=NUM_ACTIONS)
+    plain = rsl_rl_config(TrainConfig(task="bench", env=env, agent=agent), AllReduce())
+    plain["multi_gpu"] = {"global_rank": rank, "local_rank": rank, "world_size": ranks} if ranks > 1 else None
+    if stock:
+        algorithm = {key: value for key, value in plain["algorithm"].items() if key not in OURS}
+        plain["algorithm"] = {**algorithm, "class_name": "rsl_rl.algorithms:PPO"}
+    obs = TensorDict({"actor": torch.zeros(NUM_ENVS, NUM_OBS, device=device)}, batch_size=[NUM_ENVS])
+    torch.manual_seed(0)
+    with contextlib.redirect_stdout(io.StringIO()):
+        made = rsl_rl.algorithms.PPO.construct_algorithm(obs, env, plain, device)
+    made.train_mode()
+    return made
+
+
+def update_s(made: rsl_rl.algorithms.PPO, seed: int, device: str) -> float:
+    """Seconds of an update, the returns and advantages included, after a rollout of made-up numbers."""
+    torch.manual_seed(seed)
+    obs = TensorDict({"actor": torch.randn(NUM_ENVS, NUM_OBS, device=device)}, batch_size=[NUM_ENVS])
+    with torch.inference_mode():
+        for _ in range(STEPS):
+            obs["actor"] = torch.randn(NUM_ENVS, NUM_OBS, device=device)
+            made.act(obs)
+            dones = torch.rand(NUM_ENVS, device=device) < 0.02
+            made.process_env_step(obs, torch.randn(NUM_ENVS, device=device), dones, {"time_outs": dones})
+    if dist.is_initialized():
+        dist.barrier()
+    _settle(device)
+    start = time.perf_counter()
+    with torch.inference_mode():
+        made.compute_returns(obs)
+    made.update()
+    _settle(device)
+    return time.perf_counter() - start
+
+
+def _settle(device: str) -> None:
+    if device != "cpu":
+        torch.cuda.synchronize()
+
+
+def bench(rank: int, ranks: int, repeats: int, device: str, store: str) -> None:
+    """One rank of the benchmark."""
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
+    if ranks > 1:
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
+    for name, hidden_dims in POLICIES.items():
+        learners = {kind: learner(hidden_dims, kind == "stock", rank, ranks, device) for kind in ("stock", "ours")}
+        seconds: dict[str, list[float]] = {kind: [] for kind in learners}
+        for repeat in range(repeats + 1):
+            for kind, made in learners.items():
+                seconds[kind].append(update_s(made, repeat, device))
+        stock, ours = (statistics.median(seconds[kind][1:]) for kind in ("stock", "ours"))
+        spread = {kind: f"{min(s[1:]):.3f} to {max(s[1:]):.3f}" for kind, s in seconds.items()}
+        if rank == 0:
+            print(
+                f"{name:>12} on {ranks} rank(s), {device}: stock {stock:.3f} s ({spread['stock']}), "
+                f"ours {ours:.3f} s ({spread['ours']}): {stock / ours:.2f} times as fast",
+                flush=True,
+            )
+    if ranks > 1:
+        dist.destroy_process_group()
+
+
+def main() -> None:
+    """Print a line per policy."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--device", default="cpu")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        store = os.path.join(directory, "store")  # noqa: PTH118 (goes into a URL)
+        rest = (args.ranks, args.repeats, args.device, store)
+        if args.ranks == 1:
+            bench(0, *rest)
+        else:
+            spawn(bench, rest, nprocs=args.ranks)
+
+
+if __name__ == "__main__":
+    main()
