@@ -169,7 +169,9 @@ def _columns(row: Row) -> list[tuple[str, Text, str, Text]]:
     left += [("step reward", row["mean_step_reward"])]
     left += [(name, value) for name, value in row.items() if name.startswith("reward/")]
     right = [(name, value) for name, value in row.items() if name.startswith("loss/")]
-    right += [("learning rate", row["learning_rate"]), ("action std", row["action_std"])]
+    right += [("KL divergence", row["kl"]), ("learning rate", row["learning_rate"]), ("action std", row["action_std"])]
+    if row["wait_share"]:
+        right.append(("share spent waiting", row["wait_share"]))
     if row["overflowed_envs"]:
         right.append(("envs that overflowed", row["overflowed_envs"]))
     height = max(len(left), len(right))

@@ -51,9 +51,8 @@ class Runner(OnPolicyRunner):
         self._last_check = 0
         synchronizer = make_synchronizer(config.sync)
         if rank.world_size == 1:
-            synchronizer = (
-                AllReduce()
-            )  # there is nobody to differ from, and no process group that one of the user's could use
+            # There is nobody to differ from, and no process group that one of the user's could use.
+            synchronizer = AllReduce()
         # rsl_rl prints the networks; nobody reads them between two lines of progress.
         with contextlib.redirect_stdout(io.StringIO()):
             super().__init__(env, rsl_rl_config(config, synchronizer), log_dir=None, device=env.device)
