@@ -126,6 +126,7 @@ def joined(
 
         from mjlab_dist.distributed.group import broadcast_from_main, meet, process_group  # noqa: PLC0415
         from mjlab_dist.env import Env  # noqa: PLC0415
+        from mjlab_dist.learn import Runner  # noqa: F401, PLC0415 (for make_runner, while the collector is off)
 
         store = meet(rank)
         devices = _meet_devices(config, rank, store, device)
