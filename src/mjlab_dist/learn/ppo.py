@@ -106,9 +106,8 @@ class PPO(rsl_rl.algorithms.PPO):
             if isinstance(model.obs_normalizer, EmpiricalNormalization)
         }
         self._totals = torch.zeros(4, device=device)
-        self._step: Callable[[Batch], None] = self._eager_step
-        if capture and device != "cpu" and not self._is_recurrent and not self.sharding.sharded:
-            self._step = CapturedStep(self._backward, self._reduce, self._apply, device)
+        self._captures = capture and device != "cpu" and not self._is_recurrent and not self.sharding.sharded
+        self._step = self._make_step()
 
     @property
     def num_parameters(self) -> int:
@@ -201,6 +200,7 @@ class PPO(rsl_rl.algorithms.PPO):
         self.optimizer.load_state_dict({"state": state, "param_groups": [group]})
         # Loading copies; the learning rate has to stay the tensor that the update writes to.
         self.optimizer.param_groups[0]["lr"] = self.rate
+        self._step = self._make_step()  # what was recorded holds the old tensors
 
     def _permutation(self, num_samples: int) -> torch.Tensor:
         """The order in which samples fall into mini-batches."""
@@ -265,6 +265,11 @@ class PPO(rsl_rl.algorithms.PPO):
             total = sum_over_ranks(torch.cat([t.flatten() for t in tensors]))
         for tensor, part in zip(tensors, total.split([t.numel() for t in tensors]), strict=True):
             tensor.copy_(part.view_as(tensor))
+
+    def _make_step(self) -> Callable[[Batch], None]:
+        if self._captures:
+            return CapturedStep(self._backward, self._reduce, self._apply, self.device)
+        return self._eager_step
 
     def _eager_step(self, batch: Batch) -> None:
         self._backward(batch)
