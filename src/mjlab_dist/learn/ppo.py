@@ -80,6 +80,7 @@ class PPO(rsl_rl.algorithms.PPO):
         """
         assert kwargs.get("rnd_cfg") is None
         assert kwargs.get("symmetry_cfg") is None
+        self.rate = torch.zeros((), device=device)  # which rsl_rl's constructor sets, as learning_rate
         # Advantages are normalized in update(), where moments of all ranks are at hand.
         super().__init__(actor, critic, storage, device=device, normalize_advantage_per_mini_batch=True, **kwargs)
         self.synchronizer = synchronizer or AllReduce()
@@ -121,8 +122,6 @@ class PPO(rsl_rl.algorithms.PPO):
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
-        if not hasattr(self, "rate"):
-            self.rate = torch.zeros((), device=self.device)
         self.rate.fill_(value)
 
     def update(self) -> dict[str, torch.Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -154,15 +153,14 @@ class PPO(rsl_rl.algorithms.PPO):
         before = torch.cat([p.detach().flatten() for p in self._parameters])
         moments = [state[key] for state in self.optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")]
         tensors = [*(p.detach() for p in self._parameters), *moments, self.rate]
-        with self.clock.waiting():
-            mean = sum_over_ranks(torch.cat([t.flatten() for t in tensors]) / world_size())
-        for tensor, part in zip(tensors, mean.split([t.numel() for t in tensors]), strict=True):
-            tensor.copy_(part.view_as(tensor))
+        for tensor in tensors:
+            tensor.div_(world_size())
+        self._sum(tensors)
         self._sum([moments.pending for moments in self._normalizers.values()])
         for normalizer in self._normalizers.values():
             normalizer.apply()
             normalizer.rebase()
-        return (before - mean[: len(before)]).square().sum()
+        return (before - torch.cat([p.detach().flatten() for p in self._parameters])).square().sum()
 
     def save(self) -> dict[str, Any]:
         """Whole tensors in rsl_rl's layout, which it can load as they are; a collective where parameters are sharded."""
