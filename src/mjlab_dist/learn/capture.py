@@ -35,21 +35,17 @@ class CapturedStep:
         """
         self._backward, self._reduce, self._apply = backward, reduce, apply
         self._stream = torch.cuda.Stream(device)
-        self._warmed_up = 0
-        self._eager = False
+        self._until_recording = WARM_UP
         self._batch: Batch | None = None
         self._graphs = (torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph())
 
     def __call__(self, batch: Batch) -> None:
         """Learn from a mini-batch; all must have the same shapes."""
-        if self._eager or self._warmed_up < WARM_UP:
-            self._warmed_up += 1
-            self._run(lambda: self._backward(batch), self._apply)
-            return
-        if self._batch is None:
+        if self._until_recording == 0 and self._batch is None:
             self._record(batch)
         if self._batch is None:
-            self(batch)
+            self._until_recording -= 1  # below 0 where recording has failed, which is not tried again
+            self._run_eagerly(batch)
             return
         for static, new in zip(_tensors(self._batch), _tensors(batch), strict=True):
             static.copy_(new)
@@ -58,13 +54,13 @@ class CapturedStep:
         self._reduce()
         apply.replay()
 
-    def _run(self, backward: Callable[[], None], apply: Callable[[], None]) -> None:
+    def _run_eagerly(self, batch: Batch) -> None:
         # On the stream of the capture to come: autograd remembers the stream that a gradient was first accumulated on.
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            backward()
+            self._backward(batch)
             self._reduce()
-            apply()
+            self._apply()
         torch.cuda.current_stream().wait_stream(self._stream)
 
     def _record(self, batch: Batch) -> None:
@@ -78,7 +74,6 @@ class CapturedStep:
         except RuntimeError as error:
             reason = str(error).partition("\n")[0]
             emit("warning", text=f"the update cannot be recorded as CUDA graphs and runs without: {reason}")
-            self._eager = True
             return
         self._batch = static
 
