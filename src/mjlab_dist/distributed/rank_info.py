@@ -36,29 +36,17 @@ class DeviceInfo:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankInfo:
-    """One rank of a run, as ``ranks.json`` shows it. Fields of the device are those of :class:`DeviceInfo`."""
+class RankInfo(DeviceInfo):
+    """One rank of a run with its device, as ``ranks.json`` shows it."""
 
     rank: int
     """Global rank."""
-    host: str
-    """Name of the machine."""
-    device: str
-    """Torch's name of the device on that machine."""
-    name: str
-    """Model of the GPU or the CPU."""
-    memory_gb: int
-    """All memory of the GPU or the machine, in GB of 10^9 bytes, rounded."""
-    capability: str | None
-    """CUDA compute capability; None on a CPU."""
     first_env_id: int
     """Id of the rank's first env; the others follow."""
     num_envs: int
     """Envs of the rank."""
     seed: int
     """What the rank seeded itself with."""
-    egl_device: str | None
-    """MUJOCO_EGL_DEVICE_ID of the rank; None where that is not set."""
 
 
 def describe_device(device: str, egl_device: str | None) -> DeviceInfo:
