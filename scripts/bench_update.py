@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import inspect
 import io
 import os
 import statistics
@@ -28,7 +29,6 @@ from mjlab_dist.learn.rsl_rl_config import rsl_rl_config
 NUM_OBS, NUM_ACTIONS = 48, 12
 STEPS, NUM_ENVS = 24, 1024
 POLICIES = {"64x64": (64, 64), "512x256x128": (512, 256, 128)}
-OURS = ("advantage_normalization", "synchronizer", "capture", "fsdp_devices", "fsdp_min_size_mb", "compression")
 
 
 def learner(hidden_dims: tuple[int, ...], stock: bool, rank: int, ranks: int, device: str) -> rsl_rl.algorithms.PPO:
@@ -40,7 +40,8 @@ def learner(hidden_dims: tuple[int, ...], stock: bool, rank: int, ranks: int, de
     plain = rsl_rl_config(TrainConfig(task="bench", env=env, agent=agent), AllReduce())
     plain["multi_gpu"] = {"global_rank": rank, "local_rank": rank, "world_size": ranks} if ranks > 1 else None
     if stock:
-        algorithm = {key: value for key, value in plain["algorithm"].items() if key not in OURS}
+        known = inspect.signature(rsl_rl.algorithms.PPO).parameters
+        algorithm = {key: value for key, value in plain["algorithm"].items() if key in known}
         plain["algorithm"] = {**algorithm, "class_name": "rsl_rl.algorithms:PPO"}
     obs = TensorDict({"actor": torch.zeros(NUM_ENVS, NUM_OBS, device=device)}, batch_size=[NUM_ENVS])
     torch.manual_seed(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -95,8 +96,8 @@ def make_stock_learner(config: TrainConfig, num_envs: int) -> rsl_rl.algorithms.
     """rsl_rl's own."""
     plain = rsl_rl_config(config, AllReduce())
     plain["multi_gpu"] = None
-    ours = ("advantage_normalization", "synchronizer", "capture", "fsdp_devices", "fsdp_min_size_mb", "compression")
-    stock = {key: value for key, value in plain["algorithm"].items() if key not in ours}
+    known = inspect.signature(rsl_rl.algorithms.PPO).parameters
+    stock = {key: value for key, value in plain["algorithm"].items() if key in known}
     stock["class_name"] = "rsl_rl.algorithms:PPO"
     stock["normalize_advantage_per_mini_batch"] = config.agent.advantage_normalization == "mini-batch"
     return _construct({**plain, "algorithm": stock}, num_envs)
