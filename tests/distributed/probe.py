@@ -9,13 +9,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
+from host_syncs import HostSyncs
 
 from mjlab_dist import registry, worker
 from mjlab_dist.distributed import DevicePlan, rank_from_environment
 from mjlab_dist.distributed.group import meet, process_group
-
-aten: Any = torch.ops.aten
 
 NUM_ENVS = 16
 STEPS = 8
@@ -30,20 +28,17 @@ def config() -> Any:
     return dataclasses.replace(base, agent=agent, env=env, num_envs=NUM_ENVS, max_iterations=ITERATIONS, seed=SEED)
 
 
-class Watch(TorchDispatchMode):
-    """Counts collectives, and what makes the host wait for a device."""
+class Watch(HostSyncs):
+    """Counts collectives too."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(indices=False)
         self.collectives: list[str] = []
-        self.waits: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "c10d":
             self.collectives.append(str(func))
-        if func.overloadpacket in (aten._local_scalar_dense, aten.item, aten.is_nonzero, aten.nonzero, aten.equal):
-            self.waits.append(str(func))
-        return func(*args, **(kwargs or {}))
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 def probe(plan: DevicePlan) -> dict[str, Any]:
@@ -103,7 +98,7 @@ def probe(plan: DevicePlan) -> dict[str, Any]:
             "local_gradient": local.tolist(),
             "averaged_gradient": averaged.tolist(),
             "collectives": [len(w.collectives) for w in runner.watches],
-            "waits": [len(w.waits) for w in runner.watches],
+            "waits": [len(w.found) for w in runner.watches],
             "row": row,
             "learning_rate": runner.alg.learning_rate,
             "seed": torch.initial_seed(),

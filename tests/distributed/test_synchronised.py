@@ -27,7 +27,7 @@ RANKS = 2
 def environment() -> Iterator[None]:
     """Ranks import the probe by its name, and are handed a variable that torchrunx itself would not pass on."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent))
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1])]))
         patch.setenv("WANDB_NOTES", "passed on")
         yield
 

@@ -12,8 +12,8 @@ import mujoco
 import numpy as np
 import pytest
 import torch
+from host_syncs import HostSyncs
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from mjlab_dist.config import ActionConfig, EnvConfig, RewardConfig, SimConfig, TermConfig
 from mjlab_dist.env import Env, EpisodeTotals
@@ -510,45 +510,6 @@ def test_a_missing_model_is_refused() -> None:
 
 
 # No host sync
-
-aten: Any = torch.ops.aten
-
-
-class HostSyncs(TorchDispatchMode):
-    """Counts operations that make the host wait for a device, or that a device's data decides the size of."""
-
-    WAITING = (
-        aten._local_scalar_dense,
-        aten.item,
-        aten.is_nonzero,
-        aten.nonzero,
-        aten.nonzero_static,
-        aten.masked_select,
-        aten.equal,
-        aten._unique2,
-        aten.index_put,
-        aten.index_put_,
-        aten._index_put_impl_,
-        aten.index_fill_,
-    )
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.num_ops = 0
-        self.found: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        self.num_ops += 1
-        if func.overloadpacket in self.WAITING or func is aten.index.Tensor or self._moves(func, args, kwargs):
-            self.found.append(str(func))
-        return func(*args, **kwargs)
-
-    @staticmethod
-    def _moves(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
-        if func.overloadpacket is aten._to_copy:
-            return torch.device(kwargs.get("device") or args[0].device) != args[0].device
-        return func.overloadpacket is aten.copy_ and args[0].device != args[1].device
 
 
 class HostReads(TorchFunctionMode):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from host_syncs import HostSyncs
 from rollouts import (
     AGENT,
     MINI_BATCHES,
@@ -22,14 +23,11 @@ from rollouts import (
     train_config,
 )
 from rsl_rl.modules import EmpiricalNormalization
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from mjlab_dist.learn.moments import NormalizerMoments, advantage_moments, normalize
 
 NUM_ENVS = 8
 ITERATIONS = 3
-
-aten: Any = torch.ops.aten
 
 
 @pytest.fixture
@@ -113,25 +111,12 @@ def test_checkpoints_travel_between_stock_rsl_rl_and_us(source: int, target: int
     assert difference(state_of(other), state_of(learner))[0] < 1e-9
 
 
-class Waits(TorchDispatchMode):
-    """Counts what makes the host wait for a device."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.overloadpacket in (aten._local_scalar_dense, aten.item, aten.is_nonzero, aten.nonzero, aten.equal):
-            self.found.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
 def test_an_update_never_waits_for_the_device() -> None:
     stock, ours = both()
     counts = []
     for learner in (stock, ours):
         collect(learner, make_data(NUM_ENVS, 0))
-        with Waits() as waits:
+        with HostSyncs(indices=False) as waits:
             learner.update()
         counts.append(len(waits.found))
     assert counts[0] > AGENT.num_learning_epochs * MINI_BATCHES, "the count counts nothing"
