@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -97,6 +98,8 @@ class EnvConfig:
     """Conditions that end an episode for good, by name (the time limit is apart: it is bootstrapped)."""
     events: dict[str, TermConfig] = field(default_factory=dict)
     """What is drawn anew when an episode starts, by name, applied in this order."""
+    nan_policy: Literal["stop", "reset"] = "stop"
+    """What happens where physics, an observation or a reward is not finite. stop: training ends in that iteration, and the state is kept for play --nan-dump. reset: those envs start a new episode, and are counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +171,18 @@ class SyncConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """When checkpoints are written, and which are kept."""
+
+    interval: int | str = 50
+    """Iterations between checkpoints, as 50, or seconds, as 600s; one more is written at the end."""
+    keep_last: int = 5
+    """Newest checkpoints to keep; 0 keeps all."""
+    keep_best: int = 1
+    """Checkpoints to keep besides, those of the highest mean return; 0 keeps none."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """A training run."""
 
@@ -197,8 +212,14 @@ class TrainConfig:
     """Put into the run directory's name."""
     log_root: str = "logs"
     """Directory that holds all runs, as <log-root>/<task>/<time>_<run-name>."""
-    save_interval: int = 50
-    """Iterations between checkpoints; one more is written at the end."""
+    resume: str | None = None
+    """Go on with an earlier run, in its directory: a run directory, latest for the task's newest, or a W&B run's path. Its own config is taken, further flags change it; max-iterations is the total."""
+    init_from: str | None = None
+    """Checkpoint file whose policy and value (and normalizers) a new run starts from."""
+    max_restarts: int = 0
+    """How often a run whose ranks were killed, hung or failed is started again from its newest checkpoint; an attempt that got no further ends the run."""
+    hang_timeout: float = 300.0
+    """Seconds without an iteration after which a rank is taken to hang, and the run ends or is started again."""
     logger: Literal["tensorboard", "wandb"] = "tensorboard"
     """Where curves go, besides metrics.jsonl. wandb works offline with WANDB_MODE=offline."""
     wandb_project: str = "mjlab_dist"
@@ -211,6 +232,8 @@ class TrainConfig:
     """The learner."""
     sync: SyncConfig = field(default_factory=SyncConfig)
     """Synchronisation of ranks."""
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    """Checkpoints."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,6 +268,12 @@ def validate(config: TrainConfig) -> None:
     if config.total_num_envs is None:
         validate_rollout(config)
     _validate_sync(config)
+    parse_interval(config.checkpoint.interval)
+    if config.resume is not None and config.init_from is not None:
+        raise UserError(
+            f"--init-from {config.init_from}: excludes --resume {config.resume}, which goes on from that run's own checkpoint; "
+            "drop one of the two"
+        )
     if "/" in config.run_name or config.run_name.startswith("."):
         raise UserError(f"--run-name {config.run_name}: must be a plain name, without / and not starting with a dot")
     _validate_env(config.env)
@@ -277,6 +306,26 @@ def validate_rollout(config: TrainConfig) -> None:
             f"{config.num_envs} x --agent.num-steps-per-env {agent.num_steps_per_env} = {rollout} samples; "
             f"use {_nearest_divisor(rollout, agent.num_mini_batches)}"
         )
+
+
+def parse_interval(interval: int | str) -> tuple[int | None, float | None]:
+    """Read ``--checkpoint.interval``.
+
+    Args:
+        interval: A number of iterations, or seconds with an s behind them.
+
+    Returns:
+        Iterations or None, seconds or None; one of the two.
+
+    Raises:
+        UserError: If it is neither.
+    """
+    match = re.fullmatch(r"(\d+)|(\d+(?:\.\d+)?)s", str(interval))
+    if not match or float(match[1] or match[2]) <= 0:
+        raise UserError(
+            f"--checkpoint.interval {interval}: must be iterations, at least 1, such as 50, or seconds, such as 600s"
+        )
+    return (int(match[1]), None) if match[1] else (None, float(match[2]))
 
 
 def _nearest_divisor(number: int, wish: int) -> int:
@@ -328,7 +377,9 @@ def _validate_numbers(config: TrainConfig) -> None:
         (1, "--fsdp-devices", config.fsdp_devices),
         (1, "--sync.period", config.sync.period),
         (1, "--sync.check-interval", config.sync.check_interval),
-        (1, "--save-interval", config.save_interval),
+        (0, "--checkpoint.keep-last", config.checkpoint.keep_last),
+        (0, "--checkpoint.keep-best", config.checkpoint.keep_best),
+        (0, "--max-restarts", config.max_restarts),
         (0, "--seed", config.seed),
         (1, "--env.sim.decimation", sim.decimation),
         (0, "--env.sim.njmax", sim.njmax),
@@ -350,6 +401,7 @@ def _validate_numbers(config: TrainConfig) -> None:
         ("--agent.clip-param", agent.clip_param),
         ("--agent.init-std", agent.init_std),
         ("--agent.max-grad-norm", agent.max_grad_norm),
+        ("--hang-timeout", config.hang_timeout),
     ):
         if not 0 < value < math.inf:
             raise UserError(f"{flag} {value}: must be positive and finite")

@@ -48,7 +48,16 @@ def only_run(root: Path) -> Path:
 
 def test_two_ranks_train_and_leave_a_complete_run(command: Command) -> None:
     done = command(
-        "train", "cartpole-balance", *TWO, *SMALL, "--max-iterations", "5", "--save-interval", "2", "--run-name", "two"
+        "train",
+        "cartpole-balance",
+        *TWO,
+        *SMALL,
+        "--max-iterations",
+        "5",
+        "--checkpoint.interval",
+        "2",
+        "--run-name",
+        "two",
     )
     assert done.code == 0, done.err
     run = only_run(command.cwd)

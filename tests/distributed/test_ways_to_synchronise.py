@@ -40,14 +40,14 @@ def checkpoint(run: Path, iteration: int) -> dict[str, Any]:
     return torch.load(runs.checkpoint_path(run, iteration), weights_only=True)
 
 
-@pytest.mark.parametrize("flags", [("--sync.check-interval", "3"), ("--save-interval", "3")], ids=" ".join)
+@pytest.mark.parametrize("flags", [("--sync.check-interval", "3"), ("--checkpoint.interval", "3")], ids=" ".join)
 def test_a_rank_that_drifts_ends_the_run(command: Command, flags: tuple[str, ...]) -> None:
     (command.cwd / "drifting.py").write_text(DRIFTING)
     schedule = ("--agent.num-learning-epochs", "2", "--agent.num-mini-batches", "2", "--max-iterations", "50")
     done = command(
         *BASE,
         *schedule,
-        "--save-interval",
+        "--checkpoint.interval",
         "2",
         *flags,
         "--sync.synchronizer",
@@ -62,11 +62,13 @@ def test_a_rank_that_drifts_ends_the_run(command: Command, flags: tuple[str, ...
     run = only_run(command.cwd)
     assert runs.read_metrics(run)[-1]["iteration"] == 3
     saved = [p.name for p in (run / "checkpoints").glob("*")]
-    assert saved == ([] if "--save-interval" in flags else ["model_2.pt"]), "what is written was the same on all ranks"
+    assert saved == ([] if "--checkpoint.interval" in flags else ["model_2.pt"]), (
+        "what is written was the same on all ranks"
+    )
 
 
 def test_local_updates_are_averaged_when_due_and_before_checkpoints(command: Command) -> None:
-    done = command(*BASE, "--sync.period", "3", "--save-interval", "4", "--max-iterations", "7")
+    done = command(*BASE, "--sync.period", "3", "--checkpoint.interval", "4", "--max-iterations", "7")
     assert done.code == 0, done.err
     rows = runs.read_metrics(only_run(command.cwd))
     assert [row["iteration"] for row in rows if row["parameter_spread"] is not None] == [3, 4, 6, 7]

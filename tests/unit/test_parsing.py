@@ -123,7 +123,7 @@ def test_a_flag_like_no_other_is_refused_without_a_guess():
     ("line", "near"),
     [
         ("--seedd 1 --num-envss 2", "--seed"),
-        ("--save-intervall 10 --max-iterationss 4 --agent.num-steps-per-envv 4", "--save-interval"),
+        ("--checkpoint.intervall 10 --max-iterationss 4 --agent.num-steps-per-envv 4", "--checkpoint.interval"),
     ],
 )
 def test_of_several_unknown_flags_the_first_is_refused_with_a_flag_that_exists(line: str, near: str):

@@ -5,13 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-from mjlab_dist.errors import RankError, UserError
-
-USAGE_ERROR = 2
-"""Exit status where the user has to mend something."""
-
-FAILURE = 1
-"""Exit status where training failed, or a check."""
+from mjlab_dist.errors import Exit, RankError, UserError
 
 _SUMMARIES = {
     "train": "train a policy",
@@ -46,7 +40,7 @@ def umbrella() -> None:
     usage = "\n".join(["usage: mjlab-dist COMMAND ...", "", *lines])
     if not argv or argv[0] in ("-h", "--help"):
         print(usage)
-        sys.exit(0 if argv else USAGE_ERROR)
+        sys.exit(Exit.DONE if argv else Exit.USAGE)
     _fail("mjlab-dist", f"unknown command {argv[0]}: use {', '.join(_SUMMARIES)}")
 
 
@@ -54,13 +48,13 @@ def _run(command: str, argv: Sequence[str], prog: str) -> None:
     try:
         _command(command)(argv, prog)
     except UserError as error:
-        _fail(prog, str(error))
-    except RankError:
-        sys.exit(FAILURE)
+        _fail(prog, str(error), error.exit_code)
+    except RankError as error:
+        sys.exit(error.exit_code)
     except BrokenPipeError:
         # The reader of our output has gone (`train --help | head`); nobody is left to tell.
         sys.stderr.close()
-        sys.exit(FAILURE)
+        sys.exit(Exit.FAILED)
 
 
 def _command(name: str) -> Callable[[Sequence[str], str], None]:
@@ -76,6 +70,6 @@ def _command(name: str) -> Callable[[Sequence[str], str], None]:
     return main
 
 
-def _fail(prog: str, message: str) -> None:
+def _fail(prog: str, message: str, code: Exit = Exit.USAGE) -> None:
     print(f"{prog}: {message}", file=sys.stderr)
-    sys.exit(USAGE_ERROR)
+    sys.exit(code)

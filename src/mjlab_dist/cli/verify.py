@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mjlab_dist.cli.train import read_config
-from mjlab_dist.errors import RankError
+from mjlab_dist.errors import Exit, RankError
 from mjlab_dist.events import Event
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def main(argv: Sequence[str], prog: str) -> None:
         raise
     print(json.dumps(_plain(report))) if as_json else _show(report, Console(highlight=False))
     if not report.passed:
-        sys.exit(1)
+        sys.exit(Exit.FAILED)
 
 
 def _say(event: Event) -> None:

@@ -51,7 +51,7 @@ def verify(config: TrainConfig, listen: Listener) -> VerifyReport:
             config,
             log_root=log_root,
             logger="tensorboard",
-            save_interval=NEVER,
+            checkpoint=dataclasses.replace(config.checkpoint, interval=NEVER),
             sync=dataclasses.replace(config.sync, check_interval=NEVER),
         )
         run_dir = runs.create_run_dir(config)

@@ -19,7 +19,6 @@ def rsl_rl_config(config: TrainConfig, synchronizer: Synchronizer) -> dict[str, 
     critic_group = "critic" if "critic" in config.env.observations else "actor"
     return {
         "num_steps_per_env": agent.num_steps_per_env,
-        "save_interval": config.save_interval,
         "obs_groups": {"actor": ["actor"], "critic": [critic_group]},
         "algorithm": {
             "class_name": "mjlab_dist.learn.ppo:PPO",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from rsl_rl.runners import OnPolicyRunner
 
 from mjlab_dist import runs
-from mjlab_dist.config import TrainConfig
+from mjlab_dist.config import TrainConfig, parse_interval
 from mjlab_dist.distributed.consistency import check_equal
 from mjlab_dist.distributed.rank import Rank
 from mjlab_dist.distributed.synchronizer import AllReduce, make_synchronizer
@@ -48,6 +49,7 @@ class Runner(OnPolicyRunner):
         self._config = config
         self._run_dir = run_dir
         self._warned = False
+        self._interval, self._interval_s = parse_interval(config.checkpoint.interval)
         self._last_check = 0
         synchronizer = make_synchronizer(config.sync)
         if rank.world_size == 1:
@@ -142,7 +144,7 @@ class Runner(OnPolicyRunner):
         row: Row = {}
         obs = self.env.get_observations()
         for iteration in range(self.current_learning_iteration + 1, self._config.max_iterations + 1):
-            saves = iteration == self._config.max_iterations or iteration % self._config.save_interval == 0
+            saves = iteration == self._config.max_iterations or iteration % (self._interval or sys.maxsize) == 0
             obs, sample = self._iteration(obs, iteration, saves)
             self.current_learning_iteration = iteration
             row = metrics.row(iteration, sample)
