@@ -1,93 +1,568 @@
-"""Weights & Biases is refused before the run where it would stop to ask for an account."""
+"""What this machine must have before ranks start: each check made to fail by the thing itself where that can be had."""
 
 from __future__ import annotations
 
 import dataclasses
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mjlab_dist import registry
 from mjlab_dist.config import TrainConfig
-from mjlab_dist.errors import UserError
-from mjlab_dist.launch.preflight import check_logger
+from mjlab_dist.errors import Exit, PreflightError
+from mjlab_dist.launch import doctor
+from mjlab_dist.launch.devices import Gpu, plan_devices
+from mjlab_dist.launch.preflight import (
+    Finding,
+    Status,
+    check_directory,
+    check_loopback,
+    check_machine,
+    check_versions,
+    check_wandb,
+    has_wandb_account,
+    judge_gpu,
+    judge_torch,
+)
+from mjlab_dist.launch.processes import LAUNCH
+
+H200 = Gpu(index=1, uuid="GPU-1", name="NVIDIA H200")
+
+KEY = "0" * 40
 
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty home directory, so that this machine's own login does not count."""
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 @pytest.fixture
-def config() -> TrainConfig:
-    return dataclasses.replace(registry.task_config("cartpole-balance"), logger="wandb")
+def server() -> Iterator[str]:
+    """Address of a server that takes connections."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+
+
+@pytest.fixture
+def closed() -> str:
+    """Address that nobody listens at."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return f"127.0.0.1:{listening.getsockname()[1]}"
+
+
+def chosen(**changes: Any) -> TrainConfig:
+    return dataclasses.replace(registry.task_config("cartpole-balance"), gpu_ids=None, **changes)
+
+
+def checked(config: TrainConfig, environ: dict[str, str] | None = None, run_dir: Path | None = None) -> list[str]:
+    return check_machine(config, plan_devices(config, {}, []), environ or {}, [], run_dir)
+
+
+def refusal_of(config: TrainConfig, run_dir: Path | None = None) -> str:
+    with pytest.raises(PreflightError) as caught:
+        checked(config, run_dir=run_dir)
+    assert caught.value.exit_code == Exit.PREFLIGHT
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.endswith("(uv run mjlab-dist doctor checks more)")
+    return message
+
+
+def in_namespace(flags: str, script: str, *args: object) -> str:
+    """What a shell script prints as root of namespaces of its own; skips where those cannot be had."""
+    if subprocess.run(["unshare", flags, "true"], check=False, capture_output=True).returncode != 0:
+        pytest.skip("unshare is not allowed here")
+    command = ["unshare", flags, "sh", "-ec", script, "sh", *map(str, args)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def python(code: str) -> str:
+    """A command line that runs code where all of preflight and doctor has been imported."""
+    header = """
+        import sys
+        from pathlib import Path
+        from mjlab_dist.launch.doctor import *
+        from mjlab_dist.launch.preflight import *
+    """
+    return shlex.join([sys.executable, "-c", textwrap.dedent(header) + textwrap.dedent(code)])
+
+
+def test_a_machine_in_order_is_told_nothing_within_a_fraction_of_a_second(tmp_path: Path):
+    took_s: list[float] = []
+    for _ in range(5):
+        start = time.monotonic()
+        lines = checked(chosen(log_root=str(tmp_path / "new" / "logs")))
+        took_s.append(time.monotonic() - start)
+        assert not [line for line in lines if "free" not in line], "but for a disk that may be nearly full"
+    assert min(took_s) < 0.3
+    assert not list(tmp_path.iterdir()), "nothing is made, nothing left behind"
+
+
+def test_a_log_root_below_a_file_is_refused(tmp_path: Path):
+    (tmp_path / "file").touch()
+    message = refusal_of(chosen(log_root="file/logs"))
+    assert message.startswith(
+        "--log-root file/logs: Not a directory; choose a directory that you can write to by --log-root"
+    )
+
+
+def test_a_directory_that_cannot_be_written_is_refused():
+    message = refusal_of(chosen(log_root="/proc/nothing"))
+    assert message.startswith("--log-root /proc/nothing: No such file or directory; choose a directory")
+
+
+def test_of_a_run_to_go_on_with_its_own_directory_counts(tmp_path: Path):
+    (tmp_path / "file").touch()
+    assert refusal_of(chosen(), tmp_path / "file" / "run").startswith(f"--resume {tmp_path}/file/run: Not a directory;")
+    assert checked(chosen(log_root="file/logs"), run_dir=tmp_path) in ([], checked(chosen()))
+
+
+def test_a_full_disk_is_refused_and_a_small_one_warned_of(tmp_path: Path):
+    report = python("""
+        for directory in ("full", "small"):
+            finding = check_directory("log root", Path(directory, "logs"), LOW_BYTES, "--log-root")
+            print(finding.status, finding.figure, finding.mend, sep="|")
+    """)
+    out = in_namespace(
+        "-rm",
+        f'cd "$1"; mkdir full small; mount -t tmpfs -o size=3m none full; mount -t tmpfs -o size=3m none small; '
+        f"head -c 2500000 /dev/zero > full/file; {report}; ls -A full small",
+        tmp_path,
+    )
+    full, small, *files = out.splitlines()
+    assert full.startswith("fail|full/logs: No space left on device|remove what is not needed there, or choose")
+    assert small.startswith("warning|small/logs: 3.1 MB free|remove what is not needed there")
+    assert files == ["full:", "file", "", "small:"], "nothing is left behind"
+
+
+def test_what_is_low_is_up_to_the_use(tmp_path: Path):
+    statuses = [check_directory("x", tmp_path, low, "X").status for low in (1, 10**18)]
+    assert statuses == [Status.OK, Status.WARNING]
+
+
+def test_without_a_network_of_its_own_a_machine_is_refused():
+    assert check_loopback().status is Status.OK
+    out = in_namespace("-rn", python("finding = check_loopback(); print(finding.status, finding.figure, finding.mend)"))
+    assert out.startswith("fail no connection to 127.0.0.1: ")
+    assert "sudo ip link set lo up" in out
+
+
+def test_packages_that_do_not_satisfy_what_is_required_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    assert check_versions().status is Status.OK
+    info = tmp_path / "dacite-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dacite\nVersion: 1.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    message = refusal_of(chosen())
+    assert message.startswith("dacite 1.0 (>=1.8 is needed); uv sync, or ")
+
+
+def test_packages_and_a_python_that_are_not_there_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    info = tmp_path / "mjlab_dist-9.dist-info"
+    info.mkdir()
+    lines = [
+        "Name: mjlab-dist", "Version: 9", "Requires-Python: >=99", "Requires-Dist: not-installed-here>=2,<3",
+        "Requires-Dist: not-here-either; extra == 'all'", "Requires-Dist: nor-this; python_version < '3'",
+    ]  # fmt: skip
+    (info / "METADATA").write_text("\n".join(["Metadata-Version: 2.1", *lines]))
+    monkeypatch.syspath_prepend(tmp_path)
+    finding = check_versions()
+    assert finding.status is Status.FAIL
+    assert finding.figure.startswith("python 3.")
+    assert finding.figure.endswith("(>=99 is needed), not-installed-here is missing (<3,>=2 is needed)")
+
+
+@pytest.mark.parametrize(
+    ("built_for", "driver", "part"),
+    [
+        (None, (13, 0), "built without CUDA"),
+        ((13, 2), None, "libcuda.so.1"),
+        ((13, 2), (12, 8), "built for CUDA 13.2, the NVIDIA driver knows CUDA 12.8 only"),
+    ],
+)
+def test_a_torch_that_cannot_use_the_gpus_is_refused(
+    built_for: tuple[int, int] | None, driver: tuple[int, int] | None, part: str
+):
+    finding = judge_torch("2.15.0", built_for, driver)
+    assert finding.status is Status.FAIL
+    assert part in finding.figure
+    assert "--gpu-ids None" in finding.mend
+
+
+@pytest.mark.parametrize("driver", [(12, 8), (12, 4), (13, 0)])
+def test_within_a_major_version_an_older_driver_will_do(driver: tuple[int, int]):
+    assert judge_torch("2.15.0", (12, 8), driver).status is Status.OK
+
+
+@pytest.mark.parametrize(
+    ("free_gb", "pids", "figure"),
+    [
+        (20, [12, 34], "NVIDIA H200, 20.0 of 140.0 GB free, used by process 12, 34"),
+        (139, [12], "NVIDIA H200, 139.0 of 140.0 GB free, used by process 12"),
+        (20, [], "NVIDIA H200, 20.0 of 140.0 GB free, used by processes that cannot be seen from here"),
+    ],
+)
+def test_a_gpu_that_others_use_is_warned_of(free_gb: int, pids: list[int], figure: str):
+    finding = judge_gpu(H200, free_gb * 10**9, 140 * 10**9, pids)
+    assert (finding.name, finding.status, finding.figure) == ("GPU 1", Status.WARNING, figure)
+    assert "--gpu-ids" in finding.mend
+
+
+def test_what_the_driver_takes_of_a_gpu_is_no_use():
+    assert judge_gpu(H200, 139 * 10**9, 140 * 10**9, []).status is Status.OK
+
+
+DRIVER = """
+#include <stdlib.h>
+#include <string.h>
+typedef struct { unsigned long long total, free, used; } memory;
+typedef struct { unsigned int pid; unsigned long long used; unsigned int gi, ci; } process;
+int nvmlInitWithFlags(unsigned int flags) { return atoi(getenv("FAKE_ERROR")); }
+int nvmlShutdown(void) { return 0; }
+const char *nvmlErrorString(int error) { return "Driver/library version mismatch"; }
+int nvmlSystemGetDriverVersion(char *to) { strcpy(to, "535.99"); return 0; }
+int nvmlSystemGetCudaDriverVersion_v2(int *to) { *to = atoi(getenv("FAKE_CUDA")); return 0; }
+int nvmlDeviceGetCount_v2(unsigned int *to) { *to = 2; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned int i, void **to) { *to = (void *)(i + 1L); return 0; }
+int nvmlDeviceGetUUID(void *device, char *to) { strcpy(to, device == (void *)1 ? "GPU-a" : "GPU-b"); return 0; }
+int nvmlDeviceGetName(void *device, char *to) { strcpy(to, "Model"); return 0; }
+int nvmlDeviceGetMemoryInfo(void *device, memory *to) {
+    to->total = 80000000000; to->free = device == (void *)1 ? 79500000000 : 30000000000; return 0;
+}
+int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned int *count, process *to) {
+    unsigned int there = device == (void *)1 ? 0 : 1, room = *count;
+    *count = there;
+    if (there == 0) return 0;
+    if (room == 0) return 7;
+    to[0].pid = 4711; to[0].used = 1; return 0;
+}
+"""
+"""A library in place of NVIDIA's, of a machine with two GPUs, the second in use."""
+
+
+@pytest.fixture(scope="module")
+def on_gpus(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str]]:
+    """Run code on a machine that seems to have two GPUs."""
+    directory = tmp_path_factory.mktemp("driver")
+    (directory / "driver.c").write_text(DRIVER)
+    compiler = ["cc", "-shared", "-fPIC", "-o", directory / "libnvidia-ml.so.1", directory / "driver.c"]
+    try:
+        subprocess.run(compiler, check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("there is no C compiler")
+
+    def run(code: str, cuda: int = 13020, error: int = 0) -> list[str]:
+        fake = {"LD_LIBRARY_PATH": str(directory), "FAKE_CUDA": str(cuda), "FAKE_ERROR": str(error)}
+        done = subprocess.run(
+            python(code), shell=True, check=False, capture_output=True, text=True, env={**os.environ, **fake}
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    return run
+
+
+DEVICES = "for finding in check_devices(): print(finding.name, finding.status, finding.figure, sep='|')"
+
+
+def test_doctor_reads_driver_torch_and_every_gpu(on_gpus: Callable[..., list[str]]):
+    driver, torch, first, second, shared = on_gpus(DEVICES)
+    assert driver == "NVIDIA driver|ok|535.99, CUDA 13.2"
+    assert torch.split("|")[2].startswith("torch 2.")
+    assert first == "GPU 0|ok|Model, 79.5 of 80.0 GB free"
+    assert second == "GPU 1|warning|Model, 30.0 of 80.0 GB free, used by process 4711"
+    assert shared.startswith("shared memory|")
+
+
+def test_doctor_finds_a_driver_too_old(on_gpus: Callable[..., list[str]]):
+    driver, *_ = on_gpus(DEVICES, cuda=12020)
+    assert driver == "NVIDIA driver|warning|535.99, CUDA 12.2: physics cannot be recorded, which is slower"
+
+
+def test_doctor_tells_a_broken_driver_from_none(on_gpus: Callable[..., list[str]]):
+    (broken,) = on_gpus(DEVICES, error=18)
+    assert broken.startswith("GPUs|warning|the driver: ")
+    assert on_gpus(DEVICES, error=9) == ["GPUs|ok|none: ranks train on the CPU"]
+
+
+ON_GPU = """
+    import dataclasses, os, sys
+    from mjlab_dist import registry
+    from mjlab_dist.launch.devices import find_gpus, plan_devices
+    config = dataclasses.replace(registry.task_config("cartpole-balance"), gpu_ids=(int(os.environ.get("ID", 1)),))
+    gpus = find_gpus()
+    plan = plan_devices(config, {}, gpus)
+    try:
+        print(*check_machine(config, plan, {}, gpus), sep="\\n")
+    except PreflightError as error:
+        print("refused:", error)
+    assert not {"torch", "warp"} & sys.modules.keys()
+"""
+
+
+def test_a_run_is_warned_of_its_own_gpus_only(on_gpus: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch):
+    line = next(line for line in on_gpus(ON_GPU) if "GPU" in line)
+    assert line.startswith("GPU 1: Model, 30.0 of 80.0 GB free, used by process 4711; a run shares its memory")
+    monkeypatch.setenv("ID", "0")
+    assert not [line for line in on_gpus(ON_GPU) if "GPU" in line]
+
+
+def test_a_run_is_refused_on_gpus_that_torch_cannot_use(on_gpus: Callable[..., list[str]]):
+    (line,) = on_gpus(ON_GPU, cuda=11080)
+    assert line.startswith("refused: torch 2.")
+    assert "update the driver" in line
+
+
+def test_doctor_wants_the_driver_that_physics_wants():
+    from mjlab_dist.sim.simulation import CAPTURABLE_DRIVER
+
+    assert doctor.CAPTURABLE_DRIVER == CAPTURABLE_DRIVER
 
 
 def write_login(file: Path, host: str) -> None:
-    file.write_text(f"machine {host}\n  login user\n  password {'0' * 40}\n")
-
-
-def refused(config: TrainConfig, environ: dict[str, str]) -> bool:
-    try:
-        check_logger(config, environ)
-    except UserError as error:
-        message = str(error)
-        assert message.startswith("--logger wandb:")
-        assert "\n" not in message
-        for mend in ("wandb login", "WANDB_API_KEY", "WANDB_MODE=offline"):
-            assert mend in message
-        return True
-    return False
+    file.write_text(f"machine {host}\n  login user\n  password {KEY}\n")
 
 
 @pytest.mark.parametrize("environ", [{}, {"WANDB_API_KEY": ""}, {"WANDB_MODE": "online"}, {"WANDB_MODE": ""}])
-def test_wandb_without_an_account_is_refused(config: TrainConfig, environ: dict[str, str]):
-    assert refused(config, environ)
+def test_wandb_without_an_account_is_warned_of_and_trains(environ: dict[str, str]):
+    (line,) = [line for line in checked(chosen(logger="wandb"), environ) if "wandb" in line]
+    assert line == (
+        "--logger wandb: no account is logged in; curves stay in the run directory "
+        "(uv run wandb login, or WANDB_API_KEY; `uv run wandb sync` uploads them later)"
+    )
 
 
-def test_tensorboard_needs_no_account(config: TrainConfig):
-    check_logger(dataclasses.replace(config, logger="tensorboard"), {})
+def test_wandb_that_does_not_answer_is_warned_of_and_trains(closed: str):
+    environ = {"WANDB_API_KEY": KEY, "WANDB_BASE_URL": f"http://{closed}"}
+    (line,) = [line for line in checked(chosen(logger="wandb"), environ) if "wandb" in line]
+    assert line.startswith(f"--logger wandb: http://{closed} does not answer: Connection refused; curves stay")
+    assert KEY not in line
+    assert not [line for line in checked(chosen(), environ) if "wandb" in line], "not asked without --logger wandb"
 
 
-def test_a_key_is_an_account(config: TrainConfig):
-    assert not refused(config, {"WANDB_API_KEY": "0" * 40})
+def test_a_server_that_never_answers_is_given_up():
+    with socket.socket() as silent:  # bound, and its queue of connections full
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(0)
+        address = silent.getsockname()
+        with socket.create_connection(address), socket.socket() as waiting:
+            waiting.setblocking(False)
+            waiting.connect_ex(address)
+            start = time.monotonic()
+            finding = check_wandb(
+                {"WANDB_API_KEY": KEY, "WANDB_BASE_URL": f"http://127.0.0.1:{address[1]}"}, timeout_s=0.5
+            )
+            assert time.monotonic() - start < 2
+    assert finding.status is Status.WARNING
+    assert finding.figure.endswith("does not answer: timed out after 0.5 s")
+
+
+def test_wandb_that_answers_is_in_order(server: str):
+    finding = check_wandb({"WANDB_API_KEY": KEY, "WANDB_BASE_URL": f"http://{server}"}, 5)
+    assert finding == Finding(name="--logger wandb", figure=f"logged in, {server} answers")
+
+
+def test_the_proxy_on_the_way_to_wandb_is_what_must_answer(server: str, closed: str):
+    environ = {"WANDB_API_KEY": KEY, "WANDB_BASE_URL": f"http://{closed}", "HTTP_PROXY": f"http://user:word@{server}"}
+    finding = check_wandb(environ, 5)
+    assert (finding.status, finding.figure) == (Status.OK, f"logged in, {server} answers")
+    assert check_wandb({**environ, "no_proxy": "example.org, 127.0.0.1"}, 5).status is Status.WARNING
+
+
+@pytest.mark.parametrize("url", ["http://", "nonsense", "http://host:port"])
+def test_a_server_that_is_no_url_is_warned_of(url: str):
+    finding = check_wandb({"WANDB_API_KEY": KEY, "WANDB_BASE_URL": url}, 5)
+    assert finding.status is Status.WARNING
+    assert finding.figure.startswith(f"{url} does not answer: ")
 
 
 @pytest.mark.parametrize("mode", ["offline", "disabled", "dryrun"])
-def test_offline_needs_no_account(config: TrainConfig, mode: str):
-    assert not refused(config, {"WANDB_MODE": mode})
+def test_offline_needs_no_account(mode: str):
+    assert check_wandb({"WANDB_MODE": mode}, 0).status is Status.OK
 
 
-def test_a_login_in_the_home_directory_is_an_account(config: TrainConfig, home: Path):
+@pytest.mark.parametrize("where", [".config/wandb/settings", "wandb/settings"])
+def test_settings_of_wandb_count(home: Path, where: str, server: str):
+    file = home / where
+    file.parent.mkdir(parents=True)
+    file.write_text("[default]\nmode = offline\n")
+    assert check_wandb({}, 0).figure == "set to offline"
+    file.write_text(f"[default]\nbase_url = http://{server}\n")
+    assert check_wandb({}, 5).figure == "no account is logged in"
+    write_login(home / ".netrc", server)
+    assert check_wandb({}, 5).figure == f"logged in, {server} answers"
+    file.write_text("no settings")
+    assert check_wandb({}, 5).figure == "no account is logged in", "at the usual server"
+
+
+@pytest.mark.parametrize("variable", ["WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"])
+def test_a_variable_is_an_account(variable: str):
+    assert has_wandb_account({variable: KEY})
+
+
+def test_a_login_in_the_home_directory_is_an_account(home: Path):
     write_login(home / ".netrc", "api.wandb.ai")
-    assert not refused(config, {})
+    assert has_wandb_account({})
 
 
-def test_a_login_in_the_file_that_netrc_names_is_an_account(config: TrainConfig, tmp_path: Path):
+def test_a_login_in_the_file_that_netrc_names_is_an_account(tmp_path: Path):
     file = tmp_path / "logins"
     write_login(file, "api.wandb.ai")
-    assert refused(config, {})
-    assert not refused(config, {"NETRC": str(file)})
+    assert not has_wandb_account({})
+    assert has_wandb_account({"NETRC": str(file)})
 
 
-def test_netrc_beats_the_home_directory(config: TrainConfig, home: Path):
+def test_netrc_beats_the_home_directory(home: Path):
     write_login(home / ".netrc", "api.wandb.ai")
-    assert refused(config, {"NETRC": str(home / "absent")})
+    assert not has_wandb_account({"NETRC": str(home / "absent")})
 
 
-def test_a_login_elsewhere_is_no_account(config: TrainConfig, home: Path):
+def test_a_login_elsewhere_is_no_account(home: Path):
     write_login(home / ".netrc", "github.com")
-    assert refused(config, {})
+    assert not has_wandb_account({})
 
 
-def test_the_account_is_looked_up_at_the_server_that_is_set(config: TrainConfig, home: Path):
-    write_login(home / ".netrc", "wandb.example.org")
-    assert refused(config, {})
-    assert not refused(config, {"WANDB_BASE_URL": "https://wandb.example.org:8443"})
+@pytest.mark.parametrize("host", ["wandb.example.org", "wandb.example.org:8443"])
+def test_the_account_is_looked_up_at_the_server_that_is_set(home: Path, host: str):
+    write_login(home / ".netrc", host)
+    assert not has_wandb_account({})
+    assert has_wandb_account({"WANDB_BASE_URL": "https://wandb.example.org:8443"})
 
 
-def test_a_damaged_netrc_is_no_account(config: TrainConfig, home: Path):
+def test_a_damaged_netrc_is_no_account(home: Path):
     (home / ".netrc").write_text("machine\nnonsense here\n")
-    assert refused(config, {})
+    assert not has_wandb_account({})
+
+
+def system(root: Path, groups: str, files: dict[str, str]) -> Path:
+    """A machine's files on control groups."""
+    for name, text in {"proc/self/cgroup": groups, **{f"sys/fs/cgroup/{k}": v for k, v in files.items()}}.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text + "\n")
+    return root
+
+
+VERSION_1 = "3:cpu,cpuacct:/job/one\n4:memory:/job/one"
+
+QUOTAS = {
+    "none": ("0::/job/one", {"job/one/cpu.max": "max 100000"}, None),
+    "own group": ("0::/job/one", {"job/one/cpu.max": "50000 100000", "job/cpu.max": "max 100000"}, 0.5),
+    "group above": ("0::/job/one", {"job/one/cpu.max": "max 100000", "job/cpu.max": "50000 100000"}, 0.5),
+    "inside a container": ("0::/", {"cpu.max": "75000 100000"}, 0.75),
+    "version 1": (VERSION_1, {"cpu/job/one/cpu.cfs_quota_us": "50000", "cpu/job/one/cpu.cfs_period_us": "100000"}, 0.5),
+    "version 1, no quota": (VERSION_1, {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
+}
+
+
+@pytest.mark.parametrize("case", QUOTAS)
+def test_a_quota_below_the_cores_is_warned_of(tmp_path: Path, case: str):
+    groups, files, quota = QUOTAS[case]
+    finding = doctor.check_cores(system(tmp_path, groups, files))
+    assert finding.figure.startswith(f"{len(os.sched_getaffinity(0))} of {os.cpu_count()}")
+    if quota is None:
+        assert finding.status is Status.OK
+    else:
+        assert finding.status is Status.WARNING
+        assert f"the time of {quota} only" in finding.figure
+        assert finding.mend == f"start commands with taskset -c {min(os.sched_getaffinity(0))}"
+
+
+MEMORY = {
+    "memory.max": str(10 * 10**9),
+    "memory.current": str(9_900_000_000),
+    "memory.stat": "anon 1\nfile 2\ninactive_file 1000000000\nactive_file 3",
+}
+MEMORY_1 = {
+    "memory.limit_in_bytes": str(10 * 10**9),
+    "memory.usage_in_bytes": str(9_900_000_000),
+    "memory.stat": "cache 1\ninactive_file 0\ntotal_inactive_file 1000000000",
+}
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_little_memory_in_a_control_group_is_warned_of(tmp_path: Path, version: int):
+    files = (
+        {f"memory/job/{k}": v for k, v in MEMORY_1.items()}
+        if version == 1
+        else {f"job/{k}": v for k, v in MEMORY.items()}
+    )
+    root = system(tmp_path, VERSION_1 if version == 1 else "0::/job/one", files)
+    finding = doctor.check_memory(root)
+    assert finding.status is Status.WARNING
+    assert finding.figure.startswith("1.1 GB available"), "what the kernel keeps of files counts as available"
+
+
+def test_too_little_memory_for_a_rank_fails(tmp_path: Path):
+    root = system(tmp_path, "0::/", {**MEMORY, "memory.stat": ""})
+    assert doctor.check_memory(root).status is Status.FAIL
+    assert doctor.check_memory(system(tmp_path, "0::/", {"memory.max": "max"})).status is not Status.FAIL
+
+
+def test_little_shared_memory_is_warned_of(tmp_path: Path):
+    code = python("print(check_shared_memory(Path(sys.argv[-1])))")
+    out = in_namespace("-rm", f'mount -t tmpfs -o size=3m none "$1"; {code} "$1"', tmp_path)
+    assert "3.1 MB free" in out
+    assert "--shm-size=1g" in out
+
+
+def test_a_name_of_its_own_that_leads_nowhere_is_warned_of():
+    code = python("finding = check_own_name(); print(finding.status, finding.figure, finding.mend, sep='|')")
+    out = in_namespace(
+        "-run", f"hostname nobody.invalid 2>/dev/null || echo nobody.invalid > /proc/sys/kernel/hostname; {code}"
+    )
+    status, figure, mend = out.strip().split("|")
+    assert status == "warning"
+    assert figure.startswith("nobody.invalid: ")
+    assert mend.endswith("/etc/hosts: 127.0.1.1 nobody.invalid")
+
+
+def test_drawing_wants_its_library():
+    assert doctor.check_drawing({"MUJOCO_GL": "osmesa"}).figure == "MUJOCO_GL=osmesa"
+    finding = doctor.check_drawing({}, "libNoSuchThing.so.1")
+    assert finding.status is Status.WARNING
+    assert finding.figure.startswith("libNoSuchThing.so.1 cannot be loaded")
+    assert doctor.check_drawing({}, "libc.so.6").status is Status.OK
+
+
+def test_processes_without_their_launcher_are_named():
+    environ = {**os.environ, LAUNCH: "test"}
+    with subprocess.Popen(["sleep", "60"], env=environ) as looked_after:
+        orphan = subprocess.run(
+            ["sh", "-c", "sleep 60 > /dev/null 2>&1 & echo $!"], env=environ, check=True, capture_output=True, text=True
+        ).stdout.strip()
+        try:
+            finding = doctor.check_leftovers()
+        finally:
+            subprocess.run(["kill", orphan], check=True)
+            looked_after.kill()
+    assert finding.status is Status.WARNING
+    assert finding.mend.startswith("kill -9 ")
+    assert orphan in finding.mend.split()
+    assert str(looked_after.pid) not in finding.mend.split()
+    assert orphan not in doctor.check_leftovers().mend.split()
+
+
+@pytest.mark.parametrize("environ", [{"WARP_CACHE_PATH": "there"}, {"XDG_CACHE_HOME": "caches"}, {}])
+def test_the_kernel_cache_is_where_warp_has_it(home: Path, environ: dict[str, str]):
+    code = "import warp; warp.config.log_level = warp.LOG_ERROR; warp.init(); print(warp.config.kernel_cache_dir)"
+    inherited = {k: v for k, v in os.environ.items() if k not in ("WARP_CACHE_PATH", "XDG_CACHE_HOME")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**inherited, **environ}, check=True, capture_output=True, text=True
+    )
+    theirs = Path(done.stdout.splitlines()[-1]).resolve()
+    assert theirs.parent == doctor.kernel_cache(environ).resolve()
+    assert theirs.is_relative_to(home)

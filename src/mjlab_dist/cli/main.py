@@ -1,4 +1,4 @@
-"""The commands: train, play, list-tasks, and all of them and verify under mjlab-dist."""
+"""The commands: train, play, list-tasks, and all of them, verify and doctor under mjlab-dist."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ _SUMMARIES = {
     "train": "train a policy",
     "play": "show what a trained policy does",
     "verify": "check on this machine that ranks learn as one",
+    "doctor": "check whether this machine can train",
     "list-tasks": "print the tasks that can be trained",
 }
 
@@ -65,6 +66,8 @@ def _command(name: str) -> Callable[[Sequence[str], str], None]:
         from mjlab_dist.cli.play import main  # noqa: PLC0415
     elif name == "verify":
         from mjlab_dist.cli.verify import main  # noqa: PLC0415
+    elif name == "doctor":
+        from mjlab_dist.cli.doctor import main  # noqa: PLC0415
     else:
         from mjlab_dist.cli.list_tasks import main  # noqa: PLC0415
     return main

@@ -1,41 +1,396 @@
-"""What must be refused before a run starts, beyond what the config alone tells. Imports no torch."""
+"""What must be in order on this machine before ranks start. Imports no torch.
+
+``mjlab-dist doctor`` checks the same, and more: :mod:`mjlab_dist.launch.doctor`.
+"""
 
 from __future__ import annotations
 
+import configparser
+import contextlib
+import enum
+import errno
 import netrc
-from collections.abc import Mapping
+import os
+import platform
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
-from urllib.parse import urlparse
+from urllib.parse import urlsplit
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from mjlab_dist.config import TrainConfig
-from mjlab_dist.errors import UserError
+from mjlab_dist.distributed import DevicePlan
+from mjlab_dist.errors import PreflightError
+from mjlab_dist.launch.devices import CPU_MEND, Gpu
 
-WANDB_HOST = "https://api.wandb.ai"
-"""Where Weights & Biases keeps runs unless WANDB_BASE_URL says otherwise."""
+PACKAGE = "mjlab-dist"
+"""The distribution whose requirements the installed packages have to meet."""
+
+GB = 10**9
+
+NEEDED_BYTES = 10**6
+"""What must fit where files go, tried by writing it: free space says nothing of quotas."""
+
+LOW_BYTES = GB
+"""Free space below which a run may well end with a full disk."""
+
+UNUSED_SHARE = 0.9
+"""Share of a GPU's memory that is free where nobody computes; the driver and a screen take some."""
+
+WANDB_SERVER = "https://api.wandb.ai"
+"""Where Weights & Biases keeps runs unless its settings say otherwise."""
+
+WANDB_TIMEOUT_S = 1.0
+"""Seconds that its server has to answer before a run starts."""
+
+CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])))"
+"""Program that connects to a host, its first argument, at a port, its second."""
 
 
-def check_logger(config: TrainConfig, environ: Mapping[str, str]) -> None:
-    """Refuse ``--logger wandb`` where it would ask for an account in the middle of the run.
+class Status(enum.StrEnum):
+    """What a check came to."""
+
+    OK = "ok"
+    """In order."""
+    WARNING = "warning"
+    """Runs work, though slower, or without all that was asked for, or may end early."""
+    FAIL = "fail"
+    """Runs do not work."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What a check saw."""
+
+    name: str
+    """What was checked."""
+    figure: str
+    """What was seen."""
+    status: Status = Status.OK
+    """Whether it is in order."""
+    mend: str = ""
+    """What puts it in order; empty where it is."""
+
+
+def check_machine(
+    config: TrainConfig, plan: DevicePlan, environ: Mapping[str, str], gpus: Sequence[Gpu], run_dir: Path | None = None
+) -> list[str]:
+    """Refuse to start ranks where they cannot work, in a fraction of a second; ``--logger wandb`` may add one.
 
     Args:
         config: The run's config.
+        plan: A device per rank.
         environ: The environment.
+        gpus: The machine's GPUs.
+        run_dir: Directory of the run to go on with; None where a new one is made below the log root.
+
+    Returns:
+        A line per warning: of GPUs that others use, a disk that is nearly full, curves that cannot be uploaded.
 
     Raises:
-        UserError: If there is no account and Weights & Biases is not offline.
+        PreflightError: If something of this machine would end the run.
     """
-    if config.logger != "wandb" or environ.get("WANDB_MODE") in {"offline", "disabled", "dryrun"}:
-        return
-    if not environ.get("WANDB_API_KEY") and not _has_login(environ):
-        raise UserError(
-            "--logger wandb: no account is logged in; run `uv run wandb login`, or set WANDB_API_KEY, or WANDB_MODE=offline"
+    flag, directory = ("--log-root", Path(config.log_root)) if run_dir is None else ("--resume", run_dir)
+    found = [
+        ("", check_versions()),
+        (f"{flag} ", check_directory("log root", directory, LOW_BYTES, flag)),
+        ("", check_loopback()),
+    ]
+    if plan.devices[0] != "cpu":
+        found.append(("", check_torch()))
+        chosen = [gpu for gpu in gpus if str(gpu.index) in plan.egl_ids]
+        found += [(f"{finding.name}: ", finding) for finding in check_gpus(chosen)]
+    if config.logger == "wandb":
+        wandb = check_wandb(environ, WANDB_TIMEOUT_S)
+        found.append((f"{wandb.name}: ", wandb))
+    warnings: list[str] = []
+    for about, finding in found:
+        line = f"{about}{finding.figure}; {finding.mend}"
+        if finding.status is Status.FAIL:
+            raise PreflightError(f"{line} (uv run mjlab-dist doctor checks more)")
+        if finding.status is Status.WARNING:
+            warnings.append(line)
+    return warnings
+
+
+def check_versions() -> Finding:
+    """Whether Python and the installed packages are what this package requires."""
+    python, needed = platform.python_version(), metadata.metadata(PACKAGE)["Requires-Python"]
+    wrong = [] if SpecifierSet(needed).contains(python) else [f"python {python} ({needed} is needed)"]
+    required = [Requirement(line) for line in metadata.requires(PACKAGE) or ()]
+    required = [each for each in required if each.marker is None or each.marker.evaluate({"extra": ""})]
+    for each in required:
+        try:
+            installed = metadata.version(each.name)
+        except metadata.PackageNotFoundError:
+            installed = "is missing"
+        if installed == "is missing" or not each.specifier.contains(installed, prereleases=True):
+            wrong.append(f"{each.name} {installed} ({each.specifier} is needed)")
+    if wrong:
+        mend = "uv sync, or install those versions in the way that you install packages"
+        return Finding(name="versions", figure=", ".join(wrong), status=Status.FAIL, mend=mend)
+    here = f"{PACKAGE} {metadata.version(PACKAGE)}"
+    return Finding(name="versions", figure=f"Python {python}, {here}, the {len(required)} packages that it requires")
+
+
+def check_directory(name: str, directory: Path, low_bytes: int, setting: str) -> Finding:
+    """Whether a directory can be made and written to, and what space there is.
+
+    Args:
+        name: What it is for.
+        directory: Its path; need not be there yet.
+        low_bytes: Free space below which it is too little.
+        setting: The flag or variable that names another.
+    """
+    more_space = f"remove what is not needed there, or choose a directory of another disk by {setting}"
+    try:
+        there = next(path for path in (directory, *directory.absolute().parents) if path.exists())
+        with tempfile.TemporaryFile(dir=there) as file:
+            file.write(bytes(NEEDED_BYTES))
+            file.flush()
+            os.fsync(file.fileno())  # where some file systems notice a quota
+        free = shutil.disk_usage(there).free
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        mend = more_space if full else f"choose a directory that you can write to by {setting}"
+        return Finding(name=name, figure=f"{directory}: {error.strerror}", status=Status.FAIL, mend=mend)
+    figure = f"{directory}: {shown_size(free)} free"
+    if free < low_bytes:
+        return Finding(name=name, figure=figure, status=Status.WARNING, mend=more_space)
+    return Finding(name=name, figure=figure)
+
+
+def check_loopback() -> Finding:
+    """Whether processes of this machine can connect to each other."""
+    try:
+        with (
+            socket.create_server(("127.0.0.1", 0)) as server,
+            socket.create_connection(server.getsockname(), timeout=1),
+        ):
+            return Finding(name="loopback", figure="a port of 127.0.0.1 opened, and connected to")
+    except OSError as error:
+        return Finding(
+            name="loopback",
+            figure=f"no connection to 127.0.0.1: {error.strerror or error}",
+            status=Status.FAIL,
+            mend="ranks of one machine talk over it: sudo ip link set lo up, or let the firewall allow it",
         )
 
 
-def _has_login(environ: Mapping[str, str]) -> bool:
-    host = urlparse(environ.get("WANDB_BASE_URL", WANDB_HOST)).hostname or ""
+def check_torch() -> Finding:
+    """Whether the installed torch can use the GPUs of this machine, which has some."""
+    try:
+        torch = metadata.distribution("torch")
+    except metadata.PackageNotFoundError:
+        return Finding(name="torch", figure="torch is missing", status=Status.FAIL, mend="uv sync")
+    text = Path(str(torch.locate_file("torch/version.py"))).read_text()
+    built_for = re.search(r"^cuda\b.*= '(\d+)\.(\d+)", text, re.MULTILINE)
+    return judge_torch(torch.version, built_for and (int(built_for[1]), int(built_for[2])), driver_cuda())
+
+
+def judge_torch(torch: str, built_for: tuple[int, int] | None, driver: tuple[int, int] | None) -> Finding:
+    """Whether a torch can use the GPUs of a driver.
+
+    Args:
+        torch: Its version.
+        built_for: Major and minor version of its CUDA; None without.
+        driver: What :func:`driver_cuda` says.
+    """
+    if built_for is None:
+        seen = f"torch {torch} is built without CUDA, and there are GPUs"
+        mend = "install one with CUDA (https://pytorch.org/get-started)"
+    elif driver is None:
+        seen = "there are GPUs, and the NVIDIA driver's libcuda.so.1 cannot be loaded"
+        mend = "start a container with NVIDIA_DRIVER_CAPABILITIES=compute,utility, or install the driver anew"
+    elif driver[0] < built_for[0]:  # within a major version an older driver will do
+        seen = (
+            f"torch {torch} is built for CUDA {dotted(built_for)}, the NVIDIA driver knows CUDA {dotted(driver)} only"
+        )
+        mend = f"update the driver, or install a torch for CUDA {driver[0]}"
+    else:
+        return Finding(name="torch", figure=f"torch {torch}, built for CUDA {dotted(built_for)}")
+    return Finding(name="torch", figure=seen, status=Status.FAIL, mend=f"{mend}, or {CPU_MEND}")
+
+
+def driver_cuda() -> tuple[int, int] | None:
+    """Newest version of CUDA, major and minor, that the driver of this machine's GPUs knows; None without its CUDA."""
+    import pynvml  # noqa: PLC0415 (needless without a GPU)
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        version = pynvml.nvmlSystemGetCudaDriverVersion_v2()
+    except pynvml.NVMLError:
+        return None
+    finally:
+        pynvml.nvmlShutdown()
+    return version // 1000, version % 1000 // 10
+
+
+def check_gpus(gpus: Sequence[Gpu]) -> list[Finding]:
+    """Who else uses GPUs, and what memory that leaves.
+
+    Args:
+        gpus: The GPUs to look at.
+    """
+    import pynvml  # noqa: PLC0415 (needless without a GPU)
+
+    if not gpus:
+        return []
+    pynvml.nvmlInit()
+    try:
+        return [_check_gpu(gpu) for gpu in gpus]
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _check_gpu(gpu: Gpu) -> Finding:
+    import pynvml  # noqa: PLC0415
+
+    handle = pynvml.nvmlDeviceGetHandleByIndex(gpu.index)
+    try:
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        pids = [process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+    except pynvml.NVMLError as error:  # on GPUs that share the host's memory, say
+        return Finding(name=f"GPU {gpu.index}", figure=f"{gpu.name}, whose use is not told ({error})")
+    return judge_gpu(gpu, int(memory.free), int(memory.total), [pid for pid in pids if pid != os.getpid()])
+
+
+def judge_gpu(gpu: Gpu, free_bytes: int, total_bytes: int, pids: Sequence[int]) -> Finding:
+    """Whether a GPU is there for a run alone.
+
+    Args:
+        gpu: The GPU.
+        free_bytes: Its free memory.
+        total_bytes: All its memory.
+        pids: Other processes that compute on it; a container may hide them.
+    """
+    name, figure = f"GPU {gpu.index}", f"{gpu.name}, {free_bytes / GB:.1f} of {total_bytes / GB:.1f} GB free"
+    if not pids and free_bytes >= UNUSED_SHARE * total_bytes:
+        return Finding(name=name, figure=figure)
+    who = f"process {', '.join(map(str, pids))}" if pids else "processes that cannot be seen from here"
+    mend = "a run shares its memory and its time with them: choose others by --gpu-ids, or wait (nvidia-smi)"
+    return Finding(name=name, figure=f"{figure}, used by {who}", status=Status.WARNING, mend=mend)
+
+
+def check_wandb(environ: Mapping[str, str], timeout_s: float) -> Finding:
+    """Whether Weights & Biases would take a run's curves: an account, and a server that answers; or offline.
+
+    Args:
+        environ: The environment.
+        timeout_s: Seconds that the server has to answer.
+    """
+    name, later = "--logger wandb", "`uv run wandb sync` uploads them later"
+    mode = _wandb_setting(environ, "mode")
+    if mode in {"offline", "disabled", "dryrun"}:
+        return Finding(name=name, figure=f"set to {mode}")
+    if not has_wandb_account(environ):
+        mend = f"curves stay in the run directory (uv run wandb login, or WANDB_API_KEY; {later})"
+        return Finding(name=name, figure="no account is logged in", status=Status.WARNING, mend=mend)
+    try:
+        host, port = _wandb_peer(environ)
+        run_program(CONNECT, host, str(port), timeout_s=timeout_s)
+    except (OSError, ValueError) as error:
+        mend = f"curves stay in the run directory until it does ({later})"
+        server = _wandb_server(environ)
+        return Finding(name=name, figure=f"{server} does not answer: {error}", status=Status.WARNING, mend=mend)
+    return Finding(name=name, figure=f"logged in, {host}:{port} answers")
+
+
+def has_wandb_account(environ: Mapping[str, str]) -> bool:
+    """Whether Weights & Biases finds an account by itself, where it looks: two variables and the netrc file.
+
+    Args:
+        environ: The environment.
+    """
+    if environ.get("WANDB_API_KEY") or environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    url = urlsplit(_wandb_server(environ))
     file = Path(environ.get("NETRC") or "~/.netrc").expanduser()
     try:
-        return netrc.netrc(file).authenticators(host) is not None
+        logins = netrc.netrc(file)
     except (OSError, netrc.NetrcParseError):
         return False
+    # Older versions leave the port out.
+    return any(logins.authenticators(host) for host in (url.netloc, url.hostname or ""))
+
+
+def run_program(program: str, *args: str, timeout_s: float) -> str:
+    """What a line of Python prints in a process of its own: a name server that does not answer is given up in no other way.
+
+    Args:
+        program: The code; imports the standard library only.
+        args: Its arguments.
+        timeout_s: Seconds until it is killed.
+
+    Raises:
+        OSError: If it raises something, which the message tells, or takes longer.
+    """
+    command = [sys.executable, "-I", "-S", "-c", program, *args]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+    except subprocess.TimeoutExpired:
+        raise TimeoutError(f"timed out after {timeout_s:g} s") from None
+    if done.returncode != 0:
+        raised = done.stderr.strip().rpartition("\n")[2]
+        raise OSError(re.sub(r"^[\w.]+: (\[Errno -?\d+\] )?", "", raised))
+    return done.stdout.strip()
+
+
+def shown_size(num_bytes: float) -> str:
+    """Bytes for people."""
+    return f"{num_bytes / GB:.1f} GB" if num_bytes >= GB else f"{num_bytes / 10**6:.1f} MB"
+
+
+def dotted(version: tuple[int, int]) -> str:
+    """A version for people."""
+    return ".".join(map(str, version))
+
+
+def _wandb_server(environ: Mapping[str, str]) -> str:
+    return _wandb_setting(environ, "base_url") or WANDB_SERVER
+
+
+def _wandb_setting(environ: Mapping[str, str], name: str) -> str | None:
+    """A setting as Weights & Biases reads it: a variable, its file in the working directory, that of the user."""
+    if value := environ.get(f"WANDB_{name.upper()}"):
+        return value
+    files = configparser.ConfigParser(interpolation=None)
+    folder = Path(environ.get("WANDB_CONFIG_DIR") or "~/.config/wandb").expanduser()
+    with contextlib.suppress(configparser.Error, UnicodeDecodeError, OSError):
+        files.read([folder / "settings", Path("wandb", "settings")])
+    return files.get("default", name, fallback=None)
+
+
+def _wandb_peer(environ: Mapping[str, str]) -> tuple[str, int]:
+    """Host and port that it connects to: its server, or the proxy on the way there.
+
+    Raises:
+        ValueError: If one of the two is no URL.
+    """
+    url = urlsplit(_wandb_server(environ))
+    variable = f"{url.scheme}_proxy"
+    proxy = environ.get(variable) or environ.get(variable.upper())
+    if proxy and not _is_bypassed(url.hostname or "", environ):
+        url = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    if not url.hostname:
+        raise ValueError("that is no URL")
+    return url.hostname, url.port or (80 if url.scheme == "http" else 443)
+
+
+def _is_bypassed(host: str, environ: Mapping[str, str]) -> bool:
+    """Whether connections to a host go without a proxy."""
+    listed = (environ.get("no_proxy") or environ.get("NO_PROXY") or "").split(",")
+    names = [name.strip().lstrip(".") for name in listed if name.strip()]
+    return any(name in ("*", host) or host.endswith(f".{name}") for name in names)

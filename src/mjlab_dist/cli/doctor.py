@@ -1,0 +1,69 @@
+"""doctor: whether this machine can train."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from mjlab_dist.cli.parsing import parse
+from mjlab_dist.errors import Exit
+
+if TYPE_CHECKING:
+    from mjlab_dist.launch.preflight import Finding
+
+STYLES = {"ok": "green", "warning": "yellow", "fail": "bold red"}
+"""How the table shows what a check came to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorConfig:
+    """Check whether this machine can train, and say what mends what is not in order. Exits with 3 if a check fails."""
+
+    log_root: str = "logs"
+    """Directory that is to hold all runs."""
+    json: bool = False
+    """Print one JSON object in place of the table."""
+
+
+def main(argv: Sequence[str], prog: str) -> None:
+    """Check, print what was seen, and exit with 3 if a check failed.
+
+    Raises:
+        UserError: If the command line cannot be.
+    """
+    config = parse(DoctorConfig, DoctorConfig(), argv, prog)
+
+    from mjlab_dist.launch.doctor import examine  # noqa: PLC0415 (--help needs none of it)
+
+    findings = examine(Path(config.log_root), os.environ)
+    num_failed = sum(finding.status == "fail" for finding in findings)
+    if config.json:
+        print(json.dumps({"checks": [dataclasses.asdict(f) for f in findings], "passed": num_failed == 0}))
+    else:
+        _show(findings, num_failed)
+    if num_failed:
+        sys.exit(Exit.PREFLIGHT)
+
+
+def _show(findings: Sequence[Finding], num_failed: int) -> None:
+    table = Table("check", "figure", "")
+    for finding in findings:
+        seen = Text(finding.figure)
+        if finding.mend:
+            seen.append(f"\nmend: {finding.mend}", style="cyan")
+        word = "FAIL" if finding.status == "fail" else finding.status
+        table.add_row(finding.name, seen, Text(word, style=STYLES[finding.status]))
+    console = Console(highlight=False)
+    console.print(table)
+    checks = "1 check fails" if num_failed == 1 else f"{num_failed} checks fail"
+    console.print(f"{checks}: mend that before training." if num_failed else "This machine can train.")

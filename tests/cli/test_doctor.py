@@ -1,0 +1,136 @@
+"""mjlab-dist doctor: through the installed command, on this machine and on what can be spoiled of it."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Command, Done
+
+DOCTOR = ("mjlab-dist", "doctor")
+
+NOBODY = {"WANDB_API_KEY": "", "NETRC": "nowhere", "WANDB_MODE": ""}
+"""An environment without an account of Weights & Biases."""
+
+
+def report_of(done: Done) -> dict[str, dict[str, Any]]:
+    """The checks by name; the object's other field and the exit code must agree with them."""
+    report = json.loads(done.out)
+    assert set(report) == {"checks", "passed"}
+    for check in report["checks"]:
+        assert set(check) == {"name", "figure", "status", "mend"}
+        assert check["status"] in {"ok", "warning", "fail"}
+        assert bool(check["mend"]) == (check["status"] != "ok"), check
+        assert check["figure"]
+    assert report["passed"] == all(check["status"] != "fail" for check in report["checks"])
+    assert done.code == (0 if report["passed"] else 3)
+    return {check["name"]: check for check in report["checks"]}
+
+
+def test_this_machine_passes_in_seconds_and_nothing_is_made(command: Command) -> None:
+    done = command(*DOCTOR, "--json", env=NOBODY)
+    checks = report_of(done)
+    assert done.code == 0
+    assert done.err == ""
+    assert done.took_s < 10
+    names = [
+        "versions", "CPU cores", "memory", "log root", "temporary files", "kernel cache", "open files", "loopback",
+        "own name", "drawing", "leftover processes", "--logger wandb",
+    ]  # fmt: skip
+    assert [name for name in checks if name in names] == names
+    assert any("GPU" in name for name in checks)
+    assert checks["log root"]["figure"].startswith("logs: ")
+    assert checks["--logger wandb"]["figure"] == "no account is logged in"
+    assert not list(command.cwd.iterdir())
+
+
+def test_the_table_names_what_was_seen_and_what_mends_it(command: Command) -> None:
+    done = command(*DOCTOR, env=NOBODY)
+    assert done.code == 0
+    rows = [line.strip("│").split("│") for line in done.out.splitlines() if line.startswith("│")]
+    by_name = {row[0].strip(): [cell.strip() for cell in row[1:]] for row in rows if row[0].strip()}
+    assert by_name["loopback"] == ["a port of 127.0.0.1 opened, and connected to", "ok"]
+    assert by_name["--logger wandb"] == ["no account is logged in", "warning"]
+    assert any("uv run wandb login" in row[1] for row in rows)
+    assert done.out.splitlines()[-1] == "This machine can train."
+
+
+def test_what_fails_is_named_and_exits_with_3(command: Command) -> None:
+    (command.cwd / "file").touch()
+    done = command(*DOCTOR, "--log-root", "file/logs", env=NOBODY)
+    assert done.code == 3
+    lines = done.out.splitlines()
+    (failed,) = [line for line in lines if "FAIL" in line]
+    assert "file/logs: Not a directory" in failed
+    assert any("mend: choose a directory that you can write to by --log-root" in line for line in lines)
+    assert lines[-1] == "1 check fails: mend that before training."
+    checks = report_of(command(*DOCTOR, "--log-root", "file/logs", "--json", env=NOBODY))
+    assert [name for name, check in checks.items() if check["status"] == "fail"] == ["log root"]
+
+
+def test_few_open_files_fail_and_say_what_raises_them(command: Command) -> None:
+    checks = report_of(command("/bin/sh", "-c", f"ulimit -S -n 60; exec {command.program(DOCTOR[0])} doctor --json"))
+    assert checks["open files"]["status"] == "fail"
+    assert checks["open files"]["mend"] == "ulimit -n 1024"
+    checks = report_of(command("/bin/sh", "-c", f"ulimit -n 500; exec {command.program(DOCTOR[0])} doctor --json"))
+    assert checks["open files"]["status"] == "warning"
+    assert "limits.conf" in checks["open files"]["mend"]
+
+
+def test_a_kernel_cache_that_cannot_be_written_fails(command: Command) -> None:
+    (command.cwd / "file").touch()
+    cache = report_of(command(*DOCTOR, "--json", env={"WARP_CACHE_PATH": "file"}))["kernel cache"]
+    assert cache["status"] == "fail"
+    assert "WARP_CACHE_PATH" in cache["mend"]
+
+
+def test_wandb_that_does_not_answer_is_a_warning_without_the_key(command: Command) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        environ = {"WANDB_API_KEY": "k" * 40, "WANDB_BASE_URL": url, "WANDB_MODE": ""}
+        checks = report_of(command(*DOCTOR, "--json", env=environ))
+        assert checks["--logger wandb"]["status"] == "ok"
+    done = command(*DOCTOR, "--json", env=environ)
+    assert report_of(done)["--logger wandb"]["figure"] == f"{url} does not answer: Connection refused"
+    assert "k" * 40 not in done.out
+
+
+@pytest.mark.parametrize(
+    ("flags", "part"), [("--log-rot x", "did you mean --log-root?"), ("--log-root", "needs a value")]
+)
+def test_a_mistake_is_one_line_and_exits_with_2(command: Command, flags: str, part: str) -> None:
+    done = command(*DOCTOR, *flags.split())
+    assert done.code == 2
+    (line,) = done.err.splitlines()
+    assert line.startswith("mjlab-dist doctor: ")
+    assert part in line
+
+
+def test_help_tells_what_it_does(command: Command) -> None:
+    done = command(*DOCTOR, "--help")
+    assert done.code == 0
+    assert "Check whether this machine can train" in done.out
+    assert "--log-root" in done.out
+    assert "doctor" in command("mjlab-dist", "--help").out
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"], ["--help"]])
+def test_nothing_heavy_is_imported(tmp_path: Path, flags: list[str]) -> None:
+    code = f"""
+import sys
+from mjlab_dist.cli.main import umbrella
+sys.argv = ["mjlab-dist", "doctor", *{flags}]
+try:
+    umbrella()
+except SystemExit:
+    pass
+heavy = {{"torch", "warp", "mujoco", "rsl_rl", "torchrunx", "wandb", "tensorboard"}} & sys.modules.keys()
+sys.exit(f"imported {{heavy}}" if heavy else 0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
