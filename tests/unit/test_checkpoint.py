@@ -1,17 +1,31 @@
-"""Checkpoints: whole or not at all, and read without running code."""
+"""Checkpoints: whole or not at all, kept by age and return, and read without running code."""
 
 from __future__ import annotations
 
+import json
+import multiprocessing
 import os
 import pickle
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
+from rollouts import AGENT, make_learner, train_config
 
+from mjlab_dist import runs
+from mjlab_dist.config import CheckpointConfig
 from mjlab_dist.errors import UserError
+from mjlab_dist.events import Event, listening
 from mjlab_dist.learn import checkpoint
+from mjlab_dist.learn.checkpoint import CheckpointStore
 
 
 class Unwritable:
@@ -126,10 +140,38 @@ def test_a_truncated_file_is_refused(path: Path, kept: float):
     assert "cannot be read" in refusal_of(path)
 
 
+def test_of_a_flipped_bit_nothing_wrong_comes_out(path: Path):
+    content = {"weights": torch.randn(500), "iter": 1}
+    checkpoint.save(path, content)
+    whole = path.read_bytes()
+    refused = 0
+    for position in range(0, len(whole), 3):
+        data = bytearray(whole)
+        data[position] ^= 1 << position % 8
+        try:
+            read = checkpoint.load(bytes(data), "cpu")
+        except UserError:
+            refused += 1
+        else:
+            assert torch.equal(read["weights"], content["weights"])
+            assert read["iter"] == 1
+    assert refused > len(whole) / 3 / 2
+
+
+def test_what_another_program_wrote_loads(path: Path):
+    path.parent.mkdir()
+    torch.save({"actor_state_dict": {"weight": torch.ones(2)}, "iter": 5, "infos": None, "new": ["field"]}, path)
+    assert checkpoint.load(path, "cpu")["new"] == ["field"]
+    torch.save({"iter": 6}, path, _use_new_zipfile_serialization=False)
+    assert checkpoint.load(path, "cpu") == {"iter": 6}
+
+
 def test_a_file_of_something_else_is_refused(tmp_path: Path):
     file = tmp_path / "model_1.pt"
     file.write_text("iteration: 1\n")
     refusal_of(file)
+    torch.save([torch.ones(2)], file)
+    assert "holds a list" in refusal_of(file)
 
 
 def test_a_missing_file_is_refused(tmp_path: Path):
@@ -152,3 +194,451 @@ def test_the_payload_of_that_test_would_run_in_a_careless_reader(tmp_path: Path)
     marker = tmp_path / "marker"
     pickle.loads(pickle.dumps(Payload(marker)))
     assert marker.exists()
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    directory = tmp_path / "logs" / "task" / "run"
+    directory.mkdir(parents=True)
+    return directory
+
+
+MakeStore = Callable[..., CheckpointStore]
+
+
+@pytest.fixture
+def make_store(run_dir: Path) -> Iterator[MakeStore]:
+    """Makes stores of the run; all are closed in the end."""
+    made: list[CheckpointStore] = []
+
+    def make(**config: int) -> CheckpointStore:
+        made.append(CheckpointStore(run_dir, CheckpointConfig(**config)))
+        return made[-1]
+
+    yield make
+    for store in made:
+        store.close()
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Writing waits until this is set."""
+    opened, whole = threading.Event(), torch.save
+
+    def save(*args: Any) -> None:
+        assert opened.wait(60)
+        whole(*args)
+
+    monkeypatch.setattr(torch, "save", save)
+    return opened
+
+
+def names(run_dir: Path) -> set[str]:
+    return {p.name for p in (run_dir / runs.CHECKPOINTS).iterdir()}
+
+
+def numbers(run_dir: Path) -> list[int]:
+    return list(runs.checkpoints(run_dir))
+
+
+def target(run_dir: Path, link: str) -> str:
+    """What a link of the run says; it leads to a file."""
+    path = run_dir / runs.CHECKPOINTS / link
+    assert path.is_file()
+    return str(path.readlink())
+
+
+def content_of(run_dir: Path, iteration: int) -> dict[str, Any]:
+    return checkpoint.load(runs.checkpoint_path(run_dir, iteration), "cpu")
+
+
+def write_metrics(run_dir: Path, returns: dict[int, float | None], tail: str = "") -> None:
+    rows = [json.dumps({"iteration": n, "mean_return": value}) + "\n" for n, value in returns.items()]
+    (run_dir / runs.METRICS).write_text("".join(rows) + tail)
+
+
+def fill(store: CheckpointStore, returns: dict[int, float | None]) -> None:
+    for iteration, mean_return in returns.items():
+        store.save(iteration, {"iter": iteration}, mean_return)
+    store.close()
+
+
+def test_the_store_writes_what_it_was_given(run_dir: Path, make_store: MakeStore):
+    fill(make_store(), {10: 1.0})
+    assert content_of(run_dir, 10) == {"iter": 10}
+    assert names(run_dir) == {"model_10.pt", runs.LATEST, runs.BEST}
+
+
+def test_training_goes_on_while_a_snapshot_is_written(run_dir: Path, make_store: MakeStore, gate: threading.Event):
+    store = make_store()
+    weights = torch.nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.Adam([weights], lr=0.5)
+    (weights * 2).sum().backward()
+    optimizer.step()
+    before = checkpoint.snapshot(optimizer.state_dict())
+    store.save(1, {"weights": weights, "optimizer": optimizer.state_dict()}, None)
+    store.check()
+    assert not numbers(run_dir), "written before the gate opened"
+    saved = weights.detach().clone()
+    optimizer.step()
+    assert not torch.equal(saved, weights)
+    gate.set()
+    store.close()
+    read = content_of(run_dir, 1)
+    assert torch.equal(read["weights"], saved)
+    assert read["optimizer"]["param_groups"] == before["param_groups"]
+    for name, value in before["state"][0].items():
+        assert torch.equal(read["optimizer"]["state"][0][name], value)
+    assert not torch.equal(read["optimizer"]["state"][0]["exp_avg"], optimizer.state[weights]["exp_avg"])
+
+
+def test_a_second_save_waits_for_the_first(run_dir: Path, make_store: MakeStore, gate: threading.Event):
+    store = make_store()
+    store.save(1, {"iter": 1}, None)
+    threading.Timer(0.2, gate.set).start()
+    store.save(2, {"iter": 2}, None)
+    assert 1 in numbers(run_dir)
+    store.close()
+    assert numbers(run_dir) == [1, 2]
+
+
+def test_a_snapshot_of_a_view_takes_no_more_than_the_view(path: Path):
+    whole = torch.arange(1_000_000.0)
+    copy = checkpoint.snapshot({"part": whole[10:20], "same": [whole[:2], (whole[0].expand(3),)]})
+    checkpoint.save(path, copy)
+    assert path.stat().st_size < 10_000
+    read = checkpoint.load(path, "cpu")
+    assert read["part"].tolist() == list(range(10, 20))
+    assert read["same"][1][0].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("value", [np.float64(1), np.arange(3), {1, 2}, object()], ids=lambda v: type(v).__name__)
+def test_what_could_not_be_read_back_is_refused_at_once_by_its_name(run_dir: Path, make_store: MakeStore, value: Any):
+    store = make_store()
+    with pytest.raises(TypeError, match=r"^content\['infos'\]\[0\] is of "):
+        store.save(1, {"infos": [value]}, None)
+    fill(store, {2: None})
+    assert numbers(run_dir) == [2]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_what_a_gpu_saved_loads_without_one(run_dir: Path, make_store: MakeStore):
+    store = make_store()
+    store.save(1, {"weights": torch.arange(5.0, device="cuda")}, None)
+    store.close()
+    # Without map_location torch puts every tensor where the file says that it was.
+    read = torch.load(runs.checkpoint_path(run_dir, 1), weights_only=True)
+    assert read["weights"].device.type == "cpu"
+    assert read["weights"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_no_key_bears_a_wrappers_prefix(run_dir: Path, make_store: MakeStore):
+    learner = make_learner(train_config(AGENT), 4)
+    store = make_store()
+    store.save(1, learner.save(), None)
+    store.close()
+    read = content_of(run_dir, 1)
+    keys = [key for part in ("actor_state_dict", "critic_state_dict") for key in read[part]]
+    assert keys
+    assert not [key for key in keys if "module." in key or "_orig_mod." in key or "_fsdp" in key]
+    assert read["actor_state_dict"].keys() == learner.actor.state_dict().keys()
+
+
+RETURNS: dict[int, float | None] = {1: 5.0, 2: 9.0, 3: 1.0, 4: None, 5: 9.0, 6: 2.0, 7: 3.0}
+
+
+@pytest.mark.parametrize(
+    ("keep_last", "keep_best", "kept", "best"),
+    [
+        (5, 1, [3, 4, 5, 6, 7], 5),
+        (1, 1, [5, 7], 5),
+        (1, 2, [2, 5, 7], 5),
+        (2, 4, [1, 2, 5, 6, 7], 5),
+        (1, 0, [7], None),
+        (3, 0, [5, 6, 7], None),
+        (0, 0, [1, 2, 3, 4, 5, 6, 7], None),
+        (0, 1, [1, 2, 3, 4, 5, 6, 7], 5),
+    ],
+)
+def test_the_newest_and_the_best_are_kept(
+    run_dir: Path, make_store: MakeStore, keep_last: int, keep_best: int, kept: list[int], best: int | None
+):
+    fill(make_store(keep_last=keep_last, keep_best=keep_best), RETURNS)
+    assert numbers(run_dir) == kept
+    assert target(run_dir, runs.LATEST) == "model_7.pt"
+    if best is None:
+        assert not (run_dir / runs.CHECKPOINTS / runs.BEST).is_symlink()
+    else:
+        assert target(run_dir, runs.BEST) == f"model_{best}.pt"
+
+
+@pytest.mark.parametrize("unknown", [None, float("nan"), float("-inf")])
+def test_an_unknown_return_is_never_the_best(run_dir: Path, make_store: MakeStore, unknown: float | None):
+    store = make_store(keep_last=1)
+    fill(store, {1: unknown})
+    assert names(run_dir) == {"model_1.pt", runs.LATEST}
+    fill(make_store(keep_last=1), {2: -100.0, 3: unknown, 4: unknown})
+    assert numbers(run_dir) == [2, 4]
+    assert target(run_dir, runs.BEST) == "model_2.pt"
+
+
+def test_a_resumed_run_knows_the_best_of_before(run_dir: Path, make_store: MakeStore):
+    fill(make_store(keep_last=1), {10: 50.0, 20: 30.0})
+    write_metrics(run_dir, {9: 70.0, 10: 50.0, 19: None, 20: 30.0}, tail='{"iteration": 21, "mean_ret')
+    fill(make_store(keep_last=1), {30: 40.0, 40: 45.0})
+    assert numbers(run_dir) == [10, 40]
+    assert target(run_dir, runs.BEST) == "model_10.pt"
+    write_metrics(run_dir, {10: 50.0, 20: 30.0, 30: 40.0, 40: 45.0})
+    fill(make_store(keep_last=1), {50: 60.0})
+    assert numbers(run_dir) == [50]
+
+
+def test_without_metrics_the_link_says_which_was_best(run_dir: Path, make_store: MakeStore):
+    fill(make_store(keep_last=1), {10: 50.0, 20: 30.0})
+    fill(make_store(keep_last=1), {30: None})
+    assert numbers(run_dir) == [10, 30]
+    assert target(run_dir, runs.BEST) == "model_10.pt"
+
+
+def test_a_run_that_was_copied_with_files_in_place_of_links_goes_on(run_dir: Path, make_store: MakeStore):
+    fill(make_store(), {10: 50.0})
+    for name in (runs.LATEST, runs.BEST):
+        link = run_dir / runs.CHECKPOINTS / name
+        data = link.read_bytes()
+        link.unlink()
+        link.write_bytes(data)
+    assert runs.find_best(run_dir).name == runs.BEST
+    fill(make_store(), {20: 60.0})
+    assert target(run_dir, runs.LATEST) == target(run_dir, runs.BEST) == "model_20.pt"
+
+
+def test_pruning_touches_nothing_else(run_dir: Path, make_store: MakeStore):
+    others = {
+        "model_best.pt",
+        "model_0.pt.bak",
+        "notes.txt",
+        "copy_of_model_1.pt",
+        ".model_1.pt",
+        "model_1.pt.unreadable",
+    }
+    store = make_store(keep_last=1, keep_best=0)
+    for name in others:
+        (run_dir / runs.CHECKPOINTS / name).touch()
+    fill(store, RETURNS)
+    make_store()
+    assert names(run_dir) == {*others, "model_7.pt", runs.LATEST}
+
+
+def test_a_killed_writers_leftovers_are_swept_and_its_links_repaired(run_dir: Path, make_store: MakeStore):
+    write_metrics(run_dir, RETURNS)
+    fill(make_store(), {5: 9.0, 6: 2.0})
+    whole = names(run_dir)
+    directory = run_dir / runs.CHECKPOINTS
+    (directory / ".model_7.pt.123.tmp").write_bytes(b"half of it")
+    (directory / ".latest.pt.123.tmp").symlink_to("model_7.pt")
+    (directory / ".best.pt.123.tmp").symlink_to("model_5.pt")
+    for link, lost in ((runs.LATEST, "model_4.pt"), (runs.BEST, "model_1.pt")):
+        (directory / link).unlink()
+        (directory / link).symlink_to(lost)
+    make_store()
+    assert names(run_dir) == whole
+    assert target(run_dir, runs.LATEST) == "model_6.pt"
+    assert target(run_dir, runs.BEST) == "model_5.pt"
+
+    for path in runs.checkpoints(run_dir).values():
+        path.unlink()
+    make_store()
+    assert names(run_dir) == set()
+
+
+def test_a_failure_in_the_thread_is_raised_once_in_one_line(run_dir: Path, make_store: MakeStore):
+    store = make_store()
+    directory = run_dir / runs.CHECKPOINTS
+    directory.rename(run_dir / "moved")
+    directory.touch()
+    calls: list[Callable[[], None]] = [store.close, lambda: store.save(2, {"iter": 2}, None), lambda: spin(store)]
+    while calls:
+        store.save(1, {"iter": 1}, None)
+        with pytest.raises(OSError, match="earlier checkpoints are intact") as caught:
+            calls.pop()()
+        message = str(caught.value)
+        assert message.startswith(f"{runs.checkpoint_path(run_dir, 1)}: cannot be written (")
+        assert "\n" not in message
+        store.check()
+    store.close()
+
+    directory.unlink()
+    fill(make_store(), {3: None})
+    assert numbers(run_dir) == [3]
+
+
+def spin(store: CheckpointStore) -> None:
+    """Check as training does, once an iteration, until it raises."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        store.check()
+
+
+def read_newest(store: CheckpointStore) -> tuple[tuple[Path, bytes] | None, list[str]]:
+    """What the store says is the newest, and its warnings."""
+    events: list[Event] = []
+    with listening(events.append):
+        found = store.read_newest()
+    assert {e["kind"] for e in events} <= {"warning"}
+    return found, [e["text"] for e in events]
+
+
+def test_the_newest_is_read_for_all_ranks(run_dir: Path, make_store: MakeStore):
+    assert read_newest(make_store()) == (None, [])
+    fill(make_store(), {9: None, 10: None})
+    found, warnings = read_newest(make_store())
+    assert found is not None
+    assert found[0] == runs.checkpoint_path(run_dir, 10)
+    assert checkpoint.load(found[1], "cpu") == {"iter": 10}
+    assert not warnings
+
+
+def damage(path: Path, how: float | str) -> None:
+    data = bytearray(path.read_bytes())
+    if isinstance(how, float):
+        data = data[: int(len(data) * how)]
+    elif how == "flipped":
+        data[data.index(torch.full((3,), 0.125).numpy().tobytes()) + 1] ^= 0x10
+    elif how == "zeroed":
+        data[len(data) // 2 :] = bytes(len(data) - len(data) // 2)
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("how", [0.0, 0.001, 0.3, 0.9, 0.9999, "flipped", "zeroed"])
+def test_of_a_damaged_newest_the_one_before_is_taken(run_dir: Path, make_store: MakeStore, how: float | str):
+    write_metrics(run_dir, {10: 1.0, 20: 2.0, 30: 3.0})
+    store = make_store(keep_last=1, keep_best=3)
+    for iteration in (10, 20, 30):
+        store.save(iteration, {"weights": torch.full((2000,), 0.125), "iter": iteration}, iteration / 10)
+    store.close()
+    newest = runs.checkpoint_path(run_dir, 30)
+    damage(newest, how)
+    damaged = newest.read_bytes()
+
+    store = make_store(keep_last=1)
+    found, (warning,) = read_newest(store)
+    assert found is not None
+    assert found[0] == runs.checkpoint_path(run_dir, 20)
+    assert checkpoint.load(found[1], "cpu")["iter"] == 20
+    assert str(newest) in warning
+    assert "model_20.pt is taken in its place" in warning
+    assert "\n" not in warning
+
+    # Nobody takes it for the newest again, it is not lost, and those before it were kept until it was known.
+    assert target(run_dir, runs.LATEST) == target(run_dir, runs.BEST) == "model_20.pt"
+    assert newest.with_name("model_30.pt.unreadable").read_bytes() == damaged
+    store.save(25, {"iter": 25}, None)
+    store.close()
+    assert numbers(run_dir) == [20, 25]
+    assert target(run_dir, runs.LATEST) == "model_25.pt"
+
+
+def test_a_killed_writer_had_no_time_to_remove_what_the_next_one_removes(run_dir: Path, make_store: MakeStore):
+    write_metrics(run_dir, RETURNS)
+    fill(make_store(keep_last=0), RETURNS)
+    store = make_store(keep_last=2)
+    assert numbers(run_dir) == list(RETURNS), "nothing goes before the newest is known to load"
+    store.read_newest()
+    assert numbers(run_dir) == [5, 6, 7]
+
+
+def test_where_none_loads_nothing_is_started(run_dir: Path, make_store: MakeStore):
+    fill(make_store(), {10: None, 20: None})
+    for path in runs.checkpoints(run_dir).values():
+        damage(path, 0.5)
+    with pytest.raises(UserError, match=f"^--resume {run_dir}: none of its 2 checkpoints can be read ") as caught:
+        make_store().read_newest()
+    assert "\n" not in str(caught.value)
+    assert numbers(run_dir) == [10, 20], "else the next attempt would start at 0"
+
+
+class Killed(NamedTuple):
+    """What one killed writer left."""
+
+    newest: int
+    """The newest checkpoint, which loaded, and held what was saved."""
+    unfinished: bool
+    """There were temporary files."""
+    tidy: bool
+    """The next store left only checkpoints to keep, and links that lead to the newest and the best."""
+
+
+def kill_while_saving(run_dir: Path, times: int) -> list[Killed]:
+    """Kill processes that save checkpoints without pause, each after 0 to 60 ms; runs in a process without threads."""
+    torch.set_num_threads(1)  # a forked child could not use the threads of its parent
+    rng = random.Random(0)
+    checkpoint.save(runs.checkpoint_path(run_dir, 0), checkpoint_of(0))
+    seen = []
+    for _ in range(times):
+        child = os.fork()
+        if child == 0:
+            try:
+                save_for_ever(run_dir)
+            finally:
+                os._exit(1)
+        time.sleep(rng.uniform(0, 0.06))
+        os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        assert os.WIFSIGNALED(status), "it failed before it was killed"
+        seen.append(inspect(run_dir))
+    return seen
+
+
+def checkpoint_of(iteration: int) -> dict[str, Any]:
+    """3 MB."""
+    return {"iter": iteration, "weights": [torch.full((250, 1000), float(iteration)) for _ in range(3)]}
+
+
+def return_of(iteration: int) -> float:
+    return iteration * 7 % 11
+
+
+def save_for_ever(run_dir: Path) -> None:
+    store = CheckpointStore(run_dir, CheckpointConfig(keep_last=2, keep_best=1))
+    iteration = max(runs.checkpoints(run_dir))
+    with (run_dir / runs.METRICS).open("a", buffering=1) as metrics:
+        while True:
+            iteration += 1
+            metrics.write(json.dumps({"iteration": iteration, "mean_return": return_of(iteration)}) + "\n")
+            store.save(iteration, checkpoint_of(iteration), return_of(iteration))
+            store.check()
+
+
+def inspect(run_dir: Path) -> Killed:
+    unfinished = any(name.endswith(".tmp") for name in names(run_dir))
+    newest = runs.find_checkpoint(run_dir)
+    store = CheckpointStore(run_dir, CheckpointConfig(keep_last=2, keep_best=1))
+    read = store.read_newest()
+    store.close()
+    assert read is not None
+    assert read[0] == newest, "it did not load"
+    content = checkpoint.load(read[1], "cpu")
+    iteration = int(newest.stem.removeprefix("model_"))
+    assert content["iter"] == iteration
+    assert all(torch.equal(w, torch.full_like(w, iteration)) for w in content["weights"])
+
+    found = numbers(run_dir)
+    links = {runs.LATEST: newest.name}
+    known = [n for n in found if n]  # the first has no metrics
+    if known:
+        links[runs.BEST] = f"model_{max(known, key=lambda n: (return_of(n), n))}.pt"
+    tidy = len(found) <= 3 and names(run_dir) == {*links, *(f"model_{n}.pt" for n in found)}
+    tidy &= all(target(run_dir, link) == file for link, file in links.items())
+    return Killed(iteration, unfinished, tidy)
+
+
+@pytest.mark.parametrize("times", [40, pytest.param(200, marks=pytest.mark.slow)])
+def test_whenever_saving_is_killed_the_newest_checkpoint_loads(run_dir: Path, times: int):
+    # Forked from a fresh process: this one has threads, and a new interpreter for each kill would import torch each time.
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        seen = pool.submit(kill_while_saving, run_dir, times).result()
+    assert len(seen) == times
+    assert all(killed.tidy for killed in seen)
+    assert [killed.newest for killed in seen] == sorted(killed.newest for killed in seen)
+    assert seen[-1].newest > times / 40, "hardly anything was saved"
+    assert sum(killed.unfinished for killed in seen) > times / 20, "hardly any kill came during saving"

@@ -1,0 +1,103 @@
+"""A full disk, which a tmpfs of 3 MB in a mount namespace of its own stands in for."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import BIN, Command, Done
+
+from mjlab_dist import runs
+from mjlab_dist.config import CheckpointConfig
+from mjlab_dist.learn import checkpoint
+from mjlab_dist.learn.checkpoint import CheckpointStore
+
+REFUSED = 77
+
+TRAIN_AND_INSPECT = """
+train=$1 python=$2 this=$3
+"$train" cartpole-balance --gpu-ids None --cpu-ranks 2 --num-envs 32 --agent.num-steps-per-env 8 \\
+    --log-root disk --checkpoint.interval 1 --checkpoint.keep-last 0 --max-iterations 100000
+code=$?
+"$python" "$this" inspect
+exit $code
+"""
+
+OnASmallDisk = Callable[..., Done]
+
+
+@pytest.fixture
+def on_a_small_disk(command: Command) -> OnASmallDisk:
+    """Run a shell script, given arguments, where ./disk has 3 MB."""
+    unshare = shutil.which("unshare")
+    if unshare is None:
+        pytest.skip("needs unshare, of util-linux")
+    (command.cwd / "disk").mkdir()
+
+    def run(script: str, *args: str) -> Done:
+        mounted = f"mount -t tmpfs -o size=3m none disk || exit {REFUSED}\n{script}"
+        done = command(
+            *(unshare, "--user", "--map-root-user", "--mount", "sh", "-c", mounted, "sh", *args),
+            env={"PYTHONPATH": str(Path(__file__).parents[1])},  # for conftest
+        )
+        if done.code == REFUSED or done.err.startswith("unshare:"):
+            pytest.skip(f"needs a mount namespace of its own, which is refused here: {done.err.strip()}")
+        return done
+
+    return run
+
+
+def inspect() -> None:
+    """Load all checkpoints on the disk; print their iterations, and what else lies beside them."""
+    for directory in Path("disk").rglob(runs.CHECKPOINTS):
+        found = runs.checkpoints(directory.parent)
+        for iteration, path in found.items():
+            assert checkpoint.load(path, "cpu")["iter"] == iteration
+        others = {p.name for p in directory.iterdir()} - {p.name for p in found.values()}
+        print("loaded", *found, "beside them", *sorted(others))
+
+
+def fill() -> None:
+    """Save checkpoints of 1.2 MB until there is no room; then make some, and save once more."""
+    run_dir = Path("disk", "logs", "task", "run")
+    store = CheckpointStore(run_dir, CheckpointConfig(keep_last=0))
+    weights = torch.zeros(300_000)
+    try:
+        for iteration in range(1, 10):
+            store.save(iteration, {"iter": iteration, "weights": weights}, float(iteration))
+    except OSError as error:
+        print(error)
+    runs.checkpoint_path(run_dir, 1).unlink()
+    store.save(10, {"iter": 10, "weights": weights}, 10.0)
+    store.close()
+    inspect()
+
+
+def test_the_error_names_the_disk_and_training_could_go_on(on_a_small_disk: OnASmallDisk) -> None:
+    done = on_a_small_disk('exec "$@"', sys.executable, __file__, "fill")
+    assert done.code == 0, done.err
+    error, inspected = done.out.splitlines()
+    assert error.startswith("--log-root disk/logs: no space left for disk/logs/task/run/checkpoints/model_3.pt; ")
+    assert error.endswith("; earlier checkpoints are intact")
+    assert inspected == "loaded 2 10 beside them best.pt latest.pt"
+
+
+def test_training_ends_and_says_why(on_a_small_disk: OnASmallDisk) -> None:
+    done = on_a_small_disk(TRAIN_AND_INSPECT, str(BIN / "train"), sys.executable, __file__)
+    assert done.code == 1, done.err
+    assert "--log-root disk: no space left for " in done.err
+    assert "earlier checkpoints are intact" in done.err
+    *_, inspected = done.out.splitlines()
+    loaded, _, beside = inspected.removeprefix("loaded ").partition(" beside them ")
+    iterations = [int(n) for n in loaded.split()]
+    assert iterations == list(range(1, len(iterations) + 1))
+    assert len(iterations) > 5
+    assert beside in ("latest.pt", "best.pt latest.pt")
+
+
+if __name__ == "__main__":
+    {"fill": fill, "inspect": inspect}[sys.argv[1]]()
