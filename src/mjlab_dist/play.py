@@ -17,11 +17,15 @@ from mjlab_dist.worker import start_up
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
 
     from mjlab_dist.env import Env
 
 VIDEO_FPS = 30
 """At most as many frames a second as this; steps in between are not drawn."""
+
+DUMP_FPS = 10
+"""States a second, where those of a dump are drawn: slowly, since they are few."""
 
 VIDEO_SIZE = (480, 848)
 """Height and width of a frame in pixels; multiples of 16, which video codecs want."""
@@ -39,11 +43,31 @@ class PlayResult:
     """Control steps of each env's first episode."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Replayed:
+    """A step that led to a number that is not finite, and the same step taken again."""
+
+    env_id: int
+    """Which env of the run."""
+    step: int
+    """Which step of the rollout, from 1; 0 where the number was there before the first, so that there was no such step."""
+    names: dict[str, list[str]]
+    """What was not finite, by kind."""
+    action: dict[str, float]
+    """What the policy had put out, by actuator; empty where there was no step."""
+    state: dict[str, tuple[float, ...]]
+    """Positions and velocities by joint: before the step, after it as the run saw it, and after it as taken again."""
+    ended: bool
+    """Whether the run's step ended an episode, so that the state after it is that of a new one."""
+    reproduced: bool
+    """Whether a number is not finite after the step taken again either."""
+
+
 def resolve(task: str, config: PlayConfig) -> tuple[TrainConfig, Path]:
-    """Find the run's config and its checkpoint, before anything heavy is imported.
+    """Find the run's config and its checkpoint (or its dump), before anything heavy is imported.
 
     Raises:
-        UserError: If there is no such run or checkpoint, or it is of another task.
+        UserError: If there is no such run or file, or it is of another task.
     """
     if config.num_envs < 1:
         raise UserError(f"--num-envs {config.num_envs}: must be at least 1")
@@ -51,14 +75,33 @@ def resolve(task: str, config: PlayConfig) -> tuple[TrainConfig, Path]:
         raise UserError(f"--video {config.video}: there is no directory {Path(config.video).parent}; make it first")
     if config.video is not None and Path(config.video).suffix not in {".mp4", ".gif", ".webm"}:
         raise UserError(f"--video {config.video}: give a file that ends in .mp4, .webm or .gif")
-    if config.checkpoint is None:
+    if config.nan_dump is not None:
+        return _resolve_dump(task, Path(config.nan_dump), config)
+    if config.checkpoint in (None, "latest", "best"):
         run_dir = runs.find_run(config.log_root, task, config.run)
-        return runs.read_config(run_dir), runs.find_checkpoint(run_dir)
+        find = runs.find_best if config.checkpoint == "best" else runs.find_checkpoint
+        return runs.read_config(run_dir), find(run_dir)
     checkpoint = Path(config.checkpoint)
     if not checkpoint.is_file():
-        raise UserError(f"--checkpoint {checkpoint}: there is no such file")
+        raise UserError(f"--checkpoint {checkpoint}: there is no such file; name one, or latest or best of the --run")
     run_dir = checkpoint.resolve().parent.parent
     return runs.read_config(runs.find_run(config.log_root, task, str(run_dir))), checkpoint
+
+
+def _resolve_dump(task: str, dump: Path, config: PlayConfig) -> tuple[TrainConfig, Path]:
+    if config.checkpoint is not None:
+        raise UserError(
+            f"--nan-dump {dump}: excludes --checkpoint {config.checkpoint}, since no policy is played; drop one of the two"
+        )
+    if not dump.is_file():
+        raise UserError(f"--nan-dump {dump}: there is no such file; name one in a run's {runs.ERRORS} directory")
+    run_dir = dump.resolve().parent.parent
+    if not (run_dir / runs.CONFIG).is_file():
+        raise UserError(
+            f"--nan-dump {dump}: lies in no run's {runs.ERRORS} directory, so that the config is not known; leave it where the "
+            "run wrote it"
+        )
+    return runs.read_config(runs.find_run(config.log_root, task, str(run_dir))), dump
 
 
 def play(train_config: TrainConfig, checkpoint: Path, config: PlayConfig, announce: Callable[[], None]) -> PlayResult:
@@ -108,17 +151,102 @@ def play(train_config: TrainConfig, checkpoint: Path, config: PlayConfig, announ
     return PlayResult(checkpoint=checkpoint, returns=returns.tolist(), lengths=lengths.tolist())
 
 
+def replay(train_config: TrainConfig, path: Path, config: PlayConfig, announce: Callable[[], None]) -> list[Replayed]:
+    """Take the steps again that led to numbers that are not finite, on the CPU.
+
+    Args:
+        train_config: The run's config.
+        path: What the run kept of them.
+        config: Whether to draw the states up to the first.
+        announce: Called if kernels have to be compiled, which takes a while.
+
+    Raises:
+        UserError: If the file is damaged, is no such dump, or fits another model.
+    """
+    os.environ.setdefault("MUJOCO_GL", "egl")
+
+    with start_up():
+        import torch
+
+        from mjlab_dist.env import Env  # noqa: PLC0415
+        from mjlab_dist.learn import finite  # noqa: PLC0415
+        from mjlab_dist.sim import copy_state, start_warp  # noqa: PLC0415
+
+    start_warp("cpu")
+    dump = finite.load(path, train_config.task)
+    # No episode may end here: what the step leads to is to be seen.
+    env_config = dataclasses.replace(train_config.env, terminations={}, nan_policy="stop")
+    env = Env(env_config, len(dump["env_ids"]), "cpu", announce)
+    env.max_episode_length += 1
+    env.env_ids.copy_(dump["env_ids"])
+
+    every, steps = torch.arange(env.num_envs), dump["steps"]
+    rows = (steps - 1).clamp_min(0)
+    before, after = ({name: states[t, every] for name, states in dump["state"].items()} for t in (rows, steps))
+    try:
+        copy_state(before, {**env.sim.physics, "episode_length": env.episode_length_buf})
+    except UserError as error:
+        raise UserError(f"--nan-dump {path}: {error}") from error
+    nothing = torch.zeros(1, env.num_envs, env.num_actions)  # where no env has taken a step
+    actions = torch.cat([dump["actions"], nothing])[rows, every]
+    obs, rewards, _, _ = env.step(actions)
+    again = {"qpos": env.sim.qpos, "qvel": env.sim.qvel}
+    numbers = [*again.values(), env.sim.view("act"), *obs.values(), rewards.unsqueeze(1)]
+    finite_again = torch.cat([tensor.flatten(1) for tensor in numbers], dim=1).isfinite().all(dim=1)
+    ended = torch.cat([dump["dones"], nothing[..., 0].bool()])[rows, every]
+
+    columns = finite.column_names(env)
+    labels = [label for field in again for label in _labels(field, columns[f"physics {field}"])]
+    states = [torch.cat([state[field] for field in again], dim=1) for state in (before, after, again)]
+    replayed = [
+        Replayed(
+            env_id=int(dump["env_ids"][i]),
+            step=int(steps[i]),
+            names=dump["names"][i],
+            action=dict(zip(columns["action"], actions[i].tolist(), strict=True)) if steps[i] else {},
+            state=dict(zip(labels, zip(*(state[i].tolist() for state in states), strict=True), strict=True)),
+            ended=bool(ended[i]),
+            reproduced=bool(steps[i] > 0 and not finite_again[i]),
+        )
+        for i in range(env.num_envs)
+    ]
+    if config.video:
+        _draw_states(Path(config.video), env, dump["state"]["qpos"][: replayed[0].step + 1, 0])
+    return replayed
+
+
+def _labels(field: str, names: list[str]) -> list[str]:
+    """A label per column: joints of several columns are numbered."""
+    return [
+        f"{field} {name}" if names.count(name) == 1 else f"{field} {name}[{names[:i].count(name)}]"
+        for i, name in enumerate(names)
+    ]
+
+
+def _draw_states(path: Path, env: Env, states: torch.Tensor) -> None:
+    drawable = states[states.isfinite().all(dim=1)]
+    if not len(drawable):
+        print("There is no state to draw: none of the first env is finite.")
+        return
+    video = _Video(path, env, DUMP_FPS)
+    for qpos in drawable:
+        env.sim.qpos[0] = qpos
+        video.frame()
+    video.close()
+    print(f"Video: {path}")
+
+
 class _Video:
     """Frames of env 0, to a file."""
 
-    def __init__(self, path: Path, env: Env) -> None:
+    def __init__(self, path: Path, env: Env, steps_per_s: float | None = None) -> None:
         import imageio  # noqa: PLC0415 (slow to import)
 
         self._env = env
-        self._stride = max(1, round(1 / (VIDEO_FPS * env.step_dt_s)))
+        self._stride = 1 if steps_per_s else max(1, round(1 / (VIDEO_FPS * env.step_dt_s)))
         self._step = 0
         self._render = _renderer(env)
-        fps = 1 / (env.step_dt_s * self._stride)
+        fps = steps_per_s or 1 / (env.step_dt_s * self._stride)
         self._writer = (
             imageio.get_writer(path, fps=fps)
             if path.suffix != ".gif"

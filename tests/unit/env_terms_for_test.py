@@ -42,3 +42,13 @@ def own_id(env: Env) -> torch.Tensor:
 def geom_position(env: Env, geom: int) -> torch.Tensor:
     """Observation: where a geom is, which only forward computes; (num_envs, 3)."""
     return env.sim.view("geom_xpos")[:, geom]
+
+
+def root(env: Env) -> torch.Tensor:
+    """Observation, of a user's mistake: the square root of the first coordinate, NaN where that is negative; (num_envs, 1)."""
+    return env.sim.qpos[:, :1].sqrt()
+
+
+def inverse(env: Env, limit: float) -> torch.Tensor:
+    """Reward, of a user's mistake: one over how far the first coordinate is below a limit, infinite beyond it."""
+    return 1.0 / (limit - env.sim.qpos[:, 0]).clamp_min(0.0)

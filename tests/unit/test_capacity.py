@@ -16,6 +16,7 @@ from tensordict import TensorDict
 
 from mjlab_dist import registry, runs, worker
 from mjlab_dist.config import AgentConfig, TrainConfig
+from mjlab_dist.control import Control
 from mjlab_dist.distributed import DevicePlan
 from mjlab_dist.env import Env, capacity
 from mjlab_dist.env.capacity import MAX_NUM_ENVS, Room, choose_num_envs, learner_bytes
@@ -188,7 +189,7 @@ def train(config: TrainConfig) -> tuple[worker.RunResult, list[dict[str, Any]]]:
     events: list[dict[str, Any]] = []
     run_dir = runs.create_run_dir(config)
     with listening(events.append):
-        result = worker.run(config, CPU, run_dir)
+        result = worker.run(config, CPU, run_dir, Control())
     return result, events
 
 

@@ -24,6 +24,7 @@ TERMS = "env_terms_for_test"
 COMMON = "mjlab_dist.env.terms"
 CARTPOLE = SimConfig(model="mjlab_dist_tasks.cartpole:cartpole.xml", njmax=2, nconmax=0)
 BOX = SimConfig(model=str(Path(__file__).with_name("box.xml")), njmax=16, nconmax=8)
+DRAGGED = SimConfig(model=str(Path(__file__).with_name("dragged_box.xml")), njmax=19, nconmax=8)
 
 NUM_ENVS = 8
 MAX_STEPS = 40
@@ -395,6 +396,207 @@ def test_an_overflow_is_not_forgotten_when_the_episode_ends() -> None:
     assert (env.sim.overflow != 0).all()
 
 
+# State
+
+
+def dragged_config() -> EnvConfig:
+    actions = {"all": ActionConfig(actuators=("push", "spin"), scale=3.0)}
+    changes = {**box_terms(), "actions": actions, "terminations": CONFIG.terminations}
+    return dataclasses.replace(CONFIG, sim=DRAGGED, **changes)
+
+
+def go_on(env: Env, actions: torch.Tensor) -> list[torch.Tensor]:
+    """Everything that an env shows in some steps: states, observations, rewards, ends, totals."""
+    seen = []
+    for row in actions:
+        obs, rewards, dones, extras = env.step(row)
+        seen += [env.sim.qpos.clone(), env.sim.qvel.clone(), *obs.values(), rewards, dones, extras["time_outs"]]
+        if "mocap_pos" in env.sim.physics:
+            env.sim.physics["mocap_pos"] += 0.01 * torch.randn(env.num_envs, 1, 3)
+    return [*seen, *env.pop_episode_totals()]
+
+
+@pytest.mark.parametrize("name", ["cartpole", "resetting", "dragged"])
+def test_20_steps_are_10_in_one_env_and_10_in_another(name: str) -> None:
+    config = dragged_config() if name == "dragged" else CONFIG
+    changes = {"episode_length_s": 0.07, "nan_policy": "reset" if name == "resetting" else "stop"}
+    env = make(config, **changes)
+    env.stagger()
+    actions = torch.randn(20, NUM_ENVS, env.num_actions, generator=torch.Generator().manual_seed(1))
+    go_on(env, actions[:10])
+    state, random_state = env.state(), torch.get_rng_state()
+    kept = {name: tensor.clone() for name, tensor in state.items()}
+    whole = go_on(env, actions[10:])
+    assert all(torch.equal(state[name], kept[name]) for name in state)  # it is a copy
+    assert any(seen.dtype == torch.bool and seen.any() for seen in whole)  # episodes end and start
+
+    other = make(config, **changes, seed=5)
+    go_on(other, actions[:3])
+    addresses = {name: tensor.data_ptr() for name, tensor in other.sim.state().items()}
+    other.load_state(state)
+    torch.set_rng_state(random_state)
+    part = go_on(other, actions[10:])
+    assert all(torch.equal(a, b) for a, b in zip(part, whole, strict=True))
+    assert not env.sim.overflow.any()
+    assert {name: tensor.data_ptr() for name, tensor in other.sim.state().items()} == addresses
+
+
+def test_state_has_a_row_per_env_and_belongs_to_a_task_and_a_number_of_envs() -> None:
+    env = make()
+    state = env.state()
+    assert {name for name, tensor in state.items() if tensor.shape[:1] != (NUM_ENVS,)} == {"totals", "nan_resets"}
+    before = env.state()
+    for other in (make(num_envs=NUM_ENVS + 1), make(dragged_config())):
+        with pytest.raises(UserError, match="does not fit"):
+            env.load_state(other.state())
+    assert all(torch.equal(before[name], tensor) for name, tensor in env.state().items())
+
+
+# Numbers that are not finite
+
+
+def poisoned_and_healthy(
+    config: EnvConfig, poison: Callable[[Env], None]
+) -> tuple[list[torch.Tensor], list[torch.Tensor], Env]:
+    """What two batches show that draw the same, of which the first is poisoned before its 11th step; and that one."""
+
+    def show(env: Env, row: torch.Tensor) -> torch.Tensor:
+        obs, rewards, dones, extras = env.step(row)
+        ends = torch.stack([rewards, dones, extras["time_outs"]], dim=1)
+        return torch.cat([*(obs[group] for group in config.observations), env.sim.qpos, env.sim.qvel, ends], dim=1)
+
+    def run(env: Env, poison: Callable[[Env], None]) -> list[torch.Tensor]:
+        torch.manual_seed(2)
+        env.stagger()
+        actions = torch.randn(30, NUM_ENVS, env.num_actions)
+        seen = [show(env, row) for row in actions[:10]]
+        poison(env)
+        return seen + [show(env, row) for row in actions[10:]]
+
+    env = make(config)
+    return run(env, poison), run(make(config), lambda _: None), env
+
+
+BAD = torch.arange(NUM_ENVS) % 3 == 1
+
+
+def spoil(name: str, value: float, column: int = 0) -> Callable[[Env], None]:
+    def poison(env: Env) -> None:
+        env.sim.view(name).view(NUM_ENVS, -1)[BAD, column] = value
+
+    return poison
+
+
+@pytest.mark.parametrize("forward", [True, False])
+@pytest.mark.parametrize(
+    ("model", "poison"),
+    [
+        ("cartpole", spoil("qvel", float("nan"))),
+        ("cartpole", spoil("qpos", float("inf"), column=1)),
+        ("dragged", spoil("qacc_warmstart", float("nan"))),
+        ("dragged", spoil("qvel", float("nan"), column=4)),
+        ("dragged", spoil("act", float("nan"))),
+        ("dragged", spoil("cvel", float("nan"), column=13)),
+        ("dragged", spoil("mocap_pos", float("nan"))),
+    ],
+    ids=["velocity", "infinity", "warm start", "spin", "activation", "carried velocity", "mocap"],
+)  # fmt: skip
+def test_envs_with_nan_are_reset_and_counted_and_no_other_notices(
+    model: str, poison: Callable[[Env], None], forward: bool
+) -> None:
+    config = CONFIG if model == "cartpole" else dragged_config()
+    sim = dataclasses.replace(config.sim, forward_before_observation=forward)
+    config = dataclasses.replace(config, sim=sim, nan_policy="reset")
+    if not forward:  # poses are then not those of the new episode
+        config = dataclasses.replace(config, observations={"actor": config.observations["actor"]})
+    ours, oracle, env = poisoned_and_healthy(config, poison)
+    assert all(a.isfinite().all() for a in ours)
+    assert all(torch.equal(a[~BAD], b[~BAD]) for a, b in zip(ours, oracle, strict=True))
+    rewards, dones, time_outs = next(a for a, b in zip(ours, oracle, strict=True) if not torch.equal(a, b))[BAD, -3:].T
+    assert dones.all()
+    assert not time_outs.any()
+    assert not rewards.any()
+    assert env.pop_nan_resets() == BAD.sum()
+    assert env.pop_nan_resets() == 0
+    assert all(tensor.isfinite().all() for tensor in env.state().values() if tensor.is_floating_point())
+
+
+def test_episodes_that_a_nan_ends_are_in_no_total() -> None:
+    config = dataclasses.replace(CONFIG, terminations={}, nan_policy="reset")
+    env = make(config)
+    rewards = torch.zeros(NUM_ENVS)
+    for i in range(MAX_STEPS):
+        if i == 20:
+            env.sim.qvel[3] = float("nan")
+        rewards += env.step(torch.ones(NUM_ENVS, 1))[1]
+    totals = env.pop_episode_totals()
+    others = torch.arange(NUM_ENVS) != 3
+    assert totals.episodes == NUM_ENVS - 1
+    assert totals.steps == (NUM_ENVS - 1) * MAX_STEPS
+    assert float(totals.terms.sum()) == pytest.approx(float(rewards[others].sum()), rel=1e-5)
+    for _ in range(21):  # the episode that began at the reset ends, 40 steps after step 20, and counts
+        env.step(torch.ones(NUM_ENVS, 1))
+    totals = env.pop_episode_totals()
+    assert (totals.episodes, totals.steps) == (1, MAX_STEPS)
+
+
+def test_a_term_that_is_not_finite_for_a_finite_state_resets_too() -> None:
+    reward = RewardConfig(func=f"{TERMS}:inverse", weight=1.0, params={"limit": 0.1})
+    observation = TermConfig(func=f"{TERMS}:root")
+    cart = TermConfig(func=f"{COMMON}:draw_joint_position", params={"joint": "slider", "low": 0.0, "high": 0.05})
+    config = dataclasses.replace(CONFIG, nan_policy="reset", terminations={}, events={"cart": cart})
+    for env, x in (
+        (make(config, rewards={"inverse": reward}), 0.2),
+        (make(config, observations={"actor": {"root": observation}}), -0.2),
+    ):
+        env.sim.qpos[2, 0] = x
+        obs, rewards, dones, _ = env.step(torch.zeros(NUM_ENVS, 1))
+        assert dones.tolist() == [i == 2 for i in range(NUM_ENVS)]
+        assert rewards[2] == 0
+        assert rewards.isfinite().all()
+        assert obs["actor"].isfinite().all()
+        assert env.pop_nan_resets() == 1
+
+
+def test_a_reset_does_not_hide_a_term_that_is_not_finite_at_the_start_either() -> None:
+    observations = {"actor": {"root": TermConfig(func=f"{TERMS}:root")}}
+    env = make(nan_policy="reset", observations=observations)
+    assert (env.sim.qpos[:, 0] < 0).all()
+    for _ in range(3):
+        obs, rewards, dones, _ = env.step(torch.zeros(NUM_ENVS, 1))
+        assert obs["actor"].isnan().all()
+        assert dones.all()
+        assert not rewards.any()
+    assert env.pop_nan_resets() == 3 * NUM_ENVS
+
+
+def test_without_nan_both_policies_do_the_same() -> None:
+    config = dataclasses.replace(CONFIG, sim=dataclasses.replace(CARTPOLE, forward_before_observation=False))
+    (ours, _, stop), (oracle, _, reset) = (
+        poisoned_and_healthy(dataclasses.replace(config, nan_policy=policy), lambda _: None)
+        for policy in ("stop", "reset")
+    )
+    assert all(torch.equal(a, b) for a, b in zip(ours, oracle, strict=True))
+    assert stop.pop_nan_resets() == reset.pop_nan_resets() == 0
+
+
+def test_a_term_that_is_not_finite_is_so_in_the_totals() -> None:
+    env = make()
+    env.sim.qpos[3] = float("nan")
+    env.step(torch.zeros(NUM_ENVS, 1))
+    env.sim.qpos[3] = 0.0
+    for _ in range(3):
+        env.step(torch.zeros(NUM_ENVS, 1))
+    assert env.pop_episode_totals().terms.isfinite().tolist() == [False, True, True]
+
+
+def test_columns_of_observations_are_told_by_term() -> None:
+    assert make().observation_columns() == {
+        "actor": {"cart": slice(0, 1), "pole_velocity": slice(1, 2)},
+        "critic": {"pole": slice(0, 1), "tip": slice(1, 4)},
+    }
+
+
 # Actions
 
 
@@ -567,15 +769,18 @@ def test_reads_are_counted(read: Callable[[torch.Tensor], object]) -> None:
     assert reads.found
 
 
+@pytest.mark.parametrize("nan_policy", ["stop", "reset"])
 @pytest.mark.parametrize("forward", [True, False])
 @pytest.mark.parametrize("capture", [True, False])
-def test_a_step_never_waits_for_the_device(forward: bool, capture: bool) -> None:
-    env = make(sim=dataclasses.replace(CARTPOLE, forward_before_observation=forward, capture=capture))
+def test_a_step_never_waits_for_the_device(forward: bool, capture: bool, nan_policy: str) -> None:
+    sim = dataclasses.replace(CARTPOLE, forward_before_observation=forward, capture=capture)
+    env = make(sim=sim, nan_policy=nan_policy)
     env.stagger()  # so that episodes end within these steps
     actions = torch.randn(20, NUM_ENVS, 1)
     with HostSyncs() as syncs, HostReads() as reads:
         dones = [env.step(row)[2] for row in actions]
         env.pop_episode_totals()
+        env.pop_nan_resets()
     assert torch.stack(dones).any()
     assert syncs.num_ops > 20 * 20
     assert reads.num_calls > 20 * 20

@@ -20,11 +20,13 @@ import warp as wp
 
 from mjlab_dist.config import SimConfig
 from mjlab_dist.errors import UserError
-from mjlab_dist.sim import Simulation, load_model, start_warp
+from mjlab_dist.sim import Simulation, copy_state, load_model, start_warp
 
 CARTPOLE = "mjlab_dist_tasks.cartpole:cartpole.xml"
 
 BOX = str(Path(__file__).with_name("box.xml"))
+
+DRAGGED = str(Path(__file__).with_name("dragged_box.xml"))
 
 NUM_ENVS = 16
 
@@ -57,8 +59,28 @@ def box() -> Any:
     return load_model(BOX)
 
 
+@pytest.fixture(scope="module")
+def dragged() -> Any:
+    return load_model(DRAGGED)
+
+
+@pytest.fixture(scope="module")
+def sleepy() -> Any:
+    """A box at rest, which is left alone and may sleep, and a ball that a motor pushes."""
+    return mujoco.MjModel.from_xml_string("""
+        <mujoco>
+          <option timestep="0.005"><flag sleep="enable"/></option>
+          <worldbody>
+            <geom type="plane" size="0 0 .1"/>
+            <body pos="0 0 .1"><freejoint/><geom type="box" size=".1 .1 .1" mass="1"/></body>
+            <body pos=".25 0 .1"><freejoint name="ball"/><geom size=".1" mass="1"/></body>
+          </worldbody>
+          <actuator><motor joint="ball" gear="-1 0 0 0 0 0"/></actuator>
+        </mujoco>""")
+
+
 def simulate(model: Any, num_envs: int = NUM_ENVS, **options: Any) -> Simulation:
-    sizes = {"njmax": 2, "nconmax": 0} if model.nq == 2 else {"njmax": 16, "nconmax": 8}
+    sizes = {"njmax": 2, "nconmax": 0} if model.nq == 2 else {"njmax": 16 + 3 * model.neq, "nconmax": 8}
     return Simulation(model, num_envs, "cpu", SimConfig(model="", **{**sizes, **options}), lambda: None)
 
 
@@ -278,7 +300,7 @@ def test_a_masked_reset_changes_the_masked_envs_only(name: str, request: pytest.
         assert not after[field][mask].any()
 
 
-@pytest.mark.parametrize("name", ["cartpole", "box"])
+@pytest.mark.parametrize("name", ["cartpole", "box", "dragged"])
 def test_a_reset_env_goes_on_as_a_new_one(name: str, request: pytest.FixtureRequest) -> None:
     used, new = (simulate(request.getfixturevalue(name)) for _ in range(2))
     drive(used, 4)
@@ -300,21 +322,88 @@ def test_an_empty_mask_resets_nothing(cartpole: Any) -> None:
     assert_same(per_env_arrays(sim), before)
 
 
-def test_a_reset_mends_an_env_that_diverged_and_no_other_env_notices(cartpole: Any) -> None:
-    qpos, qvel, ctrl = random_cartpole(2)
-    broken, healthy = simulate(cartpole), simulate(cartpole)
+@pytest.mark.parametrize("name", ["cartpole", "box", "dragged"])
+def test_a_reset_mends_an_env_that_diverged_and_no_other_env_notices(name: str, request: pytest.FixtureRequest) -> None:
+    model = request.getfixturevalue(name)
+    broken, healthy = simulate(model), simulate(model)
+    ctrl = np.random.default_rng(2).uniform(-1, 1, (100, *broken.ctrl.shape)).astype(np.float32)
     for sim in (broken, healthy):
-        write(sim, qpos, qvel)
+        warp_trajectory(sim, ctrl[:40])  # the box has landed
     broken.qpos[3] = float("nan")
-    warp_trajectory(broken, ctrl[:5])
-    warp_trajectory(healthy, ctrl[:5])
-    assert broken.qpos[3].isnan().all()
+    warp_trajectory(broken, ctrl[40:45])
+    warp_trajectory(healthy, ctrl[40:45])
+    assert broken.qpos[3].isnan().any()
     mask = torch.arange(NUM_ENVS) == 3
+    assert_same(per_env_arrays(broken), per_env_arrays(healthy), rows=~mask.numpy())
     broken.reset(mask)
     healthy.reset(mask)
-    ours, oracle = warp_trajectory(broken, ctrl[5:50]), warp_trajectory(healthy, ctrl[5:50])
+    ours, oracle = warp_trajectory(broken, ctrl[45:]), warp_trajectory(healthy, ctrl[45:])
     assert np.isfinite(ours[0]).all()
     assert np.array_equal(ours[0], oracle[0])
+    assert np.array_equal(ours[1], oracle[1])
+
+
+# State
+
+
+def disturb(sim: Simulation, generator: torch.Generator) -> None:
+    """Write at random to all that a step reads: inputs, forces, where the mocap body is, whether it holds on, user data."""
+    for name, tensor in sim.physics.items():
+        noise = torch.randn(tensor.shape, generator=generator)
+        if name in ("ctrl", "xfrc_applied", "qfrc_applied", "userdata"):
+            tensor.copy_(noise)
+        elif name == "mocap_pos":
+            tensor.add_(0.01 * noise)
+        elif name == "eq_active":
+            tensor.copy_(noise > -1)
+
+
+@pytest.mark.parametrize("name", ["cartpole", "box", "dragged"])
+def test_a_simulation_goes_on_bit_for_bit_from_anothers_state(name: str, request: pytest.FixtureRequest) -> None:
+    model = request.getfixturevalue(name)
+    whole, part = simulate(model), simulate(model)
+    for i in range(60):
+        if i == 30:
+            assert set(part.state()) == set(whole.state())
+            copy_state({n: tensor.clone() for n, tensor in whole.state().items()}, part.state())
+        for sim in (whole, part) if i >= 30 else (whole,):
+            disturb(sim, torch.Generator().manual_seed(i))
+            if i % 7 == 6:
+                sim.reset(torch.arange(NUM_ENVS) % 7 == i % 4)
+            sim.step()
+    assert_same(per_env_arrays(part), per_env_arrays(whole))
+    assert not whole.overflow.any()
+    if name == "dragged":
+        assert (whole.view("nefc") > 3).any()  # with contacts, beside what the hand holds by
+        assert {"act", "history", "mocap_pos", "mocap_quat", "eq_active", "userdata"} <= whole.state().keys()
+
+
+def test_a_sleeping_body_goes_on_bit_for_bit(sleepy: Any) -> None:
+    whole, part = (simulate(sleepy, num_envs=2, njmax=32) for _ in range(2))
+    for _ in range(60):
+        whole.step()
+    assert (whole.view("tree_asleep")[:, 0] >= 0).all()
+    copy_state({n: tensor.clone() for n, tensor in whole.state().items()}, part.state())
+    for _ in range(60):
+        for sim in (whole, part):
+            sim.ctrl[1] = 10.0
+            sim.step()
+    assert (whole.view("tree_asleep")[:, 0] >= 0).tolist() == [True, False]  # the ball has woken one
+    assert_same(per_env_arrays(part), per_env_arrays(whole))
+
+
+def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(box: Any, dragged: Any) -> None:
+    sim = simulate(box, num_envs=4)
+    before = per_env_arrays(sim)
+    for other, says in (
+        (simulate(box, num_envs=5), "qpos is (5, 7) there, (4, 7) here"),
+        (simulate(dragged, 4), "act is"),
+    ):
+        other.qpos += 1
+        with pytest.raises(UserError, match="does not fit") as caught:
+            copy_state(other.state(), sim.state())
+        assert says in str(caught.value)
+    assert_same(per_env_arrays(sim), before)
 
 
 # Views
@@ -486,7 +575,7 @@ import torch
 from pathlib import Path
 import warp as wp
 from mjlab_dist.config import SimConfig
-from mjlab_dist.sim import Simulation, load_model, start_warp
+from mjlab_dist.sim import Simulation, copy_state, load_model, start_warp
 
 start_warp("cpu")
 said = []

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mjlab_dist import registry
 from mjlab_dist.cli.parsing import parse, split_task
 from mjlab_dist.config import PlayConfig
 from mjlab_dist.errors import UserError
+
+if TYPE_CHECKING:
+    from mjlab_dist.play import Replayed
+
+SHOWN = 4
+"""Envs of a dump that are printed."""
 
 
 def main(argv: Sequence[str], prog: str) -> None:
@@ -30,6 +38,9 @@ def main(argv: Sequence[str], prog: str) -> None:
     from mjlab_dist.worker import COMPILING  # noqa: PLC0415
 
     train_config, checkpoint = play.resolve(task, config)
+    if config.nan_dump is not None:
+        _print_replayed(checkpoint, play.replay(train_config, checkpoint, config, lambda: print(COMPILING)))
+        return
     print(f"Playing {checkpoint}")
     result = play.play(train_config, checkpoint, config, lambda: print(COMPILING))
     spread = f" (from {min(result.returns):.1f} to {max(result.returns):.1f})" if len(result.returns) > 1 else ""
@@ -39,3 +50,30 @@ def main(argv: Sequence[str], prog: str) -> None:
     )
     if config.video:
         print(f"Video: {config.video}")
+
+
+def _print_replayed(dump: Path, envs: Sequence[Replayed]) -> None:
+    print(f"{dump}: where a number was not finite for the first time, that step is taken again")
+    for env in envs[:SHOWN]:
+        when = f"step {env.step} of the rollout" if env.step else "before the first step of the rollout"
+        print(f"\nenv {env.env_id}, {when}")
+        for kind, names in env.names.items():
+            print(f"  not finite: {kind} ({', '.join(names)})")
+        for actuator, value in env.action.items():
+            print(f"  {f'action {actuator}':<24}{value:>14.6g}")
+        print(f"  {'':<24}{'before':>14}{'after':>14}{'taken again':>14}")
+        for label, values in env.state.items():
+            print(f"  {label:<24}{''.join(f'{value:>14.6g}' for value in values)}")
+        print(f"  {_verdict(env)}")
+    if len(envs) > SHOWN:
+        print(f"\n{len(envs) - SHOWN} more envs: {sum(env.reproduced for env in envs)} of all are reproduced")
+
+
+def _verdict(env: Replayed) -> str:
+    if env.step == 0:
+        return "no step led to it: something else wrote into the env, or started the episode so"
+    if env.reproduced:
+        return "reproduced: the same state and action lead to it again"
+    if env.ended:
+        return "not reproduced: the step ended an episode, so look at what starts the next one (env.events)"
+    return "not reproduced: it came from the policy or the value, or something else wrote into the env"

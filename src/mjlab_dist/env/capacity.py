@@ -132,7 +132,10 @@ def _env_bytes(config: TrainConfig, device: str, announce: Callable[[], None]) -
     observations = {
         name: math.prod(group.shape[1:]) for name, group in more.get_observations().items() if isinstance(name, str)
     }
-    return held + learner_bytes(config.agent, observations, more.num_actions)
+    # Of every step of a rollout the state is kept beside the learner's samples: see learn/finite.py.
+    state = sum(t.nbytes for t in (*more.sim.physics.values(), more.episode_length_buf)) // more.num_envs
+    recorded = (config.agent.num_steps_per_env + 1) * state
+    return held + recorded + learner_bytes(config.agent, observations, more.num_actions)
 
 
 def _weigh_on_gpu(config: TrainConfig, device: str, held: int) -> int:

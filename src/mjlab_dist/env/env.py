@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from tensordict import TensorDict
 
 from mjlab_dist.config import ActionConfig, EnvConfig, RewardConfig, TermConfig
 from mjlab_dist.errors import UserError
-from mjlab_dist.sim import Simulation, load_model
+from mjlab_dist.sim import Simulation, copy_state, load_model
 
 
 class StartState(NamedTuple):
@@ -120,6 +121,7 @@ class Env(VecEnv):
         self._episode_sums = torch.zeros(len(self.reward_names), num_envs, device=device)
         self._from_start = torch.ones(num_envs, dtype=torch.bool, device=device)
         self._totals = torch.zeros(2 + len(self.reward_names), device=device)
+        self._nan_resets = torch.zeros((), dtype=torch.long, device=device)
         self._reference = StartState(self.sim.qpos.clone(), self.sim.qvel.clone())
         self.reset()
 
@@ -144,6 +146,11 @@ class Env(VecEnv):
     def step(self, actions: torch.Tensor) -> tuple[TensorDict, torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
         """Advance every env by one control step; those that are done start a new episode at once.
 
+        Where ``nan_policy`` is reset, so does an env in which physics, an observation or a reward term is not finite: it
+        counts as terminated, with a reward of 0, and its episode in no total. What it then observes is returned as it is: a
+        term that is not finite at the start of an episode either has to be mended, and poses and sensors, without
+        ``forward_before_observation``, are those from before the reset.
+
         Args:
             actions: The policy's output, (num_envs, num_actions).
 
@@ -160,8 +167,12 @@ class Env(VecEnv):
         terminated = functools.reduce(
             torch.logical_or, (term(self) for term in self._terminations), timed_out.new_zeros(())
         )
-        done = timed_out | terminated
         terms = torch.stack([term(self) for term in self._rewards])
+        if self.cfg.nan_policy == "reset":
+            broken = self._find_broken(terms)
+            terms = terms.masked_fill(broken, 0.0)
+            terminated = terminated | broken
+        done = timed_out | terminated
         rewards = self._weights @ terms
 
         self._episode_sums += terms
@@ -179,6 +190,59 @@ class Env(VecEnv):
         totals = EpisodeTotals(self._totals[0].clone(), self._totals[1].clone(), self._weights * self._totals[2:])
         self._totals.zero_()
         return totals
+
+    def pop_nan_resets(self) -> torch.Tensor:
+        """How many envs ``nan_policy`` reset since the last call, a scalar; always 0 where it is stop."""
+        resets = self._nan_resets.clone()
+        self._nan_resets.zero_()
+        return resets
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """A copy of everything that the future of these envs depends on, random states aside.
+
+        Returns:
+            Tensors by name, on the env's device: (num_envs, ...), but for ``totals`` and ``nan_resets``, which are sums over envs.
+        """
+        return {name: tensor.clone() for name, tensor in self._held().items()}
+
+    def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Go on from where other envs of this task were. Poses and sensors are only so after the next step.
+
+        Args:
+            state: Their :meth:`state`, on any device.
+
+        Raises:
+            UserError: If it is of another task, or of another number of envs; nothing has changed then.
+        """
+        copy_state(state, self._held())
+
+    def observation_columns(self) -> dict[str, dict[str, slice]]:
+        """Which columns of each observation group each term has. Evaluates every term."""
+        columns: dict[str, dict[str, slice]] = {}
+        for group, terms in self._observations.items():
+            ends = itertools.accumulate((term(self).shape[-1] for term in terms), initial=0)
+            names = self.cfg.observations[group]
+            columns[group] = {name: slice(*ends) for name, ends in zip(names, itertools.pairwise(ends), strict=True)}
+        return columns
+
+    def _held(self) -> dict[str, torch.Tensor]:
+        return {
+            **{f"sim.{name}": tensor for name, tensor in self.sim.state().items()},
+            "actions": self.actions,
+            "episode_length": self.episode_length_buf,
+            "episode_sums": self._episode_sums.T,
+            "from_start": self._from_start,
+            "totals": self._totals,
+            "nan_resets": self._nan_resets,
+        }
+
+    def _find_broken(self, terms: torch.Tensor) -> torch.Tensor:
+        """Envs in which a number is not finite, (num_envs,) of bool; they are counted, and their episodes stay out of the totals."""
+        numbers = [self.sim.qpos, self.sim.qvel, self.sim.view("act"), *self._observe().values(), terms.T]
+        broken = ~torch.cat([tensor.flatten(1) for tensor in numbers], dim=1).isfinite().all(dim=1)
+        self._nan_resets += broken.sum()
+        self._from_start &= ~broken
+        return broken
 
     def _count_episodes(self, done: torch.Tensor) -> None:
         counted = (done & self._from_start).to(self._totals.dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,27 @@ CAPTURABLE_DRIVER = (12, 4)
 
 BUFFER_BITS = int(mjw.OverflowType.ALL & ~(mjw.OverflowType.ITERATIONS | mjw.OverflowType.LS_ITERATIONS))
 """Overflows that drop contacts or constraints; the others say that the solver stopped at its limit of iterations."""
+
+_INTEGRATION = (
+    "qpos",
+    "qvel",
+    "act",
+    "ctrl",
+    "qacc_warmstart",
+    "qfrc_applied",
+    "xfrc_applied",
+    "mocap_pos",
+    "mocap_quat",
+    "eq_active",
+    "history",
+    "plastic",
+    "userdata",
+    "time",
+)
+"""Fields of ``mujoco_warp.Data`` that MuJoCo calls mjSTATE_INTEGRATION: what the next step depends on."""
+
+_CARRIED = ("cvel", "cdof_dot")
+"""Further ones where there are equality constraints: connect and weld read the velocities of the substep before."""
 
 
 def load_model(model: str) -> mujoco.MjModel:
@@ -73,6 +94,8 @@ class Simulation:
         qvel: Joint velocities, (num_envs, nv).
         ctrl: Actuator inputs, (num_envs, nu).
         overflow: Bits of ``mujoco_warp.OverflowType``, (num_envs,), set where a buffer was ever too small; resets leave them.
+        physics: What the next step depends on, by the names of ``mujoco_warp.Data``, (num_envs, ...) each; without those that
+            the model has none of.
     """
 
     def __init__(
@@ -111,6 +134,8 @@ class Simulation:
         self.qpos, self.qvel, self.ctrl = self.view("qpos"), self.view("qvel"), self.view("ctrl")
         self.overflow = torch.zeros(num_envs, dtype=torch.int32, device=device)
         self._torch_mask = wp.to_torch(self._reset_mask)
+        fields = _INTEGRATION + (_CARRIED if model.neq else ())
+        self.physics = {name: view for name in fields if (view := self.view(name)).numel()}
         self._record(announce)
 
     @property
@@ -149,6 +174,24 @@ class Simulation:
         """
         self._torch_mask.copy_(mask)
         self._run(self._reset)
+        for name in _CARRIED:
+            if name in self.physics:
+                self.physics[name].masked_fill_(mask.view(-1, 1, 1), 0.0)  # which MuJoCo Warp's reset leaves
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Everything that the future of the envs depends on, by name: views, (num_envs, ...) each. Clone what is to be kept.
+
+        Poses and sensors are not among it: a step computes them anew.
+        """
+        return {**(self._everything() if self._sleeps() else self.physics), "overflow": self.overflow}
+
+    def _sleeps(self) -> bool:
+        return bool(self.model.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP)
+
+    def _everything(self) -> dict[str, torch.Tensor]:
+        """All that there is per env: poses of a body that sleeps are not computed anew, so that no less will do."""
+        fields = [field.name for field in dataclasses.fields(mjw.Data) if _is_per_env(field)]
+        return {name: view for name in fields if (view := self.view(name)).numel()}
 
     def _step(self) -> None:
         for _ in range(self._config.decimation):
@@ -203,6 +246,31 @@ class Simulation:
         if not wp.is_mempool_enabled(device):
             return "CUDA memory pools are off on this device"
         return ""
+
+
+def copy_state(source: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor]) -> None:
+    """Copy tensors by name into others, in place: recorded graphs know these by their addresses.
+
+    Args:
+        source: What was saved.
+        target: What it goes into.
+
+    Raises:
+        UserError: If names or shapes differ; nothing is copied then.
+    """
+    for name in {**source, **target}:
+        there, here = (str(tuple(held[name].shape)) if name in held else "missing" for held in (source, target))
+        if there != here:
+            raise UserError(
+                f"the saved state of the envs does not fit: {name} is {there} there, {here} here; the model, the task or the "
+                "number of envs is another"
+            )
+    for name, tensor in target.items():
+        tensor.copy_(source[name])
+
+
+def _is_per_env(field: dataclasses.Field[Any]) -> bool:
+    return getattr(field.type, "shape", ("",))[0] == "nworld"
 
 
 def _array_bytes(*holders: Any) -> dict[int, int]:

@@ -1,0 +1,236 @@
+"""Numbers that are not finite: found in a rollout without waiting for the device, then named and kept, to be replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypedDict
+
+import torch
+from rsl_rl.storage import RolloutStorage
+from tensordict import TensorDict
+
+from mjlab_dist import runs
+from mjlab_dist.env import Env, EpisodeTotals
+from mjlab_dist.errors import UserError
+from mjlab_dist.learn import checkpoint
+
+MAX_KEPT = 64
+"""Envs that a dump holds at most: those that failed first."""
+
+_LISTED = 4
+"""Names, or envs, that a message lists at most."""
+
+_STATE = ("qpos", "qvel", "act")
+"""The part of physics that is looked at: what is wrong with another shows in these a step later, if it matters at all."""
+
+
+class Dump(TypedDict):
+    """What is kept of envs in which a number was not finite: tensors on the CPU, and plain values.
+
+    There are k envs. T is the largest of ``steps``: in row t of ``state`` and ``observations`` is what there was after t steps.
+    """
+
+    task: str
+    """The task."""
+    num_envs: int
+    """In how many envs a number was not finite; k is at most :data:`MAX_KEPT`."""
+    env_ids: torch.Tensor
+    """Which envs of the whole run, (k,); those that failed first come first."""
+    steps: torch.Tensor
+    """After how many steps of the rollout it was so for the first time, (k,); 0 is before the first."""
+    names: list[dict[str, list[str]]]
+    """What was not finite then, by env and kind: joints, terms, actuators."""
+    state: dict[str, torch.Tensor]
+    """``Simulation.physics`` and ``episode_length``, (T + 1, k, ...)."""
+    observations: dict[str, torch.Tensor]
+    """By group, (T + 1, k, ...)."""
+    actions: torch.Tensor
+    """The policy's output in each step, (T, k, num_actions)."""
+    rewards: torch.Tensor
+    """As the learner has them, that is with the value where time was up, (T, k)."""
+    dones: torch.Tensor
+    """Whether the step ended an episode, so that the state after it is of the next, (T, k) of bool."""
+
+
+class _Part(NamedTuple):
+    """One of the tensors that are looked at."""
+
+    kind: str
+    values: torch.Tensor
+    """(rows, num_envs, ..., columns)."""
+    first: int
+    """After how many steps there was what is in row 0."""
+
+
+class FiniteCheck:
+    """Keeps the states of the present rollout beside the learner's storage, and looks through both."""
+
+    def __init__(self, env: Env, storage: RolloutStorage) -> None:
+        """Allocate room for the states.
+
+        Args:
+            env: This rank's envs.
+            storage: What the learner keeps of a rollout.
+        """
+        self._env = env
+        self._storage = storage
+        self._num_steps = storage.num_transitions_per_env
+        live = {**env.sim.physics, "episode_length": env.episode_length_buf}
+        self._live = list(live.values())
+        self._states = {name: t.new_zeros(self._num_steps + 1, *t.shape) for name, t in live.items()}
+        self._rows = [list(row) for row in zip(*self._states.values(), strict=True)]
+        self._last_obs: Mapping[str, Any] = {}
+
+    def record(self, step: int) -> None:
+        """Keep the state before a step.
+
+        Args:
+            step: Which step of the rollout, from 0.
+        """
+        for row, live in zip(self._rows[step], self._live, strict=True):
+            row.copy_(live)
+
+    def count(self, obs: TensorDict) -> torch.Tensor:
+        """Look through a whole rollout.
+
+        Args:
+            obs: What its last step returned.
+
+        Returns:
+            In how many envs a number was not finite, a scalar on the device.
+        """
+        self.record(self._num_steps)
+        self._last_obs = dict(obs.items())
+        # Maxima hand on a NaN, and take a tenth of the time of looking at every number.
+        largest = [part.values.abs().amax(dim=0).flatten(1).amax(dim=1) for part in self._parts()]
+        return (~torch.stack(largest).isfinite().all(dim=0)).sum()
+
+    def dump(self, task: str, totals: EpisodeTotals) -> Dump:
+        """Name and keep what :meth:`count` has counted, before the next rollout. Waits for the device.
+
+        Args:
+            task: The task.
+            totals: Popped since: a reward term that was not finite in some env is not finite there.
+        """
+        broken = self._storage.dones.new_zeros(self._num_steps + 1, self._env.num_envs, dtype=torch.bool)
+        for part in self._parts():
+            rows = slice(part.first, part.first + len(part.values))
+            broken[rows] |= ~part.values.isfinite().flatten(2).all(dim=2)
+        steps, (found,) = broken.int().argmax(dim=0), broken.any(dim=0).nonzero(as_tuple=True)
+        kept = found[steps[found].argsort(stable=True)][:MAX_KEPT]
+        end = int(steps[kept].max())
+        columns = {**column_names(self._env), "value": ["critic"], "reward": self._reward_names(totals)}
+        storage = self._storage
+        return Dump(
+            task=task,
+            num_envs=len(found),
+            env_ids=self._env.env_ids[kept].cpu(),
+            steps=steps[kept].cpu(),
+            names=[self._names(env, int(steps[env]), columns) for env in kept.tolist()],
+            state={name: states[: end + 1, kept].cpu() for name, states in self._states.items()},
+            observations={
+                name: torch.cat([group[:, kept], last[:, kept]])[: end + 1].cpu()
+                for name, group, last in self._observations()
+            },
+            actions=storage.actions[:end, kept].cpu(),
+            rewards=storage.rewards[:end, kept].squeeze(2).cpu(),
+            dones=storage.dones[:end, kept].squeeze(2).bool().cpu(),
+        )
+
+    def _parts(self) -> Iterator[_Part]:
+        """All that is looked at, causes before effects."""
+        yield _Part("action", self._storage.actions, 1)
+        for name in _STATE:
+            if name in self._states:
+                yield _Part(f"physics {name}", self._states[name], 0)
+        for name, group, last in self._observations():
+            yield _Part(f"observation {name}", group, 0)
+            yield _Part(f"observation {name}", last, self._num_steps)
+        yield _Part("value", self._storage.values, 1)
+        yield _Part("reward", self._storage.rewards, 1)
+
+    def _observations(self) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+        """Name, what was observed before each step, (steps, num_envs, ...), and after the last one, (1, num_envs, ...)."""
+        for name, last in self._last_obs.items():
+            yield name, self._storage.observations.get(name), last.unsqueeze(0)
+
+    def _names(self, env: int, step: int, columns: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+        """What was not finite in an env after a step, by kind."""
+        names: dict[str, list[str]] = {}
+        for part in self._parts():
+            if not 0 <= step - part.first < len(part.values):
+                continue
+            row = part.values[step - part.first, env]
+            broken = (~row.isfinite()).reshape(-1, row.shape[-1]).any(dim=0).tolist()
+            found = [name for name, is_broken in zip(columns[part.kind], broken, strict=True) if is_broken]
+            if found:
+                names[part.kind] = list(dict.fromkeys(found))
+        return names
+
+    def _reward_names(self, totals: EpisodeTotals) -> list[str]:
+        finite = totals.terms.isfinite().tolist()
+        terms = [name for name, is_finite in zip(self._env.reward_names, finite, strict=True) if not is_finite]
+        return [", ".join(terms) or "the value in it"]
+
+
+def load(path: Path, task: str) -> Dump:
+    """Read a dump.
+
+    Args:
+        path: A file that ``checkpoint.save`` made of one.
+        task: The task that it must be of.
+
+    Raises:
+        UserError: If it is damaged, is no dump, or is of another task.
+    """
+    content: Any = checkpoint.load(path, "cpu")
+    if content.keys() != Dump.__required_keys__:
+        raise UserError(f"--nan-dump {path}: holds no states of envs; name an {runs.ERRORS}/nan_rank<N>.pt")
+    if content["task"] != task:
+        raise UserError(f"--nan-dump {path}: is of {content['task']}, not of {task}; play {content['task']}")
+    return content
+
+
+def column_names(env: Env) -> dict[str, list[str]]:
+    """What the columns of actions, observations and states are called, by kind; evaluates the observations.
+
+    Args:
+        env: Any envs of the task.
+    """
+    columns = {
+        "action": [actuator for block in env.cfg.actions.values() for actuator in block.actuators],
+        "physics qpos": [f"column {i}" for i in range(env.sim.model.nq)],
+        "physics qvel": [f"column {i}" for i in range(env.sim.model.nv)],
+        "physics act": [f"column {i}" for i in range(env.sim.model.na)],
+    }
+    for name, joint in env.joints.items():
+        for kind, where in (("physics qpos", joint.qpos), ("physics qvel", joint.qvel)):
+            columns[kind][where] = [name] * len(columns[kind][where])
+    for group, terms in env.observation_columns().items():
+        columns[f"observation {group}"] = [
+            name for name, where in terms.items() for _ in range(where.start, where.stop)
+        ]
+    return columns
+
+
+def describe(dump: Dump) -> str:
+    """Say in one line what was not finite, in which envs, and when.
+
+    Args:
+        dump: What :meth:`FiniteCheck.dump` returned.
+    """
+    kinds: dict[str, dict[str, None]] = {}
+    for names in dump["names"]:
+        for kind, columns in names.items():
+            kinds.setdefault(kind, {}).update(dict.fromkeys(columns))
+    what = ", ".join(f"{kind} ({_listed(list(columns))})" for kind, columns in kinds.items())
+    envs = f"env{'s' * (dump['num_envs'] > 1)} {_listed(dump['env_ids'].tolist(), dump['num_envs'])}"
+    step = int(dump["steps"].min())
+    when = f"first at step {step} of the rollout" if step else "already before the first step of the rollout"
+    return f"not finite: {what}; {envs}, {when}"
+
+
+def _listed(items: Sequence[object], total: int | None = None) -> str:
+    rest = (total or len(items)) - len(items[:_LISTED])
+    return ", ".join(map(str, items[:_LISTED])) + (f" and {rest} more" if rest else "")

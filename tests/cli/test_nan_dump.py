@@ -1,0 +1,140 @@
+"""play --nan-dump, on what real envs left: a step that fails again, and one that was only spoiled."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import Command
+from rsl_rl.storage import RolloutStorage
+
+from mjlab_dist import play, registry, runs
+from mjlab_dist.config import PlayConfig
+from mjlab_dist.env import Env
+from mjlab_dist.errors import UserError
+from mjlab_dist.learn import checkpoint
+from mjlab_dist.learn.finite import FiniteCheck
+from mjlab_dist.sim import start_warp
+
+TASK = "cartpole-balance"
+NUM_ENVS = 4
+NUM_STEPS = 6
+
+
+def leave_dump(log_root: Path, velocity_std: float, disturb: Callable[[Env, int], None]) -> Path:
+    """Play a rollout of a run that starts episodes with such velocities, and write what was not finite where a run does.
+
+    Args:
+        log_root: Where the run goes.
+        velocity_std: Of the start states, in m/s and rad/s.
+        disturb: Does something before a step, which has this number from 0.
+    """
+    config = registry.task_config(TASK)
+    velocities = dataclasses.replace(config.env.events["velocities"], params={"std": velocity_std})
+    env_config = dataclasses.replace(config.env, events={**config.env.events, "velocities": velocities})
+    config = dataclasses.replace(config, log_root=str(log_root), env=env_config)
+    run_dir = runs.create_run_dir(config)
+    runs.write_origin(run_dir, config, ["test"], ["cpu"])
+
+    start_warp("cpu")
+    torch.manual_seed(0)
+    env = Env(env_config, NUM_ENVS, "cpu", first_env_id=40)
+    obs = env.get_observations()
+    storage = RolloutStorage("rl", NUM_ENVS, NUM_STEPS, obs, [1])
+    check = FiniteCheck(env, storage)
+    for step in range(NUM_STEPS):
+        check.record(step)
+        disturb(env, step)
+        storage.observations[step] = obs
+        storage.actions[step] = torch.rand(NUM_ENVS, 1)
+        obs, rewards, dones, _ = env.step(storage.actions[step])
+        storage.rewards[step, :, 0], storage.dones[step, :, 0] = rewards, dones
+    assert check.count(obs)
+    path = run_dir / runs.ERRORS / "nan_rank1.pt"
+    checkpoint.save(path, {**check.dump(TASK, env.pop_episode_totals())})
+    return path
+
+
+def spoil(env: Env, step: int) -> None:
+    if step == 3:
+        env.sim.qvel[[0, 2], 1] = float("nan")
+
+
+def test_what_was_spoiled_is_not_reproduced(command: Command) -> None:
+    dump = leave_dump(command.cwd / "logs", 0.01, spoil)
+    done = command("play", TASK, "--nan-dump", str(dump))
+    assert done.code == 0, done.err
+    heading, *blocks = done.out.split("\n\n")
+    assert str(dump) in heading
+    assert [block.splitlines()[0] for block in blocks] == [f"env {i}, step 4 of the rollout" for i in (40, 42)]
+    for block in blocks:
+        assert "  not finite: physics qvel (slider, hinge)" in block
+        assert "  not finite: reward (smooth)" in block
+        before, after, again = row_of("qvel hinge", block)
+        assert abs(before) < 1
+        assert after != after
+        assert abs(again - before) < 1
+        assert "action force" in block
+        assert "not reproduced: it came from" in block
+
+
+def test_a_step_that_blows_up_is_reproduced_and_drawn(command: Command) -> None:
+    import imageio.v3 as iio
+
+    dump = leave_dump(command.cwd / "logs", 1e25, lambda *_: None)
+    done = command("play", TASK, "--nan-dump", str(dump), "--video", "blow_up.mp4")
+    assert done.code == 0, done.err
+    assert "Video: blow_up.mp4" in done.out
+    blocks = done.out.split("\n\n")[1:]
+    assert len(blocks) == NUM_ENVS
+    for block in blocks:
+        assert "step 1 of the rollout" in block
+        before, after, again = row_of("qvel hinge", block)
+        assert abs(before) > 1e20
+        assert not torch.tensor([after, again]).isfinite().any()
+        assert "  reproduced: " in block
+    assert iio.imread(command.cwd / "blow_up.mp4").shape == (1, 480, 848, 3)
+
+
+def row_of(label: str, block: str) -> list[float]:
+    (line,) = (line for line in block.splitlines() if line.strip().startswith(label))
+    return [float(number) for number in line.strip().removeprefix(label).split()]
+
+
+def test_a_wrong_file_is_refused_in_one_line(command: Command) -> None:
+    dump = leave_dump(command.cwd / "logs", 0.01, spoil)
+    elsewhere = command.cwd / dump.name
+    elsewhere.write_bytes(dump.read_bytes())
+    damaged = dump.with_name("nan_rank2.pt")
+    damaged.write_bytes(dump.read_bytes()[:1000])
+    weights = dump.with_name("nan_rank3.pt")
+    checkpoint.save(weights, {"actor_state_dict": {}})
+    for task, config, says in (
+        (TASK, PlayConfig(nan_dump="nowhere.pt"), "--nan-dump nowhere.pt: there is no such file"),
+        (TASK, PlayConfig(nan_dump=str(elsewhere)), "lies in no run's errors directory"),
+        (TASK, PlayConfig(nan_dump=str(dump), checkpoint="x.pt"), "excludes --checkpoint x.pt"),
+        ("cartpole-swingup", PlayConfig(nan_dump=str(dump)), f"is a run of {TASK}, not of cartpole-swingup"),
+        (TASK, PlayConfig(nan_dump=str(damaged)), f"{damaged}: cannot be read"),
+        (TASK, PlayConfig(nan_dump=str(weights)), f"--nan-dump {weights}: holds no states"),
+    ):
+        with pytest.raises(UserError) as caught:
+            play.replay(*play.resolve(task, config), config, lambda: None)
+        assert says in str(caught.value)
+        assert "\n" not in str(caught.value)
+    done = command("play", TASK, "--nan-dump", str(weights))
+    assert done.code == 2
+    assert done.err.startswith(f"play: --nan-dump {weights}: holds no states")
+    assert done.err.count("\n") == 1
+
+
+def test_a_dump_of_another_model_is_refused(command: Command) -> None:
+    dump = leave_dump(command.cwd / "logs", 0.01, spoil)
+    content = checkpoint.load(dump, "cpu")
+    content["state"]["qpos"] = content["state"]["qpos"][:, :, :1]
+    checkpoint.save(dump, content)
+    config = PlayConfig(nan_dump=str(dump))
+    with pytest.raises(UserError, match=r"--nan-dump .* does not fit: qpos is \(2, 1\) there, \(2, 2\) here"):
+        play.replay(*play.resolve(TASK, config), config, lambda: None)

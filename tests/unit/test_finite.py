@@ -1,0 +1,275 @@
+"""Numbers that are not finite, in rollouts of real envs: found, named, kept, and read back."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from host_syncs import HostSyncs
+from rsl_rl.storage import RolloutStorage
+from tensordict import TensorDict
+
+from mjlab_dist.config import EnvConfig
+from mjlab_dist.env import Env
+from mjlab_dist.errors import UserError
+from mjlab_dist.learn import checkpoint, finite
+from mjlab_dist.learn.finite import Dump, FiniteCheck
+from mjlab_dist.registry import task_config
+from mjlab_dist.sim import start_warp
+
+TASK = "cartpole-balance"
+NUM_ENVS = 6
+NUM_STEPS = 8
+FIRST_ENV_ID = 100
+NAN = float("nan")
+
+Disturb = Callable[[Env, RolloutStorage.Transition, int], None]
+"""Does something before a step, which has this number from 0."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _warp() -> None:
+    start_warp("cpu")
+
+
+def nothing(_env: Env, _transition: RolloutStorage.Transition, _step: int) -> None:
+    """Disturb nothing."""
+
+
+class Rollout:
+    """A learner's rollout without a learner: actions are drawn, values are 0."""
+
+    def __init__(self, config: EnvConfig | None = None) -> None:
+        torch.manual_seed(0)
+        self.env = Env(config or task_config(TASK).env, NUM_ENVS, "cpu", first_env_id=FIRST_ENV_ID)
+        self.obs = self.env.get_observations()
+        self.storage = RolloutStorage("rl", NUM_ENVS, NUM_STEPS, self.obs, [1])
+        self.check = FiniteCheck(self.env, self.storage)
+
+    def collect(self, disturb: Disturb = nothing) -> torch.Tensor:
+        """Play a rollout; returns what the check counts."""
+        self.storage.clear()
+        for step in range(NUM_STEPS):
+            transition = RolloutStorage.Transition()
+            transition.observations = self.obs
+            transition.actions = torch.randn(NUM_ENVS, 1)
+            transition.values = torch.zeros(NUM_ENVS, 1)
+            transition.actions_log_prob = torch.zeros(NUM_ENVS)
+            transition.distribution_params = (torch.zeros(NUM_ENVS, 1),)
+            self.check.record(step)
+            disturb(self.env, transition, step)
+            self.obs, transition.rewards, transition.dones, _ = self.env.step(transition.actions)
+            self.storage.add_transition(transition)
+        return self.check.count(self.obs)
+
+    def dump(self) -> Dump:
+        """Name what was counted."""
+        return self.check.dump(TASK, self.env.pop_episode_totals())
+
+
+def at(step: int, do: Callable[[Env, RolloutStorage.Transition], None]) -> Disturb:
+    """Do something before one step only."""
+
+    def disturb(env: Env, transition: RolloutStorage.Transition, now: int) -> None:
+        if now == step:
+            do(env, transition)
+
+    return disturb
+
+
+def spin(*envs: int, value: float = NAN) -> Callable[[Env, RolloutStorage.Transition], None]:
+    """Give the poles of some envs a velocity."""
+
+    def do(env: Env, _: RolloutStorage.Transition) -> None:
+        env.sim.qvel[list(envs), 1] = value
+
+    return do
+
+
+# Found
+
+
+def test_nothing_is_found_where_all_is_finite() -> None:
+    rollout = Rollout()
+    for _ in range(3):
+        assert rollout.collect() == 0
+
+
+def test_envs_are_counted_once_and_forgotten_with_the_next_rollout() -> None:
+    rollout = Rollout()
+    assert rollout.collect(at(3, spin(1, 4))) == 2
+    rollout.env.reset()
+    rollout.obs = rollout.env.get_observations()
+    assert rollout.collect() == 0
+
+
+@pytest.mark.parametrize("step", [0, NUM_STEPS - 1])
+def test_the_first_and_the_last_step_are_looked_at(step: int) -> None:
+    rollout = Rollout()
+    assert rollout.collect(at(step, spin(2))) == 1
+    assert rollout.dump()["steps"].tolist() == [step + 1]
+
+
+def test_a_last_observation_that_is_not_finite_is_found() -> None:
+    """The storage has none of it, and returns are bootstrapped from it."""
+    rollout = Rollout()
+    rollout.collect()
+    obs = TensorDict({"actor": rollout.obs["actor"].clone()}, batch_size=[NUM_ENVS])
+    obs["actor"][3, 2] = NAN
+    assert rollout.check.count(obs) == 1
+    dump = rollout.dump()
+    assert dump["names"] == [{"observation actor": ["pole_direction"]}]
+    assert dump["steps"].tolist() == [NUM_STEPS]
+    assert dump["observations"]["actor"][NUM_STEPS, 0, 2].isnan()
+
+
+def test_looking_never_waits_for_the_device() -> None:
+    rollout = Rollout()
+    with HostSyncs() as syncs:
+        found = rollout.collect(at(2, spin_by_mask))
+    assert syncs.found == []
+    assert found == 3
+
+
+def spin_by_mask(env: Env, _: RolloutStorage.Transition) -> None:
+    """Spoil every other env without an index."""
+    env.sim.qvel.masked_fill_((torch.arange(NUM_ENVS) % 2 == 0).unsqueeze(1), NAN)
+
+
+# Named
+
+
+def test_a_state_that_is_not_finite_is_named_by_joint_term_env_and_step() -> None:
+    rollout = Rollout()
+    rollout.collect(at(4, spin(5, 1)))
+    dump = rollout.dump()
+    assert dump["env_ids"].tolist() == [FIRST_ENV_ID + 1, FIRST_ENV_ID + 5]
+    assert dump["steps"].tolist() == [5, 5]
+    for names in dump["names"]:
+        assert "hinge" in names["physics qvel"]
+        assert "pole_velocity" in names["observation actor"]
+        assert names["reward"] == ["smooth"]
+    line = finite.describe(dump)
+    assert line.startswith("not finite: physics qpos (")
+    assert "reward (smooth); envs 101, 105, first at step 5 of the rollout" in line
+    assert "\n" not in line
+
+
+def test_a_state_that_was_not_finite_from_the_start_is_told() -> None:
+    rollout = Rollout()
+    spin(0)(rollout.env, RolloutStorage.Transition())
+    rollout.collect()
+    dump = rollout.dump()
+    assert dump["names"] == [{"physics qvel": ["hinge"]}]
+    assert finite.describe(dump) == (
+        "not finite: physics qvel (hinge); env 100, already before the first step of the rollout"
+    )
+
+
+def test_an_action_and_a_value_that_are_not_finite_are_named() -> None:
+    def break_policy(_: Env, transition: RolloutStorage.Transition) -> None:
+        assert transition.actions is not None
+        transition.actions[2] = NAN
+
+    def break_value(_: Env, transition: RolloutStorage.Transition) -> None:
+        assert transition.values is not None
+        transition.values[4] = float("inf")
+
+    rollout = Rollout()
+    assert rollout.collect(at(1, break_policy)) == 1
+    (names,) = rollout.dump()["names"]
+    assert next(iter(names.items())) == ("action", ["force"])
+
+    rollout = Rollout()
+    assert rollout.collect(at(1, break_value)) == 1
+    assert rollout.dump()["names"] == [{"value": ["critic"]}]
+
+
+def test_a_reward_whose_terms_are_finite_has_a_value_in_it_that_is_not() -> None:
+    rollout = Rollout()
+    rollout.collect()
+    rollout.storage.rewards[3, 0] = NAN
+    assert rollout.check.count(rollout.obs) == 1
+    dump = rollout.dump()
+    assert dump["names"] == [{"reward": ["the value in it"]}]
+    assert dump["steps"].tolist() == [4]
+
+
+def test_the_first_to_fail_come_first_and_a_message_lists_a_few() -> None:
+    rollout = Rollout()
+
+    def all_in_turn(env: Env, transition: RolloutStorage.Transition, step: int) -> None:
+        if step < NUM_ENVS:
+            spin(NUM_ENVS - 1 - step)(env, transition)
+
+    assert rollout.collect(all_in_turn) == NUM_ENVS
+    dump = rollout.dump()
+    assert dump["env_ids"].tolist() == [FIRST_ENV_ID + i for i in reversed(range(NUM_ENVS))]
+    assert dump["steps"].tolist() == [1, 2, 3, 4, 5, 6]
+    assert "envs 105, 104, 103, 102 and 2 more, first at step 1" in finite.describe(dump)
+
+
+def test_of_many_envs_those_that_failed_first_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finite, "MAX_KEPT", 2)
+    rollout = Rollout()
+    rollout.collect(lambda env, transition, step: spin(*range(5 - min(step, 3), 5))(env, transition))
+    dump = rollout.dump()
+    assert dump["num_envs"] == 3
+    assert dump["env_ids"].tolist() == [FIRST_ENV_ID + 4, FIRST_ENV_ID + 3]
+    assert dump["state"]["qpos"].shape == (4, 2, 2)
+    assert "envs 104, 103 and 1 more" in finite.describe(dump)
+
+
+# Kept
+
+
+def test_a_dump_holds_the_rollout_of_its_envs_up_to_the_first_such_number() -> None:
+    rollout = Rollout()
+    states, actions = [], []
+
+    def note(env: Env, transition: RolloutStorage.Transition, step: int) -> None:
+        states.append(torch.cat([env.sim.qpos, env.sim.qvel, env.episode_length_buf.unsqueeze(1)], dim=1))
+        actions.append(transition.actions)
+        at(5, spin(1, 3))(env, transition, step)
+
+    rollout.collect(note)
+    dump = rollout.dump()
+    state = dump["state"]
+    told = torch.cat([state["qpos"], state["qvel"], state["episode_length"].unsqueeze(2)], dim=2)
+    assert torch.equal(told[:6], torch.stack(states)[:6, [1, 3]])
+    assert told[6].isnan().any(dim=1).all()
+    assert torch.equal(dump["actions"], torch.stack(actions[:6])[:, [1, 3]])  # pyright: ignore[reportArgumentType]
+    assert dump["rewards"][:5].isfinite().all()
+    assert dump["rewards"][5].isnan().all()
+    assert not dump["dones"].any()
+    assert torch.equal(dump["observations"]["actor"][:6], rollout.storage.observations["actor"][:6, [1, 3]])
+
+
+def test_a_dump_is_read_back_without_running_code(tmp_path: Path) -> None:
+    rollout = Rollout()
+    rollout.collect(at(2, spin(0)))
+    dump = rollout.dump()
+    path = tmp_path / "errors" / "nan_rank0.pt"
+    checkpoint.save(path, {**dump})
+    read = finite.load(path, TASK)
+    assert read.keys() == dump.keys()
+    assert torch.equal(read["state"]["qpos"][:-1], dump["state"]["qpos"][:-1])
+    assert finite.describe(read) == finite.describe(dump)
+    with pytest.raises(UserError, match=f"is of {TASK}, not of other"):
+        finite.load(path, "other")
+    checkpoint.save(path, {"actor_state_dict": {}})
+    with pytest.raises(UserError, match="holds no states of envs"):
+        finite.load(path, TASK)
+
+
+def test_what_a_reset_could_not_mend_is_found_where_envs_are_reset() -> None:
+    config = dataclasses.replace(task_config(TASK).env, nan_policy="reset")
+    rollout = Rollout(config)
+    assert rollout.collect(at(3, spin(1, 4))) == 0
+    assert rollout.env.pop_nan_resets() == 2
+    velocities = dataclasses.replace(config.events["velocities"], params={"std": NAN})
+    rollout = Rollout(dataclasses.replace(config, events={**config.events, "velocities": velocities}))
+    assert rollout.collect() == NUM_ENVS
