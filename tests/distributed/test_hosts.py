@@ -1,0 +1,506 @@
+"""Other machines train, and are refused, by name and in time, where ranks could not be started on them.
+
+The SSH server is a test's own and runs commands here, everything that speaks with it is real. torchrunx is asked whether it finds
+the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import getpass
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import paramiko
+import psutil
+import pytest
+from conftest import Command
+from ssh_server import SshServer, host_entry
+
+from mjlab_dist import registry, runs
+from mjlab_dist.errors import Exit, PreflightError, UserError
+from mjlab_dist.launch.hosts import check_hosts, choose_hosts, end_on_hosts, is_this_machine, own_address
+
+NODE7, NODE8 = "192.0.2.7", "192.0.2.8"
+"""Addresses that no machine has."""
+
+Add = Callable[..., SshServer]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty home directory, so that keys and known hosts of whoever runs this do not count."""
+    home = tmp_path / "home"
+    (home / ".ssh").mkdir(parents=True)
+    monkeypatch.setenv("XDG_CACHE_HOME", os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache")))  # kernels
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")  # "other" machines are this one, whose name may lead anywhere
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    return home
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> Path:
+    file = tmp_path / "key"
+    paramiko.ECDSAKey.generate().write_private_key_file(str(file))
+    return file
+
+
+@pytest.fixture
+def ssh_config(tmp_path: Path) -> Path:
+    file = tmp_path / "ssh_config"
+    file.touch()
+    return file
+
+
+@pytest.fixture
+def add_host(ssh_config: Path, key_file: Path) -> Iterator[Add]:
+    """Switch on a host that SSH's config file knows; further arguments are the server's."""
+    servers: list[SshServer] = []
+
+    def add(host: str, **kwargs: object) -> SshServer:
+        server = SshServer(**{"user_key": paramiko.ECDSAKey.from_private_key_file(str(key_file)), **kwargs})
+        servers.append(server)
+        with ssh_config.open("a") as file:
+            file.write(host_entry(host, server.port, key_file))
+        return server
+
+    yield add
+    for server in servers:
+        server.__exit__()
+
+
+@pytest.fixture
+def refusal_of(ssh_config: Path) -> Callable[..., str]:
+    def refusal(*hosts: str, timeout_s: float = 12.0, needs_address: bool = False) -> str:
+        start = time.monotonic()
+        with pytest.raises(PreflightError) as caught:
+            check_hosts(hosts, str(ssh_config), timeout_s, needs_address=needs_address)
+        assert time.monotonic() - start < 15
+        message = str(caught.value)
+        assert "\n" not in message
+        return message
+
+    return refusal
+
+
+@pytest.fixture
+def web(ssh_config: Path, key_file: Path) -> Iterator[str]:
+    """A host that speaks another protocol than SSH."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        connections: list[socket.socket] = []
+
+        def answer() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connections.append(server.accept()[0])
+                    connections[-1].sendall(b"HTTP/1.1 400 Bad Request\r\n" * 100)
+
+        threading.Thread(target=answer, daemon=True).start()
+        with ssh_config.open("a") as file:
+            file.write(host_entry("192.0.2.80", server.getsockname()[1], key_file))
+        yield "192.0.2.80"
+        server.shutdown(socket.SHUT_RDWR)
+        for connection in connections:
+            connection.close()
+
+
+def program(file: Path, *lines: str) -> str:
+    """A shell script, for a host where it stands in the interpreter's place."""
+    file.write_text("\n".join(("#!/bin/sh", *lines, "")))
+    file.chmod(0o755)
+    return str(file)
+
+
+def with_package(directory: Path, name: str, version: str) -> str:
+    """A Python that sees another version of a package than the one here."""
+    info = directory / f"{name}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    return program(directory / "python", f'PYTHONPATH="{directory}:$PYTHONPATH" exec {sys.executable} "$@"')
+
+
+def test_a_host_with_the_same_environment_is_fine(add_host: Add, ssh_config: Path):
+    server = add_host(NODE7)
+    check_hosts([NODE7], str(ssh_config))
+    assert any(sys.executable in command for command in server.commands)
+
+
+def test_torchrunx_runs_commands_on_a_host_that_is_fine(add_host: Add, ssh_config: Path):
+    from torchrunx.utils.environment import execute_command
+
+    server = add_host(NODE7, environ={"WHERE": "node7"})
+    check_hosts([NODE7], str(ssh_config))
+    said, _ = execute_command("echo $WHERE", NODE7, ssh_config_file=str(ssh_config), return_stdout_stderr=True)
+    assert said == "node7\n"
+    assert server.commands[-1] == "echo $WHERE"
+
+
+def test_the_users_own_config_file_is_read_by_default(add_host: Add, ssh_config: Path, home: Path):
+    server = add_host(NODE7)
+    (home / ".ssh" / "config").write_text(ssh_config.read_text())
+    check_hosts([NODE7], None)
+    assert server.commands
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.0.0.2", "::1", socket.gethostname()])
+def test_this_machine_needs_no_ssh(host: str, ssh_config: Path):
+    ssh_config.write_text(f"Host {host}\n  Port 1\n")
+    assert is_this_machine(host)
+    check_hosts([host], str(ssh_config))
+
+
+def test_a_host_without_the_interpreter_is_refused(add_host: Add, refusal_of: Callable[..., str]):
+    add_host(NODE7, paths={sys.executable: "/nowhere/bin/python"})
+    assert refusal_of(NODE7) == (
+        f"host {NODE7}: has no {sys.executable}; install the same environment there, under the same path"
+    )
+
+
+def test_a_host_without_the_packages_is_refused(add_host: Add, refusal_of: Callable[..., str], tmp_path: Path):
+    python = program(tmp_path / "python", f'PYTHONPATH= exec {sys.executable} -S "$@"')
+    add_host(NODE7, paths={sys.executable: python})
+    assert refusal_of(NODE7) == (
+        f"host {NODE7}: {sys.executable} failed there (ModuleNotFoundError: No module named 'mjlab_dist'); "
+        "install the same environment there, under the same path"
+    )
+
+
+def test_a_host_with_other_versions_is_refused(add_host: Add, refusal_of: Callable[..., str], tmp_path: Path):
+    from importlib.metadata import version
+
+    add_host(NODE7, paths={sys.executable: with_package(tmp_path / "there", "torchrunx", "0.3.0")})
+    with_package(tmp_path / "there_too", "torch", "2.9.0+other")
+    add_host(NODE8, paths={sys.executable: with_package(tmp_path / "there_too", "mjlab_dist", "0.0.1")})
+    assert refusal_of(NODE7, NODE8) == (
+        f"host {NODE7}: has torchrunx 0.3.0, this machine {version('torchrunx')}; "
+        "install the same environment there, under the same path; "
+        f"host {NODE8}: has mjlab-dist 0.0.1 and torch 2.9.0+other, this machine {version('mjlab-dist')} and "
+        f"{version('torch')}; install the same environment there, under the same path"
+    )
+
+
+def test_a_shell_that_prints_when_it_starts_is_no_obstacle(add_host: Add, ssh_config: Path, tmp_path: Path):
+    add_host(NODE7, paths={sys.executable: program(tmp_path / "python", "echo Welcome", f'exec {sys.executable} "$@"')})
+    check_hosts([NODE7], str(ssh_config))
+
+
+def test_a_host_without_the_working_directory_is_refused(
+    add_host: Add, refusal_of: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    directory = tmp_path / "my project"
+    directory.mkdir()
+    monkeypatch.chdir(directory)
+    add_host(NODE7)
+    add_host(NODE8, paths={str(directory): "/nowhere"})
+    assert refusal_of(NODE7, NODE8) == (
+        f"host {NODE8}: has no directory {directory}; start from a directory that all machines have"
+    )
+
+
+def test_a_host_that_refuses_connections_is_refused(ssh_config: Path, key_file: Path, refusal_of: Callable[..., str]):
+    with socket.socket() as taken:  # bound, but not listening
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        ssh_config.write_text(host_entry(NODE7, port, key_file))
+        assert refusal_of(NODE7) == (
+            f"host {NODE7}: cannot be reached (connection refused on port {port}); is its SSH server running?"
+        )
+
+
+def test_a_name_that_does_not_resolve_is_refused(refusal_of: Callable[..., str]):
+    mend = "check it, or add it to /etc/hosts"
+    assert (
+        refusal_of("node7.invalid")
+        == f"host node7.invalid: name does not resolve (SSH's config file is not enough for this); {mend}"
+    )
+    assert refusal_of("node..7").endswith(mend)
+
+
+def test_a_name_that_only_ssh_knows_is_refused_since_torchrunx_looks_it_up(
+    add_host: Add, ssh_config: Path, refusal_of: Callable[..., str]
+):
+    from torchrunx.utils.environment import execute_command
+
+    add_host("node7.invalid")
+    with pytest.raises(socket.gaierror):
+        execute_command("true", "node7.invalid", ssh_config_file=str(ssh_config))
+    assert "name does not resolve" in refusal_of("node7.invalid")
+
+
+def test_a_host_that_says_nothing_is_refused(ssh_config: Path, key_file: Path, refusal_of: Callable[..., str]):
+    with socket.create_server(("127.0.0.1", 0)) as mute:  # the kernel accepts connections
+        port = mute.getsockname()[1]
+        ssh_config.write_text(host_entry(NODE7, port, key_file))
+        assert refusal_of(NODE7) == (
+            f"host {NODE7}: no answer within 5 s on port {port}; is it switched on, and is a firewall between?"
+        )
+
+
+def test_a_host_whose_programs_hang_is_given_up(add_host: Add, refusal_of: Callable[..., str], tmp_path: Path):
+    add_host(NODE7, paths={sys.executable: program(tmp_path / "python", "exec sleep 600")})
+    assert refusal_of(NODE7, timeout_s=1.5) == (
+        f"host {NODE7}: no answer within 1.5 s; see what `ssh {NODE7}` waits for"
+    )
+
+
+def test_a_host_that_lets_no_key_in_is_refused(add_host: Add, refusal_of: Callable[..., str]):
+    add_host(NODE7, user_key=paramiko.ECDSAKey.generate())
+    assert refusal_of(NODE7) == (
+        f"host {NODE7}: SSH has no key that lets user {getpass.getuser()} in; `ssh {NODE7}` must work without a password"
+    )
+
+
+def test_a_key_with_a_passphrase_lets_nobody_in(add_host: Add, key_file: Path, refusal_of: Callable[..., str]):
+    add_host(NODE7)
+    paramiko.ECDSAKey.from_private_key_file(str(key_file)).write_private_key_file(str(key_file), password="secret")
+    assert "SSH has no key that lets user" in refusal_of(NODE7)
+
+
+def test_without_any_key_the_host_is_refused(
+    add_host: Add, ssh_config: Path, key_file: Path, refusal_of: Callable[..., str]
+):
+    add_host(NODE7)
+    key_file.unlink()
+    assert f"SSH failed ({key_file}: No such file or directory)" in refusal_of(NODE7)
+    ssh_config.write_text(ssh_config.read_text().replace("IdentityFile", "# IdentityFile"))
+    assert "SSH has no key that lets user" in refusal_of(NODE7)
+
+
+def test_a_host_that_is_no_ssh_server_is_refused(web: str, refusal_of: Callable[..., str]):
+    assert refusal_of(web) == (
+        f'host {web}: SSH failed (Indecipherable protocol version "HTTP/1.1 400 Bad Request"); '
+        f"`ssh {web}` must work without a password"
+    )
+
+
+def test_all_bad_hosts_are_named_at_once(add_host: Add, refusal_of: Callable[..., str]):
+    add_host(NODE7)
+    add_host(NODE8, paths={sys.executable: "/nowhere/bin/python"})
+    add_host("192.0.2.9", paths={sys.executable: "/elsewhere/bin/python"})
+    message = refusal_of("localhost", "node7.invalid", NODE7, NODE8, "192.0.2.9")
+    assert message.startswith("host node7.invalid: name does not resolve")
+    assert f"; hosts {NODE8}, 192.0.2.9: has no {sys.executable};" in message
+    assert "localhost" not in message
+    assert NODE7 not in message
+
+
+def test_an_own_name_that_does_not_resolve_is_told(refusal_of: Callable[..., str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(socket, "gethostname", lambda: "nameless.invalid")
+    assert "own name nameless.invalid does not resolve" in refusal_of(NODE7)
+
+
+@pytest.mark.parametrize("text", [None, "Match nonsense\n", "Host *\n  Port ssh\n"])
+def test_a_config_file_that_cannot_be_read_is_refused(tmp_path: Path, text: str | None):
+    file = tmp_path / "another_ssh_config"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(UserError, match=f"^--ssh-config {file}: ") as caught:
+        check_hosts([NODE7], str(file))
+    assert "\n" not in str(caught.value)
+    assert not isinstance(caught.value, PreflightError)
+
+
+def test_asking_imports_no_torch_prints_nothing_and_leaves_nothing_to_wait_for(
+    add_host: Add, web: str, ssh_config: Path, tmp_path: Path
+):
+    code = """
+import sys
+from mjlab_dist.errors import PreflightError
+from mjlab_dist.launch.hosts import check_hosts
+
+ssh_config, good, *bad = sys.argv[1:]
+check_hosts([good], ssh_config)
+try:
+    check_hosts(bad, ssh_config, timeout_s=1)
+    sys.exit("must be refused")
+except PreflightError as error:
+    print("torch" in sys.modules, *(host in str(error) for host in bad))
+"""
+    add_host(NODE7)
+    add_host(NODE8, paths={sys.executable: program(tmp_path / "python", "exec sleep 600")})
+    command = [sys.executable, "-c", code, str(ssh_config), NODE7, NODE8, web]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "False True True\n", "")
+
+
+def chosen(ssh_config: Path, *hosts: str, **environ: str) -> tuple[str, ...]:
+    config = dataclasses.replace(registry.task_config("cartpole-balance"), hosts=hosts, ssh_config=str(ssh_config))
+    return choose_hosts(config, environ)
+
+
+def test_this_machine_comes_first(add_host: Add, ssh_config: Path):
+    add_host(NODE7)
+    assert chosen(ssh_config) == ("localhost",)
+    assert chosen(ssh_config, "127.0.0.1") == ("localhost",)
+    assert chosen(ssh_config, "127.0.0.1", NODE7, GLOO_SOCKET_IFNAME="lo") == ("localhost", NODE7)
+    for hosts in [(NODE7,), (NODE7, "localhost"), ("node7.invalid",)]:
+        with pytest.raises(UserError, match=rf"^--hosts {' '.join(hosts)}: .*; name localhost first$"):
+            chosen(ssh_config, *hosts)
+    with pytest.raises(UserError, match=r"localhost and 127\.0\.0\.1 are both this machine; drop one"):
+        chosen(ssh_config, "localhost", NODE7, "127.0.0.1")
+
+
+def test_names_that_lead_nowhere_for_others_are_refused(
+    add_host: Add, ssh_config: Path, monkeypatch: pytest.MonkeyPatch
+):
+    add_host(NODE7)
+    look_up, look_up_all = socket.gethostbyname, socket.getaddrinfo
+    monkeypatch.setattr(socket, "gethostbyname", lambda name: look_up(name.replace("node1", "127.0.1.1")))
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda name, *args: look_up_all(name.replace("node1", "127.0.1.1"), *args)
+    )
+    monkeypatch.setattr(socket, "gethostname", lambda: "node1")
+    with pytest.raises(PreflightError, match=r"^this machine: its own name leads to 127\.0\.1\.1, where"):
+        chosen(ssh_config, "localhost", NODE7)
+    assert len(chosen(ssh_config, "localhost", NODE7, GLOO_SOCKET_IFNAME="lo")) == 2
+
+
+def test_a_host_that_cannot_call_back_is_refused(add_host: Add, refusal_of: Callable[..., str], tmp_path: Path):
+    python = program(
+        tmp_path / "python", f'case "$*" in *create_connection*) exit 1;; esac; exec {sys.executable} "$@"'
+    )
+    add_host(NODE7, paths={sys.executable: python})
+    assert refusal_of(NODE7) == (
+        f"host {NODE7}: cannot connect to this machine at {own_address(('localhost', NODE7))}; "
+        "let all ports through the firewalls between them"
+    )
+
+
+def test_a_host_whose_own_name_leads_nowhere_is_refused(add_host: Add, refusal_of: Callable[..., str], tmp_path: Path):
+    python = program(
+        tmp_path / "python", f'case "$*" in *gethostname*) echo 127.0.1.1;; *) exec {sys.executable} "$@";; esac'
+    )
+    add_host(NODE7, paths={sys.executable: python})
+    assert f"host {NODE7}: its own name leads to 127.0.1.1, where no other can reach it" in refusal_of(
+        NODE7, needs_address=True
+    )
+
+
+def test_an_ipv6_address_is_refused(refusal_of: Callable[..., str]):
+    assert refusal_of("2001:db8::7").endswith("name the host by its IPv4 address")
+
+
+def test_what_a_launch_leaves_on_a_host_is_killed(add_host: Add, ssh_config: Path):
+    add_host(NODE7)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        with ssh_config.open("a") as file:
+            file.write(host_entry(NODE8, closed.getsockname()[1], ssh_config))
+        ours, other = (
+            subprocess.Popen(["sleep", "600"], env={"MJLAB_DIST_LAUNCH": launch}) for launch in ("ours", "ours too")
+        )
+        ours.send_signal(signal.SIGSTOP)
+        try:
+            assert end_on_hosts(("localhost", NODE7, NODE8), str(ssh_config), "ours") == [NODE8]
+            assert ours.wait(5) == -signal.SIGKILL
+            assert other.poll() is None
+        finally:
+            for process in (ours, other):
+                process.kill()
+                process.wait()
+
+
+@pytest.fixture
+def train(add_host: Add, ssh_config: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    """A command that trains on this machine and another."""
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")  # both have all cores of this one
+    add_host(NODE7)
+    small = ("--num-envs", "32", "--agent.num-steps-per-env", "8", "--env.episode-length-s", "0.1")
+    hosts = ("--hosts", "localhost", NODE7, "--ssh-config", str(ssh_config))
+    return ("train", "cartpole-balance", "--gpu-ids", "None", "--cpu-ranks", "1", *small, *hosts)
+
+
+def only_run(root: Path) -> Path:
+    (run,) = (root / "logs" / "cartpole-balance").iterdir()
+    return run
+
+
+def test_two_machines_train(command: Command, train: tuple[str, ...]):
+    done = command(*train, "--max-iterations", "3")
+    assert done.code == Exit.DONE, done.out + done.err
+    assert done.err == ""
+    assert not command.leftovers()
+    assert done.out.startswith("Training cartpole-balance with 2 ranks.")
+    run = only_run(command.cwd)
+    assert [rank["rank"] for rank in json.loads((run / runs.RANKS).read_text())] == [0, 1]
+    assert json.loads((run / runs.PROVENANCE).read_text())["devices"] == ["cpu", "cpu"]
+    assert runs.read_metrics(run)[-1]["total_steps"] == 2 * 32 * 8 * 3
+    agents, ranks = ("localhost.log", f"{NODE7}.log"), ("localhost[0].log", f"{NODE7}[0].log")
+    logs = {file.name: file.stat().st_size for file in (run / "torchrunx").rglob("*.log")}
+    assert logs.keys() == {*agents, *ranks}
+    assert all(logs[name] for name in agents)
+
+
+def test_a_rank_killed_on_another_machine_is_started_again(command: Command, train: tuple[str, ...]):
+    flags = ("--max-iterations", "6", "--checkpoint.interval", "1", "--max-restarts", "1")
+    done = command(*train, *flags, env={"MJLAB_DIST_FAULT": "1:3:sigkill"})
+    assert done.code == Exit.DONE, done.out + done.err
+    assert not command.leftovers()
+    assert "rank 1 ended without a report: killed" in done.out
+    assert f"{NODE7}[0].log. Starting again (1 of 1)" in done.out
+    assert "Going on from iteration 2." in done.out
+    assert [row["iteration"] for row in runs.read_metrics(only_run(command.cwd))] == list(range(1, 7))
+
+
+def training(command: Command, *train: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    """Start a run, and wait until it trains."""
+    process = command.start(*train, "--max-iterations", "100000", env=env)
+    deadline = time.monotonic() + 120
+    while not any(file.stat().st_size > 3000 for file in command.cwd.rglob(runs.METRICS)):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return process
+
+
+def test_sigterm_stops_all_machines_in_order(command: Command, train: tuple[str, ...]):
+    process = training(command, *train)
+    # Even an agent there that hears nothing is ended.
+    (agent,) = (p for p in command.processes() if "torchrunx" in p.cmdline() and NODE7 in p.cmdline())
+    agent.suspend()
+    process.terminate()
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == Exit.RESUMABLE, out + err
+    assert not command.leftovers()
+    run = only_run(command.cwd)
+    assert runs.find_checkpoint(run).name == f"model_{runs.read_metrics(run)[-1]['iteration']}.pt"
+
+
+def test_ranks_that_somebody_else_stops_have_failed(command: Command, train: tuple[str, ...]):
+    process = training(command, *train)
+    psutil.Process(json.loads((only_run(command.cwd) / runs.RANKS).read_text())[1]["pid"]).terminate()
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == Exit.INFRASTRUCTURE, out + err
+    assert "train: a rank was asked to stop (SIGTERM), and not by its launcher" in err
+    assert not command.leftovers()
+
+
+def test_an_unreachable_host_starts_nothing(command: Command, train: tuple[str, ...], ssh_config: Path):
+    ssh_config.write_text(host_entry(NODE7, 1, ssh_config))
+    done = command(*train)
+    assert done.code == Exit.PREFLIGHT
+    assert done.took_s < 15
+    (line,) = done.err.splitlines()
+    assert line.startswith(f"train: host {NODE7}: cannot be reached (connection refused on port 1)")
+    assert done.out == ""
+    assert not (command.cwd / "logs").exists()
+
+
+def test_another_launchers_ranks_do_without_hosts(command: Command, train: tuple[str, ...]):
+    torchrun = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    done = command(*train, env=torchrun)
+    assert done.code == Exit.USAGE
+    assert (
+        done.err
+        == f"train: --hosts localhost {NODE7}: torchrun starts the ranks, on its own machines; drop one of the two\n"
+    )

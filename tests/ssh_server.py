@@ -1,0 +1,140 @@
+"""An SSH server for tests: on this machine, as this user, on a port of its own; commands really run.
+
+A host's name must not resolve to this machine for torchrunx to reach it by SSH. Addresses of the block that is kept for
+documentation do not, and SSH's config file can send them anywhere: ``host_entry("192.0.2.7", server.port, key_file)``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Self
+
+import paramiko
+from paramiko.common import AUTH_FAILED, AUTH_SUCCESSFUL, OPEN_SUCCEEDED
+
+
+def host_entry(host: str, port: int, key_file: Path) -> str:
+    """An entry of SSH's config file that sends a host's name to a server here."""
+    return f"Host {host}\n  HostName 127.0.0.1\n  Port {port}\n  IdentityFile {key_file}\n"
+
+
+class SshServer:
+    """As ``sshd``: a command runs in a shell with a small environment, and goes on when who asked for it hangs up.
+
+    Args:
+        user_key: The key that is let in.
+        address: Where to listen.
+        port: The same; 0 for any that is free.
+        paths: What commands find there in place of a path of this machine: the host has other files.
+        environ: The environment of commands.
+    """
+
+    def __init__(
+        self,
+        user_key: paramiko.PKey,
+        *,
+        address: str = "127.0.0.1",
+        port: int = 0,
+        paths: Mapping[str, str] | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        self.user_key = user_key
+        self.paths = dict(paths or {})
+        self.environ = {"PATH": "/usr/bin:/bin", "HOME": os.environ.get("HOME", "/"), **(environ or {})}
+        self.host_key = paramiko.ECDSAKey.generate()
+        self.commands: list[str] = []
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self._transports: list[paramiko.Transport] = []
+        self._listener = socket.create_server((address, port))
+        self.port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Switch the host off: connections and commands end."""
+        self._listener.shutdown(socket.SHUT_RDWR)  # unlike close, this wakes who waits in accept
+        self._listener.close()
+        for transport in self._transports:
+            transport.close()
+        for process in self.processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                connection, _ = self._listener.accept()
+                transport = paramiko.Transport(connection)
+                self._transports.append(transport)
+                transport.add_server_key(self.host_key)
+                # With an event it returns at once.
+                transport.start_server(event=threading.Event(), server=_Session(self, transport))
+
+    def run(self, command: str, channel: paramiko.Channel, transport: paramiko.Transport) -> None:
+        """Run a command and send what it prints, then how it ended."""
+        for here, there in self.paths.items():
+            command = command.replace(here, there)
+        self.commands.append(command)
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=self.environ,
+            start_new_session=True,
+        )
+        self.processes.append(process)
+        # An answer to this shows that the client knows that its command runs: nothing may overtake that.
+        transport.global_request("are you there")
+        assert process.stdout
+        assert process.stderr
+        with process.stdout as out, process.stderr as err:
+            senders = [
+                threading.Thread(target=_send, args=(out.fileno(), channel.sendall), daemon=True),
+                threading.Thread(target=_send, args=(err.fileno(), channel.sendall_stderr), daemon=True),
+            ]
+            for sender in senders:
+                sender.start()
+            for sender in senders:
+                sender.join()
+        code = process.wait()
+        with contextlib.suppress(OSError, EOFError):
+            channel.send_exit_status(code if code >= 0 else 128 - code)
+            channel.close()
+
+
+def _send(fd: int, send: Callable[[bytes], object]) -> None:
+    with contextlib.suppress(OSError, EOFError):  # nobody listens any more
+        while data := os.read(fd, 65536):
+            send(data)
+
+
+class _Session(paramiko.ServerInterface):
+    """What a client is allowed: one key, any user, commands."""
+
+    def __init__(self, server: SshServer, transport: paramiko.Transport) -> None:
+        self.server = server
+        self.transport = transport
+
+    def get_allowed_auths(self, username: str) -> str:  # noqa: ARG002
+        return "publickey"
+
+    def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:  # noqa: ARG002
+        return AUTH_SUCCESSFUL if key == self.server.user_key else AUTH_FAILED
+
+    def check_channel_request(self, kind: str, chanid: int) -> int:  # noqa: ARG002
+        return OPEN_SUCCEEDED
+
+    def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
+        threading.Thread(target=self.server.run, args=(command.decode(), channel, self.transport), daemon=True).start()
+        return True
