@@ -1,20 +1,18 @@
-"""Rows of metrics on one rank, and what is written of them."""
+"""Rows of metrics on one rank."""
 
 from __future__ import annotations
 
 import json
 import math
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from mjlab_dist import runs
 from mjlab_dist.env import EpisodeTotals
 from mjlab_dist.learn.clock import Clock
-from mjlab_dist.learn.metrics import WINDOW_EPISODES, JsonlWriter, Metrics, Row, Sample, scalars
+from mjlab_dist.learn.metrics import WINDOW_EPISODES, Metrics, Row, Sample
 
 TERMS = ("upright", "effort")
 
@@ -32,6 +30,10 @@ def sample(episodes: int = 0, steps: float = 0, terms: tuple[float, ...] = (0.0,
         "overflows": torch.tensor(3),
         "collect_s": 1.5,
         "learn_s": 0.5,
+        "not_finite": torch.tensor(0),
+        "nan_resets": torch.tensor(0),
+        "wants_stop": False,
+        "wants_save": False,
         **other,
     }
     return Sample(
@@ -39,24 +41,28 @@ def sample(episodes: int = 0, steps: float = 0, terms: tuple[float, ...] = (0.0,
     )
 
 
+def start(iteration: int = 0, counters: dict[str, Any] | None = None) -> Metrics:
+    return Metrics(
+        rank=0,
+        world_size=1,
+        num_samples=64,
+        reward_names=TERMS,
+        num_parameters=100,
+        clock=Clock("cpu"),
+        iteration=iteration,
+        counters=counters,
+    )
+
+
 def rows(samples: list[Sample]) -> list[Row]:
-    metrics = Metrics(rank=0, world_size=1, num_samples=64, reward_names=TERMS, num_parameters=100, clock=Clock("cpu"))
-    return [metrics.row(i, s) for i, s in enumerate(samples, 1)]
+    metrics = start()
+    return [metrics.outcome(i, s).row for i, s in enumerate(samples, 1)]
 
 
 def number(row: Row, name: str) -> float:
     value = row[name]
     assert value is not None
     return value
-
-
-def strict(line: str) -> Any:
-    """Parse JSON as its standard has it, without NaN and Infinity."""
-
-    def refuse(name: str) -> None:
-        pytest.fail(f"{name} is no JSON")
-
-    return json.loads(line, parse_constant=refuse)
 
 
 EPISODE_METRICS = ("mean_return", "mean_episode_length", "reward/upright", "reward/effort")
@@ -136,53 +142,21 @@ def test_counts_are_whole_numbers():
     assert all(type(row[name]) is int for name in ("iteration", "total_steps", "episodes", "overflowed_envs"))
 
 
-def test_what_is_no_number_is_written_as_null(tmp_path: Path):
-    writer = JsonlWriter(tmp_path)
-    writer.write({"iteration": 1, "a": float("nan"), "b": float("inf"), "c": float("-inf"), "d": None, "e": 0.5})
-    writer.close()
-    line = (tmp_path / runs.METRICS).read_text()
-    assert strict(line) == {"iteration": 1, "a": None, "b": None, "c": None, "d": None, "e": 0.5}
-
-
-def test_rows_are_complete_as_soon_as_they_are_written(tmp_path: Path):
-    writer = JsonlWriter(tmp_path)
-    made = rows([sample(), sample(2, 20, (3.0, 1.0))])
-    for count, row in enumerate(made, 1):
-        writer.write(row)
-        text = (tmp_path / runs.METRICS).read_text()
-        assert text.endswith("\n")
-        assert [strict(line)["iteration"] for line in text.splitlines()] == list(range(1, count + 1))
-    writer.close()
-    assert runs.read_metrics(tmp_path) == made
-
-
-def test_a_second_writer_goes_on_where_the_first_ended(tmp_path: Path):
-    for iteration in (1, 2):
-        writer = JsonlWriter(tmp_path)
-        writer.write({"iteration": iteration})
-        writer.close()
-    assert [row["iteration"] for row in runs.read_metrics(tmp_path)] == [1, 2]
-
-
-def test_scalars_are_grouped_by_name():
-    named = scalars({"mean_return": 1.5, "collect_s": 2.0, "steps_per_s": 8, "loss/value": 0.5, "reward/upright": 3.0})
-    assert named == {
-        "train/mean_return": 1.5,
-        "perf/collect_s": 2.0,
-        "perf/steps_per_s": 8.0,
-        "loss/value": 0.5,
-        "reward/upright": 3.0,
-    }
-
-
-def test_scalars_leave_out_the_iteration_and_what_is_unknown():
-    (row,) = rows([sample()])
-    named = scalars(row)
-    assert not [name for name in named if name.endswith(("iteration", "mean_return", "reward/upright"))]
-    assert "perf/elapsed_s" in named
-    assert all(type(value) is float for value in named.values())
-
-
 def test_spread_is_the_root_of_its_mean_square():
     (row,) = rows([sample(spread=torch.tensor(4.0))])
     assert row["parameter_spread"] == 0.2  # 100 parameters
+
+
+def test_rows_go_on_from_counters_as_if_nothing_had_happened():
+    rng = random.Random(2)
+    samples = [sample(n, 2 * n, (float(3 * n), -1.0)) for n in rng.choices(range(60), k=12)]
+    whole = rows(samples)
+    first = start()
+    parts = [first.outcome(i, s).row for i, s in enumerate(samples[:7], 1)]
+    counters = json.loads(json.dumps(first.counters()))  # as plain as a checkpoint has it
+    second = start(7, counters)
+    parts += [second.outcome(i, s).row for i, s in enumerate(samples[7:], 8)]
+    elapsed_s = [number(row, "elapsed_s") for row in parts]
+    assert elapsed_s == sorted(elapsed_s)
+    for row, other in zip(parts, whole, strict=True):
+        assert {**row, "elapsed_s": 0} == {**other, "elapsed_s": 0}

@@ -1,18 +1,15 @@
-"""Metrics of an iteration: summed over all ranks in one collective, smoothed over episodes, written by rank 0."""
+"""Metrics of an iteration: summed over all ranks in one collective, smoothed over episodes."""
 
 from __future__ import annotations
 
 import collections
-import json
 import math
 import time
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 
-from mjlab_dist import runs
-from mjlab_dist.config import TrainConfig, to_plain
 from mjlab_dist.distributed.group import sum_over_ranks
 from mjlab_dist.env import EpisodeTotals
 from mjlab_dist.learn.clock import Clock
@@ -49,10 +46,36 @@ class Sample(NamedTuple):
     """Seconds of the update."""
     wait_s: float
     """Seconds that this rank has spent in collectives since the last sample."""
+    not_finite: torch.Tensor
+    """Envs whose physics, observations, actions or rewards were not finite."""
+    nan_resets: torch.Tensor
+    """How often envs were reset for that."""
+    wants_stop: bool
+    """Whether this rank was asked to stop after the iteration."""
+    wants_save: bool
+    """Whether this rank's clock says that a checkpoint is due."""
+
+
+class Outcome(NamedTuple):
+    """What an iteration came to, the same on every rank."""
+
+    row: Row
+    """Its metrics."""
+    stop: bool
+    """Whether any rank was asked to stop."""
+    save: bool
+    """Whether any rank's clock says that a checkpoint is due."""
+    not_finite: list[int]
+    """Ranks that have envs with numbers that are not finite."""
 
 
 class Metrics:
-    """Turns samples into rows, the same on every rank."""
+    """Turns samples into rows, the same on every rank.
+
+    Attributes:
+        num_samples: Control steps in one rollout, over all ranks.
+        total_steps: Control steps since the run began, over all ranks.
+    """
 
     def __init__(
         self,
@@ -63,8 +86,10 @@ class Metrics:
         reward_names: tuple[str, ...],
         num_parameters: int,
         clock: Clock,
+        iteration: int = 0,
+        counters: Mapping[str, Any] | None = None,
     ) -> None:
-        """Start counting.
+        """Start counting, or go on.
 
         Args:
             rank: Global rank.
@@ -73,18 +98,31 @@ class Metrics:
             reward_names: Names of the reward terms.
             num_parameters: Parameters of policy and value, for the root of their mean squared spread.
             clock: Counts the time in the collective here.
+            iteration: Iterations done before.
+            counters: What :meth:`counters` returned after them; None at the start of a run.
         """
+        before = counters or {"total_steps": 0, "elapsed_s": 0.0, "episodes": []}
         self._rank = rank
         self._world_size = world_size
-        self._num_samples = num_samples * world_size
+        self.num_samples = num_samples * world_size
         self._reward_names = reward_names
         self._num_parameters = num_parameters
         self._clock = clock
-        self._episodes: collections.deque[list[float]] = collections.deque()
-        self._started = time.monotonic()
+        self._episodes: collections.deque[list[float]] = collections.deque(before["episodes"])
+        self._started = time.monotonic() - before["elapsed_s"]
+        self.total_steps: int = before["total_steps"]
+        self._iteration = iteration
 
-    def row(self, iteration: int, sample: Sample) -> Row:
-        """One row of metrics over all ranks; one collective and one transfer to the host.
+    def counters(self) -> dict[str, Any]:
+        """What another process needs in order to go on: plain values, the same on every rank but for the time."""
+        return {
+            "total_steps": self.total_steps,
+            "elapsed_s": time.monotonic() - self._started,
+            "episodes": list(self._episodes),
+        }
+
+    def outcome(self, iteration: int, sample: Sample) -> Outcome:
+        """One row of metrics over all ranks, and what they agree on; one collective and one transfer to the host.
 
         Args:
             iteration: Iterations done, this one included.
@@ -99,11 +137,13 @@ class Metrics:
         )
         iteration_s = max(map(sum, zip(collect_s, learn_s, strict=True)))
         spread = math.sqrt(mean["spread"] / self._num_parameters)
-        return {
+        self.total_steps += self.num_samples * (iteration - self._iteration)
+        self._iteration = iteration
+        row: Row = {
             "iteration": iteration,
-            "total_steps": iteration * self._num_samples,
+            "total_steps": self.total_steps,
             "elapsed_s": time.monotonic() - self._started,
-            "steps_per_s": self._num_samples / iteration_s,
+            "steps_per_s": self.num_samples / iteration_s,
             "collect_s": max(collect_s),
             "learn_s": max(learn_s),
             "wait_s": mean["wait_s"],
@@ -122,7 +162,14 @@ class Metrics:
             "action_std": mean["action_std"],
             "parameter_spread": None if math.isnan(spread) else spread,
             "overflowed_envs": round(sums["overflows"]),
+            "nan_resets": round(sums["nan_resets"]),
         }
+        return Outcome(
+            row,
+            stop=sums["stop"] > 0,
+            save=sums["save"] > 0,
+            not_finite=[r for r in range(self._world_size) if sums[f"not_finite/{r}"]],
+        )
 
     def _sum(self, sample: Sample) -> dict[str, float]:
         """Sums over ranks by name, and every rank's own times, which travel as a row of zeros but for one."""
@@ -138,8 +185,13 @@ class Metrics:
             "action_std": sample.action_std,
             "spread": sample.spread,
             "overflows": sample.overflows,
+            "nan_resets": sample.nan_resets,
+            **{
+                f"not_finite/{r}": sample.not_finite if r == self._rank else torch.zeros_like(sample.not_finite)
+                for r in range(self._world_size)
+            },
         }
-        times = {"wait_s": sample.wait_s}
+        times = {"wait_s": sample.wait_s, "stop": float(sample.wants_stop), "save": float(sample.wants_save)}
         for r in range(self._world_size):
             own = r == self._rank
             times |= {f"collect_s/{r}": sample.collect_s * own, f"learn_s/{r}": sample.learn_s * own}
@@ -157,88 +209,3 @@ class Metrics:
         self._episodes.append(episodes)
         while sum(e[0] for e in self._episodes) - self._episodes[0][0] >= WINDOW_EPISODES:
             self._episodes.popleft()
-
-
-class Writer(Protocol):
-    """Where rows go."""
-
-    def write(self, row: Row) -> None:
-        """Take one row."""
-
-    def close(self) -> None:
-        """Finish; nothing is written afterwards."""
-
-
-class JsonlWriter:
-    """metrics.jsonl: a JSON object a line, complete after every iteration."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self._file = (run_dir / runs.METRICS).open("a", buffering=1)
-
-    def write(self, row: Row) -> None:
-        """Append one row."""
-        self._file.write(json.dumps({k: _jsonable(v) for k, v in row.items()}) + "\n")
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-
-class TensorBoardWriter:
-    """TensorBoard's event file, against the iteration."""
-
-    def __init__(self, run_dir: Path) -> None:
-        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 (slow to import, and only rank 0 writes)
-
-        self._writer = SummaryWriter(log_dir=str(run_dir), flush_secs=10)
-
-    def write(self, row: Row) -> None:
-        """Add one scalar per metric."""
-        for name, value in scalars(row).items():
-            self._writer.add_scalar(name, value, row["iteration"])
-
-    def close(self) -> None:
-        """Flush and close the file."""
-        self._writer.close()
-
-
-class WandbWriter:
-    """Weights & Biases, online or offline as its own variables say."""
-
-    def __init__(self, run_dir: Path, config: TrainConfig) -> None:
-        import wandb  # noqa: PLC0415 (slow to import, and rarely chosen)
-
-        self._run: Any = wandb.init(
-            project=config.wandb_project,
-            name=run_dir.name,
-            dir=str(run_dir),
-            config=to_plain(config),
-            settings=wandb.Settings(silent=True),
-        )
-
-    def write(self, row: Row) -> None:
-        """Log one row."""
-        self._run.log(scalars(row), step=row["iteration"])
-
-    def close(self) -> None:
-        """Upload what is left and end the run."""
-        self._run.finish()
-
-
-def writers(config: TrainConfig, run_dir: Path) -> list[Writer]:
-    """The writers of a run, for rank 0: metrics.jsonl always, and the chosen logger."""
-    chosen: Writer = WandbWriter(run_dir, config) if config.logger == "wandb" else TensorBoardWriter(run_dir)
-    return [JsonlWriter(run_dir), chosen]
-
-
-def scalars(row: Row) -> dict[str, float]:
-    """What of a row can be plotted, grouped by name as TensorBoard and Weights & Biases show it."""
-    return {
-        name if "/" in name else f"{'perf' if name.endswith('_s') else 'train'}/{name}": float(value)
-        for name, value in row.items()
-        if value is not None and name != "iteration"
-    }
-
-
-def _jsonable(value: float | int | None) -> float | int | None:
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,102 @@
+"""Talks to Weights & Biases, in a process of its own: whatever that library does or waits for, training does not feel it.
+
+:class:`~mjlab_dist.learn.writers.WandbWriter` runs this file as a script and talks to it over the socket that is its standard
+input, a JSON object a line. First what to call ``wandb.init`` with; then ``{"step": int, "values": {name: float}}`` a row; at the
+end ``{"close": true}``. It answers ``{"started": {"entity", "project", "id"}}``, ``{"finished": whether all is uploaded}`` and
+``{"failed": why}``; after one of the last two it waits to be ended, together with wandb's own service process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import psutil
+
+PR_SET_PDEATHSIG = 1
+"""prctl(2): the signal that a process gets when its parent ends."""
+
+PR_SET_CHILD_SUBREAPER = 36
+"""prctl(2): descendants whose parent ends become children of this process."""
+
+
+def main(temporary: str) -> None:
+    """Serve one run.
+
+    Args:
+        temporary: Directory for temporary files, of this process alone; TMPDIR names it too.
+    """
+    end = functools.partial(_end, temporary)
+    _call_with_parents_end(end)
+    link = socket.socket(fileno=os.dup(0))
+    # wandb's service process inherits standard input, and would keep the link open.
+    os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+    with link.makefile("rb") as lines:
+        messages = map(json.loads, lines)
+        try:
+            _serve(link, messages)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 (wandb raises anything)
+            _answer(link, failed=_first_line(error))
+        for _ in messages:
+            pass  # until the parent ends this, or itself
+    end()
+
+
+def _call_with_parents_end(end: Callable[..., NoReturn]) -> None:
+    signal.signal(signal.SIGTERM, end)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None)
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        libc.prctl(PR_SET_CHILD_SUBREAPER, 1)  # so that all of wandb's processes are found
+
+
+def _end(temporary: str, *_: object) -> NoReturn:
+    """End wandb's processes, which would take seconds to notice, and this one."""
+    for process in psutil.Process().children(recursive=True):
+        process.kill()
+    shutil.rmtree(temporary, ignore_errors=True)
+    os._exit(0)
+
+
+def _serve(link: socket.socket, messages: Iterator[dict[str, Any]]) -> None:
+    first = next(messages)
+    sys.argv = first["argv"]  # wandb records the command line
+    import wandb  # noqa: PLC0415 (it reads sys.argv)
+
+    run = wandb.init(**first["init"], settings=wandb.Settings(**first["settings"]))
+    # Without a network nobody knows whose account it is.
+    entity = None if run.offline or run.disabled else run.entity
+    _answer(link, started={"entity": entity, "project": run.project, "id": run.id})
+    for message in messages:
+        if "close" in message:
+            try:
+                run.finish()
+                wandb.teardown()  # waits until its service process has written all to disk
+            except TimeoutError:
+                _answer(link, finished=False)
+            else:
+                _answer(link, finished=True)
+            return
+        # Of a run that is gone on with, wandb drops the steps that it has, and only grumbles.
+        run.log(message["values"], step=message["step"])
+
+
+def _answer(link: socket.socket, **message: Any) -> None:
+    link.sendall(json.dumps(message).encode() + b"\n")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).partition("\n")[0]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

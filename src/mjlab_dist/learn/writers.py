@@ -1,0 +1,343 @@
+"""Where rows of metrics go: metrics.jsonl, and TensorBoard or Weights & Biases. Only rank 0 writes.
+
+Weights & Biases may hang, fail or have no network: it is given rows without waiting, and ended when it does not end by itself.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import math
+import os
+import select
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+from mjlab_dist import runs
+from mjlab_dist.config import TrainConfig, to_plain
+from mjlab_dist.events import emit
+from mjlab_dist.learn.metrics import Row
+from mjlab_dist.runs import WandbRun
+
+START_S = 60.0
+"""Seconds that Weights & Biases may take to start before its rows are kept for later; training does not wait for it."""
+
+CLOSE_S = 4.5
+"""Seconds that a run may wait at its end, for Weights & Biases to take what is left."""
+
+CLOSE_START_S = 2.0
+"""Of these, seconds that it may still take to start."""
+
+MAX_WAITING_ROWS = 10_000
+"""Rows that may wait for Weights & Biases before it is given up; some 4 kB each."""
+
+NO_NETWORK = {"offline", "dryrun", "disabled"}
+"""Values of WANDB_MODE with which Weights & Biases needs none."""
+
+Message = dict[str, Any]
+"""What passes between this process and :mod:`mjlab_dist.learn.wandb_process`."""
+
+
+class Writer(Protocol):
+    """Where rows go."""
+
+    def write(self, row: Row) -> None:
+        """Take one row."""
+
+    def close(self) -> None:
+        """Finish; nothing is written afterwards."""
+
+
+class JsonlWriter:
+    """metrics.jsonl: a JSON object a line, complete after every iteration."""
+
+    def __init__(self, run_dir: Path, resumed_at: int | None) -> None:
+        """Open the file.
+
+        Args:
+            run_dir: The run directory.
+            resumed_at: As for :func:`writers`.
+        """
+        if resumed_at is not None:
+            runs.cut_metrics(run_dir, resumed_at)
+        self._file = (run_dir / runs.METRICS).open("a", buffering=1)
+
+    def write(self, row: Row) -> None:
+        """Append one row."""
+        self._file.write(json.dumps({k: _jsonable(v) for k, v in row.items()}) + "\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class TensorBoardWriter:
+    """TensorBoard's event file, against the iteration."""
+
+    def __init__(self, run_dir: Path, resumed_at: int | None) -> None:
+        """Open a new event file, beside those of a run that is gone on with.
+
+        Args:
+            run_dir: The run directory.
+            resumed_at: As for :func:`writers`; TensorBoard then drops the later points of the files before.
+        """
+        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 (slow to import, and only rank 0 writes)
+
+        purge_step = None if resumed_at is None else resumed_at + 1
+        self._writer = SummaryWriter(log_dir=str(run_dir), purge_step=purge_step)
+
+    def write(self, row: Row) -> None:
+        """Add one scalar per metric."""
+        for name, value in scalars(row).items():
+            self._writer.add_scalar(name, value, row["iteration"])
+        # A killed run goes on from a checkpoint whose points are in the file then; this takes 0.2 ms.
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Flush and close the file."""
+        self._writer.close()
+
+
+class WandbWriter:
+    """Weights & Biases, online or offline as its own variables say; offline too where it cannot start.
+
+    Nothing here waits for it, but :meth:`close`, at most :data:`CLOSE_S`. Where it fails, one warning says so, and training goes
+    on without it.
+    """
+
+    def __init__(self, run_dir: Path, config: TrainConfig) -> None:
+        """Start it, or go on with the W&B run that this run had before.
+
+        Args:
+            run_dir: The run directory; ``wandb/`` in it takes the files.
+            config: The run's config.
+        """
+        self._run_dir = run_dir
+        self._config = config
+        self._run = runs.read_wandb_run(run_dir) or WandbRun(project=config.wandb_project)
+        self._waiting: collections.deque[Message] = collections.deque()
+        self._process: _WandbProcess | None = None
+        self._mode = os.environ.get("WANDB_MODE") or None
+        self._started = False
+        self._start_by = 0.0
+        try:
+            runs.write_wandb_run(run_dir, self._run)
+            self._start()
+        except OSError as error:
+            self._give_up(f"could not be started ({error})")
+
+    def write(self, row: Row) -> None:
+        """Hand over one row."""
+        if self._process is None:
+            return
+        self._waiting.append({"step": row["iteration"], "values": scalars(row)})
+        if len(self._waiting) > MAX_WAITING_ROWS:
+            self._give_up(f"takes no more rows since iteration {self._waiting[0]['step']}")
+            return
+        self._go_on(self._process)
+
+    def close(self) -> None:
+        """Have it take what is left, and end it."""
+        end_by = time.monotonic() + CLOSE_S
+        self._start_by = min(self._start_by, end_by - CLOSE_S + CLOSE_START_S)
+        self._waiting.append({"close": True})
+        while self._process is not None:
+            if time.monotonic() > end_by:
+                self._give_up(f"did not end within {CLOSE_S:g} s")
+                return
+            self._go_on(self._process)
+            if self._process is not None:
+                self._process.wait(0.05)
+
+    def _start(self) -> None:
+        init = {
+            "entity": self._run.entity,
+            "project": self._run.project,
+            "id": self._run.id,
+            "name": self._run_dir.name,
+            "dir": str(self._run_dir),
+            "config": to_plain(self._config),
+            "resume": "allow",
+            "mode": self._mode,
+        }
+        settings = {
+            "silent": True,
+            "console": "off",
+            "program": sys.argv[0],
+            "x_stats_pid": os.getpid(),
+            "init_timeout": START_S / 2,
+            "finish_timeout": CLOSE_S - 1,
+            "finish_timeout_raises": True,
+            "x_transaction_log_flush_interval": 1.0,  # s: what a kill may take
+        }
+        self._started = False
+        self._start_by = time.monotonic() + START_S
+        self._process = _WandbProcess({"argv": sys.argv, "init": init, "settings": settings})
+
+    def _go_on(self, process: _WandbProcess) -> None:
+        """Take what has come, and send what can be sent."""
+        try:
+            for message in process.receive():
+                self._take(message)
+            if self._process is not process:
+                return
+            process.send(self._waiting if self._started else collections.deque())
+            if not self._started and time.monotonic() > self._start_by:
+                self._fall_back("it does not answer")
+        except ConnectionError:
+            self._give_up("failed (its process is gone)")
+        except OSError as error:
+            self._give_up(f"failed ({error})")
+
+    def _take(self, message: Message) -> None:
+        if "started" in message:
+            self._started = True
+            self._run = WandbRun(**message["started"])
+            runs.write_wandb_run(self._run_dir, self._run)
+        elif "failed" not in message:
+            if not message["finished"]:
+                self._warn(f"has not taken all rows in time; {self._where}")
+            self._end()
+        elif self._started:
+            self._give_up(f"failed ({message['failed']})")
+        else:
+            self._fall_back(message["failed"])
+
+    def _fall_back(self, reason: str) -> None:
+        if self._mode in NO_NETWORK:
+            self._give_up(f"failed ({reason})")
+            return
+        self._mode = "offline"
+        self._warn(f"cannot be reached ({reason}); {self._where}")
+        self._end()
+        self._start()
+
+    def _give_up(self, reason: str) -> None:
+        self._warn(f"{reason}; training goes on without it, and {runs.METRICS} has every row")
+        self._waiting.clear()
+        self._end()
+
+    def _warn(self, text: str) -> None:
+        emit("warning", text=f"Weights & Biases {text}")
+
+    @property
+    def _where(self) -> str:
+        files = self._run_dir / "wandb" / f"{'offline-' if self._mode in NO_NETWORK else ''}run-*"
+        return f"rows are kept in this run's directory, and `uv run wandb sync {files}` uploads them"
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.end()
+            self._process = None
+
+
+class _WandbProcess:
+    """A process that runs :mod:`mjlab_dist.learn.wandb_process`. Sending and receiving never wait.
+
+    Raises:
+        ConnectionError: When sending and receiving, if the process has ended.
+        OSError: If it cannot be started.
+    """
+
+    def __init__(self, first: Message) -> None:
+        """Start it.
+
+        Args:
+            first: The first message.
+        """
+        # Killed, wandb's service process leaves files behind.
+        self._temporary = tempfile.TemporaryDirectory(prefix="mjlab-dist-", ignore_cleanup_errors=True)
+        # A service process that this process has for runs of its own is none of ours.
+        environ = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
+        self._link, other_end = socket.socketpair()
+        self._link.setblocking(False)
+        self._unsent = _line(first)
+        self._received = b""
+        script = Path(__file__).with_name("wandb_process.py")
+        with other_end:
+            self._process = subprocess.Popen(
+                # -P: modules beside the script are not importable by their bare names.
+                [sys.executable, "-P", str(script), self._temporary.name],
+                stdin=other_end.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={**environ, "TMPDIR": self._temporary.name},
+                start_new_session=True,  # a terminal's Ctrl-C is for the launcher
+            )
+        self.send(collections.deque())
+
+    def send(self, messages: collections.deque[Message]) -> None:
+        """Send as many messages as it takes now, and take these out of the queue."""
+        while self._unsent or messages:
+            self._unsent = self._unsent or _line(messages.popleft())
+            try:
+                self._unsent = self._unsent[self._link.send(self._unsent) :]
+            except BlockingIOError:
+                return
+
+    def receive(self) -> list[Message]:
+        """What it has answered since the last call."""
+        try:
+            while data := self._link.recv(1 << 16):
+                self._received += data
+        except BlockingIOError:
+            *lines, self._received = self._received.split(b"\n")
+            return [json.loads(line) for line in lines]
+        raise ConnectionError
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until there is something to receive or to send."""
+        poll = select.poll()  # select itself takes no descriptor above 1023
+        poll.register(self._link, select.POLLIN | (select.POLLOUT if self._unsent else 0))
+        poll.poll(1000 * timeout_s)
+
+    def end(self) -> None:
+        """Kill it, and wandb's service process."""
+        import psutil  # noqa: PLC0415 (slow to import, and needed at the end only)
+
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for process in psutil.Process(self._process.pid).children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+        self._process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=1)  # no longer for one that hangs in the kernel
+        self._link.close()
+        self._temporary.cleanup()
+
+
+def writers(config: TrainConfig, run_dir: Path, resumed_at: int | None) -> list[Writer]:
+    """The writers of a run, for rank 0: metrics.jsonl always, and the chosen logger.
+
+    Args:
+        config: The run's config.
+        run_dir: The run directory.
+        resumed_at: The iteration of the checkpoint that the run goes on from, 0 if it had none yet: what was written of later
+            iterations is cut off. None for a new run.
+    """
+    rows = JsonlWriter(run_dir, resumed_at)
+    chosen = WandbWriter(run_dir, config) if config.logger == "wandb" else TensorBoardWriter(run_dir, resumed_at)
+    return [rows, chosen]
+
+
+def scalars(row: Row) -> dict[str, float]:
+    """What of a row can be plotted, grouped by name as TensorBoard and Weights & Biases show it."""
+    return {
+        name if "/" in name else f"{'perf' if name.endswith('_s') else 'train'}/{name}": float(value)
+        for name, value in row.items()
+        if value is not None and name != "iteration"
+    }
+
+
+def _line(message: Message) -> bytes:
+    return json.dumps(message, default=str).encode() + b"\n"
+
+
+def _jsonable(value: float | int | None) -> float | int | None:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,140 @@
+"""The installed train command with --logger wandb: it never fails, waits or tells a secret for that library's sake."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import Command
+from wandb_files import logged_steps
+
+from mjlab_dist import runs
+
+KEY = "0123456789abcdef" * 2 + "01234567"
+
+SMALL = (
+    "train", "cartpole-balance", "--gpu-ids", "None", "--num-envs", "32", "--agent.num-steps-per-env", "8",
+    "--env.episode-length-s", "0.1", "--logger", "wandb", "--wandb-project", "proj",
+)  # fmt: skip
+
+WaitFor = Callable[[Callable[[], bool], float], None]
+
+
+@pytest.fixture(autouse=True)
+def account(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that nobody asks for: Weights & Biases is offline, or not there."""
+    for name in ("WANDB_BASE_URL", "WANDB_SERVICE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("NETRC", "WANDB_CONFIG_DIR", "WANDB_CACHE_DIR"):
+        monkeypatch.setenv(name, str(command.cwd / name.lower()))
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin take the time of other tests
+
+
+def only_run(root: Path) -> Path:
+    (run,) = (root / "logs" / "cartpole-balance").iterdir()
+    return run
+
+
+def named(command: Command, name: str) -> list[psutil.Process]:
+    """Processes of the command whose command line has a name."""
+    found: list[psutil.Process] = []
+    for process in command.processes():
+        try:
+            argv = process.cmdline()
+        except psutil.Error:
+            continue  # it has just ended
+        if any(name in word for word in argv):
+            found.append(process)
+    return found
+
+
+def has_wandb_rows(root: Path) -> bool:
+    return any(logged_steps(file) for file in root.glob("logs/*/*/wandb/*run-*/*.wandb"))
+
+
+def test_row_21_the_key_is_in_no_command_line_and_no_file(command: Command) -> None:
+    process = command.start(*SMALL, "--cpu-ranks", "2", "--max-iterations", "60")
+    words: set[str] = set()
+    while process.poll() is None:
+        for other in command.processes():
+            try:
+                words.update(other.cmdline())
+            except psutil.Error:
+                continue  # it has just ended
+        time.sleep(0.02)
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    for name in ("wandb_process.py", "wandb-core"):
+        assert any(word.endswith(name) for word in words), f"{name} was seen"
+    assert not [word for word in words if KEY in word]
+    assert KEY not in out + err
+
+    assert has_wandb_rows(command.cwd)
+    files = [path for path in command.cwd.rglob("*") if path.is_file()]
+    names = {path.name for path in files}
+    assert {runs.CONFIG, runs.PROVENANCE, runs.WANDB, "localhost[0].log", "debug.log", "debug-internal.log"} <= names
+    assert not [path for path in files if KEY.encode() in path.read_bytes()]
+
+
+@pytest.mark.parametrize("fault", ["no key", "no network", "killed"])
+def test_row_20_wandb_fails_and_training_goes_on(
+    command: Command, wait_for: WaitFor, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    iterations = 300 if fault == "killed" else 60
+    if fault != "killed":
+        monkeypatch.delenv("WANDB_MODE")
+    if fault == "no key":
+        monkeypatch.delenv("WANDB_API_KEY")
+    if fault == "no network":
+        monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    process = command.start(*SMALL, "--max-iterations", str(iterations))
+    if fault == "killed":
+        wait_for(lambda: has_wandb_rows(command.cwd), 120)
+        for service in named(command, "wandb-core"):
+            service.send_signal(signal.SIGKILL)
+    out, err = process.communicate(timeout=240)
+    ended = time.time()
+    assert process.returncode == 0, err
+    assert not command.leftovers()
+
+    run = only_run(command.cwd)
+    rows = runs.read_metrics(run)
+    assert [row["iteration"] for row in rows] == list(range(1, iterations + 1))
+    elapsed_s = itertools.pairwise([0.0, *(row["elapsed_s"] for row in rows)])
+    beside_training_s = [b - a - row["collect_s"] - row["learn_s"] for (a, b), row in zip(elapsed_s, rows, strict=True)]
+    assert max(beside_training_s) < 5.0
+    assert ended - (run / runs.METRICS).stat().st_mtime < 8.0, "5 s, and the end of the process"
+    warnings = [line for line in out.splitlines() if line.startswith("Warning: Weights & Biases")]
+    (warning,) = warnings
+    assert ("failed (Connection lost)" if fault == "killed" else "cannot be reached (") in warning
+    assert err == ""
+    if fault != "killed":
+        (file,) = run.glob("wandb/offline-run-*/*.wandb")
+        assert logged_steps(file) == list(range(1, iterations + 1))
+
+
+def test_a_killed_run_leaves_no_process_and_goes_on_in_its_wandb_run(command: Command, wait_for: WaitFor) -> None:
+    process = command.start(*SMALL, "--max-iterations", "100000", "--checkpoint.interval", "20")
+    wait_for(lambda: has_wandb_rows(command.cwd) and any(command.cwd.rglob("model_*.pt")), 120)
+    process.kill()
+    process.wait()
+    wait_for(lambda: not command.leftovers(), 2)
+
+    run = only_run(command.cwd)
+    told = json.loads((run / runs.WANDB).read_text())
+    saved = max(runs.checkpoints(run))
+    done = command(*SMALL, "--resume", f"anyone/proj/{told['id']}", "--max-iterations", str(saved + 30))
+    assert done.code == 0, done.err
+    assert only_run(command.cwd) == run
+    assert json.loads((run / runs.WANDB).read_text()) == told
+    assert [row["iteration"] for row in runs.read_metrics(run)] == list(range(1, saved + 31))
+    *_, second = sorted(run.glob(f"wandb/offline-run-*-{told['id']}/*.wandb"))
+    assert logged_steps(second) == list(range(saved + 1, saved + 31))

@@ -1,0 +1,531 @@
+"""Where rows go: complete files whatever ends a run, curves that go on, and a Weights & Biases that hurts nobody."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import http.server
+import itertools
+import json
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from wandb_files import logged_steps
+
+from mjlab_dist import registry, runs
+from mjlab_dist.config import TrainConfig
+from mjlab_dist.errors import UserError
+from mjlab_dist.events import listening
+from mjlab_dist.learn import writers as module
+from mjlab_dist.learn.metrics import Row
+from mjlab_dist.learn.writers import JsonlWriter, TensorBoardWriter, WandbWriter, Writer, scalars, writers
+
+Stub = Callable[..., Callable[[], list[dict[str, Any]]]]
+"""Puts a library in wandb's place that does what is named by its functions' names; returns what reads its log."""
+
+KEY = "0123456789abcdef" * 2 + "01234567"
+
+
+def row(iteration: int, value: float = 0.5) -> Row:
+    return {"iteration": iteration, "mean_return": value, "collect_s": 0.25, "loss/value": None}
+
+
+def fill(writer: Writer, iterations: range, value: float = 0.5) -> None:
+    for iteration in iterations:
+        writer.write(row(iteration, value))
+
+
+def strict(line: str) -> Any:
+    """Parse JSON as its standard has it, without NaN and Infinity."""
+
+    def refuse(name: str) -> None:
+        pytest.fail(f"{name} is no JSON")
+
+    return json.loads(line, parse_constant=refuse)
+
+
+# metrics.jsonl
+
+
+def test_what_is_no_number_is_written_as_null(tmp_path: Path):
+    writer = JsonlWriter(tmp_path, None)
+    writer.write({"iteration": 1, "a": math.nan, "b": math.inf, "c": -math.inf, "d": None, "e": 0.5})
+    writer.close()
+    line = (tmp_path / runs.METRICS).read_text()
+    assert strict(line) == {"iteration": 1, "a": None, "b": None, "c": None, "d": None, "e": 0.5}
+
+
+def test_rows_are_complete_as_soon_as_they_are_written(tmp_path: Path):
+    writer = JsonlWriter(tmp_path, None)
+    made = [row(1), row(2, 1.5)]
+    for count, one in enumerate(made, 1):
+        writer.write(one)
+        text = (tmp_path / runs.METRICS).read_text()
+        assert text.endswith("\n")
+        assert [strict(line)["iteration"] for line in text.splitlines()] == list(range(1, count + 1))
+    writer.close()
+    assert runs.read_metrics(tmp_path) == made
+
+
+@pytest.mark.parametrize("torn", ["", '{"iter', '{"iteration": 11}'], ids=["whole", "torn", "without its end"])
+@pytest.mark.parametrize("resumed_at", [0, 6, 10, 99])
+def test_rows_after_the_checkpoint_are_cut_off(tmp_path: Path, resumed_at: int, torn: str):
+    fill(JsonlWriter(tmp_path, None), range(1, 11), value=1.0)
+    with (tmp_path / runs.METRICS).open("a") as file:
+        file.write(torn)  # as a kill leaves it
+    assert [one["iteration"] for one in runs.read_metrics(tmp_path)] == list(range(1, 11))
+    kept = min(resumed_at, 10)
+    fill(JsonlWriter(tmp_path, resumed_at), range(kept + 1, 13), value=2.0)
+    assert runs.read_metrics(tmp_path) == [row(i, 1.0 if i <= kept else 2.0) for i in range(1, 13)]
+
+
+def test_a_run_killed_before_its_first_row_goes_on(tmp_path: Path):
+    runs.cut_metrics(tmp_path, 3)
+    assert not (tmp_path / runs.METRICS).exists()
+    fill(JsonlWriter(tmp_path, 0), range(1, 2))
+    assert runs.read_metrics(tmp_path) == [row(1)]
+
+
+# TensorBoard
+
+
+def curve(run_dir: Path, name: str) -> list[tuple[int, float]]:
+    """What TensorBoard shows of a directory."""
+    events = EventAccumulator(str(run_dir), size_guidance={"scalars": 0}).Reload()
+    return [(event.step, event.value) for event in events.Scalars(name)]
+
+
+def test_tensorboard_shows_every_step_once_after_a_resume(tmp_path: Path):
+    fill(TensorBoardWriter(tmp_path, None), range(1, 21), value=1.0)  # never closed: it was killed
+    assert curve(tmp_path, "train/mean_return") == [(i, 1.0) for i in range(1, 21)]
+    second = TensorBoardWriter(tmp_path, 10)
+    fill(second, range(11, 16), value=2.0)
+    assert curve(tmp_path, "train/mean_return") == [(i, 1.0 if i <= 10 else 2.0) for i in range(1, 16)]
+    second.close()
+    fill(TensorBoardWriter(tmp_path, 12), range(13, 31), value=3.0)
+    expected = [(i, 1.0 if i <= 10 else 2.0 if i <= 12 else 3.0) for i in range(1, 31)]
+    assert curve(tmp_path, "train/mean_return") == expected
+    assert [step for step, _ in curve(tmp_path, "perf/collect_s")] == list(range(1, 31))
+
+
+def test_tensorboard_shows_nothing_of_a_run_that_began_again(tmp_path: Path):
+    fill(TensorBoardWriter(tmp_path, None), range(1, 6), value=1.0)
+    fill(TensorBoardWriter(tmp_path, 0), range(1, 4), value=2.0)
+    assert curve(tmp_path, "train/mean_return") == [(i, 2.0) for i in range(1, 4)]
+
+
+def test_scalars_are_grouped_by_name():
+    named = scalars({"mean_return": 1.5, "collect_s": 2.0, "steps_per_s": 8, "loss/value": 0.5, "reward/upright": 3.0})
+    assert named == {
+        "train/mean_return": 1.5,
+        "perf/collect_s": 2.0,
+        "perf/steps_per_s": 8.0,
+        "loss/value": 0.5,
+        "reward/upright": 3.0,
+    }
+
+
+def test_scalars_leave_out_the_iteration_and_what_is_unknown():
+    named = scalars({"iteration": 3, "mean_return": None, "episodes": 4})
+    assert named == {"train/episodes": 4.0}
+    assert all(type(value) is float for value in named.values())
+
+
+# Weights & Biases
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainConfig:
+    """With an account, and nobody at home there."""
+    for name in ("WANDB_MODE", "WANDB_SERVICE", "NETRC"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    return dataclasses.replace(registry.task_config("cartpole-balance"), logger="wandb", wandb_project="proj")
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    (tmp_path / "run").mkdir()
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def warnings() -> Iterator[list[str]]:
+    """What a person is warned of; afterwards no process is left."""
+    texts: list[str] = []
+    with listening(lambda event: texts.append(event["text"])):
+        yield texts
+    left = [p.name() for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+    assert not left
+
+
+STUB = """
+import json, os, signal, sys, time
+
+class Settings:
+    def __init__(self, **settings):
+        pass
+
+class Run:
+    entity, project, id, offline, disabled = "team", "proj", "abc", False, False
+    def log(self, values, step):
+        LOG
+        write(step=step, values=values)
+    def finish(self):
+        FINISH
+
+def write(**what):
+    with open(OUTPUT, "a") as file:
+        print(json.dumps(what), file=file)
+
+def init(settings, **options):
+    options = dict(options)
+    INIT
+    write(init=options)
+    return Run()
+
+def teardown():
+    pass
+"""
+
+
+@pytest.fixture
+def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stub:
+    """Put another library in wandb's place, which does as it is told."""
+
+    def put(init: str = "pass", log: str = "pass", finish: str = "pass") -> Callable[[], list[dict[str, Any]]]:
+        output = tmp_path / "logged.jsonl"
+        (tmp_path / "stub").mkdir(exist_ok=True)
+        text = (
+            STUB.replace("INIT", init)
+            .replace("LOG", log)
+            .replace("FINISH", finish)
+            .replace("OUTPUT", repr(str(output)))
+        )
+        (tmp_path / "stub" / "wandb.py").write_text(text)
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path / "stub"))
+        return lambda: [json.loads(line) for line in output.read_text().splitlines()]
+
+    return put
+
+
+def write_until(writer: WandbWriter, condition: Callable[[], object]) -> int:
+    """Write rows until something has happened; returns their number. No row takes long."""
+    deadline = time.monotonic() + 60
+    for iteration in itertools.count(1):
+        start = time.monotonic()
+        writer.write(row(iteration))
+        assert time.monotonic() - start < 1.0
+        if condition():
+            return iteration
+        if start > deadline:
+            pytest.fail("did not happen")
+        time.sleep(0.02)
+    raise AssertionError
+
+
+def close(writer: WandbWriter) -> None:
+    start = time.monotonic()
+    writer.close()
+    assert time.monotonic() - start < 5.0
+
+
+def test_rows_reach_wandb_in_order(config: TrainConfig, run_dir: Path, warnings: list[str], stub: Stub):
+    logged = stub()
+    writer = WandbWriter(run_dir, config)
+    written = runs.read_wandb_run(run_dir)
+    assert written is not None, "known before wandb has started"
+    fill(writer, range(1, 3001))
+    close(writer)
+    first, *rows = logged()
+    assert [one["step"] for one in rows] == list(range(1, 3001))
+    assert rows[0]["values"] == {"train/mean_return": 0.5, "perf/collect_s": 0.25}
+    options = first["init"]
+    assert (options["project"], options["id"], options["name"]) == ("proj", written.id, "run")
+    assert options["config"]["task"] == "cartpole-balance"
+    assert not warnings
+
+
+def test_a_resume_goes_on_in_the_same_wandb_run(config: TrainConfig, run_dir: Path, warnings: list[str], stub: Stub):
+    logged = stub()
+    for project in ("proj", "another"):
+        writer = WandbWriter(run_dir, dataclasses.replace(config, wandb_project=project))
+        fill(writer, range(1, 2))
+        close(writer)
+    assert json.loads((run_dir / runs.WANDB).read_text()) == {"entity": "team", "project": "proj", "id": "abc"}
+    _, second = (one["init"] for one in logged() if "init" in one)
+    assert {name: second[name] for name in ("entity", "project", "id", "resume")} == {
+        "entity": "team", "project": "proj", "id": "abc", "resume": "allow",
+    }  # fmt: skip
+    assert not warnings
+
+
+@pytest.mark.parametrize("behaviour", ["raise RuntimeError('no')", "time.sleep(99)"])
+def test_wandb_that_does_not_start_online_starts_offline(
+    config: TrainConfig,
+    run_dir: Path,
+    warnings: list[str],
+    stub: Stub,
+    behaviour: str,
+):
+    logged = stub(init=f"if options['mode'] != 'offline': {behaviour}")
+    writer = WandbWriter(run_dir, config)
+    fill(writer, range(1, 11))
+    close(writer)
+    assert [one["step"] for one in logged() if "step" in one] == list(range(1, 11))
+    (warning,) = warnings
+    reason = "no" if "raise" in behaviour else "it does not answer"
+    assert warning.startswith(f"Weights & Biases cannot be reached ({reason}); rows are kept")
+    assert f"`uv run wandb sync {run_dir}/wandb/offline-run-*`" in warning
+
+
+@pytest.mark.parametrize(
+    ("where", "behaviour", "expected"),
+    [
+        ("init", "os._exit(1)", ["failed (its process is gone)"]),
+        ("init", "raise ValueError", ["cannot be reached (ValueError)", "failed (ValueError)"]),
+        ("init", "time.sleep(99)", ["cannot be reached (it does not answer)", "did not end within 2 s"]),
+        ("log", "raise OSError('broken\\npipe')", ["failed (broken)"]),
+        ("log", "os.kill(os.getpid(), signal.SIGKILL)", ["failed (its process is gone)"]),
+        ("log", "time.sleep(99)", ["did not end within 2 s"]),
+        ("finish", "raise ValueError('no')", ["failed (no)"]),
+        ("finish", "raise TimeoutError", ["has not taken all rows in time"]),
+        ("finish", "os.kill(os.getpid(), signal.SIGSTOP)", ["did not end within 2 s"]),
+    ],
+)
+def test_wandb_that_fails_costs_a_warning(
+    config: TrainConfig,
+    run_dir: Path,
+    warnings: list[str],
+    stub: Stub,
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
+    behaviour: str,
+    expected: list[str],
+):
+    monkeypatch.setattr(module, "CLOSE_S", 2.0)
+    monkeypatch.setattr(module, "CLOSE_START_S", 1.0)
+    stub(**{where: behaviour})
+    writer = WandbWriter(run_dir, config)
+    if where == "log" and "sleep" not in behaviour:
+        write_until(writer, lambda: warnings)
+    fill(writer, range(1, 11))
+    close(writer)
+    assert len(warnings) == len(expected)
+    for text, start in zip(warnings, expected, strict=True):
+        assert text.startswith(f"Weights & Biases {start}")
+    assert "training goes on without it, and metrics.jsonl has every row" in warnings[-1] or "Timeout" in behaviour
+
+
+def test_a_run_waits_less_than_five_seconds_at_its_end(
+    config: TrainConfig, run_dir: Path, warnings: list[str], stub: Stub
+):
+    stub(finish="time.sleep(99)")
+    writer = WandbWriter(run_dir, config)
+    fill(writer, range(1, 11))
+    close(writer)
+    (warning,) = warnings
+    assert warning.startswith("Weights & Biases did not end within 4.5 s; training goes on without it")
+
+
+def test_wandb_that_takes_no_rows_is_given_up(
+    config: TrainConfig,
+    run_dir: Path,
+    warnings: list[str],
+    stub: Stub,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(module, "MAX_WAITING_ROWS", 100)
+    stub(log="time.sleep(99)")
+    writer = WandbWriter(run_dir, config)
+    start = time.monotonic()
+    fill(writer, range(1, 50_001))
+    assert time.monotonic() - start < 5.0
+    close(writer)
+    (warning,) = warnings
+    assert "takes no more rows since iteration" in warning
+
+
+def test_a_full_disk_does_not_fail_for_wandbs_sake(config: TrainConfig, warnings: list[str]):
+    writer = WandbWriter(Path("/dev/full/run"), config)
+    fill(writer, range(1, 3))
+    close(writer)
+    (warning,) = warnings
+    assert warning.startswith("Weights & Biases could not be started ([Errno 20] Not a directory")
+
+
+def test_offline_rows_are_on_disk_when_it_is_closed(
+    config: TrainConfig, run_dir: Path, warnings: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    last: list[int] = []
+    for resumed_at in (None, 10):
+        _, writer = writers(config, run_dir, resumed_at)
+        assert isinstance(writer, WandbWriter)
+        last.append(write_until(writer, lambda writer=writer: writer._started) + 100)
+        fill(writer, range(last[-1] - 99, last[-1] + 1))
+        close(writer)
+    files = sorted(run_dir.glob("wandb/offline-run-*/*.wandb"))
+    written = runs.read_wandb_run(run_dir)
+    assert written is not None
+    assert written.entity is None
+    assert [file.stem for file in files] == [f"run-{written.id}"] * 2, "uploaded into one run"
+    assert [logged_steps(file) for file in files] == [list(range(1, count + 1)) for count in last]
+    assert not warnings
+    assert not list(run_dir.glob("events.out.*"))
+
+
+def test_without_a_key_rows_are_kept_for_later(
+    config: TrainConfig, run_dir: Path, warnings: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("WANDB_API_KEY")
+    writer = WandbWriter(run_dir, config)
+    last = write_until(writer, lambda: writer._started)
+    close(writer)
+    (file,) = run_dir.glob("wandb/offline-run-*/*.wandb")
+    assert logged_steps(file) == list(range(1, last + 1))
+    (warning,) = warnings
+    assert warning.startswith("Weights & Biases cannot be reached (No API key configured.")
+
+
+def test_without_a_network_rows_are_kept_for_later(
+    config: TrainConfig, run_dir: Path, warnings: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(module, "START_S", 10.0)
+    writer = WandbWriter(run_dir, config)
+    last = write_until(writer, lambda: writer._started)
+    close(writer)
+    (file,) = run_dir.glob("wandb/offline-run-*/*.wandb")
+    assert logged_steps(file) == list(range(1, last + 1))
+    (warning,) = warnings
+    assert warning.startswith("Weights & Biases cannot be reached (")
+    assert KEY not in warning
+
+
+def test_disabled_it_does_nothing(
+    config: TrainConfig, run_dir: Path, warnings: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    writer = WandbWriter(run_dir, config)
+    write_until(writer, lambda: writer._started)
+    close(writer)
+    assert not (run_dir / "wandb").exists()
+    assert not warnings
+
+
+class Service(http.server.BaseHTTPRequestHandler):
+    """As much of Weights & Biases as its library needs; class attributes are its memory."""
+
+    has_steps = 0
+    logged: list[int] = []  # noqa: RUF012
+
+    def do_POST(self) -> None:
+        """Answer a query, or take rows."""
+        body = (
+            json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"{}")
+            if "json" in str(self.headers["Content-Type"])
+            else {}
+        )
+        if self.path == "/graphql":
+            self._answer({"data": self._data(body)})
+            return
+        rows = body.get("files", {}).get("wandb-history.jsonl", {}).get("content", [])
+        self.logged.extend(json.loads(one)["_step"] for one in rows)
+        self._answer({})
+
+    def _data(self, body: dict[str, Any]) -> dict[str, Any]:
+        query, variables = body["query"], body["variables"]
+        project = {"id": "p", "name": "proj", "entity": {"id": "e", "name": "team"}}
+        bucket = {"id": "b", "name": variables.get("name"), "displayName": "run", "config": "{}", "project": project}
+        if "upsertBucket" in query:
+            return {"upsertBucket": {"bucket": {**bucket, "historyLineCount": 0}, "inserted": True}}
+        if "RunResumeStatus" in query and self.has_steps:
+            tail = json.dumps([json.dumps({"_step": self.has_steps})])
+            history = {"historyLineCount": self.has_steps, "historyTail": tail, "logLineCount": 0, "eventsLineCount": 0}
+            told = {"eventsTail": "[]", "summaryMetrics": "{}", "wandbConfig": '{"t": 1}', "tags": [], **history}
+            return {"model": {**project, "bucket": {**bucket, **told}}}
+        if "CreateRunFiles" in query:
+            files = [{"name": name, "uploadUrl": f"{self.headers['Host']}/up"} for name in variables["files"]]
+            return {"createRunFiles": {"runID": "b", "uploadHeaders": [], "files": files}}
+        return {"model": None}
+
+    do_PUT = do_GET = do_POST  # noqa: N815
+
+    def _answer(self, content: dict[str, Any]) -> None:
+        data = json.dumps(content).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Say nothing."""
+
+
+@contextlib.contextmanager
+def service(has_steps: int) -> Iterator[tuple[str, list[int]]]:
+    """A server of Weights & Biases; yields its address and the steps that it is told of."""
+    memory: dict[str, Any] = {"has_steps": has_steps, "logged": []}
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), type("Memory", (Service,), memory)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", memory["logged"]
+        server.shutdown()
+
+
+@pytest.mark.parametrize("has_steps", [0, 30])
+def test_wandb_is_told_the_steps_that_it_does_not_have(
+    config: TrainConfig, run_dir: Path, warnings: list[str], monkeypatch: pytest.MonkeyPatch, has_steps: int
+):
+    with service(has_steps) as (url, logged):
+        monkeypatch.setenv("WANDB_BASE_URL", url)
+        writer = WandbWriter(run_dir, config)
+        last = write_until(writer, lambda: writer._started)
+        fill(writer, range(last + 1, last + 101))
+        close(writer)
+    assert not warnings
+    assert logged == list(range(has_steps + 1, last + 101))
+    written = runs.read_wandb_run(run_dir)
+    assert written is not None
+    assert (written.entity, written.project) == ("team", "proj")
+
+
+# --resume entity/project/id
+
+
+def test_a_wandb_run_leads_to_its_directory(tmp_path: Path):
+    log_root = str(tmp_path)
+    known = {
+        "2026-11-21_00-00-01": runs.WandbRun(entity="team", project="proj", id="aaaa"),
+        "2026-11-21_00-00-02": runs.WandbRun(project="proj", id="bbbb"),
+        "2026-11-21_00-00-03": runs.WandbRun(entity="team", project="other", id="aaaa"),
+        "2026-11-21_00-00-04": None,
+    }
+    for name, run in known.items():
+        (tmp_path / "walk" / name).mkdir(parents=True)
+        if run:
+            runs.write_wandb_run(tmp_path / "walk" / name, run)
+    (tmp_path / "walk" / "2026-11-21_00-00-04" / runs.WANDB).write_text("damaged")
+
+    for path, name in (
+        ("team/proj/aaaa", "2026-11-21_00-00-01"),
+        ("anyone/proj/bbbb", "2026-11-21_00-00-02"),
+        ("team/other/aaaa", "2026-11-21_00-00-03"),
+    ):
+        assert runs.find_wandb_run(log_root, "walk", path) == tmp_path / "walk" / name
+        assert runs.find_run_to_resume(log_root, "walk", path) == tmp_path / "walk" / name
+    for task, path in (("walk", "me/proj/aaaa"), ("walk", "team/proj/cccc"), ("run", "team/proj/aaaa")):
+        with pytest.raises(UserError) as caught:
+            runs.find_wandb_run(log_root, task, path)
+        assert str(caught.value) == (
+            f"--resume {path}: no run of {task} under {log_root} is this run of Weights & Biases, so it is not on this machine; "
+            "copy its run directory there"
+        )

@@ -1,0 +1,39 @@
+"""What Weights & Biases keeps of a run on disk, read as `wandb sync` reads it."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+from wandb.proto import wandb_internal_pb2
+
+BLOCK = 32768
+"""Bytes of a block; no chunk goes over its end."""
+
+
+def logged_steps(file: Path) -> list[int]:
+    """Steps of all rows in a .wandb file."""
+    steps: list[int] = []
+    for data in _records(file.read_bytes()):
+        record = wandb_internal_pb2.Record()  # pyright: ignore[reportAttributeAccessIssue] (made at import)
+        record.ParseFromString(data)
+        if record.WhichOneof("record_type") == "history":
+            steps.append(record.history.step.num)
+    return steps
+
+
+def _records(data: bytes) -> Iterator[bytes]:
+    """Records of LevelDB's log format: chunks of checksum, length and kind, after a header of 7 bytes."""
+    position, record = 7, b""
+    while position + 7 <= len(data):
+        left = BLOCK - position % BLOCK
+        if left < 7:
+            position += left
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, position)
+        record += data[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in {1, 4}:  # a whole record, or its last chunk
+            yield record
+            record = b""
