@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from mjlab_dist.errors import UserError
@@ -202,6 +203,10 @@ class TrainConfig:
     """GPUs to train on, one rank each: indices into CUDA_VISIBLE_DEVICES where that is set; all; or None for the CPU. auto: GPU 0 if there is one, else the CPU."""
     cpu_ranks: int | None = None
     """Train on the CPU with this many processes, each on its share of the cores."""
+    hosts: tuple[str, ...] = ()
+    """Machines to train on, by name or address, each with the ranks that gpu-ids or cpu-ranks asks for; by default this one. This one comes first, the others are reached by SSH. The same environment must lie under the same path on all."""
+    ssh_config: str | None = None
+    """SSH's config file for hosts; by default ~/.ssh/config, then /etc/ssh/ssh_config."""
     require_same_devices: bool = False
     """Refuse to train on ranks whose devices differ in model, memory or compute capability; otherwise that is only reported."""
     fsdp_devices: int = 1
@@ -243,7 +248,9 @@ class PlayConfig:
     run: str = "latest"
     """Run directory, or latest for the task's newest run."""
     checkpoint: str | None = None
-    """Checkpoint file; the run's newest by default."""
+    """Checkpoint to play: latest or best (of the highest mean return) of the run, or a file, which names its run itself. Default: latest."""
+    nan_dump: str | None = None
+    """Play no policy, but step once more what a run that stopped at a number that is not finite left in errors/nan_rank<N>.pt."""
     video: str | None = None
     """Video file to write, such as balance.mp4; by default none is."""
     num_envs: int = 16
@@ -268,6 +275,7 @@ def validate(config: TrainConfig) -> None:
     if config.total_num_envs is None:
         validate_rollout(config)
     _validate_sync(config)
+    _validate_hosts(config.hosts)
     parse_interval(config.checkpoint.interval)
     if config.resume is not None and config.init_from is not None:
         raise UserError(
@@ -367,6 +375,19 @@ def _validate_sync(config: TrainConfig) -> None:
             raise UserError(f"{flag}, since {reason}; drop one of the two")
 
 
+def _validate_hosts(hosts: tuple[str, ...]) -> None:
+    shown = " ".join(hosts)
+    for host in hosts:
+        # One colon would be a port, which SSH's library takes and a look-up of the name does not; an IPv6 address has more.
+        if not re.fullmatch(r"[\w.:-]+", host) or host.count(":") == 1:
+            raise UserError(
+                f"--hosts {shown}: {host!r} is no machine's name or address; separate hosts by spaces, and name users and ports "
+                "in SSH's config file"
+            )
+        if hosts.count(host) > 1:
+            raise UserError(f"--hosts {shown}: {host} is repeated; name each once")
+
+
 def _validate_numbers(config: TrainConfig) -> None:
     agent, sim = config.agent, config.env.sim
     for least, flag, value in (
@@ -433,7 +454,7 @@ def to_plain(config: Any) -> Any:
         config: A config dataclass, or anything that one holds.
 
     Returns:
-        The same as plain data: dataclasses and mappings as dicts, tuples as lists.
+        The same as plain data: dataclasses and mappings as dicts, tuples as lists, paths as text.
     """
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
         return {f.name: to_plain(getattr(config, f.name)) for f in dataclasses.fields(config)}
@@ -441,6 +462,8 @@ def to_plain(config: Any) -> Any:
         return {key: to_plain(value) for key, value in config.items()}
     if isinstance(config, tuple | list):
         return [to_plain(value) for value in config]
+    if isinstance(config, Path):
+        return str(config)
     return config
 
 

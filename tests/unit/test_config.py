@@ -131,6 +131,8 @@ def test_a_bad_value_is_refused(config: TrainConfig, path: str, flag: str, value
         ("agent.gamma", 1.0),
         ("agent.lam", 1.0),
         ("run_name", "a.b"),
+        ("hosts", ("localhost",)),
+        ("hosts", ("node-7", "node8.example.org", "192.0.2.7", "2001:db8::7")),
     ],
 )
 def test_a_value_at_its_limit_is_accepted(config: TrainConfig, path: str, value: Any):
@@ -197,6 +199,23 @@ def test_fields_that_exclude_each_other_are_refused_together_only(
     assert message.endswith("drop one of the two")
 
 
+@pytest.mark.parametrize(
+    ("hosts", "mend"),
+    [
+        (("node7", "node8", "node7"), "node7 is repeated; name each once"),
+        (("",), "'' is no machine's name"),
+        (("node7", " "), "' ' is no machine's name"),
+        (("node7,node8",), "separate hosts by spaces"),
+        (("root@node7",), "name users and ports in SSH's config file"),
+        (("node7:2222",), "name users and ports in SSH's config file"),
+    ],
+)
+def test_bad_hosts_are_refused(config: TrainConfig, hosts: tuple[str, ...], mend: str):
+    message = refusal_of(changed(config, "hosts", hosts))
+    assert message.startswith(f"--hosts {' '.join(hosts)}:")
+    assert mend in message
+
+
 @pytest.mark.parametrize("rnn", ["lstm", "gru"])
 def test_mini_batches_of_recurrent_networks_are_of_whole_envs(config: TrainConfig, rnn: str):
     config = changed(changed(config, "num_envs", 6), "agent.num_steps_per_env", 32)
@@ -237,6 +256,9 @@ def test_a_file_reads_back_as_the_same_config(task: str, tmp_path: Path):
         ("gpu_ids", (0,)),
         ("gpu_ids", (1, 0, 3)),
         ("cpu_ranks", 4),
+        ("hosts", ("node7",)),
+        ("hosts", ("192.0.2.7", "node8")),
+        ("ssh_config", "cluster/ssh_config"),
         ("run_name", "123"),
         ("run_name", "null"),
         ("run_name", "größer: #1"),
@@ -352,6 +374,8 @@ def test_a_missing_key_is_refused_by_name(config: TrainConfig, tmp_path: Path):
         ("gpu_ids", "some"),
         ("gpu_ids", 0),
         ("gpu_ids", ["a"]),
+        ("hosts", "node7"),
+        ("hosts", [7]),
         ("logger", "paper"),
         ("agent", [1]),
         ("agent.schedule", "sometimes"),

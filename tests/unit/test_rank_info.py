@@ -82,7 +82,7 @@ def test_unlike_devices_are_refused_where_like_ones_are_required():
 
 def test_ranks_are_written_for_people_and_programs(tmp_path: Path):
     ranks = [
-        RankInfo(rank=i, **dataclasses.asdict(device), first_env_id=64 * i, num_envs=64, seed=1 + i)
+        RankInfo(rank=i, pid=100 + i, **dataclasses.asdict(device), first_env_id=64 * i, num_envs=64, seed=1 + i)
         for i, device in enumerate([H100, CPU])
     ]
     runs.write_ranks(tmp_path, ranks)

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
-from mjlab_dist import registry, runs
-from mjlab_dist.config import TrainConfig, to_plain
+from mjlab_dist import play, registry, runs
+from mjlab_dist.config import PlayConfig, TrainConfig, to_plain
 from mjlab_dist.errors import UserError
 
 
@@ -172,7 +172,42 @@ def test_a_checkpoint_of_another_name_is_passed_over(tmp_path: Path):
     newest.touch()
     for name in (".model_3.pt.123.tmp", "model_best.pt", "model_7.pt.bak", ".model_8.pt", "copy_of_model_9.pt"):
         (newest.parent / name).touch()
+    for name, target in ((runs.LATEST, "model_2.pt"), (runs.BEST, "model_2.pt"), ("model_10.pt", "lost.pt")):
+        (newest.parent / name).symlink_to(target)
     assert runs.find_checkpoint(tmp_path) == newest
+    assert runs.checkpoints(tmp_path) == {2: newest}
+
+
+def test_checkpoints_are_listed_from_the_oldest(tmp_path: Path):
+    assert runs.checkpoints(tmp_path) == {}
+    for iteration in (100, 9, 20):
+        path = runs.checkpoint_path(tmp_path, iteration)
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    assert list(runs.checkpoints(tmp_path)) == [9, 20, 100]
+
+
+def test_play_finds_the_newest_and_the_best_by_name(config: TrainConfig):
+    run_dir = make_run(config, "2026-11-21_03-14-25")
+    (run_dir / runs.CHECKPOINTS).mkdir()
+
+    def played(checkpoint: str | None) -> Path:
+        return play.resolve(config.task, PlayConfig(checkpoint=checkpoint, log_root=config.log_root))[1]
+
+    for name in (None, "latest"):
+        with pytest.raises(UserError, match=f"^--run {run_dir}: has no checkpoint yet"):
+            played(name)
+    for iteration in (10, 20, 30):
+        runs.checkpoint_path(run_dir, iteration).touch()
+    assert played(None) == played("latest") == runs.checkpoint_path(run_dir, 30)
+    with pytest.raises(UserError, match=f"^--checkpoint best: {run_dir} has none yet .*; use --checkpoint latest$"):
+        played("best")
+    (run_dir / runs.CHECKPOINTS / runs.BEST).symlink_to("model_20.pt")
+    assert played("best") == runs.checkpoint_path(run_dir, 20)
+    file = runs.checkpoint_path(run_dir, 10)
+    assert played(str(file)) == file
+    with pytest.raises(UserError, match=r"^--checkpoint bets: there is no such file; .* latest or best"):
+        played("bets")
 
 
 @pytest.mark.parametrize("names", [[], [".model_3.pt.123.tmp"]])

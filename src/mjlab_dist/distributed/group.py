@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
 from mjlab_dist.distributed.rank import Rank
@@ -24,9 +24,12 @@ def meet(rank: Rank) -> Store | None:
     """Meet the other ranks at a store of keys and values, before there is a process group; None on the only rank."""
     if rank.world_size == 1:
         return None
+    timeout = datetime.timedelta(seconds=TIMEOUT_S)
+    if rank.joins_store:
+        return TCPStore(rank.master_address, rank.master_port, is_master=False, timeout=timeout)
     url = f"tcp://{rank.master_address}:{rank.master_port}"
     # Under torchrun this finds the store of its agent, on whose port rank 0 could open none.
-    store, _, _ = next(rendezvous(url, rank.rank, rank.world_size, timeout=datetime.timedelta(seconds=TIMEOUT_S)))
+    store, _, _ = next(rendezvous(url, rank.rank, rank.world_size, timeout=timeout))
     return store
 
 
@@ -53,6 +56,7 @@ def process_group(rank: Rank, device: str, backend: str, store: Store | None) ->
     )
     try:
         yield
+        dist.barrier()  # nobody leaves while another still waits for what it was sent
     finally:
         dist.destroy_process_group()
 
@@ -67,6 +71,21 @@ def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
     if dist.is_initialized():
         dist.all_reduce(values)
     return values
+
+
+def gather_on_main(values: torch.Tensor) -> list[torch.Tensor]:
+    """Every rank's tensor, on rank 0; an empty list on the others.
+
+    Args:
+        values: Of the same shape and type on every rank, on the CPU.
+    """
+    if not dist.is_initialized():
+        return [values]
+    if dist.get_backend() == "nccl":  # which knows GPUs only, as gloo's gather knows the CPU only
+        values = values.cuda()
+    table = [torch.empty_like(values) for _ in range(world_size())] if dist.get_rank() == 0 else None
+    dist.gather(values, table, dst=0)
+    return table or []
 
 
 def gather(values: torch.Tensor) -> torch.Tensor:

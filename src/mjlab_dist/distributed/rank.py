@@ -9,6 +9,9 @@ from typing import Literal
 
 LOOPBACK = "127.0.0.1"
 
+MEETING_POINT = "MJLAB_DIST_MEETING_POINT"
+"""Variable by which our launcher names the store, as host:port, that it has opened for its ranks to meet at."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rank:
@@ -24,6 +27,8 @@ class Rank:
     """Host of rank 0."""
     master_port: int = 0
     """Port on that host where ranks meet."""
+    joins_store: bool = False
+    """Whether the store is there already, which the launcher has opened; else rank 0 opens it."""
 
     @property
     def is_main(self) -> bool:
@@ -55,13 +60,15 @@ def rank_from_environment(environ: Mapping[str, str]) -> Rank:
     if launcher == "torchrun":
         world_size = int(environ["WORLD_SIZE"])
         on_one_machine = int(environ.get("LOCAL_WORLD_SIZE", "0")) == world_size
+        host, _, port = environ.get(MEETING_POINT, "").rpartition(":")
         return Rank(
             rank=int(environ["RANK"]),
             local_rank=int(environ["LOCAL_RANK"]),
             world_size=world_size,
             # A machine's own name need not resolve, and need not be reachable from itself.
-            master_address=LOOPBACK if on_one_machine else environ["MASTER_ADDR"],
-            master_port=int(environ["MASTER_PORT"]),
+            master_address=host or (LOOPBACK if on_one_machine else environ["MASTER_ADDR"]),
+            master_port=int(port or environ["MASTER_PORT"]),
+            joins_store=bool(host),
         )
     if launcher == "slurm":
         return Rank(

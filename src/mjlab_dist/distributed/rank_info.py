@@ -41,6 +41,8 @@ class RankInfo(DeviceInfo):
 
     rank: int
     """Global rank."""
+    pid: int
+    """Its process on that machine."""
     first_env_id: int
     """Id of the rank's first env; the others follow."""
     num_envs: int

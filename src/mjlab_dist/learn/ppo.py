@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import Any, Literal
 
@@ -185,6 +185,29 @@ class PPO(rsl_rl.algorithms.PPO):
         if chosen.get("optimizer"):
             self._load_optimizer(loaded_dict["optimizer_state_dict"])
         return chosen.get("iteration", False)
+
+    def memory(self) -> dict[str, torch.Tensor]:
+        """What recurrent policy and value remember of their envs, (layers, num_envs, width) each; nothing where they are not."""
+        states = {name: model.get_hidden_state() for name, model in self._models.items()}
+        return {
+            f"{name}/{i}": part
+            for name, state in states.items()
+            for i, part in enumerate(state if isinstance(state, tuple) else (state,))
+            if part is not None
+        }
+
+    def load_memory(self, memory: Mapping[str, torch.Tensor]) -> None:
+        """Have policy and value remember.
+
+        Args:
+            memory: What :meth:`memory` returned.
+        """
+        for name, model in self._models.items():
+            match [memory[key].to(self.device) for key in sorted(memory) if key.startswith(f"{name}/")]:
+                case [hidden, cell]:
+                    model.reset(hidden_state=(hidden, cell))
+                case [hidden]:
+                    model.reset(hidden_state=hidden)
 
     def _load_optimizer(self, whole: dict[str, Any]) -> None:
         (own,) = self.optimizer.param_groups

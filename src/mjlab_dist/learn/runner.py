@@ -6,23 +6,33 @@ import contextlib
 import io
 import math
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
 from rsl_rl.runners import OnPolicyRunner
+from tensordict import TensorDict
 
 from mjlab_dist import runs
 from mjlab_dist.config import TrainConfig, parse_interval
+from mjlab_dist.control import Control
 from mjlab_dist.distributed.consistency import check_equal
-from mjlab_dist.distributed.rank import Rank
+from mjlab_dist.distributed.group import broadcast_from_main, gather_on_main
+from mjlab_dist.distributed.rank import Rank, in_words
 from mjlab_dist.distributed.synchronizer import AllReduce, make_synchronizer
 from mjlab_dist.env import Env
+from mjlab_dist.errors import NonFiniteError
 from mjlab_dist.events import emit
 from mjlab_dist.learn import checkpoint
-from mjlab_dist.learn.metrics import Metrics, Row, Sample, Writer, writers
+from mjlab_dist.learn.checkpoint import CheckpointStore
+from mjlab_dist.learn.finite import FiniteCheck, describe
+from mjlab_dist.learn.metrics import Metrics, Row, Sample
 from mjlab_dist.learn.ppo import PPO, flatten
+from mjlab_dist.learn.random_state import random_state, restore_random_state
+from mjlab_dist.learn.rank_state import RankState, fits, pack, unpack
 from mjlab_dist.learn.rsl_rl_config import rsl_rl_config
+from mjlab_dist.learn.writers import Writer, writers
 
 
 class Runner(OnPolicyRunner):
@@ -31,6 +41,7 @@ class Runner(OnPolicyRunner):
     Attributes:
         env: This rank's envs.
         current_learning_iteration: Iterations done.
+        max_iterations: Iterations to do in all.
     """
 
     env: Env
@@ -48,7 +59,11 @@ class Runner(OnPolicyRunner):
         self._rank = rank
         self._config = config
         self._run_dir = run_dir
+        self.max_iterations = config.max_iterations
         self._warned = False
+        self._store: CheckpointStore | None = None
+        self._control = Control()
+        self._saved_at = 0.0
         self._interval, self._interval_s = parse_interval(config.checkpoint.interval)
         self._last_check = 0
         synchronizer = make_synchronizer(config.sync)
@@ -58,6 +73,7 @@ class Runner(OnPolicyRunner):
         # rsl_rl prints the networks; nobody reads them between two lines of progress.
         with contextlib.redirect_stdout(io.StringIO()):
             super().__init__(env, rsl_rl_config(config, synchronizer), log_dir=None, device=env.device)
+        self._finite = FiniteCheck(env, self.alg.storage)
         if rank.is_main and config.fsdp_devices > 1:
             emit("status", text=self.alg.sharding.table(config.fsdp_min_size_mb))
 
@@ -73,32 +89,49 @@ class Runner(OnPolicyRunner):
             else None
         )
 
-    def train(self) -> Row:
-        """Train for ``max_iterations`` iterations.
+    def train(self, control: Control | None = None) -> Row:
+        """Train up to ``max_iterations`` iterations; where the run directory has a checkpoint, go on from the newest.
+
+        Args:
+            control: Is told of progress, and asked whether to stop.
 
         Returns:
             The last row of metrics.
 
         Raises:
-            FloatingPointError: On every rank, if a loss of any is NaN or infinite; no checkpoint is written from there on.
+            NonFiniteError: On every rank, if any has a number that is not finite; no checkpoint is written from there on.
             DesyncError: On every rank, if parameters differ that have to be equal.
+            OSError: On rank 0, if a file cannot be written.
         """
+        self._control = control or Control()
         self.alg.train_mode()
-        self.env.stagger()
-        metrics = Metrics(
-            rank=self._rank.rank,
-            world_size=self._rank.world_size,
-            num_samples=self.env.num_envs * self.cfg["num_steps_per_env"],
-            reward_names=self.env.reward_names,
-            num_parameters=self.alg.num_parameters,
-            clock=self.alg.clock,
-        )
-        outputs = writers(self._config, self._output_dir) if self._output_dir else []
-        try:
-            return self._iterate(metrics, outputs)
-        finally:
+        with contextlib.ExitStack() as stack:
+            if self._output_dir:
+                self._store = CheckpointStore(self._output_dir, self._config.checkpoint)
+                stack.callback(self._store.close)
+            content = self._newest_checkpoint()
+            obs = self._begin() if content is None else self._go_on(content)
+            done = self.current_learning_iteration
+            metrics = Metrics(
+                rank=self._rank.rank,
+                world_size=self._rank.world_size,
+                num_samples=self.env.num_envs * self.cfg["num_steps_per_env"],
+                reward_names=self.env.reward_names,
+                num_parameters=self.alg.num_parameters,
+                clock=self.alg.clock,
+                iteration=done,
+                counters=content and content.get("counters"),
+            )
+            if self._config.total_timesteps is not None:
+                # Iterations may have been of other sizes before.
+                left = self._config.total_timesteps - metrics.total_steps
+                self.max_iterations = done + max(0, left // metrics.num_samples)
+            if self._rank.is_main:
+                emit("length", max_iterations=self.max_iterations)
+            outputs = self._writers(done)
             for writer in outputs:
-                writer.close()
+                stack.callback(writer.close)
+            return self._iterate(obs, metrics, outputs)
 
     def save(self, path: str, infos: dict[str, Any] | None = None) -> None:
         """Compare all ranks' learners, then write a checkpoint that stock rsl_rl can load too; called by every rank.
@@ -110,12 +143,7 @@ class Runner(OnPolicyRunner):
         Raises:
             DesyncError: If ranks differ; nothing is written then.
         """
-        content = {
-            **self._compared_state(),
-            "iter": self.current_learning_iteration,
-            "infos": infos,
-            "task": self._config.task,
-        }
+        content = {**self._compared_state(), "infos": infos}
         if self._output_dir:
             checkpoint.save(Path(path), content)
 
@@ -140,25 +168,116 @@ class Runner(OnPolicyRunner):
     def _output_dir(self) -> Path | None:
         return self._run_dir if self._rank.is_main else None
 
-    def _iterate(self, metrics: Metrics, outputs: list[Writer]) -> Row:
-        row: Row = {}
+    def _newest_checkpoint(self) -> dict[str, Any] | None:
+        """What rank 0 finds in the run directory, which the other ranks need not see."""
+        newest = broadcast_from_main(self._store.read_newest() if self._store else None)
+        return checkpoint.load(newest[1], "cpu") if newest else None
+
+    def _writers(self, done: int) -> list[Writer]:
+        """Where rank 0 writes rows; after those that are there already, but for what came after the checkpoint."""
+        if not self._output_dir:
+            return []
+        has_rows = (self._output_dir / runs.METRICS).exists()
+        return writers(self._config, self._output_dir, done if has_rows else None)
+
+    def _begin(self) -> TensorDict:
+        """Start a run; returns the first observations."""
+        if self._config.init_from is not None:
+            weights = {"actor": True, "critic": True, "optimizer": False, "iteration": False}
+            self.load(self._config.init_from, load_cfg=weights)
+        self.env.stagger()
+        return self.env.get_observations()
+
+    def _go_on(self, content: dict[str, Any]) -> TensorDict:
+        """Take up a run where a checkpoint left it; returns the observations that come next."""
+        self.alg.load(content, None, strict=True)
+        done = self.current_learning_iteration = self._last_check = content["iter"]
+        states: list[RankState] = content.get("ranks") or []
         obs = self.env.get_observations()
-        for iteration in range(self.current_learning_iteration + 1, self._config.max_iterations + 1):
-            saves = iteration == self._config.max_iterations or iteration % (self._interval or sys.maxsize) == 0
+        own = self._rank_state(obs)
+        same = len(states) == self._rank.world_size and fits(states[self._rank.rank], own)
+        if self._rank.is_main:
+            how = "" if same else f", saved by {len(states) or 'other'} ranks or with other envs: envs are drawn anew"
+            emit("status", text=f"Going on from iteration {done}{how}.")
+        if not same:
+            # Not the draws that the run began with.
+            torch.manual_seed(self._config.seed + self._rank.rank + 1_000_003 * done)
+            self.env.reset()
+            self.env.stagger()
+            return self.env.get_observations()
+        return self._restore(states[self._rank.rank], obs)
+
+    def _restore(self, state: RankState, obs: TensorDict) -> TensorDict:
+        def part(prefix: str) -> RankState:
+            return {name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)}
+
+        self.env.load_state(part("env/"))
+        self.alg.load_memory(part("memory/"))
+        for group, saved in part("obs/").items():
+            obs[group] = saved.to(self.device)
+        restore_random_state(part("random/"), self.device)  # last: what came before may have drawn
+        return obs
+
+    def _rank_state(self, obs: TensorDict) -> RankState:
+        """What this rank has to itself, between two iterations."""
+        parts = {
+            "env/": self.env.state(),
+            "memory/": self.alg.memory(),
+            "obs/": dict(obs.items()),
+            "random/": random_state(self.device),
+        }
+        return {prefix + name: tensor for prefix, part in parts.items() for name, tensor in part.items()}
+
+    def _iterate(self, obs: TensorDict, metrics: Metrics, outputs: list[Writer]) -> Row:
+        row: Row = {}
+        self._control.beat(self.current_learning_iteration)
+        self._saved_at = time.monotonic()
+        for iteration in range(self.current_learning_iteration + 1, self.max_iterations + 1):
+            saves = iteration == self.max_iterations or iteration % (self._interval or sys.maxsize) == 0
             obs, sample = self._iteration(obs, iteration, saves)
             self.current_learning_iteration = iteration
-            row = metrics.row(iteration, sample)
-            _check_finite(row)
+            row, stops, save_is_due, not_finite = metrics.outcome(iteration, sample)
+            self._refuse_not_finite(row, not_finite, sample)
             self._warn_of_overflow(row)
-            if self._rank.is_main:
-                for writer in outputs:
-                    writer.write(row)
-                emit("iteration", row=row)
-            if saves and self._run_dir:
-                self.save(str(runs.checkpoint_path(self._run_dir, iteration)))
+            if self._store:
+                self._store.check()
+                self._write(row, outputs)
+            if saves or stops or save_is_due:
+                self._checkpoint(obs, metrics, row)
             elif self._check_is_due(averaged=row["parameter_spread"] is not None):
                 self._compared_state()
+            self._control.beat(iteration)
+            if stops:
+                break
         return row
+
+    def _write(self, row: Row, outputs: list[Writer]) -> None:
+        assert self._run_dir is not None
+        with checkpoint.explaining(self._run_dir, self._run_dir / runs.METRICS):
+            for writer in outputs:
+                writer.write(row)
+        emit("iteration", row=row)
+
+    def _checkpoint(self, obs: TensorDict, metrics: Metrics, row: Row) -> None:
+        """Have rank 0 write a checkpoint of all ranks, once they have been compared."""
+        if not self.alg.synchronizer.keeps_equal and row["parameter_spread"] is None:
+            self.alg.average()
+        content = self._compared_state()
+        # The last mini-batch's step may have broken what no loss has seen yet.
+        broken = [name for name, t in flatten(content).items() if t.is_floating_point() and not t.isfinite().all()]
+        if broken:
+            raise NonFiniteError(f"iteration {row['iteration']}: not finite after the update: {', '.join(broken[:4])}")
+        own = self._rank_state(obs)
+        packed = gather_on_main(pack(own))
+        self._saved_at = time.monotonic()
+        if self._store:
+            ranks = [unpack(one, own) for one in packed]
+            mean_return = row["mean_return"]
+            self._store.save(
+                self.current_learning_iteration,
+                {**content, "infos": None, "counters": metrics.counters(), "ranks": ranks},
+                mean_return,
+            )
 
     def _check_is_due(self, averaged: bool) -> bool:
         comparable = self.alg.synchronizer.keeps_equal or averaged
@@ -166,12 +285,12 @@ class Runner(OnPolicyRunner):
         return comparable and self.current_learning_iteration // interval > self._last_check // interval
 
     def _compared_state(self) -> dict[str, Any]:
-        """The learner's state, once it is known to be the same on every rank."""
+        """The learner's state, once it is known to be the same on every rank, and what it is of."""
         state = self.alg.save()
         if self.is_distributed:
             check_equal(flatten(state), f"iteration {self.current_learning_iteration}")
         self._last_check = self.current_learning_iteration
-        return state
+        return {**state, "iter": self.current_learning_iteration, "task": self._config.task}
 
     def _warn_of_overflow(self, row: Row) -> None:
         if self._rank.is_main and row["overflowed_envs"] and not self._warned:
@@ -182,18 +301,20 @@ class Runner(OnPolicyRunner):
                 "raise --env.sim.nconmax and --env.sim.njmax",
             )
 
-    def _iteration(self, obs: Any, iteration: int, saves: bool) -> tuple[Any, Sample]:
+    def _iteration(self, obs: TensorDict, iteration: int, saves: bool) -> tuple[TensorDict, Sample]:
         clock = self.alg.clock
         start = clock.mark()
         reward = torch.zeros((), device=self.device)
         # FSDP2 keeps what a rollout has gathered for the update, which may not use tensors of inference mode.
         with torch.no_grad() if self.alg.sharding.sharded else torch.inference_mode():
-            for _ in range(self.cfg["num_steps_per_env"]):
+            for step in range(self.cfg["num_steps_per_env"]):
                 actions = self.alg.act(obs)
+                self._finite.record(step)
                 obs, rewards, dones, extras = self.env.step(actions)
                 self.alg.process_env_step(obs, rewards, dones, extras)
                 reward += rewards.mean()
             self.alg.compute_returns(obs)
+            not_finite = self._finite.count(obs)
         collected = clock.mark()
         losses = self.alg.update()
         spread = torch.full((), math.nan, device=self.device)
@@ -214,12 +335,32 @@ class Runner(OnPolicyRunner):
             collect_s=clock.seconds(start, collected),
             learn_s=clock.seconds(collected, done),
             wait_s=clock.pop_wait_s(),
+            not_finite=not_finite,
+            nan_resets=self.env.pop_nan_resets(),
+            wants_stop=self._control.stop_requested,
+            wants_save=self._is_save_due(),
         )
 
+    def _is_save_due(self) -> bool:
+        """By the clock of rank 0, which all follow."""
+        interval_s = self._interval_s
+        return self._rank.is_main and interval_s is not None and time.monotonic() - self._saved_at >= interval_s
 
-def _check_finite(row: Row) -> None:
-    bad = [name for name, value in row.items() if name.startswith("loss/") and not math.isfinite(value or 0.0)]
-    if bad:
-        raise FloatingPointError(
-            f"iteration {row['iteration']}: {', '.join(bad)} is not finite; an observation, a reward or the step size is"
-        )
+    def _refuse_not_finite(self, row: Row, ranks: list[int], sample: Sample) -> None:
+        """End training on every rank; those that have such envs keep their states."""
+        when = f"iteration {row['iteration']}"
+        if self._rank.rank in ranks:
+            dump = self._finite.dump(self._config.task, sample.totals)
+            text = f"{when}: {describe(dump)}"
+            if self._run_dir:
+                path = self._run_dir / runs.ERRORS / f"nan_rank{self._rank.rank}.pt"
+                checkpoint.save(path, dict(dump))
+                text += f". Look at it: uv run play {self._config.task} --nan-dump {path}"
+            raise NonFiniteError(text)
+        if ranks:
+            raise NonFiniteError(f"{when}: not finite on {in_words(ranks)}", of_another_rank=True)
+        bad = [name for name, value in row.items() if name.startswith("loss/") and not math.isfinite(value or 0.0)]
+        if bad:
+            raise NonFiniteError(
+                f"{when}: {', '.join(bad)} is not finite; an observation, a reward or the step size is"
+            )

@@ -1,0 +1,49 @@
+"""Every random state of a process, as tensors: torch's, NumPy's and Python's."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+
+def random_state(device: str) -> dict[str, torch.Tensor]:
+    """What all generators will draw next; tensors on the CPU, of the same shapes in every process.
+
+    Args:
+        device: ``cpu`` or ``cuda:<index>``, whose generator is among them.
+    """
+    version, words, gauss = random.getstate()
+    assert version == 3
+    # NumPy's global generator is what a task's own functions may draw from.
+    name, keys, position, has_gauss, cached = np.random.get_state()
+    assert name == "MT19937"
+    state = {
+        "torch": torch.get_rng_state(),
+        "python": torch.tensor(words, dtype=torch.int64),
+        "python_gauss": torch.tensor([float("nan") if gauss is None else gauss], dtype=torch.float64),
+        "numpy": torch.tensor([*np.asarray(keys).tolist(), position, has_gauss], dtype=torch.int64),
+        "numpy_gauss": torch.tensor([cached], dtype=torch.float64),
+    }
+    if device != "cpu":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def restore_random_state(state: Mapping[str, torch.Tensor], device: str) -> None:
+    """Have all generators draw what they would have drawn.
+
+    Args:
+        state: What :func:`random_state` returned. A GPU's part is left out on a CPU.
+        device: ``cpu`` or ``cuda:<index>``.
+    """
+    torch.set_rng_state(state["torch"])
+    gauss = state["python_gauss"].item()
+    random.setstate((3, tuple(state["python"].tolist()), None if math.isnan(gauss) else gauss))
+    *keys, position, has_gauss = state["numpy"].tolist()
+    np.random.set_state(("MT19937", np.array(keys, dtype=np.uint32), position, has_gauss, state["numpy_gauss"].item()))
+    if device != "cpu" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)

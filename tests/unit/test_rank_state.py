@@ -1,0 +1,52 @@
+"""What a rank has to itself: one tensor there and back, and every random state."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import torch
+
+from mjlab_dist.learn.random_state import random_state, restore_random_state
+from mjlab_dist.learn.rank_state import fits, pack, unpack
+
+STATE = {
+    "env/qpos": torch.randn(3, 5),
+    "env/from_start": torch.tensor([True, False, True]),
+    "env/episode_length": torch.tensor([1, -2, 1 << 40]),
+    "env/total": torch.tensor(2.5, dtype=torch.float64),
+    "env/act": torch.empty(3, 0),
+    "random/torch": torch.get_rng_state(),
+}
+
+
+def test_a_state_is_the_same_there_and_back():
+    packed = pack(STATE)
+    assert packed.dtype == torch.uint8
+    assert packed.shape == (sum(t.nbytes for t in STATE.values()),)
+    back = unpack(packed, STATE)
+    assert back.keys() == STATE.keys()
+    for name, tensor in STATE.items():
+        assert back[name].dtype == tensor.dtype
+        assert torch.equal(back[name], tensor), name
+
+
+def test_a_state_fits_only_what_has_its_shapes():
+    assert fits({**STATE, "memory/actor/0": torch.zeros(1)}, STATE)
+    assert not fits({k: t for k, t in STATE.items() if k != "env/act"}, STATE)
+    assert not fits({**STATE, "env/qpos": torch.zeros(4, 5)}, STATE)
+    assert not fits({**STATE, "env/qpos": torch.zeros(3, 5, dtype=torch.float64)}, STATE)
+
+
+def draws() -> list[float]:
+    return [torch.rand(()).item(), random.random(), random.gauss(), np.random.rand(), np.random.randn()]
+
+
+def test_every_generator_goes_on_where_it_was():
+    random.gauss()
+    np.random.randn()  # both draw pairs, and keep the second for the next call
+    state = {name: tensor.clone() for name, tensor in random_state("cpu").items()}
+    first = [draws() for _ in range(3)]
+    restore_random_state(state, "cpu")
+    assert [draws() for _ in range(3)] == first
+    assert all(tensor.device.type == "cpu" for tensor in state.values())
