@@ -64,9 +64,13 @@ class Command:
             pytest.fail(f"{args} hung\n{out}\n{err}")
         return Done(process.returncode, out, err, time.monotonic() - start)
 
-    def leftovers(self) -> list[str]:
+    def processes(self) -> list[psutil.Process]:
         """Processes that the commands of this test started and that are still there."""
-        return [p.info["name"] for p in psutil.process_iter(["name"]) if self._is_ours(p)]
+        return [p for p in psutil.process_iter(["name"]) if self._is_ours(p)]
+
+    def leftovers(self) -> list[str]:
+        """Their names."""
+        return [p.info["name"] for p in self.processes()]
 
     def _is_ours(self, process: psutil.Process) -> bool:
         try:
@@ -81,9 +85,8 @@ def command(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Command]
     runner = Command(f"{os.getpid()}-{request.node.name}", tmp_path)
     yield runner
     left = runner.leftovers()
-    for process in psutil.process_iter():
-        if runner._is_ours(process):
-            process.kill()
+    for process in runner.processes():
+        process.kill()
     assert not left, f"left running: {left}"
 
 

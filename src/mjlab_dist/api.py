@@ -35,7 +35,7 @@ def train(task: str | TrainConfig, *, quiet: bool = False, **fields: Any) -> Run
         UserError: If a field is unknown, or what is asked for cannot be trained here.
         RankError: If one of several ranks ended early; it carries that rank's traceback.
     """
-    config = configured(registry.task_config(task) if isinstance(task, str) else task, fields)
+    config = configured(_start(task, fields), fields)
 
     from mjlab_dist.launch.train import train as launch  # noqa: PLC0415 (a mistake is reported before)
 
@@ -49,8 +49,18 @@ def train(task: str | TrainConfig, *, quiet: bool = False, **fields: Any) -> Run
     plain = Console(force_terminal=False, force_jupyter=False, highlight=False, soft_wrap=True)
     console = TrainConsole(config.task, plain)
     result = launch(config, console.listen, console.started)
-    console.finished(result.run_dir)
+    console.finished(result.run_dir, result.stopped)
     return result
+
+
+def _start(task: str | TrainConfig, fields: Mapping[str, Any]) -> TrainConfig:
+    """The config that fields change: the task's, or that of the run to go on with."""
+    if not isinstance(task, str):
+        return task
+    config = registry.task_config(task)
+    if fields.get("resume") is None:
+        return config
+    return runs.read_config(runs.find_run_to_resume(fields.get("log_root", config.log_root), task, fields["resume"]))
 
 
 def configured(base: TrainConfig, fields: Mapping[str, Any]) -> TrainConfig:

@@ -68,9 +68,35 @@ class DesyncError(RuntimeError):
     The message is one line that names the ranks and the first tensor that differs.
     """
 
+    exit_code = Exit.NUMERICS
+
 
 class NonFiniteError(FloatingPointError):
     """A number of physics, an observation, a reward or a loss is not finite.
 
     The message is one line that names what it is of, the envs and the rank.
+
+    Attributes:
+        of_another_rank: Whether it was another rank's number, and this one only stops with it.
     """
+
+    exit_code = Exit.NUMERICS
+
+    def __init__(self, message: str, *, of_another_rank: bool = False) -> None:
+        super().__init__(message)
+        self.of_another_rank = of_another_rank
+
+
+class HangError(RuntimeError):
+    """A rank's training loop has not gone on for longer than it may."""
+
+    exit_code = Exit.INFRASTRUCTURE
+
+
+def exit_code_of(error: BaseException) -> Exit:
+    """What a command that ends by an error exits with.
+
+    Args:
+        error: Any error; those of this package know.
+    """
+    return getattr(error, "exit_code", Exit.FAILED)

@@ -7,16 +7,18 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-Kind = Literal["status", "warning", "length", "iteration"]
+Kind = Literal["status", "warning", "length", "iteration", "joined", "beat", "result", "failed"]
 
 NAME = "mjlab_dist"
 """Logger under which everything of this package logs."""
 
 Event = dict[str, Any]
-"""What a rank tells, as :func:`emit` lists it: ``kind``, and with it ``text``, ``max_iterations`` or ``row``. Plain data."""
+"""What a rank tells, as :func:`emit` lists it: ``kind``, and with it what the kind needs. Plain data."""
 
 Listener = Callable[[Event], None]
 """Takes events, from any thread."""
+
+_LEVELS = {"warning": logging.WARNING} | dict.fromkeys(("status", "length", "iteration"), logging.INFO)
 
 _logger = logging.getLogger(f"{NAME}.events")
 
@@ -26,10 +28,12 @@ def emit(kind: Kind, **data: Any) -> None:
 
     Args:
         kind: ``status`` or ``warning``: a line to show, as ``text``. ``length``: iterations that the run has in all, as
-            ``max_iterations``; told once, before the first. ``iteration``: a row of metrics, as ``row``.
+            ``max_iterations``; told once, before the first. ``iteration``: a row of metrics, as ``row``. The others are for the
+            launcher and not for people. ``joined``: a ``rank`` with its ``pid`` and ``host``. ``beat``: the ``iteration`` that a
+            ``rank`` has done. ``result``: what a ``rank`` returned, as ``result``. ``failed``: a rank's ``report``.
         data: What the kind needs; plain data.
     """
-    level = logging.WARNING if kind == "warning" else logging.INFO
+    level = _LEVELS.get(kind, logging.DEBUG)
     _logger.log(level, "%s %s", kind, data, extra={"event": {"kind": kind, **data}})
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from mjlab_dist import runs
 from mjlab_dist.config import TrainConfig
+from mjlab_dist.control import Control
 from mjlab_dist.distributed import DevicePlan, Rank
 from mjlab_dist.distributed.rank_info import RankInfo
 from mjlab_dist.errors import DesyncError
@@ -38,7 +39,7 @@ class Evidence:
 
     info: RankInfo
     """Who and where it is."""
-    first_observations: list[bytes]
+    first_observations: list[str]
     """A digest of each env's first observation."""
     digests: dict[str, str]
     """A digest of each tensor of policy, value, normalizers and optimizer after the last iteration, by name."""
@@ -105,19 +106,20 @@ class VerifyReport:
         return all(check.passed for check in self.checks)
 
 
-def verify_rank(config: TrainConfig, plan: DevicePlan, run_dir: Path) -> Evidence:
+def verify_rank(config: TrainConfig, plan: DevicePlan, run_dir: Path, control: Control) -> Evidence:
     """Train on this rank, and watch.
 
     Args:
         config: The run's config, of two iterations or more.
         plan: Devices of this machine's ranks.
         run_dir: The run directory.
+        control: Is told of progress, and asked whether to stop.
     """
     with _Written(run_dir) as written, joined(config, plan, run_dir, _watched_runner) as learner:
         runner = learner.runner
         first = _digest_rows(runner.env.get_observations()["actor"])
         with contextlib.suppress(DesyncError):  # raised on every rank; the digests below say more
-            runner.train()
+            runner.train(control)
         from mjlab_dist.learn.ppo import flatten  # noqa: PLC0415
 
         digests = {name: _digest(tensor) for name, tensor in flatten(runner.alg.save()).items()}
@@ -252,9 +254,9 @@ def _watched_runner(env: Env, config: TrainConfig, rank: Rank, run_dir: Path) ->
     return WatchedRunner(env, config, rank, run_dir)
 
 
-def _digest_rows(observations: torch.Tensor) -> list[bytes]:
+def _digest_rows(observations: torch.Tensor) -> list[str]:
     rows = observations.cpu().numpy()
-    return [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in rows]
+    return [hashlib.blake2b(row.tobytes(), digest_size=16).hexdigest() for row in rows]
 
 
 def _digest(tensor: torch.Tensor) -> str:

@@ -11,20 +11,24 @@ import ctypes
 import dataclasses
 import gc
 import json
+import logging
 import os
+import random
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
 
 from mjlab_dist import runs
 from mjlab_dist.budget import resolve
-from mjlab_dist.config import TrainConfig
+from mjlab_dist.config import TrainConfig, to_plain
+from mjlab_dist.control import Control, Watchdog
 from mjlab_dist.distributed import DevicePlan, Rank, rank_from_environment
 from mjlab_dist.distributed.rank_info import (
     DeviceInfo,
@@ -34,7 +38,9 @@ from mjlab_dist.distributed.rank_info import (
     exchange,
     require_same,
 )
+from mjlab_dist.errors import Exit, HangError, NonFiniteError, exit_code_of
 from mjlab_dist.events import emit
+from mjlab_dist.faults import read_fault
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,14 +53,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 RunnerT = TypeVar("RunnerT", bound="Runner")
 
-Entry = Callable[[TrainConfig, DevicePlan, Path], T]
-"""What a rank does: a function of a module, given the run's config, the devices of this machine's ranks and the run directory."""
+Entry = Callable[[TrainConfig, DevicePlan, Path, Control], T]
+"""What a rank does: a function of a module, given the run's config, the devices of this machine's ranks, the run directory and its control. Returns a dataclass of plain data."""
 
 COMPILING = "Compiling physics kernels for this model. This happens once per machine, and takes under a minute."
 """Said before kernels are compiled."""
 
-RANK_FAILED = 1
-"""Exit status of a rank that raised."""
+DRAIN_S = 0.1
+"""Seconds that a rank's last printed lines have to reach its log."""
+
+_logger = logging.getLogger(__name__)
 
 PR_SET_PDEATHSIG = 1
 """prctl(2): the signal that a process gets when its parent ends."""
@@ -70,6 +78,8 @@ class RunResult:
     """The last checkpoint."""
     metrics: dict[str, float | int | None]
     """The last row of metrics.jsonl."""
+    stopped: bool
+    """Whether it was asked to stop before its last iteration."""
 
     @property
     def history(self) -> dict[str, NDArray[np.float64]]:
@@ -90,18 +100,24 @@ class Learner(NamedTuple, Generic[RunnerT]):
     """The run directory."""
 
 
-def run(config: TrainConfig, plan: DevicePlan, run_dir: Path | None) -> RunResult:
-    """Train on this rank.
+def run(config: TrainConfig, plan: DevicePlan, run_dir: Path | None, control: Control) -> RunResult:
+    """Train on this rank; where the run directory has a checkpoint, go on from it.
 
     Args:
         config: The run's config.
         plan: Devices of this machine's ranks.
         run_dir: Where rank 0 writes. None where another launcher started the ranks: then rank 0 makes it.
+        control: Is told of progress, and asked whether to stop.
     """
     with joined(config, plan, run_dir, _runner) as learner:
-        row = learner.runner.train()
-        checkpoint = runs.checkpoint_path(learner.run_dir, learner.config.max_iterations)
-        return RunResult(run_dir=learner.run_dir, checkpoint=checkpoint, metrics=row)
+        row = learner.runner.train(control)
+        done = learner.runner.current_learning_iteration
+        return RunResult(
+            run_dir=learner.run_dir,
+            checkpoint=runs.checkpoint_path(learner.run_dir, done),
+            metrics=row,
+            stopped=done < learner.runner.max_iterations,
+        )
 
 
 @contextlib.contextmanager
@@ -143,20 +159,25 @@ def joined(
             assert run_dir is not None
         if rank.is_main:
             runs.write_ranks(run_dir, ranks)
-            emit("length", max_iterations=settled.max_iterations)
         yield Learner(make_runner(env, settled, rank, run_dir), settled, ranks[rank.rank], run_dir)
 
 
 def _runner(env: Env, config: TrainConfig, rank: Rank, run_dir: Path) -> Runner:
+    fault = read_fault(os.environ)
+    if fault is not None and fault.rank == rank.rank:
+        from mjlab_dist.learn.faulty import FaultyRunner  # noqa: PLC0415
+
+        return FaultyRunner(env, config, rank, run_dir, fault=fault)
     from mjlab_dist.learn import Runner  # noqa: PLC0415
 
     return Runner(env, config, rank, run_dir)
 
 
-def run_or_die(entry: Entry[T], config: TrainConfig, plan: DevicePlan, run_dir: Path) -> T:
-    """Be one of several ranks: whatever goes wrong is reported, and this process ends at once.
+def run_or_die(entry: Entry[Any], config: TrainConfig, plan: DevicePlan, run_dir: Path) -> NoReturn:
+    """Be one of several ranks: tell the launcher the result, or what went wrong, and end this process at once.
 
-    A rank that only raised would leave the others waiting for it in a collective, for minutes.
+    A rank that only raised would leave the others waiting for it in a collective, for minutes; one that only returned would wait
+    for torchrunx's agent, for seconds.
 
     Args:
         entry: What this rank does.
@@ -165,11 +186,27 @@ def run_or_die(entry: Entry[T], config: TrainConfig, plan: DevicePlan, run_dir: 
         run_dir: The run directory; a rank that dies writes ``errors/rank<N>.json`` there.
     """
     die_with_parent()
+    rank = rank_from_environment(os.environ).rank
+    control = Control()
+    signal.signal(signal.SIGTERM, lambda *_: control.request_stop())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # which the launcher's thread had blocked
+    emit("joined", rank=rank, pid=os.getpid(), host=socket.gethostname())
+
+    def advanced(iteration: int) -> None:
+        emit("beat", rank=rank, iteration=iteration)
+
+    def hung(silent_s: float) -> None:
+        frames = traceback.format_stack(sys._current_frames()[threading.main_thread().ident or 0])
+        error = HangError(f"no iteration for {silent_s:.0f} s (--hang-timeout {config.hang_timeout:g})")
+        _die(error, "".join(frames), rank, control, run_dir)
+
+    Watchdog(control, config.hang_timeout, advanced, hung).start()
     try:
-        return entry(config, plan, run_dir)
+        result = entry(config, plan, run_dir, control)
     except BaseException as error:  # noqa: BLE001
-        _report(error, run_dir)
-        os._exit(RANK_FAILED)
+        _die(error, "".join(traceback.format_exception(error)), rank, control, run_dir)
+    emit("result", rank=rank, result=to_plain(result))
+    _leave(Exit.DONE)
 
 
 def _meet_devices(config: TrainConfig, rank: Rank, store: Store | None, device: str) -> list[DeviceInfo]:
@@ -211,6 +248,7 @@ def _describe_ranks(rank: Rank, store: Store | None, device: DeviceInfo, env: En
     own = RankInfo(
         **dataclasses.asdict(device),
         rank=rank.rank,
+        pid=os.getpid(),
         first_env_id=int(env.env_ids[0]),
         num_envs=env.num_envs,
         seed=torch.initial_seed(),
@@ -237,6 +275,7 @@ def prepare_process(plan: DevicePlan, rank: Rank, device: str, seed: int) -> Non
     if egl_id is not None:
         os.environ["MUJOCO_EGL_DEVICE_ID"] = egl_id
 
+    import numpy as np  # noqa: PLC0415
     import torch
 
     from mjlab_dist.sim import start_warp  # noqa: PLC0415
@@ -246,6 +285,8 @@ def prepare_process(plan: DevicePlan, rank: Rank, device: str, seed: int) -> Non
         torch.cuda.set_device(device)
     # The global rank, not the local one: across machines local ranks repeat, and so would the envs.
     torch.manual_seed(seed + rank.rank)
+    random.seed(seed + rank.rank)
+    np.random.seed((seed + rank.rank) % 2**32)
     start_warp(device)
 
 
@@ -253,28 +294,40 @@ def _announce_compiling() -> None:
     emit("status", text=COMPILING)
 
 
-def _report(error: BaseException, run_dir: Path) -> None:
-    rank = rank_from_environment(os.environ)
+def _die(error: BaseException, stack: str, rank: int, control: Control, run_dir: Path) -> NoReturn:
+    beat = control.last_beat
     report: dict[str, Any] = {
-        "rank": rank.rank,
+        "rank": rank,
         "host": socket.gethostname(),
         "time": time.time(),
+        "iteration": beat and beat.iteration,
         "type": type(error).__name__,
-        "in_collective": _in_collective(error),
+        "exit_code": int(exit_code_of(error)),
+        "follows": _follows_another(error),
         "message": str(error),
-        "traceback": "".join(traceback.format_exception(error)),
+        "traceback": stack,
     }
-    sys.stderr.write(report["traceback"])
-    sys.stderr.flush()
+    _logger.error("%s", stack)  # what is only printed travels in a thread, which ends with this process
+    emit("failed", report=report)
     try:
         (run_dir / runs.ERRORS).mkdir(exist_ok=True)
-        (run_dir / runs.ERRORS / f"rank{rank.rank}.json").write_text(json.dumps(report, indent=2))
+        (run_dir / runs.ERRORS / f"rank{rank}.json").write_text(json.dumps(report, indent=2))
     except OSError:
-        sys.stderr.write(f"the report of rank {rank.rank} could not be written to {run_dir}\n")
+        _logger.error("the report of rank %d could not be written to %s", rank, run_dir)
+    _leave(exit_code_of(error))
 
 
-def _in_collective(error: BaseException) -> bool:
-    """Whether the error came out of torch.distributed: most likely another rank had gone before."""
+def _leave(code: Exit) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    time.sleep(DRAIN_S)
+    os._exit(code)
+
+
+def _follows_another(error: BaseException) -> bool:
+    """Whether another rank most likely failed before: the error came out of torch.distributed, or says so."""
+    if isinstance(error, NonFiniteError):
+        return error.of_another_rank
     if type(error).__module__.startswith("torch.distributed"):
         return True  # the store that ranks meet at is C++, which leaves no frame
     frames = traceback.extract_tb(error.__traceback__)

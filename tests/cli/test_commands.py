@@ -53,7 +53,7 @@ def test_umbrella_without_a_command_says_which_there_are(command: Command) -> No
     assert "list-tasks" in done.out
     wrong = command("mjlab-dist", "trian")
     assert wrong.code == 2
-    assert wrong.err == "mjlab-dist: unknown command trian: use train, play, verify, list-tasks\n"
+    assert wrong.err == "mjlab-dist: unknown command trian: use train, play, verify, doctor, list-tasks\n"
 
 
 TRAIN_MISTAKES = {
@@ -115,8 +115,15 @@ TRAIN_MISTAKES = {
     "cartpole-balance --agent.gamma 1.5": ["--agent.gamma 1.5", "between 0 and 1"],
     "cartpole-balance --agent.activation lelu": ["lelu", "--agent.activation", "elu"],
     "cartpole-balance --config nowhere/config.yaml": ["--config nowhere/config.yaml", "No such file"],
-    "cartpole-balance --gpu-ids None --log-root /proc/nothing": ["--log-root /proc/nothing", "choose a directory"],
-    "cartpole-balance --gpu-ids None --logger wandb": ["--logger wandb", "WANDB_MODE=offline"],
+    "cartpole-balance --checkpoint.interval 0": ["--checkpoint.interval 0", "600s"],
+    "cartpole-balance --hang-timeout 0": ["--hang-timeout 0", "positive"],
+    "cartpole-balance --max-restarts -1": ["--max-restarts -1", "at least 0"],
+    "cartpole-balance --env.nan-policy ignore": ["--env.nan-policy ignore", "stop", "reset"],
+    "cartpole-balance --resume latest": ["--resume latest", "no run of cartpole-balance under logs"],
+    "cartpole-balance --resume nowhere": ["--resume nowhere", "is no run directory"],
+    "--resume latest": ["--resume latest", "the task is named first"],
+    "--resume x --config y": ["--resume x", "--config y", "drop one"],
+    "cartpole-balance --init-from model.pt": ["--init-from model.pt", "there is no such file"],
     "cartpole-balance --gpu-ids None --run-name a/b": ["--run-name a/b", "without /"],
     "": ["no task is named", "cartpole-balance"],
 }
@@ -132,6 +139,22 @@ def test_mistake_in_train_is_one_line_that_names_it(command: Command, flags: str
     for part in TRAIN_MISTAKES[flags]:
         assert part in line
     assert not (command.cwd / "logs").exists()
+
+
+def test_log_root_that_cannot_be_written_is_a_failed_preflight(command: Command) -> None:
+    done = command("train", "cartpole-balance", "--gpu-ids", "None", "--log-root", "/proc/nothing")
+    assert done.code == 3
+    (line,) = done.err.splitlines()
+    assert line.startswith("train: --log-root /proc/nothing")
+    assert "choose a directory" in line
+
+
+@pytest.mark.parametrize("fault", ["1:3", "one:3:raise", "1:3:explode", "1:3:raise,2"])
+def test_a_fault_that_cannot_be_read_is_refused(command: Command, fault: str) -> None:
+    done = command("train", "cartpole-balance", "--gpu-ids", "None", env={"MJLAB_DIST_FAULT": fault})
+    assert done.code == 2
+    (line,) = done.err.splitlines()
+    assert line.startswith(f"train: MJLAB_DIST_FAULT={fault}: write <rank>:<iteration>:<kind>")
 
 
 def test_repeated_gpu_is_refused(command: Command) -> None:

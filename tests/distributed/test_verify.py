@@ -98,12 +98,13 @@ def test_a_signal_ends_it_and_leaves_nothing(
 def evidence(rank: int, **changed: Any) -> Evidence:
     """What a rank sees where all is well."""
     info = RankInfo(
+        pid=100,
         rank=rank, host="here", device="cpu", name="CPU", memory_gb=8, capability=None, first_env_id=2 * rank, num_envs=2,
         seed=rank, egl_device=None,
     )  # fmt: skip
     well: dict[str, Any] = {
         "info": info,
-        "first_observations": [bytes([rank, 0]), bytes([rank, 1])],
+        "first_observations": [f"{rank}/0", f"{rank}/1"],
         "digests": {"actor.mean": "a", "critic.mean": "b"},
         "difference": 1e-7,
         "written": [] if rank else ["metrics.jsonl"],
@@ -135,7 +136,7 @@ def test_all_is_well(config: TrainConfig) -> None:
     ("changed", "name", "part"),
     [
         ({"digests": {"actor.mean": "a", "critic.mean": "c"}}, "parameters equal", "critic.mean"),
-        ({"first_observations": [bytes([0, 0]), bytes([1, 1])]}, "env streams different", "same numbers"),
+        ({"first_observations": ["0/0", "1/1"]}, "env streams different", "same numbers"),
         ({"difference": 1e-4}, "gradient average", "1e-05"),
         ({"written": ["stray.txt"]}, "files by rank 0 alone", "stray.txt"),
         ({"per_mini_batch": 2.0}, "collectives", "1 per mini-batch"),

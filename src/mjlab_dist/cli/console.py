@@ -68,21 +68,31 @@ class TrainConsole:
         with self._lock:
             self._console.print(line)
 
+    @property
+    def can_stop_in_order(self) -> bool:
+        """Whether an iteration is done, so that there is something to save."""
+        return bool(self._row)
+
+    def stopping(self, signum: int) -> None:
+        """Say that a signal has come, and that the run stops in order."""
+        again = " (Ctrl-C again ends at once)" if signum == signal.SIGINT else ""
+        self.say(f"{_name(signum)}: stopping after this iteration, with a checkpoint{again}.")
+
     def stopped(self, signum: int) -> None:
-        """Say that a signal ended the run."""
-        how = "Ctrl-C" if signum == signal.SIGINT else signal.Signals(signum).name
+        """Say that a signal ended the run at once."""
         with self._lock:
             self._close()
             done = self._row.get("iteration", 0)
             when = f"after {done} of {self._max_iterations} iterations" if self._max_iterations else "before it trained"
-            self.say(f"Stopped by {how} {when}; every process has ended.")
+            self.say(f"Ended at once by {_name(signum)} {when}; every process has ended.")
             self._say_where()
 
-    def finished(self, run_dir: Path) -> None:
+    def finished(self, run_dir: Path, stopped: bool = False) -> None:
         """Say how the run ended, where it is and how to play it; nothing on a rank that was told no progress.
 
         Args:
             run_dir: The run directory, which is new to the console where another launcher started the ranks.
+            stopped: Whether it was asked to stop before its last iteration.
         """
         with self._lock:
             self._close()
@@ -94,7 +104,14 @@ class TrainConsole:
             episodes = "No episode has ended yet."
             if row["mean_return"] is not None:
                 episodes = f"Mean return {_number(row['mean_return'])} over the newest episodes."
-            self.say(f"Trained {row['iteration']} iterations, {row['total_steps']:,} steps, in {took}. {episodes}")
+            how = (
+                f"Stopped after {row['iteration']} of {self._max_iterations}"
+                if stopped
+                else f"Trained {row['iteration']}"
+            )
+            self.say(f"{how} iterations, {row['total_steps']:,} steps, in {took}. {episodes}")
+            if stopped:
+                self.say(f"Go on: uv run train {self._task} --resume {run_dir}")
             self._say_where()
 
     def failed(self, report: str, message: str) -> None:
@@ -163,6 +180,10 @@ class TrainConsole:
         return Group(head, body)
 
 
+def _name(signum: int) -> str:
+    return "Ctrl-C" if signum == signal.SIGINT else signal.Signals(signum).name
+
+
 def _columns(row: Row) -> list[tuple[str, Text, str, Text]]:
     """Two columns of name and value: what the policy does, and what the learner does."""
     left = [("return", row["mean_return"]), ("episode length", row["mean_episode_length"])]
@@ -172,6 +193,8 @@ def _columns(row: Row) -> list[tuple[str, Text, str, Text]]:
     right += [("KL divergence", row["kl"]), ("learning rate", row["learning_rate"]), ("action std", row["action_std"])]
     if row["wait_share"]:
         right.append(("share spent waiting", row["wait_share"]))
+    if row["nan_resets"]:
+        right.append(("envs reset, not finite", row["nan_resets"]))
     if row["overflowed_envs"]:
         right.append(("envs that overflowed", row["overflowed_envs"]))
     height = max(len(left), len(right))

@@ -5,17 +5,22 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import signal
+import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mjlab_dist import registry, runs
 from mjlab_dist.budget import ALTERNATIVES, keep_given
 from mjlab_dist.cli.parsing import is_given, parse, split_task, take_flag
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.distributed import outside_launcher
-from mjlab_dist.errors import RankError, UserError
+from mjlab_dist.errors import Exit, RankError, UserError, exit_code_of
+
+if TYPE_CHECKING:
+    from mjlab_dist.control import Control
 
 
 def main(argv: Sequence[str], prog: str) -> None:
@@ -28,14 +33,14 @@ def main(argv: Sequence[str], prog: str) -> None:
     config = read_config(argv, prog, "Train a policy for a task")
 
     from mjlab_dist.cli.console import TrainConsole  # noqa: PLC0415
-    from mjlab_dist.launch.processes import ending_on_signal  # noqa: PLC0415
+    from mjlab_dist.control import Control  # noqa: PLC0415
+    from mjlab_dist.launch.processes import stopping_on_signal  # noqa: PLC0415
     from mjlab_dist.launch.train import train  # noqa: PLC0415 (--help needs none of it)
 
-    console = TrainConsole(config.task)
+    console, control = TrainConsole(config.task), Control()
     try:
-        # Where another launcher started the ranks, it ends them too.
-        with contextlib.nullcontext() if outside_launcher(os.environ) else ending_on_signal(console.stopped):
-            result = train(config, console.listen, console.started)
+        with stopping_with_others(control) if outside_launcher(os.environ) else stopping_on_signal(control, console):
+            result = train(config, console.listen, console.started, control)
     except UserError:
         raise
     except RankError as error:
@@ -43,8 +48,21 @@ def main(argv: Sequence[str], prog: str) -> None:
         raise
     except Exception as error:
         console.failed(traceback.format_exc(), f"failed: {type(error).__name__}: {error}")
-        raise RankError(str(error), 0) from error
-    console.finished(result.run_dir)
+        raise RankError(str(error), 0, exit_code=exit_code_of(error)) from error
+    console.finished(result.run_dir, result.stopped)
+    if result.stopped:
+        sys.exit(Exit.RESUMABLE)
+
+
+@contextlib.contextmanager
+def stopping_with_others(control: Control) -> Iterator[None]:
+    """Where another launcher started the ranks, which ends them too: its SIGTERM to any of them stops all in order.
+
+    Args:
+        control: Of this rank.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: control.request_stop())
+    yield
 
 
 def read_config(argv: Sequence[str], prog: str, summary: str, **defaults: Any) -> TrainConfig:
@@ -65,8 +83,15 @@ def read_config(argv: Sequence[str], prog: str, summary: str, **defaults: Any) -
         f"{summary}: {', '.join(names)}.\nIts flags: {prog} {names[0] if names else 'TASK'} --help"
     )
     file, rest = take_flag(argv, "--config")
+    run, rest = take_flag(rest, "--resume")
     task, flags = split_task(rest, usage)
-    if file is not None:
+    if run is not None:
+        if file is not None:
+            raise UserError(f"--resume {run}: takes the run's own config, not --config {file}; drop one of the two")
+        run_dir = runs.find_run_to_resume(take_flag(flags, "--log-root")[0] or TrainConfig.log_root, task, run)
+        default = dataclasses.replace(runs.read_config(run_dir), resume=str(run_dir))
+        registry.task_config(default.task)  # refuses a task that is not installed here
+    elif file is not None:
         default = runs.read_config(Path(file))
         registry.task_config(default.task)  # refuses a task that is not installed here
         if task not in (None, default.task):

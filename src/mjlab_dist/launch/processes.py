@@ -8,7 +8,9 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
+
+from mjlab_dist.control import Control
 
 if TYPE_CHECKING:
     import psutil
@@ -45,25 +47,48 @@ def _environ(process: psutil.Process) -> dict[str, str]:
         return {}  # it has just ended
 
 
-@contextlib.contextmanager
-def ending_on_signal(stopped: Callable[[int], None]) -> Iterator[None]:
-    """For a command: SIGINT and SIGTERM end every child and then this process, even while the main thread is in C code.
+class Stopper(Protocol):
+    """What a person sees of a stop."""
 
-    Python runs signal handlers in the main thread, once it is back in Python: in a collective that takes seconds. Children
-    started within do not see Ctrl-C, which a terminal sends to all: they are killed instead.
+    @property
+    def can_stop_in_order(self) -> bool:
+        """Whether there is anything to save yet."""
+        ...
+
+    def stopping(self, signum: int) -> None:
+        """A first signal has come: the present iteration is finished and saved."""
+
+    def stopped(self, signum: int) -> None:
+        """Every process has been ended at once; this one ends when this returns."""
+
+
+@contextlib.contextmanager
+def stopping_on_signal(control: Control, stopper: Stopper) -> Iterator[None]:
+    """For a command: SIGINT and SIGTERM stop the run in order, or at once where nothing is trained yet; so does a second Ctrl-C.
+
+    Python runs signal handlers in the main thread, once it is back in Python: in a collective that takes seconds. So a thread of
+    its own takes them. Children started within do not see Ctrl-C, which a terminal sends to all.
 
     Args:
-        stopped: Called with the signal's number once the children have ended; this process ends after it.
+        control: Of the run.
+        stopper: Is told.
     """
-    stopping = threading.Event()
+    at_once = threading.Event()
     read_fd, write_fd = os.pipe()
     os.set_blocking(write_fd, False)
     signal.set_wakeup_fd(write_fd)
 
     def watch() -> None:
-        signum = os.read(read_fd, 1)[0]
-        stopping.set()
-        _stop(signum, stopped)
+        while True:
+            signum = os.read(read_fd, 1)[0]
+            if control.stop_requested and signum != signal.SIGINT:
+                continue  # schedulers repeat themselves
+            if stopper.can_stop_in_order and not control.stop_requested:
+                stopper.stopping(signum)
+                control.request_stop()
+                continue
+            at_once.set()
+            _end(signum, stopper.stopped)
 
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, lambda *_: None)
@@ -73,11 +98,11 @@ def ending_on_signal(stopped: Callable[[int], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        if stopping.is_set():
+        if at_once.is_set():
             threading.Event().wait()  # what failed, failed because of the signal; the thread ends this process
 
 
-def _stop(signum: int, stopped: Callable[[int], None]) -> None:
+def _end(signum: int, stopped: Callable[[int], None]) -> None:
     try:
         end_children()
         stopped(signum)

@@ -5,25 +5,35 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import functools
+import gc
+import io
 import json
 import logging
 import os
+import pickle
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import IO, TextIO, TypeVar
+from types import SimpleNamespace
+from typing import IO, Any, Never, TextIO, TypeVar
+from unittest import mock
 
-from mjlab_dist import runs
 from mjlab_dist.config import TrainConfig
+from mjlab_dist.control import Control
 from mjlab_dist.distributed import DevicePlan
-from mjlab_dist.errors import RankError, UserError
+from mjlab_dist.distributed.rank import LOOPBACK, MEETING_POINT
+from mjlab_dist.errors import RankError
 from mjlab_dist.events import Event, EventHandler, Listener
+from mjlab_dist.faults import ATTEMPT
+from mjlab_dist.launch.hosts import HERE, end_on_hosts, own_address
 from mjlab_dist.launch.processes import LAUNCH, end_children
+from mjlab_dist.launch.supervision import Ranks
 from mjlab_dist.worker import Entry, die_with_parent, run_or_die, start_up
 
 T = TypeVar("T")
@@ -55,51 +65,86 @@ SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 """Parts of names of variables that must not stand in a command line, which every user of the machine can read."""
 
 
-def run_ranks(entry: Entry[T], config: TrainConfig, plan: DevicePlan, run_dir: Path, listen: Listener) -> list[T]:
-    """Start ranks on this machine and wait for them.
+def run_ranks(
+    entry: Entry[T],
+    result_type: type[T],
+    config: TrainConfig,
+    plan: DevicePlan,
+    run_dir: Path,
+    *,
+    listen: Listener,
+    control: Control,
+    attempt: int = 0,
+    hosts: Sequence[str] = (HERE,),
+) -> list[T]:
+    """Start ranks, on this machine or on several, and wait for them.
 
     Args:
-        entry: What each rank does; it travels by its name, its result as a pickle.
+        entry: What each rank does; it travels by its name, its result as plain data.
+        result_type: The dataclass that it returns.
         config: The run's config.
-        plan: A device per rank.
-        run_dir: The run directory.
+        plan: A device per rank of a machine; the same on each.
+        run_dir: The run directory, on this machine.
         listen: Called, in a thread of its own, with what ranks tell the console.
+        control: Asked whether the ranks are to stop in order.
+        attempt: How often these ranks have been started before.
+        hosts: Machines to start them on, by SSH; the first is this one.
 
     Returns:
         The ranks' results, in order of rank.
 
     Raises:
-        RankError: If a rank ended early.
+        RankError: If a rank ended early or hung.
         UserError: If it ended because of something that the user can mend.
     """
     with start_up():
         import torchrunx
+        from torch._C._distributed_c10d import TCPStore
 
-    rank: Callable[[Entry[T], TrainConfig, DevicePlan, Path], T] = run_or_die
-    launch = uuid.uuid4().hex
-    # As multiprocessing does it, ranks import what this process can: a script's own directory is in sys.path only.
-    extra = {LAUNCH: launch, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    if plan.visible is not None:
-        extra["CUDA_VISIBLE_DEVICES"] = plan.visible
-    with _event_pipe(listen) as pipe, _child_errors() as errors:
+    gc.collect()  # an earlier attempt's process groups, with their threads and sockets, hang in the cycles of a traceback
+    launch, address, ranks_per_host = uuid.uuid4().hex, own_address(hosts), len(plan.devices)
+    # Opened here, on a port that the kernel gives: one that is only chosen, and opened by rank 0 seconds later, may be
+    # somebody else's by then.
+    store = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
+    logs = log_dir(config, run_dir, os.environ)
+    ranks = Ranks(hosts, ranks_per_host, listen, control)
+    rank: Callable[..., object] = run_or_die
+    with (
+        tempfile.TemporaryDirectory(prefix="mjlab-dist-", ignore_cleanup_errors=True) as temporary,
+        _child_errors() as errors,
+        _event_pipe(ranks.hear) as pipe,
+        _adapted_torchrunx(address),
+    ):
+        extra = {
+            # As multiprocessing does it, ranks import what this process can: a script's own directory is in sys.path only.
+            "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)),
+            LAUNCH: launch,
+            MEETING_POINT: f"{address}:{store.port}",
+            ATTEMPT: str(attempt),
+        }
+        if len(hosts) == 1:
+            extra["TMPDIR"] = temporary  # torchrunx's agent leaves a directory there
+        if plan.visible is not None:
+            extra["CUDA_VISIBLE_DEVICES"] = plan.visible
         launcher = torchrunx.Launcher(
-            hostnames=["localhost"],
-            workers_per_host=len(plan.devices),
+            hostnames=list(hosts),
+            workers_per_host=ranks_per_host,
+            ssh_config_file=config.ssh_config,
             backend=None,
             copy_env_vars=tuple(exported_names(os.environ)),
             extra_env_vars=extra,
-        ).set_logging_handlers(
-            functools.partial(_log_handlers, log_dir(config, run_dir, os.environ), len(plan.devices), pipe)
-        )
-        try:
-            with _in_thread(lambda: launcher.run(rank, entry, config, plan, run_dir)) as future:
-                try:
-                    results = future.result().results
-                finally:
-                    end_children(launch)  # torchrunx tells its agent to end, and does not wait until it has
-        except Exception as error:
-            raise _first_failure(run_dir, len(plan.devices), errors, error) from error
-    return [result for of_host in results.values() for result in of_host]
+        ).set_logging_handlers(functools.partial(_log_handlers, logs, hosts, ranks_per_host, pipe))
+        with _in_thread(lambda: launcher.run(rank, entry, config, plan, run_dir)) as future:
+            try:
+                results = ranks.wait(future, config.hang_timeout)
+            except RankError as error:
+                raise _with_log(error, logs, hosts, ranks_per_host, errors) from None
+            finally:
+                end_children(launch)  # torchrunx tells its agent to end, and does not wait until it has
+                if left := end_on_hosts(hosts, config.ssh_config, launch):
+                    text = f"no answer from {', '.join(left)}: processes of this run may be left there"
+                    listen({"kind": "warning", "text": text})
+    return [_decoded(result_type, result) for result in results]
 
 
 def log_dir(config: TrainConfig, run_dir: Path, environ: Mapping[str, str]) -> Path | None:
@@ -122,27 +167,42 @@ def exported_names(environ: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _first_failure(run_dir: Path, num_ranks: int, errors: IO[str], error: Exception) -> RankError | UserError:
-    """The rank that failed first: by its own report, or because it is missing where others wait for it."""
-    reports = [json.loads(p.read_text()) for p in (run_dir / runs.ERRORS).glob("rank*.json")]
-    reports.sort(key=lambda report: (report["in_collective"], report["time"]))
-    silent = sorted(set(range(num_ranks)) - {report["rank"] for report in reports})
-    if reports and not (reports[0]["in_collective"] and silent):
-        first = reports[0]
-        if first["type"] == UserError.__name__:
-            return UserError(first["message"])
-        return RankError(
-            f"rank {first['rank']} failed: {first['type']}: {first['message']}", first["rank"], first["traceback"]
-        )
+def _with_log(
+    error: RankError, logs: Path | None, hosts: Sequence[str], ranks_per_host: int, errors: IO[str]
+) -> RankError:
+    """The same error with the path of the rank's log; and, where the rank left no report, with what processes complained of."""
     errors.seek(0)
-    said = reports[0]["message"] if reports else str(error) or type(error).__name__
-    who = f"rank {silent[0]}" if len(silent) == 1 else "a rank"
-    return RankError(
-        f"{who} ended without a report: it was killed (out of memory?) or crashed outside of Python. "
-        f"What was noticed of it: {' '.join(said.split())}",
-        silent[0] if len(silent) == 1 else None,
-        errors.read(),
+    message, report = str(error), error.report or errors.read()
+    if logs and error.rank is not None:
+        host = hosts[error.rank // ranks_per_host]
+        found = sorted(logs.glob(f"*/{host}[[]{error.rank % ranks_per_host}].log"))
+        message += f". Its log: {found[-1]}" if found else ""
+    return RankError(message, error.rank, report, error.exit_code)
+
+
+def _decoded(result_type: type[T], plain: dict[str, Any]) -> T:
+    import dacite  # noqa: PLC0415 (needed at the end only)
+
+    return dacite.from_dict(result_type, plain, config=dacite.Config(cast=[Path], strict=True))  # pyright: ignore[reportArgumentType]
+
+
+@contextlib.contextmanager
+def _adapted_torchrunx(address: str) -> Iterator[None]:
+    """Have torchrunx call this machine by an address, and start its agent here out of reach of the terminal's Ctrl-C.
+
+    The machine's own name need not resolve, nor be reachable from itself. An agent that Ctrl-C reaches kills its ranks.
+    """
+    import torchrunx.launcher
+    import torchrunx.utils.environment
+
+    own_session = SimpleNamespace(
+        Popen=functools.partial(subprocess.Popen, start_new_session=True), PIPE=subprocess.PIPE
     )
+    with (
+        mock.patch.object(torchrunx.launcher, "socket", SimpleNamespace(getfqdn=lambda: address)),
+        mock.patch.object(torchrunx.utils.environment, "subprocess", own_session),
+    ):
+        yield
 
 
 @contextlib.contextmanager
@@ -174,7 +234,8 @@ def _in_thread(function: Callable[[], T]) -> Iterator[Future[T]]:
     future: Future[T] = Future()
 
     def run() -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        # A scheduler that sends SIGTERM to every process must not take the ranks' log away.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         try:
             future.set_result(function())
         except BaseException as error:  # noqa: BLE001
@@ -217,15 +278,51 @@ def _is_descriptor_2(stream: TextIO | None) -> bool:
         return False
 
 
-def _log_handlers(directory: Path | None, num_ranks: int, pipe: int) -> list[logging.Handler]:
+def _log_handlers(
+    directory: Path | None, hosts: Sequence[str], ranks_per_host: int, pipe: int
+) -> list[logging.Handler]:
     """Runs in torchrunx's log process: a file per rank, and events to the launcher."""
+    from torchrunx.utils import log_streaming
     from torchrunx.utils.log_handling import file_handlers
 
+    # Collected here, after the fork, what is left of an earlier attempt's process groups would abort: it joins its threads.
+    gc.freeze()
     die_with_parent()
+    # Whoever reaches the port could have this process run anything by a pickle.
+    log_streaming.__dict__["pickle"] = SimpleNamespace(loads=plain_record)
     handlers: list[logging.Handler] = [EventHandler(lambda event: _write_line(pipe, event))]
     if directory is not None:
-        handlers += file_handlers(["localhost"], [num_ranks], log_dir=directory, log_level=logging.INFO)
+        counts = [ranks_per_host] * len(hosts)
+        handlers += file_handlers(list(hosts), counts, log_dir=directory, log_level=logging.INFO)
     return handlers
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Makes containers, text and numbers only."""
+
+    def find_class(self, module: str, name: str) -> Never:
+        raise pickle.UnpicklingError(f"a log record may not hold a {module}.{name}")
+
+
+def plain_record(data: bytes) -> dict[str, Any]:
+    """Read a log record as logging's SocketHandler writes it, and nothing that runs code.
+
+    Args:
+        data: A pickle.
+
+    Returns:
+        The record's fields; where the pickle holds anything else, those of a warning in the agent's log.
+    """
+    try:
+        record = _PlainUnpickler(io.BytesIO(data)).load()
+        known = isinstance(record, dict) and {"hostname", "local_rank", "name", "msg", "levelno"} <= record.keys()
+        reason = "" if known else "it is none"
+    except Exception as error:  # noqa: BLE001 (a damaged pickle raises nearly anything)
+        record, reason = {}, str(error)
+    if reason:
+        record = {"name": "root", "hostname": HERE, "local_rank": None, "levelno": logging.WARNING}
+        record |= {"levelname": "WARNING", "msg": f"a log record was refused: {reason}"}
+    return record
 
 
 def _write_line(fd: int, event: Event) -> None:

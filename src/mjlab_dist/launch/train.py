@@ -1,39 +1,46 @@
-"""A training run, from a config to its result: checks, devices, run directory, ranks."""
+"""A training run, from a config to its result: checks, devices, run directory, ranks, restarts."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mjlab_dist import runs, worker
 from mjlab_dist.budget import resolve
 from mjlab_dist.config import TrainConfig, validate
-from mjlab_dist.distributed import outside_launcher, rank_from_environment
-from mjlab_dist.errors import UserError
-from mjlab_dist.events import Listener, listening
+from mjlab_dist.control import Control
+from mjlab_dist.distributed import DevicePlan, outside_launcher, rank_from_environment
+from mjlab_dist.errors import Exit, RankError, UserError
+from mjlab_dist.events import Event, Listener, listening
+from mjlab_dist.faults import read_fault
 from mjlab_dist.launch.devices import find_gpus, in_this_process, plan_devices, plan_own_device
-from mjlab_dist.launch.preflight import check_logger
+from mjlab_dist.launch.hosts import choose_hosts
+from mjlab_dist.launch.preflight import check_machine
 from mjlab_dist.worker import RunResult
 
 _training = threading.Lock()
 """Held while this process trains: recorded physics and torch.distributed's group are one of a kind in a process."""
 
 
-def train(config: TrainConfig, listen: Listener, started: Callable[[Path, int], None]) -> RunResult:
+def train(
+    config: TrainConfig, listen: Listener, started: Callable[[Path, int], None], control: Control | None = None
+) -> RunResult:
     """Train a policy and wait for it; from any thread, one training at a time.
 
-    One rank runs in this process; more run in processes of their own, through torchrunx. Where torchrun or SLURM started this
+    One rank runs in this process; more run in processes of their own, through torchrunx, and on other machines by SSH. Where torchrun or SLURM started this
     process as one of several, it is one rank. Signals are left alone: KeyboardInterrupt ends every rank.
 
     Args:
         config: The run.
         listen: Takes progress.
         started: Called with the run directory and the number of ranks, before any rank exists.
+        control: By which the run can be asked to stop in order.
 
     Raises:
         UserError: If the config cannot train here.
@@ -42,43 +49,132 @@ def train(config: TrainConfig, listen: Listener, started: Callable[[Path, int], 
     if not _training.acquire(blocking=False):
         raise UserError("a training runs in this process already; wait until it has ended, or start another process")
     try:
-        return _train(config, listen, started)
+        return _train(config, listen, started, control or Control())
     finally:
         _training.release()
 
 
-def _train(config: TrainConfig, listen: Listener, started: Callable[[Path, int], None]) -> RunResult:
-    validate(config)
-    check_logger(config, os.environ)
+def _train(config: TrainConfig, listen: Listener, started: Callable[[Path, int], None], control: Control) -> RunResult:
+    _check(config)
     if outside_launcher(os.environ):
-        return _train_as_one_of_many(config, listen)
+        return _train_as_one_of_many(config, listen, control)
     gpus = find_gpus()
     plan = plan_devices(config, os.environ, gpus)
-    config, lines = resolve(config, len(plan.devices))
-    run_dir = runs.create_run_dir(config)
-    runs.write_origin(run_dir, config, sys.argv, plan.names)
-    started(run_dir, len(plan.devices))
-    _say(lines, listen)
-    try:
-        if len(plan.devices) == 1:
-            with listening(listen):
-                return worker.run(config, in_this_process(plan, os.environ, gpus), run_dir)
-        from mjlab_dist.launch.ranks import run_ranks  # noqa: PLC0415 (torchrunx imports torch)
+    hosts = choose_hosts(config, os.environ)
+    num_ranks = len(hosts) * len(plan.devices)
+    config, lines = resolve(config, num_ranks)
+    resumed = _find_resumed(config)
+    warnings = check_machine(config, plan, os.environ, gpus, resumed)
+    run_dir = resumed or runs.create_run_dir(config)
+    with runs.locked(run_dir):
+        runs.write_origin(run_dir, dataclasses.replace(config, resume=None), sys.argv, plan.names * len(hosts))
+        started(run_dir, num_ranks)
+        _say(lines, listen)
+        for warning in warnings:
+            listen({"kind": "warning", "text": warning})
+        try:
+            # A rank that may have to be started again has to have a process of its own.
+            if num_ranks == 1 and config.max_restarts == 0:
+                with listening(listen):
+                    return worker.run(config, in_this_process(plan, os.environ, gpus), run_dir, control)
+            return _train_with_restarts(config, plan, run_dir, listen, control, hosts=hosts)
+        except UserError:
+            if resumed is None:
+                shutil.rmtree(run_dir)  # nothing was trained, and `--run latest` must not find it
+            raise
 
-        return run_ranks(worker.run, config, plan, run_dir, listen)[0]
-    except UserError:
-        shutil.rmtree(run_dir)  # nothing was trained, and `--run latest` must not find it
-        raise
+
+def _check(config: TrainConfig) -> None:
+    """Refuse what needs no look at devices to be refused."""
+    validate(config)
+    read_fault(os.environ)
+    if config.init_from is not None and not Path(config.init_from).is_file():
+        raise UserError(
+            f"--init-from {config.init_from}: there is no such file; name a checkpoint, model_<iteration>.pt"
+        )
+    launcher = outside_launcher(os.environ)
+    if launcher and config.hosts:
+        shown = " ".join(config.hosts)
+        raise UserError(f"--hosts {shown}: {launcher} starts the ranks, on its own machines; drop one of the two")
 
 
-def _train_as_one_of_many(config: TrainConfig, listen: Listener) -> RunResult:
+def _find_resumed(config: TrainConfig) -> Path | None:
+    """The directory of the run to go on with, if that is asked for."""
+    if config.resume is None:
+        return None
+    run_dir = runs.find_run_to_resume(config.log_root, config.task, config.resume)
+    newest = max(runs.checkpoints(run_dir), default=0)
+    if newest >= config.max_iterations and config.total_timesteps is None:
+        raise UserError(
+            f"--max-iterations {config.max_iterations}: is the total, and {run_dir} has {newest} already; give more of them"
+        )
+    return run_dir
+
+
+def _train_with_restarts(
+    config: TrainConfig, plan: DevicePlan, run_dir: Path, listen: Listener, control: Control, *, hosts: Sequence[str]
+) -> RunResult:
+    """Start ranks, and start them again where that can help, each time from the newest checkpoint."""
+    from mjlab_dist.launch.ranks import run_ranks  # noqa: PLC0415 (torchrunx imports torch)
+
+    reached = 0
+
+    def listen_for_progress(event: Event) -> None:
+        nonlocal reached
+        if event["kind"] == "iteration":
+            reached = max(reached, event["row"]["iteration"])
+        listen(event)
+
+    for attempt in range(config.max_restarts + 1):
+        before = reached
+        try:
+            results = run_ranks(
+                worker.run,
+                RunResult,
+                config,
+                plan,
+                run_dir,
+                listen=listen_for_progress,
+                control=control,
+                attempt=attempt,
+                hosts=hosts,
+            )
+            return _as_asked(results[0], control)
+        except RankError as error:
+            if config.max_restarts == 0 or error.exit_code is Exit.NUMERICS or control.stop_requested:
+                raise
+            if attempt == config.max_restarts:
+                raise _with_reason(error, f"given up after {attempt} restarts") from None
+            if reached == before:
+                raise _with_reason(error, "not started again, since it got no further than before") from None
+            listen({"kind": "status", "text": error.report.rstrip()})
+            listen({"kind": "warning", "text": f"{error}. Starting again ({attempt + 1} of {config.max_restarts})."})
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _as_asked(result: RunResult, control: Control) -> RunResult:
+    """The result of ranks that have stopped only if they were asked to: torchrunx sends them SIGTERM too, when it loses an agent."""
+    if result.stopped and not control.stop_requested:
+        raise RankError(
+            "a rank was asked to stop (SIGTERM), and not by its launcher: by somebody else, or by torchrunx, which has lost a "
+            f"machine or an agent. The run stopped in order, with {result.checkpoint}",
+            exit_code=Exit.INFRASTRUCTURE,
+        )
+    return result
+
+
+def _with_reason(error: RankError, reason: str) -> RankError:
+    return RankError(f"{error}. The run is {reason}", error.rank, error.report, error.exit_code)
+
+
+def _train_as_one_of_many(config: TrainConfig, listen: Listener, control: Control) -> RunResult:
     rank = rank_from_environment(os.environ)
     plan = plan_own_device(config, rank, os.environ, find_gpus())
     config, lines = resolve(config, rank.world_size)
     if rank.is_main:
         _say(lines, listen)
     with listening(listen) if rank.is_main else contextlib.nullcontext():
-        return worker.run(config, plan, None)
+        return worker.run(config, plan, _find_resumed(config), control)
 
 
 def _say(lines: list[str], listen: Listener) -> None:

@@ -12,11 +12,13 @@ from pathlib import Path
 from mjlab_dist import runs, worker
 from mjlab_dist.budget import resolve
 from mjlab_dist.config import SyncConfig, TrainConfig, validate
+from mjlab_dist.control import Control
 from mjlab_dist.distributed import DevicePlan, outside_launcher
 from mjlab_dist.errors import UserError
 from mjlab_dist.events import Listener, listening
 from mjlab_dist.launch.devices import find_gpus, in_this_process, plan_devices
 from mjlab_dist.verify import Evidence, VerifyReport, judge, verify_rank
+from mjlab_dist.worker import RunResult
 
 NEVER = sys.maxsize
 """Iterations between what is to happen at the end only."""
@@ -37,6 +39,10 @@ def verify(config: TrainConfig, listen: Listener) -> VerifyReport:
     launcher = outside_launcher(os.environ)
     if launcher:
         raise UserError(f"verify: starts its ranks itself; start it without {launcher}")
+    if config.hosts:
+        raise UserError(
+            f"--hosts {' '.join(config.hosts)}: verify looks at one machine; drop the flag, and verify each"
+        )
     gpus = find_gpus()
     plan = plan_devices(config, os.environ, gpus)
     config, lines = resolve(config, len(plan.devices))
@@ -57,14 +63,14 @@ def verify(config: TrainConfig, listen: Listener) -> VerifyReport:
         run_dir = runs.create_run_dir(config)
         if num_ranks == 1:
             with listening(listen):
-                evidence = [verify_rank(config, in_this_process(plan, os.environ, gpus), run_dir)]
+                evidence = [verify_rank(config, in_this_process(plan, os.environ, gpus), run_dir, Control())]
             return judge(config, evidence, _speed(run_dir), None)
         from mjlab_dist.launch.ranks import run_ranks  # noqa: PLC0415 (torchrunx imports torch)
 
-        evidence = run_ranks(verify_rank, config, plan, run_dir, listen)
+        evidence = run_ranks(verify_rank, Evidence, config, plan, run_dir, listen=listen, control=Control())
         speed = _speed(run_dir)
         alone, own_dir = _alone(config, evidence[0]), runs.create_run_dir(config)
-        run_ranks(worker.run, alone, _first_device(plan), own_dir, listen)
+        run_ranks(worker.run, RunResult, alone, _first_device(plan), own_dir, listen=listen, control=Control())
         return judge(config, evidence, speed, _speed(own_dir))
 
 

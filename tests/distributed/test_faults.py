@@ -1,0 +1,432 @@
+"""Faults on two CPU ranks, by the injector or by signals from outside: what a person sees, how long it takes, what is left.
+
+Seconds are printed (``pytest -s``); docs/reliability.md has them in a table. Bounds are for two cores.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from conftest import Command, Done
+
+from mjlab_dist import runs
+from mjlab_dist.errors import Exit
+
+TWO = ("--gpu-ids", "None", "--cpu-ranks", "2")
+SMALL = ("--num-envs", "32", "--agent.num-steps-per-env", "8", "--env.episode-length-s", "0.1", "--seed", "7")
+TRAIN = ("train", "cartpole-balance", *TWO, *SMALL)
+
+WaitFor = Callable[[Callable[[], bool], float], None]
+Training = Callable[..., subprocess.Popen[str]]
+
+
+def only_run(root: Path) -> Path:
+    (run,) = (root / "logs" / "cartpole-balance").iterdir()
+    return run
+
+
+def final(run: Path) -> dict[str, object]:
+    """What the newest checkpoint holds, without what tells the time."""
+    content = torch.load(runs.find_checkpoint(run), weights_only=True)
+    del content["counters"]["elapsed_s"]
+    return content
+
+
+def assert_equal(a: object, b: object, where: str = "") -> None:
+    assert type(a) is type(b), where
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        assert a.dtype == b.dtype, where
+        assert torch.equal(a.nan_to_num(), b.nan_to_num()), f"{where} differs"
+    elif isinstance(a, dict) and isinstance(b, dict):
+        assert a.keys() == b.keys(), where
+        for key in a:
+            assert_equal(a[key], b[key], f"{where}.{key}")
+    elif isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        assert len(a) == len(b), where
+        for i, (x, y) in enumerate(zip(a, b, strict=True)):
+            assert_equal(x, y, f"{where}[{i}]")
+    else:
+        assert a == b, where
+
+
+def untimed(run: Path) -> list[dict[str, object]]:
+    """Rows of metrics without what tells the time."""
+    timings = ("elapsed_s", "steps_per_s", "collect_s", "learn_s", "wait_s", "wait_share")
+    return [{k: v for k, v in row.items() if k not in timings} for row in runs.read_metrics(run)]
+
+
+def since_last_row(run: Path) -> float:
+    """Seconds since metrics.jsonl was written to."""
+    return time.time() - (run / runs.METRICS).stat().st_mtime
+
+
+@pytest.fixture
+def training(command: Command, wait_for: WaitFor) -> Training:
+    """Start a long run, and wait until it trains."""
+
+    def start(*flags: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+        process = command.start(*TRAIN, "--max-iterations", "100000", *flags, env=env)
+        logs = command.cwd / "logs"
+        wait_for(lambda: any(p.stat().st_size > 3000 for p in logs.rglob(runs.METRICS)), 120)
+        return process
+
+    return start
+
+
+def own_temporaries(command: Command) -> Path:
+    """A directory for temporary files that nobody else uses."""
+    directory = command.cwd / "tmp"
+    directory.mkdir()
+    return directory
+
+
+@pytest.fixture(scope="module")
+def unharmed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of eight iterations in which nothing goes wrong."""
+    command = Command(f"{os.getpid()}-unharmed", tmp_path_factory.mktemp("unharmed"))
+    done = command(*TRAIN, "--max-iterations", "8", "--checkpoint.interval", "2")
+    assert done.code == Exit.DONE, done.err
+    return only_run(command.cwd)
+
+
+def test_row_1_a_rank_that_raises_is_shown_first(command: Command) -> None:
+    done = command(*TRAIN, env={"MJLAB_DIST_FAULT": "1:3:raise"})
+    run = only_run(command.cwd)
+    took_s = since_last_row(run)
+    assert done.code == Exit.FAILED
+    assert done.err.startswith("Traceback (most recent call last):")
+    assert "\ntrain: rank 1 failed: RuntimeError: a fault on purpose. Its log: logs/" in done.err
+    (log,) = (line.partition("Its log: ")[2] for line in done.err.splitlines() if "Its log: " in line)
+    assert "a fault on purpose" in (command.cwd / log).read_text()
+    assert json.loads((run / runs.ERRORS / "rank1.json").read_text())["iteration"] == 2
+    print(f"row 1: {took_s:.1f} s")
+    assert took_s < 10
+
+
+def test_rows_2_and_7_a_killed_run_goes_on_as_if_nothing_had_happened(
+    command: Command, unharmed: Path, wait_for: WaitFor
+) -> None:
+    temporary = own_temporaries(command)
+    flags = ("--max-iterations", "8", "--checkpoint.interval", "2", "--max-restarts", "2")
+    env = {"MJLAB_DIST_FAULT": "1:4:sigkill,1:7:slow", "TMPDIR": str(temporary)}
+    process = command.start(*TRAIN, *flags, env=env)
+    wait_for(lambda: any(len(runs.read_metrics(p.parent)) == 6 for p in command.cwd.rglob(runs.METRICS)), 120)
+    run = only_run(command.cwd)
+    time.sleep(1)  # rank 1 is slow in its seventh iteration, so that the agent can be killed in the middle of it
+    (agent,) = (p for p in command.processes() if "torchrunx" in p.cmdline())
+    agent.kill()
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == Exit.DONE, out + err
+    assert "rank 1 ended without a report: killed" in out
+    assert "Starting again (1 of 2)" in out
+    assert "Going on from iteration 2." in out
+    assert "Starting again (2 of 2)" in out
+    assert "Going on from iteration 6." in out
+    assert_equal(final(run), final(unharmed))
+    assert untimed(run) == untimed(unharmed)
+    assert not list(temporary.iterdir())
+
+
+def test_row_3_the_same_fault_again_ends_the_run(command: Command) -> None:
+    flags = ("--checkpoint.interval", "1", "--max-restarts", "5")
+    done = command(*TRAIN, *flags, env={"MJLAB_DIST_FAULT": "1:3:exit,1:3:exit,1:3:exit"})
+    assert done.code == Exit.INFRASTRUCTURE
+    assert done.out.count("Starting again") == 1
+    assert "The run is not started again, since it got no further than before" in done.err
+    assert runs.find_checkpoint(only_run(command.cwd)).name == "model_2.pt"
+
+
+def test_row_3_restarts_are_counted(command: Command) -> None:
+    flags = ("--checkpoint.interval", "1", "--max-restarts", "1")
+    done = command(*TRAIN, *flags, env={"MJLAB_DIST_FAULT": "1:3:raise,0:5:raise,1:7:raise"})
+    assert done.code == Exit.FAILED
+    assert "rank 0 failed: RuntimeError: a fault on purpose" in done.err
+    assert "The run is given up after 1 restarts" in done.err
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_rows_4_and_5_a_signal_stops_in_order_and_the_run_goes_on(
+    command: Command, training: Training, signum: int
+) -> None:
+    temporary = own_temporaries(command)
+    process = training(env={"TMPDIR": str(temporary)})
+    run = only_run(command.cwd)
+    start = time.monotonic()
+    # As a terminal does it, Ctrl-C reaches every process of the group; `kill` reaches the launcher alone.
+    (os.killpg if signum == signal.SIGINT else os.kill)(process.pid, signum)
+    out, err = process.communicate(timeout=30)
+    took_s = time.monotonic() - start
+    assert process.returncode == Exit.RESUMABLE, out + err
+    assert err == ""
+    done = runs.read_metrics(run)[-1]["iteration"]
+    assert f"Stopped after {done} of 100000 iterations" in out
+    assert f"Go on: uv run train cartpole-balance --resume logs/cartpole-balance/{run.name}" in out
+    assert runs.find_checkpoint(run).name == f"model_{done}.pt"
+    assert not command.leftovers()
+    assert not list(temporary.iterdir())
+    print(f"rows 4, 5: {took_s:.1f} s")
+    assert took_s < 10
+
+    again = command("train", "cartpole-balance", "--resume", "latest", "--max-iterations", str(done + 2))
+    assert again.code == Exit.DONE, again.err
+    assert f"Going on from iteration {done}." in again.out
+    assert [row["iteration"] for row in runs.read_metrics(run)] == list(range(1, done + 3))
+    assert len(json.loads((run / runs.PROVENANCE).read_text())["resumed"]) == 1
+
+
+def test_row_5_a_second_ctrl_c_ends_at_once(training: Training) -> None:
+    # An iteration that never ends, so that the first Ctrl-C is not done with before the second comes.
+    process = training(env={"MJLAB_DIST_FAULT": "1:30:sigstop"})
+    time.sleep(3)
+    os.killpg(process.pid, signal.SIGINT)
+    time.sleep(1)
+    start = time.monotonic()
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    took_s = time.monotonic() - start
+    assert process.returncode == Exit.FORCED, out + err
+    assert "Ctrl-C: stopping after this iteration, with a checkpoint (Ctrl-C again ends at once)." in out
+    assert "Ended at once by Ctrl-C after" in out
+    print(f"row 5: {took_s:.1f} s")
+    assert took_s < 5
+
+
+def test_row_6_nothing_outlives_the_launcher(command: Command, training: Training, wait_for: WaitFor) -> None:
+    process = training()
+    start = time.monotonic()
+    process.kill()
+    process.communicate()
+    wait_for(lambda: not command.leftovers(), 10)
+    print(f"row 6: {time.monotonic() - start:.1f} s")
+
+
+@pytest.mark.parametrize("kind", ["sigstop", "skip_collective"])
+def test_row_8_a_hang_is_noticed_and_the_run_goes_on(command: Command, unharmed: Path, kind: str) -> None:
+    flags = ("--max-iterations", "8", "--checkpoint.interval", "2", "--max-restarts", "1", "--hang-timeout", "5")
+    done = command(*TRAIN, *flags, env={"MJLAB_DIST_FAULT": f"1:4:{kind}"})
+    assert done.code == Exit.DONE, done.err
+    run = only_run(command.cwd)
+    assert "Starting again (1 of 1)" in done.out
+    if kind == "sigstop":
+        assert "ranks hang: rank 0 has done 3 iterations, rank 1 has done at least " in done.out
+        assert "Rank 0, after 3 iterations: HangError: no iteration for" in done.out
+        assert "iterations: its process is stopped by a signal (SIGSTOP)" in done.out
+        assert "in all_reduce" in done.out, "the stack says where rank 0 waits"
+    assert_equal(final(run), final(unharmed))
+    assert untimed(run) == untimed(unharmed)
+
+
+def test_row_9_nan_on_one_rank_stops_all_and_can_be_replayed(command: Command) -> None:
+    flags = ("--checkpoint.interval", "1", "--max-restarts", "3")
+    done = command(*TRAIN, *flags, env={"MJLAB_DIST_FAULT": "1:3:nan"})
+    assert done.code == Exit.NUMERICS, done.err
+    run = only_run(command.cwd)
+    took_s = since_last_row(run)
+    line = next(line for line in done.err.splitlines() if line.startswith("train: "))
+    assert line.startswith("train: rank 1 failed: NonFiniteError: iteration 3: not finite: ")
+    assert "physics qvel (slider)" in line
+    assert "observation actor (cart_velocity)" in line
+    assert "env 32," in line, "of all envs of the run, the first that rank 1 has"
+    assert "Starting again" not in done.out
+    assert runs.find_checkpoint(run).name == "model_2.pt"
+    assert runs.read_metrics(run)[-1]["iteration"] == 2
+    dump = run / runs.ERRORS / "nan_rank1.pt"
+    assert f"--nan-dump {dump.relative_to(command.cwd)}" in line
+    print(f"row 9: {took_s:.1f} s")
+    assert took_s < 10
+    played = command("play", "cartpole-balance", "--nan-dump", str(dump))
+    assert played.code == Exit.DONE, played.err
+    assert "slider" in played.out
+
+
+def test_row_9_broken_envs_can_be_reset_instead(command: Command) -> None:
+    done = command(*TRAIN, "--env.nan-policy", "reset", "--max-iterations", "5", env={"MJLAB_DIST_FAULT": "1:3:nan"})
+    assert done.code == Exit.DONE, done.err
+    run = only_run(command.cwd)
+    rows = runs.read_metrics(run)
+    assert [row["nan_resets"] for row in rows] == [0, 0, 1, 0, 0]
+    assert all(torch.isfinite(t).all() for t in final(run)["actor_state_dict"].values())  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_init_from_starts_a_new_run_with_old_weights(command: Command) -> None:
+    one = ("train", "cartpole-balance", "--gpu-ids", "None", *SMALL)
+    first = command(*one, "--max-iterations", "2", "--log-root", "first")
+    assert first.code == Exit.DONE, first.err
+    (old,) = (command.cwd / "first" / "cartpole-balance").iterdir()
+    # So small a step that nothing changes by it.
+    frozen = ("--agent.learning-rate", "1e-20", "--agent.schedule", "fixed", "--seed", "8", "--max-iterations", "1")
+    done = command(*one, *frozen, "--init-from", str(runs.find_checkpoint(old)))
+    assert done.code == Exit.DONE, done.err
+    new = final(only_run(command.cwd))
+    assert new["iter"] == 1
+    assert_equal(new["actor_state_dict"], final(old)["actor_state_dict"])
+
+
+def test_row_10_a_flipped_bit_ends_the_run_and_no_checkpoint_has_it(command: Command) -> None:
+    flags = ("--checkpoint.interval", "4", "--sync.check-interval", "6", "--max-restarts", "3")
+    done = command(*TRAIN, *flags, env={"MJLAB_DIST_FAULT": "1:5:corrupt"})
+    assert done.code == Exit.NUMERICS, done.err
+    assert "DesyncError: iteration 6: ranks 0-1 differ in actor." in done.err
+    assert "Starting again" not in done.out
+    run = only_run(command.cwd)
+    assert runs.find_checkpoint(run).name == "model_4.pt"
+    assert runs.read_metrics(run)[-1]["iteration"] == 6
+
+
+RESUMES = {
+    "1 rank, normalizers": ("--gpu-ids", "None", "--agent.obs-normalization"),
+    "2 ranks, LSTM": (*TWO, "--agent.rnn", "lstm", "--agent.rnn-hidden-dim", "8"),
+}
+
+
+@pytest.mark.parametrize("ranks", RESUMES.values(), ids=RESUMES)
+def test_row_14_a_resumed_run_is_bit_equal(command: Command, ranks: tuple[str, ...]) -> None:
+    train = ("train", "cartpole-balance", *ranks, *SMALL)
+    whole = command(*train, "--max-iterations", "20", "--log-root", "whole")
+    assert whole.code == Exit.DONE, whole.err
+    half = command(*train, "--max-iterations", "10")
+    assert half.code == Exit.DONE, half.err
+    run = only_run(command.cwd)
+    again = command("train", "--resume", str(run), "--max-iterations", "20")
+    assert again.code == Exit.DONE, again.err
+    (other,) = (command.cwd / "whole" / "cartpole-balance").iterdir()
+    assert_equal(final(run), final(other))
+    assert untimed(run) == untimed(other)
+
+
+def test_row_15_another_number_of_ranks_takes_up_the_run(command: Command) -> None:
+    def resume(*ranks: str, iterations: int) -> Done:
+        done = command("train", "cartpole-balance", "--resume", "latest", *ranks, "--max-iterations", str(iterations))
+        assert done.code == Exit.DONE, done.err
+        return done
+
+    first = command(*TRAIN, "--agent.obs-normalization", "--max-iterations", "3")
+    assert first.code == Exit.DONE, first.err
+    run = only_run(command.cwd)
+    two = final(run)
+    one = resume("--cpu-ranks", "1", iterations=4)
+    assert "Going on from iteration 3, saved by 2 ranks or with other envs: envs are drawn anew." in one.out
+    back = resume("--cpu-ranks", "2", iterations=5)
+    assert "Going on from iteration 4, saved by 1 ranks or with other envs: envs are drawn anew." in back.out
+
+    steps = [row["total_steps"] for row in runs.read_metrics(run)]
+    assert steps == [512, 1024, 1536, 1792, 2304]
+    # Adam's steps and the normalizer's count go on, over all envs of all ranks.
+    last = torch.load(runs.find_checkpoint(run), weights_only=True)
+    assert last["optimizer_state_dict"]["state"][0]["step"] == 5 * 5 * 4
+    assert last["actor_state_dict"]["obs_normalizer.count"] == 2304
+    assert isinstance(two["actor_state_dict"], dict)
+    assert two["actor_state_dict"]["obs_normalizer.count"] == 1536
+
+
+def test_checkpoints_are_written_by_the_clock_too(command: Command) -> None:
+    flags = ("--max-iterations", "8", "--checkpoint.interval", "4s", "--checkpoint.keep-best", "0")
+    done = command(*TRAIN, *flags, env={"MJLAB_DIST_FAULT": "1:4:slow"})
+    assert done.code == Exit.DONE, done.err
+    assert {4, 8} <= runs.checkpoints(only_run(command.cwd)).keys(), "the slow iteration took five seconds"
+
+
+@pytest.mark.slow
+def test_row_16_ten_launches_at_once_all_train(command: Command) -> None:
+    processes = [
+        command.start(*TRAIN, "--max-iterations", "3", "--log-root", f"logs{i}", "--hang-timeout", "600")
+        for i in range(10)
+    ]
+    for process in processes:
+        out, err = process.communicate(timeout=800)
+        assert process.returncode == Exit.DONE, out + err
+
+
+def test_row_19_rank_0_alone_writes(command: Command) -> None:
+    strace = shutil.which("strace")
+    if strace is None:
+        pytest.skip("strace is not installed")
+    trace = command.cwd / "trace"
+    done = command(
+        strace, "-f", "-qq", "-y", "-e", "trace=clone,clone3,openat,creat,mkdir,mkdirat,rename,renameat,renameat2,link,linkat,symlink,symlinkat,unlink,unlinkat,write,pwrite64",
+        "-e", "signal=none", "-o", str(trace), "--seccomp-bpf",
+        command.program("train"), *TRAIN[1:], "--max-iterations", "3", "--checkpoint.interval", "1",
+    )  # fmt: skip
+    assert done.code == Exit.DONE, done.err
+    run = only_run(command.cwd)
+    ranks = {rank["pid"]: rank["rank"] for rank in json.loads((run / runs.RANKS).read_text())}
+    writers = writers_of(trace.read_text(errors="replace").splitlines(), run.name)
+    assert any(ranks.get(pid) == 0 for pid in writers), "strace saw rank 0 write its files"
+    assert not {pid: names for pid, names in writers.items() if ranks.get(pid, 0) != 0}
+
+
+def writers_of(lines: list[str], name: str) -> dict[int, set[str]]:
+    """Processes that strace saw changing paths with a name in them, with the calls."""
+    process_of: dict[int, int] = {}
+    pending: dict[int, str] = {}
+    found: dict[int, set[str]] = {}
+    for line in lines:
+        thread, _, call = line.partition(" ")
+        tid, call = int(thread), call.strip()
+        if call.endswith("<unfinished ...>"):
+            pending[tid] = call.removesuffix("<unfinished ...>")
+            continue
+        if call.startswith("<..."):
+            call = pending.pop(tid, "") + call.partition("resumed>")[2]
+        if "CLONE_THREAD" in call:
+            process_of[int(call.rpartition("= ")[2].split()[0])] = process_of.get(tid, tid)
+        only_reads = call.startswith(("openat", "clone")) and not any(
+            f in call for f in ("O_WRONLY", "O_RDWR", "O_CREAT")
+        )
+        if name in call and not only_reads and " = -1 " not in call:
+            found.setdefault(process_of.get(tid, tid), set()).add(call[:160])
+    return found
+
+
+def attack(port: int, payload: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+        connection.sendall(struct.pack(">L", len(payload)) + payload)
+
+
+class Payload:
+    """Runs a command where it is unpickled."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
+        return os.system, (f"touch {self.target}",)
+
+
+def test_row_21_a_pickle_sent_to_the_log_port_is_not_executed(
+    command: Command, training: Training, wait_for: WaitFor
+) -> None:
+    process = training()
+    run = only_run(command.cwd)
+    ports = {
+        c.laddr.port: p
+        for p in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        for c in p.net_connections("tcp")
+        if c.status == psutil.CONN_LISTEN and c.laddr.ip == "127.0.0.1"
+    }
+    assert ports, "the log server listens"
+    target = command.cwd / "executed"
+    for port in ports:
+        attack(port, pickle.dumps(Payload(target)))
+        attack(port, pickle.dumps({"name": "x", "event": Payload(target)}))
+    log = next(iter((run / "torchrunx").rglob("localhost.log")))
+    wait_for(lambda: "a log record was refused" in log.read_text(), 10)
+    assert not target.exists()
+    rows = len(runs.read_metrics(run))
+    wait_for(lambda: len(runs.read_metrics(run)) > rows, 10)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == Exit.RESUMABLE
