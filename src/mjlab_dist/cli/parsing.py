@@ -111,6 +111,10 @@ def _one_line(box: str, prog: str, flags: set[str]) -> str:
             (line.removeprefix(flag).strip() for line in lines if line.startswith(f"{flag} ")), "another value"
         )
         return f"{flag} {given}: takes {takes}; {mend}"
+    choice = re.match(r"invalid choice '(.*)' for argument '(\S+)'\. Expected one of \((.*?),?\)", paragraph)
+    if choice:
+        given, flag, choices = choice.groups()
+        return f"{flag} {given}: takes {choices.replace(chr(39), '')}; {mend}"
     missing = re.match(r"Missing value for argument '(\S+)'", paragraph)
     if missing:
         return f"{missing[1]}: needs a value; {mend}"
