@@ -340,6 +340,7 @@ def test_checkpoints_are_written_by_the_clock_too(command: Command) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_row_16_ten_launches_at_once_all_train(command: Command) -> None:
     processes = [
         command.start(*TRAIN, "--max-iterations", "3", "--log-root", f"logs{i}", "--hang-timeout", "600")
