@@ -11,6 +11,7 @@ import argparse
 import collections
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -47,8 +48,9 @@ def main() -> None:
         *("--max-iterations", str(max(150, 2 * args.restarts + 50)), "--checkpoint.interval", "1"),
         *("--max-restarts", str(args.restarts), "--hang-timeout", "10"),
     ]
-    before, start = leftovers(), time.monotonic()
-    environ = {**os.environ, "MJLAB_DIST_FAULT": ",".join(faults), MARK: "1"}
+    start = time.monotonic()
+    temporary = tempfile.mkdtemp(prefix="soak-")
+    environ = {**os.environ, "MJLAB_DIST_FAULT": ",".join(faults), MARK: "1", "TMPDIR": temporary}
     done = subprocess.run(command, env=environ, check=False, stdout=subprocess.PIPE, text=True)
     took_s = time.monotonic() - start
     run_dir = max(Path(log_root, "cartpole-balance").iterdir())
@@ -56,7 +58,8 @@ def main() -> None:
     unfinished = [p.name for p in (run_dir / runs.CHECKPOINTS).iterdir() if p.name.endswith(".tmp")]
     restarts, reached = done.stdout.count("Starting again"), rows[-1]["mean_return"] or 0.0
     numbers = [row["iteration"] for row in rows]
-    left = sorted(leftovers() - before) + unfinished
+    left = [*leftovers(), *(p.name for p in Path(temporary).iterdir()), *unfinished]
+    shutil.rmtree(temporary)
     print(f"{restarts} restarts in {took_s / 60:.0f} minutes, {took_s / (restarts + 1):.1f} s each")
     print(f"faults: {dict(collections.Counter(kinds[:restarts]))}")
     print(f"exit code {done.returncode}, mean return {reached:.1f} at iteration {numbers[-1]}; {run_dir}")
@@ -66,14 +69,14 @@ def main() -> None:
     sys.exit(0 if good and in_order and not left else 1)
 
 
-def leftovers() -> set[str]:
-    """Processes of a soak, ports that they listen on, and this project's temporary files."""
-    found = {f"file {path}" for path in Path(tempfile.gettempdir()).glob("mjlab-dist-*")}
+def leftovers() -> list[str]:
+    """Processes of a soak, and ports that they listen on."""
+    found: list[str] = []
     for process in psutil.process_iter():
         try:
             if process.pid != os.getpid() and process.environ().get(MARK):
-                found.add(f"process {process.pid} ({process.name()})")
-                found |= {f"port {c.laddr.port}" for c in process.net_connections("tcp") if c.status == "LISTEN"}
+                found.append(f"process {process.pid} ({process.name()})")
+                found += [f"port {c.laddr.port}" for c in process.net_connections("tcp") if c.status == "LISTEN"]
         except psutil.Error:
             continue
     return found

@@ -187,9 +187,10 @@ def test_rows_4_and_5_a_signal_stops_in_order_and_the_run_goes_on(
     assert len(json.loads((run / runs.PROVENANCE).read_text())["resumed"]) == 1
 
 
-def test_row_5_a_second_ctrl_c_ends_at_once(training: Training) -> None:
+def test_row_5_a_second_ctrl_c_ends_at_once(command: Command, training: Training) -> None:
     # An iteration that never ends, so that the first Ctrl-C is not done with before the second comes.
-    process = training(env={"MJLAB_DIST_FAULT": "1:30:sigstop"})
+    temporary = own_temporaries(command)
+    process = training(env={"MJLAB_DIST_FAULT": "1:30:sigstop", "TMPDIR": str(temporary)})
     time.sleep(3)
     os.killpg(process.pid, signal.SIGINT)
     time.sleep(1)
@@ -202,6 +203,7 @@ def test_row_5_a_second_ctrl_c_ends_at_once(training: Training) -> None:
     assert "Ended at once by Ctrl-C after" in out
     print(f"row 5: {took_s:.1f} s")
     assert took_s < 5
+    assert not list(temporary.iterdir())
 
 
 def test_row_6_nothing_outlives_the_launcher(command: Command, training: Training, wait_for: WaitFor) -> None:

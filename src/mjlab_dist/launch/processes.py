@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from mjlab_dist.control import Control
@@ -15,8 +20,45 @@ from mjlab_dist.control import Control
 if TYPE_CHECKING:
     import psutil
 
+TEMPORARY = "mjlab-dist-launch-"
+"""How the names of launches' temporary directories begin; the launcher's pid follows."""
+
+YOUNG_S = 60.0
+"""Age below which such a directory may not be locked yet."""
+
 LAUNCH = "MJLAB_DIST_LAUNCH"
 """Variable that tells the processes of one launch from the others that descend from this one."""
+
+
+@contextlib.contextmanager
+def temporary_directory() -> Iterator[str]:
+    """A directory for the temporary files of all processes of a launch, removed with all that is in it.
+
+    What killed launches left is removed first.
+    """
+    remove_leftovers()
+    prefix = f"{TEMPORARY}{os.getpid()}-"
+    with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as path:
+        directory = os.open(path, os.O_RDONLY)
+        try:
+            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield path
+        finally:
+            os.close(directory)
+
+
+def remove_leftovers() -> None:
+    """Remove the temporary directories of launches that are gone: a launch holds a lock on its own."""
+    for path in Path(tempfile.gettempdir()).glob(f"{TEMPORARY}*"):
+        with contextlib.suppress(OSError):  # it is in use, somebody else's, or has just been removed
+            if time.time() - path.stat().st_mtime < YOUNG_S:
+                continue
+            directory = os.open(path, os.O_RDONLY)
+            try:
+                fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(directory)
 
 
 def end_children(launch: str | None = None) -> None:
@@ -105,6 +147,8 @@ def stopping_on_signal(control: Control, stopper: Stopper) -> Iterator[None]:
 def _end(signum: int, stopped: Callable[[int], None]) -> None:
     try:
         end_children()
+        for path in Path(tempfile.gettempdir()).glob(f"{TEMPORARY}{os.getpid()}-*"):
+            shutil.rmtree(path, ignore_errors=True)
         stopped(signum)
         sys.stdout.flush()
     finally:

@@ -32,7 +32,7 @@ from mjlab_dist.errors import RankError
 from mjlab_dist.events import Event, EventHandler, Listener
 from mjlab_dist.faults import ATTEMPT
 from mjlab_dist.launch.hosts import HERE, end_on_hosts, own_address
-from mjlab_dist.launch.processes import LAUNCH, end_children
+from mjlab_dist.launch.processes import LAUNCH, end_children, temporary_directory
 from mjlab_dist.launch.supervision import Ranks
 from mjlab_dist.worker import Entry, die_with_parent, run_or_die, start_up
 
@@ -110,7 +110,7 @@ def run_ranks(
     ranks = Ranks(hosts, ranks_per_host, listen, control)
     rank: Callable[..., object] = run_or_die
     with (
-        tempfile.TemporaryDirectory(prefix="mjlab-dist-", ignore_cleanup_errors=True) as temporary,
+        temporary_directory() as temporary,
         _child_errors() as errors,
         _event_pipe(ranks.hear) as pipe,
         _adapted_torchrunx(address),
