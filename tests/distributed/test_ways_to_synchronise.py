@@ -11,6 +11,7 @@ import torch
 from conftest import Command
 
 from mjlab_dist import runs
+from mjlab_dist.errors import Exit
 
 BASE = ("train", "cartpole-balance", "--cpu-ranks", "2", "--num-envs", "16", "--agent.num-steps-per-env", "8")
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
@@ -54,7 +55,7 @@ def test_a_rank_that_drifts_ends_the_run(command: Command, flags: tuple[str, ...
         "drifting:Drifting",
         env={"PYTHONPATH": "."},
     )
-    assert done.code == 1
+    assert done.code == Exit.NUMERICS
     last_line = done.err.splitlines()[-2]
     assert "DesyncError: iteration 3: ranks 0-1 differ in actor." in last_line
     assert "mlp.0.weight" in last_line or "std_param" in last_line

@@ -9,6 +9,7 @@ import gc
 import io
 import json
 import logging
+import multiprocessing
 import os
 import pickle
 import signal
@@ -19,6 +20,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any, Never, TextIO, TypeVar
@@ -190,19 +192,35 @@ def _decoded(result_type: type[T], plain: dict[str, Any]) -> T:
 def _adapted_torchrunx(address: str) -> Iterator[None]:
     """Have torchrunx call this machine by an address, and start its agent here out of reach of the terminal's Ctrl-C.
 
-    The machine's own name need not resolve, nor be reachable from itself. An agent that Ctrl-C reaches kills its ranks.
+    The machine's own name need not resolve, nor be reachable from itself. An agent that Ctrl-C reaches kills its ranks. The log
+    process is killed in the end: interrupted early, torchrunx does so minutes later, and this process could not end before.
     """
     import torchrunx.launcher
     import torchrunx.utils.environment
+
+    started: list[BaseProcess] = []
+
+    def context(method: str) -> SimpleNamespace:
+        def make(**kwargs: Any) -> BaseProcess:
+            started.append(multiprocessing.get_context(method).Process(**kwargs))  # pyright: ignore[reportAttributeAccessIssue]
+            return started[-1]
+
+        return SimpleNamespace(Process=make)
 
     own_session = SimpleNamespace(
         Popen=functools.partial(subprocess.Popen, start_new_session=True), PIPE=subprocess.PIPE
     )
     with (
         mock.patch.object(torchrunx.launcher, "socket", SimpleNamespace(getfqdn=lambda: address)),
+        mock.patch.object(torchrunx.launcher, "get_context", context),
         mock.patch.object(torchrunx.utils.environment, "subprocess", own_session),
     ):
-        yield
+        try:
+            yield
+        finally:
+            for process in started:
+                if process.pid is not None:
+                    process.kill()
 
 
 @contextlib.contextmanager

@@ -242,7 +242,7 @@ class Runner(OnPolicyRunner):
             if self._store:
                 self._store.check()
                 self._write(row, outputs)
-            if saves or stops or save_is_due:
+            if self._run_dir and (saves or stops or save_is_due):
                 self._checkpoint(obs, metrics, row)
             elif self._check_is_due(averaged=row["parameter_spread"] is not None):
                 self._compared_state()
