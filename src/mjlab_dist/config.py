@@ -141,6 +141,8 @@ class AgentConfig:
     """Activation of the hidden layers, by rsl_rl's name."""
     obs_normalization: bool = False
     """Normalize observations by their running mean and deviation, over all ranks."""
+    reward_normalization: bool = False
+    """Divide rewards, as the learner sees them, by the running deviation of their discounted sum, over all ranks; returns are reported as they are."""
     init_std: float = 1.0
     """Standard deviation of the actions at the start."""
     rnn: Literal["none", "lstm", "gru"] = "none"

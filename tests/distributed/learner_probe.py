@@ -35,6 +35,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "mini-batch": {"advantage_normalization": "mini-batch"},
     "lstm": {"rnn": "lstm"},
     "clipped": {"max_grad_norm": 0.05, "schedule": "fixed"},
+    "scaled": {"reward_normalization": True},
     "bf16": {"precision": "bf16"},
 }
 """Agents whose update must not depend on the number of ranks."""

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from host_syncs import HostSyncs
@@ -76,6 +77,46 @@ def test_one_rank_learns_what_stock_rsl_rl_learns(fields: dict[str, Any]) -> Non
             assert float(losses[1][name]) == pytest.approx(loss, rel=1e-9, abs=1e-12)
     if "schedule" not in fields:
         assert stock.learning_rate != AGENT.learning_rate, "else the schedule is not tested"
+
+
+@pytest.mark.usefixtures("fp64")
+def test_rewards_are_divided_by_the_deviation_of_their_discounted_sums() -> None:
+    """Stock rsl_rl, fed with rewards that numpy has scaled, learns the same."""
+    stock, _ = both()
+    _, ours = both(reward_normalization=True)
+    discounted, seen = np.zeros(NUM_ENVS), []
+    for iteration in range(ITERATIONS):
+        data = make_data(NUM_ENVS, iteration)
+        for rewards, dones in zip(data.rewards.double().numpy(), data.dones.numpy(), strict=True):
+            discounted = AGENT.gamma * discounted + rewards
+            seen.append(discounted)
+            discounted = np.where(dones, 0.0, discounted)
+        scaled = dataclasses.replace(data, rewards=data.rewards.double() / np.std(seen))
+        for learner, fed in ((stock, scaled), (ours, data)):
+            collect(learner, fed)
+            torch.manual_seed(iteration)
+            learner.update()
+        largest, where = difference(state_of(ours), state_of(stock))
+        assert largest < 1e-6, where  # 1e-8 is added to the variance
+    assert np.std(seen) > 2, "else the scale is hardly tested"
+
+
+@pytest.mark.usefixtures("fp64")
+def test_the_scale_of_rewards_goes_on_from_a_checkpoint() -> None:
+    _, whole = both(reward_normalization=True)
+    _, first = both(reward_normalization=True)
+    _, second = both(reward_normalization=True)
+    for learner in (whole, first):
+        collect(learner, make_data(NUM_ENVS, 0))
+        torch.manual_seed(0)
+        learner.update()
+    second.load(first.save(), None, True)
+    second.load_memory(first.memory())
+    for learner in (whole, second):
+        collect(learner, make_data(NUM_ENVS, 1))
+        torch.manual_seed(1)
+        learner.update()
+    assert difference(state_of(second), state_of(whole))[0] == 0
 
 
 def test_mixed_precision_is_stock_rsl_rls() -> None:

@@ -86,3 +86,52 @@ class NormalizerMoments:
         state["_mean"].copy_(self._mean + shift)
         state["_var"].copy_(var)
         state["_std"].copy_(var.sqrt())
+
+
+class RewardScale:
+    """The deviation of discounted sums of rewards, by which rewards are divided so that values stay near 1.
+
+    As in Engstrom et al. 2020, "Implementation matters in deep policy gradients", arXiv:2005.12729, section 3, but with the
+    deviation of all ranks' data, the present rollout included, for the whole of a rollout.
+
+    Attributes:
+        discounted: Each env's sum since its episode began, later rewards counting more, (num_envs,).
+        pending: Count, sum and sum of squares of this rollout's sums, (3,) in fp64; to be added up over ranks.
+        sums: The same of all rollouts and ranks, (3,) in fp64; equal on every rank.
+    """
+
+    def __init__(self, num_envs: int, gamma: float, device: str) -> None:
+        """Start without data.
+
+        Args:
+            num_envs: Envs on this rank.
+            gamma: Discount per control step.
+            device: Where the tensors are.
+        """
+        self._gamma = gamma
+        self.discounted = torch.zeros(num_envs, device=device)
+        self.pending, self.sums = torch.zeros(2, 3, dtype=torch.float64, device=device)
+
+    def observe(self, rewards: torch.Tensor, dones: torch.Tensor) -> None:
+        """Count a step.
+
+        Args:
+            rewards: (num_envs,).
+            dones: Envs whose episode ended with it, (num_envs,) of bool.
+        """
+        self.discounted.mul_(self._gamma).add_(rewards)
+        values = self.discounted.double()
+        self.pending += torch.stack([torch.full_like(values[0], len(values)), values.sum(), values.dot(values)])
+        self.discounted.masked_fill_(dones, 0.0)
+
+    def apply(self) -> torch.Tensor:
+        """Take in what is pending, by now summed over ranks.
+
+        Returns:
+            One over the deviation, a scalar.
+        """
+        self.sums += self.pending
+        self.pending.zero_()
+        count, total, squares = self.sums
+        variance = (squares / count - (total / count).square()).clamp(min=0)
+        return (1.0 / (variance + 1e-8).sqrt()).to(self.discounted.dtype)

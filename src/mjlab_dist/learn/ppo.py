@@ -21,7 +21,7 @@ from mjlab_dist.distributed.synchronizer import FORMATS, AllReduce, Synchronizer
 from mjlab_dist.learn.capture import CapturedStep
 from mjlab_dist.learn.clock import Clock
 from mjlab_dist.learn.gradients import FlatGradients
-from mjlab_dist.learn.moments import NormalizerMoments, advantage_moments, normalize
+from mjlab_dist.learn.moments import NormalizerMoments, RewardScale, advantage_moments, normalize
 
 MIN_LEARNING_RATE, MAX_LEARNING_RATE = 1e-5, 1e-2
 """Range of the adaptive learning rate, as in rsl_rl."""
@@ -56,6 +56,7 @@ class PPO(rsl_rl.algorithms.PPO):
         *,
         synchronizer: Synchronizer | None = None,
         advantage_normalization: Literal["global", "rank", "mini-batch"] = "global",
+        reward_normalization: bool = False,
         fsdp_devices: int = 1,
         fsdp_min_size_mb: float = 4.0,
         compression: str = "none",
@@ -71,6 +72,7 @@ class PPO(rsl_rl.algorithms.PPO):
             storage: Holds a rollout.
             synchronizer: How gradients are reduced; by default their mean over ranks.
             advantage_normalization: What advantages are normalized over.
+            reward_normalization: Divide rewards by the running deviation of their discounted sum.
             fsdp_devices: Ranks that share a copy of each large parameter.
             fsdp_min_size_mb: Size in MiB from which a parameter is large.
             compression: Number format of sharded gradients on their way, a key of ``FORMATS``.
@@ -86,6 +88,7 @@ class PPO(rsl_rl.algorithms.PPO):
         self.synchronizer = synchronizer or AllReduce()
         self.clock = Clock(device)
         self._advantage_normalization = advantage_normalization
+        self._reward_scale = RewardScale(storage.num_envs, self.gamma, device) if reward_normalization else None
         self._models = {"actor": self._raw_actor, "critic": self._raw_critic}
         self._is_recurrent = actor.is_recurrent or critic.is_recurrent
         for model in self._models.values():
@@ -106,6 +109,7 @@ class PPO(rsl_rl.algorithms.PPO):
             for name, model in self._models.items()
             if isinstance(model.obs_normalizer, EmpiricalNormalization)
         }
+        self._raw_rewards = torch.zeros_like(storage.rewards) if reward_normalization else torch.empty(0)
         self._totals = torch.zeros(4, device=device)
         self._captures = capture and device != "cpu" and not self._is_recurrent and not self.sharding.sharded
         self._step = self._make_step()
@@ -123,6 +127,23 @@ class PPO(rsl_rl.algorithms.PPO):
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
         self.rate.fill_(value)
+
+    def process_env_step(
+        self, obs: TensorDict, rewards: torch.Tensor, dones: torch.Tensor, extras: dict[str, torch.Tensor]
+    ) -> None:
+        """Record a step; arguments as rsl_rl's."""
+        if self._reward_scale is not None:
+            self._raw_rewards[self.storage.step] = rewards.unsqueeze(1)
+            self._reward_scale.observe(rewards, dones)
+        super().process_env_step(obs, rewards, dones, extras)
+
+    def compute_returns(self, obs: TensorDict) -> None:
+        """From rewards and values to returns and advantages; arguments as rsl_rl's."""
+        if self._reward_scale is not None:
+            self._sum([self._reward_scale.pending])
+            # What time-outs have added are values, which are of scaled rewards already.
+            self.storage.rewards += self._raw_rewards * (self._reward_scale.apply() - 1.0)
+        super().compute_returns(obs)
 
     def update(self) -> dict[str, torch.Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Learn from the rollout in the storage.
@@ -172,7 +193,8 @@ class PPO(rsl_rl.algorithms.PPO):
         for group in optimizer["param_groups"]:
             group.update(lr=self.learning_rate, fused=None, capturable=False)
         states = {f"{name}_state_dict": self.sharding.whole_state(model) for name, model in self._models.items()}
-        return {**states, "optimizer_state_dict": optimizer}
+        scale = {} if self._reward_scale is None else {"reward_sums": self._reward_scale.sums}
+        return {**states, "optimizer_state_dict": optimizer, **scale}
 
     def load(self, loaded_dict: dict[str, Any], load_cfg: dict[str, bool] | None, strict: bool) -> bool:
         """Take over what :meth:`save` or rsl_rl's own wrote; arguments and result as rsl_rl's."""
@@ -182,14 +204,21 @@ class PPO(rsl_rl.algorithms.PPO):
                 self.sharding.load_state(model, loaded_dict[f"{name}_state_dict"], strict)
         for normalizer in self._normalizers.values():
             normalizer.rebase()
+        if self._reward_scale is not None and "reward_sums" in loaded_dict:
+            self._reward_scale.sums.copy_(loaded_dict["reward_sums"])
         if chosen.get("optimizer"):
             self._load_optimizer(loaded_dict["optimizer_state_dict"])
         return chosen.get("iteration", False)
 
     def memory(self) -> dict[str, torch.Tensor]:
-        """What recurrent policy and value remember of their envs, (layers, num_envs, width) each; nothing where they are not."""
+        """What the learner remembers of this rank's envs.
+
+        Returns:
+            Of recurrent policy and value (layers, num_envs, width) each; of rewards that are normalized ``reward``, (num_envs,).
+        """
+        sums = {} if self._reward_scale is None else {"reward": self._reward_scale.discounted}
         states = {name: model.get_hidden_state() for name, model in self._models.items()}
-        return {
+        return sums | {
             f"{name}/{i}": part
             for name, state in states.items()
             for i, part in enumerate(state if isinstance(state, tuple) else (state,))
@@ -197,11 +226,13 @@ class PPO(rsl_rl.algorithms.PPO):
         }
 
     def load_memory(self, memory: Mapping[str, torch.Tensor]) -> None:
-        """Have policy and value remember.
+        """Have the learner remember.
 
         Args:
             memory: What :meth:`memory` returned.
         """
+        if self._reward_scale is not None:
+            self._reward_scale.discounted.copy_(memory["reward"])
         for name, model in self._models.items():
             match [memory[key].to(self.device) for key in sorted(memory) if key.startswith(f"{name}/")]:
                 case [hidden, cell]:
@@ -385,7 +416,8 @@ def flatten(state: dict[str, Any]) -> dict[str, torch.Tensor]:
     moments = {f"optimizer.{key}[{i}]": t for i, s in optimizer["state"].items() for key, t in s.items()}
     rates = {"learning_rate": torch.tensor([group["lr"] for group in optimizer["param_groups"]])}
     device = next(iter(models.values())).device
-    return {name: t.to(device) for name, t in {**models, **moments, **rates}.items()}
+    scale = {"reward_sums": state["reward_sums"]} if "reward_sums" in state else {}
+    return {name: t.to(device) for name, t in {**models, **moments, **rates, **scale}.items()}
 
 
 def _activate_in_place(model: nn.Module) -> None:
