@@ -7,6 +7,7 @@ config can be listed, shown and written to a file without importing torch, and r
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,9 @@ from mjlab_dist.errors import UserError
 ParamValue = bool | int | str | float | tuple[float, ...]
 """What a term's parameter may be: plain data that a file and the command line can hold."""
 
+
+_MOST_POINTS = 4e7
+"""Points of a terrain."""
 
 Activation = Literal[
     "elu", "selu", "relu", "crelu", "lrelu", "tanh", "sigmoid", "softplus", "gelu", "swish", "mish", "identity"
@@ -68,7 +72,17 @@ class SimConfig:
     """The physics of one rank's envs."""
 
     model: str
-    """MJCF: a file's path, or package.module:file for one inside a Python package."""
+    """MJCF: a file's path; package.module:file for one inside a Python package; package.module:function for a function without arguments that returns a mujoco.MjSpec; or the XML itself."""
+    entities: dict[str, EntityConfig] = field(default_factory=dict)
+    """Further MJCFs in the scene, by name."""
+    actuators: dict[str, ActuatorConfig] = field(default_factory=dict)
+    """Motors put on joints, by name of the group."""
+    options: OptionsConfig = field(default_factory=OptionsConfig)
+    """Solver and integrator."""
+    keyframe: str | None = None
+    """Keyframe of the MJCF that episodes start from; by default its joints' reference positions."""
+    terrain: TerrainConfig = field(default_factory=TerrainConfig)
+    """Ground in place of the scene's floor."""
     decimation: int = 1
     """Physics steps (substeps) per control step."""
     njmax: int
@@ -89,6 +103,212 @@ class EnvConfig:
     """Physics."""
     episode_length_s: float
     """Length of an episode until it times out, in simulated seconds."""
+@dataclass(frozen=True, kw_only=True)
+class EventConfig:
+    """Something that happens to some envs: a start state, a push."""
+
+    func: str
+    """Function or class, as package.module:name; changes the envs of a mask."""
+    params: dict[str, ParamValue] = field(default_factory=dict)
+    """Keyword arguments of the function."""
+    when: Literal["startup", "reset", "interval"] = "reset"
+    """startup: once, before the first episode. reset: when an episode starts. interval: every so often."""
+    interval_s: tuple[float, float] = (5.0, 10.0)
+    """Range of the simulated seconds between two, drawn per env; where when is interval."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomizationConfig:
+    """A field of the model that differs between envs. Derived constants (such as those of mass and inertia) follow."""
+
+    field: str
+    """Field of mujoco_warp.Model with a value per env: geom_friction, body_mass, dof_damping, actuator_gainprm, gravity, ..."""
+    names: tuple[str, ...] = (".*",)
+    """Regular expressions of the bodies, joints, geoms, ... that the field belongs to."""
+    columns: tuple[int, ...] = ()
+    """Which of an object's numbers, such as 0 for the sliding friction of geom_friction; by default all."""
+    low: float
+    """Least value drawn."""
+    high: float
+    """Greatest value drawn."""
+    operation: Literal["scale", "add", "set"] = "scale"
+    """What is done with the model's own value."""
+    distribution: Literal["uniform", "log-uniform"] = "uniform"
+    """How values are drawn between low and high."""
+    shared: bool = False
+    """Draw one value per env for all that names and columns choose, in place of one each."""
+    when: Literal["startup", "reset"] = "startup"
+    """startup: once. reset: anew for every episode; not where constants derive from the field."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TerrainPartConfig:
+    """One kind of ground. Ranges go from the easiest to the hardest level; up and down are as seen from a tile's middle."""
+
+    kind: Literal["flat", "rough", "slope_up", "slope_down", "stairs_up", "stairs_down", "boxes", "gaps"]
+    """rough: random heights. slope_up, slope_down, stairs_up, stairs_down: on all four sides. boxes: standing about. gaps: rings of them."""
+    share: float = 1.0
+    """Share of the columns, relative to the other parts' shares."""
+    height_m: tuple[float, float] = (0.0, 0.1)
+    """rough: most that the ground rises or falls. stairs: of a step. boxes: of the highest box. gaps: depth. In m."""
+    width_m: tuple[float, float] = (0.4, 0.4)
+    """rough: distance of the heights drawn, between which the ground runs straight. stairs: of a step. boxes: of a box's sides. gaps: from edge to edge. In m."""
+    slope: tuple[float, float] = (0.0, 0.4)
+    """slope: metres up or down per metre forward."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TerrainConfig:
+    """Ground in place of the scene's geom floor: a grid of tiles, levels (of difficulty) along x by columns (of kinds) along y."""
+
+    parts: dict[str, TerrainPartConfig] = field(default_factory=dict)
+    """Kinds of ground by name; none leaves the scene's own floor."""
+    num_levels: int = 10
+    """Levels: the first is the easy end of every range, the last the hard end."""
+    num_columns: int = 10
+    """Columns, shared out among the parts in their order."""
+    tile_size_m: float = 8.0
+    """Side of a tile; all around its edge the ground is at height 0."""
+    platform_m: float = 2.0
+    """Side of the square in the middle of a tile that episodes start in; flat, except where the part is rough."""
+    border_m: float = 5.0
+    """Width of the flat ground around the grid; there is nothing beyond."""
+    resolution_m: float = 0.05
+    """Distance of the points whose heights are known; the edge of a step is as wide as this."""
+    seed: int = 1
+    """Seed of what is random; all ranks have the same terrain."""
+
+    def column_parts(self) -> list[str]:
+        """Name of the part in each column: that in whose share of all columns the column's middle lies."""
+        total = sum(part.share for part in self.parts.values())
+        ends = itertools.accumulate(part.share * self.num_columns / total for part in self.parts.values())
+        limits = dict(zip(self.parts, ends, strict=True))
+        return [next(name for name in limits if column + 0.5 <= limits[name]) for column in range(self.num_columns)]
+
+    def validate(self) -> None:
+        """Refuse what cannot be built.
+
+        Raises:
+            UserError: One line that names the flag, its value and the mend.
+        """
+        if not self.parts:
+            return
+        flag = "--env.sim.terrain"
+        for name, count, least in (
+            ("num-levels", self.num_levels, 1),
+            ("num-columns", self.num_columns, 1),
+            ("seed", self.seed, 0),
+        ):
+            if count < least:
+                raise UserError(f"{flag}.{name} {count}: must be at least {least}")
+        if not 0 < self.resolution_m < math.inf:
+            raise UserError(f"{flag}.resolution-m {self.resolution_m}: must be positive and finite")
+        for name, length in (
+            ("tile-size-m", self.tile_size_m),
+            ("platform-m", self.platform_m),
+            ("border-m", self.border_m),
+        ):
+            points = length / self.resolution_m
+            if not 0 < length < math.inf or abs(points - round(points)) > 1e-6 * points:
+                raise UserError(
+                    f"{flag}.{name} {length}: must be a positive, whole multiple of {flag}.resolution-m {self.resolution_m}"
+                )
+        if self.platform_m >= self.tile_size_m:
+            raise UserError(f"{flag}.platform-m {self.platform_m}: must be less than {flag}.tile-size-m {self.tile_size_m}")
+        sides = [2 * self.border_m + self.tile_size_m * n for n in (self.num_levels, self.num_columns)]
+        num_points = sides[0] * sides[1] / self.resolution_m**2
+        if num_points > _MOST_POINTS:
+            raise UserError(
+                f"{flag}.resolution-m {self.resolution_m}: makes {num_points:.2g} points of {sides[0]:g} m by {sides[1]:g} m; more "
+                f"than {_MOST_POINTS:.2g} take gigabytes: use a coarser one, or fewer tiles"
+            )
+        for name, part in self.parts.items():
+            self._validate_part(f"{flag}.parts.{name}", part)
+        columns = self.column_parts()
+        for name in self.parts:
+            if name not in columns:
+                raise UserError(
+                    f"{flag}.num-columns {self.num_columns}: leaves none to {flag}.parts.{name}.share {self.parts[name].share:g} of "
+                    f"{sum(part.share for part in self.parts.values()):g}; use more columns or a larger share"
+                )
+
+    def _validate_part(self, flag: str, part: TerrainPartConfig) -> None:
+        if not 0 < part.share < math.inf:
+            raise UserError(f"{flag}.share {part.share}: must be positive and finite")
+        for name, ends in (("height-m", part.height_m), ("width-m", part.width_m), ("slope", part.slope)):
+            if not all(0 <= end < math.inf for end in ends):
+                raise UserError(f"{flag}.{name} {ends[0]} {ends[1]}: must be 0 or more, and finite")
+        least, most = 2 * self.resolution_m, (self.tile_size_m - self.platform_m) / 2
+        if part.kind in {"rough", "stairs_up", "stairs_down", "boxes", "gaps"} and not all(
+            least * (1 - 1e-6) <= end <= most for end in part.width_m
+        ):
+            raise UserError(
+                f"{flag}.width-m {part.width_m[0]} {part.width_m[1]}: must lie between {least:g}, two points of "
+                f"--env.sim.terrain.resolution-m, and {most:g}, the ground from a platform to the edge of its tile"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntityConfig:
+    """A further MJCF in the scene. Its elements are named <entity>/<name>."""
+
+    model: str
+    """MJCF, in any form that sim.model takes."""
+    pos: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """Where its world's origin comes to lie in this one, in m."""
+    quat: tuple[float, float, float, float] = (1.0, 0.0, 0.0, 0.0)
+    """How it is turned there, w x y z."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActuatorConfig:
+    """Motors, one for each joint and named like it, in place of those that the MJCF puts on these joints.
+
+    They are MuJoCo's dcmotor: torque = stiffness * (target position - position) + damping * (target velocity - velocity), or
+    the wanted torque itself, as far as the limits let it. A randomization finds stiffness and damping in columns 4 and 6 of
+    actuator_gainprm.
+    """
+
+    joints: tuple[str, ...]
+    """Hinge and slide joints: names or regular expressions."""
+    kind: Literal["position", "velocity", "effort"] = "position"
+    """What an action sets: a position to hold (target velocity 0), a velocity, or the torque (on slide joints the force)."""
+    stiffness: float = 0.0
+    """In N m/rad (slide: N/m); of position motors only."""
+    damping: float = 0.0
+    """In N m s/rad (slide: N s/m); not of effort motors."""
+    effort_limit: float | None = None
+    """Greatest torque in N m (slide: force in N), at rest; by default none."""
+    velocity_limit: float | None = None
+    """Speed in rad/s (slide: m/s) without load: the torque that can be had in the direction of motion falls on a line from effort-limit at rest to 0 there."""
+    armature: float | None = None
+    """Inertia of the rotor behind its gear, in kg m2 (slide: kg); by default the MJCF's."""
+    frictionloss: float | None = None
+    """Dry friction in N m (slide: N); by default the MJCF's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptionsConfig:
+    """MuJoCo's options; what is not given stays as in the MJCF."""
+
+    timestep_s: float | None = None
+    """Length of a substep, in simulated seconds."""
+    integrator: Literal["euler", "implicit", "implicitfast", "rk4"] | None = None
+    """How a substep is integrated."""
+    cone: Literal["pyramidal", "elliptic"] | None = None
+    """Shape of the friction cone."""
+    solver: Literal["newton", "cg"] | None = None
+    """Constraint solver; MuJoCo Warp has no PGS."""
+    iterations: int | None = None
+    """Most iterations of the solver per substep."""
+    ls_iterations: int | None = None
+    """Most steps of the line search per iteration."""
+    impratio: float | None = None
+    """Ratio of the impedances of friction and normal force; above 1 slipping decreases."""
+    tolerance: float | None = None
+    """Improvement of the cost at which the solver stops; MuJoCo Warp takes at least 1e-6."""
+
+
     actions: dict[str, ActionConfig]
     """Action blocks by name; the policy's output is their concatenation."""
     observations: dict[str, dict[str, TermConfig]]

@@ -214,7 +214,14 @@ def from_plain(plain: dict[str, Any]) -> TrainConfig:
         except (TypeError, ValueError):
             raise dacite.WrongTypeError(float, value) from None
 
-    hooks = {float: real} | dict.fromkeys((tuple[int, ...], tuple[float, ...], tuple[str, ...]), tuple_of_list)
+    tuples = (
+        tuple[int, ...],
+        tuple[float, ...],
+        tuple[str, ...],
+        tuple[int, int],
+        *(tuple[(float,) * length] for length in (2, 3, 4)),
+    )
+    hooks = {float: real} | dict.fromkeys(tuples, tuple_of_list)
     try:
         return dacite.from_dict(TrainConfig, plain, config=dacite.Config(type_hooks=hooks, strict=True))
     except dacite.DaciteError as error:

@@ -9,13 +9,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import legged
 import pytest
 import torch
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
 from mjlab_dist import registry, runs, worker
-from mjlab_dist.config import AgentConfig, TrainConfig
+from mjlab_dist.config import ActionConfig, AgentConfig, TrainConfig
 from mjlab_dist.control import Control
 from mjlab_dist.distributed import DevicePlan
 from mjlab_dist.env import Env, capacity
@@ -137,6 +138,22 @@ def test_an_envs_bytes_grow_evenly_with_envs():
     one, two, five = (Env(config, n, "cpu").num_bytes() for n in (64, 128, 320))
     assert five - two == 3 * (two - one)
     assert two - one > 64 * 4 * 2 * 2, "at least qpos and qvel"
+
+
+def test_what_terms_remember_is_counted():
+    """A history of 50 values more takes their bytes, and so does a latency of 20 steps more."""
+
+    def num_bytes(history: int, latency: int) -> int:
+        config = dataclasses.replace(
+            legged.CONFIG,
+            observations={"actor": {"joints": legged.observe("JointPositions", history=history)}},
+            actions={"legs": ActionConfig(actuators=(".*_leg",), latency=(0, latency))},
+        )
+        return Env(config, 64, "cpu").num_bytes()
+
+    fewest = num_bytes(2, 1)
+    assert num_bytes(52, 1) - fewest == 64 * 50 * 5 * 4
+    assert num_bytes(2, 21) - fewest == 64 * 20 * 4 * 4
 
 
 # Free memory

@@ -506,6 +506,13 @@ def test_a_solver_that_stops_early_is_no_overflow(option: str) -> None:
     assert not sim.overflow.any(), [mjw.OverflowType(int(bits)) for bits in sim.overflow]
 
 
+def test_what_mujoco_warp_cannot_simulate_is_refused() -> None:
+    model = load_model(BOX)
+    model.opt.solver = mujoco.mjtSolver.mjSOL_PGS
+    with pytest.raises(UserError, match=r"--env\.sim\.model it: MuJoCo Warp: .*PGS"):
+        Simulation(model, 1, "cpu", SimConfig(model="it", njmax=4, nconmax=4), lambda: None)
+
+
 # Loading models
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-import importlib.util
+import functools
 import os
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import mujoco
 import mujoco_warp as mjw
+import numpy as np
 import torch
 import warp as wp
 
@@ -18,6 +19,7 @@ from mjlab_dist.config import SimConfig
 from mjlab_dist.errors import UserError
 from mjlab_dist.events import emit
 from mjlab_dist.sim import kernels
+from mjlab_dist.sim.height_field import take_over
 
 CAPTURABLE_DRIVER = (12, 4)
 """CUDA driver from which on a graph can hold the solver's loop (a conditional node)."""
@@ -48,36 +50,51 @@ _CARRIED = ("cvel", "cdof_dot")
 """Further ones where there are equality constraints: connect and weld read the velocities of the substep before."""
 
 
-def load_model(model: str) -> mujoco.MjModel:
-    """Compile an MJCF.
+_FRAME0 = ("cam_pos0", "cam_poscom0", "cam_mat0", "light_pos0", "light_poscom0", "light_dir0")
 
-    Args:
-        model: A file's path, or ``package.module:file`` for a file beside a module of an installed package.
+_INERTIA0 = ("dof_invweight0", "body_invweight0", "tendon_invweight0", "actuator_acc0")
 
-    Raises:
-        UserError: If there is no such file or package, or MuJoCo refuses the file.
-    """
-    package, colon, name = model.rpartition(":")
-    path = _folder_of(package, model) / name if colon else Path(model)
-    if not path.is_file():
-        raise UserError(f"--env.sim.model {model}: there is no file {path}")
-    try:
-        return mujoco.MjModel.from_xml_path(str(path))
-    except ValueError as error:
-        raise UserError(f"--env.sim.model {model}: {' '.join(str(error).split())}") from error
+_POSE0 = ("tendon_length0", "eq_data", *_FRAME0, *_INERTIA0)
 
+_GROUPS: dict[int, tuple[str, ...]] = {
+    mjw.SetConstGroup.FIXED: ("body_subtreemass", "geom_aabb", "geom_rbound"),
+    mjw.SetConstGroup.KIN0: ("tendon_length0", "eq_data", *_FRAME0),
+    mjw.SetConstGroup.INERT0: _INERTIA0,
+}
+"""Fields that ``mujoco_warp.set_const`` computes, by its groups."""
 
-def _folder_of(module: str, model: str) -> Path:
-    try:
-        spec = importlib.util.find_spec(module)
-    except (ImportError, ValueError):
-        spec = None
-    if spec is None:
-        raise UserError(f"--env.sim.model {model}: there is no package {module}")
-    if spec.submodule_search_locations:
-        return Path(next(iter(spec.submodule_search_locations)))
-    assert spec.origin is not None
-    return Path(spec.origin).parent
+_DERIVED: dict[str, tuple[str, ...]] = {
+    "body_mass": ("body_subtreemass", "cam_poscom0", "light_poscom0", *_INERTIA0),
+    "body_ipos": ("cam_poscom0", "light_poscom0", *_INERTIA0),
+    **dict.fromkeys(("body_inertia", "body_iquat"), _INERTIA0),
+    **dict.fromkeys(("dof_armature", "tendon_armature", "actuator_armature", "actuator_gear"), _INERTIA0),
+    **dict.fromkeys(("body_pos", "body_quat", "jnt_pos", "jnt_axis", "qpos0"), _POSE0),
+    **dict.fromkeys(("cam_pos", "cam_quat", "light_pos", "light_dir"), _FRAME0),
+    "geom_size": ("geom_aabb", "geom_rbound"),
+    "eq_data": ("eq_data",),
+}
+"""Fields that follow from a field."""
+
+_ROUTES = ("site_pos", "site_quat", "geom_pos", "geom_quat", "geom_size")
+"""Fields that tendons run along, and site transmissions lie in."""
+
+_ROUTED = ("tendon_length0", "tendon_invweight0", "actuator_acc0")
+"""Fields that follow from where these are."""
+
+_OPTIONS = ("gravity", "wind", "magnetic", "density", "viscosity")
+"""Fields of ``mujoco_warp.Option`` that may differ between envs: those of the world. The others are the solver's."""
+
+_SWITCHES = {
+    **dict.fromkeys(("wind", "density", "viscosity"), "has_fluid"),
+    "tendon_stiffness": "has_tendon_stiffness",
+    "tendon_damping": "has_tendon_damping",
+}
+"""What MuJoCo Warp skips where a field is 0 when the model is put on the device."""
+
+_MOVING_STATIC = {"geom_pos", "geom_quat", "body_pos", "body_quat"}
+"""Fields that poses of static geoms follow from."""
+
+_ON_JOINTS = (mujoco.mjtTrn.mjTRN_JOINT, mujoco.mjtTrn.mjTRN_JOINTINPARENT)
 
 
 class Simulation:
@@ -96,10 +113,19 @@ class Simulation:
         overflow: Bits of ``mujoco_warp.OverflowType``, (num_envs,), set where a buffer was ever too small; resets leave them.
         physics: What the next step depends on, by the names of ``mujoco_warp.Data``, (num_envs, ...) each; without those that
             the model has none of.
+        fields: What differs between the envs' models, by the names of ``mujoco_warp.Model`` and its options, (num_envs, ...)
+            each: the fields named at construction, and those that follow from them (poses of geoms, too, where static ones may
+            be moved). They and :meth:`state` are all that envs depend on.
     """
 
-    def __init__(
-        self, model: mujoco.MjModel, num_envs: int, device: str, config: SimConfig, announce: Callable[[], None]
+    def __init__(  # noqa: PLR0917
+        self,
+        model: mujoco.MjModel,
+        num_envs: int,
+        device: str,
+        config: SimConfig,
+        announce: Callable[[], None],
+        fields: Sequence[str] = (),
     ) -> None:
         """Put the model on the device, compile what is missing, record the physics.
 
@@ -109,6 +135,10 @@ class Simulation:
             device: ``cpu`` or ``cuda:<index>``.
             config: Sizes and options.
             announce: Called if kernels have to be compiled, which takes a while.
+            fields: Fields of the model that are to have a value per env: see :meth:`field`.
+
+        Raises:
+            UserError: If there is no such field or keyframe, or MuJoCo Warp cannot simulate the model.
         """
         self.model = model
         self.num_envs = num_envs
@@ -117,26 +147,31 @@ class Simulation:
         self._config = config
         self._graphs: dict[Callable[[], None], wp.Graph] = {}
         self._stream = wp.stream_from_torch(device) if device != "cpu" else None
-        start = mujoco.MjData(model)
-        mujoco.mj_forward(model, start)
+        self._key = _find_key(model, config.keyframe)
         with wp.ScopedDevice(device):
-            self._warp_model = mjw.put_model(model)
-            self._warp_model.opt.warn_overflow = 0  # reported by the runner, once, instead of printed by every env
+            self._warp_model = _put_model(model, config.model, num_envs, _with_derived(model, fields))
+            self._unanchored = _unanchored(self._warp_model) if not _MOVING_STATIC.isdisjoint(fields) else None
             self._data = mjw.put_data(
                 model,
-                start,
+                start := _start(model, self._key),
                 nworld=num_envs,
                 njmax=max(config.njmax, start.nefc),
                 nconmax=max(config.nconmax, start.ncon),
             )
             self._reset_mask = wp.zeros(num_envs, dtype=wp.bool)
+            self._keys = wp.full(num_envs, -1, dtype=int)
+        self._groups = _groups(model, fields)
         self._views: dict[str, torch.Tensor] = {}
         self.qpos, self.qvel, self.ctrl = self.view("qpos"), self.view("qvel"), self.view("ctrl")
         self.overflow = torch.zeros(num_envs, dtype=torch.int32, device=device)
-        self._torch_mask = wp.to_torch(self._reset_mask)
-        fields = _INTEGRATION + (_CARRIED if model.neq else ())
-        self.physics = {name: view for name in fields if (view := self.view(name)).numel()}
-        self._record(announce)
+        self._torch_mask, self._torch_keys = wp.to_torch(self._reset_mask), wp.to_torch(self._keys)
+        carried = _INTEGRATION + (_CARRIED if model.neq else ())
+        self.physics = {name: view for name in carried if (view := self.view(name)).numel()}
+        self.fields = {name: self.field(name) for name in _with_derived(model, fields)}
+        if self._unanchored:
+            self.fields |= {name: self.view(name) for name in ("geom_xpos", "geom_xmat")}
+        self._announce = announce
+        self._record()
 
     @property
     def captured(self) -> bool:
@@ -153,6 +188,85 @@ class Simulation:
             self._views[name] = wp.to_torch(getattr(self._data, name))
         return self._views[name]
 
+    def field(self, name: str) -> torch.Tensor:
+        """A field of ``mujoco_warp.Model`` or its options as a tensor, without a copy.
+
+        Those named at construction have a value per env, and writing to them changes the simulation (after
+        :meth:`update_constants`, where others follow from them). Of the others all envs share one, which cannot be written.
+
+        Args:
+            name: The field, such as ``geom_friction`` (num_envs, ngeom, 3) or ``gravity`` (num_envs, 3).
+
+        Raises:
+            UserError: If there is no such field.
+        """
+        holder = self._warp_model.opt if name in _OPTIONS else self._warp_model
+        if name not in _OPTIONS and name not in _batched_fields():
+            raise _no_field(self.model, name)
+        field = wp.to_torch(getattr(holder, name))
+        return field.expand(self.num_envs, *field.shape[1:])
+
+    def sensor(self, name: str) -> torch.Tensor:
+        """What a sensor of the MJCF measured in the last substep (or :meth:`forward`), without a copy.
+
+        Args:
+            name: The sensor's name.
+
+        Returns:
+            (num_envs, dim), in the sensor's units.
+
+        Raises:
+            UserError: If there is no such sensor.
+        """
+        names = [self.model.sensor(i).name for i in range(self.model.nsensor)]
+        if name not in names:
+            raise UserError(f"sensor {name}: the model has {', '.join(filter(None, names)) or 'none'}")
+        sensor = self.model.sensor(name)
+        return self.view("sensordata")[:, int(sensor.adr[0]) : int(sensor.adr[0] + sensor.dim[0])]
+
+    def update_constants(self) -> None:
+        """Recompute, in every env, what follows from the fields that have a value per env: bounds, inverse weights, ...
+
+        The state stays as it is. Poses and what else follows from positions alone become those of the present state. It costs
+        as much as hundreds of substeps and waits for the device: call it where envs are set up, not in a step.
+
+        Raises:
+            UserError: If an inertia was moved that MuJoCo takes to stay at the origin of its body.
+        """
+        for name in {"body_ipos", "body_iquat"} & self.fields.keys():
+            _refuse_moved_inertia(self.model, name, self.fields[name])
+        self._run(self._update_constants)
+        if self._groups & mjw.SetConstGroup.INERT0:
+            _correct_sliders(self.model, self._warp_model)
+
+    def record(self, program: Callable[[mjw.Model, mjw.Data], None]) -> Callable[[], None]:
+        """Make a program of Warp kernels over these envs that runs as the physics does: recorded once, then replayed.
+
+        Args:
+            program: Launches the kernels; it allocates nothing. The arrays that it writes to have to be kept.
+
+        Returns:
+            Runs it, in order with torch's work.
+        """
+
+        def run() -> None:
+            program(self._warp_model, self._data)
+
+        with wp.ScopedDevice(self.device):
+            if not self._why_not_capturable():
+                self._prepare(run)
+            if self.captured:
+                self._graphs[run] = self._capture(run)
+        return functools.partial(self._run, run)
+
+    def derived(self, name: str) -> list[str]:
+        """Fields that follow from a field, and that :meth:`update_constants` therefore recomputes.
+
+        Args:
+            name: The field.
+        """
+        return _derived(self.model, name)
+
     def num_bytes(self) -> int:
         """Bytes of device memory that MuJoCo Warp's model and data hold, without what a step allocates for itself."""
         return sum(_array_bytes(self._warp_model, self._data).values())
@@ -167,12 +281,14 @@ class Simulation:
         self._run(self._forward)
 
     def reset(self, mask: torch.Tensor) -> None:
-        """Put envs back to the model's reference state.
+        """Put envs back to the start state: the keyframe's, or the model's reference positions where the config names none.
 
         Args:
             mask: Which envs, (num_envs,) of bool, on the device.
         """
         self._torch_mask.copy_(mask)
+        if self._key is not None:
+            self._torch_keys.fill_(-1).masked_fill_(mask, self._key)
         self._run(self._reset)
         for name in _CARRIED:
             if name in self.physics:
@@ -201,12 +317,23 @@ class Simulation:
         mjw.forward(self._warp_model, self._data)
 
     def _reset(self) -> None:
-        mjw.reset_data(self._warp_model, self._data, reset=self._reset_mask)
+        if self._key is None:
+            mjw.reset_data(self._warp_model, self._data, reset=self._reset_mask)
+        else:
+            mjw.reset_data_keyframe(self._warp_model, self._data, self._keys)
+
+    def _update_constants(self) -> None:
+        mjw.set_const(self._warp_model, self._data, groups=self._groups)
+        if self._unanchored is not None:
+            mjw.kinematics(self._unanchored, self._data)
+
+    def _programs(self) -> list[Callable[[], None]]:
+        programs = [self._step, self._forward, self._reset]
+        return [*programs, self._update_constants] if self._groups or self._unanchored else programs
 
     def _all(self) -> None:
-        self._step()
-        self._forward()
-        self._reset()
+        for program in self._programs():
+            program()
 
     def _run(self, program: Callable[[], None]) -> None:
         # On torch's stream, so that the terms' kernels and these stay in order without a synchronization.
@@ -220,15 +347,19 @@ class Simulation:
             with wp.ScopedStream(self._stream):
                 program()
 
-    def _record(self, announce: Callable[[], None]) -> None:
+    def _record(self) -> None:
         reason = self._why_not_capturable()
         with wp.ScopedDevice(self.device):
             if not reason:
-                kernels.prepare(self.device, self._all, num_workers=len(os.sched_getaffinity(0)), announce=announce)
+                self._prepare(self._all)
             if self._config.capture and reason:
                 emit("warning", text=f"the physics is not captured, which is slower: {reason}")
             elif self._config.capture:
-                self._graphs = {program: self._capture(program) for program in (self._step, self._forward, self._reset)}
+                self._graphs = {program: self._capture(program) for program in self._programs()}
+
+    def _prepare(self, program: Callable[[], None]) -> None:
+        workers = len(os.sched_getaffinity(0))
+        kernels.prepare(self.device, program, num_workers=workers, announce=self._announce)
 
     def _capture(self, program: Callable[[], None]) -> wp.Graph:
         with kernels.no_gc(), wp.ScopedCapture(device=self.device, force_module_load=False) as capture:
@@ -246,6 +377,83 @@ class Simulation:
         if not wp.is_mempool_enabled(device):
             return "CUDA memory pools are off on this device"
         return ""
+
+
+def _find_key(model: mujoco.MjModel, name: str | None) -> int | None:
+    keys = [model.key(i).name for i in range(model.nkey)]
+    if name is not None and name not in keys:
+        raise UserError(f"--env.sim.keyframe {name}: the model has {', '.join(filter(None, keys)) or 'none'}")
+    return None if name is None else keys.index(name)
+
+
+def _start(model: mujoco.MjModel, key: int | None) -> mujoco.MjData:
+    start = mujoco.MjData(model)
+    if key is not None:
+        mujoco.mj_resetDataKeyframe(model, start, key)
+    mujoco.mj_forward(model, start)
+    return start
+
+
+def _put_model(model: mujoco.MjModel, name: str, num_envs: int, fields: Iterable[str]) -> mjw.Model:
+    """Put a model on the current device, with fields that have a value per env."""
+    sizes = {field: num_envs for field in fields if field not in _OPTIONS}
+    try:
+        put = mjw.put_model(model, batch_sizes=sizes)
+    except (NotImplementedError, ValueError) as error:
+        raise UserError(f"--env.sim.model {name}: MuJoCo Warp: {' '.join(str(error).split())}") from error
+    take_over(model, put)
+    put.opt.warn_overflow = 0  # reported by the runner, once, instead of printed by every env
+    for field in set(fields) - sizes.keys():
+        shared = getattr(put.opt, field)
+        setattr(put.opt, field, wp.array(np.repeat(shared.numpy(), num_envs, axis=0), dtype=shared.dtype))
+    # What MuJoCo Warp leaves out, since it is 0 in the MJCF, may be so no longer.
+    for field, switch in _SWITCHES.items():
+        if field in fields:
+            setattr(put, switch, True)
+    return put
+
+
+def _with_derived(model: mujoco.MjModel, fields: Iterable[str]) -> list[str]:
+    """Fields and all that follows from them, as far as the model has any."""
+    found: dict[str, None] = {}
+    for name in fields:
+        if name not in _offered(model):
+            raise _no_field(model, name)
+        found |= dict.fromkeys([name, *_derived(model, name)])
+    return list(found)
+
+
+def _derived(model: mujoco.MjModel, name: str) -> list[str]:
+    routed = bool(model.ntendon) or not np.isin(model.actuator_trntype, _ON_JOINTS).all()
+    names = _DERIVED.get(name, ()) + (_ROUTED if name in _ROUTES and routed else ())
+    return [name for name in names if getattr(model, name).size]
+
+
+def _groups(model: mujoco.MjModel, fields: Iterable[str]) -> int:
+    """The groups of ``mujoco_warp.set_const`` that compute what follows from some fields."""
+    derived = {name for field in fields for name in _derived(model, field)}
+    return sum(group for group, names in _GROUPS.items() if derived & set(names))
+
+
+def _offered(model: mujoco.MjModel) -> list[str]:
+    computed = {name for names in _GROUPS.values() for name in names} - {"eq_data"}
+    return [name for name in _batched_fields() if name not in computed and getattr(model, name).size] + list(_OPTIONS)
+
+
+def _batched_fields() -> list[str]:
+    """Fields of ``mujoco_warp.Model`` that may have a value per env, and are real numbers."""
+    specs: list[tuple[str, Any]] = [(field.name, field.type) for field in dataclasses.fields(mjw.Model)]
+    return [name for name, spec in specs if getattr(spec, "shape", ("",))[0] == "*" and _is_real(spec.dtype)]
+
+
+def _is_real(dtype: Any) -> bool:
+    return getattr(dtype, "_wp_scalar_type_", dtype) in (float, wp.float32)
+
+
+def _no_field(model: mujoco.MjModel, name: str) -> UserError:
+    return UserError(
+        f"field {name}: can have no value per env; those of the model that can are {', '.join(_offered(model))}"
+    )
 
 
 def copy_state(source: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor]) -> None:
@@ -267,6 +475,32 @@ def copy_state(source: Mapping[str, torch.Tensor], target: Mapping[str, torch.Te
             )
     for name, tensor in target.items():
         tensor.copy_(source[name])
+
+
+def _refuse_moved_inertia(model: mujoco.MjModel, name: str, field: torch.Tensor) -> None:
+    moved = (field.cpu() != torch.from_numpy(getattr(model, name)).float()).any(dim=2).any(dim=0).numpy()
+    for body in np.flatnonzero(moved & (model.body_simple != 0)):
+        raise UserError(
+            f"field {name}: MuJoCo takes the inertia of body {model.body(body).name} to lie at its origin, along its axes; write "
+            'simple="false" into that body of the MJCF'
+        )
+
+
+def _correct_sliders(model: mujoco.MjModel, put: mjw.Model) -> None:
+    """Set inverse weights of bodies that only slide, and carry none, as MuJoCo's C code does and MuJoCo Warp does not."""
+    bodies = np.flatnonzero(model.body_simple == 2)
+    dofs = np.flatnonzero(np.isin(model.dof_bodyid, bodies))
+    inverse_mass = 1.0 / wp.to_torch(put.body_mass)
+    wp.to_torch(put.dof_invweight0)[:, dofs] = inverse_mass[:, model.dof_bodyid[dofs]]
+    wp.to_torch(put.body_invweight0)[:, bodies, 0] = inverse_mass[:, bodies]
+    wp.to_torch(put.body_invweight0)[:, bodies, 1] = 0.0
+
+
+def _unanchored(model: mjw.Model) -> mjw.Model:
+    """The same model, but no geom in it counts as static: MuJoCo Warp computes poses of those only when data is made."""
+    copied = copy.copy(model)
+    copied.body_weldid = wp.full_like(model.body_weldid, 1)
+    return copied
 
 
 def _is_per_env(field: dataclasses.Field[Any]) -> bool:

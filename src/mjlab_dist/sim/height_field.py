@@ -1,0 +1,144 @@
+"""Contacts with height fields, found against their surface, in place of MuJoCo Warp's own.
+
+MuJoCo Warp 4.0 meets a height field prism by prism. Where one prism stands out over the next, at steps, its contacts are wrong:
+normals that point down into the ground, depths of metres far from the field's middle. See docs/decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mujoco
+import mujoco_warp as mjw
+import numpy as np
+import warp as wp
+from mujoco_warp._src.math import upper_trid_index
+
+from mjlab_dist.sim.surface import Ground, collide
+
+_TYPES = (mujoco.mjtGeom.mjGEOM_SPHERE, mujoco.mjtGeom.mjGEOM_CAPSULE, mujoco.mjtGeom.mjGEOM_BOX)
+
+
+def take_over(model: mujoco.MjModel, put: mjw.Model) -> None:
+    """Find contacts with height fields here, in place of MuJoCo Warp's own search.
+
+    Args:
+        model: The model on the host.
+        put: The same on the device, on which nothing has been recorded yet; it is changed. Height fields that turn or move are
+            left to MuJoCo Warp, as is everything where a height field meets other shapes than spheres, capsules and boxes.
+    """
+    fields = np.flatnonzero(model.geom_type == mujoco.mjtGeom.mjGEOM_HFIELD)
+    still = (model.body_weldid[model.geom_bodyid[fields]] == 0) & (model.geom_quat[fields] == [1, 0, 0, 0]).all(axis=1)
+    sleeps = (
+        model.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP
+    )  # then MuJoCo Warp looks for contacts twice a step
+    if not len(fields) or not still.all() or sleeps:
+        return
+    pairs, ids = put.nxn_geom_pair_filtered.numpy(), put.nxn_pairid_filtered.numpy()
+    first, second = pairs.T
+    swapped = model.geom_type[first] > model.geom_type[second]
+    ordered = np.where(swapped[:, None], pairs[:, ::-1], pairs)
+    ours = np.isin(ordered[:, 0], fields) & np.isin(model.geom_type[ordered[:, 1]], _TYPES) & (ids[:, 0] > -2)
+    put.nxn_geom_pair_filtered = wp.array(pairs[~ours], dtype=wp.vec2i)
+    put.nxn_pairid_filtered = wp.array(ids[~ours], dtype=wp.vec2i)
+    # Without a count of them MuJoCo Warp makes no kernel for these types.
+    counts = list(put.geom_pair_type_count)
+    for kind in _TYPES:
+        counts[upper_trid_index(len(mjw.GeomType), int(mujoco.mjtGeom.mjGEOM_HFIELD), int(kind))] = 0
+    put.geom_pair_type_count = tuple(counts)
+    launches = [
+        _launch(_ground(model, int(field)), ordered[of_field], ids[of_field])
+        for field in fields
+        if (of_field := ours & (ordered[:, 0] == field)).any()
+    ]
+
+    def find_contacts(on_device: mjw.Model, data: mjw.Data) -> None:
+        for launch in launches:
+            launch(on_device, data)
+
+    put.callback.contactfilter = find_contacts
+
+
+def _ground(model: mujoco.MjModel, geom: int) -> Any:
+    field = int(model.geom_dataid[geom])
+    rows, cols = int(model.hfield_nrow[field]), int(model.hfield_ncol[field])
+    half_x, half_y, top, thickness = model.hfield_size[field]
+    start = int(model.hfield_adr[field])
+    heights = (model.hfield_data[start : start + rows * cols] * top).reshape(rows, cols).astype(np.float32)
+    cell = np.array([2 * half_x / (cols - 1), 2 * half_y / (rows - 1)])
+    moving = model.body_weldid[model.geom_bodyid] != 0
+    window = int(np.ceil(model.geom_rbound[moving].max(initial=0.0) / cell.min())) + 2
+    ground = Ground()
+    ground.heights = wp.array(heights, dtype=float)
+    ground.ceiling = wp.array(_ceiling(heights, window), dtype=float)
+    ground.window = window
+    ground.half = wp.vec2(half_x, half_y)
+    ground.cell = wp.vec2(*cell)
+    ground.thickness = thickness
+    return ground
+
+
+def _ceiling(heights: np.ndarray, window: int) -> np.ndarray:
+    """Greatest height within ``window`` points along both axes."""
+    for axis in (0, 1):
+        widths = [(window, window) if axis == i else (0, 0) for i in (0, 1)]
+        padded = np.pad(heights, widths, mode="edge")
+        heights = np.lib.stride_tricks.sliding_window_view(padded, 2 * window + 1, axis=axis).max(axis=-1)
+    return np.ascontiguousarray(heights)
+
+
+def _launch(ground: Any, pairs: np.ndarray, ids: np.ndarray) -> Callable[[mjw.Model, mjw.Data], None]:
+    warp_pairs, warp_ids = wp.array(pairs, dtype=wp.vec2i), wp.array(ids, dtype=wp.vec2i)
+
+    def launch(m: mjw.Model, d: mjw.Data) -> None:
+        wp.launch(
+            collide,
+            dim=(d.nworld, len(pairs)),
+            inputs=[
+                ground,
+                warp_pairs,
+                warp_ids,
+                m.geom_type,
+                m.geom_condim,
+                m.geom_priority,
+                m.geom_solmix,
+                m.geom_solref,
+                m.geom_solimp,
+                m.geom_size,
+                m.geom_rbound,
+                m.geom_friction,
+                m.geom_margin,
+                m.geom_gap,
+                m.geom_adhesion,
+                m.pair_dim,
+                m.pair_solref,
+                m.pair_solreffriction,
+                m.pair_solimp,
+                m.pair_margin,
+                m.pair_gap,
+                m.pair_adhesion,
+                m.pair_friction,
+                d.geom_xpos,
+                d.geom_xmat,
+                d.naconmax,
+                d.contact.dist,
+                d.contact.pos,
+                d.contact.frame,
+                d.contact.includemargin,
+                d.contact.friction,
+                d.contact.solref,
+                d.contact.solreffriction,
+                d.contact.solimp,
+                d.contact.dim,
+                d.contact.geom,
+                d.contact.efc_address,
+                d.contact.worldid,
+                d.contact.type,
+                d.contact.geomcollisionid,
+                d.contact.adhesion,
+                d.nacon,
+            ],
+        )
+
+    return launch

@@ -1,0 +1,255 @@
+"""From a config to a MuJoCo model: MJCF from wherever it is, entities, motors and options put into it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import mujoco
+
+from mjlab_dist.config import ActuatorConfig, EntityConfig, OptionsConfig, SimConfig
+from mjlab_dist.errors import UserError
+from mjlab_dist.sim.terrain import add_terrain
+
+T = TypeVar("T")
+
+_HINGE_OR_SLIDE = (mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_SLIDE)
+
+_ON_JOINTS = (mujoco.mjtTrn.mjTRN_JOINT, mujoco.mjtTrn.mjTRN_JOINTINPARENT)
+
+_INPUTS = {
+    "position": mujoco.mjtCtrlInput.mjINPUT_POS,
+    "velocity": mujoco.mjtCtrlInput.mjINPUT_VEL,
+    "effort": mujoco.mjtCtrlInput.mjINPUT_FF,
+}
+
+_INTEGRATORS = {
+    "euler": mujoco.mjtIntegrator.mjINT_EULER,
+    "implicit": mujoco.mjtIntegrator.mjINT_IMPLICIT,
+    "implicitfast": mujoco.mjtIntegrator.mjINT_IMPLICITFAST,
+    "rk4": mujoco.mjtIntegrator.mjINT_RK4,
+}
+
+_CONES = {"pyramidal": mujoco.mjtCone.mjCONE_PYRAMIDAL, "elliptic": mujoco.mjtCone.mjCONE_ELLIPTIC}
+
+_SOLVERS = {"newton": mujoco.mjtSolver.mjSOL_NEWTON, "cg": mujoco.mjtSolver.mjSOL_CG}
+
+
+def build_model(config: SimConfig) -> mujoco.MjModel:
+    """Put a scene together and compile it.
+
+    Args:
+        config: The scene.
+
+    Returns:
+        The model: bodies of ``config.model`` first, then entities in their order; actuators of the MJCFs first, then those of
+        ``config.actuators`` in their order. Keyframes reach over entities, and hold the targets of position motors.
+
+    Raises:
+        UserError: If something in the config does not exist or does not compile; one line that names the flag, its value and
+            the mend.
+    """
+    spec = _load_spec("--env.sim.model", config.model)
+    if config.terrain.parts:
+        add_terrain(spec, config.terrain)
+    for name, entity in config.entities.items():
+        _attach(spec, name, entity)
+    motors = _add_motors(spec, config.actuators)
+    _set_options(spec.option, config.options)
+    model = _compile(f"--env.sim.model {_shown(config.model)}", spec.compile)
+    for name, motor in motors.items():
+        if motor.kind == "position":
+            model.key_ctrl[:, model.actuator(name).id] = model.key_qpos[:, model.jnt_qposadr[model.joint(name).id]]
+    return model
+
+
+def load_model(model: str) -> mujoco.MjModel:
+    """Compile an MJCF alone.
+
+    Args:
+        model: A file's path; ``package.module:file`` for a file beside a module of an installed package;
+            ``package.module:function`` for a function without arguments that returns a ``mujoco.MjSpec``; or the XML itself.
+
+    Raises:
+        UserError: If there is no such file, package or function, or MuJoCo refuses it.
+    """
+    return _compile(f"--env.sim.model {_shown(model)}", _load_spec("--env.sim.model", model).compile)
+
+
+def _load_spec(flag: str, model: str) -> mujoco.MjSpec:
+    flag = f"{flag} {_shown(model)}"
+    if model.lstrip().startswith("<"):
+        return _compiled(flag, _compile(flag, lambda: mujoco.MjSpec.from_string(model)))
+    module, colon, name = model.rpartition(":")
+    if colon and name.isidentifier():
+        return _compiled(flag, _call(flag, module, name))
+    path = _folder_of(flag, module) / name if colon else Path(model)
+    if not path.is_file():
+        raise UserError(f"{flag}: there is no file {path}")
+    return _compiled(flag, _compile(flag, lambda: mujoco.MjSpec.from_file(str(path))))
+
+
+def _compiled(flag: str, spec: mujoco.MjSpec) -> mujoco.MjSpec:
+    """Compile a spec once as it is: what is wrong is then its own, and keyframes follow what is added and removed later."""
+    _compile(flag, spec.compile)
+    return spec
+
+
+def _compile(flag: str, work: Callable[[], T]) -> T:
+    try:
+        with warnings.catch_warnings():
+            # That a word of the MJCF will go out of use some day is for its author, and would be said at every start.
+            warnings.filterwarnings("ignore", ".*is deprecated")
+            return work()
+    except ValueError as error:
+        raise UserError(f"{flag}: {' '.join(str(error).split())}") from error
+
+
+def _call(flag: str, module: str, name: str) -> mujoco.MjSpec:
+    try:
+        made = getattr(importlib.import_module(module), name)()
+    except UserError:
+        raise  # says itself what to mend
+    except Exception as error:
+        # It is the user's function: whatever it raises is about this flag.
+        what = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise UserError(f"{flag}: {what}; write package.module:file or package.module:function") from error
+    if not isinstance(made, mujoco.MjSpec):
+        raise UserError(f"{flag}: returns {type(made).__name__}; it has to return a mujoco.MjSpec")
+    return made
+
+
+def _folder_of(flag: str, module: str) -> Path:
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None:
+        raise UserError(f"{flag}: there is no package {module}")
+    if spec.submodule_search_locations:
+        return Path(next(iter(spec.submodule_search_locations)))
+    assert spec.origin is not None
+    return Path(spec.origin).parent
+
+
+def _shown(model: str) -> str:
+    """A model as a message names it: the XML itself would fill the screen."""
+    return f"{' '.join(model.split())[:30]}..." if model.lstrip().startswith("<") else model
+
+
+def _attach(spec: mujoco.MjSpec, name: str, entity: EntityConfig) -> None:
+    flag = f"--env.sim.entities.{name}"
+    child = _load_spec(f"{flag}.model", entity.model)
+    if not any(entity.quat):
+        raise UserError(f"{flag}.quat {entity.quat}: is no rotation; 1 0 0 0 turns nothing")
+    frame = spec.worldbody.add_frame(pos=entity.pos, quat=entity.quat)
+    _compile(f"{flag}.model {_shown(entity.model)}", lambda: spec.attach(child, prefix=f"{name}/", frame=frame))
+    _compile(f"{flag}.model {_shown(entity.model)}", spec.compile)
+
+
+def _add_motors(spec: mujoco.MjSpec, configs: Mapping[str, ActuatorConfig]) -> dict[str, ActuatorConfig]:
+    """Put motors on joints, and say which joint has which."""
+    added: dict[str, ActuatorConfig] = {}
+    for name, config in configs.items():
+        flag = f"--env.sim.actuators.{name}"
+        _validate_motor(flag, config)
+        joints = _find_joints(f"{flag}.joints", config.joints, spec.joints)
+        for joint in joints:
+            if joint.name in added:
+                raise UserError(
+                    f"{flag}.joints {' '.join(config.joints)}: {joint.name} has its motor from another group"
+                )
+            for actuator in list(spec.actuators):
+                if actuator.trntype in _ON_JOINTS and actuator.target == joint.name:
+                    spec.delete(actuator)
+            _add_motor(spec, joint, config)
+            added[joint.name] = config
+    return added
+
+
+def _add_motor(spec: mujoco.MjSpec, joint: mujoco.MjsJoint, config: ActuatorConfig) -> None:
+    """Add MuJoCo's dcmotor, with which the limit of speed holds at every substep and is integrated implicitly.
+
+    A motor's torque is K / R * (V - K * velocity): at its greatest voltage it falls on a line from the stall torque K * V / R to
+    0 at the speed V / K. (mujoco.readthedocs.io/en/latest/_static/dcmotor.pdf, equation 2; with K = 1 the greatest voltage is the
+    speed without load.) Below that voltage MuJoCo's controller makes the torque what the stiffness and damping ask for.
+    """
+    stall, speed = config.effort_limit, config.velocity_limit
+    motor = spec.add_actuator(name=joint.name, target=joint.name, trntype=mujoco.mjtTrn.mjTRN_JOINT)
+    motor.set_to_dcmotor(
+        motorconst=[1.0, 1.0],
+        resistance=speed / stall if stall and speed else 1.0,
+        controller=[config.stiffness, 0.0, config.damping, 0.0, 0.0, speed or 0.0],
+        ctrlspec=int(_INPUTS[config.kind]),
+    )
+    if stall is not None:
+        motor.forcelimited = mujoco.mjtLimited.mjLIMITED_TRUE
+        motor.forcerange = [-stall, stall]
+    if config.armature is not None:
+        joint.armature = config.armature
+    if config.frictionloss is not None:
+        joint.frictionloss = config.frictionloss
+
+
+def _validate_motor(flag: str, config: ActuatorConfig) -> None:
+    for name in ("stiffness", "damping", "armature", "frictionloss"):
+        value = getattr(config, name)
+        if value is not None and value < 0:
+            raise UserError(f"{flag}.{name} {value}: must be 0 or more")
+    for name in ("effort_limit", "velocity_limit"):
+        value = getattr(config, name)
+        if value is not None and value <= 0:
+            raise UserError(f"{flag}.{name.replace('_', '-')} {value}: must be positive; without a limit leave it out")
+    if config.velocity_limit is not None and config.effort_limit is None:
+        raise UserError(
+            f"{flag}.velocity-limit {config.velocity_limit}: needs the torque at rest that it falls from; give effort-limit"
+        )
+    if config.stiffness and config.kind != "position":
+        raise UserError(
+            f"{flag}.stiffness {config.stiffness}: is of position motors, not of kind {config.kind}; drop it"
+        )
+    if config.damping and config.kind == "effort":
+        raise UserError(f"{flag}.damping {config.damping}: is not of effort motors; damp the MJCF's joint instead")
+
+
+def _find_joints(flag: str, patterns: Iterable[str], joints: Iterable[mujoco.MjsJoint]) -> list[mujoco.MjsJoint]:
+    known = [joint for joint in joints if joint.type in _HINGE_OR_SLIDE]
+    found: dict[str, mujoco.MjsJoint] = {}
+    for pattern in patterns:
+        try:
+            fits = [joint for joint in known if joint.name and re.fullmatch(pattern, joint.name)]
+        except re.error as error:
+            raise UserError(f"{flag} {pattern}: is no regular expression: {error}") from error
+        if not fits:
+            names = ", ".join(joint.name for joint in known if joint.name)
+            raise UserError(f"{flag} {pattern}: fits none of the hinge and slide joints; there are {names or 'none'}")
+        found |= {joint.name: joint for joint in fits}
+    return list(found.values())
+
+
+def _set_options(option: mujoco.MjOption, config: OptionsConfig) -> None:
+    for name in ("timestep_s", "iterations", "ls_iterations", "impratio", "tolerance"):
+        value = getattr(config, name)
+        if value is not None and not 0 < value < math.inf:
+            raise UserError(f"--env.sim.options.{name.replace('_', '-')} {value}: must be positive and finite")
+    chosen: Mapping[str, float | int | None] = {
+        "timestep": config.timestep_s,
+        "integrator": _INTEGRATORS.get(config.integrator or ""),
+        "cone": _CONES.get(config.cone or ""),
+        "solver": _SOLVERS.get(config.solver or ""),
+        "iterations": config.iterations,
+        "ls_iterations": config.ls_iterations,
+        "impratio": config.impratio,
+        "tolerance": config.tolerance,
+    }
+    for name, value in chosen.items():
+        if value is not None:
+            setattr(option, name, value)
+    if option.solver == mujoco.mjtSolver.mjSOL_PGS:
+        raise UserError("--env.sim.options.solver: the MJCF asks for PGS, which MuJoCo Warp does not have; set newton")

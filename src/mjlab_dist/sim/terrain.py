@@ -1,0 +1,222 @@
+"""Uneven ground: a grid of tiles as one height field, made with NumPy from the config's seed alone."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+
+import mujoco
+import numpy as np
+
+from mjlab_dist.config import TerrainConfig, TerrainPartConfig
+from mjlab_dist.errors import UserError
+
+FLOOR = "floor"
+"""Name of the geom that the terrain takes the place of, and of the terrain's own."""
+
+BOX_COVERAGE = 0.3
+"""Area of all boxes of a tile over the tile's; they may overlap."""
+
+LAND_M = 1.0
+"""Ground between two gaps."""
+
+BASE_M = 1.0
+"""Thickness of the ground under its deepest point: what gets into it is pushed out upwards."""
+
+Floats = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
+Doubles = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+Integers = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+
+
+class Terrain:
+    """The shape of the ground, and where on it episodes start.
+
+    The grid is centred at the origin of the world: levels follow one another along x, columns along y.
+
+    Attributes:
+        config: What it was made from.
+        heights: Height in m over the world's origin at points ``config.resolution_m`` apart, (num_rows, num_points_per_row): rows
+            follow y, points in a row follow x, as in MuJoCo's height field.
+        size_m: Half the extent along x and along y.
+        origins: Where episodes start, (num_levels, num_columns, 3) in m: a tile's middle, as high as the highest point of its
+            platform.
+        columns: Name of the part in each column.
+    """
+
+    def __init__(self, config: TerrainConfig) -> None:
+        """Make the ground; the same config makes the same, bit by bit.
+
+        Args:
+            config: With at least one part.
+
+        Raises:
+            UserError: If the parts cannot be made: the message names flag, value and mend.
+        """
+        config.validate()
+        self.config = config
+        self.columns = config.column_parts()
+        tile, border = (round(length / config.resolution_m) for length in (config.tile_size_m, config.border_m))
+        rows, cols = (border * 2 + tile * n for n in (config.num_columns, config.num_levels))
+        self.size_m = (0.5 * config.resolution_m * cols, 0.5 * config.resolution_m * rows)
+        self.heights: Floats = np.zeros((rows + 1, cols + 1), dtype=np.float32)
+        platform = _distance(config) <= 0
+        self.origins: Floats = np.zeros((config.num_levels, config.num_columns, 3), dtype=np.float32)
+        for level, column in itertools.product(range(config.num_levels), range(config.num_columns)):
+            heights = _make_tile(config, level, column, config.parts[self.columns[column]])
+            top, left = border + tile * column, border + tile * level
+            # Tiles share the points along their edges, which are all at height 0.
+            self.heights[top : top + tile + 1, left : left + tile + 1] = heights
+            middle = [
+                config.tile_size_m * (i + 0.5 - 0.5 * n)
+                for i, n in ((level, config.num_levels), (column, config.num_columns))
+            ]
+            self.origins[level, column] = (*middle, heights[platform].max())
+
+    def height_at(self, xy: np.ndarray) -> Floats:
+        """Height of the ground: exact, on the two triangles that MuJoCo splits a square of points into.
+
+        Args:
+            xy: Points in m, (..., 2); those beyond the border count as on its edge.
+
+        Returns:
+            In m, (...).
+        """
+        places = (np.asarray(xy, dtype=np.float64) + self.size_m) / self.config.resolution_m
+        limits = np.array(self.heights.shape[::-1]) - 1
+        places = places.clip(0, limits)
+        corner = np.minimum(places.astype(np.int64), limits - 1)
+        x, y = np.moveaxis(places - corner, -1, 0)
+        col, row = np.moveaxis(corner, -1, 0)
+        near, far = self.heights[row, col], self.heights[row + 1, col + 1]
+        # The diagonal runs from the corner of least x and y to that of greatest.
+        other = np.where(x > y, self.heights[row, col + 1], self.heights[row + 1, col])
+        more, less = np.maximum(x, y), np.minimum(x, y)
+        return ((1 - more) * near + (more - less) * other + less * far).astype(np.float32)
+
+
+def add_terrain(spec: mujoco.MjSpec, config: TerrainConfig) -> None:
+    """Make the scene's geom ``floor`` the terrain; it keeps its friction, material, contact bits and solver parameters.
+
+    Args:
+        spec: The scene. Where there is no geom ``floor``, one is added.
+        config: The terrain; without parts nothing is done.
+
+    Raises:
+        UserError: If the terrain cannot be made, or the floor is not a plain one.
+    """
+    if not config.parts:
+        return
+    terrain = Terrain(config)
+    low, high = float(terrain.heights.min()), float(terrain.heights.max())
+    # MuJoCo scales the least and the greatest height to 0 and 1; a flat one has neither.
+    span = max(high - low, 1e-6)
+    spec.add_hfield(
+        name=FLOOR,
+        nrow=terrain.heights.shape[0],
+        ncol=terrain.heights.shape[1],
+        size=[*terrain.size_m, span, BASE_M],
+        userdata=((terrain.heights.astype(np.float64) - low) / span).ravel(),
+    )
+    floor = spec.geom(FLOOR) or spec.worldbody.add_geom(name=FLOOR)
+    turned = floor.alt.type != mujoco.mjtOrientation.mjORIENTATION_QUAT or floor.quat.tolist() != [1, 0, 0, 0]
+    if floor.parent != spec.worldbody or turned:
+        raise UserError(
+            "--env.sim.terrain.parts: the geom floor of --env.sim.model must lie in the world, unturned; mend the MJCF"
+        )
+    floor.type = mujoco.mjtGeom.mjGEOM_HFIELD
+    floor.hfieldname = FLOOR
+    floor.size = [0.0, 0.0, 0.0]
+    floor.pos = [0.0, 0.0, low]
+
+
+def crop_terrain(model: mujoco.MjModel, center_m: tuple[float, float], half_m: float) -> mujoco.MjModel:
+    """The same model with a square of its terrain only, for pictures: to draw a whole one takes many seconds.
+
+    Args:
+        model: A model; one without a terrain is returned as it is.
+        center_m: Middle of the square along x and y.
+        half_m: Half its side; what lies beyond the terrain is left out.
+    """
+    floor = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_GEOM, FLOOR)
+    if floor < 0 or model.geom_type[floor] != mujoco.mjtGeom.mjGEOM_HFIELD:
+        return model
+    cropped = copy.copy(model)
+    field = int(model.geom_dataid[floor])
+    shape = np.array([model.hfield_ncol[field], model.hfield_nrow[field]])
+    cell = 2 * model.hfield_size[field, :2] / (shape - 1)
+    corner = np.add(center_m, [[-half_m], [half_m]]) - model.geom_pos[floor, :2]
+    first, last = np.round((corner + model.hfield_size[field, :2]) / cell).astype(int).clip(0, shape - 1)
+    adr = int(model.hfield_adr[field])
+    heights = model.hfield_data[adr : adr + shape.prod()].reshape(shape[1], shape[0])
+    kept = heights[first[1] : last[1] + 1, first[0] : last[0] + 1]
+    cropped.hfield_nrow[field], cropped.hfield_ncol[field] = kept.shape
+    cropped.hfield_data[adr : adr + kept.size] = kept.ravel()
+    cropped.geom_pos[floor, :2] += (first + last - (shape - 1)) * cell / 2
+    cropped.hfield_size[field, :2] = (last - first) * cell / 2
+    return cropped
+
+
+def _make_tile(config: TerrainConfig, level: int, column: int, part: TerrainPartConfig) -> Floats:
+    """Heights of one tile, (n, n), 0 along its edge."""
+    difficulty = level / max(config.num_levels - 1, 1)
+    height_m, width_m, slope = (
+        low + (high - low) * difficulty for low, high in (part.height_m, part.width_m, part.slope)
+    )
+    width = round(width_m / config.resolution_m)
+    distance = _distance(config)
+    random = np.random.default_rng([config.seed, level, column])
+    match part.kind:
+        case "rough":
+            heights = height_m * _rough(distance, width, random)
+        case "slope_up" | "slope_down":
+            heights = slope * config.resolution_m * (distance.max() - distance.clip(min=0))
+        case "stairs_up" | "stairs_down":
+            num_steps = distance.max() // width
+            heights = height_m * (num_steps - np.ceil(distance / width)).clip(0, num_steps)
+        case "boxes":
+            heights = height_m * _boxes(distance, width, random)
+        case "gaps":
+            heights = height_m * _gaps(distance, width, round(LAND_M / config.resolution_m))
+        case _:
+            heights = np.zeros(distance.shape)
+    upward = part.kind.endswith("_up")  # from the middle, which then lies below the edge
+    return (-heights if upward else heights).astype(np.float32)
+
+
+def _rough(distance: Integers, width: int, random: np.random.Generator) -> Doubles:
+    """Heights in [-1, 1), drawn ``width`` points apart, straight in between, fading out towards the edge of the tile."""
+    side = len(distance)
+    drawn = random.uniform(-1.0, 1.0, size=(side // width + 2,) * 2)
+    place = np.arange(side) / width
+    before = place.astype(np.int64)
+    part = place - before
+    rows = drawn[before] * (1 - part)[:, None] + drawn[before + 1] * part[:, None]
+    heights = rows[:, before] * (1 - part) + rows[:, before + 1] * part
+    return heights * ((distance.max() - distance) / width).clip(max=1.0)
+
+
+def _boxes(distance: Integers, width: int, random: np.random.Generator) -> Doubles:
+    """Boxes of side ``width`` and heights in [0.5, 1), clear of the platform and of the edge of the tile."""
+    side = len(distance)
+    heights = np.zeros(distance.shape)
+    corners = random.integers(1, side - 1 - width, size=(round(BOX_COVERAGE * (side / width) ** 2), 2))
+    for (row, col), height in zip(corners, random.uniform(0.5, 1.0, size=len(corners)), strict=True):
+        box = heights[row : row + width + 1, col : col + width + 1]
+        np.maximum(box, height, out=box)
+    heights[distance <= 0] = 0.0
+    return heights
+
+
+def _gaps(distance: Integers, width: int, land: int) -> Doubles:
+    """-1 in square rings ``width`` wide and ``land`` apart, the first around the platform; only whole ones."""
+    period = width + land
+    starts = np.arange(0, distance.max() - width + 1, period)
+    inside = [(distance > start) & (distance < start + width) for start in starts]
+    return -np.any(inside, axis=0).astype(np.float64)
+
+
+def _distance(config: TerrainConfig) -> Integers:
+    """How many points each point of a tile is away from the platform, (n, n); 0 or less in it."""
+    tile, platform = (round(length / config.resolution_m) for length in (config.tile_size_m, config.platform_m))
+    twice = np.abs(2 * np.arange(tile + 1) - tile)
+    return (np.maximum(twice[:, None], twice) - platform) // 2

@@ -1,0 +1,350 @@
+"""Scenes put together from a config, against MuJoCo's own compiler and the formulas of motors."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import mujoco
+import numpy as np
+import pytest
+
+from mjlab_dist.config import (
+    ActuatorConfig,
+    EntityConfig,
+    OptionsConfig,
+    SimConfig,
+    TerrainConfig,
+    TerrainPartConfig,
+)
+from mjlab_dist.errors import UserError
+from mjlab_dist.sim import build_model, load_model
+
+ARM = """
+<mujoco>
+  <option timestep="0.004" solver="PGS"/>
+  <worldbody>
+    <geom name="floor" type="plane" size="5 5 .1"/>
+    <body name="upper" pos="0 0 1">
+      <joint name="shoulder" axis="0 1 0" armature=".01"/>
+      <geom type="capsule" fromto="0 0 0 .3 0 0" size=".03" mass="1"/>
+      <body name="lower" pos=".3 0 0">
+        <joint name="elbow" axis="0 1 0"/>
+        <geom type="capsule" fromto="0 0 0 .3 0 0" size=".03" mass=".5"/>
+        <body name="tool" pos=".3 0 0">
+          <joint name="ball" type="ball"/>
+          <geom size=".02" mass=".1"/>
+        </body>
+        <body name="finger" pos=".3 0 .05">
+          <joint name="grip" type="slide"/>
+          <geom size=".02" mass=".1"/>
+        </body>
+      </body>
+    </body>
+  </worldbody>
+  <actuator>
+    <motor name="old_elbow" joint="elbow" gear="3"/>
+    <motor name="grip_motor" joint="grip"/>
+    <motor name="old_shoulder" jointinparent="shoulder"/>
+  </actuator>
+  <keyframe><key name="home" qpos=".1 .2 1 0 0 0 .3" ctrl="1 2 3"/></keyframe>
+</mujoco>"""
+
+CUBE = """
+<mujoco>
+  <worldbody>
+    <body name="cube">
+      <freejoint name="root"/>
+      <geom name="box" type="box" size=".02 .02 .02" mass=".1"/>
+    </body>
+  </worldbody>
+  <keyframe><key name="lying" qpos="0 0 .02 1 0 0 0"/></keyframe>
+</mujoco>"""
+
+NEWTON = OptionsConfig(solver="newton")
+
+MOTORS = ActuatorConfig(joints=("shoulder", "elb.*"), stiffness=20.0, damping=0.5)
+
+
+def scene(**changes: Any) -> SimConfig:
+    return dataclasses.replace(SimConfig(model=ARM, njmax=8, nconmax=4, options=NEWTON), **changes)
+
+
+def names(model: mujoco.MjModel, kind: str) -> list[str]:
+    count = {"body": model.nbody, "joint": model.njnt, "actuator": model.nu, "key": model.nkey}[kind]
+    return [getattr(model, kind)(i).name for i in range(count)]
+
+
+def refused(config: SimConfig) -> str:
+    with pytest.raises(UserError) as caught:
+        build_model(config)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# Where the MJCF is
+
+
+def make_spec() -> mujoco.MjSpec:
+    return mujoco.MjSpec.from_string(CUBE)
+
+
+def make_nothing() -> None:
+    pass
+
+
+def make_trouble() -> mujoco.MjSpec:
+    raise RuntimeError("no luck\ntoday")
+
+
+def test_an_mjcf_is_a_file_its_text_or_what_a_function_returns(tmp_path: Path) -> None:
+    file = tmp_path / "cube.xml"
+    file.write_text(CUBE)
+    for model in (str(file), CUBE, f"{__name__}:make_spec"):
+        assert load_model(model).geom("box").size.tolist() == [0.02, 0.02, 0.02]
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (f"{__name__}:make_nothing", "NoneType"),
+        (f"{__name__}:make_trouble", "no luck today"),
+        (f"{__name__}:make_none_such", "make_none_such"),
+        ("no.such.package:make", "no.such.package"),
+        ("<mujoco>\n<wheel/></mujoco>", "wheel"),
+        ("<mujoco><worldbody><body><freejoint/></body></worldbody></mujoco>", "mass"),
+    ],
+)
+def test_what_is_no_mjcf_is_refused_by_its_flag(model: str, says: str) -> None:
+    message = refused(scene(model=model))
+    assert message.startswith("--env.sim.model ")
+    assert says in message
+    message = refused(scene(entities={"it": EntityConfig(model=model)}))
+    assert message.startswith("--env.sim.entities.it.model ")
+    assert says in message
+
+
+# Entities
+
+
+def test_entities_stand_where_they_are_put_under_their_own_names() -> None:
+    turned = (0.5, 0.5, 0.5, 0.5)  # x to y, y to z, z to x
+    model = build_model(
+        scene(
+            entities={
+                "a": EntityConfig(model=CUBE, pos=(1.0, 0.0, 0.0)),
+                "b": EntityConfig(model=CUBE, pos=(0.0, 2.0, 0.0), quat=turned),
+                "arm": EntityConfig(model=ARM, pos=(0.0, 0.0, 1.0), quat=turned),
+            }
+        )
+    )
+    assert names(model, "body")[5:7] == ["a/cube", "b/cube"]
+    assert model.nu == 6
+    assert "arm/grip_motor" in names(model, "actuator")
+    assert {"a/root", "b/root", "arm/elbow"} <= set(names(model, "joint"))
+    data = mujoco.MjData(model)
+    mujoco.mj_forward(model, data)
+    assert data.body("a/cube").xpos.tolist() == [1.0, 0.0, 0.0]
+    assert data.body("b/cube").xpos.tolist() == [0.0, 2.0, 0.0]
+    assert data.body("b/cube").xquat == pytest.approx(turned)
+    assert data.body("arm/lower").xpos == pytest.approx([1.0, 0.3, 1.0])  # (.3, 0, 1) of its own world
+    assert model.opt.timestep == 0.004  # options are the model's, not the entities'
+
+
+def test_keyframes_reach_over_entities() -> None:
+    model = build_model(scene(entities={"cube": EntityConfig(model=CUBE, pos=(1.0, 0.0, 0.5))}))
+    assert names(model, "key") == ["home", "cube/lying"]
+    assert model.key("home").qpos.tolist() == [0.1, 0.2, 1, 0, 0, 0, 0.3, 1, 0, 0.5, 1, 0, 0, 0]
+    assert model.key("home").ctrl.tolist() == [1, 2, 3]
+
+
+def test_entities_of_a_plain_scene_change_nothing_of_it() -> None:
+    alone, more = build_model(scene()), build_model(scene(entities={"cube": EntityConfig(model=CUBE)}))
+    assert np.array_equal(more.body_mass[:5], alone.body_mass)
+    assert np.array_equal(more.body_inertia[:5], alone.body_inertia)
+    assert np.array_equal(more.jnt_axis[:4], alone.jnt_axis)
+
+
+def test_an_entity_finds_the_meshes_beside_its_file(tmp_path: Path) -> None:
+    (tmp_path / "shapes").mkdir()
+    (tmp_path / "shapes" / "wedge.obj").write_text(
+        "v 0 0 0\nv 1 0 0\nv 0 1 0\nv 0 0 1\nf 1 3 2\nf 1 2 4\nf 1 4 3\nf 2 3 4\n"
+    )
+    file = tmp_path / "wedge.xml"
+    file.write_text("""
+        <mujoco>
+          <compiler meshdir="shapes"/>
+          <asset><mesh name="wedge" file="wedge.obj"/></asset>
+          <worldbody><body><freejoint/><geom type="mesh" mesh="wedge"/></body></worldbody>
+        </mujoco>""")
+    model = build_model(scene(entities={"one": EntityConfig(model=str(file)), "two": EntityConfig(model=str(file))}))
+    assert model.body_mass[-1] == pytest.approx(1000 / 6)  # of a tetrahedron of water
+
+
+def test_a_rotation_of_zeros_is_refused() -> None:
+    assert refused(scene(entities={"cube": EntityConfig(model=CUBE, quat=(0.0, 0.0, 0.0, 0.0))})).startswith(
+        "--env.sim.entities.cube.quat "
+    )
+
+
+# Motors
+
+
+def test_motors_take_the_place_of_those_on_their_joints_and_of_no_others() -> None:
+    model = build_model(scene(actuators={"arm": MOTORS}))
+    assert names(model, "actuator") == ["grip_motor", "shoulder", "elbow"]
+    assert model.actuator_trnid[:, 0].tolist() == [model.joint(name).id for name in ("grip", "shoulder", "elbow")]
+    # The keyframe's input of what stays is kept, and position motors hold its pose.
+    assert model.key("home").ctrl.tolist() == [2, 0.1, 0.2]
+    untouched = load_model(ARM)
+    assert np.array_equal(model.dof_armature, untouched.dof_armature)
+    assert np.array_equal(model.dof_frictionloss, untouched.dof_frictionloss)
+
+
+def test_joints_come_in_the_order_of_their_names_and_of_the_model() -> None:
+    motors = dataclasses.replace(MOTORS, joints=("grip", "elbow", ".*"))
+    assert names(build_model(scene(actuators={"all": motors})), "actuator") == ["grip", "elbow", "shoulder"]
+
+
+def test_a_motor_brings_its_rotor_and_its_friction() -> None:
+    model = build_model(scene(actuators={"arm": dataclasses.replace(MOTORS, armature=0.03, frictionloss=0.2)}))
+    assert model.dof_armature.tolist() == [0.03, 0.03, 0, 0, 0, 0]
+    assert model.dof_frictionloss.tolist() == [0.2, 0.2, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("limits", [(None, None), (4.0, None), (4.0, 6.0)], ids=["free", "torque", "torque and speed"])
+@pytest.mark.parametrize("kind", ["position", "velocity", "effort"])
+def test_a_motor_gives_the_torque_that_it_is_asked_for_as_far_as_its_limits_let_it(
+    kind: Any, limits: tuple[float | None, float | None]
+) -> None:
+    stall, speed = limits
+    stiffness, damping = {"position": (20.0, 0.5), "velocity": (0.0, 0.5), "effort": (0.0, 0.0)}[kind]
+    motor = ActuatorConfig(
+        joints=("shoulder",),
+        kind=kind,
+        stiffness=stiffness,
+        damping=damping,
+        effort_limit=stall,
+        velocity_limit=speed,
+    )
+    model = build_model(scene(actuators={"arm": motor}))
+    data = mujoco.MjData(model)
+    rng = np.random.default_rng(0)
+    at_limits = 0
+    for _ in range(300):
+        data.qpos[0], data.qvel[0], data.ctrl[-1] = rng.normal(), rng.normal(scale=6), rng.normal(scale=6)
+        mujoco.mj_forward(model, data)
+        torque = {
+            "position": stiffness * (data.ctrl[-1] - data.qpos[0]) - damping * data.qvel[0],
+            "velocity": damping * (data.ctrl[-1] - data.qvel[0]),
+            "effort": data.ctrl[-1],
+        }[kind]
+        limited = torque
+        if stall is not None and speed is not None:
+            limited = np.clip(limited, stall * (-1 - data.qvel[0] / speed), stall * (1 - data.qvel[0] / speed))
+        if stall is not None:
+            limited = np.clip(limited, -stall, stall)
+        at_limits += limited != torque
+        assert data.actuator_force[-1] == pytest.approx(limited, abs=1e-9)
+        assert data.qfrc_actuator[0] == pytest.approx(limited, abs=1e-9)
+    assert (at_limits > 30) == (stall is not None)
+
+
+def test_a_motor_reaches_its_speed_without_load_and_no_more() -> None:
+    """At the joint of a wheel without gravity, whatever torque is asked for."""
+    wheel = '<mujoco><worldbody><body><joint name="axle"/><geom size=".1" mass="1"/></body></worldbody></mujoco>'
+    motor = ActuatorConfig(joints=("axle",), kind="effort", effort_limit=2.0, velocity_limit=30.0)
+    model = build_model(scene(model=wheel, actuators={"it": motor}))
+    data = mujoco.MjData(model)
+    data.ctrl[0] = 1e6
+    speeds = []
+    for _ in range(2000):
+        mujoco.mj_step(model, data)
+        speeds.append(data.qvel[0])
+    inertia = 0.4 * 1 * 0.1**2
+    when = model.opt.timestep * np.arange(1, 2001)
+    exact = 30.0 * (1 - np.exp(-2.0 / 30.0 / inertia * when))  # of inertia * dv/dt = 2 * (1 - v / 30)
+    assert speeds == pytest.approx(exact, abs=1.0)  # Euler's, of a time constant of 15 substeps
+    assert speeds[-1] == pytest.approx(30.0)
+    assert max(speeds) <= 30.0 + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("motor", "flag", "says"),
+    [
+        ({"joints": ("knee",)}, "joints knee", "shoulder, elbow, grip"),
+        ({"joints": ("ball",)}, "joints ball", "hinge and slide"),
+        ({"joints": ("(",)}, "joints (", "regular expression"),
+        ({"stiffness": -1.0}, "stiffness -1.0", "0 or more"),
+        ({"effort_limit": 0.0}, "effort-limit 0.0", "positive"),
+        ({"velocity_limit": 3.0}, "velocity-limit 3.0", "effort-limit"),
+        ({"kind": "velocity"}, "stiffness 20.0", "position"),
+        ({"kind": "effort", "stiffness": 0.0}, "damping 0.5", "effort"),
+    ],
+)
+def test_a_motor_that_makes_no_sense_is_refused_by_its_flag(motor: dict[str, Any], flag: str, says: str) -> None:
+    message = refused(scene(actuators={"arm": dataclasses.replace(MOTORS, **motor)}))
+    assert message.startswith(f"--env.sim.actuators.arm.{flag}: ")
+    assert says in message
+
+
+def test_two_motors_on_a_joint_are_refused() -> None:
+    assert "elbow" in refused(scene(actuators={"arm": MOTORS, "more": dataclasses.replace(MOTORS, joints=("elbow",))}))
+
+
+def test_motors_are_put_on_joints_of_entities() -> None:
+    model = build_model(
+        scene(
+            entities={"left": EntityConfig(model=ARM)},
+            actuators={"arm": dataclasses.replace(MOTORS, joints=("left/.*",))},
+        )
+    )
+    assert names(model, "actuator") == [
+        *("old_elbow", "grip_motor", "old_shoulder"),
+        *("left/shoulder", "left/elbow", "left/grip"),
+    ]
+
+
+# Options, ground
+
+
+def test_options_are_set_and_what_is_not_given_stays() -> None:
+    given = OptionsConfig(
+        timestep_s=0.001,
+        integrator="implicitfast",
+        cone="elliptic",
+        solver="cg",
+        iterations=7,
+        ls_iterations=9,
+        impratio=10.0,
+        tolerance=1e-5,
+    )
+    option = build_model(scene(options=given)).opt
+    assert (option.timestep, option.impratio, option.tolerance) == (0.001, 10.0, 1e-5)
+    assert (option.iterations, option.ls_iterations) == (7, 9)
+    assert option.integrator == mujoco.mjtIntegrator.mjINT_IMPLICITFAST
+    assert option.cone == mujoco.mjtCone.mjCONE_ELLIPTIC
+    assert option.solver == mujoco.mjtSolver.mjSOL_CG
+    kept = build_model(scene()).opt
+    assert kept.timestep == 0.004
+    assert kept.solver == mujoco.mjtSolver.mjSOL_NEWTON
+
+
+@pytest.mark.parametrize("name", ["timestep_s", "iterations", "impratio"])
+def test_an_option_that_makes_no_sense_is_refused_by_its_flag(name: str) -> None:
+    message = refused(scene(options=dataclasses.replace(NEWTON, **{name: 0})))
+    assert message.startswith(f"--env.sim.options.{name.replace('_', '-')} 0: ")
+
+
+def test_a_solver_that_mujoco_warp_has_not_is_refused() -> None:
+    message = refused(scene(options=OptionsConfig()))
+    assert message.startswith("--env.sim.options.solver")
+    assert "PGS" in message
+
+
+def test_terrain_takes_the_place_of_the_floor() -> None:
+    terrain = TerrainConfig(parts={"rough": TerrainPartConfig(kind="rough")}, num_levels=2, num_columns=2)
+    model = build_model(scene(terrain=terrain))
+    assert model.geom("floor").type == mujoco.mjtGeom.mjGEOM_HFIELD
+    assert load_model(ARM).geom("floor").type == mujoco.mjtGeom.mjGEOM_PLANE
