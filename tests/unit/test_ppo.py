@@ -91,7 +91,7 @@ def test_rewards_are_divided_by_the_deviation_of_their_discounted_sums() -> None
             discounted = AGENT.gamma * discounted + rewards
             seen.append(discounted)
             discounted = np.where(dones, 0.0, discounted)
-        scaled = dataclasses.replace(data, rewards=data.rewards.double() / np.std(seen))
+        scaled = dataclasses.replace(data, rewards=data.rewards.double() / float(np.std(seen)))
         for learner, fed in ((stock, scaled), (ours, data)):
             collect(learner, fed)
             torch.manual_seed(iteration)
