@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from mjlab_dist.errors import UserError
 
-ParamValue = bool | int | str | float | tuple[float, ...]
+ParamValue = bool | int | str | float | tuple[float, ...] | tuple[str, ...]
 """What a term's parameter may be: plain data that a file and the command line can hold."""
 
 
@@ -45,14 +45,40 @@ class TermConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ActionConfig:
-    """How one block of the policy's output drives actuators: ctrl = offset + scale * action."""
+    """How one block of the policy's output drives actuators: ctrl = offset + scale * clip(action)."""
 
     actuators: tuple[str, ...]
-    """Names of the actuators in the MJCF; one action each, in this order."""
+    """Actuators, one action each: names, in this order, or regular expressions, whose actuators come in the model's order."""
     scale: float = 1.0
     """Actuator units per unit of action."""
-    offset: float = 0.0
-    """Actuator value at action 0, in actuator units."""
+    offset: float | Literal["home"] = 0.0
+    """Actuator value at action 0, in actuator units. home: the position of its joint in the start state (sim.keyframe)."""
+    clip: tuple[float, float] | None = None
+    """Range that actions are clipped to on their way to the actuators; terms see them unclipped."""
+    latency: tuple[int, int] = (0, 0)
+    """Fewest and most control steps until an action reaches the actuators; drawn per env when an episode starts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObservationConfig:
+    """One term of an observation group. Noise is added first; then come clip, scale, delay and history."""
+
+    func: str
+    """Function or class, as package.module:name; returns a row per env."""
+    params: dict[str, ParamValue] = field(default_factory=dict)
+    """Keyword arguments of the function."""
+    scale: float = 1.0
+    """Factor."""
+    clip: tuple[float, float] | None = None
+    """Range, in the function's units."""
+    uniform_noise: float = 0.0
+    """Half the width of uniform noise, in the function's units."""
+    gaussian_noise: float = 0.0
+    """Standard deviation of normal noise, in the function's units."""
+    delay: tuple[int, int] = (0, 0)
+    """Fewest and most control steps by which the value is late; drawn per env when an episode starts."""
+    history: int = 1
+    """Values of the last so many control steps, the oldest first; an episode starts with copies of its first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,42 +93,6 @@ class RewardConfig:
     """Keyword arguments of the function."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SimConfig:
-    """The physics of one rank's envs."""
-
-    model: str
-    """MJCF: a file's path; package.module:file for one inside a Python package; package.module:function for a function without arguments that returns a mujoco.MjSpec; or the XML itself."""
-    entities: dict[str, EntityConfig] = field(default_factory=dict)
-    """Further MJCFs in the scene, by name."""
-    actuators: dict[str, ActuatorConfig] = field(default_factory=dict)
-    """Motors put on joints, by name of the group."""
-    options: OptionsConfig = field(default_factory=OptionsConfig)
-    """Solver and integrator."""
-    keyframe: str | None = None
-    """Keyframe of the MJCF that episodes start from; by default its joints' reference positions."""
-    terrain: TerrainConfig = field(default_factory=TerrainConfig)
-    """Ground in place of the scene's floor."""
-    decimation: int = 1
-    """Physics steps (substeps) per control step."""
-    njmax: int
-    """Constraint rows allocated per env; more than the model ever needs costs time."""
-    nconmax: int
-    """Contacts allocated per env; more than the model ever makes costs time."""
-    forward_before_observation: bool = True
-    """Recompute poses and sensors before observing; needless where observations read only joint positions and velocities."""
-    capture: bool = True
-    """Record the physics once and replay it (a CUDA graph on a GPU); off is slower and easier to debug."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EnvConfig:
-    """A task: what is simulated, what the policy sees and does, what is rewarded and when an episode ends."""
-
-    sim: SimConfig
-    """Physics."""
-    episode_length_s: float
-    """Length of an episode until it times out, in simulated seconds."""
 @dataclass(frozen=True, kw_only=True)
 class EventConfig:
     """Something that happens to some envs: a start state, a push."""
@@ -193,6 +183,18 @@ class TerrainConfig:
         """
         if not self.parts:
             return
+        self._validate_grid()
+        for name, part in self.parts.items():
+            self._validate_part(f"--env.sim.terrain.parts.{name}", part)
+        columns = self.column_parts()
+        for name, part in self.parts.items():
+            if name not in columns:
+                raise UserError(
+                    f"--env.sim.terrain.num-columns {self.num_columns}: leaves none to --env.sim.terrain.parts.{name}.share "
+                    f"{part.share:g} of {sum(each.share for each in self.parts.values()):g}; use more columns or a larger share"
+                )
+
+    def _validate_grid(self) -> None:
         flag = "--env.sim.terrain"
         for name, count, least in (
             ("num-levels", self.num_levels, 1),
@@ -214,7 +216,9 @@ class TerrainConfig:
                     f"{flag}.{name} {length}: must be a positive, whole multiple of {flag}.resolution-m {self.resolution_m}"
                 )
         if self.platform_m >= self.tile_size_m:
-            raise UserError(f"{flag}.platform-m {self.platform_m}: must be less than {flag}.tile-size-m {self.tile_size_m}")
+            raise UserError(
+                f"{flag}.platform-m {self.platform_m}: must be less than {flag}.tile-size-m {self.tile_size_m}"
+            )
         sides = [2 * self.border_m + self.tile_size_m * n for n in (self.num_levels, self.num_columns)]
         num_points = sides[0] * sides[1] / self.resolution_m**2
         if num_points > _MOST_POINTS:
@@ -222,15 +226,6 @@ class TerrainConfig:
                 f"{flag}.resolution-m {self.resolution_m}: makes {num_points:.2g} points of {sides[0]:g} m by {sides[1]:g} m; more "
                 f"than {_MOST_POINTS:.2g} take gigabytes: use a coarser one, or fewer tiles"
             )
-        for name, part in self.parts.items():
-            self._validate_part(f"{flag}.parts.{name}", part)
-        columns = self.column_parts()
-        for name in self.parts:
-            if name not in columns:
-                raise UserError(
-                    f"{flag}.num-columns {self.num_columns}: leaves none to {flag}.parts.{name}.share {self.parts[name].share:g} of "
-                    f"{sum(part.share for part in self.parts.values()):g}; use more columns or a larger share"
-                )
 
     def _validate_part(self, flag: str, part: TerrainPartConfig) -> None:
         if not 0 < part.share < math.inf:
@@ -309,16 +304,60 @@ class OptionsConfig:
     """Improvement of the cost at which the solver stops; MuJoCo Warp takes at least 1e-6."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class SimConfig:
+    """The physics of one rank's envs."""
+
+    model: str
+    """MJCF: a file's path; package.module:file for one inside a Python package; package.module:function for a function without arguments that returns a mujoco.MjSpec; or the XML itself."""
+    entities: dict[str, EntityConfig] = field(default_factory=dict)
+    """Further MJCFs in the scene, by name."""
+    actuators: dict[str, ActuatorConfig] = field(default_factory=dict)
+    """Motors put on joints, by name of the group."""
+    options: OptionsConfig = field(default_factory=OptionsConfig)
+    """Solver and integrator."""
+    keyframe: str | None = None
+    """Keyframe of the MJCF that episodes start from; by default its joints' reference positions."""
+    terrain: TerrainConfig = field(default_factory=TerrainConfig)
+    """Ground in place of the scene's floor."""
+    decimation: int = 1
+    """Physics steps (substeps) per control step."""
+    njmax: int
+    """Constraint rows allocated per env; more than the model ever needs costs time."""
+    nconmax: int
+    """Contacts allocated per env; more than the model ever makes costs time."""
+    forward_before_observation: bool = True
+    """Recompute poses and sensors before observing; needless where observations read only joint positions and velocities."""
+    capture: bool = True
+    """Record the physics once and replay it (a CUDA graph on a GPU); off is slower and easier to debug."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvConfig:
+    """A task: what is simulated, what the policy sees and does, what is rewarded and when an episode ends."""
+
+    sim: SimConfig
+    """Physics."""
+    episode_length_s: float
+    """Length of an episode until it times out, in simulated seconds."""
     actions: dict[str, ActionConfig]
     """Action blocks by name; the policy's output is their concatenation."""
-    observations: dict[str, dict[str, TermConfig]]
+    observations: dict[str, dict[str, ObservationConfig]]
     """Observation groups by name; each is the concatenation of its terms. The policy reads the group actor, the value critic if there is one, else actor."""
     rewards: dict[str, RewardConfig]
     """Reward terms by name."""
     terminations: dict[str, TermConfig] = field(default_factory=dict)
     """Conditions that end an episode for good, by name (the time limit is apart: it is bootstrapped)."""
-    events: dict[str, TermConfig] = field(default_factory=dict)
-    """What is drawn anew when an episode starts, by name, applied in this order."""
+    events: dict[str, EventConfig] = field(default_factory=dict)
+    """What happens to envs at startup, when an episode starts or every so often, by name, in this order."""
+    randomizations: dict[str, RandomizationConfig] = field(default_factory=dict)
+    """What differs between the envs' models, by name, in this order."""
+    commands: dict[str, TermConfig] = field(default_factory=dict)
+    """What the policy is told to do, by name; drawn anew now and then."""
+    sensors: dict[str, TermConfig] = field(default_factory=dict)
+    """What is measured after every step and remembered, such as contacts and the time in the air, by name."""
+    curricula: dict[str, TermConfig] = field(default_factory=dict)
+    """What becomes harder as the policy succeeds, by name."""
     nan_policy: Literal["stop", "reset"] = "stop"
     """What happens where physics, an observation or a reward is not finite. stop: training ends in that iteration, and the state is kept for play --nan-dump. reset: those envs start a new episode, and are counted."""
 
@@ -667,6 +706,32 @@ def _validate_env(env: EnvConfig) -> None:
         raise UserError("env.actions: is empty; the task must name the actuators that the policy drives")
     if not env.rewards:
         raise UserError("env.rewards: is empty; the task must define at least one term")
+    for name, action in env.actions.items():
+        _validate_range(f"--env.actions.{name}.latency", action.latency, least=0)
+        _validate_range(f"--env.actions.{name}.clip", action.clip)
+    for group, terms in env.observations.items():
+        for name, term in terms.items():
+            _validate_observation(f"--env.observations.{group}.{name}", term)
+    for name, event in env.events.items():
+        _validate_range(f"--env.events.{name}.interval-s", event.interval_s, least=0)
+
+
+def _validate_observation(flag: str, term: ObservationConfig) -> None:
+    _validate_range(f"{flag}.delay", term.delay, least=0)
+    _validate_range(f"{flag}.clip", term.clip)
+    if term.history < 1:
+        raise UserError(f"{flag}.history {term.history}: must be at least 1")
+    for noise, value in (("uniform", term.uniform_noise), ("gaussian", term.gaussian_noise)):
+        if not 0 <= value < math.inf:
+            raise UserError(f"{flag}.{noise}-noise {value}: must be 0 or more, and finite")
+
+
+def _validate_range(flag: str, bounds: tuple[float, float] | None, least: float = -math.inf) -> None:
+    low, high = bounds or (least, math.inf)
+    if low < least:
+        raise UserError(f"{flag} {low} {high}: must be at least {least}")
+    if not low <= high:
+        raise UserError(f"{flag} {low} {high}: is the wrong way round; swap the two")
 
 
 def to_plain(config: Any) -> Any:

@@ -30,7 +30,9 @@ def far_away(env, limit):
 """
 
 CONFIG = """
-from mjlab_dist.config import ActionConfig, EnvConfig, RewardConfig, SimConfig, TermConfig, TrainConfig
+from mjlab_dist.config import (
+    ActionConfig, EnvConfig, EventConfig, ObservationConfig, RewardConfig, SimConfig, TermConfig, TrainConfig,
+)
 
 def stay() -> TrainConfig:
     \"\"\"Stay in the middle.\"\"\"
@@ -43,13 +45,13 @@ def stay() -> TrainConfig:
             episode_length_s=0.5,
             actions={"push": ActionConfig(actuators=("push",), scale=10.0)},
             observations={"actor": {
-                "position": TermConfig(func="mjlab_dist.env.terms:joint_position", params={"joint": "x"}),
-                "velocity": TermConfig(func="mjlab_dist.env.terms:joint_velocity", params={"joint": "x"}),
+                "position": ObservationConfig(func="mjlab_dist.env.terms:joint_position", params={"joint": "x"}),
+                "velocity": ObservationConfig(func="mjlab_dist.env.terms:joint_velocity", params={"joint": "x"}),
             }},
             rewards={"near": RewardConfig(func="ball_tasks.terms:near_the_middle", weight=2.0)},
             terminations={"far": TermConfig(func="ball_tasks.terms:far_away", params={"limit": 0.5})},
-            events={"start": TermConfig(
-                func="mjlab_dist.env.terms:draw_joint_position", params={"joint": "x", "low": -0.4, "high": 0.4}
+            events={"start": EventConfig(
+                func="mjlab_dist.env.events:draw_joint_position", params={"joint": "x", "low": -0.4, "high": 0.4}
             )},
         ),
     )
@@ -71,7 +73,9 @@ def test_task_of_another_package_is_listed_and_trains(command: Command) -> None:
     write_package(command.cwd)
     env = {"PYTHONPATH": str(command.cwd)}
     listed = command("list-tasks", env=env)
-    assert "ball-stay         Stay in the middle." in listed.out.splitlines()
+    starts = {line.split()[0]: line for line in listed.out.splitlines()}
+    column = starts["cartpole-balance"].index("Keep")
+    assert starts["ball-stay"] == f"{'ball-stay':{column}}Stay in the middle."
     flags = ("--gpu-ids", "None", "--env.rewards.near.weight", "3", "--env.terminations.far.params.limit", "0.3")
     done = command("train", "ball-stay", *flags, env=env)
     assert done.code == 0, done.err

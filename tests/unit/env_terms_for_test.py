@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from mjlab_dist.env import Env
+from mjlab_dist.env import Env, EpisodeTotals
+from mjlab_dist.env.curricula import Curriculum
+from mjlab_dist.env.term import Term, write_rows
 
 not_callable = 3
 
@@ -52,3 +54,54 @@ def root(env: Env) -> torch.Tensor:
 def inverse(env: Env, limit: float) -> torch.Tensor:
     """Reward, of a user's mistake: one over how far the first coordinate is below a limit, infinite beyond it."""
     return 1.0 / (limit - env.sim.qpos[:, 0]).clamp_min(0.0)
+
+
+def move_origin(env: Env, mask: torch.Tensor, by_m: float) -> None:
+    """Event: move the origins of some envs along x, further every time."""
+    env.origins[:, 0] += mask * by_m
+
+
+class Counts(Term):
+    """Event that remembers how often it has happened to each env since its episode began."""
+
+    def __init__(self, env: Env) -> None:
+        self.times = torch.zeros(env.num_envs, device=env.device)
+
+    def __call__(self, env: Env, mask: torch.Tensor) -> None:  # noqa: ARG002
+        self.times += mask
+
+    def reset(self, mask: torch.Tensor) -> None:
+        self.times.masked_fill_(mask, 0.0)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return {"times": self.times}
+
+
+class Ended(Curriculum):
+    """Curriculum that keeps what it is shown: of every env the last episode that ended, and the last iteration's totals."""
+
+    def __init__(self, env: Env, factor: float = 1.0) -> None:
+        self.calls = 0
+        self.factor = factor
+        self.qpos = torch.zeros_like(env.sim.qpos)
+        self.length = torch.zeros_like(env.episode_length_buf)
+        self.terminated = torch.zeros_like(env.terminated)
+        self.timed_out = torch.zeros_like(env.timed_out)
+        self.totals: list[EpisodeTotals] = []
+
+    def episode_ends(self, env: Env, mask: torch.Tensor) -> None:
+        self.calls += 1
+        write_rows(self.qpos, mask, env.sim.qpos)
+        write_rows(self.length, mask, env.episode_length_buf)
+        write_rows(self.terminated, mask, env.terminated)
+        write_rows(self.timed_out, mask, env.timed_out)
+
+    def iteration_ends(self, env: Env, totals: EpisodeTotals) -> None:
+        self.totals.append(totals)
+        env.weights *= self.factor
+
+    def metrics(self) -> dict[str, torch.Tensor]:
+        return {"length": self.length.float().mean()}
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return {"qpos": self.qpos, "length": self.length}

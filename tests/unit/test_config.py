@@ -9,24 +9,32 @@ from typing import Any
 
 import pytest
 import yaml
+from legged import EVERYTHING
 
 from mjlab_dist import registry, runs
-from mjlab_dist.config import ActionConfig, ParamValue, TermConfig, TrainConfig, to_plain, validate
+from mjlab_dist.cli.parsing import parse
+from mjlab_dist.config import ActionConfig, EventConfig, ObservationConfig, ParamValue, TrainConfig, to_plain, validate
 from mjlab_dist.errors import UserError
 
 TASKS = registry.task_names()
 
 
 def changed(config: Any, path: str, value: Any) -> Any:
-    """A copy of a config with one field, named by a dotted path, set to a value."""
+    """A copy of a config with one field or dict's entry, named by a dotted path, set to a value."""
     name, _, rest = path.partition(".")
-    new = changed(getattr(config, name), rest, value) if rest else value
-    return dataclasses.replace(config, **{name: new})
+    new = changed(config[name] if isinstance(config, dict) else getattr(config, name), rest, value) if rest else value
+    return {**config, name: new} if isinstance(config, dict) else dataclasses.replace(config, **{name: new})
+
+
+def value_at(config: Any, path: str) -> Any:
+    for name in path.split("."):
+        config = config[name] if isinstance(config, dict) else getattr(config, name)
+    return config
 
 
 def with_param(config: TrainConfig, value: ParamValue) -> TrainConfig:
     """A copy of a config whose env has one event more, with one parameter."""
-    events = {**config.env.events, "extra": TermConfig(func="package.module:name", params={"value": value})}
+    events = {**config.env.events, "extra": EventConfig(func="package.module:name", params={"value": value})}
     return changed(config, "env.events", events)
 
 
@@ -143,7 +151,7 @@ def test_a_value_at_its_limit_is_accepted(config: TrainConfig, path: str, value:
     ("path", "value", "mend"),
     [
         ("env.observations", {}, "no group actor"),
-        ("env.observations", {"critic": {"x": TermConfig(func="a:b")}}, "no group actor"),
+        ("env.observations", {"critic": {"x": ObservationConfig(func="a:b")}}, "no group actor"),
         ("env.observations", {"actor": {}}, "no group actor"),
         ("env.actions", {}, "name the actuators"),
         ("env.rewards", {}, "at least one term"),
@@ -297,7 +305,7 @@ def test_a_parameter_of_text_that_looks_like_a_number_stays_text(config: TrainCo
 
 
 def test_order_of_terms_survives_the_file(config: TrainConfig, tmp_path: Path):
-    events = {name: TermConfig(func="a:b") for name in ("zeta", "alpha", "mid")}
+    events = {name: EventConfig(func="a:b") for name in ("zeta", "alpha", "mid")}
     read = through_file(changed(config, "env.events", events), tmp_path)
     assert list(read.env.events) == ["zeta", "alpha", "mid"]
 
@@ -305,7 +313,12 @@ def test_order_of_terms_survives_the_file(config: TrainConfig, tmp_path: Path):
 def test_plain_data_holds_no_tuples_nor_dataclasses(config: TrainConfig):
     plain = to_plain(with_param(changed(config, "gpu_ids", (0, 1)), (1.0, 2.0)))
     assert plain["gpu_ids"] == [0, 1]
-    assert plain["env"]["events"]["extra"] == {"func": "package.module:name", "params": {"value": [1.0, 2.0]}}
+    assert plain["env"]["events"]["extra"] == {
+        "func": "package.module:name",
+        "params": {"value": [1.0, 2.0]},
+        "when": "reset",
+        "interval_s": [5.0, 10.0],
+    }
 
 
 def test_a_missing_file_is_refused(tmp_path: Path):
@@ -396,3 +409,145 @@ def test_a_value_of_the_wrong_type_is_refused_by_its_name(config: TrainConfig, t
     # A dict's entries are named by the dict: env.rewards for the weight of one of its terms.
     field = path.replace("params.low", "params").rpartition(".")[2]
     assert field in message.removeprefix(f"--config {tmp_path}")
+
+
+# A task with every kind of term
+
+
+LEGGED = TrainConfig(task="legged", env=EVERYTHING)
+
+
+def test_a_task_with_every_kind_of_term_is_valid_and_survives_the_file(tmp_path: Path):
+    validate(LEGGED)
+    assert through_file(LEGGED, tmp_path) == LEGGED
+
+
+@pytest.mark.parametrize(
+    ("line", "path", "value"),
+    [
+        ("--env.actions.rear.actuators .L_leg RR_leg", "env.actions.rear.actuators", (".L_leg", "RR_leg")),
+        ("--env.actions.rear.offset 0.5", "env.actions.rear.offset", 0.5),
+        ("--env.actions.tail.offset home", "env.actions.tail.offset", "home"),
+        ("--env.actions.rear.clip -1 1", "env.actions.rear.clip", (-1.0, 1.0)),
+        ("--env.actions.front.clip None", "env.actions.front.clip", None),
+        ("--env.actions.rear.latency 0 3", "env.actions.rear.latency", (0, 3)),
+        ("--env.observations.actor.joints.history 5", "env.observations.actor.joints.history", 5),
+        ("--env.observations.actor.joints.delay 1 2", "env.observations.actor.joints.delay", (1, 2)),
+        ("--env.observations.actor.joints.clip -0.5 inf", "env.observations.actor.joints.clip", (-0.5, float("inf"))),
+        ("--env.observations.actor.velocities.clip None", "env.observations.actor.velocities.clip", None),
+        ("--env.observations.actor.joints.scale 2", "env.observations.actor.joints.scale", 2.0),
+        ("--env.observations.actor.joints.uniform-noise 0", "env.observations.actor.joints.uniform_noise", 0.0),
+        ("--env.observations.actor.joints.gaussian-noise 0.2", "env.observations.actor.joints.gaussian_noise", 0.2),
+        ("--env.events.push.params.linear-m-s -1 1", "env.events.push.params.linear_m_s", (-1.0, 1.0)),
+        ("--env.events.push.interval-s 1 2.5", "env.events.push.interval_s", (1.0, 2.5)),
+        ("--env.events.push.when startup", "env.events.push.when", "startup"),
+        ("--env.events.some.params.joints .*_hip tail", "env.events.some.params.joints", (".*_hip", "tail")),
+        ("--env.events.some.params.joints tail", "env.events.some.params.joints", ("tail",)),
+        ("--env.commands.velocity.params.forward-m-s 0.5 1", "env.commands.velocity.params.forward_m_s", (0.5, 1.0)),
+        ("--env.commands.velocity.params.standing-share 0", "env.commands.velocity.params.standing_share", 0.0),
+        ("--env.sensors.feet.params.sensors FL_touch", "env.sensors.feet.params.sensors", ("FL_touch",)),
+        ("--env.terminations.tilted.params.most-rad 1", "env.terminations.tilted.params.most_rad", 1.0),
+        ("--env.randomizations.friction.field geom_size", "env.randomizations.friction.field", "geom_size"),
+        ("--env.randomizations.friction.names .*_foot floor", "env.randomizations.friction.names", (".*_foot", "floor")),
+        ("--env.randomizations.friction.columns 0 1", "env.randomizations.friction.columns", (0, 1)),
+        ("--env.randomizations.friction.columns", "env.randomizations.friction.columns", ()),
+        ("--env.randomizations.friction.high 2", "env.randomizations.friction.high", 2.0),
+        ("--env.randomizations.friction.operation scale", "env.randomizations.friction.operation", "scale"),
+        ("--env.randomizations.friction.distribution log-uniform", "env.randomizations.friction.distribution", "log-uniform"),
+        ("--env.randomizations.friction.no-shared", "env.randomizations.friction.shared", False),
+        ("--env.randomizations.friction.when startup", "env.randomizations.friction.when", "startup"),
+    ],
+)  # fmt: skip
+def test_a_flag_changes_a_field_of_a_term_and_the_change_survives_the_file(
+    tmp_path: Path, line: str, path: str, value: Any
+):
+    config = parse(TrainConfig, LEGGED, line.split(), "train legged")
+    assert config == changed(LEGGED, path, value)
+    assert value_at(config, path) == value
+    assert type(value_at(config, path)) is type(value)
+    assert config != LEGGED
+    read = through_file(config, tmp_path)
+    assert read == config
+    assert type(value_at(read, path)) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("line", "flag"),
+    [
+        ("--env.actions.rear.latency 1", "--env.actions.rear.latency"),
+        ("--env.actions.rear.latency 0.5 1", "--env.actions.rear.latency"),
+        ("--env.actions.rear.clip 1", "--env.actions.rear.clip"),
+        ("--env.observations.actor.joints.delay late 1", "--env.observations.actor.joints.delay"),
+        ("--env.events.push.interval-s 1", "--env.events.push.interval-s"),
+        ("--env.events.push.when sometimes", "--env.events.push.when"),
+        ("--env.events.push.params.angular-rad-s far 1", "--env.events.push.params.angular-rad-s"),
+        ("--env.events.push.params.spin 1", "--env.events.push.params.spin"),
+        ("--env.randomizations.mass.operation double", "--env.randomizations.mass.operation"),
+    ],
+)
+def test_a_mistake_in_a_flag_of_a_term_is_one_line_that_names_it(line: str, flag: str):
+    with pytest.raises(UserError) as caught:
+        parse(TrainConfig, LEGGED, line.split(), "train legged")
+    message = str(caught.value)
+    assert "\n" not in message
+    assert flag in message
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "flag", "mend"),
+    [
+        ("env.actions.rear.latency", (2, 1), "--env.actions.rear.latency 2 1", "swap the two"),
+        ("env.actions.rear.latency", (-1, 1), "--env.actions.rear.latency -1 1", "at least 0"),
+        ("env.actions.front.clip", (1.0, -1.0), "--env.actions.front.clip 1.0 -1.0", "swap the two"),
+        ("env.actions.front.clip", (float("nan"), 1.0), "--env.actions.front.clip nan 1.0", ""),
+        ("env.observations.actor.joints.delay", (3, 1), "--env.observations.actor.joints.delay 3 1", "swap the two"),
+        ("env.observations.actor.joints.delay", (-2, 1), "--env.observations.actor.joints.delay -2 1", "at least 0"),
+        ("env.observations.actor.joints.clip", (1.0, 0.0), "--env.observations.actor.joints.clip 1.0 0.0", "swap the two"),
+        ("env.observations.actor.joints.history", 0, "--env.observations.actor.joints.history 0", "at least 1"),
+        ("env.observations.critic.linear.uniform_noise", -0.1, "--env.observations.critic.linear.uniform-noise -0.1", "0 or more"),
+        ("env.observations.critic.linear.gaussian_noise", float("inf"), "--env.observations.critic.linear.gaussian-noise inf", "finite"),
+        ("env.events.push.interval_s", (2.0, 1.0), "--env.events.push.interval-s 2.0 1.0", "swap the two"),
+        ("env.events.push.interval_s", (-1.0, 1.0), "--env.events.push.interval-s -1.0 1.0", "at least 0"),
+    ],
+)  # fmt: skip
+def test_a_bad_value_of_a_term_is_refused(path: str, value: Any, flag: str, mend: str):
+    message = refusal_of(changed(LEGGED, path, value))
+    assert message.startswith(f"{flag}:")
+    assert mend in message
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("env.actions.rear.latency", (0, 0)),
+        ("env.actions.front.clip", (0.0, 0.0)),
+        ("env.observations.actor.joints.clip", (0.0, float("inf"))),
+        ("env.observations.actor.joints.history", 1),
+        ("env.events.push.interval_s", (0.0, 0.0)),
+    ],
+)
+def test_a_value_of_a_term_at_its_limit_is_accepted(path: str, value: Any):
+    validate(changed(LEGGED, path, value))
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("env.actions.rear.latency", [1]),
+        ("env.actions.rear.latency", [1, 2, 3]),
+        ("env.actions.rear.latency", [0.5, 1]),
+        ("env.actions.rear.clip", [1.0]),
+        ("env.actions.rear.clip", 1.0),
+        ("env.actions.rear.offset", "house"),
+        ("env.observations.actor.joints.delay", ["a", "b"]),
+        ("env.observations.actor.joints.history", 1.5),
+        ("env.events.push.interval_s", [1.0]),
+        ("env.events.push.when", "sometimes"),
+        ("env.randomizations.mass.names", "trunk"),
+        ("env.randomizations.mass.columns", [0.5]),
+        ("env.randomizations.mass.low", "low"),
+        ("env.randomizations.mass.operation", "double"),
+    ],
+)
+def test_a_value_of_a_term_of_the_wrong_type_is_refused(tmp_path: Path, path: str, value: Any):
+    file_refusal(edited(LEGGED, tmp_path, path, value))

@@ -12,16 +12,31 @@ import mujoco
 import numpy as np
 import pytest
 import torch
+from env_terms_for_test import Ended
 from host_syncs import HostSyncs
+from legged import EVERYTHING
 from torch.overrides import TorchFunctionMode
 
-from mjlab_dist.config import ActionConfig, EnvConfig, RewardConfig, SimConfig, TermConfig
+from mjlab_dist.config import (
+    ActionConfig,
+    EnvConfig,
+    EventConfig,
+    ObservationConfig,
+    RewardConfig,
+    SimConfig,
+    TermConfig,
+    TerrainConfig,
+    TerrainPartConfig,
+)
 from mjlab_dist.env import Env, EpisodeTotals
+from mjlab_dist.env.env import _origins
 from mjlab_dist.errors import UserError
 from mjlab_dist.sim import start_warp
+from mjlab_dist.sim.terrain import Terrain
 
 TERMS = "env_terms_for_test"
 COMMON = "mjlab_dist.env.terms"
+EVENTS = "mjlab_dist.env.events"
 CARTPOLE = SimConfig(model="mjlab_dist_tasks.cartpole:cartpole.xml", njmax=2, nconmax=0)
 BOX = SimConfig(model=str(Path(__file__).with_name("box.xml")), njmax=16, nconmax=8)
 DRAGGED = SimConfig(model=str(Path(__file__).with_name("dragged_box.xml")), njmax=19, nconmax=8)
@@ -37,12 +52,12 @@ CONFIG = EnvConfig(
     actions={"force": ActionConfig(actuators=("force",))},
     observations={
         "actor": {
-            "cart": TermConfig(func=f"{COMMON}:joint_position", params={"joint": "slider"}),
-            "pole_velocity": TermConfig(func=f"{COMMON}:joint_velocity", params={"joint": "hinge"}),
+            "cart": ObservationConfig(func=f"{COMMON}:joint_position", params={"joint": "slider"}),
+            "pole_velocity": ObservationConfig(func=f"{COMMON}:joint_velocity", params={"joint": "hinge"}),
         },
         "critic": {
-            "pole": TermConfig(func=f"{COMMON}:joint_position", params={"joint": "hinge"}),
-            "tip": TermConfig(func=f"{TERMS}:geom_position", params={"geom": 5}),
+            "pole": ObservationConfig(func=f"{COMMON}:joint_position", params={"joint": "hinge"}),
+            "tip": ObservationConfig(func=f"{TERMS}:geom_position", params={"geom": 5}),
         },
     },
     rewards={
@@ -52,11 +67,11 @@ CONFIG = EnvConfig(
     },
     terminations={"far": TermConfig(func=f"{TERMS}:far", params={"limit": LIMIT})},
     events={
-        "cart": TermConfig(
-            func=f"{COMMON}:draw_joint_position", params={"joint": "slider", "low": -0.1, "high": -0.05}
+        "cart": EventConfig(
+            func=f"{EVENTS}:draw_joint_position", params={"joint": "slider", "low": -0.1, "high": -0.05}
         ),
-        "pole": TermConfig(func=f"{COMMON}:draw_joint_position", params={"joint": "hinge", "low": 0.1, "high": 0.3}),
-        "velocities": TermConfig(func=f"{COMMON}:draw_velocities", params={"std": 0.5}),
+        "pole": EventConfig(func=f"{EVENTS}:draw_joint_position", params={"joint": "hinge", "low": 0.1, "high": 0.3}),
+        "velocities": EventConfig(func=f"{EVENTS}:draw_velocities", params={"std": 0.5}),
     },
 )
 
@@ -405,6 +420,13 @@ def dragged_config() -> EnvConfig:
     return dataclasses.replace(CONFIG, sim=DRAGGED, **changes)
 
 
+def everything(forward: bool = False, **changes: Any) -> EnvConfig:
+    """Every kind of term, a curriculum too."""
+    sim = dataclasses.replace(EVERYTHING.sim, forward_before_observation=forward)
+    curricula = {"ended": TermConfig(func=f"{TERMS}:Ended")}
+    return dataclasses.replace(EVERYTHING, sim=sim, curricula=curricula, **changes)
+
+
 def go_on(env: Env, actions: torch.Tensor) -> list[torch.Tensor]:
     """Everything that an env shows in some steps: states, observations, rewards, ends, totals."""
     seen = []
@@ -416,9 +438,9 @@ def go_on(env: Env, actions: torch.Tensor) -> list[torch.Tensor]:
     return [*seen, *env.pop_episode_totals()]
 
 
-@pytest.mark.parametrize("name", ["cartpole", "resetting", "dragged"])
+@pytest.mark.parametrize("name", ["cartpole", "resetting", "dragged", "everything"])
 def test_20_steps_are_10_in_one_env_and_10_in_another(name: str) -> None:
-    config = dragged_config() if name == "dragged" else CONFIG
+    config = {"dragged": dragged_config(), "everything": everything()}.get(name, CONFIG)
     changes = {"episode_length_s": 0.07, "nan_policy": "reset" if name == "resetting" else "stop"}
     env = make(config, **changes)
     env.stagger()
@@ -446,10 +468,47 @@ def test_state_has_a_row_per_env_and_belongs_to_a_task_and_a_number_of_envs() ->
     state = env.state()
     assert {name for name, tensor in state.items() if tensor.shape[:1] != (NUM_ENVS,)} == {"totals", "nan_resets"}
     before = env.state()
-    for other in (make(num_envs=NUM_ENVS + 1), make(dragged_config())):
+    assert {name for name, tensor in make(everything()).state().items() if tensor.shape[:1] != (NUM_ENVS,)} == {
+        "totals",
+        "nan_resets",
+    }
+    for other in (make(num_envs=NUM_ENVS + 1), make(dragged_config()), make(everything())):
         with pytest.raises(UserError, match="does not fit"):
             env.load_state(other.state())
     assert all(torch.equal(before[name], tensor) for name, tensor in env.state().items())
+
+
+def test_a_reward_whose_weight_is_changed_has_the_new_one_when_a_run_goes_on() -> None:
+    env = make()
+    state = env.state()
+    heavier = {name: dataclasses.replace(term, weight=3 * term.weight) for name, term in CONFIG.rewards.items()}
+    other = make(rewards=heavier)
+    other.load_state(state)
+    actions = torch.ones(NUM_ENVS, 1)
+    np.testing.assert_allclose(other.step(actions)[1], 3 * env.step(actions)[1], rtol=1e-5, atol=1e-6)
+
+
+def test_the_state_is_all_that_terms_randomizations_and_observations_remember() -> None:
+    """Envs that were drawn otherwise, and are elsewhere, have all of it once they have it."""
+    env, other = make(everything()), make(everything(), seed=7)
+    state = env.state()
+    assert {name for name, tensor in state.items() if not torch.equal(tensor, other.state()[name])} >= {
+        "sim.qpos",
+        "model.body_mass",
+        "model.body_subtreemass",
+        "model.gravity",
+        "model.geom_friction",
+        "actions.lag",
+        "observations.actor.joints.values",
+        "observations.actor.velocities.lag",
+        "commands.velocity.value",
+        "commands.velocity.left_s",
+        "commands.velocity.heading_rad",
+        "commands.goal.value",
+        "until_event_s",
+    }
+    other.load_state(state)
+    assert all(torch.equal(tensor, other.state()[name]) for name, tensor in state.items())
 
 
 # Numbers that are not finite
@@ -487,6 +546,10 @@ def spoil(name: str, value: float, column: int = 0) -> Callable[[Env], None]:
     return poison
 
 
+def spoil_command(env: Env) -> None:
+    env.command("velocity")[BAD, 2] = float("nan")
+
+
 @pytest.mark.parametrize("forward", [True, False])
 @pytest.mark.parametrize(
     ("model", "poison"),
@@ -498,16 +561,30 @@ def spoil(name: str, value: float, column: int = 0) -> Callable[[Env], None]:
         ("dragged", spoil("act", float("nan"))),
         ("dragged", spoil("cvel", float("nan"), column=13)),
         ("dragged", spoil("mocap_pos", float("nan"))),
+        ("everything", spoil("qvel", float("nan"), column=4)),
+        ("everything", spoil("qpos", float("nan"), column=8)),
+        ("everything", spoil_command),
     ],
-    ids=["velocity", "infinity", "warm start", "spin", "activation", "carried velocity", "mocap"],
+    ids=[
+        "velocity",
+        "infinity",
+        "warm start",
+        "spin",
+        "activation",
+        "carried velocity",
+        "mocap",
+        "everything's velocity",
+        "everything's hip",
+        "everything's command",
+    ],
 )  # fmt: skip
 def test_envs_with_nan_are_reset_and_counted_and_no_other_notices(
     model: str, poison: Callable[[Env], None], forward: bool
 ) -> None:
-    config = CONFIG if model == "cartpole" else dragged_config()
+    config = {"cartpole": CONFIG, "dragged": dragged_config(), "everything": EVERYTHING}[model]
     sim = dataclasses.replace(config.sim, forward_before_observation=forward)
     config = dataclasses.replace(config, sim=sim, nan_policy="reset")
-    if not forward:  # poses are then not those of the new episode
+    if not forward and model != "everything":  # poses are then not those of the new episode
         config = dataclasses.replace(config, observations={"actor": config.observations["actor"]})
     ours, oracle, env = poisoned_and_healthy(config, poison)
     assert all(a.isfinite().all() for a in ours)
@@ -542,8 +619,8 @@ def test_episodes_that_a_nan_ends_are_in_no_total() -> None:
 
 def test_a_term_that_is_not_finite_for_a_finite_state_resets_too() -> None:
     reward = RewardConfig(func=f"{TERMS}:inverse", weight=1.0, params={"limit": 0.1})
-    observation = TermConfig(func=f"{TERMS}:root")
-    cart = TermConfig(func=f"{COMMON}:draw_joint_position", params={"joint": "slider", "low": 0.0, "high": 0.05})
+    observation = ObservationConfig(func=f"{TERMS}:root")
+    cart = EventConfig(func=f"{EVENTS}:draw_joint_position", params={"joint": "slider", "low": 0.0, "high": 0.05})
     config = dataclasses.replace(CONFIG, nan_policy="reset", terminations={}, events={"cart": cart})
     for env, x in (
         (make(config, rewards={"inverse": reward}), 0.2),
@@ -559,7 +636,7 @@ def test_a_term_that_is_not_finite_for_a_finite_state_resets_too() -> None:
 
 
 def test_a_reset_does_not_hide_a_term_that_is_not_finite_at_the_start_either() -> None:
-    observations = {"actor": {"root": TermConfig(func=f"{TERMS}:root")}}
+    observations = {"actor": {"root": ObservationConfig(func=f"{TERMS}:root")}}
     env = make(nan_policy="reset", observations=observations)
     assert (env.sim.qpos[:, 0] < 0).all()
     for _ in range(3):
@@ -605,8 +682,8 @@ def box_terms() -> dict[str, Any]:
     return {
         "actions": {"force": ActionConfig(actuators=("lift",))},
         "observations": {
-            "actor": {"pose": TermConfig(func=f"{COMMON}:joint_position", params={"joint": "root"})},
-            "critic": {"velocity": TermConfig(func=f"{COMMON}:joint_velocity", params={"joint": "root"})},
+            "actor": {"pose": ObservationConfig(func=f"{COMMON}:joint_position", params={"joint": "root"})},
+            "critic": {"velocity": ObservationConfig(func=f"{COMMON}:joint_velocity", params={"joint": "root"})},
         },
         "terminations": {},
         "events": {},
@@ -683,20 +760,20 @@ def test_an_unknown_function_is_refused(func: str) -> None:
 
 
 def test_misspelled_arguments_of_a_term_are_refused() -> None:
-    term = TermConfig(func=f"{COMMON}:joint_position", params={"joints": "hinge"})
+    term = ObservationConfig(func=f"{COMMON}:joint_position", params={"joints": "hinge"})
     message = refused(observations={"actor": {"odd": term}})
     assert message.startswith(f"--env.observations.actor.odd.func {COMMON}:joint_position: ")
     assert "joints" in message
 
 
 def test_an_unknown_joint_is_refused_with_those_there_are() -> None:
-    term = TermConfig(func=f"{COMMON}:joint_position", params={"joint": "hunge"})
+    term = ObservationConfig(func=f"{COMMON}:joint_position", params={"joint": "hunge"})
     assert refused(observations={"actor": {"odd": term}}) == "joint hunge: the model has slider, hinge"
 
 
 @pytest.mark.parametrize("where", ["terminations", "events", "observations.actor"])
 def test_an_unknown_function_is_named_by_where_it_stands(where: str) -> None:
-    terms = {"odd": TermConfig(func=f"{TERMS}:nothing")}
+    terms = {"odd": ObservationConfig(func=f"{TERMS}:nothing")}
     field, _, group = where.partition(".")
     message = refused(**{field: {group: terms} if group else terms})
     assert message.startswith(f"--env.{where}.odd.func {TERMS}:nothing: ")
@@ -787,6 +864,22 @@ def test_a_step_never_waits_for_the_device(forward: bool, capture: bool, nan_pol
     assert syncs.found == reads.found == []
 
 
+@pytest.mark.parametrize("nan_policy", ["stop", "reset"])
+@pytest.mark.parametrize("forward", [True, False])
+def test_a_step_with_everything_switched_on_never_waits_for_the_device(forward: bool, nan_policy: Any) -> None:
+    env = make(everything(forward, nan_policy=nan_policy))
+    env.stagger()
+    actions = torch.randn(40, NUM_ENVS, env.num_actions)
+    with HostSyncs() as syncs, HostReads() as reads:
+        dones = [env.step(row)[2] for row in actions]
+        env.curriculum_metrics()
+        env.pop_episode_totals()
+        env.pop_nan_resets()
+    assert torch.stack(dones).any(dim=0).all()
+    assert syncs.num_ops > 40 * 200
+    assert syncs.found == reads.found == []
+
+
 # Seeds
 
 
@@ -803,11 +896,61 @@ def test_a_seed_decides_the_trajectory() -> None:
     assert not any(torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
+# Curricula
+
+
+def test_curricula_see_episodes_as_they_end_and_totals_as_iterations_end() -> None:
+    env = make(curricula={"ended": TermConfig(func=f"{TERMS}:Ended", params={"factor": 0.5})})
+    curriculum = env._curricula["ended"]
+    assert isinstance(curriculum, Ended)
+    ages, kinds = np.zeros(NUM_ENVS, dtype=int), set()
+    for count in range(1, 2 * MAX_STEPS + 1):
+        (step,) = play(env, 1, seed=count)
+        ages += 1
+        assert curriculum.calls == count
+        for i in np.flatnonzero(step.dones):
+            np.testing.assert_allclose(curriculum.qpos[i], step.qpos[i], rtol=0, atol=1e-6)
+            assert curriculum.length[i] == ages[i]
+            far = abs(step.qpos[i, 0]) > LIMIT
+            assert (curriculum.terminated[i], curriculum.timed_out[i]) == (far, ages[i] == MAX_STEPS)
+            kinds.add(bool(far))
+        ages[step.dones] = 0
+    assert kinds == {True, False}
+    metrics = env.curriculum_metrics()
+    assert metrics.keys() == {"ended/length"}
+    assert float(metrics["ended/length"]) == pytest.approx(float(curriculum.length.float().mean()))
+    totals = env.pop_episode_totals()
+    env.end_iteration(totals)
+    assert curriculum.totals == [totals]
+    np.testing.assert_allclose(env.weights, 0.5 * WEIGHTS)
+    (step,) = play(env, 1)
+    np.testing.assert_allclose(step.rewards, 0.5 * WEIGHTS @ step.terms, rtol=1e-5, atol=1e-6)
+
+
+def test_what_is_no_curriculum_is_refused() -> None:
+    message = refused(curricula={"odd": TermConfig(func=f"{TERMS}:alive")})
+    assert message.startswith(f"--env.curricula.odd.func {TERMS}:alive: is no Curriculum")
+
+
 # Ids
 
 
+def test_envs_are_spread_over_the_tiles_of_a_terrain_whatever_rank_they_are_on() -> None:
+    parts = {"flat": TerrainPartConfig(kind="flat"), "up": TerrainPartConfig(kind="slope_up")}
+    grid = TerrainConfig(parts=parts, num_levels=3, num_columns=4, tile_size_m=2.0, platform_m=0.5, resolution_m=0.25)
+    terrain = Terrain(grid)
+    ids = torch.arange(24)
+    whole = _origins(terrain, ids)
+    assert torch.equal(torch.cat([_origins(terrain, ids[:9]), _origins(terrain, ids[9:])]), whole)
+    tiles = {tuple(row) for row in whole.tolist()}
+    assert tiles == {tuple(row) for row in terrain.origins.reshape(-1, 3).tolist()}
+    assert torch.equal(whole[:12], whole[12:])  # 12 tiles
+    assert torch.equal(whole[:4], torch.from_numpy(terrain.origins[0]))  # a level at a time
+    assert not _origins(None, ids).any()
+
+
 def test_terms_see_which_env_of_the_whole_run_theirs_is():
-    config = dataclasses.replace(CONFIG, observations={"actor": {"id": TermConfig(func=f"{TERMS}:own_id")}})
+    config = dataclasses.replace(CONFIG, observations={"actor": {"id": ObservationConfig(func=f"{TERMS}:own_id")}})
     ranks = [Env(config, NUM_ENVS, "cpu", first_env_id=rank * NUM_ENVS) for rank in range(3)]
     seen = [env.step(torch.zeros(NUM_ENVS, 1))[0]["actor"].squeeze(1).tolist() for env in ranks]
     assert [i for ids in seen for i in ids] == list(range(3 * NUM_ENVS))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from host_syncs import HostSyncs
+from legged import EVERYTHING
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
@@ -221,6 +222,18 @@ def test_of_many_envs_those_that_failed_first_are_kept(monkeypatch: pytest.Monke
     assert dump["env_ids"].tolist() == [FIRST_ENV_ID + 4, FIRST_ENV_ID + 3]
     assert dump["state"]["qpos"].shape == (4, 2, 2)
     assert "envs 104, 103 and 1 more" in finite.describe(dump)
+
+
+def test_every_column_has_its_terms_name_with_every_kind_of_term() -> None:
+    torch.manual_seed(0)
+    env = Env(EVERYTHING, 2, "cpu")
+    columns = finite.column_names(env)
+    for group, observed in env.get_observations().items():
+        assert len(columns[f"observation {group}"]) == observed.shape[1]
+    assert columns["observation actor"].count("joints") == 3 * 5  # with its history
+    assert list(dict.fromkeys(columns["observation critic"])) == list(EVERYTHING.observations["critic"])
+    assert columns["action"] == ["FL_leg", "FR_leg", "RL_leg", "RR_leg", "tail"]
+    assert columns["physics qvel"] == ["root"] * 6 + ["FL_hip", "FR_hip", "RL_hip", "RR_hip", "tail"]
 
 
 # Kept

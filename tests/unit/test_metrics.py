@@ -20,6 +20,7 @@ TERMS = ("upright", "effort")
 def sample(episodes: int = 0, steps: float = 0, terms: tuple[float, ...] = (0.0, 0.0), **other: Any) -> Sample:
     """What a rank measured, by sums over the episodes that ended."""
     measured = {
+        "curricula": {},
         "reward": torch.tensor(0.5),
         "losses": {"value": torch.tensor(2.0), "surrogate": torch.tensor(-1.0)},
         "kl": torch.tensor(0.25),
@@ -135,6 +136,20 @@ def test_a_row_holds_steps_times_losses_and_the_policys_state():
     assert first["action_std"] == 0.75
     assert first["overflowed_envs"] == 3
     assert 0 <= number(first, "elapsed_s") <= number(second, "elapsed_s")
+
+
+def test_a_row_holds_how_far_curricula_are():
+    far = {"terrain/level": torch.tensor(2.5), "range/share": torch.tensor(0.25)}
+    (row,) = rows([sample(curricula=far)])
+    assert (row["curriculum/terrain/level"], row["curriculum/range/share"]) == (2.5, 0.25)
+    assert not any(name.startswith("curriculum/") for name in rows([sample()])[0])
+
+
+def test_an_outcome_holds_the_totals_that_curricula_look_at():
+    outcome = start().outcome(1, sample(4, 100, (20.0, -6.0)))
+    assert (outcome.totals.episodes, outcome.totals.steps) == (4, 100)
+    assert outcome.totals.terms.tolist() == [20.0, -6.0]
+    assert outcome.totals.terms.dtype == torch.float32
 
 
 def test_counts_are_whole_numbers():

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import functools
-import importlib
-import inspect
-import itertools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import mujoco
 import torch
 from rsl_rl.env import VecEnv
 from tensordict import TensorDict
 
-from mjlab_dist.config import ActionConfig, EnvConfig, RewardConfig, TermConfig
+from mjlab_dist.config import EnvConfig, EventConfig, TermConfig
+from mjlab_dist.env.actions import Actions
+from mjlab_dist.env.commands import Command
+from mjlab_dist.env.curricula import Curriculum
+from mjlab_dist.env.pipeline import ObservationGroup
+from mjlab_dist.env.randomization import Randomizations
+from mjlab_dist.env.sensors import Sensor
+from mjlab_dist.env.term import Columns, Term, bind, find_names, write_rows
 from mjlab_dist.errors import UserError
-from mjlab_dist.sim import Simulation, copy_state, load_model
+from mjlab_dist.sim import Simulation, build_model, copy_state
+from mjlab_dist.sim.terrain import Terrain
+
+TermT = TypeVar("TermT", bound=Term)
 
 
 class StartState(NamedTuple):
-    """The state that episodes start from, for every env; which of them start is up to the env."""
+    """The state that an episode starts from before events change it."""
 
     qpos: torch.Tensor
     """Joint positions, (num_envs, nq)."""
@@ -55,13 +62,36 @@ class Joints(dict[str, Joint]):
         raise UserError(f"joint {name}: the model has {', '.join(self)}")
 
 
+class JointSelection(NamedTuple):
+    """Several hinge or slide joints."""
+
+    names: tuple[str, ...]
+    """Their names, in the model's order."""
+    qpos: Columns
+    """Their columns of ``qpos``."""
+    qvel: Columns
+    """Their columns of ``qvel``."""
+    lower: torch.Tensor
+    """Their lower limits in rad or m, (joints,); -inf without limits."""
+    upper: torch.Tensor
+    """Their upper limits in rad or m, (joints,); inf without limits."""
+
+
 class Env(VecEnv):
     """Thousands of copies of one task on one device.
 
     Attributes:
         sim: The physics; terms read its state tensors.
         actions: The policy's last output, (num_envs, num_actions).
+        previous_actions: Its output before that, (num_envs, num_actions).
+        actuator_names: The actuator that each action drives.
+        terminated: Envs whose episode the present step has ended otherwise than by time, (num_envs,) of bool.
+        timed_out: Envs whose episode has reached the time limit in the present step, (num_envs,) of bool.
         joints: Joints by name.
+        reference: The start state before events.
+        terrain: The ground, where the task has one made of tiles.
+        origins: Where each env's episode starts from, in the world's frame, in m, (num_envs, 3); 0 without terrain.
+        weights: Weights of the reward terms, (num_terms,); a curriculum may change them.
         reward_names: Names of the reward terms, in the order of ``EpisodeTotals.terms``.
         step_dt_s: Simulated seconds per control step.
         env_ids: Which envs of the whole run these are, (num_envs,) of int64: terms read it where envs are to differ, whatever
@@ -96,39 +126,76 @@ class Env(VecEnv):
         self.num_envs = num_envs
         self.device = device
         self.env_ids = torch.arange(first_env_id, first_env_id + num_envs, device=device)
-        self.sim = Simulation(load_model(config.sim.model), num_envs, device, config.sim, announce)
+        fields = tuple(dict.fromkeys(draw.field for draw in config.randomizations.values()))
+        self.sim = Simulation(build_model(config.sim), num_envs, device, config.sim, announce, fields)
         self.step_dt_s = self.sim.dt_s
         self.max_episode_length = round(config.episode_length_s / self.step_dt_s)
         if self.max_episode_length < 1:
             raise UserError(
                 f"--env.episode-length-s {config.episode_length_s}: is less than one control step of {self.step_dt_s} s"
             )
+        everywhere = torch.ones(num_envs, dtype=torch.bool, device=device)
+        self.sim.reset(everywhere)
+        self.reference = StartState(self.sim.qpos.clone(), self.sim.qvel.clone())
         self.joints = _joints(self.sim.model)
-
-        self._control = _Control(config.actions, self.sim)
-        self.num_actions = self._control.num_actions
-        self._observations = {
-            group: _bind_all(f"observations.{group}", terms) for group, terms in config.observations.items()
-        }
-        self._rewards = _bind_all("rewards", config.rewards)
-        self._terminations = _bind_all("terminations", config.terminations)
-        self._events = _bind_all("events", config.events)
-        self.reward_names = tuple(config.rewards)
-
+        self.terrain = Terrain(config.sim.terrain) if config.sim.terrain.parts else None
+        self.origins = _origins(self.terrain, self.env_ids)
+        self._control = Actions(config.actions, self.sim, self.reference.qpos[0])
+        self.actuator_names = self._control.names
+        self.num_actions = len(self.actuator_names)
         self.actions = torch.zeros(num_envs, self.num_actions, device=device)
+        self.previous_actions = torch.zeros_like(self.actions)
         self.episode_length_buf = torch.zeros(num_envs, dtype=torch.long, device=device)
-        self._weights = torch.tensor([term.weight for term in config.rewards.values()], device=device)
+        self.terminated, self.timed_out = torch.zeros(2, num_envs, dtype=torch.bool, device=device)
+        self.reward_names = tuple(config.rewards)
+        self.weights = torch.tensor([term.weight for term in config.rewards.values()], device=device)
         self._episode_sums = torch.zeros(len(self.reward_names), num_envs, device=device)
         self._from_start = torch.ones(num_envs, dtype=torch.bool, device=device)
         self._totals = torch.zeros(2 + len(self.reward_names), device=device)
         self._nan_resets = torch.zeros((), dtype=torch.long, device=device)
-        self._reference = StartState(self.sim.qpos.clone(), self.sim.qvel.clone())
+        self._bind_terms()
         self.reset()
+
+    def _bind_terms(self) -> None:
+        config = self.cfg
+        self._memories: dict[str, Term] = {}
+        self._randomizations = Randomizations(config.randomizations, self.sim)
+        self._sensors: dict[str, Sensor] = self._bind_classes("sensors", config.sensors, Sensor)
+        self._commands: dict[str, Command] = self._bind_classes("commands", config.commands, Command)
+        self._rewards = [self._bind(f"rewards.{name}", term.func, term.params) for name, term in config.rewards.items()]
+        self._terminations = [
+            self._bind(f"terminations.{name}", term.func, term.params) for name, term in config.terminations.items()
+        ]
+        self._curricula: dict[str, Curriculum] = self._bind_classes("curricula", config.curricula, Curriculum)
+        events: dict[str, list[tuple[EventConfig, Callable[..., Any]]]] = {"startup": [], "reset": [], "interval": []}
+        for name, event in config.events.items():
+            bound = self._bind(f"events.{name}", event.func, event.params, num_args=2)
+            events[event.when].append((event, bound))
+        self._reset_events = [bound for _, bound in events["reset"]]
+        self._interval_events = events["interval"]
+        self._until_event_s = torch.zeros(self.num_envs, len(self._interval_events), device=self.device)
+        for _, bound in events["startup"]:
+            bound(self, torch.ones(self.num_envs, dtype=torch.bool, device=self.device))
+        # Last, since widths are measured: terms must find sensors, commands and origins.
+        self._observations = {
+            group: ObservationGroup(
+                terms,
+                [
+                    functools.partial(self._bind(f"observations.{group}.{name}", term.func, term.params), self)
+                    for name, term in terms.items()
+                ],
+                self.num_envs,
+                self.device,
+            )
+            for group, terms in config.observations.items()
+        }
 
     def reset(self) -> TensorDict:
         """Start a new episode in every env and return its observations."""
         self._start_episodes(torch.ones(self.num_envs, dtype=torch.bool, device=self.device))
         self._from_start.fill_(True)
+        for command in self._commands.values():
+            command.update(self)
         return self._observe()
 
     def stagger(self) -> None:
@@ -140,8 +207,68 @@ class Env(VecEnv):
         self._from_start.fill_(False)
 
     def get_observations(self) -> TensorDict:
-        """The current observations: a tensor (num_envs, width) per group."""
-        return self._observe()
+        """What the last step or reset returned: a tensor (num_envs, width) per group."""
+        return self._observed
+
+    def command(self, name: str) -> torch.Tensor:
+        """A command's value, (num_envs, k).
+
+        Args:
+            name: Its name in ``env.commands``.
+
+        Raises:
+            UserError: If there is no such command.
+        """
+        return _named("command", name, self._commands).value
+
+    def sensor(self, name: str, kind: type[TermT]) -> TermT:
+        """A sensor that remembers.
+
+        Args:
+            name: Its name in ``env.sensors``.
+            kind: Its class.
+
+        Raises:
+            UserError: If there is no such sensor, or it is of another class.
+        """
+        found = _named("sensor", name, self._sensors)
+        if not isinstance(found, kind):
+            raise UserError(f"sensor {name}: is a {type(found).__name__}, and a {kind.__name__} is wanted")
+        return found
+
+    def find_command(self, name: str) -> Command:
+        """A command itself, for a curriculum to change its ranges.
+
+        Args:
+            name: Its name in ``env.commands``.
+
+        Raises:
+            UserError: If there is no such command.
+        """
+        return _named("command", name, self._commands)
+
+    def find_joints(self, patterns: tuple[str, ...]) -> JointSelection:
+        """Hinge and slide joints by regular expressions of their names.
+
+        Args:
+            patterns: Regular expressions; a joint that one of them fits as a whole is chosen.
+
+        Raises:
+            UserError: If one fits no joint, or is no regular expression.
+        """
+        model = self.sim.model
+        simple = [i for i in range(model.njnt) if model.jnt_type[i] >= int(mujoco.mjtJoint.mjJNT_SLIDE)]
+        names = [model.joint(i).name for i in simple]
+        ids = [simple[i] for i in find_names("joints", patterns, names)]
+        limits = [tuple(model.jnt_range[i]) if model.jnt_limited[i] else (-torch.inf, torch.inf) for i in ids]
+        lower, upper = torch.tensor(limits, dtype=torch.float32, device=self.device).unbind(dim=1)
+        return JointSelection(
+            tuple(model.joint(i).name for i in ids),
+            Columns([int(model.jnt_qposadr[i]) for i in ids], self.device),
+            Columns([int(model.jnt_dofadr[i]) for i in ids], self.device),
+            lower,
+            upper,
+        )
 
     def step(self, actions: torch.Tensor) -> tuple[TensorDict, torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
         """Advance every env by one control step; those that are done start a new episode at once.
@@ -158,36 +285,64 @@ class Env(VecEnv):
             Observations (after resets), rewards (num_envs,), dones (num_envs,) of bool, and extras, whose ``time_outs``
             (num_envs,) marks episodes that reached the time limit without terminating.
         """
+        self.previous_actions.copy_(self.actions)
         self.actions.copy_(actions)
         self._control.apply(self.actions)
         self.sim.step()
         self.episode_length_buf += 1
+        self._until_event_s -= self.step_dt_s
+        for sensor in self._sensors.values():
+            sensor.update(self)
 
-        timed_out = self.episode_length_buf >= self.max_episode_length
-        terminated = functools.reduce(
-            torch.logical_or, (term(self) for term in self._terminations), timed_out.new_zeros(())
-        )
+        self.timed_out.copy_(self.episode_length_buf >= self.max_episode_length)
+        self.terminated.zero_()
+        for termination in self._terminations:
+            self.terminated |= termination(self)
         terms = torch.stack([term(self) for term in self._rewards])
         if self.cfg.nan_policy == "reset":
             broken = self._find_broken(terms)
             terms = terms.masked_fill(broken, 0.0)
-            terminated = terminated | broken
-        done = timed_out | terminated
-        rewards = self._weights @ terms
+            self.terminated |= broken
+        done = self.timed_out | self.terminated
+        time_outs = self.timed_out & ~self.terminated
+        rewards = self.weights @ terms
 
         self._episode_sums += terms
         self._count_episodes(done)
+        for curriculum in self._curricula.values():
+            curriculum.episode_ends(self, done)
         self._start_episodes(done)
-        return self._observe(), rewards, done, {"time_outs": timed_out & ~terminated}
+        for command in self._commands.values():
+            command.update(self)
+        self._happen()
+        return self._observe(), rewards, done, {"time_outs": time_outs}
+
+    def end_iteration(self, totals: EpisodeTotals) -> None:
+        """Have curricula look at an iteration.
+
+        Args:
+            totals: Of the episodes that ended in it, over all ranks.
+        """
+        for curriculum in self._curricula.values():
+            curriculum.iteration_ends(self, totals)
+
+    def curriculum_metrics(self) -> dict[str, torch.Tensor]:
+        """How far curricula are, by name, as scalars: means over this rank's envs."""
+        return {
+            f"{name}/{metric}": value
+            for name, curriculum in self._curricula.items()
+            for metric, value in curriculum.metrics().items()
+        }
 
     def num_bytes(self) -> int:
         """Bytes of device memory that the physics and the env's own tensors hold, without what a step allocates for itself."""
-        held = [value for value in (*vars(self).values(), *self._reference) if isinstance(value, torch.Tensor)]
-        return self.sim.num_bytes() + sum(tensor.nbytes for tensor in held)
+        known = [value for value in (*vars(self).values(), *self.reference) if isinstance(value, torch.Tensor)]
+        held = {tensor.data_ptr(): tensor.nbytes for tensor in (*known, *self._remembered().values())}
+        return self.sim.num_bytes() + sum(held.values())
 
     def pop_episode_totals(self) -> EpisodeTotals:
         """Sums over the episodes that ended since the last call."""
-        totals = EpisodeTotals(self._totals[0].clone(), self._totals[1].clone(), self._weights * self._totals[2:])
+        totals = EpisodeTotals(self._totals[0].clone(), self._totals[1].clone(), self.weights * self._totals[2:])
         self._totals.zero_()
         return totals
 
@@ -217,28 +372,63 @@ class Env(VecEnv):
         copy_state(state, self._held())
 
     def observation_columns(self) -> dict[str, dict[str, slice]]:
-        """Which columns of each observation group each term has. Evaluates every term."""
-        columns: dict[str, dict[str, slice]] = {}
-        for group, terms in self._observations.items():
-            ends = itertools.accumulate((term(self).shape[-1] for term in terms), initial=0)
-            names = self.cfg.observations[group]
-            columns[group] = {name: slice(*ends) for name, ends in zip(names, itertools.pairwise(ends), strict=True)}
-        return columns
+        """Which columns of each observation group each term has."""
+        return {name: group.columns for name, group in self._observations.items()}
+
+    def _bind(self, where: str, func: str, params: Mapping[str, Any], *, num_args: int = 1) -> Any:
+        term = bind(f"--env.{where}.func", func, params, self, num_args=num_args)
+        if isinstance(term, Term):
+            self._memories[where] = term
+        return term
+
+    def _bind_classes(self, kind: str, configs: Mapping[str, TermConfig], base: type[TermT]) -> dict[str, TermT]:
+        found = {}
+        for name, config in configs.items():
+            term = self._bind(f"{kind}.{name}", config.func, config.params)
+            if not isinstance(term, base):
+                raise UserError(
+                    f"--env.{kind}.{name}.func {config.func}: is no {base.__name__}; name a class that is one"
+                )
+            found[name] = term
+        return found
 
     def _held(self) -> dict[str, torch.Tensor]:
         return {
             **{f"sim.{name}": tensor for name, tensor in self.sim.state().items()},
+            **{f"model.{name}": tensor for name, tensor in self.sim.fields.items()},
+            **self._remembered(),
             "actions": self.actions,
+            "previous_actions": self.previous_actions,
             "episode_length": self.episode_length_buf,
             "episode_sums": self._episode_sums.T,
             "from_start": self._from_start,
+            "until_event_s": self._until_event_s,
+            "origins": self.origins,
             "totals": self._totals,
             "nan_resets": self._nan_resets,
         }
 
+    def _remembered(self) -> dict[str, torch.Tensor]:
+        """What the parts remember from step to step."""
+        return {
+            **{f"randomized.{name}": tensor for name, tensor in self._randomizations.state().items()},
+            **{f"actions.{name}": tensor for name, tensor in self._control.state()},
+            **{
+                f"observations.{group}.{name}": tensor
+                for group, terms in self._observations.items()
+                for name, tensor in terms.state()
+            },
+            **{
+                f"{where}.{name}": tensor
+                for where, term in self._memories.items()
+                for name, tensor in term.state().items()
+            },
+        }
+
     def _find_broken(self, terms: torch.Tensor) -> torch.Tensor:
         """Envs in which a number is not finite, (num_envs,) of bool; they are counted, and their episodes stay out of the totals."""
-        numbers = [self.sim.qpos, self.sim.qvel, self.sim.view("act"), *self._observe().values(), terms.T]
+        observed = [group.clean() for group in self._observations.values()]
+        numbers = [self.sim.qpos, self.sim.qvel, self.sim.view("act"), *observed, terms.T]
         broken = ~torch.cat([tensor.flatten(1) for tensor in numbers], dim=1).isfinite().all(dim=1)
         self._nan_resets += broken.sum()
         self._from_start &= ~broken
@@ -253,52 +443,39 @@ class Env(VecEnv):
 
     def _start_episodes(self, mask: torch.Tensor) -> None:
         self.sim.reset(mask)
-        start = self._reference
-        for event in self._events:
-            start = event(self, start)
-        chosen = mask.unsqueeze(1)
-        self.sim.qpos.copy_(torch.where(chosen, start.qpos, self.sim.qpos))
-        self.sim.qvel.copy_(torch.where(chosen, start.qvel, self.sim.qvel))
+        for event in self._reset_events:
+            event(self, mask)
+        self._randomizations.reset(mask)
+        self._control.reset(mask)
+        for term in self._memories.values():
+            term.reset(mask)
+        for group in self._observations.values():
+            group.reset(mask)
+        for column, (event, _) in enumerate(self._interval_events):
+            self._draw_interval(column, event, mask)
         self.episode_length_buf.masked_fill_(mask, 0)
         self._episode_sums.masked_fill_(mask, 0.0)
-        self.actions.masked_fill_(chosen, 0.0)
+        write_rows(self.actions, mask, 0.0)
+        write_rows(self.previous_actions, mask, 0.0)
+
+    def _happen(self) -> None:
+        """Let events happen that are due, and draw when they are next."""
+        for column, (event, bound) in enumerate(self._interval_events):
+            due = self._until_event_s[:, column] < 0.5 * self.step_dt_s  # the nearest step
+            bound(self, due)
+            self._draw_interval(column, event, due)
+
+    def _draw_interval(self, column: int, event: EventConfig, mask: torch.Tensor) -> None:
+        low, high = event.interval_s
+        left_s = self._until_event_s[:, column]
+        left_s.copy_(torch.where(mask, torch.rand_like(left_s) * (high - low) + low, left_s))
 
     def _observe(self) -> TensorDict:
         if self.cfg.sim.forward_before_observation:
             self.sim.forward()
-        groups = {
-            group: torch.cat([term(self) for term in terms], dim=-1) for group, terms in self._observations.items()
-        }
-        return TensorDict(groups, batch_size=[self.num_envs], device=self.device)
-
-
-class _Control:
-    """From the policy's output to actuator inputs: ctrl = offset + scale * action."""
-
-    def __init__(self, blocks: Mapping[str, ActionConfig], sim: Simulation) -> None:
-        known = [sim.model.actuator(i).name for i in range(sim.model.nu)]
-        columns: list[int] = []
-        scale: list[float] = []
-        offset: list[float] = []
-        for name, block in blocks.items():
-            for actuator in block.actuators:
-                if actuator not in known:
-                    raise UserError(f"--env.actions.{name}.actuators {actuator}: the model has {', '.join(known)}")
-                columns.append(known.index(actuator))
-                scale.append(block.scale)
-                offset.append(block.offset)
-        if len(set(columns)) < len(columns):
-            raise UserError("--env.actions: an actuator is driven by two actions; name each one once")
-        self.num_actions = len(columns)
-        self._sim = sim
-        self._scale = torch.tensor(scale, device=sim.device)
-        self._offset = torch.tensor(offset, device=sim.device)
-        # A fixed matrix scatters actions to their actuators: no index, and actuators without an action stay at 0.
-        self._scatter = torch.zeros(len(columns), sim.model.nu, device=sim.device)
-        self._scatter[range(len(columns)), columns] = 1.0
-
-    def apply(self, actions: torch.Tensor) -> None:
-        torch.mm(actions * self._scale + self._offset, self._scatter, out=self._sim.ctrl)
+        groups = {name: group.observe() for name, group in self._observations.items()}
+        self._observed = TensorDict(groups, batch_size=[self.num_envs], device=self.device)
+        return self._observed
 
 
 def _joints(model: mujoco.MjModel) -> Joints:
@@ -314,20 +491,16 @@ def _joints(model: mujoco.MjModel) -> Joints:
     )
 
 
-def _bind_all(where: str, terms: Mapping[str, TermConfig | RewardConfig]) -> list[Callable[..., Any]]:
-    return [_bind(f"--env.{where}.{name}.func", term) for name, term in terms.items()]
+def _named(kind: str, name: str, known: Mapping[str, TermT]) -> TermT:
+    if name not in known:
+        raise UserError(f"{kind} {name}: the task has {', '.join(known) or 'none'}")
+    return known[name]
 
 
-def _bind(flag: str, term: TermConfig | RewardConfig) -> Callable[..., Any]:
-    module, _, name = term.func.partition(":")
-    try:
-        function = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise UserError(f"{flag} {term.func}: {error}; write package.module:function") from error
-    if not callable(function):
-        raise UserError(f"{flag} {term.func}: is no function; write package.module:function")
-    try:
-        inspect.signature(function).bind_partial(**term.params)
-    except TypeError as error:
-        raise UserError(f"{flag} {term.func}: {error}; change the params of the term") from error
-    return functools.partial(function, **term.params)
+def _origins(terrain: Terrain | None, env_ids: torch.Tensor) -> torch.Tensor:
+    """Spread envs over the tiles of a terrain, (num_envs, 3): first along its types, then its levels."""
+    if terrain is None:
+        return torch.zeros(len(env_ids), 3, device=env_ids.device)
+    tiles = torch.as_tensor(terrain.origins, dtype=torch.float32, device=env_ids.device)
+    num_levels, num_columns = tiles.shape[:2]
+    return tiles[(env_ids // num_columns) % num_levels, env_ids % num_columns]

@@ -26,6 +26,8 @@ class Sample(NamedTuple):
 
     totals: EpisodeTotals
     """Episodes that ended."""
+    curricula: dict[str, torch.Tensor]
+    """How far curricula are, by name: means over this rank's envs."""
     reward: torch.Tensor
     """Mean reward per control step."""
     losses: dict[str, torch.Tensor]
@@ -61,6 +63,8 @@ class Outcome(NamedTuple):
 
     row: Row
     """Its metrics."""
+    totals: EpisodeTotals
+    """Episodes that ended on any rank; on the device."""
     stop: bool
     """Whether any rank was asked to stop."""
     save: bool
@@ -128,7 +132,7 @@ class Metrics:
             iteration: Iterations done, this one included.
             sample: What this rank measured.
         """
-        sums = self._sum(sample)
+        sums, totals = self._sum(sample)
         mean = {name: total / self._world_size for name, total in sums.items()}
         self._remember([sums["episodes"], sums["steps"], *(sums[f"reward/{name}"] for name in self._reward_names)])
         count, length, *terms = (sum(column) for column in zip(*self._episodes, strict=True))
@@ -157,6 +161,7 @@ class Metrics:
                 for name, term in zip(self._reward_names, terms, strict=True)
             },
             **{f"loss/{name}": mean[f"loss/{name}"] for name in sample.losses},
+            **{f"curriculum/{name}": mean[f"curriculum/{name}"] for name in sample.curricula},
             "kl": mean["kl"],
             "learning_rate": mean["learning_rate"],
             "action_std": mean["action_std"],
@@ -166,19 +171,21 @@ class Metrics:
         }
         return Outcome(
             row,
+            totals=totals,
             stop=sums["stop"] > 0,
             save=sums["save"] > 0,
             not_finite=[r for r in range(self._world_size) if sums[f"not_finite/{r}"]],
         )
 
-    def _sum(self, sample: Sample) -> dict[str, float]:
-        """Sums over ranks by name, and every rank's own times, which travel as a row of zeros but for one."""
+    def _sum(self, sample: Sample) -> tuple[dict[str, float], EpisodeTotals]:
+        """Sums over ranks by name, and every rank's own times, which travel as a row of zeros but for one; episodes also as tensors."""
         device = sample.reward.device
         scalars: dict[str, torch.Tensor] = {
             "episodes": sample.totals.episodes,
             "steps": sample.totals.steps,
             **{f"reward/{name}": t for name, t in zip(self._reward_names, sample.totals.terms, strict=True)},
             "reward": sample.reward,
+            **{f"curriculum/{name}": value for name, value in sample.curricula.items()},
             **{f"loss/{name}": loss for name, loss in sample.losses.items()},
             "kl": sample.kl,
             "learning_rate": sample.learning_rate,
@@ -203,7 +210,9 @@ class Metrics:
         )
         with self._clock.waiting():
             sum_over_ranks(packed)
-        return dict(zip((*scalars, *times), packed.tolist(), strict=True))
+        episodes = packed[: 2 + len(self._reward_names)].to(sample.totals.terms.dtype)
+        totals = EpisodeTotals(episodes[0], episodes[1], episodes[2:])
+        return dict(zip((*scalars, *times), packed.tolist(), strict=True)), totals
 
     def _remember(self, episodes: list[float]) -> None:
         self._episodes.append(episodes)

@@ -236,8 +236,9 @@ class Runner(OnPolicyRunner):
             saves = iteration == self.max_iterations or iteration % (self._interval or sys.maxsize) == 0
             obs, sample = self._iteration(obs, iteration, saves)
             self.current_learning_iteration = iteration
-            row, stops, save_is_due, not_finite = metrics.outcome(iteration, sample)
+            row, totals, stops, save_is_due, not_finite = metrics.outcome(iteration, sample)
             self._refuse_not_finite(row, not_finite, sample)
+            self.env.end_iteration(totals)
             self._warn_of_overflow(row)
             if self._store:
                 self._store.check()
@@ -295,10 +296,12 @@ class Runner(OnPolicyRunner):
     def _warn_of_overflow(self, row: Row) -> None:
         if self._rank.is_main and row["overflowed_envs"] and not self._warned:
             self._warned = True
+            sim = self._config.env.sim
             emit(
                 "warning",
                 text=f"{row['overflowed_envs']} envs had more contacts or constraints than fit, so that some were dropped; "
-                "raise --env.sim.nconmax and --env.sim.njmax",
+                f"raise --env.sim.nconmax {sim.nconmax} and --env.sim.njmax {sim.njmax}; "
+                f"mjlab-dist size-buffers {self._config.task} measures what it takes",
             )
 
     def _iteration(self, obs: TensorDict, iteration: int, saves: bool) -> tuple[TensorDict, Sample]:
@@ -325,6 +328,7 @@ class Runner(OnPolicyRunner):
             torch.cuda.synchronize(self.device)
         return obs, Sample(
             totals=self.env.pop_episode_totals(),
+            curricula=self.env.curriculum_metrics(),
             reward=reward / self.cfg["num_steps_per_env"],
             kl=losses.pop("kl"),
             losses=losses,

@@ -7,9 +7,19 @@ is a quarter of the work.
 
 from __future__ import annotations
 
-from mjlab_dist.config import ActionConfig, AgentConfig, EnvConfig, RewardConfig, SimConfig, TermConfig, TrainConfig
+from mjlab_dist.config import (
+    ActionConfig,
+    AgentConfig,
+    EnvConfig,
+    EventConfig,
+    ObservationConfig,
+    RewardConfig,
+    SimConfig,
+    TrainConfig,
+)
 
 _TERMS = "mjlab_dist.env.terms"
+_EVENTS = "mjlab_dist.env.events"
 _CARTPOLE = "mjlab_dist_tasks.cartpole.terms"
 
 _AGENT = AgentConfig(desired_kl=0.005, entropy_coef=0.002, use_clipped_value_loss=False)
@@ -26,11 +36,11 @@ def balance() -> TrainConfig:
         agent=_AGENT,
         env=_env(
             events={
-                "cart": TermConfig(
-                    func=f"{_TERMS}:draw_joint_position", params={"joint": "slider", "low": -0.1, "high": 0.1}
+                "cart": EventConfig(
+                    func=f"{_EVENTS}:draw_joint_position", params={"joint": "slider", "low": -0.1, "high": 0.1}
                 ),
-                "pole": TermConfig(
-                    func=f"{_TERMS}:draw_joint_position", params={"joint": "hinge", "low": -0.034, "high": 0.034}
+                "pole": EventConfig(
+                    func=f"{_EVENTS}:draw_joint_position", params={"joint": "hinge", "low": -0.034, "high": 0.034}
                 ),
             }
         ),
@@ -46,10 +56,10 @@ def swingup() -> TrainConfig:
         agent=_AGENT,
         env=_env(
             events={
-                "cart": TermConfig(
+                "cart": EventConfig(
                     func=f"{_CARTPOLE}:draw_around", params={"joint": "slider", "mean": 0.0, "std": 0.01}
                 ),
-                "pole": TermConfig(
+                "pole": EventConfig(
                     func=f"{_CARTPOLE}:draw_around", params={"joint": "hinge", "mean": 3.141592653589793, "std": 0.01}
                 ),
             }
@@ -57,7 +67,7 @@ def swingup() -> TrainConfig:
     )
 
 
-def _env(events: dict[str, TermConfig]) -> EnvConfig:
+def _env(events: dict[str, EventConfig]) -> EnvConfig:
     return EnvConfig(
         sim=SimConfig(
             model="mjlab_dist_tasks.cartpole:cartpole.xml",
@@ -69,15 +79,15 @@ def _env(events: dict[str, TermConfig]) -> EnvConfig:
         actions={"force": ActionConfig(actuators=("force",))},
         observations={
             "actor": {
-                "cart_position": TermConfig(func=f"{_TERMS}:joint_position", params={"joint": "slider"}),
-                "pole_direction": TermConfig(func=f"{_CARTPOLE}:pole_direction"),
-                "cart_velocity": TermConfig(func=f"{_TERMS}:joint_velocity", params={"joint": "slider"}),
-                "pole_velocity": TermConfig(func=f"{_TERMS}:joint_velocity", params={"joint": "hinge"}),
+                "cart_position": ObservationConfig(func=f"{_TERMS}:joint_position", params={"joint": "slider"}),
+                "pole_direction": ObservationConfig(func=f"{_CARTPOLE}:pole_direction"),
+                "cart_velocity": ObservationConfig(func=f"{_TERMS}:joint_velocity", params={"joint": "slider"}),
+                "pole_velocity": ObservationConfig(func=f"{_TERMS}:joint_velocity", params={"joint": "hinge"}),
             }
         },
         rewards={"smooth": RewardConfig(func=f"{_CARTPOLE}:smooth", weight=1.0)},
         events={
             **events,
-            "velocities": TermConfig(func=f"{_TERMS}:draw_velocities", params={"std": 0.01}),
+            "velocities": EventConfig(func=f"{_EVENTS}:draw_velocities", params={"std": 0.01}),
         },
     )

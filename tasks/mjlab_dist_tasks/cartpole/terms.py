@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from mjlab_dist.env import Env, StartState
+from mjlab_dist.env import Env
 
 _GAUSSIAN = -math.log(0.1)
 """``rewards.tolerance`` is 0.1 at its margin by default: exp(-_GAUSSIAN) there."""
@@ -18,12 +18,10 @@ def pole_direction(env: Env) -> torch.Tensor:
     return torch.cat([torch.cos(angle), torch.sin(angle)], dim=-1)
 
 
-def draw_around(env: Env, start: StartState, joint: str, mean: float, std: float) -> StartState:
+def draw_around(env: Env, mask: torch.Tensor, joint: str, mean: float, std: float) -> None:
     """Event: draw a joint's position from a normal distribution, in m or rad."""
-    column = env.joints[joint].qpos
-    qpos = start.qpos.clone()
-    qpos[:, column] = mean + std * torch.randn_like(qpos[:, column])
-    return start._replace(qpos=qpos)
+    column = env.sim.qpos[:, env.joints[joint].qpos]
+    column.copy_(torch.where(mask.unsqueeze(1), mean + std * torch.randn_like(column), column))
 
 
 def upright(env: Env) -> torch.Tensor:

@@ -1,0 +1,199 @@
+"""What the policy is told to do: values that are drawn when an episode starts and every so often in it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from mjlab_dist.env.rotation import from_euler, heading, wrap_angle
+from mjlab_dist.env.term import Term, write_rows
+from mjlab_dist.errors import UserError
+
+if TYPE_CHECKING:
+    from mjlab_dist.env.env import Env
+
+Range = tuple[float, float]
+
+
+class Command(Term):
+    """A value per env that is drawn anew when its time is up, and when an episode starts.
+
+    Attributes:
+        value: What terms read, (num_envs, k).
+        ranges: Lowest and highest of each number drawn, (d, 2); a curriculum may change them.
+        left_s: Time until the next draw, (num_envs,).
+    """
+
+    value: torch.Tensor
+    ranges: torch.Tensor
+
+    def __init__(self, env: Env, ranges: list[Range], width: int, resample_s: Range) -> None:
+        """Allocate.
+
+        Args:
+            env: The envs.
+            ranges: Lowest and highest of each number drawn.
+            width: Numbers in the value.
+            resample_s: Range of the time between two draws, in s.
+
+        Raises:
+            UserError: If a range is the wrong way round.
+        """
+        for low, high in (*ranges, resample_s):
+            if low > high:
+                raise UserError(f"command: the range {low} to {high} is the wrong way round; swap its ends")
+        self.value = torch.zeros(env.num_envs, width, device=env.device)
+        self.ranges = torch.tensor(ranges, device=env.device)
+        self.left_s = torch.zeros(env.num_envs, device=env.device)
+        self._resample_s = resample_s
+
+    def draw(self, env: Env, mask: torch.Tensor) -> None:
+        """Draw anew.
+
+        Args:
+            env: The envs.
+            mask: Which, (num_envs,) of bool.
+        """
+        raise NotImplementedError
+
+    def follow(self, env: Env) -> None:
+        """Adjust the value to where the robots are now.
+
+        Args:
+            env: The envs, after resets.
+        """
+
+    def update(self, env: Env) -> None:
+        """Let a step's time pass.
+
+        Args:
+            env: The envs, after resets.
+        """
+        self.left_s -= env.step_dt_s
+        due = self.left_s < 0.5 * env.step_dt_s  # the nearest step
+        low, high = self._resample_s
+        write_rows(self.left_s, due, torch.rand_like(self.left_s) * (high - low) + low)
+        self.draw(env, due)
+        self.follow(env)
+
+    def reset(self, mask: torch.Tensor) -> None:
+        """Have the next update draw anew."""
+        self.left_s.masked_fill_(mask, 0.0)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Values and times. Ranges are of all envs: those who change them remember them."""
+        return {"value": self.value, "left_s": self.left_s}
+
+    def uniform(self) -> torch.Tensor:
+        """A draw of every number in every env, (num_envs, d)."""
+        low, high = self.ranges.unbind(dim=1)
+        return torch.rand(len(self.left_s), len(low), device=low.device) * (high - low) + low
+
+
+class Velocity(Command):
+    """Velocity of a free-floating robot over ground, in the frame of its heading: forward and to the left in m/s, yaw rate in rad/s.
+
+    A share of the envs is told to stand. Another is told a heading, in place of a yaw rate: then the yaw rate is proportional to
+    the angle that is left, so that the robot walks along lines in the world (as in Rudin et al. 2022, arXiv:2109.11978).
+
+    Attributes:
+        value: Forward, left, yaw rate, (num_envs, 3).
+        heading_rad: The heading that is told, (num_envs,).
+        has_heading: Whether one is told, (num_envs,) of bool.
+    """
+
+    def __init__(
+        self,
+        env: Env,
+        *,
+        forward_m_s: Range,
+        left_m_s: Range,
+        yaw_rad_s: Range,
+        resample_s: Range = (10.0, 10.0),
+        standing_share: float = 0.0,
+        heading_share: float = 0.0,
+        heading_gain: float = 0.5,
+        joint: str = "root",
+    ) -> None:
+        """Allocate.
+
+        Args:
+            env: The envs.
+            forward_m_s: Range of the forward velocity.
+            left_m_s: Range of the velocity to the left.
+            yaw_rad_s: Range of the yaw rate.
+            resample_s: Range of the time between two draws.
+            standing_share: Share of the draws that tell a robot to stand.
+            heading_share: Share of the draws that tell a heading.
+            heading_gain: Yaw rate per angle left, in 1/s.
+            joint: The robot's free joint.
+        """
+        super().__init__(env, [forward_m_s, left_m_s, yaw_rad_s], 3, resample_s)
+        self._standing_share, self._heading_share, self._gain = standing_share, heading_share, heading_gain
+        self._quat = env.sim.qpos[:, env.joints[joint].qpos][:, 3:7]
+        self.heading_rad = torch.zeros(env.num_envs, device=env.device)
+        self.has_heading = torch.zeros(env.num_envs, dtype=torch.bool, device=env.device)
+
+    def draw(self, env: Env, mask: torch.Tensor) -> None:
+        """Draw velocities, who stands, and headings."""
+        drawn = self.uniform()
+        angle, stands, has_heading = torch.rand(3, env.num_envs, device=env.device)
+        drawn = drawn.masked_fill((stands < self._standing_share).unsqueeze(1), 0.0)
+        write_rows(self.value, mask, drawn)
+        moves = stands >= self._standing_share
+        write_rows(self.has_heading, mask, (has_heading < self._heading_share) & moves)
+        write_rows(self.heading_rad, mask, (2.0 * angle - 1.0) * math.pi)
+
+    def follow(self, env: Env) -> None:  # noqa: ARG002 (every command takes the env)
+        """Turn those that have a heading towards it."""
+        if self._heading_share == 0.0:
+            return
+        low, high = self.ranges[2]
+        yaw = (self._gain * wrap_angle(self.heading_rad - heading(self._quat))).clamp(low, high)
+        self.value[:, 2].copy_(torch.where(self.has_heading, yaw, self.value[:, 2]))
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Values, times and headings."""
+        return {**super().state(), "heading_rad": self.heading_rad, "has_heading": self.has_heading}
+
+
+class Pose(Command):
+    """A pose to reach, in the world's frame but from the env's origin: position in m, then orientation.
+
+    Attributes:
+        value: Position (3) and unit quaternion (4), (num_envs, 7).
+    """
+
+    def __init__(
+        self,
+        env: Env,
+        *,
+        x_m: Range,
+        y_m: Range,
+        z_m: Range,
+        roll_rad: Range = (0.0, 0.0),
+        pitch_rad: Range = (0.0, 0.0),
+        yaw_rad: Range = (0.0, 0.0),
+        resample_s: Range = (1e9, 1e9),
+    ) -> None:
+        """Allocate.
+
+        Args:
+            env: The envs.
+            x_m: Range of x.
+            y_m: Range of y.
+            z_m: Range of z.
+            roll_rad: Range of the turn about x, the first of three.
+            pitch_rad: Range of the turn about y.
+            yaw_rad: Range of the turn about z.
+            resample_s: Range of the time between two draws; by default there is one an episode.
+        """
+        super().__init__(env, [x_m, y_m, z_m, roll_rad, pitch_rad, yaw_rad], 7, resample_s)
+
+    def draw(self, env: Env, mask: torch.Tensor) -> None:
+        """Draw positions and orientations."""
+        drawn = self.uniform()
+        position = drawn[:, :3] + env.origins
+        write_rows(self.value, mask, torch.cat([position, from_euler(*drawn[:, 3:].unbind(dim=1))], dim=1))

@@ -1,0 +1,144 @@
+"""From terms to observation groups: noise, clip, scale, delay and history."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+
+from mjlab_dist.config import ObservationConfig
+from mjlab_dist.env.term import write_rows
+from mjlab_dist.errors import UserError
+
+
+class ObservationGroup:
+    """One group of observations, as learners see it.
+
+    Attributes:
+        columns: Columns of each term, by name; with a history, those of all its values.
+    """
+
+    def __init__(
+        self,
+        configs: Mapping[str, ObservationConfig],
+        terms: Sequence[Callable[[], torch.Tensor]],
+        num_envs: int,
+        device: str,
+    ) -> None:
+        """Evaluate every term once, to learn its width.
+
+        Args:
+            configs: What is done with each term, by name.
+            terms: The terms, in the same order; each returns (num_envs, width).
+            num_envs: Envs in the batch.
+            device: Where the tensors are.
+
+        Raises:
+            UserError: If a term returns something else.
+        """
+        self._terms = list(terms)
+        self._widths = [_width(name, term(), num_envs) for name, term in zip(configs, terms, strict=True)]
+        per_term = list(configs.values())
+        self._uniform = self._row(device, [c.uniform_noise for c in per_term], 0.0)
+        self._gaussian = self._row(device, [c.gaussian_noise for c in per_term], 0.0)
+        self._low = self._row(device, [-math.inf if c.clip is None else c.clip[0] for c in per_term], -math.inf)
+        self._high = self._row(device, [math.inf if c.clip is None else c.clip[1] for c in per_term], math.inf)
+        self._scale = self._row(device, [c.scale for c in per_term], 1.0)
+        self._memories = [
+            _Memory(config, num_envs, width, device) if config.history > 1 or config.delay[1] > 0 else None
+            for config, width in zip(per_term, self._widths, strict=True)
+        ]
+        ends = itertools.accumulate(
+            (width * config.history for config, width in zip(per_term, self._widths, strict=True)), initial=0
+        )
+        self.columns = {name: slice(*pair) for name, pair in zip(configs, itertools.pairwise(ends), strict=True)}
+
+    def clean(self) -> torch.Tensor:
+        """The terms' own values, (num_envs, sum of widths)."""
+        return torch.cat([term() for term in self._terms], dim=-1)
+
+    def observe(self) -> torch.Tensor:
+        """The observation after a step, (num_envs, width); call it once a step."""
+        row = self.clean()
+        if self._uniform is not None:
+            row = torch.addcmul(row, torch.rand_like(row).mul_(2.0).sub_(1.0), self._uniform)
+        if self._gaussian is not None:
+            row = torch.addcmul(row, torch.randn_like(row), self._gaussian)
+        if self._low is not None or self._high is not None:
+            row = row.clamp(self._low, self._high)
+        if self._scale is not None:
+            row = row * self._scale
+        if not any(self._memories):
+            return row
+        parts = row.split(self._widths, dim=1)
+        return torch.cat(
+            [
+                part if memory is None else memory.pass_on(part)
+                for part, memory in zip(parts, self._memories, strict=True)
+            ],
+            dim=1,
+        )
+
+    def reset(self, mask: torch.Tensor) -> None:
+        """Forget the episode before.
+
+        Args:
+            mask: Envs in which an episode starts, (num_envs,) of bool.
+        """
+        for memory in filter(None, self._memories):
+            memory.reset(mask)
+
+    def state(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Names and tensors, (num_envs, ...), of what is remembered."""
+        for name, memory in zip(self.columns, self._memories, strict=True):
+            if memory is not None:
+                yield f"{name}.values", memory.values
+                yield f"{name}.lag", memory.lag
+                yield f"{name}.is_new", memory.is_new
+
+    def _row(self, device: str, values: Sequence[float], neutral: float) -> torch.Tensor | None:
+        """A number for every column, or None where all are neutral."""
+        if all(value == neutral for value in values):
+            return None
+        numbers = [value for value, width in zip(values, self._widths, strict=True) for _ in range(width)]
+        return torch.tensor(numbers, device=device)
+
+
+def _width(name: str, value: torch.Tensor, num_envs: int) -> int:
+    if value.dim() != 2 or len(value) != num_envs:
+        raise UserError(
+            f"observation {name}: is of shape {tuple(value.shape)}; it has to be a row per env, ({num_envs}, width)"
+        )
+    return value.shape[1]
+
+
+class _Memory:
+    """The last values of one term: read late, and several at once."""
+
+    def __init__(self, config: ObservationConfig, num_envs: int, width: int, device: str) -> None:
+        self._fewest, self._most = config.delay
+        depth = self._most + config.history
+        # Oldest first.
+        self.values = torch.zeros(num_envs, depth, width, device=device)
+        self.lag = torch.zeros(num_envs, dtype=torch.long, device=device)
+        self.is_new = torch.ones(num_envs, dtype=torch.bool, device=device)
+        self._newest_first = torch.arange(config.history - 1, -1, -1, device=device)
+        self._last = depth - 1
+
+    def pass_on(self, value: torch.Tensor) -> torch.Tensor:
+        """Remember a value, (num_envs, width), and return those that are seen now, (num_envs, history * width)."""
+        shifted = torch.cat([self.values[:, 1:], value.unsqueeze(1)], dim=1)
+        self.values.copy_(torch.where(self.is_new.view(-1, 1, 1), value.unsqueeze(1), shifted))
+        self.is_new.zero_()
+        if self._most == 0:
+            return self.values.flatten(1)
+        rows = self._last - self.lag.unsqueeze(1) - self._newest_first
+        rows = rows.unsqueeze(2).expand(-1, -1, value.shape[1])
+        return self.values.gather(1, rows).flatten(1)
+
+    def reset(self, mask: torch.Tensor) -> None:
+        self.is_new |= mask
+        if self._most > 0:
+            write_rows(self.lag, mask, torch.randint_like(self.lag, self._fewest, self._most + 1))

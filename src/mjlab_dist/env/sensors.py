@@ -1,0 +1,108 @@
+"""What is measured after every step and remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import mujoco
+import torch
+
+from mjlab_dist.env.term import Columns, Term, find_names
+from mjlab_dist.errors import UserError
+
+if TYPE_CHECKING:
+    from mjlab_dist.env.env import Env
+
+_FOUND_AND_FORCE = 1 << int(mujoco.mjtConDataField.mjCONDATA_FOUND) | 1 << int(mujoco.mjtConDataField.mjCONDATA_FORCE)
+"""These two come first in a contact sensor's data: one number, then three."""
+
+
+class Sensor(Term):
+    """A term that measures once after the physics of every step; terms read what it found from its attributes."""
+
+    def update(self, env: Env) -> None:
+        """Measure.
+
+        Args:
+            env: The envs, after the physics of a step.
+        """
+        raise NotImplementedError
+
+
+class Contact(Sensor):
+    """Touch, force and time in the air of several bodies, by MuJoCo's contact sensors.
+
+    A sensor's data must hold ``found`` and ``force``; what it matches (geoms, bodies, subtrees) and how several contacts become
+    one (``reduce``) is said in the MJCF. As all sensors, they tell of the start of the last substep.
+
+    Attributes:
+        names: The sensors, k of them.
+        force_n: Force in N of what the sensor names first on what it touches, (num_envs, k, 3): with ``reduce="netforce"`` in the
+            world's frame, else in the contact's.
+        in_contact: (num_envs, k) of bool.
+        first_contact: Whether it has touched in this step and was in the air in the one before, (num_envs, k) of bool.
+        air_time_s: Time since it last touched, 0 in contact, (num_envs, k).
+        last_air_time_s: How long it was in the air before it last touched, (num_envs, k).
+        contact_time_s: Time since it was last in the air, 0 there, (num_envs, k).
+    """
+
+    def __init__(self, env: Env, sensors: tuple[str, ...]) -> None:
+        """Look up the sensors.
+
+        Args:
+            env: The envs.
+            sensors: Regular expressions of their names; several are taken in the model's order.
+
+        Raises:
+            UserError: If one fits none, or one's data lacks found or force.
+        """
+        model = env.sim.model
+        found = list(_contact_sensors(model, sensors))
+        self.names = tuple(name for name, _ in found)
+        self._found = Columns([adr for _, adr in found], env.device)
+        self._force = Columns([adr + 1 + i for _, adr in found for i in range(3)], env.device)
+        self._data = env.sim.view("sensordata")
+        self._dt_s = env.step_dt_s
+        shape = (env.num_envs, len(found))
+        self.force_n = torch.zeros(*shape, 3, device=env.device)
+        self.in_contact = torch.zeros(shape, dtype=torch.bool, device=env.device)
+        self.first_contact = torch.zeros(shape, dtype=torch.bool, device=env.device)
+        self.air_time_s, self.last_air_time_s, self.contact_time_s = torch.zeros(3, *shape, device=env.device)
+
+    def update(self, env: Env) -> None:  # noqa: ARG002 (every sensor takes the env)
+        """Read the contacts of the step."""
+        touches = self._found.of(self._data) > 0
+        self.force_n.copy_(self._force.of(self._data).view_as(self.force_n))
+        self.first_contact.copy_(touches & (self.air_time_s > 0))
+        air_time_s = self.air_time_s + self._dt_s
+        self.last_air_time_s.copy_(torch.where(self.first_contact, air_time_s, self.last_air_time_s))
+        self.air_time_s.copy_(air_time_s.masked_fill_(touches, 0.0))
+        self.contact_time_s.add_(self._dt_s).masked_fill_(~touches, 0.0)
+        self.in_contact.copy_(touches)
+
+    def reset(self, mask: torch.Tensor) -> None:
+        """Start anew, touching nothing."""
+        chosen = mask.unsqueeze(1)
+        self.force_n.masked_fill_(chosen.unsqueeze(2), 0.0)
+        for times in (self.air_time_s, self.last_air_time_s, self.contact_time_s):
+            times.masked_fill_(chosen, 0.0)
+        for touch in (self.in_contact, self.first_contact):
+            touch.masked_fill_(chosen, False)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Forces, touches and times."""
+        names = ("force_n", "in_contact", "first_contact", "air_time_s", "last_air_time_s", "contact_time_s")
+        return {name: getattr(self, name) for name in names}
+
+
+def _contact_sensors(model: mujoco.MjModel, patterns: tuple[str, ...]) -> Iterator[tuple[str, int]]:
+    """Name and address of the contact sensors that patterns name."""
+    known = [
+        model.sensor(i).name for i in range(model.nsensor) if model.sensor_type[i] == mujoco.mjtSensor.mjSENS_CONTACT
+    ]
+    for i in find_names("contact sensors", patterns, known):
+        sensor = model.sensor(name := known[i])
+        if int(model.sensor_intprm[sensor.id, 0]) & _FOUND_AND_FORCE != _FOUND_AND_FORCE:
+            raise UserError(f'sensor {name}: its data lacks found or force; write data="found force" in the MJCF')
+        yield name, int(sensor.adr[0])

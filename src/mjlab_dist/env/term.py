@@ -1,0 +1,150 @@
+"""What a task is made of: functions of the env, and classes where there is something to look up or to remember."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mjlab_dist.config import ParamValue
+from mjlab_dist.errors import UserError
+
+if TYPE_CHECKING:
+    from mjlab_dist.env.env import Env
+
+
+class Term:
+    """A term that looks up names once, or remembers something from step to step.
+
+    It is made once for a batch of envs, as ``Class(env, **params)``, and then called like a function.
+    """
+
+    def reset(self, mask: torch.Tensor) -> None:
+        """Forget what belongs to the episode before; positions and velocities are already those of the new one, poses not yet.
+
+        Args:
+            mask: Envs in which an episode starts, (num_envs,) of bool.
+        """
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What the term remembers, by name: the tensors themselves, (num_envs, ...) each, which are written to in place."""
+        return {}
+
+
+class Columns:
+    """Fixed columns of tensors (num_envs, width): a view where they lie side by side, else gathered."""
+
+    def __init__(self, ids: Sequence[int], device: str) -> None:
+        """Note the columns.
+
+        Args:
+            ids: Which, in the order wanted.
+            device: Where the tensors are.
+        """
+        self.ids = tuple(ids)
+        contiguous = self.ids == tuple(range(self.ids[0], self.ids[0] + len(self.ids))) if self.ids else False
+        self._slice = slice(self.ids[0], self.ids[-1] + 1) if contiguous else None
+        self._index = torch.tensor(self.ids, dtype=torch.long, device=device)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """These columns, (num_envs, len(self), ...).
+
+        Args:
+            tensor: (num_envs, width, ...).
+        """
+        return tensor.index_select(1, self._index) if self._slice is None else tensor[:, self._slice]
+
+    def write(self, tensor: torch.Tensor, mask: torch.Tensor, values: torch.Tensor) -> None:
+        """Put values into these columns, of some envs only.
+
+        Args:
+            tensor: (num_envs, width), changed in place.
+            mask: Which envs, (num_envs,) of bool.
+            values: (num_envs, len(self)).
+        """
+        values = torch.where(mask.unsqueeze(1), values, self.of(tensor))
+        if self._slice is None:
+            tensor.index_copy_(1, self._index, values)
+        else:
+            tensor[:, self._slice] = values
+
+
+def write_rows(tensor: torch.Tensor, mask: torch.Tensor, values: torch.Tensor | float) -> None:
+    """Put values into the rows of some envs.
+
+    Args:
+        tensor: (num_envs, ...), changed in place.
+        mask: Which envs, (num_envs,) of bool.
+        values: Of a shape that broadcasts to the tensor's.
+    """
+    chosen = mask.view(-1, *[1] * (tensor.dim() - 1))
+    if isinstance(values, float):
+        tensor.masked_fill_(chosen, values)
+    else:
+        tensor.copy_(torch.where(chosen, values, tensor))
+
+
+def find_names(what: str, patterns: Iterable[str], names: Sequence[str]) -> list[int]:
+    """Which names regular expressions fit as a whole, as positions in their order.
+
+    Args:
+        what: What has these names, for messages.
+        patterns: Regular expressions.
+        names: The names there are.
+
+    Raises:
+        UserError: If one is no regular expression, or fits none of them.
+    """
+    found: set[int] = set()
+    for pattern in patterns:
+        try:
+            fits = {i for i, name in enumerate(names) if re.fullmatch(pattern, name)}
+        except re.error as error:
+            raise UserError(f"{what} {pattern}: is no regular expression: {error}") from error
+        if not fits:
+            known = ", ".join(dict.fromkeys(filter(None, names)))
+            raise UserError(f"{what} {pattern}: fits none of the model's {known or '(it has none)'}")
+        found |= fits
+    if not found:
+        raise UserError(f"{what}: none is named; leave the parameter out for all, or drop the term")
+    return sorted(found)
+
+
+def bind(flag: str, func: str, params: Mapping[str, ParamValue], env: Env, *, num_args: int = 1) -> Callable[..., Any]:
+    """Import a term and give it its parameters; make it, if it is a class.
+
+    Args:
+        flag: The flag that names it, for messages.
+        func: The function or class, as package.module:name.
+        params: Keyword arguments.
+        env: The envs.
+        num_args: Arguments that a function is called with besides.
+
+    Raises:
+        UserError: If there is no such function, or it does not take these parameters.
+    """
+    module, _, name = func.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        raise UserError(f"{flag} {func}: {error}; write package.module:function") from error
+    if not callable(found):
+        raise UserError(f"{flag} {func}: is no function; write package.module:function")
+    is_class = isinstance(found, type)
+    args = [env] * (1 if is_class else num_args)
+    try:
+        inspect.signature(found).bind_partial(
+            *args, **params
+        )  # a misspelled name, before the one that is missing for it
+        inspect.signature(found).bind(*args, **params)
+    except TypeError as error:
+        raise UserError(f"{flag} {func}: {error}; change the params of the term") from error
+    return found(env, **params) if is_class else functools.partial(found, **params)

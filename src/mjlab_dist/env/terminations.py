@@ -1,0 +1,40 @@
+"""Conditions that end an episode: (num_envs,) of bool. The time limit is the env's own."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from mjlab_dist.env.rewards import contacts
+from mjlab_dist.env.terms import base_height, projected_gravity
+
+if TYPE_CHECKING:
+    from mjlab_dist.env.env import Env
+
+
+def tilted(env: Env, most_rad: float, joint: str = "root") -> torch.Tensor:
+    """The angle between a body's z axis and the vertical exceeds most_rad."""
+    return projected_gravity(env, joint)[:, 2] > -math.cos(most_rad)
+
+
+def too_low(env: Env, least_m: float, joint: str = "root") -> torch.Tensor:
+    """A free-floating body is lower over its env's origin than least_m."""
+    return base_height(env, joint).squeeze(1) < least_m
+
+
+def out_of_bounds(env: Env, most_m: float, joint: str = "root") -> torch.Tensor:
+    """A free-floating body is further from its env's origin over ground than most_m."""
+    position = env.sim.qpos[:, env.joints[joint].qpos][:, :2]
+    return (position - env.origins[:, :2]).norm(dim=1) > most_m
+
+
+def illegal_contact(env: Env, sensor: str, least_n: float = 0.0) -> torch.Tensor:
+    """A body of a contact sensor of ``env.sensors`` touches with a force of least_n or more, in N."""
+    return contacts(env, sensor, least_n) > 0
+
+
+def not_finite(env: Env) -> torch.Tensor:
+    """A joint's position or velocity is no number any more; ``env.nan_policy`` sees to observations and rewards too."""
+    return ~(env.sim.qpos.isfinite().all(dim=1) & env.sim.qvel.isfinite().all(dim=1))

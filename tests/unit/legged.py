@@ -1,0 +1,247 @@
+"""The legged robot of the tests: configs of its envs, and MuJoCo's C code beside them."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import mujoco
+import numpy as np
+import pytest
+import torch
+
+from mjlab_dist.config import (
+    ActionConfig,
+    EnvConfig,
+    EventConfig,
+    ObservationConfig,
+    ParamValue,
+    RandomizationConfig,
+    RewardConfig,
+    SimConfig,
+    TermConfig,
+)
+from mjlab_dist.env import Env
+from mjlab_dist.errors import UserError
+
+SIM = SimConfig(
+    model=str(Path(__file__).with_name("legged.xml")),
+    keyframe="home",
+    decimation=2,
+    njmax=44,
+    nconmax=10,
+    forward_before_observation=False,
+)
+DT_S = 0.01
+FEET = ("FL", "FR", "RL", "RR")
+HOME = torch.tensor([0.2, 0.2, -0.2, -0.2, 0.0])
+"""Positions of the hinges at the start, in the order of the model: hips, then the tail."""
+
+CONFIG = EnvConfig(
+    sim=SIM,
+    episode_length_s=1.0,
+    actions={"legs": ActionConfig(actuators=(".*_leg",), scale=0.5, offset="home")},
+    observations={"actor": {"joints": ObservationConfig(func="mjlab_dist.env.terms:JointPositions")}},
+    rewards={"alive": RewardConfig(func="mjlab_dist.env.rewards:alive", weight=1.0)},
+)
+
+ENV = "mjlab_dist.env"
+
+
+def observe(func: str, params: dict[str, ParamValue] | None = None, **fields: Any) -> ObservationConfig:
+    """An observation of the package."""
+    return ObservationConfig(func=f"{ENV}.terms:{func}", params=params or {}, **fields)
+
+
+def reward(func: str, weight: float = 1.0, **params: ParamValue) -> RewardConfig:
+    """A reward of the package."""
+    return RewardConfig(func=f"{ENV}.rewards:{func}", weight=weight, params=params)
+
+
+def term(func: str, **params: ParamValue) -> TermConfig:
+    """A term of the package, as module:name."""
+    return TermConfig(func=f"{ENV}.{func}", params=params)
+
+
+def event(
+    func: str, when: Any = "reset", interval_s: tuple[float, float] = (5.0, 10.0), **params: ParamValue
+) -> EventConfig:
+    """An event of the package."""
+    return EventConfig(func=f"{ENV}.events:{func}", params=params, when=when, interval_s=interval_s)
+
+
+EVERYTHING = EnvConfig(
+    sim=SIM,
+    episode_length_s=0.25,
+    actions={
+        "front": ActionConfig(actuators=("F._leg",), scale=0.5, offset="home", clip=(-2.0, 2.0), latency=(0, 2)),
+        "rear": ActionConfig(actuators=("R._leg",), scale=0.5, offset="home", latency=(1, 1)),
+        "tail": ActionConfig(actuators=("tail",), scale=0.1),
+    },
+    observations={
+        "actor": {
+            "joints": observe("JointPositions", uniform_noise=0.01, history=3),
+            "velocities": observe("JointVelocities", gaussian_noise=0.1, scale=0.1, clip=(-50.0, 50.0), delay=(0, 2)),
+            "gravity": observe("projected_gravity", delay=(1, 1), history=2),
+            "angular": observe("base_angular_velocity", uniform_noise=0.1),
+            "action": observe("last_action"),
+            "command": observe("command", {"name": "velocity"}),
+        },
+        "critic": {
+            "linear": observe("base_linear_velocity"),
+            "height": observe("base_height"),
+            "position": observe("joint_position", {"joint": "root"}),
+            "tail": observe("joint_velocity", {"joint": "tail"}),
+            "gyro": observe("sensor", {"name": "gyro"}),
+            "touch": observe("in_contact", {"sensor": "feet"}),
+            "force": observe("contact_force", {"sensor": "feet"}, scale=0.01),
+            "air": observe("air_time", {"sensor": "feet"}),
+            "goal": observe("command", {"name": "goal"}),
+            "mass": observe("model_field", {"field": "body_mass"}),
+            "friction": observe("model_field", {"field": "geom_friction"}),
+        },
+    },
+    rewards={
+        "alive": reward("alive"),
+        "terminated": reward("terminated", -10.0),
+        "linear": reward("track_linear_velocity", command="velocity"),
+        "heading": reward("track_heading_velocity", command="velocity"),
+        "yaw": reward("track_yaw_rate", command="velocity"),
+        "vertical": reward("vertical_velocity", -0.1),
+        "tilt_rate": reward("tilt_rate", -0.1),
+        "tilt": reward("tilt", -0.1),
+        "height": reward("height_error", -1.0, target_m=0.27),
+        "rate": reward("action_rate", -0.01),
+        "size": reward("action_size", -0.01),
+        "force": reward("actuator_force", -1e-4),
+        "acceleration": reward("JointAcceleration", -1e-6),
+        "velocity": reward("JointVelocity", -1e-3),
+        "deviation": reward("JointDeviation", -0.1),
+        "limits": reward("JointLimits", -1.0),
+        "air": reward("feet_air_time", sensor="feet", command="velocity", least_s=0.05),
+        "contacts": reward("contacts", 0.1, sensor="feet"),
+        "slip": reward("FootSlip", -0.1, sensor="feet", velocities=tuple(f"{foot}_velocity" for foot in FEET)),
+        "still": reward("stand_still", -0.1, command="velocity"),
+    },
+    terminations={
+        "tilted": term("terminations:tilted", most_rad=0.6),
+        "low": term("terminations:too_low", least_m=0.15),
+        "far": term("terminations:out_of_bounds", most_m=1.5),
+        "fallen": term("terminations:illegal_contact", sensor="trunk", least_n=1.0),
+        "nan": term("terminations:not_finite"),
+    },
+    events={
+        "root": event(
+            "DrawRoot",
+            x_m=(-0.5, 0.5),
+            y_m=(-0.5, 0.5),
+            yaw_rad=(-3.0, 3.0),
+            roll_rad=(-0.3, 0.3),
+            linear_m_s=(-1.0, 1.0),
+        ),
+        "joints": event("DrawJoints", position=(-0.3, 0.3), velocity=(-1.0, 1.0)),
+        "some": event("DrawJoints", joints=("FL_hip", "RR_hip"), position=(-0.1, 0.1)),
+        "tail": event("draw_joint_position", joint="tail", low=-3.0, high=3.0),
+        "push": event("Push", "interval", (0.03, 0.1), linear_m_s=(-0.5, 0.5), angular_rad_s=(-0.5, 0.5)),
+        "shake": event("draw_velocities", "interval", (0.1, 0.2), std=0.1),
+    },
+    randomizations={
+        "mass": RandomizationConfig(field="body_mass", names=("trunk",), low=0.8, high=1.2),
+        "gravity": RandomizationConfig(field="gravity", low=-0.1, high=0.1, operation="add"),
+        "friction": RandomizationConfig(
+            field="geom_friction", columns=(0,), low=0.5, high=1.2, operation="set", shared=True, when="reset"
+        ),
+        "damping": RandomizationConfig(
+            field="dof_damping", names=(".*_hip",), low=0.5, high=2.0, distribution="log-uniform", when="reset"
+        ),
+    },
+    commands={
+        "velocity": term(
+            "commands:Velocity",
+            forward_m_s=(-1.0, 1.0),
+            left_m_s=(-0.5, 0.5),
+            yaw_rad_s=(-1.0, 1.0),
+            resample_s=(0.05, 0.15),
+            standing_share=0.2,
+            heading_share=0.5,
+        ),
+        "goal": term("commands:Pose", x_m=(-1.0, 1.0), y_m=(-1.0, 1.0), z_m=(0.2, 0.4), yaw_rad=(-3.0, 3.0)),
+    },
+    sensors={
+        "feet": term("sensors:Contact", sensors=(".._touch",)),
+        "trunk": term("sensors:Contact", sensors=("trunk_touch",)),
+    },
+)
+"""Every kind of term at once; most episodes end by falling, or after 25 steps."""
+
+
+def make(num_envs: int, seed: int = 0, config: EnvConfig = CONFIG, **changes: Any) -> Env:
+    """Envs of the robot, with other fields than :data:`CONFIG`'s."""
+    torch.manual_seed(seed)
+    return Env(dataclasses.replace(config, **changes), num_envs, "cpu")
+
+
+def refused(**changes: Any) -> str:
+    """Why such envs are refused, in one line."""
+    with pytest.raises(UserError) as caught:
+        make(2, **changes)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def end_episodes(env: Env, mask: torch.Tensor) -> None:
+    """Have the next step end the episodes of some envs, by time."""
+    env.episode_length_buf[mask] = env.max_episode_length
+
+
+def randomize_state(env: Env, seed: int = 1) -> None:
+    """Put every env into a state of its own: in the air or on the floor, turned, moving."""
+    rng = np.random.default_rng(seed)
+    n = env.num_envs
+    quat = rng.normal(size=(n, 4))
+    quat /= np.linalg.norm(quat, axis=1, keepdims=True)
+    position = rng.uniform([-1, -1, 0.2], [1, 1, 1], size=(n, 3))
+    hinges = rng.uniform(-0.95, 0.95, size=(n, 5))
+    env.sim.qpos.copy_(torch.from_numpy(np.concatenate([position, quat, hinges], axis=1)))
+    env.sim.qvel.copy_(torch.from_numpy(rng.normal(size=(n, 11))))
+
+
+def assert_uniform(values: np.ndarray, low: float, high: float) -> None:
+    """By the Kolmogorov-Smirnov distance, which exceeds 2 / sqrt(n) once in 1,500 times."""
+    ordered = np.sort(values)
+    slack = 1e-5 * max(abs(low), abs(high))  # float32
+    assert low - slack <= ordered[0] <= ordered[-1] <= high + slack
+    distance = np.abs((ordered - low) / (high - low) - np.arange(len(values)) / len(values)).max()
+    assert distance < 2 / np.sqrt(len(values))
+
+
+def assert_independent(*columns: np.ndarray) -> None:
+    """By the correlations of every two."""
+    table = np.stack(columns)
+    assert np.abs(np.corrcoef(table) - np.eye(len(table))).max() < 5 / np.sqrt(table.shape[1])
+
+
+def float64(tensor: torch.Tensor) -> np.ndarray:
+    """A copy for the oracle."""
+    return tensor.double().numpy().copy()
+
+
+def c_copies(env: Env) -> list[mujoco.MjData]:
+    """MuJoCo C's data in the envs' present states."""
+    copies = []
+    for i in range(env.num_envs):
+        data = mujoco.MjData(env.sim.model)
+        data.qpos, data.qvel, data.ctrl = float64(env.sim.qpos[i]), float64(env.sim.qvel[i]), float64(env.sim.ctrl[i])
+        data.qacc_warmstart = float64(env.sim.view("qacc_warmstart")[i])
+        copies.append(data)
+    return copies
+
+
+def c_step(env: Env, copies: list[mujoco.MjData], ctrl: np.ndarray) -> None:
+    """Take MuJoCo C's copies through a control step; sensors are then of the last substep's start, as the env's."""
+    for data, row in zip(copies, ctrl, strict=True):
+        data.ctrl = row
+        for _ in range(env.cfg.sim.decimation):
+            mujoco.mj_step(env.sim.model, data)

@@ -1,0 +1,204 @@
+"""From the policy's output to actuator inputs, against a delay line per env in numpy."""
+
+from __future__ import annotations
+
+import mujoco
+import numpy as np
+import pytest
+import torch
+from legged import FEET, HOME, end_episodes, float64, make, refused
+
+from mjlab_dist.config import ActionConfig
+from mjlab_dist.env import Env
+from mjlab_dist.sim import start_warp
+
+NUM_ENVS = 16
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _warp() -> None:
+    start_warp("cpu")
+
+
+def ctrl_of(env: Env, actuator: str) -> torch.Tensor:
+    """Inputs of an actuator, (num_envs,)."""
+    return env.sim.ctrl[:, env.sim.model.actuator(actuator).id]
+
+
+@pytest.mark.parametrize(
+    ("actuators", "names"),
+    [
+        ((".*_leg",), ["FL_leg", "FR_leg", "RL_leg", "RR_leg"]),
+        (("R._leg", "F._leg"), ["RL_leg", "RR_leg", "FL_leg", "FR_leg"]),
+        (("tail", ".R_leg", "FL_leg"), ["tail", "FR_leg", "RR_leg", "FL_leg"]),
+        (("RR_leg", "FL_leg"), ["RR_leg", "FL_leg"]),
+        (("(tail|lift)",), ["tail", "lift"]),
+        (("FL_le.", "FR_leg|RL_leg"), ["FL_leg", "FR_leg", "RL_leg"]),
+    ],
+)
+def test_regular_expressions_name_actuators_in_the_models_order_and_names_in_theirs(
+    actuators: tuple[str, ...], names: list[str]
+) -> None:
+    env = make(2, actions={"some": ActionConfig(actuators=actuators)})
+    assert env.actuator_names == names
+    assert env.num_actions == len(names)
+    actions = torch.arange(1.0, 1.0 + len(names)).expand(2, -1) * 0.01
+    env.step(actions)
+    for column, name in enumerate(names):
+        assert ctrl_of(env, name).tolist() == actions[:, column].tolist()
+    rest = [name for name in (*(f"{foot}_leg" for foot in FEET), "tail", "lift") if name not in names]
+    assert all(not ctrl_of(env, name).any() for name in rest)
+
+
+def test_blocks_follow_one_another() -> None:
+    env = make(
+        2,
+        actions={
+            "rear": ActionConfig(actuators=("R._leg",), scale=0.5, offset=0.1),
+            "tail": ActionConfig(actuators=("tail",), scale=-2.0),
+            "front": ActionConfig(actuators=("F._leg",), scale=0.25, offset="home"),
+        },
+    )
+    assert env.actuator_names == ["RL_leg", "RR_leg", "tail", "FL_leg", "FR_leg"]
+    actions = torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0], [-1.0, 0.0, 0.5, 1.0, -2.0]])
+    env.step(actions)
+    expected = np.zeros((2, 6))
+    expected[:, 2:4] = 0.1 + 0.5 * actions[:, :2]
+    expected[:, 4] = -2.0 * actions[:, 2]
+    expected[:, :2] = 0.2 + 0.25 * actions[:, 3:]
+    np.testing.assert_allclose(env.sim.ctrl, expected, rtol=0, atol=1e-6)
+
+
+def test_home_is_the_joints_position_in_the_keyframe() -> None:
+    env = make(2)
+    env.step(torch.zeros(2, 4))
+    np.testing.assert_allclose(env.sim.ctrl[:, :4], HOME[:4].expand(2, -1), rtol=0, atol=1e-6)
+    data = mujoco.MjData(env.sim.model)
+    mujoco.mj_resetDataKeyframe(env.sim.model, data, env.sim.model.key("home").id)
+    np.testing.assert_allclose(env.sim.ctrl[0], data.ctrl, rtol=0, atol=1e-6)
+
+
+def test_actions_are_clipped_before_they_are_scaled_and_terms_see_them_as_they_are() -> None:
+    clipped = {
+        "front": ActionConfig(actuators=("F._leg",), clip=(-1.0, 0.5), scale=0.2, offset=0.3),
+        "rear": ActionConfig(actuators=("R._leg",), scale=0.2),
+    }
+    env = make(2, actions=clipped)
+    actions = torch.tensor([[3.0, -3.0, 3.0, -3.0], [0.25, -0.25, 0.25, -0.25]])
+    env.step(actions)
+    expected = [[0.3 + 0.1, 0.3 - 0.2, 0.6, -0.6], [0.35, 0.25, 0.05, -0.05]]
+    np.testing.assert_allclose(env.sim.ctrl[:, :4], expected, rtol=0, atol=1e-6)
+    assert torch.equal(env.actions, actions)
+
+
+def test_actions_before_are_remembered_within_an_episode() -> None:
+    env = make(3)
+    rows = [torch.full((3, 4), float(i)) for i in range(1, 5)]
+    env.step(rows[0])
+    assert not env.previous_actions.any()
+    env.step(rows[1])
+    assert torch.equal(env.previous_actions, rows[0])
+    ends = torch.tensor([False, True, False])
+    end_episodes(env, ends)
+    env.step(rows[2])
+    assert torch.equal(env.previous_actions, torch.where(ends.unsqueeze(1), 0.0, rows[1]))
+    assert torch.equal(env.actions, torch.where(ends.unsqueeze(1), 0.0, rows[2]))
+    env.step(rows[3])
+    assert torch.equal(env.previous_actions, torch.where(ends.unsqueeze(1), 0.0, rows[2]))
+
+
+# Latency
+
+
+class DelayLine:
+    """What the test knows of an env: actions of its episode, and how late they have been found to be."""
+
+    def __init__(self, latency: tuple[int, int]) -> None:
+        self.latency = latency
+        self.sent: list[float] = []
+        self.lag: int | None = None
+        self.lags: list[int] = []
+
+    def restart(self) -> None:
+        self.sent.clear()
+        self.lag = None
+
+    def check(self, action: float, seen: float) -> None:
+        """Note an action that was sent, and what came out; all actions differ."""
+        self.sent.append(action)
+        known = range(self.latency[0], self.latency[1] + 1) if self.lag is None else [self.lag]
+        fits = [lag for lag in known if self._at(lag) == pytest.approx(seen, abs=1e-6)]
+        assert fits, f"{seen} is none of {[self._at(lag) for lag in known]}"
+        if self.lag is None and len(fits) == 1:
+            (self.lag,) = fits
+            self.lags.append(self.lag)
+
+    def _at(self, lag: int) -> float:
+        return self.sent[-1 - lag] if lag < len(self.sent) else 0.0
+
+
+@pytest.mark.parametrize("latency", [(0, 0), (2, 2), (0, 3), (1, 2)])
+def test_actions_arrive_late_by_steps_that_every_env_draws_for_an_episode(latency: tuple[int, int]) -> None:
+    legs = ActionConfig(actuators=("F._leg",), scale=0.5, offset=0.3, latency=latency, clip=(-0.8, 0.8))
+    env = make(NUM_ENVS, actions={"legs": legs, "tail": ActionConfig(actuators=("tail",))})
+    rng = np.random.default_rng(0)
+    lines = [[DelayLine(latency) for _ in range(2)] for _ in range(NUM_ENVS)]
+    for now in range(40):
+        ends = rng.random(NUM_ENVS) < (0.15 if now % 5 == 4 else 0.0)
+        end_episodes(env, torch.from_numpy(ends))
+        actions = torch.from_numpy(rng.uniform(-1, 1, size=(NUM_ENVS, 3))).float()
+        sent = float64(actions)
+        env.step(actions)
+        arrived = (float64(env.sim.ctrl[:, :2]) - 0.3) / 0.5
+        # A reset puts the keyframe's inputs in place; what arrived before it is gone.
+        for i in np.flatnonzero(~ends):
+            for line, action, seen in zip(lines[i], sent[i].clip(-0.8, 0.8), arrived[i], strict=False):
+                line.check(float(action), float(seen))
+            assert float(ctrl_of(env, "tail")[i]) == pytest.approx(sent[i, 2], abs=1e-6)
+        for i in np.flatnonzero(ends):
+            for line in lines[i]:
+                line.restart()
+    assert all(left.lag == right.lag and left.lags == right.lags for left, right in lines)  # a robot has one link
+    found = {lag for line, _ in lines for lag in line.lags}
+    assert found == set(range(latency[0], latency[1] + 1))
+    assert latency[0] == latency[1] or any(len(set(line.lags)) > 1 for line, _ in lines)  # an episode draws anew
+
+
+def test_every_latency_is_as_likely() -> None:
+    env = make(2000, actions={"legs": ActionConfig(actuators=(".*_leg",), latency=(1, 4))})
+    for _ in range(5):
+        env.step(torch.ones(2000, 4))
+    lag = env.state()["actions.lag"]
+    assert (lag == lag[:, :1]).all()
+    shares = torch.bincount(lag[:, 0], minlength=5) / 2000
+    assert shares.tolist() == pytest.approx([0, 0.25, 0.25, 0.25, 0.25], abs=0.05)
+
+
+def test_until_the_first_action_arrives_the_offset_does() -> None:
+    env = make(4, actions={"legs": ActionConfig(actuators=(".*_leg",), offset="home", latency=(2, 2))})
+    for arrives in (False, False, True, True):
+        env.step(torch.ones(4, 4))
+        np.testing.assert_allclose(env.sim.ctrl[:, :4], (HOME[:4] + arrives).expand(4, -1), rtol=0, atol=1e-6)
+
+
+# Mistakes
+
+
+def test_an_expression_that_fits_no_actuator_is_refused_with_what_there_is() -> None:
+    for pattern in ("knee", ".*_arm", "(", "_leg"):
+        message = refused(actions={"legs": ActionConfig(actuators=(".*_leg", pattern))})
+        assert message.startswith(f"--env.actions.legs.actuators {pattern}: ")
+        assert "FL_leg, FR_leg, RL_leg, RR_leg, tail, lift" in message
+
+
+@pytest.mark.parametrize(
+    "blocks", [((".*_leg",), ("FL_.*",)), ((".*", "tail"),), (("F._leg", ".L_leg"),), (("tail",), ("tail",))]
+)
+def test_an_actuator_that_two_expressions_drive_is_refused(blocks: tuple[tuple[str, ...], ...]) -> None:
+    actions = {f"block{i}": ActionConfig(actuators=names) for i, names in enumerate(blocks)}
+    assert refused(actions=actions).startswith("--env.actions: an actuator is driven by two actions")
+
+
+def test_a_home_without_a_joint_is_refused() -> None:
+    message = refused(actions={"up": ActionConfig(actuators=("lift",), offset="home")})
+    assert message.startswith("--env.actions.up.offset home: actuator lift is on no hinge or slide joint")

@@ -1,0 +1,241 @@
+"""Commands: when they are drawn, from where, and where a heading leads; against bookkeeping in numpy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mujoco
+import numpy as np
+import pytest
+import torch
+from legged import DT_S, assert_independent, assert_uniform, end_episodes, float64, make, refused
+
+from mjlab_dist.config import TermConfig
+from mjlab_dist.env import Env
+from mjlab_dist.env.commands import Velocity
+from mjlab_dist.errors import UserError
+from mjlab_dist.sim import start_warp
+
+COMMANDS = "mjlab_dist.env.commands"
+RANGES = {"forward_m_s": (-0.5, 1.5), "left_m_s": (0.2, 0.4), "yaw_rad_s": (-2.0, 1.0)}
+MANY = 2000
+"""Envs where shares and distributions are looked at."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _warp() -> None:
+    start_warp("cpu")
+
+
+def velocity(**params: Any) -> dict[str, TermConfig]:
+    return {"velocity": TermConfig(func=f"{COMMANDS}:Velocity", params={**RANGES, **params})}
+
+
+def pose(**params: Any) -> dict[str, TermConfig]:
+    ranges = {"x_m": (-1.0, 1.0), "y_m": (0.0, 0.5), "z_m": (0.2, 0.3)}
+    return {"pose": TermConfig(func=f"{COMMANDS}:Pose", params={**ranges, **params})}
+
+
+def step(env: Env) -> None:
+    env.step(torch.zeros(env.num_envs, 4))
+
+
+def heading_of(env: Env) -> np.ndarray:
+    """The heading of every robot, by MuJoCo's rotation matrices."""
+    matrices = np.zeros((env.num_envs, 9))
+    for matrix, quat in zip(matrices, float64(env.sim.qpos[:, 3:7]), strict=True):
+        mujoco.mju_quat2Mat(matrix, quat)
+    return np.arctan2(matrices[:, 3], matrices[:, 0])
+
+
+# Velocity
+
+
+def test_velocities_are_drawn_from_their_ranges_at_the_start_of_an_episode() -> None:
+    env = make(MANY, commands=velocity())
+    value = float64(env.command("velocity"))
+    for column, (low, high) in enumerate(RANGES.values()):
+        assert_uniform(value[:, column], low, high)
+    assert_independent(*value.T)
+    assert env.command("velocity").shape == (MANY, 3)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.05, 0.15), (0.1, 0.1)])
+def test_a_command_is_drawn_anew_when_its_time_is_up_and_in_no_other_env(low: float, high: float) -> None:
+    num_envs = 60
+    env = make(num_envs, commands=velocity(resample_s=(low, high)), episode_length_s=100.0)
+    rng = np.random.default_rng(0)
+    before = float64(env.command("velocity"))
+    since = np.zeros(num_envs)
+    gaps: list[float] = []
+    for _ in range(100):
+        ends = rng.random(num_envs) < 0.02
+        end_episodes(env, torch.from_numpy(ends))
+        step(env)
+        now = float64(env.command("velocity"))
+        changed = (now != before).any(axis=1)
+        since += DT_S
+        assert changed[ends].all()
+        gaps += list(since[changed & ~ends])
+        assert (since[~changed] < high + 0.5 * DT_S + 1e-9).all()
+        since[changed] = 0
+        before = now
+    found = np.array(gaps)
+    assert len(found) > 500
+    assert found.min() > low - 0.5 * DT_S - 1e-9
+    assert found.max() < high + 0.5 * DT_S + 1e-9
+    assert found.mean() == pytest.approx((low + high) / 2, abs=0.1 * DT_S + 0.1 * (high - low))
+    assert len(np.unique(found.round(6))) == (1 if low == high else 11)
+
+
+def test_a_reset_of_all_draws_anew() -> None:
+    env = make(8, commands=velocity())
+    before = env.command("velocity").clone()
+    env.reset()
+    assert (env.command("velocity") != before).all()
+    command = env.find_command("velocity")
+    assert command.left_s.tolist() == [10.0] * 8
+
+
+def test_a_share_of_the_draws_tells_to_stand() -> None:
+    env = make(MANY, commands=velocity(standing_share=0.25))
+    value = float64(env.command("velocity"))
+    stands = ~value.any(axis=1)
+    assert stands.mean() == pytest.approx(0.25, abs=0.035)
+    assert value[~stands].all()
+    assert_uniform(value[~stands, 0], *RANGES["forward_m_s"])
+    for share, stand in ((0.0, 0), (1.0, 64)):
+        env = make(64, commands=velocity(standing_share=share))
+        assert int((~env.command("velocity").any(dim=1)).sum()) == stand
+
+
+def test_a_heading_is_turned_to_at_a_rate_that_grows_with_the_angle_left() -> None:
+    env = make(
+        MANY,
+        commands=velocity(heading_share=0.6, standing_share=0.3, heading_gain=0.8, resample_s=(0.05, 0.2)),
+        events={},
+    )
+    command = env.find_command("velocity")
+    assert isinstance(command, Velocity)
+    for turn in range(4):
+        quat = torch.randn(MANY, 4, generator=torch.Generator().manual_seed(turn))
+        env.sim.qpos[:, 3:7] = quat / quat.norm(dim=1, keepdim=True)
+        free = ~command.has_heading
+        before = command.value.clone()
+        step(env)
+        value, told, has = float64(command.value), float64(command.heading_rad), command.has_heading.numpy()
+        left = np.angle(np.exp(1j * (told - heading_of(env))))
+        expected = np.clip(0.8 * left, *RANGES["yaw_rad_s"])
+        near_half_a_turn = np.abs(np.abs(left) - np.pi) < 1e-3
+        np.testing.assert_allclose(
+            value[has & ~near_half_a_turn, 2], expected[has & ~near_half_a_turn], rtol=0, atol=1e-3
+        )
+        assert (expected == RANGES["yaw_rad_s"][1])[has].any()
+        stands = ~value.any(axis=1)
+        assert not (stands & has).any()
+        assert has.mean() == pytest.approx(0.7 * 0.6, abs=0.04)
+        assert_uniform(told, -np.pi, np.pi)
+        kept = (free & ~command.has_heading & (command.value[:, :2] == before[:, :2]).all(dim=1)).numpy()
+        assert kept.sum() > 100
+        assert np.array_equal(value[kept], float64(before)[kept])
+
+
+def test_a_robot_that_turns_as_told_reaches_the_heading() -> None:
+    ranges = {"yaw_rad_s": (-2.0, 2.0)}
+    env = make(64, commands=velocity(heading_share=1.0, heading_gain=2.0, **ranges), episode_length_s=100.0)
+    command = env.find_command("velocity")
+    assert isinstance(command, Velocity)
+    yaw = torch.zeros(64)
+    at_first = np.abs(float64(command.heading_rad))
+    for _ in range(500):
+        yaw += command.value[:, 2] * DT_S
+        env.sim.qpos[:] = env.reference.qpos
+        env.sim.qpos[:, 3:7] = torch.stack([torch.cos(yaw / 2), 0 * yaw, 0 * yaw, torch.sin(yaw / 2)], dim=1)
+        command.follow(env)
+    left = np.angle(np.exp(1j * float64(command.heading_rad - yaw)))
+    assert at_first.max() > 2.5
+    assert np.abs(left).max() < 0.02
+
+
+def test_without_headings_yaw_rates_are_those_drawn() -> None:
+    env = make(MANY, commands=velocity())
+    before = env.command("velocity").clone()
+    for _ in range(3):
+        step(env)
+    assert torch.equal(env.command("velocity"), before)
+    assert_uniform(float64(before)[:, 2], *RANGES["yaw_rad_s"])
+
+
+def test_ranges_that_are_changed_hold_from_the_next_draw_on() -> None:
+    env = make(256, commands=velocity(resample_s=(0.03, 0.03)))
+    command = env.find_command("velocity")
+    command.ranges[0] = torch.tensor([3.0, 4.0])
+    step(env)
+    assert (env.command("velocity")[:, 0] < 2).all()
+    for _ in range(3):
+        step(env)
+    assert ((env.command("velocity")[:, 0] >= 3) & (env.command("velocity")[:, 0] <= 4)).all()
+
+
+# Pose
+
+
+def test_poses_are_drawn_around_the_envs_origin_once_an_episode() -> None:
+    env = make(MANY, commands=pose(roll_rad=(-0.5, 0.5), pitch_rad=(-1.0, 0.2), yaw_rad=(-3.0, 3.0)))
+    origins = torch.stack([torch.arange(float(MANY)), -torch.arange(float(MANY)), torch.full((MANY,), 0.5)], dim=1)
+    env.origins.copy_(origins)
+    env.reset()
+    value = float64(env.command("pose"))
+    offset = value[:, :3] - origins.double().numpy()
+    for column, (low, high) in enumerate(((-1.0, 1.0), (0.0, 0.5), (0.2, 0.3))):
+        assert_uniform(offset[:, column].clip(low, high), low, high)
+        assert np.abs(offset[:, column] - offset[:, column].clip(low, high)).max() < 1e-3  # float32 at 2,000 m
+    matrices = np.zeros((MANY, 9))
+    for matrix, quat in zip(matrices, value[:, 3:], strict=True):
+        mujoco.mju_quat2Mat(matrix, quat)
+    np.testing.assert_allclose(np.linalg.norm(value[:, 3:], axis=1), 1, rtol=0, atol=1e-6)
+    assert_uniform(np.arctan2(matrices[:, 7], matrices[:, 8]), -0.5, 0.5)
+    assert_uniform(-np.arcsin(matrices[:, 6]), -1.0, 0.2)
+    assert_uniform(np.arctan2(matrices[:, 3], matrices[:, 0]), -3.0, 3.0)
+
+    ends = torch.arange(MANY) % 2 == 0
+    end_episodes(env, ends)
+    step(env)
+    changed = (env.command("pose") != torch.from_numpy(value)).any(dim=1)
+    assert torch.equal(changed, ends)
+
+
+def test_a_pose_without_turns_is_upright() -> None:
+    env = make(4, commands=pose())
+    assert env.command("pose")[:, 3:].tolist() == [[1.0, 0.0, 0.0, 0.0]] * 4
+
+
+# Several, and mistakes
+
+
+def test_several_commands_have_times_of_their_own() -> None:
+    env = make(8, commands={**velocity(resample_s=(0.03, 0.03)), **pose(resample_s=(0.05, 0.05))})
+    drawn: dict[str, list[int]] = {"velocity": [], "pose": []}
+    before = {name: env.command(name).clone() for name in drawn}
+    for now in range(1, 16):
+        step(env)
+        for name, found in drawn.items():
+            if not torch.equal(env.command(name), before[name]):
+                found.append(now)
+            before[name] = env.command(name).clone()
+    assert drawn == {"velocity": [3, 6, 9, 12, 15], "pose": [5, 10, 15]}
+
+
+def test_an_unknown_command_is_refused_with_those_there_are() -> None:
+    env = make(2, commands={**velocity(), **pose()})
+    for find in (env.command, env.find_command):
+        with pytest.raises(UserError, match=r"^command speed: the task has velocity, pose$"):
+            find("speed")
+
+
+def test_mistakes_in_a_command_are_refused() -> None:
+    assert "the wrong way round" in refused(commands=velocity(forward_m_s=(1.0, -1.0)))
+    assert "the wrong way round" in refused(commands=velocity(resample_s=(2.0, 1.0)))
+    assert refused(commands=velocity(joint="trunk")).startswith("joint trunk: the model has root, FL_hip")
+    sensor = TermConfig(func="mjlab_dist.env.sensors:Contact", params={"sensors": (".._touch",)})
+    assert "Contact: is no Command; name a class that is one" in refused(commands={"odd": sensor})

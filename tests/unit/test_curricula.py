@@ -1,0 +1,351 @@
+"""Curricula: terrain levels against the test's own rules, ranges and weights against what was measured."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from host_syncs import HostSyncs
+from legged import SIM, end_episodes, make, refused
+
+from mjlab_dist.config import EventConfig, RewardConfig, TermConfig, TerrainConfig, TerrainPartConfig
+from mjlab_dist.env import Env, EpisodeTotals
+from mjlab_dist.env.curricula import TerrainLevels
+from mjlab_dist.sim import start_warp
+
+CURRICULA = "mjlab_dist.env.curricula"
+NUM_LEVELS, NUM_COLUMNS, TILE_M = 4, 3, 6.0
+TERRAIN = TerrainConfig(
+    parts={"down": TerrainPartConfig(kind="slope_down"), "rough": TerrainPartConfig(kind="rough", share=2.0)},
+    num_levels=NUM_LEVELS,
+    num_columns=NUM_COLUMNS,
+    tile_size_m=TILE_M,
+    border_m=1.0,
+    resolution_m=0.1,
+)
+WALK = TermConfig(
+    func="mjlab_dist.env.commands:Velocity",
+    params={
+        "forward_m_s": (0.5, 2.0),
+        "left_m_s": (-0.5, 0.5),
+        "yaw_rad_s": (-0.1, 0.1),
+        "standing_share": 0.2,
+        "resample_s": (0.2, 0.4),
+    },
+)
+TASK: dict[str, Any] = {
+    "sim": dataclasses.replace(SIM, terrain=TERRAIN, nconmax=24, njmax=96),
+    "commands": {"velocity": WALK},
+    "events": {"start": EventConfig(func="mjlab_dist.env.events:DrawRoot")},
+    "rewards": {
+        "alive": RewardConfig(func="mjlab_dist.env.rewards:alive", weight=2.0),
+        "rate": RewardConfig(func="mjlab_dist.env.rewards:action_rate", weight=-0.1),
+    },
+    "curricula": {"terrain": TermConfig(func=f"{CURRICULA}:TerrainLevels")},
+}
+NUM_ENVS = 24
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _warp() -> None:
+    start_warp("cpu")
+
+
+def curricula(**terms: dict[str, Any]) -> dict[str, TermConfig]:
+    """Curricula by name, with their class among their parameters."""
+    return {
+        name: TermConfig(func=f"{CURRICULA}:{params.pop('of')}", params=params)
+        for name, params in ((name, dict(params)) for name, params in terms.items())
+    }
+
+
+def levels(env: Env) -> torch.Tensor:
+    found = env._curricula["terrain"]
+    assert isinstance(found, TerrainLevels)
+    return found.level
+
+
+def move(env: Env, walked_m: float | torch.Tensor) -> None:
+    """Put robots so far from their origins along x."""
+    env.sim.qpos[:, :2] = env.origins[:, :2]
+    env.sim.qpos[:, 0] += walked_m
+
+
+def tell(env: Env, forward_m_s: float) -> None:
+    env.find_command("velocity").left_s.fill_(100.0)
+    env.command("velocity").copy_(torch.tensor([forward_m_s, 0.0, 0.0]))
+
+
+# Terrain levels
+
+
+@pytest.mark.parametrize("num_start_levels", [1, 2])
+def test_envs_start_on_the_easiest_levels_of_their_column(num_start_levels: int) -> None:
+    terms = curricula(terrain={"of": "TerrainLevels", "num_start_levels": num_start_levels})
+    ids = torch.arange(NUM_ENVS, 2 * NUM_ENVS)
+    config = dataclasses.replace(make(1).cfg, **{**TASK, "curricula": terms})
+    env = Env(config, NUM_ENVS, "cpu", first_env_id=NUM_ENVS)
+    assert env.terrain is not None
+    expected = torch.from_numpy(env.terrain.origins)[(ids // NUM_COLUMNS) % num_start_levels, ids % NUM_COLUMNS]
+    assert torch.equal(env.origins, expected)
+    assert torch.equal(env.sim.qpos[:, :3], expected + env.reference.qpos[:, :3])
+    assert levels(env).bincount().tolist() == [NUM_ENVS // num_start_levels] * num_start_levels
+
+
+@pytest.mark.parametrize(
+    ("walked_m", "after"),
+    [(0.0, 0), (0.44, 0), (0.46, 1), (TILE_M / 2 - 0.01, 1), (TILE_M / 2 + 0.01, 2)],
+)
+def test_who_leaves_the_tile_goes_up_and_who_hardly_walks_goes_down(walked_m: float, after: int) -> None:
+    env = make(NUM_ENVS, **TASK)
+    levels(env).fill_(1)
+    ended = torch.arange(NUM_ENVS) % 2 == 0
+    tell(env, 0.9)
+    for _ in range(99):  # an episode has 100 steps of 0.01 s: 0.9 m are told
+        move(env, 0.0)
+        env.step(torch.zeros(NUM_ENVS, 4))
+        env.episode_length_buf.zero_()
+    move(env, walked_m)
+    env.episode_length_buf[ended] = 99
+    env.step(torch.zeros(NUM_ENVS, 4))
+    assert levels(env)[ended].tolist() == [after] * (NUM_ENVS // 2)
+    assert levels(env)[~ended].tolist() == [1] * (NUM_ENVS // 2)
+    assert env.terrain is not None
+    tiles = torch.from_numpy(env.terrain.origins)
+    assert torch.equal(env.origins[ended], tiles[after, env.env_ids[ended] % NUM_COLUMNS])
+    assert torch.allclose(env.sim.qpos[ended, :3], env.origins[ended] + env.reference.qpos[ended, :3])
+
+
+@pytest.mark.parametrize(("walked_m", "after"), [(0.21, 0), (0.25, 1)])
+def test_who_falls_early_is_asked_for_the_rest_too(walked_m: float, after: int) -> None:
+    env = make(NUM_ENVS, **TASK)
+    levels(env).fill_(1)
+    tell(env, 0.9)
+    move(env, walked_m)
+    env.episode_length_buf.fill_(50)  # 0.01 s and 0.5 s of 0.9 m/s: half is 0.23 m
+    terms = env._curricula["terrain"]
+    terms.episode_ends(env, torch.ones(NUM_ENVS, dtype=torch.bool))
+    assert levels(env).tolist() == [after] * NUM_ENVS
+
+
+def test_levels_follow_the_rules_over_many_episodes() -> None:
+    env = make(NUM_ENVS, **TASK, seed=4)
+    assert env.terrain is not None
+    rng = np.random.default_rng(5)
+    level = np.zeros(NUM_ENVS, dtype=int)
+    told_m = np.zeros(NUM_ENVS)
+    moves: dict[int | str, int] = {-1: 0, 0: 0, 1: 0, "drawn": 0}
+    for _ in range(300):
+        env.episode_length_buf[torch.from_numpy(rng.random(NUM_ENVS) < 0.03)] = 99
+        env.sim.qpos[:, :2] = env.origins[:, :2] + torch.from_numpy(
+            rng.normal(size=(NUM_ENVS, 2)) * rng.choice([0.1, 1, 4], size=(NUM_ENVS, 1))
+        )
+        env.sim.qvel.zero_()
+        speed = np.linalg.norm(env.command("velocity")[:, :2].double().numpy(), axis=1)
+        origin, age = env.origins.double().numpy().copy(), env.episode_length_buf.numpy().copy() + 1
+        before = env.sim.qpos[:, :2].double().numpy().copy()
+        _, _, dones, _ = env.step(torch.zeros(NUM_ENVS, 4))
+        done = dones.numpy()
+        told_m += 0.01 * speed
+        walked = np.linalg.norm(before - origin[:, :2], axis=1)
+        needed = 0.5 * (told_m + speed * 0.01 * (100 - age))
+        for i in np.flatnonzero(done):
+            if min(abs(walked[i] - needed[i]), abs(walked[i] - TILE_M / 2)) < 1e-2:
+                level[i] = int(levels(env)[i])  # the step's own motion decides
+                continue
+            change = 1 if walked[i] > TILE_M / 2 else -1 if walked[i] < needed[i] else 0
+            moves[change] += 1
+            level[i] = max(level[i] + change, 0)
+            if level[i] == NUM_LEVELS:
+                moves["drawn"] += 1
+                level[i] = int(levels(env)[i])
+                assert 0 <= level[i] < NUM_LEVELS
+        told_m[done] = 0.0
+        assert levels(env).tolist() == level.tolist()
+        tiles = env.terrain.origins[level, np.arange(NUM_ENVS) % NUM_COLUMNS]
+        assert np.array_equal(env.origins.numpy(), tiles)
+    assert min(moves.values()) > 5
+
+
+def test_above_the_hardest_level_one_is_drawn() -> None:
+    env = make(240, **TASK)
+    levels(env).fill_(NUM_LEVELS - 1)
+    move(env, TILE_M)
+    end_episodes(env, torch.ones(240, dtype=torch.bool))
+    env.step(torch.zeros(240, 4))
+    assert (levels(env).bincount(minlength=NUM_LEVELS) > 240 / NUM_LEVELS / 2).all()
+    assert env.curriculum_metrics()["terrain/level"] == levels(env).float().mean()
+
+
+# Ranges and weights
+
+SETTINGS = {
+    "range": {
+        "of": "CommandRange",
+        "command": "velocity",
+        "number": 0,
+        "widest": (-1.0, 2.5),
+        "step": 0.4,
+        "reward": "alive",
+        "threshold": 0.9,
+    },
+    "weight": {"of": "RewardWeight", "reward": "rate", "weight": -0.5, "low": 0.2, "high": 0.6},
+}
+GLOBAL = {**TASK, "sim": SIM, "curricula": curricula(**SETTINGS)}
+
+
+def totals(episodes: float, steps: float, alive: float) -> EpisodeTotals:
+    """Of an iteration whose steps earned so much of the term alive, before its weight of 2."""
+    return EpisodeTotals(torch.tensor(episodes), torch.tensor(steps), torch.tensor([2.0 * alive * steps, -1.0]))
+
+
+def range_of(env: Env) -> list[float]:
+    return env.find_command("velocity").ranges[0].tolist()
+
+
+def test_a_range_widens_step_by_step_while_enough_is_earned() -> None:
+    env = make(NUM_ENVS, **GLOBAL)
+    seen = []
+    for alive in (0.95, 0.85, 0.95, 0.95, 0.95, 0.95):
+        env.end_iteration(totals(200.0, 2000.0, alive))
+        seen.append(range_of(env))
+    assert np.allclose(seen, [[0.1, 2.4], [0.1, 2.4], [-0.3, 2.5], [-0.7, 2.5], [-1.0, 2.5], [-1.0, 2.5]], atol=1e-6)
+    assert env.find_command("velocity").ranges[1].tolist() == [-0.5, 0.5]
+    metrics = env.curriculum_metrics()
+    assert (metrics["range/low"], metrics["range/high"]) == (-1.0, 2.5)
+    drawn = torch.cat([command_after_reset(env) for _ in range(50)])
+    assert -1.0 <= drawn.min() < -0.8
+    assert 2.3 < drawn.max() <= 2.5
+
+
+def command_after_reset(env: Env) -> torch.Tensor:
+    env.reset()
+    return env.command("velocity")[:, 0].clone()
+
+
+def test_few_episodes_decide_nothing_until_they_are_many() -> None:
+    env = make(NUM_ENVS, **GLOBAL)
+    for _ in range(6):
+        env.end_iteration(totals(10.0, 100.0, 1.0))
+        env.end_iteration(totals(0.0, 0.0, 0.0))
+    assert range_of(env) == [0.5, 2.0]
+    assert env.weights[1] == pytest.approx(-0.1)
+    env.end_iteration(totals(10.0, 100.0, 1.0))  # 1 - 0.9^7 > 0.5
+    assert range_of(env) == pytest.approx([0.1, 2.4])
+
+
+def test_the_measure_is_a_mean_over_about_a_hundred_episodes() -> None:
+    env = make(NUM_ENVS, **GLOBAL)
+    env.end_iteration(totals(100.0, 1000.0, 1.0))
+    assert range_of(env) == pytest.approx([0.1, 2.4])
+    env.end_iteration(totals(50.0, 500.0, 0.79))  # the mean is 0.895 now
+    assert range_of(env) == pytest.approx([0.1, 2.4])
+    env.end_iteration(totals(50.0, 500.0, 0.91))  # and 0.9025 now
+    assert range_of(env) == pytest.approx([-0.3, 2.5])
+
+
+def test_a_weight_moves_with_the_length_of_episodes_and_never_back() -> None:
+    env = make(NUM_ENVS, **GLOBAL)
+    seen = []
+    for mean_length in (10, 30, 20, 50, 60, 5):
+        env.end_iteration(totals(100.0, 100.0 * mean_length, 0.5))
+        seen.append(float(env.weights[1]))
+    assert seen == pytest.approx([-0.1, -0.2, -0.2, -0.4, -0.5, -0.5])
+    assert env.weights[0] == 2.0
+    assert env.curriculum_metrics()["weight/weight"] == pytest.approx(-0.5)
+    env.reset()
+    _, rewards, _, _ = env.step(torch.full((NUM_ENVS, 4), 3.0))
+    assert torch.allclose(rewards, torch.full((NUM_ENVS,), 2.0 - 0.5 * 4 * 9.0))
+
+
+def test_a_weight_can_follow_a_reward_term() -> None:
+    settings = {**SETTINGS["weight"], "measure": "alive"}
+    env = make(NUM_ENVS, **{**GLOBAL, "curricula": curricula(weight=settings)})
+    env.end_iteration(totals(100.0, 7.0, 0.4))
+    assert env.weights[1] == pytest.approx(-0.3)
+
+
+def test_real_episodes_are_measured() -> None:
+    env = make(NUM_ENVS, **GLOBAL)
+    for _ in range(250):
+        env.step(torch.zeros(NUM_ENVS, 4))
+    ended = env.pop_episode_totals()
+    assert ended.episodes == 2 * NUM_ENVS  # none can end before its time
+    env.end_iteration(EpisodeTotals(*(2 * total for total in ended)))  # of two ranks alike
+    assert env.weights[1] == pytest.approx(-0.5)
+    assert range_of(env) == pytest.approx([0.1, 2.4])
+
+
+def test_ranks_stay_equal_whatever_their_envs_do() -> None:
+    one, other = make(NUM_ENVS, seed=1, **GLOBAL), make(NUM_ENVS, seed=2, **GLOBAL)
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        for env in (one, other):
+            env.step(torch.randn(NUM_ENVS, 4))
+        shared = totals(float(rng.integers(0, 80)), float(rng.integers(1, 2000)), float(rng.uniform(0.7, 1.0)))
+        for env in (one, other):
+            env.end_iteration(shared)
+        assert torch.equal(one.find_command("velocity").ranges, other.find_command("velocity").ranges)
+        assert torch.equal(one.weights, other.weights)
+    assert range_of(one) != [0.5, 2.0]
+    assert one.weights[1] != -0.1
+
+
+def test_a_resumed_env_goes_on_where_it_was() -> None:
+    task = {**TASK, "curricula": {**TASK["curricula"], **GLOBAL["curricula"]}}
+    whole, resumed = make(NUM_ENVS, **task), make(NUM_ENVS, seed=9, **task)
+    move(whole, TILE_M)
+    end_episodes(whole, whole.env_ids % 2 == 0)
+    whole.step(torch.zeros(NUM_ENVS, 4))
+    whole.end_iteration(totals(60.0, 2000.0, 0.95))
+    resumed.load_state(whole.state())
+    for env in (whole, resumed):
+        torch.manual_seed(3)
+        move(env, TILE_M)
+        end_episodes(env, env.env_ids % 3 == 0)
+        env.step(torch.zeros(NUM_ENVS, 4))
+        env.end_iteration(totals(30.0, 2000.0, 0.92))
+    assert levels(whole).unique().tolist() == [0, 1, 2]
+    assert torch.equal(levels(whole), levels(resumed))
+    assert torch.equal(whole.origins, resumed.origins)
+    assert torch.equal(whole.weights, resumed.weights)
+    assert range_of(whole) == range_of(resumed) != [0.5, 2.0]
+    assert torch.equal(whole.command("velocity"), resumed.command("velocity"))
+
+
+def test_curricula_never_wait_for_the_device() -> None:
+    env = make(NUM_ENVS, **{**TASK, "curricula": {**TASK["curricula"], **GLOBAL["curricula"]}})
+    env.stagger()
+    shared = totals(60.0, 2000.0, 0.95)
+    actions = torch.zeros(NUM_ENVS, 4)
+    with HostSyncs() as syncs:
+        dones = [env.step(actions)[2] for _ in range(30)]
+        env.end_iteration(shared)
+        env.curriculum_metrics()
+    assert torch.stack(dones).any()
+    assert syncs.found == []
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("changes", "params", "start"),
+    [
+        ({"sim": SIM}, {"of": "TerrainLevels"}, "terrain levels: the task has no terrain"),
+        ({}, {"of": "TerrainLevels", "num_start_levels": 5}, "terrain levels: num_start_levels 5: "),
+        ({}, {"of": "TerrainLevels", "num_start_levels": 0}, "terrain levels: num_start_levels 0: "),
+        ({}, {"of": "TerrainLevels", "command": "walk"}, "command walk: the task has velocity"),
+        ({}, {**SETTINGS["range"], "number": 3}, "command range: number 3: "),
+        ({}, {**SETTINGS["range"], "widest": (0.6, 2.5)}, "command range: widest 0.6 2.5 and step 0.4: "),
+        ({}, {**SETTINGS["range"], "step": 0.0}, "command range: widest -1.0 2.5 and step 0.0: "),
+        ({}, {**SETTINGS["range"], "reward": "alife"}, "reward alife: the task has alive, rate"),
+        ({}, {**SETTINGS["weight"], "low": 0.6}, "reward weight: low 0.6 and high 0.6: "),
+        ({}, {**SETTINGS["weight"], "measure": "length"}, "reward length: the task has alive, rate"),
+    ],
+)
+def test_mistakes_are_refused(changes: dict[str, Any], params: dict[str, Any], start: str) -> None:
+    assert refused(**{**TASK, **changes, "curricula": curricula(it=params)}).startswith(start)

@@ -1,0 +1,346 @@
+"""Events: start states, pushes and when they happen, against bookkeeping in numpy and MuJoCo's rotations."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import mujoco
+import numpy as np
+import pytest
+import torch
+from legged import (
+    DT_S,
+    HOME,
+    SIM,
+    assert_independent,
+    assert_uniform,
+    end_episodes,
+    float64,
+    make,
+    randomize_state,
+    refused,
+)
+
+from mjlab_dist.config import EventConfig
+from mjlab_dist.env import Env
+from mjlab_dist.env.events import DrawJoints, DrawRoot, Push
+from mjlab_dist.sim import start_warp
+
+EVENTS = "mjlab_dist.env.events"
+TERMS = "env_terms_for_test"
+MANY = 2000
+"""Envs where distributions are looked at."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _warp() -> None:
+    start_warp("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _importable_terms(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+
+def event(name: str, when: Any = "reset", **params: Any) -> dict[str, EventConfig]:
+    return {name: EventConfig(func=f"{EVENTS}:{name}", params=params, when=when)}
+
+
+def step(env: Env) -> None:
+    env.step(torch.zeros(env.num_envs, env.num_actions))
+
+
+# Start states of joints
+
+
+def test_joints_start_around_the_keyframe_and_within_their_limits() -> None:
+    env = make(MANY, events=event("DrawJoints", position=(-0.5, 0.9), velocity=(-2.0, 1.0)))
+    position = float64(env.sim.qpos[:, 7:] - HOME)
+    for joint in range(4):
+        home = float(HOME[joint])
+        upper = 1.0 - home  # the limit is at 1 rad
+        free = position[:, joint] < upper - 1e-6
+        assert position[:, joint].max() <= upper + 1e-6
+        assert (~free).mean() == pytest.approx(max(0.9 - upper, 0.0) / 1.4, abs=0.03)
+        assert_uniform(position[free, joint], -0.5, min(0.9, upper))
+    assert_uniform(position[:, 4], -0.5, 0.9)
+    velocity = float64(env.sim.qvel[:, 6:])
+    for joint in range(5):
+        assert_uniform(velocity[:, joint], -2.0, 1.0)
+    assert_independent(position[:, 2], position[:, 4], *velocity.T)
+    assert torch.equal(env.sim.qpos[:, :7], env.reference.qpos[:, :7])
+    assert not env.sim.qvel[:, :6].any()
+
+
+def test_limits_hold_at_both_ends() -> None:
+    env = make(64, events=event("DrawJoints", position=(-3.0, 3.0)))
+    hips = env.sim.qpos[:, 7:11]
+    assert (float(hips.min()), float(hips.max())) == (-1.0, 1.0)
+    assert float(env.sim.qpos[:, 11].abs().max()) > 1.5  # the tail has none
+
+
+def test_only_the_joints_that_are_named_are_drawn() -> None:
+    env = make(64, events=event("DrawJoints", joints=("F._hip", "tail"), position=(0.1, 0.2), velocity=(1.0, 2.0)))
+    moved = (env.sim.qpos[:, 7:] != HOME).all(dim=0)
+    turning = (env.sim.qvel[:, 6:] != 0).all(dim=0)
+    assert moved.tolist() == turning.tolist() == [True, True, False, False, True]
+    assert torch.equal(env.sim.qpos[:, 9:11], HOME[2:4].expand(64, -1))
+
+
+@pytest.mark.parametrize("term", ["joints", "root", "push", "draw_joint_position", "draw_velocities"])
+def test_an_event_leaves_the_other_envs_as_they_are(term: str) -> None:
+    env = make(32)
+    randomize_state(env)
+    events: dict[str, Any] = {
+        "joints": lambda: DrawJoints(env, joints=("FR_hip", "RR_hip"), position=(-0.3, 0.3), velocity=(-1.0, 1.0)),
+        "root": lambda: DrawRoot(env, x_m=(-1.0, 1.0), yaw_rad=(-1.0, 1.0), angular_rad_s=(-1.0, 1.0)),
+        "push": lambda: Push(env, angular_rad_s=(-1.0, 1.0)),
+    }
+    if term in events:
+        happen = events[term]()
+    else:
+        from mjlab_dist.env import events as module
+
+        params = {"std": 1.0} if term == "draw_velocities" else {"joint": "tail", "low": 2.0, "high": 3.0}
+        happen = lambda env, mask: getattr(module, term)(env, mask, **params)  # noqa: E731
+    for seed in range(3):
+        mask = torch.rand(32, generator=torch.Generator().manual_seed(seed)) < 0.4
+        before = torch.cat([env.sim.qpos, env.sim.qvel], dim=1)
+        happen(env, mask)
+        after = torch.cat([env.sim.qpos, env.sim.qvel], dim=1)
+        assert torch.equal(after[~mask], before[~mask])
+        assert (after[mask] != before[mask]).any(dim=1).all()
+        happen(env, torch.zeros(32, dtype=torch.bool))
+        assert torch.equal(torch.cat([env.sim.qpos, env.sim.qvel], dim=1), after)
+
+
+# Start states of a free-floating body
+
+
+def euler_angles(quats: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Turns about the world's x, y and z, in turn, by MuJoCo's rotation matrices."""
+    matrices = np.zeros((len(quats), 9))
+    for matrix, quat in zip(matrices, quats, strict=True):
+        mujoco.mju_quat2Mat(matrix, quat)
+    return (
+        np.arctan2(matrices[:, 7], matrices[:, 8]),
+        -np.arcsin(matrices[:, 6].clip(-1, 1)),
+        np.arctan2(matrices[:, 3], matrices[:, 0]),
+    )
+
+
+@pytest.mark.parametrize("keyframe", ["home", "turned"])
+def test_a_body_starts_around_keyframe_and_origin(keyframe: str) -> None:
+    env = make(
+        MANY,
+        sim=dataclasses.replace(SIM, keyframe=keyframe),
+        events=event(
+            "DrawRoot",
+            x_m=(-1.0, 0.5),
+            y_m=(0.0, 2.0),
+            z_m=(0.1, 0.2),
+            roll_rad=(-0.4, 0.2),
+            pitch_rad=(-0.3, 0.6),
+            yaw_rad=(-3.0, 3.0),
+            linear_m_s=(-0.5, 1.0),
+            angular_rad_s=(-2.0, 0.0),
+        ),
+    )
+    origins = torch.rand(MANY, 3, generator=torch.Generator().manual_seed(1)) * 10
+    env.origins.copy_(origins)
+    env.reset()
+    home = env.sim.model.key(keyframe).qpos
+    position = float64(env.sim.qpos[:, :3]) - float64(origins) - home[:3]
+    turns = np.zeros((MANY, 4))
+    back = np.zeros(4)
+    mujoco.mju_negQuat(back, home[3:7])
+    for turn, quat in zip(turns, float64(env.sim.qpos[:, 3:7]), strict=True):
+        mujoco.mju_mulQuat(turn, quat, back)
+    np.testing.assert_allclose(np.linalg.norm(turns, axis=1), 1, rtol=0, atol=1e-6)
+    angles = euler_angles(turns)
+    velocity = float64(env.sim.qvel[:, :6])
+    ranges = [(-1.0, 0.5), (0.0, 2.0), (0.1, 0.2), (-0.4, 0.2), (-0.3, 0.6), (-3.0, 3.0)]
+    for values, (low, high) in zip((*position.T, *angles), ranges, strict=True):
+        assert_uniform(values.clip(low, high), low, high)
+        assert np.abs(values - values.clip(low, high)).max() < 1e-5
+    for column in range(6):
+        assert_uniform(velocity[:, column], *((-0.5, 1.0) if column < 3 else (-2.0, 0.0)))
+    assert_independent(*position.T, *angles, *velocity.T)
+    np.testing.assert_allclose(env.sim.qpos[:, 7:], np.tile(home[7:], (MANY, 1)), rtol=0, atol=1e-7)
+    assert not env.sim.qvel[:, 6:].any()
+
+
+def test_without_ranges_a_body_starts_at_the_keyframe_over_its_origin() -> None:
+    env = make(3, sim=dataclasses.replace(SIM, keyframe="turned"), events=event("DrawRoot"))
+    env.origins[1] = torch.tensor([10.0, -20.0, 0.5])
+    env.reset()
+    home = torch.from_numpy(env.sim.model.key("turned").qpos[:7]).float()
+    offset = env.sim.qpos[:, :7] - home
+    np.testing.assert_allclose(offset[[0, 2]], np.zeros((2, 7)), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(offset[1], [10.0, -20.0, 0.5, 0, 0, 0, 0], rtol=0, atol=1e-6)
+
+
+def test_every_episode_starts_from_the_keyframe_and_not_from_the_one_before() -> None:
+    env = make(16, events={**event("DrawRoot", x_m=(-0.1, 0.1)), **event("DrawJoints", position=(-0.1, 0.1))})
+    starts = []
+    for _ in range(30):
+        end_episodes(env, torch.ones(16, dtype=torch.bool))
+        env.step(torch.randn(16, 4))
+        starts.append(env.sim.qpos.clone())
+    drawn = torch.stack(starts) - env.reference.qpos
+    assert drawn[..., [0, *range(7, 12)]].abs().max() <= 0.1 + 1e-6
+    assert (drawn[1:, :, 0] != drawn[:-1, :, 0]).all()
+    assert not drawn[..., 1:7].any()
+
+
+def test_events_happen_in_the_order_they_are_named_in() -> None:
+    draw = EventConfig(func=f"{EVENTS}:draw_joint_position", params={"joint": "tail", "low": 5.0, "high": 5.0})
+    add = EventConfig(func=f"{EVENTS}:DrawJoints", params={"joints": ("tail",), "position": (1.0, 1.0)})
+    assert make(2, events={"draw": draw, "add": add}).sim.qpos[:, 11].tolist() == [6.0, 6.0]
+    assert make(2, events={"add": add, "draw": draw}).sim.qpos[:, 11].tolist() == [5.0, 5.0]
+
+
+# When
+
+
+def test_what_happens_at_startup_happens_once_and_before_the_first_episode() -> None:
+    startup = EventConfig(func=f"{TERMS}:move_origin", params={"by_m": 3.0}, when="startup")
+    env = make(4, events={**event("DrawRoot"), "far": startup})
+    assert env.origins[:, 0].tolist() == [3.0] * 4
+    assert env.sim.qpos[:, 0].tolist() == [3.0] * 4
+    end_episodes(env, torch.ones(4, dtype=torch.bool))
+    step(env)
+    env.reset()
+    assert env.origins[:, 0].tolist() == [3.0] * 4
+    assert env.sim.qpos[:, 0].tolist() == [3.0] * 4
+
+
+def test_a_reset_event_happens_to_envs_whose_episode_starts() -> None:
+    env = make(4, events={"far": EventConfig(func=f"{TERMS}:move_origin", params={"by_m": 1.0})})
+    assert env.origins[:, 0].tolist() == [1.0] * 4
+    end_episodes(env, torch.tensor([False, True, False, True]))
+    step(env)
+    assert env.origins[:, 0].tolist() == [1.0, 2.0, 1.0, 2.0]
+    step(env)
+    assert env.origins[:, 0].tolist() == [1.0, 2.0, 1.0, 2.0]
+
+
+class Twin:
+    """Envs without events that take every step from the same state."""
+
+    def __init__(self, env: Env) -> None:
+        self.env = env
+        self.other = make(env.num_envs, config=dataclasses.replace(env.cfg, events={}))
+
+    def step(self, actions: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """By how much positions and velocities differ after a step."""
+        for name, tensor in self.other.sim.state().items():
+            tensor.copy_(self.env.sim.state()[name])
+        self.env.step(actions)
+        self.other.step(actions)
+        return (
+            float64(self.env.sim.qpos) - float64(self.other.sim.qpos),
+            float64(self.env.sim.qvel) - float64(self.other.sim.qvel),
+        )
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.05, 0.14), (0.1, 0.1)])
+def test_pushes_change_velocities_only_every_so_often_and_from_the_start_of_an_episode(low: float, high: float) -> None:
+    num_envs, num_steps = 48, 150
+    push = EventConfig(
+        func=f"{EVENTS}:Push",
+        params={"linear_m_s": (-0.4, 0.8), "angular_rad_s": (0.1, 0.3)},
+        when="interval",
+        interval_s=(low, high),
+    )
+    env = make(num_envs, events={"push": push}, episode_length_s=100.0)
+    twin = Twin(env)
+    rng = np.random.default_rng(0)
+    since = np.zeros(num_envs)
+    gaps: list[float] = []
+    pushes = []
+    counts = np.zeros(num_envs)
+    for _ in range(num_steps):
+        ends = (rng.random(num_envs) < 0.02) & (np.arange(num_envs) % 2 == 0)
+        end_episodes(env, torch.from_numpy(ends))
+        moved, shoved = twin.step(0.5 * torch.randn(num_envs, 4))
+        going = ~ends
+        assert not moved[going].any()
+        assert not env.sim.qvel[torch.from_numpy(ends)].any()
+        since += DT_S
+        pushed = shoved.any(axis=1) & going
+        gaps += list(since[pushed])
+        counts += pushed
+        assert (since[going & ~pushed] < high + 0.5 * DT_S).all()
+        since[pushed | ends] = 0
+        pushes.append(shoved[pushed])
+    found, shoves = np.array(gaps), np.concatenate(pushes)
+    assert found.min() > low - 0.5 * DT_S - 1e-9
+    assert found.max() < high + 0.5 * DT_S + 1e-9
+    whole = counts[1::2]  # of envs whose episode goes on throughout
+    mean_s = (low + high) / 2
+    assert whole.mean() == pytest.approx(num_steps * DT_S / mean_s, abs=1 if low < high else 0)
+    assert (whole.min() < whole.max()) == (low < high)
+    assert_uniform(shoves[:, 0], -0.4, 0.8)
+    assert_uniform(shoves[:, 1], -0.4, 0.8)
+    for column in (3, 4, 5):
+        assert_uniform(shoves[:, column], 0.1, 0.3)
+    assert_independent(*shoves[:, [0, 1, 3, 4, 5]].T)
+    assert np.abs(shoves[:, [2, *range(6, 11)]]).max() == 0
+
+
+def test_by_default_a_push_is_horizontal_and_turns_nothing() -> None:
+    env = make(512)
+    before = env.sim.qvel.clone()
+    Push(env)(env, torch.ones(512, dtype=torch.bool))
+    change = float64(env.sim.qvel - before)
+    assert_uniform(change[:, 0], -0.5, 0.5)
+    assert_uniform(change[:, 1], -0.5, 0.5)
+    assert not change[:, 2:].any()
+
+
+def test_the_first_push_of_an_episode_comes_after_an_interval_wherever_the_episode_starts() -> None:
+    """Whether all envs are reset, or one is in a step: nothing is left of the time before."""
+    every = EventConfig(func=f"{TERMS}:Counts", when="interval", interval_s=(0.05, 0.05))
+    env = make(4, events={"count": every}, episode_length_s=100.0)
+    times = env.state
+    for _ in range(3):
+        step(env)
+    env.reset()
+    counts = []
+    for now in range(1, 16):
+        if now == 8:
+            end_episodes(env, torch.tensor([False, True, False, False]))
+        step(env)
+        counts.append(times()["events.count.times"].tolist()[:2])
+    # Env 0 after 5, 10 and 15 steps; env 1, whose episode starts in the 8th, after 13.
+    assert [count[0] for count in counts] == [0, 0, 0, 0, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 3]
+    assert [count[1] for count in counts] == [0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0, 1, 1, 1]
+
+
+def test_two_events_have_timers_of_their_own() -> None:
+    def every(interval_s: float) -> EventConfig:
+        return EventConfig(func=f"{TERMS}:Counts", when="interval", interval_s=(interval_s, interval_s))
+
+    env = make(2, events={"often": every(0.02), "seldom": every(0.07)}, episode_length_s=100.0)
+    for _ in range(42):
+        step(env)
+    state = env.state()
+    assert state["events.often.times"].tolist() == [21.0, 21.0]
+    assert state["events.seldom.times"].tolist() == [6.0, 6.0]
+
+
+# Mistakes
+
+
+def test_mistakes_in_an_event_are_refused() -> None:
+    assert refused(events=event("DrawJoints", joints=("knee",))).startswith("joints knee: fits none of")
+    assert refused(events=event("DrawJoints", joints=("(",))).startswith("joints (: is no regular expression")
+    assert refused(events=event("DrawJoints", joints=())).startswith("joints: none is named")
+    assert refused(events=event("DrawJoints", joints=("root",))).startswith("joints root: fits none of")
+    assert refused(events=event("Push", joint="trunk")).startswith("joint trunk: the model has root")
+    message = refused(events=event("Push", speed=1.0))
+    assert message.startswith(f"--env.events.Push.func {EVENTS}:Push: ")
+    assert "speed" in message

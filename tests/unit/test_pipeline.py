@@ -1,0 +1,329 @@
+"""From terms to observations: noise, clip, scale, delay and history against bookkeeping in numpy."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import legged
+import numpy as np
+import pytest
+import torch
+
+from mjlab_dist.config import ObservationConfig
+from mjlab_dist.env.pipeline import ObservationGroup
+from mjlab_dist.errors import UserError
+from mjlab_dist.sim import start_warp
+
+NUM_ENVS = 64
+EVERYWHERE = torch.ones(NUM_ENVS, dtype=torch.bool)
+
+
+class Source:
+    """A term whose value says env, column and time: 1000 * env + 100 * column + time."""
+
+    def __init__(self, width: int = 1, num_envs: int = NUM_ENVS) -> None:
+        self.time = 0
+        self._base = 1000.0 * torch.arange(num_envs).unsqueeze(1) + 100.0 * torch.arange(width)
+
+    def __call__(self) -> torch.Tensor:
+        return self._base + self.time
+
+    def at(self, time: np.ndarray) -> np.ndarray:
+        """What it was worth at a time of each env's own, (num_envs,)."""
+        return self._base.numpy() + time[:, None]
+
+
+def group(terms: dict[str, tuple[Callable[[], torch.Tensor], ObservationConfig]], num_envs: int = NUM_ENVS) -> Any:
+    return ObservationGroup(
+        {name: config for name, (_, config) in terms.items()}, [term for term, _ in terms.values()], num_envs, "cpu"
+    )
+
+
+def config(**fields: Any) -> ObservationConfig:
+    return ObservationConfig(func="", **fields)
+
+
+def constant(*values: float, num_envs: int = NUM_ENVS) -> Callable[[], torch.Tensor]:
+    row = torch.tensor(values).expand(num_envs, -1)
+    return lambda: row
+
+
+# Without memory
+
+
+def test_terms_stand_side_by_side_clipped_and_then_scaled() -> None:
+    observed = group(
+        {
+            "plain": (constant(1.0, -2.0), config()),
+            "scaled": (constant(3.0), config(scale=10.0)),
+            "clipped": (constant(-7.0, 0.5, 7.0), config(clip=(-1.0, 2.0))),
+            "both": (constant(7.0, -7.0), config(clip=(-1.0, 2.0), scale=-0.5)),
+            "half": (constant(7.0, -7.0), config(clip=(0.0, float("inf")))),
+        }
+    )
+    assert observed.columns == {
+        "plain": slice(0, 2),
+        "scaled": slice(2, 3),
+        "clipped": slice(3, 6),
+        "both": slice(6, 8),
+        "half": slice(8, 10),
+    }
+    expected = [1.0, -2.0, 30.0, -1.0, 0.5, 2.0, -1.0, 0.5, 7.0, 0.0]
+    assert observed.observe().tolist() == [expected] * NUM_ENVS
+    assert observed.clean().tolist() == [[1.0, -2.0, 3.0, -7.0, 0.5, 7.0, 7.0, -7.0, 7.0, -7.0]] * NUM_ENVS
+
+
+def test_what_is_no_number_stays_so_in_its_own_column_and_env() -> None:
+    row = torch.ones(NUM_ENVS, 2)
+    row[3, 1] = float("nan")
+    observed = group(
+        {"a": (lambda: row, config(clip=(-1.0, 1.0), scale=2.0, uniform_noise=0.1)), "b": (constant(1.0), config())}
+    ).observe()
+    assert observed.isnan().nonzero().tolist() == [[3, 1]]
+
+
+NOISY = 4000
+"""Envs where a distribution is looked at."""
+
+
+def test_noise_is_of_the_width_and_kind_asked_for_and_each_number_has_its_own() -> None:
+    torch.manual_seed(0)
+    term = constant(1.0, 2.0, num_envs=NOISY)
+    observed = group(
+        {
+            "none": (term, config()),
+            "uniform": (term, config(uniform_noise=0.3)),
+            "gaussian": (term, config(gaussian_noise=0.2)),
+            "scaled": (term, config(uniform_noise=0.3, scale=100.0)),
+        },
+        NOISY,
+    )
+    first, second = (observed.observe().double().numpy() for _ in range(2))
+    assert np.array_equal(first[:, :2], np.tile([1.0, 2.0], (NOISY, 1)))
+    for column, mean in ((2, 1.0), (3, 2.0)):
+        legged.assert_uniform(first[:, column], mean - 0.3, mean + 0.3)
+    for column, mean in ((4, 1.0), (5, 2.0)):
+        drawn = (first[:, column] - mean) / 0.2
+        assert abs(drawn.mean()) < 4 / np.sqrt(NOISY)
+        assert drawn.std() == pytest.approx(1, abs=0.05)
+        assert (np.abs(drawn) < 1).mean() == pytest.approx(0.683, abs=0.03)
+    legged.assert_uniform(first[:, 6], 70.0, 130.0)
+    noise = np.concatenate([first[:, 2:], second[:, 2:]], axis=1)
+    legged.assert_independent(*noise.T)
+
+
+def test_both_kinds_of_noise_add_up() -> None:
+    torch.manual_seed(1)
+    term = constant(0.0, num_envs=NOISY)
+    observed = group({"both": (term, config(uniform_noise=0.3, gaussian_noise=0.4))}, NOISY).observe()
+    assert float(observed.std()) == pytest.approx(np.sqrt(0.3**2 / 3 + 0.4**2), rel=0.05)
+
+
+def test_noise_is_clipped_and_what_is_clipped_is_scaled() -> None:
+    torch.manual_seed(2)
+    term = constant(1.0, num_envs=NOISY)
+    observed = group({"x": (term, config(uniform_noise=0.5, clip=(0.75, 1.25), scale=10.0))}, NOISY).observe()
+    values = observed.double().numpy()[:, 0]
+    assert (values.min(), values.max()) == (7.5, 12.5)
+    # Noise goes beyond either bound in a quarter of the draws.
+    assert (values == 7.5).mean() == pytest.approx(0.25, abs=0.03)
+    assert (values == 12.5).mean() == pytest.approx(0.25, abs=0.03)
+
+
+def test_two_groups_draw_noise_of_their_own() -> None:
+    torch.manual_seed(3)
+    term = constant(0.0, num_envs=NOISY)
+    noisy, other, clean = (
+        group({"x": (term, config(gaussian_noise=noise))}, NOISY).observe().numpy()[:, 0] for noise in (1.0, 1.0, 0.0)
+    )
+    assert abs(np.corrcoef(noisy, other)[0, 1]) < 4 / np.sqrt(NOISY)
+    assert not clean.any()
+
+
+# With memory
+
+
+class Bookkeeping:
+    """When each env's episode began, and how late a term has been in it."""
+
+    def __init__(self) -> None:
+        self.start = np.zeros(NUM_ENVS, dtype=int)
+        self.lag = np.full(NUM_ENVS, -1)
+        self.seen: list[np.ndarray] = []
+
+    def episode(self, mask: np.ndarray, now: int) -> None:
+        self.start[mask] = now
+        self.seen.append(self.lag[mask])
+        self.lag[mask] = -1
+
+
+@pytest.mark.parametrize(
+    ("delay", "history", "width"),
+    [((0, 0), 3, 1), ((2, 2), 1, 2), ((1, 3), 1, 1), ((0, 2), 4, 3), ((3, 3), 2, 1), ((0, 1), 1, 2)],
+)
+def test_late_values_and_past_values_are_those_of_the_episode(delay: tuple[int, int], history: int, width: int) -> None:
+    torch.manual_seed(4)
+    rng = np.random.default_rng(5)
+    source = Source(width)
+    before, after = constant(-1.0, -2.0), constant(-3.0)
+    observed = group(
+        {
+            "before": (before, config()),
+            "term": (source, config(delay=delay, history=history, scale=2.0)),
+            "after": (after, config()),
+        }
+    )
+    assert observed.columns["term"] == slice(2, 2 + history * width)
+    book = Bookkeeping()
+    observed.reset(EVERYWHERE)
+    for now in range(60):
+        source.time = now
+        if now and now % 4 == 0:
+            mask = rng.random(NUM_ENVS) < 0.3
+            observed.reset(torch.from_numpy(mask))
+            book.episode(mask, now)
+        row = observed.observe().double().numpy()
+        assert (row[:, :2] == [-1.0, -2.0]).all()
+        assert (row[:, 2 + history * width :] == -3.0).all()
+        values = row[:, 2 : 2 + history * width].reshape(NUM_ENVS, history, width)
+
+        # How late it is can be told from the newest value, once the episode is old enough; it then stays.
+        newest = values[:, -1, 0] / 2.0 - source.at(np.zeros(NUM_ENVS))[:, 0]
+        old = now - book.start >= delay[1]
+        lag = (now - newest).round().astype(int)
+        known = book.lag >= 0
+        assert (lag[old & known] == book.lag[old & known]).all()
+        book.lag = np.where(old & ~known, lag, book.lag)
+        told = book.lag >= 0
+        assert ((book.lag >= delay[0]) & (book.lag <= delay[1]))[told].all()
+        for age in range(history):  # oldest first, and never from before the episode
+            time = np.maximum(now - book.lag - (history - 1 - age), book.start)
+            assert np.array_equal(values[told, age], 2.0 * source.at(time)[told])
+        # Before that the oldest that can be late is the episode's first.
+        assert (newest[~told] <= now).all()
+        assert (newest[~told] >= book.start[~told]).all()
+    told = np.concatenate([*book.seen, book.lag])
+    assert set(told[told >= 0].tolist()) == set(range(delay[0], delay[1] + 1))
+
+
+def test_an_episode_starts_with_copies_of_its_first_value() -> None:
+    source = Source()
+    observed = group({"x": (source, config(delay=(2, 2), history=3))})
+    observed.reset(EVERYWHERE)
+    for now in range(5):
+        source.time = now
+        observed.observe()
+    source.time = 100
+    observed.reset(torch.arange(NUM_ENVS) == 7)
+    first = observed.observe() - 1000.0 * torch.arange(NUM_ENVS).unsqueeze(1)
+    assert first[7].tolist() == [100.0, 100.0, 100.0]
+    assert first[8].tolist() == [1.0, 2.0, 3.0]
+    source.time = 101
+    second = observed.observe() - 1000.0 * torch.arange(NUM_ENVS).unsqueeze(1)
+    assert second[7].tolist() == [100.0, 100.0, 100.0]
+    assert second[8].tolist() == [2.0, 3.0, 4.0]
+
+
+def test_every_delay_is_as_likely_and_envs_draw_their_own() -> None:
+    torch.manual_seed(6)
+    observed = group({"x": (constant(0.0, num_envs=NOISY), config(delay=(1, 3)))}, NOISY)
+    observed.reset(torch.ones(NOISY, dtype=torch.bool))
+    lag = dict(observed.state())["x.lag"]
+    shares = torch.bincount(lag, minlength=4) / NOISY
+    assert shares.tolist() == pytest.approx([0, 1 / 3, 1 / 3, 1 / 3], abs=0.04)
+    only = torch.arange(NOISY) % 2 == 0
+    kept = lag.clone()
+    observed.reset(only)
+    assert torch.equal(lag[~only], kept[~only])
+    assert not torch.equal(lag[only], kept[only])
+
+
+def test_a_past_value_keeps_the_noise_it_was_measured_with() -> None:
+    torch.manual_seed(7)
+    observed = group({"x": (constant(0.0), config(uniform_noise=1.0, scale=3.0, delay=(1, 1), history=2))})
+    observed.reset(EVERYWHERE)
+    rows = [observed.observe() for _ in range(6)]
+    assert 2.5 < float(rows[-1].abs().max()) <= 3.0
+    for one, next_ in itertools.pairwise(rows[2:]):
+        assert torch.equal(next_[:, 0], one[:, 1])
+        assert not torch.equal(next_[:, 1], one[:, 1])
+
+
+def test_looking_at_clean_values_remembers_nothing() -> None:
+    source = Source()
+    observed = group({"x": (source, config(history=2))})
+    observed.observe()
+    source.time = 1
+    for _ in range(3):
+        observed.clean()
+    assert (observed.observe()[0].tolist()) == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("shape", [(NUM_ENVS,), (NUM_ENVS, 1, 1), (1, NUM_ENVS), ()])
+def test_a_term_that_returns_no_row_per_env_is_refused_by_its_name(shape: tuple[int, ...]) -> None:
+    with pytest.raises(UserError) as caught:
+        group({"fine": (constant(1.0), config()), "odd": (lambda: torch.zeros(shape), config())})
+    assert str(caught.value) == f"observation odd: is of shape {shape}; it has to be a row per env, ({NUM_ENVS}, width)"
+
+
+# In an env
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _warp() -> None:
+    start_warp("cpu")
+
+
+JOINTS = "mjlab_dist.env.terms:JointPositions"
+
+
+def test_an_env_observes_once_a_step_and_starts_anew_where_an_episode_starts() -> None:
+    env = legged.make(
+        4,
+        observations={
+            "actor": {
+                "joints": ObservationConfig(func=JOINTS, params={"joints": ("F._hip",)}, history=3),
+                "height": ObservationConfig(func="mjlab_dist.env.terms:base_height", delay=(1, 1)),
+            },
+            "critic": {"joints": ObservationConfig(func=JOINTS, uniform_noise=0.1)},
+        },
+    )
+    assert env.observation_columns() == {
+        "actor": {"joints": slice(0, 6), "height": slice(6, 7)},
+        "critic": {"joints": slice(0, 5)},
+    }
+    expected: list[list[torch.Tensor]] = []
+    heights: list[torch.Tensor] = []
+
+    def note() -> None:
+        expected.append([position.clone() for position in env.sim.qpos[:, 7:9] - 0.2])
+        heights.append(env.sim.qpos[:, 2].clone())
+
+    note()
+    starts = [0] * 4
+    for now in range(1, 12):
+        if now == 6:
+            legged.end_episodes(env, torch.tensor([False, True, False, False]))
+            starts[1] = now
+        if now == 9:
+            env.reset()
+            starts = [now] * 4
+        else:
+            env.step(torch.full((4, 4), 0.1 * now))
+        note()
+        observed, again = env.get_observations(), env.get_observations()
+        assert torch.equal(observed["critic"], again["critic"])
+        for i in range(4):
+            past = torch.cat([expected[max(now - back, starts[i])][i] for back in (2, 1, 0)])
+            assert torch.allclose(observed["actor"][i, :6], past, atol=1e-6)
+            assert observed["actor"][i, 6] == heights[max(now - 1, starts[i])][i]
+
+
+def test_names_of_columns_that_are_not_finite_count_a_terms_history() -> None:
+    from mjlab_dist.learn.finite import column_names
+
+    env = legged.make(2, observations={"actor": {"joints": ObservationConfig(func=JOINTS, history=2)}})
+    assert column_names(env)["observation actor"] == ["joints"] * 10
+    assert env.get_observations()["actor"].shape == (2, 10)

@@ -1,0 +1,344 @@
+"""Models that differ between envs, against the model's own numbers and MuJoCo C."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mujoco
+import numpy as np
+import pytest
+import torch
+from legged import CONFIG, assert_independent, assert_uniform, end_episodes, float64, make, refused
+
+from mjlab_dist.config import ActionConfig, ObservationConfig, RandomizationConfig, SimConfig
+from mjlab_dist.env import Env
+from mjlab_dist.sim import start_warp
+
+NUM_ENVS = 24
+MANY = 2000
+"""Envs where distributions are looked at."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _warp() -> None:
+    start_warp("cpu")
+
+
+def draw(field: str, low: float, high: float, **other: Any) -> RandomizationConfig:
+    return RandomizationConfig(field=field, low=low, high=high, **other)
+
+
+def own(env: Env, field: str) -> np.ndarray:
+    """The model's own numbers, as MuJoCo C has them."""
+    return np.asarray(env.sim.model.opt.gravity if field == "gravity" else getattr(env.sim.model, field))
+
+
+def step(env: Env, num_steps: int = 1) -> None:
+    for _ in range(num_steps):
+        env.step(torch.zeros(env.num_envs, env.num_actions))
+
+
+# What is drawn
+
+LEGS = ("FL", "FR", "RL", "RR")
+
+FIELDS: list[tuple[str, dict[str, Any], tuple[int | tuple[int, int], ...]]] = [
+    ("body_mass", {"names": ("trunk", ".R")}, (1, 3, 5)),
+    ("body_ipos", {"names": ("trunk",), "columns": (0, 2)}, ((1, 0), (1, 2))),
+    ("body_inertia", {"names": ("tail",)}, ((6, 0), (6, 1), (6, 2))),
+    ("geom_friction", {"names": (".*_foot",), "columns": (0,)}, ((3, 0), (5, 0), (7, 0), (9, 0))),
+    ("geom_size", {"names": ("F._foot",), "columns": (0,)}, ((3, 0), (5, 0))),
+    ("jnt_stiffness", {"names": ("tail",)}, (5,)),
+    ("jnt_range", {"names": ("FL_hip",)}, ((1, 0), (1, 1))),
+    ("dof_armature", {"names": ("R._hip",)}, (8, 9)),
+    ("dof_damping", {"names": ("root",)}, (0, 1, 2, 3, 4, 5)),
+    ("dof_frictionloss", {}, tuple(range(11))),
+    ("qpos0", {"names": (".L_hip",)}, (7, 9)),
+    ("qpos_spring", {"names": ("tail",)}, (11,)),
+    ("actuator_gainprm", {"names": (".*_leg",), "columns": (0,)}, ((0, 0), (1, 0), (2, 0), (3, 0))),
+    ("actuator_biasprm", {"names": ("FR_leg",), "columns": (1, 2)}, ((1, 1), (1, 2))),
+    ("actuator_forcerange", {"names": ("lift",)}, ((5, 0), (5, 1))),
+    ("site_pos", {"names": ("RR_foot",), "columns": (2,)}, ((4, 2),)),
+    ("gravity", {}, (0, 1, 2)),
+    ("gravity", {"columns": (2,)}, (2,)),
+    ("density", {}, ()),
+]
+
+
+@pytest.mark.parametrize(("field", "chosen", "where"), FIELDS, ids=[f"{f}-{'-'.join(c)}" for f, c, _ in FIELDS])
+def test_what_is_named_is_drawn_and_nothing_else(field: str, chosen: dict[str, Any], where: tuple[Any, ...]) -> None:
+    env = make(NUM_ENVS, randomizations={"it": draw(field, 0.25, 0.75, operation="add", **chosen)})
+    values = float64(env.sim.field(field))
+    before = np.asarray(env.sim.model.opt.density if field == "density" else own(env, field), dtype=float)
+    change = values - before.astype(np.float32)
+    if field != "density":
+        expected = np.zeros(before.shape, dtype=bool)
+        for place in where:
+            expected[place] = True
+        assert np.array_equal((change != 0).all(axis=0), expected)
+        assert np.array_equal((change != 0).any(axis=0), expected)
+        change = change[:, expected]
+    assert change.min() >= 0.25 - 1e-5
+    assert change.max() <= 0.75 + 1e-5
+    assert len(np.unique(change)) == change.size  # each env, object and column its own
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_factors_are_uniform_and_shared_ones_are_the_same_for_all_that_is_chosen(shared: bool) -> None:
+    env = make(MANY, randomizations={"it": draw("geom_friction", 0.5, 1.5, names=(".*_foot",), shared=shared)})
+    factors = float64(env.sim.field("geom_friction"))[:, 3::2][:, :4] / own(env, "geom_friction")[3::2][:4]
+    assert factors.shape == (MANY, 4, 3)
+    for foot in range(4):
+        for column in range(3):
+            assert_uniform(factors[:, foot, column], 0.5, 1.5)
+    flat = factors.reshape(MANY, -1)
+    if shared:
+        assert np.ptp(flat, axis=1).max() < 1e-6
+    else:
+        assert_independent(*flat.T)
+
+
+def test_values_are_set_log_uniformly() -> None:
+    env = make(
+        MANY,
+        randomizations={
+            "damping": draw("dof_damping", 0.01, 10.0, names=(".*_hip",), operation="set", distribution="log-uniform"),
+            "armature": draw("dof_armature", 0.1, 10.0, names=("tail",), operation="scale", distribution="log-uniform"),
+            "loss": draw("dof_frictionloss", 0.2, 0.4, operation="set"),
+        },
+    )
+    damping = float64(env.sim.field("dof_damping"))
+    for dof in range(6, 10):
+        assert_uniform(np.log(damping[:, dof]), np.log(0.01), np.log(10.0))
+    assert (damping[:, 10] == np.float32(0.01)).all()
+    assert not float64(env.sim.field("dof_armature"))[:, 10].any()  # 0 times a factor
+    for dof in range(11):
+        assert_uniform(float64(env.sim.field("dof_frictionloss"))[:, dof], 0.2, 0.4)
+
+
+def test_several_of_one_field_follow_one_another() -> None:
+    mass = {
+        "load": draw("body_mass", 1.0, 2.0, names=("trunk",), operation="add"),
+        "all": draw("body_mass", 2.0, 2.0, names=(".*",)),
+    }
+    env = make(NUM_ENVS, randomizations=mass)
+    values, before = float64(env.sim.field("body_mass")), own(env, "body_mass")
+    assert ((values[:, 1] >= 2 * 5.0) & (values[:, 1] <= 2 * 6.0)).all()
+    np.testing.assert_allclose(values[:, 2:], np.tile(2 * before[2:], (NUM_ENVS, 1)), rtol=1e-6)
+
+
+# What it does
+
+
+def test_constants_that_derive_from_masses_are_those_of_mujoco() -> None:
+    env = make(
+        4,
+        randomizations={
+            "mass": draw("body_mass", 0.5, 2.0),
+            "armature": draw("dof_armature", 0.01, 0.1, operation="set", names=(".*_hip",)),
+        },
+    )
+    model = mujoco.MjModel.from_xml_path(CONFIG.sim.model)
+    for i in range(4):
+        model.body_mass[:] = float64(env.sim.field("body_mass"))[i]
+        model.dof_armature[:] = float64(env.sim.field("dof_armature"))[i]
+        data = mujoco.MjData(model)
+        mujoco.mj_setConst(model, data)
+        for field in ("body_subtreemass", "dof_invweight0", "body_invweight0", "actuator_acc0"):
+            ours = float64(env.sim.field(field))[i]
+            np.testing.assert_allclose(ours, getattr(model, field), rtol=1e-3, atol=1e-6, err_msg=field)
+
+
+def test_an_episode_starts_as_if_nothing_were_drawn() -> None:
+    env = make(
+        4,
+        randomizations={
+            "mass": draw("body_mass", 0.5, 2.0),
+            "qpos0": draw("qpos0", 0.1, 0.2, operation="add", names=(".*_hip",)),
+        },
+    )
+    assert torch.equal(env.sim.qpos, make(4).sim.qpos)
+    assert torch.equal(env.reference.qpos, env.sim.qpos)
+
+
+def test_every_env_falls_by_its_own_gravity() -> None:
+    gravity = {"it": draw("gravity", -12.0, -2.0, operation="set", columns=(2,))}
+    env = make(NUM_ENVS, randomizations=gravity)
+    env.sim.qpos[:, 2] = 5.0
+    step(env, 3)
+    told = float64(env.sim.field("gravity"))[:, 2]
+    assert np.ptp(told) > 5
+    copies = mujoco.MjModel.from_xml_path(CONFIG.sim.model)
+    for i in range(NUM_ENVS):
+        copies.opt.gravity[2] = told[i]
+        data = mujoco.MjData(copies)
+        mujoco.mj_resetDataKeyframe(copies, data, 0)
+        data.qpos[2] = 5.0
+        for _ in range(6):
+            mujoco.mj_step(copies, data)
+        np.testing.assert_allclose(env.sim.qvel[i], data.qvel, rtol=0, atol=1e-4)
+
+
+def test_every_env_steps_by_its_own_masses_gains_and_damping() -> None:
+    env = make(
+        6,
+        randomizations={
+            "mass": draw("body_mass", 0.7, 1.5),
+            "com": draw("body_ipos", -0.02, 0.02, operation="add", names=("trunk",)),
+            "damping": draw("dof_damping", 0.5, 2.0, names=(".*_hip", "tail")),
+            "armature": draw("dof_armature", 0.5, 2.0, names=(".*_hip",)),
+            "gain": draw("actuator_gainprm", 0.8, 1.2, names=(".*_leg",), columns=(0,)),
+            "friction": draw("geom_friction", 0.3, 1.2, shared=True),
+            "size": draw("geom_size", 0.8, 1.2, names=(".*_foot",)),
+        },
+    )
+    fields = ("body_mass", "body_ipos", "dof_damping", "dof_armature", "actuator_gainprm", "geom_friction", "geom_size")
+    model = mujoco.MjModel.from_xml_path(CONFIG.sim.model)
+    actions = torch.randn(30, 6, 4, generator=torch.Generator().manual_seed(0))
+    models = []
+    for i in range(6):
+        for field in fields:
+            getattr(model, field)[:] = float64(env.sim.field(field))[i].reshape(getattr(model, field).shape)
+        mujoco.mj_setConst(model, mujoco.MjData(model))
+        data = mujoco.MjData(model)
+        mujoco.mj_resetDataKeyframe(model, data, 0)
+        for row in actions:
+            data.ctrl = [*(np.array([0.2, 0.2, -0.2, -0.2]) + 0.5 * float64(row[i])), 0, 0]
+            for _ in range(2):
+                mujoco.mj_step(model, data)
+        models.append((data.qpos.copy(), data.qvel.copy()))
+    for row in actions:
+        env.step(row)
+    found = float64(env.sim.qpos)
+    np.testing.assert_allclose(found, [qpos for qpos, _ in models], rtol=0, atol=1e-3)
+    np.testing.assert_allclose(float64(env.sim.qvel), [qvel for _, qvel in models], rtol=0, atol=3e-2)
+    assert np.ptp(found[:, 2]) > 0.005
+
+
+BOX = SimConfig(model=str(Path(__file__).with_name("box.xml")), njmax=16, nconmax=8, forward_before_observation=False)
+
+
+def test_envs_of_different_friction_slide_differently_far() -> None:
+    """A box pushed off at v slides v^2 / (2 mu g), whatever it weighs."""
+    friction = draw("geom_friction", 0.1, 0.8, operation="set", columns=(0,), shared=True)
+    env = make(
+        16,
+        sim=BOX,
+        actions={"push": ActionConfig(actuators=("push",))},
+        observations={"actor": {"box": ObservationConfig(func="mjlab_dist.env.terms:base_height")}},
+        episode_length_s=100.0,
+        randomizations={"friction": friction, "mass": draw("body_mass", 0.5, 2.0)},
+    )
+    start = torch.tensor([0.0, 0.0, 0.0999, 1.0, 0.0, 0.0, 0.0])
+    env.sim.qpos.copy_(start.expand(16, -1))
+    env.sim.qvel[:, 0] = 1.0
+    step(env, 300)
+    mu = float64(env.sim.field("geom_friction"))[:, 0, 0]
+    slid = float64(env.sim.qpos[:, 0])
+    assert np.ptp(mu) > 0.4
+    np.testing.assert_allclose(slid, 1.0 / (2 * mu * 9.81), rtol=0.1)
+    assert np.abs(float64(env.sim.qvel)).max() < 0.05
+    assert np.array_equal(np.argsort(slid), np.argsort(-mu))
+
+
+# At reset
+
+
+def test_a_draw_at_reset_is_of_the_episode_and_of_no_other_env() -> None:
+    friction = draw("geom_friction", 0.5, 1.5, names=(".*_foot",), columns=(0,), when="reset")
+    env = make(NUM_ENVS, randomizations={"it": friction})
+    field = env.sim.field("geom_friction")
+    before = field.clone()
+    assert len(before[:, 3, 0].unique()) == NUM_ENVS
+    step(env, 3)
+    assert torch.equal(field, before)
+    ends = torch.arange(NUM_ENVS) % 3 == 0
+    end_episodes(env, ends)
+    step(env)
+    changed = field != before
+    expected = torch.zeros_like(changed)
+    expected[ends.unsqueeze(1) & torch.tensor([False, False, False, True] + [False, True] * 3 + [False]), 0] = True
+    assert torch.equal(changed, expected)
+
+
+@pytest.mark.parametrize("operation", ["scale", "add"])
+def test_draws_at_reset_start_from_what_startup_left_and_never_pile_up(operation: Any) -> None:
+    env = make(
+        NUM_ENVS,
+        randomizations={
+            "startup": draw("dof_damping", 2.0, 4.0, names=("tail",)),
+            "first": draw("dof_damping", 0.9, 1.1, names=("tail",), operation=operation, when="reset"),
+            "second": draw("dof_damping", 0.9, 1.1, names=("tail",), operation=operation, when="reset"),
+        },
+    )
+    field = env.sim.field("dof_damping")
+    drawn = []
+    for _ in range(40):
+        end_episodes(env, torch.ones(NUM_ENVS, dtype=torch.bool))
+        step(env)
+        drawn.append(float64(field)[:, 10])
+    values = np.stack(drawn)
+    base = float64(env.state()["randomized.dof_damping"])[:, 10]
+    assert (base >= 0.02 - 1e-6).all()
+    assert (base <= 0.04 + 1e-6).all()
+    assert len(np.unique(base)) == NUM_ENVS
+    change = values / base if operation == "scale" else values - base
+    low, high = (0.81, 1.21) if operation == "scale" else (1.8, 2.2)
+    assert change.min() >= low - 1e-3
+    assert change.max() <= high + 1e-3
+    assert np.ptp(change) > 0.6 * (high - low)
+    assert (np.abs(np.diff(values, axis=0)) > 0).all()
+
+
+def test_startup_and_reset_of_other_fields_leave_each_other_alone() -> None:
+    env = make(
+        8,
+        randomizations={
+            "mass": draw("body_mass", 0.5, 2.0),
+            "damping": draw("dof_damping", 0.5, 2.0, names=("tail",), when="reset"),
+        },
+    )
+    mass, damping = env.sim.field("body_mass").clone(), env.sim.field("dof_damping").clone()
+    env.reset()
+    assert torch.equal(env.sim.field("body_mass"), mass)
+    assert (env.sim.field("dof_damping") != damping)[:, 10].all()
+
+
+def test_without_randomizations_all_envs_share_one_model() -> None:
+    env = make(3)
+    assert env.sim.fields == {}
+    assert env.sim.field("geom_friction").stride(0) == 0
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("config", "start", "mend"),
+    [
+        (draw("friction", 0, 1), "field friction: ", "geom_friction"),
+        (draw("geom_type", 0, 1), "field geom_type: ", "geom_friction"),
+        (draw("body_subtreemass", 0, 1), "field body_subtreemass: ", "body_mass"),
+        (draw("body_mass", 0, 1, names=("legs",)), "--env.randomizations.it.names legs: ", "trunk, FL, FR, RL, RR, tail"),
+        (draw("geom_friction", 0, 1, names=("trunk", "wheel")), "--env.randomizations.it.names wheel: ", "FL_foot"),
+        (draw("dof_damping", 0, 1, names=("FL_leg",)), "--env.randomizations.it.names FL_leg: ", "root, FL_hip"),
+        (draw("body_mass", 0, 1, names=("(",)), "--env.randomizations.it.names (: ", "is no regular expression"),
+        (draw("geom_friction", 0, 1, columns=(0, 3)), "--env.randomizations.it.columns 3: ", "columns 0 to 2"),
+        (draw("geom_friction", 0, 1, columns=(-1,)), "--env.randomizations.it.columns -1: ", "columns 0 to 2"),
+        (draw("gravity", 0, 1, columns=(3,)), "--env.randomizations.it.columns 3: ", "columns 0 to 2"),
+        (draw("body_mass", 0, 1, columns=(0,)), "--env.randomizations.it.columns 0: ", "leave columns out"),
+        (draw("density", 0, 1, columns=(0,)), "--env.randomizations.it.columns 0: ", "leave columns out"),
+        (draw("gravity", 0, 1, names=("trunk",)), "--env.randomizations.it.names trunk: ", "leave names out"),
+        (draw("body_mass", 2, 1), "--env.randomizations.it.low 2: ", "swap"),
+        (draw("body_mass", float("nan"), 1), "--env.randomizations.it.low nan: ", ""),
+        (draw("body_mass", 1, 2, when="reset"), "--env.randomizations.it.when reset: ", "body_subtreemass"),
+        (draw("dof_armature", 1, 2, when="reset"), "--env.randomizations.it.when reset: ", "use startup"),
+        (draw("geom_size", 1, 2, when="reset"), "--env.randomizations.it.when reset: ", "geom_rbound"),
+        (draw("body_mass", 0, 1, distribution="log-uniform"), "--env.randomizations.it.low 0: ", "positive"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_refused(config: RandomizationConfig, start: str, mend: str) -> None:
+    message = refused(randomizations={"it": config})
+    assert message.startswith(start)
+    assert mend in message

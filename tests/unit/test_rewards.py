@@ -1,0 +1,493 @@
+"""Rewards, terminations and observations that tasks share, against MuJoCo C and the formulas in numpy."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import mujoco
+import numpy as np
+import pytest
+import torch
+from legged import CONFIG, FEET, HOME, c_copies, end_episodes, float64, make, randomize_state, refused
+
+from mjlab_dist.config import ActionConfig, EventConfig, ObservationConfig, RewardConfig, TermConfig
+from mjlab_dist.env import Env
+from mjlab_dist.env.rewards import JointLimits
+from mjlab_dist.env.sensors import Contact
+from mjlab_dist.sim import start_warp
+
+NUM_ENVS = 32
+TERMS, REWARDS, TERMINATIONS = (f"mjlab_dist.env.{module}" for module in ("terms", "rewards", "terminations"))
+SENSORS = {
+    "feet": TermConfig(func="mjlab_dist.env.sensors:Contact", params={"sensors": (".._touch",)}),
+    "trunk": TermConfig(func="mjlab_dist.env.sensors:Contact", params={"sensors": ("trunk_touch",)}),
+}
+COMMANDS = {
+    "velocity": TermConfig(
+        func="mjlab_dist.env.commands:Velocity",
+        params={
+            "forward_m_s": (-1.0, 1.0),
+            "left_m_s": (-0.5, 0.5),
+            "yaw_rad_s": (-1.0, 1.0),
+            "standing_share": 0.3,
+        },
+    )
+}
+SCATTER = {
+    "root": EventConfig(
+        func="mjlab_dist.env.events:DrawRoot",
+        params={
+            "z_m": (-0.1, 0.4),
+            "roll_rad": (-1.5, 1.5),
+            "pitch_rad": (-1.5, 1.5),
+            "yaw_rad": (-3.0, 3.0),
+            "linear_m_s": (-1.0, 1.0),
+            "angular_rad_s": (-2.0, 2.0),
+        },
+    ),
+    "joints": EventConfig(
+        func="mjlab_dist.env.events:DrawJoints", params={"position": (-1.5, 1.5), "velocity": (-3.0, 3.0)}
+    ),
+}
+"""Start states all over: on the floor and in the air, turned and moving."""
+
+EVERYTHING = dataclasses.replace(CONFIG, sensors=SENSORS, commands=COMMANDS, events=SCATTER, episode_length_s=100.0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _warp() -> None:
+    start_warp("cpu")
+
+
+class Oracle:
+    """The state after a step in float64, and what MuJoCo C says of it."""
+
+    def __init__(self, env: Env) -> None:
+        self.qpos, self.qvel = float64(env.sim.qpos), float64(env.sim.qvel)
+        self.command = float64(env.command("velocity"))
+        self.copies = c_copies(env)
+        for data in self.copies:
+            mujoco.mj_forward(env.sim.model, data)
+        self.rotation = np.stack([data.body("trunk").xmat.reshape(3, 3) for data in self.copies])
+        self.linear = np.einsum("nij,ni->nj", self.rotation, self.qvel[:, :3])
+        """Velocity in the trunk's frame: R transposed times that in the world's."""
+        self.angular = np.stack([data.sensor("gyro").data for data in self.copies])
+        self.joints, self.joint_velocities = self.qpos[:, 7:], self.qvel[:, 6:]
+        self.upright = self.rotation[:, 2, 2]
+
+    def in_heading(self) -> np.ndarray:
+        """Velocity over ground in the frame of the heading, (num_envs, 2)."""
+        ahead = self.rotation[:, :2, 0] / np.linalg.norm(self.rotation[:, :2, 0], axis=1, keepdims=True)
+        left = np.stack([-ahead[:, 1], ahead[:, 0]], axis=1)
+        return np.stack([(ahead * self.qvel[:, :2]).sum(1), (left * self.qvel[:, :2]).sum(1)], axis=1)
+
+
+Expected = Callable[[Oracle], np.ndarray]
+
+OBSERVATIONS: dict[str, tuple[str, dict[str, Any], Expected]] = {
+    "joint": ("joint_position", {"joint": "FR_hip"}, lambda o: o.qpos[:, 8:9]),
+    "joint velocity": ("joint_velocity", {"joint": "tail"}, lambda o: o.qvel[:, 10:11]),
+    "joints": ("JointPositions", {}, lambda o: o.joints - HOME.numpy()),
+    "some joints": ("JointPositions", {"joints": ("tail", ".R_hip")}, lambda o: (o.joints - HOME.numpy())[:, [1, 3, 4]]),
+    "joint velocities": ("JointVelocities", {}, lambda o: o.joint_velocities),
+    "some velocities": ("JointVelocities", {"joints": (".L_hip",)}, lambda o: o.joint_velocities[:, [0, 2]]),
+    "linear": ("base_linear_velocity", {}, lambda o: o.linear),
+    "angular": ("base_angular_velocity", {}, lambda o: o.angular),
+    "height": ("base_height", {}, lambda o: o.qpos[:, 2:3]),
+    "gravity": ("projected_gravity", {}, lambda o: -o.rotation[:, 2]),
+    "command": ("command", {"name": "velocity"}, lambda o: o.command),
+    "friction": ("model_field", {"field": "geom_friction"}, lambda o: np.tile(o.copies[0].model.geom_friction.ravel(), (NUM_ENVS, 1))),
+}  # fmt: skip
+
+
+def test_observations_are_those_of_the_state_after_the_step() -> None:
+    terms = {
+        name: ObservationConfig(func=f"{TERMS}:{func}", params=params)
+        for name, (func, params, _) in OBSERVATIONS.items()
+    }
+    env = make(NUM_ENVS, config=EVERYTHING, observations={"actor": terms})
+    for step in range(10):
+        if step == 5:
+            end_episodes(env, torch.arange(NUM_ENVS) % 2 == 0)
+        observed = env.step(0.3 * torch.randn(NUM_ENVS, 4))[0]["actor"]
+        oracle = Oracle(env)
+        assert (oracle.upright < 0.5).any()
+        for name, where in env.observation_columns()["actor"].items():
+            np.testing.assert_allclose(
+                observed[:, where], OBSERVATIONS[name][2](oracle), rtol=0, atol=1e-5, err_msg=name
+            )
+
+
+def test_sensors_are_those_of_the_last_substeps_start_or_of_the_present() -> None:
+    for forward in (False, True):
+        env = make(
+            NUM_ENVS,
+            config=EVERYTHING,
+            sim=dataclasses.replace(CONFIG.sim, forward_before_observation=forward),
+            observations={"actor": {"gyro": ObservationConfig(func=f"{TERMS}:sensor", params={"name": "gyro"})}},
+        )
+        copies = c_copies(env)
+        actions = 0.3 * torch.randn(NUM_ENVS, 4)
+        observed = env.step(actions)[0]["actor"]
+        for data, action in zip(copies, float64(actions), strict=True):
+            data.ctrl = [*(HOME[:4].numpy() + 0.5 * action), 0, 0]
+            for _ in range(2):
+                mujoco.mj_step(env.sim.model, data)
+        if forward:
+            copies = c_copies(env)
+            for data in copies:
+                mujoco.mj_forward(env.sim.model, data)
+        expected = np.stack([data.sensor("gyro").data for data in copies])
+        np.testing.assert_allclose(observed, expected, rtol=0, atol=1e-4)
+        assert np.allclose(observed, float64(env.sim.qvel[:, 3:6]), atol=1e-5) == forward
+
+
+def test_the_last_action_is_observed_and_0_where_an_episode_starts() -> None:
+    env = make(4, observations={"actor": {"action": ObservationConfig(func=f"{TERMS}:last_action")}})
+    ends = torch.tensor([False, True, False, True])
+    end_episodes(env, ends)
+    actions = torch.randn(4, 4)
+    observed = env.step(actions)[0]["actor"]
+    assert torch.equal(observed, torch.where(ends.unsqueeze(1), 0.0, actions))
+
+
+def test_contacts_are_observed_as_the_sensor_has_them() -> None:
+    terms = {
+        name: ObservationConfig(func=f"{TERMS}:{name}", params={"sensor": "feet"})
+        for name in ("in_contact", "contact_force", "air_time")
+    }
+    env = make(NUM_ENVS, config=EVERYTHING, observations={"actor": terms})
+    for _ in range(10):
+        env.step(torch.zeros(NUM_ENVS, 4))
+    observed = env.get_observations()["actor"]
+    feet = env.sensor("feet", Contact)
+    assert feet.in_contact.any()
+    assert not feet.in_contact.all()
+    assert torch.equal(observed[:, :4], feet.in_contact.float())
+    assert torch.equal(observed[:, 4:16].view(-1, 4, 3), feet.force_n)
+    assert torch.equal(observed[:, 16:], feet.air_time_s)
+
+
+def squares(values: np.ndarray) -> np.ndarray:
+    return (values**2).sum(axis=1)
+
+
+def limits(share: float) -> Expected:
+    def expected(o: Oracle) -> np.ndarray:
+        hips = o.joints[:, :4]
+        return np.maximum(np.abs(hips) - share, 0).sum(axis=1)  # their range is -1 to 1; the tail has none
+
+    return expected
+
+
+STATE_REWARDS: dict[str, tuple[str, dict[str, Any], Expected]] = {
+    "linear": (
+        "track_linear_velocity",
+        {"command": "velocity", "std_m_s": 0.7},
+        lambda o: np.exp(-squares(o.command[:, :2] - o.linear[:, :2]) / 0.7**2),
+    ),
+    "heading": (
+        "track_heading_velocity",
+        {"command": "velocity", "std_m_s": 0.6},
+        lambda o: np.exp(-squares(o.command[:, :2] - o.in_heading()) / 0.6**2),
+    ),
+    "yaw": (
+        "track_yaw_rate",
+        {"command": "velocity", "std_rad_s": 0.8},
+        lambda o: np.exp(-((o.command[:, 2] - o.angular[:, 2]) ** 2) / 0.8**2),
+    ),
+    "vertical": ("vertical_velocity", {}, lambda o: o.linear[:, 2] ** 2),
+    "tilt rate": ("tilt_rate", {}, lambda o: squares(o.angular[:, :2])),
+    "tilt": ("tilt", {}, lambda o: np.sin(np.arccos(o.upright)) ** 2),
+    "height": ("height_error", {"target_m": 0.3}, lambda o: (o.qpos[:, 2] - 0.3) ** 2),
+    "velocity": ("JointVelocity", {"joints": ("F._hip", "tail")}, lambda o: squares(o.joint_velocities[:, [0, 1, 4]])),
+    "deviation": ("JointDeviation", {}, lambda o: np.abs(o.joints - HOME.numpy()).sum(axis=1)),
+    "some deviation": (
+        "JointDeviation",
+        {"joints": ("R._hip",)},
+        lambda o: np.abs(o.joints[:, 2:4] + 0.2).sum(axis=1),
+    ),
+    "limits": ("JointLimits", {"share": 0.5}, limits(0.5)),
+    "some limits": ("JointLimits", {"share": 0.3, "joints": ("tail", ".._hip")}, limits(0.3)),
+    "still": (
+        "stand_still",
+        {"command": "velocity"},
+        lambda o: squares(o.linear[:, :2]) * (np.linalg.norm(o.command, axis=1) < 0.1),
+    ),
+}
+
+
+def sum_of(env: Env, name: str) -> torch.Tensor:
+    """Sum of one term's rewards in the episode that is going on, (num_envs,)."""
+    return env.state()["episode_sums"][:, env.reward_names.index(name)]
+
+
+def test_rewards_are_those_of_the_state_after_the_step() -> None:
+    rewards = {
+        name: RewardConfig(func=f"{REWARDS}:{func}", params=params, weight=1.0)
+        for name, (func, params, _) in STATE_REWARDS.items()
+    }
+    env = make(NUM_ENVS, config=EVERYTHING, rewards=rewards)
+    for _ in range(6):
+        env.reset()
+        command = float64(env.command("velocity"))
+        _, total, dones, _ = env.step(0.5 * torch.randn(NUM_ENVS, 4))
+        assert not dones.any()  # so the state is still the one that was rewarded
+        oracle = Oracle(env)
+        assert np.array_equal(oracle.command, command)
+        for name, (_, _, expected) in STATE_REWARDS.items():
+            told = expected(oracle)
+            assert np.ptp(told) > 0.01, name
+            np.testing.assert_allclose(sum_of(env, name), told, rtol=1e-4, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(total, env.state()["episode_sums"].sum(dim=1), rtol=1e-5, atol=1e-4)
+
+
+def test_by_default_a_tenth_of_a_joints_range_costs() -> None:
+    env = make(3)
+    env.sim.qpos[:, 7:] = torch.tensor([[0.85, -0.85, 0, 0, 9], [0.95, -1.0, 0, 0, 0], [1.2, 1.0, -1.1, 0, 0]])
+    assert JointLimits(env)(env).tolist() == pytest.approx([0, 0.05 + 0.1, 0.3 + 0.1 + 0.2], abs=1e-6)
+
+
+def test_rewards_of_actions_are_sums_of_squares() -> None:
+    names = ("action_rate", "action_size")
+    env = make(
+        NUM_ENVS,
+        rewards={name: RewardConfig(func=f"{REWARDS}:{name}", weight=1.0) for name in names},
+        episode_length_s=100.0,
+    )
+    before = np.zeros((NUM_ENVS, 4))
+    sums = np.zeros((NUM_ENVS, 2))
+    for step in range(4):
+        actions = 0.3 * torch.randn(NUM_ENVS, 4)
+        env.step(actions)
+        now = float64(actions)
+        sums += np.stack([squares(now - before), squares(now)], axis=1)
+        before = now
+        np.testing.assert_allclose(env.state()["episode_sums"], sums, rtol=1e-5, atol=1e-6, err_msg=str(step))
+
+
+def test_the_force_of_actuators_is_that_of_the_last_substep() -> None:
+    env = make(
+        NUM_ENVS,
+        config=EVERYTHING,
+        rewards={"force": RewardConfig(func=f"{REWARDS}:actuator_force", weight=1.0)},
+        actions={"all": ActionConfig(actuators=(".*_leg", "tail"))},
+    )
+    copies = c_copies(env)
+    actions = 0.5 * torch.randn(NUM_ENVS, 5)
+    _, rewards, _, _ = env.step(actions)
+    expected = []
+    for data, action in zip(copies, float64(actions), strict=True):
+        data.ctrl[:5] = action
+        for _ in range(2):
+            mujoco.mj_step(env.sim.model, data)
+        expected.append((data.actuator_force**2).sum())
+    np.testing.assert_allclose(rewards, expected, rtol=1e-3, atol=1e-2)
+
+
+def test_joint_accelerations_are_changes_of_velocity_and_forget_the_episode_before() -> None:
+    env = make(
+        NUM_ENVS,
+        config=EVERYTHING,
+        rewards={
+            "all": RewardConfig(func=f"{REWARDS}:JointAcceleration", weight=1.0),
+            "some": RewardConfig(func=f"{REWARDS}:JointAcceleration", weight=0.0, params={"joints": (".L_hip",)}),
+        },
+    )
+    for step in range(8):
+        before = float64(env.sim.qvel)[:, 6:]
+        sums = float64(env.state()["episode_sums"])
+        ends = torch.arange(NUM_ENVS) % 3 == step
+        end_episodes(env, ends)
+        _, rewards, _, _ = env.step(0.3 * torch.randn(NUM_ENVS, 4))
+        acceleration = (float64(env.sim.qvel)[:, 6:] - before) / 0.01
+        going = ~ends.numpy()
+        np.testing.assert_allclose(rewards[going], squares(acceleration)[going], rtol=1e-3, atol=1.0)
+        some = (float64(env.state()["episode_sums"]) - sums)[:, 1]
+        np.testing.assert_allclose(some[going], squares(acceleration[:, [0, 2]])[going], rtol=1e-2, atol=30.0)
+
+
+def test_alive_and_terminated_tell_what_has_ended_an_episode() -> None:
+    env = make(
+        6,
+        rewards={name: RewardConfig(func=f"{REWARDS}:{name}", weight=weight) for name, weight in (("alive", 1.0), ("terminated", -10.0))},
+        terminations={"low": TermConfig(func=f"{TERMINATIONS}:too_low", params={"least_m": 0.2})},
+    )  # fmt: skip
+    env.sim.qpos[:2, 2] = 0.1
+    end_episodes(env, torch.tensor([False, True, True, False, False, False]))
+    _, rewards, dones, extras = env.step(torch.zeros(6, 4))
+    assert rewards.tolist() == [-10.0, -10.0, 1.0, 1.0, 1.0, 1.0]
+    assert dones.tolist() == [True, True, True, False, False, False]
+    assert extras["time_outs"].tolist() == [False, False, True, False, False, False]
+    assert env.terminated.tolist() == [True, True, False, False, False, False]
+    assert env.timed_out.tolist() == [False, True, True, False, False, False]
+
+
+# Contacts
+
+
+def test_rewards_of_contacts_are_those_of_the_sensors() -> None:
+    velocities = tuple(f"{foot}_velocity" for foot in FEET)
+    env = make(
+        NUM_ENVS,
+        config=EVERYTHING,
+        commands={
+            "velocity": dataclasses.replace(
+                COMMANDS["velocity"], params={**COMMANDS["velocity"].params, "resample_s": (0.2, 0.4)}
+            )
+        },
+        rewards={
+            "touch": RewardConfig(func=f"{REWARDS}:contacts", weight=1.0, params={"sensor": "feet"}),
+            "hard": RewardConfig(func=f"{REWARDS}:contacts", weight=1.0, params={"sensor": "feet", "least_n": 15.0}),
+            "slip": RewardConfig(
+                func=f"{REWARDS}:FootSlip", weight=1.0, params={"sensor": "feet", "velocities": velocities}
+            ),
+            "air": RewardConfig(
+                func=f"{REWARDS}:feet_air_time",
+                weight=1.0,
+                params={"sensor": "feet", "command": "velocity", "least_s": 0.05, "moving_m_s": 0.2},
+            ),
+        },
+        events={
+            "root": EventConfig(
+                func="mjlab_dist.env.events:DrawRoot", params={"z_m": (0.0, 0.2), "linear_m_s": (-0.5, 0.5)}
+            )
+        },
+    )
+    model = env.sim.model
+    copies = c_copies(env)
+    air_s = np.zeros((NUM_ENVS, 4))
+    seen = dict.fromkeys(env.reward_names, 0.0)
+    sums = np.zeros((NUM_ENVS, 4))
+    for _ in range(60):
+        actions = 0.8 * torch.randn(NUM_ENVS, 4)
+        command = float64(env.command("velocity"))
+        env.step(actions)
+        for data, action in zip(copies, float64(actions), strict=True):
+            data.ctrl = [*(HOME[:4].numpy() + 0.5 * action), 0, 0]
+            for _ in range(2):
+                mujoco.mj_step(model, data)
+        touch = np.array([[data.sensor(f"{foot}_touch").data for foot in FEET] for data in copies])
+        velocity = np.array([[data.sensor(name).data for name in velocities] for data in copies])
+        found, force = touch[..., 0] > 0, np.linalg.norm(touch[..., 1:], axis=2)
+        air_s += 0.01
+        landed = found & (air_s > 0.015)
+        moves = np.linalg.norm(command[:, :2], axis=1) > 0.2
+        expected = {
+            "touch": found.sum(1),
+            "hard": (found & (force >= 15)).sum(1),
+            "slip": ((velocity[..., :2] ** 2).sum(2) * found).sum(1),
+            "air": ((air_s - 0.05) * landed).sum(1) * moves,
+        }
+        air_s[found] = 0
+        now = float64(env.state()["episode_sums"])
+        for column, (name, values) in enumerate(expected.items()):
+            told = (now - sums)[:, column]
+            seen[name] += float(np.abs(values).sum())
+            if name == "hard":  # a force next to the threshold may fall on either side
+                near = (np.abs(force - 15) < 0.1).any(axis=1)
+                assert np.array_equal(told.round(3)[~near], values[~near].astype(float))
+            else:
+                np.testing.assert_allclose(told, values, rtol=2e-2, atol=2e-3, err_msg=name)
+        sums = now
+        # From here on both go on from the same state again.
+        for i, data in enumerate(copies):
+            data.qpos, data.qvel = float64(env.sim.qpos[i]), float64(env.sim.qvel[i])
+            data.qacc_warmstart = float64(env.sim.view("qacc_warmstart")[i])
+    assert all(total > 1 for total in seen.values()), seen
+
+
+def test_as_many_velocities_as_feet_are_asked_for() -> None:
+    rewards = {
+        "slip": RewardConfig(
+            func=f"{REWARDS}:FootSlip", weight=1.0, params={"sensor": "feet", "velocities": ("FL_velocity",)}
+        )
+    }
+    assert refused(config=EVERYTHING, rewards=rewards).startswith(
+        "foot slip: 1 velocity sensors for the 4 feet of feet"
+    )
+
+
+# Terminations
+
+
+def ends_of(func: str, params: dict[str, Any]) -> tuple[Env, np.ndarray, Oracle]:
+    """Envs all over the place, which of them a termination ends, and the oracle of the states it saw."""
+    twin = make(NUM_ENVS, config=EVERYTHING)
+    env = make(
+        NUM_ENVS,
+        config=EVERYTHING,
+        terminations={"it": TermConfig(func=f"{TERMINATIONS}:{func}", params=params)},
+    )
+    for each in (twin, env):
+        randomize_state(each)
+        _, _, dones, extras = each.step(torch.zeros(NUM_ENVS, 4))
+        assert not extras["time_outs"].any()
+    ended = dones.numpy()
+    assert 3 < ended.sum() < NUM_ENVS - 3
+    return env, ended, Oracle(twin)
+
+
+def test_a_tilted_robot_is_one_whose_axis_leaves_the_cone() -> None:
+    _, ended, oracle = ends_of("tilted", {"most_rad": 1.1})
+    assert np.array_equal(ended, np.arccos(oracle.upright) > 1.1)
+
+
+def test_a_low_robot_is_one_below_the_height() -> None:
+    _, ended, oracle = ends_of("too_low", {"least_m": 0.5})
+    assert np.array_equal(ended, oracle.qpos[:, 2] < 0.5)
+
+
+def test_a_robot_out_of_bounds_is_one_too_far_over_ground() -> None:
+    _, ended, oracle = ends_of("out_of_bounds", {"most_m": 0.8})
+    assert np.array_equal(ended, np.hypot(oracle.qpos[:, 0], oracle.qpos[:, 1]) > 0.8)
+
+
+def test_height_and_bounds_are_told_from_the_envs_origin() -> None:
+    env = make(3, terminations={"far": TermConfig(func=f"{TERMINATIONS}:out_of_bounds", params={"most_m": 1.0})})
+    low = TermConfig(func=f"{TERMINATIONS}:too_low", params={"least_m": 0.2})
+    origins = torch.tensor([[0.0, 0.0, 0.0], [5.0, 0.0, 0.0], [0.0, 0.0, -0.5]])
+    env.origins.copy_(origins)
+    assert env.step(torch.zeros(3, 4))[2].tolist() == [False, True, False]
+    env = make(3, terminations={"low": low})
+    env.origins.copy_(-origins)
+    assert env.step(torch.zeros(3, 4))[2].tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize("least_n", [0.0, 60.0])
+def test_a_touch_of_the_trunk_ends_an_episode_where_it_is_hard_enough(least_n: float) -> None:
+    env = make(
+        NUM_ENVS,
+        config=dataclasses.replace(EVERYTHING, events={}),
+        terminations={
+            "fall": TermConfig(func=f"{TERMINATIONS}:illegal_contact", params={"sensor": "trunk", "least_n": least_n})
+        },
+    )
+    env.sim.qpos[:, 2] = torch.linspace(0.044, 0.056, NUM_ENVS)
+    env.sim.qpos[:, 3:7] = torch.tensor([0.0, 1.0, 0.0, 0.0])  # on its back
+    copies = c_copies(env)
+    dones = env.step(torch.zeros(NUM_ENVS, 4))[2]
+    force = []
+    for data in copies:
+        data.ctrl = [*HOME[:4], 0, 0]
+        for _ in range(2):
+            mujoco.mj_step(env.sim.model, data)
+        found, *vector = data.sensor("trunk_touch").data
+        force.append(float(np.linalg.norm(vector)) if found else -1.0)
+    print(force)
+    assert dones.tolist() == [one >= least_n for one in force]
+    assert 2 < int(dones.sum()) < NUM_ENVS - 2
+    assert least_n == 0 or any(0 < one < least_n for one in force)
+
+
+def test_a_state_that_is_no_number_ends_an_episode() -> None:
+    env = make(5, terminations={"nan": TermConfig(func=f"{TERMINATIONS}:not_finite")})
+    env.sim.qvel[1, 4] = float("nan")
+    env.sim.qpos[3, 8] = float("inf")
+    _, _, dones, extras = env.step(torch.zeros(5, 4))
+    assert dones.tolist() == [False, True, False, True, False]
+    assert not extras["time_outs"].any()
+    assert env.sim.qpos.isfinite().all()
+    assert env.sim.qvel.isfinite().all()

@@ -1,0 +1,189 @@
+"""The contact sensor against MuJoCo C, which takes every step from the same state, and stopwatches in numpy."""
+
+from __future__ import annotations
+
+import mujoco
+import numpy as np
+import pytest
+import torch
+from legged import DT_S, FEET, HOME, c_copies, c_step, end_episodes, float64, make, refused
+
+from mjlab_dist.config import TermConfig
+from mjlab_dist.env import Env
+from mjlab_dist.env.sensors import Contact, Sensor
+from mjlab_dist.errors import UserError
+from mjlab_dist.sim import start_warp
+
+NUM_ENVS = 12
+CONTACT = "mjlab_dist.env.sensors:Contact"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _warp() -> None:
+    start_warp("cpu")
+
+
+def contact(*sensors: str) -> dict[str, TermConfig]:
+    return {"feet": TermConfig(func=CONTACT, params={"sensors": sensors})}
+
+
+class Stopwatches:
+    """What the test makes of touches: times by env and foot."""
+
+    def __init__(self) -> None:
+        shape = (NUM_ENVS, 4)
+        self.air, self.contact, self.last_air = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+        self.first = np.zeros(shape, dtype=bool)
+
+    def step(self, touch: np.ndarray) -> None:
+        self.first = touch & (self.air > 0)
+        self.last_air = np.where(self.first, self.air + DT_S, self.last_air)
+        self.air = np.where(touch, 0.0, self.air + DT_S)
+        self.contact = np.where(touch, self.contact + DT_S, 0.0)
+
+    def restart(self, mask: np.ndarray) -> None:
+        for times in (self.air, self.contact, self.last_air, self.first):
+            times[mask] = 0
+
+
+def stepping_in_place(now: int) -> torch.Tensor:
+    """Legs that swing up and down, each env and leg in its own time."""
+    phase = torch.arange(NUM_ENVS).unsqueeze(1) + 1.5 * torch.arange(4)
+    return 1.4 * torch.sin(now / (6.0 + 0.5 * torch.arange(NUM_ENVS).unsqueeze(1)) + phase).clamp_min(0.0)
+
+
+def assert_as_the_oracle(env: Env, copies: list[mujoco.MjData], watches: Stopwatches) -> np.ndarray:
+    """Compare what the sensor has; returns touches."""
+    feet = env.sensor("feet", Contact)
+    data = np.array([[copy.sensor(f"{foot}_touch").data for foot in FEET] for copy in copies])
+    touch = data[..., 0] > 0
+    watches.step(touch)
+    np.testing.assert_array_equal(feet.in_contact, touch)
+    np.testing.assert_array_equal(feet.first_contact, watches.first)
+    np.testing.assert_allclose(feet.force_n, data[..., 1:], rtol=1e-3, atol=2e-2)
+    for ours, theirs in (
+        (feet.air_time_s, watches.air),
+        (feet.contact_time_s, watches.contact),
+        (feet.last_air_time_s, watches.last_air),
+    ):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
+    return touch
+
+
+def test_touch_force_and_times_are_those_of_feet_that_are_lifted_and_put_down() -> None:
+    env = make(NUM_ENVS, sensors=contact(".._touch"), episode_length_s=100.0)
+    feet = env.sensor("feet", Contact)
+    watches = Stopwatches()
+    touched = np.zeros((200, NUM_ENVS, 4), dtype=bool)
+    landings, hardest_n = 0, 0.0
+    for now in range(200):
+        copies = c_copies(env)
+        actions = stepping_in_place(now)
+        env.step(actions)
+        c_step(env, copies, np.hstack([float64(HOME[:4] + 0.5 * actions), np.zeros((NUM_ENVS, 2))]))
+        touched[now] = assert_as_the_oracle(env, copies, watches)
+        landings += int(feet.first_contact.sum())
+        hardest_n = max(hardest_n, float(feet.force_n.norm(dim=2).max()))
+    assert landings > 2 * NUM_ENVS * 4
+    assert hardest_n > 30
+    assert touched.any(axis=0).all()
+    assert (~touched).any(axis=0).all()
+
+
+def test_feet_carry_the_robot_and_press_the_floor_down() -> None:
+    env = make(2, sensors=contact(".._touch"), episode_length_s=100.0)
+    for _ in range(100):
+        env.step(torch.zeros(2, 4))
+    weight_n = env.sim.model.body_mass.sum() * 9.81
+    feet = env.sensor("feet", Contact)
+    # The sensor's first geom is the foot: the force is that of the foot on the floor.
+    assert feet.force_n.sum(dim=1).tolist()[0] == pytest.approx([0.0, 0.0, -weight_n], abs=0.05)
+    assert (feet.contact_time_s > 0.8).all()
+    assert not feet.air_time_s.any()
+
+
+def test_an_episode_starts_anew_and_only_there() -> None:
+    env = make(NUM_ENVS, sensors=contact(".._touch"), episode_length_s=100.0)
+    feet = env.sensor("feet", Contact)
+    watches = Stopwatches()
+    rng = np.random.default_rng(0)
+    for now in range(120):
+        ends = rng.random(NUM_ENVS) < 0.04
+        end_episodes(env, torch.from_numpy(ends))
+        copies = c_copies(env)
+        actions = stepping_in_place(now)
+        env.step(actions)
+        c_step(env, copies, np.hstack([float64(HOME[:4] + 0.5 * actions), np.zeros((NUM_ENVS, 2))]))
+        touch = np.array([[copy.sensor(f"{foot}_touch").data[0] > 0 for foot in FEET] for copy in copies])
+        watches.step(touch)
+        watches.restart(ends)
+        np.testing.assert_array_equal(feet.in_contact, touch & ~ends[:, None])
+        np.testing.assert_array_equal(feet.first_contact, watches.first)
+        np.testing.assert_allclose(feet.air_time_s, watches.air, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(feet.last_air_time_s, watches.last_air, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(feet.contact_time_s, watches.contact, rtol=0, atol=1e-5)
+        assert not feet.force_n[torch.from_numpy(ends)].any()
+        assert feet.force_n[torch.from_numpy(~ends)].any() or now < 8
+
+
+def test_a_robot_that_starts_on_the_floor_has_not_landed() -> None:
+    env = make(3, sensors=contact(".._touch"))
+    feet = env.sensor("feet", Contact)
+    env.sim.qpos[:, 2] -= 0.01
+    env.step(torch.zeros(3, 4))
+    assert feet.in_contact.all()
+    assert not feet.first_contact.any()
+    assert feet.contact_time_s.unique().tolist() == pytest.approx([DT_S])
+
+
+@pytest.mark.parametrize(
+    ("patterns", "names"),
+    [
+        ((".._touch",), ("FL_touch", "FR_touch", "RL_touch", "RR_touch")),
+        (("R._touch", "FR_touch"), ("FR_touch", "RL_touch", "RR_touch")),
+        (("trunk_touch",), ("trunk_touch",)),
+        (("R.*_touch|.*unk_touch",), ("RL_touch", "RR_touch", "trunk_touch")),
+    ],
+)
+def test_sensors_are_named_by_regular_expressions_and_come_in_the_models_order(
+    patterns: tuple[str, ...], names: tuple[str, ...]
+) -> None:
+    env = make(2, sensors={"some": TermConfig(func=CONTACT, params={"sensors": patterns})})
+    found = env.sensor("some", Contact)
+    assert found.names == names
+    assert found.force_n.shape == (2, len(names), 3)
+    env.sim.qpos[:, 2] -= 0.01
+    env.step(torch.zeros(2, 4))
+    assert found.in_contact[0].tolist() == [name != "trunk_touch" for name in names]
+
+
+# Mistakes
+
+
+def test_a_sensor_without_force_is_refused_with_the_mend() -> None:
+    message = refused(sensors=contact("bare"))
+    assert message == 'sensor bare: its data lacks found or force; write data="found force" in the MJCF'
+    assert refused(sensors=contact(".*")).startswith("sensor bare: ")
+
+
+@pytest.mark.parametrize("pattern", ["gyro", "FL_velocity", "knee", "("])
+def test_an_expression_that_fits_no_contact_sensor_is_refused(pattern: str) -> None:
+    assert refused(sensors=contact(".._touch", pattern)).startswith(f"contact sensors {pattern}: ")
+
+
+def test_what_is_no_sensor_is_refused() -> None:
+    message = refused(sensors={"feet": TermConfig(func="mjlab_dist.env.terms:last_action")})
+    assert message.startswith("--env.sensors.feet.func mjlab_dist.env.terms:last_action: is no Sensor")
+
+
+def test_a_sensor_is_found_by_name_and_class() -> None:
+    env = make(2, sensors=contact(".._touch"))
+    assert env.sensor("feet", Sensor) is env.sensor("feet", Contact)
+    with pytest.raises(UserError, match=r"^sensor hands: the task has feet$"):
+        env.sensor("hands", Contact)
+
+    class Other(Sensor):
+        pass
+
+    with pytest.raises(UserError, match=r"^sensor feet: is a Contact, and a Other is wanted$"):
+        env.sensor("feet", Other)
