@@ -227,8 +227,8 @@ class Simulation:
     def update_constants(self) -> None:
         """Recompute, in every env, what follows from the fields that have a value per env: bounds, inverse weights, ...
 
-        The state stays as it is. Poses and what else follows from positions alone become those of the present state. It costs
-        as much as hundreds of substeps and waits for the device: call it where envs are set up, not in a step.
+        The state stays as it is. Poses and what else follows from positions alone become those of the present state, in every
+        env. It launches several hundred kernels, and may wait for the device: call it where envs are set up, not in a step.
 
         Raises:
             UserError: If an inertia was moved that MuJoCo takes to stay at the origin of its body.

@@ -1,0 +1,1 @@
+"""Gymnasium's MuJoCo v5 tasks, whose results are published, on MuJoCo Warp."""

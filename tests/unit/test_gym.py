@@ -1,0 +1,332 @@
+"""The gym tasks against Gymnasium's own v5 envs, whose solver is set to Newton; MuJoCo C computes in float64, ours in float32."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import gymnasium
+import mujoco
+import numpy as np
+import pytest
+import torch
+from host_syncs import HostSyncs
+
+from mjlab_dist.config import EnvConfig, TrainConfig, validate
+from mjlab_dist.env import Env
+from mjlab_dist.errors import UserError
+from mjlab_dist.sim import load_model, start_warp
+from mjlab_dist_tasks.gym import config as tasks
+from mjlab_dist_tasks.gym import model as models
+
+NUM_ENVS = 8
+NUM_STEPS = 200
+
+TOLERANCE = 1e-3
+"""Of an observation term: relative to the largest of its numbers or to 1. Of a reward: relative to its largest term or to 1."""
+
+
+class Task(NamedTuple):
+    config: Callable[[], TrainConfig]
+    gym_id: str
+    touches: bool = True
+    terminates: bool = True
+
+    @property
+    def env(self) -> EnvConfig:
+        return self.config().env
+
+
+HOPPER = Task(tasks.hopper, "Hopper-v5")
+CHEETAH = Task(tasks.half_cheetah, "HalfCheetah-v5", terminates=False)
+WALKER = Task(tasks.walker2d, "Walker2d-v5")
+ANT = Task(tasks.ant, "Ant-v5")
+HUMANOID = Task(tasks.humanoid, "Humanoid-v5")
+PENDULUM = Task(tasks.inverted_pendulum, "InvertedPendulum-v5", touches=False)
+REACHER = Task(tasks.reacher, "Reacher-v5", touches=False, terminates=False)
+
+TASKS = [HOPPER, CHEETAH, WALKER, ANT, HUMANOID, PENDULUM, REACHER]
+
+
+def parametrize(*chosen: Task) -> Any:
+    return pytest.mark.parametrize("task", chosen or TASKS, ids=lambda task: task.gym_id)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _quiet() -> Iterator[None]:
+    start_warp("cpu")
+    # MuJoCo warns of an attribute in Gymnasium's cheetah, and leaves a log file where the tests run.
+    mujoco.set_mju_user_warning(lambda _: None)
+    yield
+    mujoco.set_mju_user_warning(None)
+
+
+def make(config: EnvConfig, num_envs: int = NUM_ENVS, seed: int = 0) -> Env:
+    torch.manual_seed(seed)
+    return Env(config, num_envs, "cpu")
+
+
+def with_cone(config: EnvConfig, cone: Any) -> EnvConfig:
+    options = dataclasses.replace(config.sim.options, cone=cone)
+    return dataclasses.replace(config, sim=dataclasses.replace(config.sim, options=options))
+
+
+def oracle(gym_id: str, cone: mujoco.mjtCone = mujoco.mjtCone.mjCONE_PYRAMIDAL) -> Any:
+    env: Any = gymnasium.make(gym_id).unwrapped
+    env.model.opt.solver = mujoco.mjtSolver.mjSOL_NEWTON
+    env.model.opt.cone = cone
+    env.reset(seed=0)
+    return env
+
+
+class Compared(NamedTuple):
+    """What a comparison came across."""
+
+    errors: np.ndarray
+    """Of observations and rewards, relative as TOLERANCE says, (steps, envs); the worst of each step."""
+    with_contact: int
+    terminated: int
+
+
+def follow(env: Env, oracles: list[Any], num_steps: int, clip: bool = True, synchronise: bool = True) -> Compared:
+    """Step both from the same states with the same actions, and compare all that comes back.
+
+    Before each step the oracle takes over joint positions, velocities and the solver's warm start; what it holds of the step before
+    (poses, from which some rewards are computed) stays its own. Where an episode ends ours starts another, which it takes over too.
+    """
+    rng = np.random.default_rng(1)
+    low, high = oracles[0].action_space.low, oracles[0].action_space.high
+    for one, qpos, qvel in zip(oracles, *states(env), strict=True):
+        start(one, qpos, qvel)
+    errors = [observation_errors(env, env.get_observations()["actor"], [one._get_obs() for one in oracles])]
+    with_contact = terminated = 0
+    for _ in range(num_steps):
+        actions = rng.uniform(1.3 * low, 1.3 * high, (len(oracles), len(low))).astype(np.float32)
+        if synchronise:
+            for one, *state in zip(
+                oracles, *states(env), env.sim.physics["qacc_warmstart"].double().numpy(), strict=True
+            ):
+                one.data.qpos[:], one.data.qvel[:], one.data.qacc_warmstart[:] = state
+        observed, rewards, dones, _ = env.step(torch.from_numpy(actions))
+        theirs = [one.step(np.clip(a, low, high) if clip else a) for one, a in zip(oracles, actions, strict=True)]
+        ends = [end for _, _, end, _, _ in theirs]
+        assert env.terminated.tolist() == ends
+        with_contact += sum(one.data.ncon > 0 for one in oracles)
+        terminated += sum(ends)
+        reward_errors = [
+            abs(mine - reward) / max(1.0, *map(abs, info.values()))
+            for mine, (_, reward, _, _, full) in zip(rewards.tolist(), theirs, strict=True)
+            if (info := {key: value for key, value in full.items() if key.startswith("reward_")})
+        ]
+        for one, end, qpos, qvel in zip(oracles, dones.tolist(), *states(env), strict=True):
+            if end:
+                start(one, qpos, qvel)
+        expected = [
+            one._get_obs() if end else obs for one, end, (obs, *_) in zip(oracles, dones.tolist(), theirs, strict=True)
+        ]
+        errors.append(np.maximum(observation_errors(env, observed["actor"], expected), reward_errors))
+    return Compared(np.stack(errors), with_contact, terminated)
+
+
+def states(env: Env) -> tuple[np.ndarray, np.ndarray]:
+    return env.sim.qpos.double().numpy(), env.sim.qvel.double().numpy()
+
+
+def start(one: Any, qpos: np.ndarray, qvel: np.ndarray) -> None:
+    """Start an episode from a state, as reset does from its own."""
+    mujoco.mj_resetData(one.model, one.data)
+    one.set_state(qpos, qvel)
+
+
+def observation_errors(env: Env, mine: torch.Tensor, theirs: list[np.ndarray]) -> np.ndarray:
+    """The worst of each env, (num_envs,)."""
+    expected = np.stack(theirs)
+    assert mine.shape == expected.shape
+    found = [np.zeros(len(expected))]
+    for columns in env.observation_columns()["actor"].values():
+        wrong = np.abs(mine.double().numpy() - expected)[:, columns]
+        found.append(wrong.max(axis=1) / np.abs(expected[:, columns]).max(axis=1).clip(min=1.0))
+    return np.max(found, axis=0)
+
+
+# Steps and resets
+
+
+@parametrize(HOPPER, CHEETAH, WALKER, HUMANOID, PENDULUM, REACHER)
+def test_every_step_is_gymnasiums(task: Task) -> None:
+    found = follow(make(task.env), [oracle(task.gym_id) for _ in range(NUM_ENVS)], NUM_STEPS)
+    assert found.errors.max() < TOLERANCE
+    assert (found.with_contact > 100) == task.touches
+    assert (found.terminated > 5) == task.terminates
+
+
+def test_every_step_of_the_ant_is_gymnasiums_with_round_friction_cones() -> None:
+    env = make(with_cone(ANT.env, "elliptic"))
+    found = follow(env, [oracle(ANT.gym_id, mujoco.mjtCone.mjCONE_ELLIPTIC) for _ in range(NUM_ENVS)], NUM_STEPS)
+    # Forces of some 100 N are clipped to 1 N here: what is a ten-thousandth of them is a hundredth of what is left.
+    assert found.errors.max() < 10 * TOLERANCE
+    assert found.with_contact > 100
+    assert found.terminated > 5
+
+
+def test_half_of_the_ants_steps_are_gymnasiums_with_its_pyramids() -> None:
+    """Under a steep capsule MuJoCo Warp turns the pyramid otherwise than MuJoCo, as MJX does: google-deepmind/mujoco#2774."""
+    found = follow(make(ANT.env), [oracle(ANT.gym_id) for _ in range(NUM_ENVS)], NUM_STEPS)
+    assert np.mean(found.errors < 10 * TOLERANCE) > 0.5
+    assert found.with_contact > 100
+
+
+@parametrize(HOPPER)
+def test_without_clipping_costs_are_of_the_raw_action(task: Task) -> None:
+    config = task.env
+    (name, action), *_ = config.actions.items()
+    config = dataclasses.replace(config, actions={name: dataclasses.replace(action, clip=None)})
+    found = follow(make(config), [oracle(task.gym_id) for _ in range(NUM_ENVS)], 30, clip=False)
+    assert found.errors.max() < TOLERANCE
+
+
+@pytest.mark.parametrize(("task", "num_steps"), [(HOPPER, 10), (CHEETAH, 10), (PENDULUM, 200), (REACHER, 200)])
+def test_left_to_themselves_they_stay_together(task: Task, num_steps: int) -> None:
+    """For as long as contacts do not multiply the last digit: episodes of the last two are short, and start together."""
+    found = follow(make(task.env), [oracle(task.gym_id) for _ in range(NUM_ENVS)], num_steps, synchronise=False)
+    assert found.errors.max() < 10 * TOLERANCE
+
+
+# Start states, 1,000 of them
+
+
+def assert_uniform(x: np.ndarray, most: float) -> None:
+    assert np.abs(x).max() <= most * (1 + 1e-5)
+    assert np.abs(x).max() > 0.99 * most
+    np.testing.assert_allclose(x.mean(axis=0), 0.0, atol=0.1 * most)
+    np.testing.assert_allclose(x.std(axis=0), most / np.sqrt(3), rtol=0.08)
+
+
+def assert_normal(x: np.ndarray, std: float) -> None:
+    np.testing.assert_allclose(x.mean(axis=0), 0.0, atol=0.15 * std)
+    np.testing.assert_allclose(x.std(axis=0), std, rtol=0.1)
+    assert np.mean(np.abs(x) < std) == pytest.approx(0.683, abs=0.02)
+
+
+@parametrize(HOPPER, CHEETAH, WALKER, ANT, HUMANOID, PENDULUM)
+def test_episodes_start_around_gymnasiums_state(task: Task) -> None:
+    theirs = oracle(task.gym_id)
+    qpos, qvel = states(make(task.env, 1000))
+    assert_uniform(qpos - theirs.init_qpos, theirs._reset_noise_scale)
+    (assert_normal if task in (CHEETAH, ANT) else assert_uniform)(qvel - theirs.init_qvel, theirs._reset_noise_scale)
+    # What the oracle itself draws passes the same test, so that the test is of its distribution.
+    drawn = [(theirs.reset()[0], theirs.data.qpos.copy(), theirs.data.qvel.copy()) for _ in range(1000)]
+    assert_uniform(np.stack([q for _, q, _ in drawn]) - theirs.init_qpos, theirs._reset_noise_scale)
+    (assert_normal if task in (CHEETAH, ANT) else assert_uniform)(
+        np.stack([v for *_, v in drawn]), theirs._reset_noise_scale
+    )
+
+
+def test_the_reachers_target_is_anywhere_on_a_disk() -> None:
+    qpos, qvel = states(make(REACHER.env, 1000))
+    assert_uniform(qpos[:, :2], 0.1)
+    assert_uniform(qvel[:, :2], 0.005)
+    assert not qvel[:, 2:].any()
+    radius, angle = np.hypot(*qpos[:, 2:].T), np.arctan2(*qpos[:, 2:].T)
+    # Uniform on a disk: the square of the radius is uniform, and so is the angle.
+    assert_uniform((radius / 0.2)[:, None] ** 2 * 2 - 1, 1.0)
+    assert_uniform(angle[:, None], np.pi)
+
+
+@parametrize()
+def test_an_episode_is_as_long_as_gymnasiums(task: Task) -> None:
+    env = make(task.env, 4)
+    spec = gymnasium.spec(task.gym_id)
+    assert env.max_episode_length == spec.max_episode_steps
+    assert env.step_dt_s == pytest.approx(oracle(task.gym_id).dt)
+    env.episode_length_buf.fill_(env.max_episode_length - 2)
+    assert not env.step(torch.zeros(4, env.num_actions))[2].any()
+    _, _, dones, extras = env.step(torch.zeros(4, env.num_actions))
+    assert dones.all()
+    assert extras["time_outs"].all()
+    assert not env.terminated.any()
+
+
+def test_who_falls_at_the_time_limit_has_fallen() -> None:
+    env = make(PENDULUM.env, 2)
+    env.sim.qpos[0, 1] = 0.5
+    env.episode_length_buf.fill_(env.max_episode_length - 1)
+    _, rewards, dones, extras = env.step(torch.zeros(2, 1))
+    assert dones.all()
+    assert extras["time_outs"].tolist() == [False, True]
+    assert rewards.tolist() == [0.0, 1.0]
+
+
+# The env
+
+
+@parametrize()
+def test_the_config_can_train(task: Task) -> None:
+    validate(task.config())
+
+
+@parametrize()
+def test_the_policys_inputs_and_outputs_are_as_wide_as_gymnasiums(task: Task) -> None:
+    env, theirs = make(task.env, 2), oracle(task.gym_id)
+    assert env.get_observations()["actor"].shape[1:] == theirs.observation_space.shape
+    assert (env.num_actions,) == theirs.action_space.shape
+    (action,) = task.env.actions.values()
+    assert action.clip == (pytest.approx(theirs.action_space.low[0]), pytest.approx(theirs.action_space.high[0]))
+
+
+@parametrize()
+def test_the_model_is_gymnasiums(task: Task) -> None:
+    mine, theirs = load_model(task.env.sim.model), oracle(task.gym_id).model
+    for name in ("body_mass", "body_inertia", "body_ipos", "dof_armature", "dof_damping", "geom_friction", "geom_size"):
+        np.testing.assert_allclose(getattr(mine, name), getattr(theirs, name), rtol=1e-12, atol=1e-15)
+    assert mine.opt.integrator == theirs.opt.integrator
+    assert mine.opt.timestep == theirs.opt.timestep
+    assert [mine.actuator(i).trnid[0] for i in range(mine.nu)] == [
+        theirs.actuator(i).trnid[0] for i in range(theirs.nu)
+    ]
+
+
+@parametrize()
+def test_nothing_overflows(task: Task) -> None:
+    """Motors at their limits, one way for a while or shaking, throw robots about as no policy does."""
+    env = make(task.env, 16)
+    actions = torch.zeros(16, env.num_actions)
+    for step in range(100):
+        if step % 8 == 0 or step > 60:
+            actions = 10.0 * torch.randn(16, env.num_actions).sign()
+        env.step(actions)
+    assert not env.sim.overflow.any()
+
+
+@parametrize(ANT, HUMANOID, REACHER)
+def test_a_step_never_waits(task: Task) -> None:
+    env = make(task.env)
+    actions = torch.zeros(NUM_ENVS, env.num_actions)
+    with HostSyncs() as syncs:
+        env.step(actions)
+    assert syncs.num_ops > 20
+    assert syncs.found == []
+
+
+@parametrize(HOPPER, ANT, HUMANOID)
+def test_a_saved_state_goes_on_the_same(task: Task) -> None:
+    env, other = make(task.env, seed=1), make(task.env, seed=2)
+    actions = torch.rand(20, NUM_ENVS, env.num_actions, generator=torch.Generator().manual_seed(3)) - 0.5
+    for step in range(5):
+        env.step(actions[step])
+    other.load_state(env.state())
+    for step in range(5, 20):
+        torch.manual_seed(step)
+        mine = env.step(actions[step])
+        torch.manual_seed(step)
+        theirs = other.step(actions[step])
+        assert torch.equal(mine[0]["actor"], theirs[0]["actor"])
+        assert torch.equal(mine[1], theirs[1])
+
+
+def test_without_gymnasium_the_mend_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(UserError, match=r"uv sync --extra gym.*mjlab-dist\[gym\]"):
+        models.hopper()
