@@ -1,0 +1,193 @@
+"""A quadruped that follows velocity commands, after Rudin et al. 2022, "Learning to Walk in Minutes" (arXiv:2109.11978).
+
+Rewards and their weights are that paper's (table 4 and appendix A.1) where not said otherwise here; weights are per second there
+and here, and an episode that follows its command to the letter returns 20 s x (1.5 + 0.75) = 45.
+"""
+
+from __future__ import annotations
+
+from mjlab_dist.config import (
+    ActionConfig,
+    ActuatorConfig,
+    AgentConfig,
+    EnvConfig,
+    EventConfig,
+    ObservationConfig,
+    RandomizationConfig,
+    RewardConfig,
+    SimConfig,
+    TermConfig,
+    TrainConfig,
+)
+
+_TERMS = "mjlab_dist.env.terms"
+_REWARDS = "mjlab_dist.env.rewards"
+_EVENTS = "mjlab_dist.env.events"
+_QUADRUPED = "mjlab_dist_tasks.quadruped.terms"
+
+_STEP_S = 0.02
+"""Control step: four substeps of 5 ms."""
+
+_LEGS = ("FL", "FR", "RL", "RR")
+
+_JOINTS = (".*_(hip|thigh|calf)",)
+
+_PI = 3.141592653589793
+
+
+def flat() -> TrainConfig:
+    """Follow velocity commands on flat ground with a quadruped."""
+    return TrainConfig(
+        task="quadruped-velocity-flat",
+        num_envs=128,
+        max_iterations=500,
+        agent=AgentConfig(
+            num_steps_per_env=24,
+            actor_hidden_dims=(128, 128),
+            critic_hidden_dims=(128, 128),
+            entropy_coef=0.005,
+            desired_kl=0.015,
+        ),
+        env=EnvConfig(
+            sim=SimConfig(
+                model="mjlab_dist_tasks.quadruped:quadruped.xml",
+                actuators={
+                    "legs": ActuatorConfig(
+                        joints=_JOINTS, stiffness=30.0, damping=0.8, effort_limit=33.5, velocity_limit=21.0
+                    )
+                },
+                keyframe="home",
+                decimation=4,
+                njmax=48,
+                nconmax=12,
+                forward_before_observation=False,
+            ),
+            episode_length_s=20.0,
+            actions={
+                "joints": ActionConfig(actuators=_JOINTS, scale=0.25, offset="home", clip=(-10.0, 10.0), latency=(0, 1))
+            },
+            observations={"actor": _actor(), "critic": _critic()},
+            rewards=_rewards(),
+            terminations={
+                "trunk": TermConfig(func="mjlab_dist.env.terminations:illegal_contact", params={"sensor": "trunk"}),
+                "tilt": TermConfig(func="mjlab_dist.env.terminations:tilted", params={"most_rad": 1.0}),
+            },
+            events=_events(),
+            randomizations=_randomizations(),
+            commands={
+                "velocity": TermConfig(
+                    func="mjlab_dist.env.commands:Velocity",
+                    params={
+                        "forward_m_s": (-1.0, 1.0),
+                        "left_m_s": (-0.5, 0.5),
+                        "yaw_rad_s": (-1.0, 1.0),
+                        "standing_share": 0.05,
+                        "heading_share": 0.5,
+                    },
+                )
+            },
+            sensors={
+                "feet": _contact(".*_foot_contact"),
+                "legs": _contact(".*_(thigh|calf)_contact"),
+                "trunk": _contact("trunk_contact"),
+            },
+        ),
+    )
+
+
+def _contact(pattern: str) -> TermConfig:
+    return TermConfig(func="mjlab_dist.env.sensors:Contact", params={"sensors": (pattern,)})
+
+
+def _actor(noise: float = 1.0) -> dict[str, ObservationConfig]:
+    """Scales bring every number near 1; noise is that of the paper (table 3)."""
+    return {
+        "linear_velocity": ObservationConfig(
+            func=f"{_TERMS}:base_linear_velocity", scale=2.0, uniform_noise=0.1 * noise
+        ),
+        "angular_velocity": ObservationConfig(
+            func=f"{_TERMS}:base_angular_velocity", scale=0.25, uniform_noise=0.2 * noise
+        ),
+        "gravity": ObservationConfig(func=f"{_TERMS}:projected_gravity", uniform_noise=0.05 * noise),
+        "command": ObservationConfig(func=f"{_TERMS}:command", params={"name": "velocity"}, scale=2.0),
+        "joint_positions": ObservationConfig(
+            func=f"{_TERMS}:JointPositions", params={"joints": _JOINTS}, uniform_noise=0.01 * noise
+        ),
+        "joint_velocities": ObservationConfig(
+            func=f"{_TERMS}:JointVelocities", params={"joints": _JOINTS}, scale=0.05, uniform_noise=1.5 * noise
+        ),
+        "last_action": ObservationConfig(func=f"{_TERMS}:last_action"),
+    }
+
+
+def _critic() -> dict[str, ObservationConfig]:
+    """What the actor sees, without noise, and what only a simulation knows."""
+    feet = tuple(f"{leg}_foot" for leg in _LEGS)
+    return {
+        **_actor(noise=0.0),
+        "feet_in_contact": ObservationConfig(func=f"{_TERMS}:in_contact", params={"sensor": "feet"}),
+        "feet_in_the_air": ObservationConfig(func=f"{_TERMS}:air_time", params={"sensor": "feet"}, clip=(0.0, 1.0)),
+        "height": ObservationConfig(func=f"{_TERMS}:base_height", scale=5.0),
+        "friction": ObservationConfig(func=f"{_QUADRUPED}:FootFriction", params={"geoms": feet}),
+        "added_mass": ObservationConfig(func=f"{_QUADRUPED}:AddedMass", params={"body": "trunk"}),
+    }
+
+
+def _rewards() -> dict[str, RewardConfig]:
+    per_second = {
+        "track_linear_velocity": (1.5, f"{_REWARDS}:track_linear_velocity", {"command": "velocity"}),
+        "track_yaw_rate": (0.75, f"{_REWARDS}:track_yaw_rate", {"command": "velocity"}),
+        "vertical_velocity": (-1.0, f"{_REWARDS}:vertical_velocity", {}),
+        "tilt_rate": (-0.02, f"{_REWARDS}:tilt_rate", {}),
+        "tilt": (-1.0, f"{_REWARDS}:tilt", {}),
+        "torque": (-1e-4, f"{_REWARDS}:actuator_force", {}),
+        "joint_acceleration": (-1e-7, f"{_REWARDS}:JointAcceleration", {"joints": _JOINTS}),
+        "action_rate": (-0.005, f"{_REWARDS}:action_rate", {}),
+        "joint_limits": (-1.0, f"{_REWARDS}:JointLimits", {"joints": _JOINTS}),
+        "leg_contacts": (-1.0, f"{_REWARDS}:contacts", {"sensor": "legs", "least_n": 0.1}),
+        # Once a touchdown, not once a second.
+        "feet_air_time": (
+            0.5,
+            f"{_REWARDS}:feet_air_time",
+            {"sensor": "feet", "command": "velocity", "least_s": 0.1},
+        ),
+    }
+    return {
+        name: RewardConfig(func=func, weight=weight * _STEP_S, params=params)
+        for name, (weight, func, params) in per_second.items()
+    }
+
+
+def _events() -> dict[str, EventConfig]:
+    return {
+        "joints": EventConfig(
+            func=f"{_EVENTS}:DrawJoints", params={"joints": _JOINTS, "position": (-0.2, 0.2), "velocity": (-0.5, 0.5)}
+        ),
+        "root": EventConfig(
+            func=f"{_EVENTS}:DrawRoot",
+            params={
+                "z_m": (0.0, 0.05),
+                "roll_rad": (-0.1, 0.1),
+                "pitch_rad": (-0.1, 0.1),
+                "yaw_rad": (-_PI, _PI),
+                "linear_m_s": (-0.5, 0.5),
+                "angular_rad_s": (-0.5, 0.5),
+            },
+        ),
+        "push": EventConfig(
+            func=f"{_EVENTS}:Push", params={"linear_m_s": (-0.5, 0.5)}, when="interval", interval_s=(8.0, 15.0)
+        ),
+    }
+
+
+def _randomizations() -> dict[str, RandomizationConfig]:
+    """Friction as in the paper (section 3.4); masses, gains and latency besides."""
+    return {
+        "friction": RandomizationConfig(
+            field="geom_friction", names=(".*_foot",), columns=(0,), low=0.5, high=1.25, operation="set", shared=True
+        ),
+        "trunk_mass": RandomizationConfig(field="body_mass", names=("trunk",), low=-1.0, high=1.0, operation="add"),
+        "trunk_com": RandomizationConfig(field="body_ipos", names=("trunk",), low=-0.02, high=0.02, operation="add"),
+        "stiffness": RandomizationConfig(field="actuator_gainprm", columns=(4,), low=0.9, high=1.1),
+        "damping": RandomizationConfig(field="actuator_gainprm", columns=(6,), low=0.9, high=1.1),
+    }

@@ -1,0 +1,39 @@
+"""Terms of the quadruped tasks that no other task needs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from mjlab_dist.env.term import Columns, Term
+
+if TYPE_CHECKING:
+    from mjlab_dist.env import Env
+
+
+class FootFriction(Term):
+    """Sliding friction of the feet, for a critic to see; (num_envs, feet)."""
+
+    def __init__(self, env: Env, geoms: tuple[str, ...]) -> None:
+        """Look up the feet by the names of their geoms."""
+        self._columns = Columns([env.sim.model.geom(name).id for name in geoms], env.device)
+        self._friction = env.sim.field("geom_friction")[..., 0]
+
+    def __call__(self, env: Env) -> torch.Tensor:  # noqa: ARG002 (every term takes the env)
+        """Observe."""
+        return self._columns.of(self._friction)
+
+
+class AddedMass(Term):
+    """A body's mass beyond that of the MJCF in kg, for a critic to see; (num_envs, 1)."""
+
+    def __init__(self, env: Env, body: str) -> None:
+        """Look up the body."""
+        found = env.sim.model.body(body)
+        self._mass_kg = env.sim.field("body_mass")[:, found.id : found.id + 1]
+        self._nominal_kg = float(found.mass[0])
+
+    def __call__(self, env: Env) -> torch.Tensor:  # noqa: ARG002 (every term takes the env)
+        """Observe."""
+        return self._mass_kg - self._nominal_kg
