@@ -1,0 +1,239 @@
+"""The humanoid against the published figures of its robot, and its terms against their formulas and MuJoCo's C code."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import mujoco
+import numpy as np
+import pytest
+import torch
+from host_syncs import HostSyncs
+
+from mjlab_dist.config import validate
+from mjlab_dist.env import Env
+from mjlab_dist.sim import build_model, start_warp
+from mjlab_dist_tasks.humanoid import terms
+from mjlab_dist_tasks.humanoid.config import velocity_flat
+
+LEG_KG = {"hip": 1.35, "hip_yoke": 1.52, "thigh": 1.702, "shin": 1.932, "ankle": 0.074, "foot": 0.608}
+ARM_KG = {"shoulder": 0.718, "shoulder_yoke": 0.643, "upper_arm": 0.734, "forearm": 0.6, "hand": 0.35692864}
+TRUNK_KG = {"pelvis": 3.813, "torso": 6.78 + 1.036}  # with the head
+"""Masses of unitree_ros' g1_23dof_rev_1_0.urdf."""
+
+LIMITS = {
+    "hip_pitch": (-2.5307, 2.8798, 88, 32),
+    "hip_roll": (-0.5236, 2.9671, 139, 20),
+    "hip_yaw": (-2.7576, 2.7576, 88, 32),
+    "knee": (-0.087267, 2.8798, 139, 20),
+    "ankle_pitch": (-0.87267, 0.5236, 50, 37),
+    "ankle_roll": (-0.2618, 0.2618, 50, 37),
+    "shoulder_pitch": (-3.0892, 2.6704, 25, 37),
+    "shoulder_roll": (-1.5882, 2.2515, 25, 37),
+    "shoulder_yaw": (-2.618, 2.618, 25, 37),
+    "elbow": (-1.0472, 2.0944, 25, 37),
+    "wrist_roll": (-1.972222054, 1.972222054, 25, 37),
+}
+"""Its left joints: range in rad, greatest torque in Nm, greatest speed in rad/s."""
+
+MIRRORED = ("hip_roll", "hip_yaw", "ankle_roll", "shoulder_roll", "shoulder_yaw", "wrist_roll", "waist_yaw")
+"""Joints that turn about x or z: their mirror image turns the other way."""
+
+NUM_ENVS = 4
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _warp() -> None:
+    start_warp("cpu")
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return build_model(velocity_flat().env.sim)
+
+
+@pytest.fixture(scope="module")
+def env() -> Env:
+    """Envs without falls and surprises, so that states can be set."""
+    torch.manual_seed(0)
+    return Env(dataclasses.replace(velocity_flat().env, terminations={}, events={}), NUM_ENVS, "cpu")
+
+
+def at_home(model: Any) -> Any:
+    data = mujoco.MjData(model)
+    mujoco.mj_resetDataKeyframe(model, data, 0)
+    mujoco.mj_forward(model, data)
+    return data
+
+
+# The robot
+
+
+def test_masses_are_the_published_ones(model: Any) -> None:
+    for side in ("left", "right"):
+        for name, mass in (LEG_KG | ARM_KG).items():
+            assert model.body(f"{side}_{name}").mass[0] == pytest.approx(mass, rel=1e-5)
+    for name, mass in TRUNK_KG.items():
+        assert model.body(name).mass[0] == pytest.approx(mass)
+    total = sum(TRUNK_KG.values()) + 2 * sum((LEG_KG | ARM_KG).values())
+    assert model.body("pelvis").subtreemass[0] == pytest.approx(total, rel=1e-5)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_joints_and_motors_have_the_published_limits(model: Any, side: str) -> None:
+    assert model.nu == model.njnt - 1 == 23
+    data = mujoco.MjData(model)
+    for name, (low, high, torque, speed) in LIMITS.items():
+        joint = model.joint(f"{side}_{name}")
+        mirrored = side == "right" and name.endswith("roll")
+        np.testing.assert_allclose(joint.range, (-high, -low) if mirrored else (low, high), rtol=1e-5)
+        motor = model.actuator(joint.name).id
+        for velocity, most in ((0.0, torque), (speed / 2, torque / 2), (speed, 0.0)):
+            data.qvel[:] = 0
+            data.qvel[joint.dofadr[0]] = velocity
+            data.ctrl[motor] = 100.0  # as far ahead as the motor can pull
+            mujoco.mj_forward(model, data)
+            assert data.actuator_force[motor] == pytest.approx(most, abs=1e-9)
+
+
+def test_it_is_as_tall_as_published(model: Any) -> None:
+    data = mujoco.MjData(model)
+    mujoco.mj_forward(model, data)  # all joints at 0: standing straight
+    height_m = data.site("head").xpos[2] - data.site("left_foot").xpos[2]
+    assert height_m == pytest.approx(1.32, abs=0.02)  # unitree.com/g1
+    thigh_m = np.linalg.norm(data.body("left_shin").xpos - data.joint("left_hip_pitch").xanchor)
+    shin_m = np.linalg.norm(data.body("left_ankle").xpos - data.body("left_shin").xpos)
+    assert thigh_m + shin_m == pytest.approx(0.6, abs=0.06)
+
+
+def test_left_mirrors_right(model: Any) -> None:
+    rng = np.random.default_rng(0)
+    data, mirror = mujoco.MjData(model), mujoco.MjData(model)
+    for name in LIMITS:
+        for side, other in (("left", "right"), ("right", "left")):
+            angle = rng.uniform(-0.2, 0.2)
+            data.joint(f"{side}_{name}").qpos[0] = angle
+            mirror.joint(f"{other}_{name}").qpos[0] = -angle if name in MIRRORED else angle
+    for each in (data, mirror):
+        each.qpos[2] = 1.0
+        mujoco.mj_forward(model, each)
+    for name in ("foot", "hand"):
+        np.testing.assert_allclose(
+            mirror.body(f"right_{name}").xipos, data.body(f"left_{name}").xipos * [1, -1, 1], atol=1e-9
+        )
+    # The torso is not quite symmetric.
+    np.testing.assert_allclose(mirror.subtree_com[1], data.subtree_com[1] * [1, -1, 1], atol=1e-3)
+
+
+def test_it_stands_still_where_its_motors_hold_the_start_state(model: Any) -> None:
+    data = at_home(model)
+    soles = [data.geom(model.geom(i).name).xpos[2] for i in range(model.ngeom) if "heel" in model.geom(i).name]
+    assert min(soles) == pytest.approx(0.005, abs=1e-3)  # on the floor, by their radius
+    for _ in range(2000):
+        mujoco.mj_step(model, data)
+    assert np.abs(data.qvel).max() < 0.1
+    assert data.qpos[2] == pytest.approx(0.777, abs=0.01)
+    assert np.linalg.norm(data.qpos[:2]) < 0.1
+    touching = {model.geom(pair).name for pair in data.contact.geom[:, 1]}
+    assert touching == {f"{s}_{p}_{w}" for s in ("left", "right") for p in ("heel", "toe") for w in ("inner", "outer")}
+    force_n = sum(data.sensor(f"{side}_foot_contact").data[3] for side in ("left", "right"))  # on the floor
+    weight_n = 9.81 * model.body("pelvis").subtreemass[0]
+    assert force_n == pytest.approx(-weight_n, rel=0.02)
+
+
+def test_buffers_hold_falls_that_no_policy_makes(model: Any) -> None:
+    rng = np.random.default_rng(0)
+    sim = velocity_flat().env.sim
+    most_contacts = most_rows = 0
+    for _ in range(10):
+        data = at_home(model)
+        data.qvel[:6] = rng.uniform(-2, 2, 6)
+        for i in range(600):
+            if i % 4 == 0:
+                data.ctrl = model.key_ctrl[0] + rng.uniform(-1, 1, model.nu)
+            mujoco.mj_step(model, data)
+            most_contacts, most_rows = max(most_contacts, data.ncon), max(most_rows, data.nefc)
+        assert not any(warning.number for warning in data.warning)
+    assert 8 < most_contacts <= sim.nconmax
+    assert 24 < most_rows <= sim.njmax
+
+
+# The task
+
+
+def test_the_config_is_valid() -> None:
+    validate(velocity_flat())
+
+
+def test_a_step_never_waits_for_the_device_and_all_is_finite(env: Env) -> None:
+    env.reset()
+    actions = torch.randn(25, NUM_ENVS, env.num_actions)
+    with HostSyncs() as syncs:
+        steps = [env.step(row) for row in actions]
+    assert syncs.found == []
+    for obs, reward, _, _ in steps:
+        assert all(tensor.isfinite().all() for tensor in (obs["actor"], obs["critic"], reward))
+    assert not env.sim.overflow.any()
+
+
+def test_standing_is_rewarded_with_all_that_a_standing_robot_can_get(env: Env) -> None:
+    torch.manual_seed(1)
+    env.reset()
+    told = env.find_command("velocity")
+    rewards = torch.zeros(0)
+    for _ in range(50):
+        told.value.zero_()
+        told.left_s.fill_(100.0)
+        _, rewards, _, _ = env.step(torch.zeros(NUM_ENVS, env.num_actions))
+    names = ("linear_velocity", "yaw_rate", "alive", "gait")
+    most = sum(env.cfg.rewards[name].weight for name in names)
+    assert (rewards < most).all()
+    assert (rewards > 0.9 * most).all()
+
+
+def test_the_clock_turns_once_a_period_and_stops_where_the_robot_is_to_stand(env: Env) -> None:
+    env.reset()
+    told = env.find_command("velocity").value
+    told.copy_(torch.tensor([[0.5, 0, 0], [0, 0, 0.4], [0, 0, 0], [0.05, 0.05, 0.0]]))
+    for age in (0, 10, 25, 40, 333):
+        env.episode_length_buf.fill_(age)
+        angle = 2 * math.pi * (age * 0.02 / 0.8)
+        expected = torch.tensor([math.sin(angle), math.cos(angle)])
+        seen = terms.clock(env, "velocity", 0.8)
+        torch.testing.assert_close(seen[:2], expected.expand(2, 2), atol=1e-4, rtol=0)
+        assert not seen[2:].any()
+
+
+def test_the_gait_wants_one_foot_after_the_other_on_the_ground(env: Env) -> None:
+    env.reset()
+    told = env.find_command("velocity").value
+    told.copy_(torch.tensor([[0.5, 0, 0]] * 3 + [[0.0, 0, 0]]))
+    feet: Any = env._sensors["feet"]
+    feet.in_contact.copy_(torch.tensor([[True, False], [False, True], [True, True], [True, False]]))
+    seen = []
+    for step in range(40):  # one period
+        env.episode_length_buf.fill_(step)
+        seen.append(terms.gait(env, "feet", "velocity", 0.8))
+    left_only, right_only, both, standing = torch.stack(seen).T
+    # Stance is 22 of 40 steps, so that both feet are wanted on the ground in 2 of 20 steps, twice.
+    assert left_only.tolist() == [0.5] * 2 + [1.0] * 18 + [0.5] * 2 + [0.0] * 18
+    assert right_only.tolist() == [0.5] * 2 + [0.0] * 18 + [0.5] * 2 + [1.0] * 18
+    assert both.tolist() == [1.0] * 2 + [0.5] * 18 + [1.0] * 2 + [0.5] * 18
+    assert standing.tolist() == [0.5] * 40
+
+
+def test_swing_height_is_that_of_feet_in_the_air(env: Env) -> None:
+    env.reset()
+    torch.manual_seed(2)
+    env.sim.qpos[:, 2] += torch.tensor([0.0, 0.2, 0.4, 0.6])
+    env.step(torch.randn(NUM_ENVS, env.num_actions))
+    feet: Any = env._sensors["feet"]
+    feet.in_contact.copy_(torch.tensor([[True, True], [True, False], [False, True], [False, False]]))
+    height = env.sim.view("site_xpos")[:, [env.sim.model.site(f"{side}_foot").id for side in ("left", "right")], 2]
+    expected = ((height - 0.08).square() * ~feet.in_contact).sum(dim=1)
+    index = env.reward_names.index("swing_height")
+    torch.testing.assert_close(env._rewards[index](env), expected)
+    assert expected[0] == 0
+    assert (expected[1:] > 1e-3).all()
