@@ -164,7 +164,7 @@ class TerrainConfig:
     border_m: float = 5.0
     """Width of the flat ground around the grid; there is nothing beyond."""
     resolution_m: float = 0.05
-    """Distance of the points whose heights are known; the edge of a step is as wide as this."""
+    """Distance of the points whose heights are known: widths are rounded to it, and the edge of a step is as wide."""
     seed: int = 1
     """Seed of what is random; all ranks have the same terrain."""
 
@@ -712,6 +712,7 @@ def _validate_env(env: EnvConfig) -> None:
     for group, terms in env.observations.items():
         for name, term in terms.items():
             _validate_observation(f"--env.observations.{group}.{name}", term)
+    env.sim.terrain.validate()
     for name, event in env.events.items():
         _validate_range(f"--env.events.{name}.interval-s", event.interval_s, least=0)
 

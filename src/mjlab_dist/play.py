@@ -16,6 +16,7 @@ from mjlab_dist.errors import UserError
 from mjlab_dist.worker import start_up
 
 if TYPE_CHECKING:
+    import mujoco
     import numpy as np
     import torch
 
@@ -29,6 +30,9 @@ DUMP_FPS = 10
 
 VIDEO_SIZE = (480, 848)
 """Height and width of a frame in pixels; multiples of 16, which video codecs want."""
+
+DRAWN_GROUND_M = 10.0
+"""Terrain is drawn so far around the first env's origin: a whole one takes many seconds a frame without a GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,11 +268,19 @@ class _Video:
         self._writer.close()
 
 
+def _drawn_model(env: Env) -> mujoco.MjModel:
+    """The model with the ground around the first env only."""
+    from mjlab_dist.sim.terrain import crop_terrain  # noqa: PLC0415 (with MuJoCo, which is slow to import)
+
+    x, y, _ = env.origins[0].tolist()
+    return crop_terrain(env.sim.model, (x, y), DRAWN_GROUND_M)
+
+
 def _renderer(env: Env) -> Callable[[], np.ndarray]:
     """MuJoCo's own renderer where there is EGL (or what MUJOCO_GL names), else MuJoCo Warp's, which needs no OpenGL."""
     import mujoco
 
-    model = env.sim.model
+    model = _drawn_model(env)
     height, width = VIDEO_SIZE
     model.vis.global_.offheight, model.vis.global_.offwidth = height, width
     camera = 0 if model.ncam else -1
@@ -295,7 +307,7 @@ def _ray_tracer(env: Env) -> Callable[[], np.ndarray]:
     import numpy as np  # noqa: PLC0415
     import warp as wp
 
-    model = env.sim.model
+    model = _drawn_model(env)
     height, width = VIDEO_SIZE
     data = mujoco.MjData(model)
     with wp.ScopedDevice("cpu"):
