@@ -13,12 +13,12 @@ CHECK = """
 from pathlib import Path
 import mjlab_dist, mjlab_dist_tasks
 from mjlab_dist import registry
-from mjlab_dist.sim import load_model
+from mjlab_dist.sim import build_model
 here = Path({here!r})
 assert Path(mjlab_dist.__file__).is_relative_to(here), mjlab_dist.__file__
 for task in registry.task_names():
     config = registry.task_config(task)
-    assert load_model(config.env.sim.model).nu > 0
+    assert build_model(config.env.sim).nu > 0
     print(task)
 """
 
