@@ -1,0 +1,229 @@
+"""Terms of the arm tasks.
+
+Distances are rewarded by 1 - tanh(distance / scale), as robosuite (Zhu et al. 2020, arXiv:2009.12293) and Isaac Lab's reaching and
+lifting tasks (isaac-sim.github.io/IsaacLab) do; lifting is staged as there: towards the cube, grasp, up, to the target.
+
+Rewards look at the gripper where MuJoCo last computed it, at the start of the last substep, 5 ms ago. Observations, which after a reset
+would see it where the last episode ended, compute it from the joints: cheaper than all of MuJoCo's forward pass.
+"""
+
+from __future__ import annotations
+
+import mujoco
+import numpy as np
+import torch
+
+from mjlab_dist.env import Env
+from mjlab_dist.env.sensors import Contact
+from mjlab_dist.env.term import Columns, Term
+
+GRIPPER = "gripper"
+"""The site between the fingertips."""
+
+
+class Kinematics:
+    """Where the gripper is by the joints' positions, as MuJoCo would compute it.
+
+    An arm's joints turn about the z axes of their bodies, through their origins.
+    """
+
+    def __init__(self, env: Env) -> None:
+        """Collect what lies between the joints."""
+        model = env.sim.model
+        site = model.site(GRIPPER)
+        chain = [int(site.bodyid[0])]
+        while parent := int(model.body_parentid[chain[0]]):
+            chain.insert(0, parent)
+        links, addresses, between = [], [], torch.eye(4, dtype=torch.float64)
+        for body in chain:
+            between = between @ _transform(model.body_pos[body], model.body_quat[body])
+            if model.body_jntnum[body]:
+                links.append(between)
+                addresses.append(int(model.jnt_qposadr[model.body_jntadr[body]]))
+                between = torch.eye(4, dtype=torch.float64)
+        self._links = torch.stack(links).float().to(env.device)
+        self._point = (between @ _transform(site.pos, site.quat))[:, 3:].float().to(env.device)
+        self._columns = Columns(addresses, env.device)
+
+    def position(self, qpos: torch.Tensor) -> torch.Tensor:
+        """Of the gripper in the world's frame, in m, (num_envs, 3).
+
+        Args:
+            qpos: Positions of all joints, (num_envs, nq).
+        """
+        angle = self._columns.of(qpos).unsqueeze(2)
+        cos, sin = torch.cos(angle), torch.sin(angle)
+        x, y = self._links[..., 0], self._links[..., 1]
+        rest = self._links[..., 2:].expand(len(qpos), -1, -1, -1)
+        turned = torch.cat([torch.stack([cos * x + sin * y, cos * y - sin * x], dim=3), rest], dim=3)
+        point = self._point.expand(len(qpos), -1, -1)
+        for link in reversed(turned.unbind(dim=1)):
+            point = link @ point
+        return point[:, :3, 0]
+
+
+class _GripperTerm(Term):
+    """A term that looks at the gripper."""
+
+    def __init__(self, env: Env) -> None:
+        site = env.sim.model.site(GRIPPER).id
+        self._position = env.sim.view("site_xpos")[:, site]
+        self._rotation = env.sim.view("site_xmat")[:, site].view(env.num_envs, 9)
+
+
+class _CubeTerm(_GripperTerm):
+    """A term that looks at the gripper and at a cube."""
+
+    def __init__(self, env: Env, cube: str) -> None:
+        super().__init__(env)
+        self._cube = env.sim.qpos[:, env.joints[cube].qpos][:, :3]
+
+
+class GripperToCube(Term):
+    """Observation: vector from the gripper to the cube in the world's frame, in m; (num_envs, 3)."""
+
+    def __init__(self, env: Env, cube: str) -> None:
+        """Look up the arm and the cube, by its free joint."""
+        self._gripper = Kinematics(env)
+        self._cube = env.sim.qpos[:, env.joints[cube].qpos][:, :3]
+
+    def __call__(self, env: Env) -> torch.Tensor:
+        """Observe."""
+        return self._cube - self._gripper.position(env.sim.qpos)
+
+
+def cube_to_target(env: Env, cube: str, command: str) -> torch.Tensor:
+    """Observation: vector from the cube (its free joint) to the target (a pose command), in m; (num_envs, 3)."""
+    return env.command(command)[:, :3] - env.sim.qpos[:, env.joints[cube].qpos][:, :3]
+
+
+class AtPosition(_GripperTerm):
+    """Reward: 1 with the gripper at the position of a pose command, 0.24 a scale away from it; (num_envs,)."""
+
+    def __init__(self, env: Env, command: str, scale_m: float) -> None:
+        """Look up the gripper.
+
+        Args:
+            env: The envs.
+            command: A pose command.
+            scale_m: Distance that counts.
+        """
+        super().__init__(env)
+        self._command, self._scale_m = command, scale_m
+
+    def __call__(self, env: Env) -> torch.Tensor:
+        """Reward."""
+        return closeness(self._position - env.command(self._command)[:, :3], self._scale_m)
+
+
+class AtOrientation(_GripperTerm):
+    """Reward: 1 with the gripper turned as a pose command says, 0.24 where it is a scale off; (num_envs,)."""
+
+    def __init__(self, env: Env, command: str, scale_rad: float) -> None:
+        """Look up the gripper.
+
+        Args:
+            env: The envs.
+            command: A pose command.
+            scale_rad: Angle that counts.
+        """
+        super().__init__(env)
+        self._command, self._scale_rad = command, scale_rad
+
+    def __call__(self, env: Env) -> torch.Tensor:
+        """Reward."""
+        told = _matrix(env.command(self._command)[:, 3:])
+        # The trace of the turn from one to the other is 1 + 2 cos(angle).
+        cosine = 0.5 * ((told * self._rotation).sum(dim=1) - 1.0)
+        angle = torch.acos(cosine.clamp(-1.0, 1.0))
+        return 1.0 - torch.tanh(angle / self._scale_rad)
+
+
+class AtCube(_CubeTerm):
+    """Reward: 1 with the cube's middle between the fingertips, 0.24 a scale away from there; (num_envs,)."""
+
+    def __init__(self, env: Env, cube: str, scale_m: float) -> None:
+        """Look up the cube.
+
+        Args:
+            env: The envs.
+            cube: Its free joint.
+            scale_m: Distance that counts.
+        """
+        super().__init__(env, cube)
+        self._scale_m = scale_m
+
+    def __call__(self, env: Env) -> torch.Tensor:  # noqa: ARG002
+        """Reward."""
+        return closeness(self._position - self._cube, self._scale_m)
+
+
+class Grasp(_CubeTerm):
+    """Reward: 1 where both fingers touch something and the cube's middle is between them; (num_envs,)."""
+
+    def __init__(self, env: Env, cube: str, sensor: str, most_m: float) -> None:
+        """Look up the cube.
+
+        Args:
+            env: The envs.
+            cube: Its free joint.
+            sensor: A contact sensor of ``env.sensors``: both fingers.
+            most_m: Distance from between the fingertips up to which the cube is there.
+        """
+        super().__init__(env, cube)
+        self._fingers, self._most_m = env.sensor(sensor, Contact), most_m
+
+    def __call__(self, env: Env) -> torch.Tensor:  # noqa: ARG002
+        """Reward."""
+        between = (self._position - self._cube).norm(dim=1) < self._most_m
+        return (between & self._fingers.in_contact.all(dim=1)).float()
+
+
+def height(env: Env, cube: str, low_m: float, high_m: float) -> torch.Tensor:
+    """Reward: 0 with the cube's middle (its free joint) at low_m over the table, rising to 1 at high_m; (num_envs,)."""
+    z = env.sim.qpos[:, env.joints[cube].qpos][:, 2]
+    return ((z - low_m) / (high_m - low_m)).clamp(0.0, 1.0)
+
+
+def cube_at_target(env: Env, *, cube: str, command: str, scale_m: float, low_m: float, high_m: float) -> torch.Tensor:
+    """Reward: 1 with the cube at the target, 0.24 a scale away from it, times :func:`height`; (num_envs,)."""
+    return closeness(cube_to_target(env, cube, command), scale_m) * height(env, cube, low_m, high_m)
+
+
+def off_table(env: Env, cube: str, x_m: tuple[float, float], y_m: tuple[float, float]) -> torch.Tensor:
+    """Termination: the cube (its free joint) has left the table, whose edges lie at x_m and y_m; (num_envs,) of bool."""
+    x, y = env.sim.qpos[:, env.joints[cube].qpos][:, :2].unbind(dim=1)
+    return (x < x_m[0]) | (x > x_m[1]) | (y < y_m[0]) | (y > y_m[1])
+
+
+def closeness(vector: torch.Tensor, scale: float) -> torch.Tensor:
+    """1 - tanh(length / scale) of vectors (num_envs, 3)."""
+    return 1.0 - torch.tanh(vector.norm(dim=1) / scale)
+
+
+def _matrix(quat: torch.Tensor) -> torch.Tensor:
+    """Rotation matrices, (num_envs, 9) row by row, of unit quaternions (num_envs, 4)."""
+    w, x, y, z = quat.unbind(dim=1)
+    return torch.stack(
+        [
+            1.0 - 2.0 * (y * y + z * z),
+            2.0 * (x * y - w * z),
+            2.0 * (x * z + w * y),
+            2.0 * (x * y + w * z),
+            1.0 - 2.0 * (x * x + z * z),
+            2.0 * (y * z - w * x),
+            2.0 * (x * z - w * y),
+            2.0 * (y * z + w * x),
+            1.0 - 2.0 * (x * x + y * y),
+        ],
+        dim=1,
+    )
+
+
+def _transform(position: np.ndarray, quat: np.ndarray) -> torch.Tensor:
+    """The homogeneous matrix (4, 4) of a position and a unit quaternion."""
+    rotation = np.empty(9)
+    mujoco.mju_quat2Mat(rotation, quat)
+    matrix = np.eye(4)
+    matrix[:3, :3], matrix[:3, 3] = rotation.reshape(3, 3), position
+    return torch.from_numpy(matrix)
