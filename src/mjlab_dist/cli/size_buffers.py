@@ -1,0 +1,112 @@
+"""size-buffers: how large njmax and nconmax have to be."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from mjlab_dist import registry, runs
+from mjlab_dist.cli.parsing import split_task, take_flag
+from mjlab_dist.cli.train import read_config
+from mjlab_dist.config import TrainConfig
+from mjlab_dist.errors import UserError
+
+if TYPE_CHECKING:
+    from mjlab_dist.buffers import Attempt
+
+NUM_ENVS = 256
+"""Envs where --num-envs is not typed."""
+
+NUM_STEPS = 1000
+"""Control steps where --steps is not typed."""
+
+
+def main(argv: Sequence[str], prog: str) -> None:
+    """Measure, print a table, and say what to set.
+
+    Raises:
+        UserError: If the command line, or what it asks for, cannot be.
+    """
+    steps, rest = take_flag(argv, "--steps")
+    num_steps = _positive("--steps", steps) if steps is not None else NUM_STEPS
+    run, rest = take_flag(rest, "--run")
+    checkpoint, rest = _of_run(run, rest) if run is not None else (None, rest)
+    config = read_config(
+        rest,
+        prog,
+        f"Step a task (--steps N, by default {NUM_STEPS}) with random actions, or with a run's policy (--run RUN, or latest), and "
+        "say how large the physics' buffers have to be. Of a task",
+        num_envs=NUM_ENVS,
+        total_num_envs=None,
+        total_timesteps=None,
+    )
+
+    from mjlab_dist.budget import resolve  # noqa: PLC0415 (--help needs none of it)
+    from mjlab_dist.buffers import measure  # noqa: PLC0415
+    from mjlab_dist.config import validate  # noqa: PLC0415
+    from mjlab_dist.launch.devices import find_gpus, in_this_process, plan_devices  # noqa: PLC0415
+    from mjlab_dist.worker import COMPILING  # noqa: PLC0415
+
+    if config.num_envs == "auto":
+        raise UserError(f"--num-envs auto: give a number, such as {NUM_ENVS}; memory is not what is measured here")
+    validate(config)
+    gpus = find_gpus()
+    plan = in_this_process(plan_devices(config, os.environ, gpus), os.environ, gpus)
+    config, _ = resolve(config, 1)
+    actions = "random actions" if checkpoint is None else f"the policy of {checkpoint}"
+    print(f"Stepping {config.task} {num_steps} times with {config.num_envs} envs and {actions}, on {plan.names[0]}.")
+    attempts = measure(
+        config, plan, num_steps=num_steps, checkpoint=checkpoint, announce=lambda: print(COMPILING), said=print
+    )
+    _show(attempts)
+
+
+def _positive(flag: str, text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise UserError(f"{flag} {text}: must be a whole number, at least 1")
+    return int(text)
+
+
+def _of_run(run: str, argv: Sequence[str]) -> tuple[Path, list[str]]:
+    """The checkpoint of a run, and flags that say to take its config."""
+    task, flags = split_task(argv, "")
+    if task is None:
+        raise UserError(f"--run {run}: name the task first")
+    registry.task_config(task)  # refuses an unknown task
+    run_dir = runs.find_run(take_flag(flags, "--log-root")[0] or TrainConfig.log_root, task, run)
+    return runs.find_checkpoint(run_dir), ["--config", str(run_dir / runs.CONFIG), *flags]
+
+
+def _show(attempts: Sequence[Attempt]) -> None:
+    console = Console(highlight=False)
+    first, last = attempts[0], attempts[-1]
+    usage = last.usage
+    table = Table("", "in one env", "per env", f"in all {usage.num_envs}", "now", "recommended")
+    table.add_row("constraints", str(usage.rows), "", "", f"njmax {first.njmax}", str(usage.njmax))
+    table.add_row(
+        "contacts",
+        str(usage.contacts),
+        f"{usage.contacts_of_few:.1f}",
+        str(usage.contacts_of_all),
+        f"nconmax {first.nconmax}",
+        str(usage.nconmax),
+    )
+    table.add_row("near pairs", "", f"{usage.pairs_of_all / usage.num_envs:.1f}", str(usage.pairs_of_all), "", "")
+    console.print(table)
+    if last.overflows:
+        console.print(
+            f"Overflow of {', '.join(last.overflows)} still, with njmax {last.njmax} and nconmax {last.nconmax}."
+        )
+    elif first.overflows:
+        console.print(
+            f"Overflow of {', '.join(first.overflows)} with the present sizes: contacts or constraints were dropped."
+        )
+    else:
+        console.print("No overflow.")
+    console.print(f"Set njmax={usage.njmax}, nconmax={usage.nconmax} in the task's SimConfig, or type")
+    console.print(f"--env.sim.njmax {usage.njmax} --env.sim.nconmax {usage.nconmax}")

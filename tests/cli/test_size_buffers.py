@@ -1,0 +1,140 @@
+"""mjlab-dist size-buffers: what it measures of a box that lies on a plane, whose contacts can be counted by hand."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+from conftest import Command, Done
+
+from mjlab_dist.buffers import LEAST, MARGIN, SHARED_MARGIN, size_for
+
+SIZE_BUFFERS = ("mjlab-dist", "size-buffers")
+BOX = Path(__file__).parents[1] / "unit" / "box.xml"
+
+CONFIG = """
+from mjlab_dist.config import ActionConfig, AgentConfig, EnvConfig, ObservationConfig, RewardConfig, SimConfig, TrainConfig
+
+def lie() -> TrainConfig:
+    \"\"\"Fall, and lie.\"\"\"
+    return TrainConfig(
+        task="box-lie",
+        agent=AgentConfig(num_steps_per_env=8, num_mini_batches=1),
+        env=EnvConfig(
+            sim=SimConfig(model="box_tasks:box.xml", njmax=16, nconmax=8),
+            episode_length_s=2.0,
+            actions={"push": ActionConfig(actuators=(".*",), scale=0.1)},
+            observations={"actor": {"down": ObservationConfig(func="mjlab_dist.env.terms:projected_gravity")}},
+            rewards={"alive": RewardConfig(func="mjlab_dist.env.rewards:alive", weight=1.0)},
+        ),
+    )
+"""
+
+ROWS, CONTACTS = 16, 4
+"""A box's four corners touch the plane, with four rows of a pyramidal cone each."""
+
+NUM_ENVS = 32
+
+
+@pytest.fixture
+def env(command: Command) -> dict[str, str]:
+    """An environment in which the task is installed."""
+    package = command.cwd / "box_tasks"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "config.py").write_text(CONFIG)
+    (package / "box.xml").write_text(BOX.read_text())
+    info = command.cwd / "box_tasks-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: box-tasks\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[mjlab_dist.tasks]\nbox-lie = box_tasks.config:lie\n")
+    return {"PYTHONPATH": str(command.cwd)}
+
+
+def measured(command: Command, env: dict[str, str], *flags: str) -> Done:
+    """A measurement long enough for the box to lie."""
+    size = ("--num-envs", str(NUM_ENVS), "--steps", "120", "--gpu-ids", "None")
+    done = command(*SIZE_BUFFERS, "box-lie", *size, *flags, env=env, timeout_s=600)
+    assert done.code == 0, done.err
+    return done
+
+
+def table_of(done: Done) -> dict[str, list[str]]:
+    rows = [line.strip("│").split("│") for line in done.out.splitlines() if line.startswith("│")]
+    return {row[0].strip(): [cell.strip() for cell in row[1:]] for row in rows}
+
+
+@pytest.mark.slow
+def test_the_contacts_of_a_box_are_counted(command: Command, env: dict[str, str]) -> None:
+    done = measured(command, env)
+    njmax, nconmax = size_for(MARGIN * ROWS, is_possible=True), size_for(SHARED_MARGIN * CONTACTS, is_possible=True)
+    assert table_of(done) == {
+        "constraints": [str(ROWS), "", "", "njmax 16", str(njmax)],
+        "contacts": [str(CONTACTS), f"{CONTACTS:.1f}", str(CONTACTS * NUM_ENVS), "nconmax 8", str(nconmax)],
+        "near pairs": ["", "1.0", str(NUM_ENVS), "", ""],
+    }
+    assert done.out.splitlines()[-1] == f"--env.sim.njmax {njmax} --env.sim.nconmax {nconmax}"
+    assert "No overflow." in done.out
+    assert "again" not in done.out
+    assert sorted(path.name for path in command.cwd.iterdir()) == ["box_tasks", "box_tasks-1.0.dist-info"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sizes", "again", "verdict"),
+    [
+        (("8", "8"), "Overflow of NEFC: measuring again with njmax 16 and nconmax 8.", "Overflow of NEFC with the"),
+        (("16", "0"), "No contact is looked for: measuring again with njmax 16 and nconmax 4.", "No overflow."),
+    ],
+)
+def test_where_something_did_not_fit_it_is_measured_again(
+    command: Command, env: dict[str, str], sizes: tuple[str, str], again: str, verdict: str
+) -> None:
+    done = measured(command, env, "--env.sim.njmax", sizes[0], "--env.sim.nconmax", sizes[1])
+    assert [line for line in done.out.splitlines() if "again" in line] == [again]
+    assert verdict in done.out
+    table = table_of(done)
+    assert table["constraints"][0] == str(ROWS)
+    assert table["contacts"][:3] == [str(CONTACTS), f"{CONTACTS:.1f}", str(CONTACTS * NUM_ENVS)]
+    assert [table["constraints"][3], table["contacts"][3]] == [f"njmax {sizes[0]}", f"nconmax {sizes[1]}"]
+
+
+@pytest.mark.slow
+def test_a_run_acts_by_its_policy_and_its_config(command: Command, env: dict[str, str]) -> None:
+    flags = ("--gpu-ids", "None", "--num-envs", str(NUM_ENVS), "--max-iterations", "1", "--env.sim.nconmax", "12")
+    assert command("mjlab-dist", "train", "box-lie", *flags, env=env, timeout_s=600).code == 0
+    (run,) = (command.cwd / "logs" / "box-lie").iterdir()
+    done = measured(command, env, "--run", "latest")
+    assert re.search(rf"and the policy of logs/box-lie/{run.name}/checkpoints/\S+, on cpu", done.out)
+    assert table_of(done)["contacts"][3] == "nconmax 12", "the run's config"
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["no-such-task"], "unknown task no-such-task"),
+        (["cartpole-balance", "--steps", "0"], "--steps 0: must be a whole number, at least 1"),
+        (["cartpole-balance", "--steps", "many"], "--steps many: must be a whole number"),
+        (["cartpole-balance", "--num-envs", "auto"], "--num-envs auto: give a number"),
+        (["cartpole-balance", "--run", "gone"], "--run gone: is no run directory"),
+        (["--run", "latest"], "--run latest: name the task first"),
+        (["cartpole-balance", "--env.sim.njmax", "-1"], "--env.sim.njmax -1: must be at least 0"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_line(command: Command, args: list[str], says: str) -> None:
+    done = command(*SIZE_BUFFERS, *args)
+    assert done.code == 2
+    assert says in done.err
+    assert len(done.err.splitlines()) == 1
+    assert done.out == ""
+
+
+def test_a_size_holds_what_is_to_fit_and_there_are_few_sizes() -> None:
+    sizes = [size_for(n, is_possible=False) for n in range(400)]
+    assert all(n <= size < n + 16 for n, size in enumerate(sizes))
+    assert all(after >= before for before, after in itertools.pairwise(sizes))
+    assert len(set(sizes)) < 40
+    assert sizes[0] == 0
+    assert size_for(0, is_possible=True) == LEAST
