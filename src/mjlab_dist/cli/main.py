@@ -1,4 +1,4 @@
-"""The commands: train, play, list-tasks, and all of them, verify and doctor under mjlab-dist."""
+"""The commands: train, play, list-tasks; and under mjlab-dist all of them, and those that are typed less often."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ _SUMMARIES = {
     "verify": "check on this machine that ranks learn as one",
     "doctor": "check whether this machine can train",
     "list-tasks": "print the tasks that can be trained",
+    "new-task": "make a task from an MJCF of your own",
+    "size-buffers": "measure how large njmax and nconmax of a task have to be",
 }
 
 
@@ -68,6 +70,10 @@ def _command(name: str) -> Callable[[Sequence[str], str], None]:
         from mjlab_dist.cli.verify import main  # noqa: PLC0415
     elif name == "doctor":
         from mjlab_dist.cli.doctor import main  # noqa: PLC0415
+    elif name == "new-task":
+        from mjlab_dist.cli.new_task import main  # noqa: PLC0415
+    elif name == "size-buffers":
+        from mjlab_dist.cli.size_buffers import main  # noqa: PLC0415
     else:
         from mjlab_dist.cli.list_tasks import main  # noqa: PLC0415
     return main

@@ -1,0 +1,76 @@
+"""new-task: a task made from an MJCF."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mjlab_dist.cli.parsing import parse, split_task
+from mjlab_dist.errors import UserError
+
+if TYPE_CHECKING:
+    from mjlab_dist.new_task import NewTask
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewTaskConfig:
+    """Make a task from an MJCF: a config, terms and a copy of the MJCF with its meshes, ready to train and to be changed. In a checkout of mjlab_dist it becomes one of its tasks, elsewhere a package."""
+
+    mjcf: str = ""
+    """The robot's MJCF."""
+    dir: str | None = None
+    """Directory to make a package in, also where this is a checkout; by default the present one."""
+
+
+def main(argv: Sequence[str], prog: str) -> None:
+    """Make a task, and say what to type next.
+
+    Raises:
+        UserError: If the command line, or what it asks for, cannot be.
+    """
+    task, flags = split_task(
+        argv, f"usage: {prog} NAME --mjcf FILE [--dir DIR]\n\nMake a task. Its flags: {prog} my-robot --help"
+    )
+    config = parse(NewTaskConfig, NewTaskConfig(), flags, f"{prog} {task or 'NAME'}")
+    if task is None:
+        raise UserError(f"the new task has no name; type {prog} my-robot --mjcf robot.xml")
+    if not config.mjcf:
+        raise UserError(f"--mjcf: is missing; type {prog} {task} --mjcf robot.xml")
+
+    from mjlab_dist.new_task import create  # noqa: PLC0415 (--help needs none of it)
+
+    _show(create(task, Path(config.mjcf), None if config.dir is None else Path(config.dir)))
+
+
+def _show(made: NewTask) -> None:
+    robot = made.robot
+    kind = f"floats by the joint {robot.base.joint}" if robot.base else "is fixed to the world"
+    drives = "motors are put on its joints" if robot.motors else "its own actuators drive it"
+    print(f"The robot {kind}; {drives}; {robot.control_hz:.4g} control steps a second.")
+    aim = "walks forward" if robot.base else "brings its joints to where it is told"
+    print(f"{made.task} {aim}. Its files, to be read and changed:")
+    for name, what in (
+        ("config.py", "what is simulated, seen, done and rewarded"),
+        ("terms.py", "its own terms"),
+        ("model.py", "the MJCF with what it lacks"),
+    ):
+        if (made.package / name).is_file():
+            print(f"  {_short(made.package / name)}  {what}")
+    for file in made.apart:
+        print(f"{file} is named by an absolute path, and stays where it is.")
+    print("Next:")
+    if made.is_in_checkout:
+        print(f"  uv run train {made.task}")
+        print(f"  uv run play {made.task} --video {made.task}.mp4")
+        return
+    print(f"  uv pip install -e {_short(made.folder)}")
+    print(f"  mjlab-dist train {made.task}")
+    print(f"  mjlab-dist play {made.task} --video {made.task}.mp4")
+
+
+def _short(path: Path) -> Path:
+    """A path from the present directory on, where it lies in it."""
+    here = Path.cwd()
+    return path.resolve().relative_to(here) if path.resolve().is_relative_to(here) else path

@@ -1,0 +1,173 @@
+"""A task made from an MJCF: files that a person goes on from."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import keyword
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import mjlab_dist
+from mjlab_dist import registry
+from mjlab_dist.errors import UserError
+from mjlab_dist.new_task.files import copy_files, find_files
+from mjlab_dist.new_task.robot import Robot, examine, load
+from mjlab_dist.new_task.source import (
+    Names,
+    config_source,
+    entry_point,
+    model_source,
+    project_source,
+    terms_source,
+)
+
+TASKS = Path("tasks", "mjlab_dist_tasks")
+"""Where a checkout of this project has its tasks."""
+
+HEADER = f'[project.entry-points."{registry.GROUP}"]'
+"""What stands before the tasks in a pyproject.toml."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewTask:
+    """What was made."""
+
+    task: str
+    """The task's name."""
+    folder: Path
+    """Folder of its files: the package, or the project that holds it."""
+    package: Path
+    """Folder of config.py."""
+    is_in_checkout: bool
+    """Whether it is one of the tasks of a checkout of this project; else it is a package of its own, to be installed."""
+    robot: Robot
+    """What was found in the MJCF."""
+    apart: list[Path]
+    """Files that the MJCF names by an absolute path, which were not copied."""
+
+
+def create(task: str, mjcf: Path, directory: Path | None) -> NewTask:
+    """Make a task.
+
+    Inside a checkout of this project it becomes one of its tasks, elsewhere (or where a directory is given) a package of its own.
+
+    Args:
+        task: Its name: small letters, digits and hyphens.
+        mjcf: The robot.
+        directory: Where to put a package; by default the present directory.
+
+    Raises:
+        UserError: If that cannot be; nothing has been written then.
+    """
+    module = _module_name(task)
+    checkout = find_checkout(Path.cwd()) if directory is None else None
+    base = checkout / TASKS if checkout else directory or Path()
+    folder = base / module
+    _refuse_taken(task, module, folder, checkout)
+    if not base.is_dir():
+        raise UserError(f"--dir {base}: there is no such directory; make it first")
+    if not mjcf.is_file():
+        raise UserError(f"--mjcf {mjcf}: there is no such file")
+    files, apart = find_files(mjcf)
+    robot = examine(mjcf)
+    with _made_at_once(folder) as made:
+        package = made if checkout else made / module
+        package.mkdir(exist_ok=True)
+        names = Names(
+            task=task,
+            module=f"{TASKS.name}.{module}" if checkout else module,
+            function=module,
+            file=copy_files(files, package),
+        )
+        load(f"--mjcf {mjcf}: a copy of it", package / names.file)
+        (package / "__init__.py").write_text(f'"""The task {task}."""\n')
+        (package / "config.py").write_text(config_source(names, robot))
+        (package / "terms.py").write_text(terms_source(names, robot))
+        if robot.lacks:
+            (package / "model.py").write_text(model_source(names, robot))
+        if not checkout:
+            (made / "pyproject.toml").write_text(project_source(names))
+    if checkout:
+        _register(checkout / "pyproject.toml", names, folder)
+    return NewTask(
+        task=task,
+        folder=folder,
+        package=folder if checkout else folder / module,
+        is_in_checkout=checkout is not None,
+        robot=robot,
+        apart=apart,
+    )
+
+
+def find_checkout(directory: Path) -> Path | None:
+    """The checkout of this project that a directory lies in, if it is the one that runs.
+
+    Args:
+        directory: Any directory.
+    """
+    running = Path(mjlab_dist.__file__).resolve().parents[1]
+    for parent in (directory.resolve(), *directory.resolve().parents):
+        if (parent / "src") == running and (parent / TASKS).is_dir() and (parent / "pyproject.toml").is_file():
+            return parent
+    return None
+
+
+def _module_name(task: str) -> str:
+    module = task.replace("-", "_")
+    if not re.fullmatch(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*", task) or keyword.iskeyword(module):
+        raise UserError(f"{task}: is no name for a task; use small letters, digits and hyphens, such as my-robot")
+    return module
+
+
+def _refuse_taken(task: str, module: str, folder: Path, checkout: Path | None) -> None:
+    registered = (checkout / "pyproject.toml").read_text() if checkout else ""
+    if task in registry.task_names() or re.search(rf"^{re.escape(task)}\s*=.*\.config:", registered, re.MULTILINE):
+        raise UserError(f"{task}: there is a task of that name; choose another")
+    if folder.exists():
+        raise UserError(f"{task}: {folder} is there already; choose another name, or remove it")
+    if checkout is None and importlib.util.find_spec(module) is not None:
+        raise UserError(f"{task}: there is a Python module {module} already; choose another name")
+
+
+@contextlib.contextmanager
+def _made_at_once(folder: Path) -> Iterator[Path]:
+    """A folder that gets its name when all is in it, and is removed if that fails.
+
+    Raises:
+        UserError: If it cannot be written.
+    """
+    try:
+        made = Path(tempfile.mkdtemp(prefix=".new-task-", dir=folder.parent))
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written: {error.strerror}; choose another --dir") from error
+    try:
+        yield made
+        made.chmod(0o755)
+        made.rename(folder)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written: {error.strerror}") from error
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def _register(project: Path, names: Names, folder: Path) -> None:
+    """Add a task to a checkout's pyproject.toml, behind its others."""
+    head, header, tail = project.read_text().partition(HEADER)
+    section, blank, rest = tail.partition("\n\n")
+    try:
+        if not header:
+            raise UserError(f"{project}: has no {HEADER}; add it")
+        copy = project.with_suffix(".toml.new")
+        copy.write_text(f"{head}{header}{section.rstrip()}\n{entry_point(names)}{blank or chr(10)}{rest}")
+        copy.replace(project)
+    except OSError as error:
+        shutil.rmtree(folder)
+        raise UserError(f"{project}: cannot be written: {error.strerror}") from error
+    except UserError:
+        shutil.rmtree(folder)
+        raise

@@ -1,0 +1,15 @@
+"""Terms of the task template: each works on all copies of the robot at once, on the device.
+
+A row of a tensor is a copy. Nothing here may wait for the device: no .item(), .cpu(), print or if on a tensor's numbers, and no
+mask as an index; use torch.where.
+"""
+
+import torch
+
+from mjlab_dist.env import Env
+from mjlab_dist.env.terms import base_linear_velocity
+
+
+def forward_speed(env: Env, most_m_s: float, joint: str = "root") -> torch.Tensor:
+    """Reward: the robot's speed along its own x axis as a share of most_m_s, at most 1; (num_envs,)."""
+    return base_linear_velocity(env, joint)[:, 0].clamp(-most_m_s, most_m_s) / most_m_s

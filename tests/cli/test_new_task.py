@@ -1,0 +1,449 @@
+"""mjlab-dist new-task: MJCFs of others become tasks that train, and what cannot leaves nothing behind."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import mujoco
+import numpy as np
+import pytest
+import torch
+from conftest import BIN, Command, Done
+from host_syncs import HostSyncs
+
+from mjlab_dist import registry, runs
+from mjlab_dist.config import ActuatorConfig, SimConfig
+from mjlab_dist.env import Env
+from mjlab_dist.env.term import Term, write_rows
+from mjlab_dist.new_task.files import copy_files, find_files
+from mjlab_dist.new_task.robot import examine
+from mjlab_dist.new_task.source import Names, config_source, model_source, terms_source
+from mjlab_dist.sim import build_model, start_warp
+
+ROOT = Path(__file__).parents[2]
+TEMPLATE = ROOT / "tasks" / "mjlab_dist_tasks" / "template"
+ASSETS = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
+NEW_TASK = ("mjlab-dist", "new-task")
+
+# A box that floats without a ground, a camera, names or actuators; its mesh and an include lie in folders of their own.
+DOG = """
+<mujoco model="dog">
+  <compiler meshdir="meshes" autolimits="true"/>
+  <include file="parts/assets.xml"/>
+  <worldbody>
+    <body>
+      <freejoint/>
+      <geom type="mesh" mesh="trunk" mass="5"/>
+      <body name="front" pos=".15 0 -.05">
+        <joint axis="0 1 0" range="-60 60"/>
+        <geom type="box" pos="0 0 -.1" size=".02 .15 .1" mass=".5"/>
+      </body>
+      <body pos="-.15 0 -.05">
+        <joint axis="0 1 0" range="-60 60"/>
+        <geom type="box" pos="0 0 -.1" size=".02 .15 .1" mass=".5"/>
+      </body>
+    </body>
+  </worldbody>
+  <keyframe><key qpos="0 0 .2 1 0 0 0 0 0"/></keyframe>
+</mujoco>
+"""
+
+ASSETS_OF_DOG = '<mujoco><asset><mesh name="trunk" file="deep/trunk.obj" scale=".4 .2 .1"/></asset></mujoco>'
+
+CUBE = """
+v -.5 -.5 -.5
+v .5 -.5 -.5
+v -.5 .5 -.5
+v .5 .5 -.5
+v -.5 -.5 .5
+v .5 -.5 .5
+v -.5 .5 .5
+v .5 .5 .5
+f 1 3 2
+f 2 3 4
+f 5 6 7
+f 6 8 7
+f 1 2 5
+f 2 6 5
+f 3 7 4
+f 4 7 8
+f 1 5 3
+f 3 5 7
+f 2 4 6
+f 4 8 6
+"""
+
+ARM = """
+<mujoco>
+  <compiler angle="radian" autolimits="true"/>
+  <worldbody>
+    <body pos="0 0 .3">
+      <joint name="shoulder" axis="0 1 0"/>
+      <geom type="capsule" fromto="0 0 0 .3 0 0" size=".03"/>
+      <body pos=".3 0 0">
+        <joint name="elbow" axis="0 1 0" range="-2 2"/>
+        <geom type="capsule" fromto="0 0 0 .3 0 0" size=".02"/>
+        <body pos=".3 0 0">
+          <joint name="finger" type="slide" axis="0 1 0" range="0 .03"/>
+          <geom type="box" size=".01 .01 .02"/>
+        </body>
+      </body>
+    </body>
+  </worldbody>
+</mujoco>
+"""
+
+
+def write_dog(folder: Path) -> Path:
+    for name, text in {"dog.xml": DOG, "parts/assets.xml": ASSETS_OF_DOG, "meshes/deep/trunk.obj": CUBE}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder / "dog.xml"
+
+
+def install(project: Path, site: Path) -> dict[str, str]:
+    """Build and install a project, without what it depends on, and the environment in which that is found."""
+    command = ["uv", "pip", "install", "--quiet", "--no-deps", "--target", str(site), str(project)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=site.parent)
+    assert done.returncode == 0, done.stderr
+    return {"PYTHONPATH": str(site)}
+
+
+def made(done: Done) -> None:
+    assert done.code == 0, done.err
+    assert done.err == ""
+
+
+def trained(command: Command, task: str, env: dict[str, str], *flags: str) -> dict[str, Any]:
+    """The last row of a run of two iterations."""
+    flags = ("--gpu-ids", "None", "--num-envs", "16", "--max-iterations", "2", *flags)
+    done = command("mjlab-dist", "train", task, *flags, env=env, timeout_s=600)
+    assert done.code == 0, done.err
+    (run,) = (command.cwd / "logs" / task).iterdir()
+    rows = runs.read_metrics(run)
+    assert len(rows) == 2
+    return rows[-1]
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what a checkout consists of."""
+    root = tmp_path_factory.mktemp("checkout")
+    for name in ("src", "tasks", "typings"):
+        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, root)
+    return root
+
+
+def in_checkout(command: Command, checkout: Path) -> dict[str, str]:
+    """Have a command work in a copy of the checkout, with what is in it."""
+    command.cwd = checkout
+    return {"PYTHONPATH": os.pathsep.join(str(checkout / name) for name in ("src", "tasks"))}
+
+
+# What is made
+
+
+def test_the_template_is_what_new_task_makes_of_its_mjcf() -> None:
+    robot = examine(TEMPLATE / "robot.xml")
+    names = Names(task="template", module="mjlab_dist_tasks.template", function="template", file="robot.xml")
+    assert not robot.lacks
+    assert (TEMPLATE / "config.py").read_text() == config_source(names, robot)
+    assert (TEMPLATE / "terms.py").read_text() == terms_source(names, robot)
+
+
+@pytest.mark.slow
+def test_the_template_trains(command: Command) -> None:
+    row = trained(command, "template", {}, "--env.rewards.effort.weight", "0")
+    assert row["overflowed_envs"] == 0
+    assert row["mean_step_reward"] is not None
+    assert 0 < row["mean_step_reward"] < 1.5
+
+
+@pytest.mark.slow
+def test_the_ant_of_gymnasium_becomes_a_package_that_trains(command: Command) -> None:
+    done = command(*NEW_TASK, "my-ant", "--mjcf", str(ASSETS / "ant.xml"))
+    made(done)
+    assert done.out.splitlines()[-3:] == [
+        "  uv pip install -e my_ant",
+        "  mjlab-dist train my-ant",
+        "  mjlab-dist play my-ant --video my-ant.mp4",
+    ]
+    env = install(command.cwd / "my_ant", command.cwd / "site")
+    listed = command("list-tasks", env=env).out
+    assert re.search(r"^my-ant +Walk forward, with ant.xml\.$", listed, re.MULTILINE)
+    row = trained(command, "my-ant", env, "--env.rewards.forward.params.most-m-s", "2")
+    assert row["overflowed_envs"] == 0
+    assert row["mean_return"] is not None, "no ant has fallen"
+    (run,) = (command.cwd / "logs" / "my-ant").iterdir()
+    config = runs.read_config(run)
+    assert config.env.rewards["forward"].params == {"most_m_s": 2, "joint": "root"}
+    assert config.env.sim.options.integrator == "implicitfast"
+
+
+@pytest.mark.slow
+def test_an_arm_of_gymnasium_becomes_a_task_of_a_checkout_that_trains(command: Command, checkout: Path) -> None:
+    env = in_checkout(command, checkout)
+    before = (checkout / "pyproject.toml").read_text()
+    done = command(*NEW_TASK, "my-reacher", "--mjcf", str(ASSETS / "reacher.xml"), env=env)
+    made(done)
+    assert done.out.splitlines()[-2:] == [
+        "  uv run train my-reacher",
+        "  uv run play my-reacher --video my-reacher.mp4",
+    ]
+    line = 'my-reacher = "mjlab_dist_tasks.my_reacher.config:my_reacher"\n'
+    assert (checkout / "pyproject.toml").read_text().replace(line, "") == before
+    env = install(checkout, checkout / "site")
+    listed = command("list-tasks", env=env).out
+    assert re.search(r"^my-reacher +Bring the joints to where they are told, with reacher.xml\.$", listed, re.MULTILINE)
+    row = trained(command, "my-reacher", env, "--env.rewards.effort.weight", "0", "--env.rewards.distance.weight", "0")
+    assert 0 < row["mean_step_reward"] < 1
+
+
+@pytest.mark.slow
+def test_a_robot_without_motors_names_or_ground_becomes_a_task_that_trains(command: Command) -> None:
+    mjcf = write_dog(command.cwd / "elsewhere")
+    made(command(*NEW_TASK, "dog", "--mjcf", str(mjcf), "--dir", "elsewhere"))
+    shutil.move(mjcf.parent / "meshes", command.cwd / "moved")
+    env = install(command.cwd / "elsewhere" / "dog", command.cwd / "site")
+    assert trained(command, "dog", env)["overflowed_envs"] == 0
+
+
+@pytest.mark.slow
+def test_what_is_made_passes_the_checks_of_the_project(checkout: Path) -> None:
+    arm = checkout / "arm.xml"
+    arm.write_text(ARM)
+    robots = {"dog": write_dog(checkout / "dog"), "arm": arm} | {
+        name: ASSETS / f"{name}.xml" for name in ("ant", "inverted_pendulum")
+    }
+    folders: list[str] = []
+    for name, mjcf in robots.items():
+        robot = examine(mjcf)
+        module = f"checked_{name}"
+        names = Names(task=module, module=f"mjlab_dist_tasks.{module}", function=module, file=mjcf.name)
+        folder = checkout / "tasks" / "mjlab_dist_tasks" / module
+        folder.mkdir()
+        (folder / "config.py").write_text(config_source(names, robot))
+        (folder / "terms.py").write_text(terms_source(names, robot))
+        if robot.lacks:
+            (folder / "model.py").write_text(model_source(names, robot))
+        folders.append(str(folder))
+    for check in (
+        ["ruff", "check"],
+        ["ruff", "format", "--check"],
+        ["basedpyright", "--pythonpath", sys.executable, "--project", str(checkout)],
+    ):
+        done = subprocess.run(
+            [str(BIN / check[0]), *check[1:], *folders], capture_output=True, text=True, check=False, cwd=checkout
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+# What is found in an MJCF
+
+
+def test_the_quadruped_is_driven_by_its_own_position_motors() -> None:
+    robot = examine(ROOT / "tasks" / "mjlab_dist_tasks" / "quadruped" / "quadruped.xml")
+    assert robot.base is not None
+    assert robot.base.joint == "root"
+    assert robot.base.is_upright
+    assert robot.base.rise_m == 0
+    assert 0.06 < robot.base.least_height_m < 0.2, "between its belly on the ground and its legs bent"
+    assert len(robot.joints) == 12
+    (block,) = robot.blocks.values()
+    assert (block.kind, block.offset, block.actuators) == ("position", "home", (".*",))
+    assert not robot.motors
+    assert not robot.lacks
+    assert robot.keyframe == "home"
+    assert robot.decimation == 4
+    assert robot.njmax >= 4 * 4
+    assert robot.nconmax >= 4
+
+
+def test_actuators_that_are_unlike_come_in_blocks(tmp_path: Path) -> None:
+    mjcf = tmp_path / "arm.xml"
+    actuators = """
+      <actuator>
+        <position name="hold" joint="shoulder" kp="10"/>
+        <motor name="push" joint="elbow" ctrllimited="true" ctrlrange="-3 5"/>
+        <velocity name="grip" joint="finger" kv="2" ctrllimited="true" ctrlrange="-.1 .1"/>
+        <motor name="pull" joint="elbow" forcelimited="true" forcerange="-7 7"/>
+      </actuator>"""
+    mjcf.write_text(ARM.replace("</mujoco>", f"{actuators}</mujoco>"))
+    found = {b.actuators: (b.kind, b.scale, b.offset) for b in examine(mjcf).blocks.values()}
+    assert found == {
+        ("hold",): ("position", 0.5, "home"),
+        ("push",): ("effort", 4.0, 1.0),
+        ("grip",): ("velocity", 0.1, 0.0),
+        ("pull",): ("effort", 7.0, 0.0),
+    }
+
+
+def test_a_free_cube_does_not_make_an_arm_float(tmp_path: Path) -> None:
+    mjcf = tmp_path / "arm.xml"
+    cube = '<body pos="1 0 1"><freejoint/><geom type="box" size=".03 .03 .03"/></body>'
+    mjcf.write_text(ARM.replace("</worldbody>", f"{cube}</worldbody>"))
+    robot = examine(mjcf)
+    assert robot.base is None
+    assert robot.joints == ("shoulder", "elbow", "finger")
+
+
+def test_motors_that_are_made_up_hold_an_arm_against_its_weight(tmp_path: Path) -> None:
+    mjcf = tmp_path / "arm.xml"
+    mjcf.write_text(ARM)
+    robot = examine(mjcf)
+    motors = {
+        name: ActuatorConfig(joints=m.joints, stiffness=m.stiffness, damping=m.damping, effort_limit=m.effort_limit)
+        for name, m in robot.motors.items()
+    }
+    model = build_model(SimConfig(model=str(mjcf), actuators=motors, njmax=0, nconmax=0))
+    assert model.nu == 3
+    data = mujoco.MjData(model)
+    while data.time < 3:
+        mujoco.mj_step(model, data)
+    assert np.abs(data.qvel).max() < 1e-3
+    assert np.abs(data.qpos[:2]).max() < 0.5
+    assert np.abs(data.qpos[0]) > 0.02, "the arm has weight"
+
+
+def test_a_robot_in_the_ground_is_lifted_onto_it(tmp_path: Path) -> None:
+    robot = examine(write_dog(tmp_path))
+    assert robot.base is not None
+    assert robot.base.rise_m == pytest.approx(0.25 - 0.2, abs=1e-3)
+    assert robot.lacks.ground
+    assert robot.lacks.camera
+    assert robot.lacks.joint_names == {0: "root", 1: "front", 2: "joint"}
+    assert robot.keyframe == "home"
+
+
+def test_files_keep_their_places_and_absolute_ones_stay(tmp_path: Path) -> None:
+    mjcf = write_dog(tmp_path / "robots" / "dog")
+    away = tmp_path / "away.obj"
+    away.write_text(CUBE)
+    moved = mjcf.with_name("nested") / "dog.xml"
+    moved.parent.mkdir()
+    text = DOG.replace('meshdir="meshes"', 'meshdir="../meshes"').replace("parts/", "../parts/")
+    moved.write_text(text.replace("<worldbody>", f'<asset><mesh name="away" file="{away}"/></asset><worldbody>'))
+    files, apart = find_files(moved)
+    assert apart == [away]
+    assert copy_files(files, tmp_path / "copy") == "nested/dog.xml"
+    copied = {str(f.relative_to(tmp_path / "copy")) for f in (tmp_path / "copy").rglob("*") if f.is_file()}
+    assert copied == {"nested/dog.xml", "parts/assets.xml", "meshes/deep/trunk.obj"}
+    assert mujoco.MjModel.from_xml_path(str(tmp_path / "copy" / "nested" / "dog.xml")).nmesh == 2
+
+
+# What is refused
+
+NO_XML = "robot: a dog"
+URDF = "<robot name='dog'><link name='trunk'/></robot>"
+NO_JOINT = "<mujoco><worldbody><geom size='1'/></worldbody></mujoco>"
+NO_MESH = DOG.replace("deep/trunk", "deep/gone")
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        ([], "the new task has no name"),
+        (["my-robot"], "--mjcf: is missing"),
+        (["my-robot", "--mjcf", "gone.xml"], "--mjcf gone.xml: there is no such file"),
+        (["My Robot", "--mjcf", "dog.xml"], "My Robot: is no name for a task; use small letters"),
+        (["3d", "--mjcf", "dog.xml"], "3d: is no name for a task"),
+        (["class", "--mjcf", "dog.xml"], "class: is no name for a task"),
+        (["cartpole-balance", "--mjcf", "dog.xml"], "cartpole-balance: there is a task of that name"),
+        (["numpy", "--mjcf", "dog.xml"], "numpy: there is a Python module numpy already"),
+        (["there", "--mjcf", "dog.xml"], "there: there is there already"),
+        (["my-robot", "--mjcf", "dog.xml", "--dir", "gone"], "--dir gone: there is no such directory"),
+        (["my-robot", "--mjcf", "no.xml"], "no.xml: is no XML"),
+        (["my-robot", "--mjcf", "urdf.xml"], "is a URDF"),
+        (["my-robot", "--mjcf", "joint.xml"], "--mjcf joint.xml: has no hinge or slide joint"),
+        (["my-robot", "--mjcf", "mesh.xml"], "Error opening file"),
+        (["my-robot", "--mjcff", "dog.xml"], "--mjcff: unknown flag; did you mean --mjcf?"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_line_and_leaves_nothing(command: Command, args: list[str], says: str) -> None:
+    write_dog(command.cwd)
+    (command.cwd / "parts" / "gone.xml").write_text(ASSETS_OF_DOG.replace("trunk.obj", "gone.obj"))
+    texts = {
+        "no.xml": NO_XML,
+        "urdf.xml": URDF,
+        "joint.xml": NO_JOINT,
+        "mesh.xml": DOG.replace("assets.xml", "gone.xml"),
+    }
+    for name, text in texts.items():
+        (command.cwd / name).write_text(text)
+    (command.cwd / "there").mkdir()
+    before = sorted(command.cwd.rglob("*"))
+    done = command(*NEW_TASK, *args)
+    assert done.code == 2
+    assert says in done.err
+    assert len(done.err.splitlines()) == 1
+    assert done.out == ""
+    assert sorted(command.cwd.rglob("*")) == before
+
+
+def test_a_checkout_stays_as_it_was_where_a_task_cannot_be_registered(command: Command, checkout: Path) -> None:
+    env = in_checkout(command, checkout)
+    project = checkout / "pyproject.toml"
+    text = project.read_text()
+    project.write_text(text.replace("mjlab_dist.tasks", "other.tasks"))
+    before = sorted((checkout / "tasks").rglob("*"))
+    try:
+        done = command(*NEW_TASK, "unregistered", "--mjcf", str(TEMPLATE / "robot.xml"), env=env)
+    finally:
+        project.write_text(text)
+    assert done.code == 2
+    assert 'has no [project.entry-points."mjlab_dist.tasks"]' in done.err
+    assert sorted(p for p in (checkout / "tasks").rglob("*") if "__pycache__" not in p.parts) == before
+
+
+# What the guide says
+
+
+@pytest.mark.parametrize(
+    "module", ["terms", "rewards", "terminations", "events", "commands", "sensors", "height_scan", "curricula"]
+)
+def test_the_guide_names_every_term(module: str) -> None:
+    guide = (ROOT / "docs" / "add-a-task.md").read_text()
+    found = importlib.import_module(f"mjlab_dist.env.{module}")
+    names = [
+        name
+        for name, value in vars(found).items()
+        if (inspect.isfunction(value) or inspect.isclass(value))
+        and value.__module__ == found.__name__
+        and not name.startswith("_")
+    ]
+    assert names
+    assert not [name for name in names if f"`{name}`" not in guide]
+
+
+@pytest.mark.slow
+def test_the_terms_that_the_guide_writes_work_and_wait_for_nothing() -> None:
+    guide = (ROOT / "docs" / "add-a-task.md").read_text()
+    blocks = [
+        block for block in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if block.startswith(("def ", "class "))
+    ]
+    names: dict[str, Any] = {"torch": torch, "Env": Env, "Term": Term, "write_rows": write_rows}
+    exec("\n".join(blocks), names)
+    start_warp("cpu")
+    env = Env(registry.task_config("template").env, 8, "cpu")
+    jerk = names["Jerk"](env, joints=("rear_.*",))
+    before = env.sim.qvel[:, 8:10].clone()
+    with HostSyncs() as syncs:
+        env.sim.qvel.add_(torch.randn_like(env.sim.qvel))
+        bent = names["knees_bent"](env, joint="front_left", least_rad=-0.05)
+        changed = jerk(env)
+        jerk.reset(torch.ones(8, dtype=torch.bool))
+    assert syncs.found == []
+    assert torch.equal(bent, (env.sim.qpos[:, 7] + 0.05).clamp_min(0.0))
+    torch.testing.assert_close(changed, (env.sim.qvel[:, 8:10] - before).square().sum(dim=1))
+    assert torch.equal(jerk(env), torch.zeros(8))
