@@ -1,0 +1,176 @@
+"""Where the time of an env step goes, and what the env layer adds to the captured physics, on the CPU; and the quadruped's peer.
+
+One process on one thread, random actions around 0. Every figure is CPU time of this process per control step of all envs, so that
+other programs disturb it little: the median over rounds, with the least and the greatest.
+
+    uv run python scripts/bench_env.py quadruped-velocity-flat --num-envs 256
+
+With --peer it trains the task instead, with 64 envs over two ranks, the learner included, and compares with mjlab 1.6.0's
+Mjlab-Velocity-Flat-Unitree-Go1 with 64 envs, whose training did 146 to 160 env-steps/s on two cores of the same kind, 94 % of it
+physics (docs/performance.md).
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from timed import BIN, SKIPPED, clean_environment, spread
+
+from mjlab_dist import registry
+from mjlab_dist.env import Env
+from mjlab_dist.sim import start_warp
+
+PEER_STEPS_PER_S = (146, 160)
+"""Env-steps/s of mjlab 1.6.0's Mjlab-Velocity-Flat-Unitree-Go1, 64 envs, least and most."""
+
+TARGET = 8
+"""Times as fast as the peer's best."""
+
+WARM_UP_STEPS = 20
+
+PARTS = (
+    "physics",
+    "actions",
+    "sensors",
+    "terminations",
+    "rewards",
+    "curricula",
+    "events and reset",
+    "commands",
+    "observations",
+)
+
+
+class Clock:
+    """CPU time by part.
+
+    Attributes:
+        spent_s: By part, since it was last cleared.
+    """
+
+    def __init__(self) -> None:
+        self.spent_s: dict[str, float] = dict.fromkeys(PARTS, 0.0)
+
+    def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The same function, whose time is noted."""
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            start = time.process_time()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.spent_s[part] += time.process_time() - start
+
+        return call
+
+    def watch(self, part: str, owner: Any, name: str) -> None:
+        """Note the time of a method."""
+        setattr(owner, name, self.timed(part, getattr(owner, name)))
+
+
+def watched(env: Env) -> Clock:
+    """Have an env's parts timed."""
+    clock = Clock()
+    clock.watch("physics", env.sim, "step")
+    clock.watch("actions", env._control, "apply")
+    for kind, terms, name in (
+        ("sensors", env._sensors, "update"),
+        ("commands", env._commands, "update"),
+        ("curricula", env._curricula, "episode_ends"),
+    ):
+        for term in terms.values():
+            clock.watch(kind, term, name)
+    env._rewards = [clock.timed("rewards", term) for term in env._rewards]
+    env._terminations = [clock.timed("terminations", term) for term in env._terminations]
+    clock.watch("events and reset", env, "_start_episodes")
+    clock.watch("events and reset", env, "_happen")
+    clock.watch("observations", env, "_observe")
+    return clock
+
+
+def measure(task: str, num_envs: int, steps: int, rounds: int, action_std: float) -> None:
+    """Print the parts of a step."""
+    torch.set_num_threads(1)
+    start_warp("cpu")
+    env = Env(registry.task_config(task).env, num_envs, "cpu", lambda: print("compiling"))
+    clock = watched(env)
+    results: dict[str, list[float]] = {name: [] for name in (*PARTS, "the rest", "whole")}
+    actions = action_std * torch.randn(WARM_UP_STEPS, num_envs, env.num_actions)
+    with torch.inference_mode():
+        for one in actions:
+            env.step(one)
+        for _ in range(rounds):
+            actions = action_std * torch.randn(steps, num_envs, env.num_actions)
+            clock.spent_s = dict.fromkeys(PARTS, 0.0)
+            start = time.process_time()
+            for one in actions:
+                env.step(one)
+            whole_s = time.process_time() - start
+            for part, spent_s in clock.spent_s.items():
+                results[part].append(spent_s / steps)
+            results["the rest"].append((whole_s - sum(clock.spent_s.values())) / steps)
+            results["whole"].append(whole_s / steps)
+    report(task, num_envs, results)
+
+
+def report(task: str, num_envs: int, results: dict[str, list[float]]) -> None:
+    """Print medians, shares and the ratio."""
+    whole_s = statistics.median(results["whole"])
+    print(f"{task}, {num_envs} envs: ms per step of all envs")
+    for part, spent_s in results.items():
+        share = statistics.median(spent_s) / whole_s
+        print(f"  {part:<18}{spread([1e3 * s for s in spent_s], 3):>28}{share:>8.1%}")
+    ratios = [whole / physics for whole, physics in zip(results["whole"], results["physics"], strict=True)]
+    print(f"  whole / physics   {spread(ratios, 3):>28}   (at most 1.25 is wanted)")
+    print(f"  env-steps/s       {spread([num_envs / s for s in results['whole']]):>28}")
+
+
+def measure_peer(task: str, iterations: int) -> None:
+    """Print the training speed with 64 envs over two ranks, and its ratio to the peer's."""
+    with tempfile.TemporaryDirectory() as root:
+        subprocess.run(
+            [
+                str(BIN / "train"), task, "--gpu-ids", "None", "--cpu-ranks", "2", "--num-envs", "32",
+                "--max-iterations", str(iterations), "--log-root", root,
+            ],
+            env=clean_environment(), cwd=root, check=True, stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+        (metrics,) = Path(root).rglob("metrics.jsonl")
+        rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert not any(row["overflowed_envs"] for row in rows), "contacts or constraints were dropped"
+    speeds = [row["steps_per_s"] for row in rows[SKIPPED:]]
+    print(f"{task}, 2 ranks of 32 envs: {spread(speeds)} env-steps/s, no overflow")
+    ratio = statistics.median(speeds) / PEER_STEPS_PER_S[1]
+    print(f"  = {ratio:.1f} x the peer's {PEER_STEPS_PER_S[1]} (at least {TARGET} is wanted)")
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("task", nargs="?", default="quadruped-velocity-flat")
+    parser.add_argument("--num-envs", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=20, help="per round")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--action-std", type=float, default=0.5, help="of the random actions")
+    parser.add_argument("--peer", action="store_true", help="train with 64 envs over two ranks instead")
+    parser.add_argument("--iterations", type=int, default=25, help="of the training")
+    args = parser.parse_args()
+    if args.peer:
+        measure_peer(args.task, args.iterations)
+    else:
+        measure(args.task, args.num_envs, args.steps, args.rounds, args.action_std)
+
+
+if __name__ == "__main__":
+    main()
