@@ -89,10 +89,25 @@ def _load_spec(flag: str, model: str) -> mujoco.MjSpec:
     module, colon, name = model.rpartition(":")
     if colon and name.isidentifier():
         return _compiled(flag, _call(flag, module, name))
-    path = _folder_of(flag, module) / name if colon else Path(model)
+    path = find_file(flag, model)
+    return _compiled(flag, _compile(flag, lambda: mujoco.MjSpec.from_file(str(path))))
+
+
+def find_file(flag: str, file: str) -> Path:
+    """Where a file is.
+
+    Args:
+        flag: The flag that names it, and its value, for messages.
+        file: Its path, or ``package.module:file`` for one beside a module of an installed package.
+
+    Raises:
+        UserError: If there is no such file or package.
+    """
+    module, colon, name = file.rpartition(":")
+    path = _folder_of(flag, module) / name if colon else Path(file)
     if not path.is_file():
         raise UserError(f"{flag}: there is no file {path}")
-    return _compiled(flag, _compile(flag, lambda: mujoco.MjSpec.from_file(str(path))))
+    return path
 
 
 def _compiled(flag: str, spec: mujoco.MjSpec) -> mujoco.MjSpec:

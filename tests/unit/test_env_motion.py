@@ -1,0 +1,418 @@
+"""Reference motions: played, started in and rewarded as a motion that is known for every time says, with MuJoCo's C code for the rest."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import mujoco
+import numpy as np
+import pytest
+import torch
+from host_syncs import HostSyncs
+from legged import CONFIG, DT_S, end_episodes, float64, make, refused
+
+from mjlab_dist.config import EventConfig, ObservationConfig, ParamValue, RewardConfig, TermConfig
+from mjlab_dist.env import Env
+from mjlab_dist.env import motion as terms
+from mjlab_dist.env.motion import Motion
+from mjlab_dist.sim import start_warp
+
+MOTION = "mjlab_dist.env.motion"
+JOINTS = ("RR_hip", "FL_hip", "FR_hip", "RL_hip")
+"""Not in the model's order, and without the tail."""
+PERIOD_S, YAW_RAD_S, SPEED_M_S = 0.36, 1.5, 0.6
+STEPS = 36
+ALL: dict[str, ParamValue] = {"command": "motion"}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _warp() -> None:
+    start_warp("cpu")
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A cycle of a walk on a circle, and half a second of standing."""
+    return write(tmp_path_factory.mktemp("motions") / "walk.npz")
+
+
+def write(path: Path, fps: Any = 500, joints: Any = JOINTS, **motions: Any) -> str:
+    frames = np.arange(round(PERIOD_S * 500) + 1) / 500
+    still = np.tile(walk(0.0), (251, 1))
+    np.savez(
+        path, fps=fps, joints=joints, **(motions or {"circle": np.stack([walk(t) for t in frames]), "still": still})
+    )
+    return str(path)
+
+
+def walk(time_s: float) -> np.ndarray:
+    """Position, orientation and joints of the walk on a circle, which pitches."""
+    yaw, radius, phase = YAW_RAD_S * time_s, SPEED_M_S / YAW_RAD_S, 2 * math.pi * time_s / PERIOD_S
+    about_z, about_y, quat = np.zeros(4), np.zeros(4), np.zeros(4)
+    mujoco.mju_axisAngle2Quat(about_z, np.array([0.0, 0.0, 1.0]), yaw)
+    mujoco.mju_axisAngle2Quat(about_y, np.array([0.0, 1.0, 0.0]), 0.1 * math.sin(phase))
+    mujoco.mju_mulQuat(quat, about_z, about_y)
+    position = [3.0 + radius * math.sin(yaw), -2.0 + radius * (1 - math.cos(yaw)), 0.3 + 0.02 * math.cos(phase)]
+    return np.concatenate([position, quat, 0.3 * np.sin(phase + np.arange(4))])
+
+
+def tracking(file: str, num_envs: int = 8, seed: int = 0, **params: Any) -> Env:
+    """Envs that start in the circle."""
+    given = {"file": file, "motions": ("circle",), "sites": (".._foot",), **params}
+    return make(
+        num_envs,
+        seed,
+        commands={"motion": TermConfig(func=f"{MOTION}:Motion", params=given)},
+        events={"start": EventConfig(func=f"{MOTION}:start_in_motion", params=ALL)},
+    )
+
+
+def played(env: Env) -> Motion:
+    command = env.find_command("motion")
+    assert isinstance(command, Motion)
+    return command
+
+
+def step(env: Env) -> None:
+    env.step(torch.zeros(env.num_envs, 4))
+
+
+def expected(time_s: float) -> np.ndarray:
+    """The walk in the model's order of joints."""
+    order = [JOINTS.index(name) for name in sorted(JOINTS)]
+    pose = walk(time_s)
+    return np.concatenate([pose[:7], pose[7:][order]])
+
+
+def difference(env: Env, before: np.ndarray, after: np.ndarray, time_s: float) -> np.ndarray:
+    """The velocity that leads from one pose to another, of root and hips."""
+    model: Any = env.sim.model
+    velocity, rest = np.zeros(model.nv), np.zeros(1)
+    mujoco.mj_differentiatePos(model, velocity, time_s, np.append(before, rest), np.append(after, rest))
+    return velocity[:-1]
+
+
+def time_of(env: Env) -> np.ndarray:
+    """Which time of the cycle each env's value is of."""
+    frames = played(env).state()["frame"]
+    return frames.numpy() * DT_S
+
+
+# Playing
+
+
+def test_a_cycle_is_played_on_for_ever_along_its_circle(file: str) -> None:
+    env = tracking(file)
+    motion = played(env)
+    began = float64(motion.value)
+    times = [time_of(env)]
+    for steps in range(1, 3 * STEPS + 1):
+        motion.update(env)
+        times.append(time_of(env))
+        for i in range(env.num_envs):
+            time_s = times[0][i] + steps * DT_S
+            now, start = expected(time_s), expected(float(times[0][i]))
+            np.testing.assert_allclose(
+                float64(motion.value)[i, :3] - began[i, :3], now[:3] - start[:3], atol=2e-4, err_msg=f"{steps} steps"
+            )
+            np.testing.assert_allclose(float64(motion.value)[i, 7:], now[7:], atol=1e-3)
+            quat = float64(motion.value)[i, 3:7]
+            np.testing.assert_allclose(quat * np.sign(quat @ now[3:7]), now[3:7], atol=2e-4)
+    np.testing.assert_allclose(times[STEPS], times[0])
+
+
+def test_velocities_are_those_of_the_poses(file: str) -> None:
+    env = tracking(file, 4)
+    motion = played(env)
+    for _ in range(STEPS):
+        times = time_of(env)
+        for i in range(4):
+            # Differences are one-sided at the ends of a cycle.
+            tolerance = 0.1 if 0 < round(times[i] / DT_S) < STEPS - 1 else 1.0
+            time_s = float(times[i])
+            wanted = difference(env, expected(time_s - 1e-4), expected(time_s + 1e-4), 2e-4)
+            velocity = float64(motion.velocity)[i]
+            # The anchor has turned with the cycles that are over, and the walk's own frame has not.
+            turned = float64(motion.state()["anchor"])[i, 2]
+            cos, sin = math.cos(turned), math.sin(turned)
+            wanted[:2] = [cos * wanted[0] - sin * wanted[1], sin * wanted[0] + cos * wanted[1]]
+            np.testing.assert_allclose(velocity[:6], wanted[:6], atol=tolerance)
+            np.testing.assert_allclose(velocity[6:], wanted[6:], atol=tolerance)
+        motion.update(env)
+
+
+@pytest.mark.parametrize("fps", [20, 90, 1000])
+def test_frames_of_any_rate_become_control_steps(tmp_path: Path, fps: int) -> None:
+    # What a line between two frames leaves out of a sine of 0.3 rad.
+    tolerance = 0.3 * (2 * math.pi / PERIOD_S / fps) ** 2 / 8 + 1e-4
+    frames = np.arange(round(0.5 * fps) + 1) / fps
+    env = tracking(write(tmp_path / "m.npz", fps, circle=np.stack([walk(t) for t in frames])), 2)
+    motion = played(env)
+    steps = int(motion.state()["frame"].max()) + 1
+    for _ in range(60):
+        motion.update(env)
+        steps = max(steps, int(motion.state()["frame"].max()) + 1)
+        for i, time_s in enumerate(time_of(env)):
+            np.testing.assert_allclose(float64(motion.value)[i, 7:], expected(float(time_s))[7:], atol=tolerance)
+    assert steps == 50
+
+
+def test_motions_are_chosen_by_name(file: str) -> None:
+    for chosen, frames in ((("circle",), STEPS), (("still",), 50), ((".*",), STEPS + 50)):
+        env = tracking(file, 400, motions=chosen)
+        seen = played(env).state()["frame"].unique()
+        assert seen.min() == 0
+        assert seen.max() == frames - 1
+
+
+# Starting
+
+
+def test_an_episode_starts_where_the_motion_is(file: str) -> None:
+    env = tracking(file, 400)
+    motion = played(env)
+    # The value is a step ahead of the state.
+    at = (motion.state()["frame"].numpy() - 1) % STEPS
+    counts = np.bincount(at, minlength=STEPS)
+    assert (counts > 0).all()
+    assert counts.max() < 30
+    qpos, qvel = float64(env.sim.qpos), float64(env.sim.qvel)
+    np.testing.assert_allclose(qpos[:, :2], 0.0, atol=1e-6)
+    for i in range(0, 400, 40):
+        now = expected(at[i] * DT_S)
+        np.testing.assert_allclose(qpos[i, 2:7], now[2:7], atol=1e-4)
+        np.testing.assert_allclose(qpos[i, 7:11], now[7:], atol=1e-3)
+        ahead = difference(env, qpos[i, :11], float64(motion.value)[i], DT_S)
+        np.testing.assert_allclose(qvel[i, :10], ahead, atol=2.0)
+        np.testing.assert_allclose(qvel[i, :2], ahead[:2], atol=0.05)
+    assert (qpos[:, 11] == 0).all()
+    assert (qvel[:, 10] == 0).all()
+
+
+def test_only_envs_whose_episode_ends_start_anew(file: str) -> None:
+    env = tracking(file)
+    for _ in range(5):
+        step(env)
+    ends = torch.tensor([True, False] * 4)
+    before = time_of(env)
+    end_episodes(env, ends)
+    step(env)
+    assert (env.episode_length_buf[ends] == 0).all()
+    np.testing.assert_allclose(env.sim.qpos[ends, :2], 0.0, atol=1e-6)
+    assert (env.sim.qpos[~ends, :2].norm(dim=1) > 1e-3).all()
+    np.testing.assert_allclose(time_of(env)[~ends], ((before[~ends] / DT_S + 1) % STEPS) * DT_S)
+    assert (played(env).state()["anchor"][~ends, 2] >= 0).all()
+    assert (played(env).state()["anchor"][ends, 2] <= YAW_RAD_S * PERIOD_S + 1e-6).all()
+
+
+def test_a_robot_that_does_as_it_is_told_earns_everything(file: str) -> None:
+    env = tracking(file)
+    motion = played(env)
+    for _ in range(10):
+        put(env, motion.value, motion.velocity)
+        for reward in ("joints", "joint_velocities", "root_pose", "root_velocity"):
+            earned = getattr(terms, f"imitate_{reward}")(env, "motion")
+            torch.testing.assert_close(earned, torch.ones(8), atol=1e-5, rtol=0)
+        assert not terms.lost(env, "motion", 1e-3, 1e-2).any()
+        torch.testing.assert_close(terms.root_error(env, "motion"), torch.zeros(8, 6), atol=1e-3, rtol=0)
+        # Sites are those of one substep earlier.
+        put(env, earlier(env, motion), motion.velocity)
+        env.sim.forward()
+        torch.testing.assert_close(motion.body_sites(env), motion.sites, atol=1e-4, rtol=0)
+        torch.testing.assert_close(terms.imitate_sites(env, "motion"), torch.ones(8), atol=1e-4, rtol=0)
+        motion.update(env)
+
+
+def put(env: Env, pose: torch.Tensor, velocity: torch.Tensor) -> None:
+    env.sim.qpos[:, :11], env.sim.qvel[:, :10] = pose, velocity
+
+
+def earlier(env: Env, motion: Motion) -> torch.Tensor:
+    model: Any = env.sim.model
+    poses = float64(motion.value)
+    for pose, velocity in zip(poses, float64(motion.velocity), strict=True):
+        whole = np.append(pose, 0.0)
+        mujoco.mj_integratePos(model, whole, np.append(velocity, 0.0), -model.opt.timestep)
+        pose[:] = whole[:-1]
+    return torch.from_numpy(poses).float()
+
+
+# Terms
+
+
+def test_rewards_against_the_paper_in_numpy(file: str) -> None:
+    env = tracking(file)
+    motion = played(env)
+    rng = np.random.default_rng(0)
+    env.sim.qpos[:, :3] += torch.from_numpy(rng.normal(size=(8, 3))) * 0.05
+    env.sim.qpos[:, 3:7] = torch.nn.functional.normalize(
+        env.sim.qpos[:, 3:7] + torch.from_numpy(rng.normal(size=(8, 4))) * 0.1
+    )
+    env.sim.qpos[:, 7:] += torch.from_numpy(rng.normal(size=(8, 5))) * 0.1
+    env.sim.qvel += torch.from_numpy(rng.normal(size=(8, 11)))
+    env.sim.forward()
+    qpos, qvel, value, velocity = (float64(t) for t in (env.sim.qpos, env.sim.qvel, motion.value, motion.velocity))
+    angle = np.array([angle_of(q, v) for q, v in zip(qpos, value, strict=True)])
+    joints = ((value[:, 7:] - qpos[:, 7:11]) ** 2).sum(axis=1)
+    joint_velocities = ((velocity[:, 6:] - qvel[:, 6:10]) ** 2).sum(axis=1)
+    distance = ((value[:, :3] - qpos[:, :3]) ** 2).sum(axis=1)
+    linear = ((velocity[:, :3] - qvel[:, :3]) ** 2).sum(axis=1)
+    angular = ((velocity[:, 3:6] - qvel[:, 3:6]) ** 2).sum(axis=1)
+    for earned, wanted in (
+        (terms.imitate_joints(env, "motion"), np.exp(-5 * joints)),
+        (terms.imitate_joint_velocities(env, "motion"), np.exp(-0.1 * joint_velocities)),
+        (terms.imitate_root_pose(env, "motion"), np.exp(-20 * distance - 10 * angle**2)),
+        (terms.imitate_root_velocity(env, "motion"), np.exp(-2 * linear - 0.2 * angular)),
+        (terms.imitate_sites(env, "motion"), np.exp(-40 * site_errors(env, motion))),
+        (terms.imitate_joints(env, "motion", gain=1.0), np.exp(-joints)),
+    ):
+        np.testing.assert_allclose(earned, wanted, atol=1e-4)
+        assert 0 < wanted.min() < wanted.max() < 1
+    far = terms.lost(env, "motion", float(np.sqrt(np.median(distance))), 10.0)
+    assert far.sum() == 4
+    turned = terms.lost(env, "motion", 10.0, float(np.median(angle)))
+    assert turned.numpy().tolist() == (angle > np.median(angle)).tolist()
+
+
+def angle_of(pose: np.ndarray, other: np.ndarray) -> float:
+    turn = np.zeros(3)
+    mujoco.mju_subQuat(turn, pose[3:7], other[3:7])
+    return float(np.linalg.norm(turn))
+
+
+def site_errors(env: Env, motion: Motion) -> np.ndarray:
+    """Squares of the feet's distances in the trunk's frame, by MuJoCo's C code."""
+    model: Any = env.sim.model
+    data: Any = mujoco.MjData(model)
+    errors = np.zeros(env.num_envs)
+    for i, qpos in enumerate(float64(env.sim.qpos)):
+        data.qpos[:] = qpos
+        mujoco.mj_kinematics(model, data)
+        for k, foot in enumerate(("FL_foot", "FR_foot", "RL_foot", "RR_foot")):
+            there = data.body("trunk").xmat.reshape(3, 3).T @ (data.site(foot).xpos - data.body("trunk").xpos)
+            errors[i] += ((there - float64(motion.sites)[i, k]) ** 2).sum()
+    return errors
+
+
+def test_a_move_by_the_root_error_leads_to_the_target(file: str) -> None:
+    env = tracking(file)
+    motion = played(env)
+    rng = np.random.default_rng(1)
+    env.sim.qpos[:, :7] += torch.from_numpy(rng.normal(size=(8, 7))) * 0.3
+    env.sim.qpos[:, 3:7] = torch.nn.functional.normalize(env.sim.qpos[:, 3:7])
+    env.sim.qpos[3, 3:7] *= -1  # the same orientation
+    error = float64(terms.root_error(env, "motion"))
+    assert np.linalg.norm(error[:, 3:], axis=1).max() <= math.pi + 1e-5
+    for i, qpos in enumerate(float64(env.sim.qpos)):
+        offset = np.zeros(3)
+        mujoco.mju_rotVecQuat(offset, error[i, :3], qpos[3:7])
+        np.testing.assert_allclose(qpos[:3] + offset, float64(motion.value)[i, :3], atol=1e-5)
+        quat = qpos[3:7].copy()
+        mujoco.mju_quatIntegrate(quat, error[i, 3:], 1.0)
+        target = float64(motion.value)[i, 3:7]
+        np.testing.assert_allclose(quat * np.sign(quat @ target), target, atol=1e-5)
+
+
+def test_what_the_policy_sees_of_the_target(file: str) -> None:
+    env = tracking(file)
+    motion = played(env)
+    home = torch.tensor([0.2, 0.2, -0.2, -0.2])
+    torch.testing.assert_close(terms.joint_targets(env, "motion"), motion.value[:, 7:] - home)
+    torch.testing.assert_close(terms.joint_target_velocities(env, "motion"), motion.velocity[:, 6:])
+    seen = float64(terms.root_target_velocity(env, "motion"))
+    for i, (value, velocity) in enumerate(zip(float64(motion.value), float64(motion.velocity), strict=True)):
+        back, linear = np.zeros(4), np.zeros(3)
+        mujoco.mju_negQuat(back, value[3:7])
+        mujoco.mju_rotVecQuat(linear, velocity[:3], back)
+        np.testing.assert_allclose(seen[i], [*linear, *velocity[3:6]], atol=1e-5)
+
+
+def test_in_an_env_that_resumes_the_motion_goes_on(file: str) -> None:
+    env = tracking(file)
+    for _ in range(5):
+        step(env)
+    kept = {name: tensor.clone() for name, tensor in env.state().items()}
+    other = tracking(file, seed=7)
+    other.load_state(kept)
+    for _ in range(40):
+        step(env)
+        step(other)
+        for name, tensor in played(env).state().items():
+            torch.testing.assert_close(played(other).state()[name], tensor, msg=name)
+
+
+def test_a_step_waits_for_nothing(file: str) -> None:
+    config = dataclasses.replace(
+        CONFIG,
+        commands={"motion": TermConfig(func=f"{MOTION}:Motion", params={"file": file, "sites": (".._foot",)})},
+        events={"start": EventConfig(func=f"{MOTION}:start_in_motion", params=ALL)},
+        observations={
+            "actor": {
+                name: ObservationConfig(func=f"{MOTION}:{name}", params=ALL)
+                for name in ("joint_targets", "joint_target_velocities", "root_target_velocity", "root_error")
+            }
+        },
+        rewards={
+            name: RewardConfig(func=f"{MOTION}:imitate_{name}", weight=0.1, params=ALL)
+            for name in ("joints", "joint_velocities", "sites", "root_pose", "root_velocity")
+        },
+        terminations={"lost": TermConfig(func=f"{MOTION}:lost", params={**ALL, "most_m": 0.2, "most_rad": 0.5})},
+    )
+    env = make(8, config=config)
+    with HostSyncs() as syncs:
+        for _ in range(5):
+            step(env)
+    assert not syncs.found
+    assert env.get_observations()["actor"].shape == (8, 4 + 4 + 6 + 6)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"fps": 0}, "fps is 0"),
+        ({"fps": [1, 2]}, "fps is [1, 2]"),
+        ({"joints": ("FL_hip", "nose")}, "nose"),
+        ({"joints": ("FL_hip", "FL_hip")}, "names one twice"),
+        ({"walk": np.zeros((10, 5))}, "(2 or more frames, 11 numbers)"),
+        ({"walk": np.zeros((1, 11))}, "(2 or more frames, 11 numbers)"),
+        ({"walk": np.full((3, 11), np.nan)}, "not finite; mend frame 0"),
+        ({"walk": np.zeros((3, 11))}, "no unit quaternion in frame 0"),
+    ],
+)
+def test_files_that_hold_something_else(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    given = {"circle": np.stack([walk(0.0)] * 3), **changes}
+    if "joints" in changes:
+        given["circle"] = given["circle"][:, :9]
+    assert message in refused_file(write(tmp_path / "m.npz", **given))
+
+
+def test_files_that_are_none(tmp_path: Path, file: str) -> None:
+    assert "there is no file" in refused_file(str(tmp_path / "none.npz"))
+    text = tmp_path / "text.npz"
+    text.write_text("fps 50")
+    assert "is no npz of plain arrays" in refused_file(str(text))
+    np.savez(tmp_path / "empty.npz", fps=50)
+    assert "has no joints" in refused_file(str(tmp_path / "empty.npz"))
+    np.savez(tmp_path / "none.npz", fps=50, joints=JOINTS)
+    assert "has no motion" in refused_file(str(tmp_path / "none.npz"))
+    assert "fits none of the model's circle, still" in refused_file(file, motions=("run",))
+    assert "fits none" in refused_file(file, sites=("hand",))
+
+
+def refused_file(file: str, **params: Any) -> str:
+    return refused(commands={"motion": TermConfig(func=f"{MOTION}:Motion", params={"file": file, **params})})
+
+
+def test_a_command_that_is_no_motion() -> None:
+    ranges: dict[str, Any] = {"forward_m_s": (0.0, 1.0), "left_m_s": (0.0, 0.0), "yaw_rad_s": (0.0, 0.0)}
+    message = refused(
+        commands={"motion": TermConfig(func="mjlab_dist.env.commands:Velocity", params=ranges)},
+        events={"start": EventConfig(func=f"{MOTION}:start_in_motion", params=ALL)},
+    )
+    assert "motion: is a Velocity, and a Motion is wanted" in message
