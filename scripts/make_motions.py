@@ -1,0 +1,159 @@
+"""Make the reference motions of quadruped-tracking: one cycle each of a trot, a bound and a turn, from footfalls by inverse kinematics.
+
+    uv run python scripts/make_motions.py
+
+writes tasks/mjlab_dist_tasks/quadruped_tracking/motions.npz, or another file: --output FILE. The trunk moves at a constant speed. A foot
+stands where it is under its hip in the middle of its stance, and swings to where it stands next. What is made is only where a robot
+would be, not whether it can: a policy has to find that out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from mjlab_dist.sim import load_model
+
+Floats = NDArray[np.float64]
+
+LEGS = ("FL", "FR", "RL", "RR")
+
+FPS = 100
+
+OUTPUT = Path(__file__).parents[1] / "tasks/mjlab_dist_tasks/quadruped_tracking/motions.npz"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gait:
+    """A periodic motion."""
+
+    period_s: float
+    """Of one cycle."""
+    touchdown: tuple[float, float, float, float]
+    """When feet touch down, FL FR RL RR, in cycles."""
+    stance: float
+    """Share of a cycle that a foot is on the ground."""
+    forward_m_s: float
+    """Speed of the trunk along its heading."""
+    yaw_rad_s: float = 0.0
+    """Yaw rate."""
+    height_m: float = 0.28
+    """Of the trunk over ground."""
+    lift_m: float = 0.07
+    """How high feet are lifted."""
+    pitch_rad: float = 0.0
+    """How far the trunk pitches to either side; its nose is lowest in the middle of the front feet's stance."""
+
+
+GAITS = {
+    "trot": Gait(period_s=0.5, touchdown=(0.0, 0.5, 0.5, 0.0), stance=0.5, forward_m_s=0.6),
+    # A stance's force in front turns the trunk up with about 75 rad/s2: in half a cycle from 0.2 rad down to 0.2 rad up.
+    "bound": Gait(period_s=0.4, touchdown=(0.0, 0.0, 0.5, 0.5), stance=0.5, forward_m_s=0.7, pitch_rad=0.2),
+    "turn": Gait(period_s=0.5, touchdown=(0.0, 0.5, 0.5, 0.0), stance=0.5, forward_m_s=0.3, yaw_rad_s=1.0),
+}
+
+
+class Leg:
+    """Hip (about x), thigh and calf (about y), as ``quadruped.xml`` has them."""
+
+    def __init__(self, model: mujoco.MjModel, name: str) -> None:
+        """Look up lengths."""
+        self.hip = model.body(f"{name}_hip").pos
+        self.offset = model.body(f"{name}_thigh").pos[1]
+        self.upper = -model.body(f"{name}_calf").pos[2]
+        self.lower = -model.site(f"{name}_foot").pos[2]
+        self.radius = model.geom(f"{name}_foot").size[0]
+
+    def bend(self, foot: Floats) -> list[float]:
+        """Angles of hip, thigh and calf in rad that bring the foot's centre to a point of the trunk's frame, in m."""
+        x, y, z = foot - self.hip
+        down = math.sqrt(y * y + z * z - self.offset**2)
+        hip = math.atan2(z, y) - math.atan2(-down, self.offset)
+        cosine = (x * x + down * down - self.upper**2 - self.lower**2) / (2 * self.upper * self.lower)
+        knee = math.acos(cosine)
+        thigh = math.atan2(-x, down) + math.atan2(self.lower * math.sin(knee), self.upper + self.lower * cosine)
+        return [math.remainder(hip, 2 * math.pi), thigh, -knee]
+
+
+def main() -> None:
+    """Make and write all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=OUTPUT, help="npz to write")
+    output = parser.parse_args().output
+    model = load_model("mjlab_dist_tasks.quadruped:quadruped.xml")
+    legs = [Leg(model, name) for name in LEGS]
+    motions = {name: make(gait, legs) for name, gait in GAITS.items()}
+    joints = [f"{leg}_{part}" for leg in LEGS for part in ("hip", "thigh", "calf")]
+    np.savez(output, allow_pickle=False, fps=FPS, joints=joints, **motions)
+    for name, frames in motions.items():
+        print(f"{name}: {len(frames)} frames")
+    print(output)
+
+
+def make(gait: Gait, legs: list[Leg]) -> Floats:
+    """One cycle, both ends included, (frames, 19)."""
+    frames = np.arange(round(gait.period_s * FPS) + 1)
+    return np.stack([pose(gait, legs, frame / FPS) for frame in frames])
+
+
+def pose(gait: Gait, legs: list[Leg], time_s: float) -> Floats:
+    """Position, quaternion and joints, (19,)."""
+    middle_of_front_stance_s = (gait.touchdown[0] + gait.stance / 2) * gait.period_s
+    phase = 2 * math.pi * (time_s - middle_of_front_stance_s) / gait.period_s
+    yaw, pitch = gait.yaw_rad_s * time_s, gait.pitch_rad * math.cos(phase)
+    position = np.append(over_ground(gait, np.zeros(2), time_s), gait.height_m)
+    to_trunk = (about_z(yaw) @ about_y(pitch)).T
+    angles = [
+        angle
+        for leg, touchdown in zip(legs, gait.touchdown, strict=True)
+        for angle in leg.bend(to_trunk @ (foot(gait, leg, touchdown, time_s) - position))
+    ]
+    quat = np.zeros(4)
+    mujoco.mju_mat2Quat(quat, to_trunk.T.ravel())
+    return np.concatenate([position, quat, angles])
+
+
+def foot(gait: Gait, leg: Leg, touchdown: float, time_s: float) -> Floats:
+    """Where the centre of a foot is in the world, (3,)."""
+    cycles = time_s / gait.period_s - touchdown
+    cycle = math.floor(cycles)
+    under_hip = np.array([leg.hip[0], leg.hip[1] + leg.offset])
+    here, there = (
+        over_ground(gait, under_hip, (touchdown + n + gait.stance / 2) * gait.period_s) for n in (cycle, cycle + 1)
+    )
+    swung = max(0.0, (cycles - cycle - gait.stance) / (1 - gait.stance))
+    # At rest at both ends.
+    share = swung - math.sin(2 * math.pi * swung) / (2 * math.pi)
+    lift = gait.lift_m * (1 - math.cos(2 * math.pi * swung)) / 2
+    return np.append(here + share * (there - here), leg.radius + lift)
+
+
+def over_ground(gait: Gait, point: Floats, time_s: float) -> Floats:
+    """Where a point of the trunk's ground frame is at a time, in m, (2,): the trunk walks on a line or a circle."""
+    yaw = gait.yaw_rad_s * time_s
+    distance = gait.forward_m_s * time_s
+    # sin(a) / a and (1 - cos(a)) / a, which are 1 and 0 on a line.
+    along, aside = (math.sin(yaw) / yaw, (1 - math.cos(yaw)) / yaw) if yaw else (1.0, 0.0)
+    return distance * np.array([along, aside]) + about_z(yaw)[:2, :2] @ point
+
+
+def about_z(angle: float) -> Floats:
+    """Rotation matrix, (3, 3)."""
+    cos, sin = math.cos(angle), math.sin(angle)
+    return np.array([[cos, -sin, 0.0], [sin, cos, 0.0], [0.0, 0.0, 1.0]])
+
+
+def about_y(angle: float) -> Floats:
+    """Rotation matrix, (3, 3); positive is nose down."""
+    cos, sin = math.cos(angle), math.sin(angle)
+    return np.array([[cos, 0.0, sin], [0.0, 1.0, 0.0], [-sin, 0.0, cos]])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The quadruped that imitates reference motions."""

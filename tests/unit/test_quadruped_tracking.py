@@ -1,0 +1,114 @@
+"""quadruped-tracking: its motions against the robot's kinematics, its task through the real env."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import mujoco
+import numpy as np
+import pytest
+import torch
+from host_syncs import HostSyncs
+
+from mjlab_dist.env import Env
+from mjlab_dist.env.motion_file import MotionFile, read_motions
+from mjlab_dist.sim import load_model, start_warp
+from mjlab_dist_tasks.quadruped_tracking.config import tracking
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "make_motions.py"
+FILE = "mjlab_dist_tasks.quadruped_tracking:motions.npz"
+FEET = ("FL_foot", "FR_foot", "RL_foot", "RR_foot")
+RADIUS_M = 0.02
+
+
+@pytest.fixture(scope="module")
+def file() -> MotionFile:
+    return read_motions(FILE)
+
+
+def feet_of(file: MotionFile, motion: str) -> np.ndarray:
+    """Where feet are in each frame, (frames, 4, 3), by MuJoCo's C code."""
+    model: Any = load_model("mjlab_dist_tasks.quadruped:quadruped.xml")
+    data: Any = mujoco.MjData(model)
+    assert file.joints == tuple(model.joint(i).name for i in range(1, model.njnt))
+    found = []
+    for data.qpos[:] in file.motions[motion]:
+        mujoco.mj_kinematics(model, data)
+        found.append([data.site(foot).xpos.copy() for foot in FEET])
+    return np.array(found)
+
+
+def test_the_script_makes_the_motions_that_are_there(tmp_path: Path, file: MotionFile) -> None:
+    made = tmp_path / "motions.npz"
+    subprocess.run([sys.executable, SCRIPT, "--output", made], check=True, capture_output=True)
+    again = read_motions(str(made))
+    assert again.fps == file.fps
+    assert again.joints == file.joints
+    assert list(again.motions) == list(file.motions) == ["trot", "bound", "turn"]
+    for name, frames in file.motions.items():
+        np.testing.assert_allclose(again.motions[name], frames, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("motion", "together"), [("trot", [(0, 3), (1, 2)]), ("turn", [(0, 3), (1, 2)]), ("bound", [(0, 1), (2, 3)])]
+)
+def test_feet_stand_still_on_the_ground_in_pairs(
+    file: MotionFile, motion: str, together: list[tuple[int, int]]
+) -> None:
+    feet = feet_of(file, motion)
+    assert feet[..., 2].min() == pytest.approx(RADIUS_M, abs=1e-9)
+    np.testing.assert_allclose(feet[..., 2].max(axis=0), RADIUS_M + 0.07, atol=1e-3)
+    down = feet[..., 2] < RADIUS_M + 1e-9
+    moved = np.linalg.norm(np.diff(feet[..., :2], axis=0), axis=2)
+    stands = down[1:] & down[:-1]
+    assert moved[stands].max() < 1e-9
+    assert moved[~stands].min() > 1e-6
+    assert 0.45 < down.mean() < 0.6
+    for a, b in together:
+        assert (down[:, a] == down[:, b]).all()
+    assert (down.sum(axis=1) >= 2).all()
+
+
+def test_what_the_motions_are(file: MotionFile) -> None:
+    for name, forward_m, yaw_rad in (("trot", 0.3, 0.0), ("bound", 0.28, 0.0), ("turn", 0.15, 0.5)):
+        frames = file.motions[name]
+        np.testing.assert_allclose(frames[-1, 7:], frames[0, 7:], atol=1e-9)
+        turn = np.zeros(3)
+        mujoco.mju_subQuat(turn, frames[-1, 3:7], frames[0, 3:7])
+        np.testing.assert_allclose(turn, [0.0, 0.0, yaw_rad], atol=1e-9)
+        length = np.linalg.norm(np.diff(frames[:, :2], axis=0), axis=1).sum()
+        assert length == pytest.approx(forward_m, rel=1e-3)
+    pitch = 2 * np.arcsin(file.motions["bound"][:, 5])
+    assert pitch.max() == pytest.approx(0.2, abs=0.01)
+    # Nose down (positive about y) where the front feet stand.
+    front_stands = feet_of(file, "bound")[:, 0, 2] < RADIUS_M + 1e-9
+    assert pitch[front_stands].mean() > 0.1
+    assert pitch[~front_stands].mean() < -0.1
+    limits: Any = load_model("mjlab_dist_tasks.quadruped:quadruped.xml").jnt_range[1:]
+    for frames in file.motions.values():
+        assert (frames[:, 7:] > limits[:, 0]).all()
+        assert (frames[:, 7:] < limits[:, 1]).all()
+
+
+def test_robots_start_in_every_motion_and_earn_what_it_says() -> None:
+    start_warp("cpu")
+    torch.manual_seed(0)
+    env = Env(tracking().env, 64, "cpu")
+    with HostSyncs() as syncs:
+        _, rewards, _, _ = env.step(torch.zeros(64, 12))
+    assert not syncs.found
+    # A step after the start they are nearly there, whatever the motors do; 0.02 is a step's most.
+    assert rewards.mean() > 0.7 * 0.02
+    assert rewards.max() <= 0.02
+    assert not env.terminated.any()
+    speeds = env.sim.qvel[:, :2].norm(dim=1)
+    assert (speeds < 0.45).any()
+    assert (speeds > 0.55).any()
+    for _ in range(100):
+        env.step(torch.zeros(64, 12))
+    # Without a policy they fall behind, and are started again.
+    assert (env.episode_length_buf < 100).any()
+    assert env.sim.overflow.max() == 0
