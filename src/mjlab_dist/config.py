@@ -373,9 +373,9 @@ class AgentConfig:
     num_mini_batches: int = 4
     """Mini-batches per pass."""
     learning_rate: float = 1e-3
-    """Adam's step size; the start value where the schedule is adaptive."""
-    schedule: Literal["adaptive", "fixed"] = "adaptive"
-    """adaptive: the learning rate follows the measured KL divergence towards desired-kl."""
+    """Adam's step size; the first where the schedule is adaptive or linear."""
+    schedule: Literal["adaptive", "fixed", "linear"] = "adaptive"
+    """adaptive: the learning rate follows the measured KL divergence towards desired-kl. linear: it falls on a line, to 0 after the run's last iteration."""
     desired_kl: float = 0.01
     """KL divergence per update that the adaptive schedule aims at."""
     gamma: float = 0.99

@@ -180,7 +180,7 @@ def test_a_mistake_is_one_plain_line_on_a_colour_terminal_too(
     ("line", "choices"),
     [
         ("--logger paper", ("tensorboard", "wandb")),
-        ("--agent.schedule sometimes", ("adaptive", "fixed")),
+        ("--agent.schedule sometimes", ("adaptive", "fixed", "linear")),
         ("--agent.activation none", ("elu", "identity")),
     ],
 )

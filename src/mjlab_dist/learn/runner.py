@@ -234,6 +234,9 @@ class Runner(OnPolicyRunner):
         self._saved_at = time.monotonic()
         for iteration in range(self.current_learning_iteration + 1, self.max_iterations + 1):
             saves = iteration == self.max_iterations or iteration % (self._interval or sys.maxsize) == 0
+            if self.alg.schedule == "linear":
+                left = (self.max_iterations - iteration + 1) / self.max_iterations
+                self.alg.learning_rate = left * self._config.agent.learning_rate
             obs, sample = self._iteration(obs, iteration, saves)
             self.current_learning_iteration = iteration
             row, totals, stops, save_is_due, not_finite = metrics.outcome(iteration, sample)

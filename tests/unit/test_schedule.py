@@ -1,0 +1,35 @@
+"""The learning rate over a run, by what an iteration reports; the adaptive schedule is held to rsl_rl's in test_ppo."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from mjlab_dist import registry, runs
+from mjlab_dist.config import TrainConfig
+from mjlab_dist.distributed import Rank
+from mjlab_dist.env import Env
+from mjlab_dist.learn import Runner
+from mjlab_dist.sim import start_warp
+
+
+def rates(config: TrainConfig, run_dir: Path) -> list[float]:
+    """Train, or go on, and read the learning rate of every iteration of the run."""
+    start_warp("cpu")
+    Runner(Env(config.env, 4, "cpu"), config, Rank(), run_dir).train()
+    return [row["learning_rate"] for row in runs.read_metrics(run_dir)]
+
+
+def test_linear_falls_to_nothing_whatever_length_it_is_told_and_where_it_goes_on(tmp_path: Path) -> None:
+    task = registry.task_config("cartpole-balance")
+    agent = dataclasses.replace(task.agent, schedule="linear", learning_rate=8e-4, num_steps_per_env=4)
+    run = dataclasses.replace(task, num_envs=4, max_iterations=4, agent=agent)
+    assert rates(run, tmp_path / "whole") == pytest.approx([8e-4, 6e-4, 4e-4, 2e-4])
+    assert rates(dataclasses.replace(run, total_timesteps=32), tmp_path / "steps") == pytest.approx([8e-4, 4e-4])
+    # Trained on, it is where a run of this length would have been.
+    longer = dataclasses.replace(run, max_iterations=8)
+    assert rates(longer, tmp_path / "whole")[4:] == pytest.approx([4e-4, 3e-4, 2e-4, 1e-4])
+    fixed = dataclasses.replace(run, agent=dataclasses.replace(agent, schedule="fixed"))
+    assert rates(fixed, tmp_path / "fixed") == pytest.approx([8e-4] * 4)
