@@ -1,0 +1,82 @@
+"""Plot learning curves, one panel a task and one line a seed, and print a table of where they end.
+
+uv run python scripts/plot_curves.py logs/gym-hopper/* logs/gym-walker2d/* --published gym-hopper=2382.86 --output curves.png
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+from collections import defaultdict
+from pathlib import Path
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+
+from mjlab_dist import runs
+
+
+def main() -> None:
+    """Write the picture, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, nargs="+", help="run directories")
+    parser.add_argument("--metric", default="mean_return", help="what of metrics.jsonl is plotted")
+    parser.add_argument(
+        "--published",
+        nargs="*",
+        default=[],
+        metavar="TASK=RETURN",
+        help="results to compare with, drawn as dashed lines",
+    )
+    parser.add_argument("--output", type=Path, default=Path("curves.png"))
+    args = parser.parse_args()
+    published = {task: float(value) for task, _, value in (pair.partition("=") for pair in args.published)}
+    tasks: dict[str, list[Path]] = defaultdict(list)
+    for run in args.runs:
+        tasks[run.parent.name].append(run)
+    columns = min(3, len(tasks))
+    rows = math.ceil(len(tasks) / columns)
+    figure, panels = plt.subplots(
+        rows, columns, figsize=(4.2 * columns, 3.1 * rows), layout="constrained", squeeze=False
+    )
+    print("| task | seeds | control steps | minutes a run | where it ends, of each seed | mean and deviation |")
+    print("|---|---|---|---|---|---|")
+    for axes, (task, found) in zip(panels.flat, tasks.items(), strict=False):
+        _plot(axes, task, found, args.metric, published.get(task))
+    for axes in panels.flat[len(tasks) :]:
+        axes.remove()
+    figure.savefig(args.output, dpi=110)
+    print(f"\n{args.output}")
+
+
+def _plot(axes: Axes, task: str, found: list[Path], metric: str, published: float | None) -> None:
+    """Draw a task's panel and print its row."""
+    ends: list[float] = []
+    steps: list[int] = []
+    minutes: list[float] = []
+    for run in found:
+        rows = [row for row in runs.read_metrics(run) if row.get(metric) is not None]
+        if not rows:
+            raise SystemExit(f"{run}: no iteration has {metric}; leave the run out, or name another metric")
+        axes.plot([row["total_steps"] / 1e6 for row in rows], [row[metric] for row in rows], linewidth=1.2)
+        ends.append(rows[-1][metric])
+        steps.append(rows[-1]["total_steps"])
+        minutes.append(rows[-1]["elapsed_s"] / 60)
+    if published is not None:
+        axes.axhline(published, color="black", linestyle="--", linewidth=1, label="published")
+        axes.legend(fontsize="small", loc="lower right")
+    axes.set(title=task, xlabel="million control steps", ylabel=metric.replace("_", " "))
+    axes.grid(alpha=0.3)
+    spread = f" ± {statistics.pstdev(ends):,.4g}" if len(ends) > 1 else ""
+    print(
+        f"| {task} | {len(ends)} | {max(steps):,} | {', '.join(f'{value:.1f}' for value in minutes)} | "
+        f"{', '.join(f'{value:,.4g}' for value in ends)} | {statistics.mean(ends):,.4g}{spread} |"
+    )
+
+
+if __name__ == "__main__":
+    main()
