@@ -404,6 +404,8 @@ class AgentConfig:
     """Divide rewards, as the learner sees them, by the running deviation of their discounted sum, over all ranks; returns are reported as they are."""
     init_std: float = 1.0
     """Standard deviation of the actions at the start."""
+    orthogonal_init: bool = False
+    """Start from orthogonal weights of gain sqrt(2), 0.01 in the policy's last layer and 1 in the value's, and biases of 0 (Andrychowicz et al. 2021, arXiv:2006.05990, section 3.2: actions that hardly depend on the observation at first); off starts from torch's."""
     rnn: Literal["none", "lstm", "gru"] = "none"
     """Recurrent layers in front of policy and value; mini-batches are then of whole envs."""
     rnn_hidden_dim: int = 256

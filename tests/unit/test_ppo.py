@@ -214,3 +214,18 @@ def test_samples_fall_into_each_mini_batch_once() -> None:
     stored = ours.storage.actions.flatten(0, 1)
     assert torch.equal(actions.sort(dim=0).values, stored.sort(dim=0).values)
     assert not torch.equal(actions, stored)
+
+
+@pytest.mark.parametrize("rnn", ["none", "lstm"])
+def test_orthogonal_weights_at_the_start(fp64: None, rnn: str) -> None:
+    stock, ours = both(orthogonal_init=True, rnn=rnn)
+    assert sum(p.numel() for p in stock.actor.parameters()) == sum(p.numel() for p in ours.actor.parameters())
+    for model, last_gain in ((ours.actor, 0.01), (ours.critic, 1.0)):
+        layers = [layer for layer in model.mlp if isinstance(layer, torch.nn.Linear)]
+        for layer, gain in zip(layers, [2**0.5, 2**0.5, last_gain], strict=True):
+            weight = layer.weight.detach()
+            short = weight if len(weight) <= weight.shape[1] else weight.T
+            torch.testing.assert_close(short @ short.T, gain**2 * torch.eye(len(short)), rtol=0, atol=1e-12)
+            assert not layer.bias.any()
+    # What is not asked for is torch's, and so rsl_rl's.
+    assert any(layer.bias.any() for layer in stock.actor.mlp if isinstance(layer, torch.nn.Linear))

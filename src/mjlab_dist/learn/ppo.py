@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import Any, Literal
@@ -57,6 +58,7 @@ class PPO(rsl_rl.algorithms.PPO):
         synchronizer: Synchronizer | None = None,
         advantage_normalization: Literal["global", "rank", "mini-batch"] = "global",
         reward_normalization: bool = False,
+        orthogonal_init: bool = False,
         fsdp_devices: int = 1,
         fsdp_min_size_mb: float = 4.0,
         compression: str = "none",
@@ -73,6 +75,7 @@ class PPO(rsl_rl.algorithms.PPO):
             synchronizer: How gradients are reduced; by default their mean over ranks.
             advantage_normalization: What advantages are normalized over.
             reward_normalization: Divide rewards by the running deviation of their discounted sum.
+            orthogonal_init: Start from orthogonal weights.
             fsdp_devices: Ranks that share a copy of each large parameter.
             fsdp_min_size_mb: Size in MiB from which a parameter is large.
             compression: Number format of sharded gradients on their way, a key of ``FORMATS``.
@@ -91,8 +94,10 @@ class PPO(rsl_rl.algorithms.PPO):
         self._reward_scale = RewardScale(storage.num_envs, self.gamma, device) if reward_normalization else None
         self._models = {"actor": self._raw_actor, "critic": self._raw_critic}
         self._is_recurrent = actor.is_recurrent or critic.is_recurrent
-        for model in self._models.values():
+        for model, gain in zip(self._models.values(), (0.01, 1.0), strict=True):
             _activate_in_place(model)
+            if orthogonal_init:
+                _init_orthogonal(model, gain)
         if self.is_multi_gpu:
             self.broadcast_parameters()  # every rank has drawn its own; sharding below takes parts of rank 0's
         self.sharding = Sharding(self._models, fsdp_devices, fsdp_min_size_mb, device, FORMATS[compression])
@@ -418,6 +423,15 @@ def flatten(state: dict[str, Any]) -> dict[str, torch.Tensor]:
     device = next(iter(models.values())).device
     scale = {"reward_sums": state["reward_sums"]} if "reward_sums" in state else {}
     return {name: t.to(device) for name, t in {**models, **moments, **rates, **scale}.items()}
+
+
+def _init_orthogonal(model: nn.Module, last_gain: float) -> None:
+    """Draw a model's layers anew, but for recurrent ones."""
+    for mlp in model.modules():
+        if isinstance(mlp, MLP):
+            gains = [math.sqrt(2.0)] * len(mlp)
+            gains[max(i for i, layer in enumerate(mlp) if isinstance(layer, nn.Linear))] = last_gain
+            mlp.init_weights(tuple(gains))  # pyright: ignore[reportArgumentType]
 
 
 def _activate_in_place(model: nn.Module) -> None:
