@@ -33,7 +33,7 @@ _AGENT = AgentConfig(
     num_learning_epochs=5,
     num_mini_batches=8,
     learning_rate=1e-3,
-    schedule="linear",
+    schedule="fixed",
     entropy_coef=0.0,
     value_loss_coef=0.5,
     max_grad_norm=0.5,
@@ -42,7 +42,19 @@ _AGENT = AgentConfig(
     reward_normalization=True,
 )
 """CleanRL's PPO (ppo_continuous_action.py), but for fewer and larger steps: in each 2,048 control steps 40 over 256 samples in place
-of 320 over 64, and a learning rate that falls to 0 from 1e-3 in place of 3e-4."""
+of 320 over 64, and a learning rate of 1e-3 that stays in place of 3e-4 that falls to 0."""
+
+_SMALL_STEPS = dataclasses.replace(
+    _AGENT,
+    num_learning_epochs=10,
+    num_mini_batches=16,
+    learning_rate=3e-4,
+    schedule="linear",
+    orthogonal_init=True,
+    advantage_normalization="mini-batch",
+)
+"""Nearer to CleanRL: 160 steps over 128 samples. With the larger ones the hopper learns to lean forward and fall, at a return of 300, for
+one seed in three; with 320 over 64 it learns faster still, but takes 13 minutes on two CPU ranks."""
 
 
 def hopper() -> TrainConfig:
@@ -50,8 +62,7 @@ def hopper() -> TrainConfig:
     bounds: Params = {"first": 1, "low": (0.7, -0.2), "high": (_INF, 0.2), "most": 100.0}
     return _train(
         "gym-hopper",
-        # Without it about one seed in five ends as a hopper that leans forward and falls, at 300.
-        agent=dataclasses.replace(_AGENT, entropy_coef=0.002),
+        agent=_SMALL_STEPS,
         env=EnvConfig(
             sim=_sim("hopper", decimation=4, njmax=16, nconmax=4),
             episode_length_s=8.0,
