@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import mujoco
     import numpy as np
     import torch
+    from rsl_rl.models import MLPModel
 
     from mjlab_dist.env import Env
 
@@ -108,14 +109,20 @@ def _resolve_dump(task: str, dump: Path, config: PlayConfig) -> tuple[TrainConfi
     return runs.read_config(runs.find_run(config.log_root, task, str(run_dir))), dump
 
 
-def play(train_config: TrainConfig, checkpoint: Path, config: PlayConfig, announce: Callable[[], None]) -> PlayResult:
-    """Play one episode in each env, on the CPU.
+def load_policy(
+    train_config: TrainConfig, checkpoint: Path, num_envs: int, seed: int, announce: Callable[[], None] = lambda: None
+) -> tuple[Env, MLPModel]:
+    """Make a run's env, and the policy that it has learned, on the CPU.
 
     Args:
         train_config: The run's config.
         checkpoint: The policy.
-        config: How to play it.
+        num_envs: Envs to make.
+        seed: Seeds what they draw.
         announce: Called if kernels have to be compiled, which takes a while.
+
+    Returns:
+        The env, and the policy without exploration: from observations to actions.
     """
     os.environ.setdefault("MUJOCO_GL", "egl")  # no screen is needed, nor asked for
 
@@ -128,13 +135,26 @@ def play(train_config: TrainConfig, checkpoint: Path, config: PlayConfig, announ
         from mjlab_dist.sim import start_warp  # noqa: PLC0415
 
     start_warp("cpu")
-    torch.manual_seed(config.seed)
-    env = Env(train_config.env, config.num_envs, "cpu", announce)
+    torch.manual_seed(seed)
+    env = Env(train_config.env, num_envs, "cpu", announce)
     # One rank, however many trained: there is nobody to share parameters with.
     alone = dataclasses.replace(train_config, sync=SyncConfig(), fsdp_devices=1)
     runner = Runner(env, alone, Rank())
     runner.load(str(checkpoint), load_cfg={"actor": True, "critic": False, "optimizer": False, "iteration": False})
-    policy = runner.get_inference_policy()
+    return env, runner.get_inference_policy()
+
+
+def play(train_config: TrainConfig, checkpoint: Path, config: PlayConfig, announce: Callable[[], None]) -> PlayResult:
+    """Play one episode in each env, on the CPU.
+
+    Args:
+        train_config: The run's config.
+        checkpoint: The policy.
+        config: How to play it.
+        announce: Called if kernels have to be compiled, which takes a while.
+    """
+    env, policy = load_policy(train_config, checkpoint, config.num_envs, config.seed, announce)
+    import torch
 
     video = _Video(Path(config.video), env) if config.video else None
     returns = torch.zeros(config.num_envs)
