@@ -216,8 +216,9 @@ def test_samples_fall_into_each_mini_batch_once() -> None:
     assert not torch.equal(actions, stored)
 
 
+@pytest.mark.usefixtures("fp64")
 @pytest.mark.parametrize("rnn", ["none", "lstm"])
-def test_orthogonal_weights_at_the_start(fp64: None, rnn: str) -> None:
+def test_orthogonal_weights_at_the_start(rnn: str) -> None:
     stock, ours = both(orthogonal_init=True, rnn=rnn)
     assert sum(p.numel() for p in stock.actor.parameters()) == sum(p.numel() for p in ours.actor.parameters())
     for model, last_gain in ((ours.actor, 0.01), (ours.critic, 1.0)):
