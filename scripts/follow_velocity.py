@@ -1,0 +1,81 @@
+"""How well a velocity task's policy does as it is told, without exploration: its tracking, and how often it falls.
+
+uv run python scripts/follow_velocity.py logs/quadruped-velocity-flat/<run> --forward-m-s 0.5 1.0
+
+Every robot is told one velocity forward for a whole episode. Everything else is as in training: noise, randomization, pushes. Exits with 1 where
+a robot in twenty falls, or linear tracking earns less than 80% of its maximum.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from pathlib import Path
+
+import torch
+
+from mjlab_dist import runs
+from mjlab_dist.env.rewards import track_linear_velocity
+from mjlab_dist.env.terms import base_linear_velocity
+from mjlab_dist.play import load_policy
+
+MOST_FALLS = 0.05
+LEAST_TRACKING = 0.8
+
+
+def main() -> None:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--checkpoint", type=Path, help="by default the run's newest")
+    parser.add_argument("--forward-m-s", type=float, nargs=2, default=(0.5, 1.0), metavar=("LOW", "HIGH"))
+    parser.add_argument("--num-envs", type=int, default=64)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--no-pushes", action="store_true")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+
+    config = runs.read_config(args.run)
+    told = config.env.commands["velocity"]
+    params = {
+        **told.params,
+        "forward_m_s": tuple(args.forward_m_s),
+        "left_m_s": (0.0, 0.0),
+        "yaw_rad_s": (0.0, 0.0),
+        "resample_s": (1e9, 1e9),
+        "standing_share": 0.0,
+        "heading_share": 0.0,
+    }
+    events = {name: event for name, event in config.env.events.items() if not (args.no_pushes and name == "push")}
+    env_config = dataclasses.replace(
+        config.env,
+        commands={**config.env.commands, "velocity": dataclasses.replace(told, params=params)},
+        events=events,
+    )
+    checkpoint = args.checkpoint or runs.find_checkpoint(args.run)
+    env, policy = load_policy(dataclasses.replace(config, env=env_config), checkpoint, args.num_envs, args.seed)
+
+    # Once a robot has fallen, another episode begins in its env: its tracking counts, its falls only once.
+    tracking, speed = torch.zeros(2, args.num_envs)
+    fell = torch.zeros(args.num_envs, dtype=torch.bool)
+    obs = env.reset()
+    with torch.inference_mode():
+        for _ in range(env.max_episode_length):
+            obs, _, dones, _ = env.step(policy(obs))
+            policy.reset(dones)
+            tracking += track_linear_velocity(env, "velocity")
+            speed += base_linear_velocity(env)[:, 0]
+            fell |= env.terminated
+    steps = env.max_episode_length
+    share, fallen = tracking.mean().item() / steps, fell.float().mean().item()
+    wanted = env.command("velocity")[:, 0].mean().item()
+    print(f"{checkpoint}: {args.num_envs} robots, {steps * env.step_dt_s:.0f} s, told {args.forward_m_s} m/s")
+    print(f"linear tracking {share:.1%} of its maximum, the worst robot {tracking.min().item() / steps:.1%}")
+    print(f"speed {speed.mean().item() / steps:.3f} m/s, told {wanted:.3f} m/s in the mean")
+    print(f"fell: {int(fell.sum())} of {args.num_envs}")
+    sys.exit(share < LEAST_TRACKING or fallen > MOST_FALLS)
+
+
+if __name__ == "__main__":
+    main()
