@@ -236,6 +236,8 @@ def test_an_unknown_command_is_refused_with_those_there_are() -> None:
 def test_mistakes_in_a_command_are_refused() -> None:
     assert "the wrong way round" in refused(commands=velocity(forward_m_s=(1.0, -1.0)))
     assert "the wrong way round" in refused(commands=velocity(resample_s=(2.0, 1.0)))
+    message = refused(commands=velocity(left_m_s=(0.1, 0.2, 0.3)))
+    assert message == "--env.commands.velocity.params.left-m-s 0.1 0.2 0.3: takes 2 numbers"
     assert refused(commands=velocity(joint="trunk")).startswith("joint trunk: the model has root, FL_hip")
     sensor = TermConfig(func="mjlab_dist.env.sensors:Contact", params={"sensors": (".._touch",)})
     assert "Contact: is no Command; name a class that is one" in refused(commands={"odd": sensor})

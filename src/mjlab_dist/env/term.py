@@ -6,6 +6,7 @@ import functools
 import importlib
 import inspect
 import re
+import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -147,4 +148,21 @@ def bind(flag: str, func: str, params: Mapping[str, ParamValue], env: Env, *, nu
         inspect.signature(found).bind(*args, **params)
     except TypeError as error:
         raise UserError(f"{flag} {func}: {error}; change the params of the term") from error
+    _check_lengths(flag, found, params)
     return found(env, **params) if is_class else functools.partial(found, **params)
+
+
+def _check_lengths(flag: str, func: Callable[..., Any], params: Mapping[str, ParamValue]) -> None:
+    """Refuse a range of one number, which the command line has no reason to: it knows of tuples, not of what a term takes."""
+    try:
+        hints = typing.get_type_hints(func.__init__ if isinstance(func, type) else func, localns={"Env": object})
+    except NameError:
+        return  # a user's annotation that only a type checker can read
+    for name, value in params.items():
+        wanted = typing.get_args(hints.get(name))
+        is_fixed = typing.get_origin(hints.get(name)) is tuple and Ellipsis not in wanted
+        if is_fixed and isinstance(value, tuple) and len(value) != len(wanted):
+            given = " ".join(map(str, value))
+            raise UserError(
+                f"{flag.removesuffix('.func')}.params.{name.replace('_', '-')} {given}: takes {len(wanted)} numbers"
+            )
