@@ -1,7 +1,8 @@
 """Reference motions that a free-floating robot imitates: the command that plays them, start states from them, and terms about them.
 
-Rewards are those of Peng et al. 2020, "Learning Agile Robotic Locomotion Skills by Imitating Animals" (arXiv:2004.00784,
-section V-B), and starting in the middle of a motion is from Peng et al. 2018, "DeepMimic" (arXiv:1804.02717, section 6.1).
+Rewards are those of Peng et al. 2020, "Learning Agile Robotic Locomotion Skills by Imitating Animals" (arXiv:2004.00784, on motion
+imitation; gains as in the authors' implementation). Starting in the middle of a motion is from Peng et al. 2018, "DeepMimic"
+(arXiv:1804.02717, section 6.1).
 """
 
 from __future__ import annotations
@@ -210,25 +211,25 @@ def root_error(env: Env, command: str) -> torch.Tensor:
 
 
 def imitate_joints(env: Env, command: str, gain: float = 5.0) -> torch.Tensor:
-    """exp(-gain * sum of squares of joints' errors in rad or m) (Peng et al. 2020, equation 4)."""
+    """exp(-gain * sum of squares of joints' errors in rad or m)."""
     motion = _motion(env, command)
     return torch.exp(-gain * (motion.value[:, 7:] - motion.joints.qpos.of(env.sim.qpos)).square().sum(dim=1))
 
 
 def imitate_joint_velocities(env: Env, command: str, gain: float = 0.1) -> torch.Tensor:
-    """exp(-gain * sum of squares of joints' errors in rad/s or m/s) (Peng et al. 2020, equation 5)."""
+    """exp(-gain * sum of squares of joints' errors in rad/s or m/s)."""
     motion = _motion(env, command)
     return torch.exp(-gain * (motion.velocity[:, 6:] - motion.joints.qvel.of(env.sim.qvel)).square().sum(dim=1))
 
 
 def imitate_sites(env: Env, command: str, gain: float = 40.0) -> torch.Tensor:
-    """exp(-gain * sum of squares of the sites' errors in m, in the body's frame) (Peng et al. 2020, equation 6)."""
+    """exp(-gain * sum of squares of the sites' errors in m, in the body's frame)."""
     motion = _motion(env, command)
     return torch.exp(-gain * (motion.sites - motion.body_sites(env)).square().sum(dim=(1, 2)))
 
 
 def imitate_root_pose(env: Env, command: str, gain: float = 20.0, turn_gain: float = 10.0) -> torch.Tensor:
-    """exp(-gain * distance^2 in m2 - turn_gain * angle^2 in rad2) (Peng et al. 2020, equation 7)."""
+    """exp(-gain * distance^2 in m2 - turn_gain * angle^2 in rad2)."""
     motion = _motion(env, command)
     pose = env.sim.qpos[:, motion.root.qpos]
     distance = (motion.value[:, :3] - pose[:, :3]).square().sum(dim=1)
@@ -236,7 +237,7 @@ def imitate_root_pose(env: Env, command: str, gain: float = 20.0, turn_gain: flo
 
 
 def imitate_root_velocity(env: Env, command: str, gain: float = 2.0, turn_gain: float = 0.2) -> torch.Tensor:
-    """exp(-gain * error^2 in m2/s2 - turn_gain * error^2 in rad2/s2) (Peng et al. 2020, equation 8)."""
+    """exp(-gain * error^2 in m2/s2 - turn_gain * error^2 in rad2/s2)."""
     motion = _motion(env, command)
     error = (motion.velocity[:, :6] - env.sim.qvel[:, motion.root.qvel]).square()
     return torch.exp(-gain * error[:, :3].sum(dim=1) - turn_gain * error[:, 3:].sum(dim=1))

@@ -1,6 +1,6 @@
 """The quadruped imitates reference motions, after Peng et al. 2020, "Learning Agile Robotic Locomotion Skills by Imitating Animals".
 
-Rewards and their weights are the paper's (arXiv:2004.00784, section V-B); episodes start anywhere in a motion (Peng et al. 2018, "DeepMimic",
+Rewards and their weights are the paper's (arXiv:2004.00784, on motion imitation); episodes start anywhere in a motion (Peng et al. 2018, "DeepMimic",
 arXiv:1804.02717). Robot, motors and what is randomized are those of quadruped-velocity-flat. Weights are per second here: an episode that does
 as its motion to the letter earns 10.
 """
