@@ -55,8 +55,8 @@ _SMALL_STEPS = dataclasses.replace(
     advantage_normalization="mini-batch",
 )
 """Nearer to CleanRL: 160 steps over 128 samples, and an entropy bonus besides. With the larger steps the hopper learns to lean forward
-and fall, at a return of 300, for one seed in three; without the bonus it comes to a stop at 1,500. (320 steps over 64 learn faster still, but
-take 13 minutes on two CPU ranks.)"""
+and fall, at a return of 300, for one seed in three. Not every seed reaches what is published by these either; 320 steps over 64 learn faster,
+but take 13 minutes on two CPU ranks (docs/performance.md)."""
 
 
 def hopper() -> TrainConfig:
