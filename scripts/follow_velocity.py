@@ -18,7 +18,7 @@ import torch
 from mjlab_dist import runs
 from mjlab_dist.env.rewards import track_linear_velocity
 from mjlab_dist.env.terms import base_linear_velocity
-from mjlab_dist.play import load_policy
+from mjlab_dist.play import load_env_and_policy
 
 MOST_FALLS = 0.05
 LEAST_TRACKING = 0.8
@@ -54,7 +54,7 @@ def main() -> None:
         events=events,
     )
     checkpoint = args.checkpoint or runs.find_checkpoint(args.run)
-    env, policy = load_policy(dataclasses.replace(config, env=env_config), checkpoint, args.num_envs, args.seed)
+    env, policy = load_env_and_policy(dataclasses.replace(config, env=env_config), checkpoint, args.num_envs, args.seed)
 
     # Once a robot has fallen, another episode begins in its env: its tracking counts, its falls only once.
     tracking, speed = torch.zeros(2, args.num_envs)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mjlab_dist.config import SyncConfig, TrainConfig
+from mjlab_dist.config import TrainConfig
 from mjlab_dist.distributed import DevicePlan, Rank
 from mjlab_dist.worker import prepare_process, start_up
 
@@ -197,11 +197,9 @@ def _random(env: Env, std: float) -> Callable[[TensorDict, torch.Tensor], torch.
 
 
 def _policy(env: Env, config: TrainConfig, checkpoint: Path) -> Callable[[TensorDict, torch.Tensor], torch.Tensor]:
-    from mjlab_dist.learn import Runner  # noqa: PLC0415
+    from mjlab_dist.learn import load_policy  # noqa: PLC0415
 
-    runner = Runner(env, dataclasses.replace(config, sync=SyncConfig(), fsdp_devices=1), Rank())
-    runner.load(str(checkpoint), load_cfg={"actor": True, "critic": False, "optimizer": False, "iteration": False})
-    policy = runner.get_inference_policy()
+    policy = load_policy(env, config, checkpoint)
 
     def act(obs: TensorDict, dones: torch.Tensor) -> torch.Tensor:
         policy.reset(dones)

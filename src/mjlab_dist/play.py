@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mjlab_dist import runs
-from mjlab_dist.config import PlayConfig, SyncConfig, TrainConfig
+from mjlab_dist.config import PlayConfig, TrainConfig
 from mjlab_dist.errors import UserError
 from mjlab_dist.worker import start_up
 
@@ -109,7 +109,7 @@ def _resolve_dump(task: str, dump: Path, config: PlayConfig) -> tuple[TrainConfi
     return runs.read_config(runs.find_run(config.log_root, task, str(run_dir))), dump
 
 
-def load_policy(
+def load_env_and_policy(
     train_config: TrainConfig, checkpoint: Path, num_envs: int, seed: int, announce: Callable[[], None] = lambda: None
 ) -> tuple[Env, MLPModel]:
     """Make a run's env, and the policy that it has learned, on the CPU.
@@ -129,19 +129,14 @@ def load_policy(
     with start_up():
         import torch
 
-        from mjlab_dist.distributed import Rank  # noqa: PLC0415
         from mjlab_dist.env import Env  # noqa: PLC0415
-        from mjlab_dist.learn import Runner  # noqa: PLC0415
+        from mjlab_dist.learn import load_policy  # noqa: PLC0415
         from mjlab_dist.sim import start_warp  # noqa: PLC0415
 
     start_warp("cpu")
     torch.manual_seed(seed)
     env = Env(train_config.env, num_envs, "cpu", announce)
-    # One rank, however many trained: there is nobody to share parameters with.
-    alone = dataclasses.replace(train_config, sync=SyncConfig(), fsdp_devices=1)
-    runner = Runner(env, alone, Rank())
-    runner.load(str(checkpoint), load_cfg={"actor": True, "critic": False, "optimizer": False, "iteration": False})
-    return env, runner.get_inference_policy()
+    return env, load_policy(env, train_config, checkpoint)
 
 
 def play(train_config: TrainConfig, checkpoint: Path, config: PlayConfig, announce: Callable[[], None]) -> PlayResult:
@@ -153,7 +148,7 @@ def play(train_config: TrainConfig, checkpoint: Path, config: PlayConfig, announ
         config: How to play it.
         announce: Called if kernels have to be compiled, which takes a while.
     """
-    env, policy = load_policy(train_config, checkpoint, config.num_envs, config.seed, announce)
+    env, policy = load_env_and_policy(train_config, checkpoint, config.num_envs, config.seed, announce)
     import torch
 
     video = _Video(Path(config.video), env) if config.video else None

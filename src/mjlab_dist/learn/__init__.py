@@ -1,5 +1,5 @@
 """PPO over all ranks: rsl_rl's algorithm, our loop, metrics and checkpoints."""
 
-from mjlab_dist.learn.runner import Runner
+from mjlab_dist.learn.runner import Runner, load_policy
 
-__all__ = ["Runner"]
+__all__ = ["Runner", "load_policy"]

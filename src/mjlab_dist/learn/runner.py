@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import math
 import sys
@@ -11,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rsl_rl.models import MLPModel
 from rsl_rl.runners import OnPolicyRunner
 from tensordict import TensorDict
 
 from mjlab_dist import runs
-from mjlab_dist.config import TrainConfig, parse_interval
+from mjlab_dist.config import SyncConfig, TrainConfig, parse_interval
 from mjlab_dist.control import Control
 from mjlab_dist.distributed.consistency import check_equal
 from mjlab_dist.distributed.group import broadcast_from_main, gather_on_main
@@ -371,3 +373,23 @@ class Runner(OnPolicyRunner):
             raise NonFiniteError(
                 f"{when}: {', '.join(bad)} is not finite; an observation, a reward or the step size is"
             )
+
+
+def load_policy(env: Env, config: TrainConfig, checkpoint: Path) -> MLPModel:
+    """Take what a run has learned, to act by it in one process, however many ranks trained.
+
+    Args:
+        env: Envs of the run's task.
+        config: The run's config.
+        checkpoint: One of its checkpoints.
+
+    Returns:
+        The policy without exploration: from observations to actions.
+
+    Raises:
+        UserError: If the checkpoint is damaged, or fits other networks than this config's.
+    """
+    # There is nobody to share parameters with.
+    runner = Runner(env, dataclasses.replace(config, sync=SyncConfig(), fsdp_devices=1), Rank())
+    runner.load(str(checkpoint), load_cfg={"actor": True, "critic": False, "optimizer": False, "iteration": False})
+    return runner.get_inference_policy()
