@@ -71,10 +71,12 @@ class Motion(Command):
         names = list(found.motions)
         chosen = [found.motions[names[i]][:, order] for i in find_names(f"motions {file}", motions, names)]
         ids = find_names("sites", sites, [model.site(i).name for i in range(model.nsite)]) if sites else []
+        self._body = int(model.joint(joint).bodyid[0])
         robot = Robot(
             model,
             (*_ids(self.root.qpos), *self.joints.qpos.ids),
             (*_ids(self.root.qvel), *self.joints.qvel.ids),
+            self._body,
             tuple(ids),
         )
         super().__init__(env, [], 7 + len(found.joints), (math.inf, math.inf))
@@ -84,7 +86,6 @@ class Motion(Command):
             for part in (reference.pose, reference.velocity, reference.sites, reference.onward)
         )
         self._next = torch.tensor(reference.next, device=env.device)
-        self._body = int(model.joint(joint).bodyid[0])
         self._site_columns = Columns(ids, env.device)
         self.velocity = torch.zeros(env.num_envs, self._velocity.shape[1], device=env.device)
         self.sites = torch.zeros(env.num_envs, len(ids), 3, device=env.device)

@@ -41,6 +41,8 @@ class Robot(NamedTuple):
     """Columns of ``qpos`` in the order of a motion's, 7 + k."""
     qvel: tuple[int, ...]
     """Columns of ``qvel`` in that order, 6 + k."""
+    body: int
+    """Id of the body that floats."""
     sites: tuple[int, ...]
     """Ids of the sites that are looked at."""
 
@@ -174,11 +176,11 @@ def _ground_move(first: Floats, last: Floats) -> Floats:
 
 def _sites(robot: Robot, qpos: Floats, qvel: Floats) -> Floats:
     model, data = robot.model, mujoco.MjData(robot.model)
-    body = int(model.jnt_bodyid[np.flatnonzero(model.jnt_qposadr == robot.qpos[0])[0]])
     found = np.zeros((len(qpos), len(robot.sites), 3))
     for frame, (pose, velocity) in enumerate(zip(qpos, qvel, strict=True)):
         data.qpos[:] = pose
         mujoco.mj_integratePos(model, data.qpos, velocity, -model.opt.timestep)
         mujoco.mj_kinematics(model, data)
-        found[frame] = (data.site_xpos[list(robot.sites)] - data.xpos[body]) @ data.xmat[body].reshape(3, 3)
+        offset = data.site_xpos[list(robot.sites)] - data.xpos[robot.body]
+        found[frame] = offset @ data.xmat[robot.body].reshape(3, 3)
     return found
