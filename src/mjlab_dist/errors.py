@@ -71,6 +71,13 @@ class DesyncError(RuntimeError):
     exit_code = Exit.NUMERICS
 
 
+class LostRankError(RuntimeError):
+    """Another rank has ended, is silent, or sends what does not belong to the sum at hand; that rank knows more.
+
+    The message is one line that names it.
+    """
+
+
 class NonFiniteError(FloatingPointError):
     """A number of physics, an observation, a reward or a loss is not finite.
 

@@ -38,7 +38,7 @@ from mjlab_dist.distributed.rank_info import (
     exchange,
     require_same,
 )
-from mjlab_dist.errors import Exit, HangError, NonFiniteError, exit_code_of
+from mjlab_dist.errors import Exit, HangError, LostRankError, NonFiniteError, exit_code_of
 from mjlab_dist.events import emit
 from mjlab_dist.faults import read_fault
 
@@ -328,6 +328,8 @@ def _follows_another(error: BaseException) -> bool:
     """Whether another rank most likely failed before: the error came out of torch.distributed, or says so."""
     if isinstance(error, NonFiniteError):
         return error.of_another_rank
+    if isinstance(error, LostRankError):
+        return True
     if type(error).__module__.startswith("torch.distributed"):
         return True  # the store that ranks meet at is C++, which leaves no frame
     frames = traceback.extract_tb(error.__traceback__)

@@ -46,8 +46,17 @@ def probe(plan: DevicePlan) -> dict[str, Any]:
     device = plan.devices[rank.local_rank]
     worker.prepare_process(plan, rank, device, SEED)
 
+    from mjlab_dist.distributed.local_sum import LocalSum
     from mjlab_dist.env import Env
     from mjlab_dist.learn import Runner
+
+    sum_ = LocalSum.sum_
+
+    def counted(self: LocalSum, values: torch.Tensor) -> None:
+        runner.watches[-1].collectives.append("local sum")
+        sum_(self, values)
+
+    LocalSum.sum_ = counted
 
     class Watched(Runner):
         """Keeps the state after every update, what one reduction of gradients did, and counts."""

@@ -226,7 +226,7 @@ def test_row_8_a_hang_is_noticed_and_the_run_goes_on(command: Command, unharmed:
         assert "ranks hang: rank 0 has done 3 iterations, rank 1 has done at least " in done.out
         assert "Rank 0, after 3 iterations: HangError: no iteration for" in done.out
         assert "iterations: its process is stopped by a signal (SIGSTOP)" in done.out
-        assert "in all_reduce" in done.out, "the stack says where rank 0 waits"
+        assert "in sum_over_ranks" in done.out, "the stack says where rank 0 waits"
     assert_equal(final(run), final(unharmed))
     assert untimed(run) == untimed(unharmed)
 

@@ -26,6 +26,7 @@ SRUN = {
     "SLURM_PROCID": "3",
     "SLURM_LOCALID": "1",
     "SLURM_STEP_NODELIST": "node[07-08]",
+    "SLURM_STEP_NUM_NODES": "2",
 }
 
 # What a batch script sees that was given four tasks and has not called srun.
@@ -73,6 +74,20 @@ def test_torchrun_on_one_machine_meets_on_loopback():
 def test_a_launcher_that_does_not_say_how_many_are_local_meets_at_its_master():
     environ = {name: value for name, value in TORCHRUN.items() if name != "LOCAL_WORLD_SIZE"}
     assert rank_from_environment(environ).master_address == "node-a"
+
+
+@pytest.mark.parametrize(
+    ("environ", "on_one_machine"),
+    [
+        (TORCHRUN, False),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "8"}, True),
+        ({name: value for name, value in TORCHRUN.items() if name != "LOCAL_WORLD_SIZE"}, False),
+        ({**SRUN, "MASTER_ADDR": "node-b"}, False),
+        ({**SRUN, "MASTER_ADDR": "node-b", "SLURM_STEP_NUM_NODES": "1"}, True),
+    ],
+)
+def test_ranks_know_whether_they_share_a_machine(environ: dict[str, str], on_one_machine: bool):
+    assert rank_from_environment(environ).on_one_machine is on_one_machine
 
 
 @pytest.mark.parametrize("missing", ["RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import datetime
 from collections.abc import Iterator
 from typing import TypeVar
@@ -12,12 +13,16 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
+from mjlab_dist.distributed.local_sum import LocalSum
 from mjlab_dist.distributed.rank import Rank
 
 TIMEOUT_S = 600
 """Seconds that a rank waits in a collective before it gives up."""
 
 T = TypeVar("T")
+
+_local_sum: contextvars.ContextVar[LocalSum | None] = contextvars.ContextVar("local_sum", default=None)
+"""Set while a process group is joined whose ranks add up without it; as torch has one group per process, so has this."""
 
 
 def meet(rank: Rank) -> Store | None:
@@ -55,10 +60,26 @@ def process_group(rank: Rank, device: str, backend: str, store: Store | None) ->
         device_id=torch.device(device) if backend == "nccl" else None,
     )
     try:
-        yield
+        with _local_sums(rank, device, store):
+            yield
         dist.barrier()  # nobody leaves while another still waits for what it was sent
     finally:
         dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def _local_sums(rank: Rank, device: str, store: Store | None) -> Iterator[None]:
+    """Have CPU ranks of one machine add up through sockets of their own (docs/decisions/0013)."""
+    if device != "cpu" or not rank.on_one_machine or store is None:
+        yield
+        return
+    local_sum = LocalSum(store, rank.rank, rank.world_size, TIMEOUT_S)
+    before = _local_sum.set(local_sum)
+    try:
+        yield
+    finally:
+        _local_sum.reset(before)
+        local_sum.close()
 
 
 def world_size() -> int:
@@ -68,7 +89,10 @@ def world_size() -> int:
 
 def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
     """Sum a tensor over all ranks, in place, and return it."""
-    if dist.is_initialized():
+    local_sum = _local_sum.get()
+    if local_sum is not None:
+        local_sum.sum_(values)
+    elif dist.is_initialized():
         dist.all_reduce(values)
     return values
 

@@ -23,6 +23,8 @@ class Rank:
     """Index on this machine, from 0."""
     world_size: int = 1
     """Processes over all machines."""
+    on_one_machine: bool = False
+    """Whether all of them are known to be on one machine."""
     master_address: str = LOOPBACK
     """Host of rank 0."""
     master_port: int = 0
@@ -65,6 +67,7 @@ def rank_from_environment(environ: Mapping[str, str]) -> Rank:
             rank=int(environ["RANK"]),
             local_rank=int(environ["LOCAL_RANK"]),
             world_size=world_size,
+            on_one_machine=on_one_machine,
             # A machine's own name need not resolve, and need not be reachable from itself.
             master_address=host or (LOOPBACK if on_one_machine else environ["MASTER_ADDR"]),
             master_port=int(port or environ["MASTER_PORT"]),
@@ -75,6 +78,7 @@ def rank_from_environment(environ: Mapping[str, str]) -> Rank:
             rank=int(environ["SLURM_PROCID"]),
             local_rank=int(environ["SLURM_LOCALID"]),
             world_size=int(environ["SLURM_STEP_NUM_TASKS"]),
+            on_one_machine=environ.get("SLURM_STEP_NUM_NODES") == "1",
             master_address=environ.get("MASTER_ADDR") or _first_slurm_host(environ["SLURM_STEP_NODELIST"]),
             # Steps of other jobs on the same node must not meet here: ports follow the job's number.
             master_port=int(environ.get("MASTER_PORT") or 20000 + int(environ["SLURM_JOB_ID"]) % 20000),

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from mjlab_dist.distributed.group import gather
+from mjlab_dist.distributed.local_sum import LocalSum
 from mjlab_dist.distributed.synchronizer import Synchronizer
 from mjlab_dist.learn.metrics import Sample
 from mjlab_dist.learn.runner import Runner
@@ -19,7 +20,7 @@ COLLECTIVES = ("reduce", "gather", "broadcast", "scatter", "alltoall", "all_to_a
 
 
 class Collectives:
-    """Counts this process's collectives, where torch.distributed's functions hand them to the process group.
+    """Counts this process's collectives, where torch.distributed's functions hand them to the process group, and local sums.
 
     Attributes:
         count: Collectives so far.
@@ -31,6 +32,7 @@ class Collectives:
         for name in dir(dist.ProcessGroup):
             if any(part in name for part in COLLECTIVES) and not name.startswith("__"):
                 setattr(dist.ProcessGroup, name, self._counted(getattr(dist.ProcessGroup, name)))
+        LocalSum.sum_ = self._counted(LocalSum.sum_)
 
     def _counted(self, collective: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(collective)

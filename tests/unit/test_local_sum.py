@@ -1,0 +1,123 @@
+"""Sums over ranks of one machine: threads stand for ranks, stores and sockets are real."""
+
+from __future__ import annotations
+
+import functools
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import pytest
+import torch
+from torch._C._distributed_c10d import HashStore
+
+from mjlab_dist.distributed import local_sum
+from mjlab_dist.distributed.local_sum import LocalSum
+from mjlab_dist.errors import LostRankError
+
+T = TypeVar("T")
+
+
+def on_ranks(world_size: int, work: Callable[[int, LocalSum], T], timeout_s: float = 20.0) -> list[T]:
+    """What every rank's work returns."""
+    store = HashStore()
+
+    def be(rank: int) -> T:
+        summing = LocalSum(store, rank, world_size, timeout_s)
+        try:
+            return work(rank, summing)
+        finally:
+            summing.close()
+
+    with ThreadPoolExecutor(world_size) as pool:
+        return list(pool.map(be, range(world_size)))
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 5])
+def test_every_rank_holds_the_sum_in_the_order_of_ranks(world_size: int):
+    g = torch.Generator().manual_seed(0)
+    shapes = [(), (1,), (2,), (world_size,), (4, 3), (12_345,), (1_000_001,)]  # the last larger than a socket's buffer
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int64):
+        addends = [[(100 * torch.randn(shape, generator=g)).to(dtype) for shape in shapes] for _ in range(world_size)]
+
+        def add_up(rank: int, summing: LocalSum, addends: list[list[torch.Tensor]] = addends) -> list[torch.Tensor]:
+            for values in addends[rank]:
+                summing.sum_(values)
+            return addends[rank]
+
+        expected = [functools.reduce(torch.add, part) for part in zip(*addends, strict=True)]
+        for sums in on_ranks(world_size, add_up):
+            assert all(torch.equal(a, b) for a, b in zip(sums, expected, strict=True))
+
+
+def test_a_rank_that_waits_for_a_slow_one_sleeps():
+    def add_up(rank: int, summing: LocalSum) -> float:
+        values = torch.ones(100)
+        if rank == 1:
+            time.sleep(1.0)
+        before = time.thread_time()
+        summing.sum_(values)
+        assert values.eq(2.0).all()
+        return time.thread_time() - before
+
+    assert on_ranks(2, add_up)[0] < 0.3
+
+
+def test_a_rank_that_has_ended_is_named():
+    def add_up(rank: int, summing: LocalSum) -> None:
+        if rank != 1:
+            with pytest.raises(LostRankError, match=r"^rank 1 has ended"):
+                summing.sum_(torch.ones(100))
+
+    on_ranks(2, add_up)
+
+
+def test_a_rank_that_says_nothing_is_named():
+    done = threading.Event()
+
+    def add_up(rank: int, summing: LocalSum) -> None:
+        if rank == 1:
+            done.wait()
+            return
+        with pytest.raises(LostRankError, match=r"^nothing came from rank 1 for 0\.2 s$"):
+            summing.sum_(torch.ones(100))
+        done.set()
+
+    on_ranks(2, add_up, timeout_s=0.2)
+
+
+@pytest.mark.parametrize("sizes", [(100, 40), (40, 100)])
+def test_a_rank_that_left_out_a_sum_is_found_by_the_size_of_the_next(sizes: tuple[int, int]):
+    def add_up(rank: int, summing: LocalSum) -> None:
+        with pytest.raises(LostRankError, match=r"^rank [01] (sends \d+ bytes to a sum that takes \d+|has ended)"):
+            summing.sum_(torch.ones(sizes[rank]))
+
+    on_ranks(2, add_up)
+
+
+def test_strangers_at_the_port_are_turned_away(monkeypatch: pytest.MonkeyPatch):
+    strangers: list[socket.socket] = []
+
+    def listen(*args: object, **kwargs: object) -> socket.socket:
+        server = create_server(*args, **kwargs)  # type: ignore[arg-type]
+        for said in (b"", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", bytes(local_sum.HELLO_BYTES)):
+            strangers.append(socket.create_connection(server.getsockname()))
+            strangers[-1].sendall(said)
+        strangers[0].close()
+        return server
+
+    create_server = socket.create_server
+    monkeypatch.setattr(socket, "create_server", listen)
+
+    def add_up(rank: int, summing: LocalSum) -> float:
+        values = torch.full((3,), float(rank + 1))
+        summing.sum_(values)
+        return values[0].item()
+
+    assert on_ranks(2, add_up) == [3.0, 3.0]
+    assert len(strangers) == 6
+    for stranger in strangers:
+        stranger.close()
