@@ -102,13 +102,20 @@ def curve(run_dir: Path, name: str) -> list[tuple[int, float]]:
     return [(event.step, event.value) for event in events.Scalars(name)]
 
 
+def pass_to_the_next_second() -> None:
+    """Event files are read in the order of their names, which begin with the second; a run takes longer to go on."""
+    time.sleep(1.0 - time.time() % 1.0)
+
+
 def test_tensorboard_shows_every_step_once_after_a_resume(tmp_path: Path):
     fill(TensorBoardWriter(tmp_path, None), range(1, 21), value=1.0)  # never closed: it was killed
     assert curve(tmp_path, "train/mean_return") == [(i, 1.0) for i in range(1, 21)]
+    pass_to_the_next_second()
     second = TensorBoardWriter(tmp_path, 10)
     fill(second, range(11, 16), value=2.0)
     assert curve(tmp_path, "train/mean_return") == [(i, 1.0 if i <= 10 else 2.0) for i in range(1, 16)]
     second.close()
+    pass_to_the_next_second()
     fill(TensorBoardWriter(tmp_path, 12), range(13, 31), value=3.0)
     expected = [(i, 1.0 if i <= 10 else 2.0 if i <= 12 else 3.0) for i in range(1, 31)]
     assert curve(tmp_path, "train/mean_return") == expected
@@ -117,6 +124,7 @@ def test_tensorboard_shows_every_step_once_after_a_resume(tmp_path: Path):
 
 def test_tensorboard_shows_nothing_of_a_run_that_began_again(tmp_path: Path):
     fill(TensorBoardWriter(tmp_path, None), range(1, 6), value=1.0)
+    pass_to_the_next_second()
     fill(TensorBoardWriter(tmp_path, 0), range(1, 4), value=2.0)
     assert curve(tmp_path, "train/mean_return") == [(i, 2.0) for i in range(1, 4)]
 
