@@ -20,9 +20,12 @@ import rsl_rl.algorithms
 import torch
 import torch.distributed as dist
 from tensordict import TensorDict
+from torch._C._distributed_c10d import FileStore
 from torch.multiprocessing.spawn import spawn
 
 from mjlab_dist.config import AgentConfig, TrainConfig
+from mjlab_dist.distributed.group import process_group
+from mjlab_dist.distributed.rank import Rank
 from mjlab_dist.distributed.synchronizer import AllReduce
 from mjlab_dist.learn.rsl_rl_config import rsl_rl_config
 
@@ -80,24 +83,26 @@ def _settle(device: str) -> None:
 def bench(rank: int, ranks: int, repeats: int, device: str, store: str) -> None:
     """One rank of the benchmark."""
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
-    if ranks > 1:
-        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
-    for name, hidden_dims in POLICIES.items():
-        learners = {kind: learner(hidden_dims, kind == "stock", rank, ranks, device) for kind in ("stock", "ours")}
-        seconds: dict[str, list[float]] = {kind: [] for kind in learners}
-        for repeat in range(repeats + 1):
-            for kind, made in learners.items():
-                seconds[kind].append(update_s(made, repeat, device))
-        stock, ours = (statistics.median(seconds[kind][1:]) for kind in ("stock", "ours"))
-        spread = {kind: f"{min(s[1:]):.3f} to {max(s[1:]):.3f}" for kind, s in seconds.items()}
-        if rank == 0:
-            print(
-                f"{name:>12} on {ranks} rank(s), {device}: stock {stock:.3f} s ({spread['stock']}), "
-                f"ours {ours:.3f} s ({spread['ours']}): {stock / ours:.2f} times as fast",
-                flush=True,
-            )
-    if ranks > 1:
-        dist.destroy_process_group()
+    here = Rank(rank=rank, local_rank=rank, world_size=ranks, on_one_machine=True)
+    with process_group(here, device, "gloo", FileStore(store, ranks) if ranks > 1 else None):
+        for name in POLICIES:
+            _compare(name, rank, ranks, repeats, device)
+
+
+def _compare(name: str, rank: int, ranks: int, repeats: int, device: str) -> None:
+    learners = {kind: learner(POLICIES[name], kind == "stock", rank, ranks, device) for kind in ("stock", "ours")}
+    seconds: dict[str, list[float]] = {kind: [] for kind in learners}
+    for repeat in range(repeats + 1):
+        for kind, made in learners.items():
+            seconds[kind].append(update_s(made, repeat, device))
+    stock, ours = (statistics.median(seconds[kind][1:]) for kind in ("stock", "ours"))
+    spread = {kind: f"{min(s[1:]):.3f} to {max(s[1:]):.3f}" for kind, s in seconds.items()}
+    if rank == 0:
+        print(
+            f"{name:>12} on {ranks} rank(s), {device}: stock {stock:.3f} s ({spread['stock']}), "
+            f"ours {ours:.3f} s ({spread['ours']}): {stock / ours:.2f} times as fast",
+            flush=True,
+        )
 
 
 def main() -> None:
