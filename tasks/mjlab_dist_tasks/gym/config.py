@@ -146,6 +146,7 @@ def humanoid() -> TrainConfig:
     contact_weight, most_contact_cost = 5e-7, 10.0
     return _train(
         "gym-humanoid",
+        agent=_SMALL_STEPS,
         env=EnvConfig(
             sim=_sim("humanoid", decimation=5, njmax=40, nconmax=16),
             episode_length_s=15.0,
