@@ -197,14 +197,23 @@ def joint_targets(model: Any, data: Any, position: tuple[float, float, float]) -
     return scratch.qpos[:7].copy()
 
 
+def move(model: Any, data: Any, position: tuple[float, float, float], opening_m: float) -> None:
+    """Bring the gripper there in 1.5 s."""
+    start, goal = data.ctrl[1:].copy(), joint_targets(model, data, position)
+    for share in np.linspace(0, 1, 300):
+        data.ctrl[0], data.ctrl[1:] = opening_m, start + (goal - start) * share
+        mujoco.mj_step(model, data)
+
+
 def test_the_gripper_takes_the_cube_lifts_it_and_does_not_let_it_slip(with_cube: Any) -> None:
     data = at_home(with_cube)
-    plan = [((0.5, 0, 0.15), 0.08), ((0.5, 0, 0.02), 0.08), ((0.5, 0, 0.02), 0.0), ((0.5, 0.1, 0.3), 0.0)]
-    for position, opening_m in plan:
-        start, goal = data.ctrl[1:].copy(), joint_targets(with_cube, data, position)
-        for share in np.linspace(0, 1, 300):
-            data.ctrl[0], data.ctrl[1:] = opening_m, start + (goal - start) * share
-            mujoco.mj_step(with_cube, data)
+    for position, opening_m in [
+        ((0.5, 0, 0.15), 0.08),
+        ((0.5, 0, 0.02), 0.08),
+        ((0.5, 0, 0.02), 0.0),
+        ((0.5, 0.1, 0.3), 0.0),
+    ]:
+        move(with_cube, data, position, opening_m)
     for _ in range(200):
         mujoco.mj_step(with_cube, data)
     np.testing.assert_allclose(data.site("gripper").xpos, (0.5, 0.1, 0.3), atol=5e-3)
@@ -214,7 +223,18 @@ def test_the_gripper_takes_the_cube_lifts_it_and_does_not_let_it_slip(with_cube:
     for _ in range(1000):
         mujoco.mj_step(with_cube, data)
     assert data.joint("cube/root").qpos[2] == pytest.approx(held, abs=1e-3)
-    assert all(data.sensor(f"{side}_finger_contact").data[0] > 0 for side in ("left", "right"))
+    assert all(data.sensor(f"{side}_pad_contact").data[0] > 0 for side in ("left", "right"))
+
+
+def test_fingers_that_press_on_the_table_grasp_nothing(with_cube: Any) -> None:
+    data = at_home(with_cube)
+    for height in (0.15, 0.0):  # the fingertips reach 1 cm below it
+        move(with_cube, data, (0.5, 0.2, height), 0.04)
+    for _ in range(200):
+        mujoco.mj_step(with_cube, data)
+    fingers = {with_cube.geom(f"{side}_finger").id for side in ("left", "right")}
+    assert fingers <= {geom for contact in data.contact[: data.ncon] for geom in contact.geom}, "else nothing presses"
+    assert all(data.sensor(f"{side}_pad_contact").data[0] == 0 for side in ("left", "right"))
 
 
 # The tasks
@@ -291,8 +311,8 @@ def test_lifting_is_rewarded_in_stages() -> None:
     # On the table, in the gripper, half lifted, at the target.
     places = [(0.5, 0.0, 0.02), gripper.tolist(), (0.5, 0.1, 0.045), (0.5, 0.1, 0.3)]
     cube[:, :3] = torch.tensor(places)
-    fingers: Any = env._sensors["fingers"]
-    fingers.in_contact.fill_(True)
+    pads: Any = env._sensors["pads"]
+    pads.in_contact.fill_(True)
     at = {name: term(env) for name, term in zip(env.reward_names, env._rewards, strict=True)}
     assert at["grasp"].tolist() == [0, 1, 0, 0]
     torch.testing.assert_close(at["height"], torch.tensor([0.0, 1.0, 0.5, 1.0]))
@@ -303,7 +323,7 @@ def test_lifting_is_rewarded_in_stages() -> None:
     for name, scale in (("near_target", 0.3), ("at_target", 0.05)):
         torch.testing.assert_close(at[name], (1 - torch.tanh(away / scale)) * at["height"], atol=1e-5, rtol=0)
     assert at["at_target"][3] == pytest.approx(1)
-    fingers.in_contact[:, 0] = False
+    pads.in_contact[:, 0] = False
     assert not env._rewards[env.reward_names.index("grasp")](env).any()
 
 

@@ -147,7 +147,7 @@ def lift_cube() -> TrainConfig:
             rewards={
                 "near_cube": _per_second(1.0, f"{_ARM}:AtCube", cube=_CUBE, scale_m=0.2),
                 "at_cube": _per_second(1.0, f"{_ARM}:AtCube", cube=_CUBE, scale_m=0.04),
-                "grasp": _per_second(1.0, f"{_ARM}:Grasp", cube=_CUBE, sensor="fingers", most_m=0.02),
+                "grasp": _per_second(1.0, f"{_ARM}:Grasp", cube=_CUBE, sensor="pads", most_m=0.02),
                 "height": _per_second(3.0, f"{_ARM}:height", cube=_CUBE, **_LIFTED_M),
                 "near_target": _at_target(5.0, 0.3),
                 "at_target": _at_target(5.0, 0.05),
@@ -172,9 +172,9 @@ def lift_cube() -> TrainConfig:
                 )
             },
             sensors={
-                "fingers": TermConfig(
+                "pads": TermConfig(
                     func="mjlab_dist.env.sensors:Contact",
-                    params={"sensors": ("left_finger_contact", "right_finger_contact")},
+                    params={"sensors": ("left_pad_contact", "right_pad_contact")},
                 )
             },
         ),

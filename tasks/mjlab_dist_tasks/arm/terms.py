@@ -159,7 +159,7 @@ class AtCube(_CubeTerm):
 
 
 class Grasp(_CubeTerm):
-    """Reward: 1 where both fingers touch something and the cube's middle is between them; (num_envs,)."""
+    """Reward: 1 where the pads of both fingers touch something and the cube's middle is between them; (num_envs,)."""
 
     def __init__(self, env: Env, cube: str, sensor: str, most_m: float) -> None:
         """Look up the cube.
@@ -167,16 +167,16 @@ class Grasp(_CubeTerm):
         Args:
             env: The envs.
             cube: Its free joint.
-            sensor: A contact sensor of ``env.sensors``: both fingers.
+            sensor: A contact sensor of ``env.sensors``: both pads.
             most_m: Distance from between the fingertips up to which the cube is there.
         """
         super().__init__(env, cube)
-        self._fingers, self._most_m = env.sensor(sensor, Contact), most_m
+        self._pads, self._most_m = env.sensor(sensor, Contact), most_m
 
     def __call__(self, env: Env) -> torch.Tensor:  # noqa: ARG002
         """Reward."""
         between = (self._position - self._cube).norm(dim=1) < self._most_m
-        return (between & self._fingers.in_contact.all(dim=1)).float()
+        return (between & self._pads.in_contact.all(dim=1)).float()
 
 
 def height(env: Env, cube: str, low_m: float, high_m: float) -> torch.Tensor:
