@@ -400,6 +400,8 @@ class AgentConfig:
     """Activation of the hidden layers, by rsl_rl's name."""
     obs_normalization: bool = False
     """Normalize observations by their running mean and deviation, over all ranks."""
+    obs_clip: float | None = None
+    """Largest size of a normalized observation, in deviations, beyond which it is clipped; None clips nothing. Published results on Gymnasium's tasks use 10 (CleanRL's ppo_continuous_action.py): contact forces reach 60."""
     reward_normalization: bool = False
     """Divide rewards, as the learner sees them, by the running deviation of their discounted sum, over all ranks; returns are reported as they are."""
     init_std: float = 1.0
@@ -689,6 +691,7 @@ def _validate_numbers(config: TrainConfig) -> None:
     ):
         if not 0 < value < math.inf:
             raise UserError(f"{flag} {value}: must be positive and finite")
+    _validate_obs_clip(agent)
     for flag, value in (
         ("--agent.entropy-coef", agent.entropy_coef),
         ("--agent.value-loss-coef", agent.value_loss_coef),
@@ -699,6 +702,17 @@ def _validate_numbers(config: TrainConfig) -> None:
     for flag, value in (("--agent.gamma", agent.gamma), ("--agent.lam", agent.lam)):
         if not 0 <= value <= 1:
             raise UserError(f"{flag} {value}: must lie between 0 and 1")
+
+
+def _validate_obs_clip(agent: AgentConfig) -> None:
+    if agent.obs_clip is None:
+        return
+    if not 0 < agent.obs_clip < math.inf:
+        raise UserError(f"--agent.obs-clip {agent.obs_clip}: must be positive and finite, or None")
+    if not agent.obs_normalization:
+        raise UserError(
+            f"--agent.obs-clip {agent.obs_clip}: clips normalized observations; add --agent.obs-normalization"
+        )
 
 
 def _validate_env(env: EnvConfig) -> None:

@@ -109,6 +109,8 @@ def test_every_task_is_valid(task: str):
         ("agent.max_grad_norm", "--agent.max-grad-norm", float("inf"), "positive and finite"),
         ("agent.gamma", "--agent.gamma", 1.5, "between 0 and 1"),
         ("agent.gamma", "--agent.gamma", float("nan"), "between 0 and 1"),
+        ("agent.obs_clip", "--agent.obs-clip", 0.0, "positive and finite, or None"),
+        ("agent.obs_clip", "--agent.obs-clip", 10.0, "add --agent.obs-normalization"),
         ("agent.lam", "--agent.lam", -0.1, "between 0 and 1"),
         ("run_name", "--run-name", "a/b", "without /"),
         ("run_name", "--run-name", ".hidden", "not starting with a dot"),

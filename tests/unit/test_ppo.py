@@ -24,6 +24,7 @@ from rollouts import (
     train_config,
 )
 from rsl_rl.modules import EmpiricalNormalization
+from tensordict import TensorDict
 
 from mjlab_dist.learn.moments import NormalizerMoments, advantage_moments, normalize
 
@@ -77,6 +78,39 @@ def test_one_rank_learns_what_stock_rsl_rl_learns(fields: dict[str, Any]) -> Non
             assert float(losses[1][name]) == pytest.approx(loss, rel=1e-9, abs=1e-12)
     if "schedule" not in fields:
         assert stock.learning_rate != AGENT.learning_rate, "else the schedule is not tested"
+
+
+@pytest.mark.usefixtures("fp64")
+@pytest.mark.parametrize("rnn", ["none", "lstm"])
+def test_normalized_observations_are_clipped(rnn: str) -> None:
+    """Stock rsl_rl, whose normalizers' results are clipped, learns the same."""
+    clip = 0.8
+    stock, ours = both(obs_clip=clip, rnn=rnn)
+    sizes = []
+
+    def clipped(_module: Any, _inputs: Any, normalized: torch.Tensor) -> torch.Tensor:
+        sizes.append(normalized.abs().max().item())
+        return normalized.clamp(-clip, clip)
+
+    for model in (stock.actor, stock.critic):
+        model.obs_normalizer.register_forward_hook(clipped)
+    for iteration in range(ITERATIONS):
+        for learner in (stock, ours):
+            collect(learner, make_data(NUM_ENVS, iteration))
+            torch.manual_seed(iteration)
+            learner.update()
+        largest, where = difference(state_of(ours), state_of(stock))
+        assert largest < 1e-9, where
+    assert min(sizes) > clip, "else nothing was clipped"
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:FutureWarning")
+def test_an_exported_policy_clips_too() -> None:
+    _, ours = both(obs_clip=0.8)
+    obs = 100 * make_data(NUM_ENVS, 0).obs["actor"][0]
+    assert ours.actor.obs_normalizer(obs).abs().max() == pytest.approx(0.8)
+    acted = ours.actor(TensorDict({"actor": obs}, batch_size=[NUM_ENVS]))
+    torch.testing.assert_close(torch.jit.script(ours.actor.as_jit())(obs), acted)
 
 
 @pytest.mark.usefixtures("fp64")

@@ -40,6 +40,24 @@ def normalize(advantages: torch.Tensor, moments: torch.Tensor) -> torch.Tensor:
     return ((advantages - mean) / (deviation + 1e-8)).to(advantages.dtype)
 
 
+class ClippedNormalization(EmpiricalNormalization):
+    """Normalizes observations, and clips what comes out."""
+
+    def __init__(self, shape: tuple[int, ...], clip: float) -> None:
+        """Start as rsl_rl's does.
+
+        Args:
+            shape: Of one observation.
+            clip: Largest size of what comes out, in deviations.
+        """
+        super().__init__(shape)
+        self.clip = clip
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalize and clip. TorchScript, by which policies are exported, knows no super()."""
+        return ((x - self._mean) / (self._std + self.eps)).clamp(-self.clip, self.clip)
+
+
 class NormalizerMoments:
     """What one observation normalizer has seen since ranks last agreed on its state, as sums that ranks can add.
 

@@ -22,7 +22,7 @@ from mjlab_dist.distributed.synchronizer import FORMATS, AllReduce, Synchronizer
 from mjlab_dist.learn.capture import CapturedStep
 from mjlab_dist.learn.clock import Clock
 from mjlab_dist.learn.gradients import FlatGradients
-from mjlab_dist.learn.moments import NormalizerMoments, RewardScale, advantage_moments, normalize
+from mjlab_dist.learn.moments import ClippedNormalization, NormalizerMoments, RewardScale, advantage_moments, normalize
 
 MIN_LEARNING_RATE, MAX_LEARNING_RATE = 1e-5, 1e-2
 """Range of the adaptive learning rate, as in rsl_rl."""
@@ -59,6 +59,7 @@ class PPO(rsl_rl.algorithms.PPO):
         advantage_normalization: Literal["global", "rank", "mini-batch"] = "global",
         reward_normalization: bool = False,
         orthogonal_init: bool = False,
+        obs_clip: float | None = None,
         fsdp_devices: int = 1,
         fsdp_min_size_mb: float = 4.0,
         compression: str = "none",
@@ -76,6 +77,7 @@ class PPO(rsl_rl.algorithms.PPO):
             advantage_normalization: What advantages are normalized over.
             reward_normalization: Divide rewards by the running deviation of their discounted sum.
             orthogonal_init: Start from orthogonal weights.
+            obs_clip: Largest size of a normalized observation; None clips nothing.
             fsdp_devices: Ranks that share a copy of each large parameter.
             fsdp_min_size_mb: Size in MiB from which a parameter is large.
             compression: Number format of sharded gradients on their way, a key of ``FORMATS``.
@@ -98,6 +100,9 @@ class PPO(rsl_rl.algorithms.PPO):
             _activate_in_place(model)
             if orthogonal_init:
                 _init_orthogonal(model, gain)
+            if obs_clip is not None:
+                assert isinstance(model.obs_normalizer, EmpiricalNormalization)
+                model.obs_normalizer = ClippedNormalization(model.obs_normalizer.mean.shape, obs_clip).to(device)
         if self.is_multi_gpu:
             self.broadcast_parameters()  # every rank has drawn its own; sharding below takes parts of rank 0's
         self.sharding = Sharding(self._models, fsdp_devices, fsdp_min_size_mb, device, FORMATS[compression])
