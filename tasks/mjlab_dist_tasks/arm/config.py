@@ -123,7 +123,7 @@ def lift_cube() -> TrainConfig:
                 keyframe="over_table",
                 actuators=_MOTORS,
                 decimation=4,
-                njmax=64,
+                njmax=128,
                 nconmax=24,
                 forward_before_observation=False,
             ),
