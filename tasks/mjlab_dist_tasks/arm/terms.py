@@ -159,7 +159,7 @@ class AtCube(_CubeTerm):
 
 
 class Grasp(_CubeTerm):
-    """Reward: 1 where the pads of both fingers touch something and the cube's middle is between them; (num_envs,)."""
+    """Reward: share of the fingers' pads that touch something, where the cube's middle is between them; (num_envs,)."""
 
     def __init__(self, env: Env, cube: str, sensor: str, most_m: float) -> None:
         """Look up the cube.
@@ -176,7 +176,7 @@ class Grasp(_CubeTerm):
     def __call__(self, env: Env) -> torch.Tensor:  # noqa: ARG002
         """Reward."""
         between = (self._position - self._cube).norm(dim=1) < self._most_m
-        return (between & self._pads.in_contact.all(dim=1)).float()
+        return between * self._pads.in_contact.float().mean(dim=1)
 
 
 def height(env: Env, cube: str, low_m: float, high_m: float) -> torch.Tensor:
