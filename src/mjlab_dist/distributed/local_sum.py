@@ -26,11 +26,11 @@ TOKEN_BYTES = 16
 HELLO_BYTES = TOKEN_BYTES + 4
 """Length of what a rank says first to another: that one's secret, and its own rank."""
 
-SIZE_BYTES = 8
-"""Length of the number that goes before every tensor."""
-
 HELLO_TIMEOUT_S = 10
 """Seconds within which it has to be said."""
+
+SIZE_BYTES = 8
+"""Length of the number that goes before every tensor."""
 
 
 class LocalSum:
