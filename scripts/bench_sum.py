@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore, PrefixStore
+from torch._C._distributed_c10d import FileStore
 from torch.multiprocessing.spawn import spawn
 
 from mjlab_dist.distributed.local_sum import LocalSum
@@ -43,8 +43,8 @@ def measure(rank: int, ranks: int, store_file: str, sizes: list[int]) -> None:
     """Be one rank; rank 0 prints."""
     torch.set_num_threads(1)
     store = FileStore(store_file, ranks)
-    dist.init_process_group("gloo", store=PrefixStore("gloo", store), rank=rank, world_size=ranks)
-    local_sum = LocalSum(PrefixStore("local", store), rank, ranks, timeout_s=60)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    local_sum = LocalSum(store, rank, ranks, timeout_s=60)
     for size in sizes:
         rounds = [(waited_us(dist.all_reduce, size), waited_us(local_sum.sum_, size)) for _ in range(ROUNDS)]
         if rank == 0:
