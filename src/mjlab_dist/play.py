@@ -230,7 +230,8 @@ def replay(train_config: TrainConfig, path: Path, config: PlayConfig, announce: 
         for i in range(env.num_envs)
     ]
     if config.video:
-        _draw_states(Path(config.video), env, dump["state"]["qpos"][: replayed[0].step + 1, 0])
+        poses = {name: dump["state"][name][: replayed[0].step + 1, 0] for name in _poses(env)}
+        _draw_states(Path(config.video), env, poses)
     return replayed
 
 
@@ -242,14 +243,16 @@ def _labels(field: str, names: list[str]) -> list[str]:
     ]
 
 
-def _draw_states(path: Path, env: Env, states: torch.Tensor) -> None:
-    drawable = states[states.isfinite().all(dim=1)]
-    if not len(drawable):
+def _draw_states(path: Path, env: Env, poses: dict[str, torch.Tensor]) -> None:
+    steps = range(len(poses["qpos"]))
+    drawable = [step for step in steps if all(states[step].isfinite().all() for states in poses.values())]
+    if not drawable:
         print("There is no state to draw: none of the first env is finite.")
         return
     video = _Video(path, env, DUMP_FPS)
-    for qpos in drawable:
-        env.sim.qpos[0] = qpos
+    for step in drawable:
+        for name, pose in _poses(env).items():
+            pose.copy_(poses[name][step])
         video.frame()
     video.close()
     print(f"Video: {path}")
@@ -283,6 +286,11 @@ class _Video:
         self._writer.close()
 
 
+def _poses(env: Env) -> dict[str, torch.Tensor]:
+    """What says where everything in the first env is, by field of MuJoCo's data: views."""
+    return {name: env.sim.physics[name][0] for name in ("qpos", "mocap_pos", "mocap_quat") if name in env.sim.physics}
+
+
 def _drawn_model(env: Env) -> mujoco.MjModel:
     """The model with the ground around the first env only."""
     from mjlab_dist.sim.terrain import crop_terrain  # noqa: PLC0415 (with MuJoCo, which is slow to import)
@@ -308,7 +316,8 @@ def _renderer(env: Env) -> Callable[[], np.ndarray]:
         return _ray_tracer(env)
 
     def draw() -> np.ndarray:
-        data.qpos[:] = env.sim.qpos[0].numpy()
+        for name, pose in _poses(env).items():
+            getattr(data, name)[:] = pose.numpy()
         mujoco.mj_forward(model, data)
         renderer.update_scene(data, camera)
         return renderer.render()
@@ -341,7 +350,8 @@ def _ray_tracer(env: Env) -> Callable[[], np.ndarray]:
 
     def draw() -> np.ndarray:
         with wp.ScopedDevice("cpu"):
-            warp_data.qpos.assign(env.sim.qpos[:1].numpy())
+            for name, pose in _poses(env).items():
+                getattr(warp_data, name).assign(pose.unsqueeze(0).numpy())
             mjw.kinematics(warp_model, warp_data)
             mjw.camlight(warp_model, warp_data)
             mjw.refit_bvh(warp_model, warp_data, context)

@@ -287,6 +287,20 @@ def test_reaching_is_rewarded_by_distance_and_angle() -> None:
     np.testing.assert_allclose(at["at_orientation"], 1 - np.tanh(np.array(angles) / 0.5), atol=0.05)
 
 
+@TASKS
+def test_the_marker_stands_where_the_target_is(task: Callable[[], TrainConfig]) -> None:
+    env = make(task)
+    body = env.sim.model.body("target").id
+    told: Any = env.find_command("target")
+    told.left_s[::2] = env.step_dt_s
+    before = env.command("target").clone()
+    for target in (before, env.command("target")):
+        env.step(torch.zeros(NUM_ENVS, env.num_actions))
+        pose = torch.cat([env.sim.view("xpos")[:, body], env.sim.view("xquat")[:, body]], dim=1)
+        torch.testing.assert_close(pose, target, atol=1e-6, rtol=0)
+    assert (env.command("target") != before).any(dim=1).tolist() == [True, False] * (NUM_ENVS // 2)
+
+
 def test_an_arm_at_its_target_gets_all_that_there_is() -> None:
     env = make(reach, events={})
     env.reset()

@@ -239,5 +239,6 @@ def test_mistakes_in_a_command_are_refused() -> None:
     message = refused(commands=velocity(left_m_s=(0.1, 0.2, 0.3)))
     assert message == "--env.commands.velocity.params.left-m-s 0.1 0.2 0.3: takes 2 numbers"
     assert refused(commands=velocity(joint="trunk")).startswith("joint trunk: the model has root, FL_hip")
+    assert refused(commands=pose(marker="ball")) == "mocap body ball: the model has none"
     sensor = TermConfig(func="mjlab_dist.env.sensors:Contact", params={"sensors": (".._touch",)})
     assert "Contact: is no Command; name a class that is one" in refused(commands={"odd": sensor})

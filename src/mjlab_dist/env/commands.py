@@ -177,6 +177,7 @@ class Pose(Command):
         pitch_rad: Range = (0.0, 0.0),
         yaw_rad: Range = (0.0, 0.0),
         resample_s: Range = (1e9, 1e9),
+        marker: str = "",
     ) -> None:
         """Allocate.
 
@@ -189,11 +190,29 @@ class Pose(Command):
             pitch_rad: Range of the turn about y.
             yaw_rad: Range of the turn about z.
             resample_s: Range of the time between two draws; by default there is one an episode.
+            marker: A mocap body that stands at the pose, so that videos show it; none where empty.
+
+        Raises:
+            UserError: If there is no such mocap body.
         """
         super().__init__(env, [x_m, y_m, z_m, roll_rad, pitch_rad, yaw_rad], 7, resample_s)
+        self._marker = _mocap(env, marker) if marker else None
 
     def draw(self, env: Env, mask: torch.Tensor) -> None:
         """Draw positions and orientations."""
         drawn = self.uniform()
         position = drawn[:, :3] + env.origins
         write_rows(self.value, mask, torch.cat([position, from_euler(*drawn[:, 3:].unbind(dim=1))], dim=1))
+        if self._marker is not None:
+            marker_position, marker_quat = self._marker
+            write_rows(marker_position, mask, self.value[:, :3])
+            write_rows(marker_quat, mask, self.value[:, 3:])
+
+
+def _mocap(env: Env, body: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where a mocap body is, in the world's frame: position (num_envs, 3) in m and unit quaternion (num_envs, 4), as views."""
+    model = env.sim.model
+    names = {model.body(i).name: int(row) for i, row in enumerate(model.body_mocapid) if row >= 0}
+    if body not in names:
+        raise UserError(f"mocap body {body}: the model has {', '.join(names) or 'none'}")
+    return env.sim.view("mocap_pos")[:, names[body]], env.sim.view("mocap_quat")[:, names[body]]

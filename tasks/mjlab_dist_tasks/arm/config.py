@@ -102,6 +102,7 @@ def reach() -> TrainConfig:
                         "roll_rad": (math.pi, math.pi),  # fingers down, as at home
                         "yaw_rad": (-1.0, 1.0),
                         "resample_s": (4.0, 6.0),
+                        "marker": "target",
                     },
                 )
             },
@@ -168,7 +169,7 @@ def lift_cube() -> TrainConfig:
             commands={
                 "target": TermConfig(
                     func=f"{_COMMANDS}:Pose",
-                    params={"x_m": (0.4, 0.6), "y_m": (-0.2, 0.2), "z_m": (0.2, 0.4)},
+                    params={"x_m": (0.4, 0.6), "y_m": (-0.2, 0.2), "z_m": (0.2, 0.4), "marker": "target"},
                 )
             },
             sensors={
