@@ -115,7 +115,7 @@ def lift_cube() -> TrainConfig:
     return TrainConfig(
         task="arm-lift-cube",
         num_envs=256,
-        max_iterations=1500,
+        max_iterations=500,
         agent=dataclasses.replace(_AGENT, entropy_coef=0.005),
         env=EnvConfig(
             sim=SimConfig(
@@ -169,7 +169,13 @@ def lift_cube() -> TrainConfig:
             commands={
                 "target": TermConfig(
                     func=f"{_COMMANDS}:Pose",
-                    params={"x_m": (0.4, 0.6), "y_m": (-0.2, 0.2), "z_m": (0.2, 0.4), "marker": "target"},
+                    params={
+                        "x_m": (0.4, 0.6),
+                        "y_m": (-0.2, 0.2),
+                        "z_m": (0.2, 0.4),
+                        "roll_rad": (math.pi, math.pi),
+                        "marker": "target",
+                    },
                 )
             },
             sensors={
