@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import socket
 import threading
 import time
@@ -121,3 +122,16 @@ def test_strangers_at_the_port_are_turned_away(monkeypatch: pytest.MonkeyPatch):
     assert len(strangers) == 6
     for stranger in strangers:
         stranger.close()
+
+
+def test_a_rank_that_ends_before_it_connects_is_named():
+    with socket.create_server((local_sum.LOOPBACK, 0)) as server:
+        port = server.getsockname()[1]
+    store = HashStore()
+    store.set("local_sum/0", json.dumps((port, bytes(local_sum.TOKEN_BYTES).hex())))
+    with pytest.raises(LostRankError, match=r"^rank 0 has ended \("):
+        LocalSum(store, rank=1, world_size=2, timeout_s=20.0)
+
+    store.set("local_sum/1", json.dumps((port, bytes(local_sum.TOKEN_BYTES).hex())))
+    with pytest.raises(LostRankError, match=r"^nothing came from rank 1 for 0\.2 s$"):
+        LocalSum(store, rank=0, world_size=2, timeout_s=0.2)

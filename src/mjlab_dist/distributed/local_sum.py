@@ -49,7 +49,7 @@ class LocalSum:
             timeout_s: Seconds to wait for another rank, here and in every sum.
 
         Raises:
-            OSError: If another rank cannot be reached.
+            LostRankError: If another rank cannot be reached, or does not connect within the timeout.
         """
         self._rank = rank
         self._world_size = world_size
@@ -57,10 +57,13 @@ class LocalSum:
         token = secrets.token_bytes(TOKEN_BYTES)
         with socket.create_server((LOOPBACK, 0), backlog=world_size) as server:
             told = exchange(store, rank, world_size, "local_sum", (server.getsockname()[1], token.hex()))
-            connected = {other: _connect(told[other], rank, timeout_s) for other in range(rank)}
+            connected = {other: _connect(other, told[other], rank, timeout_s) for other in range(rank)}
             server.settimeout(timeout_s)
-            while len(connected) < world_size - 1:
-                connected |= _accept(server, token)
+            while missing := sorted(set(range(world_size)) - {rank} - connected.keys()):
+                try:
+                    connected |= _accept(server, token)
+                except TimeoutError as error:
+                    raise _silent(missing, timeout_s) from error
         self._links = [_Link(other, connected[other]) for other in sorted(connected)]
 
     def sum_(self, values: torch.Tensor) -> None:
@@ -109,8 +112,7 @@ class LocalSum:
         for link in waiting:
             poll.register(link.connection, link.events)
         if not poll.poll(self._timeout_s * 1000):
-            silent = in_words([link.rank for link in waiting])
-            raise LostRankError(f"nothing came from {silent} for {self._timeout_s:g} s")
+            raise _silent([link.rank for link in waiting], self._timeout_s)
 
 
 class _Link:
@@ -173,11 +175,18 @@ def _bytes(tensor: torch.Tensor) -> memoryview:
     return tensor.detach().view(torch.uint8).numpy().data
 
 
-def _connect(told: tuple[int, str], rank: int, timeout_s: float) -> socket.socket:
-    """Connect to the rank that has told its port and token."""
+def _silent(ranks: Sequence[int], timeout_s: float) -> LostRankError:
+    return LostRankError(f"nothing came from {in_words(ranks)} for {timeout_s:g} s")
+
+
+def _connect(other: int, told: tuple[int, str], rank: int, timeout_s: float) -> socket.socket:
+    """Connect to another rank, which has told its port and token."""
     port, token = told
-    connection = socket.create_connection((LOOPBACK, port), timeout=timeout_s)
-    connection.sendall(bytes.fromhex(token) + rank.to_bytes(HELLO_BYTES - TOKEN_BYTES, "big"))
+    try:
+        connection = socket.create_connection((LOOPBACK, port), timeout=timeout_s)
+        connection.sendall(bytes.fromhex(token) + rank.to_bytes(HELLO_BYTES - TOKEN_BYTES, "big"))
+    except OSError as error:
+        raise LostRankError(f"rank {other} has ended ({error.strerror or error})") from error
     return connection
 
 
