@@ -269,6 +269,7 @@ def test_a_part_of_the_terrain_is_the_same_there(model: mujoco.MjModel, terrain:
     assert part.hfield_nrow[0] * part.hfield_ncol[0] == 141 * 141
     assert np.allclose(ray_heights(part, xy), terrain.height_at(xy), atol=1e-4)
     assert model.hfield_nrow[0] == terrain.heights.shape[0]
+    assert 0 < part.vis.map.znear * part.stat.extent < 0.11, "a robot before the camera is drawn whole"
 
 
 def lower_side(model: mujoco.MjModel, name: str, steps: int = 61) -> tuple[np.ndarray, np.ndarray]:

@@ -23,6 +23,9 @@ LAND_M = 1.0
 BASE_M = 1.0
 """Thickness of the ground under its deepest point: what gets into it is pushed out upwards."""
 
+NEAREST_M = 0.1
+"""What is nearer to a camera than this is not in its pictures."""
+
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 Doubles = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 Integers = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
@@ -153,6 +156,8 @@ def crop_terrain(model: mujoco.MjModel, center_m: tuple[float, float], half_m: f
     cropped.hfield_data[adr : adr + kept.size] = kept.ravel()
     cropped.geom_pos[floor, :2] += (first + last - (shape - 1)) * cell / 2
     cropped.hfield_size[field, :2] = (last - first) * cell / 2
+    # In extents of the model, of which a terrain makes some hundred metres: legs before the camera would be cut off.
+    cropped.vis.map.znear = min(model.vis.map.znear, NEAREST_M / model.stat.extent)
     return cropped
 
 
