@@ -508,7 +508,10 @@ class TrainConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PlayConfig:
-    """Show what a trained policy does: its returns over whole episodes, and a video of one."""
+    """Show what a trained policy does: its returns over whole episodes, and a video of one.
+
+    Any --env flag of train besides changes the run's env, as in --env.commands.velocity.params.forward-m-s 1 1.
+    """
 
     run: str = "latest"
     """Run directory, or latest for the task's newest run."""

@@ -257,3 +257,13 @@ def test_video_shows_the_scene(command: Command) -> None:
     orange = (frames[0][..., 0] > 150) & (frames[0][..., 2] < 80)
     assert 200 < orange.sum() < 20_000, "the pole is in the picture"
     assert (frames[0] != frames[-1]).any(), "it moves"
+
+    short = command("play", "cartpole-balance", "--env.episode-length-s", "0.5", "--num-envs", "2")
+    assert "2 episodes: " in short.out
+    assert short.out.endswith("mean length 50 steps\n")
+    wrong = command("play", "cartpole-balance", "--env.episode-length", "0.5")
+    assert wrong.code == 2
+    assert wrong.err.startswith("play: --env.episode-length: unknown flag; did you mean --env.episode-length-s?")
+    never = command("play", "cartpole-balance", "--env.episode-length-s", "0")
+    assert never.code == 2
+    assert never.err.startswith("play: --env.episode-length-s 0.0: ")

@@ -75,6 +75,22 @@ def take_flag(argv: Sequence[str], flag: str) -> tuple[str | None, list[str]]:
     return None, rest
 
 
+def take_group(argv: Sequence[str], prefix: str) -> tuple[list[str], list[str]]:
+    """Take all flags that start with a prefix out of argv, each with its values.
+
+    Returns:
+        These flags, and the rest.
+    """
+    taken: list[str] = []
+    rest: list[str] = []
+    group = rest
+    for arg in argv:
+        if arg.startswith("--"):
+            group = taken if arg.startswith(prefix) else rest
+        group.append(arg)
+    return taken, rest
+
+
 def is_given(argv: Sequence[str], flag: str) -> bool:
     """Whether a flag stands in argv, as ``--the-flag value``, ``--the-flag=value`` or with underscores, as tyro takes it."""
     return any(arg.partition("=")[0].replace("_", "-") == flag for arg in argv)

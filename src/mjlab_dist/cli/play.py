@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mjlab_dist import registry
-from mjlab_dist.cli.parsing import parse, split_task
-from mjlab_dist.config import PlayConfig
+from mjlab_dist.cli.parsing import parse, split_task, take_group
+from mjlab_dist.config import EnvConfig, PlayConfig, TrainConfig, validate
 from mjlab_dist.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,6 +18,13 @@ if TYPE_CHECKING:
 
 SHOWN = 4
 """Envs of a dump that are printed."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Changes:
+    """What flags may change of a run."""
+
+    env: EnvConfig
 
 
 def main(argv: Sequence[str], prog: str) -> None:
@@ -32,12 +40,14 @@ def main(argv: Sequence[str], prog: str) -> None:
     if task is None:
         raise UserError(f"no task is named; type {prog} TASK, with one of {', '.join(names)}")
     registry.task_config(task)  # refuses an unknown task
+    changes, flags = take_group(flags, "--env.")
     config = parse(PlayConfig, PlayConfig(), flags, f"{prog} {task}")
 
     from mjlab_dist import play  # noqa: PLC0415 (--help needs none of it)
     from mjlab_dist.worker import COMPILING  # noqa: PLC0415
 
     train_config, checkpoint = play.resolve(task, config)
+    train_config = _changed(train_config, changes, f"{prog} {task}")
     if config.nan_dump is not None:
         _print_replayed(checkpoint, play.replay(train_config, checkpoint, config, lambda: print(COMPILING)))
         return
@@ -50,6 +60,16 @@ def main(argv: Sequence[str], prog: str) -> None:
     )
     if config.video:
         print(f"Video: {config.video}")
+
+
+def _changed(config: TrainConfig, flags: Sequence[str], prog: str) -> TrainConfig:
+    """The config of a run, but for what flags change of its env."""
+    if not flags:
+        return config
+    changes = parse(_Changes, _Changes(env=config.env), flags, prog)
+    changed = dataclasses.replace(config, env=changes.env)
+    validate(changed)
+    return changed
 
 
 def _print_replayed(dump: Path, envs: Sequence[Replayed]) -> None:
