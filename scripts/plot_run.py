@@ -30,7 +30,9 @@ def main() -> None:
         seen = [row for row in rows if row["mean_return"] is not None]
         returns.plot([row["elapsed_s"] for row in seen], [row["mean_return"] for row in seen], label=label)
         beside.plot([row["elapsed_s"] for row in rows], [row[args.beside] for row in rows], label=label)
-    returns.set(xlabel="seconds since training began", ylabel="mean return", ylim=(0, None))
+    returns.set(
+        xlabel="seconds since training began", ylabel="mean return", ylim=(min(0.0, returns.get_ylim()[0]), None)
+    )
     label = {"steps_per_s": "env steps per second"}.get(args.beside, args.beside)
     beside.set(xlabel="seconds since training began", ylabel=label, ylim=(0, None))
     for axes in (returns, beside):
