@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from mjlab_dist import registry
 from mjlab_dist.cli.parsing import parse, split_task, take_group
-from mjlab_dist.config import EnvConfig, PlayConfig, TrainConfig, validate
+from mjlab_dist.config import PlayConfig, TrainConfig, validate
 from mjlab_dist.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,13 +17,6 @@ if TYPE_CHECKING:
 
 SHOWN = 4
 """Envs of a dump that are printed."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Changes:
-    """What flags may change of a run."""
-
-    env: EnvConfig
 
 
 def main(argv: Sequence[str], prog: str) -> None:
@@ -63,11 +55,10 @@ def main(argv: Sequence[str], prog: str) -> None:
 
 
 def _changed(config: TrainConfig, flags: Sequence[str], prog: str) -> TrainConfig:
-    """The config of a run, but for what flags change of its env."""
+    """The config of a run, but for what flags change."""
     if not flags:
         return config
-    changes = parse(_Changes, _Changes(env=config.env), flags, prog)
-    changed = dataclasses.replace(config, env=changes.env)
+    changed = parse(TrainConfig, config, flags, prog)
     validate(changed)
     return changed
 
