@@ -205,8 +205,8 @@ class Pose(Command):
         write_rows(self.value, mask, torch.cat([position, from_euler(*drawn[:, 3:].unbind(dim=1))], dim=1))
         if self._marker is not None:
             marker_position, marker_quat = self._marker
-            write_rows(marker_position, mask, self.value[:, :3])
-            write_rows(marker_quat, mask, self.value[:, 3:])
+            marker_position.copy_(self.value[:, :3])
+            marker_quat.copy_(self.value[:, 3:])
 
 
 def _mocap(env: Env, body: str) -> tuple[torch.Tensor, torch.Tensor]:
