@@ -59,7 +59,7 @@ class LocalSum:
             told = exchange(store, rank, world_size, "local_sum", (server.getsockname()[1], token.hex()))
             connected = {other: _connect(other, told[other], rank, timeout_s) for other in range(rank)}
             server.settimeout(timeout_s)
-            while missing := sorted(set(range(world_size)) - {rank} - connected.keys()):
+            while missing := [other for other in range(rank + 1, world_size) if other not in connected]:
                 try:
                     connected |= _accept(server, token)
                 except TimeoutError as error:
