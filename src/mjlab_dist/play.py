@@ -250,8 +250,9 @@ def _draw_states(path: Path, env: Env, poses: dict[str, torch.Tensor]) -> None:
         print("There is no state to draw: none of the first env is finite.")
         return
     video = _Video(path, env, DUMP_FPS)
+    shown = _poses(env)
     for step in drawable:
-        for name, pose in _poses(env).items():
+        for name, pose in shown.items():
             pose.copy_(poses[name][step])
         video.frame()
     video.close()
