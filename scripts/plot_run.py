@@ -33,8 +33,8 @@ def main() -> None:
     returns.set(
         xlabel="seconds since training began", ylabel="mean return", ylim=(min(0.0, returns.get_ylim()[0]), None)
     )
-    label = {"steps_per_s": "env steps per second"}.get(args.beside, args.beside)
-    beside.set(xlabel="seconds since training began", ylabel=label, ylim=(0, None))
+    column = {"steps_per_s": "env steps per second"}.get(args.beside, args.beside)
+    beside.set(xlabel="seconds since training began", ylabel=column, ylim=(0, None))
     for axes in (returns, beside):
         axes.grid(alpha=0.3)
     returns.legend(fontsize="small")

@@ -146,7 +146,7 @@ def humanoid() -> TrainConfig:
     contact_weight, most_contact_cost = 5e-7, 10.0
     return _train(
         "gym-humanoid",
-        # Motors take up to 0.4: with a deviation of 1 nearly all actions are clipped, and so wide a policy learns nothing about less.
+        # Motors take up to 0.4: with a deviation of 1 nearly all actions are clipped. As it falls, more updates move the policy too far.
         # Contact forces, which are nearly always 0, come to 60 deviations.
         agent=dataclasses.replace(_SMALL_STEPS, num_learning_epochs=5, init_std=0.4, obs_clip=10.0),
         env=EnvConfig(
