@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,12 @@ import torch
 from host_syncs import HostSyncs
 from legged import SIM, end_episodes, make, refused
 
+from mjlab_dist import registry, runs
 from mjlab_dist.config import EventConfig, RewardConfig, TermConfig, TerrainConfig, TerrainPartConfig
+from mjlab_dist.distributed import Rank
 from mjlab_dist.env import Env, EpisodeTotals
 from mjlab_dist.env.curricula import TerrainLevels
+from mjlab_dist.learn import Runner
 from mjlab_dist.sim import start_warp
 
 CURRICULA = "mjlab_dist.env.curricula"
@@ -47,6 +51,7 @@ TASK: dict[str, Any] = {
     "curricula": {"terrain": TermConfig(func=f"{CURRICULA}:TerrainLevels")},
 }
 NUM_ENVS = 24
+SHALLOW = dataclasses.replace(TASK["sim"], terrain=dataclasses.replace(TERRAIN, num_levels=NUM_LEVELS - 1))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -314,6 +319,68 @@ def test_a_resumed_env_goes_on_where_it_was() -> None:
     assert torch.equal(whole.weights, resumed.weights)
     assert range_of(whole) == range_of(resumed) != [0.5, 2.0]
     assert torch.equal(whole.command("velocity"), resumed.command("velocity"))
+
+
+@pytest.mark.parametrize(("num_ranks", "num_envs"), [(2, 5), (3, 24), (1, 1)])
+def test_curricula_go_on_in_a_run_that_is_resumed_on_other_ranks(num_ranks: int, num_envs: int) -> None:
+    task = {**TASK, "curricula": {**TASK["curricula"], **GLOBAL["curricula"]}}
+    config = dataclasses.replace(make(1).cfg, **task)
+    ranks = [Env(config, NUM_ENVS // 2, "cpu", first_env_id=NUM_ENVS // 2 * rank) for rank in (0, 1)]
+    for env in ranks:
+        env.end_iteration(totals(200.0, 8000.0, 0.95))
+        levels(env).copy_((env.env_ids + env.env_ids // 9) % NUM_LEVELS)
+    before = torch.cat([levels(env) for env in ranks])
+    states = [env.state() for env in ranks]
+    after = [Env(config, num_envs, "cpu", first_env_id=num_envs * rank) for rank in range(num_ranks)]
+    for env in after:
+        env.resume_curricula(states)
+        env.reset()
+        assert range_of(env) == range_of(ranks[0]) != [0.5, 2.0]
+        assert env.weights[1] == ranks[0].weights[1] != pytest.approx(-0.1)
+        assert env.terrain is not None
+        tiles = torch.from_numpy(env.terrain.origins)[levels(env), env.env_ids % NUM_COLUMNS]
+        assert torch.equal(env.origins, tiles)
+        assert torch.equal(env.sim.qpos[:, :2], tiles[:, :2])
+    found = torch.cat([levels(env) for env in after])
+    every = torch.arange(num_ranks * num_envs)
+    # NUM_ENVS is a whole number of columns, so that the ids repeat by it.
+    assert found.tolist() == before[every % NUM_ENVS].tolist()
+
+
+def test_who_has_no_forerunner_on_its_column_starts_where_it_was() -> None:
+    few, many = make(2, **TASK), make(NUM_COLUMNS, **TASK)
+    levels(few).fill_(2)
+    many.resume_curricula([few.state()])
+    assert levels(many).tolist() == [2, 2, 0]
+
+
+def test_harder_levels_than_there_are_now_become_the_hardest() -> None:
+    env, fewer = make(NUM_ENVS, **TASK), make(NUM_ENVS, **{**TASK, "sim": SHALLOW})
+    levels(env).fill_(NUM_LEVELS - 1)
+    fewer.resume_curricula([env.state()])
+    assert levels(fewer).tolist() == [NUM_LEVELS - 2] * NUM_ENVS
+
+
+def test_a_curriculum_that_the_run_had_not_starts_anew() -> None:
+    before, after = make(NUM_ENVS, **TASK), make(NUM_ENVS, **GLOBAL)
+    after.resume_curricula([before.state()])
+    after.resume_curricula([])
+    assert range_of(after) == [0.5, 2.0]
+
+
+def test_a_run_goes_on_with_the_weight_that_it_had_come_to_whatever_its_envs(tmp_path: Path) -> None:
+    task = registry.task_config("cartpole-balance")
+    weight = curricula(weight={"of": "RewardWeight", "reward": "smooth", "weight": 3.0, "low": 0.5, "high": 0.9})
+    config = dataclasses.replace(
+        task,
+        max_iterations=2,
+        agent=dataclasses.replace(task.agent, num_steps_per_env=16),
+        env=dataclasses.replace(task.env, episode_length_s=0.05, curricula=weight),
+    )
+    for num_envs, iterations in ((64, 2), (32, 3)):
+        run = dataclasses.replace(config, num_envs=num_envs, max_iterations=iterations)
+        Runner(Env(run.env, num_envs, "cpu"), run, Rank(), tmp_path).train()
+    assert [row["curriculum/weight/weight"] for row in runs.read_metrics(tmp_path)] == [1.0, 3.0, 3.0]
 
 
 def test_curricula_never_wait_for_the_device() -> None:

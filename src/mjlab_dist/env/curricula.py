@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -42,6 +43,18 @@ class Curriculum(Term):
         """How far it is, by name, as scalars: means over this rank's envs."""
         return {}
 
+    def go_on(self, saved: Sequence[Mapping[str, torch.Tensor]]) -> None:
+        """Take up where the curriculum of a run was that had other ranks or envs; episodes start after that.
+
+        What the term keeps for all envs is copied. A term that keeps something per env says which env goes on as which.
+
+        Args:
+            saved: What :meth:`state` was on each rank, on this device.
+        """
+        for name, tensor in self.state().items():
+            if saved[0][name].shape == tensor.shape:
+                tensor.copy_(saved[0][name])
+
 
 class TerrainLevels(Curriculum):
     """Send a robot to a harder tile of the same column once it has walked out of its tile, to an easier one if it hardly walked.
@@ -79,25 +92,27 @@ class TerrainLevels(Curriculum):
             )
         self._origins = origins.flatten(0, 1)
         self._half_tile_m = env.terrain.config.tile_size_m / 2
+        self._env_ids = env.env_ids
         self._column = env.env_ids % self._num_columns
         self._position = env.sim.qpos[:, env.joints[joint].qpos][:, :2]
         self._told = env.command(command)[:, :2]
         self.level = (env.env_ids // self._num_columns) % num_start_levels
         self.told_m = torch.zeros(env.num_envs, device=env.device)
-        env.origins.copy_(self._origin())
+        self._env_origins = env.origins
+        self._env_origins.copy_(self._origin())
 
     def episode_ends(self, env: Env, mask: torch.Tensor) -> None:
         """Let a step pass; move envs of ended episodes up or down."""
         speed = torch.linalg.vector_norm(self._told, dim=1)
         self.told_m += speed * env.step_dt_s
         left_s = (env.max_episode_length - env.episode_length_buf) * env.step_dt_s
-        walked_m = torch.linalg.vector_norm(self._position - env.origins[:, :2], dim=1)
+        walked_m = torch.linalg.vector_norm(self._position - self._env_origins[:, :2], dim=1)
         up = walked_m > self._half_tile_m
         down = ~up & (walked_m < 0.5 * (self.told_m + speed * left_s))
         level = (self.level + up.long() - down.long()).clamp_min(0)
         level = torch.where(level == self._num_levels, torch.randint_like(level, self._num_levels), level)
         self.level.copy_(torch.where(mask, level, self.level))
-        write_rows(env.origins, mask, self._origin())
+        write_rows(self._env_origins, mask, self._origin())
 
     def reset(self, mask: torch.Tensor) -> None:
         """Count the way anew."""
@@ -106,6 +121,15 @@ class TerrainLevels(Curriculum):
     def state(self) -> dict[str, torch.Tensor]:
         """Levels and ways."""
         return {"level": self.level, "told_m": self.told_m}
+
+    def go_on(self, saved: Sequence[Mapping[str, torch.Tensor]]) -> None:
+        """Give each env the level of one that was on its column, if any was."""
+        levels = torch.cat([one["level"] for one in saved]).clamp_max(self._num_levels - 1)
+        on_column = (len(levels) - self._column + self._num_columns - 1) // self._num_columns
+        nth = self._env_ids // self._num_columns % on_column.clamp_min(1)
+        taken = (self._column + self._num_columns * nth).clamp_max(len(levels) - 1)
+        self.level.copy_(torch.where(on_column > 0, levels[taken], self.level))
+        self._env_origins.copy_(self._origin())
 
     def metrics(self) -> dict[str, torch.Tensor]:
         """The mean level, from 0."""

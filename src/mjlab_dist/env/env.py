@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import mujoco
@@ -370,6 +370,25 @@ class Env(VecEnv):
             UserError: If it is of another task, or of another number of envs; nothing has changed then.
         """
         copy_state(state, self._held())
+
+    def resume_curricula(self, states: Sequence[Mapping[str, torch.Tensor]]) -> None:
+        """Have curricula go on from where they were in a run that had other ranks or envs; those that it had not start anew.
+
+        Args:
+            states: What :meth:`state` was on each rank, on any device.
+        """
+        for name, curriculum in self._curricula.items():
+            prefix = f"curricula.{name}."
+            saved = [
+                {
+                    key.removeprefix(prefix): value.to(self.device)
+                    for key, value in state.items()
+                    if key.startswith(prefix)
+                }
+                for state in states
+            ]
+            if saved and all(one.keys() == curriculum.state().keys() for one in saved):
+                curriculum.go_on(saved)
 
     def observation_columns(self) -> dict[str, dict[str, slice]]:
         """Which columns of each observation group each term has."""
