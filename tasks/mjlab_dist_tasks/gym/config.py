@@ -44,6 +44,9 @@ _AGENT = AgentConfig(
 """CleanRL's PPO (ppo_continuous_action.py), but for fewer and larger steps: in each 2,048 control steps 40 over 256 samples in place
 of 320 over 64, and a learning rate that falls to 0 from 1e-3 in place of 3e-4."""
 
+_STEADY = dataclasses.replace(_AGENT, schedule="fixed")
+"""For tasks that still learn much in their last steps, where a rate that has fallen learns less (docs/performance.md)."""
+
 _SMALL_STEPS = dataclasses.replace(
     _AGENT,
     num_learning_epochs=10,
@@ -113,6 +116,7 @@ def ant() -> TrainConfig:
     wrenches: Params = {"sensor": "wrenches"}
     return _train(
         "gym-ant",
+        agent=_STEADY,
         env=EnvConfig(
             sim=_sim("ant", decimation=5, njmax=48, nconmax=10),
             episode_length_s=50.0,
@@ -204,8 +208,7 @@ def reacher() -> TrainConfig:
     arm: Params = {"sensor": "arm"}
     return _train(
         "gym-reacher",
-        # It still learns at the end, which a rate that falls would have come to before.
-        agent=dataclasses.replace(_AGENT, schedule="fixed"),
+        agent=_STEADY,
         env=EnvConfig(
             sim=_sim("reacher", decimation=2, njmax=4, nconmax=0),
             episode_length_s=1.0,
