@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -267,3 +268,23 @@ def test_video_shows_the_scene(command: Command) -> None:
     never = command("play", "cartpole-balance", "--env.episode-length-s", "0")
     assert never.code == 2
     assert never.err.startswith("play: --env.episode-length-s 0.0: ")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({}, "1000 None"), ({"GOMP_SPINCOUNT": "5"}, "5 None"), ({"OMP_WAIT_POLICY": "active"}, "None active")],
+)
+def test_threads_that_wait_leave_the_cores_to_others(tmp_path: Path, given: dict[str, str], expected: str) -> None:
+    names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    code = f"""
+import os, sys
+from mjlab_dist.cli.main import list_tasks
+sys.argv = ["list-tasks"]
+list_tasks()
+print(*(os.environ.get(name) for name in {names!r}))
+"""
+    env = {name: value for name, value in os.environ.items() if name not in names}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env={**env, **given}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == expected

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 
 from mjlab_dist.errors import Exit, RankError, UserError
 
@@ -47,7 +48,20 @@ def umbrella() -> None:
     _fail("mjlab-dist", f"unknown command {argv[0]}: use {', '.join(_SUMMARIES)}")
 
 
+def share_cores(environ: MutableMapping[str, str]) -> None:
+    """Have torch's threads that wait for each other sleep soon, before torch is imported; processes that are started inherit it.
+
+    GNU OpenMP spins for milliseconds where it sees no other process: beside one that is busy, training takes twice as long by that.
+
+    Args:
+        environ: The process's environment; a choice that it has already stays.
+    """
+    if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & environ.keys():
+        environ["GOMP_SPINCOUNT"] = "1000"
+
+
 def _run(command: str, argv: Sequence[str], prog: str) -> None:
+    share_cores(os.environ)
     try:
         _command(command)(argv, prog)
     except UserError as error:

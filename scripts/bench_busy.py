@@ -1,0 +1,52 @@
+"""One rank on all cores beside other programs that keep every core busy: steps per second with short spins over those with OpenMP's own.
+
+uv run python scripts/bench_busy.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+from timed import run_ours, spread
+
+OPENMP_DEFAULT = "300000"
+"""GOMP_SPINCOUNT of GNU OpenMP (libgomp's manual) where nothing is set."""
+
+
+def main() -> None:
+    """Print the figures and their ratio, on idle cores and on busy ones."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--iterations", type=int, default=40)
+    args = parser.parse_args()
+    flags = ("--gpu-ids", "None", "--max-iterations", str(args.iterations))
+    for name, programs in (("idle", 0), ("busy", len(os.sched_getaffinity(0)))):
+        short: list[float] = []
+        long: list[float] = []
+        with _busy(programs):
+            for _ in range(args.rounds):
+                short.append(run_ours(*flags).steps_per_s)
+                long.append(run_ours(*flags, env={"GOMP_SPINCOUNT": OPENMP_DEFAULT}).steps_per_s)
+        ratios = ", ".join(f"{ours / default:.2f}" for ours, default in zip(short, long, strict=True))
+        print(f"{name} cores: {spread(short)} steps/s, with OpenMP's own spins {spread(long)}; ratios {ratios}")
+
+
+@contextlib.contextmanager
+def _busy(programs: int) -> Iterator[None]:
+    """Keep so many cores busy."""
+    running = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(programs)]
+    try:
+        yield
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+if __name__ == "__main__":
+    main()
