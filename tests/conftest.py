@@ -30,6 +30,14 @@ class Done:
     took_s: float
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _ctrl_c_is_heard() -> Iterator[None]:
+    """What started the tests may ignore SIGINT, as `pytest &` does in a script, and what they start would inherit that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 class Command:
     """Runs installed commands with an environment of the test's own."""
 
