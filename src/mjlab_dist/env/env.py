@@ -18,7 +18,7 @@ from mjlab_dist.env.curricula import Curriculum
 from mjlab_dist.env.pipeline import ObservationGroup
 from mjlab_dist.env.randomization import Randomizations
 from mjlab_dist.env.sensors import Sensor
-from mjlab_dist.env.term import Columns, Term, bind, find_names, write_rows
+from mjlab_dist.env.term import Columns, Term, bind, find_names, state_part, write_rows
 from mjlab_dist.errors import UserError
 from mjlab_dist.sim import Simulation, build_model, copy_state
 from mjlab_dist.sim.terrain import Terrain
@@ -378,13 +378,8 @@ class Env(VecEnv):
             states: What :meth:`state` was on each rank, on any device.
         """
         for name, curriculum in self._curricula.items():
-            prefix = f"curricula.{name}."
             saved = [
-                {
-                    key.removeprefix(prefix): value.to(self.device)
-                    for key, value in state.items()
-                    if key.startswith(prefix)
-                }
+                {key: value.to(self.device) for key, value in state_part(state, f"curricula.{name}.").items()}
                 for state in states
             ]
             if saved and all(one.keys() == curriculum.state().keys() for one in saved):

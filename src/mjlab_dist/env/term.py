@@ -93,6 +93,16 @@ def write_rows(tensor: torch.Tensor, mask: torch.Tensor, values: torch.Tensor | 
         tensor.copy_(torch.where(chosen, values, tensor))
 
 
+def state_part(state: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    """What of a saved state has names that start with a prefix, by the rest of the names.
+
+    Args:
+        state: Tensors by name.
+        prefix: With its separator, as ``env/``.
+    """
+    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+
+
 def find_names(what: str, patterns: Iterable[str], names: Sequence[str]) -> list[int]:
     """Which names regular expressions fit as a whole, as positions in their order.
 

@@ -24,6 +24,7 @@ from mjlab_dist.distributed.group import broadcast_from_main, gather_on_main
 from mjlab_dist.distributed.rank import Rank, in_words
 from mjlab_dist.distributed.synchronizer import AllReduce, make_synchronizer
 from mjlab_dist.env import Env
+from mjlab_dist.env.term import state_part
 from mjlab_dist.errors import NonFiniteError
 from mjlab_dist.events import emit
 from mjlab_dist.learn import checkpoint
@@ -204,18 +205,18 @@ class Runner(OnPolicyRunner):
         if not same:
             # Not the draws that the run began with.
             torch.manual_seed(self._config.seed + self._rank.rank + 1_000_003 * done)
-            self.env.resume_curricula([_part(state, "env/") for state in states])
+            self.env.resume_curricula([state_part(state, "env/") for state in states])
             self.env.reset()
             self.env.stagger()
             return self.env.get_observations()
         return self._restore(states[self._rank.rank], obs)
 
     def _restore(self, state: RankState, obs: TensorDict) -> TensorDict:
-        self.env.load_state(_part(state, "env/"))
-        self.alg.load_memory(_part(state, "memory/"))
-        for group, saved in _part(state, "obs/").items():
+        self.env.load_state(state_part(state, "env/"))
+        self.alg.load_memory(state_part(state, "memory/"))
+        for group, saved in state_part(state, "obs/").items():
             obs[group] = saved.to(self.device)
-        restore_random_state(_part(state, "random/"), self.device)  # last: what came before may have drawn
+        restore_random_state(state_part(state, "random/"), self.device)  # last: what came before may have drawn
         return obs
 
     def _rank_state(self, obs: TensorDict) -> RankState:
@@ -391,7 +392,3 @@ def load_policy(env: Env, config: TrainConfig, checkpoint: Path) -> MLPModel:
     runner = Runner(env, dataclasses.replace(config, sync=SyncConfig(), fsdp_devices=1), Rank())
     runner.load(str(checkpoint), load_cfg={"actor": True, "critic": False, "optimizer": False, "iteration": False})
     return runner.get_inference_policy()
-
-
-def _part(state: RankState, prefix: str) -> RankState:
-    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
