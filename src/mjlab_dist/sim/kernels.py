@@ -13,6 +13,9 @@ from unittest import mock
 
 import warp as wp
 
+Variant = tuple[wp.Module, int]
+"""A Warp module and the number of threads per block that it is compiled for."""
+
 
 def prepare(device: str, program: Callable[[], None], *, num_workers: int, announce: Callable[[], None]) -> None:
     """Compile (or load from Warp's cache) every kernel that a program launches.
@@ -27,11 +30,14 @@ def prepare(device: str, program: Callable[[], None], *, num_workers: int, annou
         num_workers: Threads that compile.
         announce: Called before compiling starts, and only if something is missing in the cache.
     """
-    wanted = _collect(device, program)
+    needed = _collect(device, program)
+    by_block_dim: dict[int, list[wp.Module]] = {}
+    for module, block_dim in needed:
+        by_block_dim.setdefault(block_dim, []).append(module)
     with _cache_lock():
-        if not all(_is_cached(module, block_dim) for block_dim, modules in wanted.items() for module in modules):
+        if not all(_is_cached(*variant) for variant in needed):
             announce()
-        for block_dim, modules in wanted.items():
+        for block_dim, modules in by_block_dim.items():
             wp.force_load(device=device, modules=modules, block_dim=block_dim, max_workers=num_workers)
 
 
@@ -47,27 +53,33 @@ def no_gc() -> Iterator[None]:
             gc.enable()
 
 
-def _collect(device: str, program: Callable[[], None]) -> dict[int | None, list[wp.Module]]:
-    """The modules that the program needs, by block size."""
-    seen: dict[tuple[wp.Module, int | None], None] = {}
+def _collect(device: str, program: Callable[[], None]) -> list[Variant]:
+    """Return every module variant that the program needs, in the order of its launches."""
+    needed: dict[Variant, None] = {}
 
     def note(module: wp.Module, _device: object, block_dim: int | None = None, *_: Any, **__: Any) -> None:
-        # Warp takes None to mean that the module could not be loaded, and then skips the launch.
-        seen[module, block_dim] = None
+        # None is what Warp gets for a module that cannot be loaded; it then skips the launch.
+        needed[module, int(block_dim or module.options["block_dim"])] = None
+
+    def suggest_block_size(kernel: wp.Kernel, device: Any = None) -> tuple[int, int]:
+        if not wp.get_device(device).is_cuda:
+            return 1, 1
+        # Warp loads the module's default variant to compute the kernel's occupancy. The answer only sizes grids, and the dry run
+        # launches nothing.
+        note(kernel.module, device)
+        return kernel.module.options["block_dim"], 1
 
     with (
         no_gc(),
         mock.patch.object(wp.Module, "load", note),
+        mock.patch.object(wp, "get_suggested_block_size", suggest_block_size),
         wp.ScopedCapture(device=device, force_module_load=False),
     ):
         program()
-    by_block_dim: dict[int | None, list[wp.Module]] = {}
-    for module, block_dim in seen:
-        by_block_dim.setdefault(block_dim, []).append(module)
-    return by_block_dim
+    return list(needed)
 
 
-def _is_cached(module: wp.Module, block_dim: int | None) -> bool:
+def _is_cached(module: wp.Module, block_dim: int) -> bool:
     return (_cache_dir() / module.get_module_identifier(block_dim)).is_dir()
 
 

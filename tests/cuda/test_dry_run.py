@@ -1,0 +1,70 @@
+"""The dry run that collects kernels, on the branches that MuJoCo Warp takes on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import warp as wp
+from warp_as_cuda import variants_that_a_recording_loads, warp_as_cuda
+
+from mjlab_dist import registry
+from mjlab_dist.env import Env
+from mjlab_dist.sim import kernels, start_warp
+
+Variants = set[tuple[wp.Module, int]]
+
+
+@pytest.fixture
+def collected(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Variants, Variants]]:
+    """Of every program that an env records: the variants that the dry run finds on a GPU, and those that the recording loads."""
+    start_warp("cpu")
+    pairs: list[tuple[Variants, Variants]] = []
+    prepare = kernels.prepare
+
+    def examine(device: str, program: Callable[[], None], **options: Any) -> None:
+        with warp_as_cuda():
+            found = set(kernels._collect(device, program))
+        pairs.append((found, set(variants_that_a_recording_loads(program))))
+        prepare(device, program, **options)
+
+    monkeypatch.setattr(kernels, "prepare", examine)
+    return pairs
+
+
+@pytest.mark.parametrize("task", registry.task_names())
+def test_the_dry_run_finds_what_a_recording_loads_and_no_more(
+    task: str, collected: list[tuple[Variants, Variants]]
+) -> None:
+    Env(registry.task_config(task).env, 4, "cpu")
+    assert collected
+    for found, loaded in collected:
+        assert {(module.name, size) for module, size in loaded ^ found} == set()
+
+
+def test_a_kernel_whose_occupancy_is_asked_for_is_loaded_in_both_block_sizes(
+    collected: list[tuple[Variants, Variants]],
+) -> None:
+    Env(registry.task_config("quadruped-velocity-flat").env, 4, "cpu")
+    sizes: dict[str, set[int]] = {}
+    for found, _ in collected:
+        for module, size in found:
+            sizes.setdefault(module.name, set()).add(size)
+    assert any({128, 256} <= found for name, found in sizes.items() if "nxn_broadphase" in name)
+
+
+def test_a_recording_reports_what_it_loads_and_launches_nothing() -> None:
+    def fill_with_ones(values: wp.array(dtype=float)):  # pyright: ignore[reportInvalidTypeForm]
+        values[wp.tid()] = 1.0
+
+    start_warp("cpu")
+    kernel = wp.Kernel(fill_with_ones, module=wp.get_module("a_kernel_of_this_test"))
+    values = wp.zeros(3, device="cpu")
+
+    def launch() -> None:
+        wp.launch(kernel, dim=3, inputs=[values], block_dim=64)
+
+    loaded = variants_that_a_recording_loads(launch)
+    assert loaded == [(kernel.module, 64)]
+    assert not values.numpy().any()

@@ -1,0 +1,77 @@
+"""Warp's CPU device, made to look like a GPU to MuJoCo Warp: what a recording on a GPU would load, without a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import warp as wp
+from warp._src import context
+
+from mjlab_dist.sim import kernels
+
+NUM_MULTIPROCESSORS = 132
+"""Of an H200."""
+
+OCCUPANCY = (512, 2 * NUM_MULTIPROCESSORS)
+"""A block size and a number of blocks that the driver may suggest: not what the dry run assumes."""
+
+
+@contextlib.contextmanager
+def warp_as_cuda() -> Iterator[None]:
+    """Take the branches that MuJoCo Warp and this project have for GPUs, and resolve block sizes as on a GPU.
+
+    Warp itself still sees the CPU, so that programs can be recorded. Nothing may be launched: pair this with a
+    ``wp.Module.load`` that returns None.
+    """
+
+    def is_cuda(device: context.Device) -> bool:
+        caller = sys._getframe(1).f_globals["__name__"].partition(".")[0]
+        return device.ordinal >= 0 or caller in ("mujoco_warp", "mjlab_dist", "mjlab_dist_tasks")
+
+    def is_cpu(device: context.Device) -> bool:
+        caller = sys._getframe(1).f_globals["__name__"].partition(".")[0]
+        return device.ordinal < 0 and caller not in ("mujoco_warp", "mjlab_dist", "mjlab_dist_tasks")
+
+    def suggest_block_size(kernel: wp.Kernel, device: Any = None) -> tuple[int, int]:
+        if kernel.module.load(wp.get_device(device)) is None:
+            raise RuntimeError(f"Failed to load module for kernel '{kernel.key}'")
+        return OCCUPANCY
+
+    with (
+        mock.patch.object(context.Device, "is_cuda", property(is_cuda)),
+        mock.patch.object(context.Device, "is_cpu", property(is_cpu)),
+        mock.patch.object(wp.get_device("cpu"), "sm_count", NUM_MULTIPROCESSORS),
+        mock.patch.object(context, "_resolve_launch_block_dim", lambda _device, block_dim: int(block_dim or 256)),
+        mock.patch.object(wp, "get_suggested_block_size", suggest_block_size),
+    ):
+        yield
+
+
+def variants_that_a_recording_loads(program: Callable[[], None]) -> list[tuple[wp.Module, int]]:
+    """Record a program as on a GPU, and return the module variants that it asks for, in order.
+
+    Args:
+        program: Launches kernels on the CPU device.
+    """
+    loaded: list[tuple[wp.Module, int]] = []
+
+    def load(module: wp.Module, _device: Any, block_dim: int | None = None, *_: Any, **__: Any) -> None:
+        loaded.append((module, int(block_dim or module.options["block_dim"])))
+
+    def suggest_block_size(kernel: wp.Kernel, device: Any = None) -> tuple[int, int]:
+        load(kernel.module, device)
+        return OCCUPANCY
+
+    with (
+        kernels.no_gc(),
+        warp_as_cuda(),
+        mock.patch.object(wp.Module, "load", load),
+        mock.patch.object(wp, "get_suggested_block_size", suggest_block_size),
+        wp.ScopedCapture(device="cpu", force_module_load=False),
+    ):
+        program()
+    return loaded
