@@ -103,7 +103,7 @@ def measure(task: str, num_envs: int, steps: int, rounds: int, action_std: float
     """Print the parts of a step."""
     torch.set_num_threads(1)
     start_warp("cpu")
-    env = Env(registry.task_config(task).env, num_envs, "cpu", lambda: print("compiling"))
+    env = Env(registry.task_config(task).env, num_envs, "cpu")
     clock = watched(env)
     results: dict[str, list[float]] = {name: [] for name in (*PARTS, "the rest", "whole")}
     actions = action_std * torch.randn(WARM_UP_STEPS, num_envs, env.num_actions)

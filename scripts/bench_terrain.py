@@ -53,7 +53,7 @@ def load(config: SimConfig) -> str:
 def run(name: str, config: SimConfig, origins: np.ndarray, num_envs: int, num_steps: int) -> None:
     """Step envs and print what was seen."""
     model = build_model(config)
-    sim = Simulation(model, num_envs, "cpu", config, lambda: None)
+    sim = Simulation(model, num_envs, "cpu", config)
     generator = torch.Generator().manual_seed(0)
     start = torch.tensor(model.key_qpos[0], dtype=torch.float32).repeat(num_envs, 1)
     start[:, :3] += torch.from_numpy(origins[np.arange(num_envs) * 7 % len(origins)])

@@ -127,7 +127,6 @@ def measure(
     *,
     num_steps: int,
     checkpoint: Path | None,
-    announce: Callable[[], None],
     said: Callable[[str], None],
 ) -> list[Attempt]:
     """Step a task, with larger buffers again where they were too small.
@@ -137,7 +136,6 @@ def measure(
         plan: Devices, of which the first is taken.
         num_steps: Control steps.
         checkpoint: Policy to act by; None for random actions, as a policy's that has not learnt yet.
-        announce: Called if kernels have to be compiled, which takes a while.
         said: Takes lines for the user.
 
     Returns:
@@ -152,7 +150,7 @@ def measure(
 
     attempts: list[Attempt] = []
     while True:
-        attempts.append(_attempt(config, plan.devices[0], num_steps, checkpoint, announce))
+        attempts.append(_attempt(config, plan.devices[0], num_steps, checkpoint))
         larger = _larger(config, attempts[-1])
         if larger is None or len(attempts) > MOST_DOUBLINGS:
             return attempts
@@ -164,16 +162,14 @@ def measure(
         said(f"{why}: measuring again with njmax {sim.njmax} and nconmax {sim.nconmax}.")
 
 
-def _attempt(
-    config: TrainConfig, device: str, num_steps: int, checkpoint: Path | None, announce: Callable[[], None]
-) -> Attempt:
+def _attempt(config: TrainConfig, device: str, num_steps: int, checkpoint: Path | None) -> Attempt:
     import mujoco_warp as mjw
     import torch
 
     from mjlab_dist.env import Env  # noqa: PLC0415
 
     assert isinstance(config.num_envs, int)
-    env = Env(config.env, config.num_envs, device, announce)
+    env = Env(config.env, config.num_envs, device)
     act = _random(env, config.agent.init_std) if checkpoint is None else _policy(env, config, checkpoint)
     gauge = _Gauge(env)
     with torch.inference_mode():

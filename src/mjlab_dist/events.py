@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-Kind = Literal["status", "warning", "length", "iteration", "joined", "beat", "result", "failed"]
+Kind = Literal["status", "warning", "compiling", "length", "iteration", "joined", "beat", "result", "failed"]
 
 NAME = "mjlab_dist"
 """Logger under which everything of this package logs."""
@@ -18,7 +18,7 @@ Event = dict[str, Any]
 Listener = Callable[[Event], None]
 """Takes events, from any thread."""
 
-_LEVELS = {"warning": logging.WARNING} | dict.fromkeys(("status", "length", "iteration"), logging.INFO)
+_LEVELS = {"warning": logging.WARNING} | dict.fromkeys(("status", "compiling", "length", "iteration"), logging.INFO)
 
 _logger = logging.getLogger(f"{NAME}.events")
 
@@ -27,7 +27,8 @@ def emit(kind: Kind, **data: Any) -> None:
     """Tell the console something.
 
     Args:
-        kind: ``status`` or ``warning``: a line to show, as ``text``. ``length``: iterations that the run has in all, as
+        kind: ``status`` or ``warning``: a line to show, as ``text``. ``compiling``: ``done`` of ``total`` modules of physics
+            kernels are compiled; reported only if any was missing, first with 0 done. ``length``: iterations that the run has in all, as
             ``max_iterations``; told once, before the first. ``iteration``: a row of metrics, as ``row``. The others are for the
             launcher and not for people. ``joined``: a ``rank`` with its ``pid`` and ``host``. ``beat``: the ``iteration`` that a
             ``rank`` has done. ``result``: what a ``rank`` returned, as ``result``. ``failed``: a rank's ``report``.

@@ -109,9 +109,7 @@ def _resolve_dump(task: str, dump: Path, config: PlayConfig) -> tuple[TrainConfi
     return runs.read_config(runs.find_run(config.log_root, task, str(run_dir))), dump
 
 
-def load_env_and_policy(
-    train_config: TrainConfig, checkpoint: Path, num_envs: int, seed: int, announce: Callable[[], None] = lambda: None
-) -> tuple[Env, MLPModel]:
+def load_env_and_policy(train_config: TrainConfig, checkpoint: Path, num_envs: int, seed: int) -> tuple[Env, MLPModel]:
     """Make a run's env, and the policy that it has learned, on the CPU.
 
     Args:
@@ -119,7 +117,6 @@ def load_env_and_policy(
         checkpoint: The policy.
         num_envs: Envs to make.
         seed: Seeds what they draw.
-        announce: Called if kernels have to be compiled, which takes a while.
 
     Returns:
         The env, and the policy without exploration: from observations to actions.
@@ -135,20 +132,19 @@ def load_env_and_policy(
 
     start_warp("cpu")
     torch.manual_seed(seed)
-    env = Env(train_config.env, num_envs, "cpu", announce)
+    env = Env(train_config.env, num_envs, "cpu")
     return env, load_policy(env, train_config, checkpoint)
 
 
-def play(train_config: TrainConfig, checkpoint: Path, config: PlayConfig, announce: Callable[[], None]) -> PlayResult:
+def play(train_config: TrainConfig, checkpoint: Path, config: PlayConfig) -> PlayResult:
     """Play one episode in each env, on the CPU.
 
     Args:
         train_config: The run's config.
         checkpoint: The policy.
         config: How to play it.
-        announce: Called if kernels have to be compiled, which takes a while.
     """
-    env, policy = load_env_and_policy(train_config, checkpoint, config.num_envs, config.seed, announce)
+    env, policy = load_env_and_policy(train_config, checkpoint, config.num_envs, config.seed)
     import torch
 
     video = _Video(Path(config.video), env) if config.video else None
@@ -170,14 +166,13 @@ def play(train_config: TrainConfig, checkpoint: Path, config: PlayConfig, announ
     return PlayResult(checkpoint=checkpoint, returns=returns.tolist(), lengths=lengths.tolist())
 
 
-def replay(train_config: TrainConfig, path: Path, config: PlayConfig, announce: Callable[[], None]) -> list[Replayed]:
+def replay(train_config: TrainConfig, path: Path, config: PlayConfig) -> list[Replayed]:
     """Take the steps again that led to numbers that are not finite, on the CPU.
 
     Args:
         train_config: The run's config.
         path: What the run kept of them.
         config: Whether to draw the states up to the first.
-        announce: Called if kernels have to be compiled, which takes a while.
 
     Raises:
         UserError: If the file is damaged, is no such dump, or fits another model.
@@ -195,7 +190,7 @@ def replay(train_config: TrainConfig, path: Path, config: PlayConfig, announce: 
     dump = finite.load(path, train_config.task)
     # No episode may end here: what the step leads to is to be seen.
     env_config = dataclasses.replace(train_config.env, terminations={}, nan_policy="stop")
-    env = Env(env_config, len(dump["env_ids"]), "cpu", announce)
+    env = Env(env_config, len(dump["env_ids"]), "cpu")
     env.max_episode_length += 1
     env.env_ids.copy_(dump["env_ids"])
 

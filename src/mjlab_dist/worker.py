@@ -56,9 +56,6 @@ RunnerT = TypeVar("RunnerT", bound="Runner")
 Entry = Callable[[TrainConfig, DevicePlan, Path, Control], T]
 """What a rank does: a function of a module, given the run's config, the devices of this machine's ranks, the run directory and its control. Returns a dataclass of plain data."""
 
-COMPILING = "Compiling physics kernels for this model. This happens once per machine, and takes under a minute."
-"""Said before kernels are compiled."""
-
 DRAIN_S = 0.1
 """Seconds that a rank's last printed lines have to reach its log."""
 
@@ -147,7 +144,7 @@ def joined(
         store = meet(rank)
         devices = _meet_devices(config, rank, store, device)
         settled, num_envs = _settle_num_envs(config, rank, store, devices)
-        env = Env(config.env, num_envs, device, _announce_compiling, first_env_id=rank.rank * num_envs)
+        env = Env(config.env, num_envs, device, first_env_id=rank.rank * num_envs)
         ranks = _describe_ranks(rank, store, devices[rank.rank], env)
     with process_group(rank, device, plan.backend, store):
         if run_dir is None:
@@ -232,7 +229,7 @@ def _settle_num_envs(
 
     own = devices[rank.rank]
     num_ranks_here = sum(other.host == own.host for other in devices)
-    room = capacity.measure_room(config, own.device, num_ranks_here, _announce_compiling)
+    room = capacity.measure_room(config, own.device, num_ranks_here)
     told = exchange(store, rank.rank, rank.world_size, "room", dataclasses.asdict(room))
     num_envs, line = capacity.choose_num_envs([capacity.Room(**one) for one in told])
     config, lines = resolve(dataclasses.replace(config, num_envs=num_envs), rank.world_size)
@@ -288,10 +285,6 @@ def prepare_process(plan: DevicePlan, rank: Rank, device: str, seed: int) -> Non
     random.seed(seed + rank.rank)
     np.random.seed((seed + rank.rank) % 2**32)
     start_warp(device)
-
-
-def _announce_compiling() -> None:
-    emit("status", text=COMPILING)
 
 
 def _die(error: BaseException, stack: str, rank: int, control: Control, run_dir: Path) -> NoReturn:

@@ -121,7 +121,7 @@ def test_a_wrong_file_is_refused_in_one_line(command: Command) -> None:
         (TASK, PlayConfig(nan_dump=str(weights)), f"--nan-dump {weights}: holds no states"),
     ):
         with pytest.raises(UserError) as caught:
-            play.replay(*play.resolve(task, config), config, lambda: None)
+            play.replay(*play.resolve(task, config), config)
         assert says in str(caught.value)
         assert "\n" not in str(caught.value)
     done = command("play", TASK, "--nan-dump", str(weights))
@@ -137,4 +137,4 @@ def test_a_dump_of_another_model_is_refused(command: Command) -> None:
     checkpoint.save(dump, content)
     config = PlayConfig(nan_dump=str(dump))
     with pytest.raises(UserError, match=r"--nan-dump .* does not fit: qpos is \(2, 1\) there, \(2, 2\) here"):
-        play.replay(*play.resolve(TASK, config), config, lambda: None)
+        play.replay(*play.resolve(TASK, config), config)

@@ -76,7 +76,7 @@ def test_an_env_on_the_gpu_takes_no_less_than_its_arrays_hold() -> None:
     start_warp(DEVICE)
     config = registry.task_config("cartpole-balance")
     few, more = (Env(config.env, n, DEVICE).num_bytes() for n in (64, 256))
-    room = capacity.measure_room(config, DEVICE, 1, lambda: None)
+    room = capacity.measure_room(config, DEVICE, 1)
     assert room.env_bytes > (more - few) / 192
     assert 0 < room.usable_bytes < torch.cuda.get_device_properties(DEVICE).total_memory
     before = capacity.free_bytes(DEVICE)
@@ -137,7 +137,7 @@ def simulate() -> Callable[..., Simulation]:
 
     def make(**options: Any) -> Simulation:
         config = SimConfig(model=env.sim.model, njmax=env.sim.njmax, nconmax=env.sim.nconmax, **options)
-        return Simulation(model, NUM_ENVS, DEVICE, config, lambda: None)
+        return Simulation(model, NUM_ENVS, DEVICE, config)
 
     return make
 
@@ -174,7 +174,7 @@ def test_captured_equals_eager_bit_for_bit(simulate: Callable[..., Simulation]) 
 
 def test_the_gpu_computes_what_the_cpu_does(simulate: Callable[..., Simulation]) -> None:
     on_gpu = simulate()
-    on_cpu = Simulation(on_gpu.model, NUM_ENVS, "cpu", SimConfig(model="", njmax=2, nconmax=0), lambda: None)
+    on_cpu = Simulation(on_gpu.model, NUM_ENVS, "cpu", SimConfig(model="", njmax=2, nconmax=0))
     for sim in (on_gpu, on_cpu):
         generator = torch.Generator().manual_seed(0)
         sim.qpos.copy_(torch.rand(NUM_ENVS, 2, generator=generator) - 0.5)

@@ -110,7 +110,7 @@ from mjlab_dist.sim import Simulation, load_model, start_warp
 start_warp("cpu")
 
 def build(num_envs):
-    sim = Simulation(model, num_envs, "cpu", SimConfig(model="", njmax=64, nconmax=24), lambda: None)
+    sim = Simulation(model, num_envs, "cpu", SimConfig(model="", njmax=64, nconmax=24))
     sim.step(), sim.forward(), sim.reset(torch.ones(num_envs, dtype=torch.bool))
     return sim
 
@@ -212,7 +212,7 @@ def train(config: TrainConfig) -> tuple[worker.RunResult, list[dict[str, Any]]]:
 
 def test_a_rank_trains_with_as_many_envs_as_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     config = small(tmp_path, num_envs="auto", total_timesteps=5 * 128 * 4 + 1)
-    env_bytes = capacity.measure_room(config, "cpu", 1, lambda: None).env_bytes
+    env_bytes = capacity.measure_room(config, "cpu", 1).env_bytes
     monkeypatch.setattr(capacity, "free_bytes", lambda _: int(200 * env_bytes / capacity.CPU_SHARE))
     result, events = train(config)
 

@@ -130,7 +130,7 @@ def model() -> Any:
 
 @pytest.fixture(scope="module")
 def lab(model: Any) -> Simulation:
-    return Simulation(model, NUM_ENVS, "cpu", LAB, lambda: None, tuple(CHANGES))
+    return Simulation(model, NUM_ENVS, "cpu", LAB, tuple(CHANGES))
 
 
 def free_of_simple(model: Any, name: str, values: np.ndarray, own: np.ndarray) -> np.ndarray:
@@ -285,7 +285,7 @@ def test_the_motors_limits_hold_in_every_env(model: Any, lab: Simulation) -> Non
 
 
 def test_captured_equals_eager_bit_for_bit_where_every_field_differs(model: Any, lab: Simulation) -> None:
-    eager = Simulation(model, NUM_ENVS, "cpu", dataclasses.replace(LAB, capture=False), lambda: None, tuple(CHANGES))
+    eager = Simulation(model, NUM_ENVS, "cpu", dataclasses.replace(LAB, capture=False), tuple(CHANGES))
     assert lab.captured
     assert not eager.captured
     for sim in (lab, eager):
@@ -303,7 +303,7 @@ def test_a_new_simulation_goes_on_bit_for_bit_from_the_fields_and_the_state_of_a
 ) -> None:
     change_everything(lab, 3)
     trajectory(lab, *start_and_inputs(model, 4))
-    new = Simulation(model, NUM_ENVS, "cpu", LAB, lambda: None, tuple(CHANGES))
+    new = Simulation(model, NUM_ENVS, "cpu", LAB, tuple(CHANGES))
     for source, target in ((lab.fields, new.fields), (lab.state(), new.state())):
         copy_state({name: tensor.clone() for name, tensor in source.items()}, target)
     for _ in range(20):
@@ -359,7 +359,7 @@ def test_sensors_are_read_by_their_names_as_in_c(model: Any, lab: Simulation) ->
 
 
 def test_an_episode_starts_from_the_keyframe(model: Any) -> None:
-    sim = Simulation(model, NUM_ENVS, "cpu", dataclasses.replace(LAB, keyframe="swung"), lambda: None)
+    sim = Simulation(model, NUM_ENVS, "cpu", dataclasses.replace(LAB, keyframe="swung"))
     key = model.key("swung")
     for _ in range(2):
         assert np.array_equal(sim.qpos, np.tile(key.qpos, (NUM_ENVS, 1)).astype(np.float32))
@@ -375,13 +375,13 @@ def test_an_episode_starts_from_the_keyframe(model: Any) -> None:
         sim.reset(torch.ones(NUM_ENVS, dtype=torch.bool))
     assert float(key.ctrl[model.actuator("elbow").id]) == pytest.approx(-0.2)  # the motor holds the keyframe's pose
     with pytest.raises(UserError, match=r"--env\.sim\.keyframe upright: the model has swung"):
-        Simulation(model, 1, "cpu", dataclasses.replace(LAB, keyframe="upright"), lambda: None)
+        Simulation(model, 1, "cpu", dataclasses.replace(LAB, keyframe="upright"))
 
 
 def test_a_field_that_envs_share_is_seen_but_not_written(model: Any) -> None:
     config = dataclasses.replace(LAB, keyframe="swung")
-    shared = Simulation(model, NUM_ENVS, "cpu", config, lambda: None)
-    own = Simulation(model, NUM_ENVS, "cpu", config, lambda: None, ("geom_friction", "gravity"))
+    shared = Simulation(model, NUM_ENVS, "cpu", config)
+    own = Simulation(model, NUM_ENVS, "cpu", config, ("geom_friction", "gravity"))
     assert shared.fields == {}
     assert set(own.fields) == {"geom_friction", "gravity"}
     for sim in (shared, own):
@@ -414,7 +414,7 @@ def test_what_follows_from_a_field_is_known(model: Any, lab: Simulation, name: s
 @pytest.mark.parametrize("name", ["geom_frictoin", "body_subtreemass", "geom_type", "timestep", "hfield_size"])
 def test_a_field_that_can_have_no_value_per_env_is_refused(model: Any, name: str) -> None:
     with pytest.raises(UserError) as caught:
-        Simulation(model, 1, "cpu", LAB, lambda: None, (name,))
+        Simulation(model, 1, "cpu", LAB, (name,))
     assert f"field {name}: " in str(caught.value)
     assert "geom_friction" in str(caught.value)
     assert "\n" not in str(caught.value)

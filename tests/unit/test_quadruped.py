@@ -176,7 +176,7 @@ def test_warp_moves_it_as_mujoco_c_does() -> None:
     start_warp("cpu")
     config = flat().env.sim
     built = build_model(config)
-    sim = Simulation(built, 4, "cpu", config, lambda: None)
+    sim = Simulation(built, 4, "cpu", config)
     sim.reset(torch.ones(4, dtype=torch.bool))
     data = mujoco.MjData(built)
     mujoco.mj_resetDataKeyframe(built, data, built.key("home").id)

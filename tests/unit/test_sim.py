@@ -81,7 +81,7 @@ def sleepy() -> Any:
 
 def simulate(model: Any, num_envs: int = NUM_ENVS, **options: Any) -> Simulation:
     sizes = {"njmax": 2, "nconmax": 0} if model.nq == 2 else {"njmax": 16 + 3 * model.neq, "nconmax": 8}
-    return Simulation(model, num_envs, "cpu", SimConfig(model="", **{**sizes, **options}), lambda: None)
+    return Simulation(model, num_envs, "cpu", SimConfig(model="", **{**sizes, **options}))
 
 
 def random_cartpole(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -510,7 +510,7 @@ def test_what_mujoco_warp_cannot_simulate_is_refused() -> None:
     model = load_model(BOX)
     model.opt.solver = mujoco.mjtSolver.mjSOL_PGS
     with pytest.raises(UserError, match=r"--env\.sim\.model it: MuJoCo Warp: .*PGS"):
-        Simulation(model, 1, "cpu", SimConfig(model="it", njmax=4, nconmax=4), lambda: None)
+        Simulation(model, 1, "cpu", SimConfig(model="it", njmax=4, nconmax=4))
 
 
 # Loading models
@@ -578,27 +578,32 @@ def test_a_broken_model_is_refused_with_what_is_wrong(tmp_path: Path, xml: str, 
 
 PROGRAM = """
 import json
+import logging
 import torch
 from pathlib import Path
 import warp as wp
 from mjlab_dist.config import SimConfig
+from mjlab_dist.events import EventHandler
 from mjlab_dist.sim import Simulation, copy_state, load_model, start_warp
 
 start_warp("cpu")
-said = []
+progress = []
 def build(**options):
     config = SimConfig(model="", njmax=2, nconmax=0, **options)
-    return Simulation(load_model("mjlab_dist_tasks.cartpole:cartpole.xml"), 4, "cpu", config, lambda: said.append(1))
+    return Simulation(load_model("mjlab_dist_tasks.cartpole:cartpole.xml"), 4, "cpu", config)
 def cached():
     return sorted(str(p) for p in Path(wp.config.kernel_cache_dir).rglob("*") if p.is_file())
 
+logger = logging.getLogger("mjlab_dist")
+logger.setLevel(logging.INFO)
+logger.addHandler(EventHandler(lambda event: progress.append((event["kind"], event["done"], event["total"]))))
 eager = build(capture=False)  # which runs no step by itself
 built = cached()
 for sim in (eager, build()):
     sim.step()
     sim.forward()
     sim.reset(torch.ones(4, dtype=torch.bool))
-print(json.dumps({"said": len(said), "built": built, "after": cached()}))
+print(json.dumps({"progress": progress, "built": built, "after": cached()}))
 """
 
 
@@ -616,12 +621,18 @@ def prepare_in_new_process(cache: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_compiling_is_announced_once_and_covers_every_kernel(tmp_path: Path) -> None:
+def test_compiling_reports_every_module_once_and_covers_every_kernel(tmp_path: Path) -> None:
     first = prepare_in_new_process(tmp_path)
-    assert first["said"] == 1
+    total = len(first["progress"]) - 1
+    assert first["progress"] == [["compiling", done, total] for done in range(total + 1)]
+    assert total == len({Path(file).parent for file in first["built"] if file.endswith(".o")})
     assert all(Path(file).is_relative_to(tmp_path) for file in first["built"])
     assert len(first["built"]) > 10
     assert first["after"] == first["built"]  # running it, eager and captured, compiled nothing more
     second = prepare_in_new_process(tmp_path)
-    assert second["said"] == 0
+    assert second["progress"] == []
     assert second["built"] == first["built"]
+    next(tmp_path.rglob("*.o")).unlink()  # as where another kind of processor has compiled: its binaries have other names
+    third = prepare_in_new_process(tmp_path)
+    assert third["progress"] == [["compiling", 0, 1], ["compiling", 1, 1]]
+    assert third["built"] == first["built"]

@@ -304,7 +304,7 @@ class Dropped(NamedTuple):
 
 @pytest.fixture(scope="module")
 def dropped(model: mujoco.MjModel, terrain: Terrain) -> Dropped:
-    sim = Simulation(model, NUM_ENVS, "cpu", SIM, lambda: None)
+    sim = Simulation(model, NUM_ENVS, "cpu", SIM)
     xy = points(terrain, NUM_ENVS * 3).reshape(NUM_ENVS, 3, 2)
     rest, gentle = np.zeros((NUM_ENVS, 3)), np.ones((NUM_ENVS, 3), dtype=bool)
     for i, name in enumerate(NAMES):
@@ -371,7 +371,7 @@ def signed_distance(terrain: Terrain, point: np.ndarray, reach: float) -> float:
 
 
 def test_contacts_of_a_sphere_are_as_deep_as_it_is_in_the_surface(model: mujoco.MjModel, terrain: Terrain) -> None:
-    sim = Simulation(model, NUM_ENVS, "cpu", SIM, lambda: None)
+    sim = Simulation(model, NUM_ENVS, "cpu", SIM)
     xy = points(terrain, NUM_ENVS, seed=2)
     xy[: NUM_ENVS // 4] = np.round(xy[: NUM_ENVS // 4] / 0.3) * 0.3 + 0.01  # many of them at a step
     lift = np.random.default_rng(3).uniform(-0.03, 0.08, NUM_ENVS)
@@ -410,7 +410,7 @@ def contacts(sim: Simulation, env: int, geom: str) -> list[tuple[float, np.ndarr
 
 
 def test_a_sphere_in_the_corner_of_a_stairwell_touches_floor_and_walls(model: mujoco.MjModel, terrain: Terrain) -> None:
-    sim = Simulation(model, 2, "cpu", SIM, lambda: None)
+    sim = Simulation(model, 2, "cpu", SIM)
     corner = terrain.origins[2, COLUMN["stairs_up"]] + [0.5, 0.5, 0.0]
     sim.qpos[:, [5, 8]] = 9.0
     sim.qpos[0, :3] = torch.from_numpy(np.add(corner, [-0.045, -0.045, 0.055]))
@@ -432,7 +432,7 @@ def test_a_sphere_in_the_corner_of_a_stairwell_touches_floor_and_walls(model: mu
 
 
 def test_nothing_presses_into_the_ground(model: mujoco.MjModel, terrain: Terrain) -> None:
-    sim = Simulation(model, NUM_ENVS, "cpu", SIM, lambda: None)
+    sim = Simulation(model, NUM_ENVS, "cpu", SIM)
     xy = points(terrain, NUM_ENVS * 3, seed=4).reshape(NUM_ENVS, 3, 2)
     lift = np.random.default_rng(5).uniform(-0.03, 0.1, size=(NUM_ENVS, 3))
     at = np.concatenate([xy, (terrain.height_at(xy) + lift)[..., None]], axis=2)
@@ -456,7 +456,7 @@ def test_other_shapes_are_left_to_mujoco_warp(terrain: Terrain) -> None:
     </mujoco>
     """
     config = dataclasses.replace(SIM, model=cylinder)
-    sim = Simulation(build_model(config), 2, "cpu", config, lambda: None)
+    sim = Simulation(build_model(config), 2, "cpu", config)
     sim.qpos[:, :3] = torch.from_numpy(terrain.origins[0, COLUMN["flat"]]) + torch.tensor([0.01, 0.02, 0.06])
     for _ in range(300):
         sim.step()
@@ -467,7 +467,7 @@ def test_other_shapes_are_left_to_mujoco_warp(terrain: Terrain) -> None:
 def test_contacts_that_find_no_room_are_reported() -> None:
     high = SHAPES.replace("<body name", '<body pos="0 0 3" name')  # so that none touches anything at the start
     config = dataclasses.replace(SIM, model=high, nconmax=1)
-    sim = Simulation(build_model(config), 2, "cpu", config, lambda: None)
+    sim = Simulation(build_model(config), 2, "cpu", config)
     sim.step()
     assert not sim.overflow.any()
     sim.qpos[:, 2::3] = -2.95

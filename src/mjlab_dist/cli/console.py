@@ -12,11 +12,13 @@ from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from mjlab_dist import runs
+from mjlab_dist.events import Event
 
 LINE_EVERY_S = 5.0
 """Without a terminal, seconds between lines of progress."""
@@ -25,6 +27,58 @@ REDRAW_EVERY_S = 0.25
 """On a terminal, seconds between two drawings."""
 
 Row = dict[str, Any]
+
+
+class EventPrinter:
+    """Prints what ranks report, except for metrics: lines of text, and the progress of compiling. Thread-safe."""
+
+    def __init__(self, console: Console) -> None:
+        """Create a printer that has printed nothing.
+
+        Args:
+            console: Where to print.
+        """
+        self._console = console
+        self._bar: Progress | None = None
+        self._printed_at = 0.0
+        self._lock = threading.RLock()
+
+    def listen(self, event: Event) -> None:
+        """Print an event; ignore one that is neither text nor progress of compiling."""
+        if event["kind"] == "compiling":
+            self._show_compiling(event["done"], event["total"])
+        elif event["kind"] == "warning":
+            self._console.print(Text(f"Warning: {event['text']}", style="yellow"))
+        elif event["kind"] == "status":
+            self._console.print(event["text"], markup=False)
+
+    def close(self) -> None:
+        """Remove the progress bar, if there is one."""
+        with self._lock:
+            if self._bar is not None:
+                self._bar.stop()
+                self._bar = None
+
+    def _show_compiling(self, done: int, total: int) -> None:
+        with self._lock:
+            if done == 0:
+                self._printed_at = time.monotonic()
+                self._console.print(
+                    f"Compiling {total} modules of physics kernels; later runs load them from the cache."
+                )
+            if not self._console.is_terminal:
+                if done and (done == total or time.monotonic() - self._printed_at >= LINE_EVERY_S):
+                    self._printed_at = time.monotonic()
+                    self._console.print(f"compiled {done} of {total} modules")
+                return
+            if self._bar is None:
+                columns = (BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("modules"), TimeElapsedColumn())
+                self._bar = Progress(*columns, console=self._console, transient=True)
+                self._bar.add_task("", total=total)
+                self._bar.start()
+            self._bar.update(self._bar.task_ids[0], completed=done)
+            if done == total:
+                self.close()
 
 
 class TrainConsole:
@@ -40,6 +94,7 @@ class TrainConsole:
         self._task = task
         self._max_iterations = 0  # until a rank tells it, which is before the first iteration
         self._console = console or Console(highlight=False, soft_wrap=True)
+        self._printer = EventPrinter(self._console)
         self._live: Live | None = None
         self._run_dir = Path()
         self._drawn_at = 0.0
@@ -52,18 +107,17 @@ class TrainConsole:
         ranks = "1 rank" if num_ranks == 1 else f"{num_ranks} ranks"
         self.say(f"Training {self._task} with {ranks}. Run: {run_dir}")
 
-    def listen(self, event: dict[str, Any]) -> None:
-        """Take an event of a rank."""
+    def listen(self, event: Event) -> None:
+        """Show an event of a rank."""
         if event["kind"] == "iteration":
             self._progress(event["row"])
         elif event["kind"] == "length":
             self._max_iterations = event["max_iterations"]
-        elif event["kind"] == "warning":
-            self.say(Text(f"Warning: {event['text']}", style="yellow"))
         else:
-            self.say(event["text"])
+            with self._lock:
+                self._printer.listen(event)
 
-    def say(self, line: str | Text) -> None:
+    def say(self, line: str) -> None:
         """Print a line, above the live display if there is one."""
         with self._lock:
             self._console.print(line)
@@ -149,6 +203,7 @@ class TrainConsole:
             self._live.update(self._panel(row), refresh=True)
 
     def _close(self) -> None:
+        self._printer.close()
         if self._live is not None:
             self._live.update(self._panel(self._row), refresh=True)
             self._live.stop()

@@ -7,10 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.console import Console
+
 from mjlab_dist import registry
+from mjlab_dist.cli.console import EventPrinter
 from mjlab_dist.cli.parsing import parse, split_task, take_group
 from mjlab_dist.config import PlayConfig, TrainConfig, validate
 from mjlab_dist.errors import UserError
+from mjlab_dist.events import listening
 
 if TYPE_CHECKING:
     from mjlab_dist.play import Replayed
@@ -36,15 +40,18 @@ def main(argv: Sequence[str], prog: str) -> None:
     config = parse(PlayConfig, PlayConfig(), flags, f"{prog} {task}")
 
     from mjlab_dist import play  # noqa: PLC0415 (--help needs none of it)
-    from mjlab_dist.worker import COMPILING  # noqa: PLC0415
 
     train_config, checkpoint = play.resolve(task, config)
     train_config = _changed(train_config, changes, f"{prog} {task}")
+    printer = EventPrinter(Console(highlight=False, soft_wrap=True))
     if config.nan_dump is not None:
-        _print_replayed(checkpoint, play.replay(train_config, checkpoint, config, lambda: print(COMPILING)))
+        with listening(printer.listen):
+            replayed = play.replay(train_config, checkpoint, config)
+        _print_replayed(checkpoint, replayed)
         return
     print(f"Playing {checkpoint}")
-    result = play.play(train_config, checkpoint, config, lambda: print(COMPILING))
+    with listening(printer.listen):
+        result = play.play(train_config, checkpoint, config)
     spread = f" (from {min(result.returns):.1f} to {max(result.returns):.1f})" if len(result.returns) > 1 else ""
     print(
         f"{len(result.returns)} episodes: mean return {statistics.mean(result.returns):.1f}{spread}, "

@@ -11,10 +11,12 @@ from rich.console import Console
 from rich.table import Table
 
 from mjlab_dist import registry, runs
+from mjlab_dist.cli.console import EventPrinter
 from mjlab_dist.cli.parsing import split_task, take_flag
 from mjlab_dist.cli.train import read_config
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.errors import UserError
+from mjlab_dist.events import listening
 
 if TYPE_CHECKING:
     from mjlab_dist.buffers import Attempt
@@ -50,7 +52,6 @@ def main(argv: Sequence[str], prog: str) -> None:
     from mjlab_dist.buffers import measure  # noqa: PLC0415
     from mjlab_dist.config import validate  # noqa: PLC0415
     from mjlab_dist.launch.devices import find_gpus, in_this_process, plan_devices  # noqa: PLC0415
-    from mjlab_dist.worker import COMPILING  # noqa: PLC0415
 
     if config.num_envs == "auto":
         raise UserError(f"--num-envs auto: give a number, such as {NUM_ENVS}; memory is not what is measured here")
@@ -60,9 +61,8 @@ def main(argv: Sequence[str], prog: str) -> None:
     config, _ = resolve(config, 1)
     actions = "random actions" if checkpoint is None else f"the policy of {checkpoint}"
     print(f"Stepping {config.task} {num_steps} times with {config.num_envs} envs and {actions}, on {plan.names[0]}.")
-    attempts = measure(
-        config, plan, num_steps=num_steps, checkpoint=checkpoint, announce=lambda: print(COMPILING), said=print
-    )
+    with listening(EventPrinter(Console(highlight=False, soft_wrap=True)).listen):
+        attempts = measure(config, plan, num_steps=num_steps, checkpoint=checkpoint, said=print)
     _show(attempts)
 
 

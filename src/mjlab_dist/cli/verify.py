@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mjlab_dist.cli.console import EventPrinter
 from mjlab_dist.cli.train import read_config
 from mjlab_dist.errors import Exit, RankError
-from mjlab_dist.events import Event
 
 if TYPE_CHECKING:
     from mjlab_dist.verify import Check, RankRow, VerifyReport
@@ -45,7 +45,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     # As Ctrl-C does, SIGTERM takes the way out that ends the ranks and removes what they wrote.
     signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
     try:
-        report = verify(config, _say)
+        report = verify(config, EventPrinter(Console(stderr=True, highlight=False, soft_wrap=True)).listen)
     except KeyboardInterrupt:
         print("Stopped by Ctrl-C; every process has ended.", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
@@ -55,11 +55,6 @@ def main(argv: Sequence[str], prog: str) -> None:
     print(json.dumps(_plain(report))) if as_json else _show(report, Console(highlight=False))
     if not report.passed:
         sys.exit(Exit.FAILED)
-
-
-def _say(event: Event) -> None:
-    if "text" in event:
-        print(event["text"], file=sys.stderr)
 
 
 def _plain(report: VerifyReport) -> dict[str, object]:

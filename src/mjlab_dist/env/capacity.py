@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,21 +88,20 @@ def learner_bytes(agent: AgentConfig, observations: Mapping[str, int], num_actio
     return math.ceil(FLOAT_BYTES * agent.num_steps_per_env * per_step)
 
 
-def measure_room(config: TrainConfig, device: str, num_ranks_here: int, announce: Callable[[], None]) -> Room:
+def measure_room(config: TrainConfig, device: str, num_ranks_here: int) -> Room:
     """Build small batches of envs, weigh them and look how much memory there is. Random states stay as they are.
 
     Args:
         config: The run's config.
         device: ``cpu`` or ``cuda:<index>``.
         num_ranks_here: Ranks that share this machine's memory; on a GPU it does not matter.
-        announce: Called if kernels have to be compiled, which takes a while.
 
     Raises:
         UserError: If the config names a function, an actuator or a model that does not exist.
     """
     gpus = [] if device == "cpu" else [device]
     with torch.random.fork_rng(devices=gpus):
-        env_bytes = _env_bytes(config, device, announce)
+        env_bytes = _env_bytes(config, device)
     gc.collect()  # the worker keeps the collector off during start-up, and envs refer to themselves
     if gpus:
         torch.cuda.empty_cache()
@@ -124,8 +123,8 @@ def free_bytes(device: str) -> int:
     return free
 
 
-def _env_bytes(config: TrainConfig, device: str, announce: Callable[[], None]) -> int:
-    few, more = (_stepped(config, device, size, announce) for size in PROBE_SIZES)
+def _env_bytes(config: TrainConfig, device: str) -> int:
+    few, more = (_stepped(config, device, size) for size in PROBE_SIZES)
     held = math.ceil((more.num_bytes() - few.num_bytes()) / (more.num_envs - few.num_envs))
     if device != "cpu":
         held = max(held, _weigh_on_gpu(config, device, held))
@@ -146,12 +145,12 @@ def _weigh_on_gpu(config: TrainConfig, device: str, held: int) -> int:
     torch.cuda.empty_cache()
     before = free_bytes(device)
     size = max(PROBE_SIZES[-1], min(GPU_PROBE_SIZE, before // (8 * held)))
-    env = _stepped(config, device, size, lambda: None)
+    env = _stepped(config, device, size)
     return math.ceil((before - free_bytes(device)) / env.num_envs)
 
 
-def _stepped(config: TrainConfig, device: str, num_envs: int, announce: Callable[[], None]) -> Env:
-    env = Env(config.env, num_envs, device, announce)
+def _stepped(config: TrainConfig, device: str, num_envs: int) -> Env:
+    env = Env(config.env, num_envs, device)
     env.step(torch.zeros(num_envs, env.num_actions, device=device))
     return env
 

@@ -107,7 +107,6 @@ class Env(VecEnv):
         config: EnvConfig,
         num_envs: int,
         device: str,
-        announce: Callable[[], None] = lambda: None,
         first_env_id: int = 0,
     ) -> None:
         """Build the envs and start an episode in each.
@@ -116,7 +115,6 @@ class Env(VecEnv):
             config: The task.
             num_envs: Envs on this rank.
             device: ``cpu`` or ``cuda:<index>``.
-            announce: Called if kernels have to be compiled, which takes a while.
             first_env_id: Id of the first env; rank r of a run with n envs per rank has r * n.
 
         Raises:
@@ -127,7 +125,7 @@ class Env(VecEnv):
         self.device = device
         self.env_ids = torch.arange(first_env_id, first_env_id + num_envs, device=device)
         fields = tuple(dict.fromkeys(draw.field for draw in config.randomizations.values()))
-        self.sim = Simulation(build_model(config.sim), num_envs, device, config.sim, announce, fields)
+        self.sim = Simulation(build_model(config.sim), num_envs, device, config.sim, fields)
         self.step_dt_s = self.sim.dt_s
         self.max_episode_length = round(config.episode_length_s / self.step_dt_s)
         if self.max_episode_length < 1:

@@ -1,44 +1,59 @@
-"""Warp kernels, compiled once per machine: collected by a dry run, built in parallel under a lock, then loaded."""
+"""Warp kernels: collected by a dry run, compiled in parallel once per machine and architecture, then loaded."""
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import fcntl
 import gc
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import warp as wp
 
+from mjlab_dist.events import emit
+
 Variant = tuple[wp.Module, int]
 """A Warp module and the number of threads per block that it is compiled for."""
 
 
-def prepare(device: str, program: Callable[[], None], *, num_workers: int, announce: Callable[[], None]) -> None:
-    """Compile (or load from Warp's cache) every kernel that a program launches.
+def prepare(device: str, program: Callable[[], None]) -> None:
+    """Compile and load every kernel that a program launches.
 
-    MuJoCo Warp makes most of its kernels while it runs, so the program is run dry: recorded with every launch left out.
-    What it would have launched is then compiled by several threads. Ranks of one machine take turns at a file lock in
-    Warp's cache, so that one of them compiles and the others load.
+    MuJoCo Warp makes most of its kernels while it runs, so the program is first recorded with every launch left out, which
+    collects what it would load. Missing kernels are compiled by as many threads as this process has cores. Ranks of one machine
+    take turns at a file lock in Warp's cache: the first one compiles, the others wait for as long as that takes and then load.
+    ``compiling`` events report the progress.
 
     Args:
         device: Warp's name of the device.
         program: Launches the kernels; must be capturable in a graph.
-        num_workers: Threads that compile.
-        announce: Called before compiling starts, and only if something is missing in the cache.
     """
     needed = _collect(device, program)
-    by_block_dim: dict[int, list[wp.Module]] = {}
-    for module, block_dim in needed:
-        by_block_dim.setdefault(block_dim, []).append(module)
     with _cache_lock():
-        if not all(_is_cached(*variant) for variant in needed):
-            announce()
-        for block_dim, modules in by_block_dim.items():
-            wp.force_load(device=device, modules=modules, block_dim=block_dim, max_workers=num_workers)
+        missing = [variant for variant in needed if not _is_cached(device, *variant)]
+        if missing:
+            emit("compiling", done=0, total=len(missing))
+        for done, _ in enumerate(_load(device, missing), start=1):
+            emit("compiling", done=done, total=len(missing))
+    collections.deque(_load(device, needed), maxlen=0)
+
+
+def _load(device: str, variants: Sequence[Variant]) -> Iterator[None]:
+    """Load module variants by several threads, compiling those that are not in the cache; yield after each."""
+    with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
+        futures = [pool.submit(module.load, device, block_dim) for module, block_dim in variants]
+        try:
+            for future in as_completed(futures):
+                future.result()
+                yield
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)  # after an error there is no point in compiling the rest
+            raise
 
 
 @contextlib.contextmanager
@@ -79,8 +94,10 @@ def _collect(device: str, program: Callable[[], None]) -> list[Variant]:
     return list(needed)
 
 
-def _is_cached(module: wp.Module, block_dim: int) -> bool:
-    return (_cache_dir() / module.get_module_identifier(block_dim)).is_dir()
+def _is_cached(device: str, module: wp.Module, block_dim: int) -> bool:
+    """Return whether the cache has a module's binary for this device's architecture."""
+    binary = module._get_compile_output_name(wp.get_device(device), block_dim=block_dim)
+    return (_cache_dir() / module.get_module_identifier(block_dim) / binary).is_file()
 
 
 def _cache_dir() -> Path:

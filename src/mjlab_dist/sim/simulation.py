@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -118,13 +117,12 @@ class Simulation:
             be moved). They and :meth:`state` are all that envs depend on.
     """
 
-    def __init__(  # noqa: PLR0917
+    def __init__(
         self,
         model: mujoco.MjModel,
         num_envs: int,
         device: str,
         config: SimConfig,
-        announce: Callable[[], None],
         fields: Sequence[str] = (),
     ) -> None:
         """Put the model on the device, compile what is missing, record the physics.
@@ -134,7 +132,6 @@ class Simulation:
             num_envs: Envs in the batch.
             device: ``cpu`` or ``cuda:<index>``.
             config: Sizes and options.
-            announce: Called if kernels have to be compiled, which takes a while.
             fields: Fields of the model that are to have a value per env: see :meth:`field`.
 
         Raises:
@@ -170,7 +167,6 @@ class Simulation:
         self.fields = {name: self.field(name) for name in _with_derived(model, fields)}
         if self._unanchored:
             self.fields |= {name: self.view(name) for name in ("geom_xpos", "geom_xmat")}
-        self._announce = announce
         self._record()
 
     @property
@@ -254,7 +250,7 @@ class Simulation:
 
         with wp.ScopedDevice(self.device):
             if not self._why_not_capturable():
-                self._prepare(run)
+                kernels.prepare(self.device, run)
             if self.captured:
                 self._graphs[run] = self._capture(run)
         return functools.partial(self._run, run)
@@ -351,15 +347,11 @@ class Simulation:
         reason = self._why_not_capturable()
         with wp.ScopedDevice(self.device):
             if not reason:
-                self._prepare(self._all)
+                kernels.prepare(self.device, self._all)
             if self._config.capture and reason:
                 emit("warning", text=f"the physics is not captured, which is slower: {reason}")
             elif self._config.capture:
                 self._graphs = {program: self._capture(program) for program in self._programs()}
-
-    def _prepare(self, program: Callable[[], None]) -> None:
-        workers = len(os.sched_getaffinity(0))
-        kernels.prepare(self.device, program, num_workers=workers, announce=self._announce)
 
     def _capture(self, program: Callable[[], None]) -> wp.Graph:
         with kernels.no_gc(), wp.ScopedCapture(device=self.device, force_module_load=False) as capture:
