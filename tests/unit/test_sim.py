@@ -632,7 +632,9 @@ def test_compiling_reports_every_module_once_and_covers_every_kernel(tmp_path: P
     second = prepare_in_new_process(tmp_path)
     assert second["progress"] == []
     assert second["built"] == first["built"]
-    next(tmp_path.rglob("*.o")).unlink()  # as where another kind of processor has compiled: its binaries have other names
+    next(
+        tmp_path.rglob("*.o")
+    ).unlink()  # as where another kind of processor has compiled: its binaries have other names
     third = prepare_in_new_process(tmp_path)
     assert third["progress"] == [["compiling", 0, 1], ["compiling", 1, 1]]
     assert third["built"] == first["built"]

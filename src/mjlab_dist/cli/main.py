@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, MutableMapping, Sequence
+from typing import NoReturn
 
+from mjlab_dist.distributed import outside_launcher
 from mjlab_dist.errors import Exit, RankError, UserError
 
 _SUMMARIES = {
@@ -45,7 +47,8 @@ def umbrella() -> None:
     if not argv or argv[0] in ("-h", "--help"):
         print(usage)
         sys.exit(Exit.DONE if argv else Exit.USAGE)
-    _fail("mjlab-dist", f"unknown command {argv[0]}: use {', '.join(_SUMMARIES)}")
+    print(f"mjlab-dist: unknown command {argv[0]}: use {', '.join(_SUMMARIES)}", file=sys.stderr)
+    sys.exit(Exit.USAGE)
 
 
 def share_cores(environ: MutableMapping[str, str]) -> None:
@@ -65,9 +68,10 @@ def _run(command: str, argv: Sequence[str], prog: str) -> None:
     try:
         _command(command)(argv, prog)
     except UserError as error:
-        _fail(prog, str(error), error.exit_code)
+        print(f"{prog}: {error}", file=sys.stderr)
+        _leave(error.exit_code)
     except RankError as error:
-        sys.exit(error.exit_code)
+        _leave(error.exit_code)
     except BrokenPipeError:
         # The reader of our output has gone (`train --help | head`); nobody is left to tell.
         sys.stderr.close()
@@ -93,6 +97,13 @@ def _command(name: str) -> Callable[[Sequence[str], str], None]:
     return main
 
 
-def _fail(prog: str, message: str, code: Exit = Exit.USAGE) -> None:
-    print(f"{prog}: {message}", file=sys.stderr)
+def _leave(code: Exit) -> NoReturn:
+    """Exit after an error; without the interpreter's shutdown where another launcher started this process as one of several ranks.
+
+    The shutdown aborts NCCL's communicators, which may wait for ranks that wait for this one.
+    """
+    if outside_launcher(os.environ):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
     sys.exit(code)

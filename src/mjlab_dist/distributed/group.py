@@ -40,7 +40,10 @@ def meet(rank: Rank) -> Store | None:
 
 @contextlib.contextmanager
 def process_group(rank: Rank, device: str, backend: str, store: Store | None) -> Iterator[None]:
-    """Join the other ranks. To be entered after graphs are captured: NCCL's watchdog thread can break a capture.
+    """Join the other ranks, and leave them in step when the context ends without an error.
+
+    After an error the group is left as it is: NCCL's destroy and abort wait for the other ranks of the machine, which may be
+    waiting for this one in a collective. Report the error, then end the process without the interpreter's shutdown.
 
     Args:
         rank: Which rank this is.
@@ -59,12 +62,10 @@ def process_group(rank: Rank, device: str, backend: str, store: Store | None) ->
         timeout=datetime.timedelta(seconds=TIMEOUT_S),
         device_id=torch.device(device) if backend == "nccl" else None,
     )
-    try:
-        with _local_sums(rank, device, store):
-            yield
-        dist.barrier()  # nobody leaves while another still waits for what it was sent
-    finally:
-        dist.destroy_process_group()
+    with _local_sums(rank, device, store):
+        yield
+    dist.barrier()  # nobody leaves while another still waits for what it was sent
+    dist.destroy_process_group()
 
 
 @contextlib.contextmanager

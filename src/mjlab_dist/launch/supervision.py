@@ -22,7 +22,10 @@ SETTLED_S = 0.5
 """Seconds that what a process has said before it ended may be on its way."""
 
 GRACE_S = 2.0
-"""Seconds that the other ranks have to report, once one has said why it failed."""
+"""Seconds that the other ranks have to report, once it is known which one failed."""
+
+LOST_S = 5.0
+"""Seconds that the other ranks have to report, where the process of one has ended without a report."""
 
 PATIENCE_S = 20.0
 """Seconds that a rank has to say so, where the others only lost it: it may be finishing its files first."""
@@ -132,12 +135,15 @@ class Ranks:
             waited_s = time.monotonic() - started
             with self._changed:
                 silent = set(self._silent())
-                reason_is_known = hangs or any(not report["follows"] for report in self._reports.values())
+                first_failed = any(not report["follows"] for report in self._reports.values())
             # Of other machines' processes torchrunx knows.
             open_here = {rank for rank in silent if rank < self._ranks_per_host or not launched.done()}
-            if waited_s > SETTLED_S and open_here <= set(self._gone()):
+            gone = set(self._gone())
+            if waited_s > SETTLED_S and open_here <= gone:
                 return
-            if waited_s > (GRACE_S if reason_is_known else PATIENCE_S):
+            # Peers of a killed rank may never notice: with NCCL they wait in a kernel.
+            one_is_lost = bool(gone) or launched.done()
+            if waited_s > (GRACE_S if hangs or first_failed else LOST_S if one_is_lost else PATIENCE_S):
                 return
             time.sleep(POLL_S)
 
@@ -154,6 +160,7 @@ class Ranks:
         silent = self._silent()
         if first and not silent:
             return _as_error(first)
+        silent = self._gone() or silent  # the others only wait for those that are gone
         noticed = first["message"] if first else str(error or "its process is gone")
         return RankError(
             f"{in_words(silent)} ended without a report: killed (out of memory?) or crashed outside of Python. "

@@ -1,0 +1,52 @@
+"""Ranks that fail as they do with NCCL: peers notice nothing, and leaving the group waits for them. For test_failure_order.py."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from mjlab_dist.config import TrainConfig
+from mjlab_dist.control import Control
+from mjlab_dist.distributed import DevicePlan, Rank, rank_from_environment
+from mjlab_dist.distributed.group import meet, process_group
+from mjlab_dist.worker import RunResult
+
+FAILING = 1
+
+
+def wait_for_ever() -> None:
+    """Stand in for a kernel of NCCL whose peer never comes."""
+    threading.Event().wait()
+
+
+@contextmanager
+def joined() -> Iterator[Rank]:
+    """Join a group that is destroyed, or aborted, only when all ranks do so."""
+    stand_in: Any = lambda *_: wait_for_ever()  # noqa: E731
+    dist.destroy_process_group = stand_in
+    rank = rank_from_environment(os.environ)
+    with process_group(rank, "cpu", "gloo", meet(rank)):
+        yield rank
+
+
+def raise_while_peers_wait(_config: TrainConfig, _plan: DevicePlan, _run_dir: Path, _control: Control) -> RunResult:
+    with joined() as rank:
+        if rank.rank == FAILING:
+            raise RuntimeError("a fault on purpose")
+        wait_for_ever()
+    raise AssertionError("no rank leaves the group")
+
+
+def die_while_peers_wait(_config: TrainConfig, _plan: DevicePlan, _run_dir: Path, _control: Control) -> RunResult:
+    with joined() as rank:
+        if rank.rank == FAILING:
+            os.kill(os.getpid(), signal.SIGKILL)
+        wait_for_ever()
+    raise AssertionError("no rank leaves the group")

@@ -1,0 +1,43 @@
+"""A rank fails as with NCCL, where peers wait in a kernel and leaving the group waits for them: the launcher still names it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import failing_ranks
+import pytest
+
+from mjlab_dist import registry
+from mjlab_dist.control import Control
+from mjlab_dist.distributed import DevicePlan
+from mjlab_dist.errors import Exit, RankError
+from mjlab_dist.launch import supervision
+from mjlab_dist.launch.ranks import run_ranks
+from mjlab_dist.worker import Entry, RunResult
+
+PLAN = DevicePlan(devices=("cpu",) * 3, egl_ids=(None,) * 3, names=("cpu",) * 3, torch_threads=1, backend="gloo")
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def failure(entry: Entry[RunResult], run_dir: Path) -> RankError:
+    config = registry.task_config("cartpole-balance")
+    with pytest.raises(RankError) as caught:
+        run_ranks(entry, RunResult, config, PLAN, run_dir, listen=lambda _: None, control=Control())
+    return caught.value
+
+
+def test_a_rank_that_raises_reports_before_it_leaves_the_group(tmp_path: Path) -> None:
+    error = failure(failing_ranks.raise_while_peers_wait, tmp_path)
+    assert error.rank == failing_ranks.FAILING
+    assert error.exit_code is Exit.FAILED
+    assert "raise_while_peers_wait" in error.report  # its traceback
+
+
+def test_a_killed_rank_is_named_although_its_peers_never_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervision, "PATIENCE_S", 600.0)  # reports that cannot come are not waited for
+    error = failure(failing_ranks.die_while_peers_wait, tmp_path)
+    assert error.rank == failing_ranks.FAILING
+    assert error.exit_code is Exit.INFRASTRUCTURE
