@@ -100,7 +100,13 @@ def make_stock_learner(config: TrainConfig, num_envs: int) -> rsl_rl.algorithms.
     stock = {key: value for key, value in plain["algorithm"].items() if key in known}
     stock["class_name"] = "rsl_rl.algorithms:PPO"
     stock["normalize_advantage_per_mini_batch"] = config.agent.advantage_normalization == "mini-batch"
-    return _construct({**plain, "algorithm": stock}, num_envs)
+    distribution = {
+        "class_name": "rsl_rl.modules.distribution:GaussianDistribution",
+        "init_std": config.agent.init_std,
+        "std_type": config.agent.std_type,
+    }
+    actor = {**plain["actor"], "distribution_cfg": distribution}
+    return _construct({**plain, "algorithm": stock, "actor": actor}, num_envs)
 
 
 def _construct(plain: dict[str, Any], num_envs: int, device: str = "cpu") -> rsl_rl.algorithms.PPO:

@@ -406,6 +406,10 @@ class AgentConfig:
     """Divide rewards, as the learner sees them, by the running deviation of their discounted sum, over all ranks; returns are reported as they are."""
     init_std: float = 1.0
     """Standard deviation of the actions at the start."""
+    min_std: float = 1e-3
+    """Smallest standard deviation of the actions. At the bound it still has a gradient, so it can grow again."""
+    std_type: Literal["scalar", "log"] = "scalar"
+    """Parameter of the standard deviation: scalar, the value itself; log, its logarithm, so that steps are relative to it."""
     orthogonal_init: bool = False
     """Start from orthogonal weights of gain sqrt(2), 0.01 in the policy's last layer and 1 in the value's, and biases of 0 (Andrychowicz et al. 2021, arXiv:2006.05990, section 3.2: actions that hardly depend on the observation at first); off starts from torch's."""
     rnn: Literal["none", "lstm", "gru"] = "none"
@@ -689,12 +693,17 @@ def _validate_numbers(config: TrainConfig) -> None:
         ("--agent.desired-kl", agent.desired_kl),
         ("--agent.clip-param", agent.clip_param),
         ("--agent.init-std", agent.init_std),
+        ("--agent.min-std", agent.min_std),
         ("--agent.max-grad-norm", agent.max_grad_norm),
         ("--hang-timeout", config.hang_timeout),
     ):
         if not 0 < value < math.inf:
             raise UserError(f"{flag} {value}: must be positive and finite")
     _validate_obs_clip(agent)
+    if agent.init_std < agent.min_std:
+        raise UserError(
+            f"--agent.init-std {agent.init_std}: is below --agent.min-std {agent.min_std}; raise it, or lower the minimum"
+        )
     for flag, value in (
         ("--agent.entropy-coef", agent.entropy_coef),
         ("--agent.value-loss-coef", agent.value_loss_coef),

@@ -57,6 +57,7 @@ def both(**fields: Any) -> tuple[Any, Any]:
         {"schedule": "fixed", "use_clipped_value_loss": False, "max_grad_norm": 0.05},
         {"advantage_normalization": "mini-batch", "activation": "relu"},
         {"advantage_normalization": "rank", "obs_normalization": False},
+        {"std_type": "log", "init_std": 0.5},
         {"rnn": "lstm"},
         {"rnn": "gru", "advantage_normalization": "mini-batch"},
     ],

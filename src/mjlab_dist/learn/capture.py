@@ -18,8 +18,7 @@ WARM_UP = 3
 class CapturedStep:
     """Backward and optimizer step, each recorded once and replayed, with the reduction launched between them.
 
-    The reduction stays outside of the graphs, so that gloo, NCCL and a synchronizer of the user's own all work, and NCCL's
-    watchdog cannot break a capture.
+    The reduction stays outside of the graphs, so that gloo, NCCL and a user's own synchronizer all work (docs/decisions/0006).
     """
 
     def __init__(

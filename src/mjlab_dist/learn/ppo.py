@@ -11,7 +11,6 @@ import rsl_rl.algorithms
 import torch
 from rsl_rl.models import MLPModel
 from rsl_rl.modules import MLP, EmpiricalNormalization
-from rsl_rl.modules.distribution import GaussianDistribution
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 from torch import nn
@@ -21,6 +20,7 @@ from mjlab_dist.distributed.sharding import Sharding
 from mjlab_dist.distributed.synchronizer import FORMATS, AllReduce, Synchronizer
 from mjlab_dist.learn.capture import CapturedStep
 from mjlab_dist.learn.clock import Clock
+from mjlab_dist.learn.distribution import BoundedGaussian
 from mjlab_dist.learn.gradients import FlatGradients
 from mjlab_dist.learn.moments import ClippedNormalization, NormalizerMoments, RewardScale, advantage_moments, normalize
 
@@ -125,6 +125,11 @@ class PPO(rsl_rl.algorithms.PPO):
         self._step = self._make_step()
 
     @property
+    def _distribution(self) -> BoundedGaussian:
+        assert isinstance(self._raw_actor.distribution, BoundedGaussian)
+        return self._raw_actor.distribution
+
+    @property
     def num_parameters(self) -> int:
         """Numbers in policy and value, over all ranks that share them."""
         return sum(p.numel() for p in self._parameters)
@@ -212,6 +217,7 @@ class PPO(rsl_rl.algorithms.PPO):
         for name, model in self._models.items():
             if chosen.get(name):
                 self.sharding.load_state(model, loaded_dict[f"{name}_state_dict"], strict)
+        self._distribution.project()  # min_std may have been lower when this was saved
         for normalizer in self._normalizers.values():
             normalizer.rebase()
         if self._reward_scale is not None and "reward_sums" in loaded_dict:
@@ -357,8 +363,7 @@ class PPO(rsl_rl.algorithms.PPO):
         actor_memory, critic_memory = batch.hidden_states
         # Asked for the mean, the policy draws no actions that nobody takes.
         mean = self.actor(batch.observations, masks=batch.masks, hidden_state=actor_memory)
-        assert isinstance(self._raw_actor.distribution, GaussianDistribution)
-        self._raw_actor.distribution.update(mean)
+        self._distribution.update(mean)
         ratio = torch.exp(self._raw_actor.get_output_log_prob(batch.actions) - batch.old_actions_log_prob.squeeze(-1))
         advantages = batch.advantages.squeeze(-1)
         clipped = ratio.clamp(1.0 - self.clip_param, 1.0 + self.clip_param)
@@ -391,6 +396,7 @@ class PPO(rsl_rl.algorithms.PPO):
         for name, gradients in zip(self._models, self._gradients.groups, strict=True):
             self._clip(gradients, self.sharding.collect_gradients(f"{name}."))
         self.optimizer.step()
+        self._distribution.project()
 
     def _adapt_rate(self, kl: torch.Tensor) -> None:
         """rsl_rl's rule, without asking the device: a third down where the policy moved too far, half up where too little."""

@@ -48,9 +48,10 @@ def rsl_rl_config(config: TrainConfig, synchronizer: Synchronizer) -> dict[str, 
         "actor": {
             **_model(agent, agent.actor_hidden_dims),
             "distribution_cfg": {
-                "class_name": "rsl_rl.modules.distribution:GaussianDistribution",
+                "class_name": "mjlab_dist.learn.distribution:BoundedGaussian",
                 "init_std": agent.init_std,
-                "std_type": "scalar",
+                "min_std": agent.min_std,
+                "std_type": agent.std_type,
             },
         },
         "critic": _model(agent, agent.critic_hidden_dims),
