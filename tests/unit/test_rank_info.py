@@ -12,8 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 from torch._C._distributed_c10d import TCPStore
+from torch.distributed import DistStoreError
 
 from mjlab_dist import runs
+from mjlab_dist.distributed import Rank, group
 from mjlab_dist.distributed.rank_info import (
     DeviceInfo,
     RankInfo,
@@ -41,6 +43,24 @@ def test_ranks_get_all_values_in_order_of_ranks():
         answers = list(pool.map(rank, range(3)))
     expected = [[{"rank": i, "none": None} for i in range(3)], [[i, "x"] for i in range(3)]]
     assert answers == [expected] * 3
+
+
+def test_a_rank_that_compiles_is_waited_for_beyond_the_timeout_of_collectives(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(group, "TIMEOUT_S", 1)
+    server = TCPStore("127.0.0.1", 0, is_master=True)
+    ranks = [Rank(rank=i, world_size=2, master_port=server.port, joins_store=True) for i in range(2)]
+    stores = [group.meet(rank) for rank in ranks]
+    compiler = stores[1]
+    assert compiler is not None
+
+    def compile_longer_than_that() -> list[int]:
+        with pytest.raises(DistStoreError):
+            compiler.wait(["never set"], timedelta(seconds=2))
+        return exchange(compiler, 1, 2, "device", 1)
+
+    with ThreadPoolExecutor(2) as pool:
+        waiting, compiling = pool.submit(exchange, stores[0], 0, 2, "device", 0), pool.submit(compile_longer_than_that)
+        assert waiting.result() == compiling.result() == [0, 1]
 
 
 def test_the_only_rank_gets_its_own_value():

@@ -19,6 +19,10 @@ from mjlab_dist.distributed.rank import Rank
 TIMEOUT_S = 600
 """Seconds that a rank waits in a collective before it gives up."""
 
+START_TIMEOUT_S = 7200
+"""Seconds that a rank waits for the others before they train: one of them may be compiling kernels. A rank that fails ends the
+launch at once; this is for launchers that do not end the others, such as srun without --kill-on-bad-exit."""
+
 T = TypeVar("T")
 
 _local_sum: contextvars.ContextVar[LocalSum | None] = contextvars.ContextVar("local_sum", default=None)
@@ -26,15 +30,20 @@ _local_sum: contextvars.ContextVar[LocalSum | None] = contextvars.ContextVar("lo
 
 
 def meet(rank: Rank) -> Store | None:
-    """Meet the other ranks at a store of keys and values, before there is a process group; None on the only rank."""
+    """Meet the other ranks at a key-value store, before there is a process group; return None on the only rank.
+
+    Connecting gives up after :data:`TIMEOUT_S`, waiting for a key after :data:`START_TIMEOUT_S`.
+    """
     if rank.world_size == 1:
         return None
     timeout = datetime.timedelta(seconds=TIMEOUT_S)
     if rank.joins_store:
-        return TCPStore(rank.master_address, rank.master_port, is_master=False, timeout=timeout)
-    url = f"tcp://{rank.master_address}:{rank.master_port}"
-    # Under torchrun this finds the store of its agent, on whose port rank 0 could open none.
-    store, _, _ = next(rendezvous(url, rank.rank, rank.world_size, timeout=timeout))
+        store: Store = TCPStore(rank.master_address, rank.master_port, is_master=False, timeout=timeout)
+    else:
+        url = f"tcp://{rank.master_address}:{rank.master_port}"
+        # Under torchrun this finds the store of its agent, on whose port rank 0 could open none.
+        store, _, _ = next(rendezvous(url, rank.rank, rank.world_size, timeout=timeout))
+    store.set_timeout(datetime.timedelta(seconds=START_TIMEOUT_S))
     return store
 
 
@@ -54,12 +63,15 @@ def process_group(rank: Rank, device: str, backend: str, store: Store | None) ->
     if rank.world_size == 1:
         yield
         return
+    assert store is not None
+    timeout = datetime.timedelta(seconds=TIMEOUT_S)
+    store.set_timeout(timeout)  # from here on nobody compiles
     dist.init_process_group(
         backend,
         store=store,
         rank=rank.rank,
         world_size=rank.world_size,
-        timeout=datetime.timedelta(seconds=TIMEOUT_S),
+        timeout=timeout,
         device_id=torch.device(device) if backend == "nccl" else None,
     )
     with _local_sums(rank, device, store):
