@@ -134,6 +134,7 @@ def joined(
     """
     rank = rank_from_environment(os.environ)
     device = plan.devices[rank.local_rank]
+    _free_earlier_run(device)
     with start_up():
         prepare_process(plan, rank, device, config.seed)
 
@@ -252,6 +253,16 @@ def _describe_ranks(rank: Rank, store: Store | None, device: DeviceInfo, env: En
     )
     told = exchange(store, rank.rank, rank.world_size, "rank", dataclasses.asdict(own))
     return [RankInfo(**one) for one in told]
+
+
+def _free_earlier_run(device: str) -> None:
+    """Free the memory of an earlier run of this process: env and runner refer to themselves, so only the collector frees them."""
+    gc.collect()
+    if device != "cpu":
+        import torch
+
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()  # else the memory stays with torch, and Warp cannot use it
 
 
 @contextlib.contextmanager

@@ -254,3 +254,32 @@ def test_importing_is_light() -> None:
     code = "import sys, mjlab_dist; sys.exit(str({'torch', 'tyro', 'rich', 'numpy'} & sys.modules.keys() or ''))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.strip() == ""
+
+
+TWICE = """
+import gc, json, sys, weakref
+import mjlab_dist
+import mjlab_dist.env.env
+
+gc.disable()  # else it may be the collector's own timing that frees the first run
+build = mjlab_dist.env.env.Env.__init__
+envs, alive = [], []
+
+def watched(self, *args, **kwargs):
+    alive.append(sum(env() is not None for env in envs))
+    envs.append(weakref.ref(self))
+    build(self, *args, **kwargs)
+
+mjlab_dist.env.env.Env.__init__ = watched
+for _ in range(2):
+    mjlab_dist.train("cartpole-balance", gpu_ids=None, max_iterations=1, quiet=True, **json.loads(sys.argv[1]))
+print(json.dumps(alive))
+"""
+
+
+def test_a_second_run_of_a_process_finds_the_memory_of_the_first_free(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TWICE, json.dumps(SMALL)], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [0, 0]
