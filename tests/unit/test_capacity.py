@@ -6,14 +6,18 @@ import dataclasses
 import json
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
 import legged
 import pytest
+import rollouts
 import torch
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from mjlab_dist import registry, runs, worker
 from mjlab_dist.config import ActionConfig, AgentConfig, TrainConfig
@@ -23,6 +27,7 @@ from mjlab_dist.env import Env, capacity
 from mjlab_dist.env.capacity import MAX_NUM_ENVS, Room, choose_num_envs, learner_bytes
 from mjlab_dist.errors import UserError
 from mjlab_dist.events import listening
+from mjlab_dist.learn import capture
 from mjlab_dist.sim import start_warp
 
 CPU = DevicePlan(devices=("cpu",), egl_ids=(None,), names=("cpu",), torch_threads=1, backend="gloo")
@@ -83,19 +88,80 @@ def test_the_rollout_is_counted_as_rsl_rl_stores_it(widths: dict[str, int]):
     stored = sum(tensor.nbytes for tensor in held if isinstance(tensor, torch.Tensor)) / num_envs
 
     no_networks = AgentConfig(num_steps_per_env=steps, actor_hidden_dims=(), critic_hidden_dims=())
-    counted = learner_bytes(no_networks, widths, num_actions)
-    assert 2 * stored <= counted < 2.2 * stored  # stored once, and copied once
+    counted = learner_bytes(no_networks, widths, num_actions, "cpu")
+    assert 2 * stored <= counted < 2.4 * stored  # stored once, and copied once
 
 
 def test_networks_and_mini_batches_count():
     def counted(**changes: Any) -> int:
-        return learner_bytes(dataclasses.replace(AgentConfig(), **changes), {"actor": 10}, 2)
+        return learner_bytes(dataclasses.replace(AgentConfig(), **changes), {"actor": 10}, 2, "cpu")
 
     assert counted(actor_hidden_dims=(512, 512)) > counted()
     assert counted(num_mini_batches=1) > counted() > counted(num_mini_batches=8)
     assert counted(num_steps_per_env=64) == 2 * counted()
     assert counted(rnn="gru") > counted()
     assert counted(rnn="gru", rnn_num_layers=2) > counted(rnn="gru", rnn_hidden_dim=300) > counted(rnn="gru")
+
+
+class PeakMemory(TorchDispatchMode):
+    """Adds up the memory of all tensors that operations made and that are still alive, and keeps its maximum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = 0
+        self._sizes: dict[int, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        given = {id(t.untyped_storage()) for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, torch.Tensor) and id(storage := tensor.untyped_storage()) not in given:
+                self._add(storage)
+        self.peak = max(self.peak, sum(self._sizes.values()))
+        return out
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        if id(storage) not in self._sizes:
+            self._sizes[id(storage)] = storage.nbytes()
+            weakref.finalize(storage, self._sizes.pop, id(storage))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"obs_normalization": False},
+        {"actor_hidden_dims": (4,), "critic_hidden_dims": (4,)},
+        {"num_mini_batches": 1, "actor_hidden_dims": (256, 128)},
+    ],
+    ids=str,
+)
+def test_an_update_takes_no_more_than_is_counted(changes: dict[str, Any]) -> None:
+    agent = dataclasses.replace(rollouts.AGENT, **changes)
+
+    def peak(num_envs: int) -> int:
+        data = rollouts.make_data(num_envs, 0)
+        with PeakMemory() as memory:
+            learner = rollouts.make_learner(rollouts.train_config(agent), num_envs)
+            rollouts.collect(learner, data)
+            learner.update()
+        return memory.peak
+
+    per_env = (peak(256) - peak(64)) / 192
+    assert 0.5 < per_env / learner_bytes(agent, rollouts.NUM_OBS, rollouts.NUM_ACTIONS, "cpu") < 1.0
+
+
+def test_the_mini_batch_that_graphs_read_is_counted_on_a_gpu() -> None:
+    agent, num_envs = rollouts.AGENT, 64
+    learner = rollouts.make_learner(rollouts.train_config(agent), num_envs)
+    rollouts.collect(learner, rollouts.make_data(num_envs, 0))
+    static = capture.copy_batch(learner._mini_batches()[0])
+    held = sum(tensor.nbytes for tensor in capture.tensors_of(static)) / num_envs
+    on_cpu, on_gpu, without = (
+        learner_bytes(dataclasses.replace(agent, capture=captures), rollouts.NUM_OBS, rollouts.NUM_ACTIONS, device)
+        for captures, device in ((True, "cpu"), (True, "cuda:0"), (False, "cuda:0"))
+    )
+    assert held <= on_gpu - on_cpu < 1.2 * held
+    assert without == on_cpu
 
 
 # What an env takes

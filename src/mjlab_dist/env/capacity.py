@@ -71,20 +71,28 @@ def choose_num_envs(rooms: Sequence[Room]) -> tuple[int, str]:
     return num_envs, f"--num-envs auto: {num_envs} envs per rank{most}. An env takes {takes}; {where}."
 
 
-def learner_bytes(agent: AgentConfig, observations: Mapping[str, int], num_actions: int) -> int:
-    """Bytes that the learner takes per env: its part of the rollout, of a shuffled copy, and of a mini-batch's activations.
+def learner_bytes(agent: AgentConfig, observations: Mapping[str, int], num_actions: int, device: str) -> int:
+    """Return the bytes that the learner takes per env.
+
+    They are its part of the rollout, of a shuffled copy, of what normalization computes in fp64, of a mini-batch's activations,
+    and, where the update is recorded as CUDA graphs, of the mini-batch that the graphs read.
 
     Args:
         agent: The learner.
         observations: Numbers per env in each observation group.
         num_actions: Actions per env.
+        device: ``cpu`` or ``cuda:<index>``.
     """
     # Action, its mean and its deviation; then reward, done, value, return, advantage and log-probability.
     stored = sum(observations.values()) + 3 * num_actions + 6
     # Policy and value have recurrent layers each. An LSTM keeps four gates and two states a unit; a GRU fewer.
     recurrent = 0 if agent.rnn == "none" else 2 * agent.rnn_num_layers * agent.rnn_hidden_dim
     widths = sum(agent.actor_hidden_dims) + sum(agent.critic_hidden_dims) + 6 * recurrent
-    per_step = 2 * stored + 2 * recurrent + 2 * widths / agent.num_mini_batches
+    # Temporaries in fp64, one after the other: four numbers per advantage; per observation a copy in fp32 and two numbers.
+    normalized = max([8, *(5 * width for width in observations.values() if agent.obs_normalization)])
+    records = agent.capture and device != "cpu" and agent.rnn == "none"
+    recorded = stored / agent.num_mini_batches if records else 0
+    per_step = 2 * stored + 2 * recurrent + normalized + recorded + 2 * widths / agent.num_mini_batches
     return math.ceil(FLOAT_BYTES * agent.num_steps_per_env * per_step)
 
 
@@ -134,7 +142,7 @@ def _env_bytes(config: TrainConfig, device: str) -> int:
     # Of every step of a rollout the state is kept beside the learner's samples: see learn/finite.py.
     state = sum(t.nbytes for t in (*more.sim.physics.values(), more.episode_length_buf)) // more.num_envs
     recorded = (config.agent.num_steps_per_env + 1) * state
-    return held + recorded + learner_bytes(config.agent, observations, more.num_actions)
+    return held + recorded + learner_bytes(config.agent, observations, more.num_actions, device)
 
 
 def _weigh_on_gpu(config: TrainConfig, device: str, held: int) -> int:

@@ -46,7 +46,7 @@ class CapturedStep:
             self._until_recording -= 1  # below 0 where recording has failed, which is not tried again
             self._run_eagerly(batch)
             return
-        for static, new in zip(_tensors(self._batch), _tensors(batch), strict=True):
+        for static, new in zip(tensors_of(self._batch), tensors_of(batch), strict=True):
             static.copy_(new)
         backward, apply = self._graphs
         backward.replay()
@@ -63,7 +63,7 @@ class CapturedStep:
         torch.cuda.current_stream().wait_stream(self._stream)
 
     def _record(self, batch: Batch) -> None:
-        static = _copy(batch)
+        static = copy_batch(batch)
         backward, apply = self._graphs
         try:
             with torch.cuda.graph(backward, stream=self._stream):
@@ -77,7 +77,8 @@ class CapturedStep:
         self._batch = static
 
 
-def _copy(batch: Batch) -> Batch:
+def copy_batch(batch: Batch) -> Batch:
+    """Return a mini-batch of its own memory, for graphs to read."""
     assert batch.observations is not None
     assert batch.old_distribution_params is not None
     return Batch(
@@ -96,7 +97,8 @@ def _clone(tensor: torch.Tensor | None) -> torch.Tensor:
     return tensor.clone()
 
 
-def _tensors(batch: Batch) -> list[torch.Tensor]:
+def tensors_of(batch: Batch) -> list[torch.Tensor]:
+    """Return the tensors of a mini-batch, in a fixed order."""
     assert batch.observations is not None
     assert batch.old_distribution_params is not None
     fields = (batch.actions, batch.values, batch.advantages, batch.returns, batch.old_actions_log_prob)
