@@ -6,14 +6,17 @@ import dataclasses
 import logging
 from typing import Any
 
+import fake_nvml
+import pynvml
 import pytest
+from fake_nvml import FakeGpu
 
 from mjlab_dist import registry
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.distributed import DevicePlan, Rank
 from mjlab_dist.errors import UserError
 from mjlab_dist.launch import devices
-from mjlab_dist.launch.devices import Gpu, in_this_process, plan_devices, plan_own_device
+from mjlab_dist.launch.devices import Gpu, find_gpus, in_this_process, plan_devices, plan_own_device
 
 GPUS = [Gpu(index=i, uuid=f"GPU-{'abcd'[i]}1-22", name=f"Model {i}") for i in range(4)]
 
@@ -319,3 +322,92 @@ def test_a_rank_of_this_process_takes_its_gpu_by_index_and_leaves_the_variable(
 
 def test_a_rank_of_this_process_on_the_cpu_needs_no_change():
     assert in_this_process(plan(None), {}, GPUS) == plan(None)
+
+
+LOST = {"nvmlDeviceGetHandleByIndex": pynvml.NVML_ERROR_GPU_IS_LOST}
+FORBIDDEN = {"nvmlDeviceGetHandleByIndex": pynvml.NVML_ERROR_NO_PERMISSION}
+
+
+def machine(monkeypatch: pytest.MonkeyPatch, **faults: dict[str, int]) -> list[Gpu]:
+    """GPUs a, b and c, some of which raise errors."""
+    fake_nvml.install(
+        monkeypatch, [FakeGpu(uuid=f"GPU-{x}", name=f"Model {x}", fails=faults.get(x, {})) for x in "abc"]
+    )
+    return find_gpus()
+
+
+def test_gpus_are_listed_in_the_order_of_the_driver(monkeypatch: pytest.MonkeyPatch):
+    found = machine(monkeypatch)
+    assert [(gpu.index, gpu.uuid, gpu.name, gpu.fault) for gpu in found] == [
+        (i, f"GPU-{x}", f"Model {x}", "") for i, x in enumerate("abc")
+    ]
+
+
+@pytest.mark.parametrize("function", ["nvmlInit", "nvmlDeviceGetCount"])
+def test_a_driver_that_fails_shows_no_gpu(monkeypatch: pytest.MonkeyPatch, function: str):
+    fake_nvml.install(monkeypatch, [FakeGpu(uuid="GPU-a")], {function: pynvml.NVML_ERROR_UNKNOWN})
+    assert find_gpus() == []
+
+
+@pytest.mark.parametrize(
+    ("fails", "reason"),
+    [
+        (LOST, "lost"),
+        (FORBIDDEN, "Permissions"),
+        ({"nvmlDeviceGetUUID": pynvml.NVML_ERROR_GPU_IS_LOST}, "lost"),
+        ({"nvmlDeviceGetName": pynvml.NVML_ERROR_UNKNOWN}, "Unknown"),
+    ],
+)
+def test_a_gpu_that_cannot_be_used_keeps_its_index(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fails: dict[str, int], reason: str
+):
+    gpus = machine(monkeypatch, b=fails)
+    assert [reason in gpu.fault for gpu in gpus] == [False, True, False]
+    assert plan((2,), gpus=gpus).names[0].startswith("Model c")
+    message = refusal_of((0, 1), gpus=gpus)
+    assert message.startswith("--gpu-ids 0 1: GPU 1 ")
+    assert reason in message
+    assert plan(None, gpus=gpus).devices == ("cpu",)
+    assert plan_devices(chosen(cpu_ranks=2), {}, gpus).devices == ("cpu", "cpu")
+    assert not warnings_in(caplog)
+
+
+def test_all_leaves_out_a_gpu_that_cannot_be_used_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    made = plan("all", gpus=machine(monkeypatch, b=LOST))
+    assert [name.split(" (")[0] for name in made.names] == ["Model a", "Model c"]
+    (warning,) = warnings_in(caplog)
+    assert "GPU 1" in warning
+    assert "lost" in warning
+
+
+def test_by_default_the_first_gpu_that_can_be_used_trains(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    assert plan(gpus=machine(monkeypatch, a=FORBIDDEN)).names[0].startswith("Model b")
+    assert any("GPU 0" in warning for warning in warnings_in(caplog))
+
+
+def test_where_no_gpu_can_be_used_all_is_refused_and_the_default_is_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    gpus = machine(monkeypatch, a=LOST, b=LOST, c=FORBIDDEN)
+    assert refusal_of("all", gpus=gpus).startswith("--gpu-ids all:")
+    caplog.clear()
+    assert plan(gpus=gpus).devices == ("cpu",)
+    assert [f"GPU {i}" in warning for i, warning in enumerate(warnings_in(caplog)[:3])] == [True] * 3
+
+
+def test_a_query_that_a_gpu_does_not_support_is_no_fault(monkeypatch: pytest.MonkeyPatch):
+    unsupported = pynvml.NVML_ERROR_NOT_SUPPORTED
+    gpus = machine(monkeypatch, b={"nvmlDeviceGetName": unsupported, "nvmlDeviceGetUUID": unsupported})
+    assert not gpus[1].fault
+    assert plan((1,), gpus=gpus).devices == ("cuda:0",)
+
+
+def test_a_rank_of_another_launcher_refuses_a_lost_gpu(monkeypatch: pytest.MonkeyPatch):
+    gpus = machine(monkeypatch, b=LOST)
+    assert own(0, {}, gpus).devices[0] == "cuda:0"
+    with pytest.raises(UserError, match=r"^LOCAL_RANK 1: GPU 1 .*lost"):
+        own(1, {}, gpus)

@@ -14,7 +14,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import fake_nvml
+import pynvml
 import pytest
+from fake_nvml import FakeGpu
 
 from mjlab_dist import registry
 from mjlab_dist.config import TrainConfig
@@ -224,6 +227,28 @@ def test_a_gpu_that_others_use_is_warned_of(free_gb: int, pids: list[int], figur
 
 def test_what_the_driver_takes_of_a_gpu_is_no_use():
     assert judge_gpu(H200, 139 * 10**9, 140 * 10**9, []).status is Status.OK
+
+
+def test_doctor_shows_gpus_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch):
+    gone = pynvml.NVML_ERROR_GPU_IS_LOST
+    gpus = [
+        FakeGpu("GPU-a", fails={"nvmlDeviceGetHandleByIndex": gone}),
+        FakeGpu("GPU-b", fails={"nvmlDeviceGetMemoryInfo": gone}),
+        FakeGpu("GPU-c", fails={"nvmlDeviceGetMemoryInfo": pynvml.NVML_ERROR_NOT_SUPPORTED}),
+        FakeGpu("GPU-d"),
+    ]
+    fake_nvml.install(monkeypatch, gpus)
+    found = {finding.name: finding for finding in doctor.check_devices()}
+    assert [found[f"GPU {i}"].status for i in range(4)] == [Status.WARNING, Status.WARNING, Status.OK, Status.OK]
+    for i in (0, 1):
+        assert "lost" in found[f"GPU {i}"].figure
+        assert found[f"GPU {i}"].mend
+
+
+def test_doctor_shows_a_driver_that_cannot_count_its_gpus(monkeypatch: pytest.MonkeyPatch):
+    fake_nvml.install(monkeypatch, [FakeGpu("GPU-a")], {"nvmlDeviceGetCount": pynvml.NVML_ERROR_UNKNOWN})
+    (finding,) = doctor.check_devices()
+    assert finding.status is Status.WARNING
 
 
 DRIVER = """

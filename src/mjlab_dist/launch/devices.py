@@ -1,12 +1,13 @@
-"""Which devices the ranks of this machine take. Imports no torch: NVIDIA's management library is asked."""
+"""Which devices the ranks of this machine take, as NVIDIA's management library (NVML) lists them. Imports no torch."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.distributed import DevicePlan, Rank, outside_launcher
@@ -15,6 +16,8 @@ from mjlab_dist.errors import UserError
 logger = logging.getLogger(__name__)
 
 CPU_MEND = "use --gpu-ids None to train on the CPU"
+
+OTHER_GPUS = "see nvidia-smi, or choose other GPUs"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,10 +30,15 @@ class Gpu:
     """Its UUID, ``GPU-...``."""
     name: str
     """Its model."""
+    fault: str = ""
+    """Why it cannot be used, such as ``GPU is lost``; empty if it can."""
 
 
 def find_gpus() -> list[Gpu]:
-    """The machine's GPUs, whatever CUDA_VISIBLE_DEVICES says; none without a driver."""
+    """Return the machine's GPUs, whatever CUDA_VISIBLE_DEVICES lists; none without a driver that works.
+
+    A GPU that cannot be used keeps its place, so that the indices of the others do not shift.
+    """
     import pynvml  # noqa: PLC0415 (needless where help is printed)
 
     try:
@@ -38,11 +46,9 @@ def find_gpus() -> list[Gpu]:
     except pynvml.NVMLError:
         return []
     try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        return [
-            Gpu(index=i, uuid=str(pynvml.nvmlDeviceGetUUID(handle)), name=str(pynvml.nvmlDeviceGetName(handle)))
-            for i, handle in enumerate(handles)
-        ]
+        return [_query_gpu(i) for i in range(pynvml.nvmlDeviceGetCount())]
+    except pynvml.NVMLError:
+        return []
     finally:
         pynvml.nvmlShutdown()
 
@@ -56,7 +62,7 @@ def plan_devices(config: TrainConfig, environ: Mapping[str, str], gpus: list[Gpu
         gpus: The machine's GPUs.
 
     Raises:
-        UserError: If the chosen GPUs are not there, repeated, or mixed with CPU ranks.
+        UserError: If the chosen GPUs are not there, cannot be used, are repeated, or are mixed with CPU ranks.
     """
     chosen = config.gpu_ids
     if config.cpu_ranks is not None:
@@ -68,17 +74,16 @@ def plan_devices(config: TrainConfig, environ: Mapping[str, str], gpus: list[Gpu
     if chosen is None:
         return _cpus(1, cores())
     tokens = _visible_tokens(environ, gpus)
-    if chosen == "auto":
-        if tokens:
-            return _gpus(tokens[:1], gpus)
-        if environ.get("CUDA_VISIBLE_DEVICES") != "":
-            logger.warning("No GPU found: training on the CPU (--gpu-ids None says so without this warning).")
-        return _cpus(1, cores())
-    if chosen == "all":
-        if not tokens:
-            raise UserError(f"--gpu-ids all: {_seen(environ, tokens)}; {CPU_MEND}")
-        return _gpus(tokens, gpus)
-    return _gpus([tokens[i] for i in _checked_indices(chosen, environ, tokens)], gpus)
+    if isinstance(chosen, tuple):
+        return _gpus([tokens[i] for i in _checked_indices(chosen, environ, tokens, gpus)], gpus)
+    usable = _usable(tokens, gpus)
+    if chosen == "all" and not usable:
+        raise UserError(f"--gpu-ids all: {_seen(environ, usable)}; {CPU_MEND}")
+    if usable:
+        return _gpus(usable if chosen == "all" else usable[:1], gpus)
+    if environ.get("CUDA_VISIBLE_DEVICES") != "":
+        logger.warning("No GPU found: training on the CPU (--gpu-ids None says so without this warning).")
+    return _cpus(1, cores())
 
 
 def plan_own_device(config: TrainConfig, rank: Rank, environ: Mapping[str, str], gpus: list[Gpu]) -> DevicePlan:
@@ -94,7 +99,7 @@ def plan_own_device(config: TrainConfig, rank: Rank, environ: Mapping[str, str],
         A plan whose every local rank up to this one has an entry.
 
     Raises:
-        UserError: If there are fewer GPUs than ranks here.
+        UserError: If there are fewer GPUs than ranks here, or this rank's cannot be used.
     """
     tokens = [] if config.gpu_ids is None or config.cpu_ranks is not None else _visible_tokens(environ, gpus)
     here = rank.local_rank + 1
@@ -109,6 +114,8 @@ def plan_own_device(config: TrainConfig, rank: Rank, environ: Mapping[str, str],
         )
     if rank.local_rank >= len(tokens):
         raise UserError(f"LOCAL_RANK {rank.local_rank}: {_seen(environ, tokens)}; start one process per GPU")
+    if fault := _fault(tokens[rank.local_rank], gpus):
+        raise UserError(f"LOCAL_RANK {rank.local_rank}: {fault}; {OTHER_GPUS}, by CUDA_VISIBLE_DEVICES")
     return dataclasses.replace(_gpus(tokens, gpus), visible=None)
 
 
@@ -132,6 +139,31 @@ def in_this_process(plan: DevicePlan, environ: Mapping[str, str], gpus: list[Gpu
 def cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+def _query_gpu(index: int) -> Gpu:
+    import pynvml  # noqa: PLC0415
+
+    uuid, name = "", "GPU"
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        uuid = _query(pynvml.nvmlDeviceGetUUID, handle) or uuid
+        name = _query(pynvml.nvmlDeviceGetName, handle) or name
+    except pynvml.NVMLError as error:
+        return Gpu(index=index, uuid=uuid, name=name, fault=str(error))
+    return Gpu(index=index, uuid=uuid, name=name)
+
+
+def _query(function: Callable[[Any], Any], handle: Any) -> Any:
+    """Return what an NVML function answers; None if the GPU or the driver has no such function."""
+    import pynvml  # noqa: PLC0415
+
+    try:
+        return function(handle)
+    except pynvml.NVMLError as error:
+        if getattr(error, "value", None) in (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND):
+            return None
+        raise
 
 
 def _cpus(num_ranks: int, torch_threads: int) -> DevicePlan:
@@ -164,18 +196,24 @@ def _visible_tokens(environ: Mapping[str, str], gpus: list[Gpu]) -> list[str]:
     tokens: list[str] = []
     for token in map(str.strip, environ["CUDA_VISIBLE_DEVICES"].split(",")):
         # CUDA takes the beginning of a UUID. Which MIG slices there are, the list of GPUs does not tell.
-        known = (
-            token.startswith("MIG-")
-            or (token.startswith("GPU-") and any(gpu.uuid.startswith(token) for gpu in gpus))
-            or (token.isdecimal() and int(token) < len(gpus))
-        )
+        known = token.startswith("MIG-") or _find(token, gpus) is not None
         if not known:
             break
         tokens.append(token)
     return tokens
 
 
-def _checked_indices(chosen: tuple[int, ...], environ: Mapping[str, str], tokens: list[str]) -> tuple[int, ...]:
+def _usable(tokens: list[str], gpus: list[Gpu]) -> list[str]:
+    """Return the tokens whose GPUs can be used; warn of the others."""
+    for token in tokens:
+        if fault := _fault(token, gpus):
+            logger.warning("%s: left out.", fault)
+    return [token for token in tokens if not _fault(token, gpus)]
+
+
+def _checked_indices(
+    chosen: tuple[int, ...], environ: Mapping[str, str], tokens: list[str], gpus: list[Gpu]
+) -> tuple[int, ...]:
     shown = _shown(chosen)
     if not chosen:
         raise UserError("--gpu-ids: names no GPU; give indices such as 0 1, or all, or None for the CPU")
@@ -188,6 +226,9 @@ def _checked_indices(chosen: tuple[int, ...], environ: Mapping[str, str], tokens
     repeated = [i for i in dict.fromkeys(chosen) if chosen.count(i) > 1]
     if repeated:
         raise UserError(f"--gpu-ids {shown}: GPU {repeated[0]} is repeated; name each once")
+    for i in chosen:
+        if fault := _fault(tokens[i], gpus):
+            raise UserError(f"--gpu-ids {shown}: {fault}; {OTHER_GPUS}")
     return chosen
 
 
@@ -204,13 +245,25 @@ def _shown(chosen: tuple[int, ...] | str | None) -> str:
     return " ".join(map(str, chosen)) if isinstance(chosen, tuple) else str(chosen)
 
 
-def _physical_index(token: str, gpus: list[Gpu]) -> str | None:
+def _find(token: str, gpus: list[Gpu]) -> Gpu | None:
+    """Return the GPU that an entry of CUDA_VISIBLE_DEVICES names, by its index or the beginning of its UUID."""
     if token.isdecimal():
-        return token
+        return gpus[int(token)] if int(token) < len(gpus) else None
+    return next((gpu for gpu in gpus if token.startswith("GPU-") and gpu.uuid.startswith(token)), None)
+
+
+def _fault(token: str, gpus: list[Gpu]) -> str:
+    """Return in words why the GPU of a token cannot be used; empty if it can."""
+    gpu = _find(token, gpus)
+    return f"GPU {gpu.index} cannot be used ({gpu.fault})" if gpu and gpu.fault else ""
+
+
+def _physical_index(token: str, gpus: list[Gpu]) -> str | None:
     # Which GPU a MIG slice belongs to, its UUID does not tell.
-    return next((str(gpu.index) for gpu in gpus if gpu.uuid.startswith(token)), None)
+    gpu = _find(token, gpus)
+    return str(gpu.index) if gpu else None
 
 
 def _name(token: str, gpus: list[Gpu]) -> str:
-    index = _physical_index(token, gpus)
-    return f"{gpus[int(index)].name} ({token})" if index is not None else token
+    gpu = _find(token, gpus)
+    return f"{gpu.name} ({token})" if gpu else token

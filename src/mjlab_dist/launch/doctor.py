@@ -95,6 +95,7 @@ def check_devices() -> list[Finding]:
             shared = [check_shared_memory(Path("/dev/shm"))] if len(gpus) > 1 else []  # noqa: S108
             return [check_driver(), check_torch(), *check_gpus(gpus), *shared]
         pynvml.nvmlInit()
+        pynvml.nvmlDeviceGetCount()
         pynvml.nvmlShutdown()
     except pynvml.NVMLError as error:
         no_driver = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)

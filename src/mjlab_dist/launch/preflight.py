@@ -239,7 +239,7 @@ def driver_cuda() -> tuple[int, int] | None:
 
 
 def check_gpus(gpus: Sequence[Gpu]) -> list[Finding]:
-    """Who else uses GPUs, and what memory that leaves.
+    """Check whether GPUs can be used, who else uses them, and what memory that leaves.
 
     Args:
         gpus: The GPUs to look at.
@@ -258,13 +258,24 @@ def check_gpus(gpus: Sequence[Gpu]) -> list[Finding]:
 def _check_gpu(gpu: Gpu) -> Finding:
     import pynvml  # noqa: PLC0415
 
-    handle = pynvml.nvmlDeviceGetHandleByIndex(gpu.index)
+    if gpu.fault:
+        return _unusable(gpu, gpu.fault)
     try:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(gpu.index)
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
         pids = [process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
-    except pynvml.NVMLError as error:  # on GPUs that share the host's memory, say
-        return Finding(name=f"GPU {gpu.index}", figure=f"{gpu.name}, whose use is not told ({error})")
+    except pynvml.NVMLError as error:
+        # GPUs that share the host's memory have no such query, and a container may forbid it.
+        if getattr(error, "value", None) in (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NO_PERMISSION):
+            return Finding(name=f"GPU {gpu.index}", figure=f"{gpu.name}, whose use is unknown ({error})")
+        return _unusable(gpu, str(error))
     return judge_gpu(gpu, int(memory.free), int(memory.total), [pid for pid in pids if pid != os.getpid()])
+
+
+def _unusable(gpu: Gpu, fault: str) -> Finding:
+    mend = "see nvidia-smi: a lost GPU needs a reboot, a missing permission another container or job"
+    figure = f"{gpu.name} cannot be used ({fault})"
+    return Finding(name=f"GPU {gpu.index}", figure=figure, status=Status.WARNING, mend=mend)
 
 
 def judge_gpu(gpu: Gpu, free_bytes: int, total_bytes: int, pids: Sequence[int]) -> Finding:

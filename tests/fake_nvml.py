@@ -1,0 +1,84 @@
+"""NVIDIA's management library (NVML) on made-up machines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+
+GB = 10**9
+
+
+@dataclass
+class FakeGpu:
+    """A GPU, or a MIG instance of one, as NVML reports it."""
+
+    uuid: str
+    name: str = "Model"
+    fails: dict[str, int] = field(default_factory=dict)
+    """Error code that each of these functions raises."""
+    instances: Sequence[FakeGpu | None] | None = None
+    """MIG instances by NVML's index, None for a free one; None where MIG mode is off."""
+    free_bytes: int = 80 * GB
+    total_bytes: int = 80 * GB
+
+
+def install(monkeypatch: pytest.MonkeyPatch, gpus: Sequence[FakeGpu], fails: dict[str, int] | None = None) -> None:
+    """Replace pynvml's functions by those of a machine with these GPUs.
+
+    Args:
+        monkeypatch: Undoes it.
+        gpus: The GPUs in NVML's order.
+        fails: Error codes of functions that take no GPU.
+    """
+
+    codes = fails or {}
+
+    def by_index(index: int) -> FakeGpu:
+        return _answer("nvmlDeviceGetHandleByIndex", gpus[index].fails, gpus[index])
+
+    answers = {
+        "nvmlInit": None,
+        "nvmlShutdown": None,
+        "nvmlDeviceGetCount": len(gpus),
+        "nvmlSystemGetDriverVersion": "580.65",
+        "nvmlSystemGetCudaDriverVersion_v2": 13000,
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(pynvml, name, lambda name=name, answer=answer: _answer(name, codes, answer))
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", by_index)
+    for name, query in QUERIES.items():
+        monkeypatch.setattr(
+            pynvml,
+            name,
+            lambda gpu, *args, name=name, query=query: _answer(name, gpu.fails, query(gpu, *args)),
+        )
+
+
+def _answer(name: str, fails: dict[str, int], answer: Any) -> Any:
+    if name in fails:
+        raise pynvml.NVMLError(fails[name])
+    return answer
+
+
+def _instance(gpu: FakeGpu, index: int) -> FakeGpu:
+    found = (gpu.instances or ())[index]
+    if found is None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+    return found
+
+
+QUERIES: dict[str, Callable[..., Any]] = {
+    "nvmlDeviceGetUUID": lambda gpu: gpu.uuid,
+    "nvmlDeviceGetName": lambda gpu: gpu.name,
+    "nvmlDeviceGetMemoryInfo": lambda gpu: SimpleNamespace(free=gpu.free_bytes, total=gpu.total_bytes),
+    "nvmlDeviceGetComputeRunningProcesses": lambda _: [],
+    "nvmlDeviceGetMigMode": lambda gpu: [int(gpu.instances is not None)] * 2,
+    "nvmlDeviceGetMaxMigDeviceCount": lambda gpu: len(gpu.instances or ()),
+    "nvmlDeviceGetMigDeviceHandleByIndex": _instance,
+}
+"""Functions that take a GPU or a MIG instance first."""
