@@ -41,6 +41,10 @@ def install(monkeypatch: pytest.MonkeyPatch, gpus: Sequence[FakeGpu], fails: dic
     def by_index(index: int) -> FakeGpu:
         return _answer("nvmlDeviceGetHandleByIndex", gpus[index].fails, gpus[index])
 
+    def by_uuid(uuid: str) -> FakeGpu:
+        found = [one for gpu in gpus for one in (gpu, *(gpu.instances or ())) if one and one.uuid == uuid]
+        return _answer("nvmlDeviceGetHandleByUUID", found[0].fails, found[0])
+
     answers = {
         "nvmlInit": None,
         "nvmlShutdown": None,
@@ -51,6 +55,7 @@ def install(monkeypatch: pytest.MonkeyPatch, gpus: Sequence[FakeGpu], fails: dic
     for name, answer in answers.items():
         monkeypatch.setattr(pynvml, name, lambda name=name, answer=answer: _answer(name, codes, answer))
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", by_index)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", by_uuid)
     for name, query in QUERIES.items():
         monkeypatch.setattr(
             pynvml,

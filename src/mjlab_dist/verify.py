@@ -64,7 +64,7 @@ class RankRow:
     host: str
     """Name of the machine."""
     device: str
-    """Torch's name of the device, and its model."""
+    """The device's UUID, or else torch's name of it; and its model."""
     memory_gb: int
     """All memory of the device, in GB of 10^9 bytes."""
     env_ids: str
@@ -163,7 +163,7 @@ def _row(evidence: Evidence) -> RankRow:
     return RankRow(
         rank=info.rank,
         host=info.host,
-        device=f"{info.device}, {info.name}",
+        device=f"{info.visible or info.device}, {info.name}",
         memory_gb=info.memory_gb,
         env_ids=f"{info.first_env_id} to {info.first_env_id + info.num_envs - 1}",
         seed=info.seed,

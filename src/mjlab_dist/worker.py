@@ -278,7 +278,9 @@ def start_up() -> Iterator[None]:
 
 
 def prepare_process(plan: DevicePlan, rank: Rank, device: str, seed: int) -> None:
-    """Threads, current GPU, seed; and EGL's device, which must be set before MuJoCo is imported."""
+    """Set up the process of a rank: its visible GPU and EGL's device, before any of their libraries start; threads, seed."""
+    if plan.visible is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = plan.visible[rank.local_rank]  # read when CUDA starts, not at its import
     egl_id = plan.egl_ids[rank.local_rank]
     if egl_id is not None:
         os.environ["MUJOCO_EGL_DEVICE_ID"] = egl_id

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import fake_nvml
 import pynvml
 import pytest
+import torch
 from fake_nvml import FakeGpu
 
 from mjlab_dist import registry
@@ -18,7 +21,9 @@ from mjlab_dist.errors import UserError
 from mjlab_dist.launch import devices
 from mjlab_dist.launch.devices import Gpu, find_gpus, in_this_process, plan_devices, plan_own_device
 
-GPUS = [Gpu(index=i, uuid=f"GPU-{'abcd'[i]}1-22", name=f"Model {i}") for i in range(4)]
+A, B, C, D = (f"GPU-{letter}1-22" for letter in "abcd")
+
+GPUS = [Gpu(index=i, card=i, uuid=uuid, card_uuid=uuid, name=f"Model {i}") for i, uuid in enumerate((A, B, C, D))]
 
 NUM_CORES = 12
 
@@ -53,15 +58,15 @@ def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_by_default_the_first_gpu_trains(caplog: pytest.LogCaptureFixture):
     made = plan()
     assert made.devices == ("cuda:0",)
-    assert made.visible == "0"
+    assert made.visible == (A,)
     assert made.egl_ids == ("0",)
-    assert made.names == ("Model 0 (0)",)
+    assert made.names == ("Model 0 (GPU 0)",)
     assert not warnings_in(caplog)
 
 
 def test_by_default_the_first_visible_gpu_trains():
     made = plan(visible="2,3")
-    assert (made.devices, made.visible, made.egl_ids) == (("cuda:0",), "2", ("2",))
+    assert (made.devices, made.visible, made.egl_ids) == (("cuda:0",), (C,), ("2",))
 
 
 def test_without_a_gpu_the_cpu_trains_with_a_warning(caplog: pytest.LogCaptureFixture):
@@ -89,60 +94,54 @@ def test_none_means_the_cpu(gpus: list[Gpu], caplog: pytest.LogCaptureFixture):
     assert not warnings_in(caplog)
 
 
-def test_ids_are_physical_where_nothing_is_hidden():
+def test_every_rank_sees_its_own_gpu_alone():
     made = plan((1, 3))
-    assert made.devices == ("cuda:0", "cuda:1")
-    assert made.visible == "1,3"
+    assert made.devices == ("cuda:0", "cuda:0")
+    assert made.visible == (B, D)
     assert made.egl_ids == ("1", "3")
-    assert made.names == ("Model 1 (1)", "Model 3 (3)")
+    assert made.names == ("Model 1 (GPU 1)", "Model 3 (GPU 3)")
 
 
 def test_ids_index_into_what_is_visible():
     made = plan((0, 1), visible="2,3")
-    assert made.devices == ("cuda:0", "cuda:1")
-    assert made.visible == "2,3"
+    assert made.visible == (C, D)
     assert made.egl_ids == ("2", "3")
-    assert plan((1,), visible="2,3").visible == "3"
+    assert plan((1,), visible="2,3").visible == (D,)
 
 
 def test_order_of_ids_is_kept():
     made = plan((1, 0), visible="2, 3")
-    assert made.visible == "3,2"
+    assert made.visible == (D, C)
     assert made.egl_ids == ("3", "2")
-    assert made.names == ("Model 3 (3)", "Model 2 (2)")
+    assert made.names == ("Model 3 (GPU 3)", "Model 2 (GPU 2)")
 
 
 def test_all_means_all_that_are_visible():
-    assert plan("all").visible == "0,1,2,3"
-    assert plan("all", visible="3,1").visible == "3,1"
-    assert len(plan("all").devices) == 4
+    assert plan("all").visible == (A, B, C, D)
+    assert plan("all", visible="3,1").visible == (D, B)
 
 
-@pytest.mark.parametrize("uuid", ["GPU-b1-22", "GPU-b"])
-def test_a_uuid_passes_unharmed_and_tells_the_physical_index(uuid: str):
+@pytest.mark.parametrize("uuid", [B, "GPU-b"])
+def test_a_uuid_or_its_beginning_names_a_gpu(uuid: str):
     made = plan("all", visible=f"{uuid},0")
-    assert made.visible == f"{uuid},0"
-    assert made.devices == ("cuda:0", "cuda:1")
+    assert made.visible == (B, A)
     assert made.egl_ids == ("1", "0")
-    assert made.names[0] == f"Model 1 ({uuid})"
+    assert made.names[0] == "Model 1 (GPU 1)"
 
 
-def test_a_mig_slice_passes_unharmed_and_leaves_egl_alone():
-    made = plan("all", visible="MIG-5c89a1f4-0d3e")
-    assert made.visible == "MIG-5c89a1f4-0d3e"
-    assert made.devices == ("cuda:0",)
-    assert made.egl_ids == (None,)
-    assert "MIG-5c89a1f4-0d3e" in made.names[0]
-
-
-@pytest.mark.parametrize("stop", ["-1", "junk", "4", "", "NoDevFiles"])
+@pytest.mark.parametrize("stop", ["-1", "junk", "4", "", "NoDevFiles", "GPU-", "MIG"])
 def test_what_names_no_device_cuts_the_list_as_in_cuda(stop: str):
-    assert plan("all", visible=f"2,{stop},3").visible == "2"
+    assert plan("all", visible=f"2,{stop},3").visible == (C,)
     assert "no GPU 1" in refusal_of((1,), visible=f"2,{stop},3")
 
 
+@pytest.mark.parametrize("repeated", ["1,2,1", f"1,{B}"])
+def test_a_list_that_repeats_a_gpu_shows_none_as_in_cuda(repeated: str):
+    assert "no GPU" in refusal_of("all", visible=repeated)
+
+
 def test_a_uuid_of_no_gpu_here_cuts_the_list_as_in_cuda():
-    assert plan("all", visible="2,GPU-elsewhere,3").visible == "2"
+    assert plan("all", visible="2,GPU-elsewhere,3").visible == (C,)
 
 
 def test_a_list_that_starts_with_junk_shows_no_gpu():
@@ -247,16 +246,17 @@ def own(
 @pytest.mark.parametrize("local_rank", range(4))
 def test_a_rank_of_another_launcher_takes_the_gpu_of_its_local_rank(local_rank: int):
     made = own(local_rank, {})
-    assert made.devices[local_rank] == f"cuda:{local_rank}"
+    assert made.devices[local_rank] == "cuda:0"
+    assert made.visible is not None
+    assert made.visible[local_rank] == (A, B, C, D)[local_rank]
     assert made.egl_ids[local_rank] == str(local_rank)
     assert f"Model {local_rank}" in made.names[local_rank]
-    assert made.visible is None
     assert made.backend == "nccl"
 
 
 def test_a_rank_of_another_launcher_takes_the_visible_gpu_of_its_local_rank():
     made = own(1, {"CUDA_VISIBLE_DEVICES": "3,2"})
-    assert made.devices[1] == "cuda:1"
+    assert made.visible == (D, C)
     assert made.egl_ids[1] == "2"
 
 
@@ -266,10 +266,11 @@ SLURM = {"SLURM_STEP_NUM_TASKS": "20", "SLURM_PROCID": "12"}
 @pytest.mark.parametrize("local_rank", [0, 2])
 def test_slurm_may_show_each_task_its_own_gpu_only(local_rank: int):
     made = own(local_rank, {"CUDA_VISIBLE_DEVICES": "3", **SLURM})
-    assert made.devices[local_rank] == "cuda:0"
+    assert made.visible is not None
+    assert (made.devices[local_rank], made.visible[local_rank]) == ("cuda:0", D)
     assert made.egl_ids[local_rank] == "3"
     assert made.backend == "nccl", "the same on every rank, whatever its local rank"
-    assert made.visible is None
+    assert made.torch_threads == NUM_CORES
 
 
 def test_torchrun_with_fewer_gpus_than_ranks_is_refused():
@@ -307,17 +308,36 @@ def test_a_cpu_rank_of_another_launcher_takes_the_threads_it_was_given():
     assert own(1, {"OMP_NUM_THREADS": "3"}, []).torch_threads == 3
 
 
-@pytest.mark.parametrize(
-    ("gpu_ids", "visible", "device"), [((2,), None, "cuda:2"), ((1,), "3,2", "cuda:1"), ("auto", "GPU-b,0", "cuda:0")]
-)
-def test_a_rank_of_this_process_takes_its_gpu_by_index_and_leaves_the_variable(
-    gpu_ids: Any, visible: str | None, device: str
-):
-    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    made = plan(gpu_ids, visible)
-    here = in_this_process(made, environ, GPUS)
-    assert (here.devices, here.visible) == ((device,), None)
-    assert here.egl_ids == made.egl_ids
+@pytest.fixture
+def shown_by_cuda(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Have torch report devices with these UUIDs, which it prints without their prefix."""
+
+    def show(*uuids: str) -> None:
+        properties = [SimpleNamespace(uuid=uuid.removeprefix("GPU-")) for uuid in uuids]
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: len(properties))
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: properties[i])
+
+    return show
+
+
+def test_a_rank_in_a_process_of_others_takes_its_gpu_by_cudas_index(shown_by_cuda: Callable[..., None]):
+    shown_by_cuda(C, A, D)
+    made = in_this_process(plan((2,)), {}, GPUS)
+    assert made is not None
+    assert (made.devices, made.visible) == (("cuda:0",), None)
+    made = in_this_process(plan((3,)), {}, GPUS)
+    assert made is not None
+    assert made.devices == ("cuda:2",)
+    made = in_this_process(own(2, {}), {}, GPUS, local_rank=2)
+    assert made is not None
+    assert made.devices[2] == "cuda:0"
+
+
+def test_a_gpu_that_cuda_does_not_show_in_this_process_is_not_taken_here(shown_by_cuda: Callable[..., None]):
+    shown_by_cuda(A)
+    assert in_this_process(plan((1,)), {}, GPUS) is None
+    # CUDA has started with another list than the variable has now.
+    assert in_this_process(plan(visible="1"), {"CUDA_VISIBLE_DEVICES": "1"}, GPUS) is None
 
 
 def test_a_rank_of_this_process_on_the_cpu_needs_no_change():
@@ -411,3 +431,112 @@ def test_a_rank_of_another_launcher_refuses_a_lost_gpu(monkeypatch: pytest.Monke
     assert own(0, {}, gpus).devices[0] == "cuda:0"
     with pytest.raises(UserError, match=r"^LOCAL_RANK 1: GPU 1 .*lost"):
         own(1, {}, gpus)
+
+
+def mig_machine(monkeypatch: pytest.MonkeyPatch) -> list[Gpu]:
+    """A GPU with two MIG instances, and one without MIG."""
+    instances = [FakeGpu("MIG-a0", "Slice"), None, FakeGpu("MIG-a2", "Slice")]
+    fake_nvml.install(monkeypatch, [FakeGpu("GPU-a", instances=instances), FakeGpu("GPU-b", "Whole")])
+    return find_gpus()
+
+
+def test_mig_instances_are_listed_in_place_of_their_gpu(monkeypatch: pytest.MonkeyPatch):
+    found = mig_machine(monkeypatch)
+    assert [(gpu.index, gpu.card, gpu.uuid, gpu.name) for gpu in found] == [
+        (0, 0, "MIG-a0", "Slice"),
+        (1, 0, "MIG-a2", "Slice"),
+        (2, 1, "GPU-b", "Whole"),
+    ]
+
+
+def test_every_rank_sees_its_own_mig_instance_alone_and_needs_gloo(monkeypatch: pytest.MonkeyPatch):
+    gpus = mig_machine(monkeypatch)
+    made = plan("all", gpus=gpus)
+    assert made.devices == ("cuda:0",) * 3
+    assert made.visible == ("MIG-a0", "MIG-a2", "GPU-b")
+    assert made.backend == "gloo"
+    assert plan((1,), gpus=gpus).visible == ("MIG-a2",)
+    assert plan((2,), gpus=gpus).backend == "nccl"
+
+
+@pytest.mark.parametrize(
+    ("listed", "visible"),
+    [
+        ("MIG-a2,MIG-a0", ("MIG-a2", "MIG-a0")),
+        ("MIG-a2,MIG-a", ("MIG-a2",)),
+        ("MIG-elsewhere,1", ()),
+        ("1,0", ("GPU-b", "MIG-a0")),
+        ("GPU-a", ("MIG-a0",)),
+    ],
+    ids=["UUIDs", "ambiguous beginning", "unknown", "indices", "the GPU in MIG mode"],
+)
+def test_a_list_with_mig_instances_is_read_as_cuda_reads_it(
+    monkeypatch: pytest.MonkeyPatch, listed: str, visible: tuple[str, ...]
+):
+    gpus = mig_machine(monkeypatch)
+    if visible:
+        assert plan("all", listed, gpus).visible == visible
+    else:
+        assert "no GPU" in refusal_of("all", listed, gpus)
+
+
+def test_a_mig_instance_that_the_driver_does_not_list_is_taken_by_its_name():
+    made = plan("all", visible="MIG-5c89a1f4-0d3e")
+    assert made.visible == ("MIG-5c89a1f4-0d3e",)
+    assert made.egl_ids == (None,)
+    assert "MIG-5c89a1f4-0d3e" in made.names[0]
+
+
+def test_a_gpu_in_mig_mode_without_instances_cannot_be_used(monkeypatch: pytest.MonkeyPatch):
+    fake_nvml.install(monkeypatch, [FakeGpu("GPU-a", instances=[None, None]), FakeGpu("GPU-b")])
+    gpus = find_gpus()
+    assert "MIG" in refusal_of((0,), gpus=gpus)
+    assert plan((1,), gpus=gpus).visible == ("GPU-b",)
+
+
+@pytest.mark.parametrize("code", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND])
+def test_a_gpu_or_driver_without_mig_is_a_whole_gpu(monkeypatch: pytest.MonkeyPatch, code: int):
+    fake_nvml.install(monkeypatch, [FakeGpu("GPU-a", fails={"nvmlDeviceGetMigMode": code})])
+    assert [(gpu.uuid, gpu.fault) for gpu in find_gpus()] == [("GPU-a", "")]
+
+
+def test_a_mig_instance_that_is_forbidden_is_left_out(monkeypatch: pytest.MonkeyPatch):
+    forbidden = FakeGpu("MIG-a0", fails={"nvmlDeviceGetUUID": pynvml.NVML_ERROR_NO_PERMISSION})
+    fake_nvml.install(monkeypatch, [FakeGpu("GPU-a", instances=[forbidden, FakeGpu("MIG-a1")])])
+    assert [gpu.uuid for gpu in find_gpus()] == ["MIG-a1"]
+
+
+def test_a_mig_instance_is_taken_in_a_process_of_others_if_it_is_all_that_is_visible(monkeypatch: pytest.MonkeyPatch):
+    gpus = mig_machine(monkeypatch)
+    environ = {"CUDA_VISIBLE_DEVICES": "MIG-a2"}
+    made = in_this_process(plan((0,), "MIG-a2", gpus), environ, gpus)
+    assert made is not None
+    assert (made.devices, made.visible) == (("cuda:0",), None)
+    assert in_this_process(plan((1,), gpus=gpus), {}, gpus) is None
+
+
+@pytest.mark.parametrize("local_rank", [0, 1])
+def test_ranks_of_another_launcher_on_mig_instances_agree_on_gloo(monkeypatch: pytest.MonkeyPatch, local_rank: int):
+    gpus = mig_machine(monkeypatch)
+    made = own(local_rank, {"CUDA_VISIBLE_DEVICES": f"MIG-a{2 * local_rank}", **SLURM}, gpus)
+    assert made.visible is not None
+    assert made.visible[local_rank] == f"MIG-a{2 * local_rank}"
+    assert made.backend == "gloo"
+    made = own(local_rank, {"CUDA_VISIBLE_DEVICES": "MIG-a0,MIG-a2"}, gpus)
+    assert made.visible == ("MIG-a0", "MIG-a2")
+    assert made.backend == "gloo"
+
+
+HOSTS = ("localhost", "node7")
+
+
+def plan_hosts(gpu_ids: Any, environ: dict[str, str], gpus: list[Gpu]) -> DevicePlan:
+    return plan_devices(dataclasses.replace(chosen(gpu_ids), hosts=HOSTS), environ, gpus)
+
+
+def test_several_machines_share_indices(monkeypatch: pytest.MonkeyPatch):
+    assert plan_hosts((1, 3), {}, GPUS).visible == ("1", "3")
+    assert plan_hosts("all", {"CUDA_VISIBLE_DEVICES": "2,0"}, GPUS).visible == ("2", "0")
+    for environ, gpus in (({"CUDA_VISIBLE_DEVICES": B}, GPUS), ({}, mig_machine(monkeypatch))):
+        with pytest.raises(UserError, match=r"^--hosts localhost node7:"):
+            plan_hosts("all", environ, gpus)

@@ -38,7 +38,7 @@ from mjlab_dist.launch.preflight import (
 )
 from mjlab_dist.launch.processes import LAUNCH
 
-H200 = Gpu(index=1, uuid="GPU-1", name="NVIDIA H200")
+H200 = Gpu(index=1, card=1, uuid="GPU-1", card_uuid="GPU-1", name="NVIDIA H200")
 
 KEY = "0" * 40
 
@@ -243,6 +243,14 @@ def test_doctor_shows_gpus_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch):
     for i in (0, 1):
         assert "lost" in found[f"GPU {i}"].figure
         assert found[f"GPU {i}"].mend
+
+
+def test_doctor_shows_every_mig_instance(monkeypatch: pytest.MonkeyPatch):
+    instances = [FakeGpu("MIG-a0", "Slice", total_bytes=10**10, free_bytes=10**10), FakeGpu("MIG-a1", "Slice")]
+    fake_nvml.install(monkeypatch, [FakeGpu("GPU-a", instances=instances)])
+    found = {finding.name: finding for finding in doctor.check_devices()}
+    assert "Slice, 10.0 of 10.0 GB" in found["GPU 0"].figure
+    assert "Slice, 80.0 of 80.0 GB" in found["GPU 1"].figure
 
 
 def test_doctor_shows_a_driver_that_cannot_count_its_gpus(monkeypatch: pytest.MonkeyPatch):

@@ -51,13 +51,12 @@ def main(argv: Sequence[str], prog: str) -> None:
     from mjlab_dist.budget import resolve  # noqa: PLC0415 (--help needs none of it)
     from mjlab_dist.buffers import measure  # noqa: PLC0415
     from mjlab_dist.config import validate  # noqa: PLC0415
-    from mjlab_dist.launch.devices import find_gpus, in_this_process, plan_devices  # noqa: PLC0415
+    from mjlab_dist.launch.devices import find_gpus, plan_devices  # noqa: PLC0415
 
     if config.num_envs == "auto":
         raise UserError(f"--num-envs auto: give a number, such as {NUM_ENVS}; memory is not what is measured here")
     validate(config)
-    gpus = find_gpus()
-    plan = in_this_process(plan_devices(config, os.environ, gpus), os.environ, gpus)
+    plan = plan_devices(config, os.environ, find_gpus())
     config, _ = resolve(config, 1)
     actions = "random actions" if checkpoint is None else f"the policy of {checkpoint}"
     print(f"Stepping {config.task} {num_steps} times with {config.num_envs} envs and {actions}, on {plan.names[0]}.")

@@ -40,7 +40,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     console, control = TrainConsole(config.task), Control()
     try:
         with stopping_with_others(control) if outside_launcher(os.environ) else stopping_on_signal(control, console):
-            result = train(config, console.listen, console.started, control)
+            result = train(config, console.listen, console.started, control, own_process=True)
     except UserError:
         raise
     except RankError as error:

@@ -11,9 +11,11 @@ class DevicePlan:
     """The devices of one machine's ranks, in order of local rank."""
 
     devices: tuple[str, ...]
-    """Torch's (and Warp's) name of each rank's device, ``cpu`` or ``cuda:<index>``."""
-    visible: str | None = None
-    """What CUDA_VISIBLE_DEVICES must be for those names to hold; None leaves it as it is."""
+    """Torch's (and Warp's) name of each rank's device in its process, ``cpu`` or ``cuda:<index>``."""
+    visible: tuple[str, ...] | None = None
+    """CUDA_VISIBLE_DEVICES of each rank's process, which names its device alone; None leaves the variable as it is."""
+    gpu_ids: tuple[int, ...] = ()
+    """Indices, in the list of the machine's GPUs, of those that the ranks take and that are known; empty on the CPU."""
     egl_ids: tuple[str | None, ...]
     """MUJOCO_EGL_DEVICE_ID of each rank: the physical index of its GPU; None leaves it as it is."""
     names: tuple[str, ...]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import socket
 from collections.abc import Sequence
@@ -33,6 +34,8 @@ class DeviceInfo:
     """CUDA compute capability, such as ``9.0``; None on a CPU."""
     egl_device: str | None
     """What the rank found as MUJOCO_EGL_DEVICE_ID: the GPU that draws for it; None where that is not set."""
+    visible: str | None = None
+    """CUDA_VISIBLE_DEVICES of the rank's process, which mostly is its GPU's UUID; None on a CPU, or where it is not set."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +78,7 @@ def describe_device(device: str, egl_device: str | None) -> DeviceInfo:
         memory_gb=round(memory / 1e9),
         capability=capability,
         egl_device=egl_device,
+        visible=None if device == "cpu" else os.environ.get("CUDA_VISIBLE_DEVICES"),
     )
 
 

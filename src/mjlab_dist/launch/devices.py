@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.distributed import DevicePlan, Rank, outside_launcher
@@ -19,23 +20,44 @@ CPU_MEND = "use --gpu-ids None to train on the CPU"
 
 OTHER_GPUS = "see nvidia-smi, or choose other GPUs"
 
+MIG = "MIG-"
+"""How UUIDs of MIG instances begin."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """A GPU as the driver knows it."""
+    """A GPU, or one MIG instance of a GPU."""
 
     index: int
-    """Physical index, by PCI bus."""
+    """What ``--gpu-ids`` takes where CUDA_VISIBLE_DEVICES is unset. MIG instances count one by one, in place of their GPU."""
+    card: int
+    """NVML's index of the physical GPU: its position by PCI bus, as nvidia-smi prints it."""
     uuid: str
-    """Its UUID, ``GPU-...``."""
+    """UUID, ``GPU-...`` or ``MIG-...``; empty if the driver has none."""
+    card_uuid: str
+    """UUID of the physical GPU."""
     name: str
     """Its model."""
     fault: str = ""
     """Why it cannot be used, such as ``GPU is lost``; empty if it can."""
 
+    @property
+    def is_mig(self) -> bool:
+        """Whether this is a MIG instance."""
+        return self.uuid.startswith(MIG)
+
+
+class _Visible(NamedTuple):
+    """A device that CUDA_VISIBLE_DEVICES lists."""
+
+    token: str
+    """Value of CUDA_VISIBLE_DEVICES with which a process sees this device alone: a UUID where possible."""
+    gpu: Gpu | None
+    """The device; None if NVML does not list it."""
+
 
 def find_gpus() -> list[Gpu]:
-    """Return the machine's GPUs, whatever CUDA_VISIBLE_DEVICES lists; none without a driver that works.
+    """Return the machine's GPUs and MIG instances, whatever CUDA_VISIBLE_DEVICES lists; none without a working driver.
 
     A GPU that cannot be used keeps its place, so that the indices of the others do not shift.
     """
@@ -46,11 +68,12 @@ def find_gpus() -> list[Gpu]:
     except pynvml.NVMLError:
         return []
     try:
-        return [_query_gpu(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        found = [gpu for card in range(pynvml.nvmlDeviceGetCount()) for gpu in _query_card(card)]
     except pynvml.NVMLError:
         return []
     finally:
         pynvml.nvmlShutdown()
+    return [dataclasses.replace(gpu, index=i) for i, gpu in enumerate(found)]
 
 
 def plan_devices(config: TrainConfig, environ: Mapping[str, str], gpus: list[Gpu]) -> DevicePlan:
@@ -62,7 +85,8 @@ def plan_devices(config: TrainConfig, environ: Mapping[str, str], gpus: list[Gpu
         gpus: The machine's GPUs.
 
     Raises:
-        UserError: If the chosen GPUs are not there, cannot be used, are repeated, or are mixed with CPU ranks.
+        UserError: If the chosen GPUs are not there, cannot be used, are repeated, are mixed with CPU ranks, or have no
+            name that all hosts share.
     """
     chosen = config.gpu_ids
     if config.cpu_ranks is not None:
@@ -73,14 +97,15 @@ def plan_devices(config: TrainConfig, environ: Mapping[str, str], gpus: list[Gpu
         return _cpus(config.cpu_ranks, max(1, cores() // config.cpu_ranks))
     if chosen is None:
         return _cpus(1, cores())
-    tokens = _visible_tokens(environ, gpus)
+    visible = _visible(environ, gpus)
     if isinstance(chosen, tuple):
-        return _gpus([tokens[i] for i in _checked_indices(chosen, environ, tokens, gpus)], gpus)
-    usable = _usable(tokens, gpus)
-    if chosen == "all" and not usable:
-        raise UserError(f"--gpu-ids all: {_seen(environ, usable)}; {CPU_MEND}")
-    if usable:
-        return _gpus(usable if chosen == "all" else usable[:1], gpus)
+        taken = [visible[i] for i in _checked_indices(chosen, environ, visible)]
+    else:
+        taken = _usable(visible, first_only=chosen == "auto")
+    if chosen == "all" and not taken:
+        raise UserError(f"--gpu-ids all: {_seen(environ, taken)}; {CPU_MEND}")
+    if taken:
+        return _gpus(_by_index(taken, config.hosts, environ) if len(config.hosts) > 1 else taken)
     if environ.get("CUDA_VISIBLE_DEVICES") != "":
         logger.warning("No GPU found: training on the CPU (--gpu-ids None says so without this warning).")
     return _cpus(1, cores())
@@ -101,39 +126,44 @@ def plan_own_device(config: TrainConfig, rank: Rank, environ: Mapping[str, str],
     Raises:
         UserError: If there are fewer GPUs than ranks here, or this rank's cannot be used.
     """
-    tokens = [] if config.gpu_ids is None or config.cpu_ranks is not None else _visible_tokens(environ, gpus)
+    visible = [] if config.gpu_ids is None or config.cpu_ranks is not None else _visible(environ, gpus)
     here = rank.local_rank + 1
-    if not tokens:
+    if not visible:
         # torchrun sets OMP_NUM_THREADS; SLURM binds each task to its own cores.
         return _cpus(here, int(environ.get("OMP_NUM_THREADS") or cores()))
-    if len(tokens) == 1 and outside_launcher(environ) == "slurm":
+    if len(visible) == 1 and outside_launcher(environ) == "slurm":
         # SLURM can show each task its own GPU only.
-        own = _gpus(tokens, gpus)
-        return dataclasses.replace(
-            own, devices=own.devices * here, egl_ids=own.egl_ids * here, names=own.names * here, visible=None
-        )
-    if rank.local_rank >= len(tokens):
-        raise UserError(f"LOCAL_RANK {rank.local_rank}: {_seen(environ, tokens)}; start one process per GPU")
-    if fault := _fault(tokens[rank.local_rank], gpus):
+        return dataclasses.replace(_gpus(visible * here), torch_threads=cores())
+    if rank.local_rank >= len(visible):
+        raise UserError(f"LOCAL_RANK {rank.local_rank}: {_seen(environ, visible)}; start one process per GPU")
+    if fault := _fault(visible[rank.local_rank]):
         raise UserError(f"LOCAL_RANK {rank.local_rank}: {fault}; {OTHER_GPUS}, by CUDA_VISIBLE_DEVICES")
-    return dataclasses.replace(_gpus(tokens, gpus), visible=None)
+    return _gpus(visible)
 
 
-def in_this_process(plan: DevicePlan, environ: Mapping[str, str], gpus: list[Gpu]) -> DevicePlan:
-    """The same devices, by their index among all that are visible, for a rank that no process is started for.
+def in_this_process(
+    plan: DevicePlan, environ: Mapping[str, str], gpus: list[Gpu], local_rank: int = 0
+) -> DevicePlan | None:
+    """Name a rank's device as this process sees it, for a process that is not the rank's own, such as a notebook.
 
-    CUDA reads CUDA_VISIBLE_DEVICES once a process, which may have been before, or may be for another run still to come.
+    CUDA reads CUDA_VISIBLE_DEVICES once per process. That may have happened before, with another value, and the
+    process may train on another device later.
 
     Args:
-        plan: A plan of :func:`plan_devices`.
-        environ: The environment that it was made from.
+        plan: The devices of this machine's ranks.
+        environ: The environment that the plan was made from.
         gpus: The machine's GPUs.
+        local_rank: The rank in this process.
+
+    Returns:
+        A plan that leaves CUDA_VISIBLE_DEVICES as it is; None if this process does not see the device.
     """
     if plan.visible is None:
         return plan
-    tokens = _visible_tokens(environ, gpus)
-    devices = tuple(f"cuda:{tokens.index(token)}" for token in plan.visible.split(","))
-    return dataclasses.replace(plan, devices=devices, visible=None)
+    index = _index_here(plan.visible[local_rank], [device.token for device in _visible(environ, gpus)])
+    if index is None:
+        return None
+    return dataclasses.replace(plan, devices=(f"cuda:{index}",) * len(plan.devices), visible=None)
 
 
 def cores() -> int:
@@ -141,17 +171,51 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _query_gpu(index: int) -> Gpu:
+def _index_here(token: str, tokens: list[str]) -> int | None:
+    """Return CUDA's index, in this process, of the device that a token names; None if CUDA does not show it."""
+    if not token.startswith("GPU-"):
+        # CUDA shows one MIG instance per process, and for indices keeps the order of the list.
+        return None if token.startswith(MIG) and tokens != [token] else tokens.index(token)
+    import torch
+
+    uuids = [f"GPU-{torch.cuda.get_device_properties(i).uuid}" for i in range(torch.cuda.device_count())]
+    return uuids.index(token) if token in uuids else None
+
+
+def _query_card(card: int) -> list[Gpu]:
+    """Return a GPU; if it is in MIG mode, its instances."""
     import pynvml  # noqa: PLC0415
 
-    uuid, name = "", "GPU"
+    uuid, name, fault = "", "GPU", ""
     try:
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        handle = pynvml.nvmlDeviceGetHandleByIndex(card)
         uuid = _query(pynvml.nvmlDeviceGetUUID, handle) or uuid
         name = _query(pynvml.nvmlDeviceGetName, handle) or name
+        mode = _query(pynvml.nvmlDeviceGetMigMode, handle)
+        if mode and mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE:
+            if found := _query_instances(handle):
+                return [
+                    Gpu(index=0, card=card, uuid=own, card_uuid=uuid, name=own_name or f"{name} MIG")
+                    for own, own_name in found
+                ]
+            fault = "it is in MIG mode and has no instance: create one with nvidia-smi mig"
     except pynvml.NVMLError as error:
-        return Gpu(index=index, uuid=uuid, name=name, fault=str(error))
-    return Gpu(index=index, uuid=uuid, name=name)
+        fault = str(error)
+    return [Gpu(index=0, card=card, uuid=uuid, card_uuid=uuid, name=name, fault=fault)]
+
+
+def _query_instances(handle: Any) -> list[tuple[str, str | None]]:
+    """Return UUID and model of every MIG instance of a GPU that this user may use."""
+    import pynvml  # noqa: PLC0415
+
+    found: list[tuple[str, str | None]] = []
+    for i in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        # There need not be an instance at every index, and a container may have some of them only.
+        with contextlib.suppress(pynvml.NVMLError):
+            instance = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, i)
+            uuid = str(pynvml.nvmlDeviceGetUUID(instance))
+            found.append((uuid, _query(pynvml.nvmlDeviceGetName, instance)))
+    return found
 
 
 def _query(function: Callable[[Any], Any], handle: Any) -> Any:
@@ -176,94 +240,128 @@ def _cpus(num_ranks: int, torch_threads: int) -> DevicePlan:
     )
 
 
-def _gpus(tokens: list[str], gpus: list[Gpu]) -> DevicePlan:
+def _gpus(devices: list[_Visible]) -> DevicePlan:
+    # NCCL refuses two ranks on one physical GPU. Other launchers may show each rank its own MIG instance only, so that no
+    # rank knows whether two share a GPU, and all ranks must choose the same backend.
+    on_mig = any(device.token.startswith(MIG) for device in devices)
     return DevicePlan(
-        devices=tuple(f"cuda:{i}" for i in range(len(tokens))),
-        visible=",".join(tokens),
-        egl_ids=tuple(_physical_index(token, gpus) for token in tokens),
-        names=tuple(_name(token, gpus) for token in tokens),
-        torch_threads=max(1, cores() // len(tokens)),
-        backend="nccl",
+        devices=("cuda:0",) * len(devices),
+        visible=tuple(device.token for device in devices),
+        egl_ids=tuple(str(device.gpu.card) if device.gpu else None for device in devices),
+        gpu_ids=tuple(device.gpu.index for device in devices if device.gpu),
+        names=tuple(_name(device) for device in devices),
+        torch_threads=max(1, cores() // len(devices)),
+        backend="gloo" if on_mig else "nccl",
     )
 
 
-def _visible_tokens(environ: Mapping[str, str], gpus: list[Gpu]) -> list[str]:
-    """What CUDA_VISIBLE_DEVICES lists, as CUDA reads it: up to the first entry that names no device."""
+def _by_index(devices: list[_Visible], hosts: Sequence[str], environ: Mapping[str, str]) -> list[_Visible]:
+    """Name devices by index: every machine takes the same names, and UUIDs differ between machines.
+
+    Raises:
+        UserError: If one has no index, or the user gave its UUID.
+    """
+    flag = f"--hosts {' '.join(hosts)}"
+    listed = environ.get("CUDA_VISIBLE_DEVICES", "")
+    if any(entry.strip().startswith(("GPU-", MIG)) for entry in listed.split(",")):
+        raise UserError(f"{flag}: CUDA_VISIBLE_DEVICES={listed} names devices of this machine only; give indices")
+    if any(device.token.startswith(MIG) for device in devices):
+        raise UserError(f"{flag}: MIG instances have no index that all machines share; train on one machine")
+    return [device._replace(token=str(device.gpu.card)) if device.gpu else device for device in devices]
+
+
+def _visible(environ: Mapping[str, str], gpus: list[Gpu]) -> list[_Visible]:
+    """Return what CUDA_VISIBLE_DEVICES lists, as CUDA reads it: up to the first entry that names no device.
+
+    CUDA shows no device at all where one is listed twice.
+    """
     if not gpus:
         return []
     if "CUDA_VISIBLE_DEVICES" not in environ:
-        return [str(gpu.index) for gpu in gpus]
-    tokens: list[str] = []
-    for token in map(str.strip, environ["CUDA_VISIBLE_DEVICES"].split(",")):
-        # CUDA takes the beginning of a UUID. Which MIG slices there are, the list of GPUs does not tell.
-        known = token.startswith("MIG-") or _find(token, gpus) is not None
-        if not known:
+        return [_as_visible(gpu) for gpu in gpus]
+    found: list[_Visible] = []
+    for entry in map(str.strip, environ["CUDA_VISIBLE_DEVICES"].split(",")):
+        device = _find(entry, gpus)
+        if device is None:
             break
-        tokens.append(token)
-    return tokens
+        if device in found:
+            return []
+        found.append(device)
+    return found
 
 
-def _usable(tokens: list[str], gpus: list[Gpu]) -> list[str]:
-    """Return the tokens whose GPUs can be used; warn of the others."""
-    for token in tokens:
-        if fault := _fault(token, gpus):
+def _find(entry: str, gpus: list[Gpu]) -> _Visible | None:
+    """Return the device that an entry of CUDA_VISIBLE_DEVICES names by its index or the beginning of its UUID.
+
+    Of a GPU in MIG mode that is its first instance.
+    """
+    if entry.isdecimal():
+        return next((_as_visible(gpu) for gpu in gpus if gpu.card == int(entry)), None)
+    if entry.startswith("GPU-"):
+        cards = {gpu.card: gpu for gpu in reversed(gpus) if gpu.card_uuid.startswith(entry)}
+        return _as_visible(*cards.values()) if len(cards) == 1 else None
+    if entry.startswith(MIG):
+        if not any(gpu.is_mig for gpu in gpus):
+            return _Visible(entry, None)  # the driver does not list instances, and CUDA may know it
+        instances = [gpu for gpu in gpus if gpu.uuid.startswith(entry)]
+        return _as_visible(*instances) if len(instances) == 1 else None
+    return None
+
+
+def _as_visible(gpu: Gpu) -> _Visible:
+    return _Visible(gpu.uuid or str(gpu.card), gpu)
+
+
+def _usable(devices: list[_Visible], *, first_only: bool) -> list[_Visible]:
+    """Return the devices that can be used, or the first of them; warn of those that are left out."""
+    found: list[_Visible] = []
+    for device in devices:
+        if fault := _fault(device):
             logger.warning("%s: left out.", fault)
-    return [token for token in tokens if not _fault(token, gpus)]
+        else:
+            found.append(device)
+            if first_only:
+                break
+    return found
 
 
-def _checked_indices(
-    chosen: tuple[int, ...], environ: Mapping[str, str], tokens: list[str], gpus: list[Gpu]
-) -> tuple[int, ...]:
+def _fault(device: _Visible) -> str:
+    """Return in words why a device cannot be used; empty if it can."""
+    gpu = device.gpu
+    return f"GPU {gpu.index} cannot be used ({gpu.fault})" if gpu and gpu.fault else ""
+
+
+def _checked_indices(chosen: tuple[int, ...], environ: Mapping[str, str], visible: list[_Visible]) -> tuple[int, ...]:
     shown = _shown(chosen)
     if not chosen:
         raise UserError("--gpu-ids: names no GPU; give indices such as 0 1, or all, or None for the CPU")
     for i in chosen:
         if i < 0:
             raise UserError(f"--gpu-ids {shown}: {i} is negative; indices start at 0")
-        if i >= len(tokens):
-            mend = f"use indices up to {len(tokens) - 1}" if tokens else CPU_MEND
-            raise UserError(f"--gpu-ids {shown}: there is no GPU {i}, {_seen(environ, tokens)}; {mend}")
+        if i >= len(visible):
+            mend = f"use indices up to {len(visible) - 1}" if visible else CPU_MEND
+            raise UserError(f"--gpu-ids {shown}: there is no GPU {i}, {_seen(environ, visible)}; {mend}")
     repeated = [i for i in dict.fromkeys(chosen) if chosen.count(i) > 1]
     if repeated:
         raise UserError(f"--gpu-ids {shown}: GPU {repeated[0]} is repeated; name each once")
     for i in chosen:
-        if fault := _fault(tokens[i], gpus):
+        if fault := _fault(visible[i]):
             raise UserError(f"--gpu-ids {shown}: {fault}; {OTHER_GPUS}")
     return chosen
 
 
-def _seen(environ: Mapping[str, str], tokens: list[str]) -> str:
+def _seen(environ: Mapping[str, str], visible: list[_Visible]) -> str:
     where = (
         f"CUDA_VISIBLE_DEVICES={environ['CUDA_VISIBLE_DEVICES']}"
         if "CUDA_VISIBLE_DEVICES" in environ
         else "this machine"
     )
-    return f"{where} shows {len(tokens) or 'no'} GPU{'' if len(tokens) == 1 else 's' if tokens else ''}"
+    return f"{where} shows {len(visible) or 'no'} GPU{'' if len(visible) == 1 else 's' if visible else ''}"
 
 
 def _shown(chosen: tuple[int, ...] | str | None) -> str:
     return " ".join(map(str, chosen)) if isinstance(chosen, tuple) else str(chosen)
 
 
-def _find(token: str, gpus: list[Gpu]) -> Gpu | None:
-    """Return the GPU that an entry of CUDA_VISIBLE_DEVICES names, by its index or the beginning of its UUID."""
-    if token.isdecimal():
-        return gpus[int(token)] if int(token) < len(gpus) else None
-    return next((gpu for gpu in gpus if token.startswith("GPU-") and gpu.uuid.startswith(token)), None)
-
-
-def _fault(token: str, gpus: list[Gpu]) -> str:
-    """Return in words why the GPU of a token cannot be used; empty if it can."""
-    gpu = _find(token, gpus)
-    return f"GPU {gpu.index} cannot be used ({gpu.fault})" if gpu and gpu.fault else ""
-
-
-def _physical_index(token: str, gpus: list[Gpu]) -> str | None:
-    # Which GPU a MIG slice belongs to, its UUID does not tell.
-    gpu = _find(token, gpus)
-    return str(gpu.index) if gpu else None
-
-
-def _name(token: str, gpus: list[Gpu]) -> str:
-    gpu = _find(token, gpus)
-    return f"{gpu.name} ({token})" if gpu else token
+def _name(device: _Visible) -> str:
+    return f"{device.gpu.name} (GPU {device.gpu.index})" if device.gpu else device.token

@@ -107,7 +107,7 @@ def check_machine(
     ]
     if plan.devices[0] != "cpu":
         found.append(("", check_torch()))
-        chosen = [gpu for gpu in gpus if str(gpu.index) in plan.egl_ids]
+        chosen = [gpu for gpu in gpus if gpu.index in plan.gpu_ids]
         found += [(f"{finding.name}: ", finding) for finding in check_gpus(chosen)]
     if config.logger == "wandb":
         wandb = check_wandb(environ, WANDB_TIMEOUT_S)
@@ -261,7 +261,8 @@ def _check_gpu(gpu: Gpu) -> Finding:
     if gpu.fault:
         return _unusable(gpu, gpu.fault)
     try:
-        handle = pynvml.nvmlDeviceGetHandleByIndex(gpu.index)
+        by_uuid, by_index = pynvml.nvmlDeviceGetHandleByUUID, pynvml.nvmlDeviceGetHandleByIndex
+        handle = by_uuid(gpu.uuid) if gpu.is_mig else by_index(gpu.card)
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
         pids = [process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
     except pynvml.NVMLError as error:

@@ -126,8 +126,6 @@ def run_ranks(
         }
         if len(hosts) == 1:
             extra["TMPDIR"] = temporary  # torchrunx's agent leaves a directory there
-        if plan.visible is not None:
-            extra["CUDA_VISIBLE_DEVICES"] = plan.visible
         launcher = torchrunx.Launcher(
             hostnames=list(hosts),
             workers_per_host=ranks_per_host,

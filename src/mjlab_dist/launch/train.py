@@ -29,18 +29,25 @@ _training = threading.Lock()
 
 
 def train(
-    config: TrainConfig, listen: Listener, started: Callable[[Path, int], None], control: Control | None = None
+    config: TrainConfig,
+    listen: Listener,
+    started: Callable[[Path, int], None],
+    control: Control | None = None,
+    *,
+    own_process: bool = False,
 ) -> RunResult:
     """Train a policy and wait for it; from any thread, one training at a time.
 
-    One rank runs in this process; more run in processes of their own, through torchrunx, and on other machines by SSH. Where torchrun or SLURM started this
-    process as one of several, it is one rank. Signals are left alone: KeyboardInterrupt ends every rank.
+    One rank runs in this process, if CUDA shows its device here; more run in processes of their own, through torchrunx,
+    and on other machines by SSH. Where torchrun or SLURM started this process as one of several, it is one rank.
+    Signals are left alone: KeyboardInterrupt ends every rank.
 
     Args:
         config: The run.
         listen: Takes progress.
         started: Called with the run directory and the number of ranks, before any rank exists.
         control: By which the run can be asked to stop in order.
+        own_process: Whether this process only trains, this once, so that its CUDA_VISIBLE_DEVICES may be changed.
 
     Raises:
         UserError: If the config cannot train here.
@@ -49,15 +56,22 @@ def train(
     if not _training.acquire(blocking=False):
         raise UserError("a training runs in this process already; wait until it has ended, or start another process")
     try:
-        return _train(config, listen, started, control or Control())
+        return _train(config, listen, started, control or Control(), own_process=own_process)
     finally:
         _training.release()
 
 
-def _train(config: TrainConfig, listen: Listener, started: Callable[[Path, int], None], control: Control) -> RunResult:
+def _train(
+    config: TrainConfig,
+    listen: Listener,
+    started: Callable[[Path, int], None],
+    control: Control,
+    *,
+    own_process: bool,
+) -> RunResult:
     _check(config)
     if outside_launcher(os.environ):
-        return _train_as_one_of_many(config, listen, control)
+        return _train_as_one_of_many(config, listen, control, own_process=own_process)
     gpus = find_gpus()
     plan = plan_devices(config, os.environ, gpus)
     hosts = choose_hosts(config, os.environ)
@@ -75,8 +89,10 @@ def _train(config: TrainConfig, listen: Listener, started: Callable[[Path, int],
         try:
             # A rank that may have to be started again has to have a process of its own.
             if num_ranks == 1 and config.max_restarts == 0:
-                with listening(listen):
-                    return worker.run(config, in_this_process(plan, os.environ, gpus), run_dir, control)
+                here = plan if own_process else in_this_process(plan, os.environ, gpus)
+                if here is not None:
+                    with listening(listen):
+                        return worker.run(config, here, run_dir, control)
             return _train_with_restarts(config, plan, run_dir, listen, control, hosts=hosts)
         except UserError:
             if resumed is None:
@@ -167,9 +183,18 @@ def _with_reason(error: RankError, reason: str) -> RankError:
     return RankError(f"{error}. The run is {reason}", error.rank, error.report, error.exit_code)
 
 
-def _train_as_one_of_many(config: TrainConfig, listen: Listener, control: Control) -> RunResult:
-    rank = rank_from_environment(os.environ)
-    plan = plan_own_device(config, rank, os.environ, find_gpus())
+def _train_as_one_of_many(config: TrainConfig, listen: Listener, control: Control, *, own_process: bool) -> RunResult:
+    rank, gpus = rank_from_environment(os.environ), find_gpus()
+    plan = plan_own_device(config, rank, os.environ, gpus)
+    if not own_process:
+        here = in_this_process(plan, os.environ, gpus, rank.local_rank)
+        if here is None:
+            name = plan.names[rank.local_rank]
+            raise UserError(
+                f"LOCAL_RANK {rank.local_rank}: CUDA does not show {name} in this process; give each process its own "
+                "CUDA_VISIBLE_DEVICES, or start the command train in place of this script"
+            )
+        plan = here
     config, lines = resolve(config, rank.world_size)
     if rank.is_main:
         _say(lines, listen)

@@ -16,7 +16,7 @@ from mjlab_dist.control import Control
 from mjlab_dist.distributed import DevicePlan, outside_launcher
 from mjlab_dist.errors import UserError
 from mjlab_dist.events import Listener, listening
-from mjlab_dist.launch.devices import find_gpus, in_this_process, plan_devices
+from mjlab_dist.launch.devices import find_gpus, plan_devices
 from mjlab_dist.verify import Evidence, VerifyReport, judge, verify_rank
 from mjlab_dist.worker import RunResult
 
@@ -43,8 +43,7 @@ def verify(config: TrainConfig, listen: Listener) -> VerifyReport:
         raise UserError(
             f"--hosts {' '.join(config.hosts)}: verify looks at one machine; drop the flag, and verify each"
         )
-    gpus = find_gpus()
-    plan = plan_devices(config, os.environ, gpus)
+    plan = plan_devices(config, os.environ, find_gpus())
     config, lines = resolve(config, len(plan.devices))
     if config.max_iterations < 2:
         raise UserError(f"--max-iterations {config.max_iterations}: the first is not timed; use 2 or more")
@@ -63,7 +62,7 @@ def verify(config: TrainConfig, listen: Listener) -> VerifyReport:
         run_dir = runs.create_run_dir(config)
         if num_ranks == 1:
             with listening(listen):
-                evidence = [verify_rank(config, in_this_process(plan, os.environ, gpus), run_dir, Control())]
+                evidence = [verify_rank(config, plan, run_dir, Control())]
             return judge(config, evidence, _speed(run_dir), None)
         from mjlab_dist.launch.ranks import run_ranks  # noqa: PLC0415 (torchrunx imports torch)
 
@@ -90,7 +89,8 @@ def _first_device(plan: DevicePlan) -> DevicePlan:
     return dataclasses.replace(
         plan,
         devices=plan.devices[:1],
-        visible=plan.visible and plan.visible.split(",")[0],
+        visible=plan.visible and plan.visible[:1],
+        gpu_ids=plan.gpu_ids[:1],
         egl_ids=plan.egl_ids[:1],
         names=plan.names[:1],
     )

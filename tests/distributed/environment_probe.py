@@ -1,0 +1,33 @@
+"""What runs on every rank of test_rank_environment.py: set up the process, and report its environment."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
+
+import torch
+
+from mjlab_dist import worker
+from mjlab_dist.config import TrainConfig
+from mjlab_dist.control import Control
+from mjlab_dist.distributed import DevicePlan, rank_from_environment
+
+NAMES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "MUJOCO_EGL_DEVICE_ID")
+
+
+@dataclass(frozen=True)
+class Report:
+    """The environment of one rank."""
+
+    variables: dict[str, str | None]
+    cuda_had_started: bool
+
+
+def report(config: TrainConfig, plan: DevicePlan, run_dir: Path, control: Control) -> Report:  # noqa: ARG001
+    rank = rank_from_environment(os.environ)
+    started = torch.cuda.is_initialized()
+    with mock.patch.object(torch.cuda, "set_device"):  # the GPUs are made up
+        worker.prepare_process(plan, rank, plan.devices[rank.local_rank], config.seed)
+    return Report({name: os.environ.get(name) for name in NAMES}, started)

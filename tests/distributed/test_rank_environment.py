@@ -1,0 +1,71 @@
+"""Variables of ranks on made-up GPUs, as a real launch sets them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import environment_probe
+import fake_nvml
+import pytest
+from environment_probe import Report
+from fake_nvml import FakeGpu
+
+import mjlab_dist
+from mjlab_dist import registry, runs
+from mjlab_dist.control import Control
+from mjlab_dist.distributed import DevicePlan
+from mjlab_dist.errors import RankError
+from mjlab_dist.launch.ranks import run_ranks
+
+UUIDS = ("GPU-11111111-2222-3333-4444-555555555555", "MIG-66666666-7777-8888-9999-000000000000")
+
+PLAN = DevicePlan(
+    devices=("cuda:0", "cuda:0"),
+    visible=UUIDS,
+    egl_ids=(None, None),
+    names=("one", "two"),
+    torch_threads=1,
+    backend="gloo",
+)
+
+Launch = Callable[..., list[Report]]
+
+
+@pytest.fixture
+def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launch:
+    """Start two ranks with more variables, and return their reports."""
+
+    def run(**environ: str) -> list[Report]:
+        for name in environment_probe.NAMES:
+            monkeypatch.delenv(name, raising=False)
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        config = registry.task_config("cartpole-balance")
+        (tmp_path / runs.ERRORS).mkdir(exist_ok=True)
+        return run_ranks(
+            environment_probe.report, Report, config, PLAN, tmp_path, listen=lambda _: None, control=Control()
+        )
+
+    return run
+
+
+def test_a_mig_instance_that_this_process_does_not_see_is_trained_on_in_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    fake_nvml.install(monkeypatch, [FakeGpu("GPU-a", instances=[FakeGpu("MIG-a"), FakeGpu("MIG-b")])])
+    # There is no such GPU: a rank in a process of its own fails with a RankError, one in this process with torch's own error.
+    with pytest.raises(RankError) as caught:
+        mjlab_dist.train("cartpole-balance", gpu_ids=(1,), log_root=str(tmp_path), max_iterations=1, quiet=True)
+    assert caught.value.rank == 0
+
+
+def values(reports: list[Report], name: str) -> list[str | None]:
+    return [report.variables[name] for report in reports]
+
+
+def test_every_rank_sees_its_own_device_before_cuda_starts(launch: Launch) -> None:
+    reports = launch(CUDA_VISIBLE_DEVICES=",".join(UUIDS))
+    assert values(reports, "CUDA_VISIBLE_DEVICES") == list(UUIDS)
+    assert not any(report.cuda_had_started for report in reports)
