@@ -30,6 +30,7 @@ from mjlab_dist.budget import resolve
 from mjlab_dist.config import TrainConfig, to_plain
 from mjlab_dist.control import Control, Watchdog
 from mjlab_dist.distributed import DevicePlan, Rank, rank_from_environment
+from mjlab_dist.distributed.plan import number_by_bus
 from mjlab_dist.distributed.rank_info import (
     DeviceInfo,
     RankInfo,
@@ -279,6 +280,7 @@ def start_up() -> Iterator[None]:
 
 def prepare_process(plan: DevicePlan, rank: Rank, device: str, seed: int) -> None:
     """Set up the process of a rank: its visible GPU and EGL's device, before any of their libraries start; threads, seed."""
+    number_by_bus(os.environ)
     if plan.visible is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = plan.visible[rank.local_rank]  # read when CUDA starts, not at its import
     egl_id = plan.egl_ids[rank.local_rank]

@@ -67,5 +67,11 @@ def values(reports: list[Report], name: str) -> list[str | None]:
 
 def test_every_rank_sees_its_own_device_before_cuda_starts(launch: Launch) -> None:
     reports = launch(CUDA_VISIBLE_DEVICES=",".join(UUIDS))
+    assert values(reports, "CUDA_DEVICE_ORDER") == ["PCI_BUS_ID"] * 2
     assert values(reports, "CUDA_VISIBLE_DEVICES") == list(UUIDS)
     assert not any(report.cuda_had_started for report in reports)
+
+
+def test_what_the_user_set_reaches_every_rank(launch: Launch) -> None:
+    reports = launch(CUDA_DEVICE_ORDER="FASTEST_FIRST")
+    assert values(reports, "CUDA_DEVICE_ORDER") == ["FASTEST_FIRST"] * 2

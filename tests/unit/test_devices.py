@@ -540,3 +540,30 @@ def test_several_machines_share_indices(monkeypatch: pytest.MonkeyPatch):
     for environ, gpus in (({"CUDA_VISIBLE_DEVICES": B}, GPUS), ({}, mig_machine(monkeypatch))):
         with pytest.raises(UserError, match=r"^--hosts localhost node7:"):
             plan_hosts("all", environ, gpus)
+
+
+FASTEST_FIRST = {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
+
+
+@pytest.mark.parametrize("order", [{}, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, FASTEST_FIRST])
+def test_a_gpu_id_is_that_of_the_driver_in_every_order_of_cuda(order: dict[str, str]):
+    assert plan_devices(chosen((1,)), order, GPUS).visible == (B,)
+    assert plan_devices(chosen((1,)), {**order, "CUDA_VISIBLE_DEVICES": f"{D},{C}"}, GPUS).visible == (C,)
+
+
+def test_indices_that_the_user_lists_in_an_own_order_are_left_to_cuda():
+    environ = {**FASTEST_FIRST, "CUDA_VISIBLE_DEVICES": "3,1,9"}
+    made = plan_devices(chosen("all"), environ, GPUS)
+    assert made.visible == ("3", "1")
+    assert made.gpu_ids == (), "no GPU that is checked may be another one than the one that trains"
+    assert not any("Model" in name for name in made.names)
+    here = in_this_process(plan_devices(chosen((1,)), environ, GPUS), environ, GPUS)
+    assert here is not None
+    assert here.devices == ("cuda:1",)
+    assert plan_devices(chosen("all"), {**FASTEST_FIRST, "CUDA_VISIBLE_DEVICES": "0"}, GPUS[:1]).visible == (A,)
+
+
+def test_several_machines_share_cudas_order():
+    assert plan_hosts("all", {**FASTEST_FIRST, "CUDA_VISIBLE_DEVICES": "1,0"}, GPUS).visible == ("1", "0")
+    with pytest.raises(UserError, match=r"^--hosts .*CUDA_DEVICE_ORDER"):
+        plan_hosts("all", FASTEST_FIRST, GPUS)

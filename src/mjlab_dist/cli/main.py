@@ -8,6 +8,7 @@ from collections.abc import Callable, MutableMapping, Sequence
 from typing import NoReturn
 
 from mjlab_dist.distributed import outside_launcher
+from mjlab_dist.distributed.plan import number_by_bus
 from mjlab_dist.errors import Exit, RankError, UserError
 
 _SUMMARIES = {
@@ -65,6 +66,7 @@ def share_cores(environ: MutableMapping[str, str]) -> None:
 
 def _run(command: str, argv: Sequence[str], prog: str) -> None:
     share_cores(os.environ)
+    number_by_bus(os.environ)
     try:
         _command(command)(argv, prog)
     except UserError as error:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Literal
+
+ORDER, BY_BUS = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
+"""Variable by which CUDA numbers GPUs, and its value for the order that NVML and nvidia-smi use."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,3 +28,24 @@ class DevicePlan:
     """Threads that torch takes on each rank."""
     backend: Literal["gloo", "nccl"]
     """The process group's backend. NCCL refuses the CPU, and two ranks on one GPU; gloo takes any."""
+
+
+def number_by_bus(environ: MutableMapping[str, str]) -> None:
+    """Have CUDA number GPUs by PCI bus unless the user chose an order. Takes effect before CUDA starts.
+
+    CUDA's own default is the fastest GPU first. On a machine with different GPUs, index 1 is then another card than the
+    one that nvidia-smi calls 1.
+
+    Args:
+        environ: The process's environment; processes that it starts inherit the order.
+    """
+    environ.setdefault(ORDER, BY_BUS)
+
+
+def is_numbered_by_bus(environ: Mapping[str, str]) -> bool:
+    """Whether CUDA's indices are those of NVML, once :func:`number_by_bus` has been called.
+
+    Args:
+        environ: The environment.
+    """
+    return environ.get(ORDER, BY_BUS) == BY_BUS

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.distributed import DevicePlan, Rank, outside_launcher
+from mjlab_dist.distributed.plan import ORDER, is_numbered_by_bus
 from mjlab_dist.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class _Visible(NamedTuple):
     token: str
     """Value of CUDA_VISIBLE_DEVICES with which a process sees this device alone: a UUID where possible."""
     gpu: Gpu | None
-    """The device; None if NVML does not list it."""
+    """The device; None if CUDA alone knows which it is."""
 
 
 def find_gpus() -> list[Gpu]:
@@ -259,7 +260,7 @@ def _by_index(devices: list[_Visible], hosts: Sequence[str], environ: Mapping[st
     """Name devices by index: every machine takes the same names, and UUIDs differ between machines.
 
     Raises:
-        UserError: If one has no index, or the user gave its UUID.
+        UserError: If one has no index, the user gave its UUID, or CUDA's indices are not NVML's.
     """
     flag = f"--hosts {' '.join(hosts)}"
     listed = environ.get("CUDA_VISIBLE_DEVICES", "")
@@ -267,6 +268,8 @@ def _by_index(devices: list[_Visible], hosts: Sequence[str], environ: Mapping[st
         raise UserError(f"{flag}: CUDA_VISIBLE_DEVICES={listed} names devices of this machine only; give indices")
     if any(device.token.startswith(MIG) for device in devices):
         raise UserError(f"{flag}: MIG instances have no index that all machines share; train on one machine")
+    if not is_numbered_by_bus(environ) and any(device.gpu for device in devices):
+        raise UserError(f"{flag}: {ORDER}={environ[ORDER]} numbers GPUs unlike nvidia-smi; unset it")
     return [device._replace(token=str(device.gpu.card)) if device.gpu else device for device in devices]
 
 
@@ -281,7 +284,7 @@ def _visible(environ: Mapping[str, str], gpus: list[Gpu]) -> list[_Visible]:
         return [_as_visible(gpu) for gpu in gpus]
     found: list[_Visible] = []
     for entry in map(str.strip, environ["CUDA_VISIBLE_DEVICES"].split(",")):
-        device = _find(entry, gpus)
+        device = _find(entry, gpus, by_bus=is_numbered_by_bus(environ))
         if device is None:
             break
         if device in found:
@@ -290,12 +293,16 @@ def _visible(environ: Mapping[str, str], gpus: list[Gpu]) -> list[_Visible]:
     return found
 
 
-def _find(entry: str, gpus: list[Gpu]) -> _Visible | None:
+def _find(entry: str, gpus: list[Gpu], *, by_bus: bool) -> _Visible | None:
     """Return the device that an entry of CUDA_VISIBLE_DEVICES names by its index or the beginning of its UUID.
 
-    Of a GPU in MIG mode that is its first instance.
+    Of a GPU in MIG mode that is its first instance. An index is CUDA's; if the user chose another order than by bus, NVML
+    does not know its GPU, and the index is left to CUDA.
     """
     if entry.isdecimal():
+        cards = {gpu.card for gpu in gpus}
+        if not by_bus and int(entry) in cards and len(cards) > 1:
+            return _Visible(entry, None)
         return next((_as_visible(gpu) for gpu in gpus if gpu.card == int(entry)), None)
     if entry.startswith("GPU-"):
         cards = {gpu.card: gpu for gpu in reversed(gpus) if gpu.card_uuid.startswith(entry)}
@@ -364,4 +371,4 @@ def _shown(chosen: tuple[int, ...] | str | None) -> str:
 
 
 def _name(device: _Visible) -> str:
-    return f"{device.gpu.name} (GPU {device.gpu.index})" if device.gpu else device.token
+    return f"{device.gpu.name} (GPU {device.gpu.index})" if device.gpu else f"CUDA device {device.token}"

@@ -16,6 +16,7 @@ from mjlab_dist.budget import resolve
 from mjlab_dist.config import TrainConfig, validate
 from mjlab_dist.control import Control
 from mjlab_dist.distributed import DevicePlan, outside_launcher, rank_from_environment
+from mjlab_dist.distributed.plan import number_by_bus
 from mjlab_dist.errors import Exit, RankError, UserError
 from mjlab_dist.events import Event, Listener, listening
 from mjlab_dist.faults import read_fault
@@ -70,6 +71,7 @@ def _train(
     own_process: bool,
 ) -> RunResult:
     _check(config)
+    number_by_bus(os.environ)
     if outside_launcher(os.environ):
         return _train_as_one_of_many(config, listen, control, own_process=own_process)
     gpus = find_gpus()
