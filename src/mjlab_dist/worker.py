@@ -57,6 +57,9 @@ RunnerT = TypeVar("RunnerT", bound="Runner")
 Entry = Callable[[TrainConfig, DevicePlan, Path, Control], T]
 """What a rank does: a function of a module, given the run's config, the devices of this machine's ranks, the run directory and its control. Returns a dataclass of plain data."""
 
+EGL_DEVICE = "MUJOCO_EGL_DEVICE_ID"
+"""Variable by which MuJoCo chooses the GPU that draws, where it draws through EGL."""
+
 DRAIN_S = 0.1
 """Seconds that a rank's last printed lines have to reach its log."""
 
@@ -210,7 +213,7 @@ def run_or_die(entry: Entry[Any], config: TrainConfig, plan: DevicePlan, run_dir
 
 def _meet_devices(config: TrainConfig, rank: Rank, store: Store | None, device: str) -> list[DeviceInfo]:
     """The device of every rank; unlike ones are reported by rank 0, or refused by all."""
-    own = describe_device(device, os.environ.get("MUJOCO_EGL_DEVICE_ID"))
+    own = describe_device(device, os.environ.get(EGL_DEVICE))
     told = exchange(store, rank.rank, rank.world_size, "device", dataclasses.asdict(own))
     devices = [DeviceInfo(**one) for one in told]
     if config.require_same_devices:
@@ -279,13 +282,24 @@ def start_up() -> Iterator[None]:
 
 
 def prepare_process(plan: DevicePlan, rank: Rank, device: str, seed: int) -> None:
-    """Set up the process of a rank: its visible GPU and EGL's device, before any of their libraries start; threads, seed."""
+    """Set up the process of a rank: its visible GPU and EGL's device, before CUDA and EGL start; threads, seed.
+
+    MUJOCO_EGL_DEVICE_ID is the index among the devices that CUDA shows this process, which is torch's index. MuJoCo's
+    EGL module first asks every EGL device for its CUDA device (EGL_CUDA_DEVICE_NV). The extension EGL_NV_device_cuda
+    defines the answer as a handle for CUDA's functions, so CUDA_VISIBLE_DEVICES applies to it. A value that the user
+    has set stays.
+
+    Args:
+        plan: Devices of this machine's ranks.
+        rank: Which rank this is.
+        device: Its device, ``cpu`` or ``cuda:<index>``.
+        seed: The run's seed; the rank's is this plus its global rank.
+    """
     number_by_bus(os.environ)
     if plan.visible is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = plan.visible[rank.local_rank]  # read when CUDA starts, not at its import
-    egl_id = plan.egl_ids[rank.local_rank]
-    if egl_id is not None:
-        os.environ["MUJOCO_EGL_DEVICE_ID"] = egl_id
+    if device != "cpu":
+        os.environ.setdefault(EGL_DEVICE, device.removeprefix("cuda:"))
 
     import numpy as np  # noqa: PLC0415
     import torch

@@ -115,5 +115,4 @@ def probe(plan: DevicePlan) -> dict[str, Any]:
             "backend": dist.get_backend(),
             "captured_before_group": captured_before_group,
             "wandb_variable": os.environ.get("WANDB_NOTES"),
-            "egl_device": os.environ.get("MUJOCO_EGL_DEVICE_ID"),
         }

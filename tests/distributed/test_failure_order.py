@@ -15,7 +15,7 @@ from mjlab_dist.launch import supervision
 from mjlab_dist.launch.ranks import run_ranks
 from mjlab_dist.worker import Entry, RunResult
 
-PLAN = DevicePlan(devices=("cpu",) * 3, egl_ids=(None,) * 3, names=("cpu",) * 3, torch_threads=1, backend="gloo")
+PLAN = DevicePlan(devices=("cpu",) * 3, names=("cpu",) * 3, torch_threads=1, backend="gloo")
 
 pytestmark = pytest.mark.timeout(180)
 

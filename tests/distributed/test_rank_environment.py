@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import environment_probe
 import fake_nvml
 import pytest
+import torch
 from environment_probe import Report
 from fake_nvml import FakeGpu
 
@@ -23,7 +26,6 @@ UUIDS = ("GPU-11111111-2222-3333-4444-555555555555", "MIG-66666666-7777-8888-999
 PLAN = DevicePlan(
     devices=("cuda:0", "cuda:0"),
     visible=UUIDS,
-    egl_ids=(None, None),
     names=("one", "two"),
     torch_threads=1,
     backend="gloo",
@@ -68,10 +70,36 @@ def values(reports: list[Report], name: str) -> list[str | None]:
 def test_every_rank_sees_its_own_device_before_cuda_starts(launch: Launch) -> None:
     reports = launch(CUDA_VISIBLE_DEVICES=",".join(UUIDS))
     assert values(reports, "CUDA_DEVICE_ORDER") == ["PCI_BUS_ID"] * 2
+    assert values(reports, "MUJOCO_EGL_DEVICE_ID") == ["0", "0"], "the index among the devices that a rank sees"
     assert values(reports, "CUDA_VISIBLE_DEVICES") == list(UUIDS)
     assert not any(report.cuda_had_started for report in reports)
 
 
 def test_what_the_user_set_reaches_every_rank(launch: Launch) -> None:
-    reports = launch(CUDA_DEVICE_ORDER="FASTEST_FIRST")
+    reports = launch(CUDA_DEVICE_ORDER="FASTEST_FIRST", MUJOCO_EGL_DEVICE_ID="3")
+    assert values(reports, "MUJOCO_EGL_DEVICE_ID") == ["3"] * 2
     assert values(reports, "CUDA_DEVICE_ORDER") == ["FASTEST_FIRST"] * 2
+
+
+def test_a_rank_in_a_process_of_others_draws_on_its_own_device_and_leaves_no_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in environment_probe.NAMES:
+        monkeypatch.setenv(name, "")  # restored in the end, whatever the run does
+        monkeypatch.delenv(name)
+    uuids = [f"GPU-{i}" for i in range(8)]
+    fake_nvml.install(monkeypatch, [FakeGpu(uuid) for uuid in uuids])
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(uuids))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: SimpleNamespace(uuid=str(7 - i)))
+    seen: list[str | None] = []
+
+    def set_device(_: str) -> None:
+        seen.append(os.environ.get("MUJOCO_EGL_DEVICE_ID"))
+        raise RuntimeError("there is no such GPU")
+
+    monkeypatch.setattr(torch.cuda, "set_device", set_device)
+    with pytest.raises(RuntimeError, match="no such GPU"):
+        mjlab_dist.train("cartpole-balance", gpu_ids=(2,), log_root=str(tmp_path), quiet=True)
+    assert seen == ["5"]
+    assert "MUJOCO_EGL_DEVICE_ID" not in os.environ
+    assert "CUDA_VISIBLE_DEVICES" not in os.environ

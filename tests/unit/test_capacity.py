@@ -30,7 +30,7 @@ from mjlab_dist.events import listening
 from mjlab_dist.learn import capture
 from mjlab_dist.sim import start_warp
 
-CPU = DevicePlan(devices=("cpu",), egl_ids=(None,), names=("cpu",), torch_threads=1, backend="gloo")
+CPU = DevicePlan(devices=("cpu",), names=("cpu",), torch_threads=1, backend="gloo")
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -59,21 +59,19 @@ def test_by_default_the_first_gpu_trains(caplog: pytest.LogCaptureFixture):
     made = plan()
     assert made.devices == ("cuda:0",)
     assert made.visible == (A,)
-    assert made.egl_ids == ("0",)
     assert made.names == ("Model 0 (GPU 0)",)
     assert not warnings_in(caplog)
 
 
 def test_by_default_the_first_visible_gpu_trains():
     made = plan(visible="2,3")
-    assert (made.devices, made.visible, made.egl_ids) == (("cuda:0",), (C,), ("2",))
+    assert (made.devices, made.visible) == (("cuda:0",), (C,))
 
 
 def test_without_a_gpu_the_cpu_trains_with_a_warning(caplog: pytest.LogCaptureFixture):
     made = plan(gpus=[])
     assert made.devices == made.names == ("cpu",)
     assert made.visible is None
-    assert made.egl_ids == (None,)
     (warning,) = warnings_in(caplog)
     assert "--gpu-ids None" in warning
 
@@ -98,21 +96,18 @@ def test_every_rank_sees_its_own_gpu_alone():
     made = plan((1, 3))
     assert made.devices == ("cuda:0", "cuda:0")
     assert made.visible == (B, D)
-    assert made.egl_ids == ("1", "3")
     assert made.names == ("Model 1 (GPU 1)", "Model 3 (GPU 3)")
 
 
 def test_ids_index_into_what_is_visible():
     made = plan((0, 1), visible="2,3")
     assert made.visible == (C, D)
-    assert made.egl_ids == ("2", "3")
     assert plan((1,), visible="2,3").visible == (D,)
 
 
 def test_order_of_ids_is_kept():
     made = plan((1, 0), visible="2, 3")
     assert made.visible == (D, C)
-    assert made.egl_ids == ("3", "2")
     assert made.names == ("Model 3 (GPU 3)", "Model 2 (GPU 2)")
 
 
@@ -125,7 +120,6 @@ def test_all_means_all_that_are_visible():
 def test_a_uuid_or_its_beginning_names_a_gpu(uuid: str):
     made = plan("all", visible=f"{uuid},0")
     assert made.visible == (B, A)
-    assert made.egl_ids == ("1", "0")
     assert made.names[0] == "Model 1 (GPU 1)"
 
 
@@ -201,7 +195,6 @@ def test_no_id_at_all_is_refused():
 def test_cpu_ranks_train_on_the_cpu_whatever_gpus_there_are(gpu_ids: Any, caplog: pytest.LogCaptureFixture):
     made = plan_devices(chosen(gpu_ids, cpu_ranks=3), {}, GPUS)
     assert made.devices == ("cpu",) * 3
-    assert made.egl_ids == (None,) * 3
     assert len(made.names) == 3
     assert made.visible is None
     assert not warnings_in(caplog)
@@ -249,7 +242,6 @@ def test_a_rank_of_another_launcher_takes_the_gpu_of_its_local_rank(local_rank: 
     assert made.devices[local_rank] == "cuda:0"
     assert made.visible is not None
     assert made.visible[local_rank] == (A, B, C, D)[local_rank]
-    assert made.egl_ids[local_rank] == str(local_rank)
     assert f"Model {local_rank}" in made.names[local_rank]
     assert made.backend == "nccl"
 
@@ -257,7 +249,6 @@ def test_a_rank_of_another_launcher_takes_the_gpu_of_its_local_rank(local_rank: 
 def test_a_rank_of_another_launcher_takes_the_visible_gpu_of_its_local_rank():
     made = own(1, {"CUDA_VISIBLE_DEVICES": "3,2"})
     assert made.visible == (D, C)
-    assert made.egl_ids[1] == "2"
 
 
 SLURM = {"SLURM_STEP_NUM_TASKS": "20", "SLURM_PROCID": "12"}
@@ -268,7 +259,6 @@ def test_slurm_may_show_each_task_its_own_gpu_only(local_rank: int):
     made = own(local_rank, {"CUDA_VISIBLE_DEVICES": "3", **SLURM})
     assert made.visible is not None
     assert (made.devices[local_rank], made.visible[local_rank]) == ("cuda:0", D)
-    assert made.egl_ids[local_rank] == "3"
     assert made.backend == "nccl", "the same on every rank, whatever its local rank"
     assert made.torch_threads == NUM_CORES
 
@@ -298,7 +288,6 @@ def test_more_ranks_than_gpus_are_refused():
 def test_a_rank_of_another_launcher_trains_on_the_cpu(config: TrainConfig, gpus: list[Gpu], environ: dict[str, str]):
     made = own(3, environ, gpus, config)
     assert made.devices[3] == "cpu"
-    assert made.egl_ids[3] is None
     assert made.visible is None
     assert made.backend == "gloo"
     assert made.torch_threads == NUM_CORES
@@ -483,7 +472,6 @@ def test_a_list_with_mig_instances_is_read_as_cuda_reads_it(
 def test_a_mig_instance_that_the_driver_does_not_list_is_taken_by_its_name():
     made = plan("all", visible="MIG-5c89a1f4-0d3e")
     assert made.visible == ("MIG-5c89a1f4-0d3e",)
-    assert made.egl_ids == (None,)
     assert "MIG-5c89a1f4-0d3e" in made.names[0]
 
 

@@ -20,8 +20,6 @@ class DevicePlan:
     """CUDA_VISIBLE_DEVICES of each rank's process, which names its device alone; None leaves the variable as it is."""
     gpu_ids: tuple[int, ...] = ()
     """Indices, in the list of the machine's GPUs, of those that the ranks take and that are known; empty on the CPU."""
-    egl_ids: tuple[str | None, ...]
-    """MUJOCO_EGL_DEVICE_ID of each rank: the physical index of its GPU; None leaves it as it is."""
     names: tuple[str, ...]
     """What the devices are, for people."""
     torch_threads: int

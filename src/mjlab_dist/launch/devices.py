@@ -234,7 +234,6 @@ def _query(function: Callable[[Any], Any], handle: Any) -> Any:
 def _cpus(num_ranks: int, torch_threads: int) -> DevicePlan:
     return DevicePlan(
         devices=("cpu",) * num_ranks,
-        egl_ids=(None,) * num_ranks,
         names=("cpu",) * num_ranks,
         torch_threads=torch_threads,
         backend="gloo",
@@ -248,7 +247,6 @@ def _gpus(devices: list[_Visible]) -> DevicePlan:
     return DevicePlan(
         devices=("cuda:0",) * len(devices),
         visible=tuple(device.token for device in devices),
-        egl_ids=tuple(str(device.gpu.card) if device.gpu else None for device in devices),
         gpu_ids=tuple(device.gpu.index for device in devices if device.gpu),
         names=tuple(_name(device) for device in devices),
         torch_threads=max(1, cores() // len(devices)),

@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from mjlab_dist import runs, worker
@@ -93,7 +93,7 @@ def _train(
             if num_ranks == 1 and config.max_restarts == 0:
                 here = plan if own_process else in_this_process(plan, os.environ, gpus)
                 if here is not None:
-                    with listening(listen):
+                    with listening(listen), _egl_device_restored():
                         return worker.run(config, here, run_dir, control)
             return _train_with_restarts(config, plan, run_dir, listen, control, hosts=hosts)
         except UserError:
@@ -200,8 +200,19 @@ def _train_as_one_of_many(config: TrainConfig, listen: Listener, control: Contro
     config, lines = resolve(config, rank.world_size)
     if rank.is_main:
         _say(lines, listen)
-    with listening(listen) if rank.is_main else contextlib.nullcontext():
+    with listening(listen) if rank.is_main else contextlib.nullcontext(), _egl_device_restored():
         return worker.run(config, plan, _find_resumed(config), control)
+
+
+@contextlib.contextmanager
+def _egl_device_restored() -> Iterator[None]:
+    """Restore the variable that a rank in this process sets for its device; the next run may take another device."""
+    before = os.environ.get(worker.EGL_DEVICE)
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(worker.EGL_DEVICE, None)
 
 
 def _say(lines: list[str], listen: Listener) -> None:

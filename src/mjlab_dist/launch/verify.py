@@ -91,7 +91,6 @@ def _first_device(plan: DevicePlan) -> DevicePlan:
         devices=plan.devices[:1],
         visible=plan.visible and plan.visible[:1],
         gpu_ids=plan.gpu_ids[:1],
-        egl_ids=plan.egl_ids[:1],
         names=plan.names[:1],
     )
 
