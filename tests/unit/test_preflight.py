@@ -32,9 +32,10 @@ from mjlab_dist.launch.preflight import (
     check_machine,
     check_versions,
     check_wandb,
+    check_warp,
     has_wandb_account,
+    judge_cuda,
     judge_gpu,
-    judge_torch,
 )
 from mjlab_dist.launch.processes import LAUNCH
 
@@ -189,26 +190,37 @@ def test_packages_and_a_python_that_are_not_there_are_refused(tmp_path: Path, mo
     assert finding.figure.endswith("(>=99 is needed), not-installed-here is missing (<3,>=2 is needed)")
 
 
+@pytest.mark.parametrize("package", ["torch", "warp-lang"])
 @pytest.mark.parametrize(
-    ("built_for", "driver", "part"),
+    ("built_for", "driver", "parts"),
     [
-        (None, (13, 0), "built without CUDA"),
-        ((13, 2), None, "libcuda.so.1"),
-        ((13, 2), (12, 8), "built for CUDA 13.2, the NVIDIA driver knows CUDA 12.8 only"),
+        (None, (13, 0), ["built without CUDA"]),
+        ((13, 2), None, ["libcuda.so.1"]),
+        ((13, 2), (12, 8), ["13.2", "12.8", "R580", "torch", "warp", "for CUDA 12"]),
+        ((12, 6), (11, 8), ["12.6", "11.8", "R525"]),
     ],
 )
-def test_a_torch_that_cannot_use_the_gpus_is_refused(
-    built_for: tuple[int, int] | None, driver: tuple[int, int] | None, part: str
+def test_a_package_that_cannot_use_the_gpus_is_refused(
+    package: str, built_for: tuple[int, int] | None, driver: tuple[int, int] | None, parts: list[str]
 ):
-    finding = judge_torch("2.15.0", built_for, driver)
+    finding = judge_cuda(package, "2.15.0", built_for, driver)
     assert finding.status is Status.FAIL
-    assert part in finding.figure
+    for part in parts:
+        assert part in f"{finding.figure}; {finding.mend}"
     assert "--gpu-ids None" in finding.mend
 
 
-@pytest.mark.parametrize("driver", [(12, 8), (12, 4), (13, 0)])
+@pytest.mark.parametrize("driver", [(12, 8), (12, 4), (12, 0), (13, 0)])
 def test_within_a_major_version_an_older_driver_will_do(driver: tuple[int, int]):
-    assert judge_torch("2.15.0", (12, 8), driver).status is Status.OK
+    assert judge_cuda("torch", "2.15.0", (12, 8), driver).status is Status.OK
+
+
+def test_the_cuda_of_the_installed_warp_is_what_warp_reports(monkeypatch: pytest.MonkeyPatch):
+    fake_nvml.install(monkeypatch, [FakeGpu("GPU-a")])
+    code = "import warp; warp.config.log_level = warp.LOG_ERROR; warp.init(); print(*warp._src.context.runtime.toolkit_version)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    major, minor = done.stdout.split()[-2:]
+    assert f"CUDA {major}.{minor}" in check_warp().figure
 
 
 @pytest.mark.parametrize(
@@ -313,9 +325,10 @@ DEVICES = "for finding in check_devices(): print(finding.name, finding.status, f
 
 
 def test_doctor_reads_driver_torch_and_every_gpu(on_gpus: Callable[..., list[str]]):
-    driver, torch, first, second, shared = on_gpus(DEVICES)
+    driver, torch, warp, first, second, shared = on_gpus(DEVICES)
     assert driver == "NVIDIA driver|ok|535.99, CUDA 13.2"
     assert torch.split("|")[2].startswith("torch 2.")
+    assert warp.startswith("warp-lang|ok|")
     assert first == "GPU 0|ok|Model, 79.5 of 80.0 GB free"
     assert second == "GPU 1|warning|Model, 30.0 of 80.0 GB free, used by process 4711"
     assert shared.startswith("shared memory|")
@@ -358,6 +371,18 @@ def test_a_run_is_refused_on_gpus_that_torch_cannot_use(on_gpus: Callable[..., l
     (line,) = on_gpus(ON_GPU, cuda=11080)
     assert line.startswith("refused: torch 2.")
     assert "update the driver" in line
+
+
+def test_a_run_is_refused_on_gpus_that_warp_cannot_use(on_gpus: Callable[..., list[str]], tmp_path: Path):
+    # As with a torch for CUDA 12 beside the Warp of the package index, which is for CUDA 13.
+    info = tmp_path / "torch-2.15.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.15.0\n")
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "version.py").write_text("cuda: Optional[str] = '12.8'\n")
+    (line,) = on_gpus(f"sys.path.insert(0, {str(tmp_path)!r})\n" + textwrap.dedent(ON_GPU), cuda=12080)
+    assert line.startswith("refused: warp-lang ")
+    assert "R580" in line
 
 
 def test_doctor_wants_the_driver_that_physics_wants():

@@ -28,6 +28,7 @@ from mjlab_dist.launch.preflight import (
     check_torch,
     check_versions,
     check_wandb,
+    check_warp,
     dotted,
     driver_cuda,
     run_program,
@@ -88,12 +89,12 @@ def examine(log_root: Path, environ: Mapping[str, str]) -> list[Finding]:
 
 
 def check_devices() -> list[Finding]:
-    """The driver, torch for it, and the GPUs; a machine without is in order."""
+    """Check the driver, torch and Warp for it, and the GPUs; a machine without GPUs is in order."""
     try:
         gpus = find_gpus()
         if gpus:
             shared = [check_shared_memory(Path("/dev/shm"))] if len(gpus) > 1 else []  # noqa: S108
-            return [check_driver(), check_torch(), *check_gpus(gpus), *shared]
+            return [check_driver(), check_torch(), check_warp(), *check_gpus(gpus), *shared]
         pynvml.nvmlInit()
         pynvml.nvmlDeviceGetCount()
         pynvml.nvmlShutdown()
@@ -128,7 +129,7 @@ def judge_driver(version: str, cuda: tuple[int, int] | None) -> Finding:
             name="NVIDIA driver",
             figure=f"{figure}: physics cannot be recorded, which is slower",
             status=Status.WARNING,
-            mend=f"update it to one for CUDA {dotted(CAPTURABLE_DRIVER)} or newer (version 550)",
+            mend=f"update it to one for CUDA {dotted(CAPTURABLE_DRIVER)} or newer (R550; R580 for CUDA 13)",
         )
     return Finding(name="NVIDIA driver", figure=figure)
 

@@ -52,6 +52,24 @@ WANDB_SERVER = "https://api.wandb.ai"
 WANDB_TIMEOUT_S = 1.0
 """Seconds that its server has to answer before a run starts."""
 
+WARP = "warp-lang"
+"""The distribution of Warp."""
+
+TOOLKIT = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).wp_cuda_toolkit_version())"
+"""Program that prints the version of CUDA, such as 12040, that Warp's library, its first argument, was built with; 0 without."""
+
+WARP_TIMEOUT_S = 10.0
+"""Seconds that loading this library may take, which has 300 MB."""
+
+SOURCES = {
+    "torch": "https://pytorch.org/get-started",
+    WARP: "its +cuXX wheels at https://github.com/NVIDIA/warp/releases",
+}
+"""Where packages for another version of CUDA than that of the package index are found."""
+
+DRIVERS = {12: 525, 13: 580}
+"""Oldest branch of the NVIDIA driver, such as R525, for each major version of CUDA."""
+
 CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])))"
 """Program that connects to a host, its first argument, at a port, its second."""
 
@@ -106,7 +124,7 @@ def check_machine(
         ("", check_loopback()),
     ]
     if plan.devices[0] != "cpu":
-        found.append(("", check_torch()))
+        found += [("", check_torch()), ("", check_warp())]
         chosen = [gpu for gpu in gpus if gpu.index in plan.gpu_ids]
         found += [(f"{finding.name}: ", finding) for finding in check_gpus(chosen)]
     if config.logger == "wandb":
@@ -187,38 +205,68 @@ def check_loopback() -> Finding:
 
 
 def check_torch() -> Finding:
-    """Whether the installed torch can use the GPUs of this machine, which has some."""
+    """Check whether the installed torch can use the GPUs of this machine, which has some."""
     try:
         torch = metadata.distribution("torch")
     except metadata.PackageNotFoundError:
         return Finding(name="torch", figure="torch is missing", status=Status.FAIL, mend="uv sync")
     text = Path(str(torch.locate_file("torch/version.py"))).read_text()
     built_for = re.search(r"^cuda\b.*= '(\d+)\.(\d+)", text, re.MULTILINE)
-    return judge_torch(torch.version, built_for and (int(built_for[1]), int(built_for[2])), driver_cuda())
+    return judge_cuda("torch", torch.version, built_for and (int(built_for[1]), int(built_for[2])), driver_cuda())
 
 
-def judge_torch(torch: str, built_for: tuple[int, int] | None, driver: tuple[int, int] | None) -> Finding:
-    """Whether a torch can use the GPUs of a driver.
+def check_warp() -> Finding:
+    """Check whether the installed Warp can use the GPUs of this machine, which has some.
+
+    The version of CUDA that it was built with is in its library only, which another process loads and asks.
+    """
+    try:
+        warp = metadata.distribution(WARP)
+    except metadata.PackageNotFoundError:
+        return Finding(name=WARP, figure=f"{WARP} is missing", status=Status.FAIL, mend="uv sync")
+    try:
+        library = str(warp.locate_file("warp/bin/warp.so"))
+        number = int(run_program(TOOLKIT, library, timeout_s=WARP_TIMEOUT_S))
+    except (OSError, ValueError) as error:
+        return Finding(
+            name=WARP,
+            figure=f"{WARP} {warp.version}, whose version of CUDA is unknown ({error})",
+            status=Status.WARNING,
+            mend="see what `uv run python -c 'import warp; warp.init()'` prints",
+        )
+    return judge_cuda(WARP, warp.version, _cuda_version(number) if number else None, driver_cuda())
+
+
+def judge_cuda(
+    package: str, version: str, built_for: tuple[int, int] | None, driver: tuple[int, int] | None
+) -> Finding:
+    """Judge whether a package can use the GPUs of a driver.
+
+    Within a major version of CUDA an older driver is enough, which NVIDIA calls minor version compatibility. Warp's own
+    check is the same (``min_driver_version`` in its ``context.py``).
 
     Args:
-        torch: Its version.
+        package: Its name.
+        version: Its version.
         built_for: Major and minor version of its CUDA; None without.
-        driver: What :func:`driver_cuda` says.
+        driver: What :func:`driver_cuda` returns.
     """
     if built_for is None:
-        seen = f"torch {torch} is built without CUDA, and there are GPUs"
-        mend = "install one with CUDA (https://pytorch.org/get-started)"
+        seen = f"{package} {version} is built without CUDA, and there are GPUs"
+        fix = f"install one with CUDA ({SOURCES[package]})"
     elif driver is None:
         seen = "there are GPUs, and the NVIDIA driver's libcuda.so.1 cannot be loaded"
-        mend = "start a container with NVIDIA_DRIVER_CAPABILITIES=compute,utility, or install the driver anew"
-    elif driver[0] < built_for[0]:  # within a major version an older driver will do
-        seen = (
-            f"torch {torch} is built for CUDA {dotted(built_for)}, the NVIDIA driver knows CUDA {dotted(driver)} only"
-        )
-        mend = f"update the driver, or install a torch for CUDA {driver[0]}"
+        fix = "start a container with NVIDIA_DRIVER_CAPABILITIES=compute,utility, or install the driver again"
+    elif driver[0] < built_for[0]:
+        seen = f"{package} {version} is built for CUDA {dotted(built_for)}, the NVIDIA driver supports CUDA {dotted(driver)} only"
+        oldest = DRIVERS.get(built_for[0])
+        fix = "update the driver" + (f" to R{oldest} or newer" if oldest else "")
+        if driver[0] in DRIVERS:
+            both = " and ".join(f"{name} ({source})" for name, source in SOURCES.items())
+            fix += f", or install both {both} for CUDA {driver[0]}"
     else:
-        return Finding(name="torch", figure=f"torch {torch}, built for CUDA {dotted(built_for)}")
-    return Finding(name="torch", figure=seen, status=Status.FAIL, mend=f"{mend}, or {CPU_MEND}")
+        return Finding(name=package, figure=f"{package} {version}, built for CUDA {dotted(built_for)}")
+    return Finding(name=package, figure=seen, status=Status.FAIL, mend=f"{fix}, or {CPU_MEND}")
 
 
 def driver_cuda() -> tuple[int, int] | None:
@@ -235,7 +283,12 @@ def driver_cuda() -> tuple[int, int] | None:
         return None
     finally:
         pynvml.nvmlShutdown()
-    return version // 1000, version % 1000 // 10
+    return _cuda_version(version)
+
+
+def _cuda_version(number: int) -> tuple[int, int]:
+    """Return major and minor version of a number such as 12040."""
+    return number // 1000, number % 1000 // 10
 
 
 def check_gpus(gpus: Sequence[Gpu]) -> list[Finding]:
