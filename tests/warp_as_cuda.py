@@ -51,13 +51,23 @@ def warp_as_cuda() -> Iterator[None]:
         yield
 
 
-def variants_that_a_recording_loads(program: Callable[[], None]) -> list[tuple[wp.Module, int]]:
+def variants_that_the_dry_run_finds(program: Callable[[], None]) -> list[kernels.Variant]:
+    """Collect a program's module variants as on a GPU.
+
+    Args:
+        program: Launches kernels on the CPU device.
+    """
+    with warp_as_cuda():
+        return kernels._collect("cpu", program)
+
+
+def variants_that_a_recording_loads(program: Callable[[], None]) -> list[kernels.Variant]:
     """Record a program as on a GPU, and return the module variants that it asks for, in order.
 
     Args:
         program: Launches kernels on the CPU device.
     """
-    loaded: list[tuple[wp.Module, int]] = []
+    loaded: list[kernels.Variant] = []
 
     def load(module: wp.Module, _device: Any, block_dim: int | None = None, *_: Any, **__: Any) -> None:
         loaded.append((module, int(block_dim or module.options["block_dim"])))

@@ -14,7 +14,8 @@ from mujoco_warp._src.collision_core import contact_params, write_contact
 from mujoco_warp._src.math import make_frame
 from mujoco_warp._src.types import GeomType, vec5
 
-wp.set_module_options({"enable_backward": False})
+# Unrolling loops of more than four steps doubles the time of compiling for a GPU and saves none on a CPU (docs/performance.md).
+wp.set_module_options({"enable_backward": False, "max_unroll": 4})
 
 _FAR = wp.constant(1.0e6)
 """More than any distance, in m."""

@@ -1,0 +1,74 @@
+"""Kernels are compiled for GPUs, which needs no GPU: NVRTC is a compiler like any other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import warp as wp
+from warp_as_cuda import variants_that_the_dry_run_finds
+
+from mjlab_dist import registry
+from mjlab_dist.env import Env
+from mjlab_dist.sim import kernels, start_warp
+
+ARCHITECTURES = (80, 90, 120)
+"""Compute capabilities times ten: A100, H100 and H200, RTX 5090."""
+
+NUM_WORKERS = 2
+
+
+@pytest.fixture(scope="module")
+def variants() -> list[kernels.Variant]:
+    """What a quadruped on uneven ground needs on a GPU: MuJoCo Warp's kernels and our own."""
+    start_warp("cpu")
+    found: dict[kernels.Variant, None] = {}
+    prepare = kernels.prepare
+
+    def examine(device: str, program: Callable[[], None]) -> None:
+        found.update(dict.fromkeys(variants_that_the_dry_run_finds(program)))
+        prepare(device, program)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "prepare", examine)
+        Env(registry.task_config("quadruped-velocity-rough").env, 4, "cpu")
+    return list(found)
+
+
+def compile_for(architecture: int, variant: kernels.Variant, directory: Path) -> tuple[Path, float]:
+    """Compile a module variant to machine code; returns the file, and the seconds it took."""
+    module, block_dim = variant
+    options = {**module.resolve_options(wp.config), "block_dim": block_dim}
+    module.get_module_hash(block_dim)
+    name = f"{module.name}.{block_dim}.sm{architecture}"
+    start = time.perf_counter()
+    module._compile(None, directory / name, f"{name}.cubin", architecture, use_ptx=False, options=options)
+    return directory / name / f"{name}.cubin", time.perf_counter() - start
+
+
+def test_our_own_kernels_compile_for_every_architecture(variants: list[kernels.Variant], tmp_path: Path) -> None:
+    ours = [variant for variant in variants if variant[0].name.startswith("mjlab_dist")]
+    assert {module.name for module, _ in ours} == {"mjlab_dist.sim.surface"}
+    jobs = [(architecture, variant, tmp_path) for architecture in ARCHITECTURES for variant in ours]
+    with ThreadPoolExecutor(NUM_WORKERS) as pool:
+        for binary, _ in pool.map(lambda job: compile_for(*job), jobs):
+            assert binary.read_bytes().startswith(b"\x7fELF")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_every_kernel_of_a_quadruped_step_compiles(variants: list[kernels.Variant], tmp_path: Path) -> None:
+    """Prints the seconds per module (``pytest -s``); docs/performance.md has them."""
+    start = time.perf_counter()
+    with ThreadPoolExecutor(NUM_WORKERS) as pool:
+        done = list(pool.map(lambda variant: compile_for(90, variant, tmp_path), variants))
+    took = time.perf_counter() - start
+    for binary, seconds in sorted(done, key=lambda one: -one[1]):
+        print(f"{seconds:6.1f} s  {binary.name}")
+        assert binary.read_bytes().startswith(b"\x7fELF")
+    print(
+        f"{len(done)} module variants, {sum(seconds for _, seconds in done):.0f} s of work, {took:.0f} s by {NUM_WORKERS} threads"
+    )
