@@ -1,19 +1,25 @@
-"""What makes the host wait for a device, counted where torch dispatches operations."""
+"""Operations that make the host wait for a device, found where torch dispatches or calls them."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 aten: Any = torch.ops.aten
 
 
 class HostSyncs(TorchDispatchMode):
-    """Counts operations that make the host wait for a device, or that a device's data decides the size of.
+    """Records operations that make the host wait for a device, and those whose output size depends on data.
 
-    Indices count too, since a mask as an index makes the host wait; where whole numbers are meant, they can be let pass.
+    Tensors used as indices are recorded too, because a boolean index makes the host wait. Where integer indices are
+    intended, pass ``indices=False``.
+
+    Attributes:
+        num_ops: Number of dispatched operations.
+        found: Names of those that wait.
     """
 
     WAITING = (
@@ -39,6 +45,16 @@ class HostSyncs(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func.namespace == "prim":  # reads a tensor's device
+            return func(*args, **kwargs)
+        # In inference mode composite operations arrive whole: a copy to another device hides in `aten.to`.
+        if func.namespace == "aten" and func._can_decompose():
+            with self:
+                return func.decompose(*args, **kwargs)
+        return self._run(func, args, kwargs)
+
+    def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Execute an operation that is not composed of others."""
         self.num_ops += 1
         if self._waits(func, args, kwargs):
             self.found.append(str(func))
@@ -55,3 +71,25 @@ class HostSyncs(TorchDispatchMode):
         if func.overloadpacket is aten._to_copy:
             return torch.device(kwargs.get("device") or args[0].device) != args[0].device
         return func.overloadpacket is aten.copy_ and args[0].device != args[1].device
+
+
+class HostReads(TorchFunctionMode):
+    """Records reads by the host that dispatch no operation on the CPU.
+
+    Attributes:
+        num_calls: Number of calls of torch's functions.
+        found: Names of those that read.
+    """
+
+    READING = (torch.Tensor.cpu, torch.Tensor.numpy, torch.Tensor.tolist)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_calls = 0
+        self.found: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.num_calls += 1
+        if func in self.READING:
+            self.found.append(str(func))
+        return func(*args, **(kwargs or {}))

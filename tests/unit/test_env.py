@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 import torch
 from env_terms_for_test import Ended
-from host_syncs import HostSyncs
+from host_syncs import HostReads, HostSyncs
 from legged import EVERYTHING
-from torch.overrides import TorchFunctionMode
 
 from mjlab_dist.config import (
     ActionConfig,
@@ -791,23 +790,6 @@ def test_a_missing_model_is_refused() -> None:
 # No host sync
 
 
-class HostReads(TorchFunctionMode):
-    """Counts copies to the host, which on the CPU dispatch no operation."""
-
-    READING = (torch.Tensor.cpu, torch.Tensor.numpy, torch.Tensor.tolist)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.num_calls = 0
-        self.found: list[str] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.num_calls += 1
-        if func in self.READING:
-            self.found.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize(
     "sync",
     [
@@ -832,6 +814,14 @@ def test_the_counter_counts(sync: Callable[[torch.Tensor], object]) -> None:
     with HostSyncs() as syncs:
         x.mul_(2)
         assert syncs.found == []
+        sync(x)
+    assert syncs.found
+
+
+@pytest.mark.parametrize("sync", [lambda x: bool(x.any()), lambda x: x.to("meta"), lambda x: x[x > 0]])
+def test_the_counter_counts_in_inference_mode(sync: Callable[[torch.Tensor], object]) -> None:
+    x = torch.tensor([1.0, 2.0, 3.0])
+    with torch.inference_mode(), HostSyncs() as syncs:
         sync(x)
     assert syncs.found
 
