@@ -1,0 +1,216 @@
+"""The CUDA path on fake CUDA tensors: nothing waits for the device, and no operation mixes devices."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from every_task import NAMES
+from fake_cuda import DEVICE, HostReadsAllowed, fake_cuda, never_waits, on_fake_cuda
+from rollouts import AGENT, MINI_BATCHES, NUM_ACTIONS, NUM_OBS, STEPS, Data, collect, make_learner, train_config
+from rsl_rl.storage import RolloutStorage
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from mjlab_dist.distributed.synchronizer import AllReduce
+from mjlab_dist.env import Env
+from mjlab_dist.learn.finite import FiniteCheck
+
+NUM_ENVS = 8
+
+UPDATES: dict[str, dict[str, Any]] = {
+    "fp32": {},
+    "bf16": {"precision": "bf16"},
+    "clipped observations": {"obs_clip": 5.0},
+    "raw observations": {"obs_normalization": False},
+    "scaled rewards": {"reward_normalization": True},
+    "advantages of a rank": {"advantage_normalization": "rank"},
+    "advantages of a mini-batch": {"advantage_normalization": "mini-batch"},
+    "orthogonal weights": {"orthogonal_init": True},
+    "linear schedule": {"schedule": "linear"},
+    "fixed schedule": {"schedule": "fixed"},
+}
+"""Agents, by the part of the update that they change."""
+
+
+# Envs
+
+
+@pytest.mark.parametrize("task", NAMES)
+def test_an_env_stays_on_the_device(task: str, build_env: Callable[[str], Env]) -> None:
+    real = build_env(task)
+    with fake_cuda(), torch.inference_mode():
+        env = on_fake_cuda(real)
+        with never_waits() as syncs:
+            for nan_policy in ("stop", "reset"):
+                env.cfg = dataclasses.replace(env.cfg, nan_policy=nan_policy)
+                obs, rewards, dones, extras = env.step(torch.zeros(env.num_envs, env.num_actions, device=DEVICE))
+            totals = env.pop_episode_totals()
+            env.end_iteration(totals)
+            resets = env.pop_nan_resets()
+            measured = env.curriculum_metrics()
+            env.stagger()
+            first = env.reset()
+    tensors = [*obs.values(), *first.values(), *extras.values(), *totals, *measured.values(), rewards, dones, resets]
+    assert {str(tensor.device) for tensor in tensors} == {DEVICE}
+    assert syncs.num_ops > 100
+
+
+@pytest.mark.parametrize("task", NAMES)
+def test_the_search_for_numbers_that_are_not_finite_stays_on_the_device(
+    task: str, build_env: Callable[[str], Env]
+) -> None:
+    real = build_env(task)
+    with fake_cuda(), torch.inference_mode():
+        env = on_fake_cuda(real)
+        obs = env.reset()
+        storage = RolloutStorage("rl", env.num_envs, STEPS, obs, [env.num_actions], DEVICE)
+        check = FiniteCheck(env, storage)
+        with never_waits():
+            check.record(0)
+            count = check.count(obs)
+    assert str(count.device) == DEVICE
+
+
+class _Wrong:
+    """Rewards that make the host wait for a GPU, or that mix devices."""
+
+    @staticmethod
+    def item(env: Env) -> torch.Tensor:
+        return env.actions.sum(dim=1) * env.actions.sum().item()
+
+    @staticmethod
+    def branch(env: Env) -> torch.Tensor:
+        return env.actions.sum(dim=1) if env.terminated.any() else env.actions.sum(dim=1).neg()
+
+    @staticmethod
+    def nonzero(env: Env) -> torch.Tensor:
+        return env.actions.sum(dim=1).index_fill(0, env.terminated.nonzero().squeeze(1), 0.0)
+
+    @staticmethod
+    def read_by_mask(env: Env) -> torch.Tensor:
+        return env.actions.sum(dim=1) - env.actions[env.terminated].sum()
+
+    @staticmethod
+    def written_by_mask(env: Env) -> torch.Tensor:
+        reward = env.actions.sum(dim=1)
+        reward[env.terminated] = torch.zeros(1, device=env.device)
+        return reward
+
+    @staticmethod
+    def mixed(env: Env) -> torch.Tensor:
+        return env.actions.sum(dim=1) + torch.ones(env.num_envs)
+
+    @staticmethod
+    def to_host(env: Env) -> torch.Tensor:
+        return env.actions.cpu().sum(dim=1).to(DEVICE)
+
+    @staticmethod
+    def copied(env: Env) -> torch.Tensor:
+        return torch.empty(env.actions.shape, device=DEVICE).copy_(torch.zeros(env.actions.shape)).sum(dim=1)
+
+    @staticmethod
+    def equal(env: Env) -> torch.Tensor:
+        return env.actions.sum(dim=1) * torch.equal(env.actions, env.previous_actions)
+
+
+@pytest.mark.parametrize(
+    ("reward", "operation"),
+    [
+        (_Wrong.item, "_local_scalar_dense"),
+        (_Wrong.branch, "_local_scalar_dense"),
+        (_Wrong.nonzero, "nonzero"),
+        (_Wrong.read_by_mask, "nonzero"),
+        (_Wrong.written_by_mask, "index_put_"),
+        (_Wrong.mixed, "device"),
+        (_Wrong.to_host, "_to_copy"),
+        (_Wrong.copied, "copy_"),
+        (_Wrong.equal, "equal"),
+    ],
+)
+def test_a_wrong_reward_is_found(
+    reward: Callable[[Env], torch.Tensor], operation: str, build_env: Callable[[str], Env]
+) -> None:
+    real = build_env("cartpole-balance")
+    with fake_cuda(), torch.inference_mode():
+        env = on_fake_cuda(real)
+        env._rewards[0] = reward
+        with pytest.raises((AssertionError, RuntimeError), match=operation), never_waits():
+            env.step(torch.zeros(env.num_envs, env.num_actions, device=DEVICE))
+
+
+def test_a_copy_for_fake_cuda_leaves_the_env_as_it_is(build_env: Callable[[str], Env]) -> None:
+    real = build_env("cartpole-balance")
+    before = real.state()
+    with fake_cuda(), torch.inference_mode():
+        on_fake_cuda(real).reset()
+    assert real.device == real.sim.device == "cpu"
+    assert all(torch.equal(tensor, before[name]) for name, tensor in real.state().items())
+
+
+# The learner
+
+
+@pytest.fixture
+def two_ranks() -> Iterator[None]:
+    """Torch's process group for tests, whose collectives return at once."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_an_update_stays_on_the_device(name: str) -> None:
+    _update(UPDATES[name])
+
+
+@pytest.mark.usefixtures("two_ranks")
+@pytest.mark.parametrize("name", ["fp32", "scaled rewards", "advantages of a rank", "raw observations"])
+def test_an_update_of_two_ranks_stays_on_the_device(name: str) -> None:
+    _update(UPDATES[name], world_size=2)
+
+
+@pytest.mark.usefixtures("two_ranks")
+@pytest.mark.parametrize("compression", ["bf16", "fp16"])
+def test_gradients_are_compressed_on_the_device(compression: str) -> None:
+    _update({}, world_size=2, synchronizer=AllReduce(compression))
+
+
+@pytest.mark.parametrize("read", [lambda loss: loss.item(), lambda loss: loss.cpu()])
+def test_an_update_that_reads_its_loss_is_found(
+    read: Callable[[torch.Tensor], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AllReduce, "reduce", lambda _, gradients: read(gradients.sum()))
+    with pytest.raises((AssertionError, RuntimeError), match=r"_local_scalar_dense|_to_copy"):
+        _update({})
+
+
+def _update(fields: dict[str, Any], world_size: int = 1, synchronizer: AllReduce | None = None) -> None:
+    """Collect a rollout and learn from it, on fake CUDA."""
+    config = train_config(dataclasses.replace(AGENT, capture=False, num_learning_epochs=2, **fields))
+    with fake_cuda():
+        with HostReadsAllowed(), torch.device(DEVICE):
+            learner = make_learner(config, NUM_ENVS, synchronizer, world_size, DEVICE)
+        with never_waits(indices=False) as syncs:
+            if learner.schedule == "linear":
+                learner.learning_rate = 1e-3
+            collect(learner, _data())
+            losses = learner.update()
+    assert {str(loss.device) for loss in losses.values()} == {DEVICE}
+    assert syncs.num_ops > 2 * MINI_BATCHES * 20
+
+
+def _data() -> Data:
+    def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.zeros(*shape, dtype=dtype, device=DEVICE)
+
+    return Data(
+        obs={name: zeros(STEPS + 1, NUM_ENVS, width) for name, width in NUM_OBS.items()},
+        noise=zeros(STEPS, NUM_ENVS, NUM_ACTIONS),
+        rewards=zeros(STEPS, NUM_ENVS),
+        dones=zeros(STEPS, NUM_ENVS, dtype=torch.bool),
+        time_outs=zeros(STEPS, NUM_ENVS, dtype=torch.bool),
+    )
