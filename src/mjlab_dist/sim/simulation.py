@@ -158,7 +158,10 @@ class Simulation:
             self._reset_mask = wp.zeros(num_envs, dtype=wp.bool)
             self._keys = wp.full(num_envs, -1, dtype=int)
         self._groups = _groups(model, fields)
-        self._views: dict[str, torch.Tensor] = {}
+        # Views are made here, so that a step makes none: a recording of the step would miss them.
+        per_env = [field.name for field in dataclasses.fields(mjw.Data) if _is_per_env(field)]
+        self._views = {name: wp.to_torch(getattr(self._data, name)) for name in per_env}
+        self._field_views: dict[str, torch.Tensor] = {}
         self.qpos, self.qvel, self.ctrl = self.view("qpos"), self.view("qvel"), self.view("ctrl")
         self.overflow = torch.zeros(num_envs, dtype=torch.int32, device=device)
         self._torch_mask, self._torch_keys = wp.to_torch(self._reset_mask), wp.to_torch(self._keys)
@@ -199,7 +202,9 @@ class Simulation:
         holder = self._warp_model.opt if name in _OPTIONS else self._warp_model
         if name not in _OPTIONS and name not in _batched_fields():
             raise _no_field(self.model, name)
-        field = wp.to_torch(getattr(holder, name))
+        if name not in self._field_views:
+            self._field_views[name] = wp.to_torch(getattr(holder, name))
+        field = self._field_views[name]
         return field.expand(self.num_envs, *field.shape[1:])
 
     def sensor(self, name: str) -> torch.Tensor:
