@@ -315,11 +315,7 @@ class Runner(OnPolicyRunner):
         # FSDP2 keeps what a rollout has gathered for the update, which may not use tensors of inference mode.
         with torch.no_grad() if self.alg.sharding.sharded else torch.inference_mode():
             for step in range(self.cfg["num_steps_per_env"]):
-                actions = self.alg.act(obs)
-                self._finite.record(step)
-                obs, rewards, dones, extras = self.env.step(actions)
-                self.alg.process_env_step(obs, rewards, dones, extras)
-                reward += rewards.mean()
+                obs = self._control_step(step, obs, reward)
             self.alg.compute_returns(obs)
             not_finite = self._finite.count(obs)
         collected = clock.mark()
@@ -348,6 +344,24 @@ class Runner(OnPolicyRunner):
             wants_stop=self._control.stop_requested,
             wants_save=self._is_save_due(),
         )
+
+    def _control_step(self, step: int, obs: TensorDict, reward: torch.Tensor) -> TensorDict:
+        """Act, advance the envs by one control step, and store the transition.
+
+        Args:
+            step: Index of the step in the rollout, from 0.
+            obs: Observations before the step.
+            reward: Scalar; the mean reward of the step is added to it, in place.
+
+        Returns:
+            Observations after the step.
+        """
+        actions = self.alg.act(obs)
+        self._finite.record(step)
+        obs, rewards, dones, extras = self.env.step(actions)
+        self.alg.process_env_step(obs, rewards, dones, extras)
+        reward += rewards.mean()
+        return obs
 
     def _is_save_due(self) -> bool:
         """By the clock of rank 0, which all follow."""
