@@ -1,0 +1,329 @@
+"""A control step is a replay: every step issues the same operations on the same memory, whatever its data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+import mujoco_warp as mjw
+import pytest
+import torch
+from every_task import NAMES, config_of
+from replay import Recorder, Recording, ReplayError
+from tensordict import TensorDict
+
+from mjlab_dist.config import TrainConfig
+from mjlab_dist.distributed import Rank
+from mjlab_dist.env import Env
+from mjlab_dist.learn import Runner
+
+NUM_STEPS = 200
+NUM_RECORDED = 5
+AGE_STEPS = 150
+"""Every episode ends by time within this many steps."""
+TIMER_STEPS = 20
+"""Commands are drawn and events happen for the first time within this many steps."""
+
+
+class Start(NamedTuple):
+    """Where a comparison starts."""
+
+    env: dict[str, torch.Tensor]
+    memory: dict[str, torch.Tensor]
+    obs: dict[str, torch.Tensor]
+
+
+class Trace(NamedTuple):
+    """Tensors of many steps."""
+
+    steps: list[dict[str, torch.Tensor]]
+    """After each step, by name."""
+    end: dict[str, torch.Tensor]
+    """After the last step, by name."""
+
+
+class Loop:
+    """Rollouts as the training loop makes them, a control step at a time."""
+
+    def __init__(self, env: Env, config: TrainConfig) -> None:
+        torch.manual_seed(0)
+        self.env = env
+        self.runner = Runner(env, config, Rank())
+        self.runner.alg.train_mode()
+        self.reward = torch.zeros(())
+        self.num_rows = self.runner.cfg["num_steps_per_env"]
+        self._allocate()
+
+    def _allocate(self) -> None:
+        """Store a transition: with the first one rsl_rl allocates room for the parameters of the policy's distribution."""
+        alg, obs = self.runner.alg, self.env.get_observations()
+        nothing = torch.zeros(self.env.num_envs)
+        alg.act(obs)
+        alg.process_env_step(obs, nothing, nothing.bool(), {"time_outs": nothing.bool()})
+        alg.storage.clear()
+
+    def rollout(self) -> dict[str, torch.Tensor]:
+        """Return the buffers in which each step writes to a row of its own, by name."""
+        alg, storage = self.runner.alg, self.runner.alg.storage
+        buffers = {f"storage.{name}": value for name, value in vars(storage).items() if isinstance(value, torch.Tensor)}
+        buffers |= {f"storage.observations.{name}": group for name, group in _groups(storage.observations).items()}
+        buffers |= {f"storage.params[{i}]": params for i, params in enumerate(storage.distribution_params or ())}
+        buffers |= {f"finite.{name}": states for name, states in self.runner._finite._states.items()}
+        return buffers | ({"raw rewards": alg._raw_rewards} if alg._raw_rewards.numel() else {})
+
+    def start(self) -> Start:
+        """Put the envs shortly before the ends of their episodes, the next commands and the next events."""
+        env = self.env
+        env.reset()
+        state = env.state()
+        ages = torch.arange(1, env.num_envs + 1) * AGE_STEPS // env.num_envs
+        state["episode_length"] = (env.max_episode_length - ages).clamp_min(0)
+        for name in self.timers(state):
+            state[name] = torch.rand_like(state[name]) * TIMER_STEPS * env.step_dt_s
+        obs = {name: group.clone() for name, group in _groups(env.get_observations()).items()}
+        memory = {name: tensor.clone() for name, tensor in self.runner.alg.memory().items()}
+        return Start(state, memory, obs)
+
+    @staticmethod
+    def timers(state: Mapping[str, torch.Tensor]) -> list[str]:
+        """Return the names of the times until the next command or event."""
+        return [name for name in state if name.endswith(("left_s", "until_event_s")) and state[name].numel()]
+
+    def restore(self, start: Start) -> dict[str, torch.Tensor]:
+        """Go back to the start and return its observations."""
+        self.env.load_state(start.env)
+        self.runner.alg.load_memory(start.memory)
+        self.runner.alg.storage.clear()
+        self.reward.zero_()
+        for buffer in self.rollout().values():
+            buffer.zero_()
+        torch.manual_seed(1)
+        return {name: group.clone() for name, group in start.obs.items()}
+
+    def step(self, index: int, obs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Run a step and return its observations."""
+        row = index % self.num_rows
+        if row == 0:
+            self.runner.alg.storage.clear()
+        given = TensorDict(dict(obs), batch_size=[self.env.num_envs])
+        return _groups(self.runner._control_step(row, given, self.reward))
+
+    def record(self, obs: dict[str, torch.Tensor], num_steps: int = NUM_RECORDED) -> Recording:
+        """Record consecutive steps."""
+        recorder = Recorder(self.env.sim, self.rollout())
+        for index in range(num_steps):
+            before = obs
+            obs = recorder.record(lambda i=index, o=before: self.step(i, o), before, index % self.num_rows)
+        return recorder.recording
+
+    def trace(
+        self, obs: dict[str, torch.Tensor], step: Callable[[int, dict[str, torch.Tensor]], dict[str, torch.Tensor]]
+    ) -> Trace:
+        """Run many steps and keep their tensors."""
+        steps, env, storage = [], self.env, self.runner.alg.storage
+        for index in range(NUM_STEPS):
+            obs = step(index, obs)
+            row = index % self.num_rows
+            timers = self.timers(state := env._held())
+            seen = {
+                "qpos": env.sim.qpos,
+                "qvel": env.sim.qvel,
+                "rewards": storage.rewards[row],
+                "dones": storage.dones[row],
+                "episode_length": env.episode_length_buf,
+                **{name: state[name] for name in timers},
+                **{f"observations.{name}": group for name, group in obs.items()},
+            }
+            steps.append({name: tensor.clone() for name, tensor in seen.items()})
+        end = {**env.state(), **self.rollout(), **self.runner.alg.memory()}
+        end |= {"reward": self.reward, "random": torch.get_rng_state()}
+        return Trace(steps, {name: tensor.clone() for name, tensor in end.items()})
+
+
+def _groups(obs: TensorDict) -> dict[str, torch.Tensor]:
+    return {str(name): group for name, group in obs.items() if isinstance(group, torch.Tensor)}
+
+
+@pytest.fixture(autouse=True)
+def _no_gradients() -> Iterator[None]:
+    """Run the tests in inference mode, as the training loop runs its rollouts."""
+    with torch.inference_mode():
+        yield
+
+
+# Every task
+
+
+@pytest.mark.parametrize("task", NAMES)
+def test_a_step_is_replayed_bit_for_bit(task: str, build_env: Callable[[str], Env]) -> None:
+    compare(Loop(build_env(task), config_of(task)))
+
+
+def compare(loop: Loop) -> None:
+    """Compare recorded operations with the Python that they were recorded from, over many steps."""
+    start = loop.start()
+    recording = loop.record(loop.restore(start))
+    python = loop.trace(loop.restore(start), loop.step)
+    replay = loop.trace(loop.restore(start), lambda index, obs: recording.replay(obs, index % loop.num_rows))
+    for index, (mine, theirs) in enumerate(zip(replay.steps, python.steps, strict=True)):
+        assert not (different := differing(mine, theirs)), f"step {index}: {different}"
+    assert not differing(replay.end, python.end)
+    # Episodes have ended, and commands and events were due within them.
+    done = torch.stack([step["dones"] for step in python.steps]).squeeze(2).bool()
+    assert done.any(dim=0).all()
+    assert (done.any(dim=1) & ~done.all(dim=1)).any()
+    for name in loop.timers(python.steps[0]):
+        left_s = torch.stack([step[name] for step in python.steps]).view(*done.shape, -1)
+        drawn = (left_s.diff(dim=0) > 0).any(dim=2)
+        assert (drawn & ~done[1:]).any(), f"{name} never ran out"
+
+
+def differing(mine: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> list[str]:
+    """Names of tensors that are not equal bit for bit."""
+    assert mine.keys() == theirs.keys()
+    return [name for name, tensor in mine.items() if not torch.equal(_bits(tensor), _bits(theirs[name]))]
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+# What cannot be replayed is refused
+
+
+@pytest.fixture
+def loop(build_env: Callable[[str], Env]) -> Loop:
+    """Rollouts of a task whose reward a test replaces."""
+    config = config_of("cartpole-balance")
+    return Loop(Env(config.env, build_env("cartpole-balance").num_envs, "cpu"), config)
+
+
+class _Reward:
+    """A reward that no graph could compute in every step."""
+
+    def __init__(self, env: Env) -> None:
+        self.calls = 0
+        self.now, self.before = torch.zeros(2, env.num_envs)
+        self.sim = env.sim
+
+    def __call__(self, env: Env) -> torch.Tensor:
+        self.calls += 1
+        return self.compute(env.sim.qpos[:, 0])
+
+    def compute(self, position: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+
+class _Counts(_Reward):
+    def compute(self, position: torch.Tensor) -> torch.Tensor:
+        return position * self.calls
+
+
+class _BranchesOnData(_Reward):
+    def compute(self, position: torch.Tensor) -> torch.Tensor:
+        return position if position.sum() > 0 else position.neg()
+
+
+class _BranchesOnAnArray(_Reward):
+    def compute(self, position: torch.Tensor) -> torch.Tensor:
+        return position if position.numpy().sum() > 0 else position.neg()
+
+
+class _BranchesOnTheCall(_Reward):
+    def compute(self, position: torch.Tensor) -> torch.Tensor:
+        return position if self.calls < 3 else position.neg()
+
+
+class _AllocatesLater(_Reward):
+    def compute(self, position: torch.Tensor) -> torch.Tensor:
+        if self.calls == 2:
+            self.now = torch.zeros_like(position)
+        return self.now.copy_(position)
+
+
+class _AllocatesInTheFirstStep(_Reward):
+    kept: torch.Tensor | None = None
+
+    def compute(self, position: torch.Tensor) -> torch.Tensor:
+        if self.kept is None:
+            self.kept = torch.zeros_like(position)
+        return self.kept.copy_(position)
+
+
+class _Swaps(_Reward):
+    def compute(self, position: torch.Tensor) -> torch.Tensor:
+        self.now, self.before = self.before, self.now
+        return self.now.copy_(position)
+
+
+class _KeepsAResult(_Reward):
+    def compute(self, position: torch.Tensor) -> torch.Tensor:
+        change = position - self.before
+        self.before = position.clone()
+        return change
+
+
+class _MakesATensor(_Reward):
+    def compute(self, position: torch.Tensor) -> torch.Tensor:
+        return position * torch.tensor(2.0)
+
+
+class _ChangesShape(_Reward):
+    def compute(self, position: torch.Tensor) -> torch.Tensor:
+        return position + torch.rand(len(position), self.calls).sum(dim=1)
+
+
+class _LaunchesKernels(_Reward):
+    def compute(self, position: torch.Tensor) -> torch.Tensor:
+        mjw.kinematics(self.sim._warp_model, self.sim._data)
+        return position
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        (_Counts, r"aten\.mul\.Tensor, test_replay\.py:\d+: argument 1 is 2, and was 1 before"),
+        (_BranchesOnData, r"aten\._local_scalar_dense\.default, test_replay\.py:\d+: waits"),
+        (_BranchesOnAnArray, r"numpy"),
+        (_BranchesOnTheCall, r"aten\.neg\.default, test_replay\.py:\d+: was aten\.stack"),
+        (_AllocatesLater, r"aten\.zeros_like\.default, test_replay\.py:\d+: was aten\.copy_"),
+        (_AllocatesInTheFirstStep, r"aten\.copy_\.default, test_replay\.py:\d+: .* an earlier step"),
+        (_Swaps, r"aten\.copy_\.default, test_replay\.py:\d+: argument 0 is the memory float32\[4\]"),
+        (_KeepsAResult, r"aten\.sub\.Tensor, test_replay\.py:\d+: .* an earlier step"),
+        (_MakesATensor, r"aten\.lift_fresh\.default, test_replay\.py:\d+: "),
+        (_ChangesShape, r"aten\.rand\.default, test_replay\.py:\d+: argument 0 is \(4, 2\), and was \(4, 1\)"),
+        (_LaunchesKernels, r"Warp's kernel \S+, test_replay\.py:\d+: "),
+    ],
+)
+def test_a_step_that_cannot_be_replayed_is_refused(loop: Loop, reward: type[_Reward], message: str) -> None:
+    loop.env._rewards[0] = reward(loop.env)
+    start = loop.start()
+    with pytest.raises(ReplayError, match=message):
+        loop.record(loop.restore(start))
+
+
+def test_a_carried_tensor_must_be_declared(loop: Loop) -> None:
+    recorder = Recorder(loop.env.sim, loop.rollout())
+    obs = recorder.record(lambda: loop.step(0, first), first := loop.restore(loop.start()), 0)
+    with pytest.raises(ReplayError, match="an earlier step"):
+        recorder.record(lambda: loop.step(1, obs), {}, 1)
+
+
+class _ChangesLater(_Reward):
+    def compute(self, position: torch.Tensor) -> torch.Tensor:
+        return position * (1.0 if self.calls < 2 * NUM_RECORDED else 2.0)
+
+
+def test_a_replay_that_differs_is_noticed(loop: Loop) -> None:
+    loop.env._rewards[0] = _ChangesLater(loop.env)
+    with pytest.raises(AssertionError, match=r"step \d+: \['rewards'\]"):
+        compare(loop)
+
+
+def test_a_recurrent_policy_is_refused(build_env: Callable[[str], Env]) -> None:
+    config = config_of("cartpole-balance")
+    config = dataclasses.replace(config, agent=dataclasses.replace(config.agent, rnn="lstm", rnn_hidden_dim=8))
+    loop = Loop(build_env("cartpole-balance"), config)
+    with pytest.raises(ReplayError):
+        loop.record(loop.restore(loop.start()))

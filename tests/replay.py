@@ -1,0 +1,391 @@
+"""Record control steps as lists of operations, compare them, and replay them without the Python that issued them.
+
+A control step can become one CUDA graph if every step issues the same operations on the same memory. :class:`Recorder`
+checks this contract, operation by operation:
+
+- Operations, their order, and the shapes and types of their results are the same in every step.
+- Python numbers, flags and types among the arguments are the same in every step.
+- A tensor among the arguments is one of three: memory that was allocated before the first step and has the same address in
+  every step; a result of the same step; or an observation that the previous step returned (a graph copies it into a buffer
+  of its own).
+- The only exception is the index of the step in the rollout: it selects a row of the buffers that hold the rollout.
+- Nothing waits for the device, and no tensor is made from host data.
+- Warp's kernels run in programs that ``Simulation`` has captured. A program counts as one operation.
+
+Operations that draw from torch's default generator are allowed: a replay draws the next numbers from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import host_syncs
+import torch
+import warp as wp
+from host_syncs import HostReads, HostSyncs
+
+from mjlab_dist.sim import Simulation
+
+aten: Any = torch.ops.aten
+
+Key = tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]
+"""Address, shape, strides and type of a tensor."""
+
+_RECORDING = (__file__, host_syncs.__file__)
+"""Files that messages do not name."""
+
+
+class ReplayError(Exception):
+    """A step cannot be replayed; the message names the operation and the line that issued it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Constant:
+    """An argument that is not a tensor."""
+
+    text: str
+    """Its repr. Constants are compared by it, so that NaN equals NaN, and 1 differs from 1.0 and True."""
+    value: Any = dataclasses.field(compare=False, repr=False)
+
+    @classmethod
+    def of(cls, value: Any) -> Constant:
+        """Wrap a value."""
+        return cls(repr(value), value)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """An argument that was allocated before the first step."""
+
+    key: Key
+    tensor: torch.Tensor = dataclasses.field(compare=False, repr=False)
+
+    def __str__(self) -> str:
+        return f"the memory {_describe(self.tensor)} at {self.tensor.data_ptr():#x}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """An argument that an operation of the same step returned."""
+
+    operation: int
+    """Index of the operation."""
+    leaf: int
+    """Which of its results."""
+
+    def __str__(self) -> str:
+        return f"the result of operation {self.operation}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Carried:
+    """An observation that the previous step returned."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.name} of the previous step"
+
+
+@dataclasses.dataclass(frozen=True)
+class StepIndex:
+    """The index of the step in the rollout, as a number."""
+
+    def __str__(self) -> str:
+        return "the index of the step"
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """The step's row of a buffer that holds a rollout."""
+
+    name: str
+    """Name of the buffer."""
+    buffer: torch.Tensor = dataclasses.field(compare=False, repr=False)
+
+    def __str__(self) -> str:
+        return f"the step's row of {self.name}"
+
+
+Argument = Constant | Memory | Result | Carried | StepIndex | Row | tuple["Argument", ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """One operation of a step."""
+
+    name: str
+    """Its name in torch, or the name of a Warp program."""
+    args: tuple[Argument, ...]
+    """Its positional arguments."""
+    kwargs: tuple[tuple[str, Argument], ...]
+    """Its arguments by keyword."""
+    results: tuple[str, ...]
+    """Shapes and types of what it returns."""
+    run: Callable[..., Any] = dataclasses.field(compare=False, repr=False)
+    """Execute it, with its arguments."""
+    line: str = dataclasses.field(compare=False)
+    """File and line that issued it."""
+
+    def difference(self, other: Operation) -> str:
+        """Describe how this differs from the operation at the same place of the first step; empty if it does not."""
+        if self.name != other.name:
+            return f"was {other.name} before"
+        if len(self.args) != len(other.args) or [k for k, _ in self.kwargs] != [k for k, _ in other.kwargs]:
+            return "had other arguments before"
+        named = [(f"argument {i}", a) for i, a in enumerate(self.args)] + list(self.kwargs)
+        others = [*other.args, *(value for _, value in other.kwargs)]
+        for (name, mine), theirs in zip(named, others, strict=True):
+            if mine != theirs:
+                return f"{name} is {_text(mine)}, and was {_text(theirs)} before"
+        return "" if self.results == other.results else f"returns {self.results}, and returned {other.results} before"
+
+
+@dataclasses.dataclass(frozen=True)
+class Recording:
+    """The operations of one step, and what it returns."""
+
+    operations: Sequence[Operation]
+    outputs: Mapping[str, Argument]
+    """What the step returns, by name: the next step takes it."""
+
+    def replay(self, carried: Mapping[str, torch.Tensor], row: int) -> dict[str, torch.Tensor]:
+        """Execute the operations again.
+
+        Args:
+            carried: What the previous step returned, by name.
+            row: Index of the step in the rollout.
+
+        Returns:
+            What the step returns, by name.
+        """
+        results: list[Sequence[Any]] = []
+
+        def value(argument: Argument) -> Any:
+            match argument:
+                case Constant():
+                    return argument.value
+                case Memory():
+                    return argument.tensor
+                case Result():
+                    return results[argument.operation][argument.leaf]
+                case Carried():
+                    return carried[argument.name]
+                case StepIndex():
+                    return row
+                case Row():
+                    return argument.buffer[row]
+                case _:
+                    return [value(part) for part in argument]
+
+        for operation in self.operations:
+            returned = operation.run(*map(value, operation.args), **{k: value(v) for k, v in operation.kwargs})
+            results.append(returned if isinstance(returned, tuple | list) else (returned,))
+        return {name: value(output) for name, output in self.outputs.items()}
+
+
+class Recorder:
+    """Records consecutive control steps, and raises if one breaks the contract."""
+
+    def __init__(self, sim: Simulation, rollout: Mapping[str, torch.Tensor]) -> None:
+        """Record nothing yet.
+
+        Args:
+            sim: The physics, whose programs are captured.
+            rollout: Buffers that hold a rollout, by name, (steps, ...) each: a step writes to its own row.
+        """
+        self._sim = sim
+        self._rollout = rollout
+        self._fresh: set[int] = set()
+        self._first: Recording | None = None
+        # Keeps alive what the steps allocated, so that no address is used twice.
+        self._kept: list[torch.Tensor] = []
+
+    @property
+    def recording(self) -> Recording:
+        """The operations of a step; all steps so far were the same."""
+        assert self._first is not None
+        return self._first
+
+    def record(
+        self, step: Callable[[], Mapping[str, torch.Tensor]], carried: Mapping[str, torch.Tensor], row: int
+    ) -> dict[str, torch.Tensor]:
+        """Run and record a step.
+
+        Args:
+            step: Runs it, and returns what the next one takes, by name.
+            carried: What the previous step returned, by name; the step takes these tensors.
+            row: Index of the step in the rollout.
+
+        Returns:
+            What the step returned.
+
+        Raises:
+            ReplayError: If the step breaks the contract.
+        """
+        mode = _StepMode(self._rollout, carried, row, self._fresh)
+        with _warp_recorded(mode, self._sim), HostReads() as reads, mode:
+            outputs = dict(step())
+        if reads.found:
+            raise ReplayError(f"the step reads a tensor on the host: {', '.join(reads.found)}")
+        made = Recording(mode.operations, {name: mode.argument(tensor) for name, tensor in outputs.items()})
+        self._fresh |= mode.fresh
+        self._kept += mode.kept
+        if self._first is None:
+            self._first = made
+        else:
+            _compare(made, self._first)
+        return outputs
+
+
+class _StepMode(HostSyncs):
+    """Records the operations of one step."""
+
+    def __init__(
+        self,
+        rollout: Mapping[str, torch.Tensor],
+        carried: Mapping[str, torch.Tensor],
+        row: int,
+        stale: set[int],
+    ) -> None:
+        super().__init__()
+        self.operations: list[Operation] = []
+        self.fresh: set[int] = set()
+        self.kept: list[torch.Tensor] = []
+        self._buffers = {_storage(buffer): (name, buffer) for name, buffer in rollout.items()}
+        self._carried = {_key(tensor): Carried(name) for name, tensor in carried.items()}
+        self._row = row
+        self._stale = stale
+        self._results: dict[Key, Result] = {}
+
+    def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        line = _line()
+        where = f"{func}, {line}"
+        if self._waits(func, args, kwargs):
+            raise ReplayError(f"{where}: waits for the device")
+        if func.overloadpacket is aten.lift_fresh:
+            raise ReplayError(f"{where}: makes a tensor from host data; make it once, before the first step")
+        taken = [self.argument(value, where) for value in args]
+        named = [(name, self.argument(value, where)) for name, value in kwargs.items()]
+        if func is aten.select.int and self._is_buffer(args[0]) and args[1:] == (0, self._row):
+            taken[2] = StepIndex()
+        known = {_storage(tensor) for tensor in _tensors([*args, *kwargs.values()])}
+        returned = func(*args, **kwargs)
+        leaves = list(returned) if isinstance(returned, tuple | list) else [returned]
+        for leaf, tensor in enumerate(leaves):
+            if isinstance(tensor, torch.Tensor):
+                self.kept.append(tensor)
+                self._results.setdefault(_key(tensor), Result(len(self.operations), leaf))
+                self.fresh |= {_storage(tensor)} - known - {0}  # an empty tensor has the address 0
+        results = tuple(_describe(leaf) if isinstance(leaf, torch.Tensor) else repr(leaf) for leaf in leaves)
+        self.operations.append(Operation(str(func), tuple(taken), tuple(named), results, func, line))
+        return returned
+
+    def argument(self, value: Any, where: str = "the step's outputs") -> Argument:
+        """Return where an argument comes from.
+
+        Args:
+            value: The argument.
+            where: Which operation takes it, for messages.
+        """
+        if isinstance(value, list | tuple):
+            return tuple(self.argument(part, where) for part in value)
+        if not isinstance(value, torch.Tensor):
+            return Constant.of(value)
+        key, storage = _key(value), _storage(value)
+        if key in self._results:
+            return self._results[key]
+        if key in self._carried:
+            return self._carried[key]
+        if storage in self._stale:
+            raise ReplayError(
+                f"{where}: takes memory {_describe(value)} that an earlier step allocated; allocate it once, before the first "
+                "step, and copy into it"
+            )
+        self.kept.append(value)
+        return self._row_of(value) or Memory(key, value)
+
+    def _is_buffer(self, tensor: torch.Tensor) -> bool:
+        found = self._buffers.get(_storage(tensor))
+        return found is not None and _key(found[1]) == _key(tensor)
+
+    def _row_of(self, tensor: torch.Tensor) -> Row | None:
+        found = self._buffers.get(_storage(tensor))
+        if found is None or _key(found[1][self._row]) != _key(tensor):
+            return None
+        name, buffer = found
+        return Row(name, buffer)
+
+
+def _compare(step: Recording, first: Recording) -> None:
+    for index, (mine, theirs) in enumerate(zip(step.operations, first.operations, strict=False)):
+        difference = mine.difference(theirs)
+        if difference:
+            raise ReplayError(f"operation {index}, {mine.name}, {mine.line}: {difference}")
+    if len(step.operations) != len(first.operations):
+        raise ReplayError(f"a step has {len(step.operations)} operations, and the first had {len(first.operations)}")
+    if step.outputs != first.outputs:
+        raise ReplayError("a step returns other results than the first")
+
+
+@contextmanager
+def _warp_recorded(mode: _StepMode, sim: Simulation) -> Iterator[None]:
+    """Record launches of a simulation's programs, and raise at launches of single kernels."""
+    launch = wp.capture_launch
+    names = {id(graph): getattr(program, "__qualname__", "a program") for program, graph in sim._graphs.items()}
+
+    def recorded(graph: wp.Graph, stream: wp.Stream | None = None) -> None:
+        args = (Constant.of(graph), Constant.of(stream))
+        mode.operations.append(Operation(f"Warp's {names[id(graph)]}", args, (), (), launch, _line()))
+        launch(graph, stream)
+
+    def refused(kernel: Any, *_: Any, **__: Any) -> None:
+        raise ReplayError(f"Warp's kernel {kernel.key}, {_line()}: is launched by itself; use Simulation.record")
+
+    with mock.patch.object(wp, "capture_launch", recorded), mock.patch.object(wp, "launch", refused):
+        yield
+
+
+def _line() -> str:
+    """Return the innermost file and line outside of libraries and of the recording modules."""
+    frame = sys._getframe(1)
+    while frame.f_back and _is_skipped(frame.f_code.co_filename):
+        frame = frame.f_back
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+def _is_skipped(file: str) -> bool:
+    return file in _RECORDING or "site-packages" in file
+
+
+def _tensors(values: Sequence[Any]) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _key(tensor: torch.Tensor) -> Key:
+    return (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+
+
+def _describe(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def _text(argument: Argument) -> str:
+    return f"({', '.join(map(_text, argument))})" if isinstance(argument, tuple) else str(argument)
