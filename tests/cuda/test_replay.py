@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import mujoco_warp as mjw
@@ -51,10 +51,10 @@ class Loop:
         self.env = env
         self.runner = Runner(env, config, Rank())
         self.runner.alg.train_mode()
-        self.reward = torch.zeros(())
         self.num_rows = self.runner.cfg["num_steps_per_env"]
         self._allocate()
 
+    @torch.inference_mode()
     def _allocate(self) -> None:
         """Store a transition: with the first one rsl_rl allocates room for the parameters of the policy's distribution."""
         alg, obs = self.runner.alg, self.env.get_observations()
@@ -72,6 +72,7 @@ class Loop:
         buffers |= {f"finite.{name}": states for name, states in self.runner._finite._states.items()}
         return buffers | ({"raw rewards": alg._raw_rewards} if alg._raw_rewards.numel() else {})
 
+    @torch.inference_mode()
     def start(self) -> Start:
         """Put the envs shortly before the ends of their episodes, the next commands and the next events."""
         env = self.env
@@ -90,12 +91,13 @@ class Loop:
         """Return the names of the times until the next command or event."""
         return [name for name in state if name.endswith(("left_s", "until_event_s")) and state[name].numel()]
 
+    @torch.inference_mode()
     def restore(self, start: Start) -> dict[str, torch.Tensor]:
         """Go back to the start and return its observations."""
         self.env.load_state(start.env)
         self.runner.alg.load_memory(start.memory)
         self.runner.alg.storage.clear()
-        self.reward.zero_()
+        self.runner._reward.zero_()
         for buffer in self.rollout().values():
             buffer.zero_()
         torch.manual_seed(1)
@@ -107,8 +109,9 @@ class Loop:
         if row == 0:
             self.runner.alg.storage.clear()
         given = TensorDict(dict(obs), batch_size=[self.env.num_envs])
-        return _groups(self.runner._control_step(row, given, self.reward))
+        return _groups(self.runner._control_step(row, given))
 
+    @torch.inference_mode()
     def record(self, obs: dict[str, torch.Tensor], num_steps: int = NUM_RECORDED) -> Recording:
         """Record consecutive steps."""
         recorder = Recorder(self.env.sim, self.rollout())
@@ -117,6 +120,7 @@ class Loop:
             obs = recorder.record(lambda i=index, o=before: self.step(i, o), before, index % self.num_rows)
         return recorder.recording
 
+    @torch.inference_mode()
     def trace(
         self, obs: dict[str, torch.Tensor], step: Callable[[int, dict[str, torch.Tensor]], dict[str, torch.Tensor]]
     ) -> Trace:
@@ -137,19 +141,12 @@ class Loop:
             }
             steps.append({name: tensor.clone() for name, tensor in seen.items()})
         end = {**env.state(), **self.rollout(), **self.runner.alg.memory()}
-        end |= {"reward": self.reward, "random": torch.get_rng_state()}
+        end |= {"reward": self.runner._reward, "random": torch.get_rng_state()}
         return Trace(steps, {name: tensor.clone() for name, tensor in end.items()})
 
 
 def _groups(obs: TensorDict) -> dict[str, torch.Tensor]:
     return {str(name): group for name, group in obs.items() if isinstance(group, torch.Tensor)}
-
-
-@pytest.fixture(autouse=True)
-def _no_gradients() -> Iterator[None]:
-    """Run the tests in inference mode, as the training loop runs its rollouts."""
-    with torch.inference_mode():
-        yield
 
 
 # Every task
@@ -187,6 +184,30 @@ def differing(mine: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tenso
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1).view(torch.uint8)
+
+
+@pytest.mark.parametrize("task", ["everything", "gym-humanoid", "quadruped-velocity-rough"])
+def test_steps_of_all_iterations_are_the_same(
+    task: str, build_env: Callable[[str], Env], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(task)
+    agent = dataclasses.replace(config.agent, num_steps_per_env=2, num_learning_epochs=1, num_mini_batches=1)
+    loop = Loop(build_env(task), dataclasses.replace(config, agent=agent))
+    runner, env = loop.runner, loop.env
+    recorder = Recorder(env.sim, loop.rollout())
+    step = runner._control_step
+
+    def recorded(index: int, obs: TensorDict) -> TensorDict:
+        after = recorder.record(lambda: _groups(step(index, obs)), _groups(obs), index)
+        return TensorDict(dict(after), batch_size=[env.num_envs])
+
+    monkeypatch.setattr(runner, "_control_step", recorded)
+    env.reset()
+    obs = env.get_observations()
+    for iteration in range(3):
+        obs, sample = runner._iteration(obs, iteration, saves=False)
+        env.end_iteration(sample.totals)
+    assert len(recorder.recording.operations) > 100
 
 
 # What cannot be replayed is refused
@@ -305,9 +326,11 @@ def test_a_step_that_cannot_be_replayed_is_refused(loop: Loop, reward: type[_Rew
 
 def test_a_carried_tensor_must_be_declared(loop: Loop) -> None:
     recorder = Recorder(loop.env.sim, loop.rollout())
-    obs = recorder.record(lambda: loop.step(0, first), first := loop.restore(loop.start()), 0)
-    with pytest.raises(ReplayError, match="an earlier step"):
-        recorder.record(lambda: loop.step(1, obs), {}, 1)
+    first = loop.restore(loop.start())
+    with torch.inference_mode():
+        obs = recorder.record(lambda: loop.step(0, first), first, 0)
+        with pytest.raises(ReplayError, match="an earlier step"):
+            recorder.record(lambda: loop.step(1, obs), {}, 1)
 
 
 class _ChangesLater(_Reward):

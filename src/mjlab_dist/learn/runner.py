@@ -77,6 +77,8 @@ class Runner(OnPolicyRunner):
         with contextlib.redirect_stdout(io.StringIO()):
             super().__init__(env, rsl_rl_config(config, synchronizer), log_dir=None, device=env.device)
         self._finite = FiniteCheck(env, self.alg.storage)
+        # Sum of the steps' mean rewards; kept, so that steps of all rollouts add to the same memory.
+        self._reward = torch.zeros((), device=env.device)
         if rank.is_main and config.fsdp_devices > 1:
             emit("status", text=self.alg.sharding.table(config.fsdp_min_size_mb))
 
@@ -311,11 +313,11 @@ class Runner(OnPolicyRunner):
     def _iteration(self, obs: TensorDict, iteration: int, saves: bool) -> tuple[TensorDict, Sample]:
         clock = self.alg.clock
         start = clock.mark()
-        reward = torch.zeros((), device=self.device)
+        self._reward.zero_()
         # FSDP2 keeps what a rollout has gathered for the update, which may not use tensors of inference mode.
         with torch.no_grad() if self.alg.sharding.sharded else torch.inference_mode():
             for step in range(self.cfg["num_steps_per_env"]):
-                obs = self._control_step(step, obs, reward)
+                obs = self._control_step(step, obs)
             self.alg.compute_returns(obs)
             not_finite = self._finite.count(obs)
         collected = clock.mark()
@@ -329,7 +331,7 @@ class Runner(OnPolicyRunner):
         return obs, Sample(
             totals=self.env.pop_episode_totals(),
             curricula=self.env.curriculum_metrics(),
-            reward=reward / self.cfg["num_steps_per_env"],
+            reward=self._reward / self.cfg["num_steps_per_env"],
             kl=losses.pop("kl"),
             losses=losses,
             learning_rate=self.alg.rate,
@@ -345,13 +347,12 @@ class Runner(OnPolicyRunner):
             wants_save=self._is_save_due(),
         )
 
-    def _control_step(self, step: int, obs: TensorDict, reward: torch.Tensor) -> TensorDict:
+    def _control_step(self, step: int, obs: TensorDict) -> TensorDict:
         """Act, advance the envs by one control step, and store the transition.
 
         Args:
             step: Index of the step in the rollout, from 0.
             obs: Observations before the step.
-            reward: Scalar; the mean reward of the step is added to it, in place.
 
         Returns:
             Observations after the step.
@@ -360,7 +361,7 @@ class Runner(OnPolicyRunner):
         self._finite.record(step)
         obs, rewards, dones, extras = self.env.step(actions)
         self.alg.process_env_step(obs, rewards, dones, extras)
-        reward += rewards.mean()
+        self._reward += rewards.mean()
         return obs
 
     def _is_save_due(self) -> bool:
