@@ -69,7 +69,8 @@ class HostSyncs(TorchDispatchMode):
     @staticmethod
     def _moves(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
         if func.overloadpacket is aten._to_copy:
-            return torch.device(kwargs.get("device") or args[0].device) != args[0].device
+            moves = torch.device(kwargs.get("device") or args[0].device) != args[0].device
+            return moves and not kwargs.get("non_blocking")
         return func.overloadpacket is aten.copy_ and args[0].device != args[1].device
 
 

@@ -57,7 +57,7 @@ def process_group(rank: Rank, device: str, backend: str, store: Store | None) ->
     Args:
         rank: Which rank this is.
         device: The rank's device, ``cpu`` or ``cuda:<index>``.
-        backend: ``gloo`` or ``nccl``.
+        backend: ``gloo``, or ``nccl`` for what is on GPUs and gloo for what is on the CPU.
         store: What :func:`meet` returned.
     """
     if rank.world_size == 1:
@@ -67,7 +67,7 @@ def process_group(rank: Rank, device: str, backend: str, store: Store | None) ->
     timeout = datetime.timedelta(seconds=TIMEOUT_S)
     store.set_timeout(timeout)  # from here on nobody compiles
     dist.init_process_group(
-        backend,
+        "cpu:gloo,cuda:nccl" if backend == "nccl" else backend,
         store=store,
         rank=rank.rank,
         world_size=rank.world_size,
@@ -118,8 +118,6 @@ def gather_on_main(values: torch.Tensor) -> list[torch.Tensor]:
     """
     if not dist.is_initialized():
         return [values]
-    if dist.get_backend() == "nccl":  # which knows GPUs only, as gloo's gather knows the CPU only
-        values = values.cuda()
     table = [torch.empty_like(values) for _ in range(world_size())] if dist.get_rank() == 0 else None
     dist.gather(values, table, dst=0)
     return table or []

@@ -10,7 +10,7 @@ import math
 import os
 import re
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from mjlab_dist import runs
 from mjlab_dist.config import CheckpointConfig
 from mjlab_dist.errors import UserError
 from mjlab_dist.events import emit
+from mjlab_dist.learn.host_copy import copy_to_host
 
 _PLAIN = (bool, int, float, str, bytes, type(None))
 
@@ -250,12 +251,11 @@ def load(source: Path | bytes, device: str) -> dict[str, Any]:
         raise UserError(f"{name}: cannot be read ({error}); choose another one") from error
 
 
-def snapshot(value: Any, name: str = "content") -> Any:
-    """Copy a checkpoint's content to the CPU, so that training may go on while it is written.
+def snapshot(content: Any) -> Any:
+    """Copy a checkpoint's content to the CPU, so that training may continue while it is written. Waits for the device once.
 
     Args:
-        value: Tensors on any device, and plain values, in dicts, lists and tuples.
-        name: What it is, for the error.
+        content: Tensors on any device, and plain values, in dicts, lists and tuples.
 
     Returns:
         The same in plain containers; every tensor is a copy of its own, whatever it was a view of.
@@ -263,14 +263,25 @@ def snapshot(value: Any, name: str = "content") -> Any:
     Raises:
         TypeError: If a value is of a type that could not be read back, such as one of NumPy's numbers.
     """
+    tensors: list[torch.Tensor] = []
+    _map_plain(content, tensors.append)
+    copies = iter(copy_to_host(tensors))
+    return _map_plain(content, lambda _: next(copies))
+
+
+def _map_plain(value: Any, replace: Callable[[torch.Tensor], Any], name: str = "content") -> Any:
+    """Return the same plain containers with every tensor replaced, in a fixed order."""
     if isinstance(value, torch.Tensor):
-        return value.detach().to("cpu", copy=True)
+        return replace(value)
     if isinstance(value, Mapping):
-        return {snapshot(key, f"a key of {name}"): snapshot(item, f"{name}[{key!r}]") for key, item in value.items()}
+        return {
+            _map_plain(key, replace, f"a key of {name}"): _map_plain(item, replace, f"{name}[{key!r}]")
+            for key, item in value.items()
+        }
     if isinstance(value, list):
-        return [snapshot(item, f"{name}[{i}]") for i, item in enumerate(value)]
+        return [_map_plain(item, replace, f"{name}[{i}]") for i, item in enumerate(value)]
     if isinstance(value, tuple):
-        return tuple(snapshot(item, f"{name}[{i}]") for i, item in enumerate(value))
+        return tuple(_map_plain(item, replace, f"{name}[{i}]") for i, item in enumerate(value))
     # Of exactly these types: subclasses (np.float64 is a float) are written as code to call, which no reader of ours runs.
     if type(value) in _PLAIN:
         return value

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 import torch
 
+from mjlab_dist.learn.host_copy import copy_to_host
+
 RankState = dict[str, torch.Tensor]
 """Tensors by name; the same names, shapes and types on ranks with as many envs of the same task."""
 
@@ -19,21 +21,21 @@ def pack(state: Mapping[str, torch.Tensor]) -> torch.Tensor:
     Returns:
         (bytes,) of uint8, on the CPU.
     """
-    return torch.cat([_bytes(state[name]).cpu() for name in sorted(state)])
+    return torch.cat([_bytes(copy) for copy in copy_to_host([state[name] for name in sorted(state)])])
 
 
 def unpack(packed: torch.Tensor, like: Mapping[str, torch.Tensor]) -> RankState:
     """The state that :func:`pack` made one tensor of.
 
     Args:
-        packed: (bytes,) of uint8.
+        packed: (bytes,) of uint8, on the CPU.
         like: A state of the same names, shapes and types.
 
     Returns:
         Tensors on the CPU.
     """
     names = sorted(like)
-    parts = packed.cpu().split([like[name].numel() * like[name].element_size() for name in names])
+    parts = packed.split([like[name].numel() * like[name].element_size() for name in names])
     # A copy each: views into one buffer need not start where their type wants them to.
     return {
         name: part.clone().view(like[name].dtype).view(like[name].shape)

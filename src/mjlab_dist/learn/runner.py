@@ -271,7 +271,9 @@ class Runner(OnPolicyRunner):
             self.alg.average()
         content = self._compared_state()
         # The last mini-batch's step may have broken what no loss has seen yet.
-        broken = [name for name, t in flatten(content).items() if t.is_floating_point() and not t.isfinite().all()]
+        numbers = {name: t for name, t in flatten(content).items() if t.is_floating_point()}
+        finite = torch.stack([t.isfinite().all() for t in numbers.values()]).tolist()
+        broken = [name for name, is_finite in zip(numbers, finite, strict=True) if not is_finite]
         if broken:
             raise NonFiniteError(f"iteration {row['iteration']}: not finite after the update: {', '.join(broken[:4])}")
         own = self._rank_state(obs)
