@@ -1,4 +1,4 @@
-"""Helpers of tests that run the installed commands."""
+"""Fixtures for tests that run the installed commands, and for tests of every task."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+
+if TYPE_CHECKING:
+    from mjlab_dist.env import Env
 
 BIN = Path(sys.executable).parent
 
@@ -110,3 +114,35 @@ def wait_for() -> Callable[[Callable[[], bool], float], None]:
             time.sleep(0.1)
 
     return wait
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Use one thread in torch: tensors of a few envs are too small to share."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def build_env() -> Callable[[str], Env]:
+    """Return a function from a task's name to four envs on the CPU. Tests share them, in whatever state they are."""
+    import torch
+    from every_task import config_of
+
+    from mjlab_dist.env import Env
+    from mjlab_dist.sim import start_warp
+
+    start_warp("cpu")
+    built: dict[str, Env] = {}
+
+    def build(task: str) -> Env:
+        if task not in built:
+            torch.manual_seed(0)
+            built[task] = Env(config_of(task).env, 4, "cpu")
+        return built[task]
+
+    return build
