@@ -38,7 +38,8 @@ class PPO(rsl_rl.algorithms.PPO):
 
     Losses and schedule are rsl_rl's. Advantages and observations are normalized by moments over all ranks, gradients are
     averaged together with the KL divergence and clipped afterwards, and nothing waits for the device: the learning rate is a
-    tensor that the optimizer reads.
+    tensor that the optimizer reads. Recurrent models are the exception: rsl_rl cuts their mini-batches into episodes, whose sizes
+    depend on the data.
 
     rsl_rl's extensions (random network distillation, symmetry) are not part of this update.
 
