@@ -1,7 +1,9 @@
-"""What only a GPU can show. Skipped where there is none; a machine with one GPU runs all of it."""
+"""What only a GPU can show. Skipped without one; a machine with one GPU runs all but what NCCL does between two."""
 
 from __future__ import annotations
 
+import dataclasses
+import gc
 import json
 import math
 import os
@@ -10,16 +12,25 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+import two_ranks
+import warp as wp
+from every_task import NAMES, config_of
 
+import mjlab_dist
 from mjlab_dist import registry, runs
 from mjlab_dist.config import SimConfig
+from mjlab_dist.distributed import Rank
 from mjlab_dist.env import Env, capacity
+from mjlab_dist.errors import Exit
+from mjlab_dist.learn import Runner
+from mjlab_dist.learn.distribution import BoundedGaussian
 from mjlab_dist.sim import Simulation, load_model, start_warp
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 DEVICE = "cuda:0"
 NUM_ENVS = 256
@@ -46,6 +57,7 @@ def assert_trained(run_dir: Path, num_iterations: int, steps_per_iteration: int)
 # Training
 
 
+@needs_gpu
 def test_one_gpu_trains_in_the_commands_own_process(command: Callable[..., Any], tmp_path: Path) -> None:
     flags = ["--gpu-ids", "0", "--max-iterations", "5", "--num-envs", str(NUM_ENVS), "--log-root", str(tmp_path)]
     done = command("train", "cartpole-balance", *flags, timeout_s=600)
@@ -58,6 +70,7 @@ def test_one_gpu_trains_in_the_commands_own_process(command: Callable[..., Any],
     assert not (run_dir / "torchrunx").exists()
 
 
+@needs_gpu
 def test_envs_by_memory_fill_no_more_than_the_gpu(command: Callable[..., Any], tmp_path: Path) -> None:
     flags = ["--gpu-ids", "0", "--max-iterations", "2", "--num-envs", "auto", "--log-root", str(tmp_path)]
     done = command("train", "cartpole-balance", *flags, timeout_s=600)
@@ -72,6 +85,7 @@ def test_envs_by_memory_fill_no_more_than_the_gpu(command: Callable[..., Any], t
     assert_trained(run_dir, 2, rank["num_envs"] * ROLLOUT_STEPS)
 
 
+@needs_gpu
 def test_an_env_on_the_gpu_takes_no_less_than_its_arrays_hold() -> None:
     start_warp(DEVICE)
     config = registry.task_config("cartpole-balance")
@@ -86,29 +100,11 @@ def test_an_env_on_the_gpu_takes_no_less_than_its_arrays_hold() -> None:
     assert before - capacity.free_bytes(DEVICE) <= num_envs * room.env_bytes
 
 
-TWO_RANKS = """
-import dataclasses, json, sys
-from mjlab_dist import registry, runs, worker
-from mjlab_dist.distributed import DevicePlan
-from mjlab_dist.launch.ranks import run_ranks
-
-plan = DevicePlan(devices=("cuda:0",) * 2, egl_ids=(None,) * 2, names=("one GPU",) * 2, torch_threads=1, backend="gloo")
-config = dataclasses.replace(
-    registry.task_config("cartpole-balance"), num_envs=64, max_iterations=2, log_root=sys.argv[1]
-)
-run_dir = runs.create_run_dir(config)
-events = []
-result, _ = run_ranks(worker.run, config, plan, run_dir, events.append)
-answer = {"run_dir": str(run_dir), "result": dataclasses.asdict(result), "events": events}
-print(json.dumps(answer, default=str))
-"""
-
-
-def test_two_ranks_share_one_gpu_through_gloo(tmp_path: Path) -> None:
+def train_two_ranks(device: str, log_root: Path) -> None:
     # In a process of its own: torchrunx forks, which one that has used CUDA should not, and all children are killed at the end.
     left_out = ("TORCHRUNX_LOG_DIR", "PYTHONDONTWRITEBYTECODE")
     done = subprocess.run(
-        [sys.executable, "-c", TWO_RANKS, str(tmp_path)],
+        [sys.executable, two_ranks.__file__, device, str(log_root)],
         env={name: value for name, value in os.environ.items() if name not in left_out},
         capture_output=True,
         text=True,
@@ -118,12 +114,62 @@ def test_two_ranks_share_one_gpu_through_gloo(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     run_dir, result = Path(answer["run_dir"]), answer["result"]
-    rows = assert_trained(run_dir, 2, 2 * 64 * ROLLOUT_STEPS)
+    rows = assert_trained(run_dir, two_ranks.ITERATIONS, 2 * two_ranks.NUM_ENVS * ROLLOUT_STEPS)
     assert result["run_dir"] == str(run_dir)
     assert Path(result["checkpoint"]).is_file()
     assert result["metrics"] == rows[-1]
     assert [e["row"]["iteration"] for e in answer["events"] if e["kind"] == "iteration"] == [1, 2]
     assert not [e for e in answer["events"] if e["kind"] == "warning"]
+
+
+@needs_gpu
+def test_two_ranks_share_one_gpu_through_gloo(tmp_path: Path) -> None:
+    train_two_ranks(DEVICE, tmp_path)
+
+
+def test_the_script_of_the_test_above_works_on_a_cpu(tmp_path: Path) -> None:
+    """So that the test on a GPU cannot fail for the script's sake."""
+    train_two_ranks("cpu", tmp_path)
+
+
+@needs_gpu
+def test_a_second_run_of_a_process_finds_the_memory_of_the_first_free(tmp_path: Path) -> None:
+    free: list[int] = []
+    for _ in range(2):
+        gc.collect()
+        torch.cuda.empty_cache()
+        free.append(capacity.free_bytes(DEVICE))
+        mjlab_dist.train(
+            "quadruped-velocity-flat", gpu_ids=(0,), num_envs=8192, max_iterations=1, log_root=str(tmp_path), quiet=True
+        )
+    held = torch.cuda.get_device_properties(0).total_memory - free[0]
+    assert free[1] > free[0] - 0.1 * held - 2**29, (
+        "kernels, graphs' pools and libraries may stay, envs and storage may not"
+    )
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize(("fault", "code"), [("raise", Exit.FAILED), ("sigkill", Exit.INFRASTRUCTURE)])
+def test_a_rank_that_fails_beside_nccl_is_named(
+    command: Callable[..., Any], tmp_path: Path, fault: str, code: Exit
+) -> None:
+    flags = ["--gpu-ids", "0", "1", "--num-envs", "64", "--max-iterations", "50", "--log-root", str(tmp_path)]
+    done = command("train", "cartpole-balance", *flags, env={"MJLAB_DIST_FAULT": f"1:3:{fault}"}, timeout_s=300)
+    assert done.code == code
+    assert "rank 1" in done.err
+
+
+# Numbers
+
+
+@needs_gpu
+def test_a_standard_deviation_that_is_not_a_number_leaves_the_device_usable() -> None:
+    distribution = BoundedGaussian(3, init_std=1.0, min_std=1e-3, std_type="scalar").to(DEVICE)
+    with torch.no_grad():
+        distribution.std_param[0] = math.nan
+    distribution.update(torch.zeros(4, 3, device=DEVICE))
+    assert distribution.sample()[:, 0].isnan().all()
+    assert torch.ones(3, device=DEVICE).sum().item() == 3  # a failed assertion in a kernel shows at the next wait
 
 
 # Capture
@@ -159,6 +205,7 @@ def drive(sim: Simulation) -> list[torch.Tensor]:
     return seen
 
 
+@needs_gpu
 def test_captured_equals_eager_bit_for_bit(simulate: Callable[..., Simulation]) -> None:
     captured, eager = simulate(), simulate(capture=False)
     reason = captured._why_not_capturable()
@@ -172,6 +219,65 @@ def test_captured_equals_eager_bit_for_bit(simulate: Callable[..., Simulation]) 
     assert ours[-1].isfinite().all()
 
 
+TASKS_TO_CAPTURE = {
+    "gym-half-cheetah": "contacts",
+    "quadruped-velocity-flat": "contacts, randomized fields of the model, pushes",
+    "quadruped-velocity-rough": "contacts with terrain, height scan",
+    "arm-lift-cube": "equality constraints, an object",
+    "everything": "every kind of term",
+}
+
+
+@needs_gpu
+@pytest.mark.parametrize("task", TASKS_TO_CAPTURE)
+def test_captured_steps_are_the_eager_ones(task: str) -> None:
+    """One step at a time from the same state and draws: contacts come in another order each time, and errors would grow."""
+    start_warp(DEVICE)
+    config = config_of(task).env
+    captured, eager = (
+        Env(dataclasses.replace(config, sim=dataclasses.replace(config.sim, capture=capture)), 64, DEVICE)
+        for capture in (True, False)
+    )
+    assert captured.sim.captured
+    assert not eager.sim.captured
+    actions = 0.5 * torch.randn(50, 64, captured.num_actions, device=DEVICE)
+    close = 0
+    for step, row in enumerate(actions):
+        eager.load_state(captured.state())
+        results = []
+        for env in (captured, eager):
+            torch.manual_seed(step)
+            results.append(env.step(row))
+        (ours, rewards, dones, _), (oracle, expected_rewards, expected_dones, _) = results
+        same = (dones == expected_dones) & torch.isclose(rewards, expected_rewards, rtol=1e-2, atol=1e-2)
+        for name, group in ours.items():
+            assert group.isfinite().all()
+            same &= torch.isclose(group, oracle[name], rtol=1e-2, atol=1e-2).flatten(1).all(dim=1)
+        close += int(same.sum())
+    assert close > 0.99 * actions.shape[0] * 64, "a contact that begins a substep later may differ, others may not"
+
+
+@needs_gpu
+def test_nothing_is_compiled_in_a_capture_or_a_step() -> None:
+    start_warp(DEVICE)
+    compiled: list[str] = []
+    compile_module = wp.Module._compile
+
+    def watched(module: wp.Module, *args: Any, **kwargs: Any) -> bool:
+        is_new = compile_module(module, *args, **kwargs)
+        if is_new:
+            compiled.append(module.name)
+        return is_new
+
+    config = config_of("quadruped-velocity-rough").env
+    Env(config, 8, DEVICE)  # compiles whatever is missing
+    with mock.patch.object(wp.Module, "_compile", watched):
+        env = Env(config, 8, DEVICE)
+        env.step(torch.zeros(8, env.num_actions, device=DEVICE))
+    assert compiled == []
+
+
+@needs_gpu
 def test_the_gpu_computes_what_the_cpu_does(simulate: Callable[..., Simulation]) -> None:
     on_gpu = simulate()
     on_cpu = Simulation(on_gpu.model, NUM_ENVS, "cpu", SimConfig(model="", njmax=2, nconmax=0))
@@ -195,6 +301,7 @@ def syncs_fail() -> Iterator[Callable[[], None]]:
     torch.cuda.set_sync_debug_mode("default")
 
 
+@needs_gpu
 def test_a_sync_would_be_noticed(syncs_fail: Callable[[], None]) -> None:
     x = torch.ones(3, device=DEVICE)
     syncs_fail()
@@ -205,6 +312,7 @@ def test_a_sync_would_be_noticed(syncs_fail: Callable[[], None]) -> None:
         x.nonzero()
 
 
+@needs_gpu
 def test_the_simulation_never_waits_for_the_gpu(
     simulate: Callable[..., Simulation], syncs_fail: Callable[[], None]
 ) -> None:
@@ -227,6 +335,7 @@ def test_the_simulation_never_waits_for_the_gpu(
     assert torch.equal(moved, ~mask)
 
 
+@needs_gpu
 @pytest.mark.parametrize("task", registry.task_names())
 def test_an_env_step_never_waits_for_the_gpu(task: str, syncs_fail: Callable[[], None]) -> None:
     start_warp(DEVICE)
@@ -247,3 +356,31 @@ def test_an_env_step_never_waits_for_the_gpu(task: str, syncs_fail: Callable[[],
         assert observed.isfinite().all()
     if task.startswith("cartpole"):
         assert ((rewards >= 0) & (rewards <= 1)).all()
+
+
+@needs_gpu
+@pytest.mark.parametrize("task", NAMES)
+def test_an_iteration_never_waits_for_the_gpu(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rollout, returns, update and the metrics' tensors, but for the one wait at the end of an iteration."""
+    start_warp(DEVICE)
+    torch.manual_seed(0)
+    config = dataclasses.replace(config_of(task), num_envs=NUM_ENVS)
+    runner = Runner(Env(config.env, NUM_ENVS, DEVICE), config, Rank())
+    runner.alg.train_mode()
+    synchronize = torch.cuda.synchronize
+
+    def allowed(device: str) -> None:
+        mode = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("default")
+        synchronize(device)
+        torch.cuda.set_sync_debug_mode(mode)
+
+    monkeypatch.setattr(torch.cuda, "synchronize", allowed)
+    obs, _ = runner._iteration(runner.env.get_observations(), 1, saves=False)  # captures the update
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        _, sample = runner._iteration(obs, 2, saves=False)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert sample.reward.isfinite()
+    assert sample.not_finite == 0

@@ -1,0 +1,37 @@
+"""Train on two ranks of one GPU through gloo, and print what came of it as JSON. Run by test_gpu.py in a process of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+
+from mjlab_dist import registry, runs, worker
+from mjlab_dist.control import Control
+from mjlab_dist.distributed import DevicePlan
+from mjlab_dist.events import Event
+from mjlab_dist.launch.ranks import run_ranks
+
+NUM_ENVS = 64
+
+ITERATIONS = 2
+
+
+def main(device: str, log_root: str) -> None:
+    """Train and print.
+
+    Args:
+        device: What both ranks take, ``cuda:0`` or ``cpu``.
+        log_root: Directory of the run.
+    """
+    plan = DevicePlan(devices=(device,) * 2, names=("shared",) * 2, torch_threads=1, backend="gloo")
+    task = registry.task_config("cartpole-balance")
+    config = dataclasses.replace(task, num_envs=NUM_ENVS, max_iterations=ITERATIONS, log_root=log_root)
+    run_dir = runs.create_run_dir(config)
+    events: list[Event] = []
+    result, _ = run_ranks(worker.run, worker.RunResult, config, plan, run_dir, listen=events.append, control=Control())
+    print(json.dumps({"run_dir": str(run_dir), "result": dataclasses.asdict(result), "events": events}, default=str))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
