@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
@@ -39,7 +39,7 @@ from mjlab_dist.distributed.rank_info import (
     exchange,
     require_same,
 )
-from mjlab_dist.errors import Exit, HangError, LostRankError, NonFiniteError, exit_code_of
+from mjlab_dist.errors import Exit, HangError, LostRankError, NonFiniteError, UserError, exit_code_of
 from mjlab_dist.events import emit
 from mjlab_dist.faults import read_fault
 
@@ -56,6 +56,9 @@ RunnerT = TypeVar("RunnerT", bound="Runner")
 
 Entry = Callable[[TrainConfig, DevicePlan, Path, Control], T]
 """What a rank does: a function of a module, given the run's config, the devices of this machine's ranks, the run directory and its control. Returns a dataclass of plain data."""
+
+GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
+"""Variable that names the network interface whose address gloo announces to other ranks."""
 
 EGL_DEVICE = "MUJOCO_EGL_DEVICE_ID"
 """Variable by which MuJoCo chooses the GPU that draws, where it draws through EGL."""
@@ -146,12 +149,15 @@ def joined(
         from mjlab_dist.env import Env  # noqa: PLC0415
         from mjlab_dist.learn import Runner  # noqa: F401, PLC0415 (for make_runner, while the collector is off)
 
+        set_gloo_interface(rank, os.environ)
         store = meet(rank)
+        # Machines may differ: one rank that cannot use NCCL is enough.
+        backends = exchange(store, rank.rank, rank.world_size, "backend", plan.backend)
         devices = _meet_devices(config, rank, store, device)
         settled, num_envs = _settle_num_envs(config, rank, store, devices)
         env = Env(config.env, num_envs, device, first_env_id=rank.rank * num_envs)
         ranks = _describe_ranks(rank, store, devices[rank.rank], env)
-    with process_group(rank, device, plan.backend, store):
+    with process_group(rank, device, "gloo" if "gloo" in backends else plan.backend, store):
         if run_dir is None:
             if rank.is_main:
                 run_dir = runs.create_run_dir(config)
@@ -211,6 +217,27 @@ def run_or_die(entry: Entry[Any], config: TrainConfig, plan: DevicePlan, run_dir
     _leave(Exit.DONE)
 
 
+def set_gloo_interface(rank: Rank, environ: MutableMapping[str, str]) -> None:
+    """Have gloo announce the address from which rank 0's machine is reached, unless the user chose an interface.
+
+    By default gloo announces the address of the machine's own name, which on many machines is a loopback address.
+
+    Args:
+        rank: Which rank this is.
+        environ: The process's environment.
+    """
+    if rank.world_size == 1 or rank.on_one_machine or GLOO_INTERFACE in environ:
+        return
+    import psutil  # noqa: PLC0415 (needed on several machines only)
+
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((rank.master_address, 1))  # sends nothing, and chooses the route
+        own_address = probe.getsockname()[0]
+        for name, addresses in psutil.net_if_addrs().items():
+            if own_address in [each.address for each in addresses]:
+                environ[GLOO_INTERFACE] = name
+
+
 def _meet_devices(config: TrainConfig, rank: Rank, store: Store | None, device: str) -> list[DeviceInfo]:
     """The device of every rank; unlike ones are reported by rank 0, or refused by all."""
     own = describe_device(device, os.environ.get(EGL_DEVICE))
@@ -260,13 +287,35 @@ def _describe_ranks(rank: Rank, store: Store | None, device: DeviceInfo, env: En
 
 
 def _free_earlier_run(device: str) -> None:
-    """Free the memory of an earlier run of this process: env and runner refer to themselves, so only the collector frees them."""
+    """Free the memory of an earlier run of this process: env and runner refer to themselves, so only the collector frees them.
+
+    If that run failed in a notebook, the last traceback still holds its frames.
+    """
+    traceback.clear_frames(getattr(sys, "last_traceback", None))
     gc.collect()
     if device != "cpu":
         import torch
 
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()  # else the memory stays with torch, and Warp cannot use it
+
+
+def _check_visible(plan: DevicePlan) -> None:
+    """Raise if CUDA does not show this process the rank's own device alone.
+
+    CUDA reads CUDA_VISIBLE_DEVICES when it starts. If a library has started it before, ``cuda:0`` is another rank's GPU.
+
+    Raises:
+        UserError: If it shows more.
+    """
+    import torch
+
+    num_visible = torch.cuda.device_count()
+    if plan.visible is not None and num_visible != 1:
+        raise UserError(
+            f"CUDA_VISIBLE_DEVICES: CUDA shows {num_visible} devices to a rank that was given one: something started CUDA before "
+            "the rank could choose; remove CUDA calls from modules that are imported at start-up (sitecustomize, plug-ins)"
+        )
 
 
 @contextlib.contextmanager
@@ -309,6 +358,7 @@ def prepare_process(plan: DevicePlan, rank: Rank, device: str, seed: int) -> Non
     torch.set_num_threads(plan.torch_threads)
     if device != "cpu":
         torch.cuda.set_device(device)
+        _check_visible(plan)
     # The global rank, not the local one: across machines local ranks repeat, and so would the envs.
     torch.manual_seed(seed + rank.rank)
     random.seed(seed + rank.rank)

@@ -32,14 +32,21 @@ def joined() -> Iterator[Rank]:
     stand_in: Any = lambda *_: wait_for_ever()  # noqa: E731
     dist.destroy_process_group = stand_in
     rank = rank_from_environment(os.environ)
-    with process_group(rank, "cpu", "gloo", meet(rank)):
+    init: Any = dist.init_process_group
+
+    def init_gloo(_: str, **options: Any) -> None:
+        init("gloo", **{**options, "device_id": None})
+
+    stand_in_for_nccl: Any = init_gloo
+    dist.init_process_group = stand_in_for_nccl
+    with process_group(rank, "cpu", "nccl", meet(rank)):
         yield rank
 
 
 def raise_while_peers_wait(_config: TrainConfig, _plan: DevicePlan, _run_dir: Path, _control: Control) -> RunResult:
     with joined() as rank:
         if rank.rank == FAILING:
-            raise RuntimeError("a fault on purpose")
+            raise RuntimeError("an injected fault")
         wait_for_ever()
     raise AssertionError("no rank leaves the group")
 

@@ -152,6 +152,28 @@ def test_torchrun_starts_the_ranks(command: Command) -> None:
     assert done.out.count("Run:  ") == 1, "ranks other than 0 are silent"
 
 
+NEVER_SHUTS_DOWN = """
+import atexit, sys, threading
+
+@atexit.register
+def wait_for_ever():
+    if sys.argv[0].endswith("/train"):
+        threading.Event().wait()
+"""
+
+
+def test_a_rank_of_torchrun_that_fails_ends_without_the_interpreters_shutdown(command: Command) -> None:
+    """NCCL aborts its communicators there, and waits for other ranks; here a handler waits for ever."""
+    (command.cwd / "sitecustomize.py").write_text(NEVER_SHUTS_DOWN)
+    done = command(
+        "torchrun", "--nproc-per-node", "2", "--no-python", command.program("train"), "cartpole-balance", "--gpu-ids",
+        "None", *SMALL, "--max-iterations", "3",
+        env={"PYTHONPATH": str(command.cwd), "MJLAB_DIST_FAULT": "1:2:raise"},
+    )  # fmt: skip
+    assert done.code == 1
+    assert "a fault on purpose" in done.err  # the traceback of rank 1
+
+
 def test_slurm_starts_the_ranks(command: Command) -> None:
     tools = command.cwd / "bin"
     tools.mkdir()

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.distributed_c10d import BackendConfig
 
-from mjlab_dist.distributed import Rank, group
+from mjlab_dist import worker
+from mjlab_dist.distributed import DevicePlan, Rank, group
+from mjlab_dist.errors import UserError
 
 
 def test_ranks_on_gpus_gather_what_is_on_the_cpu_through_gloo() -> None:
@@ -29,3 +33,34 @@ def test_ranks_on_gpus_gather_what_is_on_the_cpu_through_gloo() -> None:
     ):
         assert joined["devices"] == {"cpu": "gloo", "cuda": "nccl"}
         assert joined["device_id"] == torch.device("cuda:1")
+
+
+def test_a_run_after_one_that_failed_with_nccl_is_refused() -> None:
+    with (
+        mock.patch.object(dist, "is_initialized", return_value=True),
+        pytest.raises(UserError, match="another process"),
+        group.process_group(Rank(world_size=2), "cuda:0", "nccl", HashStore()),
+    ):
+        raise AssertionError("it was joined")
+
+
+@pytest.mark.parametrize(("backend", "destroyed"), [("gloo", 1), ("nccl", 0)])
+def test_after_an_error_only_a_group_without_nccl_is_destroyed(backend: str, destroyed: int) -> None:
+    """NCCL's destroy waits for the other ranks of the machine, which may wait for this one."""
+    with (
+        mock.patch.object(dist, "init_process_group"),
+        mock.patch.object(dist, "destroy_process_group") as destroy,
+        pytest.raises(RuntimeError, match="injected"),
+        group.process_group(Rank(world_size=2), "cuda:0", backend, HashStore()),
+    ):
+        raise RuntimeError("injected")
+    assert destroy.call_count == destroyed
+
+
+@pytest.mark.parametrize(("num_visible", "is_refused"), [(1, False), (8, True)])
+def test_a_rank_whose_choice_of_a_gpu_came_too_late_is_refused(num_visible: int, is_refused: bool) -> None:
+    """Else every rank would train on GPU 0."""
+    plan = DevicePlan(devices=("cuda:0",), visible=("GPU-1",), names=("GPU",), torch_threads=1, backend="nccl")
+    refused = pytest.raises(UserError, match="CUDA_VISIBLE_DEVICES") if is_refused else contextlib.nullcontext()
+    with mock.patch.object(torch.cuda, "device_count", return_value=num_visible), refused:
+        worker._check_visible(plan)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from mjlab_dist import worker
 from mjlab_dist.distributed import Rank, outside_launcher, rank_from_environment
 
 TORCHRUN = {
@@ -154,3 +156,19 @@ def test_torchrun_under_srun_is_torchrun():
     environ = {**SRUN, **TORCHRUN}
     assert outside_launcher(environ) == "torchrun"
     assert rank_from_environment(environ).rank == 5
+
+
+def test_gloo_announces_the_interface_that_leads_to_rank_0() -> None:
+    apart = Rank(rank=1, world_size=2, master_address="127.0.0.1")
+    chosen: dict[str, str] = {}
+    worker.set_gloo_interface(apart, chosen)
+    assert chosen == {"GLOO_SOCKET_IFNAME": "lo"}
+
+    kept = {"GLOO_SOCKET_IFNAME": "ib0"}
+    worker.set_gloo_interface(apart, kept)
+    assert kept == {"GLOO_SOCKET_IFNAME": "ib0"}
+
+    for alone in (Rank(), dataclasses.replace(apart, on_one_machine=True)):
+        unset: dict[str, str] = {}
+        worker.set_gloo_interface(alone, unset)
+        assert unset == {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, MutableMapping, Sequence
@@ -100,12 +101,13 @@ def _command(name: str) -> Callable[[Sequence[str], str], None]:
 
 
 def _leave(code: Exit) -> NoReturn:
-    """Exit after an error; without the interpreter's shutdown where another launcher started this process as one of several ranks.
+    """Exit after an error. If torchrun or SLURM started this process, skip the interpreter's shutdown.
 
     The shutdown aborts NCCL's communicators, which may wait for ranks that wait for this one.
     """
     if outside_launcher(os.environ):
-        sys.stdout.flush()
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):  # the reader of the output may have gone
+            sys.stdout.flush()
+            sys.stderr.flush()
         os._exit(code)
     sys.exit(code)

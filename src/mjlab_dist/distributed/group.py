@@ -15,6 +15,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from mjlab_dist.distributed.local_sum import LocalSum
 from mjlab_dist.distributed.rank import Rank
+from mjlab_dist.errors import UserError
 
 TIMEOUT_S = 600
 """Seconds that a rank waits in a collective before it gives up."""
@@ -51,19 +52,26 @@ def meet(rank: Rank) -> Store | None:
 def process_group(rank: Rank, device: str, backend: str, store: Store | None) -> Iterator[None]:
     """Join the other ranks, and leave them in step when the context ends without an error.
 
-    After an error the group is left as it is: NCCL's destroy and abort wait for the other ranks of the machine, which may be
-    waiting for this one in a collective. Report the error, then end the process without the interpreter's shutdown.
+    After an error a group with NCCL stays: NCCL's destroy and abort wait for the other ranks of the machine, which may be waiting
+    for this one in a collective. Report the error, then end the process without the interpreter's shutdown.
 
     Args:
         rank: Which rank this is.
         device: The rank's device, ``cpu`` or ``cuda:<index>``.
         backend: ``gloo``, or ``nccl`` for what is on GPUs and gloo for what is on the CPU.
         store: What :func:`meet` returned.
+
+    Raises:
+        UserError: If the group of an earlier run is left, which failed with NCCL.
     """
     if rank.world_size == 1:
         yield
         return
     assert store is not None
+    if dist.is_initialized():
+        raise UserError(
+            "a run with NCCL has failed in this process; start another process, in which NCCL can start again"
+        )
     timeout = datetime.timedelta(seconds=TIMEOUT_S)
     store.set_timeout(timeout)  # from here on nobody compiles
     dist.init_process_group(
@@ -74,9 +82,14 @@ def process_group(rank: Rank, device: str, backend: str, store: Store | None) ->
         timeout=timeout,
         device_id=torch.device(device) if backend == "nccl" else None,
     )
-    with _local_sums(rank, device, store):
-        yield
-    dist.barrier()  # nobody leaves while another still waits for what it was sent
+    try:
+        with _local_sums(rank, device, store):
+            yield
+        dist.barrier()  # nobody leaves while another still waits for what it was sent
+    except BaseException:
+        if backend == "gloo":
+            dist.destroy_process_group()
+        raise
     dist.destroy_process_group()
 
 
