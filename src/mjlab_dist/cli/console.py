@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -52,8 +52,14 @@ class EventPrinter:
         elif event["kind"] == "status":
             self._console.print(event["text"], markup=False)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
-        """Remove the progress bar, if there is one."""
+        """Remove the progress bar, if there is one: the cursor stays hidden otherwise."""
         with self._lock:
             if self._bar is not None:
                 self._bar.stop()
@@ -62,10 +68,10 @@ class EventPrinter:
     def _show_compiling(self, done: int, total: int) -> None:
         with self._lock:
             if done == 0:
+                self.close()  # the bar of an earlier attempt
                 self._printed_at = time.monotonic()
-                self._console.print(
-                    f"Compiling {total} modules of physics kernels; later runs load them from the cache."
-                )
+                modules = "1 module" if total == 1 else f"{total} modules"
+                self._console.print(f"Compiling {modules} of physics kernels; later runs load them from the cache.")
             if not self._console.is_terminal:
                 if done and (done == total or time.monotonic() - self._printed_at >= LINE_EVERY_S):
                     self._printed_at = time.monotonic()
@@ -114,8 +120,7 @@ class TrainConsole:
         elif event["kind"] == "length":
             self._max_iterations = event["max_iterations"]
         else:
-            with self._lock:
-                self._printer.listen(event)
+            self._printer.listen(event)
 
     def say(self, line: str) -> None:
         """Print a line, above the live display if there is one."""

@@ -45,12 +45,12 @@ def main(argv: Sequence[str], prog: str) -> None:
     train_config = _changed(train_config, changes, f"{prog} {task}")
     printer = EventPrinter(Console(highlight=False, soft_wrap=True))
     if config.nan_dump is not None:
-        with listening(printer.listen):
+        with printer, listening(printer.listen):
             replayed = play.replay(train_config, checkpoint, config)
         _print_replayed(checkpoint, replayed)
         return
     print(f"Playing {checkpoint}")
-    with listening(printer.listen):
+    with printer, listening(printer.listen):
         result = play.play(train_config, checkpoint, config)
     spread = f" (from {min(result.returns):.1f} to {max(result.returns):.1f})" if len(result.returns) > 1 else ""
     print(

@@ -60,7 +60,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     config, _ = resolve(config, 1)
     actions = "random actions" if checkpoint is None else f"the policy of {checkpoint}"
     print(f"Stepping {config.task} {num_steps} times with {config.num_envs} envs and {actions}, on {plan.names[0]}.")
-    with listening(EventPrinter(Console(highlight=False, soft_wrap=True)).listen):
+    with EventPrinter(Console(highlight=False, soft_wrap=True)) as printer, listening(printer.listen):
         attempts = measure(config, plan, num_steps=num_steps, checkpoint=checkpoint, said=print)
     _show(attempts)
 

@@ -45,7 +45,8 @@ def main(argv: Sequence[str], prog: str) -> None:
     # As Ctrl-C does, SIGTERM takes the way out that ends the ranks and removes what they wrote.
     signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
     try:
-        report = verify(config, EventPrinter(Console(stderr=True, highlight=False, soft_wrap=True)).listen)
+        with EventPrinter(Console(stderr=True, highlight=False, soft_wrap=True)) as printer:
+            report = verify(config, printer.listen)
     except KeyboardInterrupt:
         print("Stopped by Ctrl-C; every process has ended.", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import fcntl
 import gc
@@ -40,7 +39,8 @@ def prepare(device: str, program: Callable[[], None]) -> None:
             emit("compiling", done=0, total=len(missing))
         for done, _ in enumerate(_load(device, missing), start=1):
             emit("compiling", done=done, total=len(missing))
-    collections.deque(_load(device, needed), maxlen=0)
+    for _ in _load(device, needed):
+        pass
 
 
 def _load(device: str, variants: Sequence[Variant]) -> Iterator[None]:
@@ -52,7 +52,7 @@ def _load(device: str, variants: Sequence[Variant]) -> Iterator[None]:
                 future.result()
                 yield
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)  # after an error there is no point in compiling the rest
+            pool.shutdown(cancel_futures=True)  # after an error there is no point in compiling the rest
             raise
 
 

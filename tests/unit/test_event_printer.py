@@ -1,0 +1,62 @@
+"""What the commands print of compiling: a bar on a terminal, lines elsewhere."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from mjlab_dist.cli.console import EventPrinter
+
+HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
+
+
+def printer(terminal: bool) -> tuple[EventPrinter, io.StringIO]:
+    out = io.StringIO()
+    return EventPrinter(Console(file=out, force_terminal=terminal, width=100)), out
+
+
+def compiling(done: int, total: int) -> dict[str, object]:
+    return {"kind": "compiling", "done": done, "total": total}
+
+
+def test_a_pipe_gets_the_first_and_the_last_line() -> None:
+    shown, out = printer(terminal=False)
+    with shown:
+        for done in range(31):
+            shown.listen(compiling(done, 30))
+    first, last = out.getvalue().splitlines()
+    assert "30 modules" in first
+    assert "30 of 30" in last
+    assert "\x1b" not in out.getvalue()
+
+
+def test_a_terminal_gets_a_bar_that_goes_when_all_is_compiled() -> None:
+    shown, out = printer(terminal=True)
+    for done in range(3):
+        shown.listen(compiling(done, 2))
+    assert "2/2" in out.getvalue()
+    assert out.getvalue().count(HIDE_CURSOR) == out.getvalue().count(SHOW_CURSOR) == 1
+
+
+def test_an_error_gives_the_cursor_back() -> None:
+    shown, out = printer(terminal=True)
+    shown.listen(compiling(0, 2))
+    with pytest.raises(KeyboardInterrupt), shown:
+        raise KeyboardInterrupt
+    assert out.getvalue().count(HIDE_CURSOR) == out.getvalue().count(SHOW_CURSOR) == 1
+
+
+def test_another_attempt_gets_a_bar_of_its_own() -> None:
+    shown, out = printer(terminal=True)
+    with shown:
+        shown.listen(compiling(0, 50))
+        shown.listen(compiling(0, 2))
+        assert "0/2" in out.getvalue()
+
+
+def test_text_is_printed_as_it_is() -> None:
+    shown, out = printer(terminal=False)
+    shown.listen({"kind": "status", "text": "rank[0] [/red]"})
+    assert out.getvalue() == "rank[0] [/red]\n"
