@@ -362,6 +362,10 @@ class EnvConfig:
     """What happens where physics, an observation or a reward is not finite. stop: training ends in that iteration, and the state is kept for play --nan-dump. reset: those envs start a new episode, and are counted."""
 
 
+MIN_STD = 1e-6
+"""Smallest standard deviation that rsl_rl's distributions take."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class AgentConfig:
     """PPO (Schulman et al. 2017, arXiv:1707.06347), as rsl_rl implements it."""
@@ -409,7 +413,7 @@ class AgentConfig:
     min_std: float = 1e-3
     """Smallest standard deviation of the actions. At the bound it still has a gradient, so it can grow again."""
     std_type: Literal["scalar", "log"] = "scalar"
-    """Parameter of the standard deviation: scalar, the value itself; log, its logarithm, so that steps are relative to it."""
+    """Parameter of the standard deviation: scalar, the value itself; log, its logarithm, so that updates are relative to it."""
     orthogonal_init: bool = False
     """Start from orthogonal weights of gain sqrt(2), 0.01 in the policy's last layer and 1 in the value's, and biases of 0 (Andrychowicz et al. 2021, arXiv:2006.05990, section 3.2: actions that hardly depend on the observation at first); off starts from torch's."""
     rnn: Literal["none", "lstm", "gru"] = "none"
@@ -700,10 +704,7 @@ def _validate_numbers(config: TrainConfig) -> None:
         if not 0 < value < math.inf:
             raise UserError(f"{flag} {value}: must be positive and finite")
     _validate_obs_clip(agent)
-    if agent.init_std < agent.min_std:
-        raise UserError(
-            f"--agent.init-std {agent.init_std}: is below --agent.min-std {agent.min_std}; raise it, or lower the minimum"
-        )
+    _validate_std(agent)
     for flag, value in (
         ("--agent.entropy-coef", agent.entropy_coef),
         ("--agent.value-loss-coef", agent.value_loss_coef),
@@ -714,6 +715,15 @@ def _validate_numbers(config: TrainConfig) -> None:
     for flag, value in (("--agent.gamma", agent.gamma), ("--agent.lam", agent.lam)):
         if not 0 <= value <= 1:
             raise UserError(f"{flag} {value}: must lie between 0 and 1")
+
+
+def _validate_std(agent: AgentConfig) -> None:
+    if agent.min_std < MIN_STD:
+        raise UserError(f"--agent.min-std {agent.min_std}: must be at least {MIN_STD}, as in rsl_rl")
+    if agent.init_std < agent.min_std:
+        raise UserError(
+            f"--agent.init-std {agent.init_std}: is below --agent.min-std {agent.min_std}; raise it, or lower the minimum"
+        )
 
 
 def _validate_obs_clip(agent: AgentConfig) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 from fake_cuda import DEVICE, fake_cuda, never_waits
+from host_syncs import HostSyncs
 
 from mjlab_dist.learn.checkpoint import snapshot
 from mjlab_dist.learn.rank_state import pack
@@ -24,15 +24,24 @@ def of_rank() -> dict[str, torch.Tensor]:
     return {**on_gpu, "random/torch": torch.zeros(16, dtype=torch.uint8)}
 
 
-@pytest.mark.parametrize(("copy", "make"), [(snapshot, of_learner), (pack, of_rank)], ids=["learner", "rank"])
-def test_the_host_waits_once(copy: Callable[[Any], Any], make: Callable[[], Any]) -> None:
+def test_the_host_waits_once_for_the_learner() -> None:
     with fake_cuda(), mock.patch.object(torch.cuda, "current_stream") as stream:
-        state = make()
+        state = of_learner()
         with never_waits():
-            copied = copy(state)
+            copied = snapshot(state)
         assert stream.return_value.synchronize.call_count == 1
-        leaves = [copied] if isinstance(copied, torch.Tensor) else [*copied["model"].values(), *copied["optimizer"][1:]]
+        leaves = [*copied["model"].values(), *copied["optimizer"][1:]]
         assert {leaf.device.type for leaf in leaves} == {"cpu"}
+
+
+def test_the_host_waits_once_for_the_envs_of_a_rank() -> None:
+    with fake_cuda():
+        state = of_rank()
+        with HostSyncs() as syncs:
+            packed = pack(state)
+        assert len(syncs.found) == 1
+        assert packed.device.type == "cpu"
+        assert len(packed) == sum(tensor.nbytes for tensor in state.values())
 
 
 def test_a_copy_per_tensor_is_noticed() -> None:

@@ -107,6 +107,7 @@ def test_every_task_is_valid(task: str):
         ("agent.learning_rate", "--agent.learning-rate", float("nan"), "positive and finite"),
         ("agent.init_std", "--agent.init-std", 0.0, "positive and finite"),
         ("agent.min_std", "--agent.min-std", 0.0, "positive and finite"),
+        ("agent.min_std", "--agent.min-std", 1e-9, "at least"),
         ("agent.init_std", "--agent.init-std", 1e-4, "--agent.min-std"),
         ("agent.max_grad_norm", "--agent.max-grad-norm", float("inf"), "positive and finite"),
         ("agent.gamma", "--agent.gamma", 1.5, "between 0 and 1"),

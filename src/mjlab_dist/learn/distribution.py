@@ -7,7 +7,7 @@ from rsl_rl.modules.distribution import GaussianDistribution
 from torch.distributions import Normal
 
 MAX_STD = 1e6
-"""Upper bound of the standard deviation, as in rsl_rl."""
+"""Upper bound of the standard deviation, as in rsl_rl. Its lower bound there is 1e-6."""
 
 
 class BoundedGaussian(GaussianDistribution):
@@ -29,10 +29,13 @@ class BoundedGaussian(GaussianDistribution):
 
         Unlike rsl_rl's, this has no clamp, whose gradient is zero at the bound too: :meth:`project` keeps the range.
         """
-        self._distribution = Normal(
-            mlp_output, self.std_param if self.std_type == "scalar" else self.log_std_param.exp()
-        )
+        self._distribution = Normal(mlp_output, self.current_std())
 
+    def current_std(self) -> torch.Tensor:
+        """Return the parameter's standard deviation, (output_dim,)."""
+        return self.std_param if self.std_type == "scalar" else self.log_std_param.exp()
+
+    @torch.no_grad()
     def sample(self) -> torch.Tensor:
         """Draw actions, (num_envs, output_dim).
 

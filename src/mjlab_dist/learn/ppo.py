@@ -130,6 +130,10 @@ class PPO(rsl_rl.algorithms.PPO):
         assert isinstance(self._raw_actor.distribution, BoundedGaussian)
         return self._raw_actor.distribution
 
+    def action_std(self) -> torch.Tensor:
+        """Return the standard deviation of the actions after the last update, a mean over actions."""
+        return self._distribution.current_std().detach().mean()
+
     @property
     def num_parameters(self) -> int:
         """Numbers in policy and value, over all ranks that share them."""

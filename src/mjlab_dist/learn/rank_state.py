@@ -6,8 +6,6 @@ from collections.abc import Mapping
 
 import torch
 
-from mjlab_dist.learn.host_copy import copy_to_host
-
 RankState = dict[str, torch.Tensor]
 """Tensors by name; the same names, shapes and types on ranks with as many envs of the same task."""
 
@@ -21,7 +19,15 @@ def pack(state: Mapping[str, torch.Tensor]) -> torch.Tensor:
     Returns:
         (bytes,) of uint8, on the CPU.
     """
-    return torch.cat([_bytes(copy) for copy in copy_to_host([state[name] for name in sorted(state)])])
+    names = sorted(state)
+    on_device = [name for name in names if state[name].device.type != "cpu"]
+    parts = {name: _bytes(state[name]) for name in names}
+    if on_device:
+        # One copy for all, and not to pinned memory, which torch would keep.
+        packed = torch.cat([parts[name] for name in on_device]).cpu()
+        sizes = [len(parts[name]) for name in on_device]
+        parts |= dict(zip(on_device, packed.split(sizes), strict=True))
+    return torch.cat([parts[name] for name in names])
 
 
 def unpack(packed: torch.Tensor, like: Mapping[str, torch.Tensor]) -> RankState:

@@ -337,7 +337,7 @@ class Runner(OnPolicyRunner):
             kl=losses.pop("kl"),
             losses=losses,
             learning_rate=self.alg.rate,
-            action_std=self.alg.get_policy().output_std.mean(),
+            action_std=self.alg.action_std(),
             spread=spread,
             overflows=(self.env.sim.overflow != 0).sum(),
             collect_s=clock.seconds(start, collected),
