@@ -364,7 +364,6 @@ def test_a_driver_that_fails_shows_no_gpu(monkeypatch: pytest.MonkeyPatch, funct
         (LOST, "lost"),
         (FORBIDDEN, "Permissions"),
         ({"nvmlDeviceGetUUID": pynvml.NVML_ERROR_GPU_IS_LOST}, "lost"),
-        ({"nvmlDeviceGetName": pynvml.NVML_ERROR_UNKNOWN}, "Unknown"),
     ],
 )
 def test_a_gpu_that_cannot_be_used_keeps_its_index(
@@ -408,9 +407,14 @@ def test_where_no_gpu_can_be_used_all_is_refused_and_the_default_is_the_cpu(
     assert [f"GPU {i}" in warning for i, warning in enumerate(warnings_in(caplog)[:3])] == [True] * 3
 
 
-def test_a_query_that_a_gpu_does_not_support_is_no_fault(monkeypatch: pytest.MonkeyPatch):
-    unsupported = pynvml.NVML_ERROR_NOT_SUPPORTED
-    gpus = machine(monkeypatch, b={"nvmlDeviceGetName": unsupported, "nvmlDeviceGetUUID": unsupported})
+@pytest.mark.parametrize(
+    "error", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_NO_PERMISSION]
+)
+@pytest.mark.parametrize("function", ["nvmlDeviceGetName", "nvmlDeviceGetUUID", "nvmlDeviceGetMigMode"])
+def test_a_query_that_fails_and_is_not_essential_is_no_fault(
+    monkeypatch: pytest.MonkeyPatch, function: str, error: int
+):
+    gpus = machine(monkeypatch, b={function: error})
     assert not gpus[1].fault
     assert plan((1,), gpus=gpus).devices == ("cuda:0",)
 

@@ -35,7 +35,7 @@ class DeviceInfo:
     egl_device: str | None
     """What the rank found as MUJOCO_EGL_DEVICE_ID: the GPU that draws for it; None where that is not set."""
     visible: str | None = None
-    """CUDA_VISIBLE_DEVICES of the rank's process, which mostly is its GPU's UUID; None on a CPU, or where it is not set."""
+    """CUDA_VISIBLE_DEVICES of the rank's process, usually the UUID of its GPU; None on a CPU, or if it is not set."""
 
 
 @dataclass(frozen=True, kw_only=True)

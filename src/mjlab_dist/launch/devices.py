@@ -54,7 +54,7 @@ class _Visible(NamedTuple):
     token: str
     """Value of CUDA_VISIBLE_DEVICES with which a process sees this device alone: a UUID where possible."""
     gpu: Gpu | None
-    """The device; None if CUDA alone knows which it is."""
+    """The device; None if only CUDA can resolve the token."""
 
 
 def find_gpus() -> list[Gpu]:
@@ -108,7 +108,7 @@ def plan_devices(config: TrainConfig, environ: Mapping[str, str], gpus: list[Gpu
     if taken:
         return _gpus(_by_index(taken, config.hosts, environ) if len(config.hosts) > 1 else taken)
     if environ.get("CUDA_VISIBLE_DEVICES") != "":
-        logger.warning("No GPU found: training on the CPU (--gpu-ids None says so without this warning).")
+        logger.warning("No GPU found: training on the CPU (use --gpu-ids None to avoid this warning).")
     return _cpus(1, cores())
 
 
@@ -220,15 +220,15 @@ def _query_instances(handle: Any) -> list[tuple[str, str | None]]:
 
 
 def _query(function: Callable[[Any], Any], handle: Any) -> Any:
-    """Return what an NVML function answers; None if the GPU or the driver has no such function."""
+    """Return the result of an NVML function that is not essential; None if it fails on a GPU that is not lost."""
     import pynvml  # noqa: PLC0415
 
     try:
         return function(handle)
     except pynvml.NVMLError as error:
-        if getattr(error, "value", None) in (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND):
-            return None
-        raise
+        if getattr(error, "value", None) == pynvml.NVML_ERROR_GPU_IS_LOST:
+            raise
+        return None
 
 
 def _cpus(num_ranks: int, torch_threads: int) -> DevicePlan:
@@ -294,8 +294,8 @@ def _visible(environ: Mapping[str, str], gpus: list[Gpu]) -> list[_Visible]:
 def _find(entry: str, gpus: list[Gpu], *, by_bus: bool) -> _Visible | None:
     """Return the device that an entry of CUDA_VISIBLE_DEVICES names by its index or the beginning of its UUID.
 
-    Of a GPU in MIG mode that is its first instance. An index is CUDA's; if the user chose another order than by bus, NVML
-    does not know its GPU, and the index is left to CUDA.
+    For a GPU in MIG mode, this is its first instance. An index is CUDA's; if the user chose another order than by bus, it is
+    left to CUDA.
     """
     if entry.isdecimal():
         cards = {gpu.card for gpu in gpus}

@@ -59,7 +59,7 @@ TOOLKIT = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).wp_cuda_toolkit_ve
 """Program that prints the version of CUDA, such as 12040, that Warp's library, its first argument, was built with; 0 without."""
 
 WARP_TIMEOUT_S = 10.0
-"""Seconds that loading this library may take, which has 300 MB."""
+"""Timeout in seconds for loading this library, which has 300 MB."""
 
 SOURCES = {
     "torch": "https://pytorch.org/get-started",
@@ -218,7 +218,7 @@ def check_torch() -> Finding:
 def check_warp() -> Finding:
     """Check whether the installed Warp can use the GPUs of this machine, which has some.
 
-    The version of CUDA that it was built with is in its library only, which another process loads and asks.
+    The version of CUDA that it was built with is stored only in its library, which a separate process loads to read it.
     """
     try:
         warp = metadata.distribution(WARP)
