@@ -304,6 +304,10 @@ class OptionsConfig:
     """Improvement of the cost at which the solver stops; MuJoCo Warp takes at least 1e-6."""
 
 
+CaptureMode = Literal["off", "physics", "step"]
+"""What of a control step is recorded once and then replayed."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SimConfig:
     """The physics of one rank's envs."""
@@ -328,8 +332,8 @@ class SimConfig:
     """Contacts allocated per env; more than the model ever makes costs time."""
     forward_before_observation: bool = True
     """Recompute poses and sensors before observing; needless where observations read only joint positions and velocities."""
-    capture: bool = True
-    """Record the physics once and replay it (a CUDA graph on a GPU); off is slower and easier to debug."""
+    capture: CaptureMode = "physics"
+    """What is recorded once and then replayed. physics: the physics (CUDA graphs on a GPU). step: on a GPU also all other operations of a control step: policy, terms, storage; curricula must change tensors, not Python numbers. off: nothing, which is slower and easier to debug."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -223,9 +223,18 @@ def from_plain(plain: dict[str, Any]) -> TrainConfig:
     )
     hooks = {float: real} | dict.fromkeys(tuples, tuple_of_list)
     try:
-        return dacite.from_dict(TrainConfig, plain, config=dacite.Config(type_hooks=hooks, strict=True))
+        return dacite.from_dict(TrainConfig, _upgraded(plain), config=dacite.Config(type_hooks=hooks, strict=True))
     except dacite.DaciteError as error:
         raise UserError(str(error)) from error
+
+
+def _upgraded(plain: dict[str, Any]) -> dict[str, Any]:
+    """Translate what older versions wrote: ``env.sim.capture`` was a flag."""
+    match plain:
+        case {"env": {"sim": {"capture": bool(captures)} as sim} as env}:
+            capture = "physics" if captures else "off"
+            return {**plain, "env": {**env, "sim": {**sim, "capture": capture}}}
+    return plain
 
 
 def find_run(log_root: str, task: str, run: str, flag: str = "--run") -> Path:

@@ -285,7 +285,7 @@ def test_a_file_reads_back_as_the_same_config(task: str, tmp_path: Path):
         ("agent.actor_hidden_dims", (256, 128, 64)),
         ("agent.critic_hidden_dims", ()),
         ("env.terminations", {}),
-        ("env.sim.capture", False),
+        ("env.sim.capture", "off"),
         ("env.actions", {"two": ActionConfig(actuators=("a", "b"), scale=2.0)}),
     ],
 )
@@ -556,3 +556,10 @@ def test_a_value_of_a_term_at_its_limit_is_accepted(path: str, value: Any):
 )
 def test_a_value_of_a_term_of_the_wrong_type_is_refused(tmp_path: Path, path: str, value: Any):
     file_refusal(edited(LEGGED, tmp_path, path, value))
+
+
+@pytest.mark.parametrize(("old", "new"), [(True, "physics"), (False, "off"), ("step", "step")])
+def test_a_config_from_before_the_modes_of_capture_is_read(old: object, new: str):
+    plain = to_plain(registry.task_config("cartpole-balance"))
+    plain["env"]["sim"]["capture"] = old
+    assert runs.from_plain(plain).env.sim.capture == new

@@ -285,7 +285,7 @@ def test_the_motors_limits_hold_in_every_env(model: Any, lab: Simulation) -> Non
 
 
 def test_captured_equals_eager_bit_for_bit_where_every_field_differs(model: Any, lab: Simulation) -> None:
-    eager = Simulation(model, NUM_ENVS, "cpu", dataclasses.replace(LAB, capture=False), tuple(CHANGES))
+    eager = Simulation(model, NUM_ENVS, "cpu", dataclasses.replace(LAB, capture="off"), tuple(CHANGES))
     assert lab.captured
     assert not eager.captured
     for sim in (lab, eager):

@@ -12,7 +12,7 @@ import torch
 from host_syncs import HostSyncs
 from legged import CONFIG, SIM, end_episodes, float64, make, randomize_state, refused
 
-from mjlab_dist.config import EventConfig, ObservationConfig, TermConfig, TerrainConfig, TerrainPartConfig
+from mjlab_dist.config import CaptureMode, EventConfig, ObservationConfig, TermConfig, TerrainConfig, TerrainPartConfig
 from mjlab_dist.env import Env
 from mjlab_dist.env.height_scan import HeightScan
 from mjlab_dist.sim import start_warp
@@ -74,8 +74,8 @@ def spread_over_stairs(env: Env, seed: int = 3) -> None:
     env.sim.qpos[:, :2] = torch.from_numpy(np.random.default_rng(seed).uniform(-6.0, 6.0, size=(env.num_envs, 2)))
 
 
-@pytest.mark.parametrize("capture", [True, False])
-def test_heights_are_those_of_mujocos_rays(capture: bool) -> None:
+@pytest.mark.parametrize("capture", ["physics", "off"])
+def test_heights_are_those_of_mujocos_rays(capture: CaptureMode) -> None:
     env = scanning(dataclasses.replace(ON_STAIRS, capture=capture))
     for seed in range(3):
         spread_over_stairs(env, seed)

@@ -58,7 +58,7 @@ def test_no_flags_leave_the_default():
         ("--sync.compression bf16", "sync.compression", "bf16"),
         ("--env.rewards.smooth.weight 2", "env.rewards[smooth].weight", 2.0),
         ("--env.events.pole.params.low -0.5", "env.events[pole].params[low]", -0.5),
-        ("--env.sim.no-capture", "env.sim.capture", False),
+        ("--agent.no-capture", "agent.capture", False),
         ("--env.sim.decimation 4", "env.sim.decimation", 4),
         ("--agent.schedule fixed", "agent.schedule", "fixed"),
         ("--agent.actor-hidden-dims 256 128 64", "agent.actor_hidden_dims", (256, 128, 64)),

@@ -18,7 +18,7 @@ import pytest
 import torch
 import warp as wp
 
-from mjlab_dist.config import SimConfig
+from mjlab_dist.config import CaptureMode, SimConfig
 from mjlab_dist.errors import UserError
 from mjlab_dist.sim import Simulation, copy_state, load_model, start_warp
 
@@ -263,7 +263,7 @@ def drive(sim: Simulation, seed: int) -> list[dict[str, np.ndarray]]:
 @pytest.mark.parametrize("name", ["cartpole", "box"])
 def test_captured_equals_eager_bit_for_bit(name: str, request: pytest.FixtureRequest) -> None:
     model = request.getfixturevalue(name)
-    captured, eager = simulate(model), simulate(model, capture=False)
+    captured, eager = simulate(model), simulate(model, capture="off")
     assert captured.captured
     assert not eager.captured
     assert_same(per_env_arrays(captured), per_env_arrays(eager))
@@ -409,8 +409,8 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(box: Any, drag
 # Views
 
 
-@pytest.mark.parametrize("capture", [True, False])
-def test_views_are_the_simulations_own_memory(cartpole: Any, capture: bool) -> None:
+@pytest.mark.parametrize("capture", ["physics", "off"])
+def test_views_are_the_simulations_own_memory(cartpole: Any, capture: CaptureMode) -> None:
     sim = simulate(cartpole, capture=capture)
     names = ["qpos", "qvel", "ctrl", "xpos", "qacc"]
     views = {name: sim.view(name) for name in names}
@@ -424,8 +424,8 @@ def test_views_are_the_simulations_own_memory(cartpole: Any, capture: bool) -> N
         assert np.array_equal(view, getattr(sim._data, name).numpy())
 
 
-@pytest.mark.parametrize("capture", [True, False])
-def test_the_next_step_goes_on_from_what_was_written(cartpole: Any, capture: bool) -> None:
+@pytest.mark.parametrize("capture", ["physics", "off"])
+def test_the_next_step_goes_on_from_what_was_written(cartpole: Any, capture: CaptureMode) -> None:
     sim = simulate(cartpole, capture=capture)
     qpos, qvel, ctrl = random_cartpole(7)
     qpos[:, 0] *= 0.5  # away from the rail's ends, so that nothing but the state written here matters
@@ -469,9 +469,9 @@ def test_overflow_stays_0_where_there_is_room(box: Any) -> None:
     ],
     ids=["njmax", "nconmax"],
 )
-@pytest.mark.parametrize("capture", [True, False])
+@pytest.mark.parametrize("capture", ["physics", "off"])
 def test_overflow_is_set_from_the_contact_that_finds_no_room(
-    box: Any, sizes: dict[str, int], bit: int, capture: bool, capfd: pytest.CaptureFixture[str]
+    box: Any, sizes: dict[str, int], bit: int, capture: CaptureMode, capfd: pytest.CaptureFixture[str]
 ) -> None:
     sim = simulate(box, num_envs=4, capture=capture, **sizes)
     for _ in range(30):  # 0.15 s of 0.2 s of falling
@@ -597,7 +597,7 @@ def cached():
 logger = logging.getLogger("mjlab_dist")
 logger.setLevel(logging.INFO)
 logger.addHandler(EventHandler(lambda event: progress.append((event["kind"], event["done"], event["total"]))))
-eager = build(capture=False)  # which runs no step by itself
+eager = build(capture="off")  # which runs no step by itself
 built = cached()
 for sim in (eager, build()):
     sim.step()

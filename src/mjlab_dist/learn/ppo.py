@@ -18,7 +18,7 @@ from torch import nn
 from mjlab_dist.distributed.group import sum_over_ranks, world_size
 from mjlab_dist.distributed.sharding import Sharding
 from mjlab_dist.distributed.synchronizer import FORMATS, AllReduce, Synchronizer
-from mjlab_dist.learn.capture import CapturedStep
+from mjlab_dist.learn.capture import CapturedCall, CapturedStep
 from mjlab_dist.learn.clock import Clock
 from mjlab_dist.learn.distribution import BoundedGaussian
 from mjlab_dist.learn.gradients import FlatGradients
@@ -124,6 +124,10 @@ class PPO(rsl_rl.algorithms.PPO):
         self._totals = torch.zeros(4, device=device)
         self._captures = capture and device != "cpu" and not self._is_recurrent and not self.sharding.sharded
         self._step = self._make_step()
+        returns = super().compute_returns
+        self._compute_returns: Callable[[TensorDict], None] = (
+            CapturedCall(returns, "the computation of returns", device) if self._captures else returns
+        )
 
     @property
     def _distribution(self) -> BoundedGaussian:
@@ -163,7 +167,7 @@ class PPO(rsl_rl.algorithms.PPO):
             self._sum([self._reward_scale.pending])
             # What time-outs have added are values, which are of scaled rewards already.
             self.storage.rewards += self._raw_rewards * (self._reward_scale.apply() - 1.0)
-        super().compute_returns(obs)
+        self._compute_returns(obs)
 
     def update(self) -> dict[str, torch.Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Learn from the rollout in the storage.

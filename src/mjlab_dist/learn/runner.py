@@ -8,6 +8,7 @@ import io
 import math
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from mjlab_dist.env.term import state_part
 from mjlab_dist.errors import NonFiniteError
 from mjlab_dist.events import emit
 from mjlab_dist.learn import checkpoint
+from mjlab_dist.learn.capture import CapturedCall
 from mjlab_dist.learn.checkpoint import CheckpointStore
 from mjlab_dist.learn.finite import FiniteCheck, describe
 from mjlab_dist.learn.metrics import Metrics, Row, Sample
@@ -77,10 +79,20 @@ class Runner(OnPolicyRunner):
         with contextlib.redirect_stdout(io.StringIO()):
             super().__init__(env, rsl_rl_config(config, synchronizer), log_dir=None, device=env.device)
         self._finite = FiniteCheck(env, self.alg.storage)
+        self._roll_out: Callable[[TensorDict], TensorDict] = self._take_steps
+        if config.env.sim.capture == "step" and self._can_capture_steps():
+            self._roll_out = CapturedCall(self._take_steps, "the control step", env.device, env.sim)
         # Sum of the steps' mean rewards; kept, so that steps of all rollouts add to the same memory.
         self._reward = torch.zeros((), device=env.device)
         if rank.is_main and config.fsdp_devices > 1:
             emit("status", text=self.alg.sharding.table(config.fsdp_min_size_mb))
+
+    def _can_capture_steps(self) -> bool:
+        """Return whether control steps can become CUDA graphs; recurrent policies wait for the device in every step."""
+        recurrent = self._config.agent.rnn != "none"
+        if recurrent and self._rank.is_main:
+            emit("status", text="--env.sim.capture step: a recurrent policy cannot be captured; the physics is.")
+        return self.env.device != "cpu" and self.env.sim.captured and not recurrent
 
     def _configure_multi_gpu(self) -> None:
         # rsl_rl's own insists on NCCL and one GPU per local rank; here the worker has joined the group already.
@@ -315,11 +327,9 @@ class Runner(OnPolicyRunner):
     def _iteration(self, obs: TensorDict, iteration: int, saves: bool) -> tuple[TensorDict, Sample]:
         clock = self.alg.clock
         start = clock.mark()
-        self._reward.zero_()
         # FSDP2 keeps what a rollout has gathered for the update, which may not use tensors of inference mode.
         with torch.no_grad() if self.alg.sharding.sharded else torch.inference_mode():
-            for step in range(self.cfg["num_steps_per_env"]):
-                obs = self._control_step(step, obs)
+            obs = self._roll_out(obs)
             self.alg.compute_returns(obs)
             not_finite = self._finite.count(obs)
         collected = clock.mark()
@@ -348,6 +358,13 @@ class Runner(OnPolicyRunner):
             wants_stop=self._control.stop_requested,
             wants_save=self._is_save_due(),
         )
+
+    def _take_steps(self, obs: TensorDict) -> TensorDict:
+        """Take all control steps of a rollout; returns the observations after the last one."""
+        self._reward.zero_()
+        for step in range(self.cfg["num_steps_per_env"]):
+            obs = self._control_step(step, obs)
+        return obs
 
     def _control_step(self, step: int, obs: TensorDict) -> TensorDict:
         """Act, advance the envs by one control step, and store the transition.

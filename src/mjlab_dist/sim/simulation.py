@@ -110,6 +110,8 @@ class Simulation:
         qvel: Joint velocities, (num_envs, nv).
         ctrl: Actuator inputs, (num_envs, nu).
         overflow: Bits of ``mujoco_warp.OverflowType``, (num_envs,), set where a buffer was ever too small; resets leave them.
+        launch: Called with every launch of a captured program, to perform it. A recording of torch's operations replaces this, for
+            the launch of a CUDA graph cannot be recorded in another one.
         physics: What the next step depends on, by the names of ``mujoco_warp.Data``, (num_envs, ...) each; without those that
             the model has none of.
         fields: What differs between the envs' models, by the names of ``mujoco_warp.Model`` and its options, (num_envs, ...)
@@ -144,6 +146,7 @@ class Simulation:
         self._config = config
         self._graphs: dict[Callable[[], None], wp.Graph] = {}
         self._stream = wp.stream_from_torch(device) if device != "cpu" else None
+        self.launch: Callable[[Callable[[], None]], None] = _launch_now
         self._key = _find_key(model, config.keyframe)
         with wp.ScopedDevice(device):
             self._warp_model = _put_model(model, config.model, num_envs, _with_derived(model, fields))
@@ -340,7 +343,7 @@ class Simulation:
         # On torch's stream, so that the terms' kernels and these stay in order without a synchronization.
         graph = self._graphs.get(program)
         if graph is not None:
-            wp.capture_launch(graph, stream=self._stream)
+            self.launch(functools.partial(wp.capture_launch, graph, stream=self._stream))
         elif self._stream is None:
             with wp.ScopedDevice(self.device):
                 program()
@@ -353,9 +356,10 @@ class Simulation:
         with wp.ScopedDevice(self.device):
             if not reason:
                 kernels.prepare(self.device, self._all)
-            if self._config.capture and reason:
+            captures = self._config.capture != "off"
+            if captures and reason:
                 emit("warning", text=f"the physics is not captured, which is slower: {reason}")
-            elif self._config.capture:
+            elif captures:
                 self._graphs = {program: self._capture(program) for program in self._programs()}
 
     def _capture(self, program: Callable[[], None]) -> wp.Graph:
@@ -374,6 +378,10 @@ class Simulation:
         if not wp.is_mempool_enabled(device):
             return "CUDA memory pools are off on this device"
         return ""
+
+
+def _launch_now(launch: Callable[[], None]) -> None:
+    launch()
 
 
 def _find_key(model: mujoco.MjModel, name: str | None) -> int | None:

@@ -1,0 +1,151 @@
+"""A rollout recorded as CUDA graphs against an eager one, with graphs that work on a CPU."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+import warp as wp
+from every_task import config_of
+from fake_graphs import FakeGraph, fake_graphs
+
+from mjlab_dist.config import RewardConfig, TrainConfig
+from mjlab_dist.distributed import Rank
+from mjlab_dist.env import Env
+from mjlab_dist.env.term import Term
+from mjlab_dist.events import listening
+from mjlab_dist.learn import Runner
+from mjlab_dist.learn.capture import CapturedCall
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+NUM_ENVS = 4
+
+NUM_ITERATIONS = 4
+
+TASKS = (
+    "cartpole-swingup",
+    "gym-half-cheetah",
+    "arm-lift-cube",
+    "humanoid-velocity-flat",
+    "quadruped-tracking",
+    "quadruped-velocity-rough",
+    "everything",
+)
+"""Of every kind of task one; test_replay.py looks at all."""
+
+
+def short(task: str) -> TrainConfig:
+    """A config whose episodes end, and whose rollouts begin anew, within the test."""
+    config = config_of(task)
+    agent = dataclasses.replace(config.agent, num_steps_per_env=6, num_learning_epochs=1, num_mini_batches=2)
+    return dataclasses.replace(config, num_envs=NUM_ENVS, agent=agent)
+
+
+def train(config: TrainConfig, *, captured: bool) -> tuple[list[dict[str, torch.Tensor]], Any]:
+    """Train for some iterations; what each of them leaves behind, and the runner."""
+    torch.manual_seed(0)
+    env = Env(config.env, NUM_ENVS, "cpu")
+    runner = Runner(env, config, Rank())
+    if captured:
+        runner._roll_out = CapturedCall(runner._take_steps, "rollout", "cpu", env.sim)
+        runner.alg._compute_returns = CapturedCall(runner.alg._compute_returns, "returns", "cpu")
+    runner.alg.train_mode()
+    env.episode_length_buf.copy_(env.max_episode_length - 4 - 3 * torch.arange(NUM_ENVS))
+    obs, seen = env.get_observations(), []
+    for iteration in range(1, NUM_ITERATIONS + 1):
+        obs, sample = runner._iteration(obs, iteration, saves=False)
+        seen.append(
+            {
+                **env.state(),
+                **{f"obs.{name}": group.clone() for name, group in obs.items()},
+                **{f"actor.{name}": tensor.clone() for name, tensor in runner.alg.actor.state_dict().items()},
+                **{f"totals.{i}": total.clone() for i, total in enumerate(sample.totals)},
+                "reward": sample.reward.clone(),
+                "random": torch.get_rng_state(),
+            }
+        )
+    return seen, runner
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_captured_rollout_is_the_eager_one_bit_for_bit(task: str) -> None:
+    config = short(task)
+    eager, _ = train(config, captured=False)
+    with fake_graphs():
+        before = FakeGraph.num_captures
+        replayed, runner = train(config, captured=True)
+        assert FakeGraph.num_captures > before + config.agent.num_steps_per_env
+        assert runner._roll_out.is_recorded
+        assert runner.alg._compute_returns.is_recorded
+    for iteration, (mine, theirs) in enumerate(zip(replayed, eager, strict=True)):
+        assert mine.keys() == theirs.keys()
+        differing = [name for name in mine if not torch.equal(mine[name].nan_to_num(), theirs[name].nan_to_num())]
+        assert differing == [], f"iteration {iteration}"
+    assert sum(seen["totals.0"] for seen in eager) >= NUM_ENVS, "no episode has ended"
+
+
+class Counts(Term):
+    """A reward that counts in Python, which no graph sees."""
+
+    def __init__(self, _: Env) -> None:
+        self.num_steps = 0
+
+    def __call__(self, env: Env) -> torch.Tensor:
+        self.num_steps += 1
+        return env.sim.qpos[:, 0] + self.num_steps
+
+
+def test_a_step_that_depends_on_a_python_number_is_noticed() -> None:
+    config = short("cartpole-balance")
+    rewards = {"counts": RewardConfig(func=f"{__name__}:Counts", weight=1.0)}
+    config = dataclasses.replace(config, env=dataclasses.replace(config.env, rewards=rewards))
+    eager, _ = train(config, captured=False)
+    with fake_graphs():
+        replayed, _ = train(config, captured=True)
+    assert torch.equal(eager[0]["reward"], replayed[0]["reward"])
+    assert not torch.equal(eager[-1]["reward"], replayed[-1]["reward"])
+
+
+def launch_by_itself(env: Env) -> torch.Tensor:
+    """A reward whose kernel no recording of the physics holds."""
+    values = wp.zeros(env.num_envs, dtype=float, device="cpu")
+    wp.launch(_one, dim=env.num_envs, inputs=[values], device="cpu")
+    return wp.to_torch(values)
+
+
+def test_a_kernel_that_no_graph_holds_is_refused_with_a_warning() -> None:
+    config = short("cartpole-balance")
+    rewards = {"kernel": RewardConfig(func=f"{__name__}:launch_by_itself", weight=1.0)}
+    config = dataclasses.replace(config, env=dataclasses.replace(config.env, rewards=rewards))
+    warnings: list[str] = []
+    with fake_graphs(), listening(lambda event: warnings.append(event["text"])):
+        _, runner = train(config, captured=True)
+    assert not runner._roll_out.is_recorded
+    assert ["Simulation.record" in text for text in warnings] == [True]
+
+
+@wp.kernel
+def _one(values: wp.array(dtype=float)):  # pyright: ignore[reportInvalidTypeForm]
+    values[wp.tid()] = 1.0
+
+
+def test_what_cannot_be_recorded_runs_eagerly_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = short("cartpole-balance")
+    eager, _ = train(config, captured=False)
+    warnings: list[str] = []
+    end = FakeGraph.capture_end
+
+    def fail(graph: FakeGraph) -> None:
+        end(graph)
+        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+    with fake_graphs(), listening(lambda event: warnings.append(event["text"])):
+        monkeypatch.setattr(FakeGraph, "capture_end", fail)
+        tried, runner = train(config, captured=True)
+    assert not runner._roll_out.is_recorded
+    assert len(warnings) == 2  # of the rollout, and of the returns
+    assert all("not permitted" in text and "\n" not in text for text in warnings)
+    assert torch.equal(eager[-1]["sim.qpos"], tried[-1]["sim.qpos"])
