@@ -15,8 +15,8 @@ def rotate(quat: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
         vector: (..., 3).
     """
     w, axis = quat[..., :1], quat[..., 1:]
-    twice = 2.0 * torch.linalg.cross(axis, vector)
-    return vector + w * twice + torch.linalg.cross(axis, twice)
+    side = torch.linalg.cross(axis, vector)
+    return torch.addcmul(vector, w, side, value=2.0).add_(torch.linalg.cross(axis, side), alpha=2.0)
 
 
 def rotate_inverse(quat: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
@@ -27,23 +27,18 @@ def rotate_inverse(quat: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
         vector: (..., 3).
     """
     w, axis = quat[..., :1], quat[..., 1:]
-    twice = 2.0 * torch.linalg.cross(axis, vector)
-    return vector - w * twice + torch.linalg.cross(axis, twice)
+    side = torch.linalg.cross(axis, vector)
+    return torch.addcmul(vector, w, side, value=-2.0).add_(torch.linalg.cross(axis, side), alpha=2.0)
 
 
 def multiply(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """Quaternion product, (..., 4): the turn ``right``, then ``left``, both in the world's frame."""
-    w1, x1, y1, z1 = left.unbind(-1)
-    w2, x2, y2, z2 = right.unbind(-1)
-    return torch.stack(
-        [
-            w1 * w2 - x1 * x2 - y1 * y2 - z1 * z2,
-            w1 * x2 + x1 * w2 + y1 * z2 - z1 * y2,
-            w1 * y2 - x1 * z2 + y1 * w2 + z1 * x2,
-            w1 * z2 + x1 * y2 - y1 * x2 + z1 * w2,
-        ],
-        dim=-1,
-    )
+    w1, axis1 = left[..., :1], left[..., 1:]
+    w2, axis2 = right[..., :1], right[..., 1:]
+    axis = torch.linalg.cross(axis1, axis2).addcmul_(w1, axis2).addcmul_(w2, axis1)
+    products = left * right
+    w = products[..., :1] - products[..., 1:].sum(dim=-1, keepdim=True)
+    return torch.cat([w, axis], dim=-1)
 
 
 def conjugate(quat: torch.Tensor) -> torch.Tensor:
@@ -62,18 +57,12 @@ def from_euler(roll: torch.Tensor, pitch: torch.Tensor, yaw: torch.Tensor) -> to
     Returns:
         (..., 4).
     """
-    cr, sr = torch.cos(roll / 2), torch.sin(roll / 2)
-    cp, sp = torch.cos(pitch / 2), torch.sin(pitch / 2)
-    cy, sy = torch.cos(yaw / 2), torch.sin(yaw / 2)
-    return torch.stack(
-        [
-            cr * cp * cy + sr * sp * sy,
-            sr * cp * cy - cr * sp * sy,
-            cr * sp * cy + sr * cp * sy,
-            cr * cp * sy - sr * sp * cy,
-        ],
-        dim=-1,
-    )
+    half = torch.stack([roll, pitch, yaw], dim=-1) * 0.5
+    (cr, cp, cy), (sr, sp, sy) = torch.cos(half).unbind(-1), torch.sin(half).unbind(-1)
+    # Products of the first two angles' cosines and sines, then of all three
+    products = torch.stack([cr, sr, cr, sr], dim=-1) * torch.stack([cp, cp, sp, sp], dim=-1)
+    c, s = (products * cy.unsqueeze(-1)).unbind(-1), (products * sy.unsqueeze(-1)).unbind(-1)
+    return torch.stack([c[0] + s[3], c[1] - s[2], c[2] + s[1], s[0] - c[3]], dim=-1)
 
 
 def heading(quat: torch.Tensor) -> torch.Tensor:
@@ -83,7 +72,8 @@ def heading(quat: torch.Tensor) -> torch.Tensor:
         quat: The body's orientation, (..., 4).
     """
     w, x, y, z = quat.unbind(-1)
-    return torch.atan2(2.0 * (w * z + x * y), 1.0 - 2.0 * (y * y + z * z))
+    # Half of the rotation matrix's first column
+    return torch.atan2((w * z).addcmul_(x, y), 0.5 - quat[..., 2:].square().sum(dim=-1))
 
 
 def wrap_angle(angle: torch.Tensor) -> torch.Tensor:
