@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mjlab_dist.env.rotation import from_euler, heading, wrap_angle
+from mjlab_dist.env.rotation import from_euler, wrap_angle
 from mjlab_dist.env.term import Term, write_rows
 from mjlab_dist.errors import UserError
 
@@ -132,7 +132,7 @@ class Velocity(Command):
         """
         super().__init__(env, [forward_m_s, left_m_s, yaw_rad_s], 3, resample_s)
         self._standing_share, self._heading_share, self._gain = standing_share, heading_share, heading_gain
-        self._quat = env.sim.qpos[:, env.joints[joint].qpos][:, 3:7]
+        self._base = env.base(joint)
         self.heading_rad = torch.zeros(env.num_envs, device=env.device)
         self.has_heading = torch.zeros(env.num_envs, dtype=torch.bool, device=env.device)
 
@@ -151,7 +151,7 @@ class Velocity(Command):
         if self._heading_share == 0.0:
             return
         low, high = self.ranges[2]
-        yaw = (self._gain * wrap_angle(self.heading_rad - heading(self._quat))).clamp(low, high)
+        yaw = (self._gain * wrap_angle(self.heading_rad - self._base.heading)).clamp(low, high)
         self.value[:, 2].copy_(torch.where(self.has_heading, yaw, self.value[:, 2]))
 
     def state(self) -> dict[str, torch.Tensor]:

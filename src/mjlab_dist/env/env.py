@@ -13,6 +13,7 @@ from tensordict import TensorDict
 
 from mjlab_dist.config import EnvConfig, EventConfig, TermConfig
 from mjlab_dist.env.actions import Actions
+from mjlab_dist.env.base import Base
 from mjlab_dist.env.commands import Command
 from mjlab_dist.env.curricula import Curriculum
 from mjlab_dist.env.pipeline import ObservationGroup
@@ -24,6 +25,11 @@ from mjlab_dist.sim import Simulation, build_model, copy_state
 from mjlab_dist.sim.terrain import Terrain
 
 TermT = TypeVar("TermT", bound=Term)
+
+_NamedT = TypeVar("_NamedT")
+
+_FREE = 7
+"""Columns of a free joint in ``qpos``: position and quaternion."""
 
 
 class StartState(NamedTuple):
@@ -136,6 +142,9 @@ class Env(VecEnv):
         self.sim.reset(everywhere)
         self.reference = StartState(self.sim.qpos.clone(), self.sim.qvel.clone())
         self.joints = _joints(self.sim.model)
+        self._bases = {
+            name: Base(self.sim, *columns) for name, columns in self.joints.items() if _width(columns.qpos) == _FREE
+        }
         self.terrain = Terrain(config.sim.terrain) if config.sim.terrain.parts else None
         self.origins = _origins(self.terrain, self.env_ids)
         self._control = Actions(config.actions, self.sim, self.reference.qpos[0])
@@ -233,6 +242,18 @@ class Env(VecEnv):
         if not isinstance(found, kind):
             raise UserError(f"sensor {name}: is a {type(found).__name__}, and a {kind.__name__} is wanted")
         return found
+
+    def base(self, joint: str = "root") -> Base:
+        """Return gravity, velocities and heading of a free-floating body.
+
+        Args:
+            joint: Its free joint.
+
+        Raises:
+            UserError: If there is no such joint, or it is not free.
+        """
+        _ = self.joints[joint]
+        return _named("free joint", joint, self._bases)
 
     def find_command(self, name: str) -> Command:
         """A command itself, for a curriculum to change its ranges.
@@ -503,7 +524,11 @@ def _joints(model: mujoco.MjModel) -> Joints:
     )
 
 
-def _named(kind: str, name: str, known: Mapping[str, TermT]) -> TermT:
+def _width(columns: slice) -> int:
+    return columns.stop - columns.start
+
+
+def _named(kind: str, name: str, known: Mapping[str, _NamedT]) -> _NamedT:
     if name not in known:
         raise UserError(f"{kind} {name}: the task has {', '.join(known) or 'none'}")
     return known[name]

@@ -11,7 +11,6 @@ import torch
 import warp as wp
 from mujoco_warp._src.types import vec6
 
-from mjlab_dist.env.rotation import heading
 from mjlab_dist.env.sensors import Sensor
 from mjlab_dist.env.term import find_names
 from mjlab_dist.errors import UserError
@@ -68,7 +67,7 @@ class HeightScan(Sensor):
         model = env.sim.model
         chosen = find_names("geoms", geoms, [model.geom(i).name for i in range(model.ngeom)])
         self.offsets = torch.from_numpy(_grid(size_m, spacing_m)).to(env.device)
-        self._pose = env.sim.qpos[:, env.joints[joint].qpos]
+        self._base, self._position = env.base(joint), env.sim.qpos[:, env.joints[joint].qpos][:, :3]
         self._offset_m = offset_m
         shape = (env.num_envs, len(self.offsets))
         self._starts, normals, downward = torch.zeros(3, *shape, 3, device=env.device)
@@ -90,7 +89,7 @@ class HeightScan(Sensor):
             marked = vec6(0, 1, 0, 0, 0, 0)
             mjw.rays(seen, data, starts, directions, marked, True, excluded, distance, hit, normal)
 
-        self._cast = env.sim.record(cast)
+        self._cast = env.sim.record(cast, changes_state=False)
         self._heights: torch.Tensor | None = None
 
     def update(self, env: Env) -> None:  # noqa: ARG002 (every sensor takes the env)
@@ -104,8 +103,8 @@ class HeightScan(Sensor):
     def __call__(self, env: Env) -> torch.Tensor:  # noqa: ARG002 (every observation takes the env)
         """Distance of the ground below the body in m, less the offset, (num_envs, k); cast at the first call of a step."""
         if self._heights is None:
-            x, y, z = self._pose[:, :3].unsqueeze(2).unbind(dim=1)
-            yaw = heading(self._pose[:, 3:]).unsqueeze(1)
+            x, y, z = self._position.unsqueeze(2).unbind(dim=1)
+            yaw = self._base.heading.unsqueeze(1)
             cos, sin = torch.cos(yaw), torch.sin(yaw)
             forward, left = self.offsets.unbind(dim=1)
             self._starts[..., 0] = x + cos * forward - sin * left

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mjlab_dist.env.rotation import heading, rotate_inverse
 from mjlab_dist.env.sensors import Contact
 from mjlab_dist.env.term import Columns, Term
 from mjlab_dist.env.terms import base_angular_velocity, base_height, base_linear_velocity, projected_gravity
@@ -29,26 +28,19 @@ def terminated(env: Env) -> torch.Tensor:
 def track_linear_velocity(env: Env, command: str, std_m_s: float = 0.5, joint: str = "root") -> torch.Tensor:
     """exp(-|error|^2 / std^2) of the velocity along the body's x and y (Rudin et al. 2022, arXiv:2109.11978, table 4), at most 1."""
     error = env.command(command)[:, :2] - base_linear_velocity(env, joint)[:, :2]
-    return torch.exp(-error.square().sum(dim=1) / std_m_s**2)
+    return torch.exp(error.square().sum(dim=1) * (-1.0 / std_m_s**2))
 
 
 def track_heading_velocity(env: Env, command: str, std_m_s: float = 0.5, joint: str = "root") -> torch.Tensor:
     """As :func:`track_linear_velocity`, in the frame of the body's heading, which neither tilts nor rolls: for upright robots."""
-    where = env.joints[joint]
-    yaw = heading(env.sim.qpos[:, where.qpos][:, 3:])
-    velocity = env.sim.qvel[:, where.qvel]
-    cos, sin = torch.cos(yaw), torch.sin(yaw)
-    forward = cos * velocity[:, 0] + sin * velocity[:, 1]
-    left = cos * velocity[:, 1] - sin * velocity[:, 0]
-    told = env.command(command)
-    error = (told[:, 0] - forward).square() + (told[:, 1] - left).square()
-    return torch.exp(-error / std_m_s**2)
+    error = env.command(command)[:, :2] - env.base(joint).level_velocity[:, :2]
+    return torch.exp(error.square().sum(dim=1) * (-1.0 / std_m_s**2))
 
 
 def track_yaw_rate(env: Env, command: str, std_rad_s: float = 0.5, joint: str = "root") -> torch.Tensor:
     """exp(-error^2 / std^2) of the yaw rate, at most 1."""
     error = env.command(command)[:, 2] - base_angular_velocity(env, joint)[:, 2]
-    return torch.exp(-(error / std_rad_s).square())
+    return torch.exp(error.square() * (-1.0 / std_rad_s**2))
 
 
 def vertical_velocity(env: Env, joint: str = "root") -> torch.Tensor:
@@ -208,6 +200,5 @@ class FootSlip(Term):
 
 def stand_still(env: Env, command: str, moving_m_s: float = 0.1, joint: str = "root") -> torch.Tensor:
     """Square of the body's speed over ground, in m2/s2, where the robot is told to stand."""
-    where = env.joints[joint]
-    velocity = rotate_inverse(env.sim.qpos[:, where.qpos][:, 3:], env.sim.qvel[:, where.qvel][:, :3])
+    velocity = base_linear_velocity(env, joint)
     return velocity[:, :2].square().sum(dim=1) * (env.command(command).norm(dim=1) < moving_m_s)

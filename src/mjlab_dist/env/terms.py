@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mjlab_dist.env.rotation import rotate_inverse
 from mjlab_dist.env.sensors import Contact
 from mjlab_dist.env.term import Term
 
@@ -51,8 +50,7 @@ class JointVelocities(Term):
 
 def base_linear_velocity(env: Env, joint: str = "root") -> torch.Tensor:
     """Velocity of a free-floating body in its own frame, in m/s; (num_envs, 3)."""
-    where = env.joints[joint]
-    return rotate_inverse(env.sim.qpos[:, where.qpos][:, 3:], env.sim.qvel[:, where.qvel][:, :3])
+    return env.base(joint).linear_velocity
 
 
 def base_angular_velocity(env: Env, joint: str = "root") -> torch.Tensor:
@@ -67,9 +65,7 @@ def base_height(env: Env, joint: str = "root") -> torch.Tensor:
 
 def projected_gravity(env: Env, joint: str = "root") -> torch.Tensor:
     """The direction of gravity in a free-floating body's frame, a unit vector, (0, 0, -1) upright; (num_envs, 3)."""
-    w, x, y, z = env.sim.qpos[:, env.joints[joint].qpos][:, 3:].unbind(dim=1)
-    # Minus the third row of the body's rotation matrix.
-    return -torch.stack([2.0 * (x * z - w * y), 2.0 * (y * z + w * x), 1.0 - 2.0 * (x * x + y * y)], dim=1)
+    return env.base(joint).gravity
 
 
 def last_action(env: Env) -> torch.Tensor:

@@ -145,6 +145,8 @@ class Simulation:
         self.dt_s = float(model.opt.timestep) * config.decimation
         self._config = config
         self._graphs: dict[Callable[[], None], wp.Graph] = {}
+        self._num_changes = 0
+        self._readers: set[Callable[[], None]] = set()
         self._stream = wp.stream_from_torch(device) if device != "cpu" else None
         self.launch: Callable[[Callable[[], None]], None] = _launch_now
         self._key = _find_key(model, config.keyframe)
@@ -179,6 +181,13 @@ class Simulation:
     def captured(self) -> bool:
         """Whether the physics is replayed from a recording."""
         return bool(self._graphs)
+
+    @property
+    def version(self) -> tuple[int, ...] | None:
+        """Number that changes whenever a program runs, or torch writes to ``qpos`` or ``qvel``; None if torch does not count."""
+        if self.qpos.is_inference() or self.qvel.is_inference():
+            return None
+        return (self._num_changes, self.qpos._version, self.qvel._version)
 
     def view(self, name: str) -> torch.Tensor:
         """A field of ``mujoco_warp.Data`` as a tensor, without a copy.
@@ -243,11 +252,14 @@ class Simulation:
         if self._groups & mjw.SetConstGroup.INERT0:
             _correct_sliders(self.model, self._warp_model)
 
-    def record(self, program: Callable[[mjw.Model, mjw.Data], None]) -> Callable[[], None]:
+    def record(
+        self, program: Callable[[mjw.Model, mjw.Data], None], *, changes_state: bool = True
+    ) -> Callable[[], None]:
         """Make a program of Warp kernels over these envs that runs as the physics does: recorded once, then replayed.
 
         Args:
             program: Launches the kernels; it allocates nothing. The arrays that it writes to have to be kept.
+            changes_state: Whether it may write to ``qpos`` or ``qvel``.
 
         Returns:
             Runs it, in order with torch's work.
@@ -256,6 +268,8 @@ class Simulation:
         def run() -> None:
             program(self._warp_model, self._data)
 
+        if not changes_state:
+            self._readers.add(run)
         with wp.ScopedDevice(self.device):
             if not self._why_not_capturable():
                 kernels.prepare(self.device, run)
@@ -340,6 +354,8 @@ class Simulation:
             program()
 
     def _run(self, program: Callable[[], None]) -> None:
+        if program not in self._readers:
+            self._num_changes += 1
         # On torch's stream, so that the terms' kernels and these stay in order without a synchronization.
         graph = self._graphs.get(program)
         if graph is not None:

@@ -1,0 +1,68 @@
+"""What many terms ask of a free-floating body, computed once for each state of the envs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mujoco_warp as mjw
+import torch
+import warp as wp
+
+from mjlab_dist.env import kernels
+from mjlab_dist.sim import Simulation
+
+
+class Base:
+    """Gravity, velocities and heading of a free-floating body.
+
+    The first read after a change of the state computes all of them, by one kernel. A change is a program of the simulation
+    (a step, a reset), or a write to ``sim.qpos`` or ``sim.qvel`` by torch; other ways to write to this memory go unnoticed. The
+    tensors are overwritten after the next change: clone what you keep.
+    """
+
+    def __init__(self, sim: Simulation, qpos: slice, qvel: slice) -> None:
+        """Allocate, and record the kernel.
+
+        Args:
+            sim: The physics.
+            qpos: Columns of the body's free joint in ``sim.qpos``.
+            qvel: Its columns in ``sim.qvel``.
+        """
+        self._sim = sim
+        self._gravity, self._linear_velocity, self._level_velocity = torch.zeros(3, sim.num_envs, 3, device=sim.device)
+        self._heading = torch.zeros(sim.num_envs, device=sim.device)
+        results = (self._gravity, self._linear_velocity, self._level_velocity, self._heading)
+        arrays: list[Any] = [wp.from_torch(t) for t in (sim.qpos[:, qpos], sim.qvel[:, qvel], *results)]
+
+        def measure(model: mjw.Model, data: mjw.Data) -> None:  # noqa: ARG001 (every program takes them)
+            wp.launch(kernels.measure_base, sim.num_envs, arrays)
+
+        self._measure = sim.record(measure, changes_state=False)
+        self._version: tuple[int, ...] | None = None
+
+    @property
+    def gravity(self) -> torch.Tensor:
+        """Direction of gravity in the body's frame, a unit vector, (0, 0, -1) upright; (num_envs, 3)."""
+        return self._current(self._gravity)
+
+    @property
+    def linear_velocity(self) -> torch.Tensor:
+        """Linear velocity in the body's frame, in m/s; (num_envs, 3)."""
+        return self._current(self._linear_velocity)
+
+    @property
+    def level_velocity(self) -> torch.Tensor:
+        """Linear velocity in the frame of the heading, which neither tilts nor rolls, in m/s; (num_envs, 3)."""
+        return self._current(self._level_velocity)
+
+    @property
+    def heading(self) -> torch.Tensor:
+        """Yaw angle of the body's x axis projected onto the ground, in rad; (num_envs,)."""
+        return self._current(self._heading)
+
+    def _current(self, result: torch.Tensor) -> torch.Tensor:
+        version = self._sim.version
+        if version is None or version != self._version:
+            self._measure()
+            self._version = version
+        return result

@@ -1,0 +1,100 @@
+"""What terms ask of a free-floating body: right after every change of the state, and computed once until the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from legged import EVERYTHING, make, randomize_state
+
+from mjlab_dist.env import Env, rotation
+from mjlab_dist.errors import UserError
+
+NUM_ENVS = 8
+
+
+@pytest.fixture(scope="module")
+def shared() -> Env:
+    return make(NUM_ENVS, config=EVERYTHING)
+
+
+@pytest.fixture
+def env(shared: Env) -> Iterator[Env]:
+    before = shared.state()
+    randomize_state(shared)
+    yield shared
+    shared.load_state(before)
+
+
+def assert_is_of_the_present(env: Env) -> None:
+    quat, velocity = env.sim.qpos[:, 3:7], env.sim.qvel[:, :3]
+    base = env.base()
+    down = torch.tensor([0.0, 0.0, -1.0]).expand(env.num_envs, 3)
+    torch.testing.assert_close(base.gravity, rotation.rotate_inverse(quat, down))
+    torch.testing.assert_close(base.linear_velocity, rotation.rotate_inverse(quat, velocity))
+    torch.testing.assert_close(base.heading, rotation.heading(quat))
+    zero = torch.zeros(env.num_envs)
+    level = rotation.rotate_inverse(rotation.from_euler(zero, zero, rotation.heading(quat)), velocity)
+    torch.testing.assert_close(base.level_velocity, level)
+
+
+def _write_rows(env: Env) -> None:
+    env.sim.qvel[:, :6].add_(1.0)
+
+
+def _write_by_torch_in_inference_mode(env: Env) -> None:
+    with torch.inference_mode():
+        env.sim.qpos[:, 3:7].copy_(env.sim.qpos[:, 3:7].flip(1))
+
+
+def _load(env: Env) -> None:
+    state = env.state()
+    env.load_state({**state, "sim.qpos": state["sim.qpos"].flip(0)})
+
+
+CHANGES: dict[str, Callable[[Env], object]] = {
+    "a step": lambda env: env.step(torch.ones(env.num_envs, env.num_actions)),
+    "a reset of all": lambda env: env.reset(),
+    "a reset of some by the physics": lambda env: env.sim.reset(torch.arange(env.num_envs) < 3),
+    "an event": lambda env: env._reset_events[0](env, torch.ones(env.num_envs, dtype=torch.bool)),
+    "a loaded state": _load,
+    "a write by torch": _write_rows,
+    "a write by torch in inference mode": _write_by_torch_in_inference_mode,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_a_change_of_the_state_is_noticed(env: Env, change: Callable[[Env], object]) -> None:
+    assert_is_of_the_present(env)
+    before = env.base().gravity.clone()
+    change(env)
+    assert_is_of_the_present(env)
+    if change is not _write_rows:
+        assert not torch.equal(env.base().gravity, before)
+
+
+def test_nothing_is_computed_twice_for_the_same_state(env: Env, monkeypatch: pytest.MonkeyPatch) -> None:
+    base, calls = env.base(), []
+    measure = base._measure
+    monkeypatch.setattr(base, "_measure", lambda: calls.append(measure()))
+    for _ in range(3):
+        _ = (base.gravity, base.linear_velocity, base.heading, base.level_velocity)
+    env.actions.add_(1.0)
+    _ = base.gravity
+    assert len(calls) == 1
+
+
+def test_an_env_that_is_built_in_inference_mode_computes_at_every_read() -> None:
+    with torch.inference_mode():
+        env = make(2, config=EVERYTHING)
+        env.sim.qpos.copy_(env.sim.qpos.flip(0))
+        assert env.sim.version is None
+        assert_is_of_the_present(env)
+        env.sim.qpos[0, 3:7] = torch.tensor([0.0, 1.0, 0.0, 0.0])
+        assert_is_of_the_present(env)
+
+
+def test_a_joint_that_is_not_free_is_refused(env: Env) -> None:
+    with pytest.raises(UserError, match="free joint tail: the task has root"):
+        env.base("tail")
