@@ -51,7 +51,11 @@ def compile_for(architecture: int, variant: kernels.Variant, directory: Path) ->
 
 def test_our_own_kernels_compile_for_every_architecture(variants: list[kernels.Variant], tmp_path: Path) -> None:
     ours = [variant for variant in variants if variant[0].name.startswith("mjlab_dist")]
-    assert {module.name for module, _ in ours} == {"mjlab_dist.env.kernels", "mjlab_dist.sim.surface"}
+    assert {module.name for module, _ in ours} == {
+        "mjlab_dist.env.kernels",
+        "mjlab_dist.sim.rows",
+        "mjlab_dist.sim.surface",
+    }
     jobs = [(architecture, variant, tmp_path) for architecture in ARCHITECTURES for variant in ours]
     with ThreadPoolExecutor(NUM_WORKERS) as pool:
         for binary, _ in pool.map(lambda job: compile_for(*job), jobs):

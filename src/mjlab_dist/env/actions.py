@@ -7,10 +7,12 @@ import re
 from collections.abc import Iterator, Mapping
 
 import mujoco
+import mujoco_warp as mjw
 import torch
+import warp as wp
 
 from mjlab_dist.config import ActionConfig
-from mjlab_dist.env.term import write_rows
+from mjlab_dist.env import kernels
 from mjlab_dist.errors import UserError
 from mjlab_dist.sim import Simulation
 
@@ -20,9 +22,18 @@ class Actions:
 
     Attributes:
         names: Actuator of each action.
+        actions: The policy's last output, (num_envs, num_actions).
+        previous: Its output before that, (num_envs, num_actions).
+        sent: Clipped outputs of the newest steps, the newest first, (num_envs, steps, num_actions).
+        lag: Steps that each action is late, (num_envs, num_actions) of int64.
     """
 
-    def __init__(self, blocks: Mapping[str, ActionConfig], sim: Simulation, home: torch.Tensor) -> None:
+    def __init__(
+        self,
+        blocks: Mapping[str, ActionConfig],
+        sim: Simulation,
+        home: torch.Tensor,
+    ) -> None:
         """Look up actuators.
 
         Args:
@@ -33,70 +44,67 @@ class Actions:
         Raises:
             UserError: If an actuator does not exist or is driven twice, or if its home is asked for and it has no joint.
         """
-        self._sim = sim
         found = list(_find(blocks, sim.model))
         self.names = [sim.model.actuator(actuator).name for _, _, actuator in found]
         columns = [actuator for _, _, actuator in found]
         if len(set(columns)) < len(columns):
             raise UserError("--env.actions: an actuator is driven by two actions; name each one once")
         configs = [config for _, config, _ in found]
-        device = sim.device
-        self._scale = torch.tensor([config.scale for config in configs], device=device)
-        self._offset = torch.tensor([_offset(*one, sim.model, home) for one in found], device=device)
-        self._clip = _clip(configs, device)
-        # A fixed matrix scatters actions to their actuators: no index, and actuators without an action stay at 0.
-        self._scatter = torch.zeros(len(columns), sim.model.nu, device=device)
-        self._scatter[range(len(columns)), columns] = 1.0
-        self._latency = _Latency(configs, sim.num_envs, device) if any(c.latency[1] for c in configs) else None
+        shape = (sim.num_envs, len(configs))
+        fewest, most = ([config.latency[end] for config in configs] for end in (0, 1))
+        self._is_late = max(most, default=0) > 0
+        self._given, self.actions, self.previous = torch.zeros(3, *shape, device=sim.device)
+        self.sent = torch.zeros(sim.num_envs, 1 + max(most, default=0), len(configs), device=sim.device)
+        self.lag = torch.zeros(shape, dtype=torch.long, device=sim.device)
+        self._drawn = torch.zeros(sim.num_envs, device=sim.device)
+        bounds = [config.clip or (-math.inf, math.inf) for config in configs]
+        action_ids = [columns.index(actuator) if actuator in columns else -1 for actuator in range(sim.model.nu)]
+        with wp.ScopedDevice(sim.device):
+            constants = [
+                wp.array([low for low, _ in bounds], dtype=float),
+                wp.array([high for _, high in bounds], dtype=float),
+                wp.array([config.scale for config in configs], dtype=float),
+                wp.array([_offset(*one, sim.model, home) for one in found], dtype=float),
+                wp.array(action_ids, dtype=int),
+            ]
+            spread = [high - low for low, high in zip(fewest, most, strict=True)]
+            lags = [wp.array(fewest, dtype=int), wp.array(spread, dtype=int)]
+        memory = [wp.from_torch(tensor) for tensor in (self.actions, self.previous, self.sent, sim.ctrl)]
+        given, lag, drawn = (wp.from_torch(tensor) for tensor in (self._given, self.lag, self._drawn))
+
+        def send(model: mjw.Model, data: mjw.Data) -> None:  # noqa: ARG001 (every program takes them)
+            wp.launch(kernels.send_actions, (sim.num_envs, sim.model.nu), [given, *constants, lag], memory)
+
+        def draw(model: mjw.Model, data: mjw.Data) -> None:  # noqa: ARG001 (every program takes them)
+            wp.launch(kernels.draw_lags, shape, [sim.reset_mask, drawn, *lags], [lag])
+
+        self._send = sim.record(send, changes_state=False)
+        self._draw_lags = sim.record(draw, changes_state=False) if self._is_late else None
 
     def apply(self, actions: torch.Tensor) -> None:
-        """Set the actuators' inputs for the next step.
+        """Take the policy's output, and set the actuators' inputs for the next step.
 
         Args:
             actions: The policy's output, (num_envs, num_actions).
         """
-        if self._clip is not None:
-            actions = actions.clamp(*self._clip)
-        if self._latency is not None:
-            actions = self._latency.pass_on(actions)
-        torch.mm(torch.addcmul(self._offset, actions, self._scale), self._scatter, out=self._sim.ctrl)
+        self._given.copy_(actions)
+        self._send()
 
-    def reset(self, mask: torch.Tensor) -> None:
-        """Forget actions that are on their way.
+    def reset(self) -> None:
+        """Draw how late actions are, in the envs of the newest reset of the physics."""
+        if self._draw_lags is not None:
+            self._drawn.uniform_()
+            self._draw_lags()
 
-        Args:
-            mask: Envs in which an episode starts, (num_envs,) of bool.
-        """
-        if self._latency is not None:
-            self._latency.reset(mask)
+    def cleared(self) -> list[torch.Tensor]:
+        """Return what the env sets to 0 where an episode starts."""
+        return [self.actions, self.previous, self.sent]
 
     def state(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Names and tensors, (num_envs, ...), of what is on its way."""
-        if self._latency is not None:
-            yield "sent", self._latency.sent
-            yield "lag", self._latency.lag
-
-
-class _Latency:
-    """Actions on their way."""
-
-    def __init__(self, configs: list[ActionConfig], num_envs: int, device: str) -> None:
-        self._fewest = torch.tensor([config.latency[0] for config in configs], device=device)
-        self._spread = torch.tensor([config.latency[1] - config.latency[0] + 1 for config in configs], device=device)
-        depth = 1 + max(config.latency[1] for config in configs)
-        # Newest first.
-        self.sent = torch.zeros(num_envs, depth, len(configs), device=device)
-        self.lag = torch.zeros(num_envs, len(configs), dtype=torch.long, device=device)
-
-    def pass_on(self, actions: torch.Tensor) -> torch.Tensor:
-        self.sent.copy_(torch.cat([actions.unsqueeze(1), self.sent[:, :-1]], dim=1))
-        return self.sent.gather(1, self.lag.unsqueeze(1)).squeeze(1)
-
-    def reset(self, mask: torch.Tensor) -> None:
-        write_rows(self.sent, mask, 0.0)
-        # One draw an env: what is late is the link to the robot, and all its motors with it.
-        drawn = torch.rand(len(mask), 1, device=mask.device)
-        write_rows(self.lag, mask, self._fewest + (drawn * self._spread).long().clamp(max=self._spread - 1))
+        if self._is_late:
+            yield "sent", self.sent
+            yield "lag", self.lag
 
 
 def _find(blocks: Mapping[str, ActionConfig], model: mujoco.MjModel) -> Iterator[tuple[str, ActionConfig, int]]:
@@ -127,11 +135,3 @@ def _offset(name: str, config: ActionConfig, actuator: int, model: mujoco.MjMode
             "give a number"
         )
     return float(home[model.jnt_qposadr[joint]])
-
-
-def _clip(configs: list[ActionConfig], device: str) -> tuple[torch.Tensor, torch.Tensor] | None:
-    if all(config.clip is None for config in configs):
-        return None
-    bounds = [config.clip or (-math.inf, math.inf) for config in configs]
-    low, high = torch.tensor(bounds, device=device).unbind(dim=1)
-    return low, high

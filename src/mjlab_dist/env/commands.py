@@ -78,9 +78,9 @@ class Command(Term):
         self.draw(env, due)
         self.follow(env)
 
-    def reset(self, mask: torch.Tensor) -> None:
-        """Have the next update draw anew."""
-        self.left_s.masked_fill_(mask, 0.0)
+    def cleared(self) -> list[torch.Tensor]:
+        """No time left, so that the next update draws."""
+        return [self.left_s]
 
     def state(self) -> dict[str, torch.Tensor]:
         """Values and times. Ranges are of all envs: those who change them remember them."""

@@ -7,11 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import mujoco
+import mujoco_warp as mjw
 import torch
+import warp as wp
 from rsl_rl.env import VecEnv
 from tensordict import TensorDict
 
 from mjlab_dist.config import EnvConfig, EventConfig, TermConfig
+from mjlab_dist.env import kernels
 from mjlab_dist.env.actions import Actions
 from mjlab_dist.env.base import Base
 from mjlab_dist.env.commands import Command
@@ -150,17 +153,20 @@ class Env(VecEnv):
         self._control = Actions(config.actions, self.sim, self.reference.qpos[0])
         self.actuator_names = self._control.names
         self.num_actions = len(self.actuator_names)
-        self.actions = torch.zeros(num_envs, self.num_actions, device=device)
-        self.previous_actions = torch.zeros_like(self.actions)
+        self.actions = self._control.actions
+        self.previous_actions = self._control.previous
         self.episode_length_buf = torch.zeros(num_envs, dtype=torch.long, device=device)
         self.terminated, self.timed_out = torch.zeros(2, num_envs, dtype=torch.bool, device=device)
         self.reward_names = tuple(config.rewards)
         self.weights = torch.tensor([term.weight for term in config.rewards.values()], device=device)
-        self._episode_sums = torch.zeros(len(self.reward_names), num_envs, device=device)
+        # What is summed over episodes that end: 1, their steps, and their rewards by term.
+        self._ledger = torch.zeros(2 + len(self.reward_names), num_envs, device=device)
+        self._ledger[0] = 1.0
         self._from_start = torch.ones(num_envs, dtype=torch.bool, device=device)
         self._totals = torch.zeros(2 + len(self.reward_names), device=device)
         self._nan_resets = torch.zeros((), dtype=torch.long, device=device)
         self._bind_terms()
+        self._record_bookkeeping()
         self.reset()
 
     def _bind_terms(self) -> None:
@@ -196,6 +202,19 @@ class Env(VecEnv):
             )
             for group, terms in config.observations.items()
         }
+
+    def _record_bookkeeping(self) -> None:
+        """Record what a step and a reset do to the env's own memory and to that of its terms."""
+        clocks = (self.episode_length_buf, self._ledger[1], self._until_event_s, self.timed_out, self.terminated)
+        arrays: list[Any] = [wp.from_torch(tensor) for tensor in clocks]
+
+        def begin_step(model: mjw.Model, data: mjw.Data) -> None:  # noqa: ARG001 (every program takes them)
+            wp.launch(kernels.begin_step, self.num_envs, [self.max_episode_length, self.step_dt_s, *arrays])
+
+        self._begin_step = self.sim.record(begin_step, changes_state=False)
+        of_terms = [tensor for term in self._memories.values() for tensor in term.cleared()]
+        own = [self.episode_length_buf, *self._ledger[2:]]
+        self._clear = self.sim.record_clearing([*self._control.cleared(), *of_terms, *own])
 
     def reset(self) -> TensorDict:
         """Start a new episode in every env and return its observations."""
@@ -304,17 +323,12 @@ class Env(VecEnv):
             Observations (after resets), rewards (num_envs,), dones (num_envs,) of bool, and extras, whose ``time_outs``
             (num_envs,) marks episodes that reached the time limit without terminating.
         """
-        self.previous_actions.copy_(self.actions)
-        self.actions.copy_(actions)
-        self._control.apply(self.actions)
+        self._control.apply(actions)
         self.sim.step()
-        self.episode_length_buf += 1
-        self._until_event_s -= self.step_dt_s
+        self._begin_step()
         for sensor in self._sensors.values():
             sensor.update(self)
 
-        self.timed_out.copy_(self.episode_length_buf >= self.max_episode_length)
-        self.terminated.zero_()
         for termination in self._terminations:
             self.terminated |= termination(self)
         terms = torch.stack([term(self) for term in self._rewards])
@@ -323,10 +337,10 @@ class Env(VecEnv):
             terms = terms.masked_fill(broken, 0.0)
             self.terminated |= broken
         done = self.timed_out | self.terminated
-        time_outs = self.timed_out & ~self.terminated
+        time_outs = self.timed_out > self.terminated  # and not terminated
         rewards = self.weights @ terms
 
-        self._episode_sums += terms
+        self._ledger[2:] += terms
         self._count_episodes(done)
         for curriculum in self._curricula.values():
             curriculum.episode_ends(self, done)
@@ -433,7 +447,7 @@ class Env(VecEnv):
             "actions": self.actions,
             "previous_actions": self.previous_actions,
             "episode_length": self.episode_length_buf,
-            "episode_sums": self._episode_sums.T,
+            "episode_sums": self._ledger[2:].T,
             "from_start": self._from_start,
             "until_event_s": self._until_event_s,
             "origins": self.origins,
@@ -469,9 +483,7 @@ class Env(VecEnv):
 
     def _count_episodes(self, done: torch.Tensor) -> None:
         counted = (done & self._from_start).to(self._totals.dtype)
-        self._totals[0] += counted.sum()
-        self._totals[1] += counted @ self.episode_length_buf.to(counted.dtype)
-        self._totals[2:] += self._episode_sums @ counted
+        self._totals.addmv_(self._ledger, counted)
         self._from_start |= done
 
     def _start_episodes(self, mask: torch.Tensor) -> None:
@@ -479,17 +491,14 @@ class Env(VecEnv):
         for event in self._reset_events:
             event(self, mask)
         self._randomizations.reset(mask)
-        self._control.reset(mask)
+        self._control.reset()
+        self._clear()
         for term in self._memories.values():
             term.reset(mask)
         for group in self._observations.values():
             group.reset(mask)
         for column, (event, _) in enumerate(self._interval_events):
             self._draw_interval(column, event, mask)
-        self.episode_length_buf.masked_fill_(mask, 0)
-        self._episode_sums.masked_fill_(mask, 0.0)
-        write_rows(self.actions, mask, 0.0)
-        write_rows(self.previous_actions, mask, 0.0)
 
     def _happen(self) -> None:
         """Let events happen that are due, and draw when they are next."""
@@ -501,7 +510,7 @@ class Env(VecEnv):
     def _draw_interval(self, column: int, event: EventConfig, mask: torch.Tensor) -> None:
         low, high = event.interval_s
         left_s = self._until_event_s[:, column]
-        left_s.copy_(torch.where(mask, torch.rand_like(left_s) * (high - low) + low, left_s))
+        write_rows(left_s, mask, torch.rand_like(left_s) * (high - low) + low)
 
     def _observe(self) -> TensorDict:
         if self.cfg.sim.forward_before_observation:

@@ -3,7 +3,7 @@
 # Warp reads the annotations of kernels at run time, and its own language is not Python's: no checker of types follows it.
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
 # pyright: reportGeneralTypeIssues=false, reportIndexIssue=false, reportInvalidTypeForm=false, reportOperatorIssue=false
-# ruff: noqa: ANN201, D417, PLR0917
+# ruff: noqa: ANN201, D417, PLR0917, PLR1730
 
 import warp as wp
 
@@ -43,3 +43,137 @@ def measure_base(
     level_velocity[env, 2] = moves[2]
     for i in range(3):
         linear_velocity[env, i] = turned[i]
+
+
+@wp.kernel
+def send_actions(
+    given: wp.array2d[float],
+    low: wp.array[float],
+    high: wp.array[float],
+    scale: wp.array[float],
+    offset: wp.array[float],
+    action_ids: wp.array[int],
+    lag: wp.array2d[wp.int64],
+    actions: wp.array2d[float],
+    previous: wp.array2d[float],
+    sent: wp.array3d[float],
+    ctrl: wp.array2d[float],
+):
+    """Compute actuator inputs: ctrl = offset + scale * clip(action), ``lag`` steps late; one thread per env and actuator.
+
+    Args:
+        given: The policy's output, (num_envs, num_actions).
+        low: Lower bounds of the actions.
+        high: Upper bounds of the actions.
+        scale: Factors.
+        offset: Added to the scaled actions.
+        action_ids: The action that drives each actuator; -1 where there is none, whose input is 0.
+        lag: Steps that each action is late, (num_envs, num_actions).
+        actions: The policy's last output, (num_envs, num_actions).
+        previous: Its output before that, (num_envs, num_actions).
+        sent: Clipped outputs of the newest steps, the newest first, (num_envs, steps, num_actions).
+        ctrl: Actuator inputs, (num_envs, nu).
+    """
+    env, actuator = wp.tid()
+    i = action_ids[actuator]
+    if i < 0:
+        ctrl[env, actuator] = 0.0
+        return
+    action = given[env, i]
+    previous[env, i] = actions[env, i]
+    actions[env, i] = action
+    # Comparisons that leave a NaN as it is, unlike clamp.
+    if action < low[i]:
+        action = low[i]
+    if action > high[i]:
+        action = high[i]
+    for step in range(sent.shape[1] - 1, 0, -1):
+        sent[env, step, i] = sent[env, step - 1, i]
+    sent[env, 0, i] = action
+    ctrl[env, actuator] = offset[i] + scale[i] * sent[env, int(lag[env, i]), i]
+
+
+@wp.kernel
+def draw_lags(
+    mask: wp.array[wp.bool],
+    drawn: wp.array[float],
+    fewest: wp.array[int],
+    spread: wp.array[int],
+    lag: wp.array2d[wp.int64],
+):
+    """Draw how late actions are in some envs; one thread per env and action.
+
+    Args:
+        mask: Which envs.
+        drawn: A number from [0, 1) for each env: what is late is the link to the robot, and all its motors with it.
+        fewest: Minimum lag of each action, in steps.
+        spread: What the maximum lag exceeds it by.
+        lag: The result.
+    """
+    env, i = wp.tid()
+    if mask[env]:
+        lag[env, i] = wp.int64(fewest[i] + wp.min(int(drawn[env] * float(spread[i] + 1)), spread[i]))
+
+
+@wp.kernel
+def read_contacts(
+    data: wp.array2d[float],
+    addresses: wp.array[int],
+    dt_s: float,
+    force_n: wp.array3d[float],
+    in_contact: wp.array2d[wp.bool],
+    first_contact: wp.array2d[wp.bool],
+    air_time_s: wp.array2d[float],
+    last_air_time_s: wp.array2d[float],
+    contact_time_s: wp.array2d[float],
+):
+    """Update a contact sensor; one thread per env and body. The outputs are those of ``Contact``.
+
+    Args:
+        data: Data of all of MuJoCo's sensors, (num_envs, nsensordata).
+        addresses: Column of each body's ``found``; its force follows.
+        dt_s: Time since the last update.
+    """
+    env, i = wp.tid()
+    column = addresses[i]
+    touches = data[env, column] > 0.0
+    first = touches and air_time_s[env, i] > 0.0
+    air_s = air_time_s[env, i] + dt_s
+    for k in range(3):
+        force_n[env, i, k] = data[env, column + 1 + k]
+    first_contact[env, i] = first
+    in_contact[env, i] = touches
+    if first:
+        last_air_time_s[env, i] = air_s
+    air_time_s[env, i] = wp.where(touches, 0.0, air_s)
+    contact_time_s[env, i] = wp.where(touches, contact_time_s[env, i] + dt_s, 0.0)
+
+
+@wp.kernel
+def begin_step(
+    max_steps: int,
+    dt_s: float,
+    episode_length: wp.array[wp.int64],
+    length_row: wp.array[float],
+    until_event_s: wp.array2d[float],
+    timed_out: wp.array[wp.bool],
+    terminated: wp.array[wp.bool],
+):
+    """Advance the clocks of every env; one thread per env.
+
+    Args:
+        max_steps: Steps of an episode.
+        dt_s: Duration of a step.
+        episode_length: Steps since the episode began.
+        length_row: The same as a float.
+        until_event_s: Time until each interval event, (num_envs, events).
+        timed_out: Whether the episode has reached its maximal length.
+        terminated: Set to False.
+    """
+    env = wp.tid()
+    episode_length[env] = episode_length[env] + wp.int64(1)
+    length_row[env] = float(episode_length[env])
+    for i in range(until_event_s.shape[1]):
+        until_event_s[env, i] = until_event_s[env, i] - dt_s
+    timed_out[env] = episode_length[env] >= wp.int64(max_steps)
+    terminated[env] = False

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import mujoco
+import mujoco_warp as mjw
 import torch
+import warp as wp
 
-from mjlab_dist.env.term import Columns, Term, find_names
+from mjlab_dist.env import kernels
+from mjlab_dist.env.term import Term, find_names
 from mjlab_dist.errors import UserError
 
 if TYPE_CHECKING:
@@ -60,35 +63,29 @@ class Contact(Sensor):
         model = env.sim.model
         found = list(_contact_sensors(model, sensors))
         self.names = tuple(name for name, _ in found)
-        self._found = Columns([adr for _, adr in found], env.device)
-        self._force = Columns([adr + 1 + i for _, adr in found for i in range(3)], env.device)
-        self._data = env.sim.view("sensordata")
-        self._dt_s = env.step_dt_s
         shape = (env.num_envs, len(found))
         self.force_n = torch.zeros(*shape, 3, device=env.device)
         self.in_contact = torch.zeros(shape, dtype=torch.bool, device=env.device)
         self.first_contact = torch.zeros(shape, dtype=torch.bool, device=env.device)
         self.air_time_s, self.last_air_time_s, self.contact_time_s = torch.zeros(3, *shape, device=env.device)
 
+        with wp.ScopedDevice(env.device):
+            addresses = wp.array([address for _, address in found], dtype=int)
+        outputs: list[Any] = [wp.from_torch(tensor) for tensor in self.state().values()]
+        inputs = [wp.from_torch(env.sim.view("sensordata")), addresses, env.step_dt_s]
+
+        def read(model: mjw.Model, data: mjw.Data) -> None:  # noqa: ARG001 (every program takes them)
+            wp.launch(kernels.read_contacts, shape, inputs, outputs)
+
+        self._read = env.sim.record(read, changes_state=False)
+
     def update(self, env: Env) -> None:  # noqa: ARG002 (every sensor takes the env)
         """Read the contacts of the step."""
-        touches = self._found.of(self._data) > 0
-        self.force_n.copy_(self._force.of(self._data).view_as(self.force_n))
-        self.first_contact.copy_(touches & (self.air_time_s > 0))
-        air_time_s = self.air_time_s + self._dt_s
-        self.last_air_time_s.copy_(torch.where(self.first_contact, air_time_s, self.last_air_time_s))
-        self.air_time_s.copy_(air_time_s.masked_fill_(touches, 0.0))
-        self.contact_time_s.add_(self._dt_s).masked_fill_(~touches, 0.0)
-        self.in_contact.copy_(touches)
+        self._read()
 
-    def reset(self, mask: torch.Tensor) -> None:
-        """Start anew, touching nothing."""
-        chosen = mask.unsqueeze(1)
-        self.force_n.masked_fill_(chosen.unsqueeze(2), 0.0)
-        for times in (self.air_time_s, self.last_air_time_s, self.contact_time_s):
-            times.masked_fill_(chosen, 0.0)
-        for touch in (self.in_contact, self.first_contact):
-            touch.masked_fill_(chosen, False)
+    def cleared(self) -> list[torch.Tensor]:
+        """Episodes start touching nothing."""
+        return list(self.state().values())
 
     def state(self) -> dict[str, torch.Tensor]:
         """Forces, touches and times."""

@@ -32,6 +32,13 @@ class Term:
             mask: Envs in which an episode starts, (num_envs,) of bool.
         """
 
+    def cleared(self) -> Sequence[torch.Tensor]:
+        """Return tensors of the memory that the env sets to 0 where an episode starts, before :meth:`reset`.
+
+        The env clears those of all terms in one operation. They are (num_envs, ...) each, with contiguous rows.
+        """
+        return ()
+
     def state(self) -> dict[str, torch.Tensor]:
         """What the term remembers, by name: the tensors themselves, (num_envs, ...) each, which are written to in place."""
         return {}
@@ -71,11 +78,10 @@ class Columns:
             mask: Which envs, (num_envs,) of bool.
             values: (num_envs, len(self)).
         """
-        values = torch.where(mask.unsqueeze(1), values, self.of(tensor))
         if self._slice is None:
-            tensor.index_copy_(1, self._index, values)
+            tensor.index_copy_(1, self._index, torch.where(mask.unsqueeze(1), values, self.of(tensor)))
         else:
-            tensor[:, self._slice] = values
+            write_rows(tensor[:, self._slice], mask, values)
 
 
 def write_rows(tensor: torch.Tensor, mask: torch.Tensor, values: torch.Tensor | float) -> None:
@@ -90,7 +96,7 @@ def write_rows(tensor: torch.Tensor, mask: torch.Tensor, values: torch.Tensor | 
     if isinstance(values, float):
         tensor.masked_fill_(chosen, values)
     else:
-        tensor.copy_(torch.where(chosen, values, tensor))
+        torch.where(chosen, values, tensor, out=tensor)
 
 
 def state_part(state: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:

@@ -17,7 +17,7 @@ import warp as wp
 from mjlab_dist.config import SimConfig
 from mjlab_dist.errors import UserError
 from mjlab_dist.events import emit
-from mjlab_dist.sim import kernels
+from mjlab_dist.sim import kernels, rows
 from mjlab_dist.sim.height_field import take_over
 
 CAPTURABLE_DRIVER = (12, 4)
@@ -109,6 +109,7 @@ class Simulation:
         qpos: Joint positions, (num_envs, nq), in MuJoCo's order and units.
         qvel: Joint velocities, (num_envs, nv).
         ctrl: Actuator inputs, (num_envs, nu).
+        reset_mask: Envs of the newest :meth:`reset`, a Warp array (num_envs,) of bool, for recorded programs.
         overflow: Bits of ``mujoco_warp.OverflowType``, (num_envs,), set where a buffer was ever too small; resets leave them.
         launch: Called with every launch of a captured program, to perform it. A recording of torch's operations replaces this, for
             the launch of a CUDA graph cannot be recorded in another one.
@@ -160,21 +161,23 @@ class Simulation:
                 njmax=max(config.njmax, start.nefc),
                 nconmax=max(config.nconmax, start.ncon),
             )
-            self._reset_mask = wp.zeros(num_envs, dtype=wp.bool)
+            self.reset_mask = wp.zeros(num_envs, dtype=wp.bool)
             self._keys = wp.full(num_envs, -1, dtype=int)
+            self._overflow = wp.zeros(num_envs, dtype=int)
         self._groups = _groups(model, fields)
         # Views are made here, so that a step makes none: a recording of the step would miss them.
         per_env = [field.name for field in dataclasses.fields(mjw.Data) if _is_per_env(field)]
         self._views = {name: wp.to_torch(getattr(self._data, name)) for name in per_env}
         self._field_views: dict[str, torch.Tensor] = {}
         self.qpos, self.qvel, self.ctrl = self.view("qpos"), self.view("qvel"), self.view("ctrl")
-        self.overflow = torch.zeros(num_envs, dtype=torch.int32, device=device)
-        self._torch_mask, self._torch_keys = wp.to_torch(self._reset_mask), wp.to_torch(self._keys)
+        self.overflow, self._torch_mask = wp.to_torch(self._overflow), wp.to_torch(self.reset_mask)
         carried = _INTEGRATION + (_CARRIED if model.neq else ())
         self.physics = {name: view for name in carried if (view := self.view(name)).numel()}
         self.fields = {name: self.field(name) for name in _with_derived(model, fields)}
         if self._unanchored:
             self.fields |= {name: self.view(name) for name in ("geom_xpos", "geom_xmat")}
+        # What MuJoCo Warp's reset leaves
+        self._clear_carried = self._clearing([self.physics[name] for name in _CARRIED if name in self.physics])
         self._record()
 
     @property
@@ -292,7 +295,6 @@ class Simulation:
     def step(self) -> None:
         """Advance every env by one control step: ``decimation`` substeps with the current ``ctrl``."""
         self._run(self._step)
-        self.overflow |= self.view("overflow") & BUFFER_BITS
 
     def forward(self) -> None:
         """Recompute everything that follows from positions and velocities, in every env."""
@@ -305,12 +307,37 @@ class Simulation:
             mask: Which envs, (num_envs,) of bool, on the device.
         """
         self._torch_mask.copy_(mask)
-        if self._key is not None:
-            self._torch_keys.fill_(-1).masked_fill_(mask, self._key)
         self._run(self._reset)
-        for name in _CARRIED:
-            if name in self.physics:
-                self.physics[name].masked_fill_(mask.view(-1, 1, 1), 0.0)  # which MuJoCo Warp's reset leaves
+
+    def record_clearing(self, tensors: Sequence[torch.Tensor]) -> Callable[[], None]:
+        """Make a program that sets rows of tensors to 0, in the envs of the newest :meth:`reset`.
+
+        Args:
+            tensors: (num_envs, ...) each, of any type, whose rows are contiguous. They have to be kept.
+
+        Returns:
+            Runs it, as :meth:`record` says: one operation for all tensors.
+        """
+        clear = self._clearing(tensors)
+        return self.record(lambda *_: clear(), changes_state=False)
+
+    def _clearing(self, tensors: Sequence[torch.Tensor]) -> Callable[[], None]:
+        tensors = [tensor for tensor in tensors if tensor.numel()]
+        if not tensors:
+            return lambda: None
+        assert all(len(tensor) == self.num_envs and tensor[0].is_contiguous() for tensor in tensors)
+        with wp.ScopedDevice(self.device):
+            tables = [
+                wp.array([tensor.data_ptr() for tensor in tensors], dtype=wp.uint64),
+                wp.array([tensor.stride(0) * tensor.element_size() for tensor in tensors], dtype=wp.int64),
+                wp.array([tensor[0].nbytes for tensor in tensors], dtype=int),
+            ]
+        size = (self.num_envs, len(tensors))
+
+        def clear() -> None:
+            wp.launch(rows.clear_rows, size, [self.reset_mask, *tables])
+
+        return clear
 
     def state(self) -> dict[str, torch.Tensor]:
         """Everything that the future of the envs depends on, by name: views, (num_envs, ...) each. Clone what is to be kept.
@@ -330,15 +357,18 @@ class Simulation:
     def _step(self) -> None:
         for _ in range(self._config.decimation):
             mjw.step(self._warp_model, self._data)
+        wp.launch(rows.collect_overflow, self.num_envs, [self._data.overflow, BUFFER_BITS, self._overflow])
 
     def _forward(self) -> None:
         mjw.forward(self._warp_model, self._data)
 
     def _reset(self) -> None:
         if self._key is None:
-            mjw.reset_data(self._warp_model, self._data, reset=self._reset_mask)
+            mjw.reset_data(self._warp_model, self._data, reset=self.reset_mask)
         else:
+            wp.launch(rows.choose_keys, self.num_envs, [self.reset_mask, self._key, self._keys])
             mjw.reset_data_keyframe(self._warp_model, self._data, self._keys)
+        self._clear_carried()
 
     def _update_constants(self) -> None:
         mjw.set_const(self._warp_model, self._data, groups=self._groups)
