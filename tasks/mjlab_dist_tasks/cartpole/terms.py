@@ -2,52 +2,45 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from mjlab_dist.env import Env
-
-_GAUSSIAN = -math.log(0.1)
-"""``rewards.tolerance`` is 0.1 at its margin by default: exp(-_GAUSSIAN) there."""
+from mjlab_dist.env.term import write_rows
 
 
 def pole_direction(env: Env) -> torch.Tensor:
     """Observation: cosine and sine of the pole's angle from upright, (num_envs, 2)."""
     angle = env.sim.qpos[:, env.joints["hinge"].qpos]
-    return torch.cat([torch.cos(angle), torch.sin(angle)], dim=-1)
+    # Both parts of a complex number, in one operation
+    return torch.view_as_real(torch.polar(torch.ones_like(angle), angle)).squeeze(1)
 
 
 def draw_around(env: Env, mask: torch.Tensor, joint: str, mean: float, std: float) -> None:
     """Event: draw a joint's position from a normal distribution, in m or rad."""
     column = env.sim.qpos[:, env.joints[joint].qpos]
-    column.copy_(torch.where(mask.unsqueeze(1), mean + std * torch.randn_like(column), column))
+    write_rows(column, mask, torch.empty_like(column).normal_(mean, std))
 
 
-def upright(env: Env) -> torch.Tensor:
-    """Reward: 1 with the pole upright, 0 hanging; (num_envs,)."""
-    return 0.5 + 0.5 * torch.cos(env.sim.qpos[:, env.joints["hinge"].qpos]).squeeze(1)
-
-
-def centered(env: Env, margin: float = 2.0) -> torch.Tensor:
-    """Reward: 1 with the cart in the middle, 0.55 at ``margin`` metres from it; (num_envs,)."""
-    return 0.5 + 0.5 * _tolerance(env.sim.qpos[:, env.joints["slider"].qpos].squeeze(1), margin)
-
-
-def small_control(env: Env) -> torch.Tensor:
-    """Reward: 1 without force, 0.8 at the actuator's limit and beyond; (num_envs,)."""
-    return 0.8 + 0.2 * (1.0 - env.actions.square()).clamp_min(0.0).squeeze(1)
-
-
-def small_velocity(env: Env, margin: float = 5.0) -> torch.Tensor:
-    """Reward: 1 with the pole at rest, 0.55 at ``margin`` rad/s; (num_envs,)."""
-    return 0.5 + 0.5 * _tolerance(env.sim.qvel[:, env.joints["hinge"].qvel].squeeze(1), margin)
+def small_control(env: Env, most: float = 1.0) -> torch.Tensor:
+    """Reward: ``most`` without force, 0.8 of it at the actuator's limit and beyond; (num_envs,)."""
+    effort = env.actions.squeeze(1).clamp(-1.0, 1.0).square_()
+    return torch.rsub(effort, most, alpha=0.2 * most)
 
 
 def smooth(env: Env) -> torch.Tensor:
-    """Reward: the suite's smooth cartpole reward, the product of the four above; (num_envs,), between 0 and 1."""
-    return upright(env) * small_control(env) * small_velocity(env) * centered(env)
+    """Reward: the suite's smooth cartpole reward, (num_envs,), between 0 and 1.
+
+    It is the product of four factors: the pole upright, (1 + cos angle) / 2; the cart in the middle and the pole at rest,
+    (1 + tolerance) / 2 each; and little force.
+    """
+    position, angle = env.sim.qpos[:, env.joints["slider"].qpos], env.sim.qpos[:, env.joints["hinge"].qpos]
+    velocity = env.sim.qvel[:, env.joints["hinge"].qvel]
+    reward = small_control(env, most=0.125)
+    for part in (torch.cos(angle), _tolerance(velocity, margin=5.0), _tolerance(position, margin=2.0)):
+        reward = torch.addcmul(reward, reward, part.squeeze(1))  # reward * (1 + part)
+    return reward
 
 
 def _tolerance(x: torch.Tensor, margin: float) -> torch.Tensor:
-    return torch.exp(-_GAUSSIAN / margin**2 * x.square())
+    """1 at 0 and 0.1 at the margin, as ``rewards.tolerance`` with its Gaussian."""
+    return torch.pow(0.1 ** (1.0 / margin**2), x.square())
