@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from mjlab_dist.env.rotation import from_euler, wrap_angle
-from mjlab_dist.env.term import Term, write_rows
+from mjlab_dist.env.term import Term, uniform, write_rows
 from mjlab_dist.errors import UserError
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Command(Term):
         self.left_s -= env.step_dt_s
         due = self.left_s < 0.5 * env.step_dt_s  # the nearest step
         low, high = self._resample_s
-        write_rows(self.left_s, due, torch.rand_like(self.left_s) * (high - low) + low)
+        write_rows(self.left_s, due, uniform(self.left_s, low, high))
         self.draw(env, due)
         self.follow(env)
 
@@ -89,7 +89,7 @@ class Command(Term):
     def uniform(self) -> torch.Tensor:
         """A draw of every number in every env, (num_envs, d)."""
         low, high = self.ranges.unbind(dim=1)
-        return torch.rand(len(self.left_s), len(low), device=low.device) * (high - low) + low
+        return torch.lerp(low, high, torch.rand(len(self.left_s), len(low), device=low.device))
 
 
 class Velocity(Command):
@@ -131,7 +131,7 @@ class Velocity(Command):
             joint: The robot's free joint.
         """
         super().__init__(env, [forward_m_s, left_m_s, yaw_rad_s], 3, resample_s)
-        self._standing_share, self._heading_share, self._gain = standing_share, heading_share, heading_gain
+        self._shares, self._gain = (standing_share, heading_share), heading_gain
         self._base = env.base(joint)
         self.heading_rad = torch.zeros(env.num_envs, device=env.device)
         self.has_heading = torch.zeros(env.num_envs, dtype=torch.bool, device=env.device)
@@ -139,20 +139,19 @@ class Velocity(Command):
     def draw(self, env: Env, mask: torch.Tensor) -> None:
         """Draw velocities, who stands, and headings."""
         drawn = self.uniform()
-        angle, stands, has_heading = torch.rand(3, env.num_envs, device=env.device)
-        drawn = drawn.masked_fill((stands < self._standing_share).unsqueeze(1), 0.0)
-        write_rows(self.value, mask, drawn)
-        moves = stands >= self._standing_share
-        write_rows(self.has_heading, mask, (has_heading < self._heading_share) & moves)
-        write_rows(self.heading_rad, mask, (2.0 * angle - 1.0) * math.pi)
+        angle, *chances = torch.rand(3, env.num_envs, device=env.device)
+        stands, has_heading = (chance < share for chance, share in zip(chances, self._shares, strict=True))
+        write_rows(self.value, mask, drawn.masked_fill_(stands.unsqueeze(1), 0.0))
+        write_rows(self.has_heading, mask, has_heading > stands)  # and does not stand
+        write_rows(self.heading_rad, mask, angle.sub_(0.5).mul_(2.0 * math.pi))
 
     def follow(self, env: Env) -> None:  # noqa: ARG002 (every command takes the env)
         """Turn those that have a heading towards it."""
-        if self._heading_share == 0.0:
+        if self._shares[1] == 0.0:
             return
         low, high = self.ranges[2]
-        yaw = (self._gain * wrap_angle(self.heading_rad - self._base.heading)).clamp(low, high)
-        self.value[:, 2].copy_(torch.where(self.has_heading, yaw, self.value[:, 2]))
+        yaw = wrap_angle(self.heading_rad - self._base.heading).mul_(self._gain).clamp_(low, high)
+        write_rows(self.value[:, 2], self.has_heading, yaw)
 
     def state(self) -> dict[str, torch.Tensor]:
         """Values, times and headings."""

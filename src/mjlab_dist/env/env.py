@@ -22,7 +22,7 @@ from mjlab_dist.env.curricula import Curriculum
 from mjlab_dist.env.pipeline import ObservationGroup
 from mjlab_dist.env.randomization import Randomizations
 from mjlab_dist.env.sensors import Sensor
-from mjlab_dist.env.term import Columns, Term, bind, find_names, state_part, write_rows
+from mjlab_dist.env.term import Columns, Term, bind, find_names, state_part, uniform, write_rows
 from mjlab_dist.errors import UserError
 from mjlab_dist.sim import Simulation, build_model, copy_state
 from mjlab_dist.sim.terrain import Terrain
@@ -162,7 +162,8 @@ class Env(VecEnv):
         # What is summed over episodes that end: 1, their steps, and their rewards by term.
         self._ledger = torch.zeros(2 + len(self.reward_names), num_envs, device=device)
         self._ledger[0] = 1.0
-        self._from_start = torch.ones(num_envs, dtype=torch.bool, device=device)
+        # 1 where the present episode counts, 0 where its start was not seen; a float, to be multiplied.
+        self._from_start = torch.ones(num_envs, device=device)
         self._totals = torch.zeros(2 + len(self.reward_names), device=device)
         self._nan_resets = torch.zeros((), dtype=torch.long, device=device)
         self._bind_terms()
@@ -219,7 +220,7 @@ class Env(VecEnv):
     def reset(self) -> TensorDict:
         """Start a new episode in every env and return its observations."""
         self._start_episodes(torch.ones(self.num_envs, dtype=torch.bool, device=self.device))
-        self._from_start.fill_(True)
+        self._from_start.fill_(1.0)
         for command in self._commands.values():
             command.update(self)
         return self._observe()
@@ -230,7 +231,7 @@ class Env(VecEnv):
         The first, shortened episodes stay out of the totals: their returns would be too small.
         """
         self.episode_length_buf.random_(0, self.max_episode_length)
-        self._from_start.fill_(False)
+        self._from_start.fill_(0.0)
 
     def get_observations(self) -> TensorDict:
         """What the last step or reset returned: a tensor (num_envs, width) per group."""
@@ -340,7 +341,7 @@ class Env(VecEnv):
         time_outs = self.timed_out > self.terminated  # and not terminated
         rewards = self.weights @ terms
 
-        self._ledger[2:] += terms
+        self._ledger[2:].add_(terms)
         self._count_episodes(done)
         for curriculum in self._curricula.values():
             curriculum.episode_ends(self, done)
@@ -478,13 +479,13 @@ class Env(VecEnv):
         numbers = [self.sim.qpos, self.sim.qvel, self.sim.view("act"), *observed, terms.T]
         broken = ~torch.cat([tensor.flatten(1) for tensor in numbers], dim=1).isfinite().all(dim=1)
         self._nan_resets += broken.sum()
-        self._from_start &= ~broken
+        self._from_start.masked_fill_(broken, 0.0)
         return broken
 
     def _count_episodes(self, done: torch.Tensor) -> None:
-        counted = (done & self._from_start).to(self._totals.dtype)
+        counted = done * self._from_start
         self._totals.addmv_(self._ledger, counted)
-        self._from_start |= done
+        self._from_start.masked_fill_(done, 1.0)
 
     def _start_episodes(self, mask: torch.Tensor) -> None:
         self.sim.reset(mask)
@@ -508,9 +509,8 @@ class Env(VecEnv):
             self._draw_interval(column, event, due)
 
     def _draw_interval(self, column: int, event: EventConfig, mask: torch.Tensor) -> None:
-        low, high = event.interval_s
         left_s = self._until_event_s[:, column]
-        write_rows(left_s, mask, torch.rand_like(left_s) * (high - low) + low)
+        write_rows(left_s, mask, uniform(left_s, *event.interval_s))
 
     def _observe(self) -> TensorDict:
         if self.cfg.sim.forward_before_observation:

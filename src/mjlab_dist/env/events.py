@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import mujoco_warp as mjw
 import torch
+import warp as wp
 
-from mjlab_dist.env.rotation import from_euler, multiply
-from mjlab_dist.env.term import Term
+from mjlab_dist.env import kernels
+from mjlab_dist.env.term import Term, uniform, write_rows
 
 if TYPE_CHECKING:
     from mjlab_dist.env.env import Env
@@ -18,13 +20,12 @@ Range = tuple[float, float]
 def draw_joint_position(env: Env, mask: torch.Tensor, joint: str, low: float, high: float) -> None:
     """Put a slide or hinge joint anywhere in [low, high], in m or rad."""
     column = env.sim.qpos[:, env.joints[joint].qpos]
-    drawn = torch.rand_like(column) * (high - low) + low
-    column.copy_(torch.where(mask.unsqueeze(1), drawn, column))
+    write_rows(column, mask, uniform(column, low, high))
 
 
 def draw_velocities(env: Env, mask: torch.Tensor, std: float) -> None:
     """Draw all joint velocities from a normal distribution around 0, with std in m/s and rad/s."""
-    env.sim.qvel.copy_(torch.where(mask.unsqueeze(1), std * torch.randn_like(env.sim.qvel), env.sim.qvel))
+    write_rows(env.sim.qvel, mask, torch.empty_like(env.sim.qvel).normal_(std=std))
 
 
 class DrawJoints(Term):
@@ -52,9 +53,9 @@ class DrawJoints(Term):
         """Draw."""
         qpos, qvel = self._joints.qpos, self._joints.qvel
         position = qpos.of(env.sim.qpos)
-        moved = position + _uniform(position, self._position)
-        qpos.write(env.sim.qpos, mask, torch.maximum(torch.minimum(moved, self._joints.upper), self._joints.lower))
-        qvel.write(env.sim.qvel, mask, _uniform(qvel.of(env.sim.qvel), self._velocity))
+        moved = uniform(position, *self._position).add_(position)
+        qpos.write(env.sim.qpos, mask, moved.clamp_(self._joints.lower, self._joints.upper))
+        qvel.write(env.sim.qvel, mask, uniform(qvel.of(env.sim.qvel), *self._velocity))
 
 
 class DrawRoot(Term):
@@ -88,22 +89,26 @@ class DrawRoot(Term):
             angular_rad_s: Range of each part of the angular velocity.
             joint: The body's free joint.
         """
-        self._qpos, self._qvel = env.joints[joint]
+        qpos, qvel = env.joints[joint]
         ranges = [x_m, y_m, z_m, roll_rad, pitch_rad, yaw_rad, *[linear_m_s] * 3, *[angular_rad_s] * 3]
-        self._low, self._high = torch.tensor(ranges, device=env.device).unbind(dim=1)
+        self._mask = torch.zeros(env.num_envs, dtype=torch.bool, device=env.device)
+        self._drawn = torch.zeros(env.num_envs, len(ranges), device=env.device)
+        home, pose, velocity = env.reference.qpos[:, qpos], env.sim.qpos[:, qpos], env.sim.qvel[:, qvel]
+        with wp.ScopedDevice(env.device):
+            low, high = (wp.array(ends, dtype=float) for ends in zip(*ranges, strict=True))
+        mask, drawn = wp.from_torch(self._mask), wp.from_torch(self._drawn)
+        tensors: list[Any] = [wp.from_torch(tensor) for tensor in (home, env.origins, pose, velocity)]
 
-    def __call__(self, env: Env, mask: torch.Tensor) -> None:
+        def draw(model: mjw.Model, data: mjw.Data) -> None:  # noqa: ARG001 (every program takes them)
+            wp.launch(kernels.draw_root, env.num_envs, [mask, drawn, low, high, *tensors])
+
+        self._draw = env.sim.record(draw)
+
+    def __call__(self, env: Env, mask: torch.Tensor) -> None:  # noqa: ARG002 (every event takes the env)
         """Draw."""
-        drawn = torch.rand(env.num_envs, 12, device=env.device) * (self._high - self._low) + self._low
-        home = env.reference.qpos[:, self._qpos]
-        position = home[:, :3] + env.origins + drawn[:, :3]
-        orientation = multiply(from_euler(*drawn[:, 3:6].unbind(dim=1)), home[:, 3:])
-        chosen = mask.unsqueeze(1)
-        for where, column, values in (
-            (env.sim.qpos, self._qpos, torch.cat([position, orientation], dim=1)),
-            (env.sim.qvel, self._qvel, drawn[:, 6:]),
-        ):
-            where[:, column] = torch.where(chosen, values, where[:, column])
+        self._mask.copy_(mask)
+        self._drawn.uniform_()
+        self._draw()
 
 
 class Push(Term):
@@ -122,14 +127,11 @@ class Push(Term):
         """
         self._qvel = env.joints[joint].qvel
         ranges = [linear_m_s, linear_m_s, (0.0, 0.0), *[angular_rad_s] * 3]
-        self._low, self._high = torch.tensor(ranges, device=env.device).unbind(dim=1)
+        self._low, high = torch.tensor(ranges, device=env.device).unbind(dim=1)
+        self._width = high - self._low
 
     def __call__(self, env: Env, mask: torch.Tensor) -> None:
         """Push."""
         velocity = env.sim.qvel[:, self._qvel]
-        drawn = torch.rand_like(velocity) * (self._high - self._low) + self._low
-        velocity.add_(drawn * mask.unsqueeze(1))
-
-
-def _uniform(like: torch.Tensor, bounds: Range) -> torch.Tensor:
-    return torch.rand_like(like) * (bounds[1] - bounds[0]) + bounds[0]
+        drawn = torch.addcmul(self._low, torch.rand_like(velocity), self._width)
+        velocity.add_(drawn.mul_(mask.unsqueeze(1)))

@@ -177,3 +177,49 @@ def begin_step(
         until_event_s[env, i] = until_event_s[env, i] - dt_s
     timed_out[env] = episode_length[env] >= wp.int64(max_steps)
     terminated[env] = False
+
+
+@wp.kernel
+def draw_root(
+    mask: wp.array[wp.bool],
+    drawn: wp.array2d[float],
+    low: wp.array[float],
+    high: wp.array[float],
+    home: wp.array2d[float],
+    origins: wp.array2d[float],
+    pose: wp.array2d[float],
+    velocity: wp.array2d[float],
+):
+    """Put free-floating bodies of some envs around their start poses; one thread per env.
+
+    Args:
+        mask: Which envs.
+        drawn: Numbers from [0, 1): position (3), roll, pitch, yaw, linear (3) and angular velocity (3), (num_envs, 12).
+        low: Minimum of each of these.
+        high: Maximum of each of these.
+        home: Start poses, (num_envs, 7).
+        origins: Added to the positions, (num_envs, 3).
+        pose: The result: position and quaternion (w, x, y, z), (num_envs, 7).
+        velocity: The result, linear and angular, (num_envs, 6).
+    """
+    env = wp.tid()
+    if not mask[env]:
+        return
+    for i in range(3):
+        moved = drawn[env, i] * (high[i] - low[i]) + low[i]
+        pose[env, i] = home[env, i] + origins[env, i] + moved
+    for i in range(6):
+        velocity[env, i] = drawn[env, 6 + i] * (high[6 + i] - low[6 + i]) + low[6 + i]
+    roll = 0.5 * (drawn[env, 3] * (high[3] - low[3]) + low[3])
+    pitch = 0.5 * (drawn[env, 4] * (high[4] - low[4]) + low[4])
+    yaw = 0.5 * (drawn[env, 5] * (high[5] - low[5]) + low[5])
+    # Warp's quaternions are (x, y, z, w).
+    turn = (
+        wp.quat(0.0, 0.0, wp.sin(yaw), wp.cos(yaw))
+        * wp.quat(0.0, wp.sin(pitch), 0.0, wp.cos(pitch))
+        * wp.quat(wp.sin(roll), 0.0, 0.0, wp.cos(roll))
+    )
+    turned = turn * wp.quat(home[env, 4], home[env, 5], home[env, 6], home[env, 3])
+    pose[env, 3] = turned[3]
+    for i in range(3):
+        pose[env, 4 + i] = turned[i]

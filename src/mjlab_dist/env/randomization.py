@@ -9,7 +9,7 @@ import mujoco
 import torch
 
 from mjlab_dist.config import RandomizationConfig
-from mjlab_dist.env.term import find_names, write_rows
+from mjlab_dist.env.term import find_names, uniform, write_rows
 from mjlab_dist.errors import UserError
 from mjlab_dist.sim import Simulation
 
@@ -93,7 +93,7 @@ class _Draw:
 
     def apply(self, mask: torch.Tensor) -> None:
         shape = [len(self.field), *[1] * (self.field.dim() - 1)] if self._config.shared else self.field.shape
-        drawn = torch.rand(shape, device=self.field.device) * (self._high - self._low) + self._low
+        drawn = uniform(torch.empty(shape, device=self.field.device), self._low, self._high)
         if self._config.distribution == "log-uniform":
             drawn = drawn.exp()
         if self._config.operation == "scale":
@@ -101,7 +101,7 @@ class _Draw:
         elif self._config.operation == "add":
             drawn = self.field + drawn
         rows = mask.view(-1, *[1] * (self.field.dim() - 1))
-        self.field.copy_(torch.where(rows & self._chosen, drawn, self.field))
+        torch.where(rows & self._chosen, drawn, self.field, out=self.field)
 
 
 def _validate(flag: str, config: RandomizationConfig) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from mjlab_dist.env.sensors import Contact
-from mjlab_dist.env.term import Columns, Term
+from mjlab_dist.env.term import Columns, Term, write_rows
 from mjlab_dist.env.terms import base_angular_velocity, base_height, base_linear_velocity, projected_gravity
 from mjlab_dist.errors import UserError
 
@@ -97,7 +97,7 @@ class JointAcceleration(Term):
 
     def reset(self, mask: torch.Tensor) -> None:
         """Go on from the start state."""
-        self._before.copy_(torch.where(mask.unsqueeze(1), self._columns.of(self._live), self._before))
+        write_rows(self._before, mask, self._columns.of(self._live))
 
     def state(self) -> dict[str, torch.Tensor]:
         """Velocities of the step before."""
@@ -151,7 +151,7 @@ class JointLimits(Term):
     def __call__(self, env: Env) -> torch.Tensor:
         """Reward."""
         position = self._columns.of(env.sim.qpos)
-        return ((self._low - position).clamp_min(0.0) + (position - self._high).clamp_min(0.0)).sum(dim=1)
+        return position.clamp(self._low, self._high).sub_(position).abs_().sum(dim=1)
 
 
 def feet_air_time(env: Env, sensor: str, command: str, least_s: float = 0.5, moving_m_s: float = 0.1) -> torch.Tensor:
@@ -163,8 +163,13 @@ def feet_air_time(env: Env, sensor: str, command: str, least_s: float = 0.5, mov
 
 def contacts(env: Env, sensor: str, least_n: float = 0.0) -> torch.Tensor:
     """How many bodies of a contact sensor touch with a force of least_n or more, in N."""
+    return touching(env, sensor, least_n).sum(dim=1, dtype=torch.float32)
+
+
+def touching(env: Env, sensor: str, least_n: float = 0.0) -> torch.Tensor:
+    """Whether each body of a contact sensor touches with a force of least_n or more, in N; (num_envs, k) of bool."""
     found = env.sensor(sensor, Contact)
-    return (found.in_contact & (found.force_n.norm(dim=2) >= least_n)).float().sum(dim=1)
+    return found.in_contact & (found.force_n.norm(dim=2) >= least_n) if least_n > 0.0 else found.in_contact
 
 
 class FootSlip(Term):

@@ -93,10 +93,23 @@ def write_rows(tensor: torch.Tensor, mask: torch.Tensor, values: torch.Tensor | 
         values: Of a shape that broadcasts to the tensor's.
     """
     chosen = mask.view(-1, *[1] * (tensor.dim() - 1))
-    if isinstance(values, float):
+    if not isinstance(values, torch.Tensor):
         tensor.masked_fill_(chosen, values)
-    else:
+    elif values.dtype == tensor.dtype and values.untyped_storage()._cdata != tensor.untyped_storage()._cdata:
         torch.where(chosen, values, tensor, out=tensor)
+    else:  # torch can neither convert the type nor read what it overwrites.
+        tensor.copy_(torch.where(chosen, values, tensor))
+
+
+def uniform(like: torch.Tensor, low: float, high: float) -> torch.Tensor:
+    """Draw numbers between two bounds, in one operation.
+
+    Args:
+        like: A tensor of the shape, type and device of the result.
+        low: One bound.
+        high: The other.
+    """
+    return torch.empty_like(like).uniform_(min(low, high), max(low, high))
 
 
 def state_part(state: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:

@@ -9,7 +9,7 @@ import torch
 
 from mjlab_dist.env import Env
 from mjlab_dist.env.sensors import Sensor
-from mjlab_dist.env.term import Term, write_rows
+from mjlab_dist.env.term import Term, uniform, write_rows
 
 # Observations
 
@@ -190,9 +190,9 @@ def draw_state(env: Env, mask: torch.Tensor, position: float, velocity: float = 
         velocity_std: Standard deviation of normal noise on every joint velocity, in m/s and rad/s.
     """
     qpos, qvel = env.reference
-    write_rows(env.sim.qpos, mask, qpos + _uniform(qpos, position))
-    noise = _uniform(qvel, velocity) if velocity else velocity_std * torch.randn_like(qvel)
-    write_rows(env.sim.qvel, mask, qvel + noise)
+    write_rows(env.sim.qpos, mask, uniform(qpos, -position, position).add_(qpos))
+    noise = uniform(qvel, -velocity, velocity) if velocity else torch.empty_like(qvel).normal_(std=velocity_std)
+    write_rows(env.sim.qvel, mask, noise.add_(qvel))
 
 
 def draw_target(env: Env, mask: torch.Tensor, radius_m: float) -> None:
@@ -201,10 +201,6 @@ def draw_target(env: Env, mask: torch.Tensor, radius_m: float) -> None:
     radius, angle = radius_m * drawn[:, 0].sqrt(), 2.0 * math.pi * drawn[:, 1]
     write_rows(env.sim.qpos[:, 2:], mask, torch.stack([radius * angle.cos(), radius * angle.sin()], dim=1))
     write_rows(env.sim.qvel[:, 2:], mask, 0.0)
-
-
-def _uniform(like: torch.Tensor, most: float) -> torch.Tensor:
-    return (2.0 * torch.rand_like(like) - 1.0) * most
 
 
 # Sensors
