@@ -88,8 +88,7 @@ class FiniteCheck:
         Args:
             step: Which step of the rollout, from 0.
         """
-        for row, live in zip(self._rows[step], self._live, strict=True):
-            row.copy_(live)
+        torch._foreach_copy_(self._rows[step], self._live)  # pyright: ignore[reportPrivateImportUsage]
 
     def count(self, obs: TensorDict) -> torch.Tensor:
         """Look through a whole rollout.
