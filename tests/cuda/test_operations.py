@@ -1,0 +1,83 @@
+"""How many operations a control step takes: a table of maxima, so that none is added unnoticed.
+
+Each costs 4 to 6 µs of a GPU's host, and a CPU with few envs spends its time on them. If a count falls, lower the maximum; if it
+has to rise, say why in the commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+import torch
+from every_task import NAMES, config_of
+from operations import counted
+
+from mjlab_dist.distributed import Rank
+from mjlab_dist.env import Env
+from mjlab_dist.learn import Runner
+
+
+class Count(NamedTuple):
+    """Operations of a control step, without views."""
+
+    env: int
+    """In ``Env.step``."""
+    whole: int
+    """In the training loop: policy, envs, and what is kept of the step."""
+
+
+MAXIMA = {
+    "arm-lift-cube": Count(121, 167),
+    "arm-reach": Count(112, 158),
+    "cartpole-balance": Count(35, 75),
+    "cartpole-swingup": Count(35, 75),
+    "gym-ant": Count(48, 104),
+    "gym-half-cheetah": Count(28, 84),
+    "gym-hopper": Count(66, 122),
+    "gym-humanoid": Count(58, 116),
+    "gym-inverted-pendulum": Count(35, 91),
+    "gym-reacher": Count(56, 112),
+    "gym-walker2d": Count(50, 106),
+    "humanoid-velocity-flat": Count(151, 201),
+    "quadruped-tracking": Count(297, 337),
+    "quadruped-velocity-flat": Count(125, 165),
+    "quadruped-velocity-rough": Count(176, 216),
+    "template": Count(40, 86),
+    "everything": Count(266, 324),
+}
+
+
+def count(env: Env, runner: Runner) -> Count:
+    """Count the second step: with the first one rsl_rl allocates its storage."""
+    obs, actions = env.get_observations(), torch.zeros(env.num_envs, env.num_actions)
+    with torch.inference_mode():
+        obs = runner._control_step(0, obs)
+        with counted() as whole:
+            runner._control_step(1, obs)
+        with counted() as of_env:
+            env.step(actions)
+    return Count(of_env.num, whole.num)
+
+
+@pytest.mark.parametrize("task", NAMES)
+def test_a_step_takes_no_more_operations_than_before(task: str, build_env: Callable[[str], Env]) -> None:
+    env = build_env(task)
+    runner = Runner(env, config_of(task), Rank())
+    runner.alg.train_mode()
+    found, most = count(env, runner), MAXIMA[task]
+    assert found.env <= most.env
+    assert found.whole <= most.whole
+
+
+def test_views_are_not_counted_and_lists_and_programs_count_once(build_env: Callable[[str], Env]) -> None:
+    env, x = build_env("cartpole-balance"), torch.zeros(4, 3)
+    with torch.inference_mode(), counted() as operations:
+        _ = x[:, 1:].unsqueeze(1).expand(4, 2, 2).flatten(0, 0)
+        _ = torch.empty_like(x)
+    assert operations.num == 0
+    with torch.inference_mode(), counted() as operations:
+        torch._foreach_copy_([x, x], [x + 1.0, x * 2.0])  # pyright: ignore[reportPrivateImportUsage]
+        env.sim.step()
+    assert operations.num == 4
