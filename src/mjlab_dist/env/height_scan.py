@@ -11,6 +11,7 @@ import torch
 import warp as wp
 from mujoco_warp._src.types import vec6
 
+from mjlab_dist.env import kernels
 from mjlab_dist.env.sensors import Sensor
 from mjlab_dist.env.term import find_names
 from mjlab_dist.errors import UserError
@@ -67,52 +68,49 @@ class HeightScan(Sensor):
         model = env.sim.model
         chosen = find_names("geoms", geoms, [model.geom(i).name for i in range(model.ngeom)])
         self.offsets = torch.from_numpy(_grid(size_m, spacing_m)).to(env.device)
-        self._base, self._position = env.base(joint), env.sim.qpos[:, env.joints[joint].qpos][:, :3]
-        self._offset_m = offset_m
+        env.base(joint)  # refuses a joint that is not free
+        pose = env.sim.qpos[:, env.joints[joint].qpos]
         shape = (env.num_envs, len(self.offsets))
-        self._starts, normals, downward = torch.zeros(3, *shape, 3, device=env.device)
+        starts, normals, downward = torch.zeros(3, *shape, 3, device=env.device)
         downward[..., 2] = -1.0
-        self._distance = torch.zeros(shape, device=env.device)
+        distances = torch.zeros(shape, device=env.device)
+        self._heights = torch.zeros(shape, device=env.device)
         nobody = torch.full(shape[1:], -1, dtype=torch.int32, device=env.device)
         marks = torch.zeros(model.ngeom, dtype=torch.int32, device=env.device)
         marks[chosen] = 1
         hits = torch.zeros(shape, dtype=torch.int32, device=env.device)
-        vectors: list[Any] = [wp.from_torch(tensor, dtype=wp.vec3) for tensor in (self._starts, downward, normals)]
-        numbers: list[Any] = [wp.from_torch(tensor) for tensor in (marks, nobody, self._distance, hits)]
+        vectors: list[Any] = [wp.from_torch(tensor, dtype=wp.vec3) for tensor in (starts, downward, normals)]
+        numbers: list[Any] = [wp.from_torch(tensor) for tensor in (marks, nobody, distances, hits)]
+        grid: list[Any] = [wp.from_torch(tensor) for tensor in (pose, self.offsets)]
+        heights: Any = wp.from_torch(self._heights)
 
         def cast(on_device: mjw.Model, data: mjw.Data) -> None:
             starts, directions, normal = vectors
             groups, excluded, distance, hit = numbers
+            wp.launch(kernels.place_rays, shape, [*grid, RAYS_START_M, starts])
             seen = copy.copy(on_device)
             seen.geom_group = groups
             seen.ngeom = chosen[-1] + 1  # the search is over all geoms, and those of the world come first
             marked = vec6(0, 1, 0, 0, 0, 0)
             mjw.rays(seen, data, starts, directions, marked, True, excluded, distance, hit, normal)
+            wp.launch(kernels.read_rays, shape, [distance, RAYS_START_M, MISSED_M, offset_m, heights])
 
         self._cast = env.sim.record(cast, changes_state=False)
-        self._heights: torch.Tensor | None = None
+        self._is_current = False
 
     def update(self, env: Env) -> None:  # noqa: ARG002 (every sensor takes the env)
         """Forget what was measured before the physics of this step."""
-        self._heights = None
+        self._is_current = False
 
     def reset(self, mask: torch.Tensor) -> None:  # noqa: ARG002 (a step resets at most some envs, and may move these)
         """Forget what was measured before the resets of this step."""
-        self._heights = None
+        self._is_current = False
 
     def __call__(self, env: Env) -> torch.Tensor:  # noqa: ARG002 (every observation takes the env)
         """Distance of the ground below the body in m, less the offset, (num_envs, k); cast at the first call of a step."""
-        if self._heights is None:
-            x, y, z = self._position.unsqueeze(2).unbind(dim=1)
-            yaw = self._base.heading.unsqueeze(1)
-            cos, sin = torch.cos(yaw), torch.sin(yaw)
-            forward, left = self.offsets.unbind(dim=1)
-            self._starts[..., 0] = x + cos * forward - sin * left
-            self._starts[..., 1] = y + sin * forward + cos * left
-            self._starts[..., 2] = z + RAYS_START_M
+        if not self._is_current:
             self._cast()
-            below = (self._distance - RAYS_START_M).masked_fill(self._distance < 0, MISSED_M)
-            self._heights = below - self._offset_m
+            self._is_current = True
         return self._heights
 
 

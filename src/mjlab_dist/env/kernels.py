@@ -223,3 +223,41 @@ def draw_root(
     pose[env, 3] = turned[3]
     for i in range(3):
         pose[env, 4 + i] = turned[i]
+
+
+@wp.kernel
+def place_rays(pose: wp.array2d[float], offsets: wp.array2d[float], above_m: float, starts: wp.array2d[wp.vec3]):
+    """Place the rays of a height scan; one thread per env and ray.
+
+    Args:
+        pose: Position and quaternion (w, x, y, z) of a body, (num_envs, 7).
+        offsets: Points around it, forward and to the left, (rays, 2).
+        above_m: Height of the rays' starts over the body.
+        starts: The result, in the world's frame, (num_envs, rays).
+    """
+    env, ray = wp.tid()
+    w, x, y, z = pose[env, 3], pose[env, 4], pose[env, 5], pose[env, 6]
+    yaw = wp.atan2(2.0 * (w * z + x * y), 1.0 - 2.0 * (y * y + z * z))
+    cos, sin = wp.cos(yaw), wp.sin(yaw)
+    forward, left = offsets[ray, 0], offsets[ray, 1]
+    starts[env, ray] = wp.vec3(
+        pose[env, 0] + cos * forward - sin * left, pose[env, 1] + sin * forward + cos * left, pose[env, 2] + above_m
+    )
+
+
+@wp.kernel
+def read_rays(
+    distances: wp.array2d[float], above_m: float, missed_m: float, offset_m: float, heights: wp.array2d[float]
+):
+    """Turn distances along the rays of a height scan into heights; one thread per env and ray.
+
+    Args:
+        distances: Where each ray meets the ground, in m; negative where it meets nothing.
+        above_m: Height of the rays' starts over the body.
+        missed_m: What counts where a ray meets nothing.
+        offset_m: Subtracted from all.
+        heights: The result: distance of the ground below the body, (num_envs, rays).
+    """
+    env, ray = wp.tid()
+    below = distances[env, ray] - above_m
+    heights[env, ray] = wp.where(distances[env, ray] < 0.0, missed_m, below) - offset_m
