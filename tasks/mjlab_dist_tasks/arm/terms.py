@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from mjlab_dist.env import Env
+from mjlab_dist.env.rotation import multiply
 from mjlab_dist.env.sensors import Contact
 from mjlab_dist.env.term import Columns, Term
 
@@ -68,7 +69,6 @@ class _GripperTerm(Term):
     def __init__(self, env: Env) -> None:
         site = env.sim.model.site(GRIPPER).id
         self._position = env.sim.view("site_xpos")[:, site]
-        self._rotation = env.sim.view("site_xmat")[:, site].view(env.num_envs, 9)
 
 
 class _CubeTerm(_GripperTerm):
@@ -116,7 +116,7 @@ class AtPosition(_GripperTerm):
         return closeness(self._position - env.command(self._command)[:, :3], self._scale_m)
 
 
-class AtOrientation(_GripperTerm):
+class AtOrientation(Term):
     """Reward: 1 with the gripper turned as a pose command says, 0.24 where it is a scale off; (num_envs,)."""
 
     def __init__(self, env: Env, command: str, scale_rad: float) -> None:
@@ -127,16 +127,18 @@ class AtOrientation(_GripperTerm):
             command: A pose command.
             scale_rad: Angle that counts.
         """
-        super().__init__(env)
+        site = env.sim.model.site(GRIPPER)
+        self._quat = env.sim.view("xquat")[:, int(site.bodyid[0])]
+        # From the body's orientation to the gripper's: a product with the site's quaternion is linear in the body's.
+        self._to_site = multiply(torch.eye(4), torch.tensor(site.quat).float().expand(4, 4)).to(env.device)
         self._command, self._scale_rad = command, scale_rad
 
     def __call__(self, env: Env) -> torch.Tensor:
         """Reward."""
-        told = _matrix(env.command(self._command)[:, 3:])
-        # The trace of the turn from one to the other is 1 + 2 cos(angle).
-        cosine = 0.5 * ((told * self._rotation).sum(dim=1) - 1.0)
-        angle = torch.acos(cosine.clamp(-1.0, 1.0))
-        return 1.0 - torch.tanh(angle / self._scale_rad)
+        told = env.command(self._command)[:, 3:]
+        # The product of two unit quaternions is the cosine of half the angle between them.
+        cosine = (told * (self._quat @ self._to_site)).sum(dim=1).abs_()
+        return 1.0 - torch.tanh(torch.acos(cosine.clamp_(max=1.0)).mul_(2.0 / self._scale_rad))
 
 
 class AtCube(_CubeTerm):
@@ -199,25 +201,6 @@ def off_table(env: Env, cube: str, x_m: tuple[float, float], y_m: tuple[float, f
 def closeness(vector: torch.Tensor, scale: float) -> torch.Tensor:
     """1 - tanh(length / scale) of vectors (num_envs, 3)."""
     return 1.0 - torch.tanh(vector.norm(dim=1) / scale)
-
-
-def _matrix(quat: torch.Tensor) -> torch.Tensor:
-    """Rotation matrices, (num_envs, 9) row by row, of unit quaternions (num_envs, 4)."""
-    w, x, y, z = quat.unbind(dim=1)
-    return torch.stack(
-        [
-            1.0 - 2.0 * (y * y + z * z),
-            2.0 * (x * y - w * z),
-            2.0 * (x * z + w * y),
-            2.0 * (x * y + w * z),
-            1.0 - 2.0 * (x * x + z * z),
-            2.0 * (y * z - w * x),
-            2.0 * (x * z - w * y),
-            2.0 * (y * z + w * x),
-            1.0 - 2.0 * (x * x + y * y),
-        ],
-        dim=1,
-    )
 
 
 def _transform(position: np.ndarray, quat: np.ndarray) -> torch.Tensor:
