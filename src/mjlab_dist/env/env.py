@@ -332,7 +332,8 @@ class Env(VecEnv):
 
         for termination in self._terminations:
             self.terminated |= termination(self)
-        terms = torch.stack([term(self) for term in self._rewards])
+        earned = [term(self) for term in self._rewards]
+        terms = torch.stack(earned) if len(earned) > 1 else earned[0].unsqueeze(0)
         if self.cfg.nan_policy == "reset":
             broken = self._find_broken(terms)
             terms = terms.masked_fill(broken, 0.0)

@@ -25,7 +25,7 @@ def draw_joint_position(env: Env, mask: torch.Tensor, joint: str, low: float, hi
 
 def draw_velocities(env: Env, mask: torch.Tensor, std: float) -> None:
     """Draw all joint velocities from a normal distribution around 0, with std in m/s and rad/s."""
-    write_rows(env.sim.qvel, mask, torch.empty_like(env.sim.qvel).normal_(std=std))
+    write_rows(env.sim.qvel, mask, torch.randn_like(env.sim.qvel).mul_(std))
 
 
 class DrawJoints(Term):
@@ -89,6 +89,7 @@ class DrawRoot(Term):
             angular_rad_s: Range of each part of the angular velocity.
             joint: The body's free joint.
         """
+        env.base(joint)  # refuses a joint that is not free
         qpos, qvel = env.joints[joint]
         ranges = [x_m, y_m, z_m, roll_rad, pitch_rad, yaw_rad, *[linear_m_s] * 3, *[angular_rad_s] * 3]
         self._mask = torch.zeros(env.num_envs, dtype=torch.bool, device=env.device)
