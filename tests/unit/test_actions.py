@@ -91,6 +91,14 @@ def test_actions_are_clipped_before_they_are_scaled_and_terms_see_them_as_they_a
     assert torch.equal(env.actions, actions)
 
 
+def test_an_action_that_is_no_number_is_neither_clipped_away_nor_spread_to_others() -> None:
+    env = make(2, actions={"legs": ActionConfig(actuators=(".*_leg",), clip=(-1.0, 1.0))})
+    actions = torch.zeros(2, 4)
+    actions[1, 2] = torch.nan
+    env._control.apply(actions)
+    assert env.sim.ctrl.isnan().nonzero().tolist() == [[1, env.sim.model.actuator("RL_leg").id]]
+
+
 def test_actions_before_are_remembered_within_an_episode() -> None:
     env = make(3)
     rows = [torch.full((3, 4), float(i)) for i in range(1, 5)]

@@ -494,13 +494,13 @@ class Env(VecEnv):
             event(self, mask)
         self._randomizations.reset(mask)
         self._control.reset()
-        self._clear()
         for term in self._memories.values():
             term.reset(mask)
         for group in self._observations.values():
             group.reset(mask)
         for column, (event, _) in enumerate(self._interval_events):
             self._draw_interval(column, event, mask)
+        self._clear()
 
     def _happen(self) -> None:
         """Let events happen that are due, and draw when they are next."""

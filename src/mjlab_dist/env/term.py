@@ -33,7 +33,7 @@ class Term:
         """
 
     def cleared(self) -> Sequence[torch.Tensor]:
-        """Return tensors of the memory that the env sets to 0 where an episode starts, before :meth:`reset`.
+        """Return tensors of the memory that the env sets to 0 where an episode starts, after :meth:`reset`.
 
         The env clears those of all terms in one operation. They are (num_envs, ...) each, with contiguous rows.
         """

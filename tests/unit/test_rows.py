@@ -1,0 +1,125 @@
+"""Writes to the rows of some envs: by torch, and by the kernel that clears those of many tensors at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from legged import EVERYTHING, end_episodes, make
+
+from mjlab_dist.env import Env
+from mjlab_dist.env.term import uniform, write_rows
+
+NUM_ENVS = 6
+MASK = torch.tensor([True, False, False, True, False, True])
+
+
+@pytest.fixture(scope="module")
+def shared() -> Env:
+    return make(NUM_ENVS, config=EVERYTHING)
+
+
+@pytest.fixture
+def env(shared: Env) -> Iterator[Env]:
+    before = shared.state()
+    yield shared
+    shared.load_state(before)
+
+
+# By the kernel
+
+TENSORS = {
+    "numbers": torch.rand(NUM_ENVS, 3, 4) + 1.0,
+    "doubles": torch.rand(NUM_ENVS, 2, dtype=torch.float64) + 1.0,
+    "one each": torch.rand(NUM_ENVS) + 1.0,
+    "booleans": torch.ones(NUM_ENVS, 5, dtype=torch.bool),
+    "integers": torch.ones(NUM_ENVS, dtype=torch.long),
+    "columns": (torch.rand(NUM_ENVS, 7) + 1.0)[:, 2:5],
+    "a column": (torch.rand(NUM_ENVS, 7) + 1.0)[:, 3],
+    "a row of a table": (torch.rand(3, NUM_ENVS) + 1.0)[1],
+    "not finite": torch.full((NUM_ENVS, 2), torch.nan),
+    "none": torch.ones(NUM_ENVS, 0),
+}
+
+
+def test_rows_of_all_types_and_strides_are_cleared_and_no_others(env: Env) -> None:
+    tensors = {name: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype).copy_(t) for name, t in TENSORS.items()}
+    around = {name: torch.full((NUM_ENVS, 7), 3.0) for name in ("columns", "a column")}
+    tensors["columns"], tensors["a column"] = around["columns"][:, 2:5], around["a column"][:, 3]
+    before = {name: tensor.clone() for name, tensor in tensors.items()}
+    clear = env.sim.record_clearing(list(tensors.values()))
+    env.sim.reset(MASK)
+    clear()
+    for name, tensor in tensors.items():
+        assert not tensor[MASK].any(), name
+        torch.testing.assert_close(tensor[~MASK], before[name][~MASK], rtol=0, atol=0, equal_nan=True)
+    assert (around["columns"][:, [0, 1, 5, 6]] == 3.0).all()
+    assert (around["a column"][:, [0, 1, 2, 4, 5, 6]] == 3.0).all()
+
+
+def test_rows_that_are_not_contiguous_are_refused(env: Env) -> None:
+    with pytest.raises(AssertionError):
+        env.sim.record_clearing([torch.ones(3, NUM_ENVS).T])
+
+
+def test_where_episodes_start_what_terms_clear_is_0_and_elsewhere_as_it_was(env: Env) -> None:
+    actions = torch.rand(NUM_ENVS, env.num_actions)
+    for _ in range(3):
+        env.step(actions)
+    cleared = [tensor for term in env._memories.values() for tensor in term.cleared()]
+    own = [env.actions, env.previous_actions, env.episode_length_buf, env._ledger[2:].T, *env._control.cleared()]
+    assert len(cleared) > 10
+    for tensor in (*cleared, *own):
+        tensor.fill_(1)
+    before = [tensor.clone() for tensor in (*cleared, *own)]
+    env._start_episodes(MASK)
+    for tensor, old in zip((*cleared, *own), before, strict=True):
+        assert not tensor[MASK].any()
+        assert torch.equal(tensor[~MASK], old[~MASK])
+
+
+def test_totals_count_what_an_episode_had_before_it_was_cleared(env: Env) -> None:
+    env.reset()
+    env.pop_episode_totals()
+    env.terminated.zero_()
+    end_episodes(env, MASK)
+    env.step(torch.zeros(NUM_ENVS, env.num_actions))
+    totals = env.pop_episode_totals()
+    assert totals.episodes >= MASK.sum()
+    assert totals.steps >= MASK.sum() * (env.max_episode_length + 1)
+
+
+# By torch
+
+
+@pytest.mark.parametrize(
+    "values", [torch.rand(NUM_ENVS, 3), torch.rand(3), torch.rand(NUM_ENVS, 3).double(), torch.arange(3), 2.0]
+)
+def test_values_of_any_type_are_written_to_some_rows(values: torch.Tensor | float) -> None:
+    written = torch.ones(NUM_ENVS, 3)
+    write_rows(written, MASK, values)
+    expected = torch.as_tensor(values).float().expand(NUM_ENVS, 3)
+    assert torch.equal(written[MASK], expected[MASK])
+    assert (written[~MASK] == 1.0).all()
+
+
+def test_numbers_are_converted_to_integers() -> None:
+    written = torch.zeros(NUM_ENVS, dtype=torch.long)
+    write_rows(written, MASK, torch.full((NUM_ENVS,), 2.7))
+    assert written.tolist() == (2 * MASK.long()).tolist()
+
+
+def test_rows_may_be_written_from_the_same_memory() -> None:
+    written = torch.arange(12.0).view(NUM_ENVS, 2)
+    write_rows(written, MASK, written[:, :1].expand(NUM_ENVS, 2))
+    assert written[:, 1].tolist() == [0.0, 3.0, 5.0, 6.0, 9.0, 10.0]
+
+
+def test_uniform_draws_lie_between_bounds_in_either_order() -> None:
+    like = torch.zeros(1000, 2)
+    for low, high in ((-2.0, 3.0), (3.0, -2.0)):
+        drawn = uniform(like, low, high)
+        assert -2.0 <= drawn.min() < -1.9
+        assert 2.9 < drawn.max() <= 3.0
+    assert (uniform(like, 1.5, 1.5) == 1.5).all()
