@@ -16,7 +16,7 @@ class Base:
     """Gravity, velocities and heading of a free-floating body.
 
     The first read after a change of the state computes all of them, by one kernel. A change is a program of the simulation
-    (a step, a reset), or a write to ``sim.qpos`` or ``sim.qvel`` by torch; other ways to write to this memory go unnoticed. The
+    (a step, a reset), or a write to ``sim.qpos`` or ``sim.qvel`` by torch; after other writes call ``sim.mark_changed()``. The
     tensors are overwritten after the next change: clone what you keep.
     """
 

@@ -192,6 +192,10 @@ class Simulation:
             return None
         return (self._num_changes, self.qpos._version, self.qvel._version)
 
+    def mark_changed(self) -> None:
+        """Change :attr:`version`; call this after writes to the state by other means than programs and torch."""
+        self._num_changes += 1
+
     def view(self, name: str) -> torch.Tensor:
         """A field of ``mujoco_warp.Data`` as a tensor, without a copy.
 
