@@ -189,10 +189,12 @@ class CapturedCall(Generic[T]):
         for name, group in obs.items():
             self._inputs[name].copy_(group)
         self._sequence.replay()
+        self._mark_changed()
         return self._outputs[0]
 
     def _record(self, obs: TensorDict) -> None:
         self._inputs = obs.clone()
+        self._mark_changed()  # so that the recording computes what it would otherwise find computed
         try:
             with self._sequence.recording(), self._launches_cut():
                 outputs = self._function(self._inputs)
@@ -201,6 +203,11 @@ class CapturedCall(Generic[T]):
             self._has_failed = True
         else:
             self._outputs.append(outputs)
+
+    def _mark_changed(self) -> None:
+        """Tell the physics that its state is another: a replay changes it without its Python."""
+        if self._sim is not None:
+            self._sim.mark_changed()
 
     @contextlib.contextmanager
     def _launches_cut(self) -> Iterator[None]:
