@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.distributed import DevicePlan, Rank
-from mjlab_dist.worker import prepare_process, start_up
+from mjlab_dist.imports import start_up
+from mjlab_dist.worker import prepare_process
 
 if TYPE_CHECKING:
     import mujoco

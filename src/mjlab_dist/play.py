@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mjlab_dist import runs
 from mjlab_dist.config import PlayConfig, TrainConfig
 from mjlab_dist.errors import UserError
-from mjlab_dist.worker import start_up
+from mjlab_dist.imports import start_up
 
 if TYPE_CHECKING:
     import mujoco

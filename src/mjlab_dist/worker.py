@@ -42,6 +42,7 @@ from mjlab_dist.distributed.rank_info import (
 from mjlab_dist.errors import Exit, HangError, LostRankError, NonFiniteError, UserError, exit_code_of
 from mjlab_dist.events import emit
 from mjlab_dist.faults import read_fault
+from mjlab_dist.imports import import_learner, start_up
 
 if TYPE_CHECKING:
     import numpy as np
@@ -194,6 +195,7 @@ def run_or_die(entry: Entry[Any], config: TrainConfig, plan: DevicePlan, run_dir
         run_dir: The run directory; a rank that dies writes ``errors/rank<N>.json`` there.
     """
     die_with_parent()
+    import_learner()
     rank = rank_from_environment(os.environ).rank
     control = Control()
     signal.signal(signal.SIGTERM, lambda *_: control.request_stop())
@@ -316,18 +318,6 @@ def _check_visible(plan: DevicePlan) -> None:
             f"CUDA_VISIBLE_DEVICES: CUDA shows {num_visible} devices to a rank that was given one: something started CUDA before "
             "the rank could choose; remove CUDA calls from modules that are imported at start-up (sitecustomize, plug-ins)"
         )
-
-
-@contextlib.contextmanager
-def start_up() -> Iterator[None]:
-    """Keep the garbage collector off while much is imported: it took a third of the time of that."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def prepare_process(plan: DevicePlan, rank: Rank, device: str, seed: int) -> None:

@@ -220,6 +220,20 @@ sys.exit(f"imported {{heavy}}" if heavy else 0)
     assert done.returncode == 0, done.stderr
 
 
+def test_training_imports_neither_the_compiler_of_torch_nor_wandb(tmp_path: Path) -> None:
+    argv = ["train", "cartpole-balance", "--gpu-ids", "None", "--num-envs", "8", "--max-iterations", "1"]
+    code = f"""
+import sys
+from mjlab_dist.cli.main import train
+sys.argv = {argv!r}
+train()
+unused = {{"torch._dynamo", "torch._inductor", "sympy", "wandb"}} & sys.modules.keys()
+sys.exit(f"imported {{unused}}" if unused else 0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_default_without_gpu_warns_and_trains_on_the_cpu(command: Command) -> None:
     import torch
 

@@ -20,6 +20,7 @@ from mjlab_dist.distributed.plan import number_by_bus
 from mjlab_dist.errors import Exit, RankError, UserError
 from mjlab_dist.events import Event, Listener, listening
 from mjlab_dist.faults import read_fault
+from mjlab_dist.imports import import_learner
 from mjlab_dist.launch.devices import find_gpus, in_this_process, plan_devices, plan_own_device
 from mjlab_dist.launch.hosts import choose_hosts
 from mjlab_dist.launch.preflight import check_machine
@@ -93,6 +94,8 @@ def _train(
             if num_ranks == 1 and config.max_restarts == 0:
                 here = plan if own_process else in_this_process(plan, os.environ, gpus)
                 if here is not None:
+                    if own_process:
+                        import_learner()
                     with listening(listen), _egl_device_restored():
                         return worker.run(config, here, run_dir, control)
             return _train_with_restarts(config, plan, run_dir, listen, control, hosts=hosts)
@@ -197,6 +200,8 @@ def _train_as_one_of_many(config: TrainConfig, listen: Listener, control: Contro
                 "CUDA_VISIBLE_DEVICES, or start the command train in place of this script"
             )
         plan = here
+    else:
+        import_learner()
     config, lines = resolve(config, rank.world_size)
     if rank.is_main:
         _say(lines, listen)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import Any, Literal
+from unittest import mock
 
 import rsl_rl.algorithms
+import rsl_rl.algorithms.ppo
 import torch
 from rsl_rl.models import MLPModel
 from rsl_rl.modules import MLP, EmpiricalNormalization
@@ -31,6 +34,16 @@ IN_PLACE = (nn.ELU, nn.SELU, nn.ReLU)
 """Activations whose gradient follows from their output, so that they need no memory of their own."""
 
 Batch = RolloutStorage.Batch
+
+
+class Adam(torch.optim.Adam):
+    """Torch's Adam without the wrappers around its methods for torch.compile, which import all of torch's compiler."""
+
+    step = torch.no_grad()(inspect.unwrap(torch.optim.Adam.step))
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    load_state_dict = inspect.unwrap(torch.optim.Optimizer.load_state_dict)
+    state_dict = inspect.unwrap(torch.optim.Optimizer.state_dict)
+    zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
 
 
 class PPO(rsl_rl.algorithms.PPO):
@@ -90,7 +103,8 @@ class PPO(rsl_rl.algorithms.PPO):
         assert kwargs.get("symmetry_cfg") is None
         self.rate = torch.zeros((), device=device)  # which rsl_rl's constructor sets, as learning_rate
         # Advantages are normalized in update(), where moments of all ranks are at hand.
-        super().__init__(actor, critic, storage, device=device, normalize_advantage_per_mini_batch=True, **kwargs)
+        with mock.patch.object(rsl_rl.algorithms.ppo, "resolve_optimizer", return_value=Adam):
+            super().__init__(actor, critic, storage, device=device, normalize_advantage_per_mini_batch=True, **kwargs)
         self.synchronizer = synchronizer or AllReduce()
         self.clock = Clock(device)
         self._advantage_normalization = advantage_normalization
@@ -112,7 +126,7 @@ class PPO(rsl_rl.algorithms.PPO):
             [[p for p in model.parameters() if id(p) not in self.sharding.sharded] for model in self._models.values()],
             device,
         )
-        self.optimizer = torch.optim.Adam(
+        self.optimizer = Adam(
             [self.sharding.optimized(p) for p in self._parameters], lr=self.rate, fused=True, capturable=device != "cpu"
         )
         self._normalizers = {
