@@ -173,7 +173,12 @@ def test_ctrl_c_while_ranks_start_is_seen_at_once(
     process = command.start(
         sys.executable, "-c", "import mjlab_dist; mjlab_dist.train('cartpole-balance', cpu_ranks=2)"
     )
-    wait_for(lambda: any("torchrunx" in p.cmdline() for p in psutil.Process(process.pid).children(recursive=True)), 60)
+    wait_for(
+        lambda: any(
+            "mjlab_dist.launch.agent" in p.cmdline() for p in psutil.Process(process.pid).children(recursive=True)
+        ),
+        60,
+    )
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=15)
     assert process.returncode == -signal.SIGINT

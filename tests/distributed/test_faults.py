@@ -126,7 +126,7 @@ def test_rows_2_and_7_a_killed_run_goes_on_as_if_nothing_had_happened(
     wait_for(lambda: any(len(runs.read_metrics(p.parent)) == 6 for p in command.cwd.rglob(runs.METRICS)), 120)
     run = only_run(command.cwd)
     time.sleep(1)  # rank 1 is slow in its seventh iteration, so that the agent can be killed in the middle of it
-    (agent,) = (p for p in command.processes() if "torchrunx" in p.cmdline())
+    (agent,) = (p for p in command.processes() if "mjlab_dist.launch.agent" in p.cmdline())
     agent.kill()
     out, err = process.communicate(timeout=120)
     assert process.returncode == Exit.DONE, out + err

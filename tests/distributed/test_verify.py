@@ -87,7 +87,12 @@ def test_a_signal_ends_it_and_leaves_nothing(
 ) -> None:
     (command.cwd / "tmp").mkdir()
     process = command.start(*VERIFY, "--cpu-ranks", "2", env={"TMPDIR": "tmp"})
-    wait_for(lambda: any("torchrunx" in p.cmdline() for p in psutil.Process(process.pid).children(recursive=True)), 60)
+    wait_for(
+        lambda: any(
+            "mjlab_dist.launch.agent" in p.cmdline() for p in psutil.Process(process.pid).children(recursive=True)
+        ),
+        60,
+    )
     process.send_signal(signum)
     _, err = process.communicate(timeout=30)
     assert process.returncode == code

@@ -12,7 +12,8 @@ import pytest
 
 from mjlab_dist import registry
 from mjlab_dist.config import TrainConfig
-from mjlab_dist.launch.ranks import exported_names, log_dir
+from mjlab_dist.distributed import DevicePlan
+from mjlab_dist.launch.ranks import can_fork, exported_names, log_dir
 
 RUN_DIR = Path("logs/run")
 
@@ -106,6 +107,7 @@ HEAVY = {"torch", "warp", "mujoco", "mujoco_warp", "rsl_rl", "tensordict", "torc
         "launch.devices",
         "launch.preflight",
         "launch.ranks",
+        "launch.agent",
         "launch.supervision",
         "launch.processes",
         "launch.doctor",
@@ -164,3 +166,32 @@ def test_a_tasks_config_is_made_without_anything_heavy():
 def test_what_everything_rests_on_imports_the_standard_library_only(module: str):
     imported = imported_by(f"import mjlab_dist.{module}")
     assert imported - sys.stdlib_module_names == {"mjlab_dist"}
+
+
+def test_ranks_are_forked_from_a_process_without_threads_and_devices() -> None:
+    code = """
+import sys
+from pathlib import Path
+import mjlab_dist.launch.fork_server
+assert {"torch", "mujoco_warp", "rsl_rl", "torchrunx"} <= sys.modules.keys()
+import torch, warp
+assert not torch.cuda.is_initialized()
+assert warp._src.context.runtime is None
+print(len(list(Path("/proc/self/task").iterdir())))
+"""
+    # OpenBLAS has threads too, which it ends before a fork by itself.
+    environ = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "1\n"
+
+
+@pytest.mark.parametrize(
+    ("device", "environ", "forks"),
+    [("cpu", {}, True), ("cuda:0", {}, False), ("cpu", {"MUJOCO_GL": "egl"}, False)],
+)
+def test_ranks_are_forked_on_the_cpu_only_and_without_a_renderer(
+    device: str, environ: dict[str, str], forks: bool
+) -> None:
+    plan = DevicePlan(devices=(device,), names=(device,), torch_threads=1, backend="gloo")
+    assert can_fork(plan, environ) is forks

@@ -12,7 +12,9 @@ import logging
 import multiprocessing
 import os
 import pickle
+import shlex
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -34,6 +36,7 @@ from mjlab_dist.errors import RankError
 from mjlab_dist.events import Event, EventHandler, Listener
 from mjlab_dist.faults import ATTEMPT
 from mjlab_dist.imports import start_up
+from mjlab_dist.launch.agent import FORK
 from mjlab_dist.launch.hosts import HERE, end_on_hosts, own_address
 from mjlab_dist.launch.processes import LAUNCH, end_children, temporary_directory
 from mjlab_dist.launch.supervision import Ranks
@@ -100,33 +103,38 @@ def run_ranks(
         RankError: If a rank ended early or hung.
         UserError: If it ended because of something that the user can mend.
     """
-    with start_up():
-        import torchrunx
-        from torch._C._distributed_c10d import TCPStore
-
-    gc.collect()  # an earlier attempt's process groups, with their threads and sockets, hang in the cycles of a traceback
     launch, address, ranks_per_host = uuid.uuid4().hex, own_address(hosts), len(plan.devices)
     # Opened here, on a port that the kernel gives: one that is only chosen, and opened by rank 0 seconds later, may be
     # somebody else's by then.
-    store = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
+    meeting_point = _listen(here_only=len(hosts) == 1)
     logs = log_dir(config, run_dir, os.environ)
     ranks = Ranks(hosts, ranks_per_host, listen, control)
     rank: Callable[..., object] = run_or_die
-    with (
-        temporary_directory() as temporary,
-        _child_errors() as errors,
-        _event_pipe(ranks.hear) as pipe,
-        _adapted_torchrunx(address),
-    ):
+    with meeting_point, temporary_directory() as temporary, _child_errors() as errors, contextlib.ExitStack() as stack:
         extra = {
             # As multiprocessing does it, ranks import what this process can: a script's own directory is in sys.path only.
             "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)),
             LAUNCH: launch,
-            MEETING_POINT: f"{address}:{store.port}",
+            MEETING_POINT: f"{address}:{meeting_point.getsockname()[1]}",
             ATTEMPT: str(attempt),
         }
+        agent = None
         if len(hosts) == 1:
             extra["TMPDIR"] = temporary  # torchrunx's agent leaves a directory there
+            agent = stack.enter_context(_waiting_agent({**os.environ, **extra}, forks=can_fork(plan, os.environ)))
+
+        # The agent imports its libraries in the meantime.
+        with start_up():
+            import torchrunx
+            from torch._C._distributed_c10d import TCPStore
+
+        gc.collect()  # an earlier attempt's process groups, with their threads and sockets, hang in the cycles of a traceback
+        port = meeting_point.getsockname()[1]
+        _store = TCPStore(  # it lives as long as this variable
+            LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=meeting_point.detach()
+        )
+        pipe = stack.enter_context(_event_pipe(ranks.hear))
+        stack.enter_context(_adapted_torchrunx(address, agent))
         launcher = torchrunx.Launcher(
             hostnames=list(hosts),
             workers_per_host=ranks_per_host,
@@ -187,12 +195,54 @@ def _decoded(result_type: type[T], plain: dict[str, Any]) -> T:
     return dacite.from_dict(result_type, plain, config=dacite.Config(cast=[Path], strict=True))  # pyright: ignore[reportArgumentType]
 
 
+def _listen(here_only: bool) -> socket.socket:
+    """Listen at a free port, of the loopback address only or of all addresses."""
+    if here_only:
+        return socket.create_server((LOOPBACK, 0))
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", 0))
+
+
+def can_fork(plan: DevicePlan, environ: Mapping[str, str]) -> bool:
+    """Return whether ranks may be forked from a process that has imported their libraries.
+
+    MuJoCo starts EGL or OSMesa when it is imported, if the variable asks for that; both, like CUDA, do not survive a fork.
+    """
+    return set(plan.devices) == {"cpu"} and "MUJOCO_GL" not in environ
+
+
 @contextlib.contextmanager
-def _adapted_torchrunx(address: str) -> Iterator[None]:
-    """Have torchrunx call this machine by an address, and start its agent here out of reach of the terminal's Ctrl-C.
+def _waiting_agent(environ: Mapping[str, str], *, forks: bool) -> Iterator[subprocess.Popen[str]]:
+    """Start the agent of this machine, out of reach of Ctrl-C and SIGTERM; it waits for torchrunx's arguments.
+
+    Args:
+        environ: Its environment, and that of the ranks.
+        forks: Whether ranks are forked from a process that has imported their libraries.
+    """
+    command = [sys.executable, "-u", "-m", "mjlab_dist.launch.agent", *([FORK] if forks else [])]
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        agent = subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, text=True, start_new_session=True)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    try:
+        yield agent
+    finally:
+        agent.kill()  # its fork server and the ranks end with it
+        agent.communicate()
+
+
+@contextlib.contextmanager
+def _adapted_torchrunx(address: str, agent: subprocess.Popen[str] | None) -> Iterator[None]:
+    """Have torchrunx call this machine by an address, and take its agent here out of reach of the terminal's Ctrl-C.
 
     The machine's own name need not resolve, nor be reachable from itself. An agent that Ctrl-C reaches kills its ranks. The log
     process is killed in the end: interrupted early, torchrunx does so minutes later, and this process could not end before.
+
+    Args:
+        address: Of this machine.
+        agent: Waits for the arguments of the agent here; None where torchrunx starts all agents.
     """
     import torchrunx.launcher
     import torchrunx.utils.environment
@@ -206,9 +256,17 @@ def _adapted_torchrunx(address: str) -> Iterator[None]:
 
         return SimpleNamespace(Process=make)
 
-    own_session = SimpleNamespace(
-        Popen=functools.partial(subprocess.Popen, start_new_session=True), PIPE=subprocess.PIPE
-    )
+    def popen(command: str, **kwargs: Any) -> subprocess.Popen[str]:
+        _, starts_agent, arguments = command.partition(" -m torchrunx ")
+        if agent is None or not starts_agent:
+            return subprocess.Popen(command, start_new_session=True, **kwargs)
+        assert agent.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # an agent that has ended is noticed when it does not connect
+            agent.stdin.write(json.dumps(shlex.split(arguments)) + "\n")
+            agent.stdin.flush()
+        return agent
+
+    own_session = SimpleNamespace(Popen=popen, PIPE=subprocess.PIPE)
     with (
         mock.patch.object(torchrunx.launcher, "socket", SimpleNamespace(getfqdn=lambda: address)),
         mock.patch.object(torchrunx.launcher, "get_context", context),
