@@ -313,7 +313,7 @@ def _check_visible(plan: DevicePlan) -> None:
     import torch
 
     num_visible = torch.cuda.device_count()
-    if plan.visible is not None and num_visible != 1:
+    if plan.visible is not None and num_visible > 1:
         raise UserError(
             f"CUDA_VISIBLE_DEVICES: CUDA shows {num_visible} devices to a rank that was given one: something started CUDA before "
             "the rank could choose; remove CUDA calls from modules that are imported at start-up (sitecustomize, plug-ins)"
