@@ -50,7 +50,7 @@ def meet(rank: Rank) -> Store | None:
 
 @contextlib.contextmanager
 def process_group(rank: Rank, device: str, backend: str, store: Store | None) -> Iterator[None]:
-    """Join the other ranks, and leave them in step when the context ends without an error.
+    """Join the other ranks, and leave the group together when the context ends without an error.
 
     After an error a group with NCCL stays: NCCL's destroy and abort wait for the other ranks of the machine, which may be waiting
     for this one in a collective. Report the error, then end the process without the interpreter's shutdown.

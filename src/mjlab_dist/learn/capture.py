@@ -194,7 +194,7 @@ class CapturedCall(Generic[T]):
 
     def _record(self, obs: TensorDict) -> None:
         self._inputs = obs.clone()
-        self._mark_changed()  # so that the recording computes what it would otherwise find computed
+        self._mark_changed()  # so that the recording computes cached values too
         try:
             with self._sequence.recording(), self._launches_cut():
                 outputs = self._function(self._inputs)
@@ -205,7 +205,7 @@ class CapturedCall(Generic[T]):
             self._outputs.append(outputs)
 
     def _mark_changed(self) -> None:
-        """Tell the physics that its state is another: a replay changes it without its Python."""
+        """Invalidate values cached for the state: a replay changes the state without running its Python."""
         if self._sim is not None:
             self._sim.mark_changed()
 
