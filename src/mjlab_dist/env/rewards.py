@@ -163,13 +163,7 @@ def feet_air_time(env: Env, sensor: str, command: str, least_s: float = 0.5, mov
 
 def contacts(env: Env, sensor: str, least_n: float = 0.0) -> torch.Tensor:
     """How many bodies of a contact sensor touch with a force of least_n or more, in N."""
-    return touching(env, sensor, least_n).sum(dim=1, dtype=torch.float32)
-
-
-def touching(env: Env, sensor: str, least_n: float = 0.0) -> torch.Tensor:
-    """Whether each body of a contact sensor touches with a force of least_n or more, in N; (num_envs, k) of bool."""
-    found = env.sensor(sensor, Contact)
-    return found.in_contact & (found.force_n.norm(dim=2) >= least_n) if least_n > 0.0 else found.in_contact
+    return env.sensor(sensor, Contact).touching(least_n).sum(dim=1, dtype=torch.float32)
 
 
 class FootSlip(Term):

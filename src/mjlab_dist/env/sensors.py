@@ -79,6 +79,12 @@ class Contact(Sensor):
 
         self._read = env.sim.record(read, changes_state=False)
 
+    def touching(self, min_force_n: float) -> torch.Tensor:
+        """Return whether each body touches with a force of at least min_force_n, in N: (num_envs, k) of bool."""
+        if min_force_n <= 0.0:
+            return self.in_contact
+        return self.in_contact & (self.force_n.norm(dim=2) >= min_force_n)
+
     def update(self, env: Env) -> None:  # noqa: ARG002 (every sensor takes the env)
         """Read the contacts of the step."""
         self._read()

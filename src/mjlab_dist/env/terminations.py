@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mjlab_dist.env.rewards import touching
+from mjlab_dist.env.sensors import Contact
 from mjlab_dist.env.terms import base_height, projected_gravity
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def out_of_bounds(env: Env, most_m: float, joint: str = "root") -> torch.Tensor:
 
 def illegal_contact(env: Env, sensor: str, least_n: float = 0.0) -> torch.Tensor:
     """A body of a contact sensor of ``env.sensors`` touches with a force of least_n or more, in N."""
-    return touching(env, sensor, least_n).any(dim=1)
+    return env.sensor(sensor, Contact).touching(least_n).any(dim=1)
 
 
 def not_finite(env: Env) -> torch.Tensor:
