@@ -6,13 +6,9 @@ uv run python scripts/bench_busy.py
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
-import subprocess
-import sys
-from collections.abc import Iterator
 
-from timed import run_ours, spread
+from timed import busy, run_ours, spread
 
 OPENMP_DEFAULT = "300000"
 """GOMP_SPINCOUNT of GNU OpenMP (libgomp's manual) where nothing is set."""
@@ -28,24 +24,12 @@ def main() -> None:
     for name, programs in (("idle", 0), ("busy", len(os.sched_getaffinity(0)))):
         short: list[float] = []
         long: list[float] = []
-        with _busy(programs):
+        with busy(programs):
             for _ in range(args.rounds):
                 short.append(run_ours(*flags).steps_per_s)
                 long.append(run_ours(*flags, env={"GOMP_SPINCOUNT": OPENMP_DEFAULT}).steps_per_s)
         ratios = ", ".join(f"{ours / default:.2f}" for ours, default in zip(short, long, strict=True))
         print(f"{name} cores: {spread(short)} steps/s, with OpenMP's own spins {spread(long)}; ratios {ratios}")
-
-
-@contextlib.contextmanager
-def _busy(programs: int) -> Iterator[None]:
-    """Keep so many cores busy."""
-    running = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(programs)]
-    try:
-        yield
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
 
 
 if __name__ == "__main__":

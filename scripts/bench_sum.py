@@ -1,6 +1,7 @@
 """Time that ranks of one machine wait in a sum, by gloo and by sockets of their own, interleaved: prints the ratio.
 
-uv run scripts/bench_sum.py --ranks 2
+uv run python scripts/bench_sum.py --ranks 2
+uv run python scripts/bench_sum.py --ranks 2 --busy 6
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
+from timed import busy
 from torch.multiprocessing.spawn import spawn
 
 from mjlab_dist.distributed.local_sum import LocalSum
@@ -61,8 +63,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=2, help="processes of one thread each")
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 10_000, 200_000], help="numbers in the tensor")
+    parser.add_argument("--busy", type=int, default=0, help="other programs that compute all the time")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, busy(args.busy):
         spawn(measure, (args.ranks, f"{folder}/store", args.sizes), nprocs=args.ranks)
 
 

@@ -95,6 +95,18 @@ def _run(command: Sequence[str], first: str, *, env: Mapping[str, str], cwd: str
 
 
 @contextlib.contextmanager
+def busy(programs: int) -> Iterator[None]:
+    """Run a number of programs that compute all the time, inside."""
+    running = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(programs)]
+    try:
+        yield
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+@contextlib.contextmanager
 def _on_cores(cores: set[int] | None) -> Iterator[None]:
     """Keep what is started inside to some cores."""
     all_cores = os.sched_getaffinity(0)
