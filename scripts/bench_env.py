@@ -84,13 +84,9 @@ def watched(env: Env) -> Clock:
     clock = Clock()
     clock.watch("physics", env.sim, "step")
     clock.watch("actions", env._control, "apply")
-    for kind, terms, name in (
-        ("sensors", env._sensors, "update"),
-        ("commands", env._commands, "update"),
-        ("curricula", env._curricula, "episode_ends"),
-    ):
-        for term in terms.values():
-            clock.watch(kind, term, name)
+    env._sensor_updates = [clock.timed("sensors", update) for update in env._sensor_updates]
+    env._command_updates = [clock.timed("commands", update) for update in env._command_updates]
+    env._episode_ends = [clock.timed("curricula", ends) for ends in env._episode_ends]
     env._rewards = [clock.timed("rewards", term) for term in env._rewards]
     env._terminations = [clock.timed("terminations", term) for term in env._terminations]
     clock.watch("events and reset", env, "_start_episodes")

@@ -12,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -41,10 +42,17 @@ class FakeGraph:
 
     def replay(self) -> None:
         for func, args, kwargs, results in self._operations:
-            made = [leaf for leaf in tree_leaves(func(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
-            for result, new in zip(results, made, strict=True):
-                if result.data_ptr() != new.data_ptr():
-                    result.copy_(new)
+            given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+            # A CUDA graph changes memory without torch's knowledge.
+            with _unsafe_preserve_version_counter(tuple(t for t in given if not t.is_inference())):
+                self._execute(func, args, kwargs, results)
+
+    @staticmethod
+    def _execute(func: Any, args: Any, kwargs: Any, results: list[torch.Tensor]) -> None:
+        made = [leaf for leaf in tree_leaves(func(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
+        for result, new in zip(results, made, strict=True):
+            if result.data_ptr() != new.data_ptr():
+                result.copy_(new)
 
 
 class _Capture(TorchDispatchMode):

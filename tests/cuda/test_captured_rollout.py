@@ -11,10 +11,10 @@ import warp as wp
 from every_task import config_of
 from fake_graphs import FakeGraph, fake_graphs
 
-from mjlab_dist.config import RewardConfig, TrainConfig
+from mjlab_dist.config import EventConfig, ObservationConfig, RewardConfig, TrainConfig
 from mjlab_dist.distributed import Rank
 from mjlab_dist.env import Env
-from mjlab_dist.env.term import Term
+from mjlab_dist.env.term import Term, not_capturable, write_rows
 from mjlab_dist.events import listening
 from mjlab_dist.learn import Runner
 from mjlab_dist.learn.capture import CapturedCall
@@ -98,15 +98,81 @@ class Counts(Term):
         return env.sim.qpos[:, 0] + self.num_steps
 
 
+def changed(task: str, **fields: Any) -> TrainConfig:
+    config = short(task)
+    return dataclasses.replace(config, env=dataclasses.replace(config.env, **fields))
+
+
 def test_a_step_that_depends_on_a_python_number_is_noticed() -> None:
-    config = short("cartpole-balance")
-    rewards = {"counts": RewardConfig(func=f"{__name__}:Counts", weight=1.0)}
-    config = dataclasses.replace(config, env=dataclasses.replace(config.env, rewards=rewards))
+    config = changed("cartpole-balance", rewards={"counts": RewardConfig(func=f"{__name__}:Counts", weight=1.0)})
     eager, _ = train(config, captured=False)
     with fake_graphs():
         replayed, _ = train(config, captured=True)
     assert torch.equal(eager[0]["reward"], replayed[0]["reward"])
     assert not torch.equal(eager[-1]["reward"], replayed[-1]["reward"])
+
+
+class CountsOutside(Counts):
+    """The same, kept out of graphs."""
+
+    capturable = False
+
+
+@not_capturable
+def speed_if_any(env: Env) -> torch.Tensor:
+    """An observation that waits for the device, and reads what is computed once per state."""
+    speed = env.base().linear_velocity
+    return speed if speed.abs().sum().item() > 0 else torch.zeros_like(speed)
+
+
+class PushesInTurn(Term):
+    """An event that draws random numbers, and pushes every third time."""
+
+    capturable = False
+
+    def __init__(self, _: Env, num_resets: int) -> None:
+        self.num_resets = num_resets
+        self.num_calls = 0
+
+    def reset(self, mask: torch.Tensor) -> None:  # noqa: ARG002 (every reset takes the mask)
+        self.num_resets += 1
+
+    def __call__(self, env: Env, mask: torch.Tensor) -> None:
+        self.num_calls += 1
+        if self.num_calls % 3 == 0:
+            write_rows(env.sim.qvel, mask, torch.rand_like(env.sim.qvel) / self.num_resets)
+
+
+def test_terms_that_opt_out_are_called_between_the_graphs() -> None:
+    config = changed(
+        "quadruped-velocity-flat",
+        rewards={"counts": RewardConfig(func=f"{__name__}:CountsOutside", weight=0.1)},
+        terminations={},
+        curricula={},
+        commands={},
+        # No other term asks for velocities, so that nothing in the graphs computes them.
+        observations={"actor": {"speed": ObservationConfig(func=f"{__name__}:speed_if_any")}},
+        events={
+            "pushes": EventConfig(
+                func=f"{__name__}:PushesInTurn", params={"num_resets": 0}, when="interval", interval_s=(0.02, 0.05)
+            ),
+        },
+    )
+    eager, _ = train(config, captured=False)
+    with fake_graphs():
+        replayed, runner = train(config, captured=True)
+        assert runner._roll_out.is_recorded
+    assert eager[-1].keys() == replayed[-1].keys()
+    for mine, theirs in zip(replayed, eager, strict=True):
+        assert [name for name in mine if not torch.equal(mine[name].nan_to_num(), theirs[name].nan_to_num())] == []
+
+    texts: list[str] = []
+    runner.env.device = "cuda:0"
+    with listening(lambda event: texts.append(event["text"])):
+        assert runner._can_capture_steps()
+    (text,) = texts
+    for name in ("rewards.counts", "observations.actor.speed", "events.pushes"):
+        assert f"env.{name}" in text
 
 
 def launch_by_itself(env: Env) -> torch.Tensor:
@@ -117,9 +183,8 @@ def launch_by_itself(env: Env) -> torch.Tensor:
 
 
 def test_a_kernel_that_no_graph_holds_is_refused_with_a_warning() -> None:
-    config = short("cartpole-balance")
     rewards = {"kernel": RewardConfig(func=f"{__name__}:launch_by_itself", weight=1.0)}
-    config = dataclasses.replace(config, env=dataclasses.replace(config.env, rewards=rewards))
+    config = changed("cartpole-balance", rewards=rewards)
     warnings: list[str] = []
     with fake_graphs(), listening(lambda event: warnings.append(event["text"])):
         _, runner = train(config, captured=True)

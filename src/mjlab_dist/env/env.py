@@ -22,7 +22,17 @@ from mjlab_dist.env.curricula import Curriculum
 from mjlab_dist.env.pipeline import ObservationGroup
 from mjlab_dist.env.randomization import Randomizations
 from mjlab_dist.env.sensors import Sensor
-from mjlab_dist.env.term import Columns, Term, bind, find_names, state_part, uniform, write_rows
+from mjlab_dist.env.term import (
+    Columns,
+    OutsideOfGraphs,
+    Term,
+    bind,
+    find_names,
+    is_capturable,
+    state_part,
+    uniform,
+    write_rows,
+)
 from mjlab_dist.errors import UserError
 from mjlab_dist.sim import Simulation, build_model, copy_state
 from mjlab_dist.sim.terrain import Terrain
@@ -102,6 +112,7 @@ class Env(VecEnv):
         origins: Where each env's episode starts from, in the world's frame, in m, (num_envs, 3); 0 without terrain.
         weights: Weights of the reward terms, (num_terms,); a curriculum may change them.
         reward_names: Names of the reward terms, in the order of ``EpisodeTotals.terms``.
+        uncapturable_terms: Terms that no CUDA graph can hold, as ``rewards.<name>``.
         step_dt_s: Simulated seconds per control step.
         env_ids: Which envs of the whole run these are, (num_envs,) of int64: terms read it where envs are to differ, whatever
             rank they are on (a terrain's tile, a curriculum's level). No two ranks share one.
@@ -173,17 +184,21 @@ class Env(VecEnv):
     def _bind_terms(self) -> None:
         config = self.cfg
         self._memories: dict[str, Term] = {}
+        self.uncapturable_terms: list[str] = []
         self._randomizations = Randomizations(config.randomizations, self.sim)
         self._sensors: dict[str, Sensor] = self._bind_classes("sensors", config.sensors, Sensor)
         self._commands: dict[str, Command] = self._bind_classes("commands", config.commands, Command)
-        self._rewards = [self._bind(f"rewards.{name}", term.func, term.params) for name, term in config.rewards.items()]
+        self._rewards = [
+            self._bind_call(f"rewards.{name}", term.func, term.params) for name, term in config.rewards.items()
+        ]
         self._terminations = [
-            self._bind(f"terminations.{name}", term.func, term.params) for name, term in config.terminations.items()
+            self._bind_call(f"terminations.{name}", term.func, term.params)
+            for name, term in config.terminations.items()
         ]
         self._curricula: dict[str, Curriculum] = self._bind_classes("curricula", config.curricula, Curriculum)
         events: dict[str, list[tuple[EventConfig, Callable[..., Any]]]] = {"startup": [], "reset": [], "interval": []}
         for name, event in config.events.items():
-            bound = self._bind(f"events.{name}", event.func, event.params, num_args=2)
+            bound = self._bind_call(f"events.{name}", event.func, event.params, num_args=2)
             events[event.when].append((event, bound))
         self._reset_events = [bound for _, bound in events["reset"]]
         self._interval_events = events["interval"]
@@ -195,7 +210,7 @@ class Env(VecEnv):
             group: ObservationGroup(
                 terms,
                 [
-                    functools.partial(self._bind(f"observations.{group}.{name}", term.func, term.params), self)
+                    functools.partial(self._bind_call(f"observations.{group}.{name}", term.func, term.params), self)
                     for name, term in terms.items()
                 ],
                 self.num_envs,
@@ -203,6 +218,10 @@ class Env(VecEnv):
             )
             for group, terms in config.observations.items()
         }
+        self._sensor_updates = [self._outside_if_needed(sensor.update) for sensor in self._sensors.values()]
+        self._command_updates = [self._outside_if_needed(command.update) for command in self._commands.values()]
+        self._episode_ends = [self._outside_if_needed(one.episode_ends) for one in self._curricula.values()]
+        self._resets = [self._outside_if_needed(term.reset) for term in self._memories.values()]
 
     def _record_bookkeeping(self) -> None:
         """Record what a step and a reset do to the env's own memory and to that of its terms."""
@@ -221,8 +240,8 @@ class Env(VecEnv):
         """Start a new episode in every env and return its observations."""
         self._start_episodes(torch.ones(self.num_envs, dtype=torch.bool, device=self.device))
         self._from_start.fill_(1.0)
-        for command in self._commands.values():
-            command.update(self)
+        for update in self._command_updates:
+            update(self)
         return self._observe()
 
     def stagger(self) -> None:
@@ -327,8 +346,8 @@ class Env(VecEnv):
         self._control.apply(actions)
         self.sim.step()
         self._begin_step()
-        for sensor in self._sensors.values():
-            sensor.update(self)
+        for update in self._sensor_updates:
+            update(self)
 
         for termination in self._terminations:
             self.terminated |= termination(self)
@@ -344,11 +363,11 @@ class Env(VecEnv):
 
         self._ledger[2:].add_(terms)
         self._count_episodes(done)
-        for curriculum in self._curricula.values():
-            curriculum.episode_ends(self, done)
+        for episode_ends in self._episode_ends:
+            episode_ends(self, done)
         self._start_episodes(done)
-        for command in self._commands.values():
-            command.update(self)
+        for update in self._command_updates:
+            update(self)
         self._happen()
         return self._observe(), rewards, done, {"time_outs": time_outs}
 
@@ -428,7 +447,16 @@ class Env(VecEnv):
         term = bind(f"--env.{where}.func", func, params, self, num_args=num_args)
         if isinstance(term, Term):
             self._memories[where] = term
+        if not is_capturable(term):
+            self.uncapturable_terms.append(where)
         return term
+
+    def _bind_call(self, where: str, func: str, params: Mapping[str, Any], *, num_args: int = 1) -> Any:
+        return self._outside_if_needed(self._bind(where, func, params, num_args=num_args))
+
+    def _outside_if_needed(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a term or a method of one, as control steps have to call it."""
+        return call if is_capturable(call) else OutsideOfGraphs(call, self.sim)
 
     def _bind_classes(self, kind: str, configs: Mapping[str, TermConfig], base: type[TermT]) -> dict[str, TermT]:
         found = {}
@@ -494,8 +522,8 @@ class Env(VecEnv):
             event(self, mask)
         self._randomizations.reset(mask)
         self._control.reset()
-        for term in self._memories.values():
-            term.reset(mask)
+        for reset in self._resets:
+            reset(mask)
         for group in self._observations.values():
             group.reset(mask)
         for column, (event, _) in enumerate(self._interval_events):

@@ -8,7 +8,7 @@ import inspect
 import re
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -17,13 +17,21 @@ from mjlab_dist.errors import UserError
 
 if TYPE_CHECKING:
     from mjlab_dist.env.env import Env
+    from mjlab_dist.sim import Simulation
 
 
 class Term:
     """A term that looks up names once, or remembers something from step to step.
 
     It is made once for a batch of envs, as ``Class(env, **params)``, and then called like a function.
+
+    Attributes:
+        capturable: Whether the term can be part of a CUDA graph (``--env.sim.capture step``). Set it to False if the term waits for
+            the device or depends on Python values that change: replays then call it between two graphs. Functions are marked by
+            :func:`not_capturable`.
     """
+
+    capturable = True
 
     def reset(self, mask: torch.Tensor) -> None:
         """Forget what belongs to the episode before; positions and velocities are already those of the new one, poses not yet.
@@ -42,6 +50,55 @@ class Term:
     def state(self) -> dict[str, torch.Tensor]:
         """What the term remembers, by name: the tensors themselves, (num_envs, ...) each, which are written to in place."""
         return {}
+
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+
+def not_capturable(function: FunctionT) -> FunctionT:
+    """Keep a term that is a function out of CUDA graphs, as ``capturable = False`` does for a class."""
+    vars(function)["capturable"] = False
+    return function
+
+
+def is_capturable(term: object) -> bool:
+    """Return whether a term, or the term that a method belongs to, can be part of a CUDA graph."""
+    owner = term.func if isinstance(term, functools.partial) else getattr(term, "__self__", term)
+    return getattr(owner, "capturable", True)
+
+
+class OutsideOfGraphs:
+    """A term that replays of a recorded control step call between two graphs. Its results are copied to the same memory each time."""
+
+    def __init__(self, term: Callable[..., torch.Tensor | None], sim: Simulation) -> None:
+        """Call nothing yet.
+
+        Args:
+            term: The term, or a method of it; its results all have one shape.
+            sim: The physics, which knows whether a control step is being recorded.
+        """
+        self._term = term
+        self._sim = sim
+        self._result: torch.Tensor | None = None
+        self._is_first = True
+
+    def __call__(self, *args: Any) -> torch.Tensor | None:
+        """Call the term now, or in each replay if a control step is being recorded."""
+        if self._is_first:
+            # Recordings need the memory of the result; the first rollout is never recorded.
+            self._is_first = False
+            result = self._term(*args)
+            self._result = None if result is None else result.clone()
+        else:
+            self._sim.launch(functools.partial(self._run, *args))
+        return self._result
+
+    def _run(self, *args: Any) -> None:
+        self._sim.mark_changed()  # replays execute no Python that would have done so
+        result = self._term(*args)
+        if self._result is not None:
+            assert result is not None
+            self._result.copy_(result)
 
 
 class Columns:

@@ -92,7 +92,11 @@ class Runner(OnPolicyRunner):
         recurrent = self._config.agent.rnn != "none"
         if recurrent and self._rank.is_main:
             emit("status", text="--env.sim.capture step: a recurrent policy cannot be captured; the physics is.")
-        return self.env.device != "cpu" and self.env.sim.captured and not recurrent
+        can_capture = self.env.device != "cpu" and self.env.sim.captured and not recurrent
+        if can_capture and self.env.uncapturable_terms and self._rank.is_main:
+            terms = ", ".join(f"env.{term}" for term in self.env.uncapturable_terms)
+            emit("status", text=f"--env.sim.capture step: {terms}: not capturable; called between two graphs.")
+        return can_capture
 
     def _configure_multi_gpu(self) -> None:
         # rsl_rl's own insists on NCCL and one GPU per local rank; here the worker has joined the group already.
