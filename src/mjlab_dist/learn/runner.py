@@ -8,7 +8,7 @@ import io
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,9 @@ from mjlab_dist.learn.random_state import random_state, restore_random_state
 from mjlab_dist.learn.rank_state import RankState, fits, pack, unpack
 from mjlab_dist.learn.rsl_rl_config import rsl_rl_config
 from mjlab_dist.learn.writers import Writer, writers
+
+MIN_SHARED_FLOP = 1e9
+"""Floating-point operations of a mini-batch from which threads share its work. Below, they cost more time than they save."""
 
 
 class Runner(OnPolicyRunner):
@@ -86,6 +89,26 @@ class Runner(OnPolicyRunner):
         self._reward = torch.zeros((), device=env.device)
         if rank.is_main and config.fsdp_devices > 1:
             emit("status", text=self.alg.sharding.table(config.fsdp_min_size_mb))
+
+        # On a CPU a rollout uses one thread, as the physics does: its batches are small.
+        self._num_threads = torch.get_num_threads()
+        self._is_update_shared = self._update_flop() >= MIN_SHARED_FLOP
+
+    def _update_flop(self) -> float:
+        """Return the floating-point operations of a mini-batch: 2 per parameter and sample forward, and 4 backward."""
+        num_samples = self.env.num_envs * self.cfg["num_steps_per_env"] / self._config.agent.num_mini_batches
+        return 6 * num_samples * self.alg.num_parameters
+
+    @contextlib.contextmanager
+    def _threads(self, *, shared: bool) -> Iterator[None]:
+        """Have torch use this rank's threads, or one; on a GPU, leave them alone."""
+        if self.device == "cpu" and not shared:
+            torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            if self.device == "cpu":
+                torch.set_num_threads(self._num_threads)
 
     def _can_capture_steps(self) -> bool:
         """Return whether control steps can become CUDA graphs; recurrent policies wait for the device in every step."""
@@ -332,12 +355,14 @@ class Runner(OnPolicyRunner):
         clock = self.alg.clock
         start = clock.mark()
         # FSDP2 keeps what a rollout has gathered for the update, which may not use tensors of inference mode.
-        with torch.no_grad() if self.alg.sharding.sharded else torch.inference_mode():
+        no_grad = torch.no_grad() if self.alg.sharding.sharded else torch.inference_mode()
+        with no_grad, self._threads(shared=False):
             obs = self._roll_out(obs)
             self.alg.compute_returns(obs)
             not_finite = self._finite.count(obs)
         collected = clock.mark()
-        losses = self.alg.update()
+        with self._threads(shared=self._is_update_shared):
+            losses = self.alg.update()
         spread = torch.full((), math.nan, device=self.device)
         if not self.alg.synchronizer.keeps_equal and (saves or self.alg.synchronizer.due(iteration)):
             spread = self.alg.average()
