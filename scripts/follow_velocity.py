@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -33,6 +35,8 @@ def main() -> None:
     parser.add_argument("--num-envs", type=int, default=64)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--no-pushes", action="store_true")
+    parser.add_argument("--seconds", type=float, help="length of the episode; by default the task's")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the lines")
     args = parser.parse_args()
     torch.set_num_threads(1)
 
@@ -52,6 +56,7 @@ def main() -> None:
         config.env,
         commands={**config.env.commands, "velocity": dataclasses.replace(told, params=params)},
         events=events,
+        episode_length_s=args.seconds or config.env.episode_length_s,
     )
     checkpoint = args.checkpoint or runs.find_checkpoint(args.run)
     env, policy = load_env_and_policy(dataclasses.replace(config, env=env_config), checkpoint, args.num_envs, args.seed)
@@ -68,13 +73,30 @@ def main() -> None:
             speed += base_linear_velocity(env)[:, 0]
             fell |= env.terminated
     steps = env.max_episode_length
-    share, fallen = tracking.mean().item() / steps, fell.float().mean().item()
-    wanted = env.command("velocity")[:, 0].mean().item()
-    print(f"{checkpoint}: {args.num_envs} robots, {steps * env.step_dt_s:.0f} s, told {args.forward_m_s} m/s")
-    print(f"linear tracking {share:.1%} of its maximum, the worst robot {tracking.min().item() / steps:.1%}")
-    print(f"speed {speed.mean().item() / steps:.3f} m/s, told {wanted:.3f} m/s in the mean")
-    print(f"fell: {int(fell.sum())} of {args.num_envs}")
-    sys.exit(share < LEAST_TRACKING or fallen > MOST_FALLS)
+    share = tracking.mean().item() / steps
+    figures = {
+        "robots": args.num_envs,
+        "seconds": steps * env.step_dt_s,
+        "tracking": share,
+        "worst_tracking": tracking.min().item() / steps,
+        "speed_m_s": speed.mean().item() / steps,
+        "told_m_s": env.command("velocity")[:, 0].mean().item(),
+        "fell": int(fell.sum()),
+        "steps": steps,
+        "walks": share >= LEAST_TRACKING and fell.float().mean().item() <= MOST_FALLS,
+    }
+    print(json.dumps(figures) if args.json else f"{checkpoint}: {_in_words(figures)}")
+    sys.exit(not figures["walks"])
+
+
+def _in_words(figures: dict[str, Any]) -> str:
+    """Return the figures as lines for a person."""
+    return (
+        f"{figures['robots']} robots, {figures['seconds']:.0f} s\n"
+        f"linear tracking {figures['tracking']:.1%} of its maximum, the worst robot {figures['worst_tracking']:.1%}\n"
+        f"speed {figures['speed_m_s']:.3f} m/s, told {figures['told_m_s']:.3f} m/s in the mean\n"
+        f"fell: {figures['fell']} of {figures['robots']}"
+    )
 
 
 if __name__ == "__main__":
