@@ -1,4 +1,4 @@
-"""Train on two ranks of one GPU through gloo, and print what came of it as JSON. Run by test_gpu.py in a process of its own."""
+"""Train on two ranks of one GPU through gloo and print the result as JSON. test_gpu.py and scripts/gpu_report.py run it in a process."""
 
 from __future__ import annotations
 
@@ -17,16 +17,25 @@ NUM_ENVS = 64
 ITERATIONS = 2
 
 
-def main(device: str, log_root: str) -> None:
+def main(
+    device: str,
+    log_root: str,
+    task_name: str = "cartpole-balance",
+    num_envs: int | str = NUM_ENVS,
+    max_iterations: int | str = ITERATIONS,
+) -> None:
     """Train and print.
 
     Args:
-        device: What both ranks take, ``cuda:0`` or ``cpu``.
+        device: Device of both ranks, ``cuda:0`` or ``cpu``.
         log_root: Directory of the run.
+        task_name: Name of the task.
+        num_envs: Envs per rank.
+        max_iterations: Iterations to train.
     """
     plan = DevicePlan(devices=(device,) * 2, names=("shared",) * 2, torch_threads=1, backend="gloo")
-    task = registry.task_config("cartpole-balance")
-    config = dataclasses.replace(task, num_envs=NUM_ENVS, max_iterations=ITERATIONS, log_root=log_root)
+    task = registry.task_config(task_name)
+    config = dataclasses.replace(task, num_envs=int(num_envs), max_iterations=int(max_iterations), log_root=log_root)
     run_dir = runs.create_run_dir(config)
     events: list[Event] = []
     result, _ = run_ranks(worker.run, worker.RunResult, config, plan, run_dir, listen=events.append, control=Control())
