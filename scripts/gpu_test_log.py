@@ -1,0 +1,42 @@
+"""pytest plugin of the GPU report: append one line of JSON per test as it happens, so that a killed run keeps its results."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pytest
+
+VARIABLE = "MJLAB_DIST_TEST_LOG"
+"""Names the file."""
+
+
+def pytest_runtest_logstart(nodeid: str) -> None:
+    """Record that a test begins."""
+    _write(nodeid, "started", 0.0, "")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Record the outcome of a test, or of its set-up or tear-down if that decides it."""
+    if report.when == "call" or report.outcome != "passed":
+        _write(report.nodeid, report.outcome, report.duration, _reason(report))
+
+
+def _reason(report: pytest.TestReport) -> str:
+    """Return why a test was skipped or failed, in one line."""
+    if report.passed:
+        return ""
+    if report.skipped and isinstance(report.longrepr, tuple):
+        return str(report.longrepr[2]).removeprefix("Skipped: ")
+    crash = getattr(report.longrepr, "reprcrash", None)
+    text = str(crash.message if crash else report.longrepr).strip()
+    return text.partition("\n")[0]
+
+
+def _write(test: str, outcome: str, seconds: float, reason: str) -> None:
+    row = {"test": test, "outcome": outcome, "seconds": seconds, "reason": reason}
+    with Path(os.environ[VARIABLE]).open("a") as file:
+        file.write(json.dumps(row) + "\n")
