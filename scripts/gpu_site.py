@@ -1,0 +1,147 @@
+"""What the parts of the GPU report run on, and short trainings and measurements there."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpu_commands import Commands, Ended, PartError, installed, only_run, temporary_log_root
+from gpu_sizes import Sizes
+from timed import SKIPPED
+
+from mjlab_dist import runs
+
+Data = dict[str, Any]
+"""Figures of a part: plain JSON data."""
+
+TRAIN_LIMIT_S = 180.0
+"""Seconds that one short training may take."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """What the parts are run on."""
+
+    sizes: Sizes
+    """How much is measured."""
+    num_gpus: int
+    """GPUs that can be used; 0 in a dry run."""
+    data: Path
+    """Directory of everything that is not the page."""
+    commands: Commands
+    """Starts commands."""
+    peer_python: Path | None
+    """Interpreter of an environment with mjlab."""
+    continues: bool
+    """Whether a training continues where an earlier attempt ended."""
+
+    @property
+    def device(self) -> str:
+        """Device of a single rank."""
+        return "cuda:0" if self.num_gpus else "cpu"
+
+    def ranks(self, count: int) -> tuple[str, ...]:
+        """Return the flags of `train` for a number of ranks, on a GPU each if there are any."""
+        if self.num_gpus:
+            return ("--gpu-ids", *map(str, range(count)))
+        return ("--gpu-ids", "None") if count == 1 else ("--cpu-ranks", str(count))
+
+    def train(
+        self, task: str, *flags: str, name: str, limit_s: float = TRAIN_LIMIT_S, ranks: int = 1, **options: Any
+    ) -> Ended:
+        """Run `train`; options are those of :meth:`Commands.run`."""
+        args = [*installed("train"), task, *self.ranks(ranks), *flags]
+        return self.commands.run(args, limit_s=limit_s, name=name, **options)
+
+    def measure(self, script: str, *args: str, name: str) -> Data:
+        """Return what one of the scripts beside this one printed."""
+        path = Path(__file__).with_name(script)
+        ended = self.commands.run([sys.executable, path, *args], limit_s=TRAIN_LIMIT_S, name=name)
+        ended.check(name)
+        return last_json(ended)
+
+
+def last_json(ended: Ended) -> Data:
+    """Return the last JSON object that a command printed on a line of its own.
+
+    Raises:
+        PartError: If there is none.
+    """
+    for line in reversed(ended.lines):
+        if line.startswith("{"):
+            try:
+                return json.loads(line)
+            except ValueError:
+                continue
+    raise PartError(f"no figures were printed:\n{ended.tail}")
+
+
+def finish(failures: Sequence[str]) -> None:
+    """Raise if anything failed, after everything else has been measured.
+
+    Raises:
+        PartError: With all failures.
+    """
+    if failures:
+        raise PartError("\n".join(failures))
+
+
+def train_briefly(
+    site: Site, task: str, num_envs: int, capture: str | None, *flags: str, name: str, ranks: int = 1
+) -> Data:
+    """Train some iterations and return the figures of those that are warm.
+
+    Args:
+        site: What it runs on.
+        task: Name of the task.
+        num_envs: Envs per rank.
+        capture: Capture mode; None for the task's own.
+        flags: Further flags.
+        name: Name of the log file.
+        ranks: Number of ranks.
+
+    Raises:
+        PartError: If the training fails.
+    """
+    with temporary_log_root(site.data) as root:
+        ended = site.train(
+            task,
+            *("--num-envs", str(num_envs), "--max-iterations", str(site.sizes.iterations), "--log-root", str(root)),
+            *(("--env.sim.capture", capture) if capture else ()),
+            *flags,
+            name=name,
+            ranks=ranks,
+        )
+        ended.check(f"{task} with {num_envs} envs, {capture or 'default'} capture")
+        figures = summarize(runs.read_metrics(only_run(root)), num_envs * ranks)
+    return {**figures, "capture": capture, "warnings": ended.warnings, "command_s": ended.seconds}
+
+
+def summarize(rows: list[Data], num_envs: int) -> Data:
+    """Return medians over warm iterations.
+
+    Args:
+        rows: Rows of metrics.jsonl.
+        num_envs: Envs over all ranks.
+    """
+    warm = rows[SKIPPED:] or rows[-1:]
+    before = rows[-len(warm) - 1] if len(rows) > len(warm) else None
+    wall_s = rows[-1]["elapsed_s"] - (before["elapsed_s"] if before else 0.0)
+    steps = rows[-1]["total_steps"] - (before["total_steps"] if before else 0)
+    speeds = [row["steps_per_s"] for row in warm]
+    return {
+        "num_envs": num_envs,
+        "iterations": len(warm),
+        "steps_per_env": rows[0]["total_steps"] // (rows[0]["iteration"] * num_envs),
+        "steps_per_s": statistics.median(speeds),
+        "min_steps_per_s": min(speeds),
+        "max_steps_per_s": max(speeds),
+        "wall_steps_per_s": steps / wall_s,
+        **{name: statistics.median(row[name] for row in warm) for name in ("collect_s", "learn_s", "wait_s")},
+        "overflowed_envs": max(row["overflowed_envs"] for row in rows),
+    }

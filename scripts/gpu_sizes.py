@@ -1,0 +1,109 @@
+"""How much the GPU report measures: on a GPU, and in a dry run on a CPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """How much the parts measure."""
+
+    tests: str
+    """Tests of the parts tests and sync."""
+    cold_start_tasks: tuple[str, ...]
+    """Tasks that are started twice, with kernels to compile and with compiled ones."""
+    cold: bool
+    """Whether kernels are really compiled again."""
+    capture_tasks: tuple[str, ...]
+    """Tasks that are trained in every capture mode."""
+    capture_modes: tuple[str, ...]
+    """Capture modes."""
+    compared_envs: int
+    """Envs of the parts that compare."""
+    throughput: dict[str, str]
+    """Tasks whose speed is measured, by part."""
+    num_envs: tuple[int, ...]
+    """Numbers of envs, smallest first."""
+    iterations: int
+    """Iterations of a short training."""
+    steps: int
+    """Control steps of a measurement inside of an iteration."""
+    faults: tuple[str, ...]
+    """Faults of a rank."""
+    hang_timeout_s: float
+    """Seconds after which a stopped rank is considered hung."""
+    trainings: dict[str, str]
+    """Tasks that are trained until they walk, by part."""
+    training_envs: int
+    """Envs of these trainings."""
+    training_iterations: int | None
+    """Iterations of these trainings; None leaves the task's own."""
+    training_limit_s: float
+    """Seconds after which they are stopped."""
+    robots: int
+    """Robots that the trained policy moves."""
+    follow_s: float | None
+    """Seconds that they walk; None for the task's whole episode."""
+    left_out: dict[str, str]
+    """Parts that are not run, with the reason."""
+
+
+FULL = Sizes(
+    tests="tests/gpu",
+    cold_start_tasks=("cartpole-balance", "quadruped-velocity-flat"),
+    cold=True,
+    capture_tasks=("cartpole-balance", "quadruped-velocity-flat"),
+    capture_modes=("step", "physics", "off"),
+    compared_envs=4096,
+    throughput={
+        "speed-cartpole": "cartpole-balance",
+        "speed-half-cheetah": "gym-half-cheetah",
+        "speed-quadruped-flat": "quadruped-velocity-flat",
+        "speed-quadruped-rough": "quadruped-velocity-rough",
+    },
+    num_envs=(1024, 4096, 16384),
+    iterations=13,
+    steps=100,
+    faults=("raise", "sigkill", "sigstop"),
+    hang_timeout_s=20.0,
+    trainings={"train-quadruped": "quadruped-velocity-flat", "train-humanoid": "humanoid-velocity-flat"},
+    training_envs=4096,
+    training_iterations=None,
+    training_limit_s=240.0,
+    robots=64,
+    follow_s=None,
+    left_out={},
+)
+"""For one GPU. Planned for less than 25 minutes in all; no run on a GPU has confirmed that."""
+
+_SAME = "a dry run runs the same code in the part {}"
+
+DRY = Sizes(
+    tests="tests/gpu/test_update_on_gpu.py",
+    cold_start_tasks=("cartpole-balance",),
+    cold=False,
+    capture_tasks=("cartpole-balance",),
+    capture_modes=("off",),
+    compared_envs=4,
+    throughput={**FULL.throughput, "speed-quadruped-flat": "cartpole-balance"},
+    num_envs=(4,),
+    iterations=2,
+    steps=5,
+    faults=("raise",),
+    hang_timeout_s=20.0,
+    trainings=FULL.trainings,
+    training_envs=2,
+    training_iterations=2,
+    training_limit_s=300.0,
+    robots=2,
+    follow_s=0.2,
+    left_out={
+        "sync": "needs a GPU",
+        "speed-cartpole": _SAME.format("speed-quadruped-flat"),
+        "speed-half-cheetah": _SAME.format("speed-quadruped-flat"),
+        "speed-quadruped-rough": _SAME.format("speed-quadruped-flat"),
+        "train-humanoid": _SAME.format("train-quadruped"),
+    },
+)
+"""For a walk through all parts on a CPU in about a minute."""
