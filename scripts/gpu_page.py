@@ -1,0 +1,414 @@
+"""The page of the GPU report, docs/gpu.md, from the results of its parts. Every figure on it is a measured one."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpu_commands import ROOT
+
+Result = dict[str, Any]
+"""How a part ended, with its data."""
+
+DRY_RUN = """**This was a dry run on a CPU, with small sizes. It proves nothing about GPUs:** it only shows that
+every part of the report can be run."""
+
+GOAL_DEVICE = "H200"
+"""Device that the goals are for."""
+
+SPEED_GOALS = (("speed-cartpole", "4096", 1.5e6), ("speed-quadruped-flat", "4096", 4e5))
+"""Part, number of envs, and the env-steps/s wanted."""
+
+PHYSICS_GOAL = 0.8
+"""Share of the collection that the physics should take at least, in the last of these parts."""
+
+SHARES = ("physics", "env layer", "policy", "update", "waiting")
+
+TAIL_CHARS = 3000
+"""Characters of a failure that the page shows."""
+
+Lines = list[str]
+
+
+def write_page(output: Path, results: Mapping[str, Result], data_dir: Path, dry_run: bool) -> Path:
+    """Write the page.
+
+    Args:
+        output: Directory of the page; pictures are in its directory ``pictures``.
+        results: All parts in order; those without a result are marked as not run.
+        data_dir: Directory of the data, which the page must not name.
+        dry_run: Whether nothing was run on a GPU.
+
+    Returns:
+        The page.
+    """
+    lines = ["# On a GPU", ""]
+    if dry_run:
+        lines += [DRY_RUN, ""]
+    lines += [
+        "Written by `uv run python scripts/gpu_report.py`, which runs every part in processes of its own.",
+        "Speeds and times are medians over iterations without the first three; the minimum and maximum are in",
+        "brackets.",
+    ]
+    for title, names, render in SECTIONS:
+        found = {name: result for name, result in results.items() if any(name.startswith(n) for n in names)}
+        if render is _render_parts or render is _render_goals:
+            found = dict(results)
+        lines += ["", f"## {title}"]
+        try:
+            lines += render(found)
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            # Incomplete data of one part must not prevent the page of the others.
+            lines.append(f"This section could not be written: {type(error).__name__} {error}.")
+        lines += _failures(found) if render is not _render_parts and render is not _render_goals else []
+        lines += _pictures(output, title)
+    output.mkdir(parents=True, exist_ok=True)
+    page = output / "gpu.md"
+    page.write_text(_anonymous("\n".join(lines) + "\n", data_dir))
+    return page
+
+
+def _anonymous(text: str, data_dir: Path) -> str:
+    """Remove the machine's name and paths, which outputs of failed commands contain."""
+    names = {str(data_dir.resolve()): "DATA", str(ROOT): ".", str(Path.home()): "~"}
+    host = platform.node()
+    if len(host) > 3:
+        names[host] = "HOST"
+    for name, short in names.items():
+        if name not in ("", "/"):
+            text = text.replace(name, short)
+    return text
+
+
+def _pictures(output: Path, title: str) -> Lines:
+    pictures = {"Speed": ("gpu-speed", "gpu-shares"), "Trainings": ("gpu-trainings",)}
+    found = [name for name in pictures.get(title, ()) if (output / "pictures" / f"{name}.png").is_file()]
+    return [line for name in found for line in ("", f"![{PICTURES[name]}](pictures/{name}.png)")]
+
+
+PICTURES = {
+    "gpu-speed": "Env-steps per second by number of envs",
+    "gpu-shares": "Shares of an iteration's time",
+    "gpu-trainings": "Mean return and tracking by minutes of training",
+}
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> Lines:
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return [*lines, *("| " + " | ".join(_cell(value) for value in row) + " |" for row in rows)]
+
+
+def _cell(value: object) -> str:
+    return str("" if value is None else value).replace("|", "\\|").replace("\n", " ")
+
+
+def _number(value: float | None, digits: int = 0) -> str:
+    return "" if value is None else f"{value:,.{digits}f}"
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}"
+
+
+def _failures(found: Mapping[str, Result]) -> Lines:
+    """Return why parts of a section failed or were skipped."""
+    lines: Lines = []
+    for name, result in found.items():
+        status = result.get("status")
+        if status == "failed":
+            reason = str(result["reason"])
+            cut = reason if len(reason) <= TAIL_CHARS else f"...{reason[-TAIL_CHARS:]}"
+            lines += ["", f"`{name}` **failed**:", "```", cut.replace("```", "'''"), "```"]
+        elif status == "skipped":
+            lines += ["", f"`{name}` was skipped: {result['reason']}."]
+        elif status is None:
+            lines += ["", f"`{name}` has not been run."]
+    return lines
+
+
+def _data(found: Mapping[str, Result]) -> dict[str, dict[str, Any]]:
+    """Return the data of parts that have any."""
+    return {name: result["data"] for name, result in found.items() if result.get("data")}
+
+
+# Sections
+
+
+def _render_machine(found: Mapping[str, Result]) -> Lines:
+    machine = _data(found).get("machine")
+    if not machine:
+        return []
+    gpus = [
+        f"{g['name']}, {g['memory_gb']:.0f} GB, compute capability {g['capability']}, {g['multiprocessors']} SMs"
+        for g in machine["gpus"]
+    ]
+    rows = [
+        ("GPUs", "; ".join(gpus) or "none was used"),
+        ("driver", machine.get("driver")),
+        ("CUDA of the driver, torch, Warp", ", ".join(str(machine.get(k)) for k in CUDA_VERSIONS)),
+        ("NCCL", machine.get("nccl")),
+        ("power limit", machine.get("power_limit_w") and f"{machine['power_limit_w']:.0f} W"),
+        ("maximum SM clock", machine.get("clock_mhz") and f"{machine['clock_mhz']} MHz"),
+        ("CPU", f"{machine['cpu']}, {machine['cpu_cores']} cores, {machine['memory_gb']:.0f} GB"),
+        ("system", f"{machine['system']}, Python {machine['python']}"),
+        ("packages", ", ".join(f"{name} {v}" for name, v in machine["versions"].items() if v)),
+    ]
+    wrong = [f"{c['name']}: {c['status']}" for c in machine.get("doctor", []) if c["status"] != "ok"]
+    rows.append(("`mjlab-dist doctor`", "; ".join(wrong) or "all checks are ok"))
+    return _table(("", ""), [row for row in rows if row[1]])
+
+
+CUDA_VERSIONS = ("driver_cuda", "torch_cuda", "warp_cuda")
+
+
+def _render_parts(results: Mapping[str, Result]) -> Lines:
+    rows = [
+        (
+            f"`{name}`",
+            result.get("status", "not run"),
+            _number(result.get("seconds"), 0 if result.get("seconds", 0) > 10 else 1),
+            result.get("started"),
+            result.get("commit"),
+        )
+        for name, result in results.items()
+    ]
+    total = sum(result.get("seconds", 0.0) for result in results.values())
+    return [*_table(("part", "result", "seconds", "started", "commit"), rows), "", f"{total / 60:.1f} minutes in all."]
+
+
+def _render_goals(results: Mapping[str, Result]) -> Lines:
+    data = _data(results)
+    rows: list[tuple[str, ...]] = []
+    for part, num_envs, wanted in SPEED_GOALS:
+        measured = _sizes(data.get(part)).get(num_envs, {}).get("steps_per_s")
+        rows.append((f"`{part}`, {num_envs} envs, env-steps/s", *_compare(wanted, measured, _number)))
+    part, num_envs, _ = SPEED_GOALS[-1]
+    share = _collection_share(_sizes(data.get(part)).get(num_envs, {}))
+    rows.append((f"`{part}`, {num_envs} envs, physics of the collection", *_compare(PHYSICS_GOAL, share, _percent)))
+    lines = _table(("goal", "wanted at least", "measured", ""), rows)
+    gpus = data.get("machine", {}).get("gpus", [])
+    if not any(GOAL_DEVICE in gpu["name"] for gpu in gpus):
+        lines += ["", f"The goals are for an {GOAL_DEVICE}, and this machine has none."]
+    return lines
+
+
+def _compare(wanted: float, measured: float | None, show: Callable[[float], str]) -> tuple[str, str, str]:
+    if measured is None:
+        return show(wanted), "", "not measured"
+    return show(wanted), show(measured), "reached" if measured >= wanted else "not reached"
+
+
+def _sizes(data: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
+    return (data or {}).get("sizes", {})
+
+
+def _collection_share(figures: Mapping[str, Any]) -> float | None:
+    """Return the share of the physics in the collection; None if it was not measured."""
+    if "physics_s" not in figures or "collect_s" not in figures:
+        return None
+    return figures["physics_s"] * figures["steps_per_env"] / figures["collect_s"]
+
+
+def _render_tests(found: Mapping[str, Result]) -> Lines:
+    lines: Lines = []
+    for name, data in _data(found).items():
+        tests = data.get("tests", [])
+        outcomes = ("passed", "failed", "skipped", "started")
+        counts = [str(sum(test["outcome"] == outcome for test in tests)) for outcome in outcomes]
+        lines += ["", f"`{name}`:", "", *_table(("passed", "failed", "skipped", "did not end"), [counts]), ""]
+        rows = [
+            (f"`{test['test'].rpartition('::')[2]}`", _outcome(test["outcome"]), _number(test["seconds"], 1), why)
+            for test in tests
+            for why in [test["reason"][:200]]
+        ]
+        lines += _table(("test", "outcome", "seconds", "why"), rows) if rows else []
+    return lines
+
+
+def _outcome(outcome: str) -> str:
+    return "did not end" if outcome == "started" else outcome
+
+
+def _render_cold(found: Mapping[str, Result]) -> Lines:
+    rows = [
+        (task, {"cold": "to compile", "warm": "compiled"}[kind], f["modules"], _number(f["first_iteration_s"], 1))
+        for data in _data(found).values()
+        for task, kinds in data.items()
+        for kind, f in kinds.items()
+    ]
+    return _table(("task", "kernels", "modules compiled", "seconds to the end of the first iteration"), rows)
+
+
+SPEED_HEAD = ("env-steps/s", "by the wall clock", "collection", "update", "envs that overflowed", "note")
+
+
+def _speed(figures: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the columns of a short training; an error in place of figures that are missing."""
+    if "steps_per_s" not in figures:
+        return ("", "", "", "", "", "failed, see below")
+    low, high = figures["min_steps_per_s"], figures["max_steps_per_s"]
+    notes = [*figures.get("warnings", [])]
+    if "step_error" in figures:
+        notes.insert(0, "training failed with `step`; these figures are with `physics`")
+    return (
+        f"{_number(figures['steps_per_s'])} ({_number(low)} to {_number(high)})",
+        _number(figures["wall_steps_per_s"]),
+        f"{1e3 * figures['collect_s']:.1f} ms",
+        f"{1e3 * figures['learn_s']:.1f} ms",
+        str(figures["overflowed_envs"]),
+        "; ".join(notes),
+    )
+
+
+def _render_capture(found: Mapping[str, Result]) -> Lines:
+    rows = [
+        (task, mode, figures.get("num_envs"), *_speed(figures))
+        for data in _data(found).values()
+        for task, modes in data.items()
+        for mode, figures in modes.items()
+    ]
+    return _table(("task", "`--env.sim.capture`", "envs", *SPEED_HEAD), rows)
+
+
+def _render_speed(found: Mapping[str, Result]) -> Lines:
+    speeds: list[tuple[object, ...]] = []
+    shares: list[tuple[object, ...]] = []
+    for data in _data(found).values():
+        for num_envs, figures in _sizes(data).items():
+            speeds.append((data["task"], num_envs, figures.get("capture"), *_speed(figures)))
+            if "shares" not in figures:
+                continue
+            shares.append(
+                (
+                    *(data["task"], num_envs, *(_percent(figures["shares"][name]) for name in SHARES)),
+                    *(_percent(_collection_share(figures)), f"{1e3 * figures['physics_s']:.3f} ms"),
+                    f"{1e3 * figures['env_step_s']:.3f} ms{'' if figures['recorded'] else ', not recorded'}",
+                    _number(figures.get("memory_gb"), 1),
+                )
+            )
+    head = ("task", "envs", *SHARES, "physics of the collection", "physics a step", "env step", "GB in use")
+    return [
+        *_table(("task", "envs", "capture", *SPEED_HEAD), speeds),
+        "",
+        "Env-steps/s count the time of collection and update, as in metrics.jsonl; the wall clock also counts",
+        "metrics, writing and checkpoints. Shares of an iteration:",
+        "",
+        *_table(head, shares),
+        "",
+        "How shares are measured: the times of collection, update and waiting are medians of `train`, by CUDA",
+        "events. Another process measures the env alone, with random actions. There, events before and after the",
+        "physics in control steps without CUDA graphs give the time of the physics, and replays of the recorded",
+        "control step give the time of the env. The env layer is the env without the physics. The policy, with",
+        "storage, is the collection without the env. Policies in training and random actions lead to different",
+        "contacts, so small differences and negative shares are not significant.",
+    ]
+
+
+def _render_ranks(found: Mapping[str, Result]) -> Lines:
+    data = _data(found)
+    lines: Lines = []
+    if shared := data.get("two-ranks"):
+        share = shared["wait_s"] / (shared["collect_s"] + shared["learn_s"])
+        rows = [(shared["task"], shared["num_envs"], *_speed(shared), _percent(share))]
+        lines += ["Two ranks on one device, through gloo:", ""]
+        lines += [*_table(("task", "envs of both", *SPEED_HEAD, "waiting"), rows), ""]
+    if broken := data.get("nccl-faults"):
+        rows = [
+            (
+                *(fault, f["code"], f["expected_code"], "yes" if f["names_rank"] else "no"),
+                *(", ".join(f["left"]) or "nothing", _number(f["seconds"], 1)),
+                "as expected" if f["as_expected"] else "not as expected",
+            )
+            for fault, f in broken.items()
+        ]
+        head = ("fault of rank 1", "exit code", "expected", "names the rank", "left running", "seconds in all", "")
+        lines += ["Faults beside NCCL (in a dry run: gloo on the CPU):", "", *_table(head, rows), ""]
+    if scaled := data.get("nccl-scaling"):
+        runs = {ranks: figures for ranks, figures in scaled.items() if ranks.isdecimal()}
+        base = runs["1"]["steps_per_s"]
+        rows = [(n, f["num_envs"], *_speed(f), f"{f['steps_per_s'] / base:.2f}") for n, f in runs.items()]
+        lines += [f"Weak scaling of {scaled['task']}, the same envs on every rank:", ""]
+        lines += _table(("ranks", "envs of all", *SPEED_HEAD, "times one rank"), rows)
+    return lines
+
+
+def _render_trainings(found: Mapping[str, Result]) -> Lines:
+    rows = [
+        (
+            data["task"],
+            data["num_envs"],
+            _number(data["iterations"]),
+            f"{data['total_steps'] / 1e6:.1f} M",
+            _number(data["minutes"], 1),
+            _number(data["mean_return"], 1),
+            _number(data.get("walking_after_min"), 1) or "not reached",
+            *_walk(data.get("walk")),
+            "; ".join(data.get("warnings", [])),
+        )
+        for data in _data(found).values()
+        if "iterations" in data
+    ]
+    head = (
+        *(
+            "task",
+            "envs",
+            "iterations",
+            "steps",
+            "minutes",
+            "mean return",
+            "minutes until 80% tracking while exploring",
+        ),
+        *("tracking without exploration", "worst robot", "speed", "fell", "walks", "note"),
+    )
+    return [
+        *_table(head, rows),
+        "",
+        "Minutes do not include start-up. 80% tracking while exploring: the first iteration in which the reward for",
+        "the linear velocity is at least 80% of its maximum per step, and the mean episode at least 95% of the full",
+        "length. Without exploration: `scripts/follow_velocity.py` on the CPU, with commands of 0.5 to 1.0 m/s. A policy",
+        "walks if tracking earns at least 80% of its maximum and at most one robot in twenty falls.",
+    ]
+
+
+def _walk(walk: Mapping[str, Any] | None) -> tuple[str, ...]:
+    if not walk:
+        return ("",) * 5
+    return (
+        _percent(walk["tracking"]),
+        _percent(walk["worst_tracking"]),
+        f"{walk['speed_m_s']:.2f} m/s, command {walk['told_m_s']:.2f}",
+        f"{walk['fell']} of {walk['robots']}",
+        "yes" if walk["walks"] else "no",
+    )
+
+
+def _render_mjlab(found: Mapping[str, Result]) -> Lines:
+    rows = [
+        (
+            *(peer_task, _number(f["peer"]["steps_per_s"]), f["task"], _number(f["ours"]["steps_per_s"])),
+            f"{f['ours']['steps_per_s'] / f['peer']['steps_per_s']:.2f}",
+        )
+        for data in _data(found).values()
+        for peer_task, f in data.items()
+    ]
+    head = ("mjlab's task", "env-steps/s", "ours", "env-steps/s", "ratio")
+    return _table(head, rows) if rows else []
+
+
+Render = Callable[[Mapping[str, Result]], Lines]
+
+SECTIONS: tuple[tuple[str, tuple[str, ...], Render], ...] = (
+    ("Machine", ("machine",), _render_machine),
+    ("Goals", (), _render_goals),
+    ("Parts", (), _render_parts),
+    ("Tests", ("tests", "sync"), _render_tests),
+    ("Cold start", ("cold-start",), _render_cold),
+    ("Capture", ("capture",), _render_capture),
+    ("Speed", ("speed-",), _render_speed),
+    ("Several ranks", ("two-ranks", "nccl-"), _render_ranks),
+    ("Trainings", ("train-",), _render_trainings),
+    ("Beside mjlab", ("mjlab",), _render_mjlab),
+)
+"""Title, beginnings of the names of its parts, and what writes it."""

@@ -1,0 +1,231 @@
+"""Run everything that only a GPU can show, and write docs/gpu.md.
+
+uv run python scripts/gpu_report.py
+
+Each part runs in processes of its own, with a time limit. Its result is stored at once: another call skips parts that are done and repeats those
+that failed. `--dry-run` runs all parts on the CPU with small sizes. Needs no network. Exits with 1 if a part failed, with 2 without a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gpu_page
+from gpu_commands import ROOT, Commands, PartError
+from gpu_parts import Part, list_parts
+from gpu_site import Site, last_json
+from gpu_sizes import DRY, FULL
+
+RESULTS = "results"
+"""Directory of the results, in the directory of the data."""
+
+PART_LIMIT_S = 440.0
+"""Seconds that one part may take. A training that is stopped then may need another minute for its checkpoint."""
+
+PROBE = (
+    "import json, torch; "
+    "print(json.dumps({'gpus': torch.cuda.device_count(), 'sum': torch.ones(8, device='cuda').sum().item()}))"
+)
+"""Program that uses the GPU."""
+
+
+def main() -> None:
+    """Run the parts, print a line at the start and end of each, and write the page."""
+    args = _parse(sys.argv[1:])
+    _end_on_sigterm()
+    data: Path = args.data
+    commands = Commands(logs=data / "logs", on_cpu=args.dry_run)
+    num_gpus = 0 if args.dry_run else _count_gpus(commands)
+    sizes = DRY if args.dry_run else FULL
+    parts = list_parts(sizes, num_gpus, args.peer_python is not None, args.dry_run)
+    chosen = _choose(parts, args.parts)
+
+    for number, part in enumerate(chosen, 1):
+        stored = read_result(data, part.name, args.dry_run)
+        if stored.get("status") == "done" and not args.redo:
+            print(f"[{number}/{len(chosen)}] {part.name}: done before", flush=True)
+            continue
+        print(f"[{number}/{len(chosen)}] {part.name} ...", flush=True)
+        site = Site(
+            sizes=sizes,
+            num_gpus=num_gpus,
+            data=data,
+            commands=commands,
+            peer_python=args.peer_python,
+            continues=not args.redo,
+        )
+        commands.deadline = time.monotonic() + PART_LIMIT_S
+        result = run_part(part, site)
+        store_result(data, part.name, {**result, "dry_run": args.dry_run})
+        print(f"    {part.name}: {_in_one_line(result)}", flush=True)
+        # Something may end this process during the next part.
+        _write_page(args, parts)
+
+    failed = [part.name for part in chosen if read_result(data, part.name, args.dry_run).get("status") == "failed"]
+    _draw(args, parts)
+    page = _write_page(args, parts)
+    print(f"{page}; logs of all commands: {commands.logs}")
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}; call again to run these parts again")
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dry-run", action="store_true", help="run all parts on the CPU with small sizes")
+    parser.add_argument("--parts", nargs="+", metavar="PART", help="only these parts")
+    parser.add_argument("--redo", action="store_true", help="run parts again that are done")
+    parser.add_argument(
+        "--output", type=Path, help="directory of gpu.md and its pictures; by default docs, in a dry run the data's"
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        help="directory of results, logs and runs; by default logs/gpu-report, in a dry run logs/gpu-report-dry",
+    )
+    parser.add_argument("--peer-python", type=Path, help="interpreter of an environment with mjlab, to compare with")
+    args = parser.parse_args(argv)
+    if args.peer_python is not None and not args.peer_python.is_file():
+        parser.error(f"--peer-python {args.peer_python}: there is no such file; name the interpreter of an environment")
+    args.peer_python = args.peer_python and args.peer_python.absolute()
+    args.data = (args.data or ROOT / "logs" / ("gpu-report-dry" if args.dry_run else "gpu-report")).resolve()
+    args.output = args.output or (args.data if args.dry_run else ROOT / "docs")
+    return args
+
+
+def _choose(parts: Sequence[Part], names: Sequence[str] | None) -> list[Part]:
+    """Return the parts that were asked for, in their own order; end with 2 if there is no such part."""
+    known = [part.name for part in parts]
+    for name in names or ():
+        if name not in known:
+            print(f"--parts {name}: there is no such part; choose from {', '.join(known)}", file=sys.stderr)
+            sys.exit(2)
+    return [part for part in parts if not names or part.name in names]
+
+
+def _end_on_sigterm() -> None:
+    """Turn SIGTERM into an exception, so that the command in progress is killed."""
+
+    def end(signum: int, _: object) -> None:
+        sys.exit(128 + signum)
+
+    signal.signal(signal.SIGTERM, end)
+
+
+def _count_gpus(commands: Commands) -> int:
+    """Return how many GPUs torch can use; end with 2 if it can use none."""
+    try:
+        ended = commands.run([sys.executable, "-c", PROBE], limit_s=120, name="probe")
+        ended.check("torch.ones(8, device='cuda')")
+        return int(last_json(ended)["gpus"])
+    except PartError as error:
+        print(f"{error}\nNo GPU can be used: see `mjlab-dist doctor`, or use --dry-run", file=sys.stderr)
+        sys.exit(2)
+
+
+def run_part(part: Part, site: Site) -> dict[str, Any]:
+    """Run a part.
+
+    Args:
+        part: The part.
+        site: What it runs on.
+
+    Returns:
+        Its status, ``done``, ``failed`` or ``skipped``, with the reason, the time and the figures.
+    """
+    start = time.monotonic()
+    started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    status, reason, data = "done", "", {}
+    if part.missing:
+        status, reason = "skipped", part.missing
+    else:
+        try:
+            part.measure(site, data)
+        except PartError as error:
+            status, reason = "failed", str(error)
+        except Exception as error:  # noqa: BLE001 (an error in one part must not prevent the others)
+            status, reason = "failed", f"{type(error).__name__}: {error}"
+    return {
+        "status": status,
+        "reason": reason,
+        "seconds": time.monotonic() - start,
+        "started": started,
+        "commit": _commit(),
+        "data": data,
+    }
+
+
+def _in_one_line(result: dict[str, Any]) -> str:
+    reason = result["reason"].strip()
+    last = f" ({reason.splitlines()[-1][:150]})" if reason else ""
+    return f"{result['status']} in {result['seconds']:.1f} s{last}"
+
+
+def _commit() -> str | None:
+    """Return the commit, with a mark if files differ from it; None without git."""
+    if shutil.which("git") is None:
+        return None
+    args = ["git", "describe", "--always", "--dirty", "--abbrev=10"]
+    done = subprocess.run(args, cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or None
+
+
+def store_result(data: Path, name: str, result: dict[str, Any]) -> None:
+    """Store a part's result; a reader finds all of it or nothing.
+
+    Args:
+        data: Directory of the data.
+        name: Name of the part.
+        result: Its result.
+    """
+    path = data / RESULTS / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(result, indent=1) + "\n")
+    temporary.replace(path)
+
+
+def read_result(data: Path, name: str, dry_run: bool) -> dict[str, Any]:
+    """Return a part's stored result; empty if there is none, it is damaged, or it is of the other kind of run.
+
+    Args:
+        data: Directory of the data.
+        name: Name of the part.
+        dry_run: Kind of run.
+    """
+    try:
+        result = json.loads((data / RESULTS / f"{name}.json").read_text())
+        return result if result["dry_run"] == dry_run else {}
+    except (OSError, ValueError, TypeError, KeyError):
+        return {}
+
+
+def _results(args: argparse.Namespace, parts: Sequence[Part]) -> dict[str, Any]:
+    return {part.name: read_result(args.data, part.name, args.dry_run) for part in parts}
+
+
+def _write_page(args: argparse.Namespace, parts: Sequence[Part]) -> Path:
+    return gpu_page.write_page(args.output, _results(args, parts), args.data, args.dry_run)
+
+
+def _draw(args: argparse.Namespace, parts: Sequence[Part]) -> None:
+    """Draw the pictures, if matplotlib is there."""
+    try:
+        import gpu_plots  # noqa: PLC0415 (may not be installed)
+
+        gpu_plots.draw(args.output, _results(args, parts))
+    except Exception as error:  # noqa: BLE001 (figures matter more than pictures)
+        print(f"Warning: no pictures: {type(error).__name__}: {error}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
