@@ -14,8 +14,8 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore
 from timed import busy
+from torch._C._distributed_c10d import FileStore
 from torch.multiprocessing.spawn import spawn
 
 from mjlab_dist.distributed.local_sum import LocalSum

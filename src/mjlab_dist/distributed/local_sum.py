@@ -32,11 +32,15 @@ HELLO_TIMEOUT_S = 10
 SIZE_BYTES = 8
 """Length of the number that goes before every tensor."""
 
+MAX_WHOLE_BYTES = 64 * 1024
+"""Largest tensor that more than two ranks exchange whole. Two ranks always do: it is no more bytes than exchanging parts twice."""
+
 
 class LocalSum:
-    """A reduce-scatter and an all-gather: rank i adds up part i of everybody's tensor, in the order of ranks, and passes it on.
+    """Sum over ranks in the order of ranks, in one exchange of small tensors or two of large ones.
 
-    Every number is computed once, so that all ranks hold the same bits.
+    Small tensors: every rank sends its tensor to every other, and all add up the same addends. Large tensors: a reduce-scatter and an
+    all-gather, in which rank i adds up part i. All ranks hold the same bits either way.
     """
 
     def __init__(self, store: Store, rank: int, world_size: int, timeout_s: float) -> None:
@@ -65,6 +69,7 @@ class LocalSum:
                 except TimeoutError as error:
                     raise _silent(missing, timeout_s) from error
         self._links = [_Link(other, connected[other]) for other in sorted(connected)]
+        self._buffers: dict[tuple[int, torch.dtype], torch.Tensor] = {}
 
     def sum_(self, values: torch.Tensor) -> None:
         """Replace a tensor by its sum over ranks; called by all of them, with tensors of one shape and type.
@@ -75,20 +80,35 @@ class LocalSum:
         Raises:
             LostRankError: If another rank has ended, has said nothing for the timeout, or adds up a tensor of another size.
         """
-        parts = values.view(-1).tensor_split(self._world_size)
+        flat = values.view(-1)
+        if self._world_size == 2 or flat.nbytes <= MAX_WHOLE_BYTES:
+            self._add_up(flat, send=[flat] * self._world_size)
+            return
+        parts = flat.tensor_split(self._world_size)
         own = parts[self._rank]
-        addends = own.new_empty(self._world_size, len(own))
-        addends[self._rank] = own
-        self._trade(send=parts, receive=addends.unbind())
-        own.copy_(addends[0])
-        for addend in addends[1:]:
-            own += addend
+        self._add_up(own, send=parts)
         self._trade(send=[own] * self._world_size, receive=parts)
 
     def close(self) -> None:
         """Close the connections."""
         for link in self._links:
             link.connection.close()
+
+    def _add_up(self, own: torch.Tensor, send: Sequence[torch.Tensor]) -> None:
+        """Replace a tensor by its sum with what the other ranks send in place of it; ``send`` is what they get, by ranks."""
+        addends = self._buffer(own)
+        addends[self._rank].copy_(own)
+        self._trade(send=send, receive=addends)
+        torch.add(addends[0], addends[1], out=own)
+        for addend in addends[2:]:
+            own.add_(addend)
+
+    def _buffer(self, like: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Return memory for one tensor per rank; kept, because fresh memory of this size costs page faults in every sum."""
+        key = (like.numel(), like.dtype)
+        if key not in self._buffers:
+            self._buffers[key] = like.new_empty(self._world_size, like.numel())
+        return self._buffers[key].unbind()
 
     def _trade(self, send: Sequence[torch.Tensor], receive: Sequence[torch.Tensor]) -> None:
         """Send every other rank its tensor of a list by ranks, and receive one from each into those of another."""
