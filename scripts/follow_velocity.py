@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from mjlab_dist import runs
-from mjlab_dist.env.rewards import track_linear_velocity
-from mjlab_dist.env.terms import base_linear_velocity
+from mjlab_dist.mdp.observations import base_linear_velocity
+from mjlab_dist.mdp.rewards import track_linear_velocity
 from mjlab_dist.play import load_env_and_policy
 
 MOST_FALLS = 0.05

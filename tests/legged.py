@@ -42,8 +42,8 @@ CONFIG = EnvConfig(
     sim=SIM,
     episode_length_s=1.0,
     actions={"legs": ActionConfig(actuators=(".*_leg",), scale=0.5, offset="home")},
-    observations={"actor": {"joints": ObservationConfig(func="mjlab_dist.env.terms:JointPositions")}},
-    rewards={"alive": RewardConfig(func="mjlab_dist.env.rewards:alive", weight=1.0)},
+    observations={"actor": {"joints": ObservationConfig(func="mjlab_dist.mdp.observations:JointPositions")}},
+    rewards={"alive": RewardConfig(func="mjlab_dist.mdp.rewards:alive", weight=1.0)},
 )
 
 ENV = "mjlab_dist.env"

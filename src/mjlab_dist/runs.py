@@ -194,6 +194,16 @@ def read_config(path: Path) -> TrainConfig:
         raise UserError(f"--config {path}: {error}") from error
 
 
+MOVED_MODULES = {
+    "mjlab_dist.env.terms": "mjlab_dist.mdp.observations",
+    **{
+        f"mjlab_dist.env.{name}": f"mjlab_dist.mdp.{name}"
+        for name in ("commands", "curricula", "events", "height_scan", "motion", "rewards", "sensors", "terminations")
+    },
+}
+"""Modules that config files of older versions name, and where their contents are now."""
+
+
 def from_plain(plain: dict[str, Any]) -> TrainConfig:
     """Turn what :func:`~mjlab_dist.config.to_plain` made back into a config.
 
@@ -229,12 +239,25 @@ def from_plain(plain: dict[str, Any]) -> TrainConfig:
 
 
 def _upgraded(plain: dict[str, Any]) -> dict[str, Any]:
-    """Translate what older versions wrote: ``env.sim.capture`` was a flag."""
+    """Translate what older versions wrote: ``env.sim.capture`` was a flag, and modules had other names."""
+    plain = _renamed(plain)
     match plain:
         case {"env": {"sim": {"capture": bool(captures)} as sim} as env}:
             capture = "physics" if captures else "off"
             return {**plain, "env": {**env, "sim": {**sim, "capture": capture}}}
     return plain
+
+
+def _renamed(value: Any) -> Any:
+    """Replace references ``package.module:name`` to modules that have moved, in plain data."""
+    if isinstance(value, dict):
+        return {key: _renamed(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_renamed(part) for part in value]
+    if isinstance(value, str):
+        module, colon, name = value.partition(":")
+        return f"{MOVED_MODULES.get(module, module)}{colon}{name}" if colon else value
+    return value
 
 
 def find_run(log_root: str, task: str, run: str, flag: str = "--run") -> Path:

@@ -23,7 +23,8 @@ from host_syncs import HostSyncs
 from mjlab_dist import registry, runs
 from mjlab_dist.config import ActuatorConfig, SimConfig
 from mjlab_dist.env import Env
-from mjlab_dist.env.term import Term, write_rows
+from mjlab_dist.env.columns import write_rows
+from mjlab_dist.env.term import Term
 from mjlab_dist.new_task.files import copy_files, find_files
 from mjlab_dist.new_task.robot import examine
 from mjlab_dist.new_task.source import Names, config_source, model_source, terms_source
@@ -410,11 +411,11 @@ def test_a_checkout_stays_as_it_was_where_a_task_cannot_be_registered(command: C
 
 
 @pytest.mark.parametrize(
-    "module", ["terms", "rewards", "terminations", "events", "commands", "sensors", "height_scan", "curricula"]
+    "module", ["observations", "rewards", "terminations", "events", "commands", "sensors", "height_scan", "curricula"]
 )
 def test_the_guide_names_every_term(module: str) -> None:
     guide = (ROOT / "docs" / "add-a-task.md").read_text()
-    found = importlib.import_module(f"mjlab_dist.env.{module}")
+    found = importlib.import_module(f"mjlab_dist.mdp.{module}")
     names = [
         name
         for name, value in vars(found).items()

@@ -26,8 +26,8 @@ def lie() -> TrainConfig:
             sim=SimConfig(model="box_tasks:box.xml", njmax=16, nconmax=8),
             episode_length_s=2.0,
             actions={"push": ActionConfig(actuators=(".*",), scale=0.1)},
-            observations={"actor": {"down": ObservationConfig(func="mjlab_dist.env.terms:projected_gravity")}},
-            rewards={"alive": RewardConfig(func="mjlab_dist.env.rewards:alive", weight=1.0)},
+            observations={"actor": {"down": ObservationConfig(func="mjlab_dist.mdp.observations:projected_gravity")}},
+            rewards={"alive": RewardConfig(func="mjlab_dist.mdp.rewards:alive", weight=1.0)},
         ),
     )
 """

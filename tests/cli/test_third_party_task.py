@@ -45,13 +45,13 @@ def stay() -> TrainConfig:
             episode_length_s=0.5,
             actions={"push": ActionConfig(actuators=("push",), scale=10.0)},
             observations={"actor": {
-                "position": ObservationConfig(func="mjlab_dist.env.terms:joint_position", params={"joint": "x"}),
-                "velocity": ObservationConfig(func="mjlab_dist.env.terms:joint_velocity", params={"joint": "x"}),
+                "position": ObservationConfig(func="mjlab_dist.mdp.observations:joint_position", params={"joint": "x"}),
+                "velocity": ObservationConfig(func="mjlab_dist.mdp.observations:joint_velocity", params={"joint": "x"}),
             }},
             rewards={"near": RewardConfig(func="ball_tasks.terms:near_the_middle", weight=2.0)},
             terminations={"far": TermConfig(func="ball_tasks.terms:far_away", params={"limit": 0.5})},
             events={"start": EventConfig(
-                func="mjlab_dist.env.events:draw_joint_position", params={"joint": "x", "low": -0.4, "high": 0.4}
+                func="mjlab_dist.mdp.events:draw_joint_position", params={"joint": "x", "low": -0.4, "high": 0.4}
             )},
         ),
     )

@@ -14,7 +14,8 @@ from fake_graphs import FakeGraph, fake_graphs
 from mjlab_dist.config import EventConfig, ObservationConfig, RewardConfig, TrainConfig
 from mjlab_dist.distributed import Rank
 from mjlab_dist.env import Env
-from mjlab_dist.env.term import Term, not_capturable, write_rows
+from mjlab_dist.env.columns import write_rows
+from mjlab_dist.env.term import Term, not_capturable
 from mjlab_dist.events import listening
 from mjlab_dist.learn import Runner
 from mjlab_dist.learn.capture import CapturedCall

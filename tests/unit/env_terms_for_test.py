@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from mjlab_dist.env import Env, EpisodeTotals
-from mjlab_dist.env.curricula import Curriculum
-from mjlab_dist.env.term import Term, write_rows
+from mjlab_dist.env.columns import write_rows
+from mjlab_dist.env.term import Curriculum, Term
 
 not_callable = 3
 

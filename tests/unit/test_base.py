@@ -8,8 +8,9 @@ import pytest
 import torch
 from legged import EVERYTHING, make, randomize_state
 
-from mjlab_dist.env import Env, rotation
+from mjlab_dist.env import Env
 from mjlab_dist.errors import UserError
+from mjlab_dist.mdp import rotation
 
 NUM_ENVS = 8
 

@@ -16,11 +16,11 @@ from mjlab_dist import registry, runs
 from mjlab_dist.config import EventConfig, RewardConfig, TermConfig, TerrainConfig, TerrainPartConfig
 from mjlab_dist.distributed import Rank
 from mjlab_dist.env import Env, EpisodeTotals
-from mjlab_dist.env.curricula import TerrainLevels
 from mjlab_dist.learn import Runner
+from mjlab_dist.mdp.curricula import TerrainLevels
 from mjlab_dist.sim import start_warp
 
-CURRICULA = "mjlab_dist.env.curricula"
+CURRICULA = "mjlab_dist.mdp.curricula"
 NUM_LEVELS, NUM_COLUMNS, TILE_M = 4, 3, 6.0
 TERRAIN = TerrainConfig(
     parts={"down": TerrainPartConfig(kind="slope_down"), "rough": TerrainPartConfig(kind="rough", share=2.0)},
@@ -31,7 +31,7 @@ TERRAIN = TerrainConfig(
     resolution_m=0.1,
 )
 WALK = TermConfig(
-    func="mjlab_dist.env.commands:Velocity",
+    func="mjlab_dist.mdp.commands:Velocity",
     params={
         "forward_m_s": (0.5, 2.0),
         "left_m_s": (-0.5, 0.5),
@@ -43,10 +43,10 @@ WALK = TermConfig(
 TASK: dict[str, Any] = {
     "sim": dataclasses.replace(SIM, terrain=TERRAIN, nconmax=24, njmax=96),
     "commands": {"velocity": WALK},
-    "events": {"start": EventConfig(func="mjlab_dist.env.events:DrawRoot")},
+    "events": {"start": EventConfig(func="mjlab_dist.mdp.events:DrawRoot")},
     "rewards": {
-        "alive": RewardConfig(func="mjlab_dist.env.rewards:alive", weight=2.0),
-        "rate": RewardConfig(func="mjlab_dist.env.rewards:action_rate", weight=-0.1),
+        "alive": RewardConfig(func="mjlab_dist.mdp.rewards:alive", weight=2.0),
+        "rate": RewardConfig(func="mjlab_dist.mdp.rewards:action_rate", weight=-0.1),
     },
     "curricula": {"terrain": TermConfig(func=f"{CURRICULA}:TerrainLevels")},
 }

@@ -35,8 +35,8 @@ from mjlab_dist.sim import start_warp
 from mjlab_dist.sim.terrain import Terrain
 
 TERMS = "env_terms_for_test"
-COMMON = "mjlab_dist.env.terms"
-EVENTS = "mjlab_dist.env.events"
+COMMON = "mjlab_dist.mdp.observations"
+EVENTS = "mjlab_dist.mdp.events"
 CARTPOLE = SimConfig(model="mjlab_dist_tasks.cartpole:cartpole.xml", njmax=2, nconmax=0)
 BOX = SimConfig(model=str(Path(__file__).with_name("box.xml")), njmax=16, nconmax=8)
 DRAGGED = SimConfig(model=str(Path(__file__).with_name("dragged_box.xml")), njmax=19, nconmax=8)

@@ -12,11 +12,11 @@ from legged import DT_S, assert_independent, assert_uniform, end_episodes, float
 
 from mjlab_dist.config import TermConfig
 from mjlab_dist.env import Env
-from mjlab_dist.env.commands import Velocity
 from mjlab_dist.errors import UserError
+from mjlab_dist.mdp.commands import Velocity
 from mjlab_dist.sim import start_warp
 
-COMMANDS = "mjlab_dist.env.commands"
+COMMANDS = "mjlab_dist.mdp.commands"
 RANGES = {"forward_m_s": (-0.5, 1.5), "left_m_s": (0.2, 0.4), "yaw_rad_s": (-2.0, 1.0)}
 MANY = 2000
 """Envs where shares and distributions are looked at."""
@@ -240,5 +240,5 @@ def test_mistakes_in_a_command_are_refused() -> None:
     assert message == "--env.commands.velocity.params.left-m-s 0.1 0.2 0.3: takes 2 numbers"
     assert refused(commands=velocity(joint="trunk")).startswith("joint trunk: the model has root, FL_hip")
     assert refused(commands=pose(marker="ball")) == "mocap body ball: the model has none"
-    sensor = TermConfig(func="mjlab_dist.env.sensors:Contact", params={"sensors": (".._touch",)})
+    sensor = TermConfig(func="mjlab_dist.mdp.sensors:Contact", params={"sensors": (".._touch",)})
     assert "Contact: is no Command; name a class that is one" in refused(commands={"odd": sensor})

@@ -16,11 +16,11 @@ from legged import CONFIG, DT_S, end_episodes, float64, make, refused
 
 from mjlab_dist.config import EventConfig, ObservationConfig, ParamValue, RewardConfig, TermConfig
 from mjlab_dist.env import Env
-from mjlab_dist.env import motion as terms
-from mjlab_dist.env.motion import Motion
+from mjlab_dist.mdp import motion as terms
+from mjlab_dist.mdp.motion import Motion
 from mjlab_dist.sim import start_warp
 
-MOTION = "mjlab_dist.env.motion"
+MOTION = "mjlab_dist.mdp.motion"
 JOINTS = ("RR_hip", "FL_hip", "FR_hip", "RL_hip")
 """Not in the model's order, and without the tail."""
 PERIOD_S, YAW_RAD_S, SPEED_M_S = 0.36, 1.5, 0.6
@@ -412,7 +412,7 @@ def refused_file(file: str, **params: Any) -> str:
 def test_a_command_that_is_no_motion() -> None:
     ranges: dict[str, Any] = {"forward_m_s": (0.0, 1.0), "left_m_s": (0.0, 0.0), "yaw_rad_s": (0.0, 0.0)}
     message = refused(
-        commands={"motion": TermConfig(func="mjlab_dist.env.commands:Velocity", params=ranges)},
+        commands={"motion": TermConfig(func="mjlab_dist.mdp.commands:Velocity", params=ranges)},
         events={"start": EventConfig(func=f"{MOTION}:start_in_motion", params=ALL)},
     )
     assert "motion: is a Velocity, and a Motion is wanted" in message

@@ -25,10 +25,10 @@ from legged import (
 
 from mjlab_dist.config import EventConfig
 from mjlab_dist.env import Env
-from mjlab_dist.env.events import DrawJoints, DrawRoot, Push
+from mjlab_dist.mdp.events import DrawJoints, DrawRoot, Push
 from mjlab_dist.sim import start_warp
 
-EVENTS = "mjlab_dist.env.events"
+EVENTS = "mjlab_dist.mdp.events"
 TERMS = "env_terms_for_test"
 MANY = 2000
 """Envs where distributions are looked at."""
@@ -101,7 +101,7 @@ def test_an_event_leaves_the_other_envs_as_they_are(term: str) -> None:
     if term in events:
         happen = events[term]()
     else:
-        from mjlab_dist.env import events as module
+        from mjlab_dist.mdp import events as module
 
         params = {"std": 1.0} if term == "draw_velocities" else {"joint": "tail", "low": 2.0, "high": 3.0}
         happen = lambda env, mask: getattr(module, term)(env, mask, **params)  # noqa: E731

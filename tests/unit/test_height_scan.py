@@ -14,11 +14,11 @@ from legged import CONFIG, SIM, end_episodes, float64, make, randomize_state, re
 
 from mjlab_dist.config import CaptureMode, EventConfig, ObservationConfig, TermConfig, TerrainConfig, TerrainPartConfig
 from mjlab_dist.env import Env
-from mjlab_dist.env.height_scan import HeightScan
+from mjlab_dist.mdp.height_scan import HeightScan
 from mjlab_dist.sim import start_warp
 
-SCAN = "mjlab_dist.env.height_scan:HeightScan"
-READ = "mjlab_dist.env.height_scan:height_scan"
+SCAN = "mjlab_dist.mdp.height_scan:HeightScan"
+READ = "mjlab_dist.mdp.height_scan:height_scan"
 SIZE_M, SPACING_M, OFFSET_M = (1.2, 0.8), 0.2, 0.3
 PARAMS: dict[str, Any] = {"size_m": SIZE_M, "spacing_m": SPACING_M, "offset_m": OFFSET_M}
 STAIRS = TerrainConfig(
@@ -128,7 +128,7 @@ def shared() -> Env:
         sim=ON_STAIRS,
         sensors={"scan": TermConfig(func=SCAN, params=PARAMS)},
         observations={"actor": {"scan": read}, "critic": {"scan": read}},
-        events={"place": EventConfig(func="mjlab_dist.env.events:DrawRoot")},
+        events={"place": EventConfig(func="mjlab_dist.mdp.events:DrawRoot")},
         terminations={},
     )
 

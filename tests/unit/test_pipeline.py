@@ -276,7 +276,7 @@ def _warp() -> None:
     start_warp("cpu")
 
 
-JOINTS = "mjlab_dist.env.terms:JointPositions"
+JOINTS = "mjlab_dist.mdp.observations:JointPositions"
 
 
 def test_an_env_observes_once_a_step_and_starts_anew_where_an_episode_starts() -> None:
@@ -285,7 +285,7 @@ def test_an_env_observes_once_a_step_and_starts_anew_where_an_episode_starts() -
         observations={
             "actor": {
                 "joints": ObservationConfig(func=JOINTS, params={"joints": ("F._hip",)}, history=3),
-                "height": ObservationConfig(func="mjlab_dist.env.terms:base_height", delay=(1, 1)),
+                "height": ObservationConfig(func="mjlab_dist.mdp.observations:base_height", delay=(1, 1)),
             },
             "critic": {"joints": ObservationConfig(func=JOINTS, uniform_noise=0.1)},
         },

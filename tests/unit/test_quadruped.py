@@ -13,7 +13,7 @@ from host_syncs import HostSyncs
 
 from mjlab_dist.config import EnvConfig
 from mjlab_dist.env import Env
-from mjlab_dist.env.sensors import Contact
+from mjlab_dist.mdp.sensors import Contact
 from mjlab_dist.sim import Simulation, build_model, load_model, start_warp
 from mjlab_dist_tasks.quadruped.config import flat
 

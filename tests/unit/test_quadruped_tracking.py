@@ -14,7 +14,7 @@ import torch
 from host_syncs import HostSyncs
 
 from mjlab_dist.env import Env
-from mjlab_dist.env.motion_file import MotionFile, read_motions
+from mjlab_dist.mdp.motion_file import MotionFile, read_motions
 from mjlab_dist.sim import load_model, start_warp
 from mjlab_dist_tasks.quadruped_tracking.config import tracking
 

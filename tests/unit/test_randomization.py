@@ -226,7 +226,7 @@ def test_envs_of_different_friction_slide_differently_far() -> None:
         16,
         sim=BOX,
         actions={"push": ActionConfig(actuators=("push",))},
-        observations={"actor": {"box": ObservationConfig(func="mjlab_dist.env.terms:base_height")}},
+        observations={"actor": {"box": ObservationConfig(func="mjlab_dist.mdp.observations:base_height")}},
         episode_length_s=100.0,
         randomizations={"friction": friction, "mass": draw("body_mass", 0.5, 2.0)},
     )

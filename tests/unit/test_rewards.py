@@ -14,19 +14,19 @@ from legged import CONFIG, FEET, HOME, c_copies, end_episodes, float64, make, ra
 
 from mjlab_dist.config import ActionConfig, EventConfig, ObservationConfig, RewardConfig, TermConfig
 from mjlab_dist.env import Env
-from mjlab_dist.env.rewards import JointLimits
-from mjlab_dist.env.sensors import Contact
+from mjlab_dist.mdp.rewards import JointLimits
+from mjlab_dist.mdp.sensors import Contact
 from mjlab_dist.sim import start_warp
 
 NUM_ENVS = 32
-TERMS, REWARDS, TERMINATIONS = (f"mjlab_dist.env.{module}" for module in ("terms", "rewards", "terminations"))
+TERMS, REWARDS, TERMINATIONS = (f"mjlab_dist.mdp.{module}" for module in ("observations", "rewards", "terminations"))
 SENSORS = {
-    "feet": TermConfig(func="mjlab_dist.env.sensors:Contact", params={"sensors": (".._touch",)}),
-    "trunk": TermConfig(func="mjlab_dist.env.sensors:Contact", params={"sensors": ("trunk_touch",)}),
+    "feet": TermConfig(func="mjlab_dist.mdp.sensors:Contact", params={"sensors": (".._touch",)}),
+    "trunk": TermConfig(func="mjlab_dist.mdp.sensors:Contact", params={"sensors": ("trunk_touch",)}),
 }
 COMMANDS = {
     "velocity": TermConfig(
-        func="mjlab_dist.env.commands:Velocity",
+        func="mjlab_dist.mdp.commands:Velocity",
         params={
             "forward_m_s": (-1.0, 1.0),
             "left_m_s": (-0.5, 0.5),
@@ -37,7 +37,7 @@ COMMANDS = {
 }
 SCATTER = {
     "root": EventConfig(
-        func="mjlab_dist.env.events:DrawRoot",
+        func="mjlab_dist.mdp.events:DrawRoot",
         params={
             "z_m": (-0.1, 0.4),
             "roll_rad": (-1.5, 1.5),
@@ -48,7 +48,7 @@ SCATTER = {
         },
     ),
     "joints": EventConfig(
-        func="mjlab_dist.env.events:DrawJoints", params={"position": (-1.5, 1.5), "velocity": (-3.0, 3.0)}
+        func="mjlab_dist.mdp.events:DrawJoints", params={"position": (-1.5, 1.5), "velocity": (-3.0, 3.0)}
     ),
 }
 """Start states all over: on the floor and in the air, turned and moving."""
@@ -352,7 +352,7 @@ def test_rewards_of_contacts_are_those_of_the_sensors() -> None:
         },
         events={
             "root": EventConfig(
-                func="mjlab_dist.env.events:DrawRoot", params={"z_m": (0.0, 0.2), "linear_m_s": (-0.5, 0.5)}
+                func="mjlab_dist.mdp.events:DrawRoot", params={"z_m": (0.0, 0.2), "linear_m_s": (-0.5, 0.5)}
             )
         },
     )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from mjlab_dist.env import rotation
+from mjlab_dist.mdp import rotation
 
 NUM = 500
 ATOL = 1e-6

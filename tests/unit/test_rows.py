@@ -9,7 +9,7 @@ import torch
 from legged import EVERYTHING, end_episodes, make
 
 from mjlab_dist.env import Env
-from mjlab_dist.env.term import uniform, write_rows
+from mjlab_dist.env.columns import uniform, write_rows
 
 NUM_ENVS = 6
 MASK = torch.tensor([True, False, False, True, False, True])

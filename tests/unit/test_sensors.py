@@ -10,12 +10,13 @@ from legged import DT_S, FEET, HOME, c_copies, c_step, end_episodes, float64, ma
 
 from mjlab_dist.config import TermConfig
 from mjlab_dist.env import Env
-from mjlab_dist.env.sensors import Contact, Sensor
+from mjlab_dist.env.term import Sensor
 from mjlab_dist.errors import UserError
+from mjlab_dist.mdp.sensors import Contact
 from mjlab_dist.sim import start_warp
 
 NUM_ENVS = 12
-CONTACT = "mjlab_dist.env.sensors:Contact"
+CONTACT = "mjlab_dist.mdp.sensors:Contact"
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -172,8 +173,8 @@ def test_an_expression_that_fits_no_contact_sensor_is_refused(pattern: str) -> N
 
 
 def test_what_is_no_sensor_is_refused() -> None:
-    message = refused(sensors={"feet": TermConfig(func="mjlab_dist.env.terms:last_action")})
-    assert message.startswith("--env.sensors.feet.func mjlab_dist.env.terms:last_action: is no Sensor")
+    message = refused(sensors={"feet": TermConfig(func="mjlab_dist.mdp.observations:last_action")})
+    assert message.startswith("--env.sensors.feet.func mjlab_dist.mdp.observations:last_action: is no Sensor")
 
 
 def test_a_sensor_is_found_by_name_and_class() -> None:

@@ -17,22 +17,11 @@ from mjlab_dist.config import EnvConfig, EventConfig, TermConfig
 from mjlab_dist.env import kernels
 from mjlab_dist.env.actions import Actions
 from mjlab_dist.env.base import Base
-from mjlab_dist.env.commands import Command
-from mjlab_dist.env.curricula import Curriculum
+from mjlab_dist.env.binding import bind
+from mjlab_dist.env.columns import Columns, find_names, uniform, write_rows
 from mjlab_dist.env.pipeline import ObservationGroup
 from mjlab_dist.env.randomization import Randomizations
-from mjlab_dist.env.sensors import Sensor
-from mjlab_dist.env.term import (
-    Columns,
-    OutsideOfGraphs,
-    Term,
-    bind,
-    find_names,
-    is_capturable,
-    state_part,
-    uniform,
-    write_rows,
-)
+from mjlab_dist.env.term import Command, Curriculum, OutsideOfGraphs, Sensor, Term, is_capturable, state_part
 from mjlab_dist.errors import UserError
 from mjlab_dist.sim import Simulation, build_model, copy_state
 from mjlab_dist.sim.terrain import Terrain

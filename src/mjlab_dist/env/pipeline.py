@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 
 from mjlab_dist.config import ObservationConfig
-from mjlab_dist.env.term import write_rows
+from mjlab_dist.env.columns import write_rows
 from mjlab_dist.errors import UserError
 
 

@@ -9,7 +9,7 @@ import mujoco
 import torch
 
 from mjlab_dist.config import RandomizationConfig
-from mjlab_dist.env.term import find_names, uniform, write_rows
+from mjlab_dist.env.columns import find_names, uniform, write_rows
 from mjlab_dist.errors import UserError
 from mjlab_dist.sim import Simulation
 

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import functools
-import importlib
-import inspect
-import re
-import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from mjlab_dist.config import ParamValue
+from mjlab_dist.env.columns import uniform, write_rows
 from mjlab_dist.errors import UserError
 
 if TYPE_CHECKING:
-    from mjlab_dist.env.env import Env
+    from mjlab_dist.env.env import Env, EpisodeTotals
     from mjlab_dist.sim import Simulation
+
+
+Range = tuple[float, float]
+"""Lowest and highest value."""
 
 
 class Term:
@@ -101,74 +101,6 @@ class OutsideOfGraphs:
             self._result.copy_(result)
 
 
-class Columns:
-    """Fixed columns of tensors (num_envs, width): a view where they lie side by side, else gathered."""
-
-    def __init__(self, ids: Sequence[int], device: str) -> None:
-        """Note the columns.
-
-        Args:
-            ids: Which, in the order wanted.
-            device: Where the tensors are.
-        """
-        self.ids = tuple(ids)
-        contiguous = self.ids == tuple(range(self.ids[0], self.ids[0] + len(self.ids))) if self.ids else False
-        self._slice = slice(self.ids[0], self.ids[-1] + 1) if contiguous else None
-        self._index = torch.tensor(self.ids, dtype=torch.long, device=device)
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """These columns, (num_envs, len(self), ...).
-
-        Args:
-            tensor: (num_envs, width, ...).
-        """
-        return tensor.index_select(1, self._index) if self._slice is None else tensor[:, self._slice]
-
-    def write(self, tensor: torch.Tensor, mask: torch.Tensor, values: torch.Tensor) -> None:
-        """Put values into these columns, of some envs only.
-
-        Args:
-            tensor: (num_envs, width), changed in place.
-            mask: Which envs, (num_envs,) of bool.
-            values: (num_envs, len(self)).
-        """
-        if self._slice is None:
-            tensor.index_copy_(1, self._index, torch.where(mask.unsqueeze(1), values, self.of(tensor)))
-        else:
-            write_rows(tensor[:, self._slice], mask, values)
-
-
-def write_rows(tensor: torch.Tensor, mask: torch.Tensor, values: torch.Tensor | float) -> None:
-    """Put values into the rows of some envs.
-
-    Args:
-        tensor: (num_envs, ...), changed in place.
-        mask: Which envs, (num_envs,) of bool.
-        values: Of a shape that broadcasts to the tensor's.
-    """
-    chosen = mask.view(-1, *[1] * (tensor.dim() - 1))
-    if not isinstance(values, torch.Tensor):
-        tensor.masked_fill_(chosen, values)
-    elif values.dtype == tensor.dtype and values.untyped_storage()._cdata != tensor.untyped_storage()._cdata:
-        torch.where(chosen, values, tensor, out=tensor)
-    else:  # torch can neither convert the type nor read what it overwrites.
-        tensor.copy_(torch.where(chosen, values, tensor))
-
-
-def uniform(like: torch.Tensor, low: float, high: float) -> torch.Tensor:
-    """Draw numbers between two bounds, in one operation.
-
-    Args:
-        like: A tensor of the shape, type and device of the result.
-        low: One bound.
-        high: The other.
-    """
-    return torch.empty_like(like).uniform_(min(low, high), max(low, high))
-
-
 def state_part(state: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
     """What of a saved state has names that start with a prefix, by the rest of the names.
 
@@ -179,76 +111,124 @@ def state_part(state: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torc
     return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
 
 
-def find_names(what: str, patterns: Iterable[str], names: Sequence[str]) -> list[int]:
-    """Which names regular expressions fit as a whole, as positions in their order.
+class Sensor(Term):
+    """A term that measures once after the physics of every step; terms read what it found from its attributes."""
 
-    Args:
-        what: What has these names, for messages.
-        patterns: Regular expressions.
-        names: The names there are.
+    def update(self, env: Env) -> None:
+        """Measure.
 
-    Raises:
-        UserError: If one is no regular expression, or fits none of them.
+        Args:
+            env: The envs, after the physics of a step.
+        """
+        raise NotImplementedError
+
+
+class Command(Term):
+    """A value per env that is drawn anew when its time is up, and when an episode starts.
+
+    Attributes:
+        value: What terms read, (num_envs, k).
+        ranges: Lowest and highest of each number drawn, (d, 2); a curriculum may change them.
+        left_s: Time until the next draw, (num_envs,).
     """
-    found: set[int] = set()
-    for pattern in patterns:
-        try:
-            fits = {i for i, name in enumerate(names) if re.fullmatch(pattern, name)}
-        except re.error as error:
-            raise UserError(f"{what} {pattern}: is no regular expression: {error}") from error
-        if not fits:
-            known = ", ".join(dict.fromkeys(filter(None, names)))
-            raise UserError(f"{what} {pattern}: fits none of the model's {known or '(it has none)'}")
-        found |= fits
-    if not found:
-        raise UserError(f"{what}: none is named; leave the parameter out for all, or drop the term")
-    return sorted(found)
+
+    value: torch.Tensor
+    ranges: torch.Tensor
+
+    def __init__(self, env: Env, ranges: list[Range], width: int, resample_s: Range) -> None:
+        """Allocate.
+
+        Args:
+            env: The envs.
+            ranges: Lowest and highest of each number drawn.
+            width: Numbers in the value.
+            resample_s: Range of the time between two draws, in s.
+
+        Raises:
+            UserError: If a range is the wrong way round.
+        """
+        for low, high in (*ranges, resample_s):
+            if low > high:
+                raise UserError(f"command: the range {low} to {high} is the wrong way round; swap its ends")
+        self.value = torch.zeros(env.num_envs, width, device=env.device)
+        self.ranges = torch.tensor(ranges, device=env.device)
+        self.left_s = torch.zeros(env.num_envs, device=env.device)
+        self._resample_s = resample_s
+
+    def draw(self, env: Env, mask: torch.Tensor) -> None:
+        """Draw anew.
+
+        Args:
+            env: The envs.
+            mask: Which, (num_envs,) of bool.
+        """
+        raise NotImplementedError
+
+    def follow(self, env: Env) -> None:
+        """Adjust the value to where the robots are now.
+
+        Args:
+            env: The envs, after resets.
+        """
+
+    def update(self, env: Env) -> None:
+        """Let a step's time pass.
+
+        Args:
+            env: The envs, after resets.
+        """
+        self.left_s -= env.step_dt_s
+        due = self.left_s < 0.5 * env.step_dt_s  # the nearest step
+        low, high = self._resample_s
+        write_rows(self.left_s, due, uniform(self.left_s, low, high))
+        self.draw(env, due)
+        self.follow(env)
+
+    def cleared(self) -> list[torch.Tensor]:
+        """No time left, so that the next update draws."""
+        return [self.left_s]
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Values and times. Ranges are of all envs: those who change them remember them."""
+        return {"value": self.value, "left_s": self.left_s}
+
+    def uniform(self) -> torch.Tensor:
+        """A draw of every number in every env, (num_envs, d)."""
+        low, high = self.ranges.unbind(dim=1)
+        return torch.lerp(low, high, torch.rand(len(self.left_s), len(low), device=low.device))
 
 
-def bind(flag: str, func: str, params: Mapping[str, ParamValue], env: Env, *, num_args: int = 1) -> Callable[..., Any]:
-    """Import a term and give it its parameters; make it, if it is a class.
+class Curriculum(Term):
+    """A term that makes the task harder, env by env where episodes end, or for all at the end of an iteration."""
 
-    Args:
-        flag: The flag that names it, for messages.
-        func: The function or class, as package.module:name.
-        params: Keyword arguments.
-        env: The envs.
-        num_args: Arguments that a function is called with besides.
+    def episode_ends(self, env: Env, mask: torch.Tensor) -> None:
+        """Look at episodes that have ended, before the next ones start.
 
-    Raises:
-        UserError: If there is no such function, or it does not take these parameters.
-    """
-    module, _, name = func.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise UserError(f"{flag} {func}: {error}; write package.module:function") from error
-    if not callable(found):
-        raise UserError(f"{flag} {func}: is no function; write package.module:function")
-    is_class = isinstance(found, type)
-    args = [env] * (1 if is_class else num_args)
-    try:
-        inspect.signature(found).bind_partial(
-            *args, **params
-        )  # a misspelled name, before the one that is missing for it
-        inspect.signature(found).bind(*args, **params)
-    except TypeError as error:
-        raise UserError(f"{flag} {func}: {error}; change the params of the term") from error
-    _check_lengths(flag, found, params)
-    return found(env, **params) if is_class else functools.partial(found, **params)
+        Args:
+            env: The envs, whose states are still those of the ended episodes.
+            mask: Which have ended, (num_envs,) of bool.
+        """
 
+    def iteration_ends(self, env: Env, totals: EpisodeTotals) -> None:
+        """Look at an iteration.
 
-def _check_lengths(flag: str, func: Callable[..., Any], params: Mapping[str, ParamValue]) -> None:
-    """Refuse a range of one number, which the command line has no reason to: it knows of tuples, not of what a term takes."""
-    try:
-        hints = typing.get_type_hints(func.__init__ if isinstance(func, type) else func, localns={"Env": object})
-    except NameError:
-        return  # a user's annotation that only a type checker can read
-    for name, value in params.items():
-        wanted = typing.get_args(hints.get(name))
-        is_fixed = typing.get_origin(hints.get(name)) is tuple and Ellipsis not in wanted
-        if is_fixed and isinstance(value, tuple) and len(value) != len(wanted):
-            given = " ".join(map(str, value))
-            raise UserError(
-                f"{flag.removesuffix('.func')}.params.{name.replace('_', '-')} {given}: takes {len(wanted)} numbers"
-            )
+        Args:
+            env: The envs.
+            totals: Of the episodes that ended in it, over all ranks, so that every rank decides the same.
+        """
+
+    def metrics(self) -> dict[str, torch.Tensor]:
+        """How far it is, by name, as scalars: means over this rank's envs."""
+        return {}
+
+    def go_on(self, saved: Sequence[Mapping[str, torch.Tensor]]) -> None:
+        """Take up where the curriculum of a run was that had other ranks or envs; episodes start after that.
+
+        What the term keeps for all envs is copied. A term that keeps something per env says which env goes on as which.
+
+        Args:
+            saved: What :meth:`state` was on each rank, on this device.
+        """
+        for name, tensor in self.state().items():
+            if saved[0][name].shape == tensor.shape:
+                tensor.copy_(saved[0][name])

@@ -48,9 +48,9 @@ from mjlab_dist.config import (
 {_lines(f"    {name}," for name in sorted(imports))}
 )
 
-_TERMS = "mjlab_dist.env.terms"
-_REWARDS = "mjlab_dist.env.rewards"
-_EVENTS = "mjlab_dist.env.events"
+_TERMS = "mjlab_dist.mdp.observations"
+_REWARDS = "mjlab_dist.mdp.rewards"
+_EVENTS = "mjlab_dist.mdp.events"
 _OWN = {_text(f"{names.module}.terms")}
 {_lines(_parts_source(robot))}
 
@@ -89,7 +89,7 @@ def _parts_source(robot: Robot) -> list[str]:
     if robot.base is None:
         return ["", "# The joints that are driven.", *_tuple("_JOINTS = ", robot.joints, "", 0)]
     return [
-        '_TERMINATIONS = "mjlab_dist.env.terminations"',
+        '_TERMINATIONS = "mjlab_dist.mdp.terminations"',
         "",
         "# The free joint of the robot's base.",
         f"_ROOT = {_text(robot.base.joint)}",
@@ -326,7 +326,7 @@ import torch
     return head + (_FLOATING_TERMS if robot.base else _FIXED_TERMS)
 
 
-_FLOATING_TERMS = '''from mjlab_dist.env.terms import base_linear_velocity
+_FLOATING_TERMS = '''from mjlab_dist.mdp.observations import base_linear_velocity
 
 
 def forward_speed(env: Env, most_m_s: float, joint: str = "root") -> torch.Tensor:
@@ -334,8 +334,9 @@ def forward_speed(env: Env, most_m_s: float, joint: str = "root") -> torch.Tenso
     return base_linear_velocity(env, joint)[:, 0].clamp(-most_m_s, most_m_s) / most_m_s
 '''
 
-_FIXED_TERMS = '''from mjlab_dist.env.commands import Command
-from mjlab_dist.env.term import Term, write_rows
+_FIXED_TERMS = '''from mjlab_dist.env.term import Command
+from mjlab_dist.env.term import Term
+from mjlab_dist.env.columns import write_rows
 
 
 class JointTargets(Command):

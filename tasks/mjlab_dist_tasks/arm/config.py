@@ -23,10 +23,10 @@ from mjlab_dist.config import (
     TrainConfig,
 )
 
-_TERMS = "mjlab_dist.env.terms"
-_REWARDS = "mjlab_dist.env.rewards"
-_EVENTS = "mjlab_dist.env.events"
-_COMMANDS = "mjlab_dist.env.commands"
+_TERMS = "mjlab_dist.mdp.observations"
+_REWARDS = "mjlab_dist.mdp.rewards"
+_EVENTS = "mjlab_dist.mdp.events"
+_COMMANDS = "mjlab_dist.mdp.commands"
 _ARM = "mjlab_dist_tasks.arm.terms"
 
 _STEP_S = 0.02
@@ -180,7 +180,7 @@ def lift_cube() -> TrainConfig:
             },
             sensors={
                 "pads": TermConfig(
-                    func="mjlab_dist.env.sensors:Contact",
+                    func="mjlab_dist.mdp.sensors:Contact",
                     params={"sensors": ("left_pad_contact", "right_pad_contact")},
                 )
             },

@@ -14,9 +14,10 @@ import numpy as np
 import torch
 
 from mjlab_dist.env import Env
-from mjlab_dist.env.rotation import multiply
-from mjlab_dist.env.sensors import Contact
-from mjlab_dist.env.term import Columns, Term
+from mjlab_dist.env.columns import Columns
+from mjlab_dist.env.term import Term
+from mjlab_dist.mdp.rotation import multiply
+from mjlab_dist.mdp.sensors import Contact
 
 GRIPPER = "gripper"
 """The site between the fingertips."""

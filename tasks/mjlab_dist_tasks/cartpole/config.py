@@ -18,8 +18,8 @@ from mjlab_dist.config import (
     TrainConfig,
 )
 
-_TERMS = "mjlab_dist.env.terms"
-_EVENTS = "mjlab_dist.env.events"
+_TERMS = "mjlab_dist.mdp.observations"
+_EVENTS = "mjlab_dist.mdp.events"
 _CARTPOLE = "mjlab_dist_tasks.cartpole.terms"
 
 _AGENT = AgentConfig(desired_kl=0.005, entropy_coef=0.002, use_clipped_value_loss=False)

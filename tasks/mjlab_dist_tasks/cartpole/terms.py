@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from mjlab_dist.env import Env
-from mjlab_dist.env.term import write_rows
+from mjlab_dist.env.columns import write_rows
 
 
 def pole_direction(env: Env) -> torch.Tensor:

@@ -8,8 +8,8 @@ import mujoco_warp as mjw
 import torch
 
 from mjlab_dist.env import Env
-from mjlab_dist.env.sensors import Sensor
-from mjlab_dist.env.term import Term, uniform, write_rows
+from mjlab_dist.env.columns import uniform, write_rows
+from mjlab_dist.env.term import Sensor, Term
 
 # Observations
 

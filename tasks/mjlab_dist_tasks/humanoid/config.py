@@ -21,10 +21,10 @@ from mjlab_dist.config import (
     TrainConfig,
 )
 
-_TERMS = "mjlab_dist.env.terms"
-_REWARDS = "mjlab_dist.env.rewards"
-_EVENTS = "mjlab_dist.env.events"
-_TERMINATIONS = "mjlab_dist.env.terminations"
+_TERMS = "mjlab_dist.mdp.observations"
+_REWARDS = "mjlab_dist.mdp.rewards"
+_EVENTS = "mjlab_dist.mdp.events"
+_TERMINATIONS = "mjlab_dist.mdp.terminations"
 _HUMANOID = "mjlab_dist_tasks.humanoid.terms"
 
 _STEP_S = 0.02
@@ -119,7 +119,7 @@ def velocity_flat() -> TrainConfig:
             randomizations=_randomizations(),
             commands={
                 "velocity": TermConfig(
-                    func="mjlab_dist.env.commands:Velocity",
+                    func="mjlab_dist.mdp.commands:Velocity",
                     params={
                         "forward_m_s": (-0.3, 1.0),
                         "left_m_s": (-0.3, 0.3),
@@ -131,7 +131,7 @@ def velocity_flat() -> TrainConfig:
             },
             sensors={
                 "feet": TermConfig(
-                    func="mjlab_dist.env.sensors:Contact",
+                    func="mjlab_dist.mdp.sensors:Contact",
                     params={"sensors": ("left_foot_contact", "right_foot_contact")},
                 )
             },

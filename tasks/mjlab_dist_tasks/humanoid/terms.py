@@ -11,9 +11,10 @@ import math
 import torch
 
 from mjlab_dist.env import Env
-from mjlab_dist.env.sensors import Contact
-from mjlab_dist.env.term import Columns, Term
+from mjlab_dist.env.columns import Columns
+from mjlab_dist.env.term import Term
 from mjlab_dist.errors import UserError
+from mjlab_dist.mdp.sensors import Contact
 
 STANCE_SHARE = 0.55
 """Part of a cycle that a foot is on the ground: more than half, so that one always is, as in walking."""

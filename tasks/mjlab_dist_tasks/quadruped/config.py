@@ -25,9 +25,9 @@ from mjlab_dist.config import (
     TrainConfig,
 )
 
-_TERMS = "mjlab_dist.env.terms"
-_REWARDS = "mjlab_dist.env.rewards"
-_EVENTS = "mjlab_dist.env.events"
+_TERMS = "mjlab_dist.mdp.observations"
+_REWARDS = "mjlab_dist.mdp.rewards"
+_EVENTS = "mjlab_dist.mdp.events"
 _QUADRUPED = "mjlab_dist_tasks.quadruped.terms"
 
 _STEP_S = 0.02
@@ -80,14 +80,14 @@ def flat() -> TrainConfig:
             observations={"actor": _actor(), "critic": _critic()},
             rewards=_rewards(),
             terminations={
-                "trunk": TermConfig(func="mjlab_dist.env.terminations:illegal_contact", params={"sensor": "trunk"}),
-                "tilt": TermConfig(func="mjlab_dist.env.terminations:tilted", params={"most_rad": 1.0}),
+                "trunk": TermConfig(func="mjlab_dist.mdp.terminations:illegal_contact", params={"sensor": "trunk"}),
+                "tilt": TermConfig(func="mjlab_dist.mdp.terminations:tilted", params={"most_rad": 1.0}),
             },
             events=_events(),
             randomizations=_randomizations(),
             commands={
                 "velocity": TermConfig(
-                    func="mjlab_dist.env.commands:Velocity",
+                    func="mjlab_dist.mdp.commands:Velocity",
                     params={
                         "forward_m_s": (-1.0, 1.0),
                         "left_m_s": (-0.5, 0.5),
@@ -110,7 +110,7 @@ def rough() -> TrainConfig:
     """Follow velocity commands over rough ground, slopes, stairs, boxes and gaps with a quadruped."""
     easy = flat()
     ground = ObservationConfig(
-        func="mjlab_dist.env.height_scan:height_scan", params={"sensor": "ground"}, clip=(-0.5, 0.5), scale=5.0
+        func="mjlab_dist.mdp.height_scan:height_scan", params={"sensor": "ground"}, clip=(-0.5, 0.5), scale=5.0
     )
     noisy = dataclasses.replace(ground, uniform_noise=0.05)
     seen = {group: dict(terms) for group, terms in easy.env.observations.items()}
@@ -133,7 +133,7 @@ def rough() -> TrainConfig:
             # Beyond the terrain's border there is nothing.
             terminations={
                 **easy.env.terminations,
-                "fallen_off": TermConfig(func="mjlab_dist.env.terminations:too_low", params={"least_m": -4.0}),
+                "fallen_off": TermConfig(func="mjlab_dist.mdp.terminations:too_low", params={"least_m": -4.0}),
             },
             # All head somewhere, so that those who walk get out of their tile.
             commands={
@@ -144,11 +144,11 @@ def rough() -> TrainConfig:
             sensors={
                 **easy.env.sensors,
                 "ground": TermConfig(
-                    func="mjlab_dist.env.height_scan:HeightScan",
+                    func="mjlab_dist.mdp.height_scan:HeightScan",
                     params={"size_m": (1.2, 0.8), "spacing_m": 0.1, "offset_m": 0.27},
                 ),
             },
-            curricula={"terrain": TermConfig(func="mjlab_dist.env.curricula:TerrainLevels")},
+            curricula={"terrain": TermConfig(func="mjlab_dist.mdp.curricula:TerrainLevels")},
         ),
     )
 
@@ -169,7 +169,7 @@ def _terrain() -> TerrainConfig:
 
 
 def _contact(pattern: str) -> TermConfig:
-    return TermConfig(func="mjlab_dist.env.sensors:Contact", params={"sensors": (pattern,)})
+    return TermConfig(func="mjlab_dist.mdp.sensors:Contact", params={"sensors": (pattern,)})
 
 
 def _actor(noise: float = 1.0) -> dict[str, ObservationConfig]:

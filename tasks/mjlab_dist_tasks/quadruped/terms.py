@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mjlab_dist.env.term import Columns, Term
+from mjlab_dist.env.columns import Columns
+from mjlab_dist.env.term import Term
 
 if TYPE_CHECKING:
     from mjlab_dist.env import Env

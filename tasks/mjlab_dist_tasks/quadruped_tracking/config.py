@@ -12,7 +12,7 @@ import dataclasses
 from mjlab_dist.config import EventConfig, ObservationConfig, ParamValue, RewardConfig, TermConfig, TrainConfig
 from mjlab_dist_tasks.quadruped.config import flat
 
-_MOTION = "mjlab_dist.env.motion"
+_MOTION = "mjlab_dist.mdp.motion"
 
 _STEP_S = 0.02
 

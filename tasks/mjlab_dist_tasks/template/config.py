@@ -16,11 +16,11 @@ from mjlab_dist.config import (
     TrainConfig,
 )
 
-_TERMS = "mjlab_dist.env.terms"
-_REWARDS = "mjlab_dist.env.rewards"
-_EVENTS = "mjlab_dist.env.events"
+_TERMS = "mjlab_dist.mdp.observations"
+_REWARDS = "mjlab_dist.mdp.rewards"
+_EVENTS = "mjlab_dist.mdp.events"
 _OWN = "mjlab_dist_tasks.template.terms"
-_TERMINATIONS = "mjlab_dist.env.terminations"
+_TERMINATIONS = "mjlab_dist.mdp.terminations"
 
 # The free joint of the robot's base.
 _ROOT = "root"

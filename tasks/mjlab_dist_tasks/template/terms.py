@@ -7,7 +7,7 @@ mask as an index; use torch.where.
 import torch
 
 from mjlab_dist.env import Env
-from mjlab_dist.env.terms import base_linear_velocity
+from mjlab_dist.mdp.observations import base_linear_velocity
 
 
 def forward_speed(env: Env, most_m_s: float, joint: str = "root") -> torch.Tensor:

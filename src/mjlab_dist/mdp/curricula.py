@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mjlab_dist.env.term import Term, write_rows
+from mjlab_dist.env.columns import write_rows
+from mjlab_dist.env.term import Curriculum
 from mjlab_dist.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,42 +19,6 @@ MEAN_OVER_EPISODES = 100
 
 EPISODE_LENGTH = "episode_length"
 """A measure: length of an episode, as a share of the longest that there is."""
-
-
-class Curriculum(Term):
-    """A term that makes the task harder, env by env where episodes end, or for all at the end of an iteration."""
-
-    def episode_ends(self, env: Env, mask: torch.Tensor) -> None:
-        """Look at episodes that have ended, before the next ones start.
-
-        Args:
-            env: The envs, whose states are still those of the ended episodes.
-            mask: Which have ended, (num_envs,) of bool.
-        """
-
-    def iteration_ends(self, env: Env, totals: EpisodeTotals) -> None:
-        """Look at an iteration.
-
-        Args:
-            env: The envs.
-            totals: Of the episodes that ended in it, over all ranks, so that every rank decides the same.
-        """
-
-    def metrics(self) -> dict[str, torch.Tensor]:
-        """How far it is, by name, as scalars: means over this rank's envs."""
-        return {}
-
-    def go_on(self, saved: Sequence[Mapping[str, torch.Tensor]]) -> None:
-        """Take up where the curriculum of a run was that had other ranks or envs; episodes start after that.
-
-        What the term keeps for all envs is copied. A term that keeps something per env says which env goes on as which.
-
-        Args:
-            saved: What :meth:`state` was on each rank, on this device.
-        """
-        for name, tensor in self.state().items():
-            if saved[0][name].shape == tensor.shape:
-                tensor.copy_(saved[0][name])
 
 
 class TerrainLevels(Curriculum):

@@ -12,8 +12,8 @@ import warp as wp
 from mujoco_warp._src.types import vec6
 
 from mjlab_dist.env import kernels
-from mjlab_dist.env.sensors import Sensor
-from mjlab_dist.env.term import find_names
+from mjlab_dist.env.columns import find_names
+from mjlab_dist.env.term import Sensor
 from mjlab_dist.errors import UserError
 
 if TYPE_CHECKING:

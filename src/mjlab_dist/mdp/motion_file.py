@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mjlab_dist.env.rotation import heading
 from mjlab_dist.errors import UserError
+from mjlab_dist.mdp.rotation import heading
 from mjlab_dist.sim.scene import find_file
 
 Floats = NDArray[np.float64]

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mjlab_dist.env.sensors import Contact
 from mjlab_dist.env.term import Term
+from mjlab_dist.mdp.sensors import Contact
 
 if TYPE_CHECKING:
     from mjlab_dist.env.env import Env

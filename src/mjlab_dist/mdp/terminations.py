@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mjlab_dist.env.sensors import Contact
-from mjlab_dist.env.terms import base_height, projected_gravity
+from mjlab_dist.mdp.observations import base_height, projected_gravity
+from mjlab_dist.mdp.sensors import Contact
 
 if TYPE_CHECKING:
     from mjlab_dist.env.env import Env

@@ -11,7 +11,8 @@ import torch
 import warp as wp
 
 from mjlab_dist.env import kernels
-from mjlab_dist.env.term import Term, find_names
+from mjlab_dist.env.columns import find_names
+from mjlab_dist.env.term import Sensor
 from mjlab_dist.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,18 +20,6 @@ if TYPE_CHECKING:
 
 _FOUND_AND_FORCE = 1 << int(mujoco.mjtConDataField.mjCONDATA_FOUND) | 1 << int(mujoco.mjtConDataField.mjCONDATA_FORCE)
 """These two come first in a contact sensor's data: one number, then three."""
-
-
-class Sensor(Term):
-    """A term that measures once after the physics of every step; terms read what it found from its attributes."""
-
-    def update(self, env: Env) -> None:
-        """Measure.
-
-        Args:
-            env: The envs, after the physics of a step.
-        """
-        raise NotImplementedError
 
 
 class Contact(Sensor):

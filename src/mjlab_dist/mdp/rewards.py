@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mjlab_dist.env.sensors import Contact
-from mjlab_dist.env.term import Columns, Term, write_rows
-from mjlab_dist.env.terms import base_angular_velocity, base_height, base_linear_velocity, projected_gravity
+from mjlab_dist.env.columns import Columns, write_rows
+from mjlab_dist.env.term import Term
 from mjlab_dist.errors import UserError
+from mjlab_dist.mdp.observations import base_angular_velocity, base_height, base_linear_velocity, projected_gravity
+from mjlab_dist.mdp.sensors import Contact
 
 if TYPE_CHECKING:
     from mjlab_dist.env.env import Env

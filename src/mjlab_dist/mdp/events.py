@@ -9,7 +9,8 @@ import torch
 import warp as wp
 
 from mjlab_dist.env import kernels
-from mjlab_dist.env.term import Term, uniform, write_rows
+from mjlab_dist.env.columns import uniform, write_rows
+from mjlab_dist.env.term import Term
 
 if TYPE_CHECKING:
     from mjlab_dist.env.env import Env

@@ -7,89 +7,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mjlab_dist.env.rotation import from_euler, wrap_angle
-from mjlab_dist.env.term import Term, uniform, write_rows
+from mjlab_dist.env.columns import write_rows
+from mjlab_dist.env.term import Command, Range
 from mjlab_dist.errors import UserError
+from mjlab_dist.mdp.rotation import from_euler, wrap_angle
 
 if TYPE_CHECKING:
     from mjlab_dist.env.env import Env
-
-Range = tuple[float, float]
-
-
-class Command(Term):
-    """A value per env that is drawn anew when its time is up, and when an episode starts.
-
-    Attributes:
-        value: What terms read, (num_envs, k).
-        ranges: Lowest and highest of each number drawn, (d, 2); a curriculum may change them.
-        left_s: Time until the next draw, (num_envs,).
-    """
-
-    value: torch.Tensor
-    ranges: torch.Tensor
-
-    def __init__(self, env: Env, ranges: list[Range], width: int, resample_s: Range) -> None:
-        """Allocate.
-
-        Args:
-            env: The envs.
-            ranges: Lowest and highest of each number drawn.
-            width: Numbers in the value.
-            resample_s: Range of the time between two draws, in s.
-
-        Raises:
-            UserError: If a range is the wrong way round.
-        """
-        for low, high in (*ranges, resample_s):
-            if low > high:
-                raise UserError(f"command: the range {low} to {high} is the wrong way round; swap its ends")
-        self.value = torch.zeros(env.num_envs, width, device=env.device)
-        self.ranges = torch.tensor(ranges, device=env.device)
-        self.left_s = torch.zeros(env.num_envs, device=env.device)
-        self._resample_s = resample_s
-
-    def draw(self, env: Env, mask: torch.Tensor) -> None:
-        """Draw anew.
-
-        Args:
-            env: The envs.
-            mask: Which, (num_envs,) of bool.
-        """
-        raise NotImplementedError
-
-    def follow(self, env: Env) -> None:
-        """Adjust the value to where the robots are now.
-
-        Args:
-            env: The envs, after resets.
-        """
-
-    def update(self, env: Env) -> None:
-        """Let a step's time pass.
-
-        Args:
-            env: The envs, after resets.
-        """
-        self.left_s -= env.step_dt_s
-        due = self.left_s < 0.5 * env.step_dt_s  # the nearest step
-        low, high = self._resample_s
-        write_rows(self.left_s, due, uniform(self.left_s, low, high))
-        self.draw(env, due)
-        self.follow(env)
-
-    def cleared(self) -> list[torch.Tensor]:
-        """No time left, so that the next update draws."""
-        return [self.left_s]
-
-    def state(self) -> dict[str, torch.Tensor]:
-        """Values and times. Ranges are of all envs: those who change them remember them."""
-        return {"value": self.value, "left_s": self.left_s}
-
-    def uniform(self) -> torch.Tensor:
-        """A draw of every number in every env, (num_envs, d)."""
-        low, high = self.ranges.unbind(dim=1)
-        return torch.lerp(low, high, torch.rand(len(self.left_s), len(low), device=low.device))
 
 
 class Velocity(Command):

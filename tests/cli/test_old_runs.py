@@ -1,0 +1,41 @@
+"""Runs that older versions wrote can be resumed and played."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from conftest import Command
+
+from mjlab_dist import runs
+
+DATA = Path(__file__).parent.parent / "data"
+
+OLD_RUNS = ("quadruped_run_before_mdp",)
+"""Run directories of quadruped-velocity-flat: two envs, two iterations. The first names its terms in modules of mjlab_dist.env."""
+
+
+@pytest.fixture(params=OLD_RUNS)
+def old_run(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Return a copy of an old run directory."""
+    return Path(shutil.copytree(DATA / request.param, tmp_path / "logs" / "quadruped-velocity-flat" / "old"))
+
+
+def test_an_old_run_names_no_module_that_has_moved(old_run: Path) -> None:
+    assert any(module in (old_run / runs.CONFIG).read_text() for module in runs.MOVED_MODULES)
+    plain = json.dumps(runs.to_plain(runs.read_config(old_run)))
+    assert not [module for module in runs.MOVED_MODULES if f'"{module}:' in plain]
+
+
+def test_an_old_run_resumes_with_its_envs(command: Command, old_run: Path) -> None:
+    done = command("train", "--resume", str(old_run), "--max-iterations", "3")
+    assert done.code == 0, done.err
+    assert "from iteration 2." in done.out  # with "drawn anew" the sentence would be longer
+    assert [row["iteration"] for row in runs.read_metrics(old_run)] == [1, 2, 3]
+
+
+def test_an_old_run_plays(command: Command, old_run: Path) -> None:
+    done = command("play", "quadruped-velocity-flat", "--run", str(old_run), "--num-envs", "2")
+    assert done.code == 0, done.err
