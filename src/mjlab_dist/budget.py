@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection
 
-from mjlab_dist.config import TrainConfig, validate_rollout
+from mjlab_dist.config import TrainConfig
+from mjlab_dist.config.checks import validate_rollout
 from mjlab_dist.errors import UserError
 
 ALTERNATIVES = ("num_envs", "total_num_envs", "max_iterations", "total_timesteps")
@@ -48,7 +49,7 @@ def resolve(config: TrainConfig, world_size: int) -> tuple[TrainConfig, list[str
     ``num_envs`` is auto, iterations are left alone: call this again once the number is known.
 
     Args:
-        config: A config that :func:`mjlab_dist.config.validate` has passed.
+        config: A config that :func:`mjlab_dist.config.checks.validate` has passed.
         world_size: Ranks over all machines.
 
     Returns:

@@ -31,7 +31,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mjlab_dist.config import TrainConfig, to_plain
+from mjlab_dist.config import TrainConfig
+from mjlab_dist.config.serialization import from_plain, to_plain
 from mjlab_dist.distributed.rank_info import RankInfo
 from mjlab_dist.errors import UserError
 
@@ -192,72 +193,6 @@ def read_config(path: Path) -> TrainConfig:
         return from_plain(plain)
     except UserError as error:
         raise UserError(f"--config {path}: {error}") from error
-
-
-MOVED_MODULES = {
-    "mjlab_dist.env.terms": "mjlab_dist.mdp.observations",
-    **{
-        f"mjlab_dist.env.{name}": f"mjlab_dist.mdp.{name}"
-        for name in ("commands", "curricula", "events", "height_scan", "motion", "rewards", "sensors", "terminations")
-    },
-}
-"""Modules that config files of older versions name, and where their contents are now."""
-
-
-def from_plain(plain: dict[str, Any]) -> TrainConfig:
-    """Turn what :func:`~mjlab_dist.config.to_plain` made back into a config.
-
-    Raises:
-        UserError: If a field is missing, unknown, or of another type.
-    """
-    import dacite  # noqa: PLC0415 (not needed to print help)
-
-    def tuple_of_list(value: Any) -> tuple[Any, ...]:
-        if not isinstance(value, list):
-            raise dacite.WrongTypeError(tuple, value)
-        return tuple(value)
-
-    def real(value: Any) -> float:
-        # YAML reads 1e-3 as text.
-        try:
-            return float(value)
-        except (TypeError, ValueError):
-            raise dacite.WrongTypeError(float, value) from None
-
-    tuples = (
-        tuple[int, ...],
-        tuple[float, ...],
-        tuple[str, ...],
-        tuple[int, int],
-        *(tuple[(float,) * length] for length in (2, 3, 4)),
-    )
-    hooks = {float: real} | dict.fromkeys(tuples, tuple_of_list)
-    try:
-        return dacite.from_dict(TrainConfig, _upgraded(plain), config=dacite.Config(type_hooks=hooks, strict=True))
-    except dacite.DaciteError as error:
-        raise UserError(str(error)) from error
-
-
-def _upgraded(plain: dict[str, Any]) -> dict[str, Any]:
-    """Translate what older versions wrote: ``env.sim.capture`` was a flag, and modules had other names."""
-    plain = _renamed(plain)
-    match plain:
-        case {"env": {"sim": {"capture": bool(captures)} as sim} as env}:
-            capture = "physics" if captures else "off"
-            return {**plain, "env": {**env, "sim": {**sim, "capture": capture}}}
-    return plain
-
-
-def _renamed(value: Any) -> Any:
-    """Replace references ``package.module:name`` to modules that have moved, in plain data."""
-    if isinstance(value, dict):
-        return {key: _renamed(part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_renamed(part) for part in value]
-    if isinstance(value, str):
-        module, colon, name = value.partition(":")
-        return f"{MOVED_MODULES.get(module, module)}{colon}{name}" if colon else value
-    return value
 
 
 def find_run(log_root: str, task: str, run: str, flag: str = "--run") -> Path:

@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
 
 from mjlab_dist import runs
 from mjlab_dist.budget import resolve
-from mjlab_dist.config import TrainConfig, to_plain
+from mjlab_dist.config import TrainConfig
+from mjlab_dist.config.serialization import to_plain
 from mjlab_dist.control import Control, Watchdog
 from mjlab_dist.distributed import DevicePlan, Rank, rank_from_environment
 from mjlab_dist.distributed.plan import number_by_bus

@@ -10,6 +10,7 @@ import pytest
 from conftest import Command
 
 from mjlab_dist import runs
+from mjlab_dist.config.serialization import MOVED_MODULES, to_plain
 
 DATA = Path(__file__).parent.parent / "data"
 
@@ -24,9 +25,9 @@ def old_run(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def test_an_old_run_names_no_module_that_has_moved(old_run: Path) -> None:
-    assert any(module in (old_run / runs.CONFIG).read_text() for module in runs.MOVED_MODULES)
-    plain = json.dumps(runs.to_plain(runs.read_config(old_run)))
-    assert not [module for module in runs.MOVED_MODULES if f'"{module}:' in plain]
+    assert any(module in (old_run / runs.CONFIG).read_text() for module in MOVED_MODULES)
+    plain = json.dumps(to_plain(runs.read_config(old_run)))
+    assert not [module for module in MOVED_MODULES if f'"{module}:' in plain]
 
 
 def test_an_old_run_resumes_with_its_envs(command: Command, old_run: Path) -> None:

@@ -30,9 +30,7 @@ def far_away(env, limit):
 """
 
 CONFIG = """
-from mjlab_dist.config import (
-    ActionConfig, EnvConfig, EventConfig, ObservationConfig, RewardConfig, SimConfig, TermConfig, TrainConfig,
-)
+from mjlab_dist.config import ActionConfig, EnvConfig, EventConfig, ObservationConfig, RewardConfig, SimConfig, TermConfig, TrainConfig
 
 def stay() -> TrainConfig:
     \"\"\"Stay in the middle.\"\"\"

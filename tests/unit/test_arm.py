@@ -12,7 +12,8 @@ import pytest
 import torch
 from host_syncs import HostSyncs
 
-from mjlab_dist.config import TrainConfig, validate
+from mjlab_dist.config import TrainConfig
+from mjlab_dist.config.checks import validate
 from mjlab_dist.env import Env
 from mjlab_dist.sim import build_model, start_warp
 from mjlab_dist_tasks.arm import terms

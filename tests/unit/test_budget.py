@@ -11,7 +11,9 @@ import yaml
 
 from mjlab_dist import registry, runs
 from mjlab_dist.budget import resolve
-from mjlab_dist.config import TrainConfig, to_plain, validate
+from mjlab_dist.config import TrainConfig
+from mjlab_dist.config.checks import validate
+from mjlab_dist.config.serialization import to_plain
 from mjlab_dist.errors import UserError
 
 STEPS = 32

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from mjlab_dist.config import TrainConfig, validate
+from mjlab_dist.config import TrainConfig
+from mjlab_dist.config.checks import validate
 from mjlab_dist.env import Env
 from mjlab_dist.sim import load_model, start_warp
 from mjlab_dist_tasks.cartpole.config import balance, swingup

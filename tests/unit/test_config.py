@@ -13,7 +13,9 @@ from legged import EVERYTHING
 
 from mjlab_dist import registry, runs
 from mjlab_dist.cli.parsing import parse
-from mjlab_dist.config import ActionConfig, EventConfig, ObservationConfig, ParamValue, TrainConfig, to_plain, validate
+from mjlab_dist.config import ActionConfig, EventConfig, ObservationConfig, ParamValue, TrainConfig
+from mjlab_dist.config.checks import validate
+from mjlab_dist.config.serialization import from_plain, to_plain
 from mjlab_dist.errors import UserError
 
 TASKS = registry.task_names()
@@ -562,4 +564,4 @@ def test_a_value_of_a_term_of_the_wrong_type_is_refused(tmp_path: Path, path: st
 def test_a_config_from_before_the_modes_of_capture_is_read(old: object, new: str):
     plain = to_plain(registry.task_config("cartpole-balance"))
     plain["env"]["sim"]["capture"] = old
-    assert runs.from_plain(plain).env.sim.capture == new
+    assert from_plain(plain).env.sim.capture == new

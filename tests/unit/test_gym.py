@@ -14,7 +14,8 @@ import pytest
 import torch
 from host_syncs import HostSyncs
 
-from mjlab_dist.config import EnvConfig, TrainConfig, validate
+from mjlab_dist.config import EnvConfig, TrainConfig
+from mjlab_dist.config.checks import validate
 from mjlab_dist.env import Env
 from mjlab_dist.errors import UserError
 from mjlab_dist.sim import load_model, start_warp

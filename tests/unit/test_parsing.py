@@ -13,7 +13,9 @@ import yaml
 from mjlab_dist import registry
 from mjlab_dist.cli import train
 from mjlab_dist.cli.parsing import is_given, parse, split_task, take_flag
-from mjlab_dist.config import PlayConfig, TrainConfig, to_plain, validate
+from mjlab_dist.config import PlayConfig, TrainConfig
+from mjlab_dist.config.checks import validate
+from mjlab_dist.config.serialization import to_plain
 from mjlab_dist.errors import UserError
 
 PROG = "train cartpole-balance"

@@ -16,7 +16,8 @@ import pytest
 import yaml
 
 from mjlab_dist import play, registry, runs
-from mjlab_dist.config import PlayConfig, TrainConfig, to_plain
+from mjlab_dist.config import PlayConfig, TrainConfig
+from mjlab_dist.config.serialization import to_plain
 from mjlab_dist.errors import UserError
 
 

@@ -10,14 +10,7 @@ import mujoco
 import numpy as np
 import pytest
 
-from mjlab_dist.config import (
-    ActuatorConfig,
-    EntityConfig,
-    OptionsConfig,
-    SimConfig,
-    TerrainConfig,
-    TerrainPartConfig,
-)
+from mjlab_dist.config import ActuatorConfig, EntityConfig, OptionsConfig, SimConfig, TerrainConfig, TerrainPartConfig
 from mjlab_dist.errors import UserError
 from mjlab_dist.sim import build_model, load_model
 

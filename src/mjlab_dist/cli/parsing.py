@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import tyro
 
-from mjlab_dist.config import paths, to_plain
+from mjlab_dist.config.serialization import paths, to_plain
 from mjlab_dist.errors import UserError
 
 ConfigT = TypeVar("ConfigT")

@@ -12,7 +12,8 @@ from rich.console import Console
 from mjlab_dist import registry
 from mjlab_dist.cli.console import EventPrinter
 from mjlab_dist.cli.parsing import parse, split_task, take_group
-from mjlab_dist.config import PlayConfig, TrainConfig, validate
+from mjlab_dist.config import PlayConfig, TrainConfig
+from mjlab_dist.config.checks import validate
 from mjlab_dist.errors import UserError
 from mjlab_dist.events import listening
 

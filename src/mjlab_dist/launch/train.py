@@ -13,7 +13,8 @@ from pathlib import Path
 
 from mjlab_dist import runs, worker
 from mjlab_dist.budget import resolve
-from mjlab_dist.config import TrainConfig, validate
+from mjlab_dist.config import TrainConfig
+from mjlab_dist.config.checks import validate
 from mjlab_dist.control import Control
 from mjlab_dist.distributed import DevicePlan, outside_launcher, rank_from_environment
 from mjlab_dist.distributed.plan import number_by_bus

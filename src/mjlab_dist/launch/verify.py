@@ -11,7 +11,8 @@ from pathlib import Path
 
 from mjlab_dist import runs, worker
 from mjlab_dist.budget import resolve
-from mjlab_dist.config import SyncConfig, TrainConfig, validate
+from mjlab_dist.config import SyncConfig, TrainConfig
+from mjlab_dist.config.checks import validate
 from mjlab_dist.control import Control
 from mjlab_dist.distributed import DevicePlan, outside_launcher
 from mjlab_dist.errors import UserError

@@ -18,7 +18,8 @@ from rsl_rl.runners import OnPolicyRunner
 from tensordict import TensorDict
 
 from mjlab_dist import runs
-from mjlab_dist.config import SyncConfig, TrainConfig, parse_interval
+from mjlab_dist.config import SyncConfig, TrainConfig
+from mjlab_dist.config.checks import parse_interval
 from mjlab_dist.control import Control
 from mjlab_dist.distributed.consistency import check_equal
 from mjlab_dist.distributed.group import broadcast_from_main, gather_on_main

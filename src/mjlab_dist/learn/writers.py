@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mjlab_dist import runs
-from mjlab_dist.config import TrainConfig, to_plain
+from mjlab_dist.config import TrainConfig
+from mjlab_dist.config.serialization import to_plain
 from mjlab_dist.events import emit
 from mjlab_dist.learn.metrics import Row
 from mjlab_dist.runs import WandbRun

@@ -9,6 +9,7 @@ import mujoco
 import numpy as np
 
 from mjlab_dist.config import TerrainConfig, TerrainPartConfig
+from mjlab_dist.config.checks import validate_terrain
 from mjlab_dist.errors import UserError
 
 FLOOR = "floor"
@@ -55,7 +56,7 @@ class Terrain:
         Raises:
             UserError: If the parts cannot be made: the message names flag, value and mend.
         """
-        config.validate()
+        validate_terrain(config)
         self.config = config
         self.columns = config.column_parts()
         tile, border = (round(length / config.resolution_m) for length in (config.tile_size_m, config.border_m))

@@ -1,0 +1,44 @@
+"""Configs of tasks, agents and runs: frozen dataclasses. Imports the standard library only."""
+
+from mjlab_dist.config.agent import AgentConfig
+from mjlab_dist.config.run import CheckpointConfig, PlayConfig, SyncConfig, TrainConfig
+from mjlab_dist.config.task import (
+    ActionConfig,
+    ActuatorConfig,
+    CaptureMode,
+    EntityConfig,
+    EnvConfig,
+    EventConfig,
+    ObservationConfig,
+    OptionsConfig,
+    ParamValue,
+    RandomizationConfig,
+    RewardConfig,
+    SimConfig,
+    TermConfig,
+    TerrainConfig,
+    TerrainPartConfig,
+)
+
+__all__ = [
+    "ActionConfig",
+    "ActuatorConfig",
+    "AgentConfig",
+    "CaptureMode",
+    "CheckpointConfig",
+    "EntityConfig",
+    "EnvConfig",
+    "EventConfig",
+    "ObservationConfig",
+    "OptionsConfig",
+    "ParamValue",
+    "PlayConfig",
+    "RandomizationConfig",
+    "RewardConfig",
+    "SimConfig",
+    "SyncConfig",
+    "TermConfig",
+    "TerrainConfig",
+    "TerrainPartConfig",
+    "TrainConfig",
+]

@@ -1,0 +1,320 @@
+"""What no run can be started with, found before anything else starts."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from mjlab_dist.config.agent import MIN_STD, AgentConfig
+from mjlab_dist.config.run import COMPRESSIONS, TrainConfig
+from mjlab_dist.config.task import EnvConfig, ObservationConfig, TerrainConfig, TerrainPartConfig
+from mjlab_dist.errors import UserError
+
+_MOST_POINTS = 4e7
+"""Points of a terrain."""
+
+
+def validate(config: TrainConfig) -> None:
+    """Refuse what cannot train, before anything starts.
+
+    Raises:
+        UserError: One line that names the flag, its value and the mend.
+    """
+    _validate_numbers(config)
+    if config.num_envs == "auto" and config.total_num_envs is not None:
+        raise UserError(
+            f"--num-envs auto: excludes --total-num-envs {config.total_num_envs}, which fixes the envs; drop one of the two"
+        )
+    if config.total_num_envs is None:
+        validate_rollout(config)
+    _validate_sync(config)
+    _validate_hosts(config.hosts)
+    parse_interval(config.checkpoint.interval)
+    if config.resume is not None and config.init_from is not None:
+        raise UserError(
+            f"--init-from {config.init_from}: excludes --resume {config.resume}, which goes on from that run's own checkpoint; "
+            "drop one of the two"
+        )
+    if "/" in config.run_name or config.run_name.startswith("."):
+        raise UserError(f"--run-name {config.run_name}: must be a plain name, without / and not starting with a dot")
+    _validate_env(config.env)
+
+
+def validate_rollout(config: TrainConfig) -> None:
+    """Refuse mini-batches that the rollout of one rank cannot be cut into; where ``num_envs`` is auto, nothing is known yet.
+
+    Args:
+        config: A config whose ``num_envs`` is what ranks will have: :func:`mjlab_dist.budget.resolve` settles that.
+
+    Raises:
+        UserError: One line that names the flag, its value and the mend.
+    """
+    if config.num_envs == "auto":
+        return
+    agent = config.agent
+    if agent.rnn != "none":
+        if config.num_envs % agent.num_mini_batches:
+            raise UserError(
+                f"--agent.num-mini-batches {agent.num_mini_batches}: does not divide --num-envs {config.num_envs}, and with "
+                f"--agent.rnn {agent.rnn} mini-batches are of whole envs; "
+                f"use {_nearest_divisor(config.num_envs, agent.num_mini_batches)}"
+            )
+        return
+    rollout = config.num_envs * agent.num_steps_per_env
+    if rollout % agent.num_mini_batches:
+        raise UserError(
+            f"--agent.num-mini-batches {agent.num_mini_batches}: does not divide the rollout of --num-envs "
+            f"{config.num_envs} x --agent.num-steps-per-env {agent.num_steps_per_env} = {rollout} samples; "
+            f"use {_nearest_divisor(rollout, agent.num_mini_batches)}"
+        )
+
+
+def parse_interval(interval: int | str) -> tuple[int | None, float | None]:
+    """Read ``--checkpoint.interval``.
+
+    Args:
+        interval: A number of iterations, or seconds with an s behind them.
+
+    Returns:
+        Iterations or None, seconds or None; one of the two.
+
+    Raises:
+        UserError: If it is neither.
+    """
+    match = re.fullmatch(r"(\d+)|(\d+(?:\.\d+)?)s", str(interval))
+    if not match or float(match[1] or match[2]) <= 0:
+        raise UserError(
+            f"--checkpoint.interval {interval}: must be iterations, at least 1, such as 50, or seconds, such as 600s"
+        )
+    return (int(match[1]), None) if match[1] else (None, float(match[2]))
+
+
+def _nearest_divisor(number: int, wish: int) -> int:
+    divisors = [n for n in range(1, min(number, 64) + 1) if number % n == 0]
+    return min(divisors, key=lambda n: abs(n - wish))
+
+
+def _validate_sync(config: TrainConfig) -> None:
+    sync = config.sync
+    if sync.compression not in COMPRESSIONS:
+        raise UserError(
+            f"--sync.compression {sync.compression}: use {', '.join(COMPRESSIONS[:-1])} or {COMPRESSIONS[-1]}; an all-reduce "
+            "adds numbers: what travels must be a number format, and bytes packed by a general compressor cannot be added"
+        )
+    own = f"--sync.synchronizer {sync.synchronizer}"
+    for excluded, flag, reason in (
+        (
+            sync.synchronizer and sync.period > 1,
+            f"{own}: excludes --sync.period {sync.period}",
+            "a synchronizer of your own decides when ranks meet",
+        ),
+        (
+            sync.synchronizer and sync.compression != "none",
+            f"{own}: excludes --sync.compression {sync.compression}",
+            "a synchronizer of your own decides what travels",
+        ),
+        (
+            sync.synchronizer and config.fsdp_devices > 1,
+            f"--fsdp-devices {config.fsdp_devices}: excludes {own}",
+            "sharded gradients are averaged by FSDP2",
+        ),
+        (
+            sync.period > 1 and config.fsdp_devices > 1,
+            f"--fsdp-devices {config.fsdp_devices}: excludes --sync.period {sync.period}",
+            "ranks that share parameters cannot differ",
+        ),
+    ):
+        if excluded:
+            raise UserError(f"{flag}, since {reason}; drop one of the two")
+
+
+def _validate_hosts(hosts: tuple[str, ...]) -> None:
+    shown = " ".join(hosts)
+    for host in hosts:
+        # One colon would be a port, which SSH's library takes and a look-up of the name does not; an IPv6 address has more.
+        if not re.fullmatch(r"[\w.:-]+", host) or host.count(":") == 1:
+            raise UserError(
+                f"--hosts {shown}: {host!r} is no machine's name or address; separate hosts by spaces, and name users and ports "
+                "in SSH's config file"
+            )
+        if hosts.count(host) > 1:
+            raise UserError(f"--hosts {shown}: {host} is repeated; name each once")
+
+
+def _validate_numbers(config: TrainConfig) -> None:
+    agent, sim = config.agent, config.env.sim
+    for least, flag, value in (
+        (1, "--num-envs", config.num_envs),
+        (1, "--total-num-envs", config.total_num_envs),
+        (1, "--max-iterations", config.max_iterations),
+        (1, "--total-timesteps", config.total_timesteps),
+        (1, "--fsdp-devices", config.fsdp_devices),
+        (1, "--sync.period", config.sync.period),
+        (1, "--sync.check-interval", config.sync.check_interval),
+        (0, "--checkpoint.keep-last", config.checkpoint.keep_last),
+        (0, "--checkpoint.keep-best", config.checkpoint.keep_best),
+        (0, "--max-restarts", config.max_restarts),
+        (0, "--seed", config.seed),
+        (1, "--env.sim.decimation", sim.decimation),
+        (0, "--env.sim.njmax", sim.njmax),
+        (0, "--env.sim.nconmax", sim.nconmax),
+        (1, "--agent.num-steps-per-env", agent.num_steps_per_env),
+        (1, "--agent.num-learning-epochs", agent.num_learning_epochs),
+        (1, "--agent.num-mini-batches", agent.num_mini_batches),
+        *((1, "--agent.actor-hidden-dims", width) for width in agent.actor_hidden_dims),
+        *((1, "--agent.critic-hidden-dims", width) for width in agent.critic_hidden_dims),
+        (1, "--agent.rnn-hidden-dim", agent.rnn_hidden_dim),
+        (1, "--agent.rnn-num-layers", agent.rnn_num_layers),
+    ):
+        if isinstance(value, int) and value < least:
+            raise UserError(f"{flag} {value}: must be at least {least}")
+    for flag, value in (
+        ("--env.episode-length-s", config.env.episode_length_s),
+        ("--agent.learning-rate", agent.learning_rate),
+        ("--agent.desired-kl", agent.desired_kl),
+        ("--agent.clip-param", agent.clip_param),
+        ("--agent.init-std", agent.init_std),
+        ("--agent.min-std", agent.min_std),
+        ("--agent.max-grad-norm", agent.max_grad_norm),
+        ("--hang-timeout", config.hang_timeout),
+    ):
+        if not 0 < value < math.inf:
+            raise UserError(f"{flag} {value}: must be positive and finite")
+    _validate_obs_clip(agent)
+    _validate_std(agent)
+    for flag, value in (
+        ("--agent.entropy-coef", agent.entropy_coef),
+        ("--agent.value-loss-coef", agent.value_loss_coef),
+        ("--fsdp-min-size-mb", config.fsdp_min_size_mb),
+    ):
+        if not 0 <= value < math.inf:
+            raise UserError(f"{flag} {value}: must be 0 or more, and finite")
+    for flag, value in (("--agent.gamma", agent.gamma), ("--agent.lam", agent.lam)):
+        if not 0 <= value <= 1:
+            raise UserError(f"{flag} {value}: must lie between 0 and 1")
+
+
+def _validate_std(agent: AgentConfig) -> None:
+    if agent.min_std < MIN_STD:
+        raise UserError(f"--agent.min-std {agent.min_std}: must be at least {MIN_STD}, as in rsl_rl")
+    if agent.init_std < agent.min_std:
+        raise UserError(
+            f"--agent.init-std {agent.init_std}: is below --agent.min-std {agent.min_std}; raise it, or lower the minimum"
+        )
+
+
+def _validate_obs_clip(agent: AgentConfig) -> None:
+    if agent.obs_clip is None:
+        return
+    if not 0 < agent.obs_clip < math.inf:
+        raise UserError(f"--agent.obs-clip {agent.obs_clip}: must be positive and finite, or None")
+    if not agent.obs_normalization:
+        raise UserError(
+            f"--agent.obs-clip {agent.obs_clip}: clips normalized observations; add --agent.obs-normalization"
+        )
+
+
+def _validate_env(env: EnvConfig) -> None:
+    if not env.observations.get("actor"):
+        raise UserError("env.observations: has no group actor; the task must define what the policy sees")
+    if not env.actions:
+        raise UserError("env.actions: is empty; the task must name the actuators that the policy drives")
+    if not env.rewards:
+        raise UserError("env.rewards: is empty; the task must define at least one term")
+    for name, action in env.actions.items():
+        _validate_range(f"--env.actions.{name}.latency", action.latency, least=0)
+        _validate_range(f"--env.actions.{name}.clip", action.clip)
+    for group, terms in env.observations.items():
+        for name, term in terms.items():
+            _validate_observation(f"--env.observations.{group}.{name}", term)
+    validate_terrain(env.sim.terrain)
+    for name, event in env.events.items():
+        _validate_range(f"--env.events.{name}.interval-s", event.interval_s, least=0)
+
+
+def _validate_observation(flag: str, term: ObservationConfig) -> None:
+    _validate_range(f"{flag}.delay", term.delay, least=0)
+    _validate_range(f"{flag}.clip", term.clip)
+    if term.history < 1:
+        raise UserError(f"{flag}.history {term.history}: must be at least 1")
+    for noise, value in (("uniform", term.uniform_noise), ("gaussian", term.gaussian_noise)):
+        if not 0 <= value < math.inf:
+            raise UserError(f"{flag}.{noise}-noise {value}: must be 0 or more, and finite")
+
+
+def _validate_range(flag: str, bounds: tuple[float, float] | None, least: float = -math.inf) -> None:
+    low, high = bounds or (least, math.inf)
+    if low < least:
+        raise UserError(f"{flag} {low} {high}: must be at least {least}")
+    if not low <= high:
+        raise UserError(f"{flag} {low} {high}: is the wrong way round; swap the two")
+
+
+def validate_terrain(terrain: TerrainConfig) -> None:
+    """Raise if a terrain cannot be built.
+
+    Raises:
+        UserError: One line that names the flag, its value and the fix.
+    """
+    if not terrain.parts:
+        return
+    _validate_grid(terrain)
+    for name, part in terrain.parts.items():
+        _validate_part(terrain, f"--env.sim.terrain.parts.{name}", part)
+    columns = terrain.column_parts()
+    for name, part in terrain.parts.items():
+        if name not in columns:
+            raise UserError(
+                f"--env.sim.terrain.num-columns {terrain.num_columns}: leaves none to --env.sim.terrain.parts.{name}.share "
+                f"{part.share:g} of {sum(each.share for each in terrain.parts.values()):g}; use more columns or a larger share"
+            )
+
+
+def _validate_grid(terrain: TerrainConfig) -> None:
+    flag = "--env.sim.terrain"
+    for name, count, least in (
+        ("num-levels", terrain.num_levels, 1),
+        ("num-columns", terrain.num_columns, 1),
+        ("seed", terrain.seed, 0),
+    ):
+        if count < least:
+            raise UserError(f"{flag}.{name} {count}: must be at least {least}")
+    if not 0 < terrain.resolution_m < math.inf:
+        raise UserError(f"{flag}.resolution-m {terrain.resolution_m}: must be positive and finite")
+    for name, length in (
+        ("tile-size-m", terrain.tile_size_m),
+        ("platform-m", terrain.platform_m),
+        ("border-m", terrain.border_m),
+    ):
+        points = length / terrain.resolution_m
+        if not 0 < length < math.inf or abs(points - round(points)) > 1e-6 * points:
+            raise UserError(
+                f"{flag}.{name} {length}: must be a positive, whole multiple of {flag}.resolution-m {terrain.resolution_m}"
+            )
+    if terrain.platform_m >= terrain.tile_size_m:
+        raise UserError(
+            f"{flag}.platform-m {terrain.platform_m}: must be less than {flag}.tile-size-m {terrain.tile_size_m}"
+        )
+    sides = [2 * terrain.border_m + terrain.tile_size_m * n for n in (terrain.num_levels, terrain.num_columns)]
+    num_points = sides[0] * sides[1] / terrain.resolution_m**2
+    if num_points > _MOST_POINTS:
+        raise UserError(
+            f"{flag}.resolution-m {terrain.resolution_m}: makes {num_points:.2g} points of {sides[0]:g} m by {sides[1]:g} m; more "
+            f"than {_MOST_POINTS:.2g} take gigabytes: use a coarser one, or fewer tiles"
+        )
+
+
+def _validate_part(terrain: TerrainConfig, flag: str, part: TerrainPartConfig) -> None:
+    if not 0 < part.share < math.inf:
+        raise UserError(f"{flag}.share {part.share}: must be positive and finite")
+    for name, ends in (("height-m", part.height_m), ("width-m", part.width_m), ("slope", part.slope)):
+        if not all(0 <= end < math.inf for end in ends):
+            raise UserError(f"{flag}.{name} {ends[0]} {ends[1]}: must be 0 or more, and finite")
+    least, most = 2 * terrain.resolution_m, (terrain.tile_size_m - terrain.platform_m) / 2
+    if part.kind in {"rough", "stairs_up", "stairs_down", "boxes", "gaps"} and not all(
+        least * (1 - 1e-6) <= end <= most for end in part.width_m
+    ):
+        raise UserError(
+            f"{flag}.width-m {part.width_m[0]} {part.width_m[1]}: must lie between {least:g}, two points of "
+            f"--env.sim.terrain.resolution-m, and {most:g}, the ground from a platform to the edge of its tile"
+        )
