@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import probe
 
 from mjlab_dist.distributed import DevicePlan
-from mjlab_dist.launch.devices import cores
 from mjlab_dist.launch.ranks import exported_names
+from mjlab_dist.machine.devices import cores
 
 RANKS = 2
 

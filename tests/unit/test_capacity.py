@@ -229,36 +229,6 @@ def test_free_memory_of_this_machine():
     assert 10**8 < capacity.free_bytes("cpu") < 10**14
 
 
-def group(directory: Path, limit: str, used: int, inactive_file: int) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "memory.max").write_text(f"{limit}\n")
-    (directory / "memory.current").write_text(f"{used}\n")
-    (directory / "memory.stat").write_text(f"anon 1\ninactive_file {inactive_file}\n")
-
-
-@pytest.mark.parametrize(
-    ("job", "step", "left"),
-    [
-        ("1000", "max", 1000 - 300 + 50),
-        ("max", "700", 700 - 300 + 50),
-        ("max", "max", float("inf")),
-        ("500", "800", 250),
-    ],
-)
-def test_the_tightest_control_group_decides(tmp_path: Path, job: str, step: str, left: float):
-    membership, root = tmp_path / "cgroup", tmp_path / "fs"
-    membership.write_text("1:name=systemd:/\n0::/job/step\n")
-    group(root / "job", job, 300, 50)
-    group(root / "job" / "step", step, 300, 50)
-    assert capacity._control_group_free(membership, root) == left
-
-
-def test_without_control_groups_nothing_limits(tmp_path: Path):
-    assert capacity._control_group_free(tmp_path / "none", tmp_path) == float("inf")
-    (tmp_path / "cgroup").write_text("4:memory:/a\n")
-    assert capacity._control_group_free(tmp_path / "cgroup", tmp_path / "none") == float("inf")
-
-
 # A rank
 
 

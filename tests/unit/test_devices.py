@@ -18,8 +18,8 @@ from mjlab_dist import registry
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.distributed import DevicePlan, Rank
 from mjlab_dist.errors import UserError
-from mjlab_dist.launch import devices
-from mjlab_dist.launch.devices import Gpu, find_gpus, in_this_process, plan_devices, plan_own_device
+from mjlab_dist.machine import devices
+from mjlab_dist.machine.devices import Gpu, find_gpus, in_this_process, plan_devices, plan_own_device
 
 A, B, C, D = (f"GPU-{letter}1-22" for letter in "abcd")
 

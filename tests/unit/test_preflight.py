@@ -22,9 +22,9 @@ from fake_nvml import FakeGpu
 from mjlab_dist import registry
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.errors import Exit, PreflightError
-from mjlab_dist.launch import doctor
-from mjlab_dist.launch.devices import Gpu, plan_devices
-from mjlab_dist.launch.preflight import (
+from mjlab_dist.machine import doctor
+from mjlab_dist.machine.devices import Gpu, plan_devices
+from mjlab_dist.machine.preflight import (
     Finding,
     Status,
     check_directory,
@@ -37,7 +37,7 @@ from mjlab_dist.launch.preflight import (
     judge_cuda,
     judge_gpu,
 )
-from mjlab_dist.launch.processes import LAUNCH
+from mjlab_dist.machine.processes import LAUNCH
 
 H200 = Gpu(index=1, card=1, uuid="GPU-1", card_uuid="GPU-1", name="NVIDIA H200")
 
@@ -99,8 +99,8 @@ def python(code: str) -> str:
     header = """
         import sys
         from pathlib import Path
-        from mjlab_dist.launch.doctor import *
-        from mjlab_dist.launch.preflight import *
+        from mjlab_dist.machine.doctor import *
+        from mjlab_dist.machine.preflight import *
     """
     return shlex.join([sys.executable, "-c", textwrap.dedent(header) + textwrap.dedent(code)])
 
@@ -348,7 +348,7 @@ def test_doctor_tells_a_broken_driver_from_none(on_gpus: Callable[..., list[str]
 ON_GPU = """
     import dataclasses, os, sys
     from mjlab_dist import registry
-    from mjlab_dist.launch.devices import find_gpus, plan_devices
+    from mjlab_dist.machine.devices import find_gpus, plan_devices
     config = dataclasses.replace(registry.task_config("cartpole-balance"), gpu_ids=(int(os.environ.get("ID", 1)),))
     gpus = find_gpus()
     plan = plan_devices(config, {}, gpus)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mjlab_dist.launch.processes import TEMPORARY, remove_leftovers, temporary_directory
+from mjlab_dist.machine.processes import TEMPORARY, remove_leftovers, temporary_directory
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from mjlab_dist.cli.parsing import parse
 from mjlab_dist.errors import Exit
 
 if TYPE_CHECKING:
-    from mjlab_dist.launch.preflight import Finding
+    from mjlab_dist.machine.preflight import Finding
 
 STYLES = {"ok": "green", "warning": "yellow", "fail": "bold red"}
 """How the table shows what a check came to."""
@@ -43,7 +43,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     """
     config = parse(DoctorConfig, DoctorConfig(), argv, prog)
 
-    from mjlab_dist.launch.doctor import examine  # noqa: PLC0415 (--help needs none of it)
+    from mjlab_dist.machine.doctor import examine  # noqa: PLC0415 (--help needs none of it)
 
     findings = examine(Path(config.log_root), os.environ)
     num_failed = sum(finding.status == "fail" for finding in findings)

@@ -51,7 +51,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     from mjlab_dist.budget import resolve  # noqa: PLC0415 (--help needs none of it)
     from mjlab_dist.buffers import measure  # noqa: PLC0415
     from mjlab_dist.config.checks import validate  # noqa: PLC0415
-    from mjlab_dist.launch.devices import find_gpus, plan_devices  # noqa: PLC0415
+    from mjlab_dist.machine.devices import find_gpus, plan_devices  # noqa: PLC0415
 
     if config.num_envs == "auto":
         raise UserError(f"--num-envs auto: give a number, such as {NUM_ENVS}; memory is not what is measured here")

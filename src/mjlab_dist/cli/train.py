@@ -34,8 +34,8 @@ def main(argv: Sequence[str], prog: str) -> None:
 
     from mjlab_dist.cli.console import TrainConsole  # noqa: PLC0415
     from mjlab_dist.control import Control  # noqa: PLC0415
-    from mjlab_dist.launch.processes import stopping_on_signal  # noqa: PLC0415
     from mjlab_dist.launch.train import train  # noqa: PLC0415 (--help needs none of it)
+    from mjlab_dist.machine.processes import stopping_on_signal  # noqa: PLC0415
 
     console, control = TrainConsole(config.task), Control()
     try:

@@ -14,6 +14,7 @@ import torch
 from mjlab_dist.config import AgentConfig, TrainConfig
 from mjlab_dist.env.env import Env
 from mjlab_dist.errors import UserError
+from mjlab_dist.machine.control_groups import memory_room
 
 MAX_NUM_ENVS = 16384
 """Envs that auto never exceeds: more make batches larger, and hardly any task learns faster from that."""
@@ -124,8 +125,7 @@ def free_bytes(device: str) -> int:
         device: ``cpu`` or ``cuda:<index>``.
     """
     if device == "cpu":
-        limited = _control_group_free(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))
-        return int(min(psutil.virtual_memory().available, limited))
+        return int(min(psutil.virtual_memory().available, memory_room(Path("/"))))
     torch.cuda.synchronize(device)
     free, _ = torch.cuda.mem_get_info(device)
     return free
@@ -161,35 +161,6 @@ def _stepped(config: TrainConfig, device: str, num_envs: int) -> Env:
     env = Env(config.env, num_envs, device)
     env.step(torch.zeros(num_envs, env.num_actions, device=device))
     return env
-
-
-def _control_group_free(membership: Path, root: Path) -> float:
-    """Bytes that the limits of this process's control groups leave (a container's, or a SLURM job's); infinite without any.
-
-    Args:
-        membership: The kernel's list of the process's groups, ``/proc/self/cgroup``.
-        root: Where control groups are mounted.
-    """
-    try:
-        lines = membership.read_text().splitlines()
-    except OSError:
-        return math.inf
-    # Version 2 has one line, 0::/path; a container sees its own group as the root.
-    path = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
-    group = root / path
-    groups = [group, *(parent for parent in group.parents if parent.is_relative_to(root))]
-    return min((_left_in(group) for group in groups), default=math.inf)
-
-
-def _left_in(group: Path) -> float:
-    try:
-        limit = (group / "memory.max").read_text().strip()
-        used = int((group / "memory.current").read_text())
-        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-    except (OSError, ValueError):
-        return math.inf
-    # Pages of files that nobody has read lately count as used, and are given up when memory is short.
-    return math.inf if limit == "max" else int(limit) - used + int(stat.get("inactive_file", 0))
 
 
 def _shown(num_bytes: int) -> str:

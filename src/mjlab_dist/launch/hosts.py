@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, TypeVar
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.distributed.rank import LOOPBACK
 from mjlab_dist.errors import PreflightError, UserError
-from mjlab_dist.launch.processes import LAUNCH
+from mjlab_dist.machine.processes import LAUNCH
 
 if TYPE_CHECKING:
     import fabric

@@ -38,8 +38,8 @@ from mjlab_dist.faults import ATTEMPT
 from mjlab_dist.imports import start_up
 from mjlab_dist.launch.agent import FORK
 from mjlab_dist.launch.hosts import HERE, end_on_hosts, own_address
-from mjlab_dist.launch.processes import LAUNCH, end_children, temporary_directory
 from mjlab_dist.launch.supervision import Ranks
+from mjlab_dist.machine.processes import LAUNCH, end_children, temporary_directory
 from mjlab_dist.worker import Entry, die_with_parent, run_or_die
 
 T = TypeVar("T")

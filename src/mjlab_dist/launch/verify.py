@@ -17,7 +17,7 @@ from mjlab_dist.control import Control
 from mjlab_dist.distributed import DevicePlan, outside_launcher
 from mjlab_dist.errors import UserError
 from mjlab_dist.events import Listener, listening
-from mjlab_dist.launch.devices import find_gpus, plan_devices
+from mjlab_dist.machine.devices import find_gpus, plan_devices
 from mjlab_dist.verify import Evidence, VerifyReport, judge, verify_rank
 from mjlab_dist.worker import RunResult
 

@@ -1,6 +1,6 @@
 """What must be in order on this machine before ranks start. Imports no torch.
 
-``mjlab-dist doctor`` checks the same, and more: :mod:`mjlab_dist.launch.doctor`.
+``mjlab-dist doctor`` checks the same, and more: :mod:`mjlab_dist.machine.doctor`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from packaging.specifiers import SpecifierSet
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.distributed import DevicePlan
 from mjlab_dist.errors import PreflightError
-from mjlab_dist.launch.devices import CPU_MEND, Gpu
+from mjlab_dist.machine.devices import CPU_MEND, Gpu
 
 PACKAGE = "mjlab-dist"
 """The distribution whose requirements the installed packages have to meet."""

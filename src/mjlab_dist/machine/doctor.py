@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import math
 import os
-import re
 import resource
 import shutil
 import socket
@@ -16,8 +14,9 @@ from pathlib import Path
 import psutil
 import pynvml
 
-from mjlab_dist.launch.devices import cores, find_gpus
-from mjlab_dist.launch.preflight import (
+from mjlab_dist.machine.control_groups import cpu_quota, memory_room
+from mjlab_dist.machine.devices import cores, find_gpus
+from mjlab_dist.machine.preflight import (
     GB,
     LOW_BYTES,
     Finding,
@@ -34,7 +33,7 @@ from mjlab_dist.launch.preflight import (
     run_program,
     shown_size,
 )
-from mjlab_dist.launch.processes import LAUNCH
+from mjlab_dist.machine.processes import LAUNCH
 
 CAPTURABLE_DRIVER = (12, 4)
 """CUDA of the driver from which on physics is recorded on a GPU: the constant of mjlab_dist.sim, which imports torch."""
@@ -121,7 +120,7 @@ def judge_driver(version: str, cuda: tuple[int, int] | None) -> Finding:
 
     Args:
         version: The driver's own version.
-        cuda: What :func:`~mjlab_dist.launch.preflight.driver_cuda` says.
+        cuda: What :func:`~mjlab_dist.machine.preflight.driver_cuda` says.
     """
     figure = f"{version}, CUDA {dotted(cuda) if cuda else 'cannot be loaded'}"
     if cuda is not None and cuda < CAPTURABLE_DRIVER:
@@ -253,60 +252,6 @@ def kernel_cache(environ: Mapping[str, str]) -> Path:
     """
     caches = Path(environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
     return Path(environ.get("WARP_CACHE_PATH", caches / "warp"))
-
-
-def cpu_quota(root: Path) -> float:
-    """Cores whose time this process may take, by the tightest of its control groups; infinite without a quota.
-
-    Args:
-        root: Where the system's files are.
-    """
-    quotas = [math.inf]
-    for group in _control_groups("cpu", root):
-        version_1 = f"{_read(group / 'cpu.cfs_quota_us')} {_read(group / 'cpu.cfs_period_us')}"
-        limited = re.fullmatch(r"(\d+) (\d+)", _read(group / "cpu.max") or version_1)
-        if limited:
-            quotas.append(int(limited[1]) / int(limited[2]))
-    return min(quotas)
-
-
-def memory_room(root: Path) -> float:
-    """Bytes that the tightest of this process's control groups leaves it; infinite without a limit.
-
-    Args:
-        root: Where the system's files are.
-    """
-    rooms = [math.inf]
-    for group in _control_groups("memory", root):
-        limit = _read(group / "memory.max") or _read(group / "memory.limit_in_bytes")
-        used = _read(group / "memory.current") or _read(group / "memory.usage_in_bytes")
-        if limit.isdecimal() and used.isdecimal():
-            # The kernel drops what it keeps of files before it refuses memory. Version 1 counts subgroups apart, as total.
-            kept = re.findall(r"^(?:total_)?inactive_file (\d+)$", _read(group / "memory.stat"), re.MULTILINE)
-            rooms.append(int(limit) - int(used) + max(map(int, kept), default=0))
-    return min(rooms)
-
-
-def _control_groups(controller: str, root: Path) -> list[Path]:
-    """Directories of the control groups, of version 1 or 2, that bound this process."""
-    groups: list[Path] = []
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and controller not in controllers.split(","):
-            continue
-        mount = root / "sys/fs/cgroup" / (controller if controllers else "")
-        own = mount / path.lstrip(
-            "/"
-        )  # in a container it may be the path outside: its own group is then the mount's root
-        groups += [group for group in (own, *own.parents) if group.is_relative_to(mount)]
-    return groups
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text().strip()
-    except OSError:
-        return ""
 
 
 def _is_own(address: str) -> bool:
