@@ -83,7 +83,7 @@ def watched(env: Env) -> Clock:
     """Have an env's parts timed."""
     clock = Clock()
     clock.watch("physics", env.sim, "step")
-    clock.watch("actions", env._control, "apply")
+    clock.watch("actions", env._actions, "apply")
     env._sensor_updates = [clock.timed("sensors", update) for update in env._sensor_updates]
     env._command_updates = [clock.timed("commands", update) for update in env._command_updates]
     env._episode_ends = [clock.timed("curricula", ends) for ends in env._episode_ends]

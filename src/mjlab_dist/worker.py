@@ -41,9 +41,9 @@ from mjlab_dist.distributed.rank_info import (
     require_same,
 )
 from mjlab_dist.errors import Exit, HangError, LostRankError, NonFiniteError, UserError, exit_code_of
-from mjlab_dist.events import emit
 from mjlab_dist.faults import read_fault
 from mjlab_dist.imports import import_learner, start_up
+from mjlab_dist.messages import emit
 
 if TYPE_CHECKING:
     import numpy as np
@@ -260,13 +260,13 @@ def _settle_num_envs(
     """The config with a number of envs where it says auto, the same on every rank; and that number."""
     if config.num_envs != "auto":
         return config, config.num_envs
-    from mjlab_dist.env import capacity  # noqa: PLC0415
+    from mjlab_dist.env import sizing  # noqa: PLC0415
 
     own = devices[rank.rank]
     num_ranks_here = sum(other.host == own.host for other in devices)
-    room = capacity.measure_room(config, own.device, num_ranks_here)
+    room = sizing.measure_room(config, own.device, num_ranks_here)
     told = exchange(store, rank.rank, rank.world_size, "room", dataclasses.asdict(room))
-    num_envs, line = capacity.choose_num_envs([capacity.Room(**one) for one in told])
+    num_envs, line = sizing.choose_num_envs([sizing.Room(**one) for one in told])
     config, lines = resolve(dataclasses.replace(config, num_envs=num_envs), rank.world_size)
     if rank.is_main:
         for text in (line, *lines):

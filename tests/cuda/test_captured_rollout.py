@@ -16,9 +16,9 @@ from mjlab_dist.distributed import Rank
 from mjlab_dist.env import Env
 from mjlab_dist.env.columns import write_rows
 from mjlab_dist.env.term import Term, not_capturable
-from mjlab_dist.events import listening
 from mjlab_dist.learn import Runner
 from mjlab_dist.learn.capture import CapturedCall
+from mjlab_dist.messages import listening
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

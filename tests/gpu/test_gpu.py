@@ -24,7 +24,7 @@ import mjlab_dist
 from mjlab_dist import registry, runs
 from mjlab_dist.config import SimConfig
 from mjlab_dist.distributed import Rank
-from mjlab_dist.env import Env, capacity
+from mjlab_dist.env import Env, sizing
 from mjlab_dist.errors import Exit
 from mjlab_dist.learn import Runner
 from mjlab_dist.learn.capture import CapturedCall, CapturedStep
@@ -91,14 +91,14 @@ def test_an_env_on_the_gpu_takes_no_less_than_its_arrays_hold() -> None:
     start_warp(DEVICE)
     config = registry.task_config("cartpole-balance")
     few, more = (Env(config.env, n, DEVICE).num_bytes() for n in (64, 256))
-    room = capacity.measure_room(config, DEVICE, 1)
+    room = sizing.measure_room(config, DEVICE, 1)
     assert room.env_bytes > (more - few) / 192
     assert 0 < room.usable_bytes < torch.cuda.get_device_properties(DEVICE).total_memory
-    before = capacity.free_bytes(DEVICE)
+    before = sizing.free_bytes(DEVICE)
     num_envs = 8192
     env = Env(config.env, num_envs, DEVICE)
     env.step(torch.zeros(num_envs, env.num_actions, device=DEVICE))
-    assert before - capacity.free_bytes(DEVICE) <= num_envs * room.env_bytes
+    assert before - sizing.free_bytes(DEVICE) <= num_envs * room.env_bytes
 
 
 def train_two_ranks(device: str, log_root: Path) -> None:
@@ -141,7 +141,7 @@ def test_a_second_run_of_a_process_finds_the_memory_of_the_first_free(
     build = Env.__init__
 
     def watched(env: Env, *args: Any, **kwargs: Any) -> None:
-        free.append(capacity.free_bytes(DEVICE))
+        free.append(sizing.free_bytes(DEVICE))
         build(env, *args, **kwargs)
 
     monkeypatch.setattr(Env, "__init__", watched)

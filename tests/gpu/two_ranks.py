@@ -9,8 +9,8 @@ import sys
 from mjlab_dist import registry, runs, worker
 from mjlab_dist.control import Control
 from mjlab_dist.distributed import DevicePlan
-from mjlab_dist.events import Event
 from mjlab_dist.launch.ranks import run_ranks
+from mjlab_dist.messages import Event
 
 NUM_ENVS = 64
 

@@ -95,7 +95,7 @@ def test_an_action_that_is_no_number_is_neither_clipped_away_nor_spread_to_other
     env = make(2, actions={"legs": ActionConfig(actuators=(".*_leg",), clip=(-1.0, 1.0))})
     actions = torch.zeros(2, 4)
     actions[1, 2] = torch.nan
-    env._control.apply(actions)
+    env._actions.apply(actions)
     assert env.sim.ctrl.isnan().nonzero().tolist() == [[1, env.sim.model.actuator("RL_leg").id]]
 
 

@@ -23,9 +23,9 @@ from rollouts import AGENT, make_learner, train_config
 from mjlab_dist import runs
 from mjlab_dist.config import CheckpointConfig
 from mjlab_dist.errors import UserError
-from mjlab_dist.events import Event, listening
 from mjlab_dist.learn import checkpoint
 from mjlab_dist.learn.checkpoint import CheckpointStore
+from mjlab_dist.messages import Event, listening
 
 
 class Unwritable:

@@ -583,7 +583,7 @@ import torch
 from pathlib import Path
 import warp as wp
 from mjlab_dist.config import SimConfig
-from mjlab_dist.events import EventHandler
+from mjlab_dist.messages import EventHandler
 from mjlab_dist.sim import Simulation, copy_state, load_model, start_warp
 
 start_warp("cpu")

@@ -22,10 +22,10 @@ from wandb_files import logged_steps
 from mjlab_dist import registry, runs
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.errors import UserError
-from mjlab_dist.events import listening
 from mjlab_dist.learn import writers as module
 from mjlab_dist.learn.metrics import Row
 from mjlab_dist.learn.writers import JsonlWriter, TensorBoardWriter, WandbWriter, Writer, scalars, writers
+from mjlab_dist.messages import listening
 
 Stub = Callable[..., Callable[[], list[dict[str, Any]]]]
 """Puts a library in wandb's place that does what is named by its functions' names; returns what reads its log."""

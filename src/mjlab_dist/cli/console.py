@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mjlab_dist import runs
-from mjlab_dist.events import Event
+from mjlab_dist.messages import Event
 
 LINE_EVERY_S = 5.0
 """Without a terminal, seconds between lines of progress."""

@@ -15,7 +15,7 @@ from mjlab_dist.cli.parsing import parse, split_task, take_group
 from mjlab_dist.config import PlayConfig, TrainConfig
 from mjlab_dist.config.checks import validate
 from mjlab_dist.errors import UserError
-from mjlab_dist.events import listening
+from mjlab_dist.messages import listening
 
 if TYPE_CHECKING:
     from mjlab_dist.play import Replayed

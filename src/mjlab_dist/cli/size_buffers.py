@@ -16,10 +16,10 @@ from mjlab_dist.cli.parsing import split_task, take_flag
 from mjlab_dist.cli.train import read_config
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.errors import UserError
-from mjlab_dist.events import listening
+from mjlab_dist.messages import listening
 
 if TYPE_CHECKING:
-    from mjlab_dist.buffers import Attempt
+    from mjlab_dist.buffer_sizes import Attempt
 
 NUM_ENVS = 256
 """Envs where --num-envs is not typed."""
@@ -49,7 +49,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     )
 
     from mjlab_dist.budget import resolve  # noqa: PLC0415 (--help needs none of it)
-    from mjlab_dist.buffers import measure  # noqa: PLC0415
+    from mjlab_dist.buffer_sizes import measure  # noqa: PLC0415
     from mjlab_dist.config.checks import validate  # noqa: PLC0415
     from mjlab_dist.machine.devices import find_gpus, plan_devices  # noqa: PLC0415
 

@@ -19,7 +19,7 @@ from mjlab_dist.env.actions import Actions
 from mjlab_dist.env.base import Base
 from mjlab_dist.env.binding import bind
 from mjlab_dist.env.columns import Columns, find_names, uniform, write_rows
-from mjlab_dist.env.pipeline import ObservationGroup
+from mjlab_dist.env.observation_group import ObservationGroup
 from mjlab_dist.env.randomization import Randomizations
 from mjlab_dist.env.term import Command, Curriculum, OutsideOfGraphs, Sensor, Term, is_capturable, state_part
 from mjlab_dist.errors import UserError
@@ -150,11 +150,11 @@ class Env(VecEnv):
         }
         self.terrain = Terrain(config.sim.terrain) if config.sim.terrain.parts else None
         self.origins = _origins(self.terrain, self.env_ids)
-        self._control = Actions(config.actions, self.sim, self.reference.qpos[0])
-        self.actuator_names = self._control.names
+        self._actions = Actions(config.actions, self.sim, self.reference.qpos[0])
+        self.actuator_names = self._actions.names
         self.num_actions = len(self.actuator_names)
-        self.actions = self._control.actions
-        self.previous_actions = self._control.previous
+        self.actions = self._actions.actions
+        self.previous_actions = self._actions.previous
         self.episode_length_buf = torch.zeros(num_envs, dtype=torch.long, device=device)
         self.terminated, self.timed_out = torch.zeros(2, num_envs, dtype=torch.bool, device=device)
         self.reward_names = tuple(config.rewards)
@@ -223,7 +223,7 @@ class Env(VecEnv):
         self._begin_step = self.sim.record(begin_step, changes_state=False)
         of_terms = [tensor for term in self._memories.values() for tensor in term.cleared()]
         own = [self.episode_length_buf, *self._ledger[2:]]
-        self._clear = self.sim.record_clearing([*self._control.cleared(), *of_terms, *own])
+        self._clear = self.sim.record_clearing([*self._actions.cleared(), *of_terms, *own])
 
     def reset(self) -> TensorDict:
         """Start a new episode in every env and return its observations."""
@@ -332,7 +332,7 @@ class Env(VecEnv):
             Observations (after resets), rewards (num_envs,), dones (num_envs,) of bool, and extras, whose ``time_outs``
             (num_envs,) marks episodes that reached the time limit without terminating.
         """
-        self._control.apply(actions)
+        self._actions.apply(actions)
         self.sim.step()
         self._begin_step()
         for update in self._sensor_updates:
@@ -478,7 +478,7 @@ class Env(VecEnv):
         """What the parts remember from step to step."""
         return {
             **{f"randomized.{name}": tensor for name, tensor in self._randomizations.state().items()},
-            **{f"actions.{name}": tensor for name, tensor in self._control.state()},
+            **{f"actions.{name}": tensor for name, tensor in self._actions.state()},
             **{
                 f"observations.{group}.{name}": tensor
                 for group, terms in self._observations.items()
@@ -510,7 +510,7 @@ class Env(VecEnv):
         for event in self._reset_events:
             event(self, mask)
         self._randomizations.reset(mask)
-        self._control.reset()
+        self._actions.reset()
         for reset in self._resets:
             reset(mask)
         for group in self._observations.values():

@@ -33,13 +33,13 @@ from mjlab_dist.control import Control
 from mjlab_dist.distributed import DevicePlan
 from mjlab_dist.distributed.rank import LOOPBACK, MEETING_POINT
 from mjlab_dist.errors import RankError
-from mjlab_dist.events import Event, EventHandler, Listener
 from mjlab_dist.faults import ATTEMPT
 from mjlab_dist.imports import start_up
 from mjlab_dist.launch.agent import FORK
 from mjlab_dist.launch.hosts import HERE, end_on_hosts, own_address
 from mjlab_dist.launch.supervision import Ranks
 from mjlab_dist.machine.processes import LAUNCH, end_children, temporary_directory
+from mjlab_dist.messages import Event, EventHandler, Listener
 from mjlab_dist.worker import Entry, die_with_parent, run_or_die
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from typing import Any
 from mjlab_dist.control import Control
 from mjlab_dist.distributed.rank import in_words
 from mjlab_dist.errors import Exit, HangError, RankError, UserError
-from mjlab_dist.events import Event, Listener
+from mjlab_dist.messages import Event, Listener
 
 POLL_S = 0.2
 """Seconds between two looks at the processes."""

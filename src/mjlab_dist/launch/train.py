@@ -19,12 +19,12 @@ from mjlab_dist.control import Control
 from mjlab_dist.distributed import DevicePlan, outside_launcher, rank_from_environment
 from mjlab_dist.distributed.plan import number_by_bus
 from mjlab_dist.errors import Exit, RankError, UserError
-from mjlab_dist.events import Event, Listener, listening
 from mjlab_dist.faults import read_fault
 from mjlab_dist.imports import import_learner
 from mjlab_dist.launch.hosts import choose_hosts
 from mjlab_dist.machine.devices import find_gpus, in_this_process, plan_devices, plan_own_device
 from mjlab_dist.machine.preflight import check_machine
+from mjlab_dist.messages import Event, Listener, listening
 from mjlab_dist.worker import RunResult
 
 _training = threading.Lock()

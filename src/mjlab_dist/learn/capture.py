@@ -14,7 +14,7 @@ import warp as wp
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
-from mjlab_dist.events import emit
+from mjlab_dist.messages import emit
 from mjlab_dist.sim import Simulation, kernels
 
 Batch = RolloutStorage.Batch

@@ -20,8 +20,8 @@ import torch
 from mjlab_dist import runs
 from mjlab_dist.config import CheckpointConfig
 from mjlab_dist.errors import UserError
-from mjlab_dist.events import emit
 from mjlab_dist.learn.host_copy import copy_to_host
+from mjlab_dist.messages import emit
 
 _PLAIN = (bool, int, float, str, bytes, type(None))
 

@@ -28,7 +28,6 @@ from mjlab_dist.distributed.synchronizer import AllReduce, make_synchronizer
 from mjlab_dist.env import Env
 from mjlab_dist.env.term import state_part
 from mjlab_dist.errors import NonFiniteError
-from mjlab_dist.events import emit
 from mjlab_dist.learn import checkpoint
 from mjlab_dist.learn.capture import CapturedCall
 from mjlab_dist.learn.checkpoint import CheckpointStore
@@ -39,6 +38,7 @@ from mjlab_dist.learn.random_state import random_state, restore_random_state
 from mjlab_dist.learn.rank_state import RankState, fits, pack, unpack
 from mjlab_dist.learn.rsl_rl_config import rsl_rl_config
 from mjlab_dist.learn.writers import Writer, writers
+from mjlab_dist.messages import emit
 
 MIN_SHARED_FLOP = 1e9
 """Floating-point operations of a mini-batch from which threads share its work. Below, they cost more time than they save."""

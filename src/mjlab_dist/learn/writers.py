@@ -22,8 +22,8 @@ from typing import Any, Protocol
 from mjlab_dist import runs
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.serialization import to_plain
-from mjlab_dist.events import emit
 from mjlab_dist.learn.metrics import Row
+from mjlab_dist.messages import emit
 from mjlab_dist.runs import WandbRun
 
 START_S = 60.0

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from mjlab_dist.buffers import MARGIN, can_constrain, can_touch, size_for
+from mjlab_dist.buffer_sizes import MARGIN, can_constrain, can_touch, size_for
 from mjlab_dist.errors import UserError
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from unittest import mock
 
 import warp as wp
 
-from mjlab_dist.events import emit
+from mjlab_dist.messages import emit
 
 Variant = tuple[wp.Module, int]
 """A Warp module and the number of threads per block that it is compiled for."""

@@ -16,7 +16,7 @@ import warp as wp
 
 from mjlab_dist.config import SimConfig
 from mjlab_dist.errors import UserError
-from mjlab_dist.events import emit
+from mjlab_dist.messages import emit
 from mjlab_dist.sim import kernels, rows
 from mjlab_dist.sim.height_field import take_over
 

@@ -23,11 +23,11 @@ from mjlab_dist import registry, runs, worker
 from mjlab_dist.config import ActionConfig, AgentConfig, TrainConfig
 from mjlab_dist.control import Control
 from mjlab_dist.distributed import DevicePlan
-from mjlab_dist.env import Env, capacity
-from mjlab_dist.env.capacity import MAX_NUM_ENVS, Room, choose_num_envs, learner_bytes
+from mjlab_dist.env import Env, sizing
+from mjlab_dist.env.sizing import MAX_NUM_ENVS, Room, choose_num_envs, learner_bytes
 from mjlab_dist.errors import UserError
-from mjlab_dist.events import listening
 from mjlab_dist.learn import capture
+from mjlab_dist.messages import listening
 from mjlab_dist.sim import start_warp
 
 CPU = DevicePlan(devices=("cpu",), names=("cpu",), torch_threads=1, backend="gloo")
@@ -196,7 +196,7 @@ def test_counted_bytes_against_the_process(tmp_path: Path):
     )
     assert done.returncode == 0, done.stderr
     counted, measured = map(float, done.stdout.split())
-    assert 0.95 * counted < measured < counted / capacity.CPU_SHARE
+    assert 0.95 * counted < measured < counted / sizing.CPU_SHARE
 
 
 def test_an_envs_bytes_grow_evenly_with_envs():
@@ -226,7 +226,7 @@ def test_what_terms_remember_is_counted():
 
 
 def test_free_memory_of_this_machine():
-    assert 10**8 < capacity.free_bytes("cpu") < 10**14
+    assert 10**8 < sizing.free_bytes("cpu") < 10**14
 
 
 # A rank
@@ -248,8 +248,8 @@ def train(config: TrainConfig) -> tuple[worker.RunResult, list[dict[str, Any]]]:
 
 def test_a_rank_trains_with_as_many_envs_as_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     config = small(tmp_path, num_envs="auto", total_timesteps=5 * 128 * 4 + 1)
-    env_bytes = capacity.measure_room(config, "cpu", 1).env_bytes
-    monkeypatch.setattr(capacity, "free_bytes", lambda _: int(200 * env_bytes / capacity.CPU_SHARE))
+    env_bytes = sizing.measure_room(config, "cpu", 1).env_bytes
+    monkeypatch.setattr(sizing, "free_bytes", lambda _: int(200 * env_bytes / sizing.CPU_SHARE))
     result, events = train(config)
 
     (rank,) = json.loads((result.run_dir / "ranks.json").read_text())
@@ -270,6 +270,6 @@ def test_a_rank_trains_with_as_many_envs_as_fit(tmp_path: Path, monkeypatch: pyt
 def test_mini_batches_are_checked_once_auto_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     config = small(tmp_path, num_envs="auto")
     config = dataclasses.replace(config, agent=dataclasses.replace(config.agent, num_mini_batches=3))
-    monkeypatch.setattr(capacity, "free_bytes", lambda _: 10**6)
+    monkeypatch.setattr(sizing, "free_bytes", lambda _: 10**6)
     with pytest.raises(UserError, match=r"^--agent\.num-mini-batches 3: "):
         train(config)

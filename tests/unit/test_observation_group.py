@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from mjlab_dist.config import ObservationConfig
-from mjlab_dist.env.pipeline import ObservationGroup
+from mjlab_dist.env.observation_group import ObservationGroup
 from mjlab_dist.errors import UserError
 from mjlab_dist.sim import start_warp
 
