@@ -1,6 +1,7 @@
 """Configs of tasks, agents and runs: frozen dataclasses. Imports the standard library only."""
 
 from mjlab_dist.config.agent import AgentConfig
+from mjlab_dist.config.references import lazy_modules
 from mjlab_dist.config.run import CheckpointConfig, PlayConfig, SyncConfig, TrainConfig
 from mjlab_dist.config.task import (
     ActionConfig,
@@ -19,6 +20,7 @@ from mjlab_dist.config.task import (
     TerrainConfig,
     TerrainPartConfig,
 )
+from mjlab_dist.config.terms import event, observation, reward, term
 
 __all__ = [
     "ActionConfig",
@@ -41,4 +43,9 @@ __all__ = [
     "TerrainConfig",
     "TerrainPartConfig",
     "TrainConfig",
+    "event",
+    "lazy_modules",
+    "observation",
+    "reward",
+    "term",
 ]

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from mjlab_dist.config.references import name_of
 from mjlab_dist.config.run import TrainConfig
 from mjlab_dist.errors import UserError
 
@@ -37,6 +38,8 @@ def to_plain(config: Any) -> Any:
         return [to_plain(value) for value in config]
     if isinstance(config, Path):
         return str(config)
+    if callable(config):
+        return name_of(config)
     return config
 
 

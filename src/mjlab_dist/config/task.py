@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from dataclasses import dataclass, field
 from typing import Literal
@@ -57,6 +58,27 @@ class ObservationConfig:
     history: int = 1
     """Values of the last so many control steps, the oldest first; an episode starts with copies of its first."""
 
+    def processed(
+        self,
+        *,
+        scale: float | None = None,
+        clip: tuple[float, float] | None = None,
+        uniform_noise: float | None = None,
+        gaussian_noise: float | None = None,
+        delay: tuple[int, int] | None = None,
+        history: int | None = None,
+    ) -> ObservationConfig:
+        """Return this observation with other values of the fields that are given; see the fields."""
+        given = {
+            "scale": scale,
+            "clip": clip,
+            "uniform_noise": uniform_noise,
+            "gaussian_noise": gaussian_noise,
+            "delay": delay,
+            "history": history,
+        }
+        return dataclasses.replace(self, **{name: value for name, value in given.items() if value is not None})
+
 
 @dataclass(frozen=True, kw_only=True)
 class RewardConfig:
@@ -82,6 +104,14 @@ class EventConfig:
     """startup: once, before the first episode. reset: when an episode starts. interval: every so often."""
     interval_s: tuple[float, float] = (5.0, 10.0)
     """Range of the simulated seconds between two, drawn per env; where when is interval."""
+
+    def every(self, low_s: float, high_s: float) -> EventConfig:
+        """Return this event at intervals, drawn per env between two bounds in simulated seconds."""
+        return dataclasses.replace(self, when="interval", interval_s=(low_s, high_s))
+
+    def at_startup(self) -> EventConfig:
+        """Return this event once, before the first episode."""
+        return dataclasses.replace(self, when="startup")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import typing
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mjlab_dist.config import ParamValue
+from mjlab_dist.config.references import resolve
 from mjlab_dist.errors import UserError
 
 if TYPE_CHECKING:
@@ -29,9 +29,8 @@ def bind(flag: str, func: str, params: Mapping[str, ParamValue], env: Env, *, nu
     Raises:
         UserError: If there is no such function, or it does not take these parameters.
     """
-    module, _, name = func.partition(":")
     try:
-        found = getattr(importlib.import_module(module), name)
+        found = resolve(func)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise UserError(f"{flag} {func}: {error}; write package.module:function") from error
     if not callable(found):

@@ -1,0 +1,91 @@
+"""Terms of a task, from real functions and their parameters: editors follow the names, type checkers check the parameters.
+
+Example::
+
+    from mjlab_dist.config import reward
+    from mjlab_dist.mdp import rewards
+
+    rewards={"tilt": reward(-1.0, rewards.tilt), "air": reward(0.5, rewards.feet_air_time, sensor="feet", command="velocity")}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, overload
+
+from mjlab_dist.config.references import Reference, name_of
+from mjlab_dist.config.task import EventConfig, ObservationConfig, ParamValue, RewardConfig, TermConfig
+from mjlab_dist.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mjlab_dist.env import Env
+    from mjlab_dist.env.term import Term
+
+P = ParamSpec("P")
+
+
+def observation(
+    func: Callable[Concatenate[Env, P], Tensor | Term], *args: P.args, **params: P.kwargs
+) -> ObservationConfig:
+    """Observe what a function or class returns, (num_envs, width); :meth:`ObservationConfig.processed` adds noise and more.
+
+    Args:
+        func: The function or class.
+        args: Must be empty: parameters are given by name.
+        params: Its parameters.
+    """
+    return ObservationConfig(func=name_of(func), params=_plain(func, args, params))
+
+
+def reward(
+    weight: float, func: Callable[Concatenate[Env, P], Tensor | Term], *args: P.args, **params: P.kwargs
+) -> RewardConfig:
+    """Add weight * func(env) to the reward.
+
+    Args:
+        weight: Factor; may be negative.
+        func: A function or class that returns one value per env, (num_envs,).
+        args: Must be empty: parameters are given by name.
+        params: Its parameters.
+    """
+    return RewardConfig(func=name_of(func), weight=weight, params=_plain(func, args, params))
+
+
+@overload
+def event(func: Callable[Concatenate[Env, P], Term], *args: P.args, **params: P.kwargs) -> EventConfig: ...
+@overload
+def event(func: Callable[Concatenate[Env, Tensor, P], None], *args: P.args, **params: P.kwargs) -> EventConfig: ...
+def event(func: Callable[..., Any], *args: Any, **params: Any) -> EventConfig:
+    """Change envs in which an episode starts; :meth:`EventConfig.every` and :meth:`EventConfig.at_startup` choose other times.
+
+    Args:
+        func: A function of the env and a mask, (num_envs,) of bool, or a class whose objects are called with these.
+        args: Must be empty: parameters are given by name.
+        params: Its parameters.
+    """
+    return EventConfig(func=name_of(func), params=_plain(func, args, params))
+
+
+def term(func: Callable[Concatenate[Env, P], Tensor | Term], *args: P.args, **params: P.kwargs) -> TermConfig:
+    """Make a termination, a command, a sensor or a curriculum.
+
+    Args:
+        func: The function or class.
+        args: Must be empty: parameters are given by name.
+        params: Its parameters.
+    """
+    return TermConfig(func=name_of(func), params=_plain(func, args, params))
+
+
+def _plain(func: Callable[..., Any], args: tuple[Any, ...], params: Mapping[str, Any]) -> dict[str, ParamValue]:
+    """Return parameters as plain data."""
+    if args:
+        raise UserError(f"{name_of(func)} {args[0]!r}: give parameters by name")
+    for name, value in params.items():
+        if isinstance(value, Reference):
+            raise UserError(
+                f"{name_of(func)} {name}={value}: is not imported yet, and its value not known; define constants in the config"
+            )
+    return dict(params)
