@@ -46,29 +46,29 @@ CONFIG = EnvConfig(
     rewards={"alive": RewardConfig(func="mjlab_dist.mdp.rewards:alive", weight=1.0)},
 )
 
-ENV = "mjlab_dist.env"
+MDP = "mjlab_dist.mdp"
 
 
 def observe(func: str, params: dict[str, ParamValue] | None = None, **fields: Any) -> ObservationConfig:
     """An observation of the package."""
-    return ObservationConfig(func=f"{ENV}.terms:{func}", params=params or {}, **fields)
+    return ObservationConfig(func=f"{MDP}.observations:{func}", params=params or {}, **fields)
 
 
 def reward(func: str, weight: float = 1.0, **params: ParamValue) -> RewardConfig:
     """A reward of the package."""
-    return RewardConfig(func=f"{ENV}.rewards:{func}", weight=weight, params=params)
+    return RewardConfig(func=f"{MDP}.rewards:{func}", weight=weight, params=params)
 
 
 def term(func: str, **params: ParamValue) -> TermConfig:
     """A term of the package, as module:name."""
-    return TermConfig(func=f"{ENV}.{func}", params=params)
+    return TermConfig(func=f"{MDP}.{func}", params=params)
 
 
 def event(
     func: str, when: Any = "reset", interval_s: tuple[float, float] = (5.0, 10.0), **params: ParamValue
 ) -> EventConfig:
     """An event of the package."""
-    return EventConfig(func=f"{ENV}.events:{func}", params=params, when=when, interval_s=interval_s)
+    return EventConfig(func=f"{MDP}.events:{func}", params=params, when=when, interval_s=interval_s)
 
 
 EVERYTHING = EnvConfig(
