@@ -12,15 +12,14 @@ from mjlab_dist.config import (
     AgentConfig,
     EnvConfig,
     EventConfig,
-    ObservationConfig,
-    RewardConfig,
     SimConfig,
     TrainConfig,
+    event,
+    observation,
+    reward,
 )
-
-_TERMS = "mjlab_dist.mdp.observations"
-_EVENTS = "mjlab_dist.mdp.events"
-_CARTPOLE = "mjlab_dist_tasks.cartpole.terms"
+from mjlab_dist.mdp import events, observations
+from mjlab_dist_tasks.cartpole import terms
 
 _AGENT = AgentConfig(desired_kl=0.005, entropy_coef=0.002, use_clipped_value_loss=False)
 """Values go up to 100 here (1 a step, discount 0.99): clipped to steps of 0.2 the value lags behind, and the policy finds no way up
@@ -35,13 +34,9 @@ def balance() -> TrainConfig:
         max_iterations=150,
         agent=_AGENT,
         env=_env(
-            events={
-                "cart": EventConfig(
-                    func=f"{_EVENTS}:draw_joint_position", params={"joint": "slider", "low": -0.1, "high": 0.1}
-                ),
-                "pole": EventConfig(
-                    func=f"{_EVENTS}:draw_joint_position", params={"joint": "hinge", "low": -0.034, "high": 0.034}
-                ),
+            start={
+                "cart": event(events.draw_joint_position, joint="slider", low=-0.1, high=0.1),
+                "pole": event(events.draw_joint_position, joint="hinge", low=-0.034, high=0.034),
             }
         ),
     )
@@ -55,19 +50,15 @@ def swingup() -> TrainConfig:
         max_iterations=300,
         agent=_AGENT,
         env=_env(
-            events={
-                "cart": EventConfig(
-                    func=f"{_CARTPOLE}:draw_around", params={"joint": "slider", "mean": 0.0, "std": 0.01}
-                ),
-                "pole": EventConfig(
-                    func=f"{_CARTPOLE}:draw_around", params={"joint": "hinge", "mean": 3.141592653589793, "std": 0.01}
-                ),
+            start={
+                "cart": event(terms.draw_around, joint="slider", mean=0.0, std=0.01),
+                "pole": event(terms.draw_around, joint="hinge", mean=3.141592653589793, std=0.01),
             }
         ),
     )
 
 
-def _env(events: dict[str, EventConfig]) -> EnvConfig:
+def _env(start: dict[str, EventConfig]) -> EnvConfig:
     return EnvConfig(
         sim=SimConfig(
             model="mjlab_dist_tasks.cartpole:cartpole.xml",
@@ -79,15 +70,12 @@ def _env(events: dict[str, EventConfig]) -> EnvConfig:
         actions={"force": ActionConfig(actuators=("force",))},
         observations={
             "actor": {
-                "cart_position": ObservationConfig(func=f"{_TERMS}:joint_position", params={"joint": "slider"}),
-                "pole_direction": ObservationConfig(func=f"{_CARTPOLE}:pole_direction"),
-                "cart_velocity": ObservationConfig(func=f"{_TERMS}:joint_velocity", params={"joint": "slider"}),
-                "pole_velocity": ObservationConfig(func=f"{_TERMS}:joint_velocity", params={"joint": "hinge"}),
+                "cart_position": observation(observations.joint_position, joint="slider"),
+                "pole_direction": observation(terms.pole_direction),
+                "cart_velocity": observation(observations.joint_velocity, joint="slider"),
+                "pole_velocity": observation(observations.joint_velocity, joint="hinge"),
             }
         },
-        rewards={"smooth": RewardConfig(func=f"{_CARTPOLE}:smooth", weight=1.0)},
-        events={
-            **events,
-            "velocities": EventConfig(func=f"{_EVENTS}:draw_velocities", params={"std": 0.01}),
-        },
+        rewards={"smooth": reward(1.0, terms.smooth)},
+        events={**start, "velocities": event(events.draw_velocities, std=0.01)},
     )
