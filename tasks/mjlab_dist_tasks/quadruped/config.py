@@ -23,12 +23,13 @@ from mjlab_dist.config import (
     TerrainConfig,
     TerrainPartConfig,
     TrainConfig,
+    event,
+    observation,
+    reward,
+    term,
 )
-
-_TERMS = "mjlab_dist.mdp.observations"
-_REWARDS = "mjlab_dist.mdp.rewards"
-_EVENTS = "mjlab_dist.mdp.events"
-_QUADRUPED = "mjlab_dist_tasks.quadruped.terms"
+from mjlab_dist.mdp import commands, curricula, events, height_scan, observations, rewards, sensors, terminations
+from mjlab_dist_tasks.quadruped import terms
 
 _STEP_S = 0.02
 """Control step: four substeps of 5 ms."""
@@ -80,21 +81,19 @@ def flat() -> TrainConfig:
             observations={"actor": _actor(), "critic": _critic()},
             rewards=_rewards(),
             terminations={
-                "trunk": TermConfig(func="mjlab_dist.mdp.terminations:illegal_contact", params={"sensor": "trunk"}),
-                "tilt": TermConfig(func="mjlab_dist.mdp.terminations:tilted", params={"most_rad": 1.0}),
+                "trunk": term(terminations.illegal_contact, sensor="trunk"),
+                "tilt": term(terminations.tilted, most_rad=1.0),
             },
             events=_events(),
             randomizations=_randomizations(),
             commands={
-                "velocity": TermConfig(
-                    func="mjlab_dist.mdp.commands:Velocity",
-                    params={
-                        "forward_m_s": (-1.0, 1.0),
-                        "left_m_s": (-0.5, 0.5),
-                        "yaw_rad_s": (-1.0, 1.0),
-                        "standing_share": 0.05,
-                        "heading_share": 0.5,
-                    },
+                "velocity": term(
+                    commands.Velocity,
+                    forward_m_s=(-1.0, 1.0),
+                    left_m_s=(-0.5, 0.5),
+                    yaw_rad_s=(-1.0, 1.0),
+                    standing_share=0.05,
+                    heading_share=0.5,
                 )
             },
             sensors={
@@ -109,16 +108,14 @@ def flat() -> TrainConfig:
 def rough() -> TrainConfig:
     """Follow velocity commands over rough ground, slopes, stairs, boxes and gaps with a quadruped."""
     easy = flat()
-    ground = ObservationConfig(
-        func="mjlab_dist.mdp.height_scan:height_scan", params={"sensor": "ground"}, clip=(-0.5, 0.5), scale=5.0
-    )
-    noisy = dataclasses.replace(ground, uniform_noise=0.05)
-    seen = {group: dict(terms) for group, terms in easy.env.observations.items()}
+    ground = observation(height_scan.height_scan, sensor="ground").processed(clip=(-0.5, 0.5), scale=5.0)
+    noisy = ground.processed(uniform_noise=0.05)
+    seen = {name: dict(group) for name, group in easy.env.observations.items()}
     seen["actor"]["ground"], seen["critic"]["ground"] = noisy, ground
     # Over its tile's middle it says nothing about the ground below.
     del seen["critic"]["height"]
     velocity = easy.env.commands["velocity"]
-    rewards = easy.env.rewards
+    tilt = easy.env.rewards["tilt"]
     return dataclasses.replace(
         easy,
         task="quadruped-velocity-rough",
@@ -129,12 +126,9 @@ def rough() -> TrainConfig:
             easy.env,
             sim=dataclasses.replace(easy.env.sim, terrain=_terrain(), njmax=64, nconmax=24),
             observations=seen,
-            rewards={**rewards, "tilt": dataclasses.replace(rewards["tilt"], weight=0.1 * rewards["tilt"].weight)},
+            rewards={**easy.env.rewards, "tilt": dataclasses.replace(tilt, weight=0.1 * tilt.weight)},
             # Beyond the terrain's border there is nothing.
-            terminations={
-                **easy.env.terminations,
-                "fallen_off": TermConfig(func="mjlab_dist.mdp.terminations:too_low", params={"least_m": -4.0}),
-            },
+            terminations={**easy.env.terminations, "fallen_off": term(terminations.too_low, least_m=-4.0)},
             # All head somewhere, so that those who walk get out of their tile.
             commands={
                 "velocity": dataclasses.replace(
@@ -143,12 +137,9 @@ def rough() -> TrainConfig:
             },
             sensors={
                 **easy.env.sensors,
-                "ground": TermConfig(
-                    func="mjlab_dist.mdp.height_scan:HeightScan",
-                    params={"size_m": (1.2, 0.8), "spacing_m": 0.1, "offset_m": 0.27},
-                ),
+                "ground": term(height_scan.HeightScan, size_m=(1.2, 0.8), spacing_m=0.1, offset_m=0.27),
             },
-            curricula={"terrain": TermConfig(func="mjlab_dist.mdp.curricula:TerrainLevels")},
+            curricula={"terrain": term(curricula.TerrainLevels)},
         ),
     )
 
@@ -169,27 +160,27 @@ def _terrain() -> TerrainConfig:
 
 
 def _contact(pattern: str) -> TermConfig:
-    return TermConfig(func="mjlab_dist.mdp.sensors:Contact", params={"sensors": (pattern,)})
+    return term(sensors.Contact, sensors=(pattern,))
 
 
 def _actor(noise: float = 1.0) -> dict[str, ObservationConfig]:
     """Scales bring every number near 1; noise is that of the paper (table 3)."""
     return {
-        "linear_velocity": ObservationConfig(
-            func=f"{_TERMS}:base_linear_velocity", scale=2.0, uniform_noise=0.1 * noise
+        "linear_velocity": observation(observations.base_linear_velocity).processed(
+            scale=2.0, uniform_noise=0.1 * noise
         ),
-        "angular_velocity": ObservationConfig(
-            func=f"{_TERMS}:base_angular_velocity", scale=0.25, uniform_noise=0.2 * noise
+        "angular_velocity": observation(observations.base_angular_velocity).processed(
+            scale=0.25, uniform_noise=0.2 * noise
         ),
-        "gravity": ObservationConfig(func=f"{_TERMS}:projected_gravity", uniform_noise=0.05 * noise),
-        "command": ObservationConfig(func=f"{_TERMS}:command", params={"name": "velocity"}, scale=2.0),
-        "joint_positions": ObservationConfig(
-            func=f"{_TERMS}:JointPositions", params={"joints": _JOINTS}, uniform_noise=0.01 * noise
+        "gravity": observation(observations.projected_gravity).processed(uniform_noise=0.05 * noise),
+        "command": observation(observations.command, name="velocity").processed(scale=2.0),
+        "joint_positions": observation(observations.JointPositions, joints=_JOINTS).processed(
+            uniform_noise=0.01 * noise
         ),
-        "joint_velocities": ObservationConfig(
-            func=f"{_TERMS}:JointVelocities", params={"joints": _JOINTS}, scale=0.05, uniform_noise=1.5 * noise
+        "joint_velocities": observation(observations.JointVelocities, joints=_JOINTS).processed(
+            scale=0.05, uniform_noise=1.5 * noise
         ),
-        "last_action": ObservationConfig(func=f"{_TERMS}:last_action"),
+        "last_action": observation(observations.last_action),
     }
 
 
@@ -198,59 +189,56 @@ def _critic() -> dict[str, ObservationConfig]:
     feet = tuple(f"{leg}_foot" for leg in _LEGS)
     return {
         **_actor(noise=0.0),
-        "feet_in_contact": ObservationConfig(func=f"{_TERMS}:in_contact", params={"sensor": "feet"}),
-        "feet_in_the_air": ObservationConfig(func=f"{_TERMS}:air_time", params={"sensor": "feet"}, clip=(0.0, 1.0)),
-        "height": ObservationConfig(func=f"{_TERMS}:base_height", scale=5.0),
-        "friction": ObservationConfig(func=f"{_QUADRUPED}:FootFriction", params={"geoms": feet}),
-        "added_mass": ObservationConfig(func=f"{_QUADRUPED}:AddedMass", params={"body": "trunk"}),
+        "feet_in_contact": observation(observations.in_contact, sensor="feet"),
+        "feet_in_the_air": observation(observations.air_time, sensor="feet").processed(clip=(0.0, 1.0)),
+        "height": observation(observations.base_height).processed(scale=5.0),
+        "friction": observation(terms.FootFriction, geoms=feet),
+        "added_mass": observation(terms.AddedMass, body="trunk"),
     }
 
 
 def _rewards() -> dict[str, RewardConfig]:
-    per_second = {
-        "track_linear_velocity": (1.5, f"{_REWARDS}:track_linear_velocity", {"command": "velocity"}),
-        "track_yaw_rate": (0.75, f"{_REWARDS}:track_yaw_rate", {"command": "velocity"}),
-        "vertical_velocity": (-1.0, f"{_REWARDS}:vertical_velocity", {}),
-        "tilt_rate": (-0.02, f"{_REWARDS}:tilt_rate", {}),
-        "tilt": (-1.0, f"{_REWARDS}:tilt", {}),
-        "torque": (-1e-4, f"{_REWARDS}:actuator_force", {}),
-        "joint_acceleration": (-1e-7, f"{_REWARDS}:JointAcceleration", {"joints": _JOINTS}),
-        "action_rate": (-0.005, f"{_REWARDS}:action_rate", {}),
-        "posture": (-0.05, f"{_REWARDS}:JointDeviation", {"joints": _JOINTS}),
-        "joint_limits": (-1.0, f"{_REWARDS}:JointLimits", {"joints": _JOINTS}),
-        "leg_contacts": (-1.0, f"{_REWARDS}:contacts", {"sensor": "legs", "least_n": 0.1}),
-        # Once a touchdown, not once a second.
-        "feet_air_time": (
-            0.5,
-            f"{_REWARDS}:feet_air_time",
-            {"sensor": "feet", "command": "velocity", "least_s": 0.1},
-        ),
-    }
-    return {
-        name: RewardConfig(func=func, weight=weight * _STEP_S, params=params)
-        for name, (weight, func, params) in per_second.items()
-    }
+    return per_second(
+        {
+            "track_linear_velocity": reward(1.5, rewards.track_linear_velocity, command="velocity"),
+            "track_yaw_rate": reward(0.75, rewards.track_yaw_rate, command="velocity"),
+            "vertical_velocity": reward(-1.0, rewards.vertical_velocity),
+            "tilt_rate": reward(-0.02, rewards.tilt_rate),
+            "tilt": reward(-1.0, rewards.tilt),
+            "torque": reward(-1e-4, rewards.actuator_force),
+            "joint_acceleration": reward(-1e-7, rewards.JointAcceleration, joints=_JOINTS),
+            "action_rate": reward(-0.005, rewards.action_rate),
+            "posture": reward(-0.05, rewards.JointDeviation, joints=_JOINTS),
+            "joint_limits": reward(-1.0, rewards.JointLimits, joints=_JOINTS),
+            "leg_contacts": reward(-1.0, rewards.contacts, sensor="legs", least_n=0.1),
+            # Once a touchdown, not once a second.
+            "feet_air_time": reward(0.5, rewards.feet_air_time, sensor="feet", command="velocity", least_s=0.1),
+        }
+    )
+
+
+def per_second(weighted: dict[str, RewardConfig]) -> dict[str, RewardConfig]:
+    """Convert rewards with weights per second to weights per control step.
+
+    Args:
+        weighted: Rewards by name, with weights per second.
+    """
+    return {name: dataclasses.replace(each, weight=each.weight * _STEP_S) for name, each in weighted.items()}
 
 
 def _events() -> dict[str, EventConfig]:
     return {
-        "joints": EventConfig(
-            func=f"{_EVENTS}:DrawJoints", params={"joints": _JOINTS, "position": (-0.2, 0.2), "velocity": (-0.5, 0.5)}
+        "joints": event(events.DrawJoints, joints=_JOINTS, position=(-0.2, 0.2), velocity=(-0.5, 0.5)),
+        "root": event(
+            events.DrawRoot,
+            z_m=(0.0, 0.05),
+            roll_rad=(-0.1, 0.1),
+            pitch_rad=(-0.1, 0.1),
+            yaw_rad=(-_PI, _PI),
+            linear_m_s=(-0.5, 0.5),
+            angular_rad_s=(-0.5, 0.5),
         ),
-        "root": EventConfig(
-            func=f"{_EVENTS}:DrawRoot",
-            params={
-                "z_m": (0.0, 0.05),
-                "roll_rad": (-0.1, 0.1),
-                "pitch_rad": (-0.1, 0.1),
-                "yaw_rad": (-_PI, _PI),
-                "linear_m_s": (-0.5, 0.5),
-                "angular_rad_s": (-0.5, 0.5),
-            },
-        ),
-        "push": EventConfig(
-            func=f"{_EVENTS}:Push", params={"linear_m_s": (-0.5, 0.5)}, when="interval", interval_s=(8.0, 15.0)
-        ),
+        "push": event(events.Push, linear_m_s=(-0.5, 0.5)).every(8.0, 15.0),
     }
 
 
