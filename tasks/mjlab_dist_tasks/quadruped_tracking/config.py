@@ -9,14 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from mjlab_dist.config import EventConfig, ObservationConfig, ParamValue, RewardConfig, TermConfig, TrainConfig
-from mjlab_dist_tasks.quadruped.config import flat
-
-_MOTION = "mjlab_dist.mdp.motion"
-
-_STEP_S = 0.02
-
-_PLAYED: dict[str, ParamValue] = {"command": "motion"}
+from mjlab_dist.config import ObservationConfig, RewardConfig, TrainConfig, event, observation, reward, term
+from mjlab_dist.mdp import motion
+from mjlab_dist_tasks.quadruped.config import flat, per_second
 
 
 def tracking() -> TrainConfig:
@@ -30,34 +25,18 @@ def tracking() -> TrainConfig:
             env,
             episode_length_s=10.0,
             observations={
-                group: {**{name: term for name, term in terms.items() if name != "command"}, **_targets()}
+                group: {**{name: seen for name, seen in terms.items() if name != "command"}, **_targets()}
                 for group, terms in env.observations.items()
             },
-            rewards={
-                **{
-                    name: RewardConfig(func=f"{_MOTION}:imitate_{name}", weight=weight * _STEP_S, params=_PLAYED)
-                    for name, weight in (
-                        ("joints", 0.5),
-                        ("joint_velocities", 0.05),
-                        ("sites", 0.2),
-                        ("root_pose", 0.15),
-                        ("root_velocity", 0.1),
-                    )
-                },
-                **{name: env.rewards[name] for name in ("action_rate", "joint_limits")},
-            },
+            rewards={**_imitation(), **{name: env.rewards[name] for name in ("action_rate", "joint_limits")}},
             terminations={
                 **env.terminations,
-                "lost": TermConfig(func=f"{_MOTION}:lost", params={**_PLAYED, "most_m": 0.5, "most_rad": 1.0}),
+                "lost": term(motion.lost, command="motion", most_m=0.5, most_rad=1.0),
             },
-            events={
-                "start": EventConfig(func=f"{_MOTION}:start_in_motion", params=_PLAYED),
-                "push": env.events["push"],
-            },
+            events={"start": event(motion.start_in_motion, command="motion"), "push": env.events["push"]},
             commands={
-                "motion": TermConfig(
-                    func=f"{_MOTION}:Motion",
-                    params={"file": "mjlab_dist_tasks.quadruped_tracking:motions.npz", "sites": (".*_foot",)},
+                "motion": term(
+                    motion.Motion, file="mjlab_dist_tasks.quadruped_tracking:motions.npz", sites=(".*_foot",)
                 )
             },
         ),
@@ -67,11 +46,20 @@ def tracking() -> TrainConfig:
 def _targets() -> dict[str, ObservationConfig]:
     """What is to be after the next step; scales bring every number near 1."""
     return {
-        name: ObservationConfig(func=f"{_MOTION}:{name}", params=_PLAYED, scale=scale)
-        for name, scale in (
-            ("joint_targets", 1.0),
-            ("joint_target_velocities", 0.05),
-            ("root_target_velocity", 1.0),
-            ("root_error", 5.0),
-        )
+        "joint_targets": observation(motion.joint_targets, command="motion"),
+        "joint_target_velocities": observation(motion.joint_target_velocities, command="motion").processed(scale=0.05),
+        "root_target_velocity": observation(motion.root_target_velocity, command="motion"),
+        "root_error": observation(motion.root_error, command="motion").processed(scale=5.0),
     }
+
+
+def _imitation() -> dict[str, RewardConfig]:
+    return per_second(
+        {
+            "joints": reward(0.5, motion.imitate_joints, command="motion"),
+            "joint_velocities": reward(0.05, motion.imitate_joint_velocities, command="motion"),
+            "sites": reward(0.2, motion.imitate_sites, command="motion"),
+            "root_pose": reward(0.15, motion.imitate_root_pose, command="motion"),
+            "root_velocity": reward(0.1, motion.imitate_root_velocity, command="motion"),
+        }
+    )
