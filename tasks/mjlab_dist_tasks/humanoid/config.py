@@ -6,26 +6,25 @@ arXiv:2011.01387): velocity tracking, an upright and quiet trunk, feet that foll
 
 from __future__ import annotations
 
+import dataclasses
+
 from mjlab_dist.config import (
     ActionConfig,
     ActuatorConfig,
     AgentConfig,
     EnvConfig,
-    EventConfig,
     ObservationConfig,
-    ParamValue,
     RandomizationConfig,
     RewardConfig,
     SimConfig,
-    TermConfig,
     TrainConfig,
+    event,
+    observation,
+    reward,
+    term,
 )
-
-_TERMS = "mjlab_dist.mdp.observations"
-_REWARDS = "mjlab_dist.mdp.rewards"
-_EVENTS = "mjlab_dist.mdp.events"
-_TERMINATIONS = "mjlab_dist.mdp.terminations"
-_HUMANOID = "mjlab_dist_tasks.humanoid.terms"
+from mjlab_dist.mdp import commands, events, observations, rewards, sensors, terminations
+from mjlab_dist_tasks.humanoid import terms
 
 _STEP_S = 0.02
 
@@ -101,40 +100,26 @@ def velocity_flat() -> TrainConfig:
             observations={"actor": _observations(noise=1.0), "critic": _observations(noise=0.0) | _privileged()},
             rewards=_rewards(),
             terminations={
-                "tilted": TermConfig(func=f"{_TERMINATIONS}:tilted", params={"most_rad": 1.0}),
-                "too_low": TermConfig(func=f"{_TERMINATIONS}:too_low", params={"least_m": 0.45}),
+                "tilted": term(terminations.tilted, most_rad=1.0),
+                "too_low": term(terminations.too_low, least_m=0.45),
             },
             events={
-                "root": EventConfig(
-                    func=f"{_EVENTS}:DrawRoot", params={"yaw_rad": (-3.14, 3.14), "linear_m_s": (-0.3, 0.3)}
-                ),
-                "joints": EventConfig(func=f"{_EVENTS}:DrawJoints", params={"position": (-0.1, 0.1)}),
-                "push": EventConfig(
-                    func=f"{_EVENTS}:Push",
-                    params={"linear_m_s": (-0.5, 0.5)},
-                    when="interval",
-                    interval_s=(5.0, 10.0),
-                ),
+                "root": event(events.DrawRoot, yaw_rad=(-3.14, 3.14), linear_m_s=(-0.3, 0.3)),
+                "joints": event(events.DrawJoints, position=(-0.1, 0.1)),
+                "push": event(events.Push, linear_m_s=(-0.5, 0.5)).every(5.0, 10.0),
             },
             randomizations=_randomizations(),
             commands={
-                "velocity": TermConfig(
-                    func="mjlab_dist.mdp.commands:Velocity",
-                    params={
-                        "forward_m_s": (-0.3, 1.0),
-                        "left_m_s": (-0.3, 0.3),
-                        "yaw_rad_s": (-0.5, 0.5),
-                        "resample_s": (5.0, 10.0),
-                        "standing_share": 0.1,
-                    },
+                "velocity": term(
+                    commands.Velocity,
+                    forward_m_s=(-0.3, 1.0),
+                    left_m_s=(-0.3, 0.3),
+                    yaw_rad_s=(-0.5, 0.5),
+                    resample_s=(5.0, 10.0),
+                    standing_share=0.1,
                 )
             },
-            sensors={
-                "feet": TermConfig(
-                    func="mjlab_dist.mdp.sensors:Contact",
-                    params={"sensors": ("left_foot_contact", "right_foot_contact")},
-                )
-            },
+            sensors={"feet": term(sensors.Contact, sensors=("left_foot_contact", "right_foot_contact"))},
         ),
     )
 
@@ -142,55 +127,51 @@ def velocity_flat() -> TrainConfig:
 def _observations(noise: float) -> dict[str, ObservationConfig]:
     """What the robot's own sensors tell it; noise is a factor."""
     return {
-        "angular_velocity": ObservationConfig(func=f"{_TERMS}:base_angular_velocity", uniform_noise=0.2 * noise),
-        "gravity": ObservationConfig(func=f"{_TERMS}:projected_gravity", uniform_noise=0.05 * noise),
-        "command": ObservationConfig(func=f"{_TERMS}:command", params={"name": "velocity"}),
-        "clock": ObservationConfig(func=f"{_HUMANOID}:clock", params={"command": "velocity", "period_s": _PERIOD_S}),
-        "joint_positions": ObservationConfig(func=f"{_TERMS}:JointPositions", uniform_noise=0.01 * noise),
-        "joint_velocities": ObservationConfig(func=f"{_TERMS}:JointVelocities", uniform_noise=1.0 * noise),
-        "last_action": ObservationConfig(func=f"{_TERMS}:last_action"),
+        "angular_velocity": observation(observations.base_angular_velocity).processed(uniform_noise=0.2 * noise),
+        "gravity": observation(observations.projected_gravity).processed(uniform_noise=0.05 * noise),
+        "command": observation(observations.command, name="velocity"),
+        "clock": observation(terms.clock, command="velocity", period_s=_PERIOD_S),
+        "joint_positions": observation(observations.JointPositions).processed(uniform_noise=0.01 * noise),
+        "joint_velocities": observation(observations.JointVelocities).processed(uniform_noise=1.0 * noise),
+        "last_action": observation(observations.last_action),
     }
 
 
 def _privileged() -> dict[str, ObservationConfig]:
     """What only a simulation knows."""
     return {
-        "linear_velocity": ObservationConfig(func=f"{_TERMS}:base_linear_velocity"),
-        "height": ObservationConfig(func=f"{_TERMS}:base_height"),
-        "contact_force": ObservationConfig(func=f"{_TERMS}:contact_force", params={"sensor": "feet"}, scale=0.01),
+        "linear_velocity": observation(observations.base_linear_velocity),
+        "height": observation(observations.base_height),
+        "contact_force": observation(observations.contact_force, sensor="feet").processed(scale=0.01),
     }
 
 
 def _rewards() -> dict[str, RewardConfig]:
-    def per_second(weight: float, func: str, **params: ParamValue) -> RewardConfig:
-        return RewardConfig(func=func, weight=weight * _STEP_S, params=params)
-
     sites = ("left_foot", "right_foot")
+    velocities = tuple(f"{site}_velocity" for site in sites)
+    side_joints = (".*_hip_roll", ".*_hip_yaw", ".*_ankle_roll")
+    upper_joints = ("waist_yaw", ".*_shoulder_.*", ".*_elbow", ".*_wrist_roll")
+    per_second = {
+        "linear_velocity": reward(1.0, rewards.track_heading_velocity, command="velocity"),
+        "yaw_rate": reward(0.5, rewards.track_yaw_rate, command="velocity"),
+        "alive": reward(0.5, rewards.alive),
+        "gait": reward(0.5, terms.gait, sensor="feet", command="velocity", period_s=_PERIOD_S),
+        "swing_height": reward(-20.0, terms.SwingHeight, sensor="feet", sites=sites, target_m=0.08),
+        "foot_slip": reward(-0.2, rewards.FootSlip, sensor="feet", velocities=velocities),
+        "tilt": reward(-2.0, rewards.tilt),
+        "tilt_rate": reward(-0.05, rewards.tilt_rate),
+        "vertical_velocity": reward(-1.0, rewards.vertical_velocity),
+        "height": reward(-10.0, rewards.height_error, target_m=_STANDING_M),
+        "side_joints": reward(-0.2, rewards.JointDeviation, joints=side_joints),
+        "upper_joints": reward(-0.1, rewards.JointDeviation, joints=upper_joints),
+        "joint_limits": reward(-5.0, rewards.JointLimits),
+        "joint_acceleration": reward(-2.5e-7, rewards.JointAcceleration),
+        "action_rate": reward(-0.01, rewards.action_rate),
+    }
     return {
-        "linear_velocity": per_second(1.0, f"{_REWARDS}:track_heading_velocity", command="velocity"),
-        "yaw_rate": per_second(0.5, f"{_REWARDS}:track_yaw_rate", command="velocity"),
-        "alive": per_second(0.5, f"{_REWARDS}:alive"),
-        "gait": per_second(0.5, f"{_HUMANOID}:gait", sensor="feet", command="velocity", period_s=_PERIOD_S),
-        "swing_height": per_second(-20.0, f"{_HUMANOID}:SwingHeight", sensor="feet", sites=sites, target_m=0.08),
-        "foot_slip": per_second(
-            -0.2, f"{_REWARDS}:FootSlip", sensor="feet", velocities=tuple(f"{site}_velocity" for site in sites)
-        ),
-        "tilt": per_second(-2.0, f"{_REWARDS}:tilt"),
-        "tilt_rate": per_second(-0.05, f"{_REWARDS}:tilt_rate"),
-        "vertical_velocity": per_second(-1.0, f"{_REWARDS}:vertical_velocity"),
-        "height": per_second(-10.0, f"{_REWARDS}:height_error", target_m=_STANDING_M),
-        "side_joints": per_second(
-            -0.2, f"{_REWARDS}:JointDeviation", joints=(".*_hip_roll", ".*_hip_yaw", ".*_ankle_roll")
-        ),
-        "upper_joints": per_second(
-            -0.1,
-            f"{_REWARDS}:JointDeviation",
-            joints=("waist_yaw", ".*_shoulder_.*", ".*_elbow", ".*_wrist_roll"),
-        ),
-        "joint_limits": per_second(-5.0, f"{_REWARDS}:JointLimits"),
-        "joint_acceleration": per_second(-2.5e-7, f"{_REWARDS}:JointAcceleration"),
-        "action_rate": per_second(-0.01, f"{_REWARDS}:action_rate"),
-        "fall": RewardConfig(func=f"{_REWARDS}:terminated", weight=-1.0),
+        **{name: dataclasses.replace(each, weight=each.weight * _STEP_S) for name, each in per_second.items()},
+        # Once per fall, not per second.
+        "fall": reward(-1.0, rewards.terminated),
     }
 
 
