@@ -16,18 +16,16 @@ from mjlab_dist.config import (
     EnvConfig,
     EventConfig,
     ObservationConfig,
-    ParamValue,
     RewardConfig,
     SimConfig,
-    TermConfig,
     TrainConfig,
+    event,
+    observation,
+    reward,
+    term,
 )
-
-_TERMS = "mjlab_dist.mdp.observations"
-_REWARDS = "mjlab_dist.mdp.rewards"
-_EVENTS = "mjlab_dist.mdp.events"
-_COMMANDS = "mjlab_dist.mdp.commands"
-_ARM = "mjlab_dist_tasks.arm.terms"
+from mjlab_dist.mdp import commands, events, observations, rewards, sensors
+from mjlab_dist_tasks.arm import terms
 
 _STEP_S = 0.02
 
@@ -35,8 +33,11 @@ _JOINTS = ("joint[1-7]",)
 
 _CUBE = "cube/root"
 
-_LIFTED_M = {"low_m": 0.02, "high_m": 0.07}
-"""From where the cube's middle is on the table to where it has clearly left it."""
+_ON_TABLE_M = 0.02
+"""Height of the cube's middle while the cube is on the table."""
+
+_LIFTED_M = 0.07
+"""Height of the cube's middle from which on the cube counts as lifted."""
 
 
 def _motor(joint: str, stiffness: float, damping: float, effort_limit: float, velocity_limit: float) -> ActuatorConfig:
@@ -81,29 +82,29 @@ def reach() -> TrainConfig:
             observations={
                 "actor": {
                     **_proprioception(_JOINTS),
-                    "target": ObservationConfig(func=f"{_TERMS}:command", params={"name": "target"}),
-                    "last_action": ObservationConfig(func=f"{_TERMS}:last_action"),
+                    "target": observation(observations.command, name="target"),
+                    "last_action": observation(observations.last_action),
                 }
             },
-            rewards={
-                "near": _per_second(0.5, f"{_ARM}:AtPosition", command="target", scale_m=0.3),
-                "at_position": _per_second(1.0, f"{_ARM}:AtPosition", command="target", scale_m=0.05),
-                "at_orientation": _per_second(0.5, f"{_ARM}:AtOrientation", command="target", scale_rad=0.5),
-                **_smooth(),
-            },
-            events={"joints": _event_joints(0.25)},
+            rewards=_per_second(
+                {
+                    "near": reward(0.5, terms.AtPosition, command="target", scale_m=0.3),
+                    "at_position": reward(1.0, terms.AtPosition, command="target", scale_m=0.05),
+                    "at_orientation": reward(0.5, terms.AtOrientation, command="target", scale_rad=0.5),
+                    **_smooth(),
+                }
+            ),
+            events={"joints": _draw_joints(0.25)},
             commands={
-                "target": TermConfig(
-                    func=f"{_COMMANDS}:Pose",
-                    params={
-                        "x_m": (0.35, 0.65),
-                        "y_m": (-0.25, 0.25),
-                        "z_m": (0.15, 0.5),
-                        "roll_rad": (math.pi, math.pi),  # fingers down, as at home
-                        "yaw_rad": (-1.0, 1.0),
-                        "resample_s": (4.0, 6.0),
-                        "marker": "target",
-                    },
+                "target": term(
+                    commands.Pose,
+                    x_m=(0.35, 0.65),
+                    y_m=(-0.25, 0.25),
+                    z_m=(0.15, 0.5),
+                    roll_rad=(math.pi, math.pi),  # fingers down, as at home
+                    yaw_rad=(-1.0, 1.0),
+                    resample_s=(4.0, 6.0),
+                    marker="target",
                 )
             },
         ),
@@ -137,53 +138,39 @@ def lift_cube() -> TrainConfig:
             observations={
                 "actor": {
                     **_proprioception((*_JOINTS, "left_finger")),
-                    "cube": ObservationConfig(func=f"{_TERMS}:joint_position", params={"joint": _CUBE}),
-                    "gripper_to_cube": ObservationConfig(func=f"{_ARM}:GripperToCube", params={"cube": _CUBE}),
-                    "cube_to_target": ObservationConfig(
-                        func=f"{_ARM}:cube_to_target", params={"cube": _CUBE, "command": "target"}
-                    ),
-                    "last_action": ObservationConfig(func=f"{_TERMS}:last_action"),
+                    "cube": observation(observations.joint_position, joint=_CUBE),
+                    "gripper_to_cube": observation(terms.GripperToCube, cube=_CUBE),
+                    "cube_to_target": observation(terms.cube_to_target, cube=_CUBE, command="target"),
+                    "last_action": observation(observations.last_action),
                 }
             },
-            rewards={
-                "near_cube": _per_second(1.0, f"{_ARM}:AtCube", cube=_CUBE, scale_m=0.2),
-                "at_cube": _per_second(1.0, f"{_ARM}:AtCube", cube=_CUBE, scale_m=0.04),
-                "grasp": _per_second(1.0, f"{_ARM}:Grasp", cube=_CUBE, sensor="pads", most_m=0.02),
-                "height": _per_second(3.0, f"{_ARM}:height", cube=_CUBE, **_LIFTED_M),
-                "near_target": _at_target(5.0, 0.3),
-                "at_target": _at_target(5.0, 0.05),
-                **_smooth(),
-            },
-            terminations={
-                "off_table": TermConfig(
-                    func=f"{_ARM}:off_table", params={"cube": _CUBE, "x_m": (-0.25, 1.05), "y_m": (-0.6, 0.6)}
-                )
-            },
+            rewards=_per_second(
+                {
+                    "near_cube": reward(1.0, terms.AtCube, cube=_CUBE, scale_m=0.2),
+                    "at_cube": reward(1.0, terms.AtCube, cube=_CUBE, scale_m=0.04),
+                    "grasp": reward(1.0, terms.Grasp, cube=_CUBE, sensor="pads", most_m=0.02),
+                    "height": reward(3.0, terms.height, cube=_CUBE, low_m=_ON_TABLE_M, high_m=_LIFTED_M),
+                    "near_target": _at_target(5.0, 0.3),
+                    "at_target": _at_target(5.0, 0.05),
+                    **_smooth(),
+                }
+            ),
+            terminations={"off_table": term(terms.off_table, cube=_CUBE, x_m=(-0.25, 1.05), y_m=(-0.6, 0.6))},
             events={
-                "joints": _event_joints(0.1),
-                "cube": EventConfig(
-                    func=f"{_EVENTS}:DrawRoot",
-                    params={"x_m": (-0.1, 0.1), "y_m": (-0.2, 0.2), "joint": _CUBE},
-                ),
+                "joints": _draw_joints(0.1),
+                "cube": event(events.DrawRoot, x_m=(-0.1, 0.1), y_m=(-0.2, 0.2), joint=_CUBE),
             },
             commands={
-                "target": TermConfig(
-                    func=f"{_COMMANDS}:Pose",
-                    params={
-                        "x_m": (0.4, 0.6),
-                        "y_m": (-0.2, 0.2),
-                        "z_m": (0.2, 0.4),
-                        "roll_rad": (math.pi, math.pi),
-                        "marker": "target",
-                    },
+                "target": term(
+                    commands.Pose,
+                    x_m=(0.4, 0.6),
+                    y_m=(-0.2, 0.2),
+                    z_m=(0.2, 0.4),
+                    roll_rad=(math.pi, math.pi),
+                    marker="target",
                 )
             },
-            sensors={
-                "pads": TermConfig(
-                    func="mjlab_dist.mdp.sensors:Contact",
-                    params={"sensors": ("left_pad_contact", "right_pad_contact")},
-                )
-            },
+            sensors={"pads": term(sensors.Contact, sensors=("left_pad_contact", "right_pad_contact"))},
         ),
     )
 
@@ -200,25 +187,34 @@ _AGENT = AgentConfig(
 
 def _proprioception(joints: tuple[str, ...]) -> dict[str, ObservationConfig]:
     return {
-        "joint_positions": ObservationConfig(func=f"{_TERMS}:JointPositions", params={"joints": joints}),
-        "joint_velocities": ObservationConfig(func=f"{_TERMS}:JointVelocities", params={"joints": joints}),
+        "joint_positions": observation(observations.JointPositions, joints=joints),
+        "joint_velocities": observation(observations.JointVelocities, joints=joints),
     }
 
 
-def _per_second(weight: float, func: str, **params: ParamValue) -> RewardConfig:
-    return RewardConfig(func=func, weight=weight * _STEP_S, params=params)
+def _per_second(weighted: dict[str, RewardConfig]) -> dict[str, RewardConfig]:
+    """Convert rewards with weights per second to weights per control step."""
+    return {name: dataclasses.replace(each, weight=each.weight * _STEP_S) for name, each in weighted.items()}
 
 
 def _smooth() -> dict[str, RewardConfig]:
     return {
-        "action_rate": _per_second(-0.005, f"{_REWARDS}:action_rate"),
-        "joint_velocity": _per_second(-0.005, f"{_REWARDS}:JointVelocity", joints=_JOINTS),
+        "action_rate": reward(-0.005, rewards.action_rate),
+        "joint_velocity": reward(-0.005, rewards.JointVelocity, joints=_JOINTS),
     }
 
 
 def _at_target(weight: float, scale_m: float) -> RewardConfig:
-    return _per_second(weight, f"{_ARM}:cube_at_target", cube=_CUBE, command="target", scale_m=scale_m, **_LIFTED_M)
+    return reward(
+        weight,
+        terms.cube_at_target,
+        cube=_CUBE,
+        command="target",
+        scale_m=scale_m,
+        low_m=_ON_TABLE_M,
+        high_m=_LIFTED_M,
+    )
 
 
-def _event_joints(most_rad: float) -> EventConfig:
-    return EventConfig(func=f"{_EVENTS}:DrawJoints", params={"joints": _JOINTS, "position": (-most_rad, most_rad)})
+def _draw_joints(most_rad: float) -> EventConfig:
+    return event(events.DrawJoints, joints=_JOINTS, position=(-most_rad, most_rad))
