@@ -7,26 +7,34 @@ wrapper does that published results use, and costs are of the clipped ones.
 from __future__ import annotations
 
 import dataclasses
+from typing import NotRequired, TypedDict
 
 from mjlab_dist.config import (
     ActionConfig,
     AgentConfig,
     EnvConfig,
-    EventConfig,
-    ObservationConfig,
     OptionsConfig,
-    ParamValue,
-    RewardConfig,
     SimConfig,
-    TermConfig,
     TrainConfig,
+    event,
+    observation,
+    reward,
+    term,
 )
+from mjlab_dist_tasks.gym import terms
 
-_TERMS = "mjlab_dist_tasks.gym.terms"
 _MODEL = "mjlab_dist_tasks.gym.model"
 _INF = float("inf")
 
-Params = dict[str, ParamValue]
+
+class _Bounds(TypedDict):
+    """Parameters of terms.healthy and terms.unhealthy."""
+
+    first: int
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    most: NotRequired[float]
+
 
 _AGENT = AgentConfig(
     num_steps_per_env=64,
@@ -61,7 +69,7 @@ for one seed in three (docs/performance.md)."""
 
 def hopper() -> TrainConfig:
     """Hop forward on one leg (Gymnasium's Hopper-v5)."""
-    bounds: Params = {"first": 1, "low": (0.7, -0.2), "high": (_INF, 0.2), "most": 100.0}
+    bounds: _Bounds = {"first": 1, "low": (0.7, -0.2), "high": (_INF, 0.2), "most": 100.0}
     return _train(
         "gym-hopper",
         agent=_SMALL_STEPS,
@@ -69,10 +77,19 @@ def hopper() -> TrainConfig:
             sim=_sim("hopper", decimation=4, njmax=16, nconmax=4),
             episode_length_s=8.0,
             actions=_actions(1.0),
-            observations={"actor": {**_positions(skip=1), **_velocities(clip=(-10.0, 10.0))}},
-            rewards={**_forward("Speed"), **_survive(1.0, bounds), **_control(1e-3)},
-            terminations=_fall(bounds),
-            events=_start(position=5e-3, velocity=5e-3),
+            observations={
+                "actor": {
+                    "positions": observation(terms.positions, skip=1),
+                    "velocities": observation(terms.velocities).processed(clip=(-10.0, 10.0)),
+                }
+            },
+            rewards={
+                "forward": reward(1.0, terms.Speed),
+                "survive": reward(1.0, terms.healthy, **bounds),
+                "control": reward(-1e-3, terms.control_cost),
+            },
+            terminations={"unhealthy": term(terms.unhealthy, **bounds)},
+            events={"start": event(terms.draw_state, position=5e-3, velocity=5e-3)},
         ),
     )
 
@@ -86,34 +103,47 @@ def half_cheetah() -> TrainConfig:
             sim=_sim("half_cheetah", decimation=5, njmax=36, nconmax=8),
             episode_length_s=50.0,
             actions=_actions(1.0),
-            observations={"actor": {**_positions(skip=1), **_velocities()}},
-            rewards={**_forward("Speed"), **_control(0.1)},
-            events=_start(position=0.1, velocity_std=0.1),
+            observations={
+                "actor": {
+                    "positions": observation(terms.positions, skip=1),
+                    "velocities": observation(terms.velocities),
+                }
+            },
+            rewards={"forward": reward(1.0, terms.Speed), "control": reward(-0.1, terms.control_cost)},
+            events={"start": event(terms.draw_state, position=0.1, velocity_std=0.1)},
         ),
     )
 
 
 def walker2d() -> TrainConfig:
     """Walk forward on two legs in a plane (Gymnasium's Walker2d-v5)."""
-    bounds: Params = {"first": 1, "low": (0.8, -1.0), "high": (2.0, 1.0)}
+    bounds: _Bounds = {"first": 1, "low": (0.8, -1.0), "high": (2.0, 1.0)}
     return _train(
         "gym-walker2d",
         env=EnvConfig(
             sim=_sim("walker2d", decimation=4, njmax=28, nconmax=6),
             episode_length_s=8.0,
             actions=_actions(1.0),
-            observations={"actor": {**_positions(skip=1), **_velocities(clip=(-10.0, 10.0))}},
-            rewards={**_forward("Speed"), **_survive(1.0, bounds), **_control(1e-3)},
-            terminations=_fall(bounds),
-            events=_start(position=5e-3, velocity=5e-3),
+            observations={
+                "actor": {
+                    "positions": observation(terms.positions, skip=1),
+                    "velocities": observation(terms.velocities).processed(clip=(-10.0, 10.0)),
+                }
+            },
+            rewards={
+                "forward": reward(1.0, terms.Speed),
+                "survive": reward(1.0, terms.healthy, **bounds),
+                "control": reward(-1e-3, terms.control_cost),
+            },
+            terminations={"unhealthy": term(terms.unhealthy, **bounds)},
+            events={"start": event(terms.draw_state, position=5e-3, velocity=5e-3)},
         ),
     )
 
 
 def ant() -> TrainConfig:
     """Run along x on four legs (Gymnasium's Ant-v5)."""
-    bounds: Params = {"first": 2, "low": (0.2,), "high": (1.0,)}
-    wrenches: Params = {"sensor": "wrenches"}
+    bounds: _Bounds = {"first": 2, "low": (0.2,), "high": (1.0,)}
     return _train(
         "gym-ant",
         agent=_STEADY,
@@ -121,31 +151,29 @@ def ant() -> TrainConfig:
             sim=_sim("ant", decimation=5, njmax=48, nconmax=10),
             episode_length_s=50.0,
             actions=_actions(1.0),
-            sensors={"wrenches": TermConfig(func=f"{_TERMS}:Wrenches")},
+            sensors={"wrenches": term(terms.Wrenches)},
             observations={
                 "actor": {
-                    **_positions(skip=2),
-                    **_velocities(),
-                    "wrenches": ObservationConfig(func=f"{_TERMS}:wrenches", params=wrenches, clip=(-1.0, 1.0)),
+                    "positions": observation(terms.positions, skip=2),
+                    "velocities": observation(terms.velocities),
+                    "wrenches": observation(terms.wrenches, sensor="wrenches").processed(clip=(-1.0, 1.0)),
                 }
             },
             rewards={
-                **_forward("BodySpeed"),
-                **_survive(1.0, bounds),
-                **_control(0.5),
-                "contact": RewardConfig(func=f"{_TERMS}:wrench_cost", weight=-5e-4, params={**wrenches, "each": 1.0}),
+                "forward": reward(1.0, terms.BodySpeed),
+                "survive": reward(1.0, terms.healthy, **bounds),
+                "control": reward(-0.5, terms.control_cost),
+                "contact": reward(-5e-4, terms.wrench_cost, sensor="wrenches", each=1.0),
             },
-            terminations=_fall(bounds),
-            events=_start(position=0.1, velocity_std=0.1),
+            terminations={"unhealthy": term(terms.unhealthy, **bounds)},
+            events={"start": event(terms.draw_state, position=0.1, velocity_std=0.1)},
         ),
     )
 
 
 def humanoid() -> TrainConfig:
     """Walk along x on two legs, with two arms (Gymnasium's Humanoid-v5)."""
-    bounds: Params = {"first": 2, "low": (1.0,), "high": (2.0,)}
-    bodies: Params = {"sensor": "bodies"}
-    wrenches: Params = {"sensor": "wrenches"}
+    bounds: _Bounds = {"first": 2, "low": (1.0,), "high": (2.0,)}
     contact_weight, most_contact_cost = 5e-7, 10.0
     return _train(
         "gym-humanoid",
@@ -156,56 +184,55 @@ def humanoid() -> TrainConfig:
             sim=_sim("humanoid", decimation=5, njmax=40, nconmax=16),
             episode_length_s=15.0,
             actions=_actions(0.4),
-            sensors={
-                "wrenches": TermConfig(func=f"{_TERMS}:Wrenches"),
-                "bodies": TermConfig(func=f"{_TERMS}:Bodies"),
-            },
+            sensors={"wrenches": term(terms.Wrenches), "bodies": term(terms.Bodies)},
             observations={
                 "actor": {
-                    **_positions(skip=2),
-                    **_velocities(),
-                    "inertias": ObservationConfig(func=f"{_TERMS}:inertias", params=bodies),
-                    "body_velocities": ObservationConfig(func=f"{_TERMS}:body_velocities", params=bodies),
-                    "actuator_torques": ObservationConfig(func=f"{_TERMS}:actuator_torques", params=bodies),
-                    "wrenches": ObservationConfig(func=f"{_TERMS}:wrenches", params=wrenches),
+                    "positions": observation(terms.positions, skip=2),
+                    "velocities": observation(terms.velocities),
+                    "inertias": observation(terms.inertias, sensor="bodies"),
+                    "body_velocities": observation(terms.body_velocities, sensor="bodies"),
+                    "actuator_torques": observation(terms.actuator_torques, sensor="bodies"),
+                    "wrenches": observation(terms.wrenches, sensor="wrenches"),
                 }
             },
             rewards={
-                "forward": RewardConfig(func=f"{_TERMS}:mass_speed", weight=1.25, params=bodies),
-                **_survive(5.0, bounds),
-                **_control(0.1),
-                "contact": RewardConfig(
-                    func=f"{_TERMS}:wrench_cost",
-                    weight=-contact_weight,
-                    params={**wrenches, "most": most_contact_cost / contact_weight},
+                "forward": reward(1.25, terms.mass_speed, sensor="bodies"),
+                "survive": reward(5.0, terms.healthy, **bounds),
+                "control": reward(-0.1, terms.control_cost),
+                "contact": reward(
+                    -contact_weight, terms.wrench_cost, sensor="wrenches", most=most_contact_cost / contact_weight
                 ),
             },
-            terminations=_fall(bounds),
-            events=_start(position=0.01, velocity=0.01),
+            terminations={"unhealthy": term(terms.unhealthy, **bounds)},
+            events={"start": event(terms.draw_state, position=0.01, velocity=0.01)},
         ),
     )
 
 
 def inverted_pendulum() -> TrainConfig:
     """Keep a pole upright on a cart (Gymnasium's InvertedPendulum-v5)."""
-    bounds: Params = {"first": 1, "low": (-0.2,), "high": (0.2,)}
+    bounds: _Bounds = {"first": 1, "low": (-0.2,), "high": (0.2,)}
     return _train(
         "gym-inverted-pendulum",
         env=EnvConfig(
             sim=_sim("inverted_pendulum", decimation=2, njmax=2, nconmax=0),
             episode_length_s=40.0,
             actions=_actions(3.0),
-            observations={"actor": {**_positions(), **_velocities()}},
-            rewards=_survive(1.0, bounds),
-            terminations=_fall(bounds),
-            events=_start(position=0.01, velocity=0.01),
+            observations={
+                "actor": {
+                    "positions": observation(terms.positions, skip=0),
+                    "velocities": observation(terms.velocities),
+                }
+            },
+            rewards={"survive": reward(1.0, terms.healthy, **bounds)},
+            terminations={"unhealthy": term(terms.unhealthy, **bounds)},
+            events={"start": event(terms.draw_state, position=0.01, velocity=0.01)},
         ),
     )
 
 
 def reacher() -> TrainConfig:
     """Bring the tip of an arm with two links to a target (Gymnasium's Reacher-v5)."""
-    arm: Params = {"sensor": "arm"}
     return _train(
         "gym-reacher",
         agent=_STEADY,
@@ -213,19 +240,22 @@ def reacher() -> TrainConfig:
             sim=_sim("reacher", decimation=2, njmax=4, nconmax=0),
             episode_length_s=1.0,
             actions=_actions(1.0),
-            sensors={"arm": TermConfig(func=f"{_TERMS}:Arm")},
+            sensors={"arm": term(terms.Arm)},
             observations={
                 "actor": {
-                    "arm_direction": ObservationConfig(func=f"{_TERMS}:arm_direction"),
-                    "target": ObservationConfig(func=f"{_TERMS}:positions", params={"skip": 2}),
-                    "arm_velocity": ObservationConfig(func=f"{_TERMS}:arm_velocity"),
-                    "to_target": ObservationConfig(func=f"{_TERMS}:to_target", params=arm),
+                    "arm_direction": observation(terms.arm_direction),
+                    "target": observation(terms.positions, skip=2),
+                    "arm_velocity": observation(terms.arm_velocity),
+                    "to_target": observation(terms.to_target, sensor="arm"),
                 }
             },
-            rewards={"distance": RewardConfig(func=f"{_TERMS}:distance", weight=-1.0, params=arm), **_control(1.0)},
+            rewards={
+                "distance": reward(-1.0, terms.distance, sensor="arm"),
+                "control": reward(-1.0, terms.control_cost),
+            },
             events={
-                **_start(position=0.1, velocity=5e-3),
-                "target": EventConfig(func=f"{_TERMS}:draw_target", params={"radius_m": 0.2}),
+                "start": event(terms.draw_state, position=0.1, velocity=5e-3),
+                "target": event(terms.draw_target, radius_m=0.2),
             },
         ),
     )
@@ -249,31 +279,3 @@ def _sim(model: str, *, decimation: int, njmax: int, nconmax: int) -> SimConfig:
 
 def _actions(most: float) -> dict[str, ActionConfig]:
     return {"joints": ActionConfig(actuators=(".*",), clip=(-most, most))}
-
-
-def _positions(skip: int = 0) -> dict[str, ObservationConfig]:
-    return {"positions": ObservationConfig(func=f"{_TERMS}:positions", params={"skip": skip})}
-
-
-def _velocities(clip: tuple[float, float] | None = None) -> dict[str, ObservationConfig]:
-    return {"velocities": ObservationConfig(func=f"{_TERMS}:velocities", clip=clip)}
-
-
-def _forward(term: str) -> dict[str, RewardConfig]:
-    return {"forward": RewardConfig(func=f"{_TERMS}:{term}", weight=1.0)}
-
-
-def _survive(weight: float, bounds: Params) -> dict[str, RewardConfig]:
-    return {"survive": RewardConfig(func=f"{_TERMS}:healthy", weight=weight, params=bounds)}
-
-
-def _control(weight: float) -> dict[str, RewardConfig]:
-    return {"control": RewardConfig(func=f"{_TERMS}:control_cost", weight=-weight)}
-
-
-def _fall(bounds: Params) -> dict[str, TermConfig]:
-    return {"unhealthy": TermConfig(func=f"{_TERMS}:unhealthy", params=bounds)}
-
-
-def _start(**noise: float) -> dict[str, EventConfig]:
-    return {"start": EventConfig(func=f"{_TERMS}:draw_state", params={**noise})}
