@@ -334,9 +334,8 @@ def forward_speed(env: Env, most_m_s: float, joint: str = "root") -> torch.Tenso
     return base_linear_velocity(env, joint)[:, 0].clamp(-most_m_s, most_m_s) / most_m_s
 '''
 
-_FIXED_TERMS = '''from mjlab_dist.env.term import Command
-from mjlab_dist.env.term import Term
-from mjlab_dist.env.columns import write_rows
+_FIXED_TERMS = '''from mjlab_dist.env.columns import write_rows
+from mjlab_dist.env.term import Command, Term
 
 
 class JointTargets(Command):
