@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +27,10 @@ from mjlab_dist.config import ActuatorConfig, SimConfig
 from mjlab_dist.env import Env
 from mjlab_dist.env.columns import write_rows
 from mjlab_dist.env.term import Term
+from mjlab_dist.new_task import NewTask, create
 from mjlab_dist.new_task.files import copy_files, find_files
 from mjlab_dist.new_task.robot import examine
-from mjlab_dist.new_task.source import Names, config_source, model_source, terms_source
+from mjlab_dist.new_task.source import Names, config_source, model_source, package_source, terms_source
 from mjlab_dist.sim import build_model, start_warp
 
 ROOT = Path(__file__).parents[2]
@@ -159,8 +162,48 @@ def test_the_template_is_what_new_task_makes_of_its_mjcf() -> None:
     robot = examine(TEMPLATE / "robot.xml")
     names = Names(task="template", module="mjlab_dist_tasks.template", function="template", file="robot.xml")
     assert not robot.lacks
+    assert (TEMPLATE / "__init__.py").read_text() == package_source(names)
     assert (TEMPLATE / "config.py").read_text() == config_source(names, robot)
     assert (TEMPLATE / "terms.py").read_text() == terms_source(names, robot)
+
+
+SHOW_CONFIG = """
+import json, pkgutil, sys
+from mjlab_dist.config.serialization import to_plain
+config = to_plain(pkgutil.resolve_name(sys.argv[1])())
+print(json.dumps([config, "torch" in sys.modules]))
+"""
+
+
+def shown_config(made: NewTask) -> tuple[dict[str, Any], bool]:
+    """The config of a package that is not installed, and whether making it imports torch."""
+    project = tomllib.loads((made.folder / "pyproject.toml").read_text())["project"]
+    place = project["entry-points"]["mjlab_dist.tasks"][made.task]
+    command = [sys.executable, "-c", SHOW_CONFIG, place]
+    done = subprocess.run(command, cwd=made.folder, capture_output=True, text=True, check=True)
+    config, imports_torch = json.loads(done.stdout)
+    return config, imports_torch
+
+
+def test_a_package_names_functions_without_importing_torch(tmp_path: Path) -> None:
+    made = create("dog", write_dog(tmp_path / "robots"), tmp_path)
+    config, imports_torch = shown_config(made)
+    assert config["env"]["rewards"]["forward"]["func"] == "dog.terms:forward_speed"
+    assert config["env"]["terminations"]["fallen"]["func"] == "mjlab_dist.mdp.terminations:too_low"
+    assert not imports_torch
+
+    (made.package / "__init__.py").write_text("")
+    assert shown_config(made) == (config, True), "slower, and otherwise the same"
+
+
+@pytest.mark.parametrize("task", ["reward", "rewards", "terms"])
+def test_a_task_may_be_called_like_what_its_config_imports(tmp_path: Path, task: str) -> None:
+    mjcf = tmp_path / "arm.xml"
+    mjcf.write_text(ARM)
+    config, imports_torch = shown_config(create(task, mjcf, tmp_path))
+    assert config["env"]["rewards"]["reached"]["func"] == f"{task}.terms:Reached"
+    assert config["env"]["rewards"]["effort"]["func"] == "mjlab_dist.mdp.rewards:action_size"
+    assert not imports_torch
 
 
 @pytest.mark.slow
@@ -234,6 +277,7 @@ def test_what_is_made_passes_the_checks_of_the_project(checkout: Path) -> None:
         names = Names(task=module, module=f"mjlab_dist_tasks.{module}", function=module, file=mjcf.name)
         folder = checkout / "tasks" / "mjlab_dist_tasks" / module
         folder.mkdir()
+        (folder / "__init__.py").write_text(package_source(names))
         (folder / "config.py").write_text(config_source(names, robot))
         (folder / "terms.py").write_text(terms_source(names, robot))
         if robot.lacks:

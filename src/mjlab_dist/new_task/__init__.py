@@ -21,7 +21,9 @@ from mjlab_dist.new_task.source import (
     Names,
     config_source,
     entry_point,
+    function_name,
     model_source,
+    package_source,
     project_source,
     terms_source,
 )
@@ -81,11 +83,11 @@ def create(task: str, mjcf: Path, directory: Path | None) -> NewTask:
         names = Names(
             task=task,
             module=f"{TASKS.name}.{module}" if checkout else module,
-            function=module,
+            function=function_name(module),
             file=copy_files(files, package),
         )
         load(f"--mjcf {mjcf}: a copy of it", package / names.file)
-        (package / "__init__.py").write_text(f'"""The task {task}."""\n')
+        (package / "__init__.py").write_text(package_source(names))
         (package / "config.py").write_text(config_source(names, robot))
         (package / "terms.py").write_text(terms_source(names, robot))
         if robot.lacks:

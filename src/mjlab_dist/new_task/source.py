@@ -11,6 +11,12 @@ from mjlab_dist.new_task.robot import Base, Block, Motors, Robot, rounded
 WIDTH = 120
 """Longest line."""
 
+FUNCTIONS = ("event", "observation", "reward", "term")
+"""Functions that a config imports."""
+
+MODULES = ("events", "observations", "rewards", "terminations")
+"""Modules of ``mjlab_dist.mdp`` that a config imports."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Names:
@@ -26,6 +32,30 @@ class Names:
     """The MJCF, in the package."""
 
 
+def function_name(module: str) -> str:
+    """Return the name of the function that makes a task's config: its module's, unless the config imports something of that name.
+
+    Args:
+        module: The module's last name.
+    """
+    return f"{module}_task" if module in (*FUNCTIONS, *MODULES, "terms") else module
+
+
+def package_source(names: Names) -> str:
+    """Return the text of the package's ``__init__.py``.
+
+    Args:
+        names: What things are called.
+    """
+    return f'''"""The task {names.task}."""
+
+from mjlab_dist.config import lazy_modules
+
+# Lets list-tasks read the config without importing torch. Without this line everything works, but slower.
+__getattr__ = lazy_modules(__name__, "terms")
+'''
+
+
 def config_source(names: Names, robot: Robot) -> str:
     """Text of ``config.py``.
 
@@ -33,25 +63,25 @@ def config_source(names: Names, robot: Robot) -> str:
         names: What things are called.
         robot: What was found in the MJCF.
     """
-    imports = ["ActionConfig", "AgentConfig", "EnvConfig", "EventConfig", "ObservationConfig", "RewardConfig"]
-    imports += ["SimConfig", "TermConfig", "TrainConfig"]
+    imports = ["ActionConfig", "AgentConfig", "EnvConfig", "SimConfig", "TrainConfig"]
+    imports += FUNCTIONS
     imports += ["OptionsConfig"] if robot.has_pgs or robot.has_rk4 else []
     imports += ["ActuatorConfig"] if robot.motors else []
+    modules = [name for name in MODULES if name != "terminations" or robot.base]
     summary = "Walk forward" if robot.base else "Bring the joints to where they are told"
     return f'''"""The task {names.task}: what is simulated, what the policy sees and does, what it is rewarded for.
 
 All of it is data, and every field is also a flag: train {names.task} --env.rewards.{"forward" if robot.base else "reached"}.weight 2
-A term names its function as package.module:function. The terms that there are, and how to write more: docs/add-a-task.md of mjlab-dist.
+Terms are functions and classes: editors jump to them, and type checkers check their parameters. The terms of mjlab-dist, and how to
+write your own: docs/add-a-task.md of mjlab-dist.
 """
 
 from mjlab_dist.config import (
 {_lines(f"    {name}," for name in sorted(imports))}
 )
+from mjlab_dist.mdp import {", ".join(modules)}
+{_own_import_gap(names)}from {names.module} import terms
 
-_TERMS = "mjlab_dist.mdp.observations"
-_REWARDS = "mjlab_dist.mdp.rewards"
-_EVENTS = "mjlab_dist.mdp.events"
-_OWN = {_text(f"{names.module}.terms")}
 {_lines(_parts_source(robot))}
 
 
@@ -85,15 +115,15 @@ def {names.function}() -> TrainConfig:
 
 
 def _parts_source(robot: Robot) -> list[str]:
-    """Constants that terms name."""
+    """Return the constants that are parameters of terms."""
     if robot.base is None:
-        return ["", "# The joints that are driven.", *_tuple("_JOINTS = ", robot.joints, "", 0)]
-    return [
-        '_TERMINATIONS = "mjlab_dist.mdp.terminations"',
-        "",
-        "# The free joint of the robot's base.",
-        f"_ROOT = {_text(robot.base.joint)}",
-    ]
+        return ["# The joints that are driven.", *_tuple("_JOINTS = ", robot.joints, "", 0)]
+    return ["# The free joint of the robot's base.", f"_ROOT = {_text(robot.base.joint)}"]
+
+
+def _own_import_gap(names: Names) -> str:
+    """Return what import sorters put before imports of the task's own package: in a checkout nothing, else a blank line."""
+    return "" if "." in names.module else "\n"
 
 
 def _sim_source(names: Names, robot: Robot) -> str:
@@ -181,70 +211,56 @@ def _block_source(name: str, block: Block) -> list[str]:
 def _floating_source(base: Base, robot: Robot) -> str:
     size = rounded(-0.05 / max(1, len(robot.joints)))
     speed = rounded(base.speed_m_s)
-    rise = ""
+    start = "event(events.DrawRoot, yaw_rad=(-3.14, 3.14), joint=_ROOT)"
     if base.rise_m:
-        rise = f"""            # The MJCF's own start state is in the ground; this lifts it, in m.
-            "z_m": ({_up(base.rise_m)!r}, {_up(base.rise_m)!r}),
-"""
+        start = f"""event(
+        events.DrawRoot,
+        # The MJCF's own start state is in the ground; this lifts it, in m.
+        z_m=({_up(base.rise_m)!r}, {_up(base.rise_m)!r}),
+        yaw_rad=(-3.14, 3.14),
+        joint=_ROOT,
+    )"""
     lines = f"""# What the policy sees. A second group, critic, would be for the value function only.
 observations={{
     "actor": {{
         # Which way is down, in the robot's frame, and how it moves.
-        "gravity": ObservationConfig(func=f"{{_TERMS}}:projected_gravity", params={{"joint": _ROOT}}),
-        "velocity": ObservationConfig(func=f"{{_TERMS}}:base_linear_velocity", params={{"joint": _ROOT}}),
-        "turning": ObservationConfig(func=f"{{_TERMS}}:base_angular_velocity", params={{"joint": _ROOT}}),
-        "height": ObservationConfig(func=f"{{_TERMS}}:base_height", params={{"joint": _ROOT}}),
+        "gravity": observation(observations.projected_gravity, joint=_ROOT),
+        "velocity": observation(observations.base_linear_velocity, joint=_ROOT),
+        "turning": observation(observations.base_angular_velocity, joint=_ROOT),
+        "height": observation(observations.base_height, joint=_ROOT),
         # Hinge and slide joints, all of them.
-        "positions": ObservationConfig(func=f"{{_TERMS}}:JointPositions"),
-        "velocities": ObservationConfig(func=f"{{_TERMS}}:JointVelocities"),
-        "last_action": ObservationConfig(func=f"{{_TERMS}}:last_action"),
+        "positions": observation(observations.JointPositions),
+        "velocities": observation(observations.JointVelocities),
+        "last_action": observation(observations.last_action),
     }},
 }},
 # What it is rewarded for, per control step: the sum of weight * term. The console shows what each term earns.
 rewards={{
     # 1 at {speed!r} m/s forward: see terms.py.
-    "forward": RewardConfig(
-        func=f"{{_OWN}}:forward_speed",
-        weight=1.0,
-        params={{"most_m_s": {speed!r}, "joint": _ROOT}},
-    ),
+    "forward": reward(1.0, terms.forward_speed, most_m_s={speed!r}, joint=_ROOT),
     # 1 as long as it has not fallen.
-    "alive": RewardConfig(func=f"{{_REWARDS}}:alive", weight=0.5),
+    "alive": reward(0.5, rewards.alive),
     # Large actions cost something.
-    "effort": RewardConfig(func=f"{{_REWARDS}}:action_size", weight={size!r}),
+    "effort": reward({size!r}, rewards.action_size),
 }},
 # What ends an episode early.
 terminations={{""".splitlines()
     if base.is_upright:
         lines += [
             "    # It leans by more than this.",
-            '    "tilted": TermConfig(func=f"{_TERMINATIONS}:tilted", params={"most_rad": 1.0, "joint": _ROOT}),',
+            '    "tilted": term(terminations.tilted, most_rad=1.0, joint=_ROOT),',
         ]
     lines += f"""    # Its base is lower than this.
-    "fallen": TermConfig(
-        func=f"{{_TERMINATIONS}}:too_low",
-        params={{"least_m": {rounded(base.least_height_m)!r}, "joint": _ROOT}},
-    ),
+    "fallen": term(terminations.too_low, least_m={rounded(base.least_height_m)!r}, joint=_ROOT),
 }},
 # What happens when an episode starts.
 events={{
     # The robot looks anywhere.
-    "start": EventConfig(
-        func=f"{{_EVENTS}}:DrawRoot",
-        params={{
-{rise}            "yaw_rad": (-3.14, 3.14),
-            "joint": _ROOT,
-        }},
-    ),
+    "start": {start},
     # Its joints are a little off, and within their limits.
-    "joints": EventConfig(func=f"{{_EVENTS}}:DrawJoints", params={{"position": (-0.1, 0.1)}}),
-    # Pushes make it robust; take the # away:
-    # "push": EventConfig(
-    #     func=f"{{_EVENTS}}:Push",
-    #     params={{"linear_m_s": (-0.5, 0.5), "joint": _ROOT}},
-    #     when="interval",
-    #     interval_s=(5.0, 10.0),
-    # ),
+    "joints": event(events.DrawJoints, position=(-0.1, 0.1)),
+    # Pushes, every 5 to 10 seconds, make it robust; take the # away:
+    # "push": event(events.Push, linear_m_s=(-0.5, 0.5), joint=_ROOT).every(5.0, 10.0),
 }},""".splitlines()
     return _indented(lines, 12)
 
@@ -253,54 +269,37 @@ def _fixed_source(robot: Robot) -> str:
     size = rounded(-0.05 / max(1, len(robot.joints)))
     lines = f"""# What the policy is told, drawn anew every few seconds: positions for the joints. See terms.py.
 commands={{
-    "target": TermConfig(
-        func=f"{{_OWN}}:JointTargets",
-        # Targets are at most reach away from the start state, in rad (slide joints: m), and within the joints' limits.
-        params={{"joints": _JOINTS, "reach": 1.0, "resample_s": (2.0, 4.0)}},
-    ),
+    # Targets are at most reach away from the start state, in rad (slide joints: m), and within the joints' limits.
+    "target": term(terms.JointTargets, joints=_JOINTS, reach=1.0, resample_s=(2.0, 4.0)),
 }},
 # What the policy sees. A second group, critic, would be for the value function only.
 observations={{
     "actor": {{
         # How far it is to the targets.
-        "to_target": ObservationConfig(
-            func=f"{{_OWN}}:ToTarget",
-            params={{"command": "target", "joints": _JOINTS}},
-        ),
+        "to_target": observation(terms.ToTarget, command="target", joints=_JOINTS),
         # Hinge and slide joints, all of them.
-        "positions": ObservationConfig(func=f"{{_TERMS}}:JointPositions"),
-        "velocities": ObservationConfig(func=f"{{_TERMS}}:JointVelocities"),
-        "last_action": ObservationConfig(func=f"{{_TERMS}}:last_action"),
+        "positions": observation(observations.JointPositions),
+        "velocities": observation(observations.JointVelocities),
+        "last_action": observation(observations.last_action),
     }},
 }},
 # What it is rewarded for, per control step: the sum of weight * term. The console shows what each term earns.
 rewards={{
     # How far the joints are from their targets costs something, also where that is far.
-    "distance": RewardConfig(
-        func=f"{{_OWN}}:Distance",
-        weight=-0.3,
-        params={{"command": "target", "joints": _JOINTS}},
-    ),
+    "distance": reward(-0.3, terms.Distance, command="target", joints=_JOINTS),
     # 1 with every joint at its target.
-    "reached": RewardConfig(
-        func=f"{{_OWN}}:Reached",
-        weight=1.0,
-        params={{"command": "target", "joints": _JOINTS, "std": 0.3}},
-    ),
+    "reached": reward(1.0, terms.Reached, command="target", joints=_JOINTS, std=0.3),
     # Large actions cost something.
-    "effort": RewardConfig(func=f"{{_REWARDS}}:action_size", weight={size!r}),
+    "effort": reward({size!r}, rewards.action_size),
 }},
 # What ends an episode early: here nothing does.
 terminations={{
-    # "broken": TermConfig(func=f"{{_OWN}}:your_function"),
+    # "broken": term(terms.your_function),
 }},
 # What happens when an episode starts.
 events={{
     # Joints start anywhere around the start state, and within their limits.
-    "joints": EventConfig(
-        func=f"{{_EVENTS}}:DrawJoints",
-        params={{"joints": _JOINTS, "position": (-0.5, 0.5)}},
-    ),
+    "joints": event(events.DrawJoints, joints=_JOINTS, position=(-0.5, 0.5)),
 }},""".splitlines()
     return _indented(lines, 12)
 

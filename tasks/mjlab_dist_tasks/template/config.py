@@ -1,26 +1,23 @@
 """The task template: what is simulated, what the policy sees and does, what it is rewarded for.
 
 All of it is data, and every field is also a flag: train template --env.rewards.forward.weight 2
-A term names its function as package.module:function. The terms that there are, and how to write more: docs/add-a-task.md of mjlab-dist.
+Terms are functions and classes: editors jump to them, and type checkers check their parameters. The terms of mjlab-dist, and how to
+write your own: docs/add-a-task.md of mjlab-dist.
 """
 
 from mjlab_dist.config import (
     ActionConfig,
     AgentConfig,
     EnvConfig,
-    EventConfig,
-    ObservationConfig,
-    RewardConfig,
     SimConfig,
-    TermConfig,
     TrainConfig,
+    event,
+    observation,
+    reward,
+    term,
 )
-
-_TERMS = "mjlab_dist.mdp.observations"
-_REWARDS = "mjlab_dist.mdp.rewards"
-_EVENTS = "mjlab_dist.mdp.events"
-_OWN = "mjlab_dist_tasks.template.terms"
-_TERMINATIONS = "mjlab_dist.mdp.terminations"
+from mjlab_dist.mdp import events, observations, rewards, terminations
+from mjlab_dist_tasks.template import terms
 
 # The free joint of the robot's base.
 _ROOT = "root"
@@ -64,58 +61,40 @@ def template() -> TrainConfig:
             observations={
                 "actor": {
                     # Which way is down, in the robot's frame, and how it moves.
-                    "gravity": ObservationConfig(func=f"{_TERMS}:projected_gravity", params={"joint": _ROOT}),
-                    "velocity": ObservationConfig(func=f"{_TERMS}:base_linear_velocity", params={"joint": _ROOT}),
-                    "turning": ObservationConfig(func=f"{_TERMS}:base_angular_velocity", params={"joint": _ROOT}),
-                    "height": ObservationConfig(func=f"{_TERMS}:base_height", params={"joint": _ROOT}),
+                    "gravity": observation(observations.projected_gravity, joint=_ROOT),
+                    "velocity": observation(observations.base_linear_velocity, joint=_ROOT),
+                    "turning": observation(observations.base_angular_velocity, joint=_ROOT),
+                    "height": observation(observations.base_height, joint=_ROOT),
                     # Hinge and slide joints, all of them.
-                    "positions": ObservationConfig(func=f"{_TERMS}:JointPositions"),
-                    "velocities": ObservationConfig(func=f"{_TERMS}:JointVelocities"),
-                    "last_action": ObservationConfig(func=f"{_TERMS}:last_action"),
+                    "positions": observation(observations.JointPositions),
+                    "velocities": observation(observations.JointVelocities),
+                    "last_action": observation(observations.last_action),
                 },
             },
             # What it is rewarded for, per control step: the sum of weight * term. The console shows what each term earns.
             rewards={
                 # 1 at 0.74 m/s forward: see terms.py.
-                "forward": RewardConfig(
-                    func=f"{_OWN}:forward_speed",
-                    weight=1.0,
-                    params={"most_m_s": 0.74, "joint": _ROOT},
-                ),
+                "forward": reward(1.0, terms.forward_speed, most_m_s=0.74, joint=_ROOT),
                 # 1 as long as it has not fallen.
-                "alive": RewardConfig(func=f"{_REWARDS}:alive", weight=0.5),
+                "alive": reward(0.5, rewards.alive),
                 # Large actions cost something.
-                "effort": RewardConfig(func=f"{_REWARDS}:action_size", weight=-0.013),
+                "effort": reward(-0.013, rewards.action_size),
             },
             # What ends an episode early.
             terminations={
                 # It leans by more than this.
-                "tilted": TermConfig(func=f"{_TERMINATIONS}:tilted", params={"most_rad": 1.0, "joint": _ROOT}),
+                "tilted": term(terminations.tilted, most_rad=1.0, joint=_ROOT),
                 # Its base is lower than this.
-                "fallen": TermConfig(
-                    func=f"{_TERMINATIONS}:too_low",
-                    params={"least_m": 0.077, "joint": _ROOT},
-                ),
+                "fallen": term(terminations.too_low, least_m=0.077, joint=_ROOT),
             },
             # What happens when an episode starts.
             events={
                 # The robot looks anywhere.
-                "start": EventConfig(
-                    func=f"{_EVENTS}:DrawRoot",
-                    params={
-                        "yaw_rad": (-3.14, 3.14),
-                        "joint": _ROOT,
-                    },
-                ),
+                "start": event(events.DrawRoot, yaw_rad=(-3.14, 3.14), joint=_ROOT),
                 # Its joints are a little off, and within their limits.
-                "joints": EventConfig(func=f"{_EVENTS}:DrawJoints", params={"position": (-0.1, 0.1)}),
-                # Pushes make it robust; take the # away:
-                # "push": EventConfig(
-                #     func=f"{_EVENTS}:Push",
-                #     params={"linear_m_s": (-0.5, 0.5), "joint": _ROOT},
-                #     when="interval",
-                #     interval_s=(5.0, 10.0),
-                # ),
+                "joints": event(events.DrawJoints, position=(-0.1, 0.1)),
+                # Pushes, every 5 to 10 seconds, make it robust; take the # away:
+                # "push": event(events.Push, linear_m_s=(-0.5, 0.5), joint=_ROOT).every(5.0, 10.0),
             },
         ),
         # The learner, PPO. More flags: train template --help
