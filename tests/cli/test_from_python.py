@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import psutil
@@ -19,6 +19,11 @@ from conftest import Command
 import mjlab_dist
 from mjlab_dist import runs
 from mjlab_dist.api import configured
+
+if TYPE_CHECKING:
+    import torch
+
+    from mjlab_dist.env import Env
 
 SMALL = {"num_envs": 32, "agent.num_steps_per_env": 8, "env.episode_length_s": 0.1}
 
@@ -51,6 +56,7 @@ def fail(env):
 ONE_AFTER_ANOTHER = """
 import asyncio, json, logging, os, signal, subprocess, sys, threading
 import mjlab_dist
+import terms_beside_script
 
 light = {"torch", "tyro", "torchrunx", "warp"} & sys.modules.keys()
 small = json.loads(sys.argv[1])
@@ -67,7 +73,7 @@ async def main():  # a notebook's cell: the thread's event loop is running
     answers = []
     for ranks in (1, 2, 1):
         fields = {**small, "cpu_ranks": ranks, "max_iterations": 3, "log_root": f"logs{len(answers)}"}
-        fields["env.rewards.smooth.func"] = "terms_beside_script:fine"
+        fields["env.rewards.smooth.func"] = terms_beside_script.fine
         result = mjlab_dist.train("cartpole-balance", quiet=ranks == 1, **fields)
         assert state() == before
         history = {name: column.tolist() for name, column in result.history.items()}
@@ -245,6 +251,18 @@ def test_fields_are_those_of_the_command_line() -> None:
     assert made.gpu_ids == (0, 1)
     assert made.env.rewards["smooth"].weight == 2.0
     assert configured(base, {}) == base
+
+
+def own_reward(env: Env) -> torch.Tensor:
+    return env.sim.qpos[:, 0]
+
+
+def test_a_function_is_named_in_the_config() -> None:
+    base = mjlab_dist.task_config("cartpole-balance")
+    made = configured(base, {"env.rewards.smooth.func": own_reward})
+    assert made.env.rewards["smooth"].func == f"{__name__}:own_reward"
+    with pytest.raises(mjlab_dist.UserError, match="top level"):
+        configured(base, {"env.rewards.smooth.func": lambda env: env.sim.qpos[:, 0]})
 
 
 def test_history_reads_unknown_values_as_nan(tmp_path: Path) -> None:
