@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Protocol
 
 import torch
 
 from mjlab_dist.config import SyncConfig
+from mjlab_dist.config.references import resolve
 from mjlab_dist.distributed.group import sum_over_ranks, world_size
 from mjlab_dist.errors import UserError
 
@@ -102,9 +102,8 @@ def make_synchronizer(config: SyncConfig) -> Synchronizer:
 
 
 def _load(path: str) -> Synchronizer:
-    module, _, name = path.partition(":")
     try:
-        made = getattr(importlib.import_module(module), name)()
+        made = resolve(path)()
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise UserError(
             f"--sync.synchronizer {path}: {error}; write package.module:Class, made without arguments"

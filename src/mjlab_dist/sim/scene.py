@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import math
 import re
@@ -14,6 +13,7 @@ from typing import TypeVar
 import mujoco
 
 from mjlab_dist.config import ActuatorConfig, EntityConfig, OptionsConfig, SimConfig
+from mjlab_dist.config.references import resolve
 from mjlab_dist.errors import UserError
 from mjlab_dist.sim.terrain import add_terrain
 
@@ -128,7 +128,7 @@ def _compile(flag: str, work: Callable[[], T]) -> T:
 
 def _call(flag: str, module: str, name: str) -> mujoco.MjSpec:
     try:
-        made = getattr(importlib.import_module(module), name)()
+        made = resolve(f"{module}:{name}")()
     except UserError:
         raise  # says itself what to mend
     except Exception as error:
