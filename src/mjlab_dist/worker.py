@@ -13,7 +13,6 @@ import gc
 import json
 import logging
 import os
-import random
 import signal
 import socket
 import sys
@@ -44,6 +43,7 @@ from mjlab_dist.errors import Exit, HangError, LostRankError, NonFiniteError, Us
 from mjlab_dist.faults import read_fault
 from mjlab_dist.imports import import_learner, start_up
 from mjlab_dist.messages import emit
+from mjlab_dist.seeding import seed_generators
 
 if TYPE_CHECKING:
     import numpy as np
@@ -341,7 +341,6 @@ def prepare_process(plan: DevicePlan, rank: Rank, device: str, seed: int) -> Non
     if device != "cpu":
         os.environ.setdefault(EGL_DEVICE, device.removeprefix("cuda:"))
 
-    import numpy as np  # noqa: PLC0415
     import torch
 
     from mjlab_dist.sim import start_warp  # noqa: PLC0415
@@ -350,10 +349,7 @@ def prepare_process(plan: DevicePlan, rank: Rank, device: str, seed: int) -> Non
     if device != "cpu":
         torch.cuda.set_device(device)
         _check_visible(plan)
-    # The global rank, not the local one: across machines local ranks repeat, and so would the envs.
-    torch.manual_seed(seed + rank.rank)
-    random.seed(seed + rank.rank)
-    np.random.seed((seed + rank.rank) % 2**32)
+    seed_generators(seed, rank.rank)
     start_warp(device)
 
 

@@ -16,7 +16,8 @@ from conftest import Command
 from mjlab_dist import registry
 from mjlab_dist.config import SyncConfig, TrainConfig
 from mjlab_dist.distributed.rank_info import RankInfo
-from mjlab_dist.verify import Check, Evidence, judge
+from mjlab_dist.verify.evidence import Evidence
+from mjlab_dist.verify.judge import Check, judge
 
 VERIFY = ("mjlab-dist", "verify", "cartpole-balance")
 
@@ -175,7 +176,7 @@ def test_where_gradients_stay_local_there_is_no_average_to_check(config: TrainCo
 
 
 def test_files_are_noticed_where_they_end_up(tmp_path: Path) -> None:
-    from mjlab_dist.verify import _Written
+    from mjlab_dist.verify.evidence import _Written
 
     (tmp_path / "old").write_text("")
     with _Written(tmp_path) as written:

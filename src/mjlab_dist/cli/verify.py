@@ -18,7 +18,7 @@ from mjlab_dist.cli.train import read_config
 from mjlab_dist.errors import Exit, RankError
 
 if TYPE_CHECKING:
-    from mjlab_dist.verify import Check, RankRow, VerifyReport
+    from mjlab_dist.verify.judge import Check, RankRow, VerifyReport
 
 ITERATIONS = 5
 """Iterations where --max-iterations is not typed."""
@@ -40,7 +40,7 @@ def main(argv: Sequence[str], prog: str) -> None:
         total_timesteps=None,
     )
 
-    from mjlab_dist.launch.verify import verify  # noqa: PLC0415 (--help needs none of it)
+    from mjlab_dist.verify.run import verify  # noqa: PLC0415 (--help needs none of it)
 
     # As Ctrl-C does, SIGTERM takes the way out that ends the ranks and removes what they wrote.
     signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))

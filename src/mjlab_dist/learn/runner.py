@@ -39,6 +39,7 @@ from mjlab_dist.learn.rank_state import RankState, fits, pack, unpack
 from mjlab_dist.learn.rsl_rl_config import rsl_rl_config
 from mjlab_dist.learn.writers import Writer, writers
 from mjlab_dist.messages import emit
+from mjlab_dist.seeding import seed_generators
 
 MIN_SHARED_FLOP = 1e9
 """Floating-point operations of a mini-batch from which threads share its work. Below, they cost more time than they save."""
@@ -245,8 +246,7 @@ class Runner(OnPolicyRunner):
             how = "" if same else f", saved by {len(states) or 'other'} ranks or with other envs: envs are drawn anew"
             emit("status", text=f"Going on from iteration {done}{how}.")
         if not same:
-            # Not the draws that the run began with.
-            torch.manual_seed(self._config.seed + self._rank.rank + 1_000_003 * done)
+            seed_generators(self._config.seed, self._rank.rank, resumed_iteration=done)
             self.env.resume_curricula([state_part(state, "env/") for state in states])
             self.env.reset()
             self.env.stagger()

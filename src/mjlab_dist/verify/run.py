@@ -18,7 +18,8 @@ from mjlab_dist.distributed import DevicePlan, outside_launcher
 from mjlab_dist.errors import UserError
 from mjlab_dist.machine.devices import find_gpus, plan_devices
 from mjlab_dist.messages import Listener, listening
-from mjlab_dist.verify import Evidence, VerifyReport, judge, verify_rank
+from mjlab_dist.verify.evidence import Evidence, verify_rank
+from mjlab_dist.verify.judge import VerifyReport, judge
 from mjlab_dist.worker import RunResult
 
 NEVER = sys.maxsize

@@ -1,0 +1,7 @@
+"""What a trained policy does: its returns, a video, and steps taken again after a number that is not finite."""
+
+from mjlab_dist.play.choice import resolve
+from mjlab_dist.play.episodes import PlayResult, load_env_and_policy, play
+from mjlab_dist.play.replay import Replayed, replay
+
+__all__ = ["PlayResult", "Replayed", "load_env_and_policy", "play", "replay", "resolve"]

@@ -1,0 +1,54 @@
+"""Which run, checkpoint or dump to play, found before anything heavy is imported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mjlab_dist import runs
+from mjlab_dist.config import PlayConfig, TrainConfig
+from mjlab_dist.errors import UserError
+
+if TYPE_CHECKING:
+    pass
+
+
+def resolve(task: str, config: PlayConfig) -> tuple[TrainConfig, Path]:
+    """Find the run's config and its checkpoint (or its dump), before anything heavy is imported.
+
+    Raises:
+        UserError: If there is no such run or file, or it is of another task.
+    """
+    if config.num_envs < 1:
+        raise UserError(f"--num-envs {config.num_envs}: must be at least 1")
+    if config.video is not None and not Path(config.video).resolve().parent.is_dir():
+        raise UserError(f"--video {config.video}: there is no directory {Path(config.video).parent}; make it first")
+    if config.video is not None and Path(config.video).suffix not in {".mp4", ".gif", ".webm"}:
+        raise UserError(f"--video {config.video}: give a file that ends in .mp4, .webm or .gif")
+    if config.nan_dump is not None:
+        return _resolve_dump(task, Path(config.nan_dump), config)
+    if config.checkpoint in (None, "latest", "best"):
+        run_dir = runs.find_run(config.log_root, task, config.run)
+        find = runs.find_best if config.checkpoint == "best" else runs.find_checkpoint
+        return runs.read_config(run_dir), find(run_dir)
+    checkpoint = Path(config.checkpoint)
+    if not checkpoint.is_file():
+        raise UserError(f"--checkpoint {checkpoint}: there is no such file; name one, or latest or best of the --run")
+    run_dir = checkpoint.resolve().parent.parent
+    return runs.read_config(runs.find_run(config.log_root, task, str(run_dir))), checkpoint
+
+
+def _resolve_dump(task: str, dump: Path, config: PlayConfig) -> tuple[TrainConfig, Path]:
+    if config.checkpoint is not None:
+        raise UserError(
+            f"--nan-dump {dump}: excludes --checkpoint {config.checkpoint}, since no policy is played; drop one of the two"
+        )
+    if not dump.is_file():
+        raise UserError(f"--nan-dump {dump}: there is no such file; name one in a run's {runs.ERRORS} directory")
+    run_dir = dump.resolve().parent.parent
+    if not (run_dir / runs.CONFIG).is_file():
+        raise UserError(
+            f"--nan-dump {dump}: lies in no run's {runs.ERRORS} directory, so that the config is not known; leave it where the "
+            "run wrote it"
+        )
+    return runs.read_config(runs.find_run(config.log_root, task, str(run_dir))), dump

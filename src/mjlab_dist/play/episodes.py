@@ -1,0 +1,86 @@
+"""Play whole episodes of a trained policy, without exploration noise."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mjlab_dist.config import PlayConfig, TrainConfig
+from mjlab_dist.imports import start_up
+from mjlab_dist.seeding import seed_generators
+
+if TYPE_CHECKING:
+    from rsl_rl.models import MLPModel
+
+    from mjlab_dist.env import Env
+
+from mjlab_dist.play.video import Video
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlayResult:
+    """How the episodes went."""
+
+    checkpoint: Path
+    """The checkpoint that was played."""
+    returns: list[float]
+    """Return of each env's first episode."""
+    lengths: list[int]
+    """Control steps of each env's first episode."""
+
+
+def load_env_and_policy(train_config: TrainConfig, checkpoint: Path, num_envs: int, seed: int) -> tuple[Env, MLPModel]:
+    """Make a run's env, and the policy that it has learned, on the CPU.
+
+    Args:
+        train_config: The run's config.
+        checkpoint: The policy.
+        num_envs: Envs to make.
+        seed: Seeds what they draw.
+
+    Returns:
+        The env, and the policy without exploration: from observations to actions.
+    """
+    os.environ.setdefault("MUJOCO_GL", "egl")  # no screen is needed, nor asked for
+
+    with start_up():
+        from mjlab_dist.env import Env  # noqa: PLC0415
+        from mjlab_dist.learn import load_policy  # noqa: PLC0415
+        from mjlab_dist.sim import start_warp  # noqa: PLC0415
+
+    start_warp("cpu")
+    seed_generators(seed)
+    env = Env(train_config.env, num_envs, "cpu")
+    return env, load_policy(env, train_config, checkpoint)
+
+
+def play(train_config: TrainConfig, checkpoint: Path, config: PlayConfig) -> PlayResult:
+    """Play one episode in each env, on the CPU.
+
+    Args:
+        train_config: The run's config.
+        checkpoint: The policy.
+        config: How to play it.
+    """
+    env, policy = load_env_and_policy(train_config, checkpoint, config.num_envs, config.seed)
+    import torch
+
+    video = Video(Path(config.video), env) if config.video else None
+    returns = torch.zeros(config.num_envs)
+    lengths = torch.zeros(config.num_envs, dtype=torch.long)
+    playing = torch.ones(config.num_envs, dtype=torch.bool)
+    obs = env.reset()
+    with torch.inference_mode():
+        while playing.any():
+            if video and playing[0]:
+                video.frame()
+            obs, rewards, dones, _ = env.step(policy(obs))
+            returns += rewards * playing
+            lengths += playing
+            playing &= ~dones
+            policy.reset(dones)
+    if video:
+        video.close()
+    return PlayResult(checkpoint=checkpoint, returns=returns.tolist(), lengths=lengths.tolist())

@@ -1,0 +1,131 @@
+"""Repeat the steps that led to numbers that are not finite."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mjlab_dist.config import PlayConfig, TrainConfig
+from mjlab_dist.errors import UserError
+from mjlab_dist.imports import start_up
+
+if TYPE_CHECKING:
+    import torch
+
+    from mjlab_dist.env import Env
+
+from mjlab_dist.play.video import Video, poses_of
+
+DUMP_FPS = 10
+"""States a second, where those of a dump are drawn: slowly, since they are few."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replayed:
+    """A step that led to a number that is not finite, and the same step taken again."""
+
+    env_id: int
+    """Which env of the run."""
+    step: int
+    """Which step of the rollout, from 1; 0 where the number was there before the first, so that there was no such step."""
+    names: dict[str, list[str]]
+    """What was not finite, by kind."""
+    action: dict[str, float]
+    """What the policy had put out, by actuator; empty where there was no step."""
+    state: dict[str, tuple[float, ...]]
+    """Positions and velocities by joint: before the step, after it as the run saw it, and after it as taken again."""
+    ended: bool
+    """Whether the run's step ended an episode, so that the state after it is that of a new one."""
+    reproduced: bool
+    """Whether a number is not finite after the step taken again either."""
+
+
+def replay(train_config: TrainConfig, path: Path, config: PlayConfig) -> list[Replayed]:
+    """Take the steps again that led to numbers that are not finite, on the CPU.
+
+    Args:
+        train_config: The run's config.
+        path: What the run kept of them.
+        config: Whether to draw the states up to the first.
+
+    Raises:
+        UserError: If the file is damaged, is no such dump, or fits another model.
+    """
+    os.environ.setdefault("MUJOCO_GL", "egl")
+
+    with start_up():
+        import torch
+
+        from mjlab_dist.env import Env  # noqa: PLC0415
+        from mjlab_dist.learn import finite  # noqa: PLC0415
+        from mjlab_dist.sim import copy_state, start_warp  # noqa: PLC0415
+
+    start_warp("cpu")
+    dump = finite.load(path, train_config.task)
+    # No episode may end here: what the step leads to is to be seen.
+    env_config = dataclasses.replace(train_config.env, terminations={}, nan_policy="stop")
+    env = Env(env_config, len(dump["env_ids"]), "cpu")
+    env.max_episode_length += 1
+    env.env_ids.copy_(dump["env_ids"])
+
+    every, steps = torch.arange(env.num_envs), dump["steps"]
+    rows = (steps - 1).clamp_min(0)
+    before, after = ({name: states[t, every] for name, states in dump["state"].items()} for t in (rows, steps))
+    try:
+        copy_state(before, {**env.sim.physics, "episode_length": env.episode_length_buf})
+    except UserError as error:
+        raise UserError(f"--nan-dump {path}: {error}") from error
+    nothing = torch.zeros(1, env.num_envs, env.num_actions)  # where no env has taken a step
+    actions = torch.cat([dump["actions"], nothing])[rows, every]
+    obs, rewards, _, _ = env.step(actions)
+    again = {"qpos": env.sim.qpos, "qvel": env.sim.qvel}
+    numbers = [*again.values(), env.sim.view("act"), *obs.values(), rewards.unsqueeze(1)]
+    finite_again = torch.cat([tensor.flatten(1) for tensor in numbers], dim=1).isfinite().all(dim=1)
+    ended = torch.cat([dump["dones"], nothing[..., 0].bool()])[rows, every]
+
+    columns = finite.column_names(env)
+    labels = [label for field in again for label in _labels(field, columns[f"physics {field}"])]
+    states = [torch.cat([state[field] for field in again], dim=1) for state in (before, after, again)]
+    replayed = [
+        Replayed(
+            env_id=int(dump["env_ids"][i]),
+            step=int(steps[i]),
+            names=dump["names"][i],
+            action=dict(zip(columns["action"], actions[i].tolist(), strict=True)) if steps[i] else {},
+            state=dict(zip(labels, zip(*(state[i].tolist() for state in states), strict=True), strict=True)),
+            ended=bool(ended[i]),
+            reproduced=bool(steps[i] > 0 and not finite_again[i]),
+        )
+        for i in range(env.num_envs)
+    ]
+    if config.video:
+        poses = {name: dump["state"][name][: replayed[0].step + 1, 0] for name in poses_of(env)}
+        _draw_states(Path(config.video), env, poses)
+    return replayed
+
+
+def _labels(field: str, names: list[str]) -> list[str]:
+    """A label per column: joints of several columns are numbered."""
+    return [
+        f"{field} {name}" if names.count(name) == 1 else f"{field} {name}[{names[:i].count(name)}]"
+        for i, name in enumerate(names)
+    ]
+
+
+def _draw_states(path: Path, env: Env, poses: dict[str, torch.Tensor]) -> None:
+    steps = range(len(poses["qpos"]))
+    drawable = [step for step in steps if all(states[step].isfinite().all() for states in poses.values())]
+    if not drawable:
+        print("There is no state to draw: none of the first env is finite.")
+        return
+    video = Video(path, env, DUMP_FPS)
+    shown = poses_of(env)
+    for step in drawable:
+        for name, pose in shown.items():
+            pose.copy_(poses[name][step])
+        video.frame()
+    video.close()
+    print(f"Video: {path}")

@@ -1,0 +1,131 @@
+"""Draw the first env, and write a video."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import mujoco
+    import numpy as np
+    import torch
+
+    from mjlab_dist.env import Env
+
+
+VIDEO_FPS = 30
+"""At most as many frames a second as this; steps in between are not drawn."""
+
+
+VIDEO_SIZE = (480, 848)
+"""Height and width of a frame in pixels; multiples of 16, which video codecs want."""
+
+
+DRAWN_GROUND_M = 10.0
+"""Terrain is drawn so far around the first env's origin: a whole one takes many seconds a frame without a GPU."""
+
+
+class Video:
+    """Frames of env 0, to a file."""
+
+    def __init__(self, path: Path, env: Env, steps_per_s: float | None = None) -> None:
+        import imageio  # noqa: PLC0415 (slow to import)
+
+        self._env = env
+        self._stride = 1 if steps_per_s else max(1, round(1 / (VIDEO_FPS * env.step_dt_s)))
+        self._step = 0
+        self._render = _renderer(env)
+        fps = steps_per_s or 1 / (env.step_dt_s * self._stride)
+        self._writer = (
+            imageio.get_writer(path, fps=fps)
+            if path.suffix != ".gif"
+            else imageio.get_writer(path, duration=1000 / fps)
+        )
+
+    def frame(self) -> None:
+        """Draw the current state, if a frame is due."""
+        if self._step % self._stride == 0:
+            self._writer.append_data(self._render())
+        self._step += 1
+
+    def close(self) -> None:
+        """Finish the file."""
+        self._writer.close()
+
+
+def poses_of(env: Env) -> dict[str, torch.Tensor]:
+    """What says where everything in the first env is, by field of MuJoCo's data: views."""
+    return {name: env.sim.physics[name][0] for name in ("qpos", "mocap_pos", "mocap_quat") if name in env.sim.physics}
+
+
+def _drawn_model(env: Env) -> mujoco.MjModel:
+    """The model with the ground around the first env only."""
+    from mjlab_dist.sim.terrain import crop_terrain  # noqa: PLC0415 (with MuJoCo, which is slow to import)
+
+    x, y, _ = env.origins[0].tolist()
+    return crop_terrain(env.sim.model, (x, y), DRAWN_GROUND_M)
+
+
+def _renderer(env: Env) -> Callable[[], np.ndarray]:
+    """MuJoCo's own renderer where there is EGL (or what MUJOCO_GL names), else MuJoCo Warp's, which needs no OpenGL."""
+    import mujoco
+
+    model = _drawn_model(env)
+    height, width = VIDEO_SIZE
+    model.vis.global_.offheight, model.vis.global_.offwidth = height, width
+    camera = 0 if model.ncam else -1
+    data = mujoco.MjData(model)
+    try:
+        renderer = mujoco.Renderer(model, height, width)
+    except Exception as error:  # noqa: BLE001
+        # Without a driver PyOpenGL fails in ways of its own: AttributeError, ImportError, EGLError, RuntimeError.
+        print(f"MuJoCo cannot draw here ({error}); MuJoCo Warp's slower ray tracer does.", file=sys.stderr)
+        return _ray_tracer(env)
+
+    def draw() -> np.ndarray:
+        for name, pose in poses_of(env).items():
+            getattr(data, name)[:] = pose.numpy()
+        mujoco.mj_forward(model, data)
+        renderer.update_scene(data, camera)
+        return renderer.render()
+
+    return draw
+
+
+def _ray_tracer(env: Env) -> Callable[[], np.ndarray]:
+    import mujoco
+    import mujoco_warp as mjw
+    import numpy as np  # noqa: PLC0415
+    import warp as wp
+
+    model = _drawn_model(env)
+    height, width = VIDEO_SIZE
+    data = mujoco.MjData(model)
+    with wp.ScopedDevice("cpu"):
+        warp_model = mjw.put_model(model)
+        warp_data = mjw.put_data(model, data, nworld=1)
+        context = mjw.create_render_context(
+            model,
+            nworld=1,
+            cam_res=(width, height),
+            cam_active=[0],
+            render_rgb=True,
+            use_shadows=True,
+            render_skybox=True,
+        )
+        pixels: Any = wp.zeros((1, height, width), dtype=wp.vec3)
+
+    def draw() -> np.ndarray:
+        with wp.ScopedDevice("cpu"):
+            for name, pose in poses_of(env).items():
+                getattr(warp_data, name).assign(pose.unsqueeze(0).numpy())
+            mjw.kinematics(warp_model, warp_data)
+            mjw.camlight(warp_model, warp_data)
+            mjw.refit_bvh(warp_model, warp_data, context)
+            mjw.render(warp_model, warp_data, context)
+            mjw.get_rgb(context, 0, pixels)
+        return (pixels.numpy()[0].clip(0, 1) * 255).astype(np.uint8)
+
+    return draw
