@@ -110,6 +110,8 @@ HEAVY = {"torch", "warp", "mujoco", "mujoco_warp", "rsl_rl", "tensordict", "torc
         "launch.agent",
         "launch.supervision",
         "machine.processes",
+        "launch.signals",
+        "launch.restarts",
         "machine.doctor",
         "config",
         "mdp",

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
-import signal
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +18,7 @@ from mjlab_dist.distributed import outside_launcher
 from mjlab_dist.errors import Exit, RankError, UserError, exit_code_of
 
 if TYPE_CHECKING:
-    from mjlab_dist.control import Control
+    pass
 
 
 def main(argv: Sequence[str], prog: str) -> None:
@@ -34,8 +32,8 @@ def main(argv: Sequence[str], prog: str) -> None:
 
     from mjlab_dist.cli.console import TrainConsole  # noqa: PLC0415
     from mjlab_dist.control import Control  # noqa: PLC0415
+    from mjlab_dist.launch.signals import stopping_on_signal, stopping_with_others  # noqa: PLC0415
     from mjlab_dist.launch.train import train  # noqa: PLC0415 (--help needs none of it)
-    from mjlab_dist.machine.processes import stopping_on_signal  # noqa: PLC0415
 
     console, control = TrainConsole(config.task), Control()
     try:
@@ -52,17 +50,6 @@ def main(argv: Sequence[str], prog: str) -> None:
     console.finished(result.run_dir, result.stopped)
     if result.stopped:
         sys.exit(Exit.RESUMABLE)
-
-
-@contextlib.contextmanager
-def stopping_with_others(control: Control) -> Iterator[None]:
-    """Where another launcher started the ranks, which ends them too: its SIGTERM to any of them stops all in order.
-
-    Args:
-        control: Of this rank.
-    """
-    signal.signal(signal.SIGTERM, lambda *_: control.request_stop())
-    yield
 
 
 def read_config(argv: Sequence[str], prog: str, summary: str, **defaults: Any) -> TrainConfig:

@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from mjlab_dist import runs, worker
@@ -16,15 +16,16 @@ from mjlab_dist.budget import resolve
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.checks import validate
 from mjlab_dist.control import Control
-from mjlab_dist.distributed import DevicePlan, outside_launcher, rank_from_environment
+from mjlab_dist.distributed import outside_launcher, rank_from_environment
 from mjlab_dist.distributed.plan import number_by_bus
-from mjlab_dist.errors import Exit, RankError, UserError
+from mjlab_dist.errors import UserError
 from mjlab_dist.faults import read_fault
 from mjlab_dist.imports import import_learner
 from mjlab_dist.launch.hosts import choose_hosts
+from mjlab_dist.launch.restarts import run_with_restarts
 from mjlab_dist.machine.devices import find_gpus, in_this_process, plan_devices, plan_own_device
 from mjlab_dist.machine.preflight import check_machine
-from mjlab_dist.messages import Event, Listener, listening
+from mjlab_dist.messages import Listener, listening
 from mjlab_dist.worker import RunResult
 
 _training = threading.Lock()
@@ -99,7 +100,7 @@ def _train(
                         import_learner()
                     with listening(listen), _egl_device_restored():
                         return worker.run(config, here, run_dir, control)
-            return _train_with_restarts(config, plan, run_dir, listen, control, hosts=hosts)
+            return run_with_restarts(config, plan, run_dir, listen, control, hosts=hosts)
         except UserError:
             if resumed is None:
                 shutil.rmtree(run_dir)  # nothing was trained, and `--run latest` must not find it
@@ -131,62 +132,6 @@ def _find_resumed(config: TrainConfig) -> Path | None:
             f"--max-iterations {config.max_iterations}: is the total, and {run_dir} has {newest} already; give more of them"
         )
     return run_dir
-
-
-def _train_with_restarts(
-    config: TrainConfig, plan: DevicePlan, run_dir: Path, listen: Listener, control: Control, *, hosts: Sequence[str]
-) -> RunResult:
-    """Start ranks, and start them again where that can help, each time from the newest checkpoint."""
-    from mjlab_dist.launch.ranks import run_ranks  # noqa: PLC0415 (torchrunx imports torch)
-
-    reached = 0
-
-    def listen_for_progress(event: Event) -> None:
-        nonlocal reached
-        if event["kind"] == "iteration":
-            reached = max(reached, event["row"]["iteration"])
-        listen(event)
-
-    for attempt in range(config.max_restarts + 1):
-        before = reached
-        try:
-            results = run_ranks(
-                worker.run,
-                RunResult,
-                config,
-                plan,
-                run_dir,
-                listen=listen_for_progress,
-                control=control,
-                attempt=attempt,
-                hosts=hosts,
-            )
-            return _as_asked(results[0], control)
-        except RankError as error:
-            if config.max_restarts == 0 or error.exit_code is Exit.NUMERICS or control.stop_requested:
-                raise
-            if attempt == config.max_restarts:
-                raise _with_reason(error, f"given up after {attempt} restarts") from None
-            if reached == before:
-                raise _with_reason(error, "not started again, since it got no further than before") from None
-            listen({"kind": "status", "text": error.report.rstrip()})
-            listen({"kind": "warning", "text": f"{error}. Starting again ({attempt + 1} of {config.max_restarts})."})
-    raise AssertionError("the last attempt returns or raises")
-
-
-def _as_asked(result: RunResult, control: Control) -> RunResult:
-    """The result of ranks that have stopped only if they were asked to: torchrunx sends them SIGTERM too, when it loses an agent."""
-    if result.stopped and not control.stop_requested:
-        raise RankError(
-            "a rank was asked to stop (SIGTERM), and not by its launcher: by somebody else, or by torchrunx, which has lost a "
-            f"machine or an agent. The run stopped in order, with {result.checkpoint}",
-            exit_code=Exit.INFRASTRUCTURE,
-        )
-    return result
-
-
-def _with_reason(error: RankError, reason: str) -> RankError:
-    return RankError(f"{error}. The run is {reason}", error.rank, error.report, error.exit_code)
 
 
 def _train_as_one_of_many(config: TrainConfig, listen: Listener, control: Control, *, own_process: bool) -> RunResult:
