@@ -22,7 +22,7 @@ import traceback
 from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 from mjlab_dist import runs
 from mjlab_dist.budget import resolve
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from mjlab_dist.learn import Runner
 
 T = TypeVar("T")
-RunnerT = TypeVar("RunnerT", bound="Runner")
 
 Entry = Callable[[TrainConfig, DevicePlan, Path, Control], T]
 """What a rank does: a function of a module, given the run's config, the devices of this machine's ranks, the run directory and its control. Returns a dataclass of plain data."""
@@ -93,10 +92,10 @@ class RunResult:
         return runs.read_history(self.run_dir)
 
 
-class Learner(NamedTuple, Generic[RunnerT]):
+class Learner(NamedTuple):
     """What a rank trains with, once it has joined the others."""
 
-    runner: RunnerT
+    runner: Runner
     """Env and algorithm."""
     config: TrainConfig
     """The run's config, with numbers where it said auto."""
@@ -115,7 +114,8 @@ def run(config: TrainConfig, plan: DevicePlan, run_dir: Path | None, control: Co
         run_dir: Where rank 0 writes. None where another launcher started the ranks: then rank 0 makes it.
         control: Is told of progress, and asked whether to stop.
     """
-    with joined(config, plan, run_dir, _runner) as learner:
+    with joined(config, plan, run_dir) as learner:
+        _inject_fault(learner.runner, learner.info.rank)
         row = learner.runner.train(control)
         done = learner.runner.current_learning_iteration
         return RunResult(
@@ -131,15 +131,13 @@ def joined(
     config: TrainConfig,
     plan: DevicePlan,
     run_dir: Path | None,
-    make_runner: Callable[[Env, TrainConfig, Rank, Path], RunnerT],
-) -> Iterator[Learner[RunnerT]]:
+) -> Iterator[Learner]:
     """Build this rank's learner and join the other ranks, until the context is left.
 
     Args:
         config: The run's config.
         plan: Devices of this machine's ranks.
         run_dir: As in :func:`run`.
-        make_runner: Makes the runner, once the process group is joined.
     """
     rank = rank_from_environment(os.environ)
     device = plan.devices[rank.local_rank]
@@ -149,7 +147,7 @@ def joined(
 
         from mjlab_dist.distributed.group import broadcast_from_main, meet, process_group  # noqa: PLC0415
         from mjlab_dist.env import Env  # noqa: PLC0415
-        from mjlab_dist.learn import Runner  # noqa: F401, PLC0415 (for make_runner, while the collector is off)
+        from mjlab_dist.learn import Runner  # noqa: PLC0415
 
         set_gloo_interface(rank, os.environ)
         store = meet(rank)
@@ -169,18 +167,16 @@ def joined(
             assert run_dir is not None
         if rank.is_main:
             runs.write_ranks(run_dir, ranks)
-        yield Learner(make_runner(env, settled, rank, run_dir), settled, ranks[rank.rank], run_dir)
+        yield Learner(Runner(env, settled, rank, run_dir), settled, ranks[rank.rank], run_dir)
 
 
-def _runner(env: Env, config: TrainConfig, rank: Rank, run_dir: Path) -> Runner:
+def _inject_fault(runner: Runner, rank: int) -> None:
+    """Add the fault that the environment asks of this rank, if any."""
     fault = read_fault(os.environ)
-    if fault is not None and fault.rank == rank.rank:
-        from mjlab_dist.learn.faulty import FaultyRunner  # noqa: PLC0415
+    if fault is not None and fault.rank == rank:
+        from mjlab_dist.learn.fault_injection import FaultInjection  # noqa: PLC0415
 
-        return FaultyRunner(env, config, rank, run_dir, fault=fault)
-    from mjlab_dist.learn import Runner  # noqa: PLC0415
-
-    return Runner(env, config, rank, run_dir)
+        runner.hooks.append(FaultInjection(fault))
 
 
 def run_or_die(entry: Entry[Any], config: TrainConfig, plan: DevicePlan, run_dir: Path) -> NoReturn:

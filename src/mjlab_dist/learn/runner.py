@@ -32,6 +32,7 @@ from mjlab_dist.learn import checkpoint
 from mjlab_dist.learn.capture import CapturedCall
 from mjlab_dist.learn.checkpoint import CheckpointStore
 from mjlab_dist.learn.finite import FiniteCheck, describe
+from mjlab_dist.learn.hooks import Hook
 from mjlab_dist.learn.metrics import Metrics, Row, Sample
 from mjlab_dist.learn.ppo import PPO, flatten
 from mjlab_dist.learn.random_state import random_state, restore_random_state
@@ -52,6 +53,7 @@ class Runner(OnPolicyRunner):
         env: This rank's envs.
         current_learning_iteration: Iterations done.
         max_iterations: Iterations to do in all.
+        hooks: Called before and after each iteration, in this order.
     """
 
     env: Env
@@ -66,6 +68,7 @@ class Runner(OnPolicyRunner):
             rank: Which rank this is; the process group is joined already.
             run_dir: Where rank 0 writes; None writes nothing.
         """
+        self.hooks: list[Hook] = []
         self._rank = rank
         self._config = config
         self._run_dir = run_dir
@@ -280,7 +283,11 @@ class Runner(OnPolicyRunner):
             if self.alg.schedule == "linear":
                 left = (self.max_iterations - iteration + 1) / self.max_iterations
                 self.alg.learning_rate = left * self._config.agent.learning_rate
+            for hook in self.hooks:
+                hook.before_iteration(self, iteration)
             obs, sample = self._iteration(obs, iteration, saves)
+            for hook in self.hooks:
+                hook.after_iteration(self, iteration, sample)
             self.current_learning_iteration = iteration
             row, totals, stops, save_is_due, not_finite = metrics.outcome(iteration, sample)
             self._refuse_not_finite(row, not_finite, sample)

@@ -14,16 +14,13 @@ from typing import TYPE_CHECKING, Any
 from mjlab_dist import runs
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.control import Control
-from mjlab_dist.distributed import DevicePlan, Rank
+from mjlab_dist.distributed import DevicePlan
 from mjlab_dist.distributed.rank_info import RankInfo
 from mjlab_dist.errors import DesyncError
 from mjlab_dist.worker import joined
 
 if TYPE_CHECKING:
     import torch
-
-    from mjlab_dist.env import Env
-    from mjlab_dist.verify.watched import WatchedRunner
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,31 +54,28 @@ def verify_rank(config: TrainConfig, plan: DevicePlan, run_dir: Path, control: C
         run_dir: The run directory.
         control: Is told of progress, and asked whether to stop.
     """
-    with _Written(run_dir) as written, joined(config, plan, run_dir, _watched_runner) as learner:
-        runner = learner.runner
+    with _Written(run_dir) as written, joined(config, plan, run_dir) as learner:
+        from mjlab_dist.verify.watched import Watch  # noqa: PLC0415 (imports torch)
+
+        runner, watch = learner.runner, Watch(config.agent.desired_kl)
+        runner.hooks.append(watch)
         first = _digest_rows(runner.env.get_observations()["actor"])
         with contextlib.suppress(DesyncError):  # raised on every rank; the digests below say more
             runner.train(control)
         from mjlab_dist.learn.ppo import flatten  # noqa: PLC0415
 
         digests = {name: _digest(tensor) for name, tensor in flatten(runner.alg.save()).items()}
-    per_mini_batch, per_iteration = runner.collectives()
+    per_mini_batch, per_iteration = watch.collectives()
     return Evidence(
         info=learner.info,
         first_observations=first,
         digests=digests,
-        difference=runner.synchronizer.difference,
+        difference=watch.difference,
         written=sorted(written.names),
         per_mini_batch=per_mini_batch,
         per_iteration=per_iteration,
-        own_s=statistics.median(runner.own_s[1:]),
+        own_s=statistics.median(watch.own_s[1:]),
     )
-
-
-def _watched_runner(env: Env, config: TrainConfig, rank: Rank, run_dir: Path) -> WatchedRunner:
-    from mjlab_dist.verify.watched import WatchedRunner  # noqa: PLC0415 (imports torch)
-
-    return WatchedRunner(env, config, rank, run_dir)
 
 
 def _digest_rows(observations: torch.Tensor) -> list[str]:

@@ -1,4 +1,4 @@
-"""A runner that is watched while it trains: what its synchronizer does, and how many collectives an iteration takes."""
+"""Watch a runner while it trains: what its synchronizer does, and how many collectives an iteration takes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch.distributed as dist
 from mjlab_dist.distributed.group import gather
 from mjlab_dist.distributed.local_sum import LocalSum
 from mjlab_dist.distributed.synchronizer import Synchronizer
+from mjlab_dist.learn.hooks import Hook
 from mjlab_dist.learn.metrics import Sample
 from mjlab_dist.learn.runner import Runner
 
@@ -96,29 +97,42 @@ class WatchedSynchronizer:
         return torch.maximum(gradients, kl).item()
 
 
-class WatchedRunner(Runner):
-    """Trains as :class:`~mjlab_dist.learn.Runner` does.
+class Watch(Hook):
+    """Watches a runner from its first iteration on.
 
     Attributes:
-        synchronizer: Watches the reductions.
+        difference: See :class:`WatchedSynchronizer`.
         own_s: Seconds of each iteration, without the time that this rank waited for others.
     """
 
-    def __init__(self, *args: Any) -> None:
-        """As the runner's."""
-        super().__init__(*args)
+    def __init__(self, desired_kl: float) -> None:
+        """Watch nothing yet.
+
+        Args:
+            desired_kl: KL divergence per update that the learning rate's schedule aims at.
+        """
+        self._desired_kl = desired_kl
         self._collectives = Collectives()
-        self.synchronizer = WatchedSynchronizer(self.alg.synchronizer, self._collectives, self._config.agent.desired_kl)
-        self.alg.synchronizer = self.synchronizer
+        self._synchronizer: WatchedSynchronizer | None = None
         self.own_s: list[float] = []
         self._counts: list[tuple[int, int, int]] = []
 
-    def _iteration(self, obs: Any, iteration: int, saves: bool) -> tuple[Any, Sample]:
-        watched = self.synchronizer
+    @property
+    def difference(self) -> float | None:
+        """See :class:`WatchedSynchronizer`; None before the first iteration."""
+        return self._synchronizer.difference if self._synchronizer else None
+
+    def before_iteration(self, runner: Runner, iteration: int) -> None:  # noqa: ARG002 (every hook takes it)
+        """Watch the synchronizer from the first iteration on, and note the counts."""
+        if self._synchronizer is None:
+            self._synchronizer = WatchedSynchronizer(runner.alg.synchronizer, self._collectives, self._desired_kl)
+            runner.alg.synchronizer = self._synchronizer
+        watched = self._synchronizer
         self._counts.append((self._collectives.count, watched.num_collectives, watched.num_calls))
-        obs, sample = super()._iteration(obs, iteration, saves)
+
+    def after_iteration(self, runner: Runner, iteration: int, sample: Sample) -> None:  # noqa: ARG002
+        """Note the time of the iteration."""
         self.own_s.append(sample.collect_s + sample.learn_s - sample.wait_s)
-        return obs, sample
 
     def collectives(self) -> tuple[float, float]:
         """Collectives per mini-batch, and per iteration beyond those, from the first iteration's beginning to the last one's."""

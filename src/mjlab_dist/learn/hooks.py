@@ -1,0 +1,30 @@
+"""What may look at a training loop, or change it, between iterations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mjlab_dist.learn.metrics import Sample
+    from mjlab_dist.learn.runner import Runner
+
+
+class Hook:
+    """Called by every rank's training loop; append it to :attr:`Runner.hooks`. The methods do nothing unless overridden."""
+
+    def before_iteration(self, runner: Runner, iteration: int) -> None:
+        """Run before the rollout.
+
+        Args:
+            runner: The loop.
+            iteration: The iteration that begins, from 1.
+        """
+
+    def after_iteration(self, runner: Runner, iteration: int, sample: Sample) -> None:
+        """Run after the update, before metrics are reduced over ranks.
+
+        Args:
+            runner: The loop.
+            iteration: The iteration that has ended.
+            sample: What this rank measured.
+        """
