@@ -135,9 +135,7 @@ def write_origin(run_dir: Path, config: TrainConfig, argv: Sequence[str], device
         argv: The command line.
         devices: A name per rank of this machine.
     """
-    import yaml  # noqa: PLC0415 (not needed to print help)
-
-    (run_dir / CONFIG).write_text(yaml.safe_dump(to_plain(config), sort_keys=False))
+    (run_dir / CONFIG).write_text(to_yaml(config))
     commit, diff = _git_state()
     provenance: dict[str, Any] = {
         "command": list(argv),
@@ -167,6 +165,13 @@ def write_ranks(run_dir: Path, ranks: Sequence[RankInfo]) -> None:
         ranks: All ranks of the run.
     """
     (run_dir / RANKS).write_text(json.dumps([dataclasses.asdict(rank) for rank in ranks], indent=2) + "\n")
+
+
+def to_yaml(config: TrainConfig) -> str:
+    """Return a config as YAML, which :func:`read_config` reads back."""
+    import yaml  # noqa: PLC0415 (not needed to print help)
+
+    return yaml.safe_dump(to_plain(config), sort_keys=False)
 
 
 def read_config(path: Path) -> TrainConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -29,11 +30,14 @@ def test_train_help_names_the_tasks(command: Command) -> None:
     assert done.code == 0
     assert "usage: train TASK [flags]" in done.out
     assert all(task in done.out for task in TASKS)
+    assert "--num-envs INT" in done.out
+    assert "--help-all" in done.out
+    assert "--env.rewards" not in done.out
 
 
 @pytest.mark.parametrize("argv", [("train",), ("mjlab-dist", "train")])
 def test_task_help_shows_every_flag_with_its_meaning(command: Command, argv: tuple[str, ...]) -> None:
-    done = command(*argv, "cartpole-balance", "--help")
+    done = command(*argv, "cartpole-balance", "--help-all")
     assert done.code == 0
     text = " ".join(done.out.split())
     for flag in ("--num-envs", "--gpu-ids", "--cpu-ranks", "--torchrunx-log-dir", "--agent.learning-rate"):
@@ -42,10 +46,65 @@ def test_task_help_shows_every_flag_with_its_meaning(command: Command, argv: tup
     assert "Weight of the entropy bonus." in text
 
 
-def test_play_help(command: Command) -> None:
-    done = command("play", "cartpole-balance", "--help")
+def test_task_help_shows_the_everyday_flags_with_the_defaults_of_the_task(command: Command) -> None:
+    done = command("train", "cartpole-balance", "-h")
     assert done.code == 0
-    assert "--video" in done.out
+    assert re.search(r"--max-iterations INT .*\(default: 150\)", done.out)
+    assert 20 <= done.out.count("\n  --") <= 30
+    assert command("train", "--help", "cartpole-balance").out == done.out
+
+
+def test_help_of_a_group(command: Command) -> None:
+    done = command("train", "cartpole-balance", "--help", "env.rewards")
+    assert done.code == 0
+    assert "--env.rewards.smooth.weight FLOAT" in done.out
+    assert "--num-envs" not in done.out
+    assert "--agent.learning-rate FLOAT" in command("train", "--help", "agent").out
+    for argv in (("cartpole-balance", "--help", "env.rewardz"), ("--help", "env.rewards"), ("--help-all",)):
+        wrong = command("train", *argv)
+        assert wrong.code == 2
+        (line,) = wrong.err.splitlines()
+        assert line.startswith(f"train: {' '.join(argv).removeprefix('cartpole-balance ')}: ")
+
+
+def test_help_shows_the_values_of_a_config_file(command: Command) -> None:
+    printed = command("train", "cartpole-balance", "--seed", "7", "--print-config").out
+    (command.cwd / "config.yaml").write_text(printed)
+    done = command("train", "--config", "config.yaml", "--help")
+    assert done.code == 0
+    assert re.search(r"--seed INT .*\(default: 7\)", done.out)
+
+
+@pytest.mark.parametrize(
+    ("name", "flags"),
+    [
+        ("play", ["--video", "--nan-dump"]),
+        ("verify", ["--json", "--max-iterations INT", "--sync.period"]),
+        ("doctor", ["--json", "--log-root"]),
+        ("list-tasks", []),
+        ("new-task", ["--mjcf", "--dir"]),
+        ("size-buffers", ["--steps", "--run", "--num-envs"]),
+    ],
+)
+def test_every_command_shows_its_flags_without_a_task(command: Command, name: str, flags: list[str]) -> None:
+    done = command("mjlab-dist", name, "--help")
+    assert done.code == 0
+    assert f"usage: mjlab-dist {name}" in done.out
+    assert all(flag in done.out for flag in flags)
+    assert done.err == ""
+
+
+@pytest.mark.parametrize("task", ["cartpole-balance", "quadruped-velocity-rough"])
+def test_a_printed_config_is_read_back(command: Command, task: str) -> None:
+    flags = ["--num-envs", "64", "--agent.learning-rate", "2e-5", "--gpu-ids", "None", "--print-config"]
+    first = command("train", task, *flags)
+    assert first.code == 0, first.err
+    assert "num_envs: 64" in first.out
+    (command.cwd / "config.yaml").write_text(first.out)
+    again = command("train", "--config", "config.yaml", "--print-config")
+    assert again.code == 0, again.err
+    assert again.out == first.out
+    assert [path.name for path in command.cwd.iterdir()] == ["config.yaml"]
 
 
 def test_umbrella_without_a_command_says_which_there_are(command: Command) -> None:
@@ -198,6 +257,8 @@ def write_config(run: Path, task: str) -> None:
     [
         ["train", "--help"],
         ["train", "cartpole-balance", "--help"],
+        ["train", "cartpole-balance", "--help-all"],
+        ["train", "cartpole-balance", "--print-config"],
         ["train", "cartpole-balance", "--gpu-ids", "99"],
         ["list-tasks"],
         ["play", "cartpole-balance", "--run", "nowhere"],

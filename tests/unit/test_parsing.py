@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,15 @@ import yaml
 
 from mjlab_dist import registry
 from mjlab_dist.cli import train
+from mjlab_dist.cli.help import (
+    EVERYDAY,
+    HelpRequest,
+    Page,
+    flags_of,
+    prefix_page,
+    short_page,
+    take_help,
+)
 from mjlab_dist.cli.parsing import is_given, parse, split_task, take_flag
 from mjlab_dist.config import PlayConfig, TrainConfig
 from mjlab_dist.config.checks import validate
@@ -204,7 +214,7 @@ def test_a_stray_word_is_refused():
 
 def test_help_exits_with_0_and_shows_flags(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as exit_:
-        parsed("--help")
+        parsed("--help-all")
     assert exit_.value.code == 0
     shown = capsys.readouterr()
     assert "--num-envs" in shown.out
@@ -278,7 +288,7 @@ def test_what_is_typed_beats_the_total_in_a_file(
 ):
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(to_plain(dataclasses.replace(DEFAULT, **in_file))))
-    config = train.read_config(["--config", str(file), *line.split()], "train", "")
+    config = train.read_config(["--config", str(file), *line.split()], "train", Page(summary=""))
     assert config == dataclasses.replace(DEFAULT, **fields)
     validate(config)
 
@@ -293,12 +303,73 @@ def test_what_is_typed_beats_the_total_in_a_file(
     ],
 )
 def test_the_task_stands_first(argv: list[str], task: str | None, rest: list[str]):
-    assert split_task(argv, "usage") == (task, rest)
+    assert split_task(argv) == (task, rest)
 
 
-@pytest.mark.parametrize("flag", ["-h", "--help"])
-def test_help_before_any_task_prints_the_usage(flag: str, capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(SystemExit) as exit_:
-        split_task([flag], "usage: this way")
-    assert exit_.value.code == 0
-    assert "usage: this way" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("argv", "asked", "rest"),
+    [
+        (["--seed", "1"], None, ["--seed", "1"]),
+        (["-h"], HelpRequest(), []),
+        (["a", "--help", "--seed", "1"], HelpRequest(), ["a", "--seed", "1"]),
+        (["a", "--help", "env.sim", "--seed", "1"], HelpRequest("env.sim"), ["a", "--seed", "1"]),
+        (["a", "--help-all"], HelpRequest(everything=True), ["a"]),
+    ],
+)
+def test_a_request_for_help_is_taken_out(argv: list[str], asked: HelpRequest | None, rest: list[str]):
+    assert take_help(argv) == (asked, rest)
+
+
+@pytest.mark.parametrize("task", ["cartpole-balance", "quadruped-velocity-rough", "arm-lift-cube"])
+def test_help_pages_have_the_flags_of_tyro(
+    task: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("COLUMNS", "120")  # tyro uses two columns where there is room
+    default = registry.task_config(task)
+    with pytest.raises(SystemExit):
+        parse(TrainConfig, default, ["--help-all"], f"train {task}")
+    known = set(re.findall(r"(?m)^[│ ] {1,2}--([a-z][^ ,]*)", capsys.readouterr().out))
+    assert {flag.name for flag in flags_of(default)} == known
+
+
+def test_every_flag_has_a_meaning_and_no_unknown_type():
+    for flag in flags_of(registry.task_config("quadruped-velocity-rough")):
+        assert flag.text or ".params." in flag.name, flag
+        assert "VALUE" not in flag.metavar or flag.name.endswith(".params"), flag
+
+
+@pytest.mark.parametrize(("path", "usage"), [
+    ("num_envs", "--num-envs INT|auto"),
+    ("gpu_ids", "--gpu-ids INT ...|auto|all|None"),
+    ("require_same_devices", "--require-same-devices"),
+    ("agent.capture", "--agent.[no-]capture"),
+    ("logger", "--logger {tensorboard,wandb}"),
+    ("env.actions.force.clip", "--env.actions.force.clip FLOAT FLOAT|None"),
+])  # fmt: skip
+def test_form_of_a_value_in_help(path: str, usage: str):
+    (flag,) = (flag for flag in flags_of(DEFAULT) if flag.path == path)
+    assert flag.usage == usage
+
+
+@pytest.mark.parametrize("columns", [80, 100, 120])
+def test_short_help_fits_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = short_page(train.HELP, PROG, DEFAULT).splitlines()
+    assert max(map(len, lines)) <= columns
+    assert len(lines) <= {80: 75, 100: 60, 120: 55}[columns]
+    assert {f"{title}:" for title in EVERYDAY} <= set(lines)
+    assert any("--num-envs" in line and "(default: 512)" in line for line in lines)
+
+
+def test_help_of_a_prefix_shows_these_flags_only():
+    page = prefix_page("env.rewards", PROG, DEFAULT)
+    assert re.findall(r"--(\S+)", page)
+    assert all(name.startswith("env.rewards.") for name in re.findall(r"  --(\S+)", page))
+    assert prefix_page("--env.rewards", PROG, DEFAULT) == page
+    assert "--num-envs INT" in prefix_page("num_envs", PROG, DEFAULT)
+
+
+@pytest.mark.parametrize(("prefix", "near"), [("env.reward.smoth", "env.rewards.smooth"), ("agnt", "agent")])
+def test_help_of_an_unknown_prefix_names_the_nearest(prefix: str, near: str):
+    with pytest.raises(UserError, match=re.escape(f"did you mean {near}?")):
+        prefix_page(prefix, PROG, DEFAULT)

@@ -30,9 +30,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     Raises:
         UserError: If the command line, or what it asks for, cannot be.
     """
-    task, flags = split_task(
-        argv, f"usage: {prog} NAME --mjcf FILE [--dir DIR]\n\nMake a task. Its flags: {prog} my-robot --help"
-    )
+    task, flags = split_task(argv)
     config = parse(NewTaskConfig, NewTaskConfig(), flags, f"{prog} {task or 'NAME'}")
     if task is None:
         raise UserError(f"the new task has no name; type {prog} my-robot --mjcf robot.xml")

@@ -10,8 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
-import tyro
-
+from mjlab_dist.cli.help import config_page, take_help
 from mjlab_dist.config.serialization import paths, to_plain
 from mjlab_dist.errors import UserError
 
@@ -19,7 +18,7 @@ ConfigT = TypeVar("ConfigT")
 
 
 def parse(config_type: type[ConfigT], default: ConfigT, argv: Sequence[str], prog: str) -> ConfigT:
-    """Read flags over a default config. Prints help and exits if asked to.
+    """Read flags over a default config. ``--help`` prints a page of all flags, ``--help-all`` tyro's, and both exit.
 
     Args:
         config_type: The config's class.
@@ -30,29 +29,29 @@ def parse(config_type: type[ConfigT], default: ConfigT, argv: Sequence[str], pro
     Raises:
         UserError: If a flag is unknown or its value does not fit.
     """
+    asked, flags = take_help(argv)
+    if asked is not None and not asked.everything:
+        print(config_page(default, prog))
+        sys.exit(0)
+
+    import tyro  # noqa: PLC0415 (slow; short help needs none of it)
+
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            return tyro.cli(config_type, default=default, args=list(argv), prog=prog)
+            return tyro.cli(config_type, default=default, args=["--help"] if asked else flags, prog=prog)
     except SystemExit as exit_:
         if exit_.code in (0, None):
             raise
         raise UserError(_one_line(said.getvalue(), prog, set(_flags(default)))) from None
 
 
-def split_task(argv: Sequence[str], usage: str) -> tuple[str | None, list[str]]:
+def split_task(argv: Sequence[str]) -> tuple[str | None, list[str]]:
     """Take the task's name from the front of argv.
-
-    Args:
-        argv: The command's arguments.
-        usage: Printed for --help, before any task is named.
 
     Returns:
         The task, or None where argv starts with a flag, and the rest.
     """
-    if argv and argv[0] in ("-h", "--help"):
-        print(usage)
-        sys.exit(0)
     if argv and not argv[0].startswith("-"):
         return argv[0], list(argv[1:])
     return None, list(argv)

@@ -30,11 +30,10 @@ def main(argv: Sequence[str], prog: str) -> None:
     Raises:
         UserError: If there is no such run, or it cannot be played.
     """
-    names = registry.task_names()
-    task, flags = split_task(
-        argv, f"usage: {prog} TASK [flags]\n\nPlay a trained policy. Its flags: {prog} {names[0]} --help"
-    )
+    task, flags = split_task(argv)
     if task is None:
+        parse(PlayConfig, PlayConfig(), flags, f"{prog} TASK")  # prints help and exits if asked to
+        names = registry.task_names()
         raise UserError(f"no task is named; type {prog} TASK, with one of {', '.join(names)}")
     registry.task_config(task)  # refuses an unknown task
     changes, flags = take_group(flags, "--env.")

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from mjlab_dist import registry, runs
 from mjlab_dist.cli.console import EventPrinter
+from mjlab_dist.cli.help import Flag, Page
 from mjlab_dist.cli.parsing import split_task, take_flag
 from mjlab_dist.cli.train import read_config
 from mjlab_dist.config import TrainConfig
@@ -27,6 +28,18 @@ NUM_ENVS = 256
 NUM_STEPS = 1000
 """Control steps where --steps is not typed."""
 
+HELP = Page(
+    summary="Step a task with random actions, or with a run's policy, and print how large the physics' buffers must be.",
+    own=(
+        Flag(path="steps", metavar="INT", default=str(NUM_STEPS), text="Control steps."),
+        Flag(path="run", metavar="STR", text="Run directory, or latest, whose newest policy acts."),
+    ),
+    groups={
+        "Run": ("steps", "num_envs", "seed", "gpu_ids", "env.sim.njmax", "env.sim.nconmax"),
+        "Config and policy": ("config", "run", "log_root"),
+    },
+)
+
 
 def main(argv: Sequence[str], prog: str) -> None:
     """Measure, print a table, and say what to set.
@@ -41,8 +54,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     config = read_config(
         rest,
         prog,
-        f"Step a task (--steps N, by default {NUM_STEPS}) with random actions, or with a run's policy (--run RUN, or latest), and "
-        "say how large the physics' buffers have to be. Of a task",
+        HELP,
         num_envs=NUM_ENVS,
         total_num_envs=None,
         total_timesteps=None,
@@ -73,7 +85,7 @@ def _positive(flag: str, text: str) -> int:
 
 def _of_run(run: str, argv: Sequence[str]) -> tuple[Path, list[str]]:
     """The checkpoint of a run, and flags that say to take its config."""
-    task, flags = split_task(argv, "")
+    task, flags = split_task(argv)
     if task is None:
         raise UserError(f"--run {run}: name the task first")
     registry.task_config(task)  # refuses an unknown task

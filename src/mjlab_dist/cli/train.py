@@ -8,17 +8,22 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mjlab_dist import registry, runs
 from mjlab_dist.budget import ALTERNATIVES, keep_given
+from mjlab_dist.cli.help import Flag, HelpRequest, Page, general_config, prefix_page, short_page, take_help
 from mjlab_dist.cli.parsing import is_given, parse, split_task, take_flag
 from mjlab_dist.config import TrainConfig
+from mjlab_dist.config.checks import validate
 from mjlab_dist.distributed import outside_launcher
 from mjlab_dist.errors import Exit, RankError, UserError, exit_code_of
 
-if TYPE_CHECKING:
-    pass
+HELP = Page(
+    summary="Train a policy for a task.",
+    own=(Flag(path="print_config", metavar="", text="Print the config as YAML, for --config, and train nothing."),),
+)
+"""Help of this command."""
 
 
 def main(argv: Sequence[str], prog: str) -> None:
@@ -28,7 +33,12 @@ def main(argv: Sequence[str], prog: str) -> None:
         UserError: If the command line, or what it asks for, cannot be.
         RankError: If training failed; already shown.
     """
-    config = read_config(argv, prog, "Train a policy for a task")
+    print_config = "--print-config" in argv
+    config = read_config([arg for arg in argv if arg != "--print-config"], prog, HELP)
+    if print_config:
+        validate(config)
+        print(runs.to_yaml(config), end="")
+        return
 
     from mjlab_dist.cli.console import TrainConsole  # noqa: PLC0415
     from mjlab_dist.control import Control  # noqa: PLC0415
@@ -52,26 +62,24 @@ def main(argv: Sequence[str], prog: str) -> None:
         sys.exit(Exit.RESUMABLE)
 
 
-def read_config(argv: Sequence[str], prog: str, summary: str, **defaults: Any) -> TrainConfig:
+def read_config(argv: Sequence[str], prog: str, page: Page, **defaults: Any) -> TrainConfig:
     """Read a task's name, or an earlier run's file, and flags over its config. Prints help and exits if asked to.
 
     Args:
         argv: The command's arguments.
         prog: The command.
-        summary: What it does, for help; names of tasks follow.
+        page: The command's help.
         defaults: Values of fields where no flag is given, whatever the task or the file says.
 
     Raises:
         UserError: If there is no such task or file, or a flag is wrong.
     """
-    names = registry.task_names()
-    usage = (
-        f"usage: {prog} TASK [flags]\n       {prog} --config RUN/config.yaml [flags]\n\n"
-        f"{summary}: {', '.join(names)}.\nIts flags: {prog} {names[0] if names else 'TASK'} --help"
-    )
-    file, rest = take_flag(argv, "--config")
+    asked, rest = take_help(argv)
+    file, rest = take_flag(rest, "--config")
     run, rest = take_flag(rest, "--resume")
-    task, flags = split_task(rest, usage)
+    task, flags = split_task(rest)
+    if asked and task is None and asked.prefix in registry.task_names():
+        task, asked = asked.prefix, HelpRequest()  # train --help TASK
     if run is not None:
         if file is not None:
             raise UserError(f"--resume {run}: takes the run's own config, not --config {file}; drop one of the two")
@@ -83,12 +91,36 @@ def read_config(argv: Sequence[str], prog: str, summary: str, **defaults: Any) -
         registry.task_config(default.task)  # refuses a task that is not installed here
         if task not in (None, default.task):
             raise UserError(f"--config {file}: is of {default.task}, not of {task}; name {default.task}, or no task")
-    elif task is None:
-        raise UserError(f"no task is named; type {prog} TASK, with one of {', '.join(names)}")
-    else:
+    elif task is not None:
         default = registry.task_config(task)
-    config = parse(TrainConfig, dataclasses.replace(default, **defaults), flags, f"{prog} {default.task}")
+    elif asked is not None:
+        _print_general_help(asked, prog, page, **defaults)
+        sys.exit(0)
+    else:
+        raise UserError(f"no task is named; type {prog} TASK, with one of {', '.join(registry.task_names())}")
+    command, default = f"{prog} {default.task}", dataclasses.replace(default, **defaults)
+    if asked is not None and not asked.everything:
+        short = asked.prefix is None
+        print(short_page(page, command, default) if short else prefix_page(asked.prefix or "", command, default))
+        sys.exit(0)
+    config = parse(TrainConfig, default, ["--help-all"] if asked else flags, command)
     if config.task != default.task:
         raise UserError(f"--task {config.task}: the task is named first, without a flag: {prog} {config.task}")
     given = [name for name in ALTERNATIVES if is_given(flags, f"--{name.replace('_', '-')}")]
     return keep_given(dataclasses.replace(config, task=default.task), given)
+
+
+def _print_general_help(asked: HelpRequest, prog: str, page: Page, **defaults: Any) -> None:
+    """Print help where no task is named.
+
+    Raises:
+        UserError: If the flags asked for differ from task to task, or there are none.
+    """
+    if asked.everything or (asked.prefix or "").lstrip("-").partition(".")[0] == "env":
+        what = "--help-all" if asked.everything else f"--help {asked.prefix}"
+        raise UserError(f"{what}: these flags depend on the task; type {prog} TASK {what}")
+    config = dataclasses.replace(general_config(), **defaults)
+    if asked.prefix is not None:
+        print(prefix_page(asked.prefix, f"{prog} TASK", config))
+    else:
+        print(short_page(page, prog, config, registry.task_names()))

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mjlab_dist.cli.console import EventPrinter
+from mjlab_dist.cli.help import EVERYDAY, Flag, Page
 from mjlab_dist.cli.train import read_config
 from mjlab_dist.errors import Exit, RankError
 
@@ -22,6 +23,15 @@ if TYPE_CHECKING:
 
 ITERATIONS = 5
 """Iterations where --max-iterations is not typed."""
+
+HELP = Page(
+    summary="Train for a few iterations and check that the ranks learn as one.",
+    own=(Flag(path="json", metavar="", text="Print one JSON object in place of the tables."),),
+    groups={
+        "Run": ("json", "config", "seed"),
+        **{title: EVERYDAY[title] for title in ("Devices", "Budget", "Synchronising")},
+    },
+)
 
 
 def main(argv: Sequence[str], prog: str) -> None:
@@ -35,7 +45,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     config = read_config(
         [arg for arg in argv if arg != "--json"],
         prog,
-        "Train for a few iterations and check that the ranks learn as one; --json prints one JSON object. Of a task",
+        HELP,
         max_iterations=ITERATIONS,
         total_timesteps=None,
     )

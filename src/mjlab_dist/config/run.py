@@ -55,7 +55,7 @@ class TrainConfig:
     seed: int = 1
     """Rank r seeds itself with seed + r."""
     gpu_ids: tuple[int, ...] | Literal["auto", "all"] | None = "auto"
-    """GPUs or MIG instances to train on, one rank each: nvidia-smi's indices, or indices into CUDA_VISIBLE_DEVICES where that is set; all, which leaves out GPUs that cannot be used, with a warning; or None for the CPU. auto: the first GPU that can be used, else the CPU."""
+    """GPUs or MIG instances to train on, one rank each; None for the CPU. Numbers are nvidia-smi's indices, or indices into CUDA_VISIBLE_DEVICES where that is set. all: every GPU that can be used, with a warning about the others. auto: the first GPU that can be used, else the CPU."""
     cpu_ranks: int | None = None
     """Train on the CPU with this many processes, each on its share of the cores."""
     hosts: tuple[str, ...] = ()

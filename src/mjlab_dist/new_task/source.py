@@ -100,7 +100,7 @@ def {names.function}() -> TrainConfig:
 {_actions_source(robot)}
 {_floating_source(robot.base, robot) if robot.base else _fixed_source(robot)}
         ),
-        # The learner, PPO. More flags: train {names.task} --help
+        # The learner, PPO. More flags: train {names.task} --help agent
         agent=AgentConfig(
             # Observations are scaled by what is seen, so that none needs a scale of its own.
             obs_normalization=True,

@@ -97,7 +97,7 @@ def template() -> TrainConfig:
                 # "push": event(events.Push, linear_m_s=(-0.5, 0.5), joint=_ROOT).every(5.0, 10.0),
             },
         ),
-        # The learner, PPO. More flags: train template --help
+        # The learner, PPO. More flags: train template --help agent
         agent=AgentConfig(
             # Observations are scaled by what is seen, so that none needs a scale of its own.
             obs_normalization=True,

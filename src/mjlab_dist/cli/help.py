@@ -1,0 +1,308 @@
+"""Help pages: the everyday flags by group, or all flags of a config. Imports neither torch nor tyro."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import functools
+import inspect
+import re
+import shutil
+import sys
+import textwrap
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mjlab_dist.config import TrainConfig
+from mjlab_dist.errors import UserError
+
+EVERYDAY = {
+    "Run": ("config", "seed", "run_name", "log_root", "print_config"),
+    "Devices": ("gpu_ids", "cpu_ranks", "hosts", "require_same_devices"),
+    "Budget": ("num_envs", "total_num_envs", "max_iterations", "total_timesteps"),
+    "Saving and resuming": (
+        "resume",
+        "init_from",
+        "checkpoint.interval",
+        "checkpoint.keep_last",
+        "max_restarts",
+        "hang_timeout",
+    ),
+    "Synchronising": ("sync.period", "sync.compression", "sync.check_interval", "fsdp_devices"),
+    "Logging": ("logger", "wandb_project"),
+}
+"""Flags of the short page, as paths into the config, by the title of their group."""
+
+MAX_WIDTH = 120
+"""Maximum width of a page, in characters."""
+
+_SCALARS = {int: "INT", float: "FLOAT", str: "STR", type(None): "None"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flag:
+    """A flag, as a help page shows it."""
+
+    path: str
+    """Path into the config, such as sync.check_interval."""
+    metavar: str
+    """Form of the value, such as INT; empty for a switch."""
+    default: str = ""
+    """Value if the flag is not given; empty if it is not set, or a switch that is off."""
+    text: str
+    """Meaning."""
+
+    @property
+    def name(self) -> str:
+        """The flag without its dashes, as it is typed."""
+        return self.path.replace("_", "-")
+
+    @property
+    def usage(self) -> str:
+        """The flag with its value."""
+        if self.metavar or not self.default:
+            return f"--{self.name} {self.metavar}".rstrip()
+        group, dot, name = self.name.rpartition(".")
+        return f"--{group}{dot}[no-]{name}"
+
+
+@dataclass(frozen=True)
+class HelpRequest:
+    """What the user wants to read."""
+
+    prefix: str | None = None
+    """Show only flags that start with this."""
+    everything: bool = False
+    """Show all flags."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """Short help of a command that takes the flags of a training run."""
+
+    summary: str
+    """One sentence that says what the command does."""
+    own: Sequence[Flag] = ()
+    """Flags of this command that are no fields of a run's config."""
+    groups: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=lambda: EVERYDAY)
+    """Flags to show, in the form of :data:`EVERYDAY`."""
+
+
+_MORE = (
+    Flag(path="help env.rewards", metavar="", text="Flags of one group: env.rewards, env.sim, agent, checkpoint, ..."),
+    Flag(path="help-all", metavar="", text="All flags."),
+)
+
+CONFIG_FLAG = Flag(path="config", metavar="FILE", text="Config file of an earlier run; further flags change it.")
+
+
+def take_help(argv: Sequence[str]) -> tuple[HelpRequest | None, list[str]]:
+    """Take ``-h``, ``--help``, ``--help PREFIX`` or ``--help-all`` out of argv.
+
+    Returns:
+        The request, or None if there is none, and the rest.
+    """
+    for i, arg in enumerate(argv):
+        if arg == "--help-all":
+            return HelpRequest(everything=True), [*argv[:i], *argv[i + 1 :]]
+        if arg in ("-h", "--help"):
+            rest = argv[i + 1 :]
+            if rest and not rest[0].startswith("-"):
+                return HelpRequest(rest[0]), [*argv[:i], *rest[1:]]
+            return HelpRequest(), [*argv[:i], *rest]
+    return None, list(argv)
+
+
+def flags_of(config: Any) -> list[Flag]:
+    """Return all flags of a config, in its order.
+
+    Args:
+        config: A config dataclass. Its values are the defaults, its field docstrings the meanings.
+    """
+    return list(_walk("", config, type(config), ""))
+
+
+def general_config() -> TrainConfig:
+    """Return a run's config with the defaults that hold for any task. Its ``env`` is missing."""
+    return TrainConfig(task="", env=typing.cast("Any", None))
+
+
+def config_page(config: Any, prog: str) -> str:
+    """Return a page of all flags of a small config.
+
+    Args:
+        config: A config dataclass with the defaults.
+        prog: The command.
+    """
+    summary = _paragraphs(inspect.getdoc(type(config)) or "")
+    return "\n\n".join([f"usage: {prog} [flags]", summary, _table(flags_of(config))])
+
+
+def short_page(page: Page, prog: str, config: TrainConfig, tasks: Sequence[str] = ()) -> str:
+    """Return a page of the everyday flags.
+
+    Args:
+        page: The command's own part.
+        prog: The command, with the task if there is one.
+        config: Defaults.
+        tasks: Tasks to list; none if one is named.
+    """
+    known = {flag.path: _shortened(flag) for flag in flags_of(config)}
+    known |= {flag.path: flag for flag in (CONFIG_FLAG, *page.own)}
+    groups = {title: [known[path] for path in paths if path in known] for title, paths in page.groups.items()}
+    width = _left_width(flag for flags in groups.values() for flag in flags)
+    task = "TASK " if tasks else ""
+    command = f"{prog} {task}".rstrip()
+    parts = [
+        f"usage: {command} [flags]" + (f"\n       {prog} --config RUN/config.yaml [flags]" if tasks else ""),
+        _paragraphs(page.summary),
+        _paragraphs(f"Tasks: {', '.join(tasks)}") if tasks else "",
+        *(f"{title}:\n{_table(flags, width)}" for title, flags in groups.items() if flags),
+        f"More flags:\n{_table(_MORE, width)}",
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def prefix_page(prefix: str, prog: str, config: TrainConfig) -> str:
+    """Return a page of the flags that start with a prefix, by group, with their whole meaning.
+
+    Args:
+        prefix: Such as env.rewards, with dashes or underscores.
+        prog: The command, with the task if there is one.
+        config: Defaults.
+
+    Raises:
+        UserError: If no flag starts with the prefix.
+    """
+    wanted = prefix.lstrip("-").replace("_", "-")
+    flags = [flag for flag in flags_of(config) if flag.path != "task"]
+    inside = [flag for flag in flags if f"{flag.name}.".startswith(f"{wanted}.")]
+    chosen = inside or [flag for flag in flags if flag.name.startswith(wanted)]
+    if not chosen:
+        raise UserError(f"--help {prefix}: no flag starts with it; {_nearest(wanted, flags, prog)}")
+    groups: dict[str, list[Flag]] = {}
+    for flag in chosen:
+        groups.setdefault(flag.name.rpartition(".")[0], []).append(flag)
+    width = _left_width(chosen)
+    tables = [f"{title}:\n{_table(flags, width)}" if title else _table(flags, width) for title, flags in groups.items()]
+    return "\n\n".join([f"usage: {prog} [flags]", *tables])
+
+
+def _nearest(wanted: str, flags: Iterable[Flag], prog: str) -> str:
+    names = [flag.name.split(".") for flag in flags]
+    prefixes = {".".join(parts[: i + 1]) for parts in names for i in range(len(parts))}
+    near = difflib.get_close_matches(wanted, sorted(prefixes), n=1, cutoff=0.5)
+    return f"did you mean {near[0]}?" if near else f"see {prog} --help-all"
+
+
+def _walk(path: str, value: Any, hint: Any, text: str) -> Iterator[Flag]:
+    """Yield the flags of a value: one, or those of its fields or entries."""
+    if dataclasses.is_dataclass(value):
+        hints, docs = typing.get_type_hints(type(value)), _docs(type(value))
+        for field in dataclasses.fields(value):
+            inner = f"{path}.{field.name}" if path else field.name
+            yield from _walk(inner, getattr(value, field.name), hints[field.name], docs.get(field.name, ""))
+    elif isinstance(value, Mapping) and value:
+        entry = typing.get_args(hint)[1]
+        for key, part in value.items():
+            # An argument of a term takes values of the type of its default.
+            yield from _walk(f"{path}.{key}", part, _type_of(part) if _is_union(entry) else entry, "")
+    elif isinstance(value, Mapping):
+        entry = typing.get_args(hint)[1]
+        if _is_union(entry):
+            yield Flag(path=path, metavar="NAME VALUE ...", text=text)
+    elif not (value is None and dataclasses.is_dataclass(hint)):
+        yield Flag(path=path, metavar=_metavar(hint), default=_default(value), text=text)
+
+
+def _is_union(hint: Any) -> bool:
+    return typing.get_origin(hint) in (typing.Union, types.UnionType)
+
+
+def _type_of(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return tuple[type(value[0]) if value else str, ...]
+    return type(value)
+
+
+def _metavar(hint: Any) -> str:
+    """Form of the values of a type, such as INT|auto."""
+    args = typing.get_args(hint)
+    if _is_union(hint):
+        return "|".join(_metavar(arg).strip("{}").replace(",", "|") for arg in args)
+    if typing.get_origin(hint) is Literal:
+        return f"{{{','.join(map(str, args))}}}"
+    if typing.get_origin(hint) is tuple:
+        return f"{_metavar(args[0])} ..." if args[-1] is Ellipsis else " ".join(map(_metavar, args))
+    return "" if hint is bool else _SCALARS.get(hint, "VALUE")
+
+
+def _default(value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return " ".join(map(str, value))
+    return "" if value is None or value is False else str(value)
+
+
+def _docs(config_type: type) -> dict[str, str]:
+    """Docstrings of a dataclass's fields, those of its bases included."""
+    docs: dict[str, str] = {}
+    for base in reversed(config_type.__mro__):
+        docs |= _docs_of_module(base.__module__).get(base.__qualname__, {})
+    return docs
+
+
+@functools.cache
+def _docs_of_module(name: str) -> dict[str, dict[str, str]]:
+    """Docstrings of the fields of all classes of a module, from its source."""
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[name]))
+    except (OSError, TypeError):  # built in, or installed without source
+        return {}
+    docs: dict[str, dict[str, str]] = {}
+    for cls in (node for node in tree.body if isinstance(node, ast.ClassDef)):
+        for field, after in zip(cls.body, cls.body[1:], strict=False):
+            match field, after:
+                case ast.AnnAssign(target=ast.Name(id=field_name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    docs.setdefault(cls.name, {})[field_name] = " ".join(text.split())
+    return docs
+
+
+def _shortened(flag: Flag) -> Flag:
+    """Keep the text up to its first full stop or semicolon; leave out that None unsets a flag that is not set."""
+    text = re.split(r"[.;](?:\s|$)", flag.text, maxsplit=1)[0] + "."
+    metavar = flag.metavar if flag.default else flag.metavar.removesuffix("|None")
+    return dataclasses.replace(flag, text=text, metavar=metavar)
+
+
+def _width() -> int:
+    return min(shutil.get_terminal_size().columns, MAX_WIDTH)
+
+
+def _left_width(flags: Iterable[Flag]) -> int:
+    """Width of the column that holds the flags; longer ones have their meaning below."""
+    return min(max((len(flag.usage) for flag in flags), default=0), max(24, 3 * _width() // 10)) + 4
+
+
+def _paragraphs(text: str) -> str:
+    return "\n".join(textwrap.fill(part, _width(), break_on_hyphens=False) for part in text.splitlines())
+
+
+def _table(flags: Sequence[Flag], left: int | None = None) -> str:
+    left = left or _left_width(flags)
+    lines: list[str] = []
+    for flag in flags:
+        # The default stays on one line with its label.
+        default = f"(default:\0{flag.default.replace(' ', chr(0))})" if flag.default else ""
+        text = f"{flag.text} {default}".strip()
+        right = textwrap.wrap(text, max(20, _width() - left), break_long_words=False, break_on_hyphens=False) or [""]
+        usage = f"  {flag.usage}"
+        if len(usage) + 2 <= left:
+            lines.append(f"{usage:<{left}}{right.pop(0)}")
+        else:
+            lines.append(usage)
+        lines += [" " * left + line for line in right]
+    return "\n".join(line.rstrip() for line in lines).replace("\0", " ")
