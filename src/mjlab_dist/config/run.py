@@ -73,13 +73,13 @@ class TrainConfig:
     log_root: str = "logs"
     """Directory that holds all runs, as <log-root>/<task>/<time>_<run-name>."""
     resume: str | None = None
-    """Go on with an earlier run, in its directory: a run directory, latest for the task's newest, or a W&B run's path. Its own config is taken, further flags change it; max-iterations is the total."""
+    """Continue an earlier run, in its directory: a run directory, latest for the task's newest, or a W&B run's path. Its own config is taken, further flags change it; max-iterations is the total."""
     init_from: str | None = None
     """Checkpoint file whose policy and value (and normalizers) a new run starts from."""
     max_restarts: int = 0
     """How often a run whose ranks were killed, hung or failed is started again from its newest checkpoint; an attempt that got no further ends the run."""
     hang_timeout: float = 300.0
-    """Seconds without an iteration after which a rank is taken to hang, and the run ends or is started again."""
+    """Seconds without an iteration after which a rank is considered hung, and the run ends or is started again."""
     logger: Literal["tensorboard", "wandb"] = "tensorboard"
     """Where curves go, besides metrics.jsonl. wandb works offline with WANDB_MODE=offline."""
     wandb_project: str = "mjlab_dist"
