@@ -33,7 +33,7 @@ from mjlab_dist.sim import start_warp
 PEER_STEPS_PER_S = (146, 160)
 """Env-steps/s of mjlab 1.6.0's Mjlab-Velocity-Flat-Unitree-Go1, 64 envs, least and most."""
 
-TARGET = 8
+TARGET = 40
 """Times as fast as the peer's best."""
 
 WARM_UP_STEPS = 20
@@ -128,7 +128,7 @@ def report(task: str, num_envs: int, results: dict[str, list[float]]) -> None:
         share = statistics.median(spent_s) / whole_s
         print(f"  {part:<18}{spread([1e3 * s for s in spent_s], 3):>28}{share:>8.1%}")
     ratios = [whole / physics for whole, physics in zip(results["whole"], results["physics"], strict=True)]
-    print(f"  whole / physics   {spread(ratios, 3):>28}   (at most 1.25 is wanted)")
+    print(f"  whole / physics   {spread(ratios, 3):>28}   (at most 1.15 is wanted at 64 envs)")
     print(f"  env-steps/s       {spread([num_envs / s for s in results['whole']]):>28}")
 
 

@@ -22,8 +22,8 @@ from mjlab_dist.mdp.observations import base_linear_velocity
 from mjlab_dist.mdp.rewards import track_linear_velocity
 from mjlab_dist.play import load_env_and_policy
 
-MOST_FALLS = 0.05
-LEAST_TRACKING = 0.8
+MAX_FALLS = 0.05
+MIN_TRACKING = 0.8
 
 
 def main() -> None:
@@ -83,7 +83,7 @@ def main() -> None:
         "told_m_s": env.command("velocity")[:, 0].mean().item(),
         "fell": int(fell.sum()),
         "steps": steps,
-        "walks": share >= LEAST_TRACKING and fell.float().mean().item() <= MOST_FALLS,
+        "walks": share >= MIN_TRACKING and fell.float().mean().item() <= MAX_FALLS,
     }
     print(json.dumps(figures) if args.json else f"{checkpoint}: {_in_words(figures)}")
     sys.exit(not figures["walks"])

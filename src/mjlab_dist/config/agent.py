@@ -1,4 +1,4 @@
-"""What learns: networks and PPO. Field docstrings are the help of flags."""
+"""Config of the learner: networks and PPO. Field docstrings are the help of flags."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What no run can be started with, found before anything else starts."""
+"""Checks of a config, before anything else starts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def validate(config: TrainConfig) -> None:
     """Refuse what cannot train, before anything starts.
 
     Raises:
-        UserError: One line that names the flag, its value and the mend.
+        UserError: One line that names the flag, its value and the fix.
     """
     _validate_numbers(config)
     if config.num_envs == "auto" and config.total_num_envs is not None:
@@ -32,7 +32,7 @@ def validate(config: TrainConfig) -> None:
     parse_interval(config.checkpoint.interval)
     if config.resume is not None and config.init_from is not None:
         raise UserError(
-            f"--init-from {config.init_from}: excludes --resume {config.resume}, which goes on from that run's own checkpoint; "
+            f"--init-from {config.init_from}: excludes --resume {config.resume}, which continues from that run's own checkpoint; "
             "drop one of the two"
         )
     if "/" in config.run_name or config.run_name.startswith("."):
@@ -41,13 +41,13 @@ def validate(config: TrainConfig) -> None:
 
 
 def validate_rollout(config: TrainConfig) -> None:
-    """Refuse mini-batches that the rollout of one rank cannot be cut into; where ``num_envs`` is auto, nothing is known yet.
+    """Raise if the rollout of one rank does not divide into mini-batches; where ``num_envs`` is auto, nothing is known yet.
 
     Args:
         config: A config whose ``num_envs`` is what ranks will have: :func:`mjlab_dist.budget.resolve` settles that.
 
     Raises:
-        UserError: One line that names the flag, its value and the mend.
+        UserError: One line that names the flag, its value and the fix.
     """
     if config.num_envs == "auto":
         return

@@ -1,4 +1,4 @@
-"""What a run is: a task, an agent, and where and how long they train. Field docstrings are the help of flags."""
+"""Configs of a run: a task, an agent, where and how long they train. Field docstrings are the help of flags."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a task is: physics, observations, actions, rewards and all else that an env is made of. Field docstrings are the help of flags."""
+"""Configs of a task: physics, observations, actions, rewards and the other parts of an env. Field docstrings are the help of flags."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class RandomizationConfig:
     shared: bool = False
     """Draw one value per env for all that names and columns choose, in place of one each."""
     when: Literal["startup", "reset"] = "startup"
-    """startup: once. reset: anew for every episode; not where constants derive from the field."""
+    """startup: once. reset: again for every episode; not where constants derive from the field."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,7 +297,7 @@ class EnvConfig:
     randomizations: dict[str, RandomizationConfig] = field(default_factory=dict)
     """What differs between the envs' models, by name, in this order."""
     commands: dict[str, TermConfig] = field(default_factory=dict)
-    """What the policy is told to do, by name; drawn anew now and then."""
+    """Commands to the policy, by name; drawn again at intervals."""
     sensors: dict[str, TermConfig] = field(default_factory=dict)
     """What is measured after every step and remembered, such as contacts and the time in the air, by name."""
     curricula: dict[str, TermConfig] = field(default_factory=dict)

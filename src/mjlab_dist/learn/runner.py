@@ -94,7 +94,6 @@ class Runner(OnPolicyRunner):
         self._reward = torch.zeros((), device=env.device)
         if rank.is_main and config.fsdp_devices > 1:
             emit("status", text=self.alg.sharding.table(config.fsdp_min_size_mb))
-
         # On a CPU a rollout uses one thread, as the physics does: its batches are small.
         self._num_threads = torch.get_num_threads()
         self._is_update_shared = self._update_flop() >= MIN_SHARED_FLOP
