@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
-import pytest
 from conftest import Command
 
 from mjlab_dist import runs
@@ -75,21 +75,12 @@ def test_ranks_agree_on_envs_by_memory(command: Command) -> None:
     assert runs.read_config(run).num_envs == "auto"
 
 
-@pytest.mark.parametrize("require", [False, True])
-def test_unlike_devices_are_told_or_refused(command: Command, require: bool) -> None:
+def test_unlike_devices_are_told_under_torchrun(command: Command) -> None:
     (command.cwd / "sitecustomize.py").write_text(UNLIKE)
     done = command(
         "torchrun", "--nproc-per-node", "2", "--no-python", command.program("train"), *CPU[1:], "--num-envs", "auto", *SHORT,
-        *(["--require-same-devices"] if require else []), env={"PYTHONPATH": str(command.cwd)},
+        env={"PYTHONPATH": str(command.cwd)},
     )  # fmt: skip
-    if require:
-        assert done.code != 0
-        refusals = [
-            line for line in done.err.splitlines() if line.startswith("train: --require-same-devices: devices differ")
-        ]
-        assert len(refusals) == 2, "every rank refuses"
-        assert not (command.cwd / "logs").exists()
-        return
     assert done.code == 0, done.err
     (warning,) = [line for line in done.out.splitlines() if "devices differ" in line]
     assert warning.startswith("Warning: devices differ (rank 0: ")
@@ -99,3 +90,24 @@ def test_unlike_devices_are_told_or_refused(command: Command, require: bool) -> 
     assert ranks_of(run)[1]["memory_gb"] == 987
     assert {type(rank["num_envs"]) for rank in ranks_of(run)} == {int}
     assert runs.read_config(run).num_envs == "auto"
+
+
+def test_every_rank_refuses_unlike_devices(command: Command) -> None:
+    (command.cwd / "sitecustomize.py").write_text(UNLIKE)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    # Not by torchrun, which ends the other ranks as soon as one has refused.
+    ranks = [
+        command.start(
+            *CPU, *SHORT, "--require-same-devices",
+            env={"PYTHONPATH": str(command.cwd), "RANK": rank, "LOCAL_RANK": rank, **world},
+        )
+        for rank in ("0", "1")
+    ]  # fmt: skip
+    for rank in ranks:
+        _, err = rank.communicate(timeout=240)
+        assert rank.returncode == 2, err
+        assert err.startswith("train: --require-same-devices: devices differ"), err
+    assert not (command.cwd / "logs").exists()

@@ -45,6 +45,15 @@ def test_ranks_get_all_values_in_order_of_ranks():
     assert answers == [expected] * 3
 
 
+def test_rank_0_holds_the_store_open_until_the_others_have_read():
+    store = TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=1))
+    store.set("device/1", "1")
+    with pytest.raises(DistStoreError):
+        exchange(store, 0, 2, "device", 0)
+    assert exchange(store, 1, 2, "device", 1) == [0, 1]
+    assert exchange(store, 0, 2, "device", 0) == [0, 1]
+
+
 def test_a_rank_that_compiles_is_waited_for_beyond_the_timeout_of_collectives(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(group, "TIMEOUT_S", 1)
     server = TCPStore("127.0.0.1", 0, is_master=True)

@@ -85,6 +85,8 @@ def describe_device(device: str, egl_device: str | None) -> DeviceInfo:
 def exchange(store: Store | None, rank: int, world_size: int, key: str, value: Any) -> list[Any]:
     """Give every rank the values of all ranks; waits for the slowest.
 
+    Rank 0, in whose process the store may be, also waits until every rank has read: it may end the process on what it is told.
+
     Args:
         store: Where ranks meet; None on the only rank.
         rank: This rank.
@@ -98,7 +100,11 @@ def exchange(store: Store | None, rank: int, world_size: int, key: str, value: A
     if store is None:
         return [value]
     store.set(f"{key}/{rank}", json.dumps(value))
-    return [json.loads(store.get(f"{key}/{other}")) for other in range(world_size)]
+    values = [json.loads(store.get(f"{key}/{other}")) for other in range(world_size)]
+    store.set(f"{key}/read/{rank}", "")
+    if rank == 0:
+        store.wait([f"{key}/read/{other}" for other in range(world_size)])
+    return values
 
 
 def compare_devices(devices: Sequence[DeviceInfo]) -> str | None:
