@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from mjlab_dist import registry, runs
-from mjlab_dist.budget import keep_given
 from mjlab_dist.config import TrainConfig
+from mjlab_dist.config.alternatives import drop_replaced
 from mjlab_dist.config.serialization import from_plain, paths, to_plain
 from mjlab_dist.errors import UserError
 
@@ -77,7 +77,7 @@ def configured(base: TrainConfig, fields: Mapping[str, Any]) -> TrainConfig:
     plain = to_plain(base)
     for name in sorted(fields, key=lambda name: name.count(".")):
         _put(plain, name, to_plain(fields[name]))
-    return keep_given(from_plain(plain), fields)
+    return drop_replaced(from_plain(plain), fields)
 
 
 def _put(plain: dict[str, Any], name: str, value: Any) -> None:

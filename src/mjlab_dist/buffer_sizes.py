@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mjlab_dist.config import TrainConfig
-from mjlab_dist.distributed import DevicePlan, Rank
+from mjlab_dist.distributed import Rank, RankDevice
 from mjlab_dist.imports import start_up
 from mjlab_dist.worker import prepare_process
 
@@ -124,8 +124,9 @@ def can_touch(model: mujoco.MjModel, warp_model: mjw.Model) -> bool:
 
 def measure(
     config: TrainConfig,
-    plan: DevicePlan,
+    device: RankDevice,
     *,
+    num_envs: int,
     num_steps: int,
     checkpoint: Path | None,
     said: Callable[[str], None],
@@ -133,8 +134,9 @@ def measure(
     """Step a task, with larger buffers again where they were too small.
 
     Args:
-        config: The task; ``num_envs`` is a number.
-        plan: Devices, of which the first is taken.
+        config: The task.
+        device: Where to step it.
+        num_envs: Number of envs.
         num_steps: Control steps.
         checkpoint: Policy to act by; None for random actions, as a policy's that has not learnt yet.
         said: Takes lines for the user.
@@ -146,12 +148,12 @@ def measure(
         UserError: If the config names what does not exist, or the checkpoint does not fit.
     """
     with start_up():
-        prepare_process(plan, Rank(), plan.devices[0], config.seed)
+        prepare_process(device, Rank(), config.seed)
         from mjlab_dist.env import Env  # noqa: F401, PLC0415 (while the collector is off)
 
     attempts: list[Attempt] = []
     while True:
-        attempts.append(_attempt(config, plan.devices[0], num_steps, checkpoint))
+        attempts.append(_attempt(config, device.device, num_envs, num_steps, checkpoint))
         larger = _larger(config, attempts[-1])
         if larger is None or len(attempts) > MOST_DOUBLINGS:
             return attempts
@@ -163,14 +165,13 @@ def measure(
         said(f"{why}: measuring again with njmax {sim.njmax} and nconmax {sim.nconmax}.")
 
 
-def _attempt(config: TrainConfig, device: str, num_steps: int, checkpoint: Path | None) -> Attempt:
+def _attempt(config: TrainConfig, device: str, num_envs: int, num_steps: int, checkpoint: Path | None) -> Attempt:
     import mujoco_warp as mjw
     import torch
 
     from mjlab_dist.env import Env  # noqa: PLC0415
 
-    assert isinstance(config.num_envs, int)
-    env = Env(config.env, config.num_envs, device)
+    env = Env(config.env, num_envs, device)
     act = _random(env, config.agent.init_std) if checkpoint is None else _policy(env, config, checkpoint)
     gauge = _Gauge(env)
     with torch.inference_mode():

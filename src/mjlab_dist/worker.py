@@ -19,17 +19,17 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 from mjlab_dist import runs
-from mjlab_dist.budget import resolve
+from mjlab_dist.budget import Budget, budget_of
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.serialization import to_plain
 from mjlab_dist.control import Control, Watchdog
-from mjlab_dist.distributed import DevicePlan, Rank, rank_from_environment
+from mjlab_dist.distributed import Rank, RankDevice, RankPlan, rank_from_environment
 from mjlab_dist.distributed.plan import number_by_bus
 from mjlab_dist.distributed.rank_info import (
     DeviceInfo,
@@ -55,8 +55,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-Entry = Callable[[TrainConfig, DevicePlan, Path, Control], T]
-"""What a rank does: a function of a module, given the run's config, the devices of this machine's ranks, the run directory and its control. Returns a dataclass of plain data."""
+Entry = Callable[[TrainConfig, RankPlan, Control], T]
+"""What a rank does: a function of a module, given the run's config, the rank's plan and its control. Returns a dataclass of plain data."""
 
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 """Variable that names the network interface whose address gloo announces to other ranks."""
@@ -97,77 +97,67 @@ class Learner(NamedTuple):
 
     runner: Runner
     """Env and algorithm."""
-    config: TrainConfig
-    """The run's config, with numbers where it said auto."""
     info: RankInfo
     """Who and where this rank is."""
-    run_dir: Path
-    """The run directory."""
 
 
-def run(config: TrainConfig, plan: DevicePlan, run_dir: Path | None, control: Control) -> RunResult:
-    """Train on this rank; where the run directory has a checkpoint, go on from it.
+def run(config: TrainConfig, plan: RankPlan, control: Control, store: Store | None = None) -> RunResult:
+    """Train on this rank; where the run directory has a checkpoint, resume from it.
 
     Args:
         config: The run's config.
-        plan: Devices of this machine's ranks.
-        run_dir: Where rank 0 writes. None where another launcher started the ranks: then rank 0 makes it.
-        control: Is told of progress, and asked whether to stop.
+        plan: Device, budget and run directory.
+        control: Receives progress, and is asked whether to stop.
+        store: Where the ranks have met already; None to meet them now.
     """
-    with joined(config, plan, run_dir) as learner:
+    with joined(config, plan, store) as learner:
         _inject_fault(learner.runner, learner.info.rank)
         row = learner.runner.train(control)
         done = learner.runner.current_learning_iteration
         return RunResult(
-            run_dir=learner.run_dir,
-            checkpoint=runs.checkpoint_path(learner.run_dir, done),
+            run_dir=plan.run_dir,
+            checkpoint=runs.checkpoint_path(plan.run_dir, done),
             metrics=row,
             stopped=done < learner.runner.max_iterations,
         )
 
 
 @contextlib.contextmanager
-def joined(
-    config: TrainConfig,
-    plan: DevicePlan,
-    run_dir: Path | None,
-) -> Iterator[Learner]:
+def joined(config: TrainConfig, plan: RankPlan, store: Store | None = None) -> Iterator[Learner]:
     """Build this rank's learner and join the other ranks, until the context is left.
 
     Args:
         config: The run's config.
-        plan: Devices of this machine's ranks.
-        run_dir: As in :func:`run`.
+        plan: Device, budget and run directory.
+        store: As in :func:`run`.
     """
     rank = rank_from_environment(os.environ)
-    device = plan.devices[rank.local_rank]
+    device = plan.device.device
     _free_earlier_run(device)
     with start_up():
-        prepare_process(plan, rank, device, config.seed)
+        # Device, threads and seed, before CUDA starts
+        prepare_process(plan.device, rank, config.seed)
 
-        from mjlab_dist.distributed.group import broadcast_from_main, meet, process_group  # noqa: PLC0415
+        from mjlab_dist.distributed.group import meet, process_group  # noqa: PLC0415
         from mjlab_dist.env import Env  # noqa: PLC0415
         from mjlab_dist.learn import Runner  # noqa: PLC0415
 
-        set_gloo_interface(rank, os.environ)
-        store = meet(rank)
+        # What ranks must agree on before there is a process group
+        if store is None:
+            set_gloo_interface(rank, os.environ)
+            store = meet(rank)
         # Machines may differ: one rank that cannot use NCCL is enough.
-        backends = exchange(store, rank.rank, rank.world_size, "backend", plan.backend)
+        backends = exchange(store, rank.rank, rank.world_size, "backend", plan.device.backend)
         devices = _meet_devices(config, rank, store, device)
-        settled, num_envs = _settle_num_envs(config, rank, store, devices)
-        env = Env(config.env, num_envs, device, first_env_id=rank.rank * num_envs)
+        budget = plan.budget or _measure_budget(config, rank, store, devices)
+
+        # Envs
+        env = Env(config.env, budget.num_envs, device, first_env_id=rank.rank * budget.num_envs)
         ranks = _describe_ranks(rank, store, devices[rank.rank], env)
-    with process_group(rank, device, "gloo" if "gloo" in backends else plan.backend, store):
-        if run_dir is None:
-            if rank.is_main:
-                run_dir = runs.create_run_dir(config)
-                # Where the config says auto its file does too, as where the launcher writes it.
-                runs.write_origin(run_dir, config, sys.argv, plan.names)
-            run_dir = broadcast_from_main(run_dir)
-            assert run_dir is not None
+    with process_group(rank, device, "gloo" if "gloo" in backends else plan.device.backend, store):
         if rank.is_main:
-            runs.write_ranks(run_dir, ranks)
-        yield Learner(Runner(env, settled, rank, run_dir), settled, ranks[rank.rank], run_dir)
+            runs.write_ranks(plan.run_dir, ranks)
+        yield Learner(Runner(env, config, rank, plan.run_dir), ranks[rank.rank])
 
 
 def _inject_fault(runner: Runner, rank: int) -> None:
@@ -179,7 +169,7 @@ def _inject_fault(runner: Runner, rank: int) -> None:
         runner.hooks.append(FaultInjection(fault))
 
 
-def run_or_die(entry: Entry[Any], config: TrainConfig, plan: DevicePlan, run_dir: Path) -> NoReturn:
+def run_or_die(entry: Entry[Any], config: TrainConfig, plans: Sequence[RankPlan]) -> NoReturn:
     """Be one of several ranks: tell the launcher the result, or what went wrong, and end this process at once.
 
     A rank that only raised would leave the others waiting for it in a collective, for minutes; one that only returned would wait
@@ -188,12 +178,13 @@ def run_or_die(entry: Entry[Any], config: TrainConfig, plan: DevicePlan, run_dir
     Args:
         entry: What this rank does.
         config: The run's config.
-        plan: Devices of this machine's ranks.
-        run_dir: The run directory; a rank that dies writes ``errors/rank<N>.json`` there.
+        plans: Plans of this machine's ranks, in order of local rank. A rank that dies writes ``errors/rank<N>.json`` into the
+            run directory.
     """
     die_with_parent()
     import_learner()
-    rank = rank_from_environment(os.environ).rank
+    own = rank_from_environment(os.environ)
+    rank, plan = own.rank, plans[own.local_rank]
     control = Control()
     signal.signal(signal.SIGTERM, lambda *_: control.request_stop())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # which the launcher's thread had blocked
@@ -205,13 +196,13 @@ def run_or_die(entry: Entry[Any], config: TrainConfig, plan: DevicePlan, run_dir
     def hung(silent_s: float) -> None:
         frames = traceback.format_stack(sys._current_frames()[threading.main_thread().ident or 0])
         error = HangError(f"no iteration for {silent_s:.0f} s (--hang-timeout {config.hang_timeout:g})")
-        _die(error, "".join(frames), rank, control, run_dir)
+        _die(error, "".join(frames), rank, control, plan.run_dir)
 
     Watchdog(control, config.hang_timeout, advanced, hung).start()
     try:
-        result = entry(config, plan, run_dir, control)
+        result = entry(config, plan, control)
     except BaseException as error:  # noqa: BLE001
-        _die(error, "".join(traceback.format_exception(error)), rank, control, run_dir)
+        _die(error, "".join(traceback.format_exception(error)), rank, control, plan.run_dir)
     emit("result", rank=rank, result=to_plain(result))
     _leave(Exit.DONE)
 
@@ -250,24 +241,20 @@ def _meet_devices(config: TrainConfig, rank: Rank, store: Store | None, device: 
     return devices
 
 
-def _settle_num_envs(
-    config: TrainConfig, rank: Rank, store: Store | None, devices: list[DeviceInfo]
-) -> tuple[TrainConfig, int]:
-    """The config with a number of envs where it says auto, the same on every rank; and that number."""
-    if config.num_envs != "auto":
-        return config, config.num_envs
-    from mjlab_dist.env import sizing  # noqa: PLC0415
+def _measure_budget(config: TrainConfig, rank: Rank, store: Store | None, devices: list[DeviceInfo]) -> Budget:
+    """Return as many envs as the memory of every rank holds; the same on every rank."""
+    from mjlab_dist.env import sizing  # noqa: PLC0415 (imports torch)
 
     own = devices[rank.rank]
     num_ranks_here = sum(other.host == own.host for other in devices)
     room = sizing.measure_room(config, own.device, num_ranks_here)
     told = exchange(store, rank.rank, rank.world_size, "room", dataclasses.asdict(room))
-    num_envs, line = sizing.choose_num_envs([sizing.Room(**one) for one in told])
-    config, lines = resolve(dataclasses.replace(config, num_envs=num_envs), rank.world_size)
+    num_envs, reason = sizing.choose_num_envs([sizing.Room(**one) for one in told])
+    budget = budget_of(config, rank.world_size, num_envs)
     if rank.is_main:
-        for text in (line, *lines):
+        for text in filter(None, (reason, budget.note)):
             emit("status", text=text)
-    return config, num_envs
+    return budget
 
 
 def _describe_ranks(rank: Rank, store: Store | None, device: DeviceInfo, env: Env) -> list[RankInfo]:
@@ -299,7 +286,7 @@ def _free_earlier_run(device: str) -> None:
             torch.cuda.empty_cache()  # else the memory stays with torch, and Warp cannot use it
 
 
-def _check_visible(plan: DevicePlan) -> None:
+def _check_visible(device: RankDevice) -> None:
     """Raise if CUDA does not show this process the rank's own device alone.
 
     CUDA reads CUDA_VISIBLE_DEVICES when it starts. If a library has started it before, ``cuda:0`` is another rank's GPU.
@@ -310,14 +297,14 @@ def _check_visible(plan: DevicePlan) -> None:
     import torch
 
     num_visible = torch.cuda.device_count()
-    if plan.visible is not None and num_visible > 1:
+    if device.visible is not None and num_visible > 1:
         raise UserError(
             f"CUDA_VISIBLE_DEVICES: CUDA shows {num_visible} devices to a rank that was given one: something started CUDA before "
             "the rank could choose; remove CUDA calls from modules that are imported at start-up (sitecustomize, plug-ins)"
         )
 
 
-def prepare_process(plan: DevicePlan, rank: Rank, device: str, seed: int) -> None:
+def prepare_process(device: RankDevice, rank: Rank, seed: int) -> None:
     """Set up the process of a rank: its visible GPU and EGL's device, before CUDA and EGL start; threads, seed.
 
     MUJOCO_EGL_DEVICE_ID is the index among the devices that CUDA shows this process, which is torch's index. MuJoCo's
@@ -326,27 +313,26 @@ def prepare_process(plan: DevicePlan, rank: Rank, device: str, seed: int) -> Non
     has set stays.
 
     Args:
-        plan: Devices of this machine's ranks.
+        device: The rank's device.
         rank: Which rank this is.
-        device: Its device, ``cpu`` or ``cuda:<index>``.
         seed: The run's seed; the rank's is this plus its global rank.
     """
     number_by_bus(os.environ)
-    if plan.visible is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = plan.visible[rank.local_rank]  # read when CUDA starts, not at its import
-    if device != "cpu":
-        os.environ.setdefault(EGL_DEVICE, device.removeprefix("cuda:"))
+    if device.visible is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = device.visible  # read when CUDA starts, not at its import
+    if device.device != "cpu":
+        os.environ.setdefault(EGL_DEVICE, device.device.removeprefix("cuda:"))
 
     import torch
 
     from mjlab_dist.sim import start_warp  # noqa: PLC0415
 
-    torch.set_num_threads(plan.torch_threads)
-    if device != "cpu":
-        torch.cuda.set_device(device)
-        _check_visible(plan)
+    torch.set_num_threads(device.torch_threads)
+    if device.device != "cpu":
+        torch.cuda.set_device(device.device)
+        _check_visible(device)
     seed_generators(seed, rank.rank)
-    start_warp(device)
+    start_warp(device.device)
 
 
 def _die(error: BaseException, stack: str, rank: int, control: Control, run_dir: Path) -> NoReturn:

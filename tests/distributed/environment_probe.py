@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from unittest import mock
 
 import torch
@@ -12,7 +11,7 @@ import torch
 from mjlab_dist import worker
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.control import Control
-from mjlab_dist.distributed import DevicePlan, rank_from_environment
+from mjlab_dist.distributed import RankPlan, rank_from_environment
 
 NAMES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "MUJOCO_EGL_DEVICE_ID")
 
@@ -25,9 +24,9 @@ class Report:
     cuda_had_started: bool
 
 
-def report(config: TrainConfig, plan: DevicePlan, run_dir: Path, control: Control) -> Report:  # noqa: ARG001
+def report(config: TrainConfig, plan: RankPlan, control: Control) -> Report:  # noqa: ARG001
     rank = rank_from_environment(os.environ)
     started = torch.cuda.is_initialized()
     with mock.patch.object(torch.cuda, "set_device"):  # the GPUs are made up
-        worker.prepare_process(plan, rank, plan.devices[rank.local_rank], config.seed)
+        worker.prepare_process(plan.device, rank, config.seed)
     return Report({name: os.environ.get(name) for name in NAMES}, started)

@@ -7,14 +7,13 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.control import Control
-from mjlab_dist.distributed import DevicePlan, Rank, rank_from_environment
+from mjlab_dist.distributed import Rank, RankPlan, rank_from_environment
 from mjlab_dist.distributed.group import meet, process_group
 from mjlab_dist.worker import RunResult
 
@@ -43,7 +42,7 @@ def joined() -> Iterator[Rank]:
         yield rank
 
 
-def raise_while_peers_wait(_config: TrainConfig, _plan: DevicePlan, _run_dir: Path, _control: Control) -> RunResult:
+def raise_while_peers_wait(_config: TrainConfig, _plan: RankPlan, _control: Control) -> RunResult:
     with joined() as rank:
         if rank.rank == FAILING:
             raise RuntimeError("an injected fault")
@@ -51,7 +50,7 @@ def raise_while_peers_wait(_config: TrainConfig, _plan: DevicePlan, _run_dir: Pa
     raise AssertionError("no rank leaves the group")
 
 
-def die_while_peers_wait(_config: TrainConfig, _plan: DevicePlan, _run_dir: Path, _control: Control) -> RunResult:
+def die_while_peers_wait(_config: TrainConfig, _plan: RankPlan, _control: Control) -> RunResult:
     with joined() as rank:
         if rank.rank == FAILING:
             os.kill(os.getpid(), signal.SIGKILL)

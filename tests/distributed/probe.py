@@ -12,7 +12,7 @@ import torch.distributed as dist
 from host_syncs import HostSyncs
 
 from mjlab_dist import registry, worker
-from mjlab_dist.distributed import DevicePlan, rank_from_environment
+from mjlab_dist.distributed import RankDevice, rank_from_environment
 from mjlab_dist.distributed.group import meet, process_group
 
 NUM_ENVS = 16
@@ -41,10 +41,9 @@ class Watch(HostSyncs):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
-def probe(plan: DevicePlan) -> dict[str, Any]:
-    rank = rank_from_environment(os.environ)
-    device = plan.devices[rank.local_rank]
-    worker.prepare_process(plan, rank, device, SEED)
+def probe(own: RankDevice) -> dict[str, Any]:
+    rank, device = rank_from_environment(os.environ), own.device
+    worker.prepare_process(own, rank, SEED)
 
     from mjlab_dist.distributed.local_sum import LocalSum
     from mjlab_dist.env import Env
@@ -91,7 +90,7 @@ def probe(plan: DevicePlan) -> dict[str, Any]:
 
     env = Env(config().env, NUM_ENVS, device)
     captured_before_group = env.sim.captured and not dist.is_initialized()
-    with process_group(rank, device, plan.backend, meet(rank)):
+    with process_group(rank, device, own.backend, meet(rank)):
         drawn = torch.rand(3)
         runner = Watched(env, config(), rank)
         first_obs = env.get_observations()["actor"].clone()

@@ -9,21 +9,23 @@ import pytest
 
 from mjlab_dist import registry
 from mjlab_dist.control import Control
-from mjlab_dist.distributed import DevicePlan
+from mjlab_dist.distributed import RankDevice
 from mjlab_dist.errors import Exit, RankError
 from mjlab_dist.launch import supervision
+from mjlab_dist.launch.plan import RunPlan
 from mjlab_dist.launch.ranks import run_ranks
 from mjlab_dist.worker import Entry, RunResult
 
-PLAN = DevicePlan(devices=("cpu",) * 3, names=("cpu",) * 3, torch_threads=1, backend="gloo")
+CPU = RankDevice(device="cpu", name="cpu", torch_threads=1, backend="gloo")
 
 pytestmark = pytest.mark.timeout(180)
 
 
 def failure(entry: Entry[RunResult], run_dir: Path) -> RankError:
     config = registry.task_config("cartpole-balance")
+    plan = RunPlan(devices=(CPU,) * 3, budget=None, run_dir=run_dir)
     with pytest.raises(RankError) as caught:
-        run_ranks(entry, RunResult, config, PLAN, run_dir, listen=lambda _: None, control=Control())
+        run_ranks(entry, RunResult, config, plan, listen=lambda _: None, control=Control())
     return caught.value
 
 

@@ -17,19 +17,14 @@ from fake_nvml import FakeGpu
 import mjlab_dist
 from mjlab_dist import registry, runs
 from mjlab_dist.control import Control
-from mjlab_dist.distributed import DevicePlan
+from mjlab_dist.distributed import RankDevice
 from mjlab_dist.errors import RankError
+from mjlab_dist.launch.plan import RunPlan
 from mjlab_dist.launch.ranks import run_ranks
 
 UUIDS = ("GPU-11111111-2222-3333-4444-555555555555", "MIG-66666666-7777-8888-9999-000000000000")
 
-PLAN = DevicePlan(
-    devices=("cuda:0", "cuda:0"),
-    visible=UUIDS,
-    names=("one", "two"),
-    torch_threads=1,
-    backend="gloo",
-)
+DEVICES = tuple(RankDevice(device="cuda:0", visible=uuid, name=uuid, torch_threads=1, backend="gloo") for uuid in UUIDS)
 
 Launch = Callable[..., list[Report]]
 
@@ -45,9 +40,8 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launch:
             monkeypatch.setenv(name, value)
         config = registry.task_config("cartpole-balance")
         (tmp_path / runs.ERRORS).mkdir(exist_ok=True)
-        return run_ranks(
-            environment_probe.report, Report, config, PLAN, tmp_path, listen=lambda _: None, control=Control()
-        )
+        plan = RunPlan(devices=DEVICES, budget=None, run_dir=tmp_path)
+        return run_ranks(environment_probe.report, Report, config, plan, listen=lambda _: None, control=Control())
 
     return run
 

@@ -16,7 +16,7 @@ import torchrunx
 sys.path.insert(0, str(Path(__file__).parent))
 import probe
 
-from mjlab_dist.distributed import DevicePlan
+from mjlab_dist.distributed import RankDevice
 from mjlab_dist.launch.ranks import exported_names
 from mjlab_dist.machine.devices import cores
 
@@ -34,19 +34,14 @@ def environment() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def ranks(environment: None) -> list[dict[str, Any]]:  # noqa: ARG001
-    plan = DevicePlan(
-        devices=("cpu",) * RANKS,
-        names=("cpu",) * RANKS,
-        torch_threads=max(1, cores() // RANKS),
-        backend="gloo",
-    )
+    device = RankDevice(device="cpu", name="cpu", torch_threads=max(1, cores() // RANKS), backend="gloo")
     launcher = torchrunx.Launcher(
         hostnames=["localhost"],
         workers_per_host=RANKS,
         backend=None,
         copy_env_vars=tuple(exported_names(os.environ)),
     ).set_logging_handlers(None)
-    result = launcher.run(probe.probe, plan)
+    result = launcher.run(probe.probe, device)
     return [result.rank(i) for i in range(RANKS)]
 
 

@@ -7,8 +7,10 @@ import json
 import sys
 
 from mjlab_dist import registry, runs, worker
+from mjlab_dist.budget import plan_budget
 from mjlab_dist.control import Control
-from mjlab_dist.distributed import DevicePlan
+from mjlab_dist.distributed import RankDevice
+from mjlab_dist.launch.plan import RunPlan
 from mjlab_dist.launch.ranks import run_ranks
 from mjlab_dist.messages import Event
 
@@ -33,12 +35,13 @@ def main(
         num_envs: Envs per rank.
         max_iterations: Iterations to train.
     """
-    plan = DevicePlan(devices=(device,) * 2, names=("shared",) * 2, torch_threads=1, backend="gloo")
+    shared = RankDevice(device=device, name="shared", torch_threads=1, backend="gloo")
     task = registry.task_config(task_name)
     config = dataclasses.replace(task, num_envs=int(num_envs), max_iterations=int(max_iterations), log_root=log_root)
     run_dir = runs.create_run_dir(config)
+    plan = RunPlan(devices=(shared,) * 2, budget=plan_budget(config, 2), run_dir=run_dir)
     events: list[Event] = []
-    result, _ = run_ranks(worker.run, worker.RunResult, config, plan, run_dir, listen=events.append, control=Control())
+    result, _ = run_ranks(worker.run, worker.RunResult, config, plan, listen=events.append, control=Control())
     print(json.dumps({"run_dir": str(run_dir), "result": dataclasses.asdict(result), "events": events}, default=str))
 
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from mjlab_dist import registry, runs
-from mjlab_dist.budget import resolve
+from mjlab_dist.budget import Budget, budget_of, plan_budget
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.checks import validate
 from mjlab_dist.config.serialization import to_plain
@@ -27,23 +27,26 @@ def config(**changes: Any) -> TrainConfig:
 
 def refusal_of(config: TrainConfig, world_size: int) -> str:
     with pytest.raises(UserError) as caught:
-        resolve(config, world_size)
+        plan_budget(config, world_size)
     message = str(caught.value)
     assert "\n" not in message
     return message
 
 
-@pytest.mark.parametrize("num_envs", [64, "auto"])
+def budget(config: TrainConfig, world_size: int) -> Budget:
+    planned = plan_budget(config, world_size)
+    assert planned is not None
+    return planned
+
+
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_without_totals_nothing_changes(num_envs: Any, world_size: int):
-    assert resolve(config(num_envs=num_envs), world_size) == (config(num_envs=num_envs), [])
+def test_without_totals_the_budget_is_what_the_config_says(world_size: int):
+    assert plan_budget(config(), world_size) == Budget(num_envs=64, max_iterations=7)
 
 
 @pytest.mark.parametrize(("total", "world_size", "num_envs"), [(64, 1, 64), (96, 3, 32), (8, 8, 1)])
 def test_ranks_share_the_envs(total: int, world_size: int, num_envs: int):
-    resolved, lines = resolve(config(total_num_envs=total), world_size)
-    assert resolved == config(total_num_envs=total, num_envs=num_envs)
-    assert lines == []
+    assert plan_budget(config(total_num_envs=total), world_size) == Budget(num_envs=num_envs, max_iterations=7)
 
 
 @pytest.mark.parametrize(
@@ -59,12 +62,13 @@ def test_envs_that_ranks_cannot_share_are_refused_with_the_nearest(total: int, w
 def test_steps_are_rounded_down_to_whole_iterations(extra: int):
     per_iteration = 3 * 64 * STEPS
     total = 5 * per_iteration + extra
-    resolved, lines = resolve(config(total_timesteps=total), 3)
-    assert resolved == config(total_timesteps=total, max_iterations=5)
+    planned = budget(config(total_timesteps=total), 3)
+    assert (planned.num_envs, planned.max_iterations) == (64, 5)
+    line = planned.note
     if not extra:
-        assert lines == []
+        assert line is None
         return
-    (line,) = lines
+    assert line is not None
     assert line.startswith(f"--total-timesteps {total}: ")
     assert f"{extra:,} would not fill an iteration" in line
     assert f"{5 * per_iteration:,} in all" in line
@@ -75,36 +79,34 @@ def test_fewer_steps_than_an_iteration_has_are_refused():
     assert message.startswith("--total-timesteps 4095: ")
     assert "2 x 64 x 32 = 4096" in message
     assert message.endswith("use 4096 or more")
-    assert resolve(config(total_timesteps=4096), 2)[0].max_iterations == 1
+    assert budget(config(total_timesteps=4096), 2).max_iterations == 1
 
 
 def test_both_totals_together():
-    resolved, _ = resolve(config(total_num_envs=128, total_timesteps=10 * 128 * STEPS), 4)
-    assert (resolved.num_envs, resolved.max_iterations) == (32, 10)
+    planned = plan_budget(config(total_num_envs=128, total_timesteps=10 * 128 * STEPS), 4)
+    assert planned == Budget(num_envs=32, max_iterations=10)
 
 
 def test_steps_wait_until_auto_is_known():
-    unknown, lines = resolve(config(num_envs="auto", total_timesteps=10_000), 2)
-    assert unknown == config(num_envs="auto", total_timesteps=10_000)
-    assert lines == []
-    known, lines = resolve(dataclasses.replace(unknown, num_envs=16), 2)
+    asked = config(num_envs="auto", total_timesteps=10_000)
+    assert plan_budget(asked, 2) is None
+    known = budget_of(asked, 2, 16)
     assert known.max_iterations == 9
-    assert len(lines) == 1
+    assert known.note is not None
 
 
 def test_a_run_started_again_on_other_ranks_keeps_its_totals(tmp_path: Path):
-    resolved, _ = resolve(config(total_num_envs=128, total_timesteps=20 * 128 * STEPS), 2)
+    asked = config(total_num_envs=128, total_timesteps=20 * 128 * STEPS)
     file = tmp_path / "config.yaml"
-    file.write_text(yaml.safe_dump(to_plain(resolved)))
-    again, lines = resolve(runs.read_config(file), 4)
-    assert (again.num_envs, again.max_iterations) == (32, 20)
-    assert lines == []
+    file.write_text(yaml.safe_dump(to_plain(asked)))
+    assert plan_budget(asked, 2) == Budget(num_envs=64, max_iterations=20)
+    assert plan_budget(runs.read_config(file), 4) == Budget(num_envs=32, max_iterations=20)
 
 
 def test_mini_batches_are_checked_against_the_envs_that_ranks_get():
     three = dataclasses.replace(config().agent, num_mini_batches=3)
     validate(config(num_envs=64, total_num_envs=6, agent=three))  # 64 x 32 is no multiple of 3, but nobody gets 64
-    assert resolve(config(total_num_envs=6, agent=three), 2)[0].num_envs == 3
+    assert budget(config(total_num_envs=6, agent=three), 2).num_envs == 3
     message = refusal_of(config(total_num_envs=8, agent=three), 2)
     assert message.startswith("--agent.num-mini-batches 3: ")
     assert "--num-envs 4" in message
@@ -112,7 +114,7 @@ def test_mini_batches_are_checked_against_the_envs_that_ranks_get():
 
 @pytest.mark.parametrize(("devices", "world_size"), [(1, 1), (1, 3), (2, 4), (4, 4)])
 def test_sharding_over_a_divisor_of_the_ranks(devices: int, world_size: int):
-    assert resolve(config(fsdp_devices=devices), world_size) == (config(fsdp_devices=devices), [])
+    assert budget(config(fsdp_devices=devices), world_size).num_envs == 64
 
 
 @pytest.mark.parametrize(

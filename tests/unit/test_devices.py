@@ -16,7 +16,7 @@ from fake_nvml import FakeGpu
 
 from mjlab_dist import registry
 from mjlab_dist.config import TrainConfig
-from mjlab_dist.distributed import DevicePlan, Rank
+from mjlab_dist.distributed import Rank, RankDevice
 from mjlab_dist.errors import UserError
 from mjlab_dist.machine import devices
 from mjlab_dist.machine.devices import Gpu, find_gpus, in_this_process, plan_devices, plan_own_device
@@ -37,9 +37,42 @@ def chosen(gpu_ids: Any = "auto", cpu_ranks: int | None = None) -> TrainConfig:
     return dataclasses.replace(registry.task_config("cartpole-balance"), gpu_ids=gpu_ids, cpu_ranks=cpu_ranks)
 
 
-def plan(gpu_ids: Any = "auto", visible: str | None = None, gpus: list[Gpu] = GPUS) -> DevicePlan:
-    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    return plan_devices(chosen(gpu_ids), environ, gpus)
+class Planned(list[RankDevice]):
+    """The devices of a machine's ranks, and each of their fields over all ranks."""
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return tuple(each.device for each in self)
+
+    @property
+    def visible(self) -> tuple[str | None, ...]:
+        return tuple(each.visible for each in self)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(each.name for each in self)
+
+    @property
+    def gpu_ids(self) -> tuple[int | None, ...]:
+        return tuple(each.gpu_id for each in self)
+
+    @property
+    def backend(self) -> str:
+        (same,) = {each.backend for each in self}
+        return same
+
+    @property
+    def torch_threads(self) -> int:
+        (same,) = {each.torch_threads for each in self}
+        return same
+
+
+def planned(config: TrainConfig, environ: dict[str, str], gpus: list[Gpu]) -> Planned:
+    return Planned(plan_devices(config, environ, gpus))
+
+
+def plan(gpu_ids: Any = "auto", visible: str | None = None, gpus: list[Gpu] = GPUS) -> Planned:
+    return planned(chosen(gpu_ids), {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}, gpus)
 
 
 def refusal_of(gpu_ids: Any, visible: str | None = None, gpus: list[Gpu] = GPUS, cpu_ranks: int | None = None) -> str:
@@ -71,7 +104,7 @@ def test_by_default_the_first_visible_gpu_trains():
 def test_without_a_gpu_the_cpu_trains_with_a_warning(caplog: pytest.LogCaptureFixture):
     made = plan(gpus=[])
     assert made.devices == made.names == ("cpu",)
-    assert made.visible is None
+    assert made.visible == (None,)
     (warning,) = warnings_in(caplog)
     assert "--gpu-ids None" in warning
 
@@ -88,7 +121,7 @@ def test_where_gpus_are_hidden_on_purpose_the_cpu_trains_without_a_warning(
 def test_none_means_the_cpu(gpus: list[Gpu], caplog: pytest.LogCaptureFixture):
     made = plan(None, gpus=gpus)
     assert made.devices == ("cpu",)
-    assert made.visible is None
+    assert made.visible == (None,)
     assert not warnings_in(caplog)
 
 
@@ -193,10 +226,10 @@ def test_no_id_at_all_is_refused():
 
 @pytest.mark.parametrize("gpu_ids", ["auto", None])
 def test_cpu_ranks_train_on_the_cpu_whatever_gpus_there_are(gpu_ids: Any, caplog: pytest.LogCaptureFixture):
-    made = plan_devices(chosen(gpu_ids, cpu_ranks=3), {}, GPUS)
+    made = planned(chosen(gpu_ids, cpu_ranks=3), {}, GPUS)
     assert made.devices == ("cpu",) * 3
     assert len(made.names) == 3
-    assert made.visible is None
+    assert made.visible == (None,) * 3
     assert not warnings_in(caplog)
 
 
@@ -215,7 +248,7 @@ def test_less_than_one_cpu_rank_is_refused(cpu_ranks: int):
 
 @pytest.mark.parametrize(("ranks", "threads"), [(1, 12), (4, 3), (5, 2), (12, 1), (40, 1)])
 def test_cpu_ranks_share_the_cores(ranks: int, threads: int):
-    assert plan_devices(chosen(cpu_ranks=ranks), {}, []).torch_threads == threads
+    assert planned(chosen(cpu_ranks=ranks), {}, []).torch_threads == threads
 
 
 def test_gpu_ranks_share_the_cores():
@@ -226,12 +259,12 @@ def test_backend():
     assert plan("all").backend == "nccl"
     assert plan((1,)).backend == "nccl"
     assert plan(None).backend == "gloo"
-    assert plan_devices(chosen(cpu_ranks=2), {}, GPUS).backend == "gloo"
+    assert planned(chosen(cpu_ranks=2), {}, GPUS).backend == "gloo"
 
 
 def own(
     local_rank: int, environ: dict[str, str], gpus: list[Gpu] = GPUS, config: TrainConfig | None = None
-) -> DevicePlan:
+) -> RankDevice:
     rank = Rank(rank=local_rank + 10, local_rank=local_rank, world_size=20)
     return plan_own_device(config or chosen(), rank, environ, gpus)
 
@@ -239,16 +272,15 @@ def own(
 @pytest.mark.parametrize("local_rank", range(4))
 def test_a_rank_of_another_launcher_takes_the_gpu_of_its_local_rank(local_rank: int):
     made = own(local_rank, {})
-    assert made.devices[local_rank] == "cuda:0"
-    assert made.visible is not None
-    assert made.visible[local_rank] == (A, B, C, D)[local_rank]
-    assert f"Model {local_rank}" in made.names[local_rank]
+    assert made.device == "cuda:0"
+    assert made.visible == (A, B, C, D)[local_rank]
+    assert f"Model {local_rank}" in made.name
     assert made.backend == "nccl"
 
 
 def test_a_rank_of_another_launcher_takes_the_visible_gpu_of_its_local_rank():
     made = own(1, {"CUDA_VISIBLE_DEVICES": "3,2"})
-    assert made.visible == (D, C)
+    assert made.visible == C
 
 
 SLURM = {"SLURM_STEP_NUM_TASKS": "20", "SLURM_PROCID": "12"}
@@ -257,8 +289,7 @@ SLURM = {"SLURM_STEP_NUM_TASKS": "20", "SLURM_PROCID": "12"}
 @pytest.mark.parametrize("local_rank", [0, 2])
 def test_slurm_may_show_each_task_its_own_gpu_only(local_rank: int):
     made = own(local_rank, {"CUDA_VISIBLE_DEVICES": "3", **SLURM})
-    assert made.visible is not None
-    assert (made.devices[local_rank], made.visible[local_rank]) == ("cuda:0", D)
+    assert (made.device, made.visible) == ("cuda:0", D)
     assert made.backend == "nccl", "the same on every rank, whatever its local rank"
     assert made.torch_threads == NUM_CORES
 
@@ -287,7 +318,7 @@ def test_more_ranks_than_gpus_are_refused():
 )
 def test_a_rank_of_another_launcher_trains_on_the_cpu(config: TrainConfig, gpus: list[Gpu], environ: dict[str, str]):
     made = own(3, environ, gpus, config)
-    assert made.devices[3] == "cpu"
+    assert made.device == "cpu"
     assert made.visible is None
     assert made.backend == "gloo"
     assert made.torch_threads == NUM_CORES
@@ -311,26 +342,26 @@ def shown_by_cuda(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 def test_a_rank_in_a_process_of_others_takes_its_gpu_by_cudas_index(shown_by_cuda: Callable[..., None]):
     shown_by_cuda(C, A, D)
-    made = in_this_process(plan((2,)), {}, GPUS)
+    made = in_this_process(plan((2,))[0], {}, GPUS)
     assert made is not None
-    assert (made.devices, made.visible) == (("cuda:0",), None)
-    made = in_this_process(plan((3,)), {}, GPUS)
+    assert (made.device, made.visible) == ("cuda:0", None)
+    made = in_this_process(plan((3,))[0], {}, GPUS)
     assert made is not None
-    assert made.devices == ("cuda:2",)
-    made = in_this_process(own(2, {}), {}, GPUS, local_rank=2)
+    assert made.device == "cuda:2"
+    made = in_this_process(own(2, {}), {}, GPUS)
     assert made is not None
-    assert made.devices[2] == "cuda:0"
+    assert made.device == "cuda:0"
 
 
 def test_a_gpu_that_cuda_does_not_show_in_this_process_is_not_taken_here(shown_by_cuda: Callable[..., None]):
     shown_by_cuda(A)
-    assert in_this_process(plan((1,)), {}, GPUS) is None
+    assert in_this_process(plan((1,))[0], {}, GPUS) is None
     # CUDA has started with another list than the variable has now.
-    assert in_this_process(plan(visible="1"), {"CUDA_VISIBLE_DEVICES": "1"}, GPUS) is None
+    assert in_this_process(plan(visible="1")[0], {"CUDA_VISIBLE_DEVICES": "1"}, GPUS) is None
 
 
 def test_a_rank_of_this_process_on_the_cpu_needs_no_change():
-    assert in_this_process(plan(None), {}, GPUS) == plan(None)
+    assert in_this_process(plan(None)[0], {}, GPUS) == plan(None)[0]
 
 
 LOST = {"nvmlDeviceGetHandleByIndex": pynvml.NVML_ERROR_GPU_IS_LOST}
@@ -376,7 +407,7 @@ def test_a_gpu_that_cannot_be_used_keeps_its_index(
     assert message.startswith("--gpu-ids 0 1: GPU 1 ")
     assert reason in message
     assert plan(None, gpus=gpus).devices == ("cpu",)
-    assert plan_devices(chosen(cpu_ranks=2), {}, gpus).devices == ("cpu", "cpu")
+    assert planned(chosen(cpu_ranks=2), {}, gpus).devices == ("cpu", "cpu")
     assert not warnings_in(caplog)
 
 
@@ -421,7 +452,7 @@ def test_a_query_that_fails_and_is_not_essential_is_no_fault(
 
 def test_a_rank_of_another_launcher_refuses_a_lost_gpu(monkeypatch: pytest.MonkeyPatch):
     gpus = machine(monkeypatch, b=LOST)
-    assert own(0, {}, gpus).devices[0] == "cuda:0"
+    assert own(0, {}, gpus).device == "cuda:0"
     with pytest.raises(UserError, match=r"^LOCAL_RANK 1: GPU 1 .*lost"):
         own(1, {}, gpus)
 
@@ -501,29 +532,28 @@ def test_a_mig_instance_that_is_forbidden_is_left_out(monkeypatch: pytest.Monkey
 def test_a_mig_instance_is_taken_in_a_process_of_others_if_it_is_all_that_is_visible(monkeypatch: pytest.MonkeyPatch):
     gpus = mig_machine(monkeypatch)
     environ = {"CUDA_VISIBLE_DEVICES": "MIG-a2"}
-    made = in_this_process(plan((0,), "MIG-a2", gpus), environ, gpus)
+    made = in_this_process(plan((0,), "MIG-a2", gpus)[0], environ, gpus)
     assert made is not None
-    assert (made.devices, made.visible) == (("cuda:0",), None)
-    assert in_this_process(plan((1,), gpus=gpus), {}, gpus) is None
+    assert (made.device, made.visible) == ("cuda:0", None)
+    assert in_this_process(plan((1,), gpus=gpus)[0], {}, gpus) is None
 
 
 @pytest.mark.parametrize("local_rank", [0, 1])
 def test_ranks_of_another_launcher_on_mig_instances_agree_on_gloo(monkeypatch: pytest.MonkeyPatch, local_rank: int):
     gpus = mig_machine(monkeypatch)
     made = own(local_rank, {"CUDA_VISIBLE_DEVICES": f"MIG-a{2 * local_rank}", **SLURM}, gpus)
-    assert made.visible is not None
-    assert made.visible[local_rank] == f"MIG-a{2 * local_rank}"
+    assert made.visible == f"MIG-a{2 * local_rank}"
     assert made.backend == "gloo"
     made = own(local_rank, {"CUDA_VISIBLE_DEVICES": "MIG-a0,MIG-a2"}, gpus)
-    assert made.visible == ("MIG-a0", "MIG-a2")
+    assert made.visible == f"MIG-a{2 * local_rank}"
     assert made.backend == "gloo"
 
 
 HOSTS = ("localhost", "node7")
 
 
-def plan_hosts(gpu_ids: Any, environ: dict[str, str], gpus: list[Gpu]) -> DevicePlan:
-    return plan_devices(dataclasses.replace(chosen(gpu_ids), hosts=HOSTS), environ, gpus)
+def plan_hosts(gpu_ids: Any, environ: dict[str, str], gpus: list[Gpu]) -> Planned:
+    return planned(dataclasses.replace(chosen(gpu_ids), hosts=HOSTS), environ, gpus)
 
 
 def test_several_machines_share_indices(monkeypatch: pytest.MonkeyPatch):
@@ -539,20 +569,20 @@ FASTEST_FIRST = {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
 
 @pytest.mark.parametrize("order", [{}, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, FASTEST_FIRST])
 def test_a_gpu_id_is_that_of_the_driver_in_every_order_of_cuda(order: dict[str, str]):
-    assert plan_devices(chosen((1,)), order, GPUS).visible == (B,)
-    assert plan_devices(chosen((1,)), {**order, "CUDA_VISIBLE_DEVICES": f"{D},{C}"}, GPUS).visible == (C,)
+    assert planned(chosen((1,)), order, GPUS).visible == (B,)
+    assert planned(chosen((1,)), {**order, "CUDA_VISIBLE_DEVICES": f"{D},{C}"}, GPUS).visible == (C,)
 
 
 def test_indices_that_the_user_lists_in_an_own_order_are_left_to_cuda():
     environ = {**FASTEST_FIRST, "CUDA_VISIBLE_DEVICES": "3,1,9"}
-    made = plan_devices(chosen("all"), environ, GPUS)
+    made = planned(chosen("all"), environ, GPUS)
     assert made.visible == ("3", "1")
-    assert made.gpu_ids == (), "no GPU that is checked may be another one than the one that trains"
+    assert made.gpu_ids == (None, None), "no GPU that is checked may be another one than the one that trains"
     assert not any("Model" in name for name in made.names)
-    here = in_this_process(plan_devices(chosen((1,)), environ, GPUS), environ, GPUS)
+    here = in_this_process(planned(chosen((1,)), environ, GPUS)[0], environ, GPUS)
     assert here is not None
-    assert here.devices == ("cuda:1",)
-    assert plan_devices(chosen("all"), {**FASTEST_FIRST, "CUDA_VISIBLE_DEVICES": "0"}, GPUS[:1]).visible == (A,)
+    assert here.device == "cuda:1"
+    assert planned(chosen("all"), {**FASTEST_FIRST, "CUDA_VISIBLE_DEVICES": "0"}, GPUS[:1]).visible == (A,)
 
 
 def test_several_machines_share_cudas_order():

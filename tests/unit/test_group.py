@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.distributed_c10d import BackendConfig
 
 from mjlab_dist import worker
-from mjlab_dist.distributed import DevicePlan, Rank, group
+from mjlab_dist.distributed import Rank, RankDevice, group
 from mjlab_dist.errors import UserError
 
 
@@ -60,7 +60,7 @@ def test_after_an_error_only_a_group_without_nccl_is_destroyed(backend: str, des
 @pytest.mark.parametrize(("num_visible", "is_refused"), [(1, False), (8, True)])
 def test_a_rank_whose_choice_of_a_gpu_came_too_late_is_refused(num_visible: int, is_refused: bool) -> None:
     """Else every rank would train on GPU 0."""
-    plan = DevicePlan(devices=("cuda:0",), visible=("GPU-1",), names=("GPU",), torch_threads=1, backend="nccl")
+    device = RankDevice(device="cuda:0", visible="GPU-1", name="GPU", torch_threads=1, backend="nccl")
     refused = pytest.raises(UserError, match="CUDA_VISIBLE_DEVICES") if is_refused else contextlib.nullcontext()
     with mock.patch.object(torch.cuda, "device_count", return_value=num_visible), refused:
-        worker._check_visible(plan)
+        worker._check_visible(device)

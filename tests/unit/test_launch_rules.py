@@ -12,7 +12,7 @@ import pytest
 
 from mjlab_dist import registry
 from mjlab_dist.config import TrainConfig
-from mjlab_dist.distributed import DevicePlan
+from mjlab_dist.distributed import RankDevice
 from mjlab_dist.launch.ranks import can_fork, exported_names, log_dir
 
 RUN_DIR = Path("logs/run")
@@ -197,5 +197,5 @@ print(len(list(Path("/proc/self/task").iterdir())))
 def test_ranks_are_forked_on_the_cpu_only_and_without_a_renderer(
     device: str, environ: dict[str, str], forks: bool
 ) -> None:
-    plan = DevicePlan(devices=(device,), names=(device,), torch_threads=1, backend="gloo")
-    assert can_fork(plan, environ) is forks
+    own = RankDevice(device=device, name=device, torch_threads=1, backend="gloo")
+    assert can_fork([own], environ) is forks

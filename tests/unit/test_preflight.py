@@ -351,9 +351,9 @@ ON_GPU = """
     from mjlab_dist.machine.devices import find_gpus, plan_devices
     config = dataclasses.replace(registry.task_config("cartpole-balance"), gpu_ids=(int(os.environ.get("ID", 1)),))
     gpus = find_gpus()
-    plan = plan_devices(config, {}, gpus)
+    devices = plan_devices(config, {}, gpus)
     try:
-        print(*check_machine(config, plan, {}, gpus), sep="\\n")
+        print(*check_machine(config, devices, {}, gpus), sep="\\n")
     except PreflightError as error:
         print("refused:", error)
     assert not {"torch", "warp"} & sys.modules.keys()

@@ -20,9 +20,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mjlab_dist import registry, runs, worker
+from mjlab_dist.budget import plan_budget
 from mjlab_dist.config import ActionConfig, AgentConfig, TrainConfig
 from mjlab_dist.control import Control
-from mjlab_dist.distributed import DevicePlan
+from mjlab_dist.distributed import RankDevice, RankPlan
 from mjlab_dist.env import Env, sizing
 from mjlab_dist.env.sizing import MAX_NUM_ENVS, Room, choose_num_envs, learner_bytes
 from mjlab_dist.errors import UserError
@@ -30,7 +31,7 @@ from mjlab_dist.learn import capture
 from mjlab_dist.messages import listening
 from mjlab_dist.sim import start_warp
 
-CPU = DevicePlan(devices=("cpu",), names=("cpu",), torch_threads=1, backend="gloo")
+CPU = RankDevice(device="cpu", name="cpu", torch_threads=1, backend="gloo")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -240,9 +241,9 @@ def small(tmp_path: Path, **changes: Any) -> TrainConfig:
 
 def train(config: TrainConfig) -> tuple[worker.RunResult, list[dict[str, Any]]]:
     events: list[dict[str, Any]] = []
-    run_dir = runs.create_run_dir(config)
+    plan = RankPlan(device=CPU, budget=plan_budget(config, 1), run_dir=runs.create_run_dir(config))
     with listening(events.append):
-        result = worker.run(config, CPU, run_dir, Control())
+        result = worker.run(config, plan, Control())
     return result, events
 
 

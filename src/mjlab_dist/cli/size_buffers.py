@@ -60,20 +60,22 @@ def main(argv: Sequence[str], prog: str) -> None:
         total_timesteps=None,
     )
 
-    from mjlab_dist.budget import resolve  # noqa: PLC0415 (--help needs none of it)
+    from mjlab_dist.budget import plan_budget  # noqa: PLC0415 (--help needs none of it)
     from mjlab_dist.buffer_sizes import measure  # noqa: PLC0415
     from mjlab_dist.config.checks import validate  # noqa: PLC0415
     from mjlab_dist.machine.devices import find_gpus, plan_devices  # noqa: PLC0415
 
-    if config.num_envs == "auto":
-        raise UserError(f"--num-envs auto: give a number, such as {NUM_ENVS}; memory is not what is measured here")
     validate(config)
-    plan = plan_devices(config, os.environ, find_gpus())
-    config, _ = resolve(config, 1)
+    device = plan_devices(config, os.environ, find_gpus())[0]
+    budget = plan_budget(config, 1)
+    if budget is None:
+        raise UserError(f"--num-envs auto: give a number, such as {NUM_ENVS}; memory is not what is measured here")
     actions = "random actions" if checkpoint is None else f"the policy of {checkpoint}"
-    print(f"Stepping {config.task} {num_steps} times with {config.num_envs} envs and {actions}, on {plan.names[0]}.")
+    print(f"Stepping {config.task} {num_steps} times with {budget.num_envs} envs and {actions}, on {device.name}.")
     with EventPrinter(Console(highlight=False, soft_wrap=True)) as printer, listening(printer.listen):
-        attempts = measure(config, plan, num_steps=num_steps, checkpoint=checkpoint, said=print)
+        attempts = measure(
+            config, device, num_envs=budget.num_envs, num_steps=num_steps, checkpoint=checkpoint, said=print
+        )
     _show(attempts)
 
 

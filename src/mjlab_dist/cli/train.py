@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from mjlab_dist import registry, runs
-from mjlab_dist.budget import ALTERNATIVES, keep_given
 from mjlab_dist.cli.help import Flag, HelpRequest, Page, general_config, prefix_page, short_page, take_help
 from mjlab_dist.cli.parsing import is_given, parse, split_task, take_flag
 from mjlab_dist.config import TrainConfig
+from mjlab_dist.config.alternatives import ALTERNATIVES, drop_replaced
 from mjlab_dist.config.checks import validate
 from mjlab_dist.distributed import outside_launcher
 from mjlab_dist.errors import Exit, RankError, UserError, exit_code_of
@@ -107,7 +107,7 @@ def read_config(argv: Sequence[str], prog: str, page: Page, **defaults: Any) -> 
     if config.task != default.task:
         raise UserError(f"--task {config.task}: the task is named first, without a flag: {prog} {config.task}")
     given = [name for name in ALTERNATIVES if is_given(flags, f"--{name.replace('_', '-')}")]
-    return keep_given(dataclasses.replace(config, task=default.task), given)
+    return drop_replaced(dataclasses.replace(config, task=default.task), given)
 
 
 def _print_general_help(asked: HelpRequest, prog: str, page: Page, **defaults: Any) -> None:

@@ -25,8 +25,8 @@ def validate(config: TrainConfig) -> None:
         raise UserError(
             f"--num-envs auto: excludes --total-num-envs {config.total_num_envs}, which fixes the envs; drop one of the two"
         )
-    if config.total_num_envs is None:
-        validate_rollout(config)
+    if config.total_num_envs is None and config.num_envs != "auto":
+        validate_rollout(config.agent, config.num_envs)
     _validate_sync(config)
     _validate_hosts(config.hosts)
     parse_interval(config.checkpoint.interval)
@@ -40,31 +40,29 @@ def validate(config: TrainConfig) -> None:
     _validate_env(config.env)
 
 
-def validate_rollout(config: TrainConfig) -> None:
-    """Raise if the rollout of one rank does not divide into mini-batches; where ``num_envs`` is auto, nothing is known yet.
+def validate_rollout(agent: AgentConfig, num_envs: int) -> None:
+    """Raise if the rollout of one rank does not divide into mini-batches.
 
     Args:
-        config: A config whose ``num_envs`` is what ranks will have: :func:`mjlab_dist.budget.resolve` settles that.
+        agent: The learner.
+        num_envs: Envs per rank.
 
     Raises:
         UserError: One line that names the flag, its value and the fix.
     """
-    if config.num_envs == "auto":
-        return
-    agent = config.agent
     if agent.rnn != "none":
-        if config.num_envs % agent.num_mini_batches:
+        if num_envs % agent.num_mini_batches:
             raise UserError(
-                f"--agent.num-mini-batches {agent.num_mini_batches}: does not divide --num-envs {config.num_envs}, and with "
+                f"--agent.num-mini-batches {agent.num_mini_batches}: does not divide --num-envs {num_envs}, and with "
                 f"--agent.rnn {agent.rnn} mini-batches are of whole envs; "
-                f"use {_nearest_divisor(config.num_envs, agent.num_mini_batches)}"
+                f"use {_nearest_divisor(num_envs, agent.num_mini_batches)}"
             )
         return
-    rollout = config.num_envs * agent.num_steps_per_env
+    rollout = num_envs * agent.num_steps_per_env
     if rollout % agent.num_mini_batches:
         raise UserError(
             f"--agent.num-mini-batches {agent.num_mini_batches}: does not divide the rollout of --num-envs "
-            f"{config.num_envs} x --agent.num-steps-per-env {agent.num_steps_per_env} = {rollout} samples; "
+            f"{num_envs} x --agent.num-steps-per-env {agent.num_steps_per_env} = {rollout} samples; "
             f"use {_nearest_divisor(rollout, agent.num_mini_batches)}"
         )
 

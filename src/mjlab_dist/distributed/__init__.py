@@ -3,7 +3,7 @@
 Importing this package imports no torch; :mod:`~mjlab_dist.distributed.group` does.
 """
 
-from mjlab_dist.distributed.plan import DevicePlan
+from mjlab_dist.distributed.plan import RankDevice, RankPlan
 from mjlab_dist.distributed.rank import Rank, outside_launcher, rank_from_environment
 
-__all__ = ["DevicePlan", "Rank", "outside_launcher", "rank_from_environment"]
+__all__ = ["Rank", "RankDevice", "RankPlan", "outside_launcher", "rank_from_environment"]

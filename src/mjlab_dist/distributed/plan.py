@@ -1,31 +1,46 @@
-"""Which devices the ranks of one machine take. Imports the standard library only."""
+"""What is settled about ranks before they start. Imports the standard library only."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
+
+from mjlab_dist.budget import Budget
 
 ORDER, BY_BUS = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
 """Variable by which CUDA numbers GPUs, and its value for the order that NVML and nvidia-smi use."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class DevicePlan:
-    """The devices of one machine's ranks, in order of local rank."""
+class RankDevice:
+    """The device of one rank."""
 
-    devices: tuple[str, ...]
-    """Torch's (and Warp's) name of each rank's device in its process, ``cpu`` or ``cuda:<index>``."""
-    visible: tuple[str, ...] | None = None
-    """CUDA_VISIBLE_DEVICES of each rank's process, which names its device alone; None leaves the variable as it is."""
-    gpu_ids: tuple[int, ...] = ()
-    """Indices, in the list of the machine's GPUs, of those that the ranks take and that are known; empty on the CPU."""
-    names: tuple[str, ...]
-    """What the devices are, for people."""
+    device: str
+    """Torch's (and Warp's) name of the device in the rank's process, ``cpu`` or ``cuda:<index>``."""
+    visible: str | None = None
+    """CUDA_VISIBLE_DEVICES of the rank's process, which names this device alone; None leaves the variable as it is."""
+    gpu_id: int | None = None
+    """Index in the list of the machine's GPUs; None if it is unknown, and on the CPU."""
+    name: str
+    """Name for people."""
     torch_threads: int
-    """Threads that torch takes on each rank."""
+    """Number of torch's threads."""
     backend: Literal["gloo", "nccl"]
-    """The process group's backend. NCCL refuses the CPU, and two ranks on one GPU; gloo takes any."""
+    """Backend of the process group that the device allows. NCCL refuses the CPU, and two ranks on one GPU; gloo takes any."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankPlan:
+    """What a rank is started with, next to the config."""
+
+    device: RankDevice
+    """Its device."""
+    budget: Budget | None
+    """Its envs and iterations; None where ranks measure how many envs their memory holds."""
+    run_dir: Path
+    """The run directory; rank 0 writes there."""
 
 
 def number_by_bus(environ: MutableMapping[str, str]) -> None:
@@ -41,7 +56,7 @@ def number_by_bus(environ: MutableMapping[str, str]) -> None:
 
 
 def is_numbered_by_bus(environ: Mapping[str, str]) -> bool:
-    """Whether CUDA's indices are those of NVML, once :func:`number_by_bus` has been called.
+    """Return whether CUDA's indices are those of NVML, once :func:`number_by_bus` has been called.
 
     Args:
         environ: The environment.

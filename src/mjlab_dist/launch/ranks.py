@@ -30,13 +30,14 @@ from unittest import mock
 
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.control import Control
-from mjlab_dist.distributed import DevicePlan
+from mjlab_dist.distributed import RankDevice
 from mjlab_dist.distributed.rank import LOOPBACK, MEETING_POINT
 from mjlab_dist.errors import RankError
 from mjlab_dist.faults import ATTEMPT
 from mjlab_dist.imports import start_up
 from mjlab_dist.launch.agent import FORK
 from mjlab_dist.launch.hosts import HERE, end_on_hosts, own_address
+from mjlab_dist.launch.plan import RunPlan
 from mjlab_dist.launch.supervision import Ranks
 from mjlab_dist.machine.processes import LAUNCH, end_children, temporary_directory
 from mjlab_dist.messages import Event, EventHandler, Listener
@@ -75,13 +76,11 @@ def run_ranks(
     entry: Entry[T],
     result_type: type[T],
     config: TrainConfig,
-    plan: DevicePlan,
-    run_dir: Path,
+    plan: RunPlan,
     *,
     listen: Listener,
     control: Control,
     attempt: int = 0,
-    hosts: Sequence[str] = (HERE,),
 ) -> list[T]:
     """Start ranks, on this machine or on several, and wait for them.
 
@@ -89,12 +88,10 @@ def run_ranks(
         entry: What each rank does; it travels by its name, its result as plain data.
         result_type: The dataclass that it returns.
         config: The run's config.
-        plan: A device per rank of a machine; the same on each.
-        run_dir: The run directory, on this machine.
+        plan: Devices, hosts and run directory.
         listen: Called, in a thread of its own, with what ranks tell the console.
         control: Asked whether the ranks are to stop in order.
         attempt: How often these ranks have been started before.
-        hosts: Machines to start them on, by SSH; the first is this one.
 
     Returns:
         The ranks' results, in order of rank.
@@ -103,11 +100,12 @@ def run_ranks(
         RankError: If a rank ended early or hung.
         UserError: If it ended because of something that the user can mend.
     """
-    launch, address, ranks_per_host = uuid.uuid4().hex, own_address(hosts), len(plan.devices)
+    hosts, ranks_per_host = plan.hosts, len(plan.devices)
+    launch, address = uuid.uuid4().hex, own_address(hosts)
     # Opened here, on a port that the kernel gives: one that is only chosen, and opened by rank 0 seconds later, may be
     # somebody else's by then.
     meeting_point = _listen(here_only=len(hosts) == 1)
-    logs = log_dir(config, run_dir, os.environ)
+    logs = log_dir(config, plan.run_dir, os.environ)
     ranks = Ranks(hosts, ranks_per_host, listen, control)
     rank: Callable[..., object] = run_or_die
     with meeting_point, temporary_directory() as temporary, _child_errors() as errors, contextlib.ExitStack() as stack:
@@ -121,7 +119,9 @@ def run_ranks(
         agent = None
         if len(hosts) == 1:
             extra["TMPDIR"] = temporary  # torchrunx's agent leaves a directory there
-            agent = stack.enter_context(_waiting_agent({**os.environ, **extra}, forks=can_fork(plan, os.environ)))
+            agent = stack.enter_context(
+                _waiting_agent({**os.environ, **extra}, forks=can_fork(plan.devices, os.environ))
+            )
 
         # The agent imports its libraries in the meantime.
         with start_up():
@@ -143,7 +143,7 @@ def run_ranks(
             copy_env_vars=tuple(exported_names(os.environ)),
             extra_env_vars=extra,
         ).set_logging_handlers(functools.partial(_log_handlers, logs, hosts, ranks_per_host, pipe))
-        with _in_thread(lambda: launcher.run(rank, entry, config, plan, run_dir)) as future:
+        with _in_thread(lambda: launcher.run(rank, entry, config, plan.rank_plans)) as future:
             try:
                 results = ranks.wait(future, config.hang_timeout)
             except RankError as error:
@@ -204,12 +204,12 @@ def _listen(here_only: bool) -> socket.socket:
     return socket.create_server(("", 0))
 
 
-def can_fork(plan: DevicePlan, environ: Mapping[str, str]) -> bool:
+def can_fork(devices: Sequence[RankDevice], environ: Mapping[str, str]) -> bool:
     """Return whether ranks may be forked from a process that has imported their libraries.
 
     MuJoCo starts EGL or OSMesa when it is imported, if the variable asks for that; both, like CUDA, do not survive a fork.
     """
-    return set(plan.devices) == {"cpu"} and "MUJOCO_GL" not in environ
+    return all(device.device == "cpu" for device in devices) and "MUJOCO_GL" not in environ
 
 
 @contextlib.contextmanager

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-
 from mjlab_dist import worker
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.control import Control
-from mjlab_dist.distributed import DevicePlan
 from mjlab_dist.errors import Exit, RankError
+from mjlab_dist.launch.plan import RunPlan
 from mjlab_dist.messages import Event, Listener
 from mjlab_dist.worker import RunResult
 
 
-def run_with_restarts(
-    config: TrainConfig, plan: DevicePlan, run_dir: Path, listen: Listener, control: Control, *, hosts: Sequence[str]
-) -> RunResult:
+def run_with_restarts(config: TrainConfig, plan: RunPlan, listen: Listener, control: Control) -> RunResult:
     """Start ranks, and start them again up to ``max_restarts`` times as long as each attempt gets further than the one before.
 
     Args:
         config: The run's config.
-        plan: Devices of each machine's ranks.
-        run_dir: The run directory; ranks continue from its newest checkpoint.
+        plan: What was settled; ranks continue from the newest checkpoint of its run directory.
         listen: Takes progress.
         control: A request to stop ends restarts too.
-        hosts: Machines; one for a run on this machine.
 
     Returns:
         The result of rank 0.
@@ -47,15 +40,7 @@ def run_with_restarts(
         before = reached
         try:
             results = run_ranks(
-                worker.run,
-                RunResult,
-                config,
-                plan,
-                run_dir,
-                listen=listen_for_progress,
-                control=control,
-                attempt=attempt,
-                hosts=hosts,
+                worker.run, RunResult, config, plan, listen=listen_for_progress, control=control, attempt=attempt
             )
             return _as_asked(results[0], control)
         except RankError as error:

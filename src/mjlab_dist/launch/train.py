@@ -8,23 +8,21 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from mjlab_dist import runs, worker
-from mjlab_dist.budget import resolve
+from mjlab_dist.budget import Budget, plan_budget
 from mjlab_dist.config import TrainConfig
-from mjlab_dist.config.checks import validate
 from mjlab_dist.control import Control
-from mjlab_dist.distributed import outside_launcher, rank_from_environment
+from mjlab_dist.distributed import RankPlan, outside_launcher, rank_from_environment
 from mjlab_dist.distributed.plan import number_by_bus
+from mjlab_dist.distributed.rank_info import exchange
 from mjlab_dist.errors import UserError
-from mjlab_dist.faults import read_fault
-from mjlab_dist.imports import import_learner
-from mjlab_dist.launch.hosts import choose_hosts
+from mjlab_dist.imports import import_learner, start_up
+from mjlab_dist.launch.plan import check_config, find_resumed, plan_run
 from mjlab_dist.launch.restarts import run_with_restarts
-from mjlab_dist.machine.devices import find_gpus, in_this_process, plan_devices, plan_own_device
-from mjlab_dist.machine.preflight import check_machine
+from mjlab_dist.machine.devices import find_gpus, in_this_process, plan_own_device
 from mjlab_dist.messages import Listener, listening
 from mjlab_dist.worker import RunResult
 
@@ -73,86 +71,85 @@ def _train(
     *,
     own_process: bool,
 ) -> RunResult:
-    _check(config)
+    check_config(config)
     number_by_bus(os.environ)
     if outside_launcher(os.environ):
         return _train_as_one_of_many(config, listen, control, own_process=own_process)
     gpus = find_gpus()
-    plan = plan_devices(config, os.environ, gpus)
-    hosts = choose_hosts(config, os.environ)
-    num_ranks = len(hosts) * len(plan.devices)
-    config, lines = resolve(config, num_ranks)
-    resumed = _find_resumed(config)
-    warnings = check_machine(config, plan, os.environ, gpus, resumed)
-    run_dir = resumed or runs.create_run_dir(config)
-    with runs.locked(run_dir):
-        runs.write_origin(run_dir, dataclasses.replace(config, resume=None), sys.argv, plan.names * len(hosts))
-        started(run_dir, num_ranks)
-        _say(lines, listen)
-        for warning in warnings:
+    plan = plan_run(config, os.environ, gpus, runs.create_run_dir)
+    names = [device.name for device in plan.devices] * len(plan.hosts)
+    with _written_to(plan.run_dir, config, names, is_new=plan.is_new):
+        started(plan.run_dir, plan.num_ranks)
+        _report_rounding(plan.budget, listen)
+        for warning in plan.warnings:
             listen({"kind": "warning", "text": warning})
-        try:
-            # A rank that may have to be started again has to have a process of its own.
-            if num_ranks == 1 and config.max_restarts == 0:
-                here = plan if own_process else in_this_process(plan, os.environ, gpus)
-                if here is not None:
-                    if own_process:
-                        import_learner()
-                    with listening(listen), _egl_device_restored():
-                        return worker.run(config, here, run_dir, control)
-            return run_with_restarts(config, plan, run_dir, listen, control, hosts=hosts)
-        except UserError:
-            if resumed is None:
-                shutil.rmtree(run_dir)  # nothing was trained, and `--run latest` must not find it
-            raise
-
-
-def _check(config: TrainConfig) -> None:
-    """Refuse what needs no look at devices to be refused."""
-    validate(config)
-    read_fault(os.environ)
-    if config.init_from is not None and not Path(config.init_from).is_file():
-        raise UserError(
-            f"--init-from {config.init_from}: there is no such file; name a checkpoint, model_<iteration>.pt"
-        )
-    launcher = outside_launcher(os.environ)
-    if launcher and config.hosts:
-        shown = " ".join(config.hosts)
-        raise UserError(f"--hosts {shown}: {launcher} starts the ranks, on its own machines; drop one of the two")
-
-
-def _find_resumed(config: TrainConfig) -> Path | None:
-    """The directory of the run to go on with, if that is asked for."""
-    if config.resume is None:
-        return None
-    run_dir = runs.find_run_to_resume(config.log_root, config.task, config.resume)
-    newest = max(runs.checkpoints(run_dir), default=0)
-    if newest >= config.max_iterations and config.total_timesteps is None:
-        raise UserError(
-            f"--max-iterations {config.max_iterations}: is the total, and {run_dir} has {newest} already; give more of them"
-        )
-    return run_dir
+        # A rank that may have to be started again must have a process of its own.
+        if plan.num_ranks == 1 and config.max_restarts == 0:
+            device = plan.devices[0] if own_process else in_this_process(plan.devices[0], os.environ, gpus)
+            if device is not None:
+                if own_process:
+                    import_learner()
+                own = RankPlan(device=device, budget=plan.budget, run_dir=plan.run_dir)
+                with listening(listen), _egl_device_restored():
+                    return worker.run(config, own, control)
+        return run_with_restarts(config, plan, listen, control)
 
 
 def _train_as_one_of_many(config: TrainConfig, listen: Listener, control: Control, *, own_process: bool) -> RunResult:
+    """Be one rank among those that another launcher started."""
     rank, gpus = rank_from_environment(os.environ), find_gpus()
-    plan = plan_own_device(config, rank, os.environ, gpus)
-    if not own_process:
-        here = in_this_process(plan, os.environ, gpus, rank.local_rank)
-        if here is None:
-            name = plan.names[rank.local_rank]
-            raise UserError(
-                f"LOCAL_RANK {rank.local_rank}: CUDA does not show {name} in this process; give each process its own "
-                "CUDA_VISIBLE_DEVICES, or start the command train in place of this script"
-            )
-        plan = here
-    else:
+    planned = plan_own_device(config, rank, os.environ, gpus)
+    device = planned if own_process else in_this_process(planned, os.environ, gpus)
+    if device is None:
+        raise UserError(
+            f"LOCAL_RANK {rank.local_rank}: CUDA does not show {planned.name} in this process; give each process its own "
+            "CUDA_VISIBLE_DEVICES, or start the command train in place of this script"
+        )
+    if own_process:
         import_learner()
-    config, lines = resolve(config, rank.world_size)
+    budget = plan_budget(config, rank.world_size)
     if rank.is_main:
-        _say(lines, listen)
-    with listening(listen) if rank.is_main else contextlib.nullcontext(), _egl_device_restored():
-        return worker.run(config, plan, _find_resumed(config), control)
+        _report_rounding(budget, listen)
+    with start_up():
+        from mjlab_dist.distributed.group import meet  # noqa: PLC0415 (imports torch)
+
+        worker.set_gloo_interface(rank, os.environ)
+        store = meet(rank)
+    names = exchange(store, rank.rank, rank.world_size, "name", device.name)
+    with contextlib.ExitStack() as stack:
+        run_dir = None
+        if rank.is_main:
+            resumed = find_resumed(config)
+            run_dir = resumed or runs.create_run_dir(config)
+            stack.enter_context(_written_to(run_dir, config, names, is_new=resumed is None))
+            stack.enter_context(listening(listen))
+        told = exchange(store, rank.rank, rank.world_size, "run_dir", str(run_dir))
+        stack.enter_context(_egl_device_restored())
+        own = RankPlan(device=device, budget=budget, run_dir=Path(told[0]))
+        return worker.run(config, own, control, store)
+
+
+@contextlib.contextmanager
+def _written_to(run_dir: Path, config: TrainConfig, devices: Sequence[str], *, is_new: bool) -> Iterator[None]:
+    """Keep other launches out of the run directory, and write where the run comes from.
+
+    A new directory is removed if the run turns out to be one that cannot train: nothing is in it, and ``--run latest`` must
+    not find it.
+
+    Args:
+        run_dir: The run directory.
+        config: The run's config.
+        devices: A name per rank.
+        is_new: Whether the directory was made for this run.
+    """
+    with runs.locked(run_dir):
+        try:
+            runs.write_origin(run_dir, dataclasses.replace(config, resume=None), sys.argv, devices)
+            yield
+        except UserError:
+            if is_new:
+                shutil.rmtree(run_dir)
+            raise
 
 
 @contextlib.contextmanager
@@ -166,6 +163,6 @@ def _egl_device_restored() -> Iterator[None]:
             os.environ.pop(worker.EGL_DEVICE, None)
 
 
-def _say(lines: list[str], listen: Listener) -> None:
-    for line in lines:
-        listen({"kind": "status", "text": line})
+def _report_rounding(budget: Budget | None, listen: Listener) -> None:
+    if budget is not None and budget.note is not None:
+        listen({"kind": "status", "text": budget.note})

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from mjlab_dist.config import TrainConfig
-from mjlab_dist.distributed import DevicePlan, Rank, outside_launcher
+from mjlab_dist.distributed import Rank, RankDevice, outside_launcher
 from mjlab_dist.distributed.plan import ORDER, is_numbered_by_bus
 from mjlab_dist.errors import UserError
 
@@ -77,7 +77,7 @@ def find_gpus() -> list[Gpu]:
     return [dataclasses.replace(gpu, index=i) for i, gpu in enumerate(found)]
 
 
-def plan_devices(config: TrainConfig, environ: Mapping[str, str], gpus: list[Gpu]) -> DevicePlan:
+def plan_devices(config: TrainConfig, environ: Mapping[str, str], gpus: list[Gpu]) -> tuple[RankDevice, ...]:
     """Choose a device for every rank that this process is going to start.
 
     Args:
@@ -112,7 +112,7 @@ def plan_devices(config: TrainConfig, environ: Mapping[str, str], gpus: list[Gpu
     return _cpus(1, cores())
 
 
-def plan_own_device(config: TrainConfig, rank: Rank, environ: Mapping[str, str], gpus: list[Gpu]) -> DevicePlan:
+def plan_own_device(config: TrainConfig, rank: Rank, environ: Mapping[str, str], gpus: list[Gpu]) -> RankDevice:
     """Choose the device of one rank that another launcher (torchrun, SLURM) started.
 
     Args:
@@ -121,50 +121,41 @@ def plan_own_device(config: TrainConfig, rank: Rank, environ: Mapping[str, str],
         environ: The environment, for CUDA_VISIBLE_DEVICES.
         gpus: The machine's GPUs.
 
-    Returns:
-        A plan whose every local rank up to this one has an entry.
-
     Raises:
         UserError: If there are fewer GPUs than ranks here, or this rank's cannot be used.
     """
     visible = [] if config.gpu_ids is None or config.cpu_ranks is not None else _visible(environ, gpus)
-    here = rank.local_rank + 1
     if not visible:
         # torchrun sets OMP_NUM_THREADS; SLURM binds each task to its own cores.
-        return _cpus(here, int(environ.get("OMP_NUM_THREADS") or cores()))
+        return _cpus(1, int(environ.get("OMP_NUM_THREADS") or cores()))[0]
     if len(visible) == 1 and outside_launcher(environ) == "slurm":
         # SLURM can show each task its own GPU only.
-        return dataclasses.replace(_gpus(visible * here), torch_threads=cores())
+        return _gpus(visible)[0]
     if rank.local_rank >= len(visible):
         raise UserError(f"LOCAL_RANK {rank.local_rank}: {_seen(environ, visible)}; start one process per GPU")
     if fault := _fault(visible[rank.local_rank]):
         raise UserError(f"LOCAL_RANK {rank.local_rank}: {fault}; {OTHER_GPUS}, by CUDA_VISIBLE_DEVICES")
-    return _gpus(visible)
+    return _gpus(visible)[rank.local_rank]
 
 
-def in_this_process(
-    plan: DevicePlan, environ: Mapping[str, str], gpus: list[Gpu], local_rank: int = 0
-) -> DevicePlan | None:
+def in_this_process(device: RankDevice, environ: Mapping[str, str], gpus: list[Gpu]) -> RankDevice | None:
     """Name a rank's device as this process sees it, for a process that is not the rank's own, such as a notebook.
 
     CUDA reads CUDA_VISIBLE_DEVICES once per process. That may have happened before, with another value, and the
     process may train on another device later.
 
     Args:
-        plan: The devices of this machine's ranks.
-        environ: The environment that the plan was made from.
+        device: The rank's device.
+        environ: The environment in which the device was chosen.
         gpus: The machine's GPUs.
-        local_rank: The rank in this process.
 
     Returns:
-        A plan that leaves CUDA_VISIBLE_DEVICES as it is; None if this process does not see the device.
+        The device, for a process whose CUDA_VISIBLE_DEVICES stays as it is; None if this process does not see it.
     """
-    if plan.visible is None:
-        return plan
-    index = _index_here(plan.visible[local_rank], [device.token for device in _visible(environ, gpus)])
-    if index is None:
-        return None
-    return dataclasses.replace(plan, devices=(f"cuda:{index}",) * len(plan.devices), visible=None)
+    if device.visible is None:
+        return device
+    index = _index_here(device.visible, [listed.token for listed in _visible(environ, gpus)])
+    return None if index is None else dataclasses.replace(device, device=f"cuda:{index}", visible=None)
 
 
 def cores() -> int:
@@ -231,26 +222,24 @@ def _query(function: Callable[[Any], Any], handle: Any) -> Any:
         return None
 
 
-def _cpus(num_ranks: int, torch_threads: int) -> DevicePlan:
-    return DevicePlan(
-        devices=("cpu",) * num_ranks,
-        names=("cpu",) * num_ranks,
-        torch_threads=torch_threads,
-        backend="gloo",
-    )
+def _cpus(num_ranks: int, torch_threads: int) -> tuple[RankDevice, ...]:
+    return (RankDevice(device="cpu", name="cpu", torch_threads=torch_threads, backend="gloo"),) * num_ranks
 
 
-def _gpus(devices: list[_Visible]) -> DevicePlan:
+def _gpus(devices: list[_Visible]) -> tuple[RankDevice, ...]:
     # NCCL refuses two ranks on one physical GPU. Other launchers may show each rank its own MIG instance only, so that no
     # rank knows whether two share a GPU, and all ranks must choose the same backend.
     on_mig = any(device.token.startswith(MIG) for device in devices)
-    return DevicePlan(
-        devices=("cuda:0",) * len(devices),
-        visible=tuple(device.token for device in devices),
-        gpu_ids=tuple(device.gpu.index for device in devices if device.gpu),
-        names=tuple(_name(device) for device in devices),
-        torch_threads=max(1, cores() // len(devices)),
-        backend="gloo" if on_mig else "nccl",
+    return tuple(
+        RankDevice(
+            device="cuda:0",
+            visible=device.token,
+            gpu_id=device.gpu.index if device.gpu else None,
+            name=_name(device),
+            torch_threads=max(1, cores() // len(devices)),
+            backend="gloo" if on_mig else "nccl",
+        )
+        for device in devices
     )
 
 

@@ -28,7 +28,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from mjlab_dist.config import TrainConfig
-from mjlab_dist.distributed import DevicePlan
+from mjlab_dist.distributed import RankDevice
 from mjlab_dist.errors import PreflightError
 from mjlab_dist.machine.devices import CPU_MEND, Gpu
 
@@ -100,16 +100,20 @@ class Finding:
 
 
 def check_machine(
-    config: TrainConfig, plan: DevicePlan, environ: Mapping[str, str], gpus: Sequence[Gpu], run_dir: Path | None = None
+    config: TrainConfig,
+    devices: Sequence[RankDevice],
+    environ: Mapping[str, str],
+    gpus: Sequence[Gpu],
+    resumed: Path | None = None,
 ) -> list[str]:
     """Refuse to start ranks where they cannot work, in a fraction of a second; ``--logger wandb`` may add one.
 
     Args:
         config: The run's config.
-        plan: A device per rank.
+        devices: The device of each rank of this machine.
         environ: The environment.
         gpus: The machine's GPUs.
-        run_dir: Directory of the run to go on with; None where a new one is made below the log root.
+        resumed: Directory of the run to resume; None where a new one is made below the log root.
 
     Returns:
         A line per warning: of GPUs that others use, a disk that is nearly full, curves that cannot be uploaded.
@@ -117,15 +121,15 @@ def check_machine(
     Raises:
         PreflightError: If something of this machine would end the run.
     """
-    flag, directory = ("--log-root", Path(config.log_root)) if run_dir is None else ("--resume", run_dir)
+    flag, directory = ("--log-root", Path(config.log_root)) if resumed is None else ("--resume", resumed)
     found = [
         ("", check_versions()),
         (f"{flag} ", check_directory("log root", directory, LOW_BYTES, flag)),
         ("", check_loopback()),
     ]
-    if plan.devices[0] != "cpu":
+    if devices[0].device != "cpu":
         found += [("", check_torch()), ("", check_warp())]
-        chosen = [gpu for gpu in gpus if gpu.index in plan.gpu_ids]
+        chosen = [gpu for gpu in gpus if any(gpu.index == device.gpu_id for device in devices)]
         found += [(f"{finding.name}: ", finding) for finding in check_gpus(chosen)]
     if config.logger == "wandb":
         wandb = check_wandb(environ, WANDB_TIMEOUT_S)

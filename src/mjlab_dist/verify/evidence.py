@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mjlab_dist import runs
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.control import Control
-from mjlab_dist.distributed import DevicePlan
+from mjlab_dist.distributed import RankPlan
 from mjlab_dist.distributed.rank_info import RankInfo
 from mjlab_dist.errors import DesyncError
 from mjlab_dist.worker import joined
@@ -45,16 +45,15 @@ class Evidence:
     """Median seconds of an iteration after the first, without waiting for others."""
 
 
-def verify_rank(config: TrainConfig, plan: DevicePlan, run_dir: Path, control: Control) -> Evidence:
+def verify_rank(config: TrainConfig, plan: RankPlan, control: Control) -> Evidence:
     """Train on this rank, and watch.
 
     Args:
         config: The run's config, of two iterations or more.
-        plan: Devices of this machine's ranks.
-        run_dir: The run directory.
+        plan: Device, budget and run directory.
         control: Is told of progress, and asked whether to stop.
     """
-    with _Written(run_dir) as written, joined(config, plan, run_dir) as learner:
+    with _Written(plan.run_dir) as written, joined(config, plan) as learner:
         from mjlab_dist.verify.watched import Watch  # noqa: PLC0415 (imports torch)
 
         runner, watch = learner.runner, Watch(config.agent.desired_kl)

@@ -10,12 +10,13 @@ import tempfile
 from pathlib import Path
 
 from mjlab_dist import runs, worker
-from mjlab_dist.budget import resolve
+from mjlab_dist.budget import plan_budget
 from mjlab_dist.config import SyncConfig, TrainConfig
 from mjlab_dist.config.checks import validate
 from mjlab_dist.control import Control
-from mjlab_dist.distributed import DevicePlan, outside_launcher
+from mjlab_dist.distributed import outside_launcher
 from mjlab_dist.errors import UserError
+from mjlab_dist.launch.plan import RunPlan
 from mjlab_dist.machine.devices import find_gpus, plan_devices
 from mjlab_dist.messages import Listener, listening
 from mjlab_dist.verify.evidence import Evidence, verify_rank
@@ -45,13 +46,15 @@ def verify(config: TrainConfig, listen: Listener) -> VerifyReport:
         raise UserError(
             f"--hosts {' '.join(config.hosts)}: verify looks at one machine; drop the flag, and verify each"
         )
-    plan = plan_devices(config, os.environ, find_gpus())
-    config, lines = resolve(config, len(plan.devices))
-    if config.max_iterations < 2:
-        raise UserError(f"--max-iterations {config.max_iterations}: the first is not timed; use 2 or more")
-    num_ranks = len(plan.devices)
+    devices = plan_devices(config, os.environ, find_gpus())
+    num_ranks = len(devices)
+    budget = plan_budget(config, num_ranks)
+    max_iterations = budget.max_iterations if budget else config.max_iterations
+    if max_iterations < 2:
+        raise UserError(f"--max-iterations {max_iterations}: the first is not timed; use 2 or more")
     ranks = "1 rank" if num_ranks == 1 else f"{num_ranks} ranks, then 1 rank"
-    for text in (*lines, f"Training {config.task} for {config.max_iterations} iterations with {ranks}."):
+    note = budget.note if budget else None
+    for text in filter(None, (note, f"Training {config.task} for {max_iterations} iterations with {ranks}.")):
         listen({"kind": "status", "text": text})
     with tempfile.TemporaryDirectory(prefix="mjlab-dist-verify-") as log_root:
         config = dataclasses.replace(
@@ -61,39 +64,31 @@ def verify(config: TrainConfig, listen: Listener) -> VerifyReport:
             checkpoint=dataclasses.replace(config.checkpoint, interval=NEVER),
             sync=dataclasses.replace(config.sync, check_interval=NEVER),
         )
-        run_dir = runs.create_run_dir(config)
+        plan = RunPlan(devices=devices, budget=budget, run_dir=runs.create_run_dir(config))
         if num_ranks == 1:
             with listening(listen):
-                evidence = [verify_rank(config, plan, run_dir, Control())]
-            return judge(config, evidence, _speed(run_dir), None)
+                evidence = [verify_rank(config, plan.rank_plans[0], Control())]
+            return judge(config, evidence, _speed(plan.run_dir), None)
         from mjlab_dist.launch.ranks import run_ranks  # noqa: PLC0415 (torchrunx imports torch)
 
-        evidence = run_ranks(verify_rank, Evidence, config, plan, run_dir, listen=listen, control=Control())
-        speed = _speed(run_dir)
-        alone, own_dir = _alone(config, evidence[0]), runs.create_run_dir(config)
-        run_ranks(worker.run, RunResult, alone, _first_device(plan), own_dir, listen=listen, control=Control())
-        return judge(config, evidence, speed, _speed(own_dir))
+        evidence = run_ranks(verify_rank, Evidence, config, plan, listen=listen, control=Control())
+        speed = _speed(plan.run_dir)
+        alone = _alone(config, evidence[0], max_iterations)
+        own_plan = RunPlan(devices=devices[:1], budget=plan_budget(alone, 1), run_dir=runs.create_run_dir(alone))
+        run_ranks(worker.run, RunResult, alone, own_plan, listen=listen, control=Control())
+        return judge(config, evidence, speed, _speed(own_plan.run_dir))
 
 
-def _alone(config: TrainConfig, first: Evidence) -> TrainConfig:
-    """The same work for a single rank that does not know of others."""
+def _alone(config: TrainConfig, first: Evidence, max_iterations: int) -> TrainConfig:
+    """Return the config of the same work for a single rank without others."""
     return dataclasses.replace(
         config,
         num_envs=first.info.num_envs,
         total_num_envs=None,
+        max_iterations=max_iterations,
         total_timesteps=None,
         fsdp_devices=1,
         sync=SyncConfig(check_interval=NEVER),
-    )
-
-
-def _first_device(plan: DevicePlan) -> DevicePlan:
-    return dataclasses.replace(
-        plan,
-        devices=plan.devices[:1],
-        visible=plan.visible and plan.visible[:1],
-        gpu_ids=plan.gpu_ids[:1],
-        names=plan.names[:1],
     )
 
 

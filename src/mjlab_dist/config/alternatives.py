@@ -1,0 +1,41 @@
+"""Fields that exclude each other: a number per rank or a total, iterations or steps."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+
+from mjlab_dist.config.run import TrainConfig
+from mjlab_dist.errors import UserError
+
+ALTERNATIVES = ("num_envs", "total_num_envs", "max_iterations", "total_timesteps")
+"""Fields of which the second is another way to give the first, and the fourth another way to give the third."""
+
+
+def drop_replaced(config: TrainConfig, given: Collection[str]) -> TrainConfig:
+    """Drop what a task or a config file says where the user gave its alternative.
+
+    Args:
+        config: The config, with what the user gave.
+        given: Names of the fields that the user gave; those outside :data:`ALTERNATIVES` are ignored.
+
+    Raises:
+        UserError: If the user gave both a field and its alternative.
+    """
+    if "num_envs" in given and config.total_num_envs is not None:
+        if "total_num_envs" in given:
+            raise UserError(
+                f"--num-envs {config.num_envs} and --total-num-envs {config.total_num_envs}: not both, since one is per rank "
+                "and the other over all ranks; drop one"
+            )
+        config = dataclasses.replace(config, total_num_envs=None)
+    elif "total_num_envs" in given and config.total_num_envs is not None and config.num_envs == "auto":
+        config = dataclasses.replace(config, num_envs=TrainConfig.num_envs)
+    if "max_iterations" in given and config.total_timesteps is not None:
+        if "total_timesteps" in given:
+            raise UserError(
+                f"--max-iterations {config.max_iterations} and --total-timesteps {config.total_timesteps}: not both, since "
+                "each says how long to train; drop one"
+            )
+        config = dataclasses.replace(config, total_timesteps=None)
+    return config
