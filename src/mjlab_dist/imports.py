@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import sys
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
-from unittest import mock
+
+from mjlab_dist.garbage_collection import no_gc
+from mjlab_dist.patching import patched
 
 T = TypeVar("T")
 
@@ -15,23 +16,12 @@ UNUSED = ("wandb", "neptune")
 """Packages that rsl_rl imports for its own writers of metrics, which no rank uses."""
 
 
-@contextlib.contextmanager
-def start_up() -> Iterator[None]:
-    """Keep the garbage collector off while many modules are imported: it took a third of that time.
+def start_up() -> contextlib.AbstractContextManager[None]:
+    """Return a context to import many modules in: the garbage collector, which takes a third of that time, is paused.
 
-    The modules' objects then count as old. Otherwise the next collection, which is of young objects and frequent, would
-    visit all of them.
+    Afterwards the modules' objects count as old, so that the frequent collections of young objects do not visit them.
     """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            if gc.get_freeze_count() == 0:  # the user may have frozen objects
-                gc.freeze()
-                gc.unfreeze()  # into the oldest generation
-            gc.enable()
+    return no_gc(promotes=True)
 
 
 def import_learner() -> None:
@@ -45,8 +35,8 @@ def import_learner() -> None:
         import torch
 
         with (
-            mock.patch.object(torch.compiler, "allow_in_graph", _unmarked),
-            mock.patch.object(torch.compiler, "assume_constant_result", _unmarked),
+            patched(torch.compiler, "allow_in_graph", _unmarked),
+            patched(torch.compiler, "assume_constant_result", _unmarked),
             _absent(UNUSED),
         ):
             import rsl_rl.runners  # noqa: F401 (imports tensordict)

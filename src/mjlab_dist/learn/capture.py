@@ -7,15 +7,16 @@ import gc
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
-from unittest import mock
 
 import torch
 import warp as wp
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
+from mjlab_dist.garbage_collection import no_gc
 from mjlab_dist.messages import emit
-from mjlab_dist.sim import Simulation, kernels
+from mjlab_dist.patching import patched
+from mjlab_dist.sim import Simulation
 
 Batch = RolloutStorage.Batch
 
@@ -49,7 +50,7 @@ class GraphSequence:
         # An earlier graph that the collector frees during a capture would break it.
         gc.collect()
         torch.cuda.synchronize()
-        with kernels.no_gc(), torch.cuda.stream(self.stream), warnings.catch_warnings():
+        with no_gc(), torch.cuda.stream(self.stream), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # between two calls that follow each other
             self._begin()
             try:
@@ -217,7 +218,7 @@ class CapturedCall(Generic[T]):
             return
         launch, self._sim.launch = self._sim.launch, self._sequence.cut
         try:
-            with mock.patch.object(wp, "launch", _refuse), mock.patch.object(wp, "launch_tiled", _refuse):
+            with patched(wp, "launch", _refuse), patched(wp, "launch_tiled", _refuse):
                 yield
         finally:
             self._sim.launch = launch

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import Any, Literal
-from unittest import mock
 
 import rsl_rl.algorithms
 import rsl_rl.algorithms.ppo
@@ -26,6 +25,7 @@ from mjlab_dist.learn.clock import Clock
 from mjlab_dist.learn.distribution import BoundedGaussian
 from mjlab_dist.learn.gradients import FlatGradients
 from mjlab_dist.learn.moments import ClippedNormalization, NormalizerMoments, RewardScale, advantage_moments, normalize
+from mjlab_dist.patching import patched
 
 MIN_LEARNING_RATE, MAX_LEARNING_RATE = 1e-5, 1e-2
 """Range of the adaptive learning rate, as in rsl_rl."""
@@ -103,7 +103,7 @@ class PPO(rsl_rl.algorithms.PPO):
         assert kwargs.get("symmetry_cfg") is None
         self.rate = torch.zeros((), device=device)  # which rsl_rl's constructor sets, as learning_rate
         # Advantages are normalized in update(), where moments of all ranks are at hand.
-        with mock.patch.object(rsl_rl.algorithms.ppo, "resolve_optimizer", return_value=Adam):
+        with patched(rsl_rl.algorithms.ppo, "resolve_optimizer", lambda _name: Adam):
             super().__init__(actor, critic, storage, device=device, normalize_advantage_per_mini_batch=True, **kwargs)
         self.synchronizer = synchronizer or AllReduce()
         self.clock = Clock(device)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import gc
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import warp as wp
 
+from mjlab_dist.garbage_collection import no_gc
 from mjlab_dist.messages import emit
+from mjlab_dist.patching import patched
 
 Variant = tuple[wp.Module, int]
 """A Warp module and the number of threads per block that it is compiled for."""
@@ -56,18 +56,6 @@ def _load(device: str, variants: Sequence[Variant]) -> Iterator[None]:
             raise
 
 
-@contextlib.contextmanager
-def no_gc() -> Iterator[None]:
-    """Keep the garbage collector off: it may free an old graph's memory in the middle of a capture, which breaks it."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
 def _collect(device: str, program: Callable[[], None]) -> list[Variant]:
     """Return every module variant that the program needs, in the order of its launches."""
     needed: dict[Variant, None] = {}
@@ -85,9 +73,9 @@ def _collect(device: str, program: Callable[[], None]) -> list[Variant]:
         return kernel.module.options["block_dim"], 1
 
     with (
-        no_gc(),
-        mock.patch.object(wp.Module, "load", note),
-        mock.patch.object(wp, "get_suggested_block_size", suggest_block_size),
+        no_gc(),  # it may free an old graph's memory in the middle of the capture, which breaks it
+        patched(wp.Module, "load", note),
+        patched(wp, "get_suggested_block_size", suggest_block_size),
         wp.ScopedCapture(device=device, force_module_load=False),
     ):
         program()

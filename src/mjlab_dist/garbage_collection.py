@@ -1,0 +1,28 @@
+"""Pause Python's garbage collector. Imports the standard library only."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def no_gc(*, promotes: bool = False) -> Iterator[None]:
+    """Pause the garbage collector; on exit it runs again if it ran before.
+
+    Args:
+        promotes: Whether to move all objects into the oldest generation on exit, so that the frequent collections of
+            young objects do not visit them.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            # Objects that the user has frozen must stay frozen.
+            if promotes and gc.get_freeze_count() == 0:
+                gc.freeze()
+                gc.unfreeze()  # moves them into the oldest generation
+            gc.enable()

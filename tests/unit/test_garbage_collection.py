@@ -1,0 +1,57 @@
+"""The garbage collector pauses, and afterwards is as it was."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from mjlab_dist.garbage_collection import no_gc
+
+
+@pytest.fixture(autouse=True)
+def _collector_is_left_enabled() -> Iterator[None]:
+    gc.enable()
+    yield
+    gc.unfreeze()
+    gc.enable()
+
+
+def is_in(generation: int, wanted: object) -> bool:
+    return any(found is wanted for found in gc.get_objects(generation))
+
+
+@pytest.mark.parametrize("was_enabled", [True, False])
+@pytest.mark.parametrize("promotes", [True, False])
+def test_the_collector_pauses_and_is_then_as_before(was_enabled: bool, promotes: bool) -> None:
+    if not was_enabled:
+        gc.disable()
+    with no_gc(promotes=promotes):
+        assert not gc.isenabled()
+        with no_gc(promotes=promotes):
+            assert not gc.isenabled()
+        assert not gc.isenabled(), "the inner pause ended the outer one"
+    assert gc.isenabled() == was_enabled
+
+
+def test_the_pause_ends_after_an_error() -> None:
+    with pytest.raises(RuntimeError, match="inside"), no_gc():
+        raise RuntimeError("inside")
+    assert gc.isenabled()
+
+
+@pytest.mark.parametrize("promotes", [True, False])
+def test_new_objects_become_old_where_asked_for(promotes: bool) -> None:
+    with no_gc(promotes=promotes):
+        made = [object()]
+        assert is_in(0, made)
+    assert is_in(2, made) == promotes
+
+
+def test_objects_that_the_user_froze_stay_frozen() -> None:
+    made = [object()]
+    gc.freeze()
+    with no_gc(promotes=True):
+        pass
+    assert not any(is_in(generation, made) for generation in range(3))
