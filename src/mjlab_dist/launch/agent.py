@@ -13,9 +13,9 @@ import runpy
 import sys
 from multiprocessing import forkserver
 from types import SimpleNamespace
-from unittest import mock
 
 from mjlab_dist.imports import start_up
+from mjlab_dist.patching import patched
 
 FORK = "--fork"
 """Argument with which ranks are forked from a process that has imported their libraries."""
@@ -40,7 +40,7 @@ def main() -> None:
     sys.argv[1:] = json.loads(line)
     start = functools.partial(elastic.start_processes, start_method="forkserver" if forks else "spawn")
     adapted = SimpleNamespace(start_processes=start, DefaultLogsSpecs=elastic.DefaultLogsSpecs)
-    with mock.patch.object(torchrunx.agent, "dist_mp", adapted):
+    with patched(torchrunx.agent, "dist_mp", adapted):
         runpy.run_module("torchrunx", run_name="__main__")
 
 

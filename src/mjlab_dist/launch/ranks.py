@@ -26,7 +26,6 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any, Never, TextIO, TypeVar
-from unittest import mock
 
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.control import Control
@@ -41,6 +40,7 @@ from mjlab_dist.launch.plan import RunPlan
 from mjlab_dist.launch.supervision import Ranks
 from mjlab_dist.machine.processes import LAUNCH, end_children, temporary_directory
 from mjlab_dist.messages import Event, EventHandler, Listener
+from mjlab_dist.patching import patched
 from mjlab_dist.worker import Entry, die_with_parent, run_or_die
 
 T = TypeVar("T")
@@ -268,9 +268,9 @@ def _adapted_torchrunx(address: str, agent: subprocess.Popen[str] | None) -> Ite
 
     own_session = SimpleNamespace(Popen=popen, PIPE=subprocess.PIPE)
     with (
-        mock.patch.object(torchrunx.launcher, "socket", SimpleNamespace(getfqdn=lambda: address)),
-        mock.patch.object(torchrunx.launcher, "get_context", context),
-        mock.patch.object(torchrunx.utils.environment, "subprocess", own_session),
+        patched(torchrunx.launcher, "socket", SimpleNamespace(getfqdn=lambda: address)),
+        patched(torchrunx.launcher, "get_context", context),
+        patched(torchrunx.utils.environment, "subprocess", own_session),
     ):
         try:
             yield
