@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.alternatives import drop_replaced
 from mjlab_dist.config.serialization import from_plain, paths, to_plain
 from mjlab_dist.errors import UserError
+from mjlab_dist.wording import did_you_mean
 
 if TYPE_CHECKING:
     from mjlab_dist.worker import RunResult
@@ -83,7 +83,6 @@ def configured(base: TrainConfig, fields: Mapping[str, Any]) -> TrainConfig:
 def _put(plain: dict[str, Any], name: str, value: Any) -> None:
     known = dict(paths(plain))
     if name not in known or name == "task":
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-        raise UserError(f"{name}: there is no such field; {f'did you mean {near[0]}?' if near else 'see train --help'}")
+        raise UserError(f"{name}: there is no such field; {did_you_mean(name, known, 'see train --help')}")
     parent, _, last = name.rpartition(".")
     (known[parent] if parent else plain)[last] = value

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.checks import validate_rollout
 from mjlab_dist.errors import UserError
+from mjlab_dist.wording import listed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,19 +74,16 @@ def budget_of(config: TrainConfig, world_size: int, num_envs: int) -> Budget:
 
 def _check_sharding(fsdp_devices: int, world_size: int) -> None:
     if world_size % fsdp_devices:
-        divisors = [str(n) for n in range(1, world_size + 1) if world_size % n == 0]
+        divisors = [n for n in range(1, world_size + 1) if world_size % n == 0]
         ranks = "1 rank" if world_size == 1 else f"{world_size} ranks"
-        raise UserError(f"--fsdp-devices {fsdp_devices}: does not divide the run's {ranks}; use {_either(divisors)}")
+        raise UserError(
+            f"--fsdp-devices {fsdp_devices}: does not divide the run's {ranks}; use {listed(divisors, 'or')}"
+        )
 
 
 def _envs_per_rank(total: int, world_size: int) -> int:
     if total % world_size:
         below = total // world_size * world_size
-        choices = [str(n) for n in (below, below + world_size) if n]
-        raise UserError(f"--total-num-envs {total} can't be split over {world_size} ranks: use {_either(choices)}")
+        choices = [n for n in (below, below + world_size) if n]
+        raise UserError(f"--total-num-envs {total} can't be split over {world_size} ranks: use {listed(choices, 'or')}")
     return total // world_size
-
-
-def _either(choices: list[str]) -> str:
-    """Return choices in words: 1, 2 or 4."""
-    return " or ".join(filter(None, (", ".join(choices[:-1]), choices[-1])))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.distributed import Rank, RankDevice
 from mjlab_dist.imports import start_up
+from mjlab_dist.wording import listed
 from mjlab_dist.worker import prepare_process
 
 if TYPE_CHECKING:
@@ -158,9 +159,7 @@ def measure(
         if larger is None or len(attempts) > MOST_DOUBLINGS:
             return attempts
         config = larger
-        why = (
-            f"Overflow of {', '.join(attempts[-1].overflows)}" if attempts[-1].overflows else "No contact is looked for"
-        )
+        why = f"Overflow of {listed(attempts[-1].overflows)}" if attempts[-1].overflows else "No contact is looked for"
         sim = config.env.sim
         said(f"{why}: measuring again with njmax {sim.njmax} and nconmax {sim.nconmax}.")
 

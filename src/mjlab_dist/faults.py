@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from mjlab_dist.errors import UserError
+from mjlab_dist.wording import listed
 
 VARIABLE = "MJLAB_DIST_FAULT"
 
@@ -54,5 +55,5 @@ def _parse(part: str, text: str) -> Fault:
     iteration, _, kind = rest.partition(":")
     known = get_args(Kind)
     if not rank.isdecimal() or not iteration.isdecimal() or kind not in known:
-        raise UserError(f"{VARIABLE}={text}: write <rank>:<iteration>:<kind>, with a kind of {', '.join(known)}")
+        raise UserError(f"{VARIABLE}={text}: write <rank>:<iteration>:<kind>, with a kind of {listed(known, 'or')}")
     return dataclasses.replace(Fault(rank=int(rank), iteration=int(iteration), kind="raise"), kind=kind)

@@ -8,13 +8,13 @@ function's docstring is what ``list-tasks`` prints. The module that holds it mus
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.errors import UserError
+from mjlab_dist.wording import did_you_mean
 
 GROUP = "mjlab_dist.tasks"
 
@@ -52,9 +52,8 @@ def task_summary(name: str) -> str:
 def _find(name: str) -> EntryPoint:
     found = list(entry_points(group=GROUP, name=name))
     if not found:
-        near = difflib.get_close_matches(name, task_names(), n=3, cutoff=0.4)
-        mend = f"did you mean {' or '.join(near)}?" if near else "list-tasks prints those there are"
-        raise UserError(f"unknown task {name}: {mend}")
+        near = did_you_mean(name, task_names(), "list-tasks prints the tasks that are installed", max_names=3)
+        raise UserError(f"unknown task {name}: {near}")
     if len({point.value for point in found}) > 1:
         owners = ", ".join(sorted(point.value for point in found))
         raise UserError(f"task {name}: offered by several packages ({owners}); uninstall all but one")

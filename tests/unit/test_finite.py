@@ -155,7 +155,7 @@ def test_a_state_that_is_not_finite_is_named_by_joint_term_env_and_step() -> Non
         assert names["reward"] == ["smooth"]
     line = finite.describe(dump)
     assert line.startswith("not finite: physics qpos (")
-    assert "reward (smooth); envs 101, 105, first at step 5 of the rollout" in line
+    assert "reward (smooth); envs 101 and 105, first at step 5 of the rollout" in line
     assert "\n" not in line
 
 

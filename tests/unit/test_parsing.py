@@ -132,6 +132,28 @@ def test_a_flag_like_no_other_is_refused_without_a_guess():
 
 
 @pytest.mark.parametrize(
+    ("typed", "near"),
+    [
+        ("--print-confg", "--print-config"),
+        ("--confg x", "--config"),
+        ("--hlep", "--help"),
+        ("--hlep-all", "--help-all"),
+    ],
+)
+@pytest.mark.parametrize("task", ["", "cartpole-balance "])
+def test_flags_that_are_no_fields_are_suggested_too(task: str, typed: str, near: str):
+    with pytest.raises(UserError, match=re.escape(f"did you mean {near}? (see train {task}--help)")):
+        train.read_config([*task.split(), *typed.split()], "train", train.HELP)
+
+
+def test_without_a_task_its_flags_are_not_called_unknown():
+    with pytest.raises(UserError, match=r"^no task is named; type train TASK, with one of .* or template$"):
+        train.read_config(
+            ["--num_envs", "2", "--env.foo.weight", "3", "--no-require-same-devices"], "train", train.HELP
+        )
+
+
+@pytest.mark.parametrize(
     ("line", "near"),
     [
         ("--seedd 1 --num-envss 2", "--seed"),

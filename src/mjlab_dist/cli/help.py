@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import difflib
 import functools
 import inspect
 import re
@@ -19,6 +18,7 @@ from typing import Any, Literal
 
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.errors import UserError
+from mjlab_dist.wording import did_you_mean
 
 EVERYDAY = {
     "Run": ("config", "seed", "run_name", "log_root", "print_config"),
@@ -62,6 +62,14 @@ class Flag:
         return self.path.replace("_", "-")
 
     @property
+    def spellings(self) -> tuple[str, ...]:
+        """The flag as it is typed, with its dashes: twice for a switch that is on, to leave it on or to turn it off."""
+        if self.metavar or not self.default:
+            return (f"--{self.name}",)
+        group, dot, name = self.name.rpartition(".")
+        return f"--{self.name}", f"--{group}{dot}no-{name}"
+
+    @property
     def usage(self) -> str:
         """The flag with its value."""
         if self.metavar or not self.default:
@@ -91,11 +99,22 @@ class Page:
     groups: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=lambda: EVERYDAY)
     """Flags to show, in the form of :data:`EVERYDAY`."""
 
+    @property
+    def all_own(self) -> tuple[Flag, ...]:
+        """Flags that are no fields of a run's config: this command's, and --config."""
+        return CONFIG_FLAG, *self.own
+
 
 _MORE = (
     Flag(path="help env.rewards", metavar="", text="Flags of one group: env.rewards, env.sim, agent, checkpoint, ..."),
     Flag(path="help-all", metavar="", text="All flags."),
 )
+
+HELP_FLAGS = (
+    Flag(path="help", metavar="", text="Help: the everyday flags, or those of the group that is named."),
+    Flag(path="help-all", metavar="", text="Help: all flags."),
+)
+"""Flags that every command takes."""
 
 CONFIG_FLAG = Flag(path="config", metavar="FILE", text="Config file of an earlier run; further flags change it.")
 
@@ -152,7 +171,7 @@ def short_page(page: Page, prog: str, config: TrainConfig, tasks: Sequence[str] 
         tasks: Tasks to list; none if one is named.
     """
     known = {flag.path: _shortened(flag) for flag in flags_of(config)}
-    known |= {flag.path: flag for flag in (CONFIG_FLAG, *page.own)}
+    known |= {flag.path: flag for flag in page.all_own}
     groups = {title: [known[path] for path in paths if path in known] for title, paths in page.groups.items()}
     width = _left_width(flag for flags in groups.values() for flag in flags)
     task = "TASK " if tasks else ""
@@ -195,8 +214,7 @@ def prefix_page(prefix: str, prog: str, config: TrainConfig) -> str:
 def _nearest(wanted: str, flags: Iterable[Flag], prog: str) -> str:
     names = [flag.name.split(".") for flag in flags]
     prefixes = {".".join(parts[: i + 1]) for parts in names for i in range(len(parts))}
-    near = difflib.get_close_matches(wanted, sorted(prefixes), n=1, cutoff=0.5)
-    return f"did you mean {near[0]}?" if near else f"see {prog} --help-all"
+    return did_you_mean(wanted, prefixes, f"see {prog} --help-all")
 
 
 def _walk(path: str, value: Any, hint: Any, text: str) -> Iterator[Flag]:

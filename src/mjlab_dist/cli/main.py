@@ -11,6 +11,7 @@ from typing import NoReturn
 from mjlab_dist.distributed import outside_launcher
 from mjlab_dist.distributed.plan import number_by_bus
 from mjlab_dist.errors import Exit, RankError, UserError
+from mjlab_dist.wording import did_you_mean, listed
 
 _SUMMARIES = {
     "train": "train a policy",
@@ -49,7 +50,8 @@ def umbrella() -> None:
     if not argv or argv[0] in ("-h", "--help"):
         print(usage)
         sys.exit(Exit.DONE if argv else Exit.USAGE)
-    print(f"mjlab-dist: unknown command {argv[0]}: use {', '.join(_SUMMARIES)}", file=sys.stderr)
+    near = did_you_mean(argv[0], _SUMMARIES, f"use {listed(_SUMMARIES, 'or')}")
+    print(f"mjlab-dist: unknown command {argv[0]}: {near}", file=sys.stderr)
     sys.exit(Exit.USAGE)
 
 

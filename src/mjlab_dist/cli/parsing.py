@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import io
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
-from mjlab_dist.cli.help import config_page, take_help
-from mjlab_dist.config.serialization import paths, to_plain
+from mjlab_dist.cli.help import HELP_FLAGS, Flag, config_page, flags_of, take_help
 from mjlab_dist.errors import UserError
+from mjlab_dist.wording import did_you_mean
 
 ConfigT = TypeVar("ConfigT")
 
 
-def parse(config_type: type[ConfigT], default: ConfigT, argv: Sequence[str], prog: str) -> ConfigT:
+def parse(
+    config_type: type[ConfigT], default: ConfigT, argv: Sequence[str], prog: str, own: Iterable[Flag] = ()
+) -> ConfigT:
     """Read flags over a default config. ``--help`` prints a page of all flags, ``--help-all`` tyro's, and both exit.
 
     Args:
@@ -25,9 +26,10 @@ def parse(config_type: type[ConfigT], default: ConfigT, argv: Sequence[str], pro
         default: Values of flags that are not given.
         argv: Flags.
         prog: The command, for help.
+        own: Flags that the command takes out of argv itself, to suggest them too in place of mistyped ones.
 
     Raises:
-        UserError: If a flag is unknown or its value does not fit.
+        UserError: If a flag is unknown, or its value has the wrong form.
     """
     asked, flags = take_help(argv)
     if asked is not None and not asked.everything:
@@ -43,7 +45,21 @@ def parse(config_type: type[ConfigT], default: ConfigT, argv: Sequence[str], pro
     except SystemExit as exit_:
         if exit_.code in (0, None):
             raise
-        raise UserError(_one_line(said.getvalue(), prog, set(_flags(default)))) from None
+        raise UserError(_one_line(said.getvalue(), prog, [*flags_of(default), *own])) from None
+
+
+def refuse_unknown(argv: Sequence[str], flags: Iterable[Flag], prog: str) -> None:
+    """Raise if a flag in argv is not one of some flags.
+
+    Raises:
+        UserError: If there is such a flag; the message suggests the nearest.
+    """
+    known = _spellings(flags)
+    for arg in argv:
+        flag = arg.partition("=")[0].replace("_", "-")
+        switch = re.sub(r"(?<=[-.])no-(?=[^.]*$)", "", flag)  # one that is off is turned off again
+        if flag.startswith("--") and not {flag, switch} & set(known):
+            raise UserError(_unknown(flag, known, prog))
 
 
 def split_task(argv: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -95,29 +111,29 @@ def is_given(argv: Sequence[str], flag: str) -> bool:
     return any(arg.partition("=")[0].replace("_", "-") == flag for arg in argv)
 
 
-def _flags(config: Any) -> Iterator[str]:
-    """Names of all flags of a config, as tyro makes them."""
-    for path, value in paths(to_plain(config)):
-        if isinstance(value, dict) and value:
-            continue  # its fields are the flags
-        *parents, name = path.replace("_", "-").split(".")
-        yield "--" + ".".join([*parents, name])
-        if isinstance(value, bool):
-            yield "--" + ".".join([*parents, f"no-{name}"])
+def _spellings(flags: Iterable[Flag]) -> list[str]:
+    return [spelling for flag in (*flags, *HELP_FLAGS) for spelling in flag.spellings if flag.path != "task"]
 
 
-def _one_line(box: str, prog: str, flags: set[str]) -> str:
-    """What tyro says in a box, colored on a terminal, as one line."""
+def _unknown(flag: str, known: Iterable[str], prog: str) -> str:
+    see = f"see {prog} --help"
+    if not flag.startswith("-"):
+        return f"{flag}: unexpected argument; {see}"
+    near = did_you_mean(flag, known, "")
+    return f"{flag}: unknown flag; {f'{near} ({see})' if near else see}"
+
+
+def _one_line(box: str, prog: str, flags: Iterable[Flag]) -> str:
+    """Return tyro's error message as one line; tyro draws a box around it, and colors it on a terminal."""
     lines = [line.strip("│ \t") for line in re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines()]
     lines = [line for line in lines if not line.startswith(("╭", "╰"))]
     paragraph = " ".join(
         lines[: next((i for i, line in enumerate(lines) if not line or line.startswith("─")), len(lines))]
     )
-    mend = f"see {prog} --help"
     unknown = re.match(r"Unrecognized options?: (\S+?)(?:,|$| )", paragraph)
     if unknown:
-        near = difflib.get_close_matches(unknown[1], flags, n=1, cutoff=0.5)
-        return f"{unknown[1]}: unknown flag; {f'did you mean {near[0]}? ({mend})' if near else mend}"
+        return _unknown(unknown[1], _spellings(flags), prog)
+    see = f"see {prog} --help"
     bad = re.match(r"Error parsing (\S+): (.*)", paragraph)
     if bad:
         flag, reason = bad.groups()
@@ -125,12 +141,12 @@ def _one_line(box: str, prog: str, flags: set[str]) -> str:
         takes = next(
             (line.removeprefix(flag).strip() for line in lines if line.startswith(f"{flag} ")), "another value"
         )
-        return f"{flag} {given}: takes {takes}; {mend}"
+        return f"{flag} {given}: takes {takes}; {see}"
     choice = re.match(r"invalid choice '(.*)' for argument '(\S+)'\. Expected one of \((.*?),?\)", paragraph)
     if choice:
         given, flag, choices = choice.groups()
-        return f"{flag} {given}: takes {choices.replace(chr(39), '')}; {mend}"
+        return f"{flag} {given}: takes {choices.replace(chr(39), '')}; {see}"
     missing = re.match(r"Missing value for argument '(\S+)'", paragraph)
     if missing:
-        return f"{missing[1]}: needs a value; {mend}"
-    return f"{paragraph.rstrip('.')}; {mend}"
+        return f"{missing[1]}: needs a value; {see}"
+    return f"{paragraph.rstrip('.')}; {see}"

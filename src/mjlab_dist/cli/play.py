@@ -16,6 +16,7 @@ from mjlab_dist.config import PlayConfig, TrainConfig
 from mjlab_dist.config.checks import validate
 from mjlab_dist.errors import UserError
 from mjlab_dist.messages import listening
+from mjlab_dist.wording import listed
 
 if TYPE_CHECKING:
     from mjlab_dist.play import Replayed
@@ -31,12 +32,12 @@ def main(argv: Sequence[str], prog: str) -> None:
         UserError: If there is no such run, or it cannot be played.
     """
     task, flags = split_task(argv)
+    changes, flags = take_group(flags, "--env.")
     if task is None:
         parse(PlayConfig, PlayConfig(), flags, f"{prog} TASK")  # prints help and exits if asked to
         names = registry.task_names()
-        raise UserError(f"no task is named; type {prog} TASK, with one of {', '.join(names)}")
+        raise UserError(f"no task is named; type {prog} TASK, with one of {listed(names, 'or')}")
     registry.task_config(task)  # refuses an unknown task
-    changes, flags = take_group(flags, "--env.")
     config = parse(PlayConfig, PlayConfig(), flags, f"{prog} {task}")
 
     from mjlab_dist import play  # noqa: PLC0415 (--help needs none of it)

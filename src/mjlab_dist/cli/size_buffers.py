@@ -18,6 +18,7 @@ from mjlab_dist.cli.train import read_config
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.errors import UserError
 from mjlab_dist.messages import listening
+from mjlab_dist.wording import listed
 
 if TYPE_CHECKING:
     from mjlab_dist.buffer_sizes import Attempt
@@ -113,11 +114,11 @@ def _show(attempts: Sequence[Attempt]) -> None:
     console.print(table)
     if last.overflows:
         console.print(
-            f"Overflow of {', '.join(last.overflows)} still, with njmax {last.njmax} and nconmax {last.nconmax}."
+            f"Overflow of {listed(last.overflows)} still, with njmax {last.njmax} and nconmax {last.nconmax}."
         )
     elif first.overflows:
         console.print(
-            f"Overflow of {', '.join(first.overflows)} with the present sizes: contacts or constraints were dropped."
+            f"Overflow of {listed(first.overflows)} with the present sizes: contacts or constraints were dropped."
         )
     else:
         console.print("No overflow.")

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from mjlab_dist import registry, runs
-from mjlab_dist.cli.help import Flag, HelpRequest, Page, general_config, prefix_page, short_page, take_help
-from mjlab_dist.cli.parsing import is_given, parse, split_task, take_flag
+from mjlab_dist.cli.help import Flag, HelpRequest, Page, flags_of, general_config, prefix_page, short_page, take_help
+from mjlab_dist.cli.parsing import is_given, parse, refuse_unknown, split_task, take_flag
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.alternatives import ALTERNATIVES, drop_replaced
 from mjlab_dist.config.checks import validate
 from mjlab_dist.distributed import outside_launcher
 from mjlab_dist.errors import Exit, RankError, UserError, exit_code_of
+from mjlab_dist.wording import listed
 
 HELP = Page(
     summary="Train a policy for a task.",
@@ -97,13 +98,15 @@ def read_config(argv: Sequence[str], prog: str, page: Page, **defaults: Any) -> 
         _print_general_help(asked, prog, page, **defaults)
         sys.exit(0)
     else:
-        raise UserError(f"no task is named; type {prog} TASK, with one of {', '.join(registry.task_names())}")
+        of_no_task = [arg for arg in rest if not arg.startswith("--env.")]
+        refuse_unknown(of_no_task, [*flags_of(general_config()), *page.all_own], prog)
+        raise UserError(f"no task is named; type {prog} TASK, with one of {listed(registry.task_names(), 'or')}")
     command, default = f"{prog} {default.task}", dataclasses.replace(default, **defaults)
     if asked is not None and not asked.everything:
         short = asked.prefix is None
         print(short_page(page, command, default) if short else prefix_page(asked.prefix or "", command, default))
         sys.exit(0)
-    config = parse(TrainConfig, default, ["--help-all"] if asked else flags, command)
+    config = parse(TrainConfig, default, ["--help-all"] if asked else flags, command, page.all_own)
     if config.task != default.task:
         raise UserError(f"--task {config.task}: the task is named first, without a flag: {prog} {config.task}")
     given = [name for name in ALTERNATIVES if is_given(flags, f"--{name.replace('_', '-')}")]

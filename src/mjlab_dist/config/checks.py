@@ -9,6 +9,7 @@ from mjlab_dist.config.agent import MIN_STD, AgentConfig
 from mjlab_dist.config.run import COMPRESSIONS, TrainConfig
 from mjlab_dist.config.task import EnvConfig, ObservationConfig, TerrainConfig, TerrainPartConfig
 from mjlab_dist.errors import UserError
+from mjlab_dist.wording import listed
 
 _MOST_POINTS = 4e7
 """Points of a terrain."""
@@ -96,7 +97,7 @@ def _validate_sync(config: TrainConfig) -> None:
     sync = config.sync
     if sync.compression not in COMPRESSIONS:
         raise UserError(
-            f"--sync.compression {sync.compression}: use {', '.join(COMPRESSIONS[:-1])} or {COMPRESSIONS[-1]}; an all-reduce "
+            f"--sync.compression {sync.compression}: use {listed(COMPRESSIONS, 'or')}; an all-reduce "
             "adds numbers: what travels must be a number format, and bytes packed by a general compressor cannot be added"
         )
     own = f"--sync.synchronizer {sync.synchronizer}"

@@ -14,6 +14,7 @@ from mjlab_dist import runs
 from mjlab_dist.env import Env, EpisodeTotals
 from mjlab_dist.errors import UserError
 from mjlab_dist.learn import checkpoint
+from mjlab_dist.wording import listed
 
 MAX_KEPT = 64
 """Envs that a dump holds at most: those that failed first."""
@@ -232,4 +233,4 @@ def describe(dump: Dump) -> str:
 
 def _listed(items: Sequence[object], total: int | None = None) -> str:
     rest = (total or len(items)) - len(items[:_LISTED])
-    return ", ".join(map(str, items[:_LISTED])) + (f" and {rest} more" if rest else "")
+    return listed([*items[:_LISTED], f"{rest} more"] if rest else items)

@@ -1,0 +1,64 @@
+"""Parts of messages: suggestions for mistyped names, and lists in words. Imports the standard library only."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Literal
+
+MIN_SIMILARITY = 0.5
+"""Similarity, from 0 to 1, from which a name is suggested in place of a mistyped one."""
+
+MAX_GAP = 0.1
+"""Further suggestions are at most this much less similar than the first."""
+
+
+def listed(items: Iterable[object], last: Literal["and", "or"] = "and") -> str:
+    """Return items as a list in words.
+
+    Args:
+        items: What to list; an empty string is returned if there is nothing.
+        last: Word before the last item.
+
+    Example:
+        >>> listed(["rows", "contacts", "pairs"])
+        'rows, contacts and pairs'
+    """
+    texts = [str(item) for item in items]
+    return f" {last} ".join(filter(None, (", ".join(texts[:-1]), *texts[-1:])))
+
+
+def nearest(name: str, known: Iterable[str], max_names: int = 1) -> list[str]:
+    """Return the known names that are closest to a mistyped one, the closest first; none if all are very different.
+
+    Names that continue what was typed count as closest. Dashes in front of names are not compared.
+
+    Args:
+        name: What was typed.
+        known: Names that exist.
+        max_names: Maximum number of names to return.
+    """
+    typed = name.lstrip("-")
+    matcher = difflib.SequenceMatcher()
+    matcher.set_seq2(typed)
+    similarity: dict[str, float] = {}
+    for candidate in known:
+        bare = candidate.lstrip("-")
+        matcher.set_seq1(bare)
+        similarity[candidate] = 1.0 if typed and bare.startswith(typed) else matcher.ratio()
+    least = max(MIN_SIMILARITY, max(similarity.values(), default=0.0) - MAX_GAP)
+    close = [candidate for candidate in similarity if similarity[candidate] >= least]
+    return sorted(close, key=lambda candidate: (-similarity[candidate], candidate))[:max_names]
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str, max_names: int = 1) -> str:
+    """Return a question that suggests the known names closest to a mistyped one.
+
+    Args:
+        name: What was typed.
+        known: Names that exist.
+        otherwise: What to return if no known name is close.
+        max_names: Maximum number of names to suggest.
+    """
+    near = nearest(name, known, max_names)
+    return f"did you mean {listed(near, 'or')}?" if near else otherwise

@@ -1,0 +1,62 @@
+"""Parts of messages: suggestions for mistyped names, and lists in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from mjlab_dist import registry
+from mjlab_dist.wording import did_you_mean, listed, nearest
+
+FLAGS = ["--num-envs", "--total-num-envs", "--max-iterations", "--agent.learning-rate", "--agent.gamma", "--video"]
+
+TASKS = ["cartpole-balance", "cartpole-swingup", "quadruped-tracking", "quadruped-velocity-flat", "template"]
+
+
+@pytest.mark.parametrize(
+    ("items", "words"),
+    [([], ""), (["a"], "a"), (["a", "b"], "a or b"), (["a", "b", "c"], "a, b or c"), ([1, 2], "1 or 2")],
+)
+def test_a_list_in_words(items: list[object], words: str):
+    assert listed(items, "or") == words
+    assert listed(items) == words.replace(" or ", " and ")
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("--num-env", "--num-envs"),
+        ("num_envs", "--num-envs"),
+        ("--agent.learnig-rate", "--agent.learning-rate"),
+        ("--learning-rate", "--agent.learning-rate"),
+        ("--iterations", "--max-iterations"),
+        ("--vidio", "--video"),
+    ],
+)
+def test_the_nearest_name_is_suggested(typed: str, meant: str):
+    assert nearest(typed, FLAGS) == [meant]
+    assert did_you_mean(typed, FLAGS, "see --help") == f"did you mean {meant}?"
+
+
+@pytest.mark.parametrize("typed", ["--zzzzzzzz", "--nam", "--", ""])
+def test_nothing_is_suggested_where_nothing_is_near(typed: str):
+    assert nearest(typed, FLAGS) == []
+    assert did_you_mean(typed, FLAGS, "see --help") == "see --help"
+    assert did_you_mean(typed, [], "see --help") == "see --help"
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("cartpole-balnce", ["cartpole-balance"]),
+        ("cartpole", ["cartpole-balance", "cartpole-swingup"]),
+        ("quadruped", ["quadruped-tracking", "quadruped-velocity-flat"]),
+    ],
+)
+def test_several_names_are_suggested_only_if_they_are_about_as_near(typed: str, meant: list[str]):
+    assert nearest(typed, TASKS, max_names=3) == meant
+
+
+def test_no_more_names_are_suggested_than_asked_for():
+    tasks = registry.task_names()
+    assert nearest("gym", tasks, max_names=3) == [name for name in tasks if name.startswith("gym")][:3]
+    assert did_you_mean("cartpole", TASKS, "", 2) == "did you mean cartpole-balance or cartpole-swingup?"
