@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-Kind = Literal["status", "warning", "compiling", "length", "iteration", "joined", "beat", "result", "failed"]
+Kind = Literal["status", "warning", "debug", "compiling", "length", "iteration", "joined", "beat", "result", "failed"]
 
 NAME = "mjlab_dist"
 """Logger under which everything of this package logs."""
@@ -27,7 +27,7 @@ def emit(kind: Kind, **data: Any) -> None:
     """Tell the console something.
 
     Args:
-        kind: ``status`` or ``warning``: a line to show, as ``text``. ``compiling``: ``done`` of ``total`` modules of physics
+        kind: ``status`` or ``warning``: a line to show, as ``text``; ``debug``: one that ``--verbose`` shows. ``compiling``: ``done`` of ``total`` modules of physics
             kernels are compiled; reported only if any was missing, first with 0 done. ``length``: iterations that the run has in all, as
             ``max_iterations``; told once, before the first. ``iteration``: a row of metrics, as ``row``. The others are for the
             launcher and not for people. ``joined``: a ``rank`` with its ``pid`` and ``host``. ``beat``: the ``iteration`` that a
@@ -72,7 +72,7 @@ def listening(listen: Listener) -> Iterator[None]:
     logger = logging.getLogger(NAME)
     handler, level = EventHandler(listen), logger.level
     logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
+    logger.setLevel(logging.DEBUG)
     try:
         yield
     finally:

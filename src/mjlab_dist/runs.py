@@ -81,25 +81,28 @@ def create_run_dir(config: TrainConfig) -> Path:
     Raises:
         UserError: If it cannot be made.
     """
-    stamp = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d_%H-%M-%S")
-    parent = Path(config.log_root) / config.task
-    name = f"_{config.run_name}" if config.run_name else ""
     try:
-        parent.mkdir(parents=True, exist_ok=True)
-        # Numbered within the second, whatever the names, so that the newest is the one of the highest number.
-        first = 1 + max((_by_start(p)[1] for p in parent.glob(f"{stamp}*")), default=0)
-        for number in range(first, first + 1000):
-            run_dir = parent / f"{stamp}{f'-{number}' if number > 1 else ''}{name}"
-            try:
+        for _ in range(1000):
+            run_dir = next_run_dir(config)
+            run_dir.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):  # another launch was faster
                 run_dir.mkdir()
-            except FileExistsError:
-                continue
-            return run_dir
+                return run_dir
     except OSError as error:
         raise UserError(
             f"--log-root {config.log_root}: {error.strerror}; choose a directory you can write to"
         ) from error
     raise AssertionError("a thousand runs in one second")
+
+
+def next_run_dir(config: TrainConfig) -> Path:
+    """Return the directory that a new run would have now, without making it."""
+    stamp = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d_%H-%M-%S")
+    parent = Path(config.log_root) / config.task
+    # Numbered within the second, whatever the names, so that the newest is the one of the highest number.
+    number = 1 + max((_by_start(path)[1] for path in parent.glob(f"{stamp}*")), default=0)
+    name = f"_{config.run_name}" if config.run_name else ""
+    return parent / f"{stamp}{f'-{number}' if number > 1 else ''}{name}"
 
 
 @contextlib.contextmanager

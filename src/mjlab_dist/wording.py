@@ -1,4 +1,4 @@
-"""Parts of messages: suggestions for mistyped names, and lists in words. Imports the standard library only."""
+"""Parts of messages: suggestions for mistyped names, lists in words, sizes. Imports the standard library only."""
 
 from __future__ import annotations
 
@@ -62,3 +62,11 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str, max_names: int
     """
     near = nearest(name, known, max_names)
     return f"did you mean {listed(near, 'or')}?" if near else otherwise
+
+
+def byte_size(num_bytes: int) -> str:
+    """Return a number of bytes in the largest decimal unit of which it has one, such as 3.1 MB."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.1f} {unit}"
+    return f"{num_bytes} bytes"

@@ -137,6 +137,7 @@ def joined(config: TrainConfig, plan: RankPlan, store: Store | None = None) -> I
     with start_up():
         # Device, threads and seed, before CUDA starts
         prepare_process(plan.device, rank, config.seed)
+        _report_step(rank, f"device {device}, {_visible_device()}seed {config.seed + rank.rank}")
 
         from mjlab_dist.distributed.group import meet, process_group  # noqa: PLC0415
         from mjlab_dist.env import Env  # noqa: PLC0415
@@ -150,14 +151,33 @@ def joined(config: TrainConfig, plan: RankPlan, store: Store | None = None) -> I
         backends = exchange(store, rank.rank, rank.world_size, "backend", plan.device.backend)
         devices = _meet_devices(config, rank, store, device)
         budget = plan.budget or _measure_budget(config, rank, store, devices)
+        _report_step(rank, f"met the others; world size {rank.world_size}, {budget.num_envs} envs per rank")
 
         # Envs
         env = Env(config.env, budget.num_envs, device, first_env_id=rank.rank * budget.num_envs)
         ranks = _describe_ranks(rank, store, devices[rank.rank], env)
-    with process_group(rank, device, "gloo" if "gloo" in backends else plan.device.backend, store):
+        _report_step(rank, f"built envs {env.env_ids[0]} to {env.env_ids[-1]}")
+
+    # Process group and learner
+    backend = "gloo" if "gloo" in backends else plan.device.backend
+    with process_group(rank, device, backend, store):
+        if rank.world_size > 1:
+            _report_step(rank, f"joined the process group ({backend})")
         if rank.is_main:
             runs.write_ranks(plan.run_dir, ranks)
-        yield Learner(Runner(env, config, rank, plan.run_dir), ranks[rank.rank])
+        runner = Runner(env, config, rank, plan.run_dir)
+        _report_step(rank, f"built a learner with {runner.alg.num_parameters:,} parameters")
+        yield Learner(runner, ranks[rank.rank])
+
+
+def _report_step(rank: Rank, text: str) -> None:
+    """Report a step of the set-up, which ``--verbose`` shows."""
+    emit("debug", text=f"rank {rank.rank}: {text}")
+
+
+def _visible_device() -> str:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return "" if visible is None else f"CUDA_VISIBLE_DEVICES={visible}, "
 
 
 def _inject_fault(runner: Runner, rank: int) -> None:

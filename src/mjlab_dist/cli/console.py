@@ -32,13 +32,16 @@ Row = dict[str, Any]
 class EventPrinter:
     """Prints what ranks report, except for metrics: lines of text, and the progress of compiling. Thread-safe."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *, verbose: bool = False) -> None:
         """Create a printer that has printed nothing.
 
         Args:
             console: Where to print.
+            verbose: Whether to print debug lines too, each with the seconds since now.
         """
         self._console = console
+        self._verbose = verbose
+        self._started_at = time.monotonic()
         self._bar: Progress | None = None
         self._printed_at = 0.0
         self._lock = threading.RLock()
@@ -51,6 +54,9 @@ class EventPrinter:
             self._console.print(Text(f"Warning: {event['text']}", style="yellow"))
         elif event["kind"] == "status":
             self._console.print(event["text"], markup=False)
+        elif event["kind"] == "debug" and self._verbose:
+            line = f"[{time.monotonic() - self._started_at:6.2f} s] {event['text']}"
+            self._console.print(Text(line, style="dim"))
 
     def __enter__(self) -> Self:
         return self
@@ -90,17 +96,18 @@ class EventPrinter:
 class TrainConsole:
     """Shows one training run. Its methods may be called from any thread."""
 
-    def __init__(self, task: str, console: Console | None = None) -> None:
+    def __init__(self, task: str, console: Console | None = None, *, verbose: bool = False) -> None:
         """Show nothing yet.
 
         Args:
             task: Name of the task.
             console: Where to; standard output by default.
+            verbose: Whether to show the set-up of the run too.
         """
         self._task = task
         self._max_iterations = 0  # until a rank tells it, which is before the first iteration
         self._console = console or Console(highlight=False, soft_wrap=True)
-        self._printer = EventPrinter(self._console)
+        self._printer = EventPrinter(self._console, verbose=verbose)
         self._live: Live | None = None
         self._run_dir = Path()
         self._drawn_at = 0.0

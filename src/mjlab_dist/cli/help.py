@@ -21,7 +21,7 @@ from mjlab_dist.errors import UserError
 from mjlab_dist.wording import did_you_mean
 
 EVERYDAY = {
-    "Run": ("config", "seed", "run_name", "log_root", "print_config"),
+    "Run": ("config", "seed", "run_name", "log_root", "print_config", "dry_run", "verbose"),
     "Devices": ("gpu_ids", "cpu_ranks", "hosts", "require_same_devices"),
     "Budget": ("num_envs", "total_num_envs", "max_iterations", "total_timesteps"),
     "Saving and resuming": (

@@ -90,6 +90,11 @@ def take_flag(argv: Sequence[str], flag: str) -> tuple[str | None, list[str]]:
     return None, rest
 
 
+def take_switch(argv: Sequence[str], flag: str) -> tuple[bool, list[str]]:
+    """Take a flag without a value out of argv; return whether it was there, and the rest."""
+    return flag in argv, [arg for arg in argv if arg != flag]
+
+
 def take_group(argv: Sequence[str], prefix: str) -> tuple[list[str], list[str]]:
     """Take all flags that start with a prefix out of argv, each with its values.
 

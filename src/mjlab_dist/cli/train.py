@@ -12,7 +12,7 @@ from typing import Any
 
 from mjlab_dist import registry, runs
 from mjlab_dist.cli.help import Flag, HelpRequest, Page, flags_of, general_config, prefix_page, short_page, take_help
-from mjlab_dist.cli.parsing import is_given, parse, refuse_unknown, split_task, take_flag
+from mjlab_dist.cli.parsing import is_given, parse, refuse_unknown, split_task, take_flag, take_switch
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.alternatives import ALTERNATIVES, drop_replaced
 from mjlab_dist.config.checks import validate
@@ -22,7 +22,11 @@ from mjlab_dist.wording import listed
 
 HELP = Page(
     summary="Train a policy for a task.",
-    own=(Flag(path="print_config", metavar="", text="Print the config as YAML, for --config, and train nothing."),),
+    own=(
+        Flag(path="print_config", metavar="", text="Print the config as YAML and exit."),
+        Flag(path="dry_run", metavar="", text="Print devices, envs, memory and directories of the run and exit."),
+        Flag(path="verbose", metavar="", text="Print each step of the set-up."),
+    ),
 )
 """Help of this command."""
 
@@ -34,11 +38,16 @@ def main(argv: Sequence[str], prog: str) -> None:
         UserError: If the command line, or what it asks for, cannot be.
         RankError: If training failed; already shown.
     """
-    print_config = "--print-config" in argv
-    config = read_config([arg for arg in argv if arg != "--print-config"], prog, HELP)
+    print_config, rest = take_switch(argv, "--print-config")
+    only_plan, rest = take_switch(rest, "--dry-run")
+    verbose, rest = take_switch(rest, "--verbose")
+    config = read_config(rest, prog, HELP)
     if print_config:
         validate(config)
         print(runs.to_yaml(config), end="")
+        return
+    if only_plan:
+        _show_dry_run(config)
         return
 
     from mjlab_dist.cli.console import TrainConsole  # noqa: PLC0415
@@ -46,7 +55,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     from mjlab_dist.launch.signals import stopping_on_signal, stopping_with_others  # noqa: PLC0415
     from mjlab_dist.launch.train import train  # noqa: PLC0415 (--help needs none of it)
 
-    console, control = TrainConsole(config.task), Control()
+    console, control = TrainConsole(config.task, verbose=verbose), Control()
     try:
         with stopping_with_others(control) if outside_launcher(os.environ) else stopping_on_signal(control, console):
             result = train(config, console.listen, console.started, control, own_process=True)
@@ -61,6 +70,23 @@ def main(argv: Sequence[str], prog: str) -> None:
     console.finished(result.run_dir, result.stopped)
     if result.stopped:
         sys.exit(Exit.RESUMABLE)
+
+
+def _show_dry_run(config: TrainConfig) -> None:
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    from mjlab_dist.cli.console import EventPrinter  # noqa: PLC0415
+    from mjlab_dist.launch.dry_run import describe, dry_run  # noqa: PLC0415 (--help needs none of it)
+
+    with EventPrinter(Console(stderr=True, highlight=False, soft_wrap=True)) as printer:
+        run = dry_run(config, printer.listen)
+    table = Table.grid(padding=(0, 2))
+    for row in describe(config, run):
+        table.add_row(*map(Text, row))
+    Console(highlight=False).print(table)
+    print("Nothing was started.")
 
 
 def read_config(argv: Sequence[str], prog: str, page: Page, **defaults: Any) -> TrainConfig:

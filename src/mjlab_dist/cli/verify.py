@@ -15,6 +15,7 @@ from rich.text import Text
 
 from mjlab_dist.cli.console import EventPrinter
 from mjlab_dist.cli.help import EVERYDAY, Flag, Page
+from mjlab_dist.cli.parsing import take_switch
 from mjlab_dist.cli.train import read_config
 from mjlab_dist.errors import Exit, RankError
 
@@ -41,9 +42,9 @@ def main(argv: Sequence[str], prog: str) -> None:
         UserError: If the command line, or what it asks for, cannot be.
         RankError: If a rank failed; already shown.
     """
-    as_json = "--json" in argv
+    as_json, rest = take_switch(argv, "--json")
     config = read_config(
-        [arg for arg in argv if arg != "--json"],
+        rest,
         prog,
         HELP,
         max_iterations=ITERATIONS,

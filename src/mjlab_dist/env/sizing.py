@@ -15,6 +15,7 @@ from mjlab_dist.config import AgentConfig, TrainConfig
 from mjlab_dist.env.env import Env
 from mjlab_dist.errors import UserError
 from mjlab_dist.machine.control_groups import memory_room
+from mjlab_dist.wording import byte_size
 
 MAX_NUM_ENVS = 16384
 """Envs that auto never exceeds: more make batches larger, and hardly any task learns faster from that."""
@@ -60,7 +61,7 @@ def choose_num_envs(rooms: Sequence[Room]) -> tuple[int, str]:
     fits = [room.usable_bytes // room.env_bytes for room in rooms]
     rank = fits.index(min(fits))
     least, room = fits[rank], rooms[rank]
-    takes, usable = _shown(room.env_bytes), _shown(room.usable_bytes)
+    takes, usable = byte_size(room.env_bytes), byte_size(room.usable_bytes)
     if least < 1:
         raise UserError(
             f"--num-envs auto: an env takes {takes}, and rank {rank} has room for {usable}; free memory, or lower "
@@ -161,10 +162,3 @@ def _stepped(config: TrainConfig, device: str, num_envs: int) -> Env:
     env = Env(config.env, num_envs, device)
     env.step(torch.zeros(num_envs, env.num_actions, device=device))
     return env
-
-
-def _shown(num_bytes: int) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if num_bytes >= size:
-            return f"{num_bytes / size:.1f} {unit}"
-    return f"{num_bytes} bytes"

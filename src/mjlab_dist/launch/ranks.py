@@ -119,8 +119,11 @@ def run_ranks(
         agent = None
         if len(hosts) == 1:
             extra["TMPDIR"] = temporary  # torchrunx's agent leaves a directory there
-            agent = stack.enter_context(
-                _waiting_agent({**os.environ, **extra}, forks=can_fork(plan.devices, os.environ))
+            forks = can_fork(plan.devices, os.environ)
+            agent = stack.enter_context(_waiting_agent({**os.environ, **extra}, forks=forks))
+            how = "forked" if forks else "spawned"
+            listen(
+                {"kind": "debug", "text": f"launcher: started torchrunx's agent (process {agent.pid}), ranks are {how}"}
             )
 
         # The agent imports its libraries in the meantime.
@@ -130,6 +133,7 @@ def run_ranks(
 
         gc.collect()  # an earlier attempt's process groups, with their threads and sockets, hang in the cycles of a traceback
         port = meeting_point.getsockname()[1]
+        listen({"kind": "debug", "text": f"launcher: ranks meet at {address}:{port}; log files in {logs}"})
         _store = TCPStore(  # it lives as long as this variable
             LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=meeting_point.detach()
         )

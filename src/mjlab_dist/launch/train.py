@@ -80,6 +80,7 @@ def _train(
     names = [device.name for device in plan.devices] * len(plan.hosts)
     with _written_to(plan.run_dir, config, names, is_new=plan.is_new):
         started(plan.run_dir, plan.num_ranks)
+        listen({"kind": "debug", "text": f"launcher: devices {', '.join(names)}; hosts {', '.join(plan.hosts)}"})
         _report_rounding(plan.budget, listen)
         for warning in plan.warnings:
             listen({"kind": "warning", "text": warning})

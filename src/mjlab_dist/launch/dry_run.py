@@ -1,0 +1,116 @@
+"""What a run would do, without starting it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from mjlab_dist import runs
+from mjlab_dist.budget import Budget, budget_of
+from mjlab_dist.config import TrainConfig
+from mjlab_dist.distributed import Rank, RankDevice, outside_launcher
+from mjlab_dist.distributed.plan import number_by_bus
+from mjlab_dist.errors import UserError
+from mjlab_dist.imports import start_up
+from mjlab_dist.launch.hosts import HERE
+from mjlab_dist.launch.plan import RunPlan, check_config, plan_run
+from mjlab_dist.launch.ranks import log_dir
+from mjlab_dist.machine.devices import find_gpus
+from mjlab_dist.messages import Listener, listening
+from mjlab_dist.wording import byte_size, listed
+from mjlab_dist.worker import prepare_process
+
+
+@dataclass(frozen=True, kw_only=True)
+class DryRun:
+    """What a run would do."""
+
+    plan: RunPlan
+    """What was settled; the run directory does not exist unless the run is resumed."""
+    budget: Budget
+    """Envs per rank, and iterations; for ``--num-envs auto`` as if every rank had the memory of the first."""
+    env_bytes: int
+    """Bytes that an env takes on its rank's device."""
+    usable_bytes: int
+    """Bytes that the envs of a rank may take there."""
+
+
+def dry_run(config: TrainConfig, listen: Listener) -> DryRun:
+    """Settle a run and build a few envs on its first device, without starting ranks or writing files.
+
+    Args:
+        config: The run.
+        listen: Receives the progress of compiling.
+
+    Raises:
+        UserError: If the config cannot train here, or another launcher started this process.
+    """
+    if launcher := outside_launcher(os.environ):
+        raise UserError(f"--dry-run: shows what this command starts itself; run it without {launcher}")
+    # Devices, hosts, budget, directory
+    check_config(config)
+    number_by_bus(os.environ)
+    plan = plan_run(config, os.environ, find_gpus(), runs.next_run_dir)
+    # Memory, measured on a few envs
+    with start_up():
+        prepare_process(plan.devices[0], Rank(), config.seed)
+        from mjlab_dist.env import sizing  # noqa: PLC0415 (imports torch)
+    with listening(listen):
+        room = sizing.measure_room(config, plan.devices[0].device, len(plan.devices))
+    budget = plan.budget
+    if budget is None:
+        num_envs, _ = sizing.choose_num_envs([room] * plan.num_ranks)
+        budget = budget_of(config, plan.num_ranks, num_envs)
+    return DryRun(plan=plan, budget=budget, env_bytes=room.env_bytes, usable_bytes=room.usable_bytes)
+
+
+def describe(config: TrainConfig, run: DryRun) -> list[tuple[str, str]]:
+    """Return what a dry run found, as rows of a title and a text.
+
+    Args:
+        config: The run.
+        run: What :func:`dry_run` returned for it.
+    """
+    plan, budget = run.plan, run.budget
+    num_envs = budget.num_envs * plan.num_ranks
+    per_iteration = num_envs * config.agent.num_steps_per_env
+    newest = max(runs.checkpoints(plan.run_dir), default=0)
+    left = budget.max_iterations - newest
+    iterations = f"{left} of {budget.max_iterations}, after {newest}" if newest else f"{budget.max_iterations}"
+    needed = budget.num_envs * run.env_bytes
+    kept = f"the newest {config.checkpoint.keep_last}" if config.checkpoint.keep_last else "all"
+    unit = "" if isinstance(config.checkpoint.interval, str) else " iterations"
+    logs = log_dir(config, plan.run_dir, os.environ)
+    rows = [
+        ("Task", config.task),
+        ("Ranks", f"{plan.num_ranks}: {_devices(plan.devices)}{_on_hosts(plan.hosts)}"),
+        ("Envs", f"{budget.num_envs:,} per rank, {num_envs:,} in all"),
+        ("Iterations", f"{iterations}; {per_iteration:,} steps each, {left * per_iteration:,} in all"),
+        (
+            "Memory",
+            f"{byte_size(needed)} per rank for envs and rollout ({byte_size(run.env_bytes)} an env); "
+            f"{byte_size(run.usable_bytes)} can be used",
+        ),
+        ("Run", f"{plan.run_dir} ({'new' if plan.is_new else 'resumed'})"),
+        ("Checkpoints", f"every {config.checkpoint.interval}{unit}; keeps {kept}"),
+        ("Curves", "metrics.jsonl and " + {"tensorboard": "TensorBoard", "wandb": "Weights & Biases"}[config.logger]),
+        ("Rank logs", "none" if logs is None or plan.num_ranks == 1 else str(logs)),
+    ]
+    if budget.note:
+        rows.append(("Note", budget.note))
+    rows += [("Warning", warning) for warning in plan.warnings]
+    if needed > run.usable_bytes:
+        rows.append(("Warning", "the envs may not fit into the memory; lower --num-envs, or use --num-envs auto"))
+    return rows
+
+
+def _devices(devices: tuple[RankDevice, ...]) -> str:
+    first = devices[0]
+    threads = "1 thread" if first.torch_threads == 1 else f"{first.torch_threads} threads"
+    names = [device.name for device in devices]
+    shown = f"{names[0]} x {len(names)}" if len(names) > 1 and len(set(names)) == 1 else ", ".join(names)
+    return f"{shown} ({first.backend}, {threads} each)" if len(devices) > 1 else f"{shown} ({threads})"
+
+
+def _on_hosts(hosts: tuple[str, ...]) -> str:
+    return "" if hosts == (HERE,) else f", on each of {listed(hosts)}"

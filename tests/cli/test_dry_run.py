@@ -1,0 +1,68 @@
+"""What a run would do, and the steps of its set-up: the installed command."""
+
+from __future__ import annotations
+
+import re
+
+from conftest import Command
+
+TRAIN = ("train", "cartpole-balance", "--gpu-ids", "None")
+
+
+def rows_of(out: str) -> dict[str, str]:
+    """The rows of a plan by title; texts wrap at the width that tests set."""
+    return {title: text for title, _, text in (line.partition("  ") for line in out.splitlines())}
+
+
+def test_a_dry_run_settles_everything_and_writes_nothing(command: Command) -> None:
+    totals = ("--total-num-envs", "128", "--total-timesteps", str(5 * 128 * 32 + 1))
+    done = command(*TRAIN, "--cpu-ranks", "2", *totals, "--run-name", "tried", "--dry-run")
+    assert done.code == 0, done.err
+    rows = rows_of(done.out)
+    assert "64 per rank, 128 in all" in rows["Envs"]
+    assert re.search(r"\b5; 4,096 steps each, 20,480 in all", rows["Iterations"])
+    assert "cpu x 2 (gloo" in rows["Ranks"]
+    assert re.search(r"\d kB an env", rows["Memory"])
+    assert "_tried (new)" in rows["Run"]
+    assert "torchrunx" in rows["Rank logs"]
+    assert "the other 1 would not fill an iteration" in rows["Note"]
+    assert list(command.cwd.iterdir()) == []
+
+
+def test_a_dry_run_measures_auto_and_finds_what_cannot_train(command: Command) -> None:
+    done = command(*TRAIN, "--num-envs", "auto", "--dry-run")
+    assert done.code == 0, done.err
+    found = re.search(r"([\d,]+) per rank", rows_of(done.out)["Envs"])
+    assert found
+    assert int(found[1].replace(",", "")).bit_count() == 1, "a power of two"
+    for flags in (["--agent.num-mini-batches", "7"], ["--env.actions.joints", "no_such_joint"], ["--resume", "latest"]):
+        assert command(*TRAIN, *flags, "--dry-run").code == 2, flags
+    assert command(*TRAIN, "--dry-run", env={"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}).code == 2  # fmt: skip
+    assert list(command.cwd.iterdir()) == []
+
+
+def test_a_dry_run_of_a_resumed_run_counts_what_is_left(command: Command) -> None:
+    trained = command(*TRAIN, "--num-envs", "8", "--max-iterations", "2", "--verbose")
+    assert trained.code == 0, trained.err
+    assert re.search(r"\[ *\d+\.\d\d s\] rank 0: built a learner", trained.out)
+    (run,) = (command.cwd / "logs" / "cartpole-balance").iterdir()
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    done = command("train", "--resume", str(run), "--max-iterations", "5", "--dry-run")
+    assert done.code == 0, done.err
+    assert rows_of(done.out)["Iterations"].strip().startswith("3 of 5, after 2;")
+    assert "(resumed)" in rows_of(done.out)["Run"]
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_verbose_shows_the_set_up_of_every_rank(command: Command) -> None:
+    short = ("--cpu-ranks", "2", "--num-envs", "8", "--max-iterations", "1")
+    quiet, verbose = command(*TRAIN, *short), command(*TRAIN, *short, "--verbose")
+    assert quiet.code == verbose.code == 0, quiet.err + verbose.err
+    for step in (
+        "launcher: ranks meet at",
+        "rank 0: built envs 0 to 7",
+        "rank 1: built envs 8 to 15",
+        "rank 1: joined",
+    ):
+        assert step in verbose.out
+        assert step not in quiet.out
