@@ -378,11 +378,11 @@ def test_a_step_waits_for_nothing(file: str) -> None:
         ({"fps": 0}, "fps is 0"),
         ({"fps": [1, 2]}, "fps is [1, 2]"),
         ({"joints": ("FL_hip", "nose")}, "nose"),
-        ({"joints": ("FL_hip", "FL_hip")}, "names one twice"),
+        ({"joints": ("FL_hip", "FL_hip")}, "a name is repeated in joints"),
         ({"walk": np.zeros((10, 5))}, "(2 or more frames, 11 numbers)"),
         ({"walk": np.zeros((1, 11))}, "(2 or more frames, 11 numbers)"),
-        ({"walk": np.full((3, 11), np.nan)}, "not finite; mend frame 0"),
-        ({"walk": np.zeros((3, 11))}, "no unit quaternion in frame 0"),
+        ({"walk": np.full((3, 11), np.nan)}, "not finite; fix frame 0"),
+        ({"walk": np.zeros((3, 11))}, "not a unit quaternion in frame 0"),
     ],
 )
 def test_files_that_hold_something_else(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -415,4 +415,4 @@ def test_a_command_that_is_no_motion() -> None:
         commands={"motion": TermConfig(func="mjlab_dist.mdp.commands:Velocity", params=ranges)},
         events={"start": EventConfig(func=f"{MOTION}:start_in_motion", params=ALL)},
     )
-    assert "motion: is a Velocity, and a Motion is wanted" in message
+    assert "motion: is a Velocity; name a Motion" in message

@@ -1,6 +1,7 @@
-"""What a task is written with: a file for each kind of term.
+"""MDP terms that tasks are built from: one module per kind of term.
 
-``from mjlab_dist.mdp import rewards`` imports no torch in a config: ``rewards.tilt`` is the reference "mjlab_dist.mdp.rewards:tilt".
+In a config, ``from mjlab_dist.mdp import rewards`` does not import torch: ``rewards.tilt`` is the reference
+"mjlab_dist.mdp.rewards:tilt". The env imports the function when it is built.
 """
 
 from mjlab_dist.config.references import lazy_modules

@@ -1,4 +1,4 @@
-"""What the policy is told to do: values that are drawn when an episode starts and every so often in it."""
+"""Command terms: targets for the policy, resampled at the start of an episode and at intervals."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ if TYPE_CHECKING:
 
 
 class Velocity(Command):
-    """Velocity of a free-floating robot over ground, in the frame of its heading: forward and to the left in m/s, yaw rate in rad/s.
+    """Velocity command for a floating base: forward and left velocity in m/s, and yaw rate in rad/s.
 
-    A share of the envs is told to stand. Another is told a heading, in place of a yaw rate: then the yaw rate is proportional to
-    the angle that is left, so that the robot walks along lines in the world (as in Rudin et al. 2022, arXiv:2109.11978).
+    The velocities are in the horizontal frame that turns with the robot's heading. A fraction of the commands is zero:
+    the robot must stand. Another fraction has a target heading, and a yaw rate that is proportional to the heading
+    error, so that the robot walks in straight lines (Rudin et al. 2022, arXiv:2109.11978).
 
     Attributes:
-        value: Forward, left, yaw rate, (num_envs, 3).
-        heading_rad: The heading that is told, (num_envs,).
-        has_heading: Whether one is told, (num_envs,) of bool.
+        value: Forward velocity, left velocity and yaw rate, (num_envs, 3).
+        heading_rad: Target heading, (num_envs,).
+        has_heading: Whether the env has a target heading, (num_envs,) of bool.
     """
 
     def __init__(
@@ -41,17 +42,17 @@ class Velocity(Command):
         heading_gain: float = 0.5,
         joint: str = "root",
     ) -> None:
-        """Allocate.
+        """Allocate the tensors.
 
         Args:
             env: The envs.
             forward_m_s: Range of the forward velocity.
             left_m_s: Range of the velocity to the left.
             yaw_rad_s: Range of the yaw rate.
-            resample_s: Range of the time between two draws.
-            standing_share: Share of the draws that tell a robot to stand.
-            heading_share: Share of the draws that tell a heading.
-            heading_gain: Yaw rate per angle left, in 1/s.
+            resample_s: Range of the time between two commands.
+            standing_share: Fraction of the commands that are zero.
+            heading_share: Fraction of the commands that have a target heading.
+            heading_gain: Yaw rate per heading error, in 1/s.
             joint: The robot's free joint.
         """
         super().__init__(env, [forward_m_s, left_m_s, yaw_rad_s], 3, resample_s)
@@ -61,16 +62,14 @@ class Velocity(Command):
         self.has_heading = torch.zeros(env.num_envs, dtype=torch.bool, device=env.device)
 
     def draw(self, env: Env, mask: torch.Tensor) -> None:
-        """Draw velocities, who stands, and headings."""
         drawn = self.uniform()
         angle, *chances = torch.rand(3, env.num_envs, device=env.device)
         stands, has_heading = (chance < share for chance, share in zip(chances, self._shares, strict=True))
         write_rows(self.value, mask, drawn.masked_fill_(stands.unsqueeze(1), 0.0))
-        write_rows(self.has_heading, mask, has_heading > stands)  # and does not stand
+        write_rows(self.has_heading, mask, has_heading > stands)  # has a heading and does not stand
         write_rows(self.heading_rad, mask, angle.sub_(0.5).mul_(2.0 * math.pi))
 
     def follow(self, env: Env) -> None:  # noqa: ARG002 (every command takes the env)
-        """Turn those that have a heading towards it."""
         if self._shares[1] == 0.0:
             return
         low, high = self.ranges[2]
@@ -78,15 +77,14 @@ class Velocity(Command):
         write_rows(self.value[:, 2], self.has_heading, yaw)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Values, times and headings."""
         return {**super().state(), "heading_rad": self.heading_rad, "has_heading": self.has_heading}
 
 
 class Pose(Command):
-    """A pose to reach, in the world's frame but from the env's origin: position in m, then orientation.
+    """Target pose in the world frame. The ranges of the position are relative to the env's origin.
 
     Attributes:
-        value: Position (3) and unit quaternion (4), (num_envs, 7).
+        value: Position in m and unit quaternion (w, x, y, z), (num_envs, 7).
     """
 
     def __init__(
@@ -102,18 +100,18 @@ class Pose(Command):
         resample_s: Range = (1e9, 1e9),
         marker: str = "",
     ) -> None:
-        """Allocate.
+        """Allocate the tensors, and look up the marker.
 
         Args:
             env: The envs.
             x_m: Range of x.
             y_m: Range of y.
             z_m: Range of z.
-            roll_rad: Range of the turn about x, the first of three.
-            pitch_rad: Range of the turn about y.
-            yaw_rad: Range of the turn about z.
-            resample_s: Range of the time between two draws; by default there is one an episode.
-            marker: A mocap body that stands at the pose, so that videos show it; none where empty.
+            roll_rad: Range of the rotation about the world's x axis, which is applied first.
+            pitch_rad: Range of the rotation about the world's y axis, applied second.
+            yaw_rad: Range of the rotation about the world's z axis, applied last.
+            resample_s: Range of the time between two targets. Default: one target per episode.
+            marker: Mocap body that is moved to the target, so that videos show it; empty for none.
 
         Raises:
             UserError: If there is no such mocap body.
@@ -122,7 +120,6 @@ class Pose(Command):
         self._marker = _mocap(env, marker) if marker else None
 
     def draw(self, env: Env, mask: torch.Tensor) -> None:
-        """Draw positions and orientations."""
         drawn = self.uniform()
         position = drawn[:, :3] + env.origins
         write_rows(self.value, mask, torch.cat([position, from_euler(*drawn[:, 3:].unbind(dim=1))], dim=1))
@@ -133,7 +130,7 @@ class Pose(Command):
 
 
 def _mocap(env: Env, body: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where a mocap body is, in the world's frame: position (num_envs, 3) in m and unit quaternion (num_envs, 4), as views."""
+    """Return views of a mocap body's position in m, (num_envs, 3), and its unit quaternion, (num_envs, 4)."""
     model = env.sim.model
     names = {model.body(i).name: int(row) for i, row in enumerate(model.body_mocapid) if row >= 0}
     if body not in names:

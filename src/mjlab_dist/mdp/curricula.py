@@ -1,4 +1,4 @@
-"""What becomes harder as the policy succeeds."""
+"""Curriculum terms: the task becomes harder as the policy succeeds."""
 
 from __future__ import annotations
 
@@ -15,34 +15,36 @@ if TYPE_CHECKING:
     from mjlab_dist.env.env import Env, EpisodeTotals
 
 MEAN_OVER_EPISODES = 100
-"""What is measured by iterations is a mean over about so many of the newest episodes, of all ranks."""
+"""Number of episodes, over all ranks, that the running mean of a measure spans."""
 
 EPISODE_LENGTH = "episode_length"
-"""A measure: length of an episode, as a share of the longest that there is."""
+"""Measure: mean length of episodes, as a fraction of the maximum."""
 
 
 class TerrainLevels(Curriculum):
-    """Send a robot to a harder tile of the same column once it has walked out of its tile, to an easier one if it hardly walked.
+    """Terrain curriculum of Rudin et al. 2022 (arXiv:2109.11978): robots move between tiles of one column.
 
-    Hardly: less than half of the way that the command told it, counting the rest of an episode that ended early. Whoever walks out
-    of the hardest tile comes to a level drawn anew, so that none is forgotten (Rudin et al. 2022, arXiv:2109.11978).
+    A robot that walked out of its tile starts its next episode one level higher. A robot that covered less than half of
+    the commanded distance starts one level lower; for an episode that ended early, the commanded distance includes the
+    remaining time. A robot that walked out of the hardest tile gets a random level, so that easy levels stay in the
+    training data.
 
     Attributes:
-        level: Of each env's next episode, (num_envs,) of int64.
-        told_m: Way that the command has told in this episode, (num_envs,).
+        level: Level of each env's next episode, (num_envs,) of int64.
+        told_m: Distance commanded so far in this episode, in m, (num_envs,).
     """
 
     def __init__(self, env: Env, *, command: str = "velocity", num_start_levels: int = 1, joint: str = "root") -> None:
-        """Spread envs over the columns and the easiest levels.
+        """Distribute the envs over the columns and the easiest levels.
 
         Args:
             env: The envs.
-            command: Name of a command whose first two numbers are velocities over ground in m/s.
-            num_start_levels: Levels that envs start on, from the easiest.
+            command: Name of a command whose first two numbers are horizontal velocities in m/s.
+            num_start_levels: Number of levels, from the easiest, that envs start on.
             joint: The robot's free joint.
 
         Raises:
-            UserError: If the task has no terrain, no such command or not so many levels.
+            UserError: If the task has no terrain, no such command, or fewer levels.
         """
         if env.terrain is None:
             raise UserError(
@@ -52,7 +54,7 @@ class TerrainLevels(Curriculum):
         self._num_levels, self._num_columns = origins.shape[:2]
         if not 1 <= num_start_levels <= self._num_levels:
             raise UserError(
-                f"terrain levels: num_start_levels {num_start_levels}: has to lie between 1 and "
+                f"terrain levels: num_start_levels {num_start_levels}: must be between 1 and "
                 f"--env.sim.terrain.num-levels {self._num_levels}"
             )
         self._origins = origins.flatten(0, 1)
@@ -67,11 +69,12 @@ class TerrainLevels(Curriculum):
         self._env_origins.copy_(self._origin())
 
     def episode_ends(self, env: Env, mask: torch.Tensor) -> None:
-        """Let a step pass; move envs of ended episodes up or down."""
+        # Commanded distance
         speed = torch.linalg.vector_norm(self._told, dim=1)
         self.told_m += speed * env.step_dt_s
         left_s = (env.max_episode_length - env.episode_length_buf) * env.step_dt_s
         walked_m = torch.linalg.vector_norm(self._position - self._env_origins[:, :2], dim=1)
+        # New level of the envs whose episode has ended
         up = walked_m > self._half_tile_m
         down = ~up & (walked_m < 0.5 * (self.told_m + speed * left_s))
         level = (self.level + up.long() - down.long()).clamp_min(0)
@@ -80,15 +83,13 @@ class TerrainLevels(Curriculum):
         write_rows(self._env_origins, mask, self._origin())
 
     def reset(self, mask: torch.Tensor) -> None:
-        """Count the way anew."""
         self.told_m.masked_fill_(mask, 0.0)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Levels and ways."""
         return {"level": self.level, "told_m": self.told_m}
 
     def go_on(self, saved: Sequence[Mapping[str, torch.Tensor]]) -> None:
-        """Give each env the level of one that was on its column, if any was."""
+        # Each env takes over the level of a saved env of its column, if there was one.
         levels = torch.cat([one["level"] for one in saved]).clamp_max(self._num_levels - 1)
         on_column = (len(levels) - self._column + self._num_columns - 1) // self._num_columns
         nth = self._env_ids // self._num_columns % on_column.clamp_min(1)
@@ -97,7 +98,6 @@ class TerrainLevels(Curriculum):
         self._env_origins.copy_(self._origin())
 
     def metrics(self) -> dict[str, torch.Tensor]:
-        """The mean level, from 0."""
         return {"level": self.level.float().mean()}
 
     def _origin(self) -> torch.Tensor:
@@ -105,10 +105,10 @@ class TerrainLevels(Curriculum):
 
 
 class CommandRange(Curriculum):
-    """Widen the range that a number of a command is drawn from, as long as the policy earns a term of the reward well enough.
+    """Widen a command's range while the policy earns enough of a reward term.
 
     Attributes:
-        range: Present lowest and highest, (2,), the same on all ranks.
+        range: Current bounds, low and high, (2,); the same on all ranks.
     """
 
     def __init__(
@@ -122,16 +122,16 @@ class CommandRange(Curriculum):
         reward: str,
         threshold: float = 0.8,
     ) -> None:
-        """Look up the command.
+        """Look up the command and the reward term.
 
         Args:
             env: The envs.
-            command: The command's name.
-            number: Which of the numbers that it draws.
-            widest: The range in the end; the command's own is that at the start.
-            step: By how much each end moves in an iteration at most, in the number's unit.
+            command: Name of the command.
+            number: Index of the number whose range is widened, among those that the command samples.
+            widest: Final range. The initial range is the command's own.
+            step: Amount by which each bound moves per iteration, in the number's unit.
             reward: Name of the reward term.
-            threshold: The term's mean per control step, before its weight, from which on the range widens.
+            threshold: The range widens while the term's mean per control step, without its weight, is at least this.
 
         Raises:
             UserError: If there is no such command, number or reward term, or the range would become narrower.
@@ -139,14 +139,14 @@ class CommandRange(Curriculum):
         ranges = env.find_command(command).ranges
         if not 0 <= number < len(ranges):
             raise UserError(
-                f"command range: number {number}: the command {command} draws {len(ranges)}, counted from 0"
+                f"command range: number {number}: the command {command} samples {len(ranges)}, counted from 0"
             )
         self.range = ranges[number]
         low, high = self.range.tolist()
         if not (widest[0] <= low and high <= widest[1] and step > 0):
             raise UserError(
-                f"command range: widest {widest[0]} {widest[1]} and step {step}: the range at the start, {low:g} to {high:g}, has to "
-                "lie within, and the step to be positive"
+                f"command range: widest {widest[0]} {widest[1]} and step {step}: the widest range must contain the "
+                f"initial one, {low:g} to {high:g}, and the step must be positive"
             )
         self._measure = _Measure(env, reward)
         self._threshold = threshold
@@ -154,45 +154,44 @@ class CommandRange(Curriculum):
         self._low, self._high = widest
 
     def iteration_ends(self, env: Env, totals: EpisodeTotals) -> None:
-        """Widen the range, if the newest episodes earned enough."""
         enough = self._measure.update(env, totals) >= self._threshold
         self.range.copy_(torch.where(enough, (self.range + self._step).clamp(self._low, self._high), self.range))
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The range, and what was measured."""
         return {"range": self.range, **self._measure.state()}
 
     def metrics(self) -> dict[str, torch.Tensor]:
-        """Both ends."""
         return {"low": self.range[0], "high": self.range[1]}
 
 
 class RewardWeight(Curriculum):
-    """Move the weight of a reward term from the config's to another, as the policy succeeds: never back.
+    """Move the weight of a reward term from its configured value to a final value as the policy succeeds.
+
+    The weight never moves back.
 
     Attributes:
-        progress: Share of the way that the weight has gone, (1,), the same on all ranks.
+        progress: Fraction of the change that is done, from 0 to 1, (1,); the same on all ranks.
     """
 
     def __init__(
         self, env: Env, *, reward: str, weight: float, low: float, high: float, measure: str = EPISODE_LENGTH
     ) -> None:
-        """Look up the terms.
+        """Look up the reward terms.
 
         Args:
             env: The envs.
-            reward: Name of the reward term whose weight moves.
-            weight: Its weight in the end.
-            low: What is measured where the weight starts to move.
-            high: What is measured where it arrives.
-            measure: Mean length of episodes as a share of the longest (episode_length), or the name of a reward term: its mean per
-                control step, before its weight.
+            reward: Name of the reward term whose weight changes.
+            weight: Final weight.
+            low: Value of the measure at which the weight starts to change.
+            high: Value of the measure at which the weight is final.
+            measure: ``episode_length`` (mean length of episodes, as a fraction of the maximum), or the name of a reward
+                term (its mean per control step, without its weight).
 
         Raises:
             UserError: If there is no such reward term, or low is not less than high.
         """
         if not low < high:
-            raise UserError(f"reward weight: low {low} and high {high}: low has to be less")
+            raise UserError(f"reward weight: low {low} and high {high}: low must be less than high")
         at = _index_of(env, reward)
         self._weight = env.weights[at : at + 1]
         self._start, self._end = float(env.weights[at]), weight
@@ -201,7 +200,6 @@ class RewardWeight(Curriculum):
         self.progress = torch.zeros(1, device=env.device)
 
     def iteration_ends(self, env: Env, totals: EpisodeTotals) -> None:
-        """Move the weight to where the newest episodes take it."""
         reached = ((self._measure.update(env, totals) - self._low) / (self._high - self._low)).clamp(0.0, 1.0)
         self.progress.copy_(torch.fmax(self.progress, reached))
         self._weight.copy_(
@@ -211,16 +209,14 @@ class RewardWeight(Curriculum):
         )
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The weight, and what was measured."""
         return {"weight": self._weight, "progress": self.progress, **self._measure.state()}
 
     def metrics(self) -> dict[str, torch.Tensor]:
-        """The weight."""
         return {"weight": self._weight[0]}
 
 
 class _Measure:
-    """A mean over the newest episodes of all ranks: of their length, or of a term of the reward per control step."""
+    """Running mean over the newest episodes of all ranks: of their length, or of a reward term per control step."""
 
     def __init__(self, env: Env, name: str) -> None:
         self._term = None if name == EPISODE_LENGTH else _index_of(env, name)
@@ -228,20 +224,20 @@ class _Measure:
         self._known = torch.zeros(1, device=env.device)
 
     def update(self, env: Env, totals: EpisodeTotals) -> torch.Tensor:
-        """The mean with these episodes, (1,); NaN before there were enough."""
+        """Add the episodes of an iteration and return the mean, (1,); NaN until there are enough episodes."""
         if self._term is None:
             value = totals.steps / (totals.episodes * env.max_episode_length)
         else:
             value = totals.terms[self._term] / (env.weights[self._term] * totals.steps)
-        known = value.isfinite()  # not where no episode ended
+        known = value.isfinite()  # false if no episode ended
         share = torch.where(known, (totals.episodes / MEAN_OVER_EPISODES).clamp(max=1.0), 0.0)
         self._mean.lerp_(torch.where(known, value, 0.0), share)
         self._known.lerp_(torch.ones_like(self._known), share)
-        # What it began with, 0, is taken out of the mean.
+        # Remove the bias towards the initial value 0, as Adam does for its moments.
         return torch.where(self._known > 0.5, self._mean / self._known, torch.nan)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Of the run, not of envs: (1,) each."""
+        """Return the mean and its bias correction, (1,) each: they belong to the run, not to single envs."""
         return {"mean": self._mean, "known": self._known}
 
 

@@ -1,4 +1,4 @@
-"""What happens to envs: start states and pushes. Each changes the envs of a mask, in place."""
+"""Event terms: start states and pushes. Each changes the state of the masked envs in place."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ Range = tuple[float, float]
 
 
 def draw_joint_position(env: Env, mask: torch.Tensor, joint: str, low: float, high: float) -> None:
-    """Put a slide or hinge joint anywhere in [low, high], in m or rad."""
+    """Sample the position of a slide or hinge joint uniformly from [low, high], in m or rad."""
     column = env.sim.qpos[:, env.joints[joint].qpos]
     write_rows(column, mask, uniform(column, low, high))
 
 
 def draw_velocities(env: Env, mask: torch.Tensor, std: float) -> None:
-    """Draw all joint velocities from a normal distribution around 0, with std in m/s and rad/s."""
+    """Sample all joint velocities from a normal distribution with mean 0; std is in m/s and rad/s."""
     write_rows(env.sim.qvel, mask, torch.randn_like(env.sim.qvel).mul_(std))
 
 
 class DrawJoints(Term):
-    """Move hinge and slide joints away from the start state, uniformly, but not past their limits."""
+    """Randomize hinge and slide joints uniformly around the start state, within the joints' limits."""
 
     def __init__(
         self,
@@ -43,15 +43,14 @@ class DrawJoints(Term):
 
         Args:
             env: The envs.
-            joints: Regular expressions of their names.
-            position: Range added to each position, in rad or m.
+            joints: Regular expressions that match the joints' names.
+            position: Range of the offset added to each position, in rad or m.
             velocity: Range of each velocity, in rad/s or m/s.
         """
         self._joints = env.find_joints(joints)
         self._position, self._velocity = position, velocity
 
     def __call__(self, env: Env, mask: torch.Tensor) -> None:
-        """Draw."""
         qpos, qvel = self._joints.qpos, self._joints.qvel
         position = qpos.of(env.sim.qpos)
         moved = uniform(position, *self._position).add_(position)
@@ -60,7 +59,7 @@ class DrawJoints(Term):
 
 
 class DrawRoot(Term):
-    """Put a free-floating body anywhere around its start pose and its env's origin, turned and moving."""
+    """Randomize the pose of a floating base around its start pose at the env's origin, and sample its velocity."""
 
     def __init__(
         self,
@@ -80,17 +79,17 @@ class DrawRoot(Term):
 
         Args:
             env: The envs.
-            x_m: Range added to x.
-            y_m: Range added to y.
-            z_m: Range added to z.
-            roll_rad: Range of the turn about the world's x, the first of three.
-            pitch_rad: Range of the turn about the world's y.
-            yaw_rad: Range of the turn about the world's z.
-            linear_m_s: Range of each part of the linear velocity.
-            angular_rad_s: Range of each part of the angular velocity.
+            x_m: Range of the offset added to x.
+            y_m: Range of the offset added to y.
+            z_m: Range of the offset added to z.
+            roll_rad: Range of the rotation about the world's x axis, which is applied first.
+            pitch_rad: Range of the rotation about the world's y axis, applied second.
+            yaw_rad: Range of the rotation about the world's z axis, applied last.
+            linear_m_s: Range of each component of the linear velocity, in the world frame.
+            angular_rad_s: Range of each component of the angular velocity, in the base's frame.
             joint: The body's free joint.
         """
-        env.base(joint)  # refuses a joint that is not free
+        env.base(joint)  # raises if the joint is not a free joint
         qpos, qvel = env.joints[joint]
         ranges = [x_m, y_m, z_m, roll_rad, pitch_rad, yaw_rad, *[linear_m_s] * 3, *[angular_rad_s] * 3]
         self._mask = torch.zeros(env.num_envs, dtype=torch.bool, device=env.device)
@@ -101,20 +100,19 @@ class DrawRoot(Term):
         mask, drawn = wp.from_torch(self._mask), wp.from_torch(self._drawn)
         tensors: list[Any] = [wp.from_torch(tensor) for tensor in (home, env.origins, pose, velocity)]
 
-        def draw(model: mjw.Model, data: mjw.Data) -> None:  # noqa: ARG001 (every program takes them)
+        def draw(model: mjw.Model, data: mjw.Data) -> None:  # noqa: ARG001 (the signature of recorded programs)
             wp.launch(kernels.draw_root, env.num_envs, [mask, drawn, low, high, *tensors])
 
         self._draw = env.sim.record(draw)
 
     def __call__(self, env: Env, mask: torch.Tensor) -> None:  # noqa: ARG002 (every event takes the env)
-        """Draw."""
         self._mask.copy_(mask)
         self._drawn.uniform_()
         self._draw()
 
 
 class Push(Term):
-    """Change a free-floating body's velocity at once, as a shove would."""
+    """Push a floating base: add a random velocity to its current one."""
 
     def __init__(
         self, env: Env, linear_m_s: Range = (-0.5, 0.5), angular_rad_s: Range = (0.0, 0.0), joint: str = "root"
@@ -123,8 +121,8 @@ class Push(Term):
 
         Args:
             env: The envs.
-            linear_m_s: Range added to the velocity along x and along y of the world.
-            angular_rad_s: Range added to each part of the angular velocity.
+            linear_m_s: Range of the velocity added along the world's x axis and along its y axis.
+            angular_rad_s: Range of the velocity added to each component of the angular velocity.
             joint: The body's free joint.
         """
         self._qvel = env.joints[joint].qvel
@@ -133,7 +131,6 @@ class Push(Term):
         self._width = high - self._low
 
     def __call__(self, env: Env, mask: torch.Tensor) -> None:
-        """Push."""
         velocity = env.sim.qvel[:, self._qvel]
         drawn = torch.addcmul(self._low, torch.rand_like(velocity), self._width)
         velocity.add_(drawn.mul_(mask.unsqueeze(1)))

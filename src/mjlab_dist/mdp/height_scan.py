@@ -1,4 +1,4 @@
-"""Heights of the ground around a robot, by MuJoCo Warp's ray casting."""
+"""Height scan: heights of the ground around a robot, measured by MuJoCo Warp's ray casting."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ if TYPE_CHECKING:
     from mjlab_dist.env.env import Env
 
 RAYS_START_M = 5.0
-"""Rays start this far above the robot, and so meet ground that is higher than it."""
+"""Height of the rays' starting points above the robot, so that they also hit ground that is higher than the robot."""
 
 MISSED_M = 5.0
-"""Where a ray meets nothing, the ground counts as this far below the robot."""
+"""Distance below the robot that is assumed for rays that hit nothing."""
 
 
 class HeightScan(Sensor):
-    """How far below a free-floating body the ground is, at a grid of points around it that turns with its heading.
+    """Distances from a floating base down to the ground, at a grid of points that turns with the base's heading.
 
-    Rays are cast straight down, by the body's present position: no forward is needed, but for geoms that move. As an observation, name the class itself;
-    where several groups observe it, or a reward does, make it a sensor and observe :func:`height_scan`, so that rays are cast
-    once a step.
+    Rays are cast straight down from the base's current position, so ``forward_before_observation`` is needed only if
+    the scanned geoms move. The class can be used as an observation itself. If several groups or a reward use the scan,
+    make it a sensor and observe :func:`height_scan`: the rays are then cast once per step.
 
     Attributes:
-        offsets: Where the points lie, (k, 2) in m, forward and to the left of the body, in the order of what is observed.
+        offsets: Horizontal offsets of the points from the base, forward and left, in m, (k, 2), in the order of the
+            observation.
     """
 
     def __init__(
@@ -47,28 +48,28 @@ class HeightScan(Sensor):
         geoms: tuple[str, ...] = ("floor",),
         joint: str = "root",
     ) -> None:
-        """Look up the geoms, record the ray casting.
+        """Look up the geoms, and record the ray casting.
 
         Args:
             env: The envs.
-            size_m: Extent of the grid, forward and sideways; the body is in its middle.
-            spacing_m: Distance of its points.
-            offset_m: What is taken off the distances, so that they are about 0 where the ground is flat.
-            geoms: Regular expressions of the names of the geoms that rays meet; they pass through all others.
+            size_m: Length and width of the grid, forward and sideways. The base is in its middle.
+            spacing_m: Distance between neighbouring points.
+            offset_m: Distance that is subtracted, so that the values are about 0 on flat ground.
+            geoms: Regular expressions that match the names of the geoms to scan. Rays pass through all other geoms.
             joint: The robot's free joint.
 
         Raises:
-            UserError: If a name fits no geom, or there is no grid of this size.
+            UserError: If an expression matches no geom, or size and spacing do not define a grid.
         """
         if not (0 < spacing_m < np.inf and min(size_m) >= 0 and max(size_m) < np.inf):
             raise UserError(
-                f"height scan: size_m {size_m[0]} {size_m[1]} and spacing_m {spacing_m} make no grid; the first has to be 0 or "
-                "more, the second positive"
+                f"height scan: size_m {size_m[0]} {size_m[1]} and spacing_m {spacing_m} make no grid; size_m must be "
+                "at least 0, and spacing_m positive"
             )
         model = env.sim.model
         chosen = find_names("geoms", geoms, [model.geom(i).name for i in range(model.ngeom)])
         self.offsets = torch.from_numpy(_grid(size_m, spacing_m)).to(env.device)
-        env.base(joint)  # refuses a joint that is not free
+        env.base(joint)  # raises if the joint is not a free joint
         pose = env.sim.qpos[:, env.joints[joint].qpos]
         shape = (env.num_envs, len(self.offsets))
         starts, normals, downward = torch.zeros(3, *shape, 3, device=env.device)
@@ -90,7 +91,7 @@ class HeightScan(Sensor):
             wp.launch(kernels.place_rays, shape, [*grid, RAYS_START_M, starts])
             seen = copy.copy(on_device)
             seen.geom_group = groups
-            seen.ngeom = chosen[-1] + 1  # the search is over all geoms, and those of the world come first
+            seen.ngeom = chosen[-1] + 1  # rays search all geoms in order: leave out those after the last chosen one
             marked = vec6(0, 1, 0, 0, 0, 0)
             mjw.rays(seen, data, starts, directions, marked, True, excluded, distance, hit, normal)
             wp.launch(kernels.read_rays, shape, [distance, RAYS_START_M, MISSED_M, offset_m, heights])
@@ -99,15 +100,16 @@ class HeightScan(Sensor):
         self._is_current = False
 
     def update(self, env: Env) -> None:  # noqa: ARG002 (every sensor takes the env)
-        """Forget what was measured before the physics of this step."""
-        self._is_current = False
+        self._is_current = False  # the physics has moved the base
 
     def reset(self, mask: torch.Tensor) -> None:  # noqa: ARG002 (a step resets at most some envs, and may move these)
-        """Forget what was measured before the resets of this step."""
-        self._is_current = False
+        self._is_current = False  # resets move the base
 
     def __call__(self, env: Env) -> torch.Tensor:  # noqa: ARG002 (every observation takes the env)
-        """Distance of the ground below the body in m, less the offset, (num_envs, k); cast at the first call of a step."""
+        """Return the distances to the ground minus the offset, in m, (num_envs, k).
+
+        The first call in a step casts the rays; further calls return the same values.
+        """
         if not self._is_current:
             self._cast()
             self._is_current = True
@@ -115,12 +117,12 @@ class HeightScan(Sensor):
 
 
 def height_scan(env: Env, sensor: str) -> torch.Tensor:
-    """What a :class:`HeightScan` of ``env.sensors`` measures, in m; (num_envs, k)."""
+    """Return the values of a :class:`HeightScan` of ``env.sensors``, in m; (num_envs, k)."""
     return env.sensor(sensor, HeightScan)(env)
 
 
 def _grid(size_m: tuple[float, float], spacing_m: float) -> np.ndarray:
-    """Points of a grid around 0, row by row from behind to the front, from right to left in each, (k, 2)."""
+    """Return the points of a grid around 0, (k, 2): rows from back to front, and from right to left in each row."""
     sides = []
     for size in size_m:
         num = int(size / spacing_m + 1e-6) + 1

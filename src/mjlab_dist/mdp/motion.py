@@ -1,8 +1,8 @@
-"""Reference motions that a free-floating robot imitates: the command that plays them, start states from them, and terms about them.
+"""Motion imitation for a floating base: a command that plays reference motions, and terms that use it.
 
-Rewards are those of Peng et al. 2020, "Learning Agile Robotic Locomotion Skills by Imitating Animals" (arXiv:2004.00784, on motion
-imitation; gains as in the authors' implementation). Starting in the middle of a motion is from Peng et al. 2018, "DeepMimic"
-(arXiv:1804.02717, section 6.1).
+The rewards are those of Peng et al. 2020, "Learning Agile Robotic Locomotion Skills by Imitating Animals"
+(arXiv:2004.00784, section on motion imitation), with the gains of the authors' implementation. Episodes that start in
+the middle of a motion are from Peng et al. 2018, "DeepMimic" (arXiv:1804.02717, section 6.1).
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ if TYPE_CHECKING:
 
 
 class Motion(Command):
-    """Where a robot is to be at the end of the present step, by motions that are played over and over.
+    """Target state of the robot at the end of the current step, from reference motions that repeat.
 
-    A motion that has ended starts again from where it has led, so that one cycle of a gait walks on for ever. Episodes have to be
-    started in it by :func:`start_in_motion`.
+    When a motion ends, it restarts at the place where it ended, so that one cycle of a gait is enough to walk on. The
+    task needs the event :func:`start_in_motion`, which starts episodes in a motion.
 
-    The file is an npz: ``fps``, frames a second; ``joints``, names of k hinge or slide joints; and per motion an array
-    (frames, 7 + k) of the robot's position in m, its unit quaternion (w, x, y, z), and the joints' positions in rad or m. Frames
-    are interpolated to control steps.
+    The motion file is an npz file with ``fps`` (frames per second), ``joints`` (names of k hinge or slide joints), and
+    one array (frames, 7 + k) per motion: the robot's position in m, its unit quaternion (w, x, y, z), and the joint
+    positions in rad or m. Frames are interpolated to control steps.
 
     Attributes:
-        value: Position, orientation, and positions of the joints, (num_envs, 7 + k).
-        velocity: Linear in the world's frame, angular in the body's, and of the joints, (num_envs, 6 + k).
-        sites: Where sites are to be in the body's frame, one substep earlier, when MuJoCo last computes them; in m,
-            (num_envs, sites, 3).
+        value: Target position, orientation and joint positions, (num_envs, 7 + k).
+        velocity: Target linear velocity in the world frame, angular velocity in the body's frame, and joint velocities,
+            (num_envs, 6 + k).
+        sites: Target positions of the sites in the body's frame, in m, (num_envs, sites, 3). They belong to the start
+            of the last substep, when MuJoCo last computes sites.
         root: The robot's free joint.
         joints: The joints, in the order of the value.
     """
@@ -51,17 +52,17 @@ class Motion(Command):
         sites: tuple[str, ...] = (),
         joint: str = "root",
     ) -> None:
-        """Read motions, and prepare every control step of them.
+        """Read the motions, and resample them to control steps.
 
         Args:
             env: The envs.
-            file: The npz: its path, or ``package.module:file``.
-            motions: Regular expressions of the motions that are played.
-            sites: Regular expressions of the MJCF's sites that are to move along, such as feet.
+            file: Path of the npz file, or ``package.module:file``.
+            motions: Regular expressions that match the names of the motions to play.
+            sites: Regular expressions that match the names of the sites to track, such as feet.
             joint: The robot's free joint.
 
         Raises:
-            UserError: If there is no such file, motion, joint or site, or the file holds something else.
+            UserError: If there is no such file, motion, joint or site, or the file is not a motion file.
         """
         model = env.sim.model
         found = read_motions(file)
@@ -90,15 +91,15 @@ class Motion(Command):
         self.velocity = torch.zeros(env.num_envs, self._velocity.shape[1], device=env.device)
         self.sites = torch.zeros(env.num_envs, len(ids), 3, device=env.device)
         self._frame = torch.zeros(env.num_envs, dtype=torch.long, device=env.device)
-        # Where the motion's own frame lies in the world: x, y, yaw.
+        # Pose of the motion's frame in the world: x, y, yaw
         self._anchor = torch.zeros(env.num_envs, 3, device=env.device)
 
     def start(self, env: Env, mask: torch.Tensor) -> None:
-        """Put robots anywhere into a motion, over their env's origin; every control step of it is as likely.
+        """Set the robots' states to random frames of the motions, at their env's origin. All frames are equally likely.
 
         Args:
             env: The envs.
-            mask: Which, (num_envs,) of bool.
+            mask: Envs to start, (num_envs,) of bool.
         """
         frame = torch.randint_like(self._frame, len(self._next))
         self._frame.copy_(torch.where(mask, frame, self._frame))
@@ -116,11 +117,6 @@ class Motion(Command):
             joints.write(state, mask, values[:, of_root:])
 
     def update(self, env: Env) -> None:
-        """Let a step's time pass.
-
-        Args:
-            env: The envs, after resets.
-        """
         x, y, yaw = self._onward.index_select(0, self._frame).unbind(dim=1)
         cos, sin = torch.cos(self._anchor[:, 2]), torch.sin(self._anchor[:, 2])
         self._anchor += torch.stack([cos * x - sin * y, sin * x + cos * y, yaw], dim=1)
@@ -128,7 +124,7 @@ class Motion(Command):
         self._look(env)
 
     def body_sites(self, env: Env) -> torch.Tensor:
-        """Where the sites are in the body's frame, in m, (num_envs, sites, 3), as MuJoCo last computed them.
+        """Return the sites' positions in the body's frame, as MuJoCo last computed them, in m, (num_envs, sites, 3).
 
         Args:
             env: The envs.
@@ -137,7 +133,6 @@ class Motion(Command):
         return rotate_inverse(env.sim.view("xquat")[:, self._body].unsqueeze(1).expand(-1, offset.shape[1], -1), offset)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Which frame is played where, and what follows from it."""
         return {
             "frame": self._frame,
             "anchor": self._anchor,
@@ -147,7 +142,7 @@ class Motion(Command):
         }
 
     def _look(self, env: Env) -> None:
-        """Put the frame that is played into the world."""
+        """Compute the targets from the current frame and the pose of the motion's frame."""
         pose, velocity = self._pose.index_select(0, self._frame), self._velocity.index_select(0, self._frame)
         level = torch.zeros_like(self._anchor[:, 2])
         turn = from_euler(level, level, self._anchor[:, 2])
@@ -165,12 +160,12 @@ def _ids(columns: slice) -> range:
 def _motion(env: Env, name: str) -> Motion:
     found = env.find_command(name)
     if not isinstance(found, Motion):
-        raise UserError(f"command {name}: is a {type(found).__name__}, and a Motion is wanted")
+        raise UserError(f"command {name}: is a {type(found).__name__}; name a Motion")
     return found
 
 
 def start_in_motion(env: Env, mask: torch.Tensor, command: str) -> None:
-    """Start episodes anywhere in the motions of a command, with their positions and velocities (an event)."""
+    """Event: start episodes at random frames of a motion command, with their positions and velocities."""
     _motion(env, command).start(env, mask)
 
 
@@ -178,59 +173,62 @@ def start_in_motion(env: Env, mask: torch.Tensor, command: str) -> None:
 
 
 def joint_targets(env: Env, command: str) -> torch.Tensor:
-    """Positions that joints are to have after the next step, relative to the start state, in rad or m; (num_envs, k)."""
+    """Return the joints' target positions after the next step minus the start state, in rad or m; (num_envs, k)."""
     motion = _motion(env, command)
     return motion.value[:, 7:] - motion.joints.qpos.of(env.reference.qpos)
 
 
 def joint_target_velocities(env: Env, command: str) -> torch.Tensor:
-    """Velocities that joints are to have after the next step, in rad/s or m/s; (num_envs, k)."""
+    """Return the joints' target velocities after the next step, in rad/s or m/s; (num_envs, k)."""
     return _motion(env, command).velocity[:, 6:]
 
 
 def root_target_velocity(env: Env, command: str) -> torch.Tensor:
-    """Velocity that the body is to have after the next step, in the frame it is to have then: m/s, rad/s; (num_envs, 6)."""
+    """Return the base's target velocity after the next step, in the target's frame, in m/s and rad/s; (num_envs, 6)."""
     motion = _motion(env, command)
     linear = rotate_inverse(motion.value[:, 3:7], motion.velocity[:, :3])
     return torch.cat([linear, motion.velocity[:, 3:6]], dim=1)
 
 
 def root_error(env: Env, command: str) -> torch.Tensor:
-    """From where the body is to where it is to be after the next step, in its own frame: m, rad (axis times angle); (num_envs, 6)."""
+    """Return the offset from the base to its target after the next step, in the base's frame; (num_envs, 6).
+
+    The offset consists of the position in m and of the rotation as axis times angle in rad.
+    """
     motion = _motion(env, command)
     pose = env.sim.qpos[:, motion.root.qpos]
     turn = multiply(conjugate(pose[:, 3:]), motion.value[:, 3:7])
     sine = turn[:, 1:].norm(dim=1, keepdim=True)
-    # 2 asin(s) / s, which is 2 at 0; the sign makes it the shorter of the two turns.
+    # angle / sin(angle / 2), which is 2 at 0. The sign selects the shorter of the two rotations.
     angle = 2.0 * torch.atan2(sine, turn[:, :1].abs())
     scale = torch.where(sine > 1e-6, angle / sine.clamp_min(1e-6), 2.0) * torch.sign(turn[:, :1])
     offset = rotate_inverse(pose[:, 3:], motion.value[:, :3] - pose[:, :3])
     return torch.cat([offset, scale * turn[:, 1:]], dim=1)
 
 
-# Rewards, at most 1 each
+# Rewards, each at most 1
 
 
 def imitate_joints(env: Env, command: str, gain: float = 5.0) -> torch.Tensor:
-    """exp(-gain * sum of squares of joints' errors in rad or m)."""
+    """Return exp(-gain * sum of squared joint position errors), errors in rad or m."""
     motion = _motion(env, command)
     return torch.exp(-gain * (motion.value[:, 7:] - motion.joints.qpos.of(env.sim.qpos)).square().sum(dim=1))
 
 
 def imitate_joint_velocities(env: Env, command: str, gain: float = 0.1) -> torch.Tensor:
-    """exp(-gain * sum of squares of joints' errors in rad/s or m/s)."""
+    """Return exp(-gain * sum of squared joint velocity errors), errors in rad/s or m/s."""
     motion = _motion(env, command)
     return torch.exp(-gain * (motion.velocity[:, 6:] - motion.joints.qvel.of(env.sim.qvel)).square().sum(dim=1))
 
 
 def imitate_sites(env: Env, command: str, gain: float = 40.0) -> torch.Tensor:
-    """exp(-gain * sum of squares of the sites' errors in m, in the body's frame)."""
+    """Return exp(-gain * sum of squared site position errors), errors in m, in the body's frame."""
     motion = _motion(env, command)
     return torch.exp(-gain * (motion.sites - motion.body_sites(env)).square().sum(dim=(1, 2)))
 
 
 def imitate_root_pose(env: Env, command: str, gain: float = 20.0, turn_gain: float = 10.0) -> torch.Tensor:
-    """exp(-gain * distance^2 in m2 - turn_gain * angle^2 in rad2)."""
+    """Return exp(-gain * distance^2 - turn_gain * angle^2) of the base's pose error, in m and rad."""
     motion = _motion(env, command)
     pose = env.sim.qpos[:, motion.root.qpos]
     distance = (motion.value[:, :3] - pose[:, :3]).square().sum(dim=1)
@@ -238,7 +236,7 @@ def imitate_root_pose(env: Env, command: str, gain: float = 20.0, turn_gain: flo
 
 
 def imitate_root_velocity(env: Env, command: str, gain: float = 2.0, turn_gain: float = 0.2) -> torch.Tensor:
-    """exp(-gain * error^2 in m2/s2 - turn_gain * error^2 in rad2/s2)."""
+    """Return exp(-gain * linear^2 - turn_gain * angular^2) of the base's velocity error, in m/s and rad/s."""
     motion = _motion(env, command)
     error = (motion.velocity[:, :6] - env.sim.qvel[:, motion.root.qvel]).square()
     return torch.exp(-gain * error[:, :3].sum(dim=1) - turn_gain * error[:, 3:].sum(dim=1))
@@ -248,7 +246,7 @@ def imitate_root_velocity(env: Env, command: str, gain: float = 2.0, turn_gain: 
 
 
 def lost(env: Env, command: str, most_m: float, most_rad: float) -> torch.Tensor:
-    """The body is further from where it is to be than most_m, or turned away from it by more than most_rad."""
+    """Return whether the base's pose error exceeds most_m or most_rad."""
     motion = _motion(env, command)
     pose = env.sim.qpos[:, motion.root.qpos]
     far = (motion.value[:, :3] - pose[:, :3]).norm(dim=1) > most_m

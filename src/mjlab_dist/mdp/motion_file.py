@@ -1,4 +1,4 @@
-"""Motion files: read, and turned into what a robot is to do at each control step."""
+"""Read motion files, and resample them into reference motions with one frame per control step."""
 
 from __future__ import annotations
 
@@ -18,58 +18,62 @@ Floats = NDArray[np.float64]
 
 _KEYS = ("fps", "joints")
 
-_FORMAT = "it has to hold fps, joints, and an array (frames, 7 + joints) per motion"
+_FORMAT = "it must contain fps, joints, and an array (frames, 7 + joints) per motion"
 
 
 class MotionFile(NamedTuple):
-    """What is in a file."""
+    """Contents of a motion file."""
 
     fps: float
-    """Frames a second."""
+    """Frames per second."""
     joints: tuple[str, ...]
-    """Names of the joints, k of them."""
+    """Names of the k joints."""
     motions: dict[str, Floats]
-    """By name: position in m, unit quaternion (w, x, y, z) and the joints' positions in rad or m, (frames, 7 + k)."""
+    """Motions by name: position in m, unit quaternion (w, x, y, z), joint positions in rad or m; (frames, 7 + k)."""
 
 
 class Robot(NamedTuple):
-    """What of a model a motion moves."""
+    """The parts of a model that a motion drives."""
 
     model: mujoco.MjModel
     """The model."""
     qpos: tuple[int, ...]
-    """Columns of ``qpos`` in the order of a motion's, 7 + k."""
+    """The 7 + k columns of ``qpos``, in the order of a motion's columns."""
     qvel: tuple[int, ...]
-    """Columns of ``qvel`` in that order, 6 + k."""
+    """The 6 + k columns of ``qvel``, in the same order."""
     body: int
-    """Id of the body that floats."""
+    """Id of the floating base."""
     sites: tuple[int, ...]
-    """Ids of the sites that are looked at."""
+    """Ids of the tracked sites."""
 
 
 class Reference(NamedTuple):
-    """Motions a control step apart, one after another."""
+    """Concatenated motions, with one frame per control step."""
 
     pose: Floats
-    """Position, orientation and joints, (frames, 7 + k)."""
+    """Position, orientation and joint positions, (frames, 7 + k)."""
     velocity: Floats
-    """Linear in the frame of the motion, angular in the body's, and of the joints, (frames, 6 + k)."""
+    """Linear velocity in the motion's frame, angular in the body's frame, and joint velocities, (frames, 6 + k)."""
+
     sites: Floats
-    """Sites in the body's frame one substep earlier, in m, (frames, sites, 3)."""
+    """Positions of the sites in the body's frame, one substep earlier, in m, (frames, sites, 3)."""
     next: NDArray[np.int64]
-    """The frame that follows: after the last of a motion its first, (frames,)."""
+    """Index of the following frame, (frames,). The last frame of a motion is followed by its first."""
     onward: Floats
-    """How the motion's frame moves with that: x, y in m and yaw in rad, 0 but at the end of a motion, (frames, 3)."""
+    """Displacement of the motion's frame when the motion restarts: x and y in m, yaw in rad; (frames, 3).
+
+    It is 0 except in the last frame of each motion.
+    """
 
 
 def read_motions(file: str) -> MotionFile:
     """Read a motion file.
 
     Args:
-        file: An npz: its path, or ``package.module:file``.
+        file: Path of an npz file, or ``package.module:file``.
 
     Raises:
-        UserError: If there is no such file, or it holds something else.
+        UserError: If there is no such file, or its contents are not as described in :class:`MotionFile`.
     """
     flag = f"motions {file}"
     path = find_file(flag, file)
@@ -84,9 +88,9 @@ def read_motions(file: str) -> MotionFile:
         raise UserError(f"{flag}: has no {' and no '.join(missing or ['motion'])}; {_FORMAT}")
     fps, joints = found["fps"], tuple(map(str, found["joints"].ravel()))
     if fps.size != 1 or fps.dtype.kind not in "fiu" or not 0 < float(fps.item()) < np.inf:
-        raise UserError(f"{flag}: fps is {fps.tolist()}; it has to be one positive number")
+        raise UserError(f"{flag}: fps is {fps.tolist()}; it must be one positive number")
     if len(set(joints)) < len(joints):
-        raise UserError(f"{flag}: joints names one twice, of {', '.join(joints)}")
+        raise UserError(f"{flag}: a name is repeated in joints, {', '.join(joints)}")
     return MotionFile(
         float(fps.item()),
         joints,
@@ -96,29 +100,29 @@ def read_motions(file: str) -> MotionFile:
 
 def _checked(flag: str, frames: NDArray[np.generic], width: int) -> Floats:
     if frames.dtype.kind not in "fiu" or frames.ndim != 2 or frames.shape[1] != width or len(frames) < 2:
-        raise UserError(f"{flag} is of shape {frames.shape}; it has to be (2 or more frames, {width} numbers)")
+        raise UserError(f"{flag} has the shape {frames.shape}; it must be (2 or more frames, {width} numbers)")
     numbers = frames.astype(np.float64)
     if not np.isfinite(numbers).all():
         raise UserError(
-            f"{flag} holds numbers that are not finite; mend frame {int(np.argmin(np.isfinite(numbers).all(axis=1)))}"
+            f"{flag} contains numbers that are not finite; fix frame {int(np.argmin(np.isfinite(numbers).all(axis=1)))}"
         )
     lengths = np.linalg.norm(numbers[:, 3:7], axis=1)
     if np.abs(lengths - 1.0).max() > 1e-2:
         raise UserError(
-            f"{flag}: columns 3 to 6 are no unit quaternion in frame {int(np.argmax(np.abs(lengths - 1.0)))}"
+            f"{flag}: columns 3 to 6 are not a unit quaternion in frame {int(np.argmax(np.abs(lengths - 1.0)))}"
         )
     numbers[:, 3:7] /= lengths[:, None]
     return numbers
 
 
 def make_reference(robot: Robot, motions: list[Floats], fps: float, dt_s: float) -> Reference:
-    """Cut motions into control steps.
+    """Resample motions to one frame per control step.
 
     Args:
-        robot: What they move.
-        motions: (frames, 7 + k) each.
-        fps: Frames a second.
-        dt_s: Control step; a motion's length is rounded to a whole number of them.
+        robot: The parts of the model that the motions drive.
+        motions: The motions, (frames, 7 + k) each.
+        fps: Frames per second of the motions.
+        dt_s: Length of a control step. A motion's length is rounded to a whole number of control steps.
     """
     clips = [_cut(robot, frames, fps, dt_s) for frames in motions]
     ends = np.cumsum([len(clip.pose) for clip in clips])
@@ -138,7 +142,7 @@ def _cut(robot: Robot, frames: Floats, fps: float, dt_s: float) -> Reference:
     given[:, robot.qpos] = frames
     steps = max(1, round((len(frames) - 1) / fps / dt_s))
     qpos = np.stack([_between(model, given, at) for at in np.linspace(0, len(frames) - 1, steps + 1)])
-    # Central differences, and one-sided ones at both ends.
+    # Velocities by central differences, and by one-sided differences at both ends
     around = [(max(i - 1, 0), min(i + 1, steps)) for i in range(steps)]
     qvel = np.stack([_difference(model, qpos[a], qpos[b], (b - a) * dt_s) for a, b in around])
     onward = np.zeros((steps, 3))
@@ -153,7 +157,7 @@ def _cut(robot: Robot, frames: Floats, fps: float, dt_s: float) -> Reference:
 
 
 def _between(model: mujoco.MjModel, frames: Floats, at: float) -> Floats:
-    """Interpolate; orientations turn at a constant rate."""
+    """Interpolate between two frames; orientations rotate at a constant rate."""
     before = min(int(at), len(frames) - 2)
     pose = frames[before].copy()
     mujoco.mj_integratePos(model, pose, _difference(model, frames[before], frames[before + 1], 1.0), at - before)
@@ -167,7 +171,7 @@ def _difference(model: mujoco.MjModel, before: Floats, after: Floats, time_s: fl
 
 
 def _ground_move(first: Floats, last: Floats) -> Floats:
-    """The turn about the vertical, and then the move over ground, that take the first pose to the last: x, y, yaw."""
+    """Return the displacement (x, y, yaw) from the first pose to the last: first rotate by yaw, then translate."""
     yaw = float(heading(torch.from_numpy(last[3:])) - heading(torch.from_numpy(first[3:])))
     cos, sin = np.cos(yaw), np.sin(yaw)
     x, y = first[:2]

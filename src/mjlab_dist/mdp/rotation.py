@@ -1,4 +1,4 @@
-"""Rotations as MuJoCo has them: unit quaternions (w, x, y, z), over all envs at once."""
+"""Batched rotations by unit quaternions (w, x, y, z), MuJoCo's convention."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import torch
 
 
 def rotate(quat: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
-    """Turn vectors from a body's frame to the world's.
+    """Rotate vectors from a body's frame to the world frame.
 
     Args:
         quat: The body's orientation, (..., 4).
-        vector: (..., 3).
+        vector: Vectors in the body's frame, (..., 3).
     """
     w, axis = quat[..., :1], quat[..., 1:]
     side = torch.linalg.cross(axis, vector)
@@ -20,11 +20,11 @@ def rotate(quat: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
 
 
 def rotate_inverse(quat: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
-    """Turn vectors from the world's frame to a body's.
+    """Rotate vectors from the world frame to a body's frame.
 
     Args:
         quat: The body's orientation, (..., 4).
-        vector: (..., 3).
+        vector: Vectors in the world frame, (..., 3).
     """
     w, axis = quat[..., :1], quat[..., 1:]
     side = torch.linalg.cross(axis, vector)
@@ -32,7 +32,7 @@ def rotate_inverse(quat: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
 
 
 def multiply(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Quaternion product, (..., 4): the turn ``right``, then ``left``, both in the world's frame."""
+    """Return the quaternion product, (..., 4): the rotation ``right`` followed by ``left``, both in the world frame."""
     w1, axis1 = left[..., :1], left[..., 1:]
     w2, axis2 = right[..., :1], right[..., 1:]
     axis = torch.linalg.cross(axis1, axis2).addcmul_(w1, axis2).addcmul_(w2, axis1)
@@ -42,52 +42,52 @@ def multiply(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 
 def conjugate(quat: torch.Tensor) -> torch.Tensor:
-    """The opposite turn, (..., 4)."""
+    """Return the inverse rotation, (..., 4)."""
     return torch.cat([quat[..., :1], -quat[..., 1:]], dim=-1)
 
 
 def from_euler(roll: torch.Tensor, pitch: torch.Tensor, yaw: torch.Tensor) -> torch.Tensor:
-    """Quaternion of the turns about the body's x, then y, then z axes as seen from the world (z-y-x Euler angles).
+    """Return the quaternion of rotations about the world's x, then y, then z axis (roll, pitch, yaw).
 
     Args:
-        roll: About x in rad, (...).
-        pitch: About y in rad, (...).
-        yaw: About z in rad, (...).
+        roll: Angle about x in rad, (...).
+        pitch: Angle about y in rad, (...).
+        yaw: Angle about z in rad, (...).
 
     Returns:
-        (..., 4).
+        Unit quaternions, (..., 4).
     """
     half = torch.stack([roll, pitch, yaw], dim=-1) * 0.5
     (cr, cp, cy), (sr, sp, sy) = torch.cos(half).unbind(-1), torch.sin(half).unbind(-1)
-    # Products of the first two angles' cosines and sines, then of all three
+    # Products of the cosines and sines of roll and pitch, then of all three angles
     products = torch.stack([cr, sr, cr, sr], dim=-1) * torch.stack([cp, cp, sp, sp], dim=-1)
     c, s = (products * cy.unsqueeze(-1)).unbind(-1), (products * sy.unsqueeze(-1)).unbind(-1)
     return torch.stack([c[0] + s[3], c[1] - s[2], c[2] + s[1], s[0] - c[3]], dim=-1)
 
 
 def heading(quat: torch.Tensor) -> torch.Tensor:
-    """Yaw angle in rad, (...), of the body's x axis projected onto the ground.
+    """Return the yaw angle in rad, (...), of the body's x axis projected onto the ground.
 
     Args:
         quat: The body's orientation, (..., 4).
     """
     w, x, y, z = quat.unbind(-1)
-    # Half of the rotation matrix's first column
+    # Half of the first column of the rotation matrix
     return torch.atan2((w * z).addcmul_(x, y), 0.5 - quat[..., 2:].square().sum(dim=-1))
 
 
 def wrap_angle(angle: torch.Tensor) -> torch.Tensor:
-    """The same angle between -pi and pi, in rad."""
+    """Wrap an angle in rad to [-pi, pi)."""
     return torch.remainder(angle + math.pi, 2.0 * math.pi) - math.pi
 
 
 def angle_between(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Angle in rad, (...), of the turn that leads from one orientation to another.
+    """Return the angle in rad, (...), of the rotation from one orientation to another.
 
     Args:
-        left: (..., 4).
-        right: (..., 4).
+        left: First orientation, (..., 4).
+        right: Second orientation, (..., 4).
     """
     turn = multiply(conjugate(left), right)
-    # acos of the first part would lose its precision where the two hardly differ.
+    # acos(w) would be imprecise for small angles.
     return 2.0 * torch.atan2(turn[..., 1:].norm(dim=-1), turn[..., 0].abs())

@@ -1,4 +1,4 @@
-"""What is measured after every step and remembered."""
+"""Sensor terms: measurements after the physics of every control step."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ if TYPE_CHECKING:
     from mjlab_dist.env.env import Env
 
 _FOUND_AND_FORCE = 1 << int(mujoco.mjtConDataField.mjCONDATA_FOUND) | 1 << int(mujoco.mjtConDataField.mjCONDATA_FORCE)
-"""These two come first in a contact sensor's data: one number, then three."""
+"""Data fields that a contact sensor must have: found (1 number) and force (3 numbers), which come first in its data."""
 
 
 class Contact(Sensor):
-    """Touch, force and time in the air of several bodies, by MuJoCo's contact sensors.
+    """Contacts, contact forces and air times of several bodies, measured by MuJoCo's contact sensors.
 
-    A sensor's data must hold ``found`` and ``force``; what it matches (geoms, bodies, subtrees) and how several contacts become
-    one (``reduce``) is said in the MJCF. As all sensors, they tell of the start of the last substep.
+    The MJCF defines what each sensor matches (geoms, bodies, subtrees) and how it reduces several contacts to one
+    (``reduce``). Its data must contain ``found`` and ``force``. As with every MuJoCo sensor, the values belong to the
+    start of the last substep.
 
     Attributes:
-        names: The sensors, k of them.
-        force_n: Force in N of what the sensor names first on what it touches, (num_envs, k, 3): with ``reduce="netforce"`` in the
-            world's frame, else in the contact's.
-        in_contact: (num_envs, k) of bool.
-        first_contact: Whether it has touched in this step and was in the air in the one before, (num_envs, k) of bool.
-        air_time_s: Time since it last touched, 0 in contact, (num_envs, k).
-        last_air_time_s: How long it was in the air before it last touched, (num_envs, k).
-        contact_time_s: Time since it was last in the air, 0 there, (num_envs, k).
+        names: Names of the k sensors.
+        force_n: Force in N that the sensor's first object exerts on the second, (num_envs, k, 3): in the world frame
+            with ``reduce="netforce"``, else in the contact frame.
+        in_contact: Whether the sensor found a contact, (num_envs, k) of bool.
+        first_contact: Whether the body landed in this step: in contact now, in the air before, (num_envs, k) of bool.
+        air_time_s: Time since the last contact, (num_envs, k); 0 while in contact.
+        last_air_time_s: Duration of the flight before the latest landing, (num_envs, k).
+        contact_time_s: Time since the contact began, (num_envs, k); 0 while in the air.
     """
 
     def __init__(self, env: Env, sensors: tuple[str, ...]) -> None:
@@ -44,10 +45,10 @@ class Contact(Sensor):
 
         Args:
             env: The envs.
-            sensors: Regular expressions of their names; several are taken in the model's order.
+            sensors: Regular expressions that match the sensors' names. The sensors are in the model's order.
 
         Raises:
-            UserError: If one fits none, or one's data lacks found or force.
+            UserError: If an expression matches no contact sensor, or a sensor's data lacks found or force.
         """
         model = env.sim.model
         found = list(_contact_sensors(model, sensors))
@@ -63,33 +64,30 @@ class Contact(Sensor):
         outputs: list[Any] = [wp.from_torch(tensor) for tensor in self.state().values()]
         inputs = [wp.from_torch(env.sim.view("sensordata")), addresses, env.step_dt_s]
 
-        def read(model: mjw.Model, data: mjw.Data) -> None:  # noqa: ARG001 (every program takes them)
+        def read(model: mjw.Model, data: mjw.Data) -> None:  # noqa: ARG001 (the signature of recorded programs)
             wp.launch(kernels.read_contacts, shape, inputs, outputs)
 
         self._read = env.sim.record(read, changes_state=False)
 
     def touching(self, min_force_n: float) -> torch.Tensor:
-        """Return whether each body touches with a force of at least min_force_n, in N: (num_envs, k) of bool."""
+        """Return whether each body is in contact with a force of at least min_force_n, in N; (num_envs, k) of bool."""
         if min_force_n <= 0.0:
             return self.in_contact
         return self.in_contact & (self.force_n.norm(dim=2) >= min_force_n)
 
     def update(self, env: Env) -> None:  # noqa: ARG002 (every sensor takes the env)
-        """Read the contacts of the step."""
         self._read()
 
     def cleared(self) -> list[torch.Tensor]:
-        """Episodes start touching nothing."""
         return list(self.state().values())
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Forces, touches and times."""
         names = ("force_n", "in_contact", "first_contact", "air_time_s", "last_air_time_s", "contact_time_s")
         return {name: getattr(self, name) for name in names}
 
 
 def _contact_sensors(model: mujoco.MjModel, patterns: tuple[str, ...]) -> Iterator[tuple[str, int]]:
-    """Name and address of the contact sensors that patterns name."""
+    """Yield the name and the data address of each contact sensor that matches."""
     known = [
         model.sensor(i).name for i in range(model.nsensor) if model.sensor_type[i] == mujoco.mjtSensor.mjSENS_CONTACT
     ]

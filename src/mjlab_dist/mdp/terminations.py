@@ -1,4 +1,4 @@
-"""Conditions that end an episode: (num_envs,) of bool. The time limit is the env's own."""
+"""Termination terms: each returns (num_envs,) of bool. The env itself handles the time limit."""
 
 from __future__ import annotations
 
@@ -15,26 +15,29 @@ if TYPE_CHECKING:
 
 
 def tilted(env: Env, most_rad: float, joint: str = "root") -> torch.Tensor:
-    """The angle between a body's z axis and the vertical exceeds most_rad."""
+    """Return whether the angle between the base's z axis and the vertical exceeds most_rad."""
     return projected_gravity(env, joint)[:, 2] > -math.cos(most_rad)
 
 
 def too_low(env: Env, least_m: float, joint: str = "root") -> torch.Tensor:
-    """A free-floating body is lower over its env's origin than least_m."""
+    """Return whether the base is less than least_m above its env's origin."""
     return base_height(env, joint).squeeze(1) < least_m
 
 
 def out_of_bounds(env: Env, most_m: float, joint: str = "root") -> torch.Tensor:
-    """A free-floating body is further from its env's origin over ground than most_m."""
+    """Return whether the horizontal distance from the env's origin to the base exceeds most_m."""
     position = env.sim.qpos[:, env.joints[joint].qpos][:, :2]
     return (position - env.origins[:, :2]).norm(dim=1) > most_m
 
 
 def illegal_contact(env: Env, sensor: str, least_n: float = 0.0) -> torch.Tensor:
-    """A body of a contact sensor of ``env.sensors`` touches with a force of least_n or more, in N."""
+    """Return whether a body of a contact sensor of ``env.sensors`` touches with a force of at least least_n, in N."""
     return env.sensor(sensor, Contact).touching(least_n).any(dim=1)
 
 
 def not_finite(env: Env) -> torch.Tensor:
-    """A joint's position or velocity is no number any more; ``env.nan_policy`` sees to observations and rewards too."""
+    """Return whether a joint position or velocity is not finite.
+
+    ``env.nan_policy`` also covers observations and rewards.
+    """
     return ~(env.sim.qpos.isfinite().all(dim=1) & env.sim.qvel.isfinite().all(dim=1))
