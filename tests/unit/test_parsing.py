@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tyro
 import yaml
 
 from mjlab_dist import registry
@@ -349,7 +350,7 @@ def test_help_pages_have_the_flags_of_tyro(
     monkeypatch.setenv("COLUMNS", "120")  # tyro uses two columns where there is room
     default = registry.task_config(task)
     with pytest.raises(SystemExit):
-        parse(TrainConfig, default, ["--help-all"], f"train {task}")
+        tyro.cli(TrainConfig, default=default, args=["--help"])
     known = set(re.findall(r"(?m)^[│ ] {1,2}--([a-z][^ ,]*)", capsys.readouterr().out))
     assert {flag.name for flag in flags_of(default)} == known
 

@@ -151,14 +151,15 @@ def general_config() -> TrainConfig:
 
 
 def config_page(config: Any, prog: str) -> str:
-    """Return a page of all flags of a small config.
+    """Return a page of all flags of a config, by group.
 
     Args:
         config: A config dataclass with the defaults.
         prog: The command.
     """
     summary = _paragraphs(inspect.getdoc(type(config)) or "")
-    return "\n\n".join([f"usage: {prog} [flags]", summary, _table(flags_of(config))])
+    flags = [flag for flag in flags_of(config) if flag.path != "task"]
+    return "\n\n".join([f"usage: {prog} [flags]", summary, *_tables(flags)])
 
 
 def short_page(page: Page, prog: str, config: TrainConfig, tasks: Sequence[str] = ()) -> str:
@@ -203,12 +204,7 @@ def prefix_page(prefix: str, prog: str, config: TrainConfig) -> str:
     chosen = inside or [flag for flag in flags if flag.name.startswith(wanted)]
     if not chosen:
         raise UserError(f"--help {prefix}: no flag starts with it; {_nearest(wanted, flags, prog)}")
-    groups: dict[str, list[Flag]] = {}
-    for flag in chosen:
-        groups.setdefault(flag.name.rpartition(".")[0], []).append(flag)
-    width = _left_width(chosen)
-    tables = [f"{title}:\n{_table(flags, width)}" if title else _table(flags, width) for title, flags in groups.items()]
-    return "\n\n".join([f"usage: {prog} [flags]", *tables])
+    return "\n\n".join([f"usage: {prog} [flags]", *_tables(chosen)])
 
 
 def _nearest(wanted: str, flags: Iterable[Flag], prog: str) -> str:
@@ -306,7 +302,16 @@ def _left_width(flags: Iterable[Flag]) -> int:
 
 
 def _paragraphs(text: str) -> str:
-    return "\n".join(textwrap.fill(part, _width(), break_on_hyphens=False) for part in text.splitlines())
+    return "\n\n".join(textwrap.fill(" ".join(p.split()), _width(), break_on_hyphens=False) for p in text.split("\n\n"))
+
+
+def _tables(flags: Sequence[Flag]) -> list[str]:
+    """Return one table per group of flags."""
+    groups: dict[str, list[Flag]] = {}
+    for flag in flags:
+        groups.setdefault(flag.name.rpartition(".")[0], []).append(flag)
+    width = _left_width(flags)
+    return [f"{title}:\n{_table(group, width)}" if title else _table(group, width) for title, group in groups.items()]
 
 
 def _table(flags: Sequence[Flag], left: int | None = None) -> str:

@@ -19,7 +19,7 @@ ConfigT = TypeVar("ConfigT")
 def parse(
     config_type: type[ConfigT], default: ConfigT, argv: Sequence[str], prog: str, own: Iterable[Flag] = ()
 ) -> ConfigT:
-    """Read flags over a default config. ``--help`` prints a page of all flags, ``--help-all`` tyro's, and both exit.
+    """Read flags over a default config. ``--help`` and ``--help-all`` print a page of all flags and exit.
 
     Args:
         config_type: The config's class.
@@ -32,7 +32,7 @@ def parse(
         UserError: If a flag is unknown, or its value has the wrong form.
     """
     asked, flags = take_help(argv)
-    if asked is not None and not asked.everything:
+    if asked is not None:
         print(config_page(default, prog))
         sys.exit(0)
 
@@ -41,7 +41,7 @@ def parse(
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            return tyro.cli(config_type, default=default, args=["--help"] if asked else flags, prog=prog)
+            return tyro.cli(config_type, default=default, args=flags, prog=prog)
     except SystemExit as exit_:
         if exit_.code in (0, None):
             raise
