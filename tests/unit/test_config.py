@@ -217,12 +217,12 @@ def test_fields_that_exclude_each_other_are_refused_together_only(
 @pytest.mark.parametrize(
     ("hosts", "mend"),
     [
-        (("node7", "node8", "node7"), "node7 is repeated; name each once"),
-        (("",), "'' is no machine's name"),
-        (("node7", " "), "' ' is no machine's name"),
+        (("node7", "node8", "node7"), "node7 is repeated; name each host once"),
+        (("",), "'' is not the name or address of a machine"),
+        (("node7", " "), "' ' is not the name or address of a machine"),
         (("node7,node8",), "separate hosts by spaces"),
-        (("root@node7",), "name users and ports in SSH's config file"),
-        (("node7:2222",), "name users and ports in SSH's config file"),
+        (("root@node7",), "set users and ports in SSH's config file"),
+        (("node7:2222",), "set users and ports in SSH's config file"),
     ],
 )
 def test_bad_hosts_are_refused(config: TrainConfig, hosts: tuple[str, ...], mend: str):

@@ -482,10 +482,10 @@ def test_contacts_that_find_no_room_are_reported() -> None:
     ("changes", "flag"),
     [
         ({"num_levels": 0}, "num-levels 0: "),
-        ({"num_columns": 7}, "num-columns 7: leaves none to --env.sim.terrain.parts."),
+        ({"num_columns": 7}, "num-columns 7: leaves no column for --env.sim.terrain.parts."),
         ({"seed": -1}, "seed -1: "),
         ({"resolution_m": 0.0}, "resolution-m 0.0: "),
-        ({"resolution_m": 0.001}, "resolution-m 0.001: makes "),
+        ({"resolution_m": 0.001}, "resolution-m 0.001: gives "),
         ({"tile_size_m": 6.02}, "tile-size-m 6.02: "),
         ({"tile_size_m": float("nan")}, "tile-size-m nan: "),
         ({"border_m": 0.0}, "border-m 0.0: "),

@@ -1,4 +1,4 @@
-"""Config of the learner: networks and PPO. Field docstrings are the help of flags."""
+"""Config of the learner: networks and PPO. The docstrings of the fields are also the help texts of the flags."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Literal
 Activation = Literal[
     "elu", "selu", "relu", "crelu", "lrelu", "tanh", "sigmoid", "softplus", "gelu", "swish", "mish", "identity"
 ]
-"""Activations that rsl_rl knows by name."""
+"""Names of the activations that rsl_rl supports."""
 
 
 MIN_STD = 1e-6
-"""Smallest standard deviation that rsl_rl's distributions take."""
+"""Smallest standard deviation that rsl_rl's distributions accept."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,60 +20,70 @@ class AgentConfig:
     """PPO (Schulman et al. 2017, arXiv:1707.06347), as rsl_rl implements it."""
 
     num_steps_per_env: int = 32
-    """Control steps per env in one rollout."""
+    """Control steps per env in a rollout."""
     num_learning_epochs: int = 5
-    """Passes over each rollout."""
+    """Epochs per update: passes over the rollout."""
     num_mini_batches: int = 4
-    """Mini-batches per pass."""
+    """Mini-batches per epoch."""
     learning_rate: float = 1e-3
-    """Adam's step size; the first where the schedule is adaptive or linear."""
+    """Learning rate of Adam; the initial one if the schedule is adaptive or linear."""
     schedule: Literal["adaptive", "fixed", "linear"] = "adaptive"
-    """adaptive: the learning rate follows the measured KL divergence towards desired-kl. linear: it falls on a line, to 0 after the run's last iteration."""
+    """Schedule of the learning rate. adaptive: it is adjusted to keep the KL divergence near desired-kl. linear: it
+    falls linearly, to 0 after the last iteration."""
     desired_kl: float = 0.01
-    """KL divergence per update that the adaptive schedule aims at."""
+    """Target KL divergence of the adaptive schedule."""
     gamma: float = 0.99
-    """Discount per control step."""
+    """Discount factor per control step."""
     lam: float = 0.95
-    """Lambda of the generalized advantage estimate."""
+    """Lambda of generalized advantage estimation."""
     clip_param: float = 0.2
-    """Clip range of the probability ratio, and of the value where use-clipped-value-loss is set."""
+    """Clip range of the probability ratio, and of the value if use-clipped-value-loss is set."""
     entropy_coef: float = 0.01
     """Weight of the entropy bonus."""
     value_loss_coef: float = 1.0
     """Weight of the value loss."""
     use_clipped_value_loss: bool = True
-    """Clip the value's change as the policy's."""
+    """Clip the change of the value by clip-param, as PPO clips the policy's ratio."""
     max_grad_norm: float = 1.0
-    """Norm that the actor's and the critic's gradients are each clipped to."""
+    """Maximum norm of the gradients; the actor's and the critic's are clipped separately."""
     actor_hidden_dims: tuple[int, ...] = (64, 64)
     """Widths of the policy's hidden layers."""
     critic_hidden_dims: tuple[int, ...] = (64, 64)
-    """Widths of the value's hidden layers."""
+    """Widths of the value function's hidden layers."""
     activation: Activation = "elu"
     """Activation of the hidden layers, by rsl_rl's name."""
     obs_normalization: bool = False
-    """Normalize observations by their running mean and deviation, over all ranks."""
+    """Normalize observations by their running mean and standard deviation over all ranks."""
     obs_clip: float | None = None
-    """Largest size of a normalized observation, in deviations, beyond which it is clipped; None clips nothing. Published results on Gymnasium's tasks use 10 (CleanRL's ppo_continuous_action.py): contact forces reach 60."""
+    """Bound to which normalized observations are clipped, in standard deviations; None for no clipping. Published
+    results on Gymnasium's tasks use 10 (CleanRL's ppo_continuous_action.py): contact forces reach 60."""
     reward_normalization: bool = False
-    """Divide rewards, as the learner sees them, by the running deviation of their discounted sum, over all ranks; returns are reported as they are."""
+    """Divide the learner's rewards by the running standard deviation of their discounted sum over all ranks. Reported
+    returns are not normalized."""
     init_std: float = 1.0
-    """Standard deviation of the actions at the start."""
+    """Initial standard deviation of the actions."""
     min_std: float = 1e-3
-    """Smallest standard deviation of the actions. At the bound it still has a gradient, so it can grow again."""
+    """Minimum standard deviation of the actions. It keeps its gradient at the minimum, so that it can grow again."""
     std_type: Literal["scalar", "log"] = "scalar"
-    """Parameter of the standard deviation: scalar, the value itself; log, its logarithm, so that updates are relative to it."""
+    """Parameter of the standard deviation. scalar: the value itself. log: its logarithm, so that updates are
+    relative."""
     orthogonal_init: bool = False
-    """Start from orthogonal weights of gain sqrt(2), 0.01 in the policy's last layer and 1 in the value's, and biases of 0 (Andrychowicz et al. 2021, arXiv:2006.05990, section 3.2: actions that hardly depend on the observation at first); off starts from torch's."""
+    """Initialize the networks with orthogonal weights and zero biases, instead of torch's default. The gain is sqrt(2),
+    but 0.01 in the policy's last layer, so that initial actions hardly depend on the observation, and 1 in the value
+    function's last layer (Andrychowicz et al. 2021, arXiv:2006.05990, section 3.2)."""
     rnn: Literal["none", "lstm", "gru"] = "none"
-    """Recurrent layers in front of policy and value; mini-batches are then of whole envs."""
+    """Recurrent layers before the policy's and the value function's hidden layers. Mini-batches then consist of whole
+    envs."""
     rnn_hidden_dim: int = 256
     """Width of the recurrent layers."""
     rnn_num_layers: int = 1
-    """Recurrent layers."""
+    """Number of recurrent layers."""
     advantage_normalization: Literal["global", "rank", "mini-batch"] = "global"
-    """Over what advantages get mean 0 and deviation 1: the rollout of all ranks (the same policy comes out at any world size), each rank's own rollout, or each mini-batch over all ranks."""
+    """Samples over which advantages are normalized. global: the rollouts of all ranks, so that the update does not
+    depend on the number of ranks. rank: each rank's own rollout. mini-batch: each mini-batch, over all ranks."""
     precision: Literal["fp32", "bf16"] = "fp32"
-    """Precision of the networks' products in the update; bf16 keeps parameters, gradients and Adam in fp32 (torch.autocast)."""
+    """Precision of the networks in the update. bf16 uses torch.autocast: parameters, gradients and Adam stay in
+    fp32."""
     capture: bool = True
-    """On a GPU, record the update of a mini-batch once and replay it as CUDA graphs; off is slower and easier to debug."""
+    """On a GPU, record the update of a mini-batch once and replay it as CUDA graphs. Without it, the update is slower
+    and easier to debug."""

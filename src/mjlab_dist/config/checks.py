@@ -1,4 +1,4 @@
-"""Checks of a config, before anything else starts."""
+"""Checks of a config that run before anything else starts."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from mjlab_dist.errors import UserError
 from mjlab_dist.wording import listed
 
 _MOST_POINTS = 4e7
-"""Points of a terrain."""
+"""Maximum number of points of a terrain's height field."""
 
 
 def validate(config: TrainConfig) -> None:
-    """Refuse what cannot train, before anything starts.
+    """Raise if the config cannot train.
 
     Raises:
         UserError: One line that names the flag, its value and the fix.
@@ -24,7 +24,8 @@ def validate(config: TrainConfig) -> None:
     _validate_numbers(config)
     if config.num_envs == "auto" and config.total_num_envs is not None:
         raise UserError(
-            f"--num-envs auto: excludes --total-num-envs {config.total_num_envs}, which fixes the envs; drop one of the two"
+            f"--num-envs auto: excludes --total-num-envs {config.total_num_envs}, which sets the number of envs; "
+            "drop one of the two"
         )
     if config.total_num_envs is None and config.num_envs != "auto":
         validate_rollout(config.agent, config.num_envs)
@@ -33,8 +34,8 @@ def validate(config: TrainConfig) -> None:
     parse_interval(config.checkpoint.interval)
     if config.resume is not None and config.init_from is not None:
         raise UserError(
-            f"--init-from {config.init_from}: excludes --resume {config.resume}, which continues from that run's own checkpoint; "
-            "drop one of the two"
+            f"--init-from {config.init_from}: excludes --resume {config.resume}, which continues from that run's own "
+            "checkpoint; drop one of the two"
         )
     if "/" in config.run_name or config.run_name.startswith("."):
         raise UserError(f"--run-name {config.run_name}: must be a plain name, without / and not starting with a dot")
@@ -54,8 +55,8 @@ def validate_rollout(agent: AgentConfig, num_envs: int) -> None:
     if agent.rnn != "none":
         if num_envs % agent.num_mini_batches:
             raise UserError(
-                f"--agent.num-mini-batches {agent.num_mini_batches}: does not divide --num-envs {num_envs}, and with "
-                f"--agent.rnn {agent.rnn} mini-batches are of whole envs; "
+                f"--agent.num-mini-batches {agent.num_mini_batches}: does not divide --num-envs {num_envs}, and "
+                f"with --agent.rnn {agent.rnn} mini-batches consist of whole envs; "
                 f"use {_nearest_divisor(num_envs, agent.num_mini_batches)}"
             )
         return
@@ -69,16 +70,16 @@ def validate_rollout(agent: AgentConfig, num_envs: int) -> None:
 
 
 def parse_interval(interval: int | str) -> tuple[int | None, float | None]:
-    """Read ``--checkpoint.interval``.
+    """Parse ``--checkpoint.interval``.
 
     Args:
-        interval: A number of iterations, or seconds with an s behind them.
+        interval: A number of iterations, or a number of seconds followed by an s.
 
     Returns:
-        Iterations or None, seconds or None; one of the two.
+        Iterations and seconds; one of the two is None.
 
     Raises:
-        UserError: If it is neither.
+        UserError: If the interval is neither.
     """
     match = re.fullmatch(r"(\d+)|(\d+(?:\.\d+)?)s", str(interval))
     if not match or float(match[1] or match[2]) <= 0:
@@ -97,20 +98,20 @@ def _validate_sync(config: TrainConfig) -> None:
     sync = config.sync
     if sync.compression not in COMPRESSIONS:
         raise UserError(
-            f"--sync.compression {sync.compression}: use {listed(COMPRESSIONS, 'or')}; an all-reduce "
-            "adds numbers: what travels must be a number format, and bytes packed by a general compressor cannot be added"
+            f"--sync.compression {sync.compression}: use {listed(COMPRESSIONS, 'or')}; an "
+            "all-reduce adds numbers, and bytes from a general compressor cannot be added"
         )
     own = f"--sync.synchronizer {sync.synchronizer}"
     for excluded, flag, reason in (
         (
             sync.synchronizer and sync.period > 1,
             f"{own}: excludes --sync.period {sync.period}",
-            "a synchronizer of your own decides when ranks meet",
+            "your own synchronizer decides when ranks exchange data",
         ),
         (
             sync.synchronizer and sync.compression != "none",
             f"{own}: excludes --sync.compression {sync.compression}",
-            "a synchronizer of your own decides what travels",
+            "your own synchronizer decides what ranks exchange",
         ),
         (
             sync.synchronizer and config.fsdp_devices > 1,
@@ -130,14 +131,14 @@ def _validate_sync(config: TrainConfig) -> None:
 def _validate_hosts(hosts: tuple[str, ...]) -> None:
     shown = " ".join(hosts)
     for host in hosts:
-        # One colon would be a port, which SSH's library takes and a look-up of the name does not; an IPv6 address has more.
+        # A single colon separates a port, which name resolution does not accept. IPv6 addresses have more colons.
         if not re.fullmatch(r"[\w.:-]+", host) or host.count(":") == 1:
             raise UserError(
-                f"--hosts {shown}: {host!r} is no machine's name or address; separate hosts by spaces, and name users and ports "
-                "in SSH's config file"
+                f"--hosts {shown}: {host!r} is not the name or address of a machine; separate hosts by spaces, and set "
+                "users and ports in SSH's config file"
             )
         if hosts.count(host) > 1:
-            raise UserError(f"--hosts {shown}: {host} is repeated; name each once")
+            raise UserError(f"--hosts {shown}: {host} is repeated; name each host once")
 
 
 def _validate_numbers(config: TrainConfig) -> None:
@@ -190,7 +191,7 @@ def _validate_numbers(config: TrainConfig) -> None:
             raise UserError(f"{flag} {value}: must be 0 or more, and finite")
     for flag, value in (("--agent.gamma", agent.gamma), ("--agent.lam", agent.lam)):
         if not 0 <= value <= 1:
-            raise UserError(f"{flag} {value}: must lie between 0 and 1")
+            raise UserError(f"{flag} {value}: must be between 0 and 1")
 
 
 def _validate_std(agent: AgentConfig) -> None:
@@ -198,7 +199,8 @@ def _validate_std(agent: AgentConfig) -> None:
         raise UserError(f"--agent.min-std {agent.min_std}: must be at least {MIN_STD}, as in rsl_rl")
     if agent.init_std < agent.min_std:
         raise UserError(
-            f"--agent.init-std {agent.init_std}: is below --agent.min-std {agent.min_std}; raise it, or lower the minimum"
+            f"--agent.init-std {agent.init_std}: is below --agent.min-std {agent.min_std}; raise it, or lower "
+            "--agent.min-std"
         )
 
 
@@ -215,7 +217,7 @@ def _validate_obs_clip(agent: AgentConfig) -> None:
 
 def _validate_env(env: EnvConfig) -> None:
     if not env.observations.get("actor"):
-        raise UserError("env.observations: has no group actor; the task must define what the policy sees")
+        raise UserError("env.observations: has no group actor; the task must define the policy's observations")
     if not env.actions:
         raise UserError("env.actions: is empty; the task must name the actuators that the policy drives")
     if not env.rewards:
@@ -246,7 +248,7 @@ def _validate_range(flag: str, bounds: tuple[float, float] | None, least: float 
     if low < least:
         raise UserError(f"{flag} {low} {high}: must be at least {least}")
     if not low <= high:
-        raise UserError(f"{flag} {low} {high}: is the wrong way round; swap the two")
+        raise UserError(f"{flag} {low} {high}: is in the wrong order; swap the two")
 
 
 def validate_terrain(terrain: TerrainConfig) -> None:
@@ -264,8 +266,9 @@ def validate_terrain(terrain: TerrainConfig) -> None:
     for name, part in terrain.parts.items():
         if name not in columns:
             raise UserError(
-                f"--env.sim.terrain.num-columns {terrain.num_columns}: leaves none to --env.sim.terrain.parts.{name}.share "
-                f"{part.share:g} of {sum(each.share for each in terrain.parts.values()):g}; use more columns or a larger share"
+                f"--env.sim.terrain.num-columns {terrain.num_columns}: leaves no column for "
+                f"--env.sim.terrain.parts.{name}.share {part.share:g} of "
+                f"{sum(each.share for each in terrain.parts.values()):g}; use more columns or a larger share"
             )
 
 
@@ -288,7 +291,8 @@ def _validate_grid(terrain: TerrainConfig) -> None:
         points = length / terrain.resolution_m
         if not 0 < length < math.inf or abs(points - round(points)) > 1e-6 * points:
             raise UserError(
-                f"{flag}.{name} {length}: must be a positive, whole multiple of {flag}.resolution-m {terrain.resolution_m}"
+                f"{flag}.{name} {length}: must be a positive, whole multiple of {flag}.resolution-m "
+                f"{terrain.resolution_m}"
             )
     if terrain.platform_m >= terrain.tile_size_m:
         raise UserError(
@@ -298,8 +302,8 @@ def _validate_grid(terrain: TerrainConfig) -> None:
     num_points = sides[0] * sides[1] / terrain.resolution_m**2
     if num_points > _MOST_POINTS:
         raise UserError(
-            f"{flag}.resolution-m {terrain.resolution_m}: makes {num_points:.2g} points of {sides[0]:g} m by {sides[1]:g} m; more "
-            f"than {_MOST_POINTS:.2g} take gigabytes: use a coarser one, or fewer tiles"
+            f"{flag}.resolution-m {terrain.resolution_m}: gives {num_points:.2g} points on {sides[0]:g} m by "
+            f"{sides[1]:g} m; more than {_MOST_POINTS:.2g} take gigabytes: use a coarser resolution, or fewer tiles"
         )
 
 
@@ -314,6 +318,6 @@ def _validate_part(terrain: TerrainConfig, flag: str, part: TerrainPartConfig) -
         least * (1 - 1e-6) <= end <= most for end in part.width_m
     ):
         raise UserError(
-            f"{flag}.width-m {part.width_m[0]} {part.width_m[1]}: must lie between {least:g}, two points of "
-            f"--env.sim.terrain.resolution-m, and {most:g}, the ground from a platform to the edge of its tile"
+            f"{flag}.width-m {part.width_m[0]} {part.width_m[1]}: must be between {least:g}, twice "
+            f"--env.sim.terrain.resolution-m, and {most:g}, the distance from a platform to the edge of its tile"
         )

@@ -1,4 +1,4 @@
-"""References "package.module:name" to functions and classes of modules that a config must not import."""
+"""References "package.module:name" to functions and classes that a config names without importing them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mjlab_dist.errors import UserError
 
 
 class Reference(str):
-    """The name of a function or class that is not imported yet. Calling it imports and calls it."""
+    """Name of a function or class that is not imported yet."""
 
     __slots__ = ()
 
@@ -21,10 +21,10 @@ class Reference(str):
 
 
 class LazyModule:
-    """Stand-in for a module that is imported when something of it is used. Its attributes are references."""
+    """Stand-in for a module that is not imported. Its attributes are references."""
 
     def __init__(self, name: str) -> None:
-        """Import nothing yet.
+        """Store the name.
 
         Args:
             name: The module's full name.
@@ -38,16 +38,16 @@ class LazyModule:
 
 
 def lazy_modules(package: str, *names: str) -> Callable[[str], LazyModule]:
-    """Make ``from package import module`` return stand-ins for some modules, until something imports them.
+    """Make ``from package import module`` return a stand-in for some modules of a package, until they are imported.
 
-    A config that names terms this way can be listed and shown without importing torch, and editors and type checkers follow the
-    names to the real functions. In the package's ``__init__.py``::
+    Commands can then list and print configs without importing torch, while editors and type checkers still find the
+    real functions. In the package's ``__init__.py``::
 
         __getattr__ = lazy_modules(__name__, "terms")
 
     Args:
         package: The package's ``__name__``.
-        names: Modules in it.
+        names: Names of the modules.
 
     Returns:
         The package's ``__getattr__``.
@@ -62,18 +62,18 @@ def lazy_modules(package: str, *names: str) -> Callable[[str], LazyModule]:
 
 
 def resolve(reference: str) -> Any:
-    """Import what a reference names.
+    """Import and return the object that a reference names.
 
     Args:
-        reference: As package.module:name.
+        reference: The reference, as package.module:name.
 
     Raises:
         ImportError: If there is no such module.
         AttributeError: If the module has no such name.
-        ValueError: If it is not of this form.
+        ValueError: If the reference is not of this form.
     """
     if ":" not in reference:
-        raise ValueError("names no function after a colon")
+        raise ValueError("has no name after a colon")
     return pkgutil.resolve_name(reference)
 
 
@@ -84,7 +84,7 @@ def name_of(term: Callable[..., Any] | str) -> str:
         term: The function or class itself, or a reference to it.
 
     Raises:
-        UserError: If it cannot be found again by a name, as a lambda, a function within another one, or one of a script.
+        UserError: If it cannot be imported by its name: a lambda, a nested function, or a function of a script.
     """
     if isinstance(term, str):
         return str(term)
@@ -93,7 +93,7 @@ def name_of(term: Callable[..., Any] | str) -> str:
         raise UserError(f"{term!r}: has no name; define a function or a class at the top level of a module")
     shown = f"{module}:{name}"
     if module == "__main__":
-        raise UserError(f"{shown}: is of the script itself, which ranks cannot import; move it to a module")
+        raise UserError(f"{shown}: is defined in the script, which ranks cannot import; move it to a module")
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)

@@ -1,4 +1,7 @@
-"""Configs of a run: a task, an agent, where and how long they train. Field docstrings are the help of flags."""
+"""Configs of a run: the task, the agent, and where and how long to train.
+
+The docstrings of the fields are also the help texts of the flags.
+"""
 
 from __future__ import annotations
 
@@ -9,111 +12,127 @@ from mjlab_dist.config.agent import AgentConfig
 from mjlab_dist.config.task import EnvConfig
 
 COMPRESSIONS = ("none", "bf16", "fp16")
-"""Formats that gradients can travel in."""
+"""Number formats in which ranks can exchange gradients."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SyncConfig:
-    """How ranks keep one policy. docs/distributed.md has the formulas and what each costs."""
+    """Synchronization of the ranks' policies. docs/distributed.md has the formula and the cost of each flag."""
 
     period: int = 1
-    """Iterations between averagings of the ranks' parameters and Adam moments. 1 averages the gradients of every mini-batch instead, and ranks never differ."""
+    """Iterations between averages of the ranks' parameters and Adam moments. 1 averages the gradients of every
+    mini-batch instead, so that ranks never differ."""
     compression: str = "none"
-    """Number format that gradients travel in: none (fp32), bf16 or fp16. They are divided by the world size before, and kept in fp32 after."""
+    """Number format in which ranks exchange gradients: none (fp32), bf16 or fp16. Gradients are divided by the world
+    size before the exchange, and converted back to fp32 after it."""
     check_interval: int = 100
-    """Iterations between comparisons of all ranks' parameters, optimizer state and normalizers; a difference ends the run. Checkpoints are checked too."""
+    """Iterations between comparisons of the parameters, optimizer states and normalizers of all ranks. A difference
+    ends the run. Ranks are also compared before every checkpoint."""
     synchronizer: str | None = None
-    """A synchronizer of your own, as package.module:Class; see docs/distributed.md."""
+    """Your own synchronizer, as package.module:Class. See docs/distributed.md."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """When checkpoints are written, and which are kept."""
+    """When to write checkpoints, and which to keep."""
 
     interval: int | str = 50
-    """Iterations between checkpoints, as 50, or seconds, as 600s; one more is written at the end."""
+    """Iterations between checkpoints, such as 50, or seconds, such as 600s; the last iteration always writes one."""
     keep_last: int = 5
-    """Newest checkpoints to keep; 0 keeps all."""
+    """Number of newest checkpoints to keep; 0 keeps all."""
     keep_best: int = 1
-    """Checkpoints to keep besides, those of the highest mean return; 0 keeps none."""
+    """Number of checkpoints with the highest mean return to keep in addition; 0 keeps none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """A training run."""
+    """Train a policy for a task."""
 
     task: str
-    """Name of the task, as list-tasks prints it; set by the first argument, not by this flag."""
+    """Name of the task, as list-tasks prints it. The first argument sets it, not this flag."""
     num_envs: int | Literal["auto"] = 1024
-    """Envs per rank. auto: the largest power of two that every rank's memory holds."""
+    """Envs per rank. auto: the largest power of two that fits into the memory of every rank."""
     total_num_envs: int | None = None
-    """Envs over all ranks, in place of num-envs; the ranks must divide it."""
+    """Envs over all ranks, instead of num-envs; must be divisible by the number of ranks."""
     max_iterations: int = 300
     """Iterations to train: each is one rollout and one policy update."""
     total_timesteps: int | None = None
-    """Control steps to train, over all envs of all ranks, in place of max-iterations; rounded down to whole iterations."""
+    """Control steps to train, over all envs of all ranks, instead of max-iterations; rounded down to whole
+    iterations."""
     seed: int = 1
-    """Rank r seeds itself with seed + r."""
+    """Random seed; rank r uses seed + r."""
     gpu_ids: tuple[int, ...] | Literal["auto", "all"] | None = "auto"
-    """GPUs or MIG instances to train on, one rank each; None for the CPU. Numbers are nvidia-smi's indices, or indices into CUDA_VISIBLE_DEVICES where that is set. all: every GPU that can be used, with a warning about the others. auto: the first GPU that can be used, else the CPU."""
+    """GPUs or MIG instances to train on, one rank each; None for the CPU. Numbers are nvidia-smi's indices, or indices
+    into CUDA_VISIBLE_DEVICES if that is set. all: every usable GPU, with a warning about the others. auto: the first
+    usable GPU, else the CPU."""
     cpu_ranks: int | None = None
-    """Train on the CPU with this many processes, each on its share of the cores."""
+    """Number of processes to train with on the CPU. They share the cores equally."""
     hosts: tuple[str, ...] = ()
-    """Machines to train on, by name or address, each with the ranks that gpu-ids or cpu-ranks asks for; by default this one. This one comes first, the others are reached by SSH. The same environment must lie under the same path on all."""
+    """Machines to train on, by name or address, each with the ranks that gpu-ids or cpu-ranks asks for. Default: this
+    machine. This machine must be the first; SSH connects to the others. All need the same environment under the same
+    path."""
     ssh_config: str | None = None
-    """SSH's config file for hosts; by default ~/.ssh/config, then /etc/ssh/ssh_config."""
+    """SSH config file for hosts. Default: ~/.ssh/config, then /etc/ssh/ssh_config."""
     require_same_devices: bool = False
-    """Refuse to train on ranks whose devices differ in model, memory or compute capability; otherwise that is only reported."""
+    """Refuse to train if the ranks' devices differ in model, memory or compute capability. Otherwise, differences are
+    only reported."""
     fsdp_devices: int = 1
-    """Ranks that share one copy of each large parameter and its Adam moments (FSDP2); must divide the world size. 1 keeps a copy on every rank."""
+    """Number of ranks that share one copy of each large parameter and its Adam moments (FSDP2); must divide the world
+    size. 1 keeps a copy on every rank."""
     fsdp_min_size_mb: float = 4.0
-    """Size from which a parameter of two or more dimensions is sharded, in MiB of fp32."""
+    """Minimum size of a parameter to be sharded, in MiB of fp32. Only parameters of two or more dimensions are
+    sharded."""
     run_name: str = ""
-    """Put into the run directory's name."""
+    """Suffix of the run directory's name."""
     log_root: str = "logs"
-    """Directory that holds all runs, as <log-root>/<task>/<time>_<run-name>."""
+    """Directory of all runs. A run's own directory is <log-root>/<task>/<time>_<run-name>."""
     resume: str | None = None
-    """Continue an earlier run, in its directory: a run directory, latest for the task's newest, or a W&B run's path. Its own config is taken, further flags change it; max-iterations is the total."""
+    """Resume an earlier run in its directory: a run directory, latest for the task's newest run, or the path of a W&B
+    run. The run's own config is used, and further flags change it. max-iterations is the total of both parts."""
     init_from: str | None = None
-    """Checkpoint file whose policy and value (and normalizers) a new run starts from."""
+    """Checkpoint file from which a new run takes its policy, value function and normalizers."""
     max_restarts: int = 0
-    """How often a run whose ranks were killed, hung or failed is started again from its newest checkpoint; an attempt that got no further ends the run."""
+    """How often to restart the run from its newest checkpoint after a rank was killed, hung or failed. A restart that
+    makes no progress ends the run."""
     hang_timeout: float = 300.0
-    """Seconds without an iteration after which a rank is considered hung, and the run ends or is started again."""
+    """Seconds without an iteration after which a rank is considered hung. The run then ends or restarts."""
     logger: Literal["tensorboard", "wandb"] = "tensorboard"
-    """Where curves go, besides metrics.jsonl. wandb works offline with WANDB_MODE=offline."""
+    """Logger for curves, in addition to metrics.jsonl. wandb works offline with WANDB_MODE=offline."""
     wandb_project: str = "mjlab_dist"
     """Weights & Biases project."""
     torchrunx_log_dir: str | None = None
-    """Log files of the ranks; the variable TORCHRUNX_LOG_DIR beats this flag. Default: <run directory>/torchrunx. An empty string turns the files off."""
+    """Directory for the ranks' log files. Default: <run directory>/torchrunx. An empty string turns the files off. The
+    variable TORCHRUNX_LOG_DIR takes precedence over this flag."""
     env: EnvConfig
     """The task's env."""
     agent: AgentConfig = field(default_factory=AgentConfig)
     """The learner."""
     sync: SyncConfig = field(default_factory=SyncConfig)
-    """Synchronisation of ranks."""
+    """Synchronization of ranks."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     """Checkpoints."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlayConfig:
-    """Show what a trained policy does: its returns over whole episodes, and a video of one.
+    """Play a trained policy: print its returns over whole episodes, and record a video of one.
 
-    Any --env flag of train besides changes the run's env, as in --env.commands.velocity.params.forward-m-s 1 1.
+    All --env flags of train work too and change the run's env: --env.commands.velocity.params.forward-m-s 1 1.
     """
 
     run: str = "latest"
     """Run directory, or latest for the task's newest run."""
     checkpoint: str | None = None
-    """Checkpoint to play: latest or best (of the highest mean return) of the run, or a file, which names its run itself. Default: latest."""
+    """Checkpoint to play: latest, best (the highest mean return), or a checkpoint file. Default: latest. A file needs
+    no run."""
     nan_dump: str | None = None
-    """Play no policy, but step once more what a run that stopped at a number that is not finite left in errors/nan_rank<N>.pt."""
+    """File errors/nan_rank<N>.pt of a run that stopped because a number was not finite. The step that led to the number
+    is repeated, and no policy is played."""
     video: str | None = None
-    """Video file to write, such as balance.mp4; by default none is."""
+    """Video file to write, such as balance.mp4. Default: no video."""
     num_envs: int = 16
-    """Episodes to play, side by side."""
+    """Number of episodes to play in parallel."""
     seed: int = 1
     """Seed of the start states."""
     log_root: str = "logs"
-    """Directory that holds all runs."""
+    """Directory of all runs."""

@@ -1,4 +1,4 @@
-"""Configs as plain data, for files and the command line."""
+"""Conversion of configs to plain data and back, for files and the command line."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ MOVED_MODULES = {
         for name in ("commands", "curricula", "events", "height_scan", "motion", "rewards", "sensors", "terminations")
     },
 }
-"""Modules that config files of older versions name, and where their contents are now."""
+"""Former names of modules in config files of older versions, and the names of these modules now."""
 
 
 def to_plain(config: Any) -> Any:
-    """Turn a config into dicts, lists and scalars, for a file.
+    """Convert a config to dicts, lists and scalars.
 
     Args:
-        config: A config dataclass, or anything that one holds.
+        config: A config dataclass, or a value of one.
 
     Returns:
-        The same as plain data: dataclasses and mappings as dicts, tuples as lists, paths as text.
+        Plain data: dataclasses and mappings as dicts, tuples as lists, paths as strings, functions as references.
     """
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
         return {f.name: to_plain(getattr(config, f.name)) for f in dataclasses.fields(config)}
@@ -44,14 +44,14 @@ def to_plain(config: Any) -> Any:
 
 
 def paths(plain: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted names of all that a config holds.
+    """Yield the dotted names and values of all entries of a config.
 
     Args:
-        plain: What :func:`to_plain` made of it.
-        prefix: Put before every name.
+        plain: The config as plain data, from :func:`to_plain`.
+        prefix: Prefix of every name.
 
     Yields:
-        Name and value; what holds others comes before them.
+        Name and value; a mapping comes before its own entries.
     """
     for name, value in plain.items():
         yield prefix + name, value
@@ -60,10 +60,10 @@ def paths(plain: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def from_plain(plain: dict[str, Any]) -> TrainConfig:
-    """Turn what :func:`~mjlab_dist.config.serialization.to_plain` made back into a config.
+    """Convert plain data from :func:`to_plain` back to a config.
 
     Raises:
-        UserError: If a field is missing, unknown, or of another type.
+        UserError: If a field is missing, unknown or of the wrong type.
     """
     import dacite  # noqa: PLC0415 (not needed to print help)
 
@@ -73,7 +73,7 @@ def from_plain(plain: dict[str, Any]) -> TrainConfig:
         return tuple(value)
 
     def real(value: Any) -> float:
-        # YAML reads 1e-3 as text.
+        # YAML reads 1e-3 as a string.
         try:
             return float(value)
         except (TypeError, ValueError):
@@ -94,7 +94,7 @@ def from_plain(plain: dict[str, Any]) -> TrainConfig:
 
 
 def _upgraded(plain: dict[str, Any]) -> dict[str, Any]:
-    """Translate what older versions wrote: ``env.sim.capture`` was a flag, and modules had other names."""
+    """Convert configs of older versions: ``env.sim.capture`` was a bool, and modules had other names."""
     plain = _renamed(plain)
     match plain:
         case {"env": {"sim": {"capture": bool(captures)} as sim} as env}:
@@ -104,7 +104,7 @@ def _upgraded(plain: dict[str, Any]) -> dict[str, Any]:
 
 
 def _renamed(value: Any) -> Any:
-    """Replace references ``package.module:name`` to modules that have moved, in plain data."""
+    """Update references ``package.module:name`` to modules that have moved, in plain data."""
     if isinstance(value, dict):
         return {key: _renamed(part) for key, part in value.items()}
     if isinstance(value, list):

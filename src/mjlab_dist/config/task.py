@@ -1,4 +1,7 @@
-"""Configs of a task: physics, observations, actions, rewards and the other parts of an env. Field docstrings are the help of flags."""
+"""Configs of a task: physics, observations, actions, rewards and the other parts of an env.
+
+The docstrings of the fields are also the help texts of the flags.
+"""
 
 from __future__ import annotations
 
@@ -8,55 +11,59 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 ParamValue = bool | int | str | float | tuple[float, ...] | tuple[str, ...]
-"""What a term's parameter may be: plain data that a file and the command line can hold."""
+"""Type of a term's parameter: plain data, so that it can be stored in a file and given on the command line."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TermConfig:
-    """A named function of the env and its arguments."""
+    """A term: a function of the env, and its arguments."""
 
     func: str
-    """Function, as package.module:name."""
+    """Function or class, as package.module:name."""
     params: dict[str, ParamValue] = field(default_factory=dict)
     """Keyword arguments of the function."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ActionConfig:
-    """How one block of the policy's output drives actuators: ctrl = offset + scale * clip(action)."""
+    """A block of actions and the actuators that it drives: ctrl = offset + scale * clip(action)."""
 
     actuators: tuple[str, ...]
-    """Actuators, one action each: names, in this order, or regular expressions, whose actuators come in the model's order."""
+    """Names of actuators, or regular expressions; one action per actuator. Actuators that match one expression are in
+    the model's order."""
     scale: float = 1.0
     """Actuator units per unit of action."""
     offset: float | Literal["home"] = 0.0
-    """Actuator value at action 0, in actuator units. home: the position of its joint in the start state (sim.keyframe)."""
+    """Actuator value at action 0, in actuator units. home: the joint's position in the start state (sim.keyframe)."""
     clip: tuple[float, float] | None = None
-    """Range that actions are clipped to on their way to the actuators; terms see them unclipped."""
+    """Range that actions are clipped to before they reach the actuators. Terms read the unclipped actions."""
     latency: tuple[int, int] = (0, 0)
-    """Fewest and most control steps until an action reaches the actuators; drawn per env when an episode starts."""
+    """Minimum and maximum delay of the actions, in control steps. Each env samples its delay at the start of an
+    episode."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ObservationConfig:
-    """One term of an observation group. Noise is added first; then come clip, scale, delay and history."""
+    """A term of an observation group. Noise is added first, followed by clip, scale, delay and history."""
 
     func: str
-    """Function or class, as package.module:name; returns a row per env."""
+    """Function or class, as package.module:name; returns one row per env."""
     params: dict[str, ParamValue] = field(default_factory=dict)
     """Keyword arguments of the function."""
     scale: float = 1.0
-    """Factor."""
+    """Factor that the value is multiplied by."""
     clip: tuple[float, float] | None = None
-    """Range, in the function's units."""
+    """Range that the value is clipped to, in the function's units."""
     uniform_noise: float = 0.0
-    """Half the width of uniform noise, in the function's units."""
+    """Maximum magnitude of uniform noise, in the function's units."""
     gaussian_noise: float = 0.0
-    """Standard deviation of normal noise, in the function's units."""
+    """Standard deviation of Gaussian noise, in the function's units."""
     delay: tuple[int, int] = (0, 0)
-    """Fewest and most control steps by which the value is late; drawn per env when an episode starts."""
+    """Minimum and maximum delay of the value, in control steps. Each env samples its delay at the start of an
+    episode."""
     history: int = 1
-    """Values of the last so many control steps, the oldest first; an episode starts with copies of its first."""
+    """Number of control steps whose values are observed, oldest first. At the start of an episode, all of them are
+    copies of the first value."""
 
     def processed(
         self,
@@ -68,7 +75,7 @@ class ObservationConfig:
         delay: tuple[int, int] | None = None,
         history: int | None = None,
     ) -> ObservationConfig:
-        """Return this observation with other values of the fields that are given; see the fields."""
+        """Return a copy of this observation in which the given fields are replaced."""
         given = {
             "scale": scale,
             "clip": clip,
@@ -82,101 +89,111 @@ class ObservationConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RewardConfig:
-    """One term of the reward: weight * func(env), summed over terms at every control step."""
+    """A reward term. The reward of a control step is the sum of weight * func(env) over all terms."""
 
     func: str
     """Function, as package.module:name; returns one value per env."""
     weight: float
-    """Factor of the term in the sum; may be negative."""
+    """Weight of the term in the sum; negative for a cost."""
     params: dict[str, ParamValue] = field(default_factory=dict)
     """Keyword arguments of the function."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EventConfig:
-    """Something that happens to some envs: a start state, a push."""
+    """An event: a change of the state of some envs, such as a new start state or a push."""
 
     func: str
-    """Function or class, as package.module:name; changes the envs of a mask."""
+    """Function or class, as package.module:name; it changes the envs of a mask."""
     params: dict[str, ParamValue] = field(default_factory=dict)
     """Keyword arguments of the function."""
     when: Literal["startup", "reset", "interval"] = "reset"
-    """startup: once, before the first episode. reset: when an episode starts. interval: every so often."""
+    """startup: once, before the first episode. reset: at the start of each episode. interval: at intervals."""
     interval_s: tuple[float, float] = (5.0, 10.0)
-    """Range of the simulated seconds between two, drawn per env; where when is interval."""
+    """Range of the simulated time between two events in s, sampled per env. It is used if when is interval."""
 
     def every(self, low_s: float, high_s: float) -> EventConfig:
-        """Return this event at intervals, drawn per env between two bounds in simulated seconds."""
+        """Return a copy of this event that happens at intervals, which each env samples uniformly.
+
+        Args:
+            low_s: Minimum of the intervals, in simulated seconds.
+            high_s: Maximum of the intervals, in simulated seconds.
+        """
         return dataclasses.replace(self, when="interval", interval_s=(low_s, high_s))
 
     def at_startup(self) -> EventConfig:
-        """Return this event once, before the first episode."""
+        """Return a copy of this event that happens once, before the first episode."""
         return dataclasses.replace(self, when="startup")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RandomizationConfig:
-    """A field of the model that differs between envs. Derived constants (such as those of mass and inertia) follow."""
+    """A model field whose values differ between envs. Constants that depend on the field are recomputed."""
 
     field: str
-    """Field of mujoco_warp.Model with a value per env: geom_friction, body_mass, dof_damping, actuator_gainprm, gravity, ..."""
+    """Field of mujoco_warp.Model: geom_friction, body_mass, dof_damping, actuator_gainprm, gravity, ..."""
     names: tuple[str, ...] = (".*",)
-    """Regular expressions of the bodies, joints, geoms, ... that the field belongs to."""
+    """Regular expressions that match the names of the bodies, joints, geoms, ... to randomize."""
     columns: tuple[int, ...] = ()
-    """Which of an object's numbers, such as 0 for the sliding friction of geom_friction; by default all."""
+    """Indices of the values to randomize, such as 0 for the sliding friction of geom_friction; empty for all."""
     low: float
-    """Least value drawn."""
+    """Minimum of the sampled value."""
     high: float
-    """Greatest value drawn."""
+    """Maximum of the sampled value."""
     operation: Literal["scale", "add", "set"] = "scale"
-    """What is done with the model's own value."""
+    """How the sampled value is combined with the model's own value."""
     distribution: Literal["uniform", "log-uniform"] = "uniform"
-    """How values are drawn between low and high."""
+    """Distribution between low and high."""
     shared: bool = False
-    """Draw one value per env for all that names and columns choose, in place of one each."""
+    """Sample one value per env, and use it for all selected names and columns."""
     when: Literal["startup", "reset"] = "startup"
-    """startup: once. reset: again for every episode; not where constants derive from the field."""
+    """startup: sample once. reset: sample again for every episode, which is not possible for fields that other
+    constants depend on."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TerrainPartConfig:
-    """One kind of ground. Ranges go from the easiest to the hardest level; up and down are as seen from a tile's middle."""
+    """A kind of terrain. Each range goes from the easiest to the hardest level."""
 
     kind: Literal["flat", "rough", "slope_up", "slope_down", "stairs_up", "stairs_down", "boxes", "gaps"]
-    """rough: random heights. slope_up, slope_down, stairs_up, stairs_down: on all four sides. boxes: standing about. gaps: rings of them."""
+    """rough: random heights. slope, stairs: up or down from the middle of a tile to all four sides. boxes: boxes on
+    flat ground. gaps: rings around the middle of a tile."""
     share: float = 1.0
-    """Share of the columns, relative to the other parts' shares."""
+    """Share of the columns, relative to the shares of the other parts."""
     height_m: tuple[float, float] = (0.0, 0.1)
-    """rough: most that the ground rises or falls. stairs: of a step. boxes: of the highest box. gaps: depth. In m."""
+    """Height in m. rough: maximum height and depth. stairs: height of a step. boxes: maximum height of a box. gaps:
+    depth."""
     width_m: tuple[float, float] = (0.4, 0.4)
-    """rough: distance of the heights drawn, between which the ground runs straight. stairs: of a step. boxes: of a box's sides. gaps: from edge to edge. In m."""
+    """Width in m. rough: distance between random heights, which are interpolated linearly. stairs: depth of a step.
+    boxes: side of a box. gaps: width of a gap."""
     slope: tuple[float, float] = (0.0, 0.4)
-    """slope: metres up or down per metre forward."""
+    """Slope, as height over distance, for slope_up and slope_down."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TerrainConfig:
-    """Ground in place of the scene's geom floor: a grid of tiles, levels (of difficulty) along x by columns (of kinds) along y."""
+    """Terrain that replaces the scene's geom floor: tiles in levels of difficulty along x, and in kinds along y."""
 
     parts: dict[str, TerrainPartConfig] = field(default_factory=dict)
-    """Kinds of ground by name; none leaves the scene's own floor."""
+    """Kinds of terrain by name; without any, the scene keeps its own floor."""
     num_levels: int = 10
-    """Levels: the first is the easy end of every range, the last the hard end."""
+    """Number of levels of difficulty, from the easiest to the hardest value of each range."""
     num_columns: int = 10
-    """Columns, shared out among the parts in their order."""
+    """Number of columns, divided among the parts in their order."""
     tile_size_m: float = 8.0
-    """Side of a tile; all around its edge the ground is at height 0."""
+    """Side of a tile in m. The edge of a tile is at height 0."""
     platform_m: float = 2.0
-    """Side of the square in the middle of a tile that episodes start in; flat, except where the part is rough."""
+    """Side of the square in the middle of a tile where episodes start, in m. It is flat, except for kind rough."""
     border_m: float = 5.0
-    """Width of the flat ground around the grid; there is nothing beyond."""
+    """Width of the flat ground around the grid, in m. Beyond it there is no ground."""
     resolution_m: float = 0.05
-    """Distance of the points whose heights are known: widths are rounded to it, and the edge of a step is as wide."""
+    """Distance between the points of the height field, in m. Widths are rounded to it, and vertical faces become slopes
+    of this width."""
     seed: int = 1
-    """Seed of what is random; all ranks have the same terrain."""
+    """Seed of the terrain. All ranks have the same terrain."""
 
     def column_parts(self) -> list[str]:
-        """Name of the part in each column: that in whose share of all columns the column's middle lies."""
+        """Return the name of each column's part: the one whose share of the columns contains the column's middle."""
         total = sum(part.share for part in self.parts.values())
         ends = itertools.accumulate(part.share * self.num_columns / total for part in self.parts.values())
         limits = dict(zip(self.parts, ends, strict=True))
@@ -185,122 +202,130 @@ class TerrainConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EntityConfig:
-    """A further MJCF in the scene. Its elements are named <entity>/<name>."""
+    """An additional MJCF in the scene. Its elements are named <entity>/<name>."""
 
     model: str
-    """MJCF, in any form that sim.model takes."""
+    """MJCF, in any form that sim.model accepts."""
     pos: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    """Where its world's origin comes to lie in this one, in m."""
+    """Position of the MJCF's origin in the scene, in m."""
     quat: tuple[float, float, float, float] = (1.0, 0.0, 0.0, 0.0)
-    """How it is turned there, w x y z."""
+    """Orientation of the MJCF in the scene, as a quaternion w x y z."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ActuatorConfig:
-    """Motors, one for each joint and named like it, in place of those that the MJCF puts on these joints.
+    """Motors, one per joint and named like it, that replace the MJCF's actuators on these joints.
 
-    They are MuJoCo's dcmotor: torque = stiffness * (target position - position) + damping * (target velocity - velocity), or
-    the wanted torque itself, as far as the limits let it. A randomization finds stiffness and damping in columns 4 and 6 of
-    actuator_gainprm.
+    The motors are MuJoCo's dcmotor, with torque = stiffness * (target position - position) + damping * (target velocity
+    - velocity), or with the commanded torque, within the limits. For randomizations, stiffness and damping are columns
+    4 and 6 of actuator_gainprm.
     """
 
     joints: tuple[str, ...]
-    """Hinge and slide joints: names or regular expressions."""
+    """Names of hinge and slide joints, or regular expressions."""
     kind: Literal["position", "velocity", "effort"] = "position"
-    """What an action sets: a position to hold (target velocity 0), a velocity, or the torque (on slide joints the force)."""
+    """Quantity that an action sets: a target position (with target velocity 0), a target velocity, or the torque (slide
+    joints: force)."""
     stiffness: float = 0.0
-    """In N m/rad (slide: N/m); of position motors only."""
+    """Stiffness in N m/rad (slide joints: N/m); position motors only."""
     damping: float = 0.0
-    """In N m s/rad (slide: N s/m); not of effort motors."""
+    """Damping in N m s/rad (slide joints: N s/m); position and velocity motors only."""
     effort_limit: float | None = None
-    """Greatest torque in N m (slide: force in N), at rest; by default none."""
+    """Maximum torque at rest, in N m (slide joints: force in N). Default: no limit."""
     velocity_limit: float | None = None
-    """Speed in rad/s (slide: m/s) without load: the torque that can be had in the direction of motion falls on a line from effort-limit at rest to 0 there."""
+    """No-load speed in rad/s (slide joints: m/s). The maximum torque in the direction of motion falls linearly, from
+    effort-limit at rest to 0 at this speed."""
     armature: float | None = None
-    """Inertia of the rotor behind its gear, in kg m2 (slide: kg); by default the MJCF's."""
+    """Inertia of the rotor, as reflected through the gear, in kg m2 (slide joints: kg). Default: the MJCF's."""
     frictionloss: float | None = None
-    """Dry friction in N m (slide: N); by default the MJCF's."""
+    """Dry friction in N m (slide joints: N). Default: the MJCF's."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptionsConfig:
-    """MuJoCo's options; what is not given stays as in the MJCF."""
+    """MuJoCo's options. An option that is None keeps the MJCF's value."""
 
     timestep_s: float | None = None
-    """Length of a substep, in simulated seconds."""
+    """Length of a physics step, in simulated seconds."""
     integrator: Literal["euler", "implicit", "implicitfast", "rk4"] | None = None
-    """How a substep is integrated."""
+    """Numerical integrator."""
     cone: Literal["pyramidal", "elliptic"] | None = None
     """Shape of the friction cone."""
     solver: Literal["newton", "cg"] | None = None
     """Constraint solver; MuJoCo Warp has no PGS."""
     iterations: int | None = None
-    """Most iterations of the solver per substep."""
+    """Maximum number of solver iterations per physics step."""
     ls_iterations: int | None = None
-    """Most steps of the line search per iteration."""
+    """Maximum number of line search steps per solver iteration."""
     impratio: float | None = None
-    """Ratio of the impedances of friction and normal force; above 1 slipping decreases."""
+    """Ratio of frictional to normal constraint impedance. Values above 1 reduce slip."""
     tolerance: float | None = None
-    """Improvement of the cost at which the solver stops; MuJoCo Warp takes at least 1e-6."""
+    """Improvement of the cost below which the solver stops. MuJoCo Warp uses at least 1e-6."""
 
 
 CaptureMode = Literal["off", "physics", "step"]
-"""What of a control step is recorded once and then replayed."""
+"""Part of a control step that is recorded once and then replayed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimConfig:
-    """The physics of one rank's envs."""
+    """The physics of a task."""
 
     model: str
-    """MJCF: a file's path; package.module:file for one inside a Python package; package.module:function for a function without arguments that returns a mujoco.MjSpec; or the XML itself."""
+    """MJCF: path of a file; package.module:file for a file in a Python package; package.module:function for a function
+    without arguments that returns a mujoco.MjSpec; or the XML itself."""
     entities: dict[str, EntityConfig] = field(default_factory=dict)
-    """Further MJCFs in the scene, by name."""
+    """Additional MJCFs in the scene, by name."""
     actuators: dict[str, ActuatorConfig] = field(default_factory=dict)
-    """Motors put on joints, by name of the group."""
+    """Groups of motors on joints, by name."""
     options: OptionsConfig = field(default_factory=OptionsConfig)
     """Solver and integrator."""
     keyframe: str | None = None
-    """Keyframe of the MJCF that episodes start from; by default its joints' reference positions."""
+    """Keyframe of the MJCF that episodes start from. Default: the reference positions of the joints."""
     terrain: TerrainConfig = field(default_factory=TerrainConfig)
-    """Ground in place of the scene's floor."""
+    """Terrain that replaces the scene's floor."""
     decimation: int = 1
-    """Physics steps (substeps) per control step."""
+    """Physics steps per control step."""
     njmax: int
-    """Constraint rows allocated per env; more than the model ever needs costs time."""
+    """Constraint rows allocated per env. More rows than necessary cost time."""
     nconmax: int
-    """Contacts allocated per env; more than the model ever makes costs time."""
+    """Contacts allocated per env; all envs of a rank share them. More contacts than necessary cost time."""
     forward_before_observation: bool = True
-    """Recompute poses and sensors before observing; needless where observations read only joint positions and velocities."""
+    """Recompute poses and sensors before observing. Observations of joint positions and velocities alone do not need
+    it."""
     capture: CaptureMode = "physics"
-    """What is recorded once and then replayed. physics: the physics (CUDA graphs on a GPU). step: on a GPU also all other operations of a control step: policy, terms, storage; curricula must change tensors, not Python numbers. off: nothing, which is slower and easier to debug."""
+    """Part of a control step that is recorded once and then replayed. physics: the physics (CUDA graphs on a GPU).
+    step: on a GPU also all other operations: policy, terms and storage; curricula must then change tensors, not Python
+    numbers. off: nothing, which is slower and easier to debug."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EnvConfig:
-    """A task: what is simulated, what the policy sees and does, what is rewarded and when an episode ends."""
+    """A task: physics, actions, observations, rewards, terminations and the other terms."""
 
     sim: SimConfig
     """Physics."""
     episode_length_s: float
-    """Length of an episode until it times out, in simulated seconds."""
+    """Time limit of an episode, in simulated seconds."""
     actions: dict[str, ActionConfig]
-    """Action blocks by name; the policy's output is their concatenation."""
+    """Action blocks by name. The policy's output is their concatenation."""
     observations: dict[str, dict[str, ObservationConfig]]
-    """Observation groups by name; each is the concatenation of its terms. The policy reads the group actor, the value critic if there is one, else actor."""
+    """Observation groups by name. A group is the concatenation of its terms. The policy reads the group actor; the
+    value function reads the group critic, or actor if there is no critic."""
     rewards: dict[str, RewardConfig]
     """Reward terms by name."""
     terminations: dict[str, TermConfig] = field(default_factory=dict)
-    """Conditions that end an episode for good, by name (the time limit is apart: it is bootstrapped)."""
+    """Terms that terminate an episode, by name. The time limit is not among them: PPO bootstraps the value there."""
     events: dict[str, EventConfig] = field(default_factory=dict)
-    """What happens to envs at startup, when an episode starts or every so often, by name, in this order."""
+    """Events at startup, at the start of an episode or at intervals, by name. They are applied in this order."""
     randomizations: dict[str, RandomizationConfig] = field(default_factory=dict)
-    """What differs between the envs' models, by name, in this order."""
+    """Model fields that differ between envs, by name. They are applied in this order."""
     commands: dict[str, TermConfig] = field(default_factory=dict)
-    """Commands to the policy, by name; drawn again at intervals."""
+    """Commands to the policy, by name, resampled at intervals."""
     sensors: dict[str, TermConfig] = field(default_factory=dict)
-    """What is measured after every step and remembered, such as contacts and the time in the air, by name."""
+    """Measurements after every control step, such as contacts and air times, by name."""
     curricula: dict[str, TermConfig] = field(default_factory=dict)
-    """What becomes harder as the policy succeeds, by name."""
+    """Curricula, which make the task harder as the policy succeeds, by name."""
     nan_policy: Literal["stop", "reset"] = "stop"
-    """What happens where physics, an observation or a reward is not finite. stop: training ends in that iteration, and the state is kept for play --nan-dump. reset: those envs start a new episode, and are counted."""
+    """Reaction to physics, observations or rewards that are not finite. stop: training ends in that iteration, and the
+    state is saved for play --nan-dump. reset: the affected envs start a new episode, and are counted."""

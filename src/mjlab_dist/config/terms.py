@@ -1,11 +1,14 @@
-"""Terms of a task, from real functions and their parameters: editors follow the names, type checkers check the parameters.
+"""Functions that make the terms of a config from real functions and their parameters.
 
-Example::
+Editors jump from the config to the functions, and type checkers check the parameters. Example::
 
     from mjlab_dist.config import reward
     from mjlab_dist.mdp import rewards
 
-    rewards={"tilt": reward(-1.0, rewards.tilt), "air": reward(0.5, rewards.feet_air_time, sensor="feet", command="velocity")}
+    rewards = {
+        "tilt": reward(-1.0, rewards.tilt),
+        "air": reward(0.5, rewards.feet_air_time, sensor="feet", command="velocity"),
+    }
 """
 
 from __future__ import annotations
@@ -29,12 +32,12 @@ P = ParamSpec("P")
 def observation(
     func: Callable[Concatenate[Env, P], Tensor | Term], *args: P.args, **params: P.kwargs
 ) -> ObservationConfig:
-    """Observe what a function or class returns, (num_envs, width); :meth:`ObservationConfig.processed` adds noise and more.
+    """Make an observation. :meth:`ObservationConfig.processed` adds noise, clip, scale, delay and history.
 
     Args:
-        func: The function or class.
-        args: Must be empty: parameters are given by name.
-        params: Its parameters.
+        func: A function or class that returns one row per env, (num_envs, width).
+        args: Must be empty: give parameters by name.
+        params: Parameters of the function or class.
     """
     return ObservationConfig(func=name_of(func), params=_plain(func, args, params))
 
@@ -42,13 +45,13 @@ def observation(
 def reward(
     weight: float, func: Callable[Concatenate[Env, P], Tensor | Term], *args: P.args, **params: P.kwargs
 ) -> RewardConfig:
-    """Add weight * func(env) to the reward.
+    """Make a reward term, which adds weight * func(env) to the reward.
 
     Args:
-        weight: Factor; may be negative.
+        weight: Weight; negative for a cost.
         func: A function or class that returns one value per env, (num_envs,).
-        args: Must be empty: parameters are given by name.
-        params: Its parameters.
+        args: Must be empty: give parameters by name.
+        params: Parameters of the function or class.
     """
     return RewardConfig(func=name_of(func), weight=weight, params=_plain(func, args, params))
 
@@ -58,34 +61,37 @@ def event(func: Callable[Concatenate[Env, P], Term], *args: P.args, **params: P.
 @overload
 def event(func: Callable[Concatenate[Env, Tensor, P], None], *args: P.args, **params: P.kwargs) -> EventConfig: ...
 def event(func: Callable[..., Any], *args: Any, **params: Any) -> EventConfig:
-    """Change envs in which an episode starts; :meth:`EventConfig.every` and :meth:`EventConfig.at_startup` choose other times.
+    """Make an event at the start of an episode.
+
+    :meth:`EventConfig.every` and :meth:`EventConfig.at_startup` return the same event at other times.
 
     Args:
-        func: A function of the env and a mask, (num_envs,) of bool, or a class whose objects are called with these.
-        args: Must be empty: parameters are given by name.
-        params: Its parameters.
+        func: A function of the env and a mask, (num_envs,) of bool, or a class whose instances are called with them.
+        args: Must be empty: give parameters by name.
+        params: Parameters of the function or class.
     """
     return EventConfig(func=name_of(func), params=_plain(func, args, params))
 
 
 def term(func: Callable[Concatenate[Env, P], Tensor | Term], *args: P.args, **params: P.kwargs) -> TermConfig:
-    """Make a termination, a command, a sensor or a curriculum.
+    """Make a termination, command, sensor or curriculum.
 
     Args:
         func: The function or class.
-        args: Must be empty: parameters are given by name.
-        params: Its parameters.
+        args: Must be empty: give parameters by name.
+        params: Parameters of the function or class.
     """
     return TermConfig(func=name_of(func), params=_plain(func, args, params))
 
 
 def _plain(func: Callable[..., Any], args: tuple[Any, ...], params: Mapping[str, Any]) -> dict[str, ParamValue]:
-    """Return parameters as plain data."""
+    """Check the parameters, and return them as a dict."""
     if args:
         raise UserError(f"{name_of(func)} {args[0]!r}: give parameters by name")
     for name, value in params.items():
         if isinstance(value, Reference):
             raise UserError(
-                f"{name_of(func)} {name}={value}: is not imported yet, and its value not known; define constants in the config"
+                f"{name_of(func)} {name}={value}: is not imported yet, so its value is not known; define constants in "
+                "the config"
             )
     return dict(params)
