@@ -12,7 +12,7 @@ from mjlab_dist.wording import listed
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """How much each rank simulates, and how long."""
+    """Number of envs per rank, and of iterations."""
 
     num_envs: int
     """Envs per rank."""
@@ -23,7 +23,7 @@ class Budget:
 
 
 def plan_budget(config: TrainConfig, world_size: int) -> Budget | None:
-    """Turn what a config asks for into what each rank does.
+    """Return the envs per rank and the iterations that a config asks for.
 
     Totals over all ranks win over numbers per rank. They stay in the config, so that the same file works on any number of ranks.
 

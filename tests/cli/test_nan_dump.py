@@ -114,7 +114,7 @@ def test_a_wrong_file_is_refused_in_one_line(command: Command) -> None:
     checkpoint.save(weights, {"actor_state_dict": {}})
     for task, config, says in (
         (TASK, PlayConfig(nan_dump="nowhere.pt"), "--nan-dump nowhere.pt: there is no such file"),
-        (TASK, PlayConfig(nan_dump=str(elsewhere)), "lies in no run's errors directory"),
+        (TASK, PlayConfig(nan_dump=str(elsewhere)), "is not in a run's errors directory"),
         (TASK, PlayConfig(nan_dump=str(dump), checkpoint="x.pt"), "excludes --checkpoint x.pt"),
         ("cartpole-swingup", PlayConfig(nan_dump=str(dump)), f"is a run of {TASK}, not of cartpole-swingup"),
         (TASK, PlayConfig(nan_dump=str(damaged)), f"{damaged}: cannot be read"),

@@ -66,7 +66,7 @@ def test_a_synchronizer_that_does_not_average_fails(command: Command) -> None:
     failed = {line.split("│")[1].strip() for line in lines if "FAIL" in line}
     assert {"parameters equal", "gradient average"} <= failed
     assert not {"env streams different", "files by rank 0 alone"} & failed
-    assert any("the first is actor." in line for line in lines)
+    assert any("the first one is actor." in line for line in lines)
     assert any(line.split("│")[1].strip() == "1" and "64 to 127" in line for line in lines if "│" in line)
 
 
@@ -142,7 +142,7 @@ def test_all_is_well(config: TrainConfig) -> None:
     ("changed", "name", "part"),
     [
         ({"digests": {"actor.mean": "a", "critic.mean": "c"}}, "parameters equal", "critic.mean"),
-        ({"first_observations": ["0/0", "1/1"]}, "env streams different", "same numbers"),
+        ({"first_observations": ["0/0", "1/1"]}, "env streams different", "same random numbers"),
         ({"difference": 1e-4}, "gradient average", "1e-05"),
         ({"written": ["stray.txt"]}, "files by rank 0 alone", "stray.txt"),
         ({"per_mini_batch": 2.0}, "collectives", "1 per mini-batch"),

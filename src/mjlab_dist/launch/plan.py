@@ -21,7 +21,7 @@ from mjlab_dist.machine.preflight import check_machine
 
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
-    """What a config comes to on this machine, now. The config says what was asked, the plan what was settled."""
+    """Devices, hosts, budget and directory of a run. The config says what was asked for, the plan what was settled."""
 
     hosts: tuple[str, ...] = (HERE,)
     """Machines, by name or address; the first is this one."""
@@ -50,7 +50,7 @@ class RunPlan:
 def plan_run(
     config: TrainConfig, environ: Mapping[str, str], gpus: list[Gpu], new_run_dir: Callable[[TrainConfig], Path]
 ) -> RunPlan:
-    """Settle a run: the only place where ``auto``, ``all``, ``latest`` and totals become what they stand for.
+    """Settle a run. This is the only place that resolves ``auto``, ``all``, ``latest`` and totals over ranks.
 
     Args:
         config: A config that :func:`check_config` has passed.
@@ -77,7 +77,7 @@ def plan_run(
 
 
 def check_config(config: TrainConfig) -> None:
-    """Refuse what needs no look at devices to be refused.
+    """Raise if a config cannot train on any machine.
 
     Raises:
         UserError: If the config cannot train, wherever it is started.

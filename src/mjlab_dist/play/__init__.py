@@ -1,4 +1,4 @@
-"""What a trained policy does: its returns, a video, and steps taken again after a number that is not finite."""
+"""Play a trained policy: returns, videos, and the steps that led to numbers that are not finite."""
 
 from mjlab_dist.play.choice import resolve
 from mjlab_dist.play.episodes import PlayResult, load_env_and_policy, play

@@ -1,23 +1,19 @@
-"""Which run, checkpoint or dump to play, found before anything heavy is imported."""
+"""Find the run, checkpoint or dump to play, without importing torch."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mjlab_dist import runs
 from mjlab_dist.config import PlayConfig, TrainConfig
 from mjlab_dist.errors import UserError
 
-if TYPE_CHECKING:
-    pass
-
 
 def resolve(task: str, config: PlayConfig) -> tuple[TrainConfig, Path]:
-    """Find the run's config and its checkpoint (or its dump), before anything heavy is imported.
+    """Return the run's config, and its checkpoint or dump.
 
     Raises:
-        UserError: If there is no such run or file, or it is of another task.
+        UserError: If there is no such run or file, or it belongs to another task.
     """
     if config.num_envs < 1:
         raise UserError(f"--num-envs {config.num_envs}: must be at least 1")
@@ -41,14 +37,15 @@ def resolve(task: str, config: PlayConfig) -> tuple[TrainConfig, Path]:
 def _resolve_dump(task: str, dump: Path, config: PlayConfig) -> tuple[TrainConfig, Path]:
     if config.checkpoint is not None:
         raise UserError(
-            f"--nan-dump {dump}: excludes --checkpoint {config.checkpoint}, since no policy is played; drop one of the two"
+            f"--nan-dump {dump}: excludes --checkpoint {config.checkpoint}, since no policy is played; drop one of the "
+            "two"
         )
     if not dump.is_file():
         raise UserError(f"--nan-dump {dump}: there is no such file; name one in a run's {runs.ERRORS} directory")
     run_dir = dump.resolve().parent.parent
     if not (run_dir / runs.CONFIG).is_file():
         raise UserError(
-            f"--nan-dump {dump}: lies in no run's {runs.ERRORS} directory, so that the config is not known; leave it where the "
-            "run wrote it"
+            f"--nan-dump {dump}: is not in a run's {runs.ERRORS} directory, so that the config is not known; leave the "
+            "file where the run wrote it"
         )
     return runs.read_config(runs.find_run(config.log_root, task, str(run_dir))), dump

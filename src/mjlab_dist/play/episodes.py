@@ -21,29 +21,29 @@ from mjlab_dist.play.video import Video
 
 @dataclass(frozen=True, kw_only=True)
 class PlayResult:
-    """How the episodes went."""
+    """Returns and lengths of the played episodes."""
 
     checkpoint: Path
     """The checkpoint that was played."""
     returns: list[float]
-    """Return of each env's first episode."""
+    """Return of each env's episode."""
     lengths: list[int]
-    """Control steps of each env's first episode."""
+    """Control steps of each env's episode."""
 
 
 def load_env_and_policy(train_config: TrainConfig, checkpoint: Path, num_envs: int, seed: int) -> tuple[Env, MLPModel]:
-    """Make a run's env, and the policy that it has learned, on the CPU.
+    """Make a run's env and load its policy, on the CPU.
 
     Args:
         train_config: The run's config.
-        checkpoint: The policy.
-        num_envs: Envs to make.
-        seed: Seeds what they draw.
+        checkpoint: Checkpoint file of the policy.
+        num_envs: Number of envs.
+        seed: Random seed.
 
     Returns:
-        The env, and the policy without exploration: from observations to actions.
+        The env, and the policy without exploration noise, which maps observations to actions.
     """
-    os.environ.setdefault("MUJOCO_GL", "egl")  # no screen is needed, nor asked for
+    os.environ.setdefault("MUJOCO_GL", "egl")  # works without a screen
 
     with start_up():
         from mjlab_dist.env import Env  # noqa: PLC0415
@@ -61,8 +61,8 @@ def play(train_config: TrainConfig, checkpoint: Path, config: PlayConfig) -> Pla
 
     Args:
         train_config: The run's config.
-        checkpoint: The policy.
-        config: How to play it.
+        checkpoint: Checkpoint file of the policy.
+        config: Number of episodes, seed, and video file.
     """
     env, policy = load_env_and_policy(train_config, checkpoint, config.num_envs, config.seed)
     import torch

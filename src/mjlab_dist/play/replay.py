@@ -1,4 +1,4 @@
-"""Repeat the steps that led to numbers that are not finite."""
+"""Repeat the control steps that led to numbers that are not finite."""
 
 from __future__ import annotations
 
@@ -20,39 +20,39 @@ if TYPE_CHECKING:
 from mjlab_dist.play.video import Video, poses_of
 
 DUMP_FPS = 10
-"""States a second, where those of a dump are drawn: slowly, since they are few."""
+"""Frame rate of a dump's video, in states per second. A dump has few states, so they are shown slowly."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replayed:
-    """A step that led to a number that is not finite, and the same step taken again."""
+    """A step that led to a number that is not finite, and its repetition."""
 
     env_id: int
-    """Which env of the run."""
+    """Id of the env in the run."""
     step: int
-    """Which step of the rollout, from 1; 0 where the number was there before the first, so that there was no such step."""
+    """Index of the step in the rollout, from 1; 0 if the number occurred before the first step."""
     names: dict[str, list[str]]
-    """What was not finite, by kind."""
+    """Names of the quantities that were not finite, by kind."""
     action: dict[str, float]
-    """What the policy had put out, by actuator; empty where there was no step."""
+    """The policy's output, by actuator; empty if step is 0."""
     state: dict[str, tuple[float, ...]]
-    """Positions and velocities by joint: before the step, after it as the run saw it, and after it as taken again."""
+    """Positions and velocities by joint: before the step, after it in the run, and after its repetition."""
     ended: bool
-    """Whether the run's step ended an episode, so that the state after it is that of a new one."""
+    """Whether the step ended an episode in the run, so that the state after it belongs to a new episode."""
     reproduced: bool
-    """Whether a number is not finite after the step taken again either."""
+    """Whether the repetition leads to a number that is not finite too."""
 
 
 def replay(train_config: TrainConfig, path: Path, config: PlayConfig) -> list[Replayed]:
-    """Take the steps again that led to numbers that are not finite, on the CPU.
+    """Repeat the steps that led to numbers that are not finite, on the CPU.
 
     Args:
         train_config: The run's config.
-        path: What the run kept of them.
-        config: Whether to draw the states up to the first.
+        path: The dump that the run wrote.
+        config: The video file, if any: it shows the first env's states up to its step.
 
     Raises:
-        UserError: If the file is damaged, is no such dump, or fits another model.
+        UserError: If the file is damaged, is not a dump, or belongs to another model.
     """
     os.environ.setdefault("MUJOCO_GL", "egl")
 
@@ -65,7 +65,7 @@ def replay(train_config: TrainConfig, path: Path, config: PlayConfig) -> list[Re
 
     start_warp("cpu")
     dump = finite.load(path, train_config.task)
-    # No episode may end here: what the step leads to is to be seen.
+    # No episode may end here, because a reset would hide the state after the step.
     env_config = dataclasses.replace(train_config.env, terminations={}, nan_policy="stop")
     env = Env(env_config, len(dump["env_ids"]), "cpu")
     env.max_episode_length += 1
@@ -78,7 +78,7 @@ def replay(train_config: TrainConfig, path: Path, config: PlayConfig) -> list[Re
         copy_state(before, {**env.sim.physics, "episode_length": env.episode_length_buf})
     except UserError as error:
         raise UserError(f"--nan-dump {path}: {error}") from error
-    nothing = torch.zeros(1, env.num_envs, env.num_actions)  # where no env has taken a step
+    nothing = torch.zeros(1, env.num_envs, env.num_actions)  # the row of envs without a step
     actions = torch.cat([dump["actions"], nothing])[rows, every]
     obs, rewards, _, _ = env.step(actions)
     again = {"qpos": env.sim.qpos, "qvel": env.sim.qvel}
@@ -108,7 +108,7 @@ def replay(train_config: TrainConfig, path: Path, config: PlayConfig) -> list[Re
 
 
 def _labels(field: str, names: list[str]) -> list[str]:
-    """A label per column: joints of several columns are numbered."""
+    """Return one label per column. The columns of a joint with several columns are numbered."""
     return [
         f"{field} {name}" if names.count(name) == 1 else f"{field} {name}[{names[:i].count(name)}]"
         for i, name in enumerate(names)
@@ -119,7 +119,7 @@ def _draw_states(path: Path, env: Env, poses: dict[str, torch.Tensor]) -> None:
     steps = range(len(poses["qpos"]))
     drawable = [step for step in steps if all(states[step].isfinite().all() for states in poses.values())]
     if not drawable:
-        print("There is no state to draw: none of the first env is finite.")
+        print("There is no state to draw: no state of the first env is finite.")
         return
     video = Video(path, env, DUMP_FPS)
     shown = poses_of(env)

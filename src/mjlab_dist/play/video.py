@@ -1,4 +1,4 @@
-"""Draw the first env, and write a video."""
+"""Render the first env, and write a video."""
 
 from __future__ import annotations
 
@@ -16,19 +16,22 @@ if TYPE_CHECKING:
 
 
 VIDEO_FPS = 30
-"""At most as many frames a second as this; steps in between are not drawn."""
+"""Maximum number of frames per second; steps in between are not rendered."""
 
 
 VIDEO_SIZE = (480, 848)
-"""Height and width of a frame in pixels; multiples of 16, which video codecs want."""
+"""Height and width of a frame in pixels; multiples of 16, as video codecs require."""
 
 
 DRAWN_GROUND_M = 10.0
-"""Terrain is drawn so far around the first env's origin: a whole one takes many seconds a frame without a GPU."""
+"""Distance from the first env's origin up to which terrain is rendered, in m.
+
+Without a GPU, a complete terrain takes many seconds per frame.
+"""
 
 
 class Video:
-    """Frames of env 0, to a file."""
+    """Video file of env 0."""
 
     def __init__(self, path: Path, env: Env, steps_per_s: float | None = None) -> None:
         import imageio  # noqa: PLC0415 (slow to import)
@@ -45,23 +48,23 @@ class Video:
         )
 
     def frame(self) -> None:
-        """Draw the current state, if a frame is due."""
+        """Render the current state, if a frame is due."""
         if self._step % self._stride == 0:
             self._writer.append_data(self._render())
         self._step += 1
 
     def close(self) -> None:
-        """Finish the file."""
+        """Finish writing the file."""
         self._writer.close()
 
 
 def poses_of(env: Env) -> dict[str, torch.Tensor]:
-    """What says where everything in the first env is, by field of MuJoCo's data: views."""
+    """Return views of the state that defines all poses in the first env, by field of MuJoCo's data."""
     return {name: env.sim.physics[name][0] for name in ("qpos", "mocap_pos", "mocap_quat") if name in env.sim.physics}
 
 
 def _drawn_model(env: Env) -> mujoco.MjModel:
-    """The model with the ground around the first env only."""
+    """Return the model with only the terrain around the first env."""
     from mjlab_dist.sim.terrain import crop_terrain  # noqa: PLC0415 (with MuJoCo, which is slow to import)
 
     x, y, _ = env.origins[0].tolist()
@@ -69,7 +72,7 @@ def _drawn_model(env: Env) -> mujoco.MjModel:
 
 
 def _renderer(env: Env) -> Callable[[], np.ndarray]:
-    """MuJoCo's own renderer where there is EGL (or what MUJOCO_GL names), else MuJoCo Warp's, which needs no OpenGL."""
+    """Return MuJoCo's renderer if EGL (or the backend in MUJOCO_GL) works, else MuJoCo Warp's, without OpenGL."""
     import mujoco
 
     model = _drawn_model(env)
@@ -80,8 +83,8 @@ def _renderer(env: Env) -> Callable[[], np.ndarray]:
     try:
         renderer = mujoco.Renderer(model, height, width)
     except Exception as error:  # noqa: BLE001
-        # Without a driver PyOpenGL fails in ways of its own: AttributeError, ImportError, EGLError, RuntimeError.
-        print(f"MuJoCo cannot draw here ({error}); MuJoCo Warp's slower ray tracer does.", file=sys.stderr)
+        # Without a driver, PyOpenGL raises various errors: AttributeError, ImportError, EGLError, RuntimeError.
+        print(f"MuJoCo cannot render here ({error}); using MuJoCo Warp's slower ray tracer.", file=sys.stderr)
         return _ray_tracer(env)
 
     def draw() -> np.ndarray:

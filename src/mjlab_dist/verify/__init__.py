@@ -1,1 +1,1 @@
-"""Whether several ranks learn as one: a short training, watched on every rank, and checks on what they observed."""
+"""Verify that several ranks learn as one: train briefly, gather evidence on every rank, and check it."""

@@ -1,4 +1,4 @@
-"""What each rank observes of itself while it trains for a few iterations."""
+"""Evidence that each rank gathers about itself during a short training."""
 
 from __future__ import annotations
 
@@ -25,33 +25,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What one rank observed of itself."""
+    """Evidence of one rank."""
 
     info: RankInfo
-    """Who and where it is."""
+    """The rank, its host and its device."""
     first_observations: list[str]
-    """A digest of each env's first observation."""
+    """Digest of each env's first observation."""
     digests: dict[str, str]
-    """A digest of each tensor of policy, value, normalizers and optimizer after the last iteration, by name."""
+    """Digest of each tensor of policy, value function, normalizers and optimizer after the last iteration, by name."""
     difference: float | None
-    """See :class:`~mjlab_dist.learn.watched.WatchedSynchronizer`."""
+    """See :class:`~mjlab_dist.verify.watched.WatchedSynchronizer`."""
     written: list[str]
     """Files and directories that this rank wrote, relative to the run directory."""
     per_mini_batch: float
     """Collectives per mini-batch."""
     per_iteration: float
-    """Collectives per iteration beyond those."""
+    """Other collectives per iteration."""
     own_s: float
-    """Median seconds of an iteration after the first, without waiting for others."""
+    """Median time of an iteration in s, without the first iteration and without the time spent waiting for others."""
 
 
 def verify_rank(config: TrainConfig, plan: RankPlan, control: Control) -> Evidence:
-    """Train on this rank, and watch.
+    """Train on this rank and gather evidence.
 
     Args:
-        config: The run's config, of two iterations or more.
+        config: The run's config, with at least two iterations.
         plan: Device, budget and run directory.
-        control: Is told of progress, and asked whether to stop.
+        control: Receives progress, and requests to stop.
     """
     with _Written(plan.run_dir) as written, joined(config, plan) as learner:
         from mjlab_dist.verify.watched import Watch  # noqa: PLC0415 (imports torch)
@@ -89,27 +89,27 @@ def _digest(tensor: torch.Tensor) -> str:
 
 
 class _Written:
-    """Names of what this process writes below a directory while the context is open, as Python's audit events tell.
+    """Context manager that records what this process writes below a directory, by Python's audit events.
 
     Attributes:
-        names: Files and directories, relative to the directory.
+        names: Written files and directories, relative to the directory.
     """
 
     def __init__(self, directory: Path) -> None:
         self.names: set[str] = set()
         self._root = os.path.realpath(directory) + os.sep
-        self._listens = False
+        self._is_open = False
 
     def __enter__(self) -> _Written:
-        self._listens = True
-        sys.addaudithook(self._hear)
+        self._is_open = True
+        sys.addaudithook(self._record)
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._listens = False  # an audit hook cannot be taken away
+        self._is_open = False  # audit hooks cannot be removed
 
-    def _hear(self, event: str, args: tuple[Any, ...]) -> None:
-        if not self._listens:
+    def _record(self, event: str, args: tuple[Any, ...]) -> None:
+        if not self._is_open:
             return
         if (event == "open" and args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)) or event == "os.mkdir":
             self._add(args[0])
@@ -123,7 +123,7 @@ class _Written:
             self.names.add(name)
 
     def _name(self, path: Any) -> str:
-        """The name below the directory, empty elsewhere; open descriptors count as elsewhere."""
+        """Return the path relative to the directory; empty for paths outside of it and for file descriptors."""
         if not isinstance(path, str | bytes | os.PathLike):
             return ""
         full = os.path.realpath(os.fsdecode(path))

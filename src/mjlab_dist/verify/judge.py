@@ -1,65 +1,63 @@
-"""Checks on the evidence of all ranks."""
+"""Check the evidence of all ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from mjlab_dist.config import TrainConfig
-
-if TYPE_CHECKING:
-    pass
-
 from mjlab_dist.verify.evidence import Evidence
 
 TOLERANCE = {"none": 1e-5, "bf16": 1e-2, "fp16": 1e-2}
-"""Largest difference of the averaged gradient from the recomputed one, relative to the largest gradient, by number format."""
+"""Maximum difference between the averaged gradient and the recomputed one, relative to the largest gradient.
+
+The keys are the number formats of ``--sync.compression``.
+"""
 
 
 MOST_COLLECTIVES = 3
-"""Collectives that an iteration may take beyond one per mini-batch."""
+"""Maximum number of collectives per iteration in addition to one per mini-batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankRow:
-    """One rank, for people."""
+    """One rank, as a row of the printed table."""
 
     rank: int
     """Global rank."""
     host: str
     """Name of the machine."""
     device: str
-    """The device's UUID, or else torch's name of it; and its model."""
+    """UUID of the device, or else torch's name for it, followed by its model."""
     memory_gb: int
-    """All memory of the device, in GB of 10^9 bytes."""
+    """Total memory of the device, in GB of 10^9 bytes."""
     env_ids: str
-    """First and last env of the rank."""
+    """Ids of the rank's first and last env."""
     seed: int
-    """What the rank seeded itself with."""
+    """Seed of the rank."""
     egl_device: str | None
-    """MUJOCO_EGL_DEVICE_ID; None where that is not set."""
+    """MUJOCO_EGL_DEVICE_ID; None if it is not set."""
     rank_time_s: float
-    """Median seconds of an iteration after the first, without waiting for others."""
+    """Median time of an iteration in s, without the first iteration and without the time spent waiting for others."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One thing that has to hold."""
+    """Result of one check."""
 
     name: str
-    """What it is."""
+    """Name of the check."""
     figure: str
-    """What was seen."""
+    """Measured result."""
     passed: bool
-    """Whether it holds."""
+    """Whether the check passed."""
     why: str = ""
-    """What is wrong, or how to look at it, where it does not hold."""
+    """Explanation of a failure; empty if the check passed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyReport:
-    """All ranks and all checks."""
+    """Report on all ranks and all checks."""
 
     ranks: list[RankRow]
     """In order of rank."""
@@ -68,18 +66,19 @@ class VerifyReport:
 
     @property
     def passed(self) -> bool:
-        """Whether everything holds."""
+        """Whether all checks passed."""
         return all(check.passed for check in self.checks)
 
 
 def judge(config: TrainConfig, evidence: Sequence[Evidence], speed: float, speed_of_one: float | None) -> VerifyReport:
-    """Draw conclusions.
+    """Check the evidence of all ranks.
 
     Args:
         config: The run's config.
-        evidence: Of every rank, in order of rank.
-        speed: Steps per second of all ranks.
-        speed_of_one: Steps per second of a single rank with as many envs as each of them; None where there is one rank only.
+        evidence: Evidence of every rank, in order of rank.
+        speed: Steps per second of all ranks together.
+        speed_of_one: Steps per second of a single rank with the same number of envs per rank; None if the run has one
+            rank.
     """
     return VerifyReport(
         ranks=[_row(one) for one in evidence],
@@ -114,7 +113,7 @@ def _parameters_equal(evidence: Sequence[Evidence]) -> Check:
     differing = [n for n in names if len({one.digests[n] for one in evidence}) > 1]
     if not differing:
         return _check(name, f"{len(names)} tensors, bit by bit", True)
-    return _check(name, f"{len(differing)} of {len(names)} tensors differ", False, f"the first is {differing[0]}")
+    return _check(name, f"{len(differing)} of {len(names)} tensors differ", False, f"the first one is {differing[0]}")
 
 
 def _streams_different(evidence: Sequence[Evidence]) -> Check:
@@ -124,7 +123,7 @@ def _streams_different(evidence: Sequence[Evidence]) -> Check:
         "env streams different",
         f"{distinct:,} different first observations of {len(rows):,}",
         distinct == len(rows),
-        "envs start alike: ranks draw the same numbers, or the task's events draw none",
+        "envs start in equal states: ranks use the same random numbers, or the task's events use none",
     )
 
 
@@ -158,7 +157,7 @@ def _collectives(config: TrainConfig, evidence: Sequence[Evidence]) -> Check:
     elif config.sync.period == 1 and config.sync.synchronizer is None and config.fsdp_devices == 1:
         passed = per_mini_batch == 1 and per_iteration <= MOST_COLLECTIVES
     else:
-        passed = True  # as many as the chosen synchronisation takes
+        passed = True  # the number depends on the synchronizer
     return _check(
         "collectives",
         f"{per_mini_batch:g} per mini-batch, {per_iteration:g} more per iteration",
@@ -176,7 +175,7 @@ def _scaling(num_ranks: int, speed: float, speed_of_one: float | None) -> Check:
         name,
         f"{factor:.2f}x of {num_ranks}: {speed:,.0f} against {speed_of_one:,.0f} steps/s",
         factor > 1,
-        "ranks slow each other down: they share a device or cores, or something else runs on this machine",
+        "ranks slow each other down: they share a device or cores, or other programs run on this machine",
     )
 
 

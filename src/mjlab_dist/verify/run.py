@@ -1,4 +1,4 @@
-"""A short run of all ranks and one of a single rank, watched; neither leaves anything behind."""
+"""Verify a machine: a short run on all ranks and one on a single rank. Neither leaves files behind."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ from mjlab_dist.verify.judge import VerifyReport, judge
 from mjlab_dist.worker import RunResult
 
 NEVER = sys.maxsize
-"""Iterations between what is to happen at the end only."""
+"""Interval in iterations for work that must happen only at the end."""
 
 
 def verify(config: TrainConfig, listen: Listener) -> VerifyReport:
-    """Train for a few iterations on all chosen devices, then on the first of them alone, and check what has to hold.
+    """Train for a few iterations on all chosen devices, then on the first device alone, and check the evidence.
 
     Args:
-        config: The run; its iterations but the first are timed. Its log root and logger are left aside.
-        listen: Takes progress.
+        config: The run's config. All iterations but the first are timed. The log root and the logger are ignored.
+        listen: Receives progress.
 
     Raises:
-        UserError: If the config cannot train here, or has a single iteration.
+        UserError: If the config cannot train here, or has only one iteration.
         RankError: If a rank ended early.
     """
     validate(config)
     launcher = outside_launcher(os.environ)
     if launcher:
-        raise UserError(f"verify: starts its ranks itself; start it without {launcher}")
+        raise UserError(f"verify: starts its own ranks; run it without {launcher}")
     if config.hosts:
         raise UserError(
-            f"--hosts {' '.join(config.hosts)}: verify looks at one machine; drop the flag, and verify each"
+            f"--hosts {' '.join(config.hosts)}: verify checks one machine; drop the flag, and run it on each machine"
         )
     devices = plan_devices(config, os.environ, find_gpus())
     num_ranks = len(devices)
@@ -80,7 +80,7 @@ def verify(config: TrainConfig, listen: Listener) -> VerifyReport:
 
 
 def _alone(config: TrainConfig, first: Evidence, max_iterations: int) -> TrainConfig:
-    """Return the config of the same work for a single rank without others."""
+    """Return the config of a single rank with the same work."""
     return dataclasses.replace(
         config,
         num_envs=first.info.num_envs,
@@ -93,5 +93,5 @@ def _alone(config: TrainConfig, first: Evidence, max_iterations: int) -> TrainCo
 
 
 def _speed(run_dir: Path) -> float:
-    """Steps per second, median over iterations after the first."""
+    """Return the median of the steps per second, without the first iteration."""
     return statistics.median(runs.read_history(run_dir)["steps_per_s"][1:].tolist())

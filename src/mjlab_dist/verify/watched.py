@@ -1,4 +1,4 @@
-"""Watch a runner while it trains: what its synchronizer does, and how many collectives an iteration takes."""
+"""Watch a runner while it trains: check its synchronizer, and count its collectives."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from mjlab_dist.learn.metrics import Sample
 from mjlab_dist.learn.runner import Runner
 
 COLLECTIVES = ("reduce", "gather", "broadcast", "scatter", "alltoall", "all_to_all", "barrier", "send", "recv")
-"""Parts of the names of ProcessGroup's methods that talk to other ranks."""
+"""Parts of the names of those ProcessGroup methods that communicate."""
 
 
 class Collectives:
-    """Counts this process's collectives, where torch.distributed's functions hand them to the process group, and local sums.
+    """Counter of this process's collectives: calls of the process group's methods, and sums over local sockets.
 
     Attributes:
-        count: Collectives so far.
+        count: Number of collectives so far.
     """
 
     def __init__(self) -> None:
-        """Start with none, and count until the process ends."""
+        """Start to count. It ends with the process."""
         self.count = 0
         for name in dir(dist.ProcessGroup):
             if any(part in name for part in COLLECTIVES) and not name.startswith("__"):
@@ -45,23 +45,23 @@ class Collectives:
 
 
 class WatchedSynchronizer:
-    """Compares the first reduction with the mean over ranks, and counts collectives within reductions.
+    """A synchronizer that is compared with the mean over ranks, and whose collectives are counted.
 
     Attributes:
-        keeps_equal: As the synchronizer's.
-        difference: Largest difference of the first reduction from the mean over ranks, relative to the largest gradient, or for
-            the KL divergence to the one that is aimed at; None where the synchronizer leaves gradients to every rank.
-        num_calls: Reductions so far.
-        num_collectives: Collectives within them.
+        keeps_equal: The synchronizer's attribute.
+        difference: Largest difference between the first reduction and the mean over ranks. It is relative to the
+            largest gradient, and for the KL divergence to its target. None if ranks keep their own gradients.
+        num_calls: Number of reductions so far.
+        num_collectives: Number of collectives in these reductions.
     """
 
     def __init__(self, synchronizer: Synchronizer, collectives: Collectives, desired_kl: float) -> None:
         """Watch a synchronizer.
 
         Args:
-            synchronizer: Does the work.
-            collectives: Counts.
-            desired_kl: KL divergence per update that the learning rate's schedule aims at.
+            synchronizer: The synchronizer to watch.
+            collectives: Counter of this process's collectives.
+            desired_kl: Target KL divergence of the learning rate's schedule.
         """
         self.keeps_equal = synchronizer.keeps_equal
         self.difference: float | None = None
@@ -72,7 +72,7 @@ class WatchedSynchronizer:
         self._desired_kl = desired_kl
 
     def reduce(self, buffer: torch.Tensor) -> None:
-        """As the synchronizer's."""
+        """Reduce the buffer by the watched synchronizer."""
         compares = self.keeps_equal and self.num_calls == 0
         own = buffer.clone() if compares else buffer
         before = self._collectives.count
@@ -82,34 +82,33 @@ class WatchedSynchronizer:
         self.num_calls += 1
         if compares:
             self.difference = self._distance(buffer.double(), gather(own).double().mean(dim=0))
-            self._collectives.count = after  # the comparison's own does not count
+            self._collectives.count = after  # do not count the comparison's own collective
 
     def due(self, iteration: int) -> bool:
-        """As the synchronizer's."""
+        """Return whether the watched synchronizer is due."""
         return self._synchronizer.due(iteration)
 
     def _distance(self, reduced: torch.Tensor, mean: torch.Tensor) -> float:
         apart = (reduced - mean).abs()
         scale = mean[:-1].abs().max() if len(mean) > 1 else mean.new_ones(())
         gradients = apart[:-1].max() / scale if len(mean) > 1 else mean.new_zeros(())
-        # The divergence of the first mini-batch is nearly 0: what it is compared with is what the schedule looks at.
+        # The KL divergence of the first mini-batch is nearly 0, so the difference is relative to the target.
         kl = apart[-1] / mean[-1].abs().clamp(min=self._desired_kl)
         return torch.maximum(gradients, kl).item()
 
 
 class Watch(Hook):
-    """Watches a runner from its first iteration on.
+    """Hook that watches a runner from its first iteration on.
 
     Attributes:
-        difference: See :class:`WatchedSynchronizer`.
-        own_s: Seconds of each iteration, without the time that this rank waited for others.
+        own_s: Duration of each iteration in s, without the time that this rank waited for others.
     """
 
     def __init__(self, desired_kl: float) -> None:
-        """Watch nothing yet.
+        """Start to count collectives.
 
         Args:
-            desired_kl: KL divergence per update that the learning rate's schedule aims at.
+            desired_kl: Target KL divergence of the learning rate's schedule.
         """
         self._desired_kl = desired_kl
         self._collectives = Collectives()
@@ -123,7 +122,7 @@ class Watch(Hook):
         return self._synchronizer.difference if self._synchronizer else None
 
     def before_iteration(self, runner: Runner, iteration: int) -> None:  # noqa: ARG002 (every hook takes it)
-        """Watch the synchronizer from the first iteration on, and note the counts."""
+        """Watch the synchronizer from the first iteration on, and store the counts."""
         if self._synchronizer is None:
             self._synchronizer = WatchedSynchronizer(runner.alg.synchronizer, self._collectives, self._desired_kl)
             runner.alg.synchronizer = self._synchronizer
@@ -131,10 +130,13 @@ class Watch(Hook):
         self._counts.append((self._collectives.count, watched.num_collectives, watched.num_calls))
 
     def after_iteration(self, runner: Runner, iteration: int, sample: Sample) -> None:  # noqa: ARG002
-        """Note the time of the iteration."""
+        """Store the duration of the iteration."""
         self.own_s.append(sample.collect_s + sample.learn_s - sample.wait_s)
 
     def collectives(self) -> tuple[float, float]:
-        """Collectives per mini-batch, and per iteration beyond those, from the first iteration's beginning to the last one's."""
+        """Return the collectives per mini-batch, and the other collectives per iteration.
+
+        They are measured from the start of the first iteration to the start of the last one.
+        """
         total, reducing, calls = (end - start for start, end in zip(self._counts[0], self._counts[-1], strict=True))
         return reducing / calls, (total - reducing) / (len(self._counts) - 1)
