@@ -97,7 +97,7 @@ class TrainConfig:
     hang_timeout: float = 300.0
     """Seconds without an iteration after which a rank is considered hung. The run then ends or restarts."""
     logger: Literal["tensorboard", "wandb"] = "tensorboard"
-    """Logger for curves, in addition to metrics.jsonl. wandb works offline with WANDB_MODE=offline."""
+    """Logger for curves, next to metrics.jsonl. wandb works offline with WANDB_MODE=offline."""
     wandb_project: str = "mjlab_dist"
     """Weights & Biases project."""
     torchrunx_log_dir: str | None = None
