@@ -1,1 +1,1 @@
-"""The tasks that come with mjlab_dist, one folder each."""
+"""The tasks of mjlab_dist, one folder each."""

@@ -1,4 +1,4 @@
-"""An arm with 7 joints and a gripper: reaching for poses, lifting a cube."""
+"""An arm with 7 joints and a gripper that reaches for poses or lifts a cube."""
 
 from mjlab_dist.config import lazy_modules
 

@@ -1,4 +1,4 @@
-"""An arm that reaches for poses, and one that lifts a cube: the robot is the Franka Emika Panda's published parameters, in arm.xml.
+"""An arm that reaches for poses or lifts a cube. arm.xml follows the Franka Emika Panda's published parameters.
 
 Weights of rewards are per second.
 """
@@ -34,10 +34,10 @@ _JOINTS = ("joint[1-7]",)
 _CUBE = "cube/root"
 
 _ON_TABLE_M = 0.02
-"""Height of the cube's middle while the cube is on the table."""
+"""Height of the cube's centre while the cube is on the table."""
 
 _LIFTED_M = 0.07
-"""Height of the cube's middle from which on the cube counts as lifted."""
+"""Minimum height of the centre of a lifted cube."""
 
 
 def _motor(joint: str, stiffness: float, damping: float, effort_limit: float, velocity_limit: float) -> ActuatorConfig:
@@ -56,12 +56,13 @@ _MOTORS = {
     "joint_6": _motor("joint6", 150.0, 25.0, 12.0, 2.61),
     "joint_7": _motor("joint7", 50.0, 15.0, 12.0, 2.61),
 }
-"""Limits of torque and speed are the maker's (frankaemika.github.io/docs/control_parameters.html), gains those of its example of joint
-impedance control (github.com/frankaemika/libfranka, examples/joint_impedance_control.cpp at commit 01392b6)."""
+"""Torque and speed limits are the maker's (frankaemika.github.io/docs/control_parameters.html). The gains are those of
+its example of joint impedance control (github.com/frankaemika/libfranka, examples/joint_impedance_control.cpp at commit
+01392b6)."""
 
 
 def reach() -> TrainConfig:
-    """A 7-joint arm brings its gripper to poses above a table, again and again."""
+    """Move the gripper of a 7-joint arm to poses above a table, one after another."""
     return TrainConfig(
         task="arm-reach",
         num_envs=256,
@@ -101,7 +102,7 @@ def reach() -> TrainConfig:
                     x_m=(0.35, 0.65),
                     y_m=(-0.25, 0.25),
                     z_m=(0.15, 0.5),
-                    roll_rad=(math.pi, math.pi),  # fingers down, as at home
+                    roll_rad=(math.pi, math.pi),  # fingers down, as in the start state
                     yaw_rad=(-1.0, 1.0),
                     resample_s=(4.0, 6.0),
                     marker="target",
@@ -112,7 +113,7 @@ def reach() -> TrainConfig:
 
 
 def lift_cube() -> TrainConfig:
-    """A 7-joint arm takes a cube from a table and holds it where it is told to."""
+    """Lift a cube from a table with a 7-joint arm, and hold it at a target."""
     return TrainConfig(
         task="arm-lift-cube",
         num_envs=256,
@@ -132,7 +133,7 @@ def lift_cube() -> TrainConfig:
             episode_length_s=5.0,
             actions={
                 "joints": ActionConfig(actuators=_JOINTS, scale=0.25, offset="home"),
-                # From closed to open; without an action half as wide again as the cube.
+                # Closed at -1, open at 1/3. At 0, the opening is 1.5 times as wide as the cube.
                 "gripper": ActionConfig(actuators=("gripper",), scale=0.06, offset=0.06, clip=(-1.0, 1.0 / 3.0)),
             },
             observations={

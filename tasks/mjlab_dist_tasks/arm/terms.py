@@ -1,10 +1,12 @@
 """Terms of the arm tasks.
 
-Distances are rewarded by 1 - tanh(distance / scale), as robosuite (Zhu et al. 2020, arXiv:2009.12293) and Isaac Lab's reaching and
-lifting tasks (isaac-sim.github.io/IsaacLab) do; lifting is staged as there: towards the cube, grasp, up, to the target.
+Rewards for distances are 1 - tanh(distance / scale), as in robosuite (Zhu et al. 2020, arXiv:2009.12293) and in Isaac
+Lab's tasks for reaching and lifting (isaac-sim.github.io/IsaacLab). The rewards for lifting have the same stages: reach
+the cube, grasp it, lift it, and move it to the target.
 
-Rewards look at the gripper where MuJoCo last computed it, at the start of the last substep, 5 ms ago. Observations, which after a reset
-would see it where the last episode ended, compute it from the joints: cheaper than all of MuJoCo's forward pass.
+Rewards use the gripper's position at the start of the last substep, where MuJoCo last computed it, 5 ms ago. After a
+reset, that position belongs to the previous episode. Observations therefore compute the position from the joints, which
+is cheaper than MuJoCo's complete forward pass.
 """
 
 from __future__ import annotations
@@ -24,13 +26,13 @@ GRIPPER = "gripper"
 
 
 class Kinematics:
-    """Where the gripper is by the joints' positions, as MuJoCo would compute it.
+    """Forward kinematics of the gripper. All joints must rotate about the z axes of their bodies.
 
-    An arm's joints turn about the z axes of their bodies, through their origins.
+    The joints' axes must go through the origins of the bodies.
     """
 
     def __init__(self, env: Env) -> None:
-        """Collect what lies between the joints."""
+        """Compute the fixed transformations between the joints."""
         model = env.sim.model
         site = model.site(GRIPPER)
         chain = [int(site.bodyid[0])]
@@ -48,7 +50,7 @@ class Kinematics:
         self._columns = Columns(addresses, env.device)
 
     def position(self, qpos: torch.Tensor) -> torch.Tensor:
-        """Of the gripper in the world's frame, in m, (num_envs, 3).
+        """Return the gripper's position in the world frame, in m, (num_envs, 3).
 
         Args:
             qpos: Positions of all joints, (num_envs, nq).
@@ -65,7 +67,7 @@ class Kinematics:
 
 
 class _GripperTerm(Term):
-    """A term that looks at the gripper."""
+    """A term that uses the gripper's position."""
 
     def __init__(self, env: Env) -> None:
         site = env.sim.model.site(GRIPPER).id
@@ -73,7 +75,7 @@ class _GripperTerm(Term):
 
 
 class _CubeTerm(_GripperTerm):
-    """A term that looks at the gripper and at a cube."""
+    """A term that uses the positions of the gripper and of a cube."""
 
     def __init__(self, env: Env, cube: str) -> None:
         super().__init__(env)
@@ -81,15 +83,14 @@ class _CubeTerm(_GripperTerm):
 
 
 class GripperToCube(Term):
-    """Observation: vector from the gripper to the cube in the world's frame, in m; (num_envs, 3)."""
+    """Observation: vector from the gripper to the cube in the world frame, in m; (num_envs, 3)."""
 
     def __init__(self, env: Env, cube: str) -> None:
-        """Look up the arm and the cube, by its free joint."""
+        """Look up the arm, and the cube by its free joint."""
         self._gripper = Kinematics(env)
         self._cube = env.sim.qpos[:, env.joints[cube].qpos][:, :3]
 
     def __call__(self, env: Env) -> torch.Tensor:
-        """Observe."""
         return self._cube - self._gripper.position(env.sim.qpos)
 
 
@@ -99,7 +100,7 @@ def cube_to_target(env: Env, cube: str, command: str) -> torch.Tensor:
 
 
 class AtPosition(_GripperTerm):
-    """Reward: 1 with the gripper at the position of a pose command, 0.24 a scale away from it; (num_envs,)."""
+    """Reward: 1 if the gripper is at the position of a pose command, 0.24 at a distance of scale_m; (num_envs,)."""
 
     def __init__(self, env: Env, command: str, scale_m: float) -> None:
         """Look up the gripper.
@@ -107,18 +108,17 @@ class AtPosition(_GripperTerm):
         Args:
             env: The envs.
             command: A pose command.
-            scale_m: Distance that counts.
+            scale_m: Scale of the distance.
         """
         super().__init__(env)
         self._command, self._scale_m = command, scale_m
 
     def __call__(self, env: Env) -> torch.Tensor:
-        """Reward."""
         return closeness(self._position - env.command(self._command)[:, :3], self._scale_m)
 
 
 class AtOrientation(Term):
-    """Reward: 1 with the gripper turned as a pose command says, 0.24 where it is a scale off; (num_envs,)."""
+    """Reward: 1 if the gripper has the orientation of a pose command, 0.24 at an angle of scale_rad; (num_envs,)."""
 
     def __init__(self, env: Env, command: str, scale_rad: float) -> None:
         """Look up the gripper.
@@ -126,86 +126,83 @@ class AtOrientation(Term):
         Args:
             env: The envs.
             command: A pose command.
-            scale_rad: Angle that counts.
+            scale_rad: Scale of the angle.
         """
         site = env.sim.model.site(GRIPPER)
         self._quat = env.sim.view("xquat")[:, int(site.bodyid[0])]
-        # From the body's orientation to the gripper's: a product with the site's quaternion is linear in the body's.
+        # Matrix that maps the body's quaternion to the site's: the quaternion product is linear in its left factor.
         self._to_site = multiply(torch.eye(4), torch.tensor(site.quat).float().expand(4, 4)).to(env.device)
         self._command, self._scale_rad = command, scale_rad
 
     def __call__(self, env: Env) -> torch.Tensor:
-        """Reward."""
-        told = env.command(self._command)[:, 3:]
-        # The product of two unit quaternions is the cosine of half the angle between them.
-        cosine = (told * (self._quat @ self._to_site)).sum(dim=1).abs_()
+        target = env.command(self._command)[:, 3:]
+        # The dot product of two unit quaternions is the cosine of half the angle between them.
+        cosine = (target * (self._quat @ self._to_site)).sum(dim=1).abs_()
         return 1.0 - torch.tanh(torch.acos(cosine.clamp_(max=1.0)).mul_(2.0 / self._scale_rad))
 
 
 class AtCube(_CubeTerm):
-    """Reward: 1 with the cube's middle between the fingertips, 0.24 a scale away from there; (num_envs,)."""
+    """Reward: 1 if the cube's centre is between the fingertips, 0.24 at a distance of scale_m; (num_envs,)."""
 
     def __init__(self, env: Env, cube: str, scale_m: float) -> None:
         """Look up the cube.
 
         Args:
             env: The envs.
-            cube: Its free joint.
-            scale_m: Distance that counts.
+            cube: The cube's free joint.
+            scale_m: Scale of the distance.
         """
         super().__init__(env, cube)
         self._scale_m = scale_m
 
     def __call__(self, env: Env) -> torch.Tensor:  # noqa: ARG002
-        """Reward."""
         return closeness(self._position - self._cube, self._scale_m)
 
 
 class Grasp(_CubeTerm):
-    """Reward: share of the fingers' pads that touch something, where the cube's middle is between them; (num_envs,)."""
+    """Reward: fraction of the finger pads in contact if the cube's centre is between the fingertips; (num_envs,)."""
 
     def __init__(self, env: Env, cube: str, sensor: str, most_m: float) -> None:
         """Look up the cube.
 
         Args:
             env: The envs.
-            cube: Its free joint.
-            sensor: A contact sensor of ``env.sensors``: both pads.
-            most_m: Distance from between the fingertips up to which the cube is there.
+            cube: The cube's free joint.
+            sensor: A contact sensor of ``env.sensors`` with both pads.
+            most_m: Maximum distance between the cube's centre and the point between the fingertips.
         """
         super().__init__(env, cube)
         self._pads, self._most_m = env.sensor(sensor, Contact), most_m
 
     def __call__(self, env: Env) -> torch.Tensor:  # noqa: ARG002
-        """Reward."""
         between = (self._position - self._cube).norm(dim=1) < self._most_m
         return between * self._pads.in_contact.float().mean(dim=1)
 
 
 def height(env: Env, cube: str, low_m: float, high_m: float) -> torch.Tensor:
-    """Reward: 0 with the cube's middle (its free joint) at low_m over the table, rising to 1 at high_m; (num_envs,)."""
+    """Reward: height of the cube's centre above the table, 0 at low_m and 1 at high_m; (num_envs,)."""
     z = env.sim.qpos[:, env.joints[cube].qpos][:, 2]
     return ((z - low_m) / (high_m - low_m)).clamp(0.0, 1.0)
 
 
 def cube_at_target(env: Env, *, cube: str, command: str, scale_m: float, low_m: float, high_m: float) -> torch.Tensor:
-    """Reward: 1 with the cube at the target, 0.24 a scale away from it, times :func:`height`; (num_envs,)."""
+    """Reward: 1 if the cube is at the target, 0.24 at a distance of scale_m, times :func:`height`; (num_envs,)."""
     return closeness(cube_to_target(env, cube, command), scale_m) * height(env, cube, low_m, high_m)
 
 
 def off_table(env: Env, cube: str, x_m: tuple[float, float], y_m: tuple[float, float]) -> torch.Tensor:
-    """Termination: the cube (its free joint) has left the table, whose edges lie at x_m and y_m; (num_envs,) of bool."""
+    """Termination: the cube is outside of the table, whose edges are at x_m and y_m; (num_envs,) of bool."""
     x, y = env.sim.qpos[:, env.joints[cube].qpos][:, :2].unbind(dim=1)
     return (x < x_m[0]) | (x > x_m[1]) | (y < y_m[0]) | (y > y_m[1])
 
 
 def closeness(vector: torch.Tensor, scale: float) -> torch.Tensor:
-    """1 - tanh(length / scale) of vectors (num_envs, 3)."""
+    """Return 1 - tanh(length / scale) of vectors, (num_envs, 3)."""
     return 1.0 - torch.tanh(vector.norm(dim=1) / scale)
 
 
 def _transform(position: np.ndarray, quat: np.ndarray) -> torch.Tensor:
-    """The homogeneous matrix (4, 4) of a position and a unit quaternion."""
+    """Return the homogeneous transformation matrix, (4, 4), of a position and a unit quaternion."""
     rotation = np.empty(9)
     mujoco.mju_quat2Mat(rotation, quat)
     matrix = np.eye(4)

@@ -1,4 +1,4 @@
-"""Cart and pole: keep the pole upright (balance), or bring it up first (swing-up)."""
+"""Cartpole tasks: balance an upright pole, or swing it up first."""
 
 from mjlab_dist.config import lazy_modules
 

@@ -1,8 +1,8 @@
 """The cartpole tasks, after the DeepMind Control Suite's cartpole (Tassa et al. 2018, arXiv:1801.00690).
 
-Physics, observations, start states and the smooth reward are the suite's: 1,000 control steps of 10 ms, at most 1 of reward
-each, so that a perfect episode returns 1,000. The suite integrates with Runge-Kutta, this with MuJoCo's default Euler, which
-is a quarter of the work.
+Physics, observations, start states and the smooth reward are those of the suite. An episode has 1,000 control steps of
+10 ms with a reward of at most 1 each, so that a perfect episode returns 1,000. The integrator is MuJoCo's default,
+Euler, which takes a quarter of the time of the suite's Runge-Kutta.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from mjlab_dist.mdp import events, observations
 from mjlab_dist_tasks.cartpole import terms
 
 _AGENT = AgentConfig(desired_kl=0.005, entropy_coef=0.002, use_clipped_value_loss=False)
-"""Values go up to 100 here (1 a step, discount 0.99): clipped to steps of 0.2 the value lags behind, and the policy finds no way up
-or loses it again. Half the usual step in KL, and less entropy, keep what was reached."""
+"""Values reach 100 in these tasks (1 per step, discount 0.99). If the value loss is clipped to changes of 0.2, the
+value function lags behind, and the policy does not learn to swing up, or unlearns it. Half the usual KL divergence and
+a smaller entropy bonus keep the return from falling again."""
 
 
 def balance() -> TrainConfig:

@@ -1,4 +1,4 @@
-"""Terms of the cartpole tasks; rewards as the DeepMind Control Suite's cartpole and its ``rewards.tolerance``."""
+"""Terms of the cartpole tasks. The reward is that of the DeepMind Control Suite's cartpole."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from mjlab_dist.env.columns import write_rows
 def pole_direction(env: Env) -> torch.Tensor:
     """Observation: cosine and sine of the pole's angle from upright, (num_envs, 2)."""
     angle = env.sim.qpos[:, env.joints["hinge"].qpos]
-    # Both parts of a complex number, in one operation
+    # Cosine and sine in one operation, as the parts of a complex number
     return torch.view_as_real(torch.polar(torch.ones_like(angle), angle)).squeeze(1)
 
 
 def draw_around(env: Env, mask: torch.Tensor, joint: str, mean: float, std: float) -> None:
-    """Event: draw a joint's position from a normal distribution, in m or rad."""
+    """Event: sample a joint's position from a normal distribution, in m or rad."""
     column = env.sim.qpos[:, env.joints[joint].qpos]
     write_rows(column, mask, torch.empty_like(column).normal_(mean, std))
 
 
 def small_control(env: Env, most: float = 1.0) -> torch.Tensor:
-    """Reward: ``most`` without force, 0.8 of it at the actuator's limit and beyond; (num_envs,)."""
+    """Reward: ``most`` at force 0, falling to 0.8 * ``most`` at the actuator's limit and beyond; (num_envs,)."""
     effort = env.actions.squeeze(1).clamp(-1.0, 1.0).square_()
     return torch.rsub(effort, most, alpha=0.2 * most)
 
 
 def smooth(env: Env) -> torch.Tensor:
-    """Reward: the suite's smooth cartpole reward, (num_envs,), between 0 and 1.
+    """Reward: the suite's smooth cartpole reward, between 0 and 1; (num_envs,).
 
-    It is the product of four factors: the pole upright, (1 + cos angle) / 2; the cart in the middle and the pole at rest,
-    (1 + tolerance) / 2 each; and little force.
+    It is the product of four factors: (1 + cos angle) / 2 for the upright pole, (1 + tolerance) / 2 for the centred
+    cart, the same for the pole at rest, and :func:`small_control`.
     """
     position, angle = env.sim.qpos[:, env.joints["slider"].qpos], env.sim.qpos[:, env.joints["hinge"].qpos]
     velocity = env.sim.qvel[:, env.joints["hinge"].qvel]
@@ -42,5 +42,5 @@ def smooth(env: Env) -> torch.Tensor:
 
 
 def _tolerance(x: torch.Tensor, margin: float) -> torch.Tensor:
-    """1 at 0 and 0.1 at the margin, as ``rewards.tolerance`` with its Gaussian."""
+    """Return the suite's ``rewards.tolerance`` with its Gaussian: 1 at 0, and 0.1 at the margin."""
     return torch.pow(0.1 ** (1.0 / margin**2), x.square())

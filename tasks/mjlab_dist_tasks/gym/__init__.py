@@ -1,4 +1,4 @@
-"""Gymnasium's MuJoCo v5 tasks, whose results are published, on MuJoCo Warp."""
+"""Gymnasium's MuJoCo v5 tasks on MuJoCo Warp, for comparison with published results."""
 
 from mjlab_dist.config import lazy_modules
 

@@ -1,7 +1,8 @@
-"""Gymnasium's MuJoCo v5 tasks (Towers et al. 2024, arXiv:2407.17032; gymnasium/envs/mujoco/*_v5.py), with Newton for PGS.
+"""Gymnasium's MuJoCo v5 tasks (Towers et al. 2024, arXiv:2407.17032; gymnasium/envs/mujoco/*_v5.py).
 
-Observations, rewards, terminations, start states and time limits are v5's. Actions are clipped to v5's action space, as the
-wrapper does that published results use, and costs are of the clipped ones.
+Observations, rewards, terminations, start states and time limits are those of v5. Actions are clipped to v5's action
+space, as by the wrapper that published results use, and control costs are computed from the clipped actions. The solver
+is always Newton, because MuJoCo Warp has no PGS.
 """
 
 from __future__ import annotations
@@ -49,11 +50,11 @@ _AGENT = AgentConfig(
     obs_normalization=True,
     reward_normalization=True,
 )
-"""CleanRL's PPO (ppo_continuous_action.py), but for fewer and larger steps: in each 2,048 control steps 40 over 256 samples in place
-of 320 over 64, and a learning rate that falls to 0 from 1e-3 in place of 3e-4."""
+"""CleanRL's PPO (ppo_continuous_action.py) with fewer and larger updates: 40 mini-batches of 256 samples per 2,048
+control steps, instead of 320 mini-batches of 64. The learning rate falls to 0 from 1e-3, instead of 3e-4."""
 
 _STEADY = dataclasses.replace(_AGENT, schedule="fixed")
-"""For tasks that still learn much in their last steps, where a rate that has fallen learns less (docs/performance.md)."""
+"""A constant learning rate, for tasks that still improve at the end of the training (docs/performance.md)."""
 
 _SMALL_STEPS = dataclasses.replace(
     _AGENT,
@@ -63,8 +64,8 @@ _SMALL_STEPS = dataclasses.replace(
     orthogonal_init=True,
     advantage_normalization="mini-batch",
 )
-"""CleanRL's own: 320 steps over 64 samples. By larger ones the hopper learns to lean forward and fall, at a return of 300,
-for one seed in three (docs/performance.md)."""
+"""CleanRL's own updates: 320 mini-batches of 64 samples. With larger updates, the hopper learns to lean forward and
+fall with one seed in three, for a return of 300 (docs/performance.md)."""
 
 
 def hopper() -> TrainConfig:
@@ -177,8 +178,9 @@ def humanoid() -> TrainConfig:
     contact_weight, most_contact_cost = 5e-7, 10.0
     return _train(
         "gym-humanoid",
-        # Motors take up to 0.4: with a deviation of 1 nearly all actions are clipped. As it falls, more updates move the policy too far.
-        # Contact forces, which are nearly always 0, come to 60 deviations.
+        # The motors take inputs up to 0.4, so that with a standard deviation of 1, nearly all actions would be clipped.
+        # With more updates, the policy changes too much as the standard deviation falls. Contact forces are nearly
+        # always 0, and reach 60 standard deviations.
         agent=dataclasses.replace(_SMALL_STEPS, num_learning_epochs=5, init_std=0.4, obs_clip=10.0),
         env=EnvConfig(
             sim=_sim("humanoid", decimation=5, njmax=40, nconmax=16),
@@ -262,7 +264,10 @@ def reacher() -> TrainConfig:
 
 
 def _train(task: str, *, env: EnvConfig, agent: AgentConfig = _AGENT) -> TrainConfig:
-    """As published: a million control steps. Envs are counted over all ranks, so that the same is learned on any number of them."""
+    """Return a config with a million control steps, as in published results.
+
+    The number of envs is over all ranks, so that the training does not depend on the number of ranks.
+    """
     return TrainConfig(task=task, total_num_envs=32, total_timesteps=1_000_000, agent=agent, env=env)
 
 

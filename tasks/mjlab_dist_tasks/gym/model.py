@@ -13,37 +13,37 @@ if TYPE_CHECKING:
 
 
 def hopper() -> mujoco.MjSpec:
-    """A leg with a foot that hops in a plane."""
+    """Load the hopper: a leg with a foot that moves in a plane."""
     return _load("hopper.xml")
 
 
 def half_cheetah() -> mujoco.MjSpec:
-    """A back with a hind and a front leg that runs in a plane."""
+    """Load the half-cheetah: a back with a hind leg and a front leg that moves in a plane."""
     return _load("half_cheetah.xml")
 
 
 def walker2d() -> mujoco.MjSpec:
-    """Two legs that walk in a plane; with as much friction under either foot, as v5 has it."""
+    """Load the walker: two legs that move in a plane. As in v5, both feet have the same friction."""
     return _load("walker2d_v5.xml")
 
 
 def ant() -> mujoco.MjSpec:
-    """A ball on four legs."""
+    """Load the ant: a ball on four legs."""
     return _load("ant.xml")
 
 
 def humanoid() -> mujoco.MjSpec:
-    """A body with legs and arms. Its solver is PGS: the task's options name another."""
+    """Load the humanoid: a body with legs and arms. The MJCF's solver is PGS, which the task's options replace."""
     return _load("humanoid.xml")
 
 
 def inverted_pendulum() -> mujoco.MjSpec:
-    """A pole that stands on a cart."""
+    """Load the inverted pendulum: a pole on a cart."""
     return _load("inverted_pendulum.xml")
 
 
 def reacher() -> mujoco.MjSpec:
-    """An arm of two links in the plane, and a target."""
+    """Load the reacher: an arm of two links in a plane, and a target."""
     return _load("reacher.xml")
 
 
@@ -52,7 +52,7 @@ def _load(file: str) -> mujoco.MjSpec:
 
     spec = mujoco.MjSpec.from_file(str(_assets() / file))
     for actuator in spec.actuators:
-        # Most have no name, and a config calls actuators by name.
+        # Configs refer to actuators by name, and most have none.
         actuator.name = actuator.name or actuator.target
     if spec.compiler.settotalmass > 0:
         _scale_mass(spec)
@@ -60,7 +60,7 @@ def _load(file: str) -> mujoco.MjSpec:
 
 
 def _scale_mass(spec: mujoco.MjSpec) -> None:
-    """Put the total mass into the densities: as an attribute of the compiler MuJoCo 4 warns of it at every compilation."""
+    """Scale the densities to the total mass. MuJoCo 4 would warn of the attribute settotalmass at every compilation."""
     total_kg = spec.compiler.settotalmass
     spec.compiler.settotalmass = -1.0
     factor = total_kg / spec.compile().body_mass.sum()
@@ -72,7 +72,7 @@ def _assets() -> Path:
     package = importlib.util.find_spec("gymnasium")
     if package is None or package.origin is None:
         raise UserError(
-            "the gym tasks load their models from the package gymnasium, which is not installed; run uv sync --extra gym, or "
-            'pip install "mjlab-dist[gym]"'
+            "the gym tasks load their models from the package gymnasium, which is not installed; run uv sync --extra "
+            'gym, or pip install "mjlab-dist[gym]"'
         )
     return Path(package.origin).parent / "envs" / "mujoco" / "assets"

@@ -1,4 +1,4 @@
-"""A humanoid of 23 joints that walks as it is told."""
+"""A humanoid with 23 joints that follows velocity commands."""
 
 from mjlab_dist.config import lazy_modules
 

@@ -1,7 +1,8 @@
-"""A humanoid that walks as it is told: the robot is the Unitree G1's published description with 23 joints, in humanoid.xml.
+"""A humanoid that follows velocity commands. humanoid.xml describes the Unitree G1 with 23 joints, from published data.
 
-Rewards are those of the locomotion literature (Rudin et al. 2022, arXiv:2109.11978; for bipeds Siekmann et al. 2021,
-arXiv:2011.01387): velocity tracking, an upright and quiet trunk, feet that follow a clock, smooth actions. Weights are per second.
+The rewards are common in the literature on locomotion: velocity tracking, an upright and steady trunk, and smooth
+actions (Rudin et al. 2022, arXiv:2109.11978), and feet that follow a clock (Siekmann et al. 2021, arXiv:2011.01387).
+Weights are per second.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from mjlab_dist_tasks.humanoid import terms
 _STEP_S = 0.02
 
 _PERIOD_S = 0.8
-"""Two steps: at 1 m/s they are 0.4 m long each, two thirds of a leg."""
+"""Duration of a gait cycle, which is two steps. At 1 m/s a step is 0.4 m long, two thirds of a leg."""
 
 _STANDING_M = 0.777
-"""Height of the pelvis standing."""
+"""Height of the pelvis when the robot stands."""
 
 _MOTORS = {
     "hips_and_waist": ActuatorConfig(
@@ -64,12 +65,13 @@ _MOTORS = {
         velocity_limit=37.0,
     ),
 }
-"""Torque and speed limits as in the maker's description (see humanoid.xml). Gains are this project's: stiff enough that the robot
-stands still where it is told to, without a policy; hips and knees are about as stiff as usual for this robot, ankles stiffer."""
+"""Torque and speed limits are those of the maker's description (see humanoid.xml). The gains are this project's. They
+are stiff enough that the robot stands without a policy: hips and knees are about as stiff as usual for this robot, and
+ankles are stiffer."""
 
 
 def velocity_flat() -> TrainConfig:
-    """A humanoid of 23 joints walks over flat ground as fast and where it is told, and is pushed."""
+    """Follow velocity commands on flat ground with a humanoid of 23 joints."""
     return TrainConfig(
         task="humanoid-velocity-flat",
         num_envs=256,
@@ -125,7 +127,7 @@ def velocity_flat() -> TrainConfig:
 
 
 def _observations(noise: float) -> dict[str, ObservationConfig]:
-    """What the robot's own sensors tell it; noise is a factor."""
+    """Return the observations that the robot's own sensors can measure. The noise is multiplied by a factor."""
     return {
         "angular_velocity": observation(observations.base_angular_velocity).processed(uniform_noise=0.2 * noise),
         "gravity": observation(observations.projected_gravity).processed(uniform_noise=0.05 * noise),
@@ -138,7 +140,7 @@ def _observations(noise: float) -> dict[str, ObservationConfig]:
 
 
 def _privileged() -> dict[str, ObservationConfig]:
-    """What only a simulation knows."""
+    """Return privileged observations, which are known only in simulation."""
     return {
         "linear_velocity": observation(observations.base_linear_velocity),
         "height": observation(observations.base_height),
@@ -170,7 +172,7 @@ def _rewards() -> dict[str, RewardConfig]:
     }
     return {
         **{name: dataclasses.replace(each, weight=each.weight * _STEP_S) for name, each in per_second.items()},
-        # Once per fall, not per second.
+        # Per fall, not per second
         "fall": reward(-1.0, rewards.terminated),
     }
 

@@ -1,7 +1,8 @@
-"""Terms of the humanoid: a walk with a clock, which says when each foot is to be on the ground.
+"""Terms of the humanoid task: a clock that sets when each foot should be on the ground, and rewards for following it.
 
-The clock and the two rewards follow Siekmann et al. 2021 (arXiv:2011.01387), who reward each foot for being on the ground in one part
-of a cycle and in the air in the other; here the parts do not overlap smoothly. Who is told to stand has no clock: both feet stay.
+They follow Siekmann et al. 2021 (arXiv:2011.01387), who reward each foot for being on the ground in one part of a cycle
+and in the air in the other part. Unlike there, the transitions between the parts are not smooth. While the command is
+to stand, there is no clock, and both feet should be on the ground.
 """
 
 from __future__ import annotations
@@ -17,36 +18,36 @@ from mjlab_dist.errors import UserError
 from mjlab_dist.mdp.sensors import Contact
 
 STANCE_SHARE = 0.55
-"""Part of a cycle that a foot is on the ground: more than half, so that one always is, as in walking."""
+"""Fraction of a cycle that a foot is on the ground. It is more than half, so that one foot always is, as in walking."""
 
 _MOVING = 0.1
-"""Commands of a smaller norm (m/s and rad/s) mean standing."""
+"""Commands with a smaller norm (m/s and rad/s) are commands to stand."""
 
 
 def walks(env: Env, command: str) -> torch.Tensor:
-    """Whether the robot is told to move, (num_envs,) of bool."""
+    """Return whether the command is to move, (num_envs,) of bool."""
     return env.command(command).norm(dim=1) > _MOVING
 
 
 def phase(env: Env, period_s: float) -> torch.Tensor:
-    """Part of the cycle that has passed, (num_envs,), from 0 up to 1. It starts with the episode."""
+    """Return the elapsed fraction of the current cycle, in [0, 1), (num_envs,); 0 at the start of an episode."""
     return torch.remainder(env.episode_length_buf * (env.step_dt_s / period_s), 1.0)
 
 
 def clock(env: Env, command: str, period_s: float) -> torch.Tensor:
-    """Observation: sine and cosine of the phase, (num_envs, 2); 0 where the robot is told to stand."""
+    """Observation: sine and cosine of the phase, (num_envs, 2); 0 while the command is to stand."""
     angle = 2.0 * math.pi * phase(env, period_s)
     return torch.stack([torch.sin(angle), torch.cos(angle)], dim=1) * walks(env, command).unsqueeze(1)
 
 
 def gait(env: Env, sensor: str, command: str, period_s: float) -> torch.Tensor:
-    """Reward: share of the two feet that are where the clock wants them, on the ground or in the air; (num_envs,).
+    """Reward: fraction of the two feet that are on the ground or in the air as the clock requires; (num_envs,).
 
     Args:
         env: The envs.
-        sensor: A contact sensor of ``env.sensors``: left foot, right foot.
+        sensor: A contact sensor of ``env.sensors`` with the left and the right foot.
         command: A velocity command.
-        period_s: Length of a cycle, of two steps.
+        period_s: Duration of a cycle, which is two steps.
     """
     now = phase(env, period_s)
     # The right foot is half a cycle behind the left.
@@ -56,9 +57,9 @@ def gait(env: Env, sensor: str, command: str, period_s: float) -> torch.Tensor:
 
 
 class SwingHeight(Term):
-    """Reward: squares of the differences of feet in the air from a height over the env's origin, in m2, summed; (num_envs,).
+    """Reward: sum over feet in the air of the squared difference from a target height, in m2; (num_envs,).
 
-    Feet are where MuJoCo last computed them, at the start of the last substep, as is the touch.
+    Heights are above the env's origin. Positions and contacts of the feet belong to the start of the last substep.
     """
 
     def __init__(self, env: Env, sensor: str, sites: tuple[str, ...], target_m: float) -> None:
@@ -66,9 +67,9 @@ class SwingHeight(Term):
 
         Args:
             env: The envs.
-            sensor: A contact sensor of ``env.sensors``, of k feet.
-            sites: Names of k sites under the feet, in the same order.
-            target_m: The height.
+            sensor: A contact sensor of ``env.sensors`` with k feet.
+            sites: Names of k sites under the feet, in the order of the feet.
+            target_m: Target height.
 
         Raises:
             UserError: If there are not as many sites as feet.
@@ -76,12 +77,12 @@ class SwingHeight(Term):
         self._feet = env.sensor(sensor, Contact)
         if len(sites) != len(self._feet.names):
             raise UserError(
-                f"swing height: {len(sites)} sites for the {len(self._feet.names)} feet of {sensor}; name one each"
+                f"swing height: {len(sites)} sites for the {len(self._feet.names)} feet of {sensor}; name one for each "
+                "foot"
             )
         self._sites = Columns([env.sim.model.site(name).id for name in sites], env.device)
         self._target_m = target_m
 
     def __call__(self, env: Env) -> torch.Tensor:
-        """Reward."""
         height = self._sites.of(env.sim.view("site_xpos"))[..., 2] - env.origins[:, 2:]
         return ((height - self._target_m).square() * ~self._feet.in_contact).sum(dim=1)

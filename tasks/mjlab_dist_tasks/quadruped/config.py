@@ -1,8 +1,9 @@
-"""A quadruped that follows velocity commands, after Rudin et al. 2022, "Learning to Walk in Minutes" (arXiv:2109.11978).
+"""A quadruped that follows velocity commands, after Rudin et al. 2022, "Learning to Walk in Minutes".
 
-Observations, their noise, actions, terms of the reward, pushes, friction and the terrain's curriculum are that paper's; the weights
-of what costs are smaller, so that a robot that has not learnt to walk yet does not learn to stand instead. Weights are per second here:
-an episode that follows its command to the letter earns 20 s x (1.5 + 0.75) = 45, less what moving costs.
+Observations, noise, actions, reward terms, pushes, friction and the terrain curriculum are those of the paper
+(arXiv:2109.11978). Costs have smaller weights, because a robot that cannot walk yet would otherwise learn to stand
+still. Weights are per second: an episode that follows its commands exactly returns 20 s x (1.5 + 0.75) = 45, minus the
+costs of moving.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from mjlab_dist.mdp import commands, curricula, events, height_scan, observation
 from mjlab_dist_tasks.quadruped import terms
 
 _STEP_S = 0.02
-"""Control step: four substeps of 5 ms."""
+"""Length of a control step: four physics steps of 5 ms."""
 
 _LEGS = ("FL", "FR", "RL", "RR")
 
@@ -48,9 +49,9 @@ _AGENT = AgentConfig(
     entropy_coef=0.002,
     desired_kl=0.02,
 )
-"""For 64 envs on each of two ranks. The size of a policy's step is what desired-kl says, however many samples it is taken from: with
-256 envs per rank the same return takes five times the samples. With more entropy the policy comes to depend on its own noise: played
-without, it falls more often."""
+"""Settings for two ranks with 64 envs each. desired-kl limits the change of the policy per update, whatever the number
+of samples: with 256 envs per rank, the same return takes five times as many samples. With a larger entropy bonus, the
+policy relies on its exploration noise, and falls more often when it is played without."""
 
 
 def flat() -> TrainConfig:
@@ -112,7 +113,7 @@ def rough() -> TrainConfig:
     noisy = ground.processed(uniform_noise=0.05)
     seen = {name: dict(group) for name, group in easy.env.observations.items()}
     seen["actor"]["ground"], seen["critic"]["ground"] = noisy, ground
-    # Over its tile's middle it says nothing about the ground below.
+    # The height above the tile's origin says nothing about the ground below the robot.
     del seen["critic"]["height"]
     velocity = easy.env.commands["velocity"]
     tilt = easy.env.rewards["tilt"]
@@ -127,9 +128,9 @@ def rough() -> TrainConfig:
             sim=dataclasses.replace(easy.env.sim, terrain=_terrain(), njmax=64, nconmax=24),
             observations=seen,
             rewards={**easy.env.rewards, "tilt": dataclasses.replace(tilt, weight=0.1 * tilt.weight)},
-            # Beyond the terrain's border there is nothing.
+            # There is no ground beyond the terrain's border.
             terminations={**easy.env.terminations, "fallen_off": term(terminations.too_low, least_m=-4.0)},
-            # All head somewhere, so that those who walk get out of their tile.
+            # Nearly all commands have a target heading, so that robots that walk leave their tiles.
             commands={
                 "velocity": dataclasses.replace(
                     velocity, params={**velocity.params, "heading_share": 1.0, "standing_share": 0.02}
@@ -145,7 +146,7 @@ def rough() -> TrainConfig:
 
 
 def _terrain() -> TerrainConfig:
-    """From nearly flat to what legs of 0.4 m can just do; shares after the paper's (section 3.3)."""
+    """Return terrain from nearly flat to barely passable for legs of 0.4 m; shares after the paper's (section 3.3)."""
     return TerrainConfig(
         parts={
             "rough": TerrainPartConfig(kind="rough", share=0.2, height_m=(0.0, 0.06), width_m=(0.2, 0.2)),
@@ -164,7 +165,7 @@ def _contact(pattern: str) -> TermConfig:
 
 
 def _actor(noise: float = 1.0) -> dict[str, ObservationConfig]:
-    """Scales bring every number near 1; noise is that of the paper (table 3)."""
+    """Return the actor's observations, scaled to about 1, with the paper's noise (table 3) times a factor."""
     return {
         "linear_velocity": observation(observations.base_linear_velocity).processed(
             scale=2.0, uniform_noise=0.1 * noise
@@ -185,7 +186,7 @@ def _actor(noise: float = 1.0) -> dict[str, ObservationConfig]:
 
 
 def _critic() -> dict[str, ObservationConfig]:
-    """What the actor sees, without noise, and what only a simulation knows."""
+    """Return the actor's observations without noise, and privileged observations."""
     feet = tuple(f"{leg}_foot" for leg in _LEGS)
     return {
         **_actor(noise=0.0),
@@ -211,14 +212,14 @@ def _rewards() -> dict[str, RewardConfig]:
             "posture": reward(-0.05, rewards.JointDeviation, joints=_JOINTS),
             "joint_limits": reward(-1.0, rewards.JointLimits, joints=_JOINTS),
             "leg_contacts": reward(-1.0, rewards.contacts, sensor="legs", least_n=0.1),
-            # Once a touchdown, not once a second.
+            # Per landing, not per second
             "feet_air_time": reward(0.5, rewards.feet_air_time, sensor="feet", command="velocity", least_s=0.1),
         }
     )
 
 
 def per_second(weighted: dict[str, RewardConfig]) -> dict[str, RewardConfig]:
-    """Convert rewards with weights per second to weights per control step.
+    """Convert weights per second to weights per control step.
 
     Args:
         weighted: Rewards by name, with weights per second.
@@ -243,7 +244,7 @@ def _events() -> dict[str, EventConfig]:
 
 
 def _randomizations() -> dict[str, RandomizationConfig]:
-    """Friction as in the paper (section 3.4); masses, gains and latency besides."""
+    """Return the paper's randomization of friction (section 3.4), and those of mass, centre of mass and gains."""
     return {
         "friction": RandomizationConfig(
             field="geom_friction", names=(".*_foot",), columns=(0,), low=0.5, high=1.25, operation="set", shared=True

@@ -1,4 +1,4 @@
-"""Terms of the quadruped tasks that no other task needs."""
+"""Terms of the quadruped tasks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class FootFriction(Term):
-    """Sliding friction of the feet, for a critic to see; (num_envs, feet)."""
+    """Observation: sliding friction of the feet, for the critic; (num_envs, feet)."""
 
     def __init__(self, env: Env, geoms: tuple[str, ...]) -> None:
         """Look up the feet by the names of their geoms."""
@@ -22,12 +22,11 @@ class FootFriction(Term):
         self._friction = env.sim.field("geom_friction")[..., 0]
 
     def __call__(self, env: Env) -> torch.Tensor:  # noqa: ARG002 (every term takes the env)
-        """Observe."""
         return self._columns.of(self._friction)
 
 
 class AddedMass(Term):
-    """A body's mass beyond that of the MJCF in kg, for a critic to see; (num_envs, 1)."""
+    """Observation: difference of a body's mass from the MJCF's, in kg, for the critic; (num_envs, 1)."""
 
     def __init__(self, env: Env, body: str) -> None:
         """Look up the body."""
@@ -36,5 +35,4 @@ class AddedMass(Term):
         self._nominal_kg = float(found.mass[0])
 
     def __call__(self, env: Env) -> torch.Tensor:  # noqa: ARG002 (every term takes the env)
-        """Observe."""
         return self._mass_kg - self._nominal_kg

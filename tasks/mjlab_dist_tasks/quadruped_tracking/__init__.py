@@ -1,1 +1,1 @@
-"""The quadruped that imitates reference motions."""
+"""A quadruped that imitates reference motions."""

@@ -1,8 +1,9 @@
-"""The quadruped imitates reference motions, after Peng et al. 2020, "Learning Agile Robotic Locomotion Skills by Imitating Animals".
+"""A quadruped that imitates reference motions.
 
-Rewards and their weights are the paper's (arXiv:2004.00784, on motion imitation); episodes start anywhere in a motion (Peng et al. 2018, "DeepMimic",
-arXiv:1804.02717). Robot, motors and what is randomized are those of quadruped-velocity-flat. Weights are per second here: an episode that does
-as its motion to the letter earns 10.
+Rewards and their weights are those of Peng et al. 2020, "Learning Agile Robotic Locomotion Skills by Imitating Animals"
+(arXiv:2004.00784, section on motion imitation). Episodes start at random frames of a motion, as in Peng et al. 2018,
+"DeepMimic" (arXiv:1804.02717). The robot, its motors and the randomizations are those of quadruped-velocity-flat.
+Weights are per second: an episode that follows its motion exactly returns 10.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def tracking() -> TrainConfig:
 
 
 def _targets() -> dict[str, ObservationConfig]:
-    """What is to be after the next step; scales bring every number near 1."""
+    """Return observations of the target state after the next step, scaled to about 1."""
     return {
         "joint_targets": observation(motion.joint_targets, command="motion"),
         "joint_target_velocities": observation(motion.joint_target_velocities, command="motion").processed(scale=0.05),
