@@ -1,7 +1,8 @@
-"""What uneven ground costs, and whether contacts with it are right: a height field met here, met by MuJoCo Warp, and boxes.
+"""Measure the cost of uneven ground, and check contacts with it: our height field, MuJoCo Warp's, and boxes.
 
-A quadruped on stairs (one process, one thread, random actions, on the CPU). Times are CPU time per control step of all envs, the
-median; a contact is wrong where its normal points into the ground, or it is deeper than 5 cm, which MuJoCo's C code finds nowhere here.
+A quadruped on stairs: one process, one thread, random actions, on the CPU. Times are CPU time per control step of all
+envs, the median. A contact is wrong if its normal points into the ground or it is deeper than 5 cm; MuJoCo's C code
+finds no such contact here.
 
     uv run python scripts/bench_terrain.py --num-envs 64
 """
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 
 from mjlab_dist.config import SimConfig, TerrainConfig, TerrainPartConfig
-from mjlab_dist.sim import Simulation, build_model, simulation, start_warp
+from mjlab_dist.sim import Simulation, build_model, model_fields, start_warp
 from mjlab_dist.sim.terrain import Terrain
 
 MODEL = "mjlab_dist_tasks.quadruped:quadruped.xml"
@@ -101,7 +102,7 @@ def main() -> None:
     uneven = SimConfig(model=MODEL, keyframe="home", decimation=4, njmax=160, nconmax=40, terrain=terrain)
     origins = Terrain(terrain).origins.reshape(-1, 3)
     run("height field, 200 tiles", uneven, origins, args.num_envs, args.num_steps)
-    with mock.patch.object(simulation, "take_over", return_value=None):
+    with mock.patch.object(model_fields, "take_over", return_value=None):
         run("height field, by MuJoCo Warp, 200 tiles", uneven, origins, args.num_envs, args.num_steps)
     for num_tiles in (1, 10, 50, 200):
         xml, boxes = stairs_of_boxes(num_tiles)

@@ -30,6 +30,7 @@ from mjlab_dist.learn import Runner
 from mjlab_dist.learn.capture import CapturedCall, CapturedStep
 from mjlab_dist.learn.distribution import BoundedGaussian
 from mjlab_dist.sim import Simulation, load_model, start_warp
+from mjlab_dist.sim.recording import why_not_capturable
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -222,7 +223,7 @@ def drive(sim: Simulation) -> list[torch.Tensor]:
 @needs_gpu
 def test_captured_equals_eager_bit_for_bit(simulate: Callable[..., Simulation]) -> None:
     captured, eager = simulate(), simulate(capture="off")
-    reason = captured._why_not_capturable()
+    reason = why_not_capturable(captured.device)
     if reason:
         pytest.skip(reason)
     assert captured.captured

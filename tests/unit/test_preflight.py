@@ -386,7 +386,7 @@ def test_a_run_is_refused_on_gpus_that_warp_cannot_use(on_gpus: Callable[..., li
 
 
 def test_doctor_wants_the_driver_that_physics_wants():
-    from mjlab_dist.sim.simulation import CAPTURABLE_DRIVER
+    from mjlab_dist.sim.recording import CAPTURABLE_DRIVER
 
     assert doctor.CAPTURABLE_DRIVER == CAPTURABLE_DRIVER
 

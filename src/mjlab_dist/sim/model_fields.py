@@ -1,0 +1,209 @@
+"""Fields of MuJoCo Warp's model that differ between envs, and the fields that are computed from them."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import mujoco
+import mujoco_warp as mjw
+import numpy as np
+import torch
+import warp as wp
+
+from mjlab_dist.errors import UserError
+from mjlab_dist.sim.height_field import take_over
+
+OPTIONS = ("gravity", "wind", "magnetic", "density", "viscosity")
+"""Fields of ``mujoco_warp.Option`` that may differ between envs: those of the world, not of the solver."""
+
+MOVING_STATIC = {"geom_pos", "geom_quat", "body_pos", "body_quat"}
+"""Fields that poses of static geoms depend on."""
+
+_FRAME0 = ("cam_pos0", "cam_poscom0", "cam_mat0", "light_pos0", "light_poscom0", "light_dir0")
+
+_INERTIA0 = ("dof_invweight0", "body_invweight0", "tendon_invweight0", "actuator_acc0")
+
+_POSE0 = ("tendon_length0", "eq_data", *_FRAME0, *_INERTIA0)
+
+_GROUPS: dict[int, tuple[str, ...]] = {
+    mjw.SetConstGroup.FIXED: ("body_subtreemass", "geom_aabb", "geom_rbound"),
+    mjw.SetConstGroup.KIN0: ("tendon_length0", "eq_data", *_FRAME0),
+    mjw.SetConstGroup.INERT0: _INERTIA0,
+}
+"""Fields that ``mujoco_warp.set_const`` computes, by its groups."""
+
+_DERIVED: dict[str, tuple[str, ...]] = {
+    "body_mass": ("body_subtreemass", "cam_poscom0", "light_poscom0", *_INERTIA0),
+    "body_ipos": ("cam_poscom0", "light_poscom0", *_INERTIA0),
+    **dict.fromkeys(("body_inertia", "body_iquat"), _INERTIA0),
+    **dict.fromkeys(("dof_armature", "tendon_armature", "actuator_armature", "actuator_gear"), _INERTIA0),
+    **dict.fromkeys(("body_pos", "body_quat", "jnt_pos", "jnt_axis", "qpos0"), _POSE0),
+    **dict.fromkeys(("cam_pos", "cam_quat", "light_pos", "light_dir"), _FRAME0),
+    "geom_size": ("geom_aabb", "geom_rbound"),
+    "eq_data": ("eq_data",),
+}
+"""Fields that are computed from each field."""
+
+_ROUTES = ("site_pos", "site_quat", "geom_pos", "geom_quat", "geom_size")
+"""Fields that set the route of tendons and the place of site transmissions."""
+
+_ROUTED = ("tendon_length0", "tendon_invweight0", "actuator_acc0")
+"""Fields that are computed from these routes and places."""
+
+_SWITCHES = {
+    **dict.fromkeys(("wind", "density", "viscosity"), "has_fluid"),
+    "tendon_stiffness": "has_tendon_stiffness",
+    "tendon_damping": "has_tendon_damping",
+}
+"""Parts of the physics that MuJoCo Warp leaves out if the field is 0 when the model is put on the device."""
+
+_ON_JOINTS = (mujoco.mjtTrn.mjTRN_JOINT, mujoco.mjtTrn.mjTRN_JOINTINPARENT)
+
+
+def put_model(model: mujoco.MjModel, name: str, num_envs: int, fields: Iterable[str]) -> mjw.Model:
+    """Put a model on the current device, with one value per env for some fields.
+
+    Args:
+        model: The MuJoCo model on the host.
+        name: Its name in the config, for messages.
+        num_envs: Number of envs.
+        fields: Fields with a value per env.
+
+    Raises:
+        UserError: If MuJoCo Warp cannot simulate the model.
+    """
+    sizes = {field: num_envs for field in fields if field not in OPTIONS}
+    try:
+        put = mjw.put_model(model, batch_sizes=sizes)
+    except (NotImplementedError, ValueError) as error:
+        raise UserError(f"--env.sim.model {name}: MuJoCo Warp: {' '.join(str(error).split())}") from error
+    take_over(model, put)
+    put.opt.warn_overflow = 0  # the runner reports overflows once; without this every env prints them
+    for field in set(fields) - sizes.keys():
+        shared = getattr(put.opt, field)
+        setattr(put.opt, field, wp.array(np.repeat(shared.numpy(), num_envs, axis=0), dtype=shared.dtype))
+    # MuJoCo Warp leaves out what is 0 in the MJCF; here it may become nonzero later.
+    for field, switch in _SWITCHES.items():
+        if field in fields:
+            setattr(put, switch, True)
+    return put
+
+
+def with_derived(model: mujoco.MjModel, fields: Iterable[str]) -> list[str]:
+    """Return fields and all that is computed from them, as far as the model has any.
+
+    Args:
+        model: The MuJoCo model.
+        fields: Names of fields.
+
+    Raises:
+        UserError: If a field does not exist or cannot differ between envs.
+    """
+    found: dict[str, None] = {}
+    for name in fields:
+        if name not in _offered(model):
+            raise no_field(model, name)
+        found |= dict.fromkeys([name, *derived(model, name)])
+    return list(found)
+
+
+def derived(model: mujoco.MjModel, name: str) -> list[str]:
+    """Return the fields that are computed from a field, as far as the model has any.
+
+    Args:
+        model: The MuJoCo model.
+        name: The field.
+    """
+    routed = bool(model.ntendon) or not np.isin(model.actuator_trntype, _ON_JOINTS).all()
+    names = _DERIVED.get(name, ()) + (_ROUTED if name in _ROUTES and routed else ())
+    return [name for name in names if getattr(model, name).size]
+
+
+def groups(model: mujoco.MjModel, fields: Iterable[str]) -> int:
+    """Return the groups of ``mujoco_warp.set_const`` that compute what depends on some fields.
+
+    Args:
+        model: The MuJoCo model.
+        fields: Names of fields.
+    """
+    names = {name for field in fields for name in derived(model, field)}
+    return sum(group for group, computed in _GROUPS.items() if names & set(computed))
+
+
+def batched_fields() -> list[str]:
+    """Return the fields of ``mujoco_warp.Model`` that may have a value per env and are real numbers."""
+    specs: list[tuple[str, Any]] = [(field.name, field.type) for field in dataclasses.fields(mjw.Model)]
+    return [name for name, spec in specs if getattr(spec, "shape", ("",))[0] == "*" and _is_real(spec.dtype)]
+
+
+def no_field(model: mujoco.MjModel, name: str) -> UserError:
+    """Make the error for a field that cannot have a value per env.
+
+    Args:
+        model: The MuJoCo model.
+        name: The field.
+    """
+    return UserError(
+        f"field {name}: can have no value per env; those of the model that can are {', '.join(_offered(model))}"
+    )
+
+
+def refuse_moved_inertia(model: mujoco.MjModel, name: str, field: torch.Tensor) -> None:
+    """Raise if an inertia was moved that MuJoCo assumes to be at the origin of its body.
+
+    Args:
+        model: The MuJoCo model.
+        name: ``body_ipos`` or ``body_iquat``.
+        field: Its values, (num_envs, nbody, ...).
+
+    Raises:
+        UserError: If so.
+    """
+    moved = (field.cpu() != torch.from_numpy(getattr(model, name)).float()).any(dim=2).any(dim=0).numpy()
+    for body in np.flatnonzero(moved & (model.body_simple != 0)):
+        raise UserError(
+            f"field {name}: MuJoCo takes the inertia of body {model.body(body).name} to lie at its origin, along its "
+            'axes; write simple="false" into that body of the MJCF'
+        )
+
+
+def correct_sliders(model: mujoco.MjModel, put: mjw.Model) -> None:
+    """Set inverse weights of bodies that only slide and have no children, as MuJoCo's C code does.
+
+    MuJoCo Warp does not set them.
+
+    Args:
+        model: The MuJoCo model on the host.
+        put: The same model on the device, which is changed.
+    """
+    bodies = np.flatnonzero(model.body_simple == 2)
+    dofs = np.flatnonzero(np.isin(model.dof_bodyid, bodies))
+    inverse_mass = 1.0 / wp.to_torch(put.body_mass)
+    wp.to_torch(put.dof_invweight0)[:, dofs] = inverse_mass[:, model.dof_bodyid[dofs]]
+    wp.to_torch(put.body_invweight0)[:, bodies, 0] = inverse_mass[:, bodies]
+    wp.to_torch(put.body_invweight0)[:, bodies, 1] = 0.0
+
+
+def unanchored(put: mjw.Model) -> mjw.Model:
+    """Return the same model with no geom marked as static.
+
+    MuJoCo Warp computes poses of static geoms only once, when data is made.
+
+    Args:
+        put: The model on the device.
+    """
+    copied = copy.copy(put)
+    copied.body_weldid = wp.full_like(put.body_weldid, 1)
+    return copied
+
+
+def _offered(model: mujoco.MjModel) -> list[str]:
+    computed = {name for names in _GROUPS.values() for name in names} - {"eq_data"}
+    return [name for name in batched_fields() if name not in computed and getattr(model, name).size] + list(OPTIONS)
+
+
+def _is_real(dtype: Any) -> bool:
+    return getattr(dtype, "_wp_scalar_type_", dtype) in (float, wp.float32)

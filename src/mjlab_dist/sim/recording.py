@@ -1,0 +1,42 @@
+"""Programs of Warp kernels recorded as graphs: CUDA graphs on a GPU, Warp's recorded launches on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import warp as wp
+
+from mjlab_dist.sim import kernels
+
+CAPTURABLE_DRIVER = (12, 4)
+"""Oldest CUDA driver whose graphs support conditional nodes, which the solver's loop needs."""
+
+
+def why_not_capturable(device: str) -> str:
+    """Return why no graph can be recorded on a device; empty if one can.
+
+    Args:
+        device: ``cpu`` or ``cuda:<index>``.
+    """
+    found = wp.get_device(device)
+    if found.is_cpu:
+        return ""
+    driver = wp.get_cuda_driver_version()
+    if driver is None or driver < CAPTURABLE_DRIVER:
+        return f"conditional graph nodes need CUDA 12.4, the NVIDIA driver has {driver}"
+    if not wp.is_mempool_enabled(found):
+        return "CUDA memory pools are off on this device"
+    return ""
+
+
+def capture(device: str, program: Callable[[], None]) -> wp.Graph:
+    """Record a program, whose kernels are loaded already.
+
+    Args:
+        device: ``cpu`` or ``cuda:<index>``.
+        program: Launches the kernels.
+    """
+    with kernels.no_gc(), wp.ScopedCapture(device=device, force_module_load=False) as recording:
+        program()
+    assert recording.graph is not None
+    return recording.graph
