@@ -1,7 +1,8 @@
-"""Contacts with height fields, found against their surface, in place of MuJoCo Warp's own.
+"""Contacts with height fields, found against their surface instead of by MuJoCo Warp.
 
-MuJoCo Warp 4.0 meets a height field prism by prism. Where one prism stands out over the next, at steps, its contacts are wrong:
-normals that point down into the ground, depths of metres far from the field's middle. See docs/decisions.
+MuJoCo Warp 4.0 collides geoms with a height field prism by prism. Where one prism stands out over the next, at steps,
+its contacts are wrong: normals that point down into the ground, and depths of metres far from the field's middle. See
+docs/decisions/0012-contacts-with-terrain-are-found-here.md.
 """
 
 from __future__ import annotations
@@ -15,24 +16,26 @@ import numpy as np
 import warp as wp
 from mujoco_warp._src.math import upper_trid_index
 
-from mjlab_dist.sim.surface import Ground, collide
+from mjlab_dist.sim.ground import Ground
+from mjlab_dist.sim.surface import Contacts, Geoms, collide
 
 _TYPES = (mujoco.mjtGeom.mjGEOM_SPHERE, mujoco.mjtGeom.mjGEOM_CAPSULE, mujoco.mjtGeom.mjGEOM_BOX)
 
 
 def take_over(model: mujoco.MjModel, put: mjw.Model) -> None:
-    """Find contacts with height fields here, in place of MuJoCo Warp's own search.
+    """Find contacts with height fields here instead of by MuJoCo Warp's own search.
+
+    MuJoCo Warp still finds contacts with height fields that are rotated or move, and with shapes other than spheres,
+    capsules and boxes.
 
     Args:
         model: The model on the host.
-        put: The same on the device, on which nothing has been recorded yet; it is changed. Height fields that turn or move are
-            left to MuJoCo Warp, as is everything where a height field meets other shapes than spheres, capsules and boxes.
+        put: The same model on the device, which is changed. Nothing must have been recorded with it yet.
     """
     fields = np.flatnonzero(model.geom_type == mujoco.mjtGeom.mjGEOM_HFIELD)
     still = (model.body_weldid[model.geom_bodyid[fields]] == 0) & (model.geom_quat[fields] == [1, 0, 0, 0]).all(axis=1)
-    sleeps = (
-        model.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP
-    )  # then MuJoCo Warp looks for contacts twice a step
+    # Where bodies may sleep, MuJoCo Warp looks for contacts twice per step.
+    sleeps = model.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP
     if not len(fields) or not still.all() or sleeps:
         return
     pairs, ids = put.nxn_geom_pair_filtered.numpy(), put.nxn_pairid_filtered.numpy()
@@ -42,7 +45,7 @@ def take_over(model: mujoco.MjModel, put: mjw.Model) -> None:
     ours = np.isin(ordered[:, 0], fields) & np.isin(model.geom_type[ordered[:, 1]], _TYPES) & (ids[:, 0] > -2)
     put.nxn_geom_pair_filtered = wp.array(pairs[~ours], dtype=wp.vec2i)
     put.nxn_pairid_filtered = wp.array(ids[~ours], dtype=wp.vec2i)
-    # Without a count of them MuJoCo Warp makes no kernel for these types.
+    # MuJoCo Warp makes no kernel for pairs of types that it counts 0 times.
     counts = list(put.geom_pair_type_count)
     for kind in _TYPES:
         counts[upper_trid_index(len(mjw.GeomType), int(mujoco.mjtGeom.mjGEOM_HFIELD), int(kind))] = 0
@@ -80,7 +83,7 @@ def _ground(model: mujoco.MjModel, geom: int) -> Any:
 
 
 def _ceiling(heights: np.ndarray, window: int) -> np.ndarray:
-    """Greatest height within ``window`` points along both axes."""
+    """Return the maximum height within ``window`` points along both axes."""
     for axis in (0, 1):
         widths = [(window, window) if axis == i else (0, 0) for i in (0, 1)]
         padded = np.pad(heights, widths, mode="edge")
@@ -91,54 +94,18 @@ def _ceiling(heights: np.ndarray, window: int) -> np.ndarray:
 def _launch(ground: Any, pairs: np.ndarray, ids: np.ndarray) -> Callable[[mjw.Model, mjw.Data], None]:
     warp_pairs, warp_ids = wp.array(pairs, dtype=wp.vec2i), wp.array(ids, dtype=wp.vec2i)
 
-    def launch(m: mjw.Model, d: mjw.Data) -> None:
-        wp.launch(
-            collide,
-            dim=(d.nworld, len(pairs)),
-            inputs=[
-                ground,
-                warp_pairs,
-                warp_ids,
-                m.geom_type,
-                m.geom_condim,
-                m.geom_priority,
-                m.geom_solmix,
-                m.geom_solref,
-                m.geom_solimp,
-                m.geom_size,
-                m.geom_rbound,
-                m.geom_friction,
-                m.geom_margin,
-                m.geom_gap,
-                m.geom_adhesion,
-                m.pair_dim,
-                m.pair_solref,
-                m.pair_solreffriction,
-                m.pair_solimp,
-                m.pair_margin,
-                m.pair_gap,
-                m.pair_adhesion,
-                m.pair_friction,
-                d.geom_xpos,
-                d.geom_xmat,
-                d.naconmax,
-                d.contact.dist,
-                d.contact.pos,
-                d.contact.frame,
-                d.contact.includemargin,
-                d.contact.friction,
-                d.contact.solref,
-                d.contact.solreffriction,
-                d.contact.solimp,
-                d.contact.dim,
-                d.contact.geom,
-                d.contact.efc_address,
-                d.contact.worldid,
-                d.contact.type,
-                d.contact.geomcollisionid,
-                d.contact.adhesion,
-                d.nacon,
-            ],
-        )
+    def launch(on_device: mjw.Model, data: mjw.Data) -> None:
+        model, contacts = _fields_of(Geoms, on_device), _fields_of(Contacts, data.contact)
+        geoms = [model, data.geom_xpos, data.geom_xmat]
+        inputs = [ground, warp_pairs, warp_ids, *geoms, data.naconmax, contacts, data.nacon]
+        wp.launch(collide, dim=(data.nworld, len(pairs)), inputs=inputs)
 
     return launch
+
+
+def _fields_of(struct: Any, source: Any) -> Any:
+    """Make a Warp struct whose fields are attributes of an object."""
+    made = struct()
+    for name in struct.vars:
+        setattr(made, name, getattr(source, name))
+    return made

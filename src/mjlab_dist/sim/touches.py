@@ -1,0 +1,270 @@
+"""Where spheres, capsules and boxes touch the surface of a height field."""
+
+# Warp reads the annotations of kernels at run time, and its language is not Python's: no type checker understands it.
+# pyright: reportArgumentType=false, reportAssignmentType=false, reportAttributeAccessIssue=false
+# pyright: reportCallIssue=false, reportGeneralTypeIssues=false, reportIndexIssue=false
+# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false
+# ruff: noqa: PLR0917, UP018
+
+import warp as wp
+
+from mjlab_dist.sim.ground import Ground, cell_of, closest_on_segments, closest_on_triangle, depth_of, vertex
+
+_FAR = wp.constant(1.0e6)
+"""A distance in m that is larger than any real one."""
+
+_OTHER_WAY = wp.constant(0.9)
+"""Cosine of the angle between two normals; above it, two contacts count as one."""
+
+_MAX_TOUCHES = wp.constant(8)
+"""Maximum number of contacts of one geom with the ground."""
+
+_Numbers = wp.types.vector(length=8, dtype=float)
+_Vectors = wp.types.matrix(shape=(8, 3), dtype=float)
+
+
+@wp.struct
+class Touch:
+    """The place where a sphere is nearest to the surface."""
+
+    dist: float
+    """Distance between the two in m, negative if they overlap; ``_FAR`` if nothing is near."""
+    normal: wp.vec3
+    """Direction from the ground to the sphere, a unit vector."""
+    point: wp.vec3
+    """Point on the surface."""
+
+
+@wp.func
+def _touch(ground: Ground, center: wp.vec3, radius: float, margin: float, first: Touch, second: Touch) -> Touch:
+    """Return where a sphere is nearest to the surface, within the margin and apart from its known contacts.
+
+    Args:
+        ground: The surface.
+        center: Center of the sphere in the ground's frame.
+        radius: Radius in m.
+        margin: Margin in m.
+        first: A known contact; ``dist`` is ``_FAR`` if there is none.
+        second: Another known contact.
+    """
+    touch = Touch()
+    touch.dist = _FAR
+    depth = depth_of(ground, center)
+    inside = depth > 0.0
+    if depth > ground.thickness or (inside and first.dist < _FAR):
+        return touch
+    reach = wp.max(radius + margin, depth)
+    nearest = reach
+    low = cell_of(ground, center[0] - reach, center[1] - reach)
+    high = cell_of(ground, center[0] + reach, center[1] + reach)
+    for row in range(low[0], high[0] + 1):
+        for col in range(low[1], high[1] + 1):
+            a = vertex(ground, row, col)
+            c = vertex(ground, row + 1, col + 1)
+            for half in range(2):
+                b = vertex(ground, row + half, col + 1 - half)
+                point = closest_on_triangle(center, a, b, c)
+                distance = wp.length(center - point)
+                if distance > nearest:
+                    continue
+                # The normal of the triangle, turned upwards whatever the order of its corners
+                upwards = wp.normalize(wp.cross(b - a, c - a) * (1.0 - 2.0 * float(half)))
+                normal = upwards
+                if distance > 1.0e-6:
+                    normal = (center - point) / wp.where(inside, -distance, distance)
+                # Another contact needs its own face or edge, not the rim of a face that continues to the first contact.
+                faces = first.dist >= _FAR or wp.dot(normal, upwards) > 0.7
+                if faces and _is_another(point, normal, first, radius) and _is_another(point, normal, second, radius):
+                    nearest = distance
+                    touch.dist = wp.where(inside, -distance, distance) - radius
+                    touch.normal = normal
+                    touch.point = point
+    return touch
+
+
+@wp.func
+def _is_another(point: wp.vec3, normal: wp.vec3, known: Touch, radius: float) -> bool:
+    """Return whether the surface rises from a known contact, so that a point is a contact of its own."""
+    if known.dist >= _FAR:
+        return True
+    rises = wp.dot(point - known.point, known.normal) > 0.05 * radius
+    return rises and wp.dot(normal, known.normal) < _OTHER_WAY
+
+
+@wp.func
+def _touch_between(ground: Ground, start: wp.vec3, end: wp.vec3, radius: float, margin: float) -> Touch:
+    """Return where an edge of the surface is deeper in the middle of a capsule than the surface is at its ends."""
+    none = Touch()
+    none.dist = _FAR
+    # The edge that is deepest, and its place along the capsule
+    reach = radius + margin
+    low = cell_of(ground, wp.min(start[0], end[0]) - reach, wp.min(start[1], end[1]) - reach)
+    high = cell_of(ground, wp.max(start[0], end[0]) + reach, wp.max(start[1], end[1]) + reach)
+    bottom = wp.min(start[2], end[2]) - reach
+    best = -reach
+    place = float(-1.0)
+    for row in range(low[0], high[0] + 1):
+        for col in range(low[1], high[1] + 1):
+            near = vertex(ground, row, col)
+            for edge in range(3):
+                other = vertex(ground, row + wp.min(edge, 1), col + wp.where(edge == 1, 0, 1))
+                if near[2] < bottom and other[2] < bottom:
+                    continue
+                at = closest_on_segments(start, end, near, other)
+                center = start + (end - start) * at[0]
+                depth = depth_of(ground, center)
+                if depth <= 0.0:
+                    depth = -wp.length(center - near - (other - near) * at[1])
+                if depth > best and at[0] > 0.05 and at[0] < 0.95:
+                    best = depth
+                    place = at[0]
+    if place < 0.0:
+        return none
+    touch = _touch(ground, start + (end - start) * place, radius, margin, none, none)
+    # On a plane the two ends are enough: keep the middle only if it is deeper than the ends are.
+    depth = (1.0 - place) * depth_of(ground, start) + place * depth_of(ground, end)
+    if touch.dist < -depth * touch.normal[2] - radius - 1.0e-3:
+        return touch
+    return none
+
+
+@wp.func
+def _touch_inside_box(ground: Ground, center: wp.vec3, rotation: wp.mat33, size: wp.vec3, known: Touch) -> Touch:
+    """Return the point of the surface that is deepest in a box; with a known one, the point furthest from that."""
+    touch = Touch()
+    touch.dist = _FAR
+    best = float(-_FAR)
+    extent = wp.vec3()
+    for i in range(3):
+        extent[i] = (
+            wp.abs(rotation[i, 0]) * size[0] + wp.abs(rotation[i, 1]) * size[1] + wp.abs(rotation[i, 2]) * size[2]
+        )
+    low = cell_of(ground, center[0] - extent[0], center[1] - extent[1])
+    high = cell_of(ground, center[0] + extent[0], center[1] + extent[1])
+    for row in range(low[0], high[0] + 2):
+        for col in range(low[1], high[1] + 2):
+            point = vertex(ground, row, col)
+            if point[2] < center[2] - extent[2]:
+                continue
+            local = wp.transpose(rotation) @ (point - center)
+            # The way out is through the nearest face, but not through one that would push the box into the ground.
+            inside = bool(True)
+            depth = float(_FAR)
+            outward = wp.vec3()
+            for i in range(3):
+                inside = inside and wp.abs(local[i]) < size[i]
+                for side in range(2):
+                    sign = 2.0 * float(side) - 1.0
+                    to_face = size[i] - sign * local[i]
+                    if to_face < depth and sign * rotation[2, i] < 1.0e-3:
+                        depth = to_face
+                        outward = sign * wp.vec3(rotation[0, i], rotation[1, i], rotation[2, i])
+            if not inside:
+                continue
+            worth = wp.where(known.dist < _FAR, wp.length(point - known.point), depth)
+            if worth > wp.max(best, 1.0e-3 * float(known.dist < _FAR)):
+                best = worth
+                touch.dist = -depth
+                touch.normal = -outward
+                touch.point = point
+    return touch
+
+
+@wp.struct
+class Touches:
+    """Contacts of one geom, in the first ``count`` rows."""
+
+    count: int
+    dist: _Numbers
+    normal: _Vectors
+    point: _Vectors
+
+
+@wp.func
+def _with(touches: Touches, touch: Touch) -> Touches:
+    if touch.dist < _FAR and touches.count < _MAX_TOUCHES:
+        touches.dist[touches.count] = touch.dist
+        touches.normal[touches.count] = touch.normal
+        touches.point[touches.count] = touch.point
+        touches.count += 1
+    return touches
+
+
+@wp.func
+def with_sphere(touches: Touches, ground: Ground, center: wp.vec3, radius: float, margin: float) -> Touches:
+    """Add up to three contacts of a sphere: a foot in the corner of a stairwell touches the step and two walls."""
+    none = Touch()
+    none.dist = _FAR
+    first = _touch(ground, center, radius, margin, none, none)
+    if first.dist < _FAR:
+        second = _touch(ground, center, radius, margin, first, none)
+        touches = _with(_with(touches, first), second)
+        if second.dist < _FAR:
+            touches = _with(touches, _touch(ground, center, radius, margin, first, second))
+    return touches
+
+
+@wp.func
+def with_capsule(
+    touches: Touches, ground: Ground, center: wp.vec3, along: wp.vec3, radius: float, margin: float
+) -> Touches:
+    """Add the contacts of a capsule: those of its ends, and one between them.
+
+    Args:
+        touches: The contacts so far.
+        ground: The surface.
+        center: Center of the capsule in the ground's frame.
+        along: Vector from the center to one end.
+        radius: Radius in m.
+        margin: Margin in m.
+    """
+    touches = with_sphere(touches, ground, center + along, radius, margin)
+    touches = with_sphere(touches, ground, center - along, radius, margin)
+    return _with(touches, _touch_between(ground, center + along, center - along, radius, margin))
+
+
+@wp.func
+def _corner(size: wp.vec3, corner: int) -> wp.vec3:
+    """Return a corner of a box; bit i of its number gives its side along axis i."""
+    return wp.vec3(
+        wp.where(corner & 1, size[0], -size[0]),
+        wp.where(corner & 2, size[1], -size[1]),
+        wp.where(corner & 4, size[2], -size[2]),
+    )
+
+
+@wp.func
+def _touch_edges(ground: Ground, center: wp.vec3, rotation: wp.mat33, size: wp.vec3) -> Touch:
+    """Return where the middle of an edge of a box is deeper in the ground than the edge's corners."""
+    touch = Touch()
+    touch.dist = _FAR
+    for corner in range(8):
+        for axis in range(3):
+            other = corner | (1 << axis)
+            if other != corner:
+                start = center + rotation @ _corner(size, corner)
+                end = center + rotation @ _corner(size, other)
+                between = _touch_between(ground, start, end, 0.0, 0.0)
+                if between.dist < touch.dist:
+                    touch = between
+    return touch
+
+
+@wp.func
+def with_box(
+    touches: Touches, ground: Ground, center: wp.vec3, rotation: wp.mat33, size: wp.vec3, margin: float
+) -> Touches:
+    """Add the corners of a box that are in the ground.
+
+    If there are fewer than three, add an edge and up to two points of the ground that are in the box.
+    """
+    none = Touch()
+    none.dist = _FAR
+    for corner in range(8):
+        touches = _with(touches, _touch(ground, center + rotation @ _corner(size, corner), 0.0, margin, none, none))
+    if touches.count < 3:
+        touches = _with(touches, _touch_edges(ground, center, rotation, size))
+        deepest = _touch_inside_box(ground, center, rotation, size, none)
+        if deepest.dist < _FAR:
+            touches = _with(_with(touches, deepest), _touch_inside_box(ground, center, rotation, size, deepest))
+    return touches
