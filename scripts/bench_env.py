@@ -1,13 +1,13 @@
-"""Where the time of an env step goes, and what the env layer adds to the captured physics, on the CPU; and the quadruped's peer.
+"""Measure the parts of an env step, and its ratio to the captured physics, on the CPU; or compare training with a peer.
 
-One process on one thread, random actions around 0. Every figure is CPU time of this process per control step of all envs, so that
-other programs disturb it little: the median over rounds, with the least and the greatest.
+One process on one thread, random actions around 0. Every figure is CPU time of this process per control step of all
+envs, which other programs disturb little: the median over rounds, with minimum and maximum.
 
     uv run python scripts/bench_env.py quadruped-velocity-flat --num-envs 256
 
-With --peer it trains the task instead, with 64 envs over two ranks, the learner included, and compares with mjlab 1.6.0's
-Mjlab-Velocity-Flat-Unitree-Go1 with 64 envs, whose training did 146 to 160 env-steps/s on two cores of the same kind, 94 % of it
-physics (docs/performance.md).
+With --peer it trains the task instead, with 64 envs on two ranks, learner included, and compares with mjlab 1.6.0's
+Mjlab-Velocity-Flat-Unitree-Go1 with 64 envs, whose training made 146 to 160 env-steps/s on two cores of the same kind,
+94 % of it physics (docs/performance.md).
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def watched(env: Env) -> Clock:
     env._rewards = [clock.timed("rewards", term) for term in env._rewards]
     env._terminations = [clock.timed("terminations", term) for term in env._terminations]
     clock.watch("events and reset", env, "_start_episodes")
-    clock.watch("events and reset", env, "_happen")
+    clock.watch("events and reset", env._interval_events, "happen")
     clock.watch("observations", env, "_observe")
     return clock
 

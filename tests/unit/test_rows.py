@@ -68,7 +68,7 @@ def test_where_episodes_start_what_terms_clear_is_0_and_elsewhere_as_it_was(env:
     for _ in range(3):
         env.step(actions)
     cleared = [tensor for term in env._memories.values() for tensor in term.cleared()]
-    own = [env.actions, env.previous_actions, env.episode_length_buf, env._ledger[2:].T, *env._actions.cleared()]
+    own = [env.actions, env.previous_actions, env.episode_length_buf, env._episodes.rewards.T, *env._actions.cleared()]
     assert len(cleared) > 10
     for tensor in (*cleared, *own):
         tensor.fill_(1)

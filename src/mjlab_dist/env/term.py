@@ -12,7 +12,8 @@ from mjlab_dist.env.columns import uniform, write_rows
 from mjlab_dist.errors import UserError
 
 if TYPE_CHECKING:
-    from mjlab_dist.env.env import Env, EpisodeTotals
+    from mjlab_dist.env.env import Env
+    from mjlab_dist.env.episodes import EpisodeTotals
     from mjlab_dist.sim import Simulation
 
 

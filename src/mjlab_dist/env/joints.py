@@ -1,0 +1,90 @@
+"""Where joints are in the state, by name."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import mujoco
+import torch
+
+from mjlab_dist.env.columns import Columns, find_names
+from mjlab_dist.errors import UserError
+
+
+class Joint(NamedTuple):
+    """Columns of a joint in the state."""
+
+    qpos: slice
+    """Columns of ``qpos``."""
+    qvel: slice
+    """Columns of ``qvel``."""
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it is a free joint, whose positions are a point and a quaternion."""
+        return self.qpos.stop - self.qpos.start == 7
+
+
+class Joints(dict[str, Joint]):
+    """Joints by name."""
+
+    def __missing__(self, name: str) -> Joint:
+        raise UserError(f"joint {name}: the model has {', '.join(self)}")
+
+
+class JointSelection(NamedTuple):
+    """Several hinge or slide joints."""
+
+    names: tuple[str, ...]
+    """Their names, in the model's order."""
+    qpos: Columns
+    """Their columns of ``qpos``."""
+    qvel: Columns
+    """Their columns of ``qvel``."""
+    lower: torch.Tensor
+    """Their lower limits in rad or m, (joints,); -inf without limits."""
+    upper: torch.Tensor
+    """Their upper limits in rad or m, (joints,); inf without limits."""
+
+
+def all_joints(model: mujoco.MjModel) -> Joints:
+    """Return every joint of a model.
+
+    Args:
+        model: The MuJoCo model.
+    """
+    joints = [model.joint(i) for i in range(model.njnt)]
+    return Joints(
+        {
+            joint.name: Joint(
+                slice(int(joint.qposadr[0]), int(joint.qposadr[0]) + len(joint.qpos0)),
+                slice(int(joint.dofadr[0]), int(joint.dofadr[0]) + len(joint.damping)),
+            )
+            for joint in joints
+        }
+    )
+
+
+def select_joints(model: mujoco.MjModel, patterns: tuple[str, ...], device: str) -> JointSelection:
+    """Select hinge and slide joints by regular expressions that match their whole names.
+
+    Args:
+        model: The MuJoCo model.
+        patterns: Regular expressions.
+        device: Device of the tensors.
+
+    Raises:
+        UserError: If one matches no joint, or is not a regular expression.
+    """
+    simple = [i for i in range(model.njnt) if model.jnt_type[i] >= int(mujoco.mjtJoint.mjJNT_SLIDE)]
+    names = [model.joint(i).name for i in simple]
+    ids = [simple[i] for i in find_names("joints", patterns, names)]
+    limits = [tuple(model.jnt_range[i]) if model.jnt_limited[i] else (-torch.inf, torch.inf) for i in ids]
+    lower, upper = torch.tensor(limits, dtype=torch.float32, device=device).unbind(dim=1)
+    return JointSelection(
+        tuple(model.joint(i).name for i in ids),
+        Columns([int(model.jnt_qposadr[i]) for i in ids], device),
+        Columns([int(model.jnt_dofadr[i]) for i in ids], device),
+        lower,
+        upper,
+    )
