@@ -21,6 +21,13 @@ from typing import Any, NoReturn
 
 import psutil
 
+# Why not call wandb in rank 0 and rely on its own service process, wandb-core? Measured with wandb 0.31:
+# - run.log blocks for as long as wandb-core is stopped, and raises once it has been killed.
+# - wandb.init waits for a network until init_timeout, and raises without an API key. It does not go offline by itself.
+# - After a SIGKILL of the caller, wandb-core ends by itself only if it still runs. wandb-symon ends 4 s after a killed
+#   wandb-core. Both leave sockets and directories in TMPDIR.
+# wandb itself does the rest: files of offline runs, uploads, the timeout of finish, and resuming a run by its id.
+
 PR_SET_PDEATHSIG = 1
 """prctl(2): the signal that a process gets when its parent ends."""
 
