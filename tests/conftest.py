@@ -24,6 +24,23 @@ MARK = "MJLAB_DIST_TEST"
 """A variable that every process a test starts inherits, so that leftovers are found wherever they hang."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add --timing."""
+    parser.addoption("--timing", action="store_true", help="also assert on elapsed times; for an idle machine")
+
+
+@pytest.fixture
+def assert_within(request: pytest.FixtureRequest) -> Callable[[float, float], None]:
+    """Assert that a time in s is below a limit, with --timing only: other work on the machine must not fail a test."""
+
+    def check(took_s: float, limit_s: float) -> None:
+        print(f"took {took_s:.2f} s, limit {limit_s:g} s")
+        if request.config.getoption("--timing"):
+            assert took_s < limit_s
+
+    return check
+
+
 @dataclass
 class Done:
     """How a command ended."""

@@ -67,19 +67,27 @@ class Watchdog(threading.Thread):
         super().__init__(name="watchdog", daemon=True)
         self._control, self._timeout_s = control, timeout_s
         self._advanced, self._hung = advanced, hung
+        self._reported = -1
 
     def run(self) -> None:
         """Look, until the process ends or the loop hangs."""
-        told = -1
-        while True:
+        while not self.check(time.monotonic()):
             time.sleep(POLL_S)
-            beat = self._control.last_beat
-            if beat is None:
-                continue
-            if beat.iteration != told:
-                told = beat.iteration
-                self._advanced(told)
-            silent_s = time.monotonic() - beat.at_s
-            if silent_s > self._timeout_s:
-                self._hung(silent_s)
-                return
+
+    def check(self, now_s: float) -> bool:
+        """Look once; return whether the loop hangs.
+
+        Args:
+            now_s: The time, by ``time.monotonic``.
+        """
+        beat = self._control.last_beat
+        if beat is None:
+            return False
+        if beat.iteration != self._reported:
+            self._reported = beat.iteration
+            self._advanced(beat.iteration)
+        silent_s = now_s - beat.at_s
+        if silent_s <= self._timeout_s:
+            return False
+        self._hung(silent_s)
+        return True

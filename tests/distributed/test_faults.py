@@ -29,6 +29,7 @@ TWO = ("--gpu-ids", "None", "--cpu-ranks", "2")
 SMALL = ("--num-envs", "32", "--agent.num-steps-per-env", "8", "--env.episode-length-s", "0.1", "--seed", "7")
 TRAIN = ("train", "cartpole-balance", *TWO, *SMALL)
 
+Within = Callable[[float, float], None]
 WaitFor = Callable[[Callable[[], bool], float], None]
 Training = Callable[..., subprocess.Popen[str]]
 
@@ -102,7 +103,7 @@ def unharmed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return only_run(command.cwd)
 
 
-def test_row_1_a_rank_that_raises_is_shown_first(command: Command) -> None:
+def test_row_1_a_rank_that_raises_is_shown_first(command: Command, assert_within: Within) -> None:
     done = command(*TRAIN, env={"MJLAB_DIST_FAULT": "1:3:raise"})
     run = only_run(command.cwd)
     took_s = since_last_row(run)
@@ -112,8 +113,7 @@ def test_row_1_a_rank_that_raises_is_shown_first(command: Command) -> None:
     (log,) = (line.partition("Its log: ")[2] for line in done.err.splitlines() if "Its log: " in line)
     assert "a fault on purpose" in (command.cwd / log).read_text()
     assert json.loads((run / runs.ERRORS / "rank1.json").read_text())["iteration"] == 2
-    print(f"row 1: {took_s:.1f} s")
-    assert took_s < 10
+    assert_within(took_s, 10)
 
 
 def test_rows_2_and_7_a_killed_run_goes_on_as_if_nothing_had_happened(
@@ -125,7 +125,8 @@ def test_rows_2_and_7_a_killed_run_goes_on_as_if_nothing_had_happened(
     process = command.start(*TRAIN, *flags, env=env)
     wait_for(lambda: any(len(runs.read_metrics(p.parent)) == 6 for p in command.cwd.rglob(runs.METRICS)), 120)
     run = only_run(command.cwd)
-    time.sleep(1)  # rank 1 is slow in its seventh iteration, so that the agent can be killed in the middle of it
+    # Rank 1 is slow in its seventh iteration, so that the agent is killed in the middle of it.
+    wait_for(runs.checkpoint_path(run, 6).is_file, 60)
     (agent,) = (p for p in command.processes() if "mjlab_dist.launch.agent" in p.cmdline())
     agent.kill()
     out, err = process.communicate(timeout=120)
@@ -159,7 +160,7 @@ def test_row_3_restarts_are_counted(command: Command) -> None:
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_rows_4_and_5_a_signal_stops_in_order_and_the_run_goes_on(
-    command: Command, training: Training, signum: int
+    command: Command, training: Training, signum: int, assert_within: Within
 ) -> None:
     temporary = own_temporaries(command)
     process = training(env={"TMPDIR": str(temporary)})
@@ -177,8 +178,7 @@ def test_rows_4_and_5_a_signal_stops_in_order_and_the_run_goes_on(
     assert runs.find_checkpoint(run).name == f"model_{done}.pt"
     assert not command.leftovers()
     assert not list(temporary.iterdir())
-    print(f"rows 4, 5: {took_s:.1f} s")
-    assert took_s < 10
+    assert_within(took_s, 10)
 
     again = command("train", "cartpole-balance", "--resume", "latest", "--max-iterations", str(done + 2))
     assert again.code == Exit.DONE, again.err
@@ -187,32 +187,31 @@ def test_rows_4_and_5_a_signal_stops_in_order_and_the_run_goes_on(
     assert len(json.loads((run / runs.PROVENANCE).read_text())["resumed"]) == 1
 
 
-def test_row_5_a_second_ctrl_c_ends_at_once(command: Command, training: Training) -> None:
+def test_row_5_a_second_ctrl_c_ends_at_once(
+    command: Command, training: Training, wait_for: WaitFor, assert_within: Within
+) -> None:
     # An iteration that never ends, so that the first Ctrl-C is not done with before the second comes.
     temporary = own_temporaries(command)
     process = training(env={"MJLAB_DIST_FAULT": "1:30:sigstop", "TMPDIR": str(temporary)})
-    time.sleep(3)
+    wait_for(lambda: any(other.status() == psutil.STATUS_STOPPED for other in command.processes()), 60)
     os.killpg(process.pid, signal.SIGINT)
-    time.sleep(1)
+    assert process.stdout is not None
+    assert any(line.startswith("Ctrl-C: stopping") and "Ctrl-C again ends at once" in line for line in process.stdout)
     start = time.monotonic()
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=30)
     took_s = time.monotonic() - start
     assert process.returncode == Exit.FORCED, out + err
-    assert "Ctrl-C: stopping after this iteration, with a checkpoint (Ctrl-C again ends at once)." in out
     assert "Ended at once by Ctrl-C after" in out
-    print(f"row 5: {took_s:.1f} s")
-    assert took_s < 5
+    assert_within(took_s, 5)
     assert not list(temporary.iterdir())
 
 
 def test_row_6_nothing_outlives_the_launcher(command: Command, training: Training, wait_for: WaitFor) -> None:
     process = training()
-    start = time.monotonic()
     process.kill()
     process.communicate()
-    wait_for(lambda: not command.leftovers(), 10)
-    print(f"row 6: {time.monotonic() - start:.1f} s")
+    wait_for(lambda: not command.leftovers(), 60)
 
 
 @pytest.mark.parametrize("kind", ["sigstop", "skip_collective"])
@@ -231,7 +230,7 @@ def test_row_8_a_hang_is_noticed_and_the_run_goes_on(command: Command, unharmed:
     assert untimed(run) == untimed(unharmed)
 
 
-def test_row_9_nan_on_one_rank_stops_all_and_can_be_replayed(command: Command) -> None:
+def test_row_9_nan_on_one_rank_stops_all_and_can_be_replayed(command: Command, assert_within: Within) -> None:
     flags = ("--checkpoint.interval", "1", "--max-restarts", "3")
     done = command(*TRAIN, *flags, env={"MJLAB_DIST_FAULT": "1:3:nan"})
     assert done.code == Exit.NUMERICS, done.err
@@ -247,8 +246,7 @@ def test_row_9_nan_on_one_rank_stops_all_and_can_be_replayed(command: Command) -
     assert runs.read_metrics(run)[-1]["iteration"] == 2
     dump = run / runs.ERRORS / "nan_rank1.pt"
     assert f"--nan-dump {dump.relative_to(command.cwd)}" in line
-    print(f"row 9: {took_s:.1f} s")
-    assert took_s < 10
+    assert_within(took_s, 10)
     played = command("play", "cartpole-balance", "--nan-dump", str(dump))
     assert played.code == Exit.DONE, played.err
     assert "slider" in played.out

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 
 from mjlab_dist import control
-from mjlab_dist.control import Control, Watchdog
+from mjlab_dist.control import Beat, Control, Watchdog
 from mjlab_dist.errors import UserError
 from mjlab_dist.faults import ATTEMPT, VARIABLE, Fault, read_fault
 
@@ -31,24 +30,28 @@ def test_what_cannot_be_read_is_refused_whatever_the_attempt(text: str):
         read_fault({VARIABLE: text, ATTEMPT: "7"})
 
 
-def watched(monkeypatch: pytest.MonkeyPatch, timeout_s: float) -> tuple[Control, list[int], threading.Event]:
+def test_a_rank_that_has_not_begun_does_not_hang():
+    called: list[float] = []
+    watchdog = Watchdog(Control(), 5.0, called.append, called.append)
+    assert not watchdog.check(1e9)
+    assert not called
+
+
+def test_a_rank_that_beats_does_not_hang_and_one_that_stops_does():
+    rank, seen, hung = Control(), list[int](), list[float]()
+    watchdog = Watchdog(rank, 5.0, seen.append, hung.append)
+    for iteration, at_s in ((0, 100.0), (0, 104.0), (1, 108.0)):
+        rank.last_beat = Beat(iteration, at_s)
+        assert not watchdog.check(at_s + 5.0)
+    assert seen == [0, 1], "every iteration is reported once"
+    assert watchdog.check(113.5)
+    assert hung == [5.5]
+
+
+def test_the_watchdog_looks_from_a_thread_of_its_own(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(control, "POLL_S", 0.01)
-    rank, seen, hung = Control(), list[int](), threading.Event()
-    Watchdog(rank, timeout_s, seen.append, lambda _: hung.set()).start()
-    return rank, seen, hung
-
-
-def test_a_rank_that_has_not_begun_does_not_hang(monkeypatch: pytest.MonkeyPatch):
-    _, seen, hung = watched(monkeypatch, 0.05)
-    assert not hung.wait(0.3)
-    assert seen == []
-
-
-def test_a_rank_that_beats_does_not_hang_and_one_that_stops_does(monkeypatch: pytest.MonkeyPatch):
-    rank, seen, hung = watched(monkeypatch, 0.5)
-    for iteration in range(10):
-        rank.beat(iteration // 5)
-        time.sleep(0.1)
-    assert not hung.is_set(), "it beat all the time, though not with a new iteration"
-    assert seen == [0, 1], "every iteration is told once"
-    assert hung.wait(5)
+    rank, advanced, hung = Control(), threading.Event(), threading.Event()
+    Watchdog(rank, 0.0, lambda _: advanced.set(), lambda _: hung.set()).start()
+    rank.beat(3)
+    assert advanced.wait(60)
+    assert hung.wait(60)

@@ -6,9 +6,9 @@ import functools
 import json
 import socket
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -54,17 +54,26 @@ def test_every_rank_holds_the_sum_in_the_order_of_ranks(world_size: int):
             assert all(torch.equal(a, b) for a, b in zip(sums, expected, strict=True))
 
 
-def test_a_rank_that_waits_for_a_slow_one_sleeps():
-    def add_up(rank: int, summing: LocalSum) -> float:
+def test_a_rank_that_waits_for_a_slow_one_sleeps(wait_for: Callable[[Callable[[], bool], float], None]):
+    waiting: list[int] = []
+
+    def add_up(rank: int, summing: LocalSum) -> None:
         values = torch.ones(100)
-        if rank == 1:
-            time.sleep(1.0)
-        before = time.thread_time()
+        if rank == 0:
+            waiting.append(threading.get_native_id())
+        else:
+            # A rank that spins is running whenever it is looked at; this one must be asleep.
+            wait_for(lambda: bool(waiting) and is_asleep(waiting[0]), 30)
         summing.sum_(values)
         assert values.eq(2.0).all()
-        return time.thread_time() - before
 
-    assert on_ranks(2, add_up)[0] < 0.3
+    on_ranks(2, add_up)
+
+
+def is_asleep(thread: int) -> bool:
+    """Whether the kernel has put a thread of this process to sleep, in every one of ten looks."""
+    status = Path(f"/proc/self/task/{thread}/stat")
+    return all(status.read_text().rpartition(")")[2].split()[0] == "S" for _ in range(10))
 
 
 def test_a_rank_that_has_ended_is_named():

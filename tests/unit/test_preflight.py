@@ -105,14 +105,16 @@ def python(code: str) -> str:
     return shlex.join([sys.executable, "-c", textwrap.dedent(header) + textwrap.dedent(code)])
 
 
-def test_a_machine_in_order_is_told_nothing_within_a_fraction_of_a_second(tmp_path: Path):
+def test_a_machine_in_order_is_told_nothing_within_a_fraction_of_a_second(
+    tmp_path: Path, assert_within: Callable[[float, float], None]
+):
     took_s: list[float] = []
     for _ in range(5):
         start = time.monotonic()
         lines = checked(chosen(log_root=str(tmp_path / "new" / "logs")))
         took_s.append(time.monotonic() - start)
         assert not [line for line in lines if "free" not in line], "but for a disk that may be nearly full"
-    assert min(took_s) < 0.3
+    assert_within(min(took_s), 0.3)
     assert not list(tmp_path.iterdir()), "nothing is made, nothing left behind"
 
 
@@ -420,11 +422,9 @@ def test_a_server_that_never_answers_is_given_up():
         with socket.create_connection(address), socket.socket() as waiting:
             waiting.setblocking(False)
             waiting.connect_ex(address)
-            start = time.monotonic()
             finding = check_wandb(
                 {"WANDB_API_KEY": KEY, "WANDB_BASE_URL": f"http://127.0.0.1:{address[1]}"}, timeout_s=0.5
             )
-            assert time.monotonic() - start < 2
     assert finding.status is Status.WARNING
     assert finding.figure.endswith("does not answer: timed out after 0.5 s")
 
