@@ -6,7 +6,10 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mjlab_dist.new_task.robot import Base, Block, Motors, Robot, rounded
+from mjlab_dist.new_task.actuation import Block, Motors
+from mjlab_dist.new_task.base import Base
+from mjlab_dist.new_task.robot import Robot
+from mjlab_dist.new_task.rounding import rounded, rounded_up
 
 WIDTH = 120
 """Longest line."""
@@ -216,7 +219,7 @@ def _floating_source(base: Base, robot: Robot) -> str:
         start = f"""event(
         events.DrawRoot,
         # The MJCF's own start state is in the ground; this lifts it, in m.
-        z_m=({_up(base.rise_m)!r}, {_up(base.rise_m)!r}),
+        z_m=({rounded_up(base.rise_m)!r}, {rounded_up(base.rise_m)!r}),
         yaw_rad=(-3.14, 3.14),
         joint=_ROOT,
     )"""
@@ -515,11 +518,6 @@ def entry_point(names: Names) -> str:
 def _camera_m(base: Base) -> float:
     """How far to the robot's right a camera is, as y: further from a larger one, whose walking speed is higher."""
     return rounded(-max(1.0, 2.0 * base.speed_m_s))
-
-
-def _up(number: float) -> float:
-    """A length in m, rounded up to a centimetre."""
-    return round(number + 0.005, 2)
 
 
 def _text(text: str) -> str:
