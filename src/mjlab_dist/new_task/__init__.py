@@ -1,4 +1,4 @@
-"""A task made from an MJCF: files that a person goes on from."""
+"""Make a task from an MJCF: files that a person then changes."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from mjlab_dist.new_task.source import (
 )
 
 TASKS = Path("tasks", "mjlab_dist_tasks")
-"""Where a checkout of this project has its tasks."""
+"""Folder of the tasks in a checkout of this project."""
 
 HEADER = f'[project.entry-points."{registry.GROUP}"]'
-"""What stands before the tasks in a pyproject.toml."""
+"""Header of the tasks in a pyproject.toml."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NewTask:
-    """What was made."""
+    """A task that was made."""
 
     task: str
     """The task's name."""
@@ -46,25 +46,25 @@ class NewTask:
     package: Path
     """Folder of config.py."""
     is_in_checkout: bool
-    """Whether it is one of the tasks of a checkout of this project; else it is a package of its own, to be installed."""
+    """Whether it is one of the tasks of a checkout of this project; if not, it is a package to install."""
     robot: Robot
     """What was found in the MJCF."""
     apart: list[Path]
-    """Files that the MJCF names by an absolute path, which were not copied."""
+    """Files that the MJCF names by an absolute path; they were not copied."""
 
 
 def create(task: str, mjcf: Path, directory: Path | None) -> NewTask:
     """Make a task.
 
-    Inside a checkout of this project it becomes one of its tasks, elsewhere (or where a directory is given) a package of its own.
+    In a checkout of this project it becomes one of its tasks, elsewhere or with a directory a package of its own.
 
     Args:
         task: Its name: small letters, digits and hyphens.
         mjcf: The robot.
-        directory: Where to put a package; by default the present directory.
+        directory: Directory to make a package in; the current one by default.
 
     Raises:
-        UserError: If that cannot be; nothing has been written then.
+        UserError: If the task cannot be made; nothing has been written then.
     """
     module = _module_name(task)
     checkout = find_checkout(Path.cwd()) if directory is None else None
@@ -107,7 +107,7 @@ def create(task: str, mjcf: Path, directory: Path | None) -> NewTask:
 
 
 def find_checkout(directory: Path) -> Path | None:
-    """The checkout of this project that a directory lies in, if it is the one that runs.
+    """Return the checkout of this project that contains a directory, if this code runs from it.
 
     Args:
         directory: Any directory.
@@ -138,7 +138,7 @@ def _refuse_taken(task: str, module: str, folder: Path, checkout: Path | None) -
 
 @contextlib.contextmanager
 def _made_at_once(folder: Path) -> Iterator[Path]:
-    """A folder that gets its name when all is in it, and is removed if that fails.
+    """Make a folder that gets its name when it is complete, and is removed on failure.
 
     Raises:
         UserError: If it cannot be written.
@@ -158,7 +158,7 @@ def _made_at_once(folder: Path) -> Iterator[Path]:
 
 
 def _register(project: Path, names: Names, folder: Path) -> None:
-    """Add a task to a checkout's pyproject.toml, behind its others."""
+    """Add a task to a checkout's pyproject.toml, after the others."""
     head, header, tail = project.read_text().partition(HEADER)
     section, blank, rest = tail.partition("\n\n")
     try:

@@ -1,0 +1,18 @@
+"""The text of a new task's files."""
+
+from mjlab_dist.new_task.source.config import config_source
+from mjlab_dist.new_task.source.model import model_source
+from mjlab_dist.new_task.source.names import Names, function_name
+from mjlab_dist.new_task.source.package import entry_point, package_source, project_source
+from mjlab_dist.new_task.source.terms import terms_source
+
+__all__ = [
+    "Names",
+    "config_source",
+    "entry_point",
+    "function_name",
+    "model_source",
+    "package_source",
+    "project_source",
+    "terms_source",
+]

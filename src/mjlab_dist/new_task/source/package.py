@@ -1,0 +1,55 @@
+"""The text of a new task's ``__init__.py``, and of the ``pyproject.toml`` of a package of its own."""
+
+from __future__ import annotations
+
+from mjlab_dist.new_task.source.names import Names
+
+
+def package_source(names: Names) -> str:
+    """Return the text of the package's ``__init__.py``.
+
+    Args:
+        names: Names of the task and its files.
+    """
+    return f'''"""The task {names.task}."""
+
+from mjlab_dist.config import lazy_modules
+
+# Lets list-tasks read the config without importing torch. Without this line everything works, but slower.
+__getattr__ = lazy_modules(__name__, "terms")
+'''
+
+
+def project_source(names: Names) -> str:
+    """Return the text of the ``pyproject.toml`` of a package of its own.
+
+    Args:
+        names: Names of the task and its files.
+    """
+    return f'''[project]
+name = "{names.task}"
+version = "0.1.0"
+requires-python = ">=3.11"
+dependencies = ["mjlab-dist"]
+
+# What train, play and list-tasks find the task by: its name, and the function that makes its config.
+[project.entry-points."mjlab_dist.tasks"]
+{entry_point(names)}
+
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[tool.hatch.build.targets.wheel]
+packages = ["{names.module}"]
+ignore-vcs = true # meshes that a .gitignore names are packed, too
+'''
+
+
+def entry_point(names: Names) -> str:
+    """Return the entry point of a task, a line of a pyproject.toml.
+
+    Args:
+        names: Names of the task and its files.
+    """
+    return f'{names.task} = "{names.module}.config:{names.function}"'

@@ -1,0 +1,53 @@
+"""Python text as the formatter writes it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+WIDTH = 120
+"""Maximum length of a line."""
+
+
+def text(value: str) -> str:
+    """Return a string literal.
+
+    Args:
+        value: The string.
+    """
+    return json.dumps(value, ensure_ascii=False)
+
+
+def tuple_lines(start: str, items: tuple[str, ...], end: str, indent: int) -> list[str]:
+    """Return the lines of a tuple of strings: one line if it fits, else one per item.
+
+    Args:
+        start: Text before the tuple.
+        items: The strings.
+        end: Text after the tuple.
+        indent: Number of spaces that the lines will be indented by.
+    """
+    inside = ", ".join(map(text, items)) + ("," if len(items) == 1 else "")
+    line = f"{start}({inside}){end}"
+    if indent + len(line) <= WIDTH:
+        return [line]
+    return [f"{start}(", *(f"    {text(item)}," for item in items), f"){end}"]
+
+
+def joined(lines: Iterable[str]) -> str:
+    """Join lines.
+
+    Args:
+        lines: The lines.
+    """
+    return "\n".join(lines)
+
+
+def indented(lines: Iterable[str], spaces: int) -> str:
+    """Join lines and indent those that are not empty.
+
+    Args:
+        lines: The lines.
+        spaces: Number of spaces.
+    """
+    return "\n".join(" " * spaces + line if line else "" for line in lines)
