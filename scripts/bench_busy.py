@@ -1,4 +1,4 @@
-"""One rank on all cores beside other programs that keep every core busy: steps per second with short spins over those with OpenMP's own.
+"""Measure one rank on all cores, idle and busy: steps per second with short spins, and with OpenMP's default spins.
 
 uv run python scripts/bench_busy.py
 """
@@ -11,11 +11,11 @@ import os
 from timed import busy, run_ours, spread
 
 OPENMP_DEFAULT = "300000"
-"""GOMP_SPINCOUNT of GNU OpenMP (libgomp's manual) where nothing is set."""
+"""Default of GOMP_SPINCOUNT in GNU OpenMP (libgomp's manual)."""
 
 
 def main() -> None:
-    """Print the figures and their ratio, on idle cores and on busy ones."""
+    """Print the speeds and their ratios, on idle cores and on busy cores."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--iterations", type=int, default=40)

@@ -31,10 +31,10 @@ from mjlab_dist.env import Env
 from mjlab_dist.sim import start_warp
 
 PEER_STEPS_PER_S = (146, 160)
-"""Env-steps/s of mjlab 1.6.0's Mjlab-Velocity-Flat-Unitree-Go1, 64 envs, least and most."""
+"""Env-steps/s of mjlab 1.6.0's Mjlab-Velocity-Flat-Unitree-Go1 with 64 envs, minimum and maximum."""
 
 TARGET = 40
-"""Times as fast as the peer's best."""
+"""Target for the ratio to the peer's maximum."""
 
 WARM_UP_STEPS = 20
 
@@ -55,14 +55,14 @@ class Clock:
     """CPU time by part.
 
     Attributes:
-        spent_s: By part, since it was last cleared.
+        spent_s: Time of each part since it was last cleared.
     """
 
     def __init__(self) -> None:
         self.spent_s: dict[str, float] = dict.fromkeys(PARTS, 0.0)
 
     def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The same function, whose time is noted."""
+        """Return a function with the same behaviour whose time is recorded."""
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -75,12 +75,12 @@ class Clock:
         return call
 
     def watch(self, part: str, owner: Any, name: str) -> None:
-        """Note the time of a method."""
+        """Record the time of a method."""
         setattr(owner, name, self.timed(part, getattr(owner, name)))
 
 
 def watched(env: Env) -> Clock:
-    """Have an env's parts timed."""
+    """Return a clock that records the time of an env's parts."""
     clock = Clock()
     clock.watch("physics", env.sim, "step")
     clock.watch("actions", env._actions, "apply")
@@ -96,7 +96,7 @@ def watched(env: Env) -> Clock:
 
 
 def measure(task: str, num_envs: int, steps: int, rounds: int, action_std: float) -> None:
-    """Print the parts of a step."""
+    """Measure the parts of a step, and print them."""
     torch.set_num_threads(1)
     start_warp("cpu")
     env = Env(registry.task_config(task).env, num_envs, "cpu")

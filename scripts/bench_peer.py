@@ -1,7 +1,8 @@
-"""Our cartpole-balance against mjlab's, on the CPU: env-steps/s at several sizes, and the time to the first iteration.
+"""Compare cartpole-balance with mjlab's, on the CPU: env-steps/s at several sizes, and the time to the first iteration.
 
-Both with the same substeps, network, rollout and PPO settings; runs interleaved; medians over rounds. mjlab goes into a
-virtual environment of its own, for it pins other versions: `uv venv peer && uv pip install --python peer mjlab==1.6.0`.
+Both use the same substeps, network, rollout and PPO settings. Runs are interleaved, and the figures are medians over
+rounds. mjlab pins other versions, so it needs its own virtual environment:
+`uv venv peer && uv pip install --python peer mjlab==1.6.0`.
 
     uv run python scripts/bench_peer.py --peer-python peer/bin/python
 """
@@ -25,10 +26,10 @@ CASES = {
 
 
 def main() -> None:
-    """Print a table a size."""
+    """Print one table per number of envs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer-python", type=Path, required=True, help="interpreter of the environment with mjlab")
-    parser.add_argument("--sizes", type=int, nargs="+", choices=CASES, default=list(CASES), help="envs in all")
+    parser.add_argument("--sizes", type=int, nargs="+", choices=CASES, default=list(CASES), help="envs over all ranks")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--iterations", type=int, default=12)
     args = parser.parse_args()
@@ -44,7 +45,7 @@ def main() -> None:
 
 
 def report(num_envs: int, peer: list[Timed], results: dict[str, list[Timed]]) -> None:
-    """Print medians, spreads and the ratio of every pair of runs' medians."""
+    """Print medians, spreads, and the ratios of the medians."""
     base = statistics.median(t.steps_per_s for t in peer)
     wait = statistics.median(t.first_iteration_s for t in peer)
     print(f"{num_envs} envs")

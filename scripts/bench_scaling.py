@@ -1,7 +1,7 @@
-"""Two CPU ranks against one, with the same envs per rank: env-steps/s.
+"""Compare the env-steps/s of two CPU ranks and of one rank with the same number of envs per rank.
 
-The rank that runs alone gets one core, as each of the two does; a second figure gives it all cores (torch then uses more
-threads, the physics still one).
+The single rank gets one core, as each of the two ranks does. A second figure gives it all cores: torch then uses more
+threads, but the physics still uses one.
 
     uv run python scripts/bench_scaling.py
 """
@@ -16,7 +16,7 @@ from timed import LIKE_PEER, run_ours, spread
 
 
 def main() -> None:
-    """Print the ratio."""
+    """Print the speeds and their ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--num-envs", type=int, default=2048, help="per rank")
     parser.add_argument("--rounds", type=int, default=3)

@@ -1,4 +1,6 @@
-"""Start-up: `train --help` and `list-tasks`, and first iterations with 1, 2 and 4 ranks, kernels compiled or still to compile.
+"""Measure start-up times: `train --help`, `list-tasks`, and the first iteration with 1, 2 and 4 ranks.
+
+The first iteration is measured with compiled kernels, and with kernels that must be compiled.
 
 uv run python scripts/bench_start.py
 """
@@ -19,7 +21,7 @@ COLD_ROUNDS = 3
 
 
 def main() -> None:
-    """Print seconds."""
+    """Print the times in s."""
     for command in COMMANDS:
         took = [_seconds(*command) for _ in range(ROUNDS + 1)][1:]
         print(f"{' '.join(command):<32} {spread(took, 2)} s")

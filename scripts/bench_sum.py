@@ -1,4 +1,4 @@
-"""Time that ranks of one machine wait in a sum, by gloo and by sockets of their own, interleaved: prints the ratio.
+"""Measure how long ranks of one machine wait in a sum, through gloo and through our sockets, and print the ratio.
 
 uv run python scripts/bench_sum.py --ranks 2
 uv run python scripts/bench_sum.py --ranks 2 --busy 6
@@ -21,14 +21,14 @@ from torch.multiprocessing.spawn import spawn
 from mjlab_dist.distributed.local_sum import LocalSum
 
 WORK_S = 0.002
-"""Seconds that a rank computes before each sum, about a mini-batch of a small policy."""
+"""Computing time before each sum, in s: about one mini-batch of a small policy."""
 
 SUMS = 200
 ROUNDS = 4
 
 
 def waited_us(add_up: Callable[[torch.Tensor], object], size: int) -> float:
-    """Mean microseconds of a sum, after work that takes all ranks as long."""
+    """Return the mean time of a sum in us, after work that takes the same time on all ranks."""
     values, left, right = torch.zeros(size), torch.randn(128, 64), torch.randn(64, 64)
     waits: list[float] = []
     for _ in range(SUMS):
@@ -42,7 +42,7 @@ def waited_us(add_up: Callable[[torch.Tensor], object], size: int) -> float:
 
 
 def measure(rank: int, ranks: int, store_file: str, sizes: list[int]) -> None:
-    """Be one rank; rank 0 prints."""
+    """Run one rank; rank 0 prints the results."""
     torch.set_num_threads(1)
     store = FileStore(store_file, ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
@@ -61,9 +61,9 @@ def measure(rank: int, ranks: int, store_file: str, sizes: list[int]) -> None:
 def main() -> None:
     """Start the ranks."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ranks", type=int, default=2, help="processes of one thread each")
+    parser.add_argument("--ranks", type=int, default=2, help="number of processes, with one thread each")
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 10_000, 200_000], help="numbers in the tensor")
-    parser.add_argument("--busy", type=int, default=0, help="other programs that compute all the time")
+    parser.add_argument("--busy", type=int, default=0, help="number of other programs that keep a core busy")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, busy(args.busy):
         spawn(measure, (args.ranks, f"{folder}/store", args.sizes), nprocs=args.ranks)

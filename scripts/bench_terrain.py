@@ -28,7 +28,7 @@ STAIRS = {"stairs": TerrainPartConfig(kind="stairs_down", height_m=(HEIGHT_M, HE
 
 
 def stairs_of_boxes(num_tiles: int) -> tuple[str, np.ndarray]:
-    """The same stairs as boxes within boxes, and the tiles' middles."""
+    """Return the same stairs made of nested boxes, and the centres of the tiles."""
     num_steps = int((TILE_M - PLATFORM_M) / 2 / WIDTH_M)
     origins = np.array([[TILE_M * (i % 20), TILE_M * (i // 20 - 5), num_steps * HEIGHT_M] for i in range(num_tiles)])
     spec = mujoco.MjSpec.from_string(load(SimConfig(model=MODEL, njmax=1, nconmax=1)))
@@ -43,7 +43,7 @@ def stairs_of_boxes(num_tiles: int) -> tuple[str, np.ndarray]:
 
 
 def load(config: SimConfig) -> str:
-    """The scene as XML."""
+    """Return the scene as XML."""
     folder, _, name = config.model.partition(":")
     module = __import__(folder, fromlist=["__path__"])
     spec = mujoco.MjSpec.from_file(f"{module.__path__[0]}/{name}")
@@ -52,7 +52,7 @@ def load(config: SimConfig) -> str:
 
 
 def run(name: str, config: SimConfig, origins: np.ndarray, num_envs: int, num_steps: int) -> None:
-    """Step envs and print what was seen."""
+    """Step the envs and print the results."""
     model = build_model(config)
     sim = Simulation(model, num_envs, "cpu", config)
     generator = torch.Generator().manual_seed(0)
@@ -88,7 +88,7 @@ def run(name: str, config: SimConfig, origins: np.ndarray, num_envs: int, num_st
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure all kinds of ground."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--num-envs", type=int, default=64)
     parser.add_argument("--num-steps", type=int, default=150)

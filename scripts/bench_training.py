@@ -1,4 +1,4 @@
-"""Training from nothing: wall clock from the command to its end, and the mean return reached, on one and two CPU ranks.
+"""Measure complete trainings on one and two CPU ranks: wall-clock time of the command, and final mean return.
 
 uv run python scripts/bench_training.py cartpole-balance
 uv run python scripts/bench_training.py cartpole-swingup
@@ -18,7 +18,7 @@ from timed import BIN, clean_environment
 
 
 def main() -> None:
-    """Print a line a run."""
+    """Print one line per run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])

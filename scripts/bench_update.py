@@ -1,4 +1,4 @@
-"""Time of one PPO update, ours against stock rsl_rl's, on the same data, interleaved: prints the ratio.
+"""Measure the time of a PPO update, ours and stock rsl_rl's, on the same data, and print the ratio.
 
 uv run scripts/bench_update.py --ranks 2
 """
@@ -35,7 +35,7 @@ POLICIES = {"64x64": (64, 64), "512x256x128": (512, 256, 128)}
 
 
 def learner(hidden_dims: tuple[int, ...], stock: bool, rank: int, ranks: int, device: str) -> rsl_rl.algorithms.PPO:
-    """A learner with a rollout of 24 steps in 1024 envs on every rank."""
+    """Return a learner with a rollout of 24 steps in 1024 envs on every rank."""
     agent = AgentConfig(
         num_steps_per_env=STEPS, actor_hidden_dims=hidden_dims, critic_hidden_dims=hidden_dims, obs_normalization=True
     )
@@ -55,7 +55,7 @@ def learner(hidden_dims: tuple[int, ...], stock: bool, rank: int, ranks: int, de
 
 
 def update_s(made: rsl_rl.algorithms.PPO, seed: int, device: str) -> float:
-    """Seconds of an update, the returns and advantages included, after a rollout of made-up numbers."""
+    """Return the time of an update in s, including returns and advantages, after a rollout of random numbers."""
     torch.manual_seed(seed)
     obs = TensorDict({"actor": torch.randn(NUM_ENVS, NUM_OBS, device=device)}, batch_size=[NUM_ENVS])
     with torch.inference_mode():
@@ -81,7 +81,7 @@ def _settle(device: str) -> None:
 
 
 def bench(rank: int, ranks: int, repeats: int, device: str, store: str) -> None:
-    """One rank of the benchmark."""
+    """Run one rank of the benchmark."""
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
     here = Rank(rank=rank, local_rank=rank, world_size=ranks, on_one_machine=True)
     with process_group(here, device, "gloo", FileStore(store, ranks) if ranks > 1 else None):
@@ -106,7 +106,7 @@ def _compare(name: str, rank: int, ranks: int, repeats: int, device: str) -> Non
 
 
 def main() -> None:
-    """Print a line per policy."""
+    """Print one line per policy."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=9)

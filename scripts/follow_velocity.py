@@ -1,9 +1,9 @@
-"""How well a velocity task's policy does as it is told, without exploration: its tracking, and how often it falls.
+"""Measure how well the policy of a velocity task follows its commands without exploration, and how often it falls.
 
 uv run python scripts/follow_velocity.py logs/quadruped-velocity-flat/<run> --forward-m-s 0.5 1.0
 
-Every robot is told one velocity forward for a whole episode. Everything else is as in training: noise, randomization, pushes. Exits with 1 where
-a robot in twenty falls, or linear tracking earns less than 80% of its maximum.
+Every robot gets one forward velocity for a whole episode. Noise, randomization and pushes are as in training. The exit
+code is 1 if more than one robot in twenty falls, or if linear tracking earns less than 80% of its maximum.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ MIN_TRACKING = 0.8
 
 
 def main() -> None:
-    """Print the figures."""
+    """Print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
-    parser.add_argument("--checkpoint", type=Path, help="by default the run's newest")
+    parser.add_argument("--checkpoint", type=Path, help="default: the run's newest")
     parser.add_argument("--forward-m-s", type=float, nargs=2, default=(0.5, 1.0), metavar=("LOW", "HIGH"))
     parser.add_argument("--num-envs", type=int, default=64)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--no-pushes", action="store_true")
-    parser.add_argument("--seconds", type=float, help="length of the episode; by default the task's")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the lines")
+    parser.add_argument("--seconds", type=float, help="length of the episode; default: the task's")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     args = parser.parse_args()
     torch.set_num_threads(1)
 
@@ -61,7 +61,7 @@ def main() -> None:
     checkpoint = args.checkpoint or runs.find_checkpoint(args.run)
     env, policy = load_env_and_policy(dataclasses.replace(config, env=env_config), checkpoint, args.num_envs, args.seed)
 
-    # Once a robot has fallen, another episode begins in its env: its tracking counts, its falls only once.
+    # After a fall, the env starts another episode. Its tracking counts too, but each env counts at most one fall.
     tracking, speed = torch.zeros(2, args.num_envs)
     fell = torch.zeros(args.num_envs, dtype=torch.bool)
     obs = env.reset()
@@ -90,7 +90,7 @@ def main() -> None:
 
 
 def _in_words(figures: dict[str, Any]) -> str:
-    """Return the figures as lines for a person."""
+    """Return the results as lines of text."""
     return (
         f"{figures['robots']} robots, {figures['seconds']:.0f} s\n"
         f"linear tracking {figures['tracking']:.1%} of its maximum, the worst robot {figures['worst_tracking']:.1%}\n"

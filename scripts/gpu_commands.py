@@ -1,4 +1,4 @@
-"""Commands of the GPU report: each in a session of its own, with a time limit, and nothing of it left afterwards."""
+"""Run commands for the GPU report: each in its own session, with a time limit, and with a clean-up at the end."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Ended:
     code: int
     """Exit code; negative for a signal."""
     seconds: float
-    """From its start to its end."""
+    """Duration of the command."""
     first_s: float | None
     """Seconds until a line matched the pattern; None if none did."""
     lines: list[str]
@@ -69,7 +69,7 @@ class Ended:
     timed_out: bool
     """Whether it ran past its time limit."""
     left: list[str]
-    """Names of processes that it left behind, and that were then killed."""
+    """Names of the processes that the command left behind; they were killed."""
 
     @property
     def tail(self) -> str:
@@ -85,8 +85,8 @@ class Ended:
         """Raise unless it ended with one of these exit codes.
 
         Args:
-            name: What it is, for the message.
-            codes: Exit codes that are fine; by default 0.
+            name: Name of the command, for the message.
+            codes: Accepted exit codes. Default: 0.
 
         Raises:
             PartError: With the end of the output.
@@ -126,7 +126,7 @@ class Commands:
             limit_s: Seconds after which it is killed with all its processes.
             name: Beginning of its log file's name.
             first: Regular expression of the line whose time is measured.
-            env: Further environment variables.
+            env: Additional environment variables.
             cwd: Working directory.
             stops: Whether SIGTERM makes it save its work and end. It is then sent before the command is killed.
 
@@ -155,9 +155,9 @@ class Commands:
         finally:
             has_ended = process.poll() is not None
             process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):  # a driver that hangs keeps a killed process
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a hanging driver keeps a killed process alive
                 process.wait(10)
-            # Processes that end because this one has ended need a moment.
+            # Processes that end because of this command's end need a moment.
             left = kill_marked(mark, grace_s=2.0 if has_ended else 0.0)
             reader.join(10)
         return Ended(
@@ -265,10 +265,10 @@ def installed(name: str) -> list[str]:
 
 @contextlib.contextmanager
 def temporary_log_root(data: Path) -> Iterator[Path]:
-    """Make a directory for runs of which only the metrics count, and remove it with them.
+    """Make a temporary directory for runs that are needed only for their metrics.
 
     Args:
-        data: Directory of the report's data: it has room, and /tmp may have none.
+        data: Directory of the report's data. It has space, while /tmp may not.
     """
     data.mkdir(parents=True, exist_ok=True)
     path = Path(tempfile.mkdtemp(prefix="runs-", dir=data)).resolve()

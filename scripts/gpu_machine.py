@@ -1,4 +1,4 @@
-"""Devices and versions of this machine, for the GPU report; prints one JSON object.
+"""Print devices and versions of this machine as one JSON object, for the GPU report.
 
 uv run python scripts/gpu_machine.py
 """
@@ -33,7 +33,7 @@ PACKAGES = (
 
 
 def main() -> None:
-    """Print what there is."""
+    """Print the JSON object."""
     print(json.dumps(describe_machine()))
 
 
@@ -73,7 +73,7 @@ def _describe_gpu(index: int) -> dict[str, Any]:
 
 
 def _ask_driver() -> dict[str, Any]:
-    """Return what NVIDIA's management library reports; without the values that it does not have."""
+    """Return the values of NVIDIA's management library that are available."""
     import pynvml  # noqa: PLC0415 (needless on a CPU)
 
     found: dict[str, Any] = {}
@@ -87,7 +87,7 @@ def _ask_driver() -> dict[str, Any]:
 
 
 def _in_words(ask: Callable[[], Any]) -> str | None:
-    """Return a version as text; None if it cannot be asked for."""
+    """Return a version as text; None if it is not available."""
     try:
         answer = ask()
     except (RuntimeError, AttributeError, OSError):

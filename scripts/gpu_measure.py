@@ -1,4 +1,4 @@
-"""Seconds of the physics and of the env's whole control step, for the GPU report; prints one JSON object as its last line.
+"""Measure the physics and the env's control step, and print one JSON object as the last line, for the GPU report.
 
 uv run python scripts/gpu_measure.py quadruped-velocity-flat --num-envs 4096 --device cuda:0
 """
@@ -38,19 +38,20 @@ def main() -> None:
 
 
 def measure_step(task: str, num_envs: int, device: str, steps: int, *, records: bool) -> dict[str, Any]:
-    """Measure a control step with random actions, on the device's own clock.
+    """Measure a control step with random actions, by the device's clock.
 
     Args:
         task: Name of the task.
-        num_envs: Envs.
+        num_envs: Number of envs.
         device: ``cpu`` or ``cuda:<index>``.
         steps: Control steps per measurement.
         records: Whether to record the control step as CUDA graphs.
 
     Returns:
-        ``physics_s``, median seconds of the recorded physics within control steps; ``env_step_s``, mean seconds of a whole
-        control step of the env, replayed from CUDA graphs if it could be recorded; ``env_step_eager_s``, the same without
-        graphs; ``recorded``, whether the control step was recorded; ``physics_recorded``, whether the physics was; and ``memory_gb``, GPU memory in use.
+        A dict with ``physics_s``, median time of the recorded physics within control steps; ``env_step_s``, mean time
+        of the env's whole control step, replayed from CUDA graphs if it could be recorded; ``env_step_eager_s``, the
+        same without graphs; ``recorded``, whether the control step was recorded; ``physics_recorded``, whether the
+        physics was recorded; and ``memory_gb``, GPU memory in use. All times are in s.
     """
     start_warp(device)
     torch.manual_seed(0)

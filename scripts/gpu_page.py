@@ -1,4 +1,4 @@
-"""The page of the GPU report, docs/gpu.md, from the results of its parts. Every figure on it is a measured one."""
+"""Write the page of the GPU report, docs/gpu.md, from the results of its parts. All figures are measured."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ GOAL_DEVICE = "H200"
 """Device that the goals are for."""
 
 SPEED_GOALS = (("speed-cartpole", "4096", 1.5e6), ("speed-quadruped-flat", "4096", 4e5))
-"""Part, number of envs, and the env-steps/s wanted."""
+"""Goals for the speed: part, number of envs, and env-steps/s."""
 
 PHYSICS_GOAL = 0.8
-"""Share of the collection that the physics should take at least, in the last of these parts."""
+"""Goal for the minimum share of the physics in the collection, in the last of these parts."""
 
 SHARES = ("physics", "env layer", "policy", "update", "waiting")
 
 TAIL_CHARS = 3000
-"""Characters of a failure that the page shows."""
+"""Maximum number of characters of a failure on the page."""
 
 Lines = list[str]
 
@@ -245,7 +245,7 @@ SPEED_HEAD = ("env-steps/s", "by the wall clock", "collection", "update", "envs 
 
 
 def _speed(figures: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the columns of a short training; an error in place of figures that are missing."""
+    """Return the columns of a short training; an error instead of missing figures."""
     if "steps_per_s" not in figures:
         return ("", "", "", "", "", "failed, see below")
     low, high = figures["min_steps_per_s"], figures["max_steps_per_s"]
@@ -367,8 +367,8 @@ def _render_trainings(found: Mapping[str, Result]) -> Lines:
         "",
         "Minutes do not include start-up. 80% tracking while exploring: the first iteration in which the reward for",
         "the linear velocity is at least 80% of its maximum per step, and the mean episode at least 95% of the full",
-        "length. Without exploration: `scripts/follow_velocity.py` on the CPU, with commands of 0.5 to 1.0 m/s. A policy",
-        "walks if tracking earns at least 80% of its maximum and at most one robot in twenty falls.",
+        "length. Without exploration: `scripts/follow_velocity.py` on the CPU, with commands of 0.5 to 1.0 m/s. A",
+        "policy walks if tracking earns at least 80% of its maximum and at most one robot in twenty falls.",
     ]
 
 
@@ -411,4 +411,4 @@ SECTIONS: tuple[tuple[str, tuple[str, ...], Render], ...] = (
     ("Trainings", ("train-",), _render_trainings),
     ("Beside mjlab", ("mjlab",), _render_mjlab),
 )
-"""Title, beginnings of the names of its parts, and what writes it."""
+"""Title of each section, prefixes of the names of its parts, and the function that writes it."""

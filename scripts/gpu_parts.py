@@ -1,4 +1,4 @@
-"""Parts of the GPU report: what each runs, and the figures it returns as plain data."""
+"""Parts of the GPU report. Each part runs commands and returns figures as plain data."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ FIRST_ITERATION = r"iteration 1/"
 """Line that `train` prints at the end of its first iteration."""
 
 SYNC_TESTS = "never_waits"
-"""What the names of tests under torch's sync debug mode contain."""
+"""Substring in the names of the tests that use torch's sync debug mode."""
 
 TRACKING = {"quadruped-velocity-flat": "track_linear_velocity", "humanoid-velocity-flat": "linear_velocity"}
 """Reward term of the linear velocity, by task."""
 
 WALKING_SHARE = 0.8
-"""Share of the maximum tracking reward above which a policy that explores counts as walking."""
+"""Minimum fraction of the maximum tracking reward for a policy that explores to count as walking."""
 
 WALKING_LENGTH = 0.95
-"""Share of an episode's full length that the mean episode must reach for the same."""
+"""Minimum mean length of episodes, as a fraction of the maximum, for a policy to count as walking."""
 
 EXIT_STOPPED = 75
-"""Exit code of a training that was stopped in order."""
+"""Exit code of a training that was stopped with a checkpoint."""
 
 CURVE_POINTS = 300
 
@@ -43,7 +43,7 @@ FAULT_CODES = {"raise": 1, "sigkill": 5, "sigstop": 5}
 
 
 Measure = Callable[[Site, Data], None]
-"""Runs a part. It fills its data as it goes, so that a part that fails keeps what it has measured."""
+"""Function that runs a part. It stores figures as soon as they are measured, so that a failed part keeps them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,21 +51,21 @@ class Part:
     """One part of the report."""
 
     name: str
-    """Name on the command line."""
+    """Name of the part on the command line."""
     measure: Measure
-    """What it runs."""
+    """Function that runs the part."""
     missing: str
-    """Why it cannot be run here; empty if it can."""
+    """Reason why the part cannot be run here; empty if it can."""
 
 
 def list_parts(sizes: Sizes, num_gpus: int, has_peer: bool, dry_run: bool) -> list[Part]:
     """Return all parts, the cheap and informative ones first.
 
     Args:
-        sizes: How much is measured.
-        num_gpus: GPUs that can be used.
-        has_peer: Whether mjlab is there.
-        dry_run: Whether CPU ranks stand for GPUs.
+        sizes: Sizes of the measurements.
+        num_gpus: Number of usable GPUs.
+        has_peer: Whether mjlab is installed.
+        dry_run: Whether CPU ranks replace GPUs.
     """
     several = "" if dry_run or num_gpus > 1 else "needs two GPUs, this machine has one"
     peer = "" if has_peer else "mjlab is not given; use --peer-python"
@@ -245,7 +245,7 @@ def share_one_device(site: Site, data: Data) -> None:
 
 
 def inject_faults(site: Site, data: Data) -> None:
-    """Make the second rank fail, and check what `train` reports and leaves behind."""
+    """Make the second rank fail, and check the exit code of `train`, its report and what it leaves behind."""
     failures: list[str] = []
     for fault in site.sizes.faults:
         with temporary_log_root(site.data) as root:
@@ -276,7 +276,7 @@ def inject_faults(site: Site, data: Data) -> None:
 
 
 def scale_weakly(site: Site, data: Data) -> None:
-    """Train on one device and on all, with the same number of envs on each."""
+    """Train on one device and on all devices, with the same number of envs per device."""
     task = site.sizes.capture_tasks[-1]
     data["task"] = task
     for ranks in (1, max(2, site.num_gpus)):
@@ -335,7 +335,7 @@ def _resume_flags(site: Site, task: str, log_root: Path) -> list[str]:
 
 
 def _follow(site: Site, run: Path) -> Data:
-    """Return how well the trained policy follows velocities without exploration, computed on the CPU."""
+    """Measure on the CPU how well the trained policy follows velocity commands without exploration."""
     script = Path(__file__).with_name("follow_velocity.py")
     args = [sys.executable, str(script), str(run), "--json", "--num-envs", str(site.sizes.robots)]
     if site.sizes.follow_s is not None:
@@ -346,7 +346,7 @@ def _follow(site: Site, run: Path) -> Data:
 
 
 def learning_curve(task: str, run: Path, rows: list[Data], episode_steps: int) -> list[Data]:
-    """Return the training's progress by minutes: mean return, tracking while exploring, and episode length.
+    """Return the progress of a training by minute: mean return, tracking with exploration, and episode length.
 
     Args:
         task: Name of the task.
@@ -381,7 +381,7 @@ PEER_TASKS = {
     PEER_TASK: ("cartpole-balance", LIKE_PEER),
     "Mjlab-Velocity-Flat-Unitree-Go1": ("quadruped-velocity-flat", ()),
 }
-"""mjlab's tasks, with ours that is most like it and its flags."""
+"""Tasks of mjlab, each with our most similar task and its flags."""
 
 
 def compare_with_mjlab(site: Site, data: Data) -> None:

@@ -14,7 +14,7 @@ from gpu_page import SHARES, SPEED_GOALS, Result
 
 
 def draw(output: Path, results: Mapping[str, Result]) -> None:
-    """Draw all pictures that there are figures for.
+    """Draw all pictures whose figures were measured.
 
     Args:
         output: Directory of the page.
@@ -31,7 +31,7 @@ def draw(output: Path, results: Mapping[str, Result]) -> None:
 
 
 def _measured(figures: Mapping[str, Any], key: str) -> dict[int, Any]:
-    """Return a figure by number of envs, where it was measured."""
+    """Return a figure by number of envs, as far as it was measured."""
     return {int(size): found[key] for size, found in figures.get("sizes", {}).items() if key in found}
 
 

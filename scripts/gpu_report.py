@@ -2,8 +2,9 @@
 
 uv run python scripts/gpu_report.py
 
-Each part runs in processes of its own, with a time limit. Its result is stored at once: another call skips parts that are done and repeats those
-that failed. `--dry-run` runs all parts on the CPU with small sizes. Needs no network. Exits with 1 if a part failed, with 2 without a GPU.
+Each part runs in its own processes, with a time limit. Results are stored at once: another call skips parts that are
+done, and repeats parts that failed. `--dry-run` runs all parts on the CPU with small sizes. No network is needed. The
+exit code is 1 if a part failed, and 2 without a GPU.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from gpu_site import Site, last_json
 from gpu_sizes import DRY, FULL
 
 RESULTS = "results"
-"""Directory of the results, in the directory of the data."""
+"""Subdirectory of the data directory for the results."""
 
 PART_LIMIT_S = 440.0
-"""Seconds that one part may take. A training that is stopped then may need another minute for its checkpoint."""
+"""Time limit of a part in s. A training that is stopped by it may need another minute for its checkpoint."""
 
 PROBE = (
     "import json, torch; "
@@ -68,7 +69,7 @@ def main() -> None:
         result = run_part(part, site)
         store_result(data, part.name, {**result, "dry_run": args.dry_run})
         print(f"    {part.name}: {_in_one_line(result)}", flush=True)
-        # Something may end this process during the next part.
+        # Write the page after every part: this process may be ended during the next part.
         _write_page(args, parts)
 
     failed = [part.name for part in chosen if read_result(data, part.name, args.dry_run).get("status") == "failed"]
@@ -83,7 +84,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dry-run", action="store_true", help="run all parts on the CPU with small sizes")
     parser.add_argument("--parts", nargs="+", metavar="PART", help="only these parts")
-    parser.add_argument("--redo", action="store_true", help="run parts again that are done")
+    parser.add_argument("--redo", action="store_true", help="repeat parts that are done")
     parser.add_argument(
         "--output", type=Path, help="directory of gpu.md and its pictures; by default docs, in a dry run the data's"
     )
@@ -137,7 +138,7 @@ def run_part(part: Part, site: Site) -> dict[str, Any]:
 
     Args:
         part: The part.
-        site: What it runs on.
+        site: Sizes, devices and directories.
 
     Returns:
         Its status, ``done``, ``failed`` or ``skipped``, with the reason, the time and the figures.
@@ -171,7 +172,7 @@ def _in_one_line(result: dict[str, Any]) -> str:
 
 
 def _commit() -> str | None:
-    """Return the commit, with a mark if files differ from it; None without git."""
+    """Return the commit, marked if files differ from it; None without git."""
     if shutil.which("git") is None:
         return None
     args = ["git", "describe", "--always", "--dirty", "--abbrev=10"]
@@ -180,7 +181,7 @@ def _commit() -> str | None:
 
 
 def store_result(data: Path, name: str, result: dict[str, Any]) -> None:
-    """Store a part's result; a reader finds all of it or nothing.
+    """Store the result of a part atomically.
 
     Args:
         data: Directory of the data.
@@ -195,12 +196,12 @@ def store_result(data: Path, name: str, result: dict[str, Any]) -> None:
 
 
 def read_result(data: Path, name: str, dry_run: bool) -> dict[str, Any]:
-    """Return a part's stored result; empty if there is none, it is damaged, or it is of the other kind of run.
+    """Return the stored result of a part; empty if it is missing, damaged, or of the other kind of run.
 
     Args:
         data: Directory of the data.
         name: Name of the part.
-        dry_run: Kind of run.
+        dry_run: Whether the run is a dry run.
     """
     try:
         result = json.loads((data / RESULTS / f"{name}.json").read_text())
@@ -218,7 +219,7 @@ def _write_page(args: argparse.Namespace, parts: Sequence[Part]) -> Path:
 
 
 def _draw(args: argparse.Namespace, parts: Sequence[Part]) -> None:
-    """Draw the pictures, if matplotlib is there."""
+    """Draw the pictures if matplotlib is installed."""
     try:
         import gpu_plots  # noqa: PLC0415 (may not be installed)
 

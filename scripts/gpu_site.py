@@ -1,4 +1,4 @@
-"""What the parts of the GPU report run on, and short trainings and measurements there."""
+"""Short trainings and measurements for the parts of the GPU report."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ Data = dict[str, Any]
 """Figures of a part: plain JSON data."""
 
 TRAIN_LIMIT_S = 180.0
-"""Seconds that one short training may take."""
+"""Time limit of a short training in s."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """What the parts are run on."""
+    """Sizes, devices and directories for the parts of the report."""
 
     sizes: Sizes
-    """How much is measured."""
+    """Sizes of the measurements."""
     num_gpus: int
-    """GPUs that can be used; 0 in a dry run."""
+    """Number of usable GPUs; 0 in a dry run."""
     data: Path
-    """Directory of everything that is not the page."""
+    """Directory for all files except the page."""
     commands: Commands
-    """Starts commands."""
+    """Runner of commands."""
     peer_python: Path | None
-    """Interpreter of an environment with mjlab."""
+    """Python interpreter of an environment with mjlab."""
     continues: bool
-    """Whether a training continues where an earlier attempt ended."""
+    """Whether a training continues from an earlier attempt."""
 
     @property
     def device(self) -> str:
@@ -46,7 +46,7 @@ class Site:
         return "cuda:0" if self.num_gpus else "cpu"
 
     def ranks(self, count: int) -> tuple[str, ...]:
-        """Return the flags of `train` for a number of ranks, on a GPU each if there are any."""
+        """Return the flags of `train` for a number of ranks, with one GPU each if there are GPUs."""
         if self.num_gpus:
             return ("--gpu-ids", *map(str, range(count)))
         return ("--gpu-ids", "None") if count == 1 else ("--cpu-ranks", str(count))
@@ -59,7 +59,7 @@ class Site:
         return self.commands.run(args, limit_s=limit_s, name=name, **options)
 
     def measure(self, script: str, *args: str, name: str) -> Data:
-        """Return what one of the scripts beside this one printed."""
+        """Run another script of this directory and return the JSON object that it printed."""
         path = Path(__file__).with_name(script)
         ended = self.commands.run([sys.executable, path, *args], limit_s=TRAIN_LIMIT_S, name=name)
         ended.check(name)
@@ -82,7 +82,7 @@ def last_json(ended: Ended) -> Data:
 
 
 def finish(failures: Sequence[str]) -> None:
-    """Raise if anything failed, after everything else has been measured.
+    """Raise an error that lists all failures, if there are any.
 
     Raises:
         PartError: With all failures.
@@ -94,14 +94,14 @@ def finish(failures: Sequence[str]) -> None:
 def train_briefly(
     site: Site, task: str, num_envs: int, capture: str | None, *flags: str, name: str, ranks: int = 1
 ) -> Data:
-    """Train some iterations and return the figures of those that are warm.
+    """Train for some iterations and return the figures of the warm ones.
 
     Args:
-        site: What it runs on.
+        site: Sizes, devices and directories.
         task: Name of the task.
         num_envs: Envs per rank.
         capture: Capture mode; None for the task's own.
-        flags: Further flags.
+        flags: Additional flags.
         name: Name of the log file.
         ranks: Number of ranks.
 

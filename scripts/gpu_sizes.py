@@ -1,4 +1,4 @@
-"""How much the GPU report measures: on a GPU, and in a dry run on a CPU."""
+"""Sizes of the GPU report's measurements: on a GPU, and in a dry run on the CPU."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How much the parts measure."""
+    """Sizes of the measurements of all parts."""
 
     tests: str
-    """Tests of the parts tests and sync."""
+    """Tests that the parts tests and sync run."""
     cold_start_tasks: tuple[str, ...]
-    """Tasks that are started twice, with kernels to compile and with compiled ones."""
+    """Tasks that are started twice: with kernels that must be compiled, and with compiled kernels."""
     cold: bool
-    """Whether kernels are really compiled again."""
+    """Whether kernels are compiled again."""
     capture_tasks: tuple[str, ...]
     """Tasks that are trained in every capture mode."""
     capture_modes: tuple[str, ...]
     """Capture modes."""
     compared_envs: int
-    """Envs of the parts that compare."""
+    """Number of envs in the parts that compare settings."""
     throughput: dict[str, str]
     """Tasks whose speed is measured, by part."""
     num_envs: tuple[int, ...]
@@ -28,25 +28,25 @@ class Sizes:
     iterations: int
     """Iterations of a short training."""
     steps: int
-    """Control steps of a measurement inside of an iteration."""
+    """Number of control steps in a measurement of a control step."""
     faults: tuple[str, ...]
-    """Faults of a rank."""
+    """Faults that are injected into a rank."""
     hang_timeout_s: float
     """Seconds after which a stopped rank is considered hung."""
     trainings: dict[str, str]
     """Tasks that are trained until they walk, by part."""
     training_envs: int
-    """Envs of these trainings."""
+    """Number of envs in these trainings."""
     training_iterations: int | None
-    """Iterations of these trainings; None leaves the task's own."""
+    """Number of iterations of these trainings; None for the task's own."""
     training_limit_s: float
     """Seconds after which they are stopped."""
     robots: int
-    """Robots that the trained policy moves."""
+    """Number of robots that the trained policy moves."""
     follow_s: float | None
-    """Seconds that they walk; None for the task's whole episode."""
+    """Duration for which they walk, in s; None for the task's whole episode."""
     left_out: dict[str, str]
-    """Parts that are not run, with the reason."""
+    """Parts to skip, with the reason."""
 
 
 FULL = Sizes(
@@ -75,7 +75,7 @@ FULL = Sizes(
     follow_s=None,
     left_out={},
 )
-"""For one GPU. Planned for less than 25 minutes in all; no run on a GPU has confirmed that."""
+"""Sizes for one GPU. The report is planned for less than 25 minutes, which no run on a GPU has confirmed."""
 
 _SAME = "a dry run runs the same code in the part {}"
 
@@ -106,4 +106,4 @@ DRY = Sizes(
         "train-humanoid": _SAME.format("train-quadruped"),
     },
 )
-"""For a walk through all parts on a CPU in about a minute."""
+"""Sizes for a run of all parts on a CPU in about a minute."""

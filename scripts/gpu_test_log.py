@@ -1,4 +1,4 @@
-"""pytest plugin of the GPU report: append one line of JSON per test as it happens, so that a killed run keeps its results."""
+"""pytest plugin of the GPU report: append one line of JSON after each test, so that a killed run keeps its results."""
 
 from __future__ import annotations
 

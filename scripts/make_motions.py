@@ -1,10 +1,11 @@
-"""Make the reference motions of quadruped-tracking: one cycle each of a trot, a bound and a turn, from footfalls by inverse kinematics.
+"""Make the reference motions of quadruped-tracking from footfalls, by inverse kinematics.
 
     uv run python scripts/make_motions.py
 
-writes tasks/mjlab_dist_tasks/quadruped_tracking/motions.npz, or another file: --output FILE. The trunk moves at a constant speed. A foot
-stands where it is under its hip in the middle of its stance, and swings to where it stands next. What is made is only where a robot
-would be, not whether it can: a policy has to find that out.
+The motions are one cycle each of a trot, a bound and a turn. The script writes them to
+tasks/mjlab_dist_tasks/quadruped_tracking/motions.npz, or to the file of --output. The trunk moves at a constant speed.
+Each foot is below its hip in the middle of its stance, and swings to its next foothold. The motions are kinematic:
+nothing checks whether a robot can perform them.
 """
 
 from __future__ import annotations
@@ -31,39 +32,40 @@ OUTPUT = Path(__file__).parents[1] / "tasks/mjlab_dist_tasks/quadruped_tracking/
 
 @dataclass(frozen=True, kw_only=True)
 class Gait:
-    """A periodic motion."""
+    """A periodic gait."""
 
     period_s: float
-    """Of one cycle."""
+    """Duration of a cycle."""
     touchdown: tuple[float, float, float, float]
-    """When feet touch down, FL FR RL RR, in cycles."""
+    """Times of the touchdowns of FL, FR, RL and RR, as fractions of a cycle."""
     stance: float
-    """Share of a cycle that a foot is on the ground."""
+    """Fraction of a cycle that a foot is on the ground."""
     forward_m_s: float
     """Speed of the trunk along its heading."""
     yaw_rad_s: float = 0.0
     """Yaw rate."""
     height_m: float = 0.28
-    """Of the trunk over ground."""
+    """Height of the trunk above the ground."""
     lift_m: float = 0.07
-    """How high feet are lifted."""
+    """Maximum height of a swinging foot."""
     pitch_rad: float = 0.0
-    """How far the trunk pitches to either side; its nose is lowest in the middle of the front feet's stance."""
+    """Amplitude of the trunk's pitch. The nose is lowest in the middle of the front feet's stance."""
 
 
 GAITS = {
     "trot": Gait(period_s=0.5, touchdown=(0.0, 0.5, 0.5, 0.0), stance=0.5, forward_m_s=0.6),
-    # A stance's force in front turns the trunk up with about 75 rad/s2: in half a cycle from 0.2 rad down to 0.2 rad up.
+    # The force on the front feet pitches the trunk up with about 75 rad/s2, from 0.2 rad down to 0.2 rad up in half a
+    # cycle.
     "bound": Gait(period_s=0.4, touchdown=(0.0, 0.0, 0.5, 0.5), stance=0.5, forward_m_s=0.7, pitch_rad=0.2),
     "turn": Gait(period_s=0.5, touchdown=(0.0, 0.5, 0.5, 0.0), stance=0.5, forward_m_s=0.3, yaw_rad_s=1.0),
 }
 
 
 class Leg:
-    """Hip (about x), thigh and calf (about y), as ``quadruped.xml`` has them."""
+    """Leg kinematics of ``quadruped.xml``: a hip about x, and a thigh and a calf about y."""
 
     def __init__(self, model: mujoco.MjModel, name: str) -> None:
-        """Look up lengths."""
+        """Look up the lengths of the links."""
         self.hip = model.body(f"{name}_hip").pos
         self.offset = model.body(f"{name}_thigh").pos[1]
         self.upper = -model.body(f"{name}_calf").pos[2]
@@ -71,7 +73,7 @@ class Leg:
         self.radius = model.geom(f"{name}_foot").size[0]
 
     def bend(self, foot: Floats) -> list[float]:
-        """Angles of hip, thigh and calf in rad that bring the foot's centre to a point of the trunk's frame, in m."""
+        """Return the angles of hip, thigh and calf in rad that move the foot to a point in the trunk's frame, in m."""
         x, y, z = foot - self.hip
         down = math.sqrt(y * y + z * z - self.offset**2)
         hip = math.atan2(z, y) - math.atan2(-down, self.offset)
@@ -82,9 +84,9 @@ class Leg:
 
 
 def main() -> None:
-    """Make and write all."""
+    """Make all motions and write them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=OUTPUT, help="npz to write")
+    parser.add_argument("--output", type=Path, default=OUTPUT, help="npz file to write")
     output = parser.parse_args().output
     model = load_model("mjlab_dist_tasks.quadruped:quadruped.xml")
     legs = [Leg(model, name) for name in LEGS]
@@ -97,13 +99,13 @@ def main() -> None:
 
 
 def make(gait: Gait, legs: list[Leg]) -> Floats:
-    """One cycle, both ends included, (frames, 19)."""
+    """Return the frames of one cycle, including both ends, (frames, 19)."""
     frames = np.arange(round(gait.period_s * FPS) + 1)
     return np.stack([pose(gait, legs, frame / FPS) for frame in frames])
 
 
 def pose(gait: Gait, legs: list[Leg], time_s: float) -> Floats:
-    """Position, quaternion and joints, (19,)."""
+    """Return position, quaternion and joint positions at a time, (19,)."""
     middle_of_front_stance_s = (gait.touchdown[0] + gait.stance / 2) * gait.period_s
     phase = 2 * math.pi * (time_s - middle_of_front_stance_s) / gait.period_s
     yaw, pitch = gait.yaw_rad_s * time_s, gait.pitch_rad * math.cos(phase)
@@ -120,7 +122,7 @@ def pose(gait: Gait, legs: list[Leg], time_s: float) -> Floats:
 
 
 def foot(gait: Gait, leg: Leg, touchdown: float, time_s: float) -> Floats:
-    """Where the centre of a foot is in the world, (3,)."""
+    """Return the position of a foot's centre in the world frame, (3,)."""
     cycles = time_s / gait.period_s - touchdown
     cycle = math.floor(cycles)
     under_hip = np.array([leg.hip[0], leg.hip[1] + leg.offset])
@@ -135,22 +137,22 @@ def foot(gait: Gait, leg: Leg, touchdown: float, time_s: float) -> Floats:
 
 
 def over_ground(gait: Gait, point: Floats, time_s: float) -> Floats:
-    """Where a point of the trunk's ground frame is at a time, in m, (2,): the trunk walks on a line or a circle."""
+    """Return a point of the trunk's ground frame in the world, in m, (2,). The trunk moves on a line or a circle."""
     yaw = gait.yaw_rad_s * time_s
     distance = gait.forward_m_s * time_s
-    # sin(a) / a and (1 - cos(a)) / a, which are 1 and 0 on a line.
+    # sin(a) / a and (1 - cos(a)) / a, which are 1 and 0 on a line
     along, aside = (math.sin(yaw) / yaw, (1 - math.cos(yaw)) / yaw) if yaw else (1.0, 0.0)
     return distance * np.array([along, aside]) + about_z(yaw)[:2, :2] @ point
 
 
 def about_z(angle: float) -> Floats:
-    """Rotation matrix, (3, 3)."""
+    """Return the rotation matrix about z, (3, 3)."""
     cos, sin = math.cos(angle), math.sin(angle)
     return np.array([[cos, -sin, 0.0], [sin, cos, 0.0], [0.0, 0.0, 1.0]])
 
 
 def about_y(angle: float) -> Floats:
-    """Rotation matrix, (3, 3); positive is nose down."""
+    """Return the rotation matrix about y, (3, 3). A positive angle moves the nose down."""
     cos, sin = math.cos(angle), math.sin(angle)
     return np.array([[cos, 0.0, sin], [0.0, 1.0, 0.0], [-sin, 0.0, cos]])
 

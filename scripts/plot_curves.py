@@ -1,6 +1,6 @@
-"""Plot learning curves, one panel a task and one line a seed, and print a table of where they end.
+"""Plot learning curves, with one panel per task and one line per seed, and print a table of the final values.
 
-uv run python scripts/plot_curves.py logs/gym-hopper/* logs/gym-walker2d/* --published gym-hopper=2382.86 --output curves.png
+uv run python scripts/plot_curves.py logs/gym-hopper/* --published gym-hopper=2382.86 --output curves.png
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from mjlab_dist import runs
 
 
 def main() -> None:
-    """Write the picture, print the table."""
+    """Write the picture and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs="+", help="run directories")
-    parser.add_argument("--metric", default="mean_return", help="what of metrics.jsonl is plotted")
+    parser.add_argument("--metric", default="mean_return", help="column of metrics.jsonl to plot")
     parser.add_argument(
         "--published",
         nargs="*",
         default=[],
         metavar="TASK=RETURN",
-        help="results to compare with, drawn as dashed lines",
+        help="published results, drawn as dashed lines",
     )
     parser.add_argument("--output", type=Path, default=Path("curves.png"))
     args = parser.parse_args()
@@ -43,7 +43,7 @@ def main() -> None:
     figure, panels = plt.subplots(
         rows, columns, figsize=(4.2 * columns, 3.1 * rows), layout="constrained", squeeze=False
     )
-    print("| task | seeds | control steps | minutes a run | where it ends, of each seed | mean and deviation |")
+    print("| task | seeds | control steps | minutes per run | final value of each seed | mean and standard deviation |")
     print("|---|---|---|---|---|---|")
     for axes, (task, found) in zip(panels.flat, tasks.items(), strict=False):
         _plot(axes, task, found, args.metric, published.get(task))
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def _plot(axes: Axes, task: str, found: list[Path], metric: str, published: float | None) -> None:
-    """Draw a task's panel and print its row."""
+    """Draw the panel of a task and print its row."""
     ends: list[float] = []
     steps: list[int] = []
     minutes: list[float] = []

@@ -1,4 +1,4 @@
-"""Plot runs' returns, and their speeds or another column of their metrics.jsonl.
+"""Plot the returns of runs, and their speeds or another column of metrics.jsonl.
 
 uv run python scripts/plot_run.py logs/cartpole-balance/<run> [more runs] --output return.png
 """
@@ -21,7 +21,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs="+")
     parser.add_argument("--output", type=Path, default=Path("return.png"))
-    parser.add_argument("--beside", default="steps_per_s", metavar="COLUMN", help="what is plotted beside the return")
+    parser.add_argument("--beside", default="steps_per_s", metavar="COLUMN", help="column to plot beside the return")
     args = parser.parse_args()
     figure, (returns, beside) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
     for run in args.runs:

@@ -1,4 +1,4 @@
-"""Train cartpole-swingup in several ways of synchronising, with the same envs over all ranks, and plot the returns.
+"""Train cartpole-swingup with several ways of synchronizing and the same total number of envs, and plot the returns.
 
 uv run scripts/plot_synchronisation.py --output docs/pictures/synchronisation.png
 """
@@ -25,7 +25,7 @@ PERIODS = (1, 4, 16)
 
 
 def returns(args: argparse.Namespace, ranks: int, period: int) -> tuple[np.ndarray, np.ndarray]:
-    """Steps, (iterations,), and mean returns of every seed's run, (seeds, iterations)."""
+    """Return the steps, (iterations,), and the mean returns of each seed's run, (seeds, iterations)."""
     results = [
         mjlab_dist.train(
             TASK,
@@ -43,7 +43,7 @@ def returns(args: argparse.Namespace, ranks: int, period: int) -> tuple[np.ndarr
 
 
 def draw(axes: Axes, title: str, curves: dict[str, tuple[np.ndarray, np.ndarray]]) -> None:
-    """One plot of returns against steps: the mean over seeds, and all of them between the least and the greatest."""
+    """Plot returns against steps: the mean over seeds, and the band from minimum to maximum."""
     for label, (steps, values) in curves.items():
         (line,) = axes.plot(steps / 1e6, values.mean(axis=0), label=label)
         axes.fill_between(steps / 1e6, values.min(axis=0), values.max(axis=0), color=line.get_color(), alpha=0.15)

@@ -1,8 +1,8 @@
 """Restart a run many times by random faults, and check what is left: ``uv run python scripts/soak.py --restarts 200``.
 
-Trains cartpole-balance on two CPU ranks. Every attempt ends by one of the faults of docs/reliability.md, an iteration or two
-after it has begun, and goes on from its newest checkpoint. In the end the policy has to be as good as ever, and no process,
-port or temporary file may be left.
+Trains cartpole-balance on two CPU ranks. Every attempt resumes from the newest checkpoint, and ends after one or two
+iterations by one of the faults of docs/reliability.md. In the end, the policy must be as good as without faults, and no
+process, port or temporary file may be left.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ import psutil
 from mjlab_dist import runs
 
 KINDS = {"raise": 3, "sigkill": 3, "exit": 2, "sigstop": 1, "skip_collective": 1}
-"""How often each fault is drawn, relative to the others."""
+"""Relative frequency of each fault."""
 
 MARK = "MJLAB_DIST_SOAK"
-"""A variable that every process of the soak inherits."""
+"""Environment variable that all processes of the soak test inherit."""
 
 FULL_RETURN = 950.0
-"""Of 1,000 at most."""
+"""Minimum of the final mean return, of at most 1,000."""
 
 
 def main() -> None:
-    """Run the soak, print what was seen, and exit with 1 if something is left or lost."""
+    """Run the soak test, print the results, and exit with 1 if anything is left behind or lost."""
     parser = argparse.ArgumentParser(description="Restart a run many times by random faults, and check what is left")
     parser.add_argument("--restarts", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def leftovers() -> list[str]:
-    """Processes of a soak, and ports that they listen on."""
+    """Return the processes of a soak test, and the ports that they listen on."""
     found: list[str] = []
     for process in psutil.process_iter():
         try:

@@ -1,4 +1,4 @@
-"""Runs of training commands, timed from outside; shared by the benchmarks beside it."""
+"""Run and time training commands; shared by the benchmarks."""
 
 from __future__ import annotations
 
@@ -20,35 +20,36 @@ BIN = Path(sys.executable).parent
 PEER_TASK = "Mjlab-Cartpole-Balance"
 
 LIKE_PEER = ("--env.sim.decimation", "5", "--env.episode-length-s", "50", "--agent.num-steps-per-env", "32")
-"""Flags that give cartpole-balance the substeps, episode and rollout of the peer's task; network and PPO are the same."""
+"""Flags that give cartpole-balance the substeps, episode length and rollout of mjlab's task. Network and PPO settings
+are the same anyway."""
 
 SKIPPED = 3
-"""Iterations left out at the start: they warm caches."""
+"""Number of iterations at the start that are not timed, because they warm up caches."""
 
 
 @dataclass
 class Timed:
-    """One run."""
+    """Timing of one run."""
 
     steps_per_s: float
-    """Median over iterations, of all ranks together."""
+    """Env-steps per second of all ranks together, median over iterations."""
     first_iteration_s: float
-    """Seconds from the command to the end of its first iteration."""
+    """Time from the command to the end of its first iteration, in s."""
 
 
 def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of a timed command: bytecode may be written, nothing else that slows start-up."""
+    """Return the environment variables of a timed command, without GPUs and without what slows down start-up."""
     kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED")}
     return {**kept, "CUDA_VISIBLE_DEVICES": "", **(extra or {})}
 
 
 def run_ours(*flags: str, cores: set[int] | None = None, env: Mapping[str, str] | None = None) -> Timed:
-    """Train cartpole-balance with flags, on some of the cores.
+    """Train cartpole-balance.
 
     Args:
         flags: Flags of ``train``.
-        cores: Cores that the command may use; all by default.
-        env: Further environment variables.
+        cores: Cores that the command may use. Default: all.
+        env: Additional environment variables.
     """
     with tempfile.TemporaryDirectory() as root, _on_cores(cores):
         command = [str(BIN / "train"), "cartpole-balance", *flags, "--log-root", root]
@@ -59,12 +60,12 @@ def run_ours(*flags: str, cores: set[int] | None = None, env: Mapping[str, str] 
 
 
 def run_peer(python: Path, num_envs: int, iterations: int) -> Timed:
-    """Train the peer's cartpole on the CPU.
+    """Train mjlab's cartpole on the CPU.
 
     Args:
-        python: The interpreter of the virtual environment that holds mjlab.
-        num_envs: Envs.
-        iterations: Iterations.
+        python: Python interpreter of the virtual environment with mjlab.
+        num_envs: Number of envs.
+        iterations: Number of iterations.
     """
     with tempfile.TemporaryDirectory() as cwd:
         command = [
@@ -77,7 +78,7 @@ def run_peer(python: Path, num_envs: int, iterations: int) -> Timed:
 
 
 def _run(command: Sequence[str], first: str, *, env: Mapping[str, str], cwd: str) -> tuple[float, list[str]]:
-    """Run a command to its end; seconds until it printed a line that matches ``first``, and all its lines."""
+    """Run a command. Return the seconds until it printed a line that matches ``first``, and all its lines."""
     start = time.monotonic()
     first_s = None
     lines: list[str] = []
@@ -96,7 +97,7 @@ def _run(command: Sequence[str], first: str, *, env: Mapping[str, str], cwd: str
 
 @contextlib.contextmanager
 def busy(programs: int) -> Iterator[None]:
-    """Run a number of programs that compute all the time, inside."""
+    """Keep a number of other programs busy while the context is open."""
     running = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(programs)]
     try:
         yield
@@ -108,7 +109,7 @@ def busy(programs: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _on_cores(cores: set[int] | None) -> Iterator[None]:
-    """Keep what is started inside to some cores."""
+    """Restrict processes that are started in the context to some cores."""
     all_cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores or all_cores)
     try:
@@ -118,5 +119,5 @@ def _on_cores(cores: set[int] | None) -> Iterator[None]:
 
 
 def spread(values: Sequence[float], digits: int = 0) -> str:
-    """Median with least and greatest, as one figure."""
+    """Format the median with minimum and maximum."""
     return f"{statistics.median(values):,.{digits}f} ({min(values):,.{digits}f} to {max(values):,.{digits}f})"
