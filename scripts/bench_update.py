@@ -6,9 +6,8 @@ uv run scripts/bench_update.py --ranks 2
 from __future__ import annotations
 
 import argparse
-import contextlib
+import functools
 import inspect
-import io
 import os
 import statistics
 import tempfile
@@ -19,6 +18,8 @@ from typing import Any
 import rsl_rl.algorithms
 import torch
 import torch.distributed as dist
+from rsl_rl.models import MLPModel
+from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 from torch._C._distributed_c10d import FileStore
 from torch.multiprocessing.spawn import spawn
@@ -27,7 +28,8 @@ from mjlab_dist.config import AgentConfig, TrainConfig
 from mjlab_dist.distributed.group import process_group
 from mjlab_dist.distributed.rank import Rank
 from mjlab_dist.distributed.synchronizer import AllReduce
-from mjlab_dist.learn.rsl_rl_config import rsl_rl_config
+from mjlab_dist.learn.distribution import BoundedGaussian
+from mjlab_dist.learn.ppo import make_ppo
 
 NUM_OBS, NUM_ACTIONS = 48, 12
 STEPS, NUM_ENVS = 24, 1024
@@ -39,19 +41,31 @@ def learner(hidden_dims: tuple[int, ...], stock: bool, rank: int, ranks: int, de
     agent = AgentConfig(
         num_steps_per_env=STEPS, actor_hidden_dims=hidden_dims, critic_hidden_dims=hidden_dims, obs_normalization=True
     )
-    env: Any = SimpleNamespace(observations={"actor": {}}, num_envs=NUM_ENVS, num_actions=NUM_ACTIONS)
-    plain = rsl_rl_config(TrainConfig(task="bench", env=env, agent=agent), AllReduce())
-    plain["multi_gpu"] = {"global_rank": rank, "local_rank": rank, "world_size": ranks} if ranks > 1 else None
-    if stock:
-        known = inspect.signature(rsl_rl.algorithms.PPO).parameters
-        algorithm = {key: value for key, value in plain["algorithm"].items() if key in known}
-        plain["algorithm"] = {**algorithm, "class_name": "rsl_rl.algorithms:PPO"}
     obs = TensorDict({"actor": torch.zeros(NUM_ENVS, NUM_OBS, device=device)}, batch_size=[NUM_ENVS])
     torch.manual_seed(0)
-    with contextlib.redirect_stdout(io.StringIO()):
-        made = rsl_rl.algorithms.PPO.construct_algorithm(obs, env, plain, device)
+    if stock:
+        made = stock_learner(agent, obs, rank, ranks, device)
+    else:
+        env: Any = SimpleNamespace()
+        made = make_ppo(TrainConfig(task="bench", env=env, agent=agent), obs, NUM_ACTIONS, AllReduce(), device)
     made.train_mode()
     return made
+
+
+def stock_learner(agent: AgentConfig, obs: TensorDict, rank: int, ranks: int, device: str) -> rsl_rl.algorithms.PPO:
+    """rsl_rl's PPO, with our distribution, so that only the update differs."""
+    names = inspect.signature(rsl_rl.algorithms.PPO).parameters.keys() & vars(agent).keys()
+    arguments = {name: getattr(agent, name) for name in names}
+    gaussian = functools.partial(
+        BoundedGaussian, init_std=agent.init_std, min_std=agent.min_std, std_type=agent.std_type
+    )
+    groups = {"actor": ["actor"]}
+    shared = (agent.actor_hidden_dims, agent.activation, agent.obs_normalization)
+    actor = MLPModel(obs, groups, "actor", NUM_ACTIONS, *shared, {"class_name": gaussian}).to(device)
+    critic = MLPModel(obs, groups, "actor", 1, *shared).to(device)
+    storage = RolloutStorage("rl", NUM_ENVS, STEPS, obs, [NUM_ACTIONS], device)
+    group = {"global_rank": rank, "local_rank": rank, "world_size": ranks} if ranks > 1 else None
+    return rsl_rl.algorithms.PPO(actor, critic, storage, device=device, multi_gpu_cfg=group, **arguments)
 
 
 def update_s(made: rsl_rl.algorithms.PPO, seed: int, device: str) -> float:

@@ -17,8 +17,7 @@ from tensordict import TensorDict
 
 from mjlab_dist.config import AgentConfig, TrainConfig
 from mjlab_dist.distributed.synchronizer import AllReduce, Synchronizer
-from mjlab_dist.learn.ppo import PPO
-from mjlab_dist.learn.rsl_rl_config import rsl_rl_config
+from mjlab_dist.learn.ppo import PPO, make_ppo
 
 STEPS = 12
 NUM_OBS = {"actor": 6, "critic": 9}
@@ -78,45 +77,62 @@ def train_config(agent: AgentConfig, **fields: Any) -> TrainConfig:
 
 
 def make_learner(
-    config: TrainConfig,
-    num_envs: int,
-    synchronizer: Synchronizer | None = None,
-    world_size: int = 1,
-    device: str = "cpu",
+    config: TrainConfig, num_envs: int, synchronizer: Synchronizer | None = None, device: str = "cpu"
 ) -> PPO:
     """Our learner."""
-    plain = rsl_rl_config(config, synchronizer or AllReduce())
-    plain["multi_gpu"] = {"global_rank": 0, "local_rank": 0, "world_size": world_size} if world_size > 1 else None
-    learner = _construct(plain, num_envs, device)
-    assert isinstance(learner, PPO)
+    learner = make_ppo(config, zeros(num_envs, device), NUM_ACTIONS, synchronizer or AllReduce(), device)
+    learner.train_mode()
     return learner
 
 
 def make_stock_learner(config: TrainConfig, num_envs: int) -> rsl_rl.algorithms.PPO:
-    """rsl_rl's own."""
-    plain = rsl_rl_config(config, AllReduce())
-    plain["multi_gpu"] = None
-    known = inspect.signature(rsl_rl.algorithms.PPO).parameters
-    stock = {key: value for key, value in plain["algorithm"].items() if key in known}
-    stock["class_name"] = "rsl_rl.algorithms:PPO"
-    stock["normalize_advantage_per_mini_batch"] = config.agent.advantage_normalization == "mini-batch"
-    distribution = {
-        "class_name": "rsl_rl.modules.distribution:GaussianDistribution",
-        "init_std": config.agent.init_std,
-        "std_type": config.agent.std_type,
+    """rsl_rl's own, built from a config by rsl_rl itself."""
+    agent = config.agent
+    network = {
+        "class_name": "MLPModel",
+        "activation": agent.activation,
+        "obs_normalization": agent.obs_normalization,
     }
-    actor = {**plain["actor"], "distribution_cfg": distribution}
-    return _construct({**plain, "algorithm": stock, "actor": actor}, num_envs)
-
-
-def _construct(plain: dict[str, Any], num_envs: int, device: str = "cpu") -> rsl_rl.algorithms.PPO:
-    zeros = {name: torch.zeros(num_envs, n, device=device) for name, n in NUM_OBS.items()}
-    obs = TensorDict(zeros, batch_size=[num_envs], device=device)
+    if agent.rnn != "none":
+        network |= {
+            "class_name": "RNNModel",
+            "rnn_type": agent.rnn,
+            "rnn_hidden_dim": agent.rnn_hidden_dim,
+            "rnn_num_layers": agent.rnn_num_layers,
+        }
+    names = inspect.signature(rsl_rl.algorithms.PPO).parameters.keys() & vars(agent).keys()
+    plain = {
+        "num_steps_per_env": agent.num_steps_per_env,
+        "obs_groups": {"actor": ["actor"], "critic": ["critic"]},
+        "multi_gpu": None,
+        "algorithm": {
+            "class_name": "PPO",
+            **{name: getattr(agent, name) for name in names},
+            "normalize_advantage_per_mini_batch": agent.advantage_normalization == "mini-batch",
+            "use_mixed_precision": agent.precision == "bf16",
+        },
+        "actor": {
+            **network,
+            "hidden_dims": agent.actor_hidden_dims,
+            "distribution_cfg": {
+                "class_name": "GaussianDistribution",
+                "init_std": agent.init_std,
+                "std_type": agent.std_type,
+            },
+        },
+        "critic": {**network, "hidden_dims": agent.critic_hidden_dims},
+    }
     env: Any = SimpleNamespace(num_envs=num_envs, num_actions=NUM_ACTIONS)
     with contextlib.redirect_stdout(io.StringIO()):
-        learner = rsl_rl.algorithms.PPO.construct_algorithm(obs, env, plain, device)
+        learner = rsl_rl.algorithms.PPO.construct_algorithm(zeros(num_envs), env, plain, "cpu")
     learner.train_mode()
     return learner
+
+
+def zeros(num_envs: int, device: str = "cpu") -> TensorDict:
+    """Observations of zeros."""
+    groups = {name: torch.zeros(num_envs, width, device=device) for name, width in NUM_OBS.items()}
+    return TensorDict(groups, batch_size=[num_envs], device=device)
 
 
 def collect(learner: rsl_rl.algorithms.PPO, data: Data) -> None:

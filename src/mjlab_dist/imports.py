@@ -39,7 +39,7 @@ def import_learner() -> None:
             patched(torch.compiler, "assume_constant_result", _unmarked),
             _absent(UNUSED),
         ):
-            import rsl_rl.runners  # noqa: F401 (imports tensordict)
+            import rsl_rl.algorithms  # noqa: F401 (imports tensordict)
 
 
 def _unmarked(function: T) -> T:

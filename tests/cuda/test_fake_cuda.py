@@ -172,13 +172,13 @@ def test_an_update_stays_on_the_device(name: str) -> None:
 @pytest.mark.usefixtures("two_ranks")
 @pytest.mark.parametrize("name", ["fp32", "scaled rewards", "advantages of a rank", "raw observations"])
 def test_an_update_of_two_ranks_stays_on_the_device(name: str) -> None:
-    _update(UPDATES[name], world_size=2)
+    _update(UPDATES[name])
 
 
 @pytest.mark.usefixtures("two_ranks")
 @pytest.mark.parametrize("compression", ["bf16", "fp16"])
 def test_gradients_are_compressed_on_the_device(compression: str) -> None:
-    _update({}, world_size=2, synchronizer=AllReduce(compression))
+    _update({}, synchronizer=AllReduce(compression))
 
 
 @pytest.mark.parametrize("read", [lambda loss: loss.item(), lambda loss: loss.cpu()])
@@ -190,12 +190,12 @@ def test_an_update_that_reads_its_loss_is_found(
         _update({})
 
 
-def _update(fields: dict[str, Any], world_size: int = 1, synchronizer: AllReduce | None = None) -> None:
+def _update(fields: dict[str, Any], synchronizer: AllReduce | None = None) -> None:
     """Collect a rollout and learn from it, on fake CUDA."""
     config = train_config(dataclasses.replace(AGENT, capture=False, num_learning_epochs=2, **fields))
     with fake_cuda():
         with HostReadsAllowed(), torch.device(DEVICE):
-            learner = make_learner(config, NUM_ENVS, synchronizer, world_size, DEVICE)
+            learner = make_learner(config, NUM_ENVS, synchronizer, DEVICE)
         with never_waits(indices=False) as syncs:
             if learner.schedule == "linear":
                 learner.learning_rate = 1e-3

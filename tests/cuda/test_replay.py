@@ -53,7 +53,7 @@ class Loop:
         self.env = env
         self.runner = Runner(env, config, Rank())
         self.runner.alg.train_mode()
-        self.num_rows = self.runner.cfg["num_steps_per_env"]
+        self.num_rows = config.agent.num_steps_per_env
         self._allocate()
 
     @torch.inference_mode()

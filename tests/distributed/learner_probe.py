@@ -129,7 +129,7 @@ def _make(rank: Rank, run: Any, synchronizer: Any = None) -> PPO:
     torch.manual_seed(
         rank.rank
     )  # as in a run, every rank draws parameters of its own, and rank 0's are what all start from
-    return make_learner(run, NUM_ENVS, synchronizer, rank.world_size)
+    return make_learner(run, NUM_ENVS, synchronizer)
 
 
 def _envs(rank: Rank) -> list[int]:

@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping
 from itertools import chain
-from typing import Any, Literal
+from typing import Any
 
 import rsl_rl.algorithms
 import rsl_rl.algorithms.ppo
 import torch
 from rsl_rl.models import MLPModel
-from rsl_rl.modules import MLP, EmpiricalNormalization
+from rsl_rl.modules import EmpiricalNormalization
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
-from torch import nn
 
+from mjlab_dist.config import AgentConfig, TrainConfig
 from mjlab_dist.distributed.group import sum_over_ranks, world_size
 from mjlab_dist.distributed.sharding import Sharding
-from mjlab_dist.distributed.synchronizer import FORMATS, AllReduce, Synchronizer
+from mjlab_dist.distributed.synchronizer import FORMATS, Synchronizer
 from mjlab_dist.learn.capture import CapturedCall, CapturedStep
 from mjlab_dist.learn.clock import Clock
 from mjlab_dist.learn.distribution import BoundedGaussian
 from mjlab_dist.learn.gradients import FlatGradients
-from mjlab_dist.learn.moments import ClippedNormalization, NormalizerMoments, RewardScale, advantage_moments, normalize
+from mjlab_dist.learn.moments import NormalizerMoments, RewardScale, advantage_moments, normalize
+from mjlab_dist.learn.networks import make_networks
 from mjlab_dist.patching import patched
 
 MIN_LEARNING_RATE, MAX_LEARNING_RATE = 1e-5, 1e-2
 """Range of the adaptive learning rate, as in rsl_rl."""
-
-IN_PLACE = (nn.ELU, nn.SELU, nn.ReLU)
-"""Activations whose gradient follows from their output, so that they need no memory of their own."""
 
 Batch = RolloutStorage.Batch
 
@@ -68,18 +65,10 @@ class PPO(rsl_rl.algorithms.PPO):
         actor: MLPModel,
         critic: MLPModel,
         storage: RolloutStorage,
+        config: TrainConfig,
         *,
-        synchronizer: Synchronizer | None = None,
-        advantage_normalization: Literal["global", "rank", "mini-batch"] = "global",
-        reward_normalization: bool = False,
-        orthogonal_init: bool = False,
-        obs_clip: float | None = None,
-        fsdp_devices: int = 1,
-        fsdp_min_size_mb: float = 4.0,
-        compression: str = "none",
-        capture: bool = True,
-        device: str = "cpu",
-        **kwargs: Any,
+        synchronizer: Synchronizer,
+        device: str,
     ) -> None:
         """Build the optimizer and the buffers of the update.
 
@@ -87,60 +76,84 @@ class PPO(rsl_rl.algorithms.PPO):
             actor: The policy.
             critic: The value function.
             storage: Holds a rollout.
-            synchronizer: How gradients are reduced; by default their mean over ranks.
-            advantage_normalization: What advantages are normalized over.
-            reward_normalization: Divide rewards by the running deviation of their discounted sum.
-            orthogonal_init: Start from orthogonal weights.
-            obs_clip: Largest size of a normalized observation; None clips nothing.
-            fsdp_devices: Ranks that share a copy of each large parameter.
-            fsdp_min_size_mb: Size in MiB from which a parameter is large.
-            compression: Number format of sharded gradients on their way, a key of ``FORMATS``.
-            capture: Record the mini-batch update in CUDA graphs where that is possible.
+            config: The run's config.
+            synchronizer: How gradients are reduced.
             device: ``cpu`` or ``cuda:<index>``.
-            kwargs: As rsl_rl's.
         """
-        assert kwargs.get("rnd_cfg") is None
-        assert kwargs.get("symmetry_cfg") is None
-        self.rate = torch.zeros((), device=device)  # which rsl_rl's constructor sets, as learning_rate
-        # Advantages are normalized in update(), where moments of all ranks are at hand.
+        agent = config.agent
+        # rsl_rl's constructor sets learning_rate, which is stored here.
+        self.rate = torch.zeros((), device=device)
+        # It also creates an optimizer, and torch's own Adam would import torch's compiler.
         with patched(rsl_rl.algorithms.ppo, "resolve_optimizer", lambda _name: Adam):
-            super().__init__(actor, critic, storage, device=device, normalize_advantage_per_mini_batch=True, **kwargs)
-        self.synchronizer = synchronizer or AllReduce()
+            super().__init__(
+                actor,
+                critic,
+                storage,
+                num_learning_epochs=agent.num_learning_epochs,
+                num_mini_batches=agent.num_mini_batches,
+                clip_param=agent.clip_param,
+                gamma=agent.gamma,
+                lam=agent.lam,
+                value_loss_coef=agent.value_loss_coef,
+                entropy_coef=agent.entropy_coef,
+                learning_rate=agent.learning_rate,
+                max_grad_norm=agent.max_grad_norm,
+                use_clipped_value_loss=agent.use_clipped_value_loss,
+                schedule=agent.schedule,
+                desired_kl=agent.desired_kl,
+                # rsl_rl then leaves advantages as they are: update() normalizes them, with the moments of all ranks.
+                normalize_advantage_per_mini_batch=True,
+                use_mixed_precision=agent.precision == "bf16",
+                device=device,
+            )
+        self.synchronizer = synchronizer
         self.clock = Clock(device)
-        self._advantage_normalization = advantage_normalization
-        self._reward_scale = RewardScale(storage.num_envs, self.gamma, device) if reward_normalization else None
+        self._advantage_normalization = agent.advantage_normalization
         self._models = {"actor": self._raw_actor, "critic": self._raw_critic}
         self._is_recurrent = actor.is_recurrent or critic.is_recurrent
-        for model, gain in zip(self._models.values(), (0.01, 1.0), strict=True):
-            _activate_in_place(model)
-            if orthogonal_init:
-                _init_orthogonal(model, gain)
-            if obs_clip is not None:
-                assert isinstance(model.obs_normalizer, EmpiricalNormalization)
-                model.obs_normalizer = ClippedNormalization(model.obs_normalizer.mean.shape, obs_clip).to(device)
-        if self.is_multi_gpu:
+        self._share_parameters(config)
+        self._add_moments(agent)
+        self._capture_programs(agent)
+
+    def _share_parameters(self, config: TrainConfig) -> None:
+        """Start all ranks from rank 0's parameters, shard large ones, and create gradients and optimizer."""
+        if world_size() > 1:
             self.broadcast_parameters()  # every rank has drawn its own; sharding below takes parts of rank 0's
-        self.sharding = Sharding(self._models, fsdp_devices, fsdp_min_size_mb, device, FORMATS[compression])
+        compression = FORMATS[config.sync.compression]
+        self.sharding = Sharding(self._models, config.fsdp_devices, config.fsdp_min_size_mb, self.device, compression)
         self._parameters = list(chain.from_iterable(model.parameters() for model in self._models.values()))
         self._gradients = FlatGradients(
             [[p for p in model.parameters() if id(p) not in self.sharding.sharded] for model in self._models.values()],
-            device,
+            self.device,
         )
         self.optimizer = Adam(
-            [self.sharding.optimized(p) for p in self._parameters], lr=self.rate, fused=True, capturable=device != "cpu"
+            [self.sharding.optimized(p) for p in self._parameters],
+            lr=self.rate,
+            fused=True,
+            capturable=self.device != "cpu",
         )
+
+    def _add_moments(self, agent: AgentConfig) -> None:
+        """Create the running moments of observations and rewards, and the sums of the losses."""
         self._normalizers = {
             name: NormalizerMoments(model.obs_normalizer)
             for name, model in self._models.items()
             if isinstance(model.obs_normalizer, EmpiricalNormalization)
         }
-        self._raw_rewards = torch.zeros_like(storage.rewards) if reward_normalization else torch.empty(0)
-        self._totals = torch.zeros(4, device=device)
-        self._captures = capture and device != "cpu" and not self._is_recurrent and not self.sharding.sharded
+        scales = agent.reward_normalization
+        self._reward_scale = RewardScale(self.storage.num_envs, self.gamma, self.device) if scales else None
+        self._raw_rewards = torch.zeros_like(self.storage.rewards) if scales else torch.empty(0)
+        self._totals = torch.zeros(4, device=self.device)
+
+    def _capture_programs(self, agent: AgentConfig) -> None:
+        """Wrap what can be recorded in CUDA graphs."""
+        # Sizes of a recurrent mini-batch depend on the data, and FSDP2 allocates whole parameters in every forward.
+        can_capture = self.device != "cpu" and not self._is_recurrent and not self.sharding.sharded
+        self._captures = agent.capture and can_capture
         self._step = self._make_step()
         returns = super().compute_returns
         self._compute_returns: Callable[[TensorDict], None] = (
-            CapturedCall(returns, "the computation of returns", device) if self._captures else returns
+            CapturedCall(returns, "the computation of returns", self.device) if self._captures else returns
         )
 
     @property
@@ -459,19 +472,17 @@ def flatten(state: dict[str, Any]) -> dict[str, torch.Tensor]:
     return {name: t.to(device) for name, t in {**models, **moments, **rates, **scale}.items()}
 
 
-def _init_orthogonal(model: nn.Module, last_gain: float) -> None:
-    """Draw a model's layers anew, but for recurrent ones."""
-    for mlp in model.modules():
-        if isinstance(mlp, MLP):
-            gains = [math.sqrt(2.0)] * len(mlp)
-            gains[max(i for i, layer in enumerate(mlp) if isinstance(layer, nn.Linear))] = last_gain
-            mlp.init_weights(tuple(gains))  # pyright: ignore[reportArgumentType]
+def make_ppo(config: TrainConfig, obs: TensorDict, num_actions: int, synchronizer: Synchronizer, device: str) -> PPO:
+    """Build the networks, the storage of a rollout, and PPO.
 
-
-def _activate_in_place(model: nn.Module) -> None:
-    """Save the memory of a copy per layer: in rsl_rl's MLP nothing else reads what goes into an activation."""
-    for mlp in model.modules():
-        if isinstance(mlp, MLP):
-            for layer in mlp:
-                if isinstance(layer, IN_PLACE):
-                    layer.inplace = True
+    Args:
+        config: The run's config.
+        obs: Observations by group, as the env returns them.
+        num_actions: Number of actions.
+        synchronizer: How gradients are reduced.
+        device: ``cpu`` or ``cuda:<index>``.
+    """
+    actor, critic = make_networks(config.agent, obs, num_actions, device)
+    num_envs, num_steps = obs.batch_size[0], config.agent.num_steps_per_env
+    storage = RolloutStorage("rl", num_envs, num_steps, obs, [num_actions], device)
+    return PPO(actor, critic, storage, config, synchronizer=synchronizer, device=device)

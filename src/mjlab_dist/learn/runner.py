@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import io
 import math
 import sys
 import time
@@ -13,12 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rsl_rl.models import MLPModel
-from rsl_rl.runners import OnPolicyRunner
 from tensordict import TensorDict
 
 from mjlab_dist import runs
-from mjlab_dist.config import SyncConfig, TrainConfig
+from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.checks import parse_interval
 from mjlab_dist.control import Control
 from mjlab_dist.distributed.consistency import check_equal
@@ -34,10 +30,9 @@ from mjlab_dist.learn.checkpoint import CheckpointStore
 from mjlab_dist.learn.finite import FiniteCheck, describe
 from mjlab_dist.learn.hooks import Hook
 from mjlab_dist.learn.metrics import Metrics, Row, Sample
-from mjlab_dist.learn.ppo import PPO, flatten
+from mjlab_dist.learn.ppo import flatten, make_ppo
 from mjlab_dist.learn.random_state import random_state, restore_random_state
 from mjlab_dist.learn.rank_state import RankState, fits, pack, unpack
-from mjlab_dist.learn.rsl_rl_config import rsl_rl_config
 from mjlab_dist.learn.writers import Writer, writers
 from mjlab_dist.messages import emit
 from mjlab_dist.seeding import seed_generators
@@ -46,18 +41,16 @@ MIN_SHARED_FLOP = 1e9
 """Floating-point operations of a mini-batch from which threads share its work. Below, they cost more time than they save."""
 
 
-class Runner(OnPolicyRunner):
-    """rsl_rl's runner with our loop: the process group is given, nothing in a rollout waits for the device.
+class Runner:
+    """The training loop: the process group is given, and nothing in a rollout waits for the device.
 
     Attributes:
         env: This rank's envs.
+        alg: The learner.
         current_learning_iteration: Iterations done.
         max_iterations: Iterations to do in all.
         hooks: Called before and after each iteration, in this order.
     """
-
-    env: Env
-    alg: PPO
 
     def __init__(self, env: Env, config: TrainConfig, rank: Rank, run_dir: Path | None = None) -> None:
         """Build policy, value, optimizer and storage.
@@ -68,6 +61,8 @@ class Runner(OnPolicyRunner):
             rank: Which rank this is; the process group is joined already.
             run_dir: Where rank 0 writes; None writes nothing.
         """
+        self.env = env
+        self.current_learning_iteration = 0
         self.hooks: list[Hook] = []
         self._rank = rank
         self._config = config
@@ -76,6 +71,7 @@ class Runner(OnPolicyRunner):
         self._warned = False
         self._store: CheckpointStore | None = None
         self._control = Control()
+        self._num_steps = config.agent.num_steps_per_env
         self._saved_at = 0.0
         self._interval, self._interval_s = parse_interval(config.checkpoint.interval)
         self._last_check = 0
@@ -83,9 +79,7 @@ class Runner(OnPolicyRunner):
         if rank.world_size == 1:
             # There is nobody to differ from, and no process group that one of the user's could use.
             synchronizer = AllReduce()
-        # rsl_rl prints the networks; nobody reads them between two lines of progress.
-        with contextlib.redirect_stdout(io.StringIO()):
-            super().__init__(env, rsl_rl_config(config, synchronizer), log_dir=None, device=env.device)
+        self.alg = make_ppo(config, env.get_observations(), env.num_actions, synchronizer, env.device)
         self._finite = FiniteCheck(env, self.alg.storage)
         self._roll_out: Callable[[TensorDict], TensorDict] = self._take_steps
         if config.env.sim.capture == "step" and self._can_capture_steps():
@@ -100,18 +94,18 @@ class Runner(OnPolicyRunner):
 
     def _update_flop(self) -> float:
         """Return the floating-point operations of a mini-batch: 2 per parameter and sample forward, and 4 backward."""
-        num_samples = self.env.num_envs * self.cfg["num_steps_per_env"] / self._config.agent.num_mini_batches
+        num_samples = self.env.num_envs * self._num_steps / self._config.agent.num_mini_batches
         return 6 * num_samples * self.alg.num_parameters
 
     @contextlib.contextmanager
     def _threads(self, *, shared: bool) -> Iterator[None]:
         """Have torch use this rank's threads, or one; on a GPU, leave them alone."""
-        if self.device == "cpu" and not shared:
+        if self.env.device == "cpu" and not shared:
             torch.set_num_threads(1)
         try:
             yield
         finally:
-            if self.device == "cpu":
+            if self.env.device == "cpu":
                 torch.set_num_threads(self._num_threads)
 
     def _can_capture_steps(self) -> bool:
@@ -124,18 +118,6 @@ class Runner(OnPolicyRunner):
             terms = ", ".join(f"env.{term}" for term in self.env.uncapturable_terms)
             emit("status", text=f"--env.sim.capture step: {terms}: not capturable; called between two graphs.")
         return can_capture
-
-    def _configure_multi_gpu(self) -> None:
-        # rsl_rl's own insists on NCCL and one GPU per local rank; here the worker has joined the group already.
-        self.gpu_world_size = self._rank.world_size
-        self.gpu_global_rank = self._rank.rank
-        self.gpu_local_rank = self._rank.local_rank
-        self.is_distributed = self._rank.world_size > 1
-        self.cfg["multi_gpu"] = (
-            {"global_rank": self._rank.rank, "local_rank": self._rank.local_rank, "world_size": self._rank.world_size}
-            if self.is_distributed
-            else None
-        )
 
     def train(self, control: Control | None = None) -> Row:
         """Train up to ``max_iterations`` iterations; where the run directory has a checkpoint, go on from the newest.
@@ -163,7 +145,7 @@ class Runner(OnPolicyRunner):
             metrics = Metrics(
                 rank=self._rank.rank,
                 world_size=self._rank.world_size,
-                num_samples=self.env.num_envs * self.cfg["num_steps_per_env"],
+                num_samples=self.env.num_envs * self._num_steps,
                 reward_names=self.env.reward_names,
                 num_parameters=self.alg.num_parameters,
                 clock=self.alg.clock,
@@ -180,37 +162,6 @@ class Runner(OnPolicyRunner):
             for writer in outputs:
                 stack.callback(writer.close)
             return self._iterate(obs, metrics, outputs)
-
-    def save(self, path: str, infos: dict[str, Any] | None = None) -> None:
-        """Compare all ranks' learners, then write a checkpoint that stock rsl_rl can load too; called by every rank.
-
-        Args:
-            path: Where rank 0 puts it.
-            infos: More plain values to keep.
-
-        Raises:
-            DesyncError: If ranks differ; nothing is written then.
-        """
-        content = {**self._compared_state(), "infos": infos}
-        if self._output_dir:
-            checkpoint.save(Path(path), content)
-
-    def load(
-        self,
-        path: str,
-        load_cfg: dict[str, bool] | None = None,
-        strict: bool = True,
-        map_location: str | None = None,
-    ) -> dict[str, Any]:
-        """Read a checkpoint; arguments as rsl_rl's.
-
-        Raises:
-            UserError: If it is damaged, or fits other networks than this config's.
-        """
-        content = checkpoint.load(Path(path), map_location or self.device)
-        if self.alg.load(content, load_cfg, strict):
-            self.current_learning_iteration = content["iter"]
-        return content["infos"]
 
     @property
     def _output_dir(self) -> Path | None:
@@ -231,8 +182,8 @@ class Runner(OnPolicyRunner):
     def _begin(self) -> TensorDict:
         """Start a run; returns the first observations."""
         if self._config.init_from is not None:
-            weights = {"actor": True, "critic": True, "optimizer": False, "iteration": False}
-            self.load(self._config.init_from, load_cfg=weights)
+            content = checkpoint.load(Path(self._config.init_from), self.env.device)
+            self.alg.load(content, {"actor": True, "critic": True}, strict=True)
         self.env.stagger()
         return self.env.get_observations()
 
@@ -259,8 +210,8 @@ class Runner(OnPolicyRunner):
         self.env.load_state(state_part(state, "env/"))
         self.alg.load_memory(state_part(state, "memory/"))
         for group, saved in state_part(state, "obs/").items():
-            obs[group] = saved.to(self.device)
-        restore_random_state(state_part(state, "random/"), self.device)  # last: what came before may have drawn
+            obs[group] = saved.to(self.env.device)
+        restore_random_state(state_part(state, "random/"), self.env.device)  # last: what came before may have drawn
         return obs
 
     def _rank_state(self, obs: TensorDict) -> RankState:
@@ -269,7 +220,7 @@ class Runner(OnPolicyRunner):
             "env/": self.env.state(),
             "memory/": self.alg.memory(),
             "obs/": dict(obs.items()),
-            "random/": random_state(self.device),
+            "random/": random_state(self.env.device),
         }
         return {prefix + name: tensor for prefix, part in parts.items() for name, tensor in part.items()}
 
@@ -342,7 +293,7 @@ class Runner(OnPolicyRunner):
     def _compared_state(self) -> dict[str, Any]:
         """The learner's state, once it is known to be the same on every rank, and what it is of."""
         state = self.alg.save()
-        if self.is_distributed:
+        if self._rank.world_size > 1:
             check_equal(flatten(state), f"iteration {self.current_learning_iteration}")
         self._last_check = self.current_learning_iteration
         return {**state, "iter": self.current_learning_iteration, "task": self._config.task}
@@ -370,16 +321,16 @@ class Runner(OnPolicyRunner):
         collected = clock.mark()
         with self._threads(shared=self._is_update_shared):
             losses = self.alg.update()
-        spread = torch.full((), math.nan, device=self.device)
+        spread = torch.full((), math.nan, device=self.env.device)
         if not self.alg.synchronizer.keeps_equal and (saves or self.alg.synchronizer.due(iteration)):
             spread = self.alg.average()
         done = clock.mark()
-        if self.device != "cpu":
-            torch.cuda.synchronize(self.device)
+        if self.env.device != "cpu":
+            torch.cuda.synchronize(self.env.device)
         return obs, Sample(
             totals=self.env.pop_episode_totals(),
             curricula=self.env.curriculum_metrics(),
-            reward=self._reward / self.cfg["num_steps_per_env"],
+            reward=self._reward / self._num_steps,
             kl=losses.pop("kl"),
             losses=losses,
             learning_rate=self.alg.rate,
@@ -398,7 +349,7 @@ class Runner(OnPolicyRunner):
     def _take_steps(self, obs: TensorDict) -> TensorDict:
         """Take all control steps of a rollout; returns the observations after the last one."""
         self._reward.zero_()
-        for step in range(self.cfg["num_steps_per_env"]):
+        for step in range(self._num_steps):
             obs = self._control_step(step, obs)
         return obs
 
@@ -442,23 +393,3 @@ class Runner(OnPolicyRunner):
             raise NonFiniteError(
                 f"{when}: {', '.join(bad)} is not finite; an observation, a reward or the step size is"
             )
-
-
-def load_policy(env: Env, config: TrainConfig, checkpoint: Path) -> MLPModel:
-    """Take what a run has learned, to act by it in one process, however many ranks trained.
-
-    Args:
-        env: Envs of the run's task.
-        config: The run's config.
-        checkpoint: One of its checkpoints.
-
-    Returns:
-        The policy without exploration: from observations to actions.
-
-    Raises:
-        UserError: If the checkpoint is damaged, or fits other networks than this config's.
-    """
-    # There is nobody to share parameters with.
-    runner = Runner(env, dataclasses.replace(config, sync=SyncConfig(), fsdp_devices=1), Rank())
-    runner.load(str(checkpoint), load_cfg={"actor": True, "critic": False, "optimizer": False, "iteration": False})
-    return runner.get_inference_policy()

@@ -1,0 +1,127 @@
+"""The policy and the value function: rsl_rl's networks, built from the agent's config or read from a checkpoint."""
+
+from __future__ import annotations
+
+import functools
+import math
+from pathlib import Path
+
+from rsl_rl.models import MLPModel, RNNModel
+from rsl_rl.modules import MLP, EmpiricalNormalization
+from tensordict import TensorDict
+from torch import nn
+
+from mjlab_dist.config import AgentConfig, TrainConfig
+from mjlab_dist.env import Env
+from mjlab_dist.learn import checkpoint
+from mjlab_dist.learn.distribution import BoundedGaussian
+from mjlab_dist.learn.moments import ClippedNormalization
+
+IN_PLACE = (nn.ELU, nn.SELU, nn.ReLU)
+"""Activations whose gradient follows from their output, so that they need no memory of their own."""
+
+
+def make_networks(config: AgentConfig, obs: TensorDict, num_actions: int, device: str) -> tuple[MLPModel, MLPModel]:
+    """Build the policy and the value function.
+
+    The value function reads the observations of the group ``critic``, or of ``actor`` if there is no such group.
+
+    Args:
+        config: The agent's config.
+        obs: Observations by group; their widths are the networks' input widths.
+        num_actions: Number of actions.
+        device: ``cpu`` or ``cuda:<index>``.
+    """
+    gaussian = functools.partial(
+        BoundedGaussian, init_std=config.init_std, min_std=config.min_std, std_type=config.std_type
+    )
+    critic_group = "critic" if "critic" in set(obs.keys()) else "actor"
+    # Weights are drawn in this order: another order would change the start of every run.
+    actor = _make_network(
+        config,
+        obs,
+        group="actor",
+        output_dim=num_actions,
+        hidden_dims=config.actor_hidden_dims,
+        distribution=gaussian,
+    ).to(device)
+    critic = _make_network(
+        config, obs, group=critic_group, output_dim=1, hidden_dims=config.critic_hidden_dims, distribution=None
+    ).to(device)
+    # The last layer's gain is small in the policy: at first, its actions hardly depend on the observation.
+    for network, last_gain in ((actor, 0.01), (critic, 1.0)):
+        _activate_in_place(network)
+        if config.orthogonal_init:
+            _init_orthogonal(network, last_gain)
+        if config.obs_clip is not None:
+            assert isinstance(network.obs_normalizer, EmpiricalNormalization)
+            shape = network.obs_normalizer.mean.shape
+            network.obs_normalizer = ClippedNormalization(shape, config.obs_clip).to(device)
+    return actor, critic
+
+
+def load_policy(env: Env, config: TrainConfig, path: Path) -> MLPModel:
+    """Load a trained policy into one process, whatever number of ranks trained it.
+
+    Args:
+        env: Envs of the run's task.
+        config: The run's config.
+        path: A checkpoint of the run.
+
+    Returns:
+        The policy without exploration: from observations to actions.
+
+    Raises:
+        UserError: If the checkpoint is damaged.
+        RuntimeError: If its networks have other sizes than the config's.
+    """
+    actor, _ = make_networks(config.agent, env.get_observations(), env.num_actions, env.device)
+    actor.load_state_dict(checkpoint.load(path, env.device)["actor_state_dict"])
+    return actor.eval()
+
+
+def _make_network(
+    config: AgentConfig,
+    obs: TensorDict,
+    *,
+    group: str,
+    output_dim: int,
+    hidden_dims: tuple[int, ...],
+    distribution: functools.partial[BoundedGaussian] | None,
+) -> MLPModel:
+    make = MLPModel
+    if config.rnn != "none":
+        make = functools.partial(
+            RNNModel,
+            rnn_type=config.rnn,
+            rnn_hidden_dim=config.rnn_hidden_dim,
+            rnn_num_layers=config.rnn_num_layers,
+        )
+    return make(
+        obs,
+        {group: [group]},
+        group,
+        output_dim,
+        hidden_dims=hidden_dims,
+        activation=config.activation,
+        obs_normalization=config.obs_normalization,
+        distribution_cfg=distribution and {"class_name": distribution},
+    )
+
+
+def _init_orthogonal(network: nn.Module, last_gain: float) -> None:
+    """Draw the weights of all layers again, except those of recurrent layers."""
+    for mlp in network.modules():
+        if isinstance(mlp, MLP):
+            gains = [math.sqrt(2.0)] * len(mlp)
+            gains[max(i for i, layer in enumerate(mlp) if isinstance(layer, nn.Linear))] = last_gain
+            mlp.init_weights(tuple(gains))  # pyright: ignore[reportArgumentType]
+
+
+def _activate_in_place(network: nn.Module) -> None:
+    """Save the memory of a copy per layer: in rsl_rl's MLP, only the activation reads its input."""
+    for mlp in network.modules():
+        if isinstance(mlp, MLP):
+            for layer in mlp:
+                if isinstance(layer, IN_PLACE):
+                    layer.inplace = True
