@@ -1,7 +1,7 @@
 """Terms of the task template: each works on all copies of the robot at once, on the device.
 
-A row of a tensor is a copy. Nothing here may wait for the device: no .item(), .cpu(), print or if on a tensor's numbers, and no
-mask as an index; use torch.where.
+Each row of a tensor is a copy of the robot. Nothing here may wait for the device: no .item(), .cpu(), print or if on a
+tensor's numbers, and no mask as an index; use torch.where.
 """
 
 import torch
@@ -11,5 +11,5 @@ from mjlab_dist.mdp.observations import base_linear_velocity
 
 
 def forward_speed(env: Env, most_m_s: float, joint: str = "root") -> torch.Tensor:
-    """Reward: the robot's speed along its own x axis as a share of most_m_s, at most 1; (num_envs,)."""
+    """Reward: the robot's speed along its own x axis divided by most_m_s, between -1 and 1; (num_envs,)."""
     return base_linear_velocity(env, joint)[:, 0].clamp(-most_m_s, most_m_s) / most_m_s

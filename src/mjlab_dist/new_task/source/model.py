@@ -35,7 +35,10 @@ def model_source(names: Names, robot: Robot) -> str:
             "    xyaxes=[1.0, 0.0, 0.0, 0.0, 0.3, 1.0],",
             ")",
         ]
-    return f'''"""The model of the task {names.task}: {names.file}, with what it lacks. Change the MJCF here, or write into the file itself."""
+    return f'''"""The model of the task {names.task}: {names.file}, with what it lacks.
+
+Change the MJCF here, or in the file itself.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +85,7 @@ def _names_source(attribute: str, what: str, names: dict[int, str]) -> list[str]
     if not names:
         return []
     return [
-        f"# {what} without a name, by their place in the file; the config calls them by name.",
+        f"# {what} without a name, by their index in the file; the config refers to them by name.",
         "for i, name in {",
         *(f"    {i}: {text(name)}," for i, name in names.items()),
         "}.items():",

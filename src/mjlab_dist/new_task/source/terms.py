@@ -17,8 +17,8 @@ def terms_source(names: Names, robot: Robot) -> str:
     gap = "\n" if "." in names.module else ""
     head = f'''"""Terms of the task {names.task}: each works on all copies of the robot at once, on the device.
 
-A row of a tensor is a copy. Nothing here may wait for the device: no .item(), .cpu(), print or if on a tensor's numbers, and no
-mask as an index; use torch.where.
+Each row of a tensor is a copy of the robot. Nothing here may wait for the device: no .item(), .cpu(), print or if on a
+tensor's numbers, and no mask as an index; use torch.where.
 """
 
 import torch
@@ -31,7 +31,7 @@ _FLOATING_TERMS = '''from mjlab_dist.mdp.observations import base_linear_velocit
 
 
 def forward_speed(env: Env, most_m_s: float, joint: str = "root") -> torch.Tensor:
-    """Reward: the robot's speed along its own x axis as a share of most_m_s, at most 1; (num_envs,)."""
+    """Reward: the robot's speed along its own x axis divided by most_m_s, between -1 and 1; (num_envs,)."""
     return base_linear_velocity(env, joint)[:, 0].clamp(-most_m_s, most_m_s) / most_m_s
 '''
 
@@ -42,11 +42,10 @@ from mjlab_dist.env.term import Command, Term
 class JointTargets(Command):
     """Command: positions for joints, in rad or m; (num_envs, joints).
 
-    A class is made once, with the env: it looks up names and allocates there, and is then called at every step.
+    An instance is made once, with the env: __init__ looks up names and allocates. It is then called in every step.
     """
 
     def __init__(self, env: Env, joints: tuple[str, ...], reach: float, resample_s: tuple[float, float]) -> None:
-        """Find out between what limits targets are drawn."""
         found = env.find_joints(joints)
         start = found.qpos.of(env.reference.qpos)[0].clamp(found.lower, found.upper)
         low = torch.maximum(found.lower, start - reach)
@@ -60,15 +59,14 @@ class JointTargets(Command):
 
 
 class ToTarget(Term):
-    """Observation: how far joints are from their targets, in rad or m; (num_envs, joints)."""
+    """Observation: distances of joints to their targets, in rad or m; (num_envs, joints)."""
 
     def __init__(self, env: Env, command: str, joints: tuple[str, ...]) -> None:
-        """Look up the joints."""
         self._command = command
         self._columns = env.find_joints(joints).qpos
 
     def __call__(self, env: Env) -> torch.Tensor:
-        """Observe."""
+        """Return the distances, (num_envs, joints)."""
         return env.command(self._command) - self._columns.of(env.sim.qpos)
 
 
@@ -76,23 +74,21 @@ class Distance(Term):
     """Reward: mean distance of joints from their targets, in rad or m; (num_envs,)."""
 
     def __init__(self, env: Env, command: str, joints: tuple[str, ...]) -> None:
-        """Look up the joints."""
         self._to_target = ToTarget(env, command, joints)
 
     def __call__(self, env: Env) -> torch.Tensor:
-        """Reward."""
+        """Return the rewards, (num_envs,)."""
         return self._to_target(env).abs().mean(dim=1)
 
 
 class Reached(Term):
-    """Reward: the mean over joints of exp(-distance^2 / std^2), 1 with all of them at their targets; (num_envs,)."""
+    """Reward: mean over joints of exp(-distance^2 / std^2), 1 with all joints at their targets; (num_envs,)."""
 
     def __init__(self, env: Env, command: str, joints: tuple[str, ...], std: float) -> None:
-        """Look up the joints."""
         self._to_target = ToTarget(env, command, joints)
         self._std = std
 
     def __call__(self, env: Env) -> torch.Tensor:
-        """Reward."""
+        """Return the rewards, (num_envs,)."""
         return torch.exp(-(self._to_target(env) / self._std).square()).mean(dim=1)
 '''
