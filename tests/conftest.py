@@ -53,7 +53,7 @@ class Done:
 
 @pytest.fixture(autouse=True, scope="session")
 def _ctrl_c_is_heard() -> Iterator[None]:
-    """What started the tests may ignore SIGINT, as `pytest &` does in a script, and what they start would inherit that."""
+    """Restore SIGINT, which `pytest &` in a script ignores, and which processes of the tests would inherit."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

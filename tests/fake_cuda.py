@@ -1,7 +1,8 @@
 """CUDA tensors on a machine without a GPU: torch's fake tensors have a device, a shape and a type but no memory.
 
-Under fake tensors `.item()`, `bool()`, `nonzero` and operations on tensors of several devices raise. :func:`never_waits`
-also refuses what they let pass although it waits for a GPU: copies between devices, `equal`, boolean indices.
+Under fake tensors, `.item()`, `bool()`, `nonzero` and operations on tensors of several devices raise.
+:func:`never_waits` also raises for operations that fake tensors allow but that wait for a GPU: copies between devices,
+`equal`, boolean indices.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class HostReadsAllowed(TorchDispatchMode):
 
 
 def on_fake_cuda(env: Env) -> Env:
-    """Copy an env of the CPU to fake CUDA, without its physics; the original stays as it is. Call it under :func:`fake_cuda`.
+    """Copy an env from the CPU to fake CUDA, without its physics. Call it under :func:`fake_cuda`.
 
     Args:
         env: The env; terms must be instances of importable classes.

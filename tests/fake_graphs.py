@@ -1,7 +1,7 @@
-"""CUDA graphs on a CPU: torch operations recorded between the begin and the end of a capture, and executed again by a replay.
+"""CUDA graphs on a CPU: torch operations are recorded during a capture, and executed again by a replay.
 
-As on a GPU, what is recorded takes no effect until it is replayed, results lie at the same address in every replay, and random
-numbers go on where the generator stands.
+As on a GPU, recorded operations have no effect until they are replayed, results have the same address in every replay,
+and random numbers continue from the generator's state.
 """
 
 from __future__ import annotations

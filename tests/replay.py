@@ -5,9 +5,9 @@ checks this contract, operation by operation:
 
 - Operations, their order, and the shapes and types of their results are the same in every step.
 - Python numbers, flags and types among the arguments are the same in every step.
-- A tensor among the arguments is one of three: memory that was allocated before the first step and has the same address in
-  every step; a result of the same step; or an observation that the previous step returned (a graph copies it into a buffer
-  of its own).
+- A tensor among the arguments is one of three: memory that was allocated before the first step and has the same address
+  in every step; a result of the same step; or an observation that the previous step returned (a graph copies it into
+  its own buffer).
 - The only exception is the index of the step in the rollout: it selects a row of the buffers that hold the rollout.
 - Nothing waits for the device, and no tensor is made from host data.
 - Warp's kernels run in programs that ``Simulation`` has captured. A program counts as one operation.
@@ -308,8 +308,8 @@ class _StepMode(HostSyncs):
             return self._carried[key]
         if storage in self._stale:
             raise ReplayError(
-                f"{where}: takes memory {_describe(value)} that an earlier step allocated; allocate it once, before the first "
-                "step, and copy into it"
+                f"{where}: takes memory {_describe(value)} that an earlier step allocated; allocate it once, before "
+                "the first step, and copy into it"
             )
         self.kept.append(value)
         return self._row_of(value) or Memory(key, value)

@@ -1,8 +1,8 @@
-"""A synchronizer of one's own: gradients travel in bf16, and what rounding takes from one mini-batch is given to the next.
+"""Example of a synchronizer: bf16 gradients with error feedback (Karimireddy et al. 2019, arXiv:1901.09847).
 
-Error feedback as in Karimireddy et al. 2019, arXiv:1901.09847. Train with it:
+The rounding error of each mini-batch is added to the gradients of the next one. Train with it:
 
-    PYTHONPATH=docs/examples uv run train cartpole-balance --cpu-ranks 2 --sync.synchronizer error_feedback:ErrorFeedback
+  PYTHONPATH=docs/examples uv run train cartpole-balance --cpu-ranks 2 --sync.synchronizer error_feedback:ErrorFeedback
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import torch.distributed as dist
 
 
 class ErrorFeedback:
-    """The mean over ranks of gradients rounded to bf16, with the error of rounding kept for the next time."""
+    """Mean over ranks of gradients in bf16, with the rounding error carried over to the next mini-batch."""
 
     keeps_equal = True
-    """Every rank adds up the same numbers, so parameters never differ."""
+    """All ranks get the same sums, so their parameters never differ."""
 
     def __init__(self) -> None:
         self._error: torch.Tensor | None = None
@@ -24,17 +24,17 @@ class ErrorFeedback:
         """Replace the buffer by its mean over ranks.
 
         Args:
-            buffer: (parameters + 1,) in fp32: this rank's gradients, and the KL divergence in the last slot.
+            buffer: This rank's gradients, and the KL divergence in the last slot; (parameters + 1,) in fp32.
         """
         if self._error is None:
             self._error = torch.zeros_like(buffer)
         wanted = buffer + self._error
         sent = (wanted / dist.get_world_size()).to(torch.bfloat16)
         torch.sub(wanted, sent.float() * dist.get_world_size(), out=self._error)
-        self._error[-1] = 0.0  # the KL divergence is measured anew each time
+        self._error[-1] = 0.0  # the KL divergence has no error to carry over
         dist.all_reduce(sent)
         buffer.copy_(sent)
 
     def due(self, iteration: int) -> bool:  # noqa: ARG002 (the protocol's)
-        """Never: nothing has to be averaged."""
+        """Return False: parameters never need to be averaged."""
         return False

@@ -311,7 +311,8 @@ def test_default_without_gpu_warns_and_trains_on_the_cpu(command: Command) -> No
 
 def test_wandb_offline_writes_locally(command: Command) -> None:
     done = command(
-        "train", "cartpole-balance", "--gpu-ids", "None", "--num-envs", "8", "--max-iterations", "2", "--logger", "wandb",
+        "train", "cartpole-balance", "--gpu-ids", "None", "--num-envs", "8", "--max-iterations", "2",
+        "--logger", "wandb",
         env={"WANDB_MODE": "offline"},
     )  # fmt: skip
     assert done.code == 0, done.err

@@ -25,12 +25,12 @@ NUM_STEPS = 6
 
 
 def leave_dump(log_root: Path, velocity_std: float, disturb: Callable[[Env, int], None]) -> Path:
-    """Play a rollout of a run that starts episodes with such velocities, and write what was not finite where a run does.
+    """Play a rollout, and dump the states that were not finite, as a run does.
 
     Args:
-        log_root: Where the run goes.
-        velocity_std: Of the start states, in m/s and rad/s.
-        disturb: Does something before a step, which has this number from 0.
+        log_root: Directory of all runs.
+        velocity_std: Standard deviation of the initial velocities, in m/s and rad/s.
+        disturb: Function that is called before each step, with the step's index from 0.
     """
     config = registry.task_config(TASK)
     velocities = dataclasses.replace(config.env.events["velocities"], params={"std": velocity_std})

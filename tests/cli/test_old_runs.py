@@ -15,7 +15,8 @@ from mjlab_dist.config.serialization import MOVED_MODULES, to_plain
 DATA = Path(__file__).parent.parent / "data"
 
 OLD_RUNS = ("quadruped_run_before_mdp",)
-"""Run directories of quadruped-velocity-flat: two envs, two iterations. The first names its terms in modules of mjlab_dist.env."""
+"""Run directories of quadruped-velocity-flat with two envs and two iterations. The first one names modules of
+mjlab_dist.env."""
 
 
 @pytest.fixture(params=OLD_RUNS)

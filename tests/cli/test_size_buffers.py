@@ -15,7 +15,8 @@ SIZE_BUFFERS = ("mjlab-dist", "size-buffers")
 BOX = Path(__file__).parents[1] / "unit" / "box.xml"
 
 CONFIG = """
-from mjlab_dist.config import ActionConfig, AgentConfig, EnvConfig, ObservationConfig, RewardConfig, SimConfig, TrainConfig
+from mjlab_dist.config import ActionConfig, AgentConfig, EnvConfig, ObservationConfig, RewardConfig, SimConfig
+from mjlab_dist.config import TrainConfig
 
 def lie() -> TrainConfig:
     \"\"\"Fall, and lie.\"\"\"

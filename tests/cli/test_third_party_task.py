@@ -30,7 +30,8 @@ def far_away(env, limit):
 """
 
 CONFIG = """
-from mjlab_dist.config import ActionConfig, EnvConfig, EventConfig, ObservationConfig, RewardConfig, SimConfig, TermConfig, TrainConfig
+from mjlab_dist.config import ActionConfig, EnvConfig, EventConfig, ObservationConfig, RewardConfig
+from mjlab_dist.config import SimConfig, TermConfig, TrainConfig
 
 def stay() -> TrainConfig:
     \"\"\"Stay in the middle.\"\"\"

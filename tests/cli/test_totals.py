@@ -78,7 +78,8 @@ def test_ranks_agree_on_envs_by_memory(command: Command) -> None:
 def test_unlike_devices_are_told_under_torchrun(command: Command) -> None:
     (command.cwd / "sitecustomize.py").write_text(UNLIKE)
     done = command(
-        "torchrun", "--nproc-per-node", "2", "--no-python", command.program("train"), *CPU[1:], "--num-envs", "auto", *SHORT,
+        "torchrun", "--nproc-per-node", "2", "--no-python", command.program("train"), *CPU[1:],
+        "--num-envs", "auto", *SHORT,
         env={"PYTHONPATH": str(command.cwd)},
     )  # fmt: skip
     assert done.code == 0, done.err

@@ -74,5 +74,6 @@ def test_every_kernel_of_a_quadruped_step_compiles(variants: list[kernels.Varian
         print(f"{seconds:6.1f} s  {binary.name}")
         assert binary.read_bytes().startswith(b"\x7fELF")
     print(
-        f"{len(done)} module variants, {sum(seconds for _, seconds in done):.0f} s of work, {took:.0f} s by {NUM_WORKERS} threads"
+        f"{len(done)} module variants, {sum(seconds for _, seconds in done):.0f} s of work, "
+        f"{took:.0f} s by {NUM_WORKERS} threads"
     )

@@ -17,7 +17,7 @@ Variants = set[kernels.Variant]
 
 @pytest.fixture
 def collected(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Variants, Variants]]:
-    """Of every program that an env records: the variants that the dry run finds on a GPU, and those that the recording loads."""
+    """For each program that an env records, the kernel variants of the dry run on a GPU, and those of the recording."""
     start_warp("cpu")
     pairs: list[tuple[Variants, Variants]] = []
     prepare = kernels.prepare

@@ -1,7 +1,7 @@
-"""How many operations a control step takes: a table of maxima, so that none is added unnoticed.
+"""Count the operations of a control step: a table of maxima, so that none is added unnoticed.
 
-Each costs 4 to 6 µs of a GPU's host, and a CPU with few envs spends its time on them. If a count falls, lower the maximum; if it
-has to rise, say why in the commit.
+Each operation takes 4 to 6 µs of a GPU's host, and a CPU with few envs spends most of its time on them. If a count
+falls, lower the maximum. If a count must rise, explain it in the commit.
 """
 
 from __future__ import annotations

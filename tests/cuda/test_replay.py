@@ -58,7 +58,7 @@ class Loop:
 
     @torch.inference_mode()
     def _allocate(self) -> None:
-        """Store a transition: with the first one rsl_rl allocates room for the parameters of the policy's distribution."""
+        """Store a transition: with the first one, rsl_rl allocates memory for the distribution's parameters."""
         alg, obs = self.runner.alg, self.env.get_observations()
         nothing = torch.zeros(self.env.num_envs)
         alg.act(obs)

@@ -1,4 +1,7 @@
-"""Ranks that fail as they do with NCCL: peers notice nothing, and leaving the group waits for them. For test_failure_order.py."""
+"""Ranks that fail as with NCCL: peers notice nothing, and leaving the group waits for them.
+
+For test_failure_order.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank fails as with NCCL, where peers wait in a kernel and leaving the group waits for them: the launcher still names it."""
+"""The launcher names a rank that fails as with NCCL, where peers wait in a kernel, and leaving the group waits."""
 
 from __future__ import annotations
 

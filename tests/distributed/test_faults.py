@@ -1,4 +1,4 @@
-"""Faults on two CPU ranks, by the injector or by signals from outside: what a person sees, how long it takes, what is left.
+"""Faults on two CPU ranks, injected or by signals: messages, durations, and what is left behind.
 
 Seconds are printed (``pytest -s``); docs/reliability.md has them in a table. Bounds are for two cores.
 """
@@ -357,7 +357,9 @@ def test_row_19_rank_0_alone_writes(command: Command) -> None:
         pytest.skip("strace is not installed")
     trace = command.cwd / "trace"
     done = command(
-        strace, "-f", "-qq", "-y", "-e", "trace=clone,clone3,openat,creat,mkdir,mkdirat,rename,renameat,renameat2,link,linkat,symlink,symlinkat,unlink,unlinkat,write,pwrite64",
+        strace, "-f", "-qq", "-y", "-e",
+        "trace=clone,clone3,openat,creat,mkdir,mkdirat,rename,renameat,renameat2,link,linkat,"
+        "symlink,symlinkat,unlink,unlinkat,write,pwrite64",
         "-e", "signal=none", "-o", str(trace), "--seccomp-bpf",
         command.program("train"), *TRAIN[1:], "--max-iterations", "3", "--checkpoint.interval", "1",
     )  # fmt: skip

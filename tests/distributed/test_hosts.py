@@ -1,7 +1,7 @@
 """Other machines train, and are refused, by name and in time, where ranks could not be started on them.
 
-The SSH server is a test's own and runs commands here, everything that speaks with it is real. torchrunx is asked whether it finds
-the same.
+The SSH server belongs to the test and runs commands on this machine; its clients are real. torchrunx must find the same
+problems.
 """
 
 from __future__ import annotations
@@ -256,7 +256,8 @@ def test_a_host_whose_programs_hang_is_given_up(add_host: Add, refusal_of: Calla
 def test_a_host_that_lets_no_key_in_is_refused(add_host: Add, refusal_of: Callable[..., str]):
     add_host(NODE7, user_key=paramiko.ECDSAKey.generate())
     assert refusal_of(NODE7) == (
-        f"host {NODE7}: SSH has no key that lets user {getpass.getuser()} in; `ssh {NODE7}` must work without a password"
+        f"host {NODE7}: SSH has no key that lets user {getpass.getuser()} in; "
+        f"`ssh {NODE7}` must work without a password"
     )
 
 

@@ -94,7 +94,7 @@ def test_metrics_cover_all_ranks(ranks: list[dict[str, Any]]) -> None:
     assert rows[0] == rows[1]
     row = rows[0]
     assert row["total_steps"] == RANKS * probe.NUM_ENVS * probe.STEPS * probe.ITERATIONS
-    # 24 steps in episodes of 10: each env of both ranks ends one whole episode, at a random time, after its staggered first.
+    # 24 steps in episodes of 10: after the staggered first one, each env of both ranks ends one whole episode.
     assert row["mean_episode_length"] == 10
     assert 0 < row["mean_return"] <= 10
 

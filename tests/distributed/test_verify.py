@@ -105,8 +105,8 @@ def evidence(rank: int, **changed: Any) -> Evidence:
     """What a rank sees where all is well."""
     info = RankInfo(
         pid=100,
-        rank=rank, host="here", device="cpu", name="CPU", memory_gb=8, capability=None, first_env_id=2 * rank, num_envs=2,
-        seed=rank, egl_device=None,
+        rank=rank, host="here", device="cpu", name="CPU", memory_gb=8, capability=None,
+        first_env_id=2 * rank, num_envs=2, seed=rank, egl_device=None,
     )  # fmt: skip
     well: dict[str, Any] = {
         "info": info,

@@ -103,7 +103,7 @@ def test_an_env_on_the_gpu_takes_no_less_than_its_arrays_hold() -> None:
 
 
 def train_two_ranks(device: str, log_root: Path) -> None:
-    # In a process of its own: torchrunx forks, which one that has used CUDA should not, and all children are killed at the end.
+    # In its own process: torchrunx forks, which processes that used CUDA must not, and kills all children at the end.
     left_out = ("TORCHRUNX_LOG_DIR", "PYTHONDONTWRITEBYTECODE")
     done = subprocess.run(
         [sys.executable, two_ranks.__file__, device, str(log_root)],
@@ -237,7 +237,7 @@ def test_captured_equals_eager_bit_for_bit(simulate: Callable[..., Simulation]) 
 @needs_gpu
 @pytest.mark.parametrize("task", ["cartpole-swingup", "quadruped-velocity-flat", "everything"])
 def test_captured_rollouts_train_like_eager_ones(task: str) -> None:
-    """Random numbers follow another order in graphs, and contacts another one each time: what is learned is compared, not each bit."""
+    """Compare returns, not bits: graphs change the order of random numbers, and contacts come in any order."""
     start_warp(DEVICE)
     rewards = []
     for capture in ("physics", "step"):
@@ -272,7 +272,7 @@ TASKS_TO_CAPTURE = {
 @needs_gpu
 @pytest.mark.parametrize("task", TASKS_TO_CAPTURE)
 def test_captured_steps_are_the_eager_ones(task: str) -> None:
-    """One step at a time from the same state and draws: contacts come in another order each time, and errors would grow."""
+    """Compare single steps from the same state: contacts come in any order, so errors would grow over steps."""
     start_warp(DEVICE)
     config = config_of(task).env
     captured, eager = (

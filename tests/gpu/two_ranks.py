@@ -1,4 +1,7 @@
-"""Train on two ranks of one GPU through gloo and print the result as JSON. test_gpu.py and scripts/gpu_report.py run it in a process."""
+"""Train on two ranks of one GPU through gloo, and print the result as JSON.
+
+test_gpu.py and scripts/gpu_report.py run this program.
+"""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def geom_position(env: Env, geom: int) -> torch.Tensor:
 
 
 def root(env: Env) -> torch.Tensor:
-    """Observation, of a user's mistake: the square root of the first coordinate, NaN where that is negative; (num_envs, 1)."""
+    """Observation with a mistake: square root of the first coordinate, NaN if it is negative; (num_envs, 1)."""
     return env.sim.qpos[:, :1].sqrt()
 
 
@@ -78,7 +78,7 @@ class Counts(Term):
 
 
 class Ended(Curriculum):
-    """Curriculum that keeps what it is shown: of every env the last episode that ended, and the last iteration's totals."""
+    """Curriculum that stores each env's last ended episode, and the last iteration's totals."""
 
     def __init__(self, env: Env, factor: float = 1.0) -> None:
         self.calls = 0

@@ -1,4 +1,4 @@
-"""The cartpole tasks against the DeepMind Control Suite's formulas and the equations of motion, written here in float64."""
+"""The cartpole tasks against the DeepMind Control Suite's formulas and the equations of motion in float64."""
 
 from __future__ import annotations
 

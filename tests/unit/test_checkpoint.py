@@ -634,7 +634,7 @@ def inspect(run_dir: Path) -> Killed:
 
 @pytest.mark.parametrize("times", [40, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.long])])
 def test_whenever_saving_is_killed_the_newest_checkpoint_loads(run_dir: Path, times: int):
-    # Forked from a fresh process: this one has threads, and a new interpreter for each kill would import torch each time.
+    # Fork from a fresh process: this one has threads, and a new interpreter for each kill would import torch each time.
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         seen = pool.submit(kill_while_saving, run_dir, times).result()
     assert len(seen) == times

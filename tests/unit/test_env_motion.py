@@ -1,4 +1,4 @@
-"""Reference motions: played, started in and rewarded as a motion that is known for every time says, with MuJoCo's C code for the rest."""
+"""Reference motions: targets, start states and rewards against a motion in closed form and MuJoCo's C code."""
 
 from __future__ import annotations
 

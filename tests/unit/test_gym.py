@@ -1,4 +1,4 @@
-"""The gym tasks against Gymnasium's own v5 envs, whose solver is set to Newton; MuJoCo C computes in float64, ours in float32."""
+"""The gym tasks against Gymnasium's own v5 envs with Newton; MuJoCo C computes in float64, ours in float32."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NUM_ENVS = 8
 NUM_STEPS = 200
 
 TOLERANCE = 1e-3
-"""Of an observation term: relative to the largest of its numbers or to 1. Of a reward: relative to its largest term or to 1."""
+"""Tolerance relative to the largest number of an observation term, to the largest term of a reward, or to 1."""
 
 
 class Task(NamedTuple):
@@ -92,10 +92,11 @@ class Compared(NamedTuple):
 
 
 def follow(env: Env, oracles: list[Any], num_steps: int, clip: bool = True, synchronise: bool = True) -> Compared:
-    """Step both from the same states with the same actions, and compare all that comes back.
+    """Step both from the same states with the same actions, and compare all results.
 
-    Before each step the oracle takes over joint positions, velocities and the solver's warm start; what it holds of the step before
-    (poses, from which some rewards are computed) stays its own. Where an episode ends ours starts another, which it takes over too.
+    Before each step, joint positions, velocities and the solver's warm start are copied to the oracle. It keeps its own
+    poses of the previous step, from which some rewards are computed. When an episode ends, the start state of our next
+    one is copied too.
     """
     rng = np.random.default_rng(1)
     low, high = oracles[0].action_space.low, oracles[0].action_space.high
@@ -173,7 +174,7 @@ def test_every_step_of_the_ant_is_gymnasiums_with_round_friction_cones() -> None
 
 
 def test_half_of_the_ants_steps_are_gymnasiums_with_its_pyramids() -> None:
-    """Under a steep capsule MuJoCo Warp turns the pyramid otherwise than MuJoCo, as MJX does: google-deepmind/mujoco#2774."""
+    """MuJoCo Warp orients the pyramid under a steep capsule unlike MuJoCo, as does MJX: google-deepmind/mujoco#2774."""
     found = follow(make(ANT.env), [oracle(ANT.gym_id) for _ in range(NUM_ENVS)], NUM_STEPS)
     assert np.mean(found.errors < 10 * TOLERANCE) > 0.5
     assert found.with_contact > 100
@@ -190,7 +191,7 @@ def test_without_clipping_costs_are_of_the_raw_action(task: Task) -> None:
 
 @pytest.mark.parametrize(("task", "num_steps"), [(HOPPER, 10), (CHEETAH, 10), (PENDULUM, 200), (REACHER, 200)])
 def test_left_to_themselves_they_stay_together(task: Task, num_steps: int) -> None:
-    """For as long as contacts do not multiply the last digit: episodes of the last two are short, and start together."""
+    """Compare while contacts do not amplify rounding errors: episodes of the last two are short and start together."""
     found = follow(make(task.env), [oracle(task.gym_id) for _ in range(NUM_ENVS)], num_steps, synchronise=False)
     assert found.errors.max() < 10 * TOLERANCE
 

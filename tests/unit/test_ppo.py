@@ -1,4 +1,4 @@
-"""The update on one rank: stock rsl_rl is the oracle. In fp64, so that only what is computed can differ, not how it is rounded."""
+"""The update on one rank, with stock rsl_rl as the oracle. In fp64, so that rounding does not hide differences."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_the_scale_of_rewards_goes_on_from_a_checkpoint() -> None:
 
 
 def test_mixed_precision_is_stock_rsl_rls() -> None:
-    """To bf16's own rounding. With a fixed step: where the schedule jumps, it may jump in one of two that differ by little."""
+    """Compare up to bf16's rounding. The learning rate is fixed, because an adaptive one jumps at small errors."""
     stock, ours = both(precision="bf16", schedule="fixed")
     _, full = both(schedule="fixed")
     for learner in (stock, ours, full):

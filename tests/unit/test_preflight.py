@@ -219,7 +219,10 @@ def test_within_a_major_version_an_older_driver_will_do(driver: tuple[int, int])
 
 def test_the_cuda_of_the_installed_warp_is_what_warp_reports(monkeypatch: pytest.MonkeyPatch):
     fake_nvml.install(monkeypatch, [FakeGpu("GPU-a")])
-    code = "import warp; warp.config.log_level = warp.LOG_ERROR; warp.init(); print(*warp._src.context.runtime.toolkit_version)"
+    code = (
+        "import warp; warp.config.log_level = warp.LOG_ERROR; warp.init(); "
+        "print(*warp._src.context.runtime.toolkit_version)"
+    )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     major, minor = done.stdout.split()[-2:]
     assert f"CUDA {major}.{minor}" in check_warp().figure

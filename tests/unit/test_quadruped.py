@@ -22,7 +22,8 @@ MODEL = "mjlab_dist_tasks.quadruped:quadruped.xml"
 LEGS = {"FL": (1, 1), "FR": (1, -1), "RL": (-1, 1), "RR": (-1, -1)}
 """Fore or hind, left or right."""
 
-# The maker's description: unitree_ros, robots/a1_description/xacro/const.xacro at commit 49e936b. Inertia: xx, yy, zz, xy, xz, yz.
+# The maker's description: unitree_ros, robots/a1_description/xacro/const.xacro at commit 49e936b.
+# Inertia: xx, yy, zz, xy, xz, yz.
 TRUNK = (6.0, (0.0, 0.0041, -0.0005), (0.0158533, 0.0377999, 0.0456542, -0.0000366, -0.0000611, -0.0000275))
 HIP = (
     0.595,

@@ -320,7 +320,11 @@ def test_without_randomizations_all_envs_share_one_model() -> None:
         (draw("friction", 0, 1), "field friction: ", "geom_friction"),
         (draw("geom_type", 0, 1), "field geom_type: ", "geom_friction"),
         (draw("body_subtreemass", 0, 1), "field body_subtreemass: ", "body_mass"),
-        (draw("body_mass", 0, 1, names=("legs",)), "--env.randomizations.it.names legs: ", "trunk, FL, FR, RL, RR, tail"),
+        (
+            draw("body_mass", 0, 1, names=("legs",)),
+            "--env.randomizations.it.names legs: ",
+            "trunk, FL, FR, RL, RR, tail",
+        ),
         (draw("geom_friction", 0, 1, names=("trunk", "wheel")), "--env.randomizations.it.names wheel: ", "FL_foot"),
         (draw("dof_damping", 0, 1, names=("FL_leg",)), "--env.randomizations.it.names FL_leg: ", "root, FL_hip"),
         (draw("body_mass", 0, 1, names=("(",)), "--env.randomizations.it.names (: ", "is no regular expression"),

@@ -90,7 +90,9 @@ OBSERVATIONS: dict[str, tuple[str, dict[str, Any], Expected]] = {
     "joint": ("joint_position", {"joint": "FR_hip"}, lambda o: o.qpos[:, 8:9]),
     "joint velocity": ("joint_velocity", {"joint": "tail"}, lambda o: o.qvel[:, 10:11]),
     "joints": ("JointPositions", {}, lambda o: o.joints - HOME.numpy()),
-    "some joints": ("JointPositions", {"joints": ("tail", ".R_hip")}, lambda o: (o.joints - HOME.numpy())[:, [1, 3, 4]]),
+    "some joints": (
+        "JointPositions", {"joints": ("tail", ".R_hip")}, lambda o: (o.joints - HOME.numpy())[:, [1, 3, 4]]
+    ),
     "joint velocities": ("JointVelocities", {}, lambda o: o.joint_velocities),
     "some velocities": ("JointVelocities", {"joints": (".L_hip",)}, lambda o: o.joint_velocities[:, [0, 2]]),
     "linear": ("base_linear_velocity", {}, lambda o: o.linear),
@@ -98,7 +100,11 @@ OBSERVATIONS: dict[str, tuple[str, dict[str, Any], Expected]] = {
     "height": ("base_height", {}, lambda o: o.qpos[:, 2:3]),
     "gravity": ("projected_gravity", {}, lambda o: -o.rotation[:, 2]),
     "command": ("command", {"name": "velocity"}, lambda o: o.command),
-    "friction": ("model_field", {"field": "geom_friction"}, lambda o: np.tile(o.copies[0].model.geom_friction.ravel(), (NUM_ENVS, 1))),
+    "friction": (
+        "model_field",
+        {"field": "geom_friction"},
+        lambda o: np.tile(o.copies[0].model.geom_friction.ravel(), (NUM_ENVS, 1)),
+    ),
 }  # fmt: skip
 
 
@@ -312,7 +318,10 @@ def test_joint_accelerations_are_changes_of_velocity_and_forget_the_episode_befo
 def test_alive_and_terminated_tell_what_has_ended_an_episode() -> None:
     env = make(
         6,
-        rewards={name: RewardConfig(func=f"{REWARDS}:{name}", weight=weight) for name, weight in (("alive", 1.0), ("terminated", -10.0))},
+        rewards={
+            name: RewardConfig(func=f"{REWARDS}:{name}", weight=weight)
+            for name, weight in (("alive", 1.0), ("terminated", -10.0))
+        },
         terminations={"low": TermConfig(func=f"{TERMINATIONS}:too_low", params={"least_m": 0.2})},
     )  # fmt: skip
     env.sim.qpos[:2, 2] = 0.1

@@ -33,11 +33,11 @@ NUM_ENVS = 16
 Trajectory = tuple[np.ndarray, np.ndarray]
 """Positions and velocities after every step, (steps, envs, ...)."""
 
-# Float32 against float64 over 200 steps, as qpos (m, rad) and qvel (m/s, rad/s); in brackets the largest difference measured.
+# Float32 against float64 over 200 steps: qpos (m, rad) and qvel (m/s, rad/s). In brackets: largest measured difference.
 FREE_TOL = (1e-4, 3e-4)
 """Cartpoles that meet no end of the rail (4.1e-5 and 9.6e-5 over 40 seeds)."""
 RAIL_TOL = (5e-4, 2e-3)
-"""Cartpoles that do (9.1e-5 and 3.2e-4 for the seeds used; 2.4e-3 and 6.7e-2 over 40: a limit is met a substep later)."""
+"""Cartpoles that do (9.1e-5 and 3.2e-4 for these seeds; 2.4e-3 and 6.7e-2 over 40: a limit is met a substep later)."""
 FLIGHT_TOL = (5e-5, 1e-4)
 """A free body in the air (1.5e-5 and 4.1e-5 over 40 seeds)."""
 LANDING_TOL = (1e-5, 1e-4)
@@ -85,7 +85,7 @@ def simulate(model: Any, num_envs: int = NUM_ENVS, **options: Any) -> Simulation
 
 
 def random_cartpole(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Start states and 200 controls; every other env is pushed into an end of the rail. Float32, so that C starts there too."""
+    """Return start states and 200 controls in float32; every other env is pushed into an end of the rail."""
     rng = np.random.default_rng(seed)
     qpos = np.stack([rng.uniform(-1.7, 1.7, NUM_ENVS), rng.uniform(-np.pi, np.pi, NUM_ENVS)], axis=1)
     qvel = rng.normal(scale=2.0, size=(NUM_ENVS, 2))
@@ -347,7 +347,7 @@ def test_a_reset_mends_an_env_that_diverged_and_no_other_env_notices(name: str, 
 
 
 def disturb(sim: Simulation, generator: torch.Generator) -> None:
-    """Write at random to all that a step reads: inputs, forces, where the mocap body is, whether it holds on, user data."""
+    """Randomize all inputs of a step: controls, forces, mocap pose, active equality constraints, user data."""
     for name, tensor in sim.physics.items():
         noise = torch.randn(tensor.shape, generator=generator)
         if name in ("ctrl", "xfrc_applied", "qfrc_applied", "userdata"):
@@ -496,7 +496,7 @@ def test_an_overflow_outlasts_resets_in_its_own_env_only(box: Any) -> None:
 
 @pytest.mark.parametrize("option", ["iterations", "ls_iterations"])
 def test_a_solver_that_stops_early_is_no_overflow(option: str) -> None:
-    """Simulation.overflow promises bits where njmax or nconmax was too small, and the console says that envs overflowed."""
+    """Simulation.overflow sets bits where njmax or nconmax was too small, and the console reports the overflow."""
     model = load_model(BOX)
     setattr(model.opt, option, 1)
     sim = simulate(model, num_envs=4)

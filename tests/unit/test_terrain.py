@@ -205,9 +205,12 @@ SHAPES = """
     <joint type="slide" armature="0"/>
     <default class="held"><joint damping="1e7"/></default>
   </default>
-  <asset><texture name="checker" type="2d" builtin="checker" width="8" height="8"/><material name="stone" texture="checker"/></asset>
+  <asset>
+    <texture name="checker" type="2d" builtin="checker" width="8" height="8"/><material name="stone" texture="checker"/>
+  </asset>
   <worldbody>
-    <geom name="floor" type="plane" size="0 0 1" contype="3" conaffinity="5" friction=".7 .01 .002" material="stone" priority="-1" group="1"/>
+    <geom name="floor" type="plane" size="0 0 1" contype="3" conaffinity="5" friction=".7 .01 .002" material="stone"
+      priority="-1" group="1"/>
     <body name="sphere"><joint class="held" axis="1 0 0"/><joint class="held" axis="0 1 0"/><joint axis="0 0 1"/>
       <geom name="sphere" size=".06"/></body>
     <body name="capsule"><joint class="held" axis="1 0 0"/><joint class="held" axis="0 1 0"/><joint axis="0 0 1"/>
