@@ -41,7 +41,7 @@ CONTACT_OVERFLOWS = frozenset({"BROADPHASE", "NARROWPHASE", "CCD"})
 LEAST = 4
 """Rows and contacts per env that are the least where there can be any."""
 
-MOST_DOUBLINGS = 8
+MAX_DOUBLINGS = 8
 """How often a buffer that was too small is doubled."""
 
 
@@ -156,7 +156,7 @@ def measure(
     while True:
         attempts.append(_attempt(config, device.device, num_envs, num_steps, checkpoint))
         larger = _larger(config, attempts[-1])
-        if larger is None or len(attempts) > MOST_DOUBLINGS:
+        if larger is None or len(attempts) > MAX_DOUBLINGS:
             return attempts
         config = larger
         why = f"Overflow of {listed(attempts[-1].overflows)}" if attempts[-1].overflows else "No contact is looked for"

@@ -231,7 +231,7 @@ def test_the_ant_of_gymnasium_becomes_a_package_that_trains(command: Command) ->
     assert row["mean_return"] is not None, "no ant has fallen"
     (run,) = (command.cwd / "logs" / "my-ant").iterdir()
     config = runs.read_config(run)
-    assert config.env.rewards["forward"].params == {"most_m_s": 2, "joint": "root"}
+    assert config.env.rewards["forward"].params == {"max_m_s": 2, "joint": "root"}
     assert config.env.sim.options.integrator == "implicitfast"
 
 
@@ -303,7 +303,7 @@ def test_the_quadruped_is_driven_by_its_own_position_motors() -> None:
     assert robot.base.joint == "root"
     assert robot.base.is_upright
     assert robot.base.rise_m == 0
-    assert 0.06 < robot.base.least_height_m < 0.2, "between its belly on the ground and its legs bent"
+    assert 0.06 < robot.base.min_height_m < 0.2, "between its belly on the ground and its legs bent"
     assert len(robot.joints) == 12
     (block,) = robot.blocks.values()
     assert (block.kind, block.offset, block.actuators) == ("position", "home", (".*",))
@@ -485,7 +485,7 @@ def test_the_terms_that_the_guide_writes_work_and_wait_for_nothing() -> None:
     before = env.sim.qvel[:, 8:10].clone()
     with HostSyncs() as syncs:
         env.sim.qvel.add_(torch.randn_like(env.sim.qvel))
-        bent = names["knees_bent"](env, joint="front_left", least_rad=-0.05)
+        bent = names["knees_bent"](env, joint="front_left", min_rad=-0.05)
         changed = jerk(env)
         jerk.reset(torch.ones(8, dtype=torch.bool))
     assert syncs.found == []

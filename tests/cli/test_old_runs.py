@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 from conftest import Command
 
 from mjlab_dist import runs
-from mjlab_dist.config.serialization import MOVED_MODULES, to_plain
+from mjlab_dist.config.references import resolve
+from mjlab_dist.config.serialization import MOVED_MODULES, MOVED_PARAMETERS, to_plain
 
 DATA = Path(__file__).parent.parent / "data"
 
@@ -29,6 +32,22 @@ def test_an_old_run_names_no_module_that_has_moved(old_run: Path) -> None:
     assert any(module in (old_run / runs.CONFIG).read_text() for module in MOVED_MODULES)
     plain = json.dumps(to_plain(runs.read_config(old_run)))
     assert not [module for module in MOVED_MODULES if f'"{module}:' in plain]
+
+
+def test_an_old_run_names_no_parameter_that_has_moved(old_run: Path) -> None:
+    before = yaml.safe_load((old_run / runs.CONFIG).read_text())["env"]
+    assert before["terminations"]["tilt"]["params"]["most_rad"] == 1.0
+    env = runs.read_config(old_run).env
+    assert env.terminations["tilt"].params["max_rad"] == 1.0
+    assert env.rewards["feet_air_time"].params["min_s"] == before["rewards"]["feet_air_time"]["params"]["least_s"]
+
+
+@pytest.mark.parametrize("func", MOVED_PARAMETERS)
+def test_parameters_that_have_moved_are_parameters_now(func: str) -> None:
+    parameters = inspect.signature(resolve(func)).parameters
+    for old, new in MOVED_PARAMETERS[func].items():
+        assert old not in parameters
+        assert new in parameters
 
 
 def test_an_old_run_resumes_with_its_envs(command: Command, old_run: Path) -> None:

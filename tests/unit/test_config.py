@@ -453,7 +453,7 @@ def test_a_task_with_every_kind_of_term_is_valid_and_survives_the_file(tmp_path:
         ("--env.commands.velocity.params.forward-m-s 0.5 1", "env.commands.velocity.params.forward_m_s", (0.5, 1.0)),
         ("--env.commands.velocity.params.standing-share 0", "env.commands.velocity.params.standing_share", 0.0),
         ("--env.sensors.feet.params.sensors FL_touch", "env.sensors.feet.params.sensors", ("FL_touch",)),
-        ("--env.terminations.tilted.params.most-rad 1", "env.terminations.tilted.params.most_rad", 1.0),
+        ("--env.terminations.tilted.params.max-rad 1", "env.terminations.tilted.params.max_rad", 1.0),
         ("--env.randomizations.friction.field geom_size", "env.randomizations.friction.field", "geom_size"),
         (
             "--env.randomizations.friction.names .*_foot floor",

@@ -359,7 +359,7 @@ def test_a_step_waits_for_nothing(file: str) -> None:
             name: RewardConfig(func=f"{MOTION}:imitate_{name}", weight=0.1, params=ALL)
             for name in ("joints", "joint_velocities", "sites", "root_pose", "root_velocity")
         },
-        terminations={"lost": TermConfig(func=f"{MOTION}:lost", params={**ALL, "most_m": 0.2, "most_rad": 0.5})},
+        terminations={"lost": TermConfig(func=f"{MOTION}:lost", params={**ALL, "max_m": 0.2, "max_rad": 0.5})},
     )
     env = make(8, config=config)
     with HostSyncs() as syncs:

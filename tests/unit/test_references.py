@@ -24,7 +24,7 @@ GOOD = """terms = [
     reward(-1e-7, rewards.JointAcceleration, joints=(".*",)),
     observation(observations.JointPositions, joints=(".*",)).processed(uniform_noise=0.01, history=3),
     event(events.Push, linear_m_s=(-0.5, 0.5)).every(8.0, 15.0),
-    term(terminations.tilted, most_rad=1.0),
+    term(terminations.tilted, max_rad=1.0),
     term(commands.Velocity, forward_m_s=(-1.0, 1.0), left_m_s=(0.0, 0.0), yaw_rad_s=(0.0, 0.0)),
     term(sensors.Contact, sensors=("trunk",)),
     term(curricula.TerrainLevels),
@@ -35,7 +35,7 @@ WRONG = {
     "a misspelled function": ("reward(-1.0, rewards.tillt)", "tillt"),
     "a missing parameter": ('reward(-1.0, rewards.feet_air_time, sensor="feet")', "command"),
     "an unknown parameter": ("reward(-1.0, rewards.tilt, height_m=1.0)", "height_m"),
-    "a parameter of another type": ('reward(0.5, rewards.contacts, sensor="feet", least_n="much")', "least_n"),
+    "a parameter of another type": ('reward(0.5, rewards.contacts, sensor="feet", min_n="much")', "min_n"),
 }
 
 

@@ -322,7 +322,7 @@ def test_alive_and_terminated_tell_what_has_ended_an_episode() -> None:
             name: RewardConfig(func=f"{REWARDS}:{name}", weight=weight)
             for name, weight in (("alive", 1.0), ("terminated", -10.0))
         },
-        terminations={"low": TermConfig(func=f"{TERMINATIONS}:too_low", params={"least_m": 0.2})},
+        terminations={"low": TermConfig(func=f"{TERMINATIONS}:too_low", params={"min_m": 0.2})},
     )  # fmt: skip
     env.sim.qpos[:2, 2] = 0.1
     end_episodes(env, torch.tensor([False, True, True, False, False, False]))
@@ -349,14 +349,14 @@ def test_rewards_of_contacts_are_those_of_the_sensors() -> None:
         },
         rewards={
             "touch": RewardConfig(func=f"{REWARDS}:contacts", weight=1.0, params={"sensor": "feet"}),
-            "hard": RewardConfig(func=f"{REWARDS}:contacts", weight=1.0, params={"sensor": "feet", "least_n": 15.0}),
+            "hard": RewardConfig(func=f"{REWARDS}:contacts", weight=1.0, params={"sensor": "feet", "min_n": 15.0}),
             "slip": RewardConfig(
                 func=f"{REWARDS}:FootSlip", weight=1.0, params={"sensor": "feet", "velocities": velocities}
             ),
             "air": RewardConfig(
                 func=f"{REWARDS}:feet_air_time",
                 weight=1.0,
-                params={"sensor": "feet", "command": "velocity", "least_s": 0.05, "moving_m_s": 0.2},
+                params={"sensor": "feet", "command": "velocity", "min_s": 0.05, "moving_m_s": 0.2},
             ),
         },
         events={
@@ -440,23 +440,23 @@ def ends_of(func: str, params: dict[str, Any]) -> tuple[Env, np.ndarray, Oracle]
 
 
 def test_a_tilted_robot_is_one_whose_axis_leaves_the_cone() -> None:
-    _, ended, oracle = ends_of("tilted", {"most_rad": 1.1})
+    _, ended, oracle = ends_of("tilted", {"max_rad": 1.1})
     assert np.array_equal(ended, np.arccos(oracle.upright) > 1.1)
 
 
 def test_a_low_robot_is_one_below_the_height() -> None:
-    _, ended, oracle = ends_of("too_low", {"least_m": 0.5})
+    _, ended, oracle = ends_of("too_low", {"min_m": 0.5})
     assert np.array_equal(ended, oracle.qpos[:, 2] < 0.5)
 
 
 def test_a_robot_out_of_bounds_is_one_too_far_over_ground() -> None:
-    _, ended, oracle = ends_of("out_of_bounds", {"most_m": 0.8})
+    _, ended, oracle = ends_of("out_of_bounds", {"max_m": 0.8})
     assert np.array_equal(ended, np.hypot(oracle.qpos[:, 0], oracle.qpos[:, 1]) > 0.8)
 
 
 def test_height_and_bounds_are_told_from_the_envs_origin() -> None:
-    env = make(3, terminations={"far": TermConfig(func=f"{TERMINATIONS}:out_of_bounds", params={"most_m": 1.0})})
-    low = TermConfig(func=f"{TERMINATIONS}:too_low", params={"least_m": 0.2})
+    env = make(3, terminations={"far": TermConfig(func=f"{TERMINATIONS}:out_of_bounds", params={"max_m": 1.0})})
+    low = TermConfig(func=f"{TERMINATIONS}:too_low", params={"min_m": 0.2})
     origins = torch.tensor([[0.0, 0.0, 0.0], [5.0, 0.0, 0.0], [0.0, 0.0, -0.5]])
     env.origins.copy_(origins)
     assert env.step(torch.zeros(3, 4))[2].tolist() == [False, True, False]
@@ -465,13 +465,13 @@ def test_height_and_bounds_are_told_from_the_envs_origin() -> None:
     assert env.step(torch.zeros(3, 4))[2].tolist() == [False, False, True]
 
 
-@pytest.mark.parametrize("least_n", [0.0, 60.0])
-def test_a_touch_of_the_trunk_ends_an_episode_where_it_is_hard_enough(least_n: float) -> None:
+@pytest.mark.parametrize("min_n", [0.0, 60.0])
+def test_a_touch_of_the_trunk_ends_an_episode_where_it_is_hard_enough(min_n: float) -> None:
     env = make(
         NUM_ENVS,
         config=dataclasses.replace(EVERYTHING, events={}),
         terminations={
-            "fall": TermConfig(func=f"{TERMINATIONS}:illegal_contact", params={"sensor": "trunk", "least_n": least_n})
+            "fall": TermConfig(func=f"{TERMINATIONS}:illegal_contact", params={"sensor": "trunk", "min_n": min_n})
         },
     )
     env.sim.qpos[:, 2] = torch.linspace(0.044, 0.056, NUM_ENVS)
@@ -486,9 +486,9 @@ def test_a_touch_of_the_trunk_ends_an_episode_where_it_is_hard_enough(least_n: f
         found, *vector = data.sensor("trunk_touch").data
         force.append(float(np.linalg.norm(vector)) if found else -1.0)
     print(force)
-    assert dones.tolist() == [one >= least_n for one in force]
+    assert dones.tolist() == [one >= min_n for one in force]
     assert 2 < int(dones.sum()) < NUM_ENVS - 2
-    assert least_n == 0 or any(0 < one < least_n for one in force)
+    assert min_n == 0 or any(0 < one < min_n for one in force)
 
 
 def test_a_state_that_is_no_number_ends_an_episode() -> None:

@@ -11,7 +11,7 @@ from mjlab_dist.config.task import EnvConfig, ObservationConfig, TerrainConfig, 
 from mjlab_dist.errors import UserError
 from mjlab_dist.wording import listed
 
-_MOST_POINTS = 4e7
+_MAX_POINTS = 4e7
 """Maximum number of points of a terrain's height field."""
 
 
@@ -300,10 +300,10 @@ def _validate_grid(terrain: TerrainConfig) -> None:
         )
     sides = [2 * terrain.border_m + terrain.tile_size_m * n for n in (terrain.num_levels, terrain.num_columns)]
     num_points = sides[0] * sides[1] / terrain.resolution_m**2
-    if num_points > _MOST_POINTS:
+    if num_points > _MAX_POINTS:
         raise UserError(
             f"{flag}.resolution-m {terrain.resolution_m}: gives {num_points:.2g} points on {sides[0]:g} m by "
-            f"{sides[1]:g} m; more than {_MOST_POINTS:.2g} take gigabytes: use a coarser resolution, or fewer tiles"
+            f"{sides[1]:g} m; more than {_MAX_POINTS:.2g} take gigabytes: use a coarser resolution, or fewer tiles"
         )
 
 

@@ -20,6 +20,23 @@ MOVED_MODULES = {
 }
 """Former names of modules in config files of older versions, and the names of these modules now."""
 
+MOVED_PARAMETERS = {
+    "mjlab_dist.mdp.motion:lost": {"most_m": "max_m", "most_rad": "max_rad"},
+    "mjlab_dist.mdp.rewards:contacts": {"least_n": "min_n"},
+    "mjlab_dist.mdp.rewards:feet_air_time": {"least_s": "min_s"},
+    "mjlab_dist.mdp.terminations:illegal_contact": {"least_n": "min_n"},
+    "mjlab_dist.mdp.terminations:out_of_bounds": {"most_m": "max_m"},
+    "mjlab_dist.mdp.terminations:tilted": {"most_rad": "max_rad"},
+    "mjlab_dist.mdp.terminations:too_low": {"least_m": "min_m"},
+    "mjlab_dist_tasks.arm.terms:Grasp": {"most_m": "max_m"},
+    "mjlab_dist_tasks.cartpole.terms:small_control": {"most": "max_reward"},
+    "mjlab_dist_tasks.gym.terms:healthy": {"most": "max_magnitude"},
+    "mjlab_dist_tasks.gym.terms:unhealthy": {"most": "max_magnitude"},
+    "mjlab_dist_tasks.gym.terms:wrench_cost": {"most": "max_sum", "each": "max_component"},
+    "mjlab_dist_tasks.template.terms:forward_speed": {"most_m_s": "max_m_s"},
+}
+"""For each function, former names of its parameters in config files of older versions, and their names now."""
+
 
 def to_plain(config: Any) -> Any:
     """Convert a config to dicts, lists and scalars.
@@ -94,7 +111,7 @@ def from_plain(plain: dict[str, Any]) -> TrainConfig:
 
 
 def _upgraded(plain: dict[str, Any]) -> dict[str, Any]:
-    """Convert configs of older versions: ``env.sim.capture`` was a bool, and modules had other names."""
+    """Convert configs of older versions: ``env.sim.capture`` was a bool, modules and parameters had other names."""
     plain = _renamed(plain)
     match plain:
         case {"env": {"sim": {"capture": bool(captures)} as sim} as env}:
@@ -104,9 +121,14 @@ def _upgraded(plain: dict[str, Any]) -> dict[str, Any]:
 
 
 def _renamed(value: Any) -> Any:
-    """Update references ``package.module:name`` to modules that have moved, in plain data."""
+    """Update references ``package.module:name`` to modules that have moved, and names of parameters, in plain data."""
     if isinstance(value, dict):
-        return {key: _renamed(part) for key, part in value.items()}
+        renamed = {key: _renamed(part) for key, part in value.items()}
+        match renamed:
+            case {"func": str(func), "params": dict(params)}:
+                names = MOVED_PARAMETERS.get(func, {})
+                renamed["params"] = {names.get(name, name): part for name, part in params.items()}
+        return renamed
     if isinstance(value, list):
         return [_renamed(part) for part in value]
     if isinstance(value, str):

@@ -245,9 +245,9 @@ def imitate_root_velocity(env: Env, command: str, gain: float = 2.0, turn_gain: 
 # Termination
 
 
-def lost(env: Env, command: str, most_m: float, most_rad: float) -> torch.Tensor:
-    """Return whether the base's pose error exceeds most_m or most_rad."""
+def lost(env: Env, command: str, max_m: float, max_rad: float) -> torch.Tensor:
+    """Return whether the base's pose error exceeds max_m or max_rad."""
     motion = _motion(env, command)
     pose = env.sim.qpos[:, motion.root.qpos]
-    far = (motion.value[:, :3] - pose[:, :3]).norm(dim=1) > most_m
-    return far | (angle_between(motion.value[:, 3:7], pose[:, 3:]) > most_rad)
+    far = (motion.value[:, :3] - pose[:, :3]).norm(dim=1) > max_m
+    return far | (angle_between(motion.value[:, 3:7], pose[:, 3:]) > max_rad)

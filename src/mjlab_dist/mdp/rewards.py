@@ -155,19 +155,19 @@ class JointLimits(Term):
         return position.clamp(self._low, self._high).sub_(position).abs_().sum(dim=1)
 
 
-def feet_air_time(env: Env, sensor: str, command: str, least_s: float = 0.5, moving_m_s: float = 0.1) -> torch.Tensor:
-    """Return the air time minus least_s, in s, summed over the feet that land in this step.
+def feet_air_time(env: Env, sensor: str, command: str, min_s: float = 0.5, moving_m_s: float = 0.1) -> torch.Tensor:
+    """Return the air time minus min_s, in s, summed over the feet that land in this step.
 
     The term is 0 while the commanded speed is at most moving_m_s. Source: Rudin et al. 2022, arXiv:2109.11978.
     """
     feet = env.sensor(sensor, Contact)
-    time = ((feet.last_air_time_s - least_s) * feet.first_contact).sum(dim=1)
+    time = ((feet.last_air_time_s - min_s) * feet.first_contact).sum(dim=1)
     return time * (env.command(command)[:, :2].norm(dim=1) > moving_m_s)
 
 
-def contacts(env: Env, sensor: str, least_n: float = 0.0) -> torch.Tensor:
-    """Return the number of bodies of a contact sensor that are in contact with a force of at least least_n, in N."""
-    return env.sensor(sensor, Contact).touching(least_n).sum(dim=1, dtype=torch.float32)
+def contacts(env: Env, sensor: str, min_n: float = 0.0) -> torch.Tensor:
+    """Return the number of bodies of a contact sensor that are in contact with a force of at least min_n, in N."""
+    return env.sensor(sensor, Contact).touching(min_n).sum(dim=1, dtype=torch.float32)
 
 
 class FootSlip(Term):

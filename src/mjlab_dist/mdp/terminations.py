@@ -14,25 +14,25 @@ if TYPE_CHECKING:
     from mjlab_dist.env.env import Env
 
 
-def tilted(env: Env, most_rad: float, joint: str = "root") -> torch.Tensor:
-    """Return whether the angle between the base's z axis and the vertical exceeds most_rad."""
-    return projected_gravity(env, joint)[:, 2] > -math.cos(most_rad)
+def tilted(env: Env, max_rad: float, joint: str = "root") -> torch.Tensor:
+    """Return whether the angle between the base's z axis and the vertical exceeds max_rad."""
+    return projected_gravity(env, joint)[:, 2] > -math.cos(max_rad)
 
 
-def too_low(env: Env, least_m: float, joint: str = "root") -> torch.Tensor:
-    """Return whether the base is less than least_m above its env's origin."""
-    return base_height(env, joint).squeeze(1) < least_m
+def too_low(env: Env, min_m: float, joint: str = "root") -> torch.Tensor:
+    """Return whether the base is less than min_m above its env's origin."""
+    return base_height(env, joint).squeeze(1) < min_m
 
 
-def out_of_bounds(env: Env, most_m: float, joint: str = "root") -> torch.Tensor:
-    """Return whether the horizontal distance from the env's origin to the base exceeds most_m."""
+def out_of_bounds(env: Env, max_m: float, joint: str = "root") -> torch.Tensor:
+    """Return whether the horizontal distance from the env's origin to the base exceeds max_m."""
     position = env.sim.qpos[:, env.joints[joint].qpos][:, :2]
-    return (position - env.origins[:, :2]).norm(dim=1) > most_m
+    return (position - env.origins[:, :2]).norm(dim=1) > max_m
 
 
-def illegal_contact(env: Env, sensor: str, least_n: float = 0.0) -> torch.Tensor:
-    """Return whether a body of a contact sensor of ``env.sensors`` touches with a force of at least least_n, in N."""
-    return env.sensor(sensor, Contact).touching(least_n).any(dim=1)
+def illegal_contact(env: Env, sensor: str, min_n: float = 0.0) -> torch.Tensor:
+    """Return whether a body of a contact sensor of ``env.sensors`` touches with a force of at least min_n, in N."""
+    return env.sensor(sensor, Contact).touching(min_n).any(dim=1)
 
 
 def not_finite(env: Env) -> torch.Tensor:

@@ -39,7 +39,7 @@ class Base:
     """Whether its z axis points up at the start."""
     rise_m: float
     """Depth of the start state in the ground; 0 if it is not in the ground."""
-    least_height_m: float
+    min_height_m: float
     """Height of the free joint below which the robot has fallen."""
     speed_m_s: float
     """Walking speed for legs of this length."""
@@ -63,7 +63,7 @@ def find_base(model: mujoco.MjModel, start: mujoco.MjData, free: int) -> Base:
         joint=model.joint(free).name,
         is_upright=bool(start.xmat[body, 8] > UPRIGHT),
         rise_m=rise_m,
-        least_height_m=ground_m + belly_m + FALLEN_SHARE * (height_m - belly_m),
+        min_height_m=ground_m + belly_m + FALLEN_SHARE * (height_m - belly_m),
         speed_m_s=math.sqrt(FROUDE * GRAVITY_M_S2 * max(height_m, 0.1)),
     )
 

@@ -15,7 +15,7 @@ The keys are the number formats of ``--sync.compression``.
 """
 
 
-MOST_COLLECTIVES = 3
+MAX_COLLECTIVES = 3
 """Maximum number of collectives per iteration in addition to one per mini-batch."""
 
 
@@ -155,14 +155,14 @@ def _collectives(config: TrainConfig, evidence: Sequence[Evidence]) -> Check:
     if len(evidence) == 1:
         passed = per_mini_batch == per_iteration == 0
     elif config.sync.period == 1 and config.sync.synchronizer is None and config.fsdp_devices == 1:
-        passed = per_mini_batch == 1 and per_iteration <= MOST_COLLECTIVES
+        passed = per_mini_batch == 1 and per_iteration <= MAX_COLLECTIVES
     else:
         passed = True  # the number depends on the synchronizer
     return _check(
         "collectives",
         f"{per_mini_batch:g} per mini-batch, {per_iteration:g} more per iteration",
         passed,
-        f"1 per mini-batch and up to {MOST_COLLECTIVES} more per iteration are enough; one rank needs none",
+        f"1 per mini-batch and up to {MAX_COLLECTIVES} more per iteration are enough; one rank needs none",
     )
 
 

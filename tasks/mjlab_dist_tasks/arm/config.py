@@ -149,7 +149,7 @@ def lift_cube() -> TrainConfig:
                 {
                     "near_cube": reward(1.0, terms.AtCube, cube=_CUBE, scale_m=0.2),
                     "at_cube": reward(1.0, terms.AtCube, cube=_CUBE, scale_m=0.04),
-                    "grasp": reward(1.0, terms.Grasp, cube=_CUBE, sensor="pads", most_m=0.02),
+                    "grasp": reward(1.0, terms.Grasp, cube=_CUBE, sensor="pads", max_m=0.02),
                     "height": reward(3.0, terms.height, cube=_CUBE, low_m=_ON_TABLE_M, high_m=_LIFTED_M),
                     "near_target": _at_target(5.0, 0.3),
                     "at_target": _at_target(5.0, 0.05),
@@ -217,5 +217,5 @@ def _at_target(weight: float, scale_m: float) -> RewardConfig:
     )
 
 
-def _draw_joints(most_rad: float) -> EventConfig:
-    return event(events.DrawJoints, joints=_JOINTS, position=(-most_rad, most_rad))
+def _draw_joints(max_rad: float) -> EventConfig:
+    return event(events.DrawJoints, joints=_JOINTS, position=(-max_rad, max_rad))

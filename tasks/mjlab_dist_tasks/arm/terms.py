@@ -162,20 +162,20 @@ class AtCube(_CubeTerm):
 class Grasp(_CubeTerm):
     """Reward: fraction of the finger pads in contact if the cube's centre is between the fingertips; (num_envs,)."""
 
-    def __init__(self, env: Env, cube: str, sensor: str, most_m: float) -> None:
+    def __init__(self, env: Env, cube: str, sensor: str, max_m: float) -> None:
         """Look up the cube.
 
         Args:
             env: The envs.
             cube: The cube's free joint.
             sensor: A contact sensor of ``env.sensors`` with both pads.
-            most_m: Maximum distance between the cube's centre and the point between the fingertips.
+            max_m: Maximum distance between the cube's centre and the point between the fingertips.
         """
         super().__init__(env, cube)
-        self._pads, self._most_m = env.sensor(sensor, Contact), most_m
+        self._pads, self._max_m = env.sensor(sensor, Contact), max_m
 
     def __call__(self, env: Env) -> torch.Tensor:  # noqa: ARG002
-        between = (self._position - self._cube).norm(dim=1) < self._most_m
+        between = (self._position - self._cube).norm(dim=1) < self._max_m
         return between * self._pads.in_contact.float().mean(dim=1)
 
 

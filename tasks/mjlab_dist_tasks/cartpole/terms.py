@@ -21,10 +21,10 @@ def draw_around(env: Env, mask: torch.Tensor, joint: str, mean: float, std: floa
     write_rows(column, mask, torch.empty_like(column).normal_(mean, std))
 
 
-def small_control(env: Env, most: float = 1.0) -> torch.Tensor:
-    """Reward: ``most`` at force 0, falling to 0.8 * ``most`` at the actuator's limit and beyond; (num_envs,)."""
+def small_control(env: Env, max_reward: float = 1.0) -> torch.Tensor:
+    """Reward: ``max_reward`` at force 0, falling to 0.8 * ``max_reward`` at the actuator's limit and beyond; (num_envs,)."""
     effort = env.actions.squeeze(1).clamp(-1.0, 1.0).square_()
-    return torch.rsub(effort, most, alpha=0.2 * most)
+    return torch.rsub(effort, max_reward, alpha=0.2 * max_reward)
 
 
 def smooth(env: Env) -> torch.Tensor:
@@ -35,7 +35,7 @@ def smooth(env: Env) -> torch.Tensor:
     """
     position, angle = env.sim.qpos[:, env.joints["slider"].qpos], env.sim.qpos[:, env.joints["hinge"].qpos]
     velocity = env.sim.qvel[:, env.joints["hinge"].qvel]
-    reward = small_control(env, most=0.125)
+    reward = small_control(env, max_reward=0.125)
     for part in (torch.cos(angle), _tolerance(velocity, margin=5.0), _tolerance(position, margin=2.0)):
         reward = torch.addcmul(reward, reward, part.squeeze(1))  # reward * (1 + part)
     return reward

@@ -34,7 +34,7 @@ class _Bounds(TypedDict):
     first: int
     low: tuple[float, ...]
     high: tuple[float, ...]
-    most: NotRequired[float]
+    max_magnitude: NotRequired[float]
 
 
 _AGENT = AgentConfig(
@@ -70,7 +70,7 @@ fall with one seed in three, for a return of 300 (docs/performance.md)."""
 
 def hopper() -> TrainConfig:
     """Hop forward on one leg (Gymnasium's Hopper-v5)."""
-    bounds: _Bounds = {"first": 1, "low": (0.7, -0.2), "high": (_INF, 0.2), "most": 100.0}
+    bounds: _Bounds = {"first": 1, "low": (0.7, -0.2), "high": (_INF, 0.2), "max_magnitude": 100.0}
     return _train(
         "gym-hopper",
         agent=_SMALL_STEPS,
@@ -164,7 +164,7 @@ def ant() -> TrainConfig:
                 "forward": reward(1.0, terms.BodySpeed),
                 "survive": reward(1.0, terms.healthy, **bounds),
                 "control": reward(-0.5, terms.control_cost),
-                "contact": reward(-5e-4, terms.wrench_cost, sensor="wrenches", each=1.0),
+                "contact": reward(-5e-4, terms.wrench_cost, sensor="wrenches", max_component=1.0),
             },
             terminations={"unhealthy": term(terms.unhealthy, **bounds)},
             events={"start": event(terms.draw_state, position=0.1, velocity_std=0.1)},
@@ -175,7 +175,7 @@ def ant() -> TrainConfig:
 def humanoid() -> TrainConfig:
     """Walk along x on two legs, with two arms (Gymnasium's Humanoid-v5)."""
     bounds: _Bounds = {"first": 2, "low": (1.0,), "high": (2.0,)}
-    contact_weight, most_contact_cost = 5e-7, 10.0
+    contact_weight, max_contact_cost = 5e-7, 10.0
     return _train(
         "gym-humanoid",
         # The motors take inputs up to 0.4, so that with a standard deviation of 1, nearly all actions would be clipped.
@@ -202,7 +202,7 @@ def humanoid() -> TrainConfig:
                 "survive": reward(5.0, terms.healthy, **bounds),
                 "control": reward(-0.1, terms.control_cost),
                 "contact": reward(
-                    -contact_weight, terms.wrench_cost, sensor="wrenches", most=most_contact_cost / contact_weight
+                    -contact_weight, terms.wrench_cost, sensor="wrenches", max_sum=max_contact_cost / contact_weight
                 ),
             },
             terminations={"unhealthy": term(terms.unhealthy, **bounds)},
@@ -282,5 +282,5 @@ def _sim(model: str, *, decimation: int, njmax: int, nconmax: int) -> SimConfig:
     )
 
 
-def _actions(most: float) -> dict[str, ActionConfig]:
-    return {"joints": ActionConfig(actuators=(".*",), clip=(-most, most))}
+def _actions(max_input: float) -> dict[str, ActionConfig]:
+    return {"joints": ActionConfig(actuators=(".*",), clip=(-max_input, max_input))}

@@ -125,7 +125,7 @@ def mass_speed(env: Env, sensor: str) -> torch.Tensor:
 
 
 def healthy(
-    env: Env, first: int, low: tuple[float, ...], high: tuple[float, ...], most: float = math.inf
+    env: Env, first: int, low: tuple[float, ...], high: tuple[float, ...], max_magnitude: float = math.inf
 ) -> torch.Tensor:
     """Reward: 1 if the robot is healthy, else 0; (num_envs,). Numbers that are not finite are not healthy.
 
@@ -134,9 +134,10 @@ def healthy(
         first: Index of the joint position that the first bounds apply to. Further bounds apply to the next positions.
         low: Lower bounds, exclusive, in m and rad.
         high: Upper bounds, exclusive, in m and rad.
-        most: Upper bound, exclusive, of the magnitude of all positions except the first two, and of all velocities.
+        max_magnitude: Upper bound, exclusive, of the magnitude of all positions except the first two, and of all
+            velocities.
     """
-    return is_healthy(env, first, low, high, most).float()
+    return is_healthy(env, first, low, high, max_magnitude).float()
 
 
 def control_cost(env: Env) -> torch.Tensor:
@@ -144,16 +145,17 @@ def control_cost(env: Env) -> torch.Tensor:
     return env.sim.ctrl.square().sum(dim=1)
 
 
-def wrench_cost(env: Env, sensor: str, most: float = math.inf, each: float = math.inf) -> torch.Tensor:
+def wrench_cost(env: Env, sensor: str, max_sum: float = math.inf, max_component: float = math.inf) -> torch.Tensor:
     """Reward: sum of the squared wrenches on all bodies, (num_envs,).
 
     Args:
         env: The envs.
         sensor: A sensor :class:`Wrenches` of ``env.sensors``.
-        most: Upper bound to which the sum is clipped.
-        each: Bound to which the magnitude of each component is clipped, in N m and N.
+        max_sum: Upper bound to which the sum is clipped.
+        max_component: Bound to which the magnitude of each component is clipped, in N m and N.
     """
-    return env.sensor(sensor, Wrenches).cfrc_ext.flatten(1).clamp(-each, each).square().sum(dim=1).clamp(max=most)
+    components = env.sensor(sensor, Wrenches).cfrc_ext.flatten(1).clamp(-max_component, max_component)
+    return components.square().sum(dim=1).clamp(max=max_sum)
 
 
 def distance(env: Env, sensor: str) -> torch.Tensor:
@@ -165,20 +167,22 @@ def distance(env: Env, sensor: str) -> torch.Tensor:
 
 
 def unhealthy(
-    env: Env, first: int, low: tuple[float, ...], high: tuple[float, ...], most: float = math.inf
+    env: Env, first: int, low: tuple[float, ...], high: tuple[float, ...], max_magnitude: float = math.inf
 ) -> torch.Tensor:
     """Termination: the robot is not healthy, as defined by :func:`healthy`; (num_envs,) of bool."""
-    return ~is_healthy(env, first, low, high, most)
+    return ~is_healthy(env, first, low, high, max_magnitude)
 
 
-def is_healthy(env: Env, first: int, low: tuple[float, ...], high: tuple[float, ...], most: float) -> torch.Tensor:
+def is_healthy(
+    env: Env, first: int, low: tuple[float, ...], high: tuple[float, ...], max_magnitude: float
+) -> torch.Tensor:
     """Return whether the robot is healthy, (num_envs,) of bool; see :func:`healthy`."""
     bounded = env.sim.qpos[:, first : first + len(low)].unbind(dim=1)
     fine = torch.ones_like(env.terminated)
     for position, least, greatest in zip(bounded, low, high, strict=True):
         fine &= (position > least) & (position < greatest)
-    if most < math.inf:
-        fine &= (env.sim.qpos[:, 2:].abs() < most).all(dim=1) & (env.sim.qvel.abs() < most).all(dim=1)
+    if max_magnitude < math.inf:
+        fine &= (env.sim.qpos[:, 2:].abs() < max_magnitude).all(dim=1) & (env.sim.qvel.abs() < max_magnitude).all(dim=1)
     return fine
 
 

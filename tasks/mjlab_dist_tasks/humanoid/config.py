@@ -102,8 +102,8 @@ def velocity_flat() -> TrainConfig:
             observations={"actor": _observations(noise=1.0), "critic": _observations(noise=0.0) | _privileged()},
             rewards=_rewards(),
             terminations={
-                "tilted": term(terminations.tilted, most_rad=1.0),
-                "too_low": term(terminations.too_low, least_m=0.45),
+                "tilted": term(terminations.tilted, max_rad=1.0),
+                "too_low": term(terminations.too_low, min_m=0.45),
             },
             events={
                 "root": event(events.DrawRoot, yaw_rad=(-3.14, 3.14), linear_m_s=(-0.3, 0.3)),

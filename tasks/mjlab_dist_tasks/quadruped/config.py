@@ -83,7 +83,7 @@ def flat() -> TrainConfig:
             rewards=_rewards(),
             terminations={
                 "trunk": term(terminations.illegal_contact, sensor="trunk"),
-                "tilt": term(terminations.tilted, most_rad=1.0),
+                "tilt": term(terminations.tilted, max_rad=1.0),
             },
             events=_events(),
             randomizations=_randomizations(),
@@ -129,7 +129,7 @@ def rough() -> TrainConfig:
             observations=seen,
             rewards={**easy.env.rewards, "tilt": dataclasses.replace(tilt, weight=0.1 * tilt.weight)},
             # There is no ground beyond the terrain's border.
-            terminations={**easy.env.terminations, "fallen_off": term(terminations.too_low, least_m=-4.0)},
+            terminations={**easy.env.terminations, "fallen_off": term(terminations.too_low, min_m=-4.0)},
             # Nearly all commands have a target heading, so that robots that walk leave their tiles.
             commands={
                 "velocity": dataclasses.replace(
@@ -211,9 +211,9 @@ def _rewards() -> dict[str, RewardConfig]:
             "action_rate": reward(-0.005, rewards.action_rate),
             "posture": reward(-0.05, rewards.JointDeviation, joints=_JOINTS),
             "joint_limits": reward(-1.0, rewards.JointLimits, joints=_JOINTS),
-            "leg_contacts": reward(-1.0, rewards.contacts, sensor="legs", least_n=0.1),
+            "leg_contacts": reward(-1.0, rewards.contacts, sensor="legs", min_n=0.1),
             # Per landing, not per second
-            "feet_air_time": reward(0.5, rewards.feet_air_time, sensor="feet", command="velocity", least_s=0.1),
+            "feet_air_time": reward(0.5, rewards.feet_air_time, sensor="feet", command="velocity", min_s=0.1),
         }
     )
 

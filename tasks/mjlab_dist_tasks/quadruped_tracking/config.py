@@ -32,7 +32,7 @@ def tracking() -> TrainConfig:
             rewards={**_imitation(), **{name: env.rewards[name] for name in ("action_rate", "joint_limits")}},
             terminations={
                 **env.terminations,
-                "lost": term(motion.lost, command="motion", most_m=0.5, most_rad=1.0),
+                "lost": term(motion.lost, command="motion", max_m=0.5, max_rad=1.0),
             },
             events={"start": event(motion.start_in_motion, command="motion"), "push": env.events["push"]},
             commands={

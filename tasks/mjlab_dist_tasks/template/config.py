@@ -77,7 +77,7 @@ def _env() -> EnvConfig:
         # What it is rewarded for, per control step: the sum of weight * term. The console shows what each term earns.
         rewards={
             # 1 at 0.74 m/s forward: see terms.py.
-            "forward": reward(1.0, terms.forward_speed, most_m_s=0.74, joint=_ROOT),
+            "forward": reward(1.0, terms.forward_speed, max_m_s=0.74, joint=_ROOT),
             # 1 as long as it has not fallen.
             "alive": reward(0.5, rewards.alive),
             # A cost for large actions.
@@ -86,9 +86,9 @@ def _env() -> EnvConfig:
         # What ends an episode early.
         terminations={
             # It leans by more than this.
-            "tilted": term(terminations.tilted, most_rad=1.0, joint=_ROOT),
+            "tilted": term(terminations.tilted, max_rad=1.0, joint=_ROOT),
             # Its base is lower than this.
-            "fallen": term(terminations.too_low, least_m=0.077, joint=_ROOT),
+            "fallen": term(terminations.too_low, min_m=0.077, joint=_ROOT),
         },
         # What happens when an episode starts.
         events={

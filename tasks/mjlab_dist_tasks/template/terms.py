@@ -10,6 +10,6 @@ from mjlab_dist.env import Env
 from mjlab_dist.mdp.observations import base_linear_velocity
 
 
-def forward_speed(env: Env, most_m_s: float, joint: str = "root") -> torch.Tensor:
-    """Reward: the robot's speed along its own x axis divided by most_m_s, between -1 and 1; (num_envs,)."""
-    return base_linear_velocity(env, joint)[:, 0].clamp(-most_m_s, most_m_s) / most_m_s
+def forward_speed(env: Env, max_m_s: float, joint: str = "root") -> torch.Tensor:
+    """Reward: the robot's speed along its own x axis divided by max_m_s, between -1 and 1; (num_envs,)."""
+    return base_linear_velocity(env, joint)[:, 0].clamp(-max_m_s, max_m_s) / max_m_s

@@ -199,7 +199,7 @@ observations={{
 # What it is rewarded for, per control step: the sum of weight * term. The console shows what each term earns.
 rewards={{
     # 1 at {speed!r} m/s forward: see terms.py.
-    "forward": reward(1.0, terms.forward_speed, most_m_s={speed!r}, joint=_ROOT),
+    "forward": reward(1.0, terms.forward_speed, max_m_s={speed!r}, joint=_ROOT),
     # 1 as long as it has not fallen.
     "alive": reward(0.5, rewards.alive),
     # A cost for large actions.
@@ -210,10 +210,10 @@ terminations={{""".splitlines()
     if base.is_upright:
         lines += [
             "    # It leans by more than this.",
-            '    "tilted": term(terminations.tilted, most_rad=1.0, joint=_ROOT),',
+            '    "tilted": term(terminations.tilted, max_rad=1.0, joint=_ROOT),',
         ]
     lines += f"""    # Its base is lower than this.
-    "fallen": term(terminations.too_low, least_m={rounded(base.least_height_m)!r}, joint=_ROOT),
+    "fallen": term(terminations.too_low, min_m={rounded(base.min_height_m)!r}, joint=_ROOT),
 }},
 # What happens when an episode starts.
 events={{
