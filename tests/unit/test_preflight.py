@@ -24,20 +24,11 @@ from mjlab_dist.config import TrainConfig
 from mjlab_dist.errors import Exit, PreflightError
 from mjlab_dist.machine import doctor
 from mjlab_dist.machine.devices import Gpu, plan_devices
-from mjlab_dist.machine.preflight import (
-    Finding,
-    Status,
-    check_directory,
-    check_loopback,
-    check_machine,
-    check_versions,
-    check_wandb,
-    check_warp,
-    has_wandb_account,
-    judge_cuda,
-    judge_gpu,
-)
+from mjlab_dist.machine.findings import Finding, Status
+from mjlab_dist.machine.gpu_checks import check_warp, judge_cuda, judge_gpu
+from mjlab_dist.machine.preflight import check_directory, check_loopback, check_machine, check_versions
 from mjlab_dist.machine.processes import LAUNCH
+from mjlab_dist.machine.wandb_check import check_wandb, has_wandb_account
 
 H200 = Gpu(index=1, card=1, uuid="GPU-1", card_uuid="GPU-1", name="NVIDIA H200")
 
@@ -46,8 +37,11 @@ KEY = "0" * 40
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty home directory, so that this machine's own login does not count."""
+    """An empty home directory and no proxies, so that this machine's own login and network do not count."""
     monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -437,11 +431,16 @@ def test_wandb_that_answers_is_in_order(server: str):
     assert finding == Finding(name="--logger wandb", figure=f"logged in, {server} answers")
 
 
-def test_the_proxy_on_the_way_to_wandb_is_what_must_answer(server: str, closed: str):
-    environ = {"WANDB_API_KEY": KEY, "WANDB_BASE_URL": f"http://{closed}", "HTTP_PROXY": f"http://user:word@{server}"}
+@pytest.mark.parametrize("user", ["http://user:word@", ""])
+def test_the_proxy_on_the_way_to_wandb_is_what_must_answer(
+    server: str, closed: str, user: str, monkeypatch: pytest.MonkeyPatch
+):
+    environ = {"WANDB_API_KEY": KEY, "WANDB_BASE_URL": f"http://{closed}"}
+    monkeypatch.setenv("HTTP_PROXY", f"{user}{server}")
     finding = check_wandb(environ, 5)
     assert (finding.status, finding.figure) == (Status.OK, f"logged in, {server} answers")
-    assert check_wandb({**environ, "no_proxy": "example.org, 127.0.0.1"}, 5).status is Status.WARNING
+    monkeypatch.setenv("no_proxy", "example.org, 127.0.0.1")
+    assert check_wandb(environ, 5).status is Status.WARNING
 
 
 @pytest.mark.parametrize("url", ["http://", "nonsense", "http://host:port"])

@@ -1,4 +1,4 @@
-"""Whether this machine can train: what preflight checks before a run, and what slows or spoils runs besides. Imports no torch."""
+"""Checks whether this machine can train: those before a run, and more. Imports no torch."""
 
 from __future__ import annotations
 
@@ -16,58 +16,45 @@ import pynvml
 
 from mjlab_dist.machine.control_groups import cpu_quota, memory_room
 from mjlab_dist.machine.devices import cores, find_gpus
-from mjlab_dist.machine.preflight import (
-    GB,
-    LOW_BYTES,
-    Finding,
-    Status,
-    check_directory,
-    check_gpus,
-    check_loopback,
-    check_torch,
-    check_versions,
-    check_wandb,
-    check_warp,
-    dotted,
-    driver_cuda,
-    run_program,
-    shown_size,
-)
-from mjlab_dist.machine.processes import LAUNCH
+from mjlab_dist.machine.findings import GB, Finding, Status, dotted, shown_size
+from mjlab_dist.machine.gpu_checks import check_gpus, check_torch, check_warp, driver_cuda
+from mjlab_dist.machine.preflight import LOW_BYTES, check_directory, check_loopback, check_versions
+from mjlab_dist.machine.processes import LAUNCH, run_program
+from mjlab_dist.machine.wandb_check import check_wandb
 
 CAPTURABLE_DRIVER = (12, 4)
-"""CUDA of the driver from which on physics is recorded on a GPU: the constant of mjlab_dist.sim, which imports torch."""
+"""Oldest CUDA driver that can record physics on a GPU; mjlab_dist.sim has the same constant, but imports torch."""
 
 RANK_BYTES = 0.6 * GB
-"""Memory that a CPU rank of cartpole-balance with 512 envs was seen to take for itself; one on a GPU takes more."""
+"""Memory of a CPU rank of cartpole-balance with 512 envs, as measured; one on a GPU takes more."""
 
 LOW_MEMORY_BYTES = 2 * GB
-"""Available memory in which a few ranks may not fit."""
+"""Available memory below which a few ranks may not fit."""
 
 LOW_CACHE_BYTES = 200 * 10**6
-"""Free space that kernels or temporary files may need; those of the tasks here were seen to take 13 MB."""
+"""Free space that kernels or temporary files may need; those of the tasks here take 13 MB."""
 
 LOW_SHARED_BYTES = 0.5 * GB
 """Space in /dev/shm that NCCL may need for several GPUs; a container has 64 MB unless told otherwise."""
 
 NEEDED_FILES = 64
-"""Files that a process must be allowed to open; a launcher and its ranks were seen to have 32 open each."""
+"""Open files that a process needs; a launcher and its ranks have 32 each."""
 
 LOW_FILES = 1024
 """Open files that NCCL on many GPUs may need; the usual limit."""
 
 NETWORK_TIMEOUT_S = 3.0
-"""Seconds that a server on the network has to answer."""
+"""Seconds to wait for a server on the network."""
 
 OWN_ADDRESS = "import socket; print(socket.gethostbyname(socket.gethostname()))"
-"""Program that prints the address that this machine's own name leads to."""
+"""Program that prints the address of this machine's own name."""
 
 
 def examine(log_root: Path, environ: Mapping[str, str]) -> list[Finding]:
     """Check this machine, in a few seconds at most.
 
     Args:
-        log_root: Directory that is to hold all runs.
+        log_root: Directory of all runs.
         environ: The environment.
     """
     return [
@@ -106,7 +93,7 @@ def check_devices() -> list[Finding]:
 
 
 def check_driver() -> Finding:
-    """The driver of this machine's GPUs."""
+    """Check the driver of this machine's GPUs."""
     pynvml.nvmlInit()
     try:
         version = str(pynvml.nvmlSystemGetDriverVersion())
@@ -116,11 +103,11 @@ def check_driver() -> Finding:
 
 
 def judge_driver(version: str, cuda: tuple[int, int] | None) -> Finding:
-    """Whether physics can be recorded on the GPUs.
+    """Judge whether physics can be recorded on the GPUs.
 
     Args:
         version: The driver's own version.
-        cuda: What :func:`~mjlab_dist.machine.preflight.driver_cuda` says.
+        cuda: Result of :func:`~mjlab_dist.machine.gpu_checks.driver_cuda`.
     """
     figure = f"{version}, CUDA {dotted(cuda) if cuda else 'cannot be loaded'}"
     if cuda is not None and cuda < CAPTURABLE_DRIVER:
@@ -134,10 +121,10 @@ def judge_driver(version: str, cuda: tuple[int, int] | None) -> Finding:
 
 
 def check_shared_memory(directory: Path) -> Finding:
-    """Whether ranks on several GPUs can hand each other data.
+    """Check whether there is enough shared memory for ranks on several GPUs.
 
     Args:
-        directory: Where shared memory is mounted.
+        directory: Mount point of shared memory.
     """
     free = shutil.disk_usage(directory).free
     figure = f"{directory}: {shown_size(free)} free"
@@ -148,10 +135,10 @@ def check_shared_memory(directory: Path) -> Finding:
 
 
 def check_cores(root: Path = Path("/")) -> Finding:
-    """How many cores this process has, and whether it is told so.
+    """Check how many cores this process may use, and whether a quota limits their time.
 
     Args:
-        root: Where the system's files are.
+        root: Root of the file system.
     """
     usable, quota = cores(), cpu_quota(root)
     figure = f"{usable} of {os.cpu_count()}"
@@ -167,10 +154,10 @@ def check_cores(root: Path = Path("/")) -> Finding:
 
 
 def check_memory(root: Path = Path("/")) -> Finding:
-    """How much memory is available.
+    """Check how much memory is available.
 
     Args:
-        root: Where the system's files are.
+        root: Root of the file system.
     """
     available = min(psutil.virtual_memory().available, memory_room(root))
     figure = f"{shown_size(available)} available"
@@ -185,7 +172,7 @@ def check_memory(root: Path = Path("/")) -> Finding:
 
 
 def check_open_files() -> Finding:
-    """How many files a process may have open."""
+    """Check how many files a process may have open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= LOW_FILES:
         return Finding(name="open files", figure="no limit" if soft == resource.RLIM_INFINITY else f"up to {soft}")
@@ -199,7 +186,7 @@ def check_open_files() -> Finding:
 
 
 def check_own_name() -> Finding:
-    """Whether this machine's own name leads to it."""
+    """Check whether this machine's own name resolves to it."""
     name = socket.gethostname()
     try:
         address = run_program(OWN_ADDRESS, timeout_s=NETWORK_TIMEOUT_S)
@@ -215,7 +202,7 @@ def check_own_name() -> Finding:
 
 
 def check_drawing(environ: Mapping[str, str], library: str = "libEGL.so.1") -> Finding:
-    """Whether MuJoCo can draw without a screen.
+    """Check whether MuJoCo can draw without a screen.
 
     Args:
         environ: The environment.
@@ -234,7 +221,7 @@ def check_drawing(environ: Mapping[str, str], library: str = "libEGL.so.1") -> F
 
 
 def check_leftovers() -> Finding:
-    """Whether an earlier launch left processes behind: such as have no launcher among their ancestors any more."""
+    """Check whether an earlier launch left processes behind: those without a launcher among their ancestors."""
     own = os.getuid()
     left = [p.pid for p in psutil.process_iter() if _is_of_a_launch(p, own) and not _has_launcher(p)]
     if not left:
@@ -245,7 +232,7 @@ def check_leftovers() -> Finding:
 
 
 def kernel_cache(environ: Mapping[str, str]) -> Path:
-    """Where Warp keeps compiled kernels.
+    """Return the directory where Warp stores compiled kernels.
 
     Args:
         environ: The environment.
@@ -278,7 +265,10 @@ def _has_launcher(process: psutil.Process) -> bool:
 
 
 def _is_launcher(process: psutil.Process) -> bool:
-    """Whether a process may have launched ranks: a Python that is none itself. Orphans are given to init, or to the like of it."""
+    """Return whether a process may have launched ranks: a Python that is not a rank itself.
+
+    The parent of an orphan is init, or a process like it.
+    """
     try:
         return Path(process.exe()).name.startswith("python") and LAUNCH not in process.environ()
     except psutil.Error:

@@ -1,11 +1,14 @@
-"""Child processes and temporary files that must not outlive their launcher."""
+"""Child processes, and temporary files that must not outlive their launcher."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import os
+import re
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -16,20 +19,20 @@ if TYPE_CHECKING:
     import psutil
 
 TEMPORARY = "mjlab-dist-launch-"
-"""How the names of launches' temporary directories begin; the launcher's pid follows."""
+"""Prefix of the names of launches' temporary directories; the launcher's pid follows."""
 
 YOUNG_S = 60.0
 """Age below which such a directory may not be locked yet."""
 
 LAUNCH = "MJLAB_DIST_LAUNCH"
-"""Variable that tells the processes of one launch from the others that descend from this one."""
+"""Variable that distinguishes the processes of one launch from other descendants of this process."""
 
 
 @contextlib.contextmanager
 def temporary_directory() -> Iterator[str]:
-    """A directory for the temporary files of all processes of a launch, removed with all that is in it.
+    """Make a directory for the temporary files of all processes of a launch, and remove it afterwards.
 
-    What killed launches left is removed first.
+    Directories of killed launches are removed first.
     """
     remove_leftovers()
     prefix = f"{TEMPORARY}{os.getpid()}-"
@@ -43,9 +46,9 @@ def temporary_directory() -> Iterator[str]:
 
 
 def remove_leftovers() -> None:
-    """Remove the temporary directories of launches that are gone: a launch holds a lock on its own."""
+    """Remove the temporary directories of launches that have ended: a launch holds a lock on its own."""
     for path in Path(tempfile.gettempdir()).glob(f"{TEMPORARY}*"):
-        with contextlib.suppress(OSError):  # it is in use, somebody else's, or has just been removed
+        with contextlib.suppress(OSError):  # it is in use, belongs to another user, or was just removed
             if time.time() - path.stat().st_mtime < YOUNG_S:
                 continue
             directory = os.open(path, os.O_RDONLY)
@@ -60,7 +63,8 @@ def end_children(launch: str | None = None) -> None:
     """Kill processes that descend from this one, and wait until they are gone.
 
     Args:
-        launch: Only those that inherited this value of :data:`LAUNCH`: a notebook has children of its own. None for all.
+        launch: Kill only those that inherited this value of :data:`LAUNCH`, because a notebook has children of its own;
+            None for all.
     """
     import psutil  # noqa: PLC0415 (slow to import, and needed at the end only)
 
@@ -73,6 +77,30 @@ def end_children(launch: str | None = None) -> None:
         except psutil.NoSuchProcess:
             continue
     psutil.wait_procs(children, timeout=5)
+
+
+def run_program(program: str, *args: str, timeout_s: float) -> str:
+    """Run Python code in a process of its own and return what it prints.
+
+    Only a process can be stopped while it waits for a name server that does not answer.
+
+    Args:
+        program: The code, which imports the standard library only.
+        args: Its arguments.
+        timeout_s: Seconds until it is killed.
+
+    Raises:
+        OSError: If it raises an exception, whose message this one has, or takes too long.
+    """
+    command = [sys.executable, "-I", "-S", "-c", program, *args]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+    except subprocess.TimeoutExpired:
+        raise TimeoutError(f"timed out after {timeout_s:g} s") from None
+    if done.returncode != 0:
+        raised = done.stderr.strip().rpartition("\n")[2]
+        raise OSError(re.sub(r"^[\w.]+: (\[Errno -?\d+\] )?", "", raised))
+    return done.stdout.strip()
 
 
 def _environ(process: psutil.Process) -> dict[str, str]:

@@ -1,0 +1,180 @@
+"""Checks of GPUs: the driver, packages built for it, and who else uses the GPUs. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+
+from mjlab_dist.machine.devices import CPU_MEND, Gpu
+from mjlab_dist.machine.findings import GB, Finding, Status, dotted
+from mjlab_dist.machine.processes import run_program
+
+UNUSED_SHARE = 0.9
+"""Share of an unused GPU's memory that is free; the driver and a screen take the rest."""
+
+WARP = "warp-lang"
+"""The distribution of Warp."""
+
+TOOLKIT = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).wp_cuda_toolkit_version())"
+"""Program that prints the version of CUDA, such as 12040, of Warp's library, its first argument; 0 without CUDA."""
+
+WARP_TIMEOUT_S = 10.0
+"""Timeout in seconds for loading this library, which has 300 MB."""
+
+SOURCES = {
+    "torch": "https://pytorch.org/get-started",
+    WARP: "its +cuXX wheels at https://github.com/NVIDIA/warp/releases",
+}
+"""Where to find packages for other versions of CUDA than the one of the package index."""
+
+DRIVERS = {12: 525, 13: 580}
+"""Oldest branch of the NVIDIA driver, such as R525, for each major version of CUDA."""
+
+
+def check_torch() -> Finding:
+    """Check whether the installed torch can use the GPUs; call it on a machine that has some."""
+    try:
+        torch = metadata.distribution("torch")
+    except metadata.PackageNotFoundError:
+        return Finding(name="torch", figure="torch is missing", status=Status.FAIL, mend="uv sync")
+    text = Path(str(torch.locate_file("torch/version.py"))).read_text()
+    built_for = re.search(r"^cuda\b.*= '(\d+)\.(\d+)", text, re.MULTILINE)
+    return judge_cuda("torch", torch.version, built_for and (int(built_for[1]), int(built_for[2])), driver_cuda())
+
+
+def check_warp() -> Finding:
+    """Check whether the installed Warp can use the GPUs; call it on a machine that has some.
+
+    Only Warp's library contains the version of CUDA that it was built for. A separate process loads it to read this.
+    """
+    try:
+        warp = metadata.distribution(WARP)
+    except metadata.PackageNotFoundError:
+        return Finding(name=WARP, figure=f"{WARP} is missing", status=Status.FAIL, mend="uv sync")
+    try:
+        library = str(warp.locate_file("warp/bin/warp.so"))
+        number = int(run_program(TOOLKIT, library, timeout_s=WARP_TIMEOUT_S))
+    except (OSError, ValueError) as error:
+        return Finding(
+            name=WARP,
+            figure=f"{WARP} {warp.version}, whose version of CUDA is unknown ({error})",
+            status=Status.WARNING,
+            mend="see what `uv run python -c 'import warp; warp.init()'` prints",
+        )
+    return judge_cuda(WARP, warp.version, _cuda_version(number) if number else None, driver_cuda())
+
+
+def judge_cuda(
+    package: str, version: str, built_for: tuple[int, int] | None, driver: tuple[int, int] | None
+) -> Finding:
+    """Judge whether a package can use the GPUs of a driver.
+
+    Within a major version of CUDA an older driver is enough, which NVIDIA calls minor version compatibility. Warp's own
+    check is the same (``min_driver_version`` in its ``context.py``).
+
+    Args:
+        package: Its name.
+        version: Its version.
+        built_for: Major and minor version of its CUDA; None without CUDA.
+        driver: Result of :func:`driver_cuda`.
+    """
+    if built_for is None:
+        seen = f"{package} {version} is built without CUDA, and there are GPUs"
+        fix = f"install one with CUDA ({SOURCES[package]})"
+    elif driver is None:
+        seen = "there are GPUs, and the NVIDIA driver's libcuda.so.1 cannot be loaded"
+        fix = "start a container with NVIDIA_DRIVER_CAPABILITIES=compute,utility, or install the driver again"
+    elif driver[0] < built_for[0]:
+        seen = f"{package} {version} is built for CUDA {dotted(built_for)}, "
+        seen += f"the NVIDIA driver supports CUDA {dotted(driver)} only"
+        oldest = DRIVERS.get(built_for[0])
+        fix = "update the driver" + (f" to R{oldest} or newer" if oldest else "")
+        if driver[0] in DRIVERS:
+            both = " and ".join(f"{name} ({source})" for name, source in SOURCES.items())
+            fix += f", or install both {both} for CUDA {driver[0]}"
+    else:
+        return Finding(name=package, figure=f"{package} {version}, built for CUDA {dotted(built_for)}")
+    return Finding(name=package, figure=seen, status=Status.FAIL, mend=f"{fix}, or {CPU_MEND}")
+
+
+def driver_cuda() -> tuple[int, int] | None:
+    """Return the newest version of CUDA, major and minor, that the NVIDIA driver supports; None without CUDA."""
+    import pynvml  # noqa: PLC0415 (needless without a GPU)
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        version = pynvml.nvmlSystemGetCudaDriverVersion_v2()
+    except pynvml.NVMLError:
+        return None
+    finally:
+        pynvml.nvmlShutdown()
+    return _cuda_version(version)
+
+
+def _cuda_version(number: int) -> tuple[int, int]:
+    """Return major and minor version of a number such as 12040."""
+    return number // 1000, number % 1000 // 10
+
+
+def check_gpus(gpus: Sequence[Gpu]) -> list[Finding]:
+    """Check whether GPUs can be used, which other processes use them, and how much memory is free.
+
+    Args:
+        gpus: The GPUs to look at.
+    """
+    import pynvml  # noqa: PLC0415 (needless without a GPU)
+
+    if not gpus:
+        return []
+    pynvml.nvmlInit()
+    try:
+        return [_check_gpu(gpu) for gpu in gpus]
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _check_gpu(gpu: Gpu) -> Finding:
+    import pynvml  # noqa: PLC0415
+
+    if gpu.fault:
+        return _unusable(gpu, gpu.fault)
+    try:
+        by_uuid, by_index = pynvml.nvmlDeviceGetHandleByUUID, pynvml.nvmlDeviceGetHandleByIndex
+        handle = by_uuid(gpu.uuid) if gpu.is_mig else by_index(gpu.card)
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        pids = [process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+    except pynvml.NVMLError as error:
+        # GPUs that share the host's memory do not support this query, and a container may forbid it.
+        if getattr(error, "value", None) in (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NO_PERMISSION):
+            return Finding(name=f"GPU {gpu.index}", figure=f"{gpu.name}, whose use is unknown ({error})")
+        return _unusable(gpu, str(error))
+    return judge_gpu(gpu, int(memory.free), int(memory.total), [pid for pid in pids if pid != os.getpid()])
+
+
+def _unusable(gpu: Gpu, fault: str) -> Finding:
+    mend = "see nvidia-smi: a lost GPU needs a reboot, a missing permission another container or job"
+    figure = f"{gpu.name} cannot be used ({fault})"
+    return Finding(name=f"GPU {gpu.index}", figure=figure, status=Status.WARNING, mend=mend)
+
+
+def judge_gpu(gpu: Gpu, free_bytes: int, total_bytes: int, pids: Sequence[int]) -> Finding:
+    """Judge whether a GPU is unused.
+
+    Args:
+        gpu: The GPU.
+        free_bytes: Its free memory.
+        total_bytes: Its total memory.
+        pids: Other processes that compute on it; a container may hide them.
+    """
+    name, figure = f"GPU {gpu.index}", f"{gpu.name}, {free_bytes / GB:.1f} of {total_bytes / GB:.1f} GB free"
+    if not pids and free_bytes >= UNUSED_SHARE * total_bytes:
+        return Finding(name=name, figure=figure)
+    who = f"process {', '.join(map(str, pids))}" if pids else "processes that cannot be seen from here"
+    mend = "a run shares its memory and its time with them: choose others by --gpu-ids, or wait (nvidia-smi)"
+    return Finding(name=name, figure=f"{figure}, used by {who}", status=Status.WARNING, mend=mend)

@@ -1,0 +1,93 @@
+"""Whether Weights & Biases would accept the curves of a run."""
+
+from __future__ import annotations
+
+import configparser
+import contextlib
+import netrc
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from mjlab_dist.machine.findings import Finding, Status
+from mjlab_dist.machine.processes import run_program
+
+WANDB_SERVER = "https://api.wandb.ai"
+"""Server of Weights & Biases, unless its settings name another."""
+
+CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])))"
+"""Program that connects to a host and a port, its arguments."""
+
+
+def check_wandb(environ: Mapping[str, str], timeout_s: float) -> Finding:
+    """Check whether an account is logged in and the server answers, or Weights & Biases is set to offline.
+
+    Args:
+        environ: The environment; the proxies are those of this process's own environment.
+        timeout_s: Seconds to wait for the server.
+    """
+    name, later = "--logger wandb", "`uv run wandb sync` uploads them later"
+    mode = _wandb_setting(environ, "mode")
+    if mode in {"offline", "disabled", "dryrun"}:
+        return Finding(name=name, figure=f"set to {mode}")
+    if not has_wandb_account(environ):
+        mend = f"curves stay in the run directory (uv run wandb login, or WANDB_API_KEY; {later})"
+        return Finding(name=name, figure="no account is logged in", status=Status.WARNING, mend=mend)
+    try:
+        host, port = _wandb_peer(environ)
+        run_program(CONNECT, host, str(port), timeout_s=timeout_s)
+    except (OSError, ValueError) as error:
+        mend = f"curves stay in the run directory until it does ({later})"
+        server = _wandb_server(environ)
+        return Finding(name=name, figure=f"{server} does not answer: {error}", status=Status.WARNING, mend=mend)
+    return Finding(name=name, figure=f"logged in, {host}:{port} answers")
+
+
+def has_wandb_account(environ: Mapping[str, str]) -> bool:
+    """Return whether an account is logged in: by one of two variables, or in the netrc file.
+
+    Args:
+        environ: The environment.
+    """
+    if environ.get("WANDB_API_KEY") or environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    url = urlsplit(_wandb_server(environ))
+    file = Path(environ.get("NETRC") or "~/.netrc").expanduser()
+    try:
+        logins = netrc.netrc(file)
+    except (OSError, netrc.NetrcParseError):
+        return False
+    # Older versions store the host without its port.
+    return any(logins.authenticators(host) for host in (url.netloc, url.hostname or ""))
+
+
+def _wandb_server(environ: Mapping[str, str]) -> str:
+    return _wandb_setting(environ, "base_url") or WANDB_SERVER
+
+
+def _wandb_setting(environ: Mapping[str, str], name: str) -> str | None:
+    """Return a setting as Weights & Biases reads it: a variable, its file in the working directory, or the user's."""
+    if value := environ.get(f"WANDB_{name.upper()}"):
+        return value
+    files = configparser.ConfigParser(interpolation=None)
+    folder = Path(environ.get("WANDB_CONFIG_DIR") or "~/.config/wandb").expanduser()
+    with contextlib.suppress(configparser.Error, UnicodeDecodeError, OSError):
+        files.read([folder / "settings", Path("wandb", "settings")])
+    return files.get("default", name, fallback=None)
+
+
+def _wandb_peer(environ: Mapping[str, str]) -> tuple[str, int]:
+    """Return the host and port that it connects to: its server, or the proxy that leads there.
+
+    Raises:
+        ValueError: If one of the two is not a URL.
+    """
+    from urllib.request import getproxies, proxy_bypass  # noqa: PLC0415 (slow to import, and needed here only)
+
+    url = urlsplit(_wandb_server(environ))
+    proxy = getproxies().get(url.scheme)
+    if proxy and not proxy_bypass(url.hostname or ""):
+        url = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    if not url.hostname:
+        raise ValueError("that is no URL")
+    return url.hostname, url.port or (80 if url.scheme == "http" else 443)
