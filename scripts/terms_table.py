@@ -1,0 +1,125 @@
+"""Write docs/terms.md, the list of all terms, from their signatures and docstrings; with --check, compare only.
+
+uv run python scripts/terms_table.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+PAGE = Path(__file__).parents[1] / "docs" / "terms.md"
+
+HEAD = """# All terms
+
+This page lists every term that you can use in a task's config, with its parameters, shapes and units.
+[add-a-task.md](add-a-task.md) shows how a config uses them. The page is generated from the source by
+`uv run python scripts/terms_table.py`.
+
+- `joint` is the free joint of a floating base. You can omit it if the joint is called `root`.
+- A tuple of names, such as `joints`, takes regular expressions. A single name is taken literally.
+- `Range` is a tuple (low, high).
+- Parameters are also flags: `--env.terminations.tilted.params.max-rad 0.8`.
+"""
+
+SECTIONS = (
+    ("Observations", "observations", "An observation returns one row per env."),
+    ("Height scans", "height_scan", "A height scan is an observation, or a sensor that several terms read."),
+    ("Rewards", "rewards", "A reward returns one number per env. A config gives costs a negative weight."),
+    ("Terminations", "terminations", "An episode ends in the envs for which a termination returns true."),
+    ("Events", "events", "An event changes the state of some envs: at startup, at each reset, or at intervals."),
+    ("Commands", "commands", "A command is a goal for the policy. Observations and rewards read it."),
+    ("Sensors", "sensors", "A sensor measures once per control step what several terms read."),
+    ("Curricula", "curricula", "A curriculum changes the task as the policy improves."),
+    (
+        "Motions to imitate",
+        "motion",
+        "These terms follow recorded motions: a command, an event, and what reads the command.",
+    ),
+)
+"""Title, module of ``mjlab_dist.mdp`` and introduction of each section."""
+
+
+def page() -> str:
+    """Return the page as Markdown."""
+    parts = [HEAD]
+    for title, name, introduction in SECTIONS:
+        module = importlib.import_module(f"mjlab_dist.mdp.{name}")
+        parts.append(f"## {title}: `{module.__name__}`\n{introduction}\n")
+        parts += [_entry(name, term) for name, term in _terms(module)]
+    return "\n".join(parts)
+
+
+def _terms(module: ModuleType) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Yield the module's own terms, in the order of the file: public functions and classes that take the env first."""
+    for name, term in vars(module).items():
+        is_own = callable(term) and getattr(term, "__module__", "") == module.__name__
+        if is_own and not name.startswith("_") and next(iter(inspect.signature(term).parameters), "") == "env":
+            yield name, term
+
+
+def _entry(name: str, term: Callable[..., Any]) -> str:
+    """Return a term with its parameters as a list item."""
+    text, described = _documentation(term)
+    parameters = [p for p in inspect.signature(term).parameters.values() if p.name not in ("env", "mask")]
+    lines = [_wrapped("- ", f"**`{name}`**: {text}")]
+    for parameter in parameters:
+        default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}".replace("'", '"')
+        meaning = f": {described[parameter.name]}" if parameter.name in described else ""
+        lines.append(_wrapped("  - ", f"`{parameter.name}: {_type(parameter)}{default}`{meaning}"))
+    return "\n".join(lines) + "\n"
+
+
+def _wrapped(bullet: str, text: str) -> str:
+    indent = " " * len(bullet)
+    return textwrap.fill(text, 100, initial_indent=bullet, subsequent_indent=indent, break_long_words=False)
+
+
+def _type(parameter: inspect.Parameter) -> str:
+    return str(parameter.annotation).replace("'", '"')
+
+
+def _documentation(term: Callable[..., Any]) -> tuple[str, dict[str, str]]:
+    """Return what a term is, and what each documented parameter means."""
+    text, parameters = _parsed(inspect.getdoc(term) or "")
+    if inspect.isclass(term):
+        parameters |= _parsed(inspect.getdoc(term.__init__) or "")[1]
+    text = re.sub(r"^(Return|Reward:|Termination:|Event:) ", "", text)
+    text = re.sub(r"^[a-z]+(?= )", lambda match: match[0].capitalize(), text)
+    return _plain(text), {name: _plain(meaning) for name, meaning in parameters.items()}
+
+
+def _parsed(docstring: str) -> tuple[str, dict[str, str]]:
+    """Return the text of a docstring before its sections, as one line, and its section ``Args`` by name."""
+    text, *sections = re.split(r"\n(?=(?:Args|Returns|Raises|Attributes|Example):\n)", docstring)
+    arguments = next((section for section in sections if section.startswith("Args:")), "")
+    entries = re.findall(r"^    (\w+): (.*(?:\n      +.*)*)", arguments, re.MULTILINE)
+    return " ".join(text.split()), {name: " ".join(meaning.split()) for name, meaning in entries}
+
+
+def _plain(text: str) -> str:
+    """Turn the markup of docstrings into Markdown."""
+    text = re.sub(r":\w+:`~?([\w.]+)`", lambda match: f"`{match[1].rpartition('.')[2]}`", text)
+    return text.replace("``", "`")
+
+
+def main() -> None:
+    """Write or compare the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the page is out of date")
+    if not parser.parse_args().check:
+        PAGE.write_text(page())
+    elif PAGE.read_text() != page():
+        sys.exit(f"{PAGE.name} is out of date: run uv run python scripts/terms_table.py")
+
+
+if __name__ == "__main__":
+    main()
