@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from mjlab_dist.env import Env
+    from mjlab_dist.learn.finite import Dump
 
 from mjlab_dist.play.video import Video, poses_of
 
@@ -59,18 +60,14 @@ def replay(train_config: TrainConfig, path: Path, config: PlayConfig) -> list[Re
     with start_up():
         import torch
 
-        from mjlab_dist.env import Env  # noqa: PLC0415
         from mjlab_dist.learn import finite  # noqa: PLC0415
         from mjlab_dist.sim import copy_state, start_warp  # noqa: PLC0415
 
     start_warp("cpu")
     dump = finite.load(path, train_config.task)
-    # No episode may end here, because a reset would hide the state after the step.
-    env_config = dataclasses.replace(train_config.env, terminations={}, nan_policy="stop")
-    env = Env(env_config, len(dump["env_ids"]), "cpu")
-    env.max_episode_length += 1
-    env.env_ids.copy_(dump["env_ids"])
+    env = _build_env(train_config, dump)
 
+    # The states around each step, as the run saw them, and the step again from the first of the two
     every, steps = torch.arange(env.num_envs), dump["steps"]
     rows = (steps - 1).clamp_min(0)
     before, after = ({name: states[t, every] for name, states in dump["state"].items()} for t in (rows, steps))
@@ -86,6 +83,7 @@ def replay(train_config: TrainConfig, path: Path, config: PlayConfig) -> list[Re
     finite_again = torch.cat([tensor.flatten(1) for tensor in numbers], dim=1).isfinite().all(dim=1)
     ended = torch.cat([dump["dones"], nothing[..., 0].bool()])[rows, every]
 
+    # What is shown
     columns = finite.column_names(env)
     labels = [label for field in again for label in _labels(field, columns[f"physics {field}"])]
     states = [torch.cat([state[field] for field in again], dim=1) for state in (before, after, again)]
@@ -105,6 +103,17 @@ def replay(train_config: TrainConfig, path: Path, config: PlayConfig) -> list[Re
         poses = {name: dump["state"][name][: replayed[0].step + 1, 0] for name in poses_of(env)}
         _draw_states(Path(config.video), env, poses)
     return replayed
+
+
+def _build_env(train_config: TrainConfig, dump: Dump) -> Env:
+    from mjlab_dist.env import Env  # noqa: PLC0415
+
+    # No episode may end here, because a reset would hide the state after the step.
+    env_config = dataclasses.replace(train_config.env, terminations={}, nan_policy="stop")
+    env = Env(env_config, len(dump["env_ids"]), "cpu")
+    env.max_episode_length += 1
+    env.env_ids.copy_(dump["env_ids"])
+    return env
 
 
 def _labels(field: str, names: list[str]) -> list[str]:
