@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from mjlab_dist import runs
+from mjlab_dist.config import EnvConfig
 from mjlab_dist.mdp.observations import base_linear_velocity
 from mjlab_dist.mdp.rewards import track_linear_velocity
 from mjlab_dist.play import load_env_and_policy
@@ -41,25 +42,9 @@ def main() -> None:
     torch.set_num_threads(1)
 
     config = runs.read_config(args.run)
-    told = config.env.commands["velocity"]
-    params = {
-        **told.params,
-        "forward_m_s": tuple(args.forward_m_s),
-        "left_m_s": (0.0, 0.0),
-        "yaw_rad_s": (0.0, 0.0),
-        "resample_s": (1e9, 1e9),
-        "standing_share": 0.0,
-        "heading_share": 0.0,
-    }
-    events = {name: event for name, event in config.env.events.items() if not (args.no_pushes and name == "push")}
-    env_config = dataclasses.replace(
-        config.env,
-        commands={**config.env.commands, "velocity": dataclasses.replace(told, params=params)},
-        events=events,
-        episode_length_s=args.seconds or config.env.episode_length_s,
-    )
+    config = dataclasses.replace(config, env=_with_one_command(config.env, args))
     checkpoint = args.checkpoint or runs.find_checkpoint(args.run)
-    env, policy = load_env_and_policy(dataclasses.replace(config, env=env_config), checkpoint, args.num_envs, args.seed)
+    env, policy = load_env_and_policy(config, checkpoint, args.num_envs, args.seed)
 
     # After a fall, the env starts another episode. Its tracking counts too, but each env counts at most one fall.
     tracking, speed = torch.zeros(2, args.num_envs)
@@ -87,6 +72,26 @@ def main() -> None:
     }
     print(json.dumps(figures) if args.json else f"{checkpoint}: {_in_words(figures)}")
     sys.exit(not figures["walks"])
+
+
+def _with_one_command(config: EnvConfig, args: argparse.Namespace) -> EnvConfig:
+    """Return the config with one forward velocity per episode."""
+    told = config.commands["velocity"]
+    params = {
+        **told.params,
+        "forward_m_s": tuple(args.forward_m_s),
+        "left_m_s": (0.0, 0.0),
+        "yaw_rad_s": (0.0, 0.0),
+        "resample_s": (1e9, 1e9),
+        "standing_share": 0.0,
+        "heading_share": 0.0,
+    }
+    return dataclasses.replace(
+        config,
+        commands={**config.commands, "velocity": dataclasses.replace(told, params=params)},
+        events={name: event for name, event in config.events.items() if not (args.no_pushes and name == "push")},
+        episode_length_s=args.seconds or config.episode_length_s,
+    )
 
 
 def _in_words(figures: dict[str, Any]) -> str:
