@@ -18,6 +18,7 @@ from mjlab_dist.config import (
     ObservationConfig,
     RewardConfig,
     SimConfig,
+    TermConfig,
     TrainConfig,
     event,
     observation,
@@ -161,16 +162,7 @@ def lift_cube() -> TrainConfig:
                 "joints": _draw_joints(0.1),
                 "cube": event(events.DrawRoot, x_m=(-0.1, 0.1), y_m=(-0.2, 0.2), joint=_CUBE),
             },
-            commands={
-                "target": term(
-                    commands.Pose,
-                    x_m=(0.4, 0.6),
-                    y_m=(-0.2, 0.2),
-                    z_m=(0.2, 0.4),
-                    roll_rad=(math.pi, math.pi),
-                    marker="target",
-                )
-            },
+            commands={"target": _cube_target()},
             sensors={"pads": term(sensors.Contact, sensors=("left_pad_contact", "right_pad_contact"))},
         ),
     )
@@ -203,6 +195,17 @@ def _smooth() -> dict[str, RewardConfig]:
         "action_rate": reward(-0.005, rewards.action_rate),
         "joint_velocity": reward(-0.005, rewards.JointVelocity, joints=_JOINTS),
     }
+
+
+def _cube_target() -> TermConfig:
+    return term(
+        commands.Pose,
+        x_m=(0.4, 0.6),
+        y_m=(-0.2, 0.2),
+        z_m=(0.2, 0.4),
+        roll_rad=(math.pi, math.pi),
+        marker="target",
+    )
 
 
 def _at_target(weight: float, scale_m: float) -> RewardConfig:
