@@ -10,15 +10,13 @@ from typing import Any, Generic, TypeVar
 
 import torch
 import warp as wp
-from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
 from mjlab_dist.garbage_collection import no_gc
+from mjlab_dist.learn.mini_batches import Batch, copy_batch, tensors_of
 from mjlab_dist.messages import emit
 from mjlab_dist.patching import patched
 from mjlab_dist.sim import Simulation
-
-Batch = RolloutStorage.Batch
 
 T = TypeVar("T")
 
@@ -232,35 +230,3 @@ def _refuse(kernel: wp.Kernel, *_: Any, **__: Any) -> None:
 def _warn(what: str, error: RuntimeError) -> None:
     reason = str(error).partition("\n")[0]
     emit("warning", text=f"{what} cannot be recorded as CUDA graphs and runs without, which is slower: {reason}")
-
-
-def copy_batch(batch: Batch) -> Batch:
-    """Return a mini-batch of its own memory, for graphs to read."""
-    assert batch.observations is not None
-    assert batch.old_distribution_params is not None
-    return Batch(
-        observations=batch.observations.clone(),
-        actions=_clone(batch.actions),
-        values=_clone(batch.values),
-        advantages=_clone(batch.advantages),
-        returns=_clone(batch.returns),
-        old_actions_log_prob=_clone(batch.old_actions_log_prob),
-        old_distribution_params=tuple(p.clone() for p in batch.old_distribution_params),
-    )
-
-
-def _clone(tensor: torch.Tensor | None) -> torch.Tensor:
-    assert tensor is not None
-    return tensor.clone()
-
-
-def tensors_of(batch: Batch) -> list[torch.Tensor]:
-    """Return the tensors of a mini-batch, in a fixed order."""
-    assert batch.observations is not None
-    assert batch.old_distribution_params is not None
-    fields = (batch.actions, batch.values, batch.advantages, batch.returns, batch.old_actions_log_prob)
-    return [
-        *batch.observations.to_dict().values(),
-        *(t for t in fields if t is not None),
-        *batch.old_distribution_params,
-    ]

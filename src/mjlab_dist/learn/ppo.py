@@ -1,8 +1,7 @@
-"""rsl_rl's PPO with an update that is the same at any world size, and one collective a mini-batch."""
+"""rsl_rl's PPO, with an update that gives the same result at any world size and takes one collective per mini-batch."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import Any
@@ -23,39 +22,27 @@ from mjlab_dist.learn.capture import CapturedCall, CapturedStep
 from mjlab_dist.learn.clock import Clock
 from mjlab_dist.learn.distribution import BoundedGaussian
 from mjlab_dist.learn.gradients import FlatGradients
+from mjlab_dist.learn.losses import surrogate_loss, value_loss
+from mjlab_dist.learn.mini_batches import Batch, recurrent_mini_batches, shuffled_mini_batches
 from mjlab_dist.learn.moments import NormalizerMoments, RewardScale, advantage_moments, normalize
 from mjlab_dist.learn.networks import make_networks
+from mjlab_dist.learn.optimizer import Adam, adapt_rate, load_whole_state, whole_state
 from mjlab_dist.patching import patched
-
-MIN_LEARNING_RATE, MAX_LEARNING_RATE = 1e-5, 1e-2
-"""Range of the adaptive learning rate, as in rsl_rl."""
-
-Batch = RolloutStorage.Batch
-
-
-class Adam(torch.optim.Adam):
-    """Torch's Adam without the wrappers around its methods for torch.compile, which import all of torch's compiler."""
-
-    step = torch.no_grad()(inspect.unwrap(torch.optim.Adam.step))
-    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
-    load_state_dict = inspect.unwrap(torch.optim.Optimizer.load_state_dict)
-    state_dict = inspect.unwrap(torch.optim.Optimizer.state_dict)
-    zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
 
 
 class PPO(rsl_rl.algorithms.PPO):
     """Proximal policy optimization (Schulman et al. 2017, arXiv:1707.06347) over all ranks.
 
-    Losses and schedule are rsl_rl's. Advantages and observations are normalized by moments over all ranks, gradients are
-    averaged together with the KL divergence and clipped afterwards, and nothing waits for the device: the learning rate is a
-    tensor that the optimizer reads. Recurrent models are the exception: rsl_rl cuts their mini-batches into episodes, whose sizes
-    depend on the data.
+    Losses and schedule are rsl_rl's. Advantages and observations are normalized with the moments of all ranks.
+    Gradients are averaged together with the KL divergence, then clipped. Nothing waits for the device: the learning
+    rate is a tensor that the optimizer reads. Recurrent networks are the exception: rsl_rl splits their mini-batches
+    into episodes, whose lengths depend on the data.
 
     rsl_rl's extensions (random network distillation, symmetry) are not part of this update.
 
     Attributes:
         synchronizer: What happens to gradients between backward and optimizer step.
-        sharding: Which parameters are spread over ranks.
+        sharding: Which parameters are sharded over ranks.
         clock: Counts the time spent in collectives.
         rate: The learning rate, a scalar tensor.
     """
@@ -81,9 +68,9 @@ class PPO(rsl_rl.algorithms.PPO):
             device: ``cpu`` or ``cuda:<index>``.
         """
         agent = config.agent
-        # rsl_rl's constructor sets learning_rate, which is stored here.
+        # rsl_rl's constructor, which sets `learning_rate` (stored in `rate`) and creates an optimizer by name. That
+        # optimizer is replaced below, but torch's own Adam would import torch's compiler.
         self.rate = torch.zeros((), device=device)
-        # It also creates an optimizer, and torch's own Adam would import torch's compiler.
         with patched(rsl_rl.algorithms.ppo, "resolve_optimizer", lambda _name: Adam):
             super().__init__(
                 actor,
@@ -101,31 +88,35 @@ class PPO(rsl_rl.algorithms.PPO):
                 use_clipped_value_loss=agent.use_clipped_value_loss,
                 schedule=agent.schedule,
                 desired_kl=agent.desired_kl,
-                # rsl_rl then leaves advantages as they are: update() normalizes them, with the moments of all ranks.
+                # True keeps rsl_rl from normalizing them: update() does, with the moments of all ranks.
                 normalize_advantage_per_mini_batch=True,
                 use_mixed_precision=agent.precision == "bf16",
                 device=device,
             )
+        # Options of our own
         self.synchronizer = synchronizer
         self.clock = Clock(device)
         self._advantage_normalization = agent.advantage_normalization
         self._models = {"actor": self._raw_actor, "critic": self._raw_critic}
         self._is_recurrent = actor.is_recurrent or critic.is_recurrent
-        self._share_parameters(config)
-        self._add_moments(agent)
-        self._capture_programs(agent)
+        # The rest of the update
+        self._make_optimizer(config)
+        self._make_moments(agent)
+        self._make_programs(agent)
 
-    def _share_parameters(self, config: TrainConfig) -> None:
-        """Start all ranks from rank 0's parameters, shard large ones, and create gradients and optimizer."""
+    def _make_optimizer(self, config: TrainConfig) -> None:
+        # Parameters: all ranks start with those of rank 0. Sharding takes parts of them, so it comes second.
         if world_size() > 1:
-            self.broadcast_parameters()  # every rank has drawn its own; sharding below takes parts of rank 0's
+            self.broadcast_parameters()
         compression = FORMATS[config.sync.compression]
         self.sharding = Sharding(self._models, config.fsdp_devices, config.fsdp_min_size_mb, self.device, compression)
         self._parameters = list(chain.from_iterable(model.parameters() for model in self._models.values()))
+        # Gradients: FSDP2 reduces those of sharded parameters itself.
         self._gradients = FlatGradients(
             [[p for p in model.parameters() if id(p) not in self.sharding.sharded] for model in self._models.values()],
             self.device,
         )
+        # Optimizer
         self.optimizer = Adam(
             [self.sharding.optimized(p) for p in self._parameters],
             lr=self.rate,
@@ -133,8 +124,7 @@ class PPO(rsl_rl.algorithms.PPO):
             capturable=self.device != "cpu",
         )
 
-    def _add_moments(self, agent: AgentConfig) -> None:
-        """Create the running moments of observations and rewards, and the sums of the losses."""
+    def _make_moments(self, agent: AgentConfig) -> None:
         self._normalizers = {
             name: NormalizerMoments(model.obs_normalizer)
             for name, model in self._models.items()
@@ -145,9 +135,9 @@ class PPO(rsl_rl.algorithms.PPO):
         self._raw_rewards = torch.zeros_like(self.storage.rewards) if scales else torch.empty(0)
         self._totals = torch.zeros(4, device=self.device)
 
-    def _capture_programs(self, agent: AgentConfig) -> None:
-        """Wrap what can be recorded in CUDA graphs."""
-        # Sizes of a recurrent mini-batch depend on the data, and FSDP2 allocates whole parameters in every forward.
+    def _make_programs(self, agent: AgentConfig) -> None:
+        # CUDA graphs need the same sizes in every call, which recurrent mini-batches do not have, and FSDP2 allocates
+        # and gathers parameters in each forward.
         can_capture = self.device != "cpu" and not self._is_recurrent and not self.sharding.sharded
         self._captures = agent.capture and can_capture
         self._step = self._make_step()
@@ -162,12 +152,12 @@ class PPO(rsl_rl.algorithms.PPO):
         return self._raw_actor.distribution
 
     def action_std(self) -> torch.Tensor:
-        """Return the standard deviation of the actions after the last update, a mean over actions."""
+        """Return the policy's current standard deviation, a mean over the actions."""
         return self._distribution.current_std().detach().mean()
 
     @property
     def num_parameters(self) -> int:
-        """Numbers in policy and value, over all ranks that share them."""
+        """Number of parameters of policy and value function; sharded ones count whole."""
         return sum(p.numel() for p in self._parameters)
 
     @property
@@ -182,17 +172,17 @@ class PPO(rsl_rl.algorithms.PPO):
     def process_env_step(
         self, obs: TensorDict, rewards: torch.Tensor, dones: torch.Tensor, extras: dict[str, torch.Tensor]
     ) -> None:
-        """Record a step; arguments as rsl_rl's."""
+        """Record a step; the arguments are rsl_rl's."""
         if self._reward_scale is not None:
             self._raw_rewards[self.storage.step] = rewards.unsqueeze(1)
             self._reward_scale.observe(rewards, dones)
         super().process_env_step(obs, rewards, dones, extras)
 
     def compute_returns(self, obs: TensorDict) -> None:
-        """From rewards and values to returns and advantages; arguments as rsl_rl's."""
+        """Compute returns and advantages; the arguments are rsl_rl's."""
         if self._reward_scale is not None:
             self._sum([self._reward_scale.pending])
-            # What time-outs have added are values, which are of scaled rewards already.
+            # The stored rewards also contain the values of timed-out episodes, which are in scaled units already.
             self.storage.rewards += self._raw_rewards * (self._reward_scale.apply() - 1.0)
         self._compute_returns(obs)
 
@@ -200,34 +190,40 @@ class PPO(rsl_rl.algorithms.PPO):
         """Learn from the rollout in the storage.
 
         Returns:
-            Means over mini-batches, as scalar tensors of this rank: ``value``, ``surrogate``, ``entropy``, and ``kl``, the KL
-            divergence that the learning rate adapted to.
+            Means over mini-batches, as scalar tensors of this rank: ``value``, ``surrogate``, ``entropy``, and ``kl``,
+            the KL divergence that the learning rate adapted to.
         """
+        # Mini-batches, with advantages normalized
         batches = self._mini_batches()
+        # Epochs: backward, reduction over ranks, optimizer step
         self._totals.zero_()
         for _ in range(self.num_learning_epochs):
             for batch in batches:
                 self._step(batch)
+        # Observation normalizers. Not before the epochs: the policy must see the observations as the rollout did.
         for moments in self._normalizers.values():
             moments.apply()
             if self.synchronizer.keeps_equal:
                 moments.rebase()
+        # Metrics
         self.storage.clear()
         means = self._totals / (self.num_learning_epochs * self.num_mini_batches)
         return dict(zip(("value", "surrogate", "entropy", "kl"), means.unbind(), strict=True))
 
     def average(self) -> torch.Tensor:
-        """Give every rank the mean of all ranks' parameters, Adam moments and learning rates, and all their observations.
+        """Average parameters, Adam's moments and learning rates over ranks, and merge their observation moments.
 
         Returns:
-            The sum over parameters of this rank's squared distances from the mean, a scalar.
+            Sum over parameters of this rank's squared distances from the mean, a scalar.
         """
         before = torch.cat([p.detach().flatten() for p in self._parameters])
         moments = [state[key] for state in self.optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")]
+        # Parameters, Adam's moments, learning rate
         tensors = [*(p.detach() for p in self._parameters), *moments, self.rate]
         for tensor in tensors:
             tensor.div_(world_size())
         self._sum(tensors)
+        # Observation normalizers
         self._sum([moments.pending for moments in self._normalizers.values()])
         for normalizer in self._normalizers.values():
             normalizer.apply()
@@ -235,20 +231,14 @@ class PPO(rsl_rl.algorithms.PPO):
         return (before - torch.cat([p.detach().flatten() for p in self._parameters])).square().sum()
 
     def save(self) -> dict[str, Any]:
-        """Whole tensors in rsl_rl's layout, which it can load as they are; a collective where parameters are sharded."""
-        optimizer = self.optimizer.state_dict()
-        optimizer["state"] = {
-            i: {key: t if key == "step" else self.sharding.whole(self._parameters[i], t) for key, t in state.items()}
-            for i, state in optimizer["state"].items()
-        }
-        for group in optimizer["param_groups"]:
-            group.update(lr=self.learning_rate, fused=None, capturable=False)
+        """Return whole tensors in rsl_rl's layout, which stock rsl_rl can load; a collective if any are sharded."""
+        optimizer = whole_state(self.optimizer, self._parameters, self.sharding)
         states = {f"{name}_state_dict": self.sharding.whole_state(model) for name, model in self._models.items()}
         scale = {} if self._reward_scale is None else {"reward_sums": self._reward_scale.sums}
         return {**states, "optimizer_state_dict": optimizer, **scale}
 
     def load(self, loaded_dict: dict[str, Any], load_cfg: dict[str, bool] | None, strict: bool) -> bool:
-        """Take over what :meth:`save` or rsl_rl's own wrote; arguments and result as rsl_rl's."""
+        """Load what :meth:`save` or stock rsl_rl returned; arguments and result are rsl_rl's."""
         chosen = load_cfg or dict.fromkeys(("actor", "critic", "optimizer", "iteration"), True)
         for name, model in self._models.items():
             if chosen.get(name):
@@ -259,14 +249,16 @@ class PPO(rsl_rl.algorithms.PPO):
         if self._reward_scale is not None and "reward_sums" in loaded_dict:
             self._reward_scale.sums.copy_(loaded_dict["reward_sums"])
         if chosen.get("optimizer"):
-            self._load_optimizer(loaded_dict["optimizer_state_dict"])
+            load_whole_state(self.optimizer, loaded_dict["optimizer_state_dict"], self._parameters, self.sharding)
+            self._step = self._make_step()  # recorded graphs use the old tensors
         return chosen.get("iteration", False)
 
     def memory(self) -> dict[str, torch.Tensor]:
-        """What the learner remembers of this rank's envs.
+        """Return the state that belongs to this rank's envs.
 
         Returns:
-            Of recurrent policy and value (layers, num_envs, width) each; of rewards that are normalized ``reward``, (num_envs,).
+            For recurrent networks their hidden states, (layers, num_envs, width) each; for normalized rewards
+            ``reward``, (num_envs,).
         """
         sums = {} if self._reward_scale is None else {"reward": self._reward_scale.discounted}
         states = {name: model.get_hidden_state() for name, model in self._models.items()}
@@ -278,7 +270,7 @@ class PPO(rsl_rl.algorithms.PPO):
         }
 
     def load_memory(self, memory: Mapping[str, torch.Tensor]) -> None:
-        """Have the learner remember.
+        """Restore the state of this rank's envs.
 
         Args:
             memory: What :meth:`memory` returned.
@@ -292,69 +284,34 @@ class PPO(rsl_rl.algorithms.PPO):
                 case [hidden]:
                     model.reset(hidden_state=hidden)
 
-    def _load_optimizer(self, whole: dict[str, Any]) -> None:
-        (own,) = self.optimizer.param_groups
-        (group,) = whole["param_groups"]
-        self.learning_rate = float(group["lr"])
-        state = {
-            index: {key: t if key == "step" else self.sharding.part(self._parameters[index], t) for key, t in s.items()}
-            for index, s in whole["state"].items()
-        }
-        group = {**group, "lr": self.rate, "fused": own["fused"], "capturable": own["capturable"]}
-        self.optimizer.load_state_dict({"state": state, "param_groups": [group]})
-        # Loading copies; the learning rate has to stay the tensor that the update writes to.
-        self.optimizer.param_groups[0]["lr"] = self.rate
-        self._step = self._make_step()  # what was recorded holds the old tensors
-
     def _permutation(self, num_samples: int) -> torch.Tensor:
-        """The order in which samples fall into mini-batches."""
+        """Draw the order of the samples."""
         return torch.randperm(num_samples, device=self.device)
 
     def _mini_batches(self) -> list[Batch]:
-        """The rollout in mini-batches, the same in every epoch as in rsl_rl, so that samples are gathered once."""
+        """Split the rollout. As in rsl_rl, every epoch has the same mini-batches, so samples are gathered once."""
         storage, count = self.storage, self.num_mini_batches
-        steps, envs = storage.num_transitions_per_env, storage.num_envs
-        if self._is_recurrent:  # whole envs, for their memory's sake
-            rows = storage.advantages.view(steps, count, -1).transpose(0, 1)
-            rows = self._normalize(rows.reshape(count, -1)).view(count, steps, -1)
-            storage.advantages = rows.transpose(0, 1).reshape(steps, envs, 1)
-            return list(storage.recurrent_mini_batch_generator(count, 1))
-        order = self._permutation(steps * envs)
-        size = len(order) // count
-
-        def shuffled(samples: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            return samples.flatten(0, 1)[order].split(size)
-
-        assert storage.distribution_params is not None
-        observations: list[TensorDict] = storage.observations.flatten(0, 1)[order].split(size)
-        advantages = self._normalize(storage.advantages.flatten()[order].view(count, size))
-        params = [shuffled(p) for p in storage.distribution_params]
-        tensors = (storage.actions, storage.values, storage.returns, storage.actions_log_prob)
-        return [
-            Batch(
-                observations=observations[i],
-                actions=actions,
-                values=values,
-                advantages=advantages[i].unsqueeze(-1),
-                returns=returns,
-                old_actions_log_prob=log_prob,
-                old_distribution_params=tuple(p[i] for p in params),
-            )
-            for i, (actions, values, returns, log_prob) in enumerate(zip(*map(shuffled, tensors), strict=True))
-        ]
+        if self._is_recurrent:
+            return recurrent_mini_batches(storage, count, self._normalize)
+        order = self._permutation(storage.num_transitions_per_env * storage.num_envs)
+        advantages = storage.advantages.flatten()[order].view(count, -1)
+        return shuffled_mini_batches(storage, order, self._normalize(advantages))
 
     def _normalize(self, advantages: torch.Tensor) -> torch.Tensor:
-        """Normalize advantages and take note of the observations, by one collective at most.
+        """Normalize advantages, and add up the moments of the observations, in at most one collective.
 
         Args:
             advantages: (mini-batches, samples).
         """
+        # Moments of the observations
         observations = self.storage.observations.flatten(0, 1)
         for name, moments in self._normalizers.items():
             model = self._models[name]
             moments.observe(torch.cat([observations[group] for group in model.obs_groups], dim=-1))
+        # Moments of the advantages
         rows = advantages if self._advantage_normalization == "mini-batch" else advantages.reshape(1, -1)
         sums = advantage_moments(rows)
+        # Sums over ranks
         shared = [] if self._advantage_normalization == "rank" else [sums]
         if self.synchronizer.keeps_equal:
             shared += [moments.pending for moments in self._normalizers.values()]
@@ -362,7 +319,7 @@ class PPO(rsl_rl.algorithms.PPO):
         return normalize(rows, sums).view_as(advantages)
 
     def _sum(self, tensors: list[torch.Tensor]) -> None:
-        """Sum tensors of one type over ranks, in place, by one collective."""
+        """Sum tensors of one dtype over ranks, in place, in one collective."""
         if not tensors or world_size() == 1:
             return
         with self.clock.waiting():
@@ -381,7 +338,7 @@ class PPO(rsl_rl.algorithms.PPO):
         self._apply()
 
     def _backward(self, batch: Batch) -> None:
-        """From a mini-batch to this rank's gradients and KL divergence, in the buffer."""
+        """Compute this rank's gradients and KL divergence of a mini-batch, into the buffer."""
         self._gradients.buffer.zero_()
         with torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=self.use_mixed_precision):
             surrogate, value, entropy, kl = self._losses(batch)
@@ -395,59 +352,47 @@ class PPO(rsl_rl.algorithms.PPO):
         assert batch.actions is not None
         assert batch.old_actions_log_prob is not None
         assert batch.advantages is not None
+        assert batch.values is not None
+        assert batch.returns is not None
         assert batch.old_distribution_params is not None
         actor_memory, critic_memory = batch.hidden_states
-        # Asked for the mean, the policy draws no actions that nobody takes.
+        # Policy. Its mean is enough: nobody would take actions that it draws here.
         mean = self.actor(batch.observations, masks=batch.masks, hidden_state=actor_memory)
         self._distribution.update(mean)
-        ratio = torch.exp(self._raw_actor.get_output_log_prob(batch.actions) - batch.old_actions_log_prob.squeeze(-1))
-        advantages = batch.advantages.squeeze(-1)
-        clipped = ratio.clamp(1.0 - self.clip_param, 1.0 + self.clip_param)
-        surrogate = torch.max(-advantages * ratio, -advantages * clipped).mean()
+        log_prob = self._raw_actor.get_output_log_prob(batch.actions)
+        old_log_prob, advantages = batch.old_actions_log_prob.squeeze(-1), batch.advantages.squeeze(-1)
+        surrogate = surrogate_loss(log_prob, old_log_prob, advantages, self.clip_param)
+        # Value function
         values = self.critic(batch.observations, masks=batch.masks, hidden_state=critic_memory)
+        clip = self.clip_param if self.use_clipped_value_loss else None
+        value = value_loss(values, batch.values, batch.returns, clip)
+        # KL divergence, for the learning rate only
         with torch.no_grad():
             params = self._raw_actor.output_distribution_params
             kl = self._raw_actor.get_kl_divergence(batch.old_distribution_params, params).mean()
-        return surrogate, self._value_loss(batch, values), self._raw_actor.output_entropy.mean(), kl
-
-    def _value_loss(self, batch: Batch, values: torch.Tensor) -> torch.Tensor:
-        assert batch.values is not None
-        assert batch.returns is not None
-        errors = (values - batch.returns).square()
-        if not self.use_clipped_value_loss:
-            return errors.mean()
-        clipped = batch.values + (values - batch.values).clamp(-self.clip_param, self.clip_param)
-        return torch.max(errors, (clipped - batch.returns).square()).mean()
+        return surrogate, value, self._raw_actor.output_entropy.mean(), kl
 
     def _reduce(self) -> None:
         with self.clock.waiting():
             self.synchronizer.reduce(self._gradients.buffer)
 
     def _apply(self) -> None:
-        """From gradients and KL divergence in the buffer to the next parameters."""
+        """Update the parameters with the gradients and the KL divergence in the buffer."""
         kl = self._gradients.extra
         self._totals[3] += kl
         if self.schedule == "adaptive":
-            self._adapt_rate(kl)
+            adapt_rate(self.rate, kl, self.desired_kl)
         for name, gradients in zip(self._models, self._gradients.groups, strict=True):
             self._clip(gradients, self.sharding.collect_gradients(f"{name}."))
         self.optimizer.step()
         self._distribution.project()
 
-    def _adapt_rate(self, kl: torch.Tensor) -> None:
-        """rsl_rl's rule, without asking the device: a third down where the policy moved too far, half up where too little."""
-        slower = (self.rate / 1.5).clamp(min=MIN_LEARNING_RATE)
-        faster = (self.rate * 1.5).clamp(max=MAX_LEARNING_RATE)
-        too_near = (kl < self.desired_kl / 2.0) & (kl > 0.0)
-        rate = torch.where(kl > self.desired_kl * 2.0, slower, torch.where(too_near, faster, self.rate))
-        self.rate.copy_(rate)
-
     def _clip(self, gradients: torch.Tensor, parts: list[torch.Tensor]) -> None:
-        """Scale one model's gradients down to the maximal norm, as ``clip_grad_norm_``.
+        """Scale one network's gradients down to the maximum norm, as ``clip_grad_norm_`` does.
 
         Args:
-            gradients: Those of parameters that every rank has whole, flat.
-            parts: Of sharded parameters, this rank's parts.
+            gradients: Gradients of the parameters that are not sharded, flat.
+            parts: This rank's parts of the gradients of sharded parameters.
         """
         squares = gradients.dot(gradients)
         if parts:
@@ -458,10 +403,10 @@ class PPO(rsl_rl.algorithms.PPO):
 
 
 def flatten(state: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """All tensors of what :meth:`PPO.save` returns, by names that people know.
+    """Return all tensors of what :meth:`PPO.save` returns, by readable names.
 
     Args:
-        state: Policy, value and optimizer.
+        state: Policy, value function and optimizer.
     """
     models = {f"{name}.{key}": t for name in ("actor", "critic") for key, t in state[f"{name}_state_dict"].items()}
     optimizer = state["optimizer_state_dict"]

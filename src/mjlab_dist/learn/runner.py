@@ -30,6 +30,7 @@ from mjlab_dist.learn.checkpoint import CheckpointStore
 from mjlab_dist.learn.finite import FiniteCheck, describe
 from mjlab_dist.learn.hooks import Hook
 from mjlab_dist.learn.metrics import Metrics, Row, Sample
+from mjlab_dist.learn.optimizer import linear_rate
 from mjlab_dist.learn.ppo import flatten, make_ppo
 from mjlab_dist.learn.random_state import random_state, restore_random_state
 from mjlab_dist.learn.rank_state import RankState, fits, pack, unpack
@@ -38,57 +39,59 @@ from mjlab_dist.messages import emit
 from mjlab_dist.seeding import seed_generators
 
 MIN_SHARED_FLOP = 1e9
-"""Floating-point operations of a mini-batch from which threads share its work. Below, they cost more time than they save."""
+"""Floating-point operations of a mini-batch from which it uses several threads. Below, they take longer than one."""
 
 
 class Runner:
-    """The training loop: the process group is given, and nothing in a rollout waits for the device.
+    """The training loop of one rank. The process group exists already. Nothing in a rollout waits for the device.
 
     Attributes:
         env: This rank's envs.
         alg: The learner.
         current_learning_iteration: Iterations done.
-        max_iterations: Iterations to do in all.
+        max_iterations: Iterations of the whole run.
         hooks: Called before and after each iteration, in this order.
     """
 
     def __init__(self, env: Env, config: TrainConfig, rank: Rank, run_dir: Path | None = None) -> None:
-        """Build policy, value, optimizer and storage.
+        """Build the learner and the storage of a rollout.
 
         Args:
             env: This rank's envs.
             config: The run's config.
-            rank: Which rank this is; the process group is joined already.
-            run_dir: Where rank 0 writes; None writes nothing.
+            rank: Which rank this is.
+            run_dir: Directory that rank 0 writes to; None writes nothing.
         """
         self.env = env
         self.current_learning_iteration = 0
+        self.max_iterations = config.max_iterations
         self.hooks: list[Hook] = []
         self._rank = rank
         self._config = config
         self._run_dir = run_dir
-        self.max_iterations = config.max_iterations
-        self._warned = False
-        self._store: CheckpointStore | None = None
-        self._control = Control()
         self._num_steps = config.agent.num_steps_per_env
-        self._saved_at = 0.0
+        self._control = Control()
+        self._warned = False
+        # Checkpoints and comparisons of the ranks
+        self._store: CheckpointStore | None = None
         self._interval, self._interval_s = parse_interval(config.checkpoint.interval)
+        self._saved_at = 0.0
         self._last_check = 0
+        # Learner. The synchronizer is also made where it is not used, so that a wrong name is reported on one rank too.
         synchronizer = make_synchronizer(config.sync)
         if rank.world_size == 1:
-            # There is nobody to differ from, and no process group that one of the user's could use.
-            synchronizer = AllReduce()
+            synchronizer = AllReduce()  # there is no process group, which a user's own could need
         self.alg = make_ppo(config, env.get_observations(), env.num_actions, synchronizer, env.device)
+        if rank.is_main and config.fsdp_devices > 1:
+            emit("status", text=self.alg.sharding.table(config.fsdp_min_size_mb))
+        # Rollout
         self._finite = FiniteCheck(env, self.alg.storage)
         self._roll_out: Callable[[TensorDict], TensorDict] = self._take_steps
         if config.env.sim.capture == "step" and self._can_capture_steps():
             self._roll_out = CapturedCall(self._take_steps, "the control step", env.device, env.sim)
-        # Sum of the steps' mean rewards; kept, so that steps of all rollouts add to the same memory.
+        # Sum of the steps' mean rewards. Always the same tensor: recorded steps add to its address.
         self._reward = torch.zeros((), device=env.device)
-        if rank.is_main and config.fsdp_devices > 1:
-            emit("status", text=self.alg.sharding.table(config.fsdp_min_size_mb))
-        # On a CPU a rollout uses one thread, as the physics does: its batches are small.
+        # Threads. On a CPU a rollout uses one, as the physics does: its batches are small.
         self._num_threads = torch.get_num_threads()
         self._is_update_shared = self._update_flop() >= MIN_SHARED_FLOP
 
@@ -99,7 +102,7 @@ class Runner:
 
     @contextlib.contextmanager
     def _threads(self, *, shared: bool) -> Iterator[None]:
-        """Have torch use this rank's threads, or one; on a GPU, leave them alone."""
+        """Let torch use all threads of this rank, or one. On a GPU this changes nothing."""
         if self.env.device == "cpu" and not shared:
             torch.set_num_threads(1)
         try:
@@ -109,7 +112,7 @@ class Runner:
                 torch.set_num_threads(self._num_threads)
 
     def _can_capture_steps(self) -> bool:
-        """Return whether control steps can become CUDA graphs; recurrent policies wait for the device in every step."""
+        """Return whether control steps can become CUDA graphs: those of recurrent policies wait for the device."""
         recurrent = self._config.agent.rnn != "none"
         if recurrent and self._rank.is_main:
             emit("status", text="--env.sim.capture step: a recurrent policy cannot be captured; the physics is.")
@@ -120,28 +123,30 @@ class Runner:
         return can_capture
 
     def train(self, control: Control | None = None) -> Row:
-        """Train up to ``max_iterations`` iterations; where the run directory has a checkpoint, go on from the newest.
+        """Train up to ``max_iterations`` iterations, from the newest checkpoint of the run directory if there is one.
 
         Args:
-            control: Is told of progress, and asked whether to stop.
+            control: Receives progress, and can request a stop.
 
         Returns:
             The last row of metrics.
 
         Raises:
-            NonFiniteError: On every rank, if any has a number that is not finite; no checkpoint is written from there on.
-            DesyncError: On every rank, if parameters differ that have to be equal.
+            NonFiniteError: On every rank, if a number of any rank is not finite. No checkpoint is written after that.
+            DesyncError: On every rank, if ranks differ that must be equal.
             OSError: On rank 0, if a file cannot be written.
         """
         self._control = control or Control()
         self.alg.train_mode()
         with contextlib.ExitStack() as stack:
+            # Start or resume
             if self._output_dir:
                 self._store = CheckpointStore(self._output_dir, self._config.checkpoint)
                 stack.callback(self._store.close)
             content = self._newest_checkpoint()
-            obs = self._begin() if content is None else self._go_on(content)
+            obs = self._start() if content is None else self._resume(content)
             done = self.current_learning_iteration
+            # Metrics
             metrics = Metrics(
                 rank=self._rank.rank,
                 world_size=self._rank.world_size,
@@ -152,12 +157,13 @@ class Runner:
                 iteration=done,
                 counters=content and content.get("counters"),
             )
+            # Length of the run. Earlier iterations may have had other sizes, so the steps that are left are divided.
             if self._config.total_timesteps is not None:
-                # Iterations may have been of other sizes before.
                 left = self._config.total_timesteps - metrics.total_steps
                 self.max_iterations = done + max(0, left // metrics.num_samples)
             if self._rank.is_main:
                 emit("length", max_iterations=self.max_iterations)
+            # Writers, then the iterations
             outputs = self._writers(done)
             for writer in outputs:
                 stack.callback(writer.close)
@@ -168,29 +174,31 @@ class Runner:
         return self._run_dir if self._rank.is_main else None
 
     def _newest_checkpoint(self) -> dict[str, Any] | None:
-        """What rank 0 finds in the run directory, which the other ranks need not see."""
+        """Return the newest checkpoint. Rank 0 reads it: the other ranks may not see the run directory."""
         newest = broadcast_from_main(self._store.read_newest() if self._store else None)
         return checkpoint.load(newest[1], "cpu") if newest else None
 
     def _writers(self, done: int) -> list[Writer]:
-        """Where rank 0 writes rows; after those that are there already, but for what came after the checkpoint."""
+        """Return the writers of rank 0. They drop rows of iterations after the checkpoint that the run resumes from."""
         if not self._output_dir:
             return []
         has_rows = (self._output_dir / runs.METRICS).exists()
         return writers(self._config, self._output_dir, done if has_rows else None)
 
-    def _begin(self) -> TensorDict:
-        """Start a run; returns the first observations."""
+    def _start(self) -> TensorDict:
+        """Start a run and return the first observations."""
         if self._config.init_from is not None:
             content = checkpoint.load(Path(self._config.init_from), self.env.device)
             self.alg.load(content, {"actor": True, "critic": True}, strict=True)
         self.env.stagger()
         return self.env.get_observations()
 
-    def _go_on(self, content: dict[str, Any]) -> TensorDict:
-        """Take up a run where a checkpoint left it; returns the observations that come next."""
+    def _resume(self, content: dict[str, Any]) -> TensorDict:
+        """Continue from a checkpoint and return the next observations."""
+        # Learner
         self.alg.load(content, None, strict=True)
         done = self.current_learning_iteration = self._last_check = content["iter"]
+        # Whether the state of every rank can be restored
         states: list[RankState] = content.get("ranks") or []
         obs = self.env.get_observations()
         own = self._rank_state(obs)
@@ -198,24 +206,25 @@ class Runner:
         if self._rank.is_main:
             how = "" if same else f", saved by {len(states) or 'other'} ranks or with other envs: envs are drawn anew"
             emit("status", text=f"Going on from iteration {done}{how}.")
-        if not same:
-            seed_generators(self._config.seed, self._rank.rank, resumed_iteration=done)
-            self.env.resume_curricula([state_part(state, "env/") for state in states])
-            self.env.reset()
-            self.env.stagger()
-            return self.env.get_observations()
-        return self._restore(states[self._rank.rank], obs)
+        if same:
+            return self._restore(states[self._rank.rank], obs)
+        # Otherwise new envs. They must not repeat the draws of the start of the run.
+        seed_generators(self._config.seed, self._rank.rank, resumed_iteration=done)
+        self.env.resume_curricula([state_part(state, "env/") for state in states])
+        self.env.reset()
+        self.env.stagger()
+        return self.env.get_observations()
 
     def _restore(self, state: RankState, obs: TensorDict) -> TensorDict:
         self.env.load_state(state_part(state, "env/"))
         self.alg.load_memory(state_part(state, "memory/"))
         for group, saved in state_part(state, "obs/").items():
             obs[group] = saved.to(self.env.device)
-        restore_random_state(state_part(state, "random/"), self.env.device)  # last: what came before may have drawn
+        restore_random_state(state_part(state, "random/"), self.env.device)  # last: the steps above may draw
         return obs
 
     def _rank_state(self, obs: TensorDict) -> RankState:
-        """What this rank has to itself, between two iterations."""
+        """Return the per-rank state between two iterations."""
         parts = {
             "env/": self.env.state(),
             "memory/": self.alg.memory(),
@@ -231,21 +240,26 @@ class Runner:
         for iteration in range(self.current_learning_iteration + 1, self.max_iterations + 1):
             saves = iteration == self.max_iterations or iteration % (self._interval or sys.maxsize) == 0
             if self.alg.schedule == "linear":
-                left = (self.max_iterations - iteration + 1) / self.max_iterations
-                self.alg.learning_rate = left * self._config.agent.learning_rate
+                initial = self._config.agent.learning_rate
+                self.alg.learning_rate = linear_rate(initial, iteration, self.max_iterations)
+            # Rollout and update
             for hook in self.hooks:
                 hook.before_iteration(self, iteration)
             obs, sample = self._iteration(obs, iteration, saves)
             for hook in self.hooks:
                 hook.after_iteration(self, iteration, sample)
             self.current_learning_iteration = iteration
+            # Metrics of all ranks, in one collective
             row, totals, stops, save_is_due, not_finite = metrics.outcome(iteration, sample)
-            self._refuse_not_finite(row, not_finite, sample)
+            self._raise_if_not_finite(row, not_finite, sample)
+            # Curricula
             self.env.end_iteration(totals)
             self._warn_of_overflow(row)
+            # Rows, and errors of the thread that writes checkpoints
             if self._store:
                 self._store.check()
                 self._write(row, outputs)
+            # Checkpoint, which compares the ranks too
             if self._run_dir and (saves or stops or save_is_due):
                 self._checkpoint(obs, metrics, row)
             elif self._check_is_due(averaged=row["parameter_spread"] is not None):
@@ -263,27 +277,26 @@ class Runner:
         emit("iteration", row=row)
 
     def _checkpoint(self, obs: TensorDict, metrics: Metrics, row: Row) -> None:
-        """Have rank 0 write a checkpoint of all ranks, once they have been compared."""
+        """Compare the ranks, then let rank 0 write a checkpoint of all of them."""
+        # Learner, equal on all ranks
         if not self.alg.synchronizer.keeps_equal and row["parameter_spread"] is None:
             self.alg.average()
         content = self._compared_state()
-        # The last mini-batch's step may have broken what no loss has seen yet.
+        # No loss has seen the parameters yet that the last optimizer step left.
         numbers = {name: t for name, t in flatten(content).items() if t.is_floating_point()}
         finite = torch.stack([t.isfinite().all() for t in numbers.values()]).tolist()
         broken = [name for name, is_finite in zip(numbers, finite, strict=True) if not is_finite]
         if broken:
             raise NonFiniteError(f"iteration {row['iteration']}: not finite after the update: {', '.join(broken[:4])}")
+        # State of every rank
         own = self._rank_state(obs)
         packed = gather_on_main(pack(own))
         self._saved_at = time.monotonic()
+        # File
         if self._store:
             ranks = [unpack(one, own) for one in packed]
-            mean_return = row["mean_return"]
-            self._store.save(
-                self.current_learning_iteration,
-                {**content, "infos": None, "counters": metrics.counters(), "ranks": ranks},
-                mean_return,
-            )
+            full = {**content, "infos": None, "counters": metrics.counters(), "ranks": ranks}
+            self._store.save(self.current_learning_iteration, full, row["mean_return"])
 
     def _check_is_due(self, averaged: bool) -> bool:
         comparable = self.alg.synchronizer.keeps_equal or averaged
@@ -291,7 +304,7 @@ class Runner:
         return comparable and self.current_learning_iteration // interval > self._last_check // interval
 
     def _compared_state(self) -> dict[str, Any]:
-        """The learner's state, once it is known to be the same on every rank, and what it is of."""
+        """Return the learner's state with its iteration and task, after checking that all ranks have the same."""
         state = self.alg.save()
         if self._rank.world_size > 1:
             check_equal(flatten(state), f"iteration {self.current_learning_iteration}")
@@ -304,26 +317,29 @@ class Runner:
             sim = self._config.env.sim
             emit(
                 "warning",
-                text=f"{row['overflowed_envs']} envs had more contacts or constraints than fit, so that some were dropped; "
-                f"raise --env.sim.nconmax {sim.nconmax} and --env.sim.njmax {sim.njmax}; "
+                text=f"{row['overflowed_envs']} envs had more contacts or constraints than fit, so that some were "
+                f"dropped; raise --env.sim.nconmax {sim.nconmax} and --env.sim.njmax {sim.njmax}; "
                 f"mjlab-dist size-buffers {self._config.task} measures what it takes",
             )
 
     def _iteration(self, obs: TensorDict, iteration: int, saves: bool) -> tuple[TensorDict, Sample]:
         clock = self.alg.clock
+        # Rollout. The update reuses parameters that FSDP2 gathers here, and cannot use tensors of inference mode.
         start = clock.mark()
-        # FSDP2 keeps what a rollout has gathered for the update, which may not use tensors of inference mode.
         no_grad = torch.no_grad() if self.alg.sharding.sharded else torch.inference_mode()
         with no_grad, self._threads(shared=False):
             obs = self._roll_out(obs)
             self.alg.compute_returns(obs)
             not_finite = self._finite.count(obs)
+        # Update
         collected = clock.mark()
         with self._threads(shared=self._is_update_shared):
             losses = self.alg.update()
+        # Averaging of parameters, where gradients are not averaged
         spread = torch.full((), math.nan, device=self.env.device)
         if not self.alg.synchronizer.keeps_equal and (saves or self.alg.synchronizer.due(iteration)):
             spread = self.alg.average()
+        # Times: CUDA events can be read after the device has passed them.
         done = clock.mark()
         if self.env.device != "cpu":
             torch.cuda.synchronize(self.env.device)
@@ -347,7 +363,7 @@ class Runner:
         )
 
     def _take_steps(self, obs: TensorDict) -> TensorDict:
-        """Take all control steps of a rollout; returns the observations after the last one."""
+        """Take all control steps of a rollout and return the observations after the last one."""
         self._reward.zero_()
         for step in range(self._num_steps):
             obs = self._control_step(step, obs)
@@ -371,12 +387,12 @@ class Runner:
         return obs
 
     def _is_save_due(self) -> bool:
-        """By the clock of rank 0, which all follow."""
+        """Return whether a checkpoint is due by the clock of rank 0, which all ranks follow."""
         interval_s = self._interval_s
         return self._rank.is_main and interval_s is not None and time.monotonic() - self._saved_at >= interval_s
 
-    def _refuse_not_finite(self, row: Row, ranks: list[int], sample: Sample) -> None:
-        """End training on every rank; those that have such envs keep their states."""
+    def _raise_if_not_finite(self, row: Row, ranks: list[int], sample: Sample) -> None:
+        """Raise on every rank if a number of any rank is not finite; ranks with such envs write a dump of them."""
         when = f"iteration {row['iteration']}"
         if self._rank.rank in ranks:
             dump = self._finite.dump(self._config.task, sample.totals)

@@ -1,0 +1,86 @@
+"""Adam, the schedules of its learning rate, and its state in checkpoints."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from mjlab_dist.distributed.sharding import Sharding
+
+MIN_LEARNING_RATE, MAX_LEARNING_RATE = 1e-5, 1e-2
+"""Range of the adaptive learning rate, as in rsl_rl."""
+
+
+class Adam(torch.optim.Adam):
+    """Torch's Adam without the wrappers around its methods for torch.compile, which import all of torch's compiler."""
+
+    step = torch.no_grad()(inspect.unwrap(torch.optim.Adam.step))
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    load_state_dict = inspect.unwrap(torch.optim.Optimizer.load_state_dict)
+    state_dict = inspect.unwrap(torch.optim.Optimizer.state_dict)
+    zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
+
+
+def adapt_rate(rate: torch.Tensor, kl: torch.Tensor, desired_kl: float) -> None:
+    """Update the learning rate by rsl_rl's adaptive schedule, without waiting for the device.
+
+    Args:
+        rate: The learning rate, a scalar; changed in place. It is divided by 1.5 if the policy moved too far, and
+            multiplied by 1.5 if it moved too little.
+        kl: Mean KL divergence of a mini-batch over all ranks, a scalar.
+        desired_kl: KL divergence that the schedule aims at.
+    """
+    slower = (rate / 1.5).clamp(min=MIN_LEARNING_RATE)
+    faster = (rate * 1.5).clamp(max=MAX_LEARNING_RATE)
+    too_near = (kl < desired_kl / 2.0) & (kl > 0.0)
+    rate.copy_(torch.where(kl > desired_kl * 2.0, slower, torch.where(too_near, faster, rate)))
+
+
+def linear_rate(initial: float, iteration: int, num_iterations: int) -> float:
+    """Return the learning rate of an iteration that falls linearly, to 0 after the last one.
+
+    Args:
+        initial: Learning rate of the first iteration.
+        iteration: The iteration, from 1.
+        num_iterations: Iterations of the whole run.
+    """
+    return (num_iterations - iteration + 1) / num_iterations * initial
+
+
+def whole_state(optimizer: Adam, parameters: Sequence[torch.Tensor], sharding: Sharding) -> dict[str, Any]:
+    """Return an optimizer's state in the layout of torch's Adam, with whole tensors.
+
+    Args:
+        optimizer: The optimizer. Its learning rate is one tensor.
+        parameters: All parameters in the optimizer's order, as DTensors where they are sharded.
+        sharding: Which of them are sharded. If any are, this is a collective.
+    """
+    whole = optimizer.state_dict()
+    whole["state"] = {
+        i: {key: t if key == "step" else sharding.whole(parameters[i], t) for key, t in state.items()}
+        for i, state in whole["state"].items()
+    }
+    for group in whole["param_groups"]:
+        group.update(lr=float(group["lr"]), fused=None, capturable=False)
+    return whole
+
+
+def load_whole_state(
+    optimizer: Adam, whole: dict[str, Any], parameters: Sequence[torch.Tensor], sharding: Sharding
+) -> None:
+    """Load what :func:`whole_state` returned; the arguments are the same."""
+    (own,) = optimizer.param_groups
+    (group,) = whole["param_groups"]
+    rate: torch.Tensor = own["lr"]
+    rate.fill_(float(group["lr"]))
+    state = {
+        i: {key: t if key == "step" else sharding.part(parameters[i], t) for key, t in state.items()}
+        for i, state in whole["state"].items()
+    }
+    group = {**group, "lr": rate, "fused": own["fused"], "capturable": own["capturable"]}
+    optimizer.load_state_dict({"state": state, "param_groups": [group]})
+    # Loading copies tensors, but the learning rate must stay the one that the update writes to.
+    optimizer.param_groups[0]["lr"] = rate
