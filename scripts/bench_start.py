@@ -7,6 +7,7 @@ uv run python scripts/bench_start.py
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import subprocess
 import sys
@@ -22,6 +23,7 @@ COLD_ROUNDS = 3
 
 def main() -> None:
     """Print the times in s."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     for command in COMMANDS:
         took = [_seconds(*command) for _ in range(ROUNDS + 1)][1:]
         print(f"{' '.join(command):<32} {spread(took, 2)} s")

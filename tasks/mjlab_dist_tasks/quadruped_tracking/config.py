@@ -37,7 +37,10 @@ def tracking() -> TrainConfig:
             events={"start": event(motion.start_in_motion, command="motion"), "push": env.events["push"]},
             commands={
                 "motion": term(
-                    motion.Motion, file="mjlab_dist_tasks.quadruped_tracking:motions.npz", sites=(".*_foot",)
+                    motion.Motion,
+                    file="mjlab_dist_tasks.quadruped_tracking:motions.npz",
+                    motions=(".*",),
+                    sites=(".*_foot",),
                 )
             },
         ),

@@ -1,0 +1,130 @@
+"""Every command line of the README and the docs is accepted by the program."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from conftest import BIN, Command
+
+ROOT = Path(__file__).parents[2]
+
+PAGES = (
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "tasks").glob("*/*/README.md")),
+)
+
+OWN_TASKS = {"my-ant", "my-robot"}
+"""Tasks that a page has the reader create; the template stands in for them, since new-task creates the same config."""
+
+PROGRAMS = {"train", "play", "list-tasks", "mjlab-dist"}
+
+RUN = "2026-01-31_12-00-00"
+"""Run directory that the docs name."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A command line of a page."""
+
+    page: str
+    environ: tuple[str, ...]
+    words: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.page}: {' '.join(self.words)}"
+
+
+def documented() -> Iterator[Line]:
+    """Yield the command lines of all shell blocks."""
+    for page in PAGES:
+        for block in re.findall(r"^```(?:sh|bash)?\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+            for line in block.replace("\\\n", " ").splitlines():
+                for command in line.removeprefix("$ ").partition("  #")[0].split(" && "):
+                    if match := re.match(r"((?:[A-Z_]+=\S+ )*)(?:uv run |torchrun )(.*)", command):
+                        words = shlex.split(match[2], comments=True)
+                        yield Line(page.relative_to(ROOT).as_posix(), tuple(match[1].split()), tuple(words))
+
+
+def of_program(*names: str) -> list[Line]:
+    """Return the lines of some programs, each line once."""
+    found: dict[tuple[str, ...], Line] = {}
+    for line in documented():
+        words = line.words[line.words.index("train") :] if "--no-python" in line.words else line.words
+        if words[0] in names:
+            found.setdefault(words, Line(line.page, line.environ, words))
+    return list(found.values())
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a short run of cartpole-balance, under the name that the docs use."""
+    command = Command(f"{os.getpid()}-documented", tmp_path_factory.mktemp("documented"))
+    flags = ("--gpu-ids", "None", "--num-envs", "8", "--max-iterations", "1", "--agent.num-steps-per-env", "4")
+    done = command("train", "cartpole-balance", *flags)
+    assert done.code == 0, done.err
+    (run,) = (command.cwd / "logs" / "cartpole-balance").iterdir()
+    run.rename(run.with_name(RUN))
+    return command.cwd
+
+
+def standing_in(words: tuple[str, ...]) -> list[str]:
+    return ["template" if word in OWN_TASKS else word for word in words]
+
+
+def test_the_pages_have_commands() -> None:
+    lines = list(documented())
+    assert len(lines) > 60
+    assert {line.words[0] for line in lines} >= {*PROGRAMS, "python", "pytest"}
+
+
+@pytest.mark.parametrize("line", of_program("train"), ids=str)
+def test_a_documented_training_is_a_valid_config(command: Command, trained: Path, line: Line) -> None:
+    command.cwd = trained
+    environ = dict(pair.split("=", 1) for pair in line.environ)
+    done = command(*standing_in(line.words), "--print-config", env=environ)
+    assert done.code == 0, done.err
+    assert done.out.startswith("task: ")
+
+
+@pytest.mark.parametrize("line", of_program("python", "scripts"), ids=str)
+def test_a_documented_script_has_the_flags(command: Command, line: Line) -> None:
+    script = next(word for word in line.words if word.endswith(".py"))
+    if not (ROOT / script).is_file():
+        pytest.skip(f"{script} is written by the reader")
+    command.cwd = ROOT
+    done = command(str(BIN / "python"), script, "--help")
+    assert done.code == 0, done.err
+    for flag in (word for word in line.words if word.startswith("--")):
+        assert flag in done.out
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("line", of_program("train"), ids=str)
+def test_a_documented_training_trains(command: Command, trained: Path, line: Line) -> None:
+    command.cwd = trained
+    words = standing_in(line.words)
+    if "--hosts" in words:
+        pytest.skip("needs other machines")
+    small = ["--num-envs", "8", "--max-iterations", "2"]
+    device = ["--gpu-ids", "None"] if "--cpu-ranks" not in words else []
+    done = command(*without(words, "--max-iterations", "--num-envs", "--gpu-ids"), *small, *device)
+    assert done.code == 0, done.err
+
+
+def without(words: list[str], *flags: str) -> list[str]:
+    """Leave out flags with their values."""
+    kept: list[str] = []
+    skips = False
+    for word in words:
+        skips = word in flags if word.startswith("--") else skips
+        if not skips:
+            kept.append(word)
+    return kept
