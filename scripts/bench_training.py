@@ -1,4 +1,4 @@
-"""Measure complete trainings on one and two CPU ranks: wall-clock time of the command, and final mean return.
+"""Measure complete training runs on one and two CPU ranks: wall-clock time of the command, and final mean return.
 
 uv run python scripts/bench_training.py cartpole-balance
 uv run python scripts/bench_training.py cartpole-swingup

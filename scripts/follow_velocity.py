@@ -99,7 +99,7 @@ def _in_words(figures: dict[str, Any]) -> str:
     return (
         f"{figures['robots']} robots, {figures['seconds']:.0f} s\n"
         f"linear tracking {figures['tracking']:.1%} of its maximum, the worst robot {figures['worst_tracking']:.1%}\n"
-        f"speed {figures['speed_m_s']:.3f} m/s, told {figures['told_m_s']:.3f} m/s in the mean\n"
+        f"speed {figures['speed_m_s']:.3f} m/s, commanded {figures['told_m_s']:.3f} m/s (means)\n"
         f"fell: {figures['fell']} of {figures['robots']}"
     )
 

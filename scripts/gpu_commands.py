@@ -29,13 +29,13 @@ ROOT = Path(__file__).resolve().parents[1]
 """Root of the repository."""
 
 MARK = "MJLAB_DIST_GPU_REPORT"
-"""Variable that all processes of a command inherit, whatever their session."""
+"""Variable that all processes of a command inherit, even in other sessions."""
 
 TAIL_LINES = 30
 """Lines of a failed command's output that are kept in the results."""
 
 STOP_GRACE_S = 60.0
-"""Seconds that a training has to save a checkpoint once its time is up."""
+"""Time in s that a training run gets to save a checkpoint after its time limit."""
 
 LEFT_OUT = (
     "PYTHONDONTWRITEBYTECODE",
@@ -258,7 +258,7 @@ def installed(name: str) -> list[str]:
     path = Path(sys.executable).parent / name
     if path.is_file():
         return [str(path)]
-    # A package that lies in a directory of PYTHONPATH has its commands elsewhere.
+    # Packages in a directory of PYTHONPATH have their commands elsewhere.
     function = {"train": "train", "mjlab-dist": "umbrella"}[name]
     return [sys.executable, "-c", f"from mjlab_dist.cli.main import {function}; {function}()"]
 

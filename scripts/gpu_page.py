@@ -245,7 +245,7 @@ SPEED_HEAD = ("env-steps/s", "by the wall clock", "collection", "update", "envs 
 
 
 def _speed(figures: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the columns of a short training; an error instead of missing figures."""
+    """Return the columns of a short training run; an error instead of missing figures."""
     if "steps_per_s" not in figures:
         return ("", "", "", "", "", "failed, see below")
     low, high = figures["min_steps_per_s"], figures["max_steps_per_s"]

@@ -34,7 +34,7 @@ WALKING_LENGTH = 0.95
 """Minimum mean length of episodes, as a fraction of the maximum, for a policy to count as walking."""
 
 EXIT_STOPPED = 75
-"""Exit code of a training that was stopped with a checkpoint."""
+"""Exit code of a training run that was stopped with a checkpoint."""
 
 CURVE_POINTS = 300
 
@@ -269,7 +269,7 @@ def inject_faults(site: Site, data: Data) -> None:
         }
         if not good:
             failures.append(
-                f"{fault}: exit code {ended.code} in place of {FAULT_CODES[fault]}, rank named: {named}, "
+                f"{fault}: exit code {ended.code} instead of {FAULT_CODES[fault]}, rank named: {named}, "
                 f"left running: {', '.join(ended.left) or 'nothing'}:\n{ended.tail}"
             )
     finish(failures)
@@ -346,7 +346,7 @@ def _follow(site: Site, run: Path) -> Data:
 
 
 def learning_curve(task: str, run: Path, rows: list[Data], episode_steps: int) -> list[Data]:
-    """Return the progress of a training by minute: mean return, tracking with exploration, and episode length.
+    """Return the progress of a training run by minute: mean return, tracking with exploration, and episode length.
 
     Args:
         task: Name of the task.

@@ -31,7 +31,7 @@ RESULTS = "results"
 """Subdirectory of the data directory for the results."""
 
 PART_LIMIT_S = 440.0
-"""Time limit of a part in s. A training that is stopped by it may need another minute for its checkpoint."""
+"""Time limit of a part in s. A stopped training run may need another minute for its checkpoint."""
 
 PROBE = (
     "import json, torch; "

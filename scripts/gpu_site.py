@@ -1,4 +1,4 @@
-"""Short trainings and measurements for the parts of the GPU report."""
+"""Short training runs and measurements for the parts of the GPU report."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Data = dict[str, Any]
 """Figures of a part: plain JSON data."""
 
 TRAIN_LIMIT_S = 180.0
-"""Time limit of a short training in s."""
+"""Time limit of a short training run in s."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Site:
     peer_python: Path | None
     """Python interpreter of an environment with mjlab."""
     continues: bool
-    """Whether a training continues from an earlier attempt."""
+    """Whether a training run continues from an earlier attempt."""
 
     @property
     def device(self) -> str:

@@ -26,9 +26,9 @@ class Sizes:
     num_envs: tuple[int, ...]
     """Numbers of envs, smallest first."""
     iterations: int
-    """Iterations of a short training."""
+    """Iterations of a short training run."""
     steps: int
-    """Number of control steps in a measurement of a control step."""
+    """Number of control steps per measurement."""
     faults: tuple[str, ...]
     """Faults that are injected into a rank."""
     hang_timeout_s: float
@@ -36,9 +36,9 @@ class Sizes:
     trainings: dict[str, str]
     """Tasks that are trained until they walk, by part."""
     training_envs: int
-    """Number of envs in these trainings."""
+    """Number of envs in these training runs."""
     training_iterations: int | None
-    """Number of iterations of these trainings; None for the task's own."""
+    """Number of iterations of these training runs; None for the task's own."""
     training_limit_s: float
     """Seconds after which they are stopped."""
     robots: int

@@ -396,7 +396,7 @@ def test_files_that_are_none(tmp_path: Path, file: str) -> None:
     assert "there is no file" in refused_file(str(tmp_path / "none.npz"))
     text = tmp_path / "text.npz"
     text.write_text("fps 50")
-    assert "is no npz of plain arrays" in refused_file(str(text))
+    assert "is not an npz file of plain arrays" in refused_file(str(text))
     np.savez(tmp_path / "empty.npz", fps=50)
     assert "has no joints" in refused_file(str(tmp_path / "empty.npz"))
     np.savez(tmp_path / "none.npz", fps=50, joints=JOINTS)

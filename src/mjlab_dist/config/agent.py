@@ -65,8 +65,8 @@ class AgentConfig:
     min_std: float = 1e-3
     """Minimum standard deviation of the actions. It keeps its gradient at the minimum, so that it can grow again."""
     std_type: Literal["scalar", "log"] = "scalar"
-    """Parameter of the standard deviation. scalar: the value itself. log: its logarithm, so that updates are
-    relative."""
+    """Parameter of the standard deviation. scalar: the value itself. log: its logarithm, so that updates scale with the
+    value."""
     orthogonal_init: bool = False
     """Initialize the networks with orthogonal weights and zero biases, instead of torch's default. The gain is sqrt(2),
     but 0.01 in the policy's last layer, so that initial actions hardly depend on the observation, and 1 in the value

@@ -123,8 +123,8 @@ class PlayConfig:
     run: str = "latest"
     """Run directory, or latest for the task's newest run."""
     checkpoint: str | None = None
-    """Checkpoint to play: latest, best (the highest mean return), or a checkpoint file. Default: latest. A file needs
-    no run."""
+    """Checkpoint to play: latest, best (the highest mean return), or a checkpoint file. Default: latest. With a file,
+    run is not needed."""
     nan_dump: str | None = None
     """File errors/nan_rank<N>.pt of a run that stopped because a number was not finite. The step that led to the number
     is repeated, and no policy is played."""

@@ -110,7 +110,7 @@ class EventConfig:
     when: Literal["startup", "reset", "interval"] = "reset"
     """startup: once, before the first episode. reset: at the start of each episode. interval: at intervals."""
     interval_s: tuple[float, float] = (5.0, 10.0)
-    """Range of the simulated time between two events in s, sampled per env. It is used if when is interval."""
+    """Range of the simulated time between two events, in s, sampled per env; for when: interval."""
 
     def every(self, low_s: float, high_s: float) -> EventConfig:
         """Return a copy of this event that happens at intervals, which each env samples uniformly.
@@ -172,7 +172,7 @@ class TerrainPartConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TerrainConfig:
-    """Terrain that replaces the scene's geom floor: tiles in levels of difficulty along x, and in kinds along y."""
+    """Terrain instead of the scene's geom floor: a grid of tiles, rows by difficulty (x) and columns by kind (y)."""
 
     parts: dict[str, TerrainPartConfig] = field(default_factory=dict)
     """Kinds of terrain by name; without any, the scene keeps its own floor."""

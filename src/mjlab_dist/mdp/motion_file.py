@@ -81,7 +81,7 @@ def read_motions(file: str) -> MotionFile:
         with np.load(path, allow_pickle=False) as arrays:
             found = {name: np.asarray(arrays[name]) for name in arrays.files}
     except (OSError, ValueError, zipfile.BadZipFile, AttributeError) as error:
-        raise UserError(f"{flag}: is no npz of plain arrays; {_FORMAT}") from error
+        raise UserError(f"{flag}: is not an npz file of plain arrays; {_FORMAT}") from error
     missing = [key for key in _KEYS if key not in found]
     motions = {name: frames for name, frames in found.items() if name not in _KEYS}
     if missing or not motions:

@@ -203,7 +203,7 @@ class FootSlip(Term):
 
 
 def stand_still(env: Env, command: str, moving_m_s: float = 0.1, joint: str = "root") -> torch.Tensor:
-    """Return the squared speed of the base along its x and y axes, in m2/s2, if the command is to stand, else 0.
+    """Return the squared speed of the base along its x and y axes, in m2/s2, if the robot must stand, else 0.
 
     A command counts as standing if its norm is less than moving_m_s.
     """

@@ -1,4 +1,4 @@
-"""Sensor terms: measurements after the physics of every control step."""
+"""Sensor terms: they measure once per control step, after the physics."""
 
 from __future__ import annotations
 

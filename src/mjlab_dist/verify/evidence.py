@@ -1,4 +1,4 @@
-"""Evidence that each rank gathers about itself during a short training."""
+"""Evidence that each rank gathers about itself during a short training run."""
 
 from __future__ import annotations
 

@@ -186,7 +186,10 @@ def height(env: Env, cube: str, low_m: float, high_m: float) -> torch.Tensor:
 
 
 def cube_at_target(env: Env, *, cube: str, command: str, scale_m: float, low_m: float, high_m: float) -> torch.Tensor:
-    """Reward: 1 if the cube is at the target, 0.24 at a distance of scale_m, times :func:`height`; (num_envs,)."""
+    """Reward: closeness of the cube to the target, times :func:`height`; (num_envs,).
+
+    The closeness is 1 at the target, and 0.24 at a distance of scale_m.
+    """
     return closeness(cube_to_target(env, cube, command), scale_m) * height(env, cube, low_m, high_m)
 
 

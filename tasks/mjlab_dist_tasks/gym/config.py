@@ -54,7 +54,7 @@ _AGENT = AgentConfig(
 control steps, instead of 320 mini-batches of 64. The learning rate falls to 0 from 1e-3, instead of 3e-4."""
 
 _STEADY = dataclasses.replace(_AGENT, schedule="fixed")
-"""A constant learning rate, for tasks that still improve at the end of the training (docs/performance.md)."""
+"""A constant learning rate, for tasks that still improve at the end of the run (docs/performance.md)."""
 
 _SMALL_STEPS = dataclasses.replace(
     _AGENT,
@@ -266,7 +266,7 @@ def reacher() -> TrainConfig:
 def _train(task: str, *, env: EnvConfig, agent: AgentConfig = _AGENT) -> TrainConfig:
     """Return a config with a million control steps, as in published results.
 
-    The number of envs is over all ranks, so that the training does not depend on the number of ranks.
+    The number of envs is over all ranks, so that the result does not depend on the number of ranks.
     """
     return TrainConfig(task=task, total_num_envs=32, total_timesteps=1_000_000, agent=agent, env=env)
 

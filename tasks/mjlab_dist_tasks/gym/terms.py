@@ -25,15 +25,15 @@ def velocities(env: Env) -> torch.Tensor:
 
 
 def wrenches(env: Env, sensor: str) -> torch.Tensor:
-    """Observation: contact torques and forces on the bodies, in N m and N; (num_envs, 6 * (nbody - 1)).
+    """Observation: contact torques and forces on all bodies but the world, in N m and N.
 
-    The world is not among the bodies.
+    The shape is (num_envs, 6 * (nbody - 1)).
     """
     return env.sensor(sensor, Wrenches).cfrc_ext[:, 1:].flatten(1)
 
 
 def inertias(env: Env, sensor: str) -> torch.Tensor:
-    """Observation: inertias and masses of the bodies, without the world; (num_envs, 10 * (nbody - 1)).
+    """Observation: inertias and masses of all bodies but the world; (num_envs, 10 * (nbody - 1)).
 
     Inertias are about the centre of mass of the body's tree.
     """
@@ -41,9 +41,9 @@ def inertias(env: Env, sensor: str) -> torch.Tensor:
 
 
 def body_velocities(env: Env, sensor: str) -> torch.Tensor:
-    """Observation: angular and linear velocities of the bodies, in rad/s and m/s; (num_envs, 6 * (nbody - 1)).
+    """Observation: angular and linear velocities of all bodies but the world, in rad/s and m/s.
 
-    The world is not among the bodies.
+    The shape is (num_envs, 6 * (nbody - 1)).
     """
     return env.sensor(sensor, Bodies).cvel[:, 1:].flatten(1)
 

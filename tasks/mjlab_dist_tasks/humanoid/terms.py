@@ -1,8 +1,8 @@
 """Terms of the humanoid task: a clock that sets when each foot should be on the ground, and rewards for following it.
 
 They follow Siekmann et al. 2021 (arXiv:2011.01387), who reward each foot for being on the ground in one part of a cycle
-and in the air in the other part. Unlike there, the transitions between the parts are not smooth. While the command is
-to stand, there is no clock, and both feet should be on the ground.
+and in the air in the other part. Unlike there, the transitions between the parts are not smooth. While the robot
+must stand, there is no clock, and both feet should be on the ground.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOVING = 0.1
 
 
 def walks(env: Env, command: str) -> torch.Tensor:
-    """Return whether the command is to move, (num_envs,) of bool."""
+    """Return whether the robot must move, (num_envs,) of bool."""
     return env.command(command).norm(dim=1) > _MOVING
 
 
@@ -35,7 +35,7 @@ def phase(env: Env, period_s: float) -> torch.Tensor:
 
 
 def clock(env: Env, command: str, period_s: float) -> torch.Tensor:
-    """Observation: sine and cosine of the phase, (num_envs, 2); 0 while the command is to stand."""
+    """Observation: sine and cosine of the phase, (num_envs, 2); 0 while the robot must stand."""
     angle = 2.0 * math.pi * phase(env, period_s)
     return torch.stack([torch.sin(angle), torch.cos(angle)], dim=1) * walks(env, command).unsqueeze(1)
 
@@ -57,7 +57,7 @@ def gait(env: Env, sensor: str, command: str, period_s: float) -> torch.Tensor:
 
 
 class SwingHeight(Term):
-    """Reward: sum over feet in the air of the squared difference from a target height, in m2; (num_envs,).
+    """Reward: squared difference from a target height, summed over the feet in the air, in m2; (num_envs,).
 
     Heights are above the env's origin. Positions and contacts of the feet belong to the start of the last substep.
     """

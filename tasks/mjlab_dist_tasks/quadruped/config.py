@@ -49,8 +49,8 @@ _AGENT = AgentConfig(
     entropy_coef=0.002,
     desired_kl=0.02,
 )
-"""Settings for two ranks with 64 envs each. desired-kl limits the change of the policy per update, whatever the number
-of samples: with 256 envs per rank, the same return takes five times as many samples. With a larger entropy bonus, the
+"""Settings for two ranks with 64 envs each. desired-kl limits the change of the policy per update for any number of
+samples: with 256 envs per rank, the same return takes five times as many samples. With a larger entropy bonus, the
 policy relies on its exploration noise, and falls more often when it is played without."""
 
 
