@@ -56,7 +56,7 @@ def main() -> None:
     run_dir = max(Path(log_root, "cartpole-balance").iterdir())
     rows = runs.read_metrics(run_dir)
     unfinished = [p.name for p in (run_dir / runs.CHECKPOINTS).iterdir() if p.name.endswith(".tmp")]
-    restarts, reached = done.stdout.count("Starting again"), rows[-1]["mean_return"] or 0.0
+    restarts, reached = done.stdout.count("Restarting"), rows[-1]["mean_return"] or 0.0
     numbers = [row["iteration"] for row in rows]
     left = [*leftovers(), *(p.name for p in Path(temporary).iterdir()), *unfinished]
     shutil.rmtree(temporary)

@@ -132,9 +132,9 @@ def test_rows_2_and_7_a_killed_run_goes_on_as_if_nothing_had_happened(
     out, err = process.communicate(timeout=120)
     assert process.returncode == Exit.DONE, out + err
     assert "rank 1 ended without a report: killed" in out
-    assert "Starting again (1 of 2)" in out
+    assert "Restarting (1 of 2)" in out
     assert "Going on from iteration 2." in out
-    assert "Starting again (2 of 2)" in out
+    assert "Restarting (2 of 2)" in out
     assert "Going on from iteration 6." in out
     assert_equal(final(run), final(unharmed))
     assert untimed(run) == untimed(unharmed)
@@ -145,8 +145,8 @@ def test_row_3_the_same_fault_again_ends_the_run(command: Command) -> None:
     flags = ("--checkpoint.interval", "1", "--max-restarts", "5")
     done = command(*TRAIN, *flags, env={"MJLAB_DIST_FAULT": "1:3:exit,1:3:exit,1:3:exit"})
     assert done.code == Exit.INFRASTRUCTURE
-    assert done.out.count("Starting again") == 1
-    assert "The run is not started again, since it got no further than before" in done.err
+    assert done.out.count("Restarting") == 1
+    assert "Not restarting: this attempt completed no new iteration" in done.err
     assert runs.find_checkpoint(only_run(command.cwd)).name == "model_2.pt"
 
 
@@ -155,7 +155,7 @@ def test_row_3_restarts_are_counted(command: Command) -> None:
     done = command(*TRAIN, *flags, env={"MJLAB_DIST_FAULT": "1:3:raise,0:5:raise,1:7:raise"})
     assert done.code == Exit.FAILED
     assert "rank 0 failed: RuntimeError: a fault on purpose" in done.err
-    assert "The run is given up after 1 restarts" in done.err
+    assert "Giving up after 1 restarts" in done.err
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
@@ -220,7 +220,7 @@ def test_row_8_a_hang_is_noticed_and_the_run_goes_on(command: Command, unharmed:
     done = command(*TRAIN, *flags, env={"MJLAB_DIST_FAULT": f"1:4:{kind}"})
     assert done.code == Exit.DONE, done.err
     run = only_run(command.cwd)
-    assert "Starting again (1 of 1)" in done.out
+    assert "Restarting (1 of 1)" in done.out
     if kind == "sigstop":
         assert "ranks hang: rank 0 has done 3 iterations, rank 1 has done at least " in done.out
         assert "Rank 0, after 3 iterations: HangError: no iteration for" in done.out
@@ -241,7 +241,7 @@ def test_row_9_nan_on_one_rank_stops_all_and_can_be_replayed(command: Command, a
     assert "physics qvel (slider)" in line
     assert "observation actor (cart_velocity)" in line
     assert "env 32," in line, "of all envs of the run, the first that rank 1 has"
-    assert "Starting again" not in done.out
+    assert "Restarting" not in done.out
     assert runs.find_checkpoint(run).name == "model_2.pt"
     assert runs.read_metrics(run)[-1]["iteration"] == 2
     dump = run / runs.ERRORS / "nan_rank1.pt"
@@ -280,7 +280,7 @@ def test_row_10_a_flipped_bit_ends_the_run_and_no_checkpoint_has_it(command: Com
     done = command(*TRAIN, *flags, env={"MJLAB_DIST_FAULT": "1:5:corrupt"})
     assert done.code == Exit.NUMERICS, done.err
     assert "DesyncError: iteration 6: ranks 0-1 differ in actor." in done.err
-    assert "Starting again" not in done.out
+    assert "Restarting" not in done.out
     run = only_run(command.cwd)
     assert runs.find_checkpoint(run).name == "model_4.pt"
     assert runs.read_metrics(run)[-1]["iteration"] == 6

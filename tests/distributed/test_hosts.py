@@ -182,9 +182,9 @@ def test_a_host_with_other_versions_is_refused(add_host: Add, refusal_of: Callab
     with_package(tmp_path / "there_too", "torch", "2.9.0+other")
     add_host(NODE8, paths={sys.executable: with_package(tmp_path / "there_too", "mjlab_dist", "0.0.1")})
     assert refusal_of(NODE7, NODE8) == (
-        f"host {NODE7}: has torchrunx 0.3.0, this machine {version('torchrunx')}; "
+        f"host {NODE7}: has torchrunx 0.3.0, but this machine has {version('torchrunx')}; "
         "install the same environment there, under the same path; "
-        f"host {NODE8}: has mjlab-dist 0.0.1 and torch 2.9.0+other, this machine {version('mjlab-dist')} and "
+        f"host {NODE8}: has mjlab-dist 0.0.1 and torch 2.9.0+other, but this machine has {version('mjlab-dist')} and "
         f"{version('torch')}; install the same environment there, under the same path"
     )
 
@@ -203,7 +203,7 @@ def test_a_host_without_the_working_directory_is_refused(
     add_host(NODE7)
     add_host(NODE8, paths={str(directory): "/nowhere"})
     assert refusal_of(NODE7, NODE8) == (
-        f"host {NODE8}: has no directory {directory}; start from a directory that all machines have"
+        f"host {NODE8}: has no directory {directory}; start from a directory that exists on all machines"
     )
 
 
@@ -218,12 +218,12 @@ def test_a_host_that_refuses_connections_is_refused(ssh_config: Path, key_file: 
 
 
 def test_a_name_that_does_not_resolve_is_refused(refusal_of: Callable[..., str]):
-    mend = "check it, or add it to /etc/hosts"
+    fix = "check it, or add it to /etc/hosts"
     assert (
         refusal_of("node7.invalid")
-        == f"host node7.invalid: name does not resolve (SSH's config file is not enough for this); {mend}"
+        == f"host node7.invalid: name does not resolve (an entry in SSH's config file is not enough); {fix}"
     )
-    assert refusal_of("node..7").endswith(mend)
+    assert refusal_of("node..7").endswith(fix)
 
 
 def test_a_name_that_only_ssh_knows_is_refused_since_torchrunx_looks_it_up(
@@ -242,21 +242,21 @@ def test_a_host_that_says_nothing_is_refused(ssh_config: Path, key_file: Path, r
         port = mute.getsockname()[1]
         ssh_config.write_text(host_entry(NODE7, port, key_file))
         assert refusal_of(NODE7) == (
-            f"host {NODE7}: no answer within 5 s on port {port}; is it switched on, and is a firewall between?"
+            f"host {NODE7}: no answer within 5 s on port {port}; is it switched on, or does a firewall block it?"
         )
 
 
 def test_a_host_whose_programs_hang_is_given_up(add_host: Add, refusal_of: Callable[..., str], tmp_path: Path):
     add_host(NODE7, paths={sys.executable: program(tmp_path / "python", "exec sleep 600")})
     assert refusal_of(NODE7, timeout_s=1.5) == (
-        f"host {NODE7}: no answer within 1.5 s; see what `ssh {NODE7}` waits for"
+        f"host {NODE7}: no answer within 1.5 s; run `ssh {NODE7}` to see what it waits for"
     )
 
 
 def test_a_host_that_lets_no_key_in_is_refused(add_host: Add, refusal_of: Callable[..., str]):
     add_host(NODE7, user_key=paramiko.ECDSAKey.generate())
     assert refusal_of(NODE7) == (
-        f"host {NODE7}: SSH has no key that lets user {getpass.getuser()} in; "
+        f"host {NODE7}: no SSH key is accepted for user {getpass.getuser()}; "
         f"`ssh {NODE7}` must work without a password"
     )
 
@@ -264,7 +264,7 @@ def test_a_host_that_lets_no_key_in_is_refused(add_host: Add, refusal_of: Callab
 def test_a_key_with_a_passphrase_lets_nobody_in(add_host: Add, key_file: Path, refusal_of: Callable[..., str]):
     add_host(NODE7)
     paramiko.ECDSAKey.from_private_key_file(str(key_file)).write_private_key_file(str(key_file), password="secret")
-    assert "SSH has no key that lets user" in refusal_of(NODE7)
+    assert "no SSH key is accepted for user" in refusal_of(NODE7)
 
 
 def test_without_any_key_the_host_is_refused(
@@ -274,7 +274,7 @@ def test_without_any_key_the_host_is_refused(
     key_file.unlink()
     assert f"SSH failed ({key_file}: No such file or directory)" in refusal_of(NODE7)
     ssh_config.write_text(ssh_config.read_text().replace("IdentityFile", "# IdentityFile"))
-    assert "SSH has no key that lets user" in refusal_of(NODE7)
+    assert "no SSH key is accepted for user" in refusal_of(NODE7)
 
 
 def test_a_host_that_is_no_ssh_server_is_refused(web: str, refusal_of: Callable[..., str]):
@@ -345,7 +345,7 @@ def test_this_machine_comes_first(add_host: Add, ssh_config: Path):
     assert chosen(ssh_config, "127.0.0.1") == ("localhost",)
     assert chosen(ssh_config, "127.0.0.1", NODE7, GLOO_SOCKET_IFNAME="lo") == ("localhost", NODE7)
     for hosts in [(NODE7,), (NODE7, "localhost"), ("node7.invalid",)]:
-        with pytest.raises(UserError, match=rf"^--hosts {' '.join(hosts)}: .*; name localhost first$"):
+        with pytest.raises(UserError, match=rf"^--hosts {' '.join(hosts)}: .*; put localhost first$"):
             chosen(ssh_config, *hosts)
     with pytest.raises(UserError, match=r"localhost and 127\.0\.0\.1 are both this machine; drop one"):
         chosen(ssh_config, "localhost", NODE7, "127.0.0.1")
@@ -361,7 +361,7 @@ def test_names_that_lead_nowhere_for_others_are_refused(
         socket, "getaddrinfo", lambda name, *args: look_up_all(name.replace("node1", "127.0.1.1"), *args)
     )
     monkeypatch.setattr(socket, "gethostname", lambda: "node1")
-    with pytest.raises(PreflightError, match=r"^this machine: its own name leads to 127\.0\.1\.1, where"):
+    with pytest.raises(PreflightError, match=r"^this machine: its own name resolves to 127\.0\.1\.1, which"):
         chosen(ssh_config, "localhost", NODE7)
     assert len(chosen(ssh_config, "localhost", NODE7, GLOO_SOCKET_IFNAME="lo")) == 2
 
@@ -373,7 +373,7 @@ def test_a_host_that_cannot_call_back_is_refused(add_host: Add, refusal_of: Call
     add_host(NODE7, paths={sys.executable: python})
     assert refusal_of(NODE7) == (
         f"host {NODE7}: cannot connect to this machine at {own_address(('localhost', NODE7))}; "
-        "let all ports through the firewalls between them"
+        "allow all ports in the firewalls between them"
     )
 
 
@@ -382,13 +382,13 @@ def test_a_host_whose_own_name_leads_nowhere_is_refused(add_host: Add, refusal_o
         tmp_path / "python", f'case "$*" in *gethostname*) echo 127.0.1.1;; *) exec {sys.executable} "$@";; esac'
     )
     add_host(NODE7, paths={sys.executable: python})
-    assert f"host {NODE7}: its own name leads to 127.0.1.1, where no other can reach it" in refusal_of(
+    assert f"host {NODE7}: its own name resolves to 127.0.1.1, which other machines cannot reach" in refusal_of(
         NODE7, needs_address=True
     )
 
 
 def test_an_ipv6_address_is_refused(refusal_of: Callable[..., str]):
-    assert refusal_of("2001:db8::7").endswith("name the host by its IPv4 address")
+    assert refusal_of("2001:db8::7").endswith("give the host's IPv4 address")
 
 
 def test_what_a_launch_leaves_on_a_host_is_killed(add_host: Add, ssh_config: Path):
@@ -448,7 +448,7 @@ def test_a_rank_killed_on_another_machine_is_started_again(command: Command, tra
     assert done.code == Exit.DONE, done.out + done.err
     assert not command.leftovers()
     assert "rank 1 ended without a report: killed" in done.out
-    assert f"{NODE7}[0].log. Starting again (1 of 1)" in done.out
+    assert f"{NODE7}[0].log. Restarting (1 of 1)" in done.out
     assert "Going on from iteration 2." in done.out
     assert [row["iteration"] for row in runs.read_metrics(only_run(command.cwd))] == list(range(1, 7))
 
@@ -482,7 +482,7 @@ def test_ranks_that_somebody_else_stops_have_failed(command: Command, train: tup
     psutil.Process(json.loads((only_run(command.cwd) / runs.RANKS).read_text())[1]["pid"]).terminate()
     out, err = process.communicate(timeout=30)
     assert process.returncode == Exit.INFRASTRUCTURE, out + err
-    assert "train: a rank was asked to stop (SIGTERM), and not by its launcher" in err
+    assert "train: a rank received SIGTERM, but not from its launcher" in err
     assert not command.leftovers()
 
 
@@ -505,5 +505,6 @@ def test_another_launchers_ranks_do_without_hosts(command: Command, train: tuple
     assert done.code == Exit.USAGE
     assert (
         done.err
-        == f"train: --hosts localhost {NODE7}: torchrun starts the ranks, on its own machines; drop one of the two\n"
+        == f"train: --hosts localhost {NODE7}: torchrun starts the ranks and chooses their machines; "
+        "drop --hosts or torchrun\n"
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mjlab_dist.launch.ranks import plain_record
+from mjlab_dist.launch.log_records import plain_record
 
 
 class Touch:

@@ -1,1 +1,1 @@
-"""From a config to ranks: devices, torchrunx, logs, signals."""
+"""Start the ranks of a run: plan, processes, signals, restarts."""

@@ -1,4 +1,4 @@
-"""What a run would do, without starting it."""
+"""``--dry-run``: plan a run and measure its memory, without starting it."""
 
 from __future__ import annotations
 
@@ -23,40 +23,41 @@ from mjlab_dist.worker import prepare_process
 
 @dataclass(frozen=True, kw_only=True)
 class DryRun:
-    """What a run would do."""
+    """Result of a dry run."""
 
     plan: RunPlan
-    """What was settled; the run directory does not exist unless the run is resumed."""
+    """Devices, hosts, budget and directory; the directory does not exist unless the run is resumed."""
     budget: Budget
-    """Envs per rank, and iterations; for ``--num-envs auto`` as if every rank had the memory of the first."""
+    """Envs per rank, and iterations; ``--num-envs auto`` assumes that every rank has the memory of the first."""
     env_bytes: int
-    """Bytes that an env takes on its rank's device."""
+    """Memory of one env on its rank's device, in bytes."""
     usable_bytes: int
-    """Bytes that the envs of a rank may take there."""
+    """Memory available to all envs of a rank on that device, in bytes."""
 
 
 def dry_run(config: TrainConfig, listen: Listener) -> DryRun:
-    """Settle a run and build a few envs on its first device, without starting ranks or writing files.
+    """Plan a run and build a few envs on its first device, without starting ranks or writing files.
 
     Args:
         config: The run.
-        listen: Receives the progress of compiling.
+        listen: Receives the progress of kernel compilation.
 
     Raises:
         UserError: If the config cannot train here, or another launcher started this process.
     """
     if launcher := outside_launcher(os.environ):
-        raise UserError(f"--dry-run: shows what this command starts itself; run it without {launcher}")
-    # Devices, hosts, budget, directory
+        raise UserError(f"--dry-run: only describes ranks that this command starts; run it without {launcher}")
+    # Plan: devices, hosts, budget, directory
     check_config(config)
     number_by_bus(os.environ)
     plan = plan_run(config, os.environ, find_gpus(), runs.next_run_dir)
-    # Memory, measured on a few envs
+    # Memory of an env, measured on a few of them
     with start_up():
         prepare_process(plan.devices[0], Rank(), config.seed)
         from mjlab_dist.env import sizing  # noqa: PLC0415 (imports torch)
     with listening(listen):
         room = sizing.measure_room(config, plan.devices[0].device, len(plan.devices))
+    # Number of envs for --num-envs auto
     budget = plan.budget
     if budget is None:
         num_envs, _ = sizing.choose_num_envs([room] * plan.num_ranks)
@@ -65,12 +66,13 @@ def dry_run(config: TrainConfig, listen: Listener) -> DryRun:
 
 
 def describe(config: TrainConfig, run: DryRun) -> list[tuple[str, str]]:
-    """Return what a dry run found, as rows of a title and a text.
+    """Return the result of a dry run as rows of a title and a text.
 
     Args:
         config: The run.
-        run: What :func:`dry_run` returned for it.
+        run: Result of :func:`dry_run` for this config.
     """
+    # Figures
     plan, budget = run.plan, run.budget
     num_envs = budget.num_envs * plan.num_ranks
     per_iteration = num_envs * config.agent.num_steps_per_env
@@ -81,6 +83,7 @@ def describe(config: TrainConfig, run: DryRun) -> list[tuple[str, str]]:
     kept = f"the newest {config.checkpoint.keep_last}" if config.checkpoint.keep_last else "all"
     unit = "" if isinstance(config.checkpoint.interval, str) else " iterations"
     logs = log_dir(config, plan.run_dir, os.environ)
+    # Table
     rows = [
         ("Task", config.task),
         ("Ranks", f"{plan.num_ranks}: {_devices(plan.devices)}{_on_hosts(plan.hosts)}"),
@@ -96,6 +99,7 @@ def describe(config: TrainConfig, run: DryRun) -> list[tuple[str, str]]:
         ("Curves", "metrics.jsonl and " + {"tensorboard": "TensorBoard", "wandb": "Weights & Biases"}[config.logger]),
         ("Rank logs", "none" if logs is None or plan.num_ranks == 1 else str(logs)),
     ]
+    # Notes and warnings
     if budget.note:
         rows.append(("Note", budget.note))
     rows += [("Warning", warning) for warning in plan.warnings]

@@ -1,6 +1,6 @@
-"""Runs once, in the process that ranks are forked from: imports what they need. Not imported anywhere else.
+"""Preloaded by the process that ranks are forked from: imports the ranks' libraries. Never import it elsewhere.
 
-It must stay safe to fork: nothing here starts a thread, opens a connection, initializes Warp or touches a device.
+The process must stay safe to fork: do not start threads, open connections, initialize Warp or use a device here.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from mjlab_dist.imports import import_learner, start_up
 from mjlab_dist.worker import die_with_parent
 
 die_with_parent()
-with start_up(), contextlib.suppress(Exception):  # a rank imports it again, and reports what is wrong
+with start_up(), contextlib.suppress(Exception):  # a rank repeats the import and reports the error
     import_learner()
     import torchrunx.worker  # noqa: F401
 

@@ -1,7 +1,7 @@
-"""Other machines to train on: which, whether they can, and an end to what is left there. Imports no torch.
+"""Other machines to train on: choose them, check them, and kill processes left there. Imports no torch.
 
-What is asked, and how, is what torchrunx does when it starts ranks: the same look-up of names, the same SSH library and files,
-the same interpreter and working directory.
+The checks do what torchrunx does when it starts ranks: they use the same name lookup, SSH library and config files,
+Python interpreter and working directory.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 HERE = "localhost"
-"""What torchrunx, and the names of log files, call this machine."""
+"""Name of this machine for torchrunx and in the names of log files."""
 
 CONNECT_TIMEOUT_S = 5
-"""Seconds that a host has to answer as an SSH server."""
+"""Seconds to wait for a host's SSH server to answer."""
 
 PACKAGES = ("mjlab-dist", "torchrunx", "torch")
-"""What must be of the same version on all machines: processes hand each other pickles, and run the same collectives."""
+"""Packages whose versions must be equal on all machines: processes exchange pickles and run the same collectives."""
 
 PROBE = (
     "import importlib.metadata as m, json, sys, mjlab_dist; print(json.dumps({n: m.version(n) for n in sys.argv[1:]}))"
 )
-"""Program that prints the versions of the packages that its arguments name."""
+"""Program that prints the versions of the packages given as arguments."""
 
 CALL = f"import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), {CONNECT_TIMEOUT_S})"
-"""Program that connects to an address, its first argument, at a port, its second."""
+"""Program that connects to an address and a port, its two arguments."""
 
 OWN_ADDRESS = "import socket; print(socket.gethostbyname(socket.gethostname()))"
-"""Program that prints the address of a machine's own name: what gloo tells other machines, unless it is told an interface."""
+"""Program that prints the address of a machine's own name, which gloo announces to other machines by default."""
 
 INTERFACE = "GLOO_SOCKET_IFNAME"
-"""Variable that names the network interface whose address gloo tells instead."""
+"""Variable that names the network interface whose address gloo announces instead."""
 
 END = """
 import glob, os, signal, sys, time
@@ -74,72 +74,78 @@ for _ in range(20):
     time.sleep(0.1)
 sys.exit(1)
 """
-"""Program that kills processes started with a variable, ``name=value``, until none is left; fails where one stays."""
+"""Program that kills all processes started with a variable ``name=value``; fails if any is left after two seconds."""
 
 END_TIMEOUT_S = 10.0
-"""Seconds that all hosts have to do that."""
+"""Seconds to wait until all hosts have run that program."""
 
 SAME = "install the same environment there, under the same path"
 
 
 def choose_hosts(config: TrainConfig, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The machines to start ranks on, once each of them is known to be able to train.
+    """Return the machines to start ranks on, after checking that each of them can train.
 
     Args:
         config: The run's config.
         environ: The environment.
 
     Returns:
-        Names as torchrunx takes them: this machine's first, then others'; mostly this one's alone.
+        Host names for torchrunx; the first is this machine, which without ``--hosts`` is the only one.
 
     Raises:
-        UserError: If this machine is not the first of several, or is named twice.
-        PreflightError: If one cannot be trained on.
+        UserError: If this machine is not the first of several, or is given twice.
+        PreflightError: If any machine cannot train.
     """
     if not config.hosts:
         return (HERE,)
+
+    # This machine must be the first, and given once
     first, *others = config.hosts
     shown = f"--hosts {' '.join(config.hosts)}"
-    if not _is_known_as_this_machine(first):
-        raise UserError(f"{shown}: rank 0 writes the run's files, on this machine; name localhost first")
-    repeated = [host for host in others if _is_known_as_this_machine(host)]
+    if not _resolves_to_this_machine(first):
+        raise UserError(f"{shown}: rank 0 writes the run's files on this machine; put localhost first")
+    repeated = [host for host in others if _resolves_to_this_machine(host)]
     if repeated:
         raise UserError(f"{shown}: {first} and {repeated[0]} are both this machine; drop one of the two")
     if not others:
         return (HERE,)
+
+    # Without a chosen interface, gloo announces the address of each machine's own name
     needs_address = INTERFACE not in environ
-    if needs_address and (fault := _fault_of_name()):
+    if needs_address and (fault := _check_own_name()):
         raise PreflightError(f"this machine: {fault}")
+
+    # The other machines
     check_hosts(others, config.ssh_config, needs_address=needs_address)
     return (HERE, *others)
 
 
 def own_address(hosts: Sequence[str]) -> str:
-    """The address at which all hosts reach this machine: that of the way to the first other one.
+    """Return the address at which other hosts reach this machine: the source address of its route to the first of them.
 
     Args:
-        hosts: What :func:`choose_hosts` returned.
+        hosts: Result of :func:`choose_hosts`.
     """
     if len(hosts) == 1:
         return LOOPBACK
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as unsent:
         try:
-            unsent.connect((hosts[1], 9))  # sends nothing: the kernel only chooses a way
+            unsent.connect((hosts[1], 9))  # sends nothing: the kernel only chooses the route
         except OSError:
-            return LOOPBACK  # there is no network; hosts are other names of this machine
+            return LOOPBACK  # no network: the hosts are other names of this machine
         return unsent.getsockname()[0]
 
 
 def end_on_hosts(hosts: Sequence[str], ssh_config: str | None, launch: str) -> list[str]:
-    """Kill what a launch has left on other machines, on all at the same time, and wait until it is gone.
+    """Kill processes that a launch left on other machines, in parallel, and wait until they are gone.
 
     Args:
-        hosts: What :func:`choose_hosts` returned.
+        hosts: Result of :func:`choose_hosts`.
         ssh_config: As for :func:`check_hosts`.
-        launch: The launch's value of the variable that its processes inherit.
+        launch: Value of the variable that all processes of the launch inherit.
 
     Returns:
-        Hosts where something may be left, since they did not answer.
+        Hosts that did not confirm this, and where processes may be left.
     """
 
     def end(host: str) -> bool:
@@ -150,7 +156,7 @@ def end_on_hosts(hosts: Sequence[str], ssh_config: str | None, launch: str) -> l
     ended = {host: _start(f"end on {host}", lambda host=host: end(host)) for host in hosts[1:]}
     left = set(ended)
     for host, future in ended.items():
-        with contextlib.suppress(Exception):  # SSH's library raises nearly anything
+        with contextlib.suppress(Exception):  # the SSH library raises many types of errors
             if future.result(max(0.0, deadline - time.monotonic())):
                 left.remove(host)
     return sorted(left)
@@ -159,37 +165,42 @@ def end_on_hosts(hosts: Sequence[str], ssh_config: str | None, launch: str) -> l
 def check_hosts(
     hosts: Sequence[str], ssh_config: str | None, timeout_s: float = 12.0, *, needs_address: bool = False
 ) -> None:
-    """Refuse machines that ranks could not be started on, all at once; ask all of them at the same time.
+    """Raise if ranks cannot be started on any of the hosts. Hosts are checked in parallel.
 
     Args:
-        hosts: Names or addresses; those that are this machine are fine.
+        hosts: Names or addresses. Names of this machine always pass.
         ssh_config: SSH's config file; None for the user's and the system's.
-        timeout_s: Seconds until a host that has not told all that is asked is given up.
-        needs_address: Whether a host's own name must lead to an address at which others can reach it.
+        timeout_s: Seconds after which a host that has not answered all checks fails.
+        needs_address: Whether a host's own name must resolve to an address that other machines can reach.
 
     Raises:
         UserError: If SSH's config file cannot be read.
-        PreflightError: One line that names each host that cannot be trained on, why, and the mend.
+        PreflightError: One line with every host that fails, the reason and the fix.
     """
-    import paramiko  # noqa: PLC0415 (needless where all ranks are here)
+    import paramiko  # noqa: PLC0415 (not needed if all ranks run on this machine)
 
+    # SSH connections, which are opened later
     try:
         connections = {host: _connection(host, ssh_config) for host in hosts}
     except (OSError, ValueError, paramiko.SSHException) as error:
         raise UserError(f"--ssh-config {ssh_config or '~/.ssh/config'}: {error}") from error
-    # The library logs errors that it raises too; without any handler they would be printed, with tracebacks.
+    # paramiko also logs the errors that it raises; without a handler they would be printed with tracebacks.
     logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
+    # Checks, each host in its own thread
     deadline = time.monotonic() + timeout_s
-    faults: dict[str, list[str]] = {}
-    for host, asked in [
-        (host, _start(f"ask {host}", lambda h=host, c=connection: _fault(h, c, needs_address=needs_address)))
+    checks = {
+        host: _start(f"check {host}", lambda h=host, c=connection: _check_host(h, c, needs_address=needs_address))
         for host, connection in connections.items()
-    ]:
+    }
+
+    # Hosts grouped by fault
+    faults: dict[str, list[str]] = {}
+    for host, check in checks.items():
         try:
-            fault = asked.result(max(0.0, deadline - time.monotonic()))
+            fault = check.result(max(0.0, deadline - time.monotonic()))
         except TimeoutError:
-            fault = f"no answer within {timeout_s:g} s; see what `ssh {host}` waits for"
+            fault = f"no answer within {timeout_s:g} s; run `ssh {host}` to see what it waits for"
         if fault is not None:
             faults.setdefault(fault, []).append(host)
     if faults:
@@ -199,13 +210,13 @@ def check_hosts(
 
 
 def is_this_machine(host: str) -> bool:
-    """Whether torchrunx starts a host's ranks here, without SSH: by its own rule (in its ``execute_command``).
+    """Return whether torchrunx starts a host's ranks here without SSH. Same rule as torchrunx's ``execute_command``.
 
     Args:
         host: A name or an address.
 
     Raises:
-        OSError: If the name does not resolve, or this machine's own does not.
+        OSError: If the host's name or this machine's own name does not resolve.
     """
     address = _address(host)
     return address.is_loopback or bool(_addresses(str(address)) & _addresses(socket.gethostname()))
@@ -222,7 +233,7 @@ def _addresses(name: str) -> set[str | int]:
     return {entry[4][0] for entry in socket.getaddrinfo(name, None)}
 
 
-def _is_known_as_this_machine(host: str) -> bool:
+def _resolves_to_this_machine(host: str) -> bool:
     try:
         return is_this_machine(host)
     except (OSError, UnicodeError):
@@ -230,20 +241,20 @@ def _is_known_as_this_machine(host: str) -> bool:
 
 
 def _connection(host: str, ssh_config: str | None) -> fabric.Connection:
-    import fabric  # noqa: PLC0415 (needless where all ranks are here)
+    import fabric  # noqa: PLC0415 (not needed if all ranks run on this machine)
 
-    # A config each: keys of one host's entry are added to it.
+    # One config per host, because fabric adds the keys of the host's entry to it
     config = fabric.Config(runtime_ssh_path=ssh_config)
     return fabric.Connection(host, config=config, connect_timeout=CONNECT_TIMEOUT_S)
 
 
-def _start(name: str, ask: Callable[[], T]) -> Future[T]:
-    """Start to ask a host. What it waits for, such as a name server or a stuck disk, may never end: this process need not wait."""
+def _start(name: str, function: Callable[[], T]) -> Future[T]:
+    """Run a function in a daemon thread, so that a name server or disk that never answers cannot block this process."""
     future: Future[T] = Future()
 
     def run() -> None:
         try:
-            future.set_result(ask())
+            future.set_result(function())
         except BaseException as error:  # noqa: BLE001
             future.set_exception(error)
 
@@ -251,37 +262,41 @@ def _start(name: str, ask: Callable[[], T]) -> Future[T]:
     return future
 
 
-def _fault(host: str, connection: fabric.Connection, *, needs_address: bool) -> str | None:
-    """Why ranks cannot be started on a host, and the mend; None if they can."""
+def _check_host(host: str, connection: fabric.Connection, *, needs_address: bool) -> str | None:
+    """Return why ranks cannot be started on a host, with the fix; None if they can."""
     try:
         address = _address(host)
-    except (OSError, UnicodeError):  # the latter where no name can look like this
-        return "name does not resolve (SSH's config file is not enough for this); check it, or add it to /etc/hosts"
+    except (OSError, UnicodeError):  # UnicodeError: not a valid host name
+        return "name does not resolve (an entry in SSH's config file is not enough); check it, or add it to /etc/hosts"
     try:
         if is_this_machine(host):
             return None
     except OSError:
         own = socket.gethostname()
-        return f"cannot be told from this machine, whose own name {own} does not resolve; add that to /etc/hosts"
+        return f"cannot be compared with this machine, whose own name {own} does not resolve; add {own} to /etc/hosts"
     if address.version == 6:
-        return "torchrunx's log server has no IPv6; name the host by its IPv4 address"
-    return _fault_of_ssh(host, connection, needs_address=needs_address)
+        return "torchrunx's log server does not support IPv6; give the host's IPv4 address"
+    return _check_ssh(host, connection, needs_address=needs_address)
 
 
-def _fault_of_name(address: str | None = None) -> str | None:
-    """Why other machines cannot reach one at the address of its own name, which is this machine's if none is given."""
+def _check_own_name(address: str | None = None) -> str | None:
+    """Return why other machines cannot reach a machine by its own name; None if they can.
+
+    Args:
+        address: Address that the name resolves to; None to look up this machine's.
+    """
     if address is None:
-        with contextlib.suppress(OSError):  # a name that does not resolve is told host by host
+        with contextlib.suppress(OSError):  # a name that does not resolve is reported for each host
             address = socket.gethostbyname(socket.gethostname())
     if address is None or not ipaddress.ip_address(address).is_loopback:
         return None
     return (
-        f"its own name leads to {address}, where no other can reach it; give that name another address in /etc/hosts, or set "
-        f"{INTERFACE} to the network interface, if it is called the same on all machines"
+        f"its own name resolves to {address}, which other machines cannot reach; give that name another address in "
+        f"/etc/hosts, or set {INTERFACE} to the network interface if it has the same name on all machines"
     )
 
 
-def _fault_of_ssh(host: str, connection: fabric.Connection, *, needs_address: bool) -> str | None:
+def _check_ssh(host: str, connection: fabric.Connection, *, needs_address: bool) -> str | None:
     import paramiko  # noqa: PLC0415
 
     client = connection.client
@@ -289,45 +304,46 @@ def _fault_of_ssh(host: str, connection: fabric.Connection, *, needs_address: bo
     start = time.monotonic()
     try:
         connection.open()
-        return _fault_of_environment(connection) or _fault_of_network(host, connection, needs_address=needs_address)
+        return _check_environment(connection) or _check_network(host, connection, needs_address=needs_address)
     except (paramiko.SSHException, EOFError) as error:
         transport = client.get_transport()
         is_ssh = transport is not None and transport.initial_kex_done
-        if not is_ssh and time.monotonic() - start >= CONNECT_TIMEOUT_S:  # said in several ways: "No existing session"
-            return _fault_of_socket(TimeoutError(), connection.port)
+        # The error of a server that never answers varies, such as "No existing session".
+        if not is_ssh and time.monotonic() - start >= CONNECT_TIMEOUT_S:
+            return _describe_socket_error(TimeoutError(), connection.port)
         if is_ssh and connection.transport is None:
-            # Which of the keys failed and why is lost: each file is tried as every kind of key, and the last error is raised.
-            return f"SSH has no key that lets user {connection.user} in; `ssh {host}` must work without a password"
-        return f"SSH failed ({str(error) or 'it hung up'}); `ssh {host}` must work without a password"
+            # paramiko tries each file as every type of key and raises the last error, which does not show what failed.
+            return f"no SSH key is accepted for user {connection.user}; `ssh {host}` must work without a password"
+        return f"SSH failed ({str(error) or 'connection closed'}); `ssh {host}` must work without a password"
     except OSError as error:
-        return _fault_of_socket(error, connection.port)
+        return _describe_socket_error(error, connection.port)
     finally:
         client.close()
 
 
-def _fault_of_socket(error: OSError, port: int | None) -> str:
+def _describe_socket_error(error: OSError, port: int | None) -> str:
     from paramiko.ssh_exception import NoValidConnectionsError  # noqa: PLC0415
 
-    if isinstance(error, NoValidConnectionsError):  # one for each of the host's addresses
-        return _fault_of_socket(next(e for e in error.errors.values() if isinstance(e, OSError)), port)
+    if isinstance(error, NoValidConnectionsError):  # holds an error for each of the host's addresses
+        return _describe_socket_error(next(e for e in error.errors.values() if isinstance(e, OSError)), port)
     if isinstance(error, TimeoutError):
-        return f"no answer within {CONNECT_TIMEOUT_S} s on port {port}; is it switched on, and is a firewall between?"
+        return f"no answer within {CONNECT_TIMEOUT_S} s on port {port}; is it switched on, or does a firewall block it?"
     if error.filename is not None:
-        return f"SSH failed ({error.filename}: {error.strerror}); mend SSH's config file"
+        return f"SSH failed ({error.filename}: {error.strerror}); fix SSH's config file"
     why = (error.strerror or str(error)).lower()
     return f"cannot be reached ({why} on port {port}); is its SSH server running?"
 
 
-def _fault_of_network(host: str, connection: fabric.Connection, *, needs_address: bool) -> str | None:
+def _check_network(host: str, connection: fabric.Connection, *, needs_address: bool) -> str | None:
     address = own_address((HERE, host))
     with socket.create_server((address, 0)) as server:
         if not _run(connection, _program(CALL, address, str(server.getsockname()[1]))).ok:
-            return f"cannot connect to this machine at {address}; let all ports through the firewalls between them"
+            return f"cannot connect to this machine at {address}; allow all ports in the firewalls between them"
     if not needs_address:
         return None
     answer = _run(connection, _program(OWN_ADDRESS))
-    # gloo takes the loopback address where there is no other.
-    return _fault_of_name(answer.stdout.strip().rpartition("\n")[2] if answer.ok else LOOPBACK)
+    # gloo uses the loopback address if the name does not resolve.
+    return _check_own_name(answer.stdout.strip().rpartition("\n")[2] if answer.ok else LOOPBACK)
 
 
 def _run(connection: fabric.Connection, command: str) -> Result:
@@ -335,27 +351,31 @@ def _run(connection: fabric.Connection, command: str) -> Result:
 
 
 def _program(code: str, *args: str) -> str:
-    """Command that runs a program of the standard library only."""
+    """Return the shell command for a Python program that needs only the standard library."""
     return shlex.join((sys.executable, "-I", "-S", "-c", code, *args))
 
 
-def _fault_of_environment(connection: fabric.Connection) -> str | None:
+def _check_environment(connection: fabric.Connection) -> str | None:
+    # Working directory
     directory = f"cd {shlex.quote(str(Path.cwd()))}"
     if not _run(connection, directory).ok:
-        return f"has no directory {Path.cwd()}; start from a directory that all machines have"
-    # Ranks import what this process can.
+        return f"has no directory {Path.cwd()}; start from a directory that exists on all machines"
+
+    # Interpreter, with the import path of this process, which ranks use too
     path = "export " + shlex.quote(f"PYTHONPATH={os.pathsep.join(filter(None, sys.path))}")
     python = f"{shlex.quote(sys.executable)} -c {shlex.quote(PROBE)} {' '.join(PACKAGES)}"
     answer = _run(connection, f"{directory} && {path} && {python}")
-    if answer.exited in {126, 127}:  # a shell's codes for a program that cannot be run, and one that is not there
+    if answer.exited in {126, 127}:  # the shell's exit codes for "cannot execute" and "not found"
         return f"has no {sys.executable}; {SAME}"
     if not answer.ok:
-        said = answer.stderr.strip().rpartition("\n")[2]
-        return f"{sys.executable} failed there ({said or f'exit code {answer.exited}'}); {SAME}"
-    there = json.loads(answer.stdout.strip().rpartition("\n")[2])  # the shell's own start may have printed lines before
+        last_line = answer.stderr.strip().rpartition("\n")[2]
+        return f"{sys.executable} failed there ({last_line or f'exit code {answer.exited}'}); {SAME}"
+
+    # Versions of packages
+    there = json.loads(answer.stdout.strip().rpartition("\n")[2])  # the shell may print lines first when it starts
     here = {name: importlib.metadata.version(name) for name in PACKAGES}
     differing = [name for name in PACKAGES if there[name] != here[name]]
     if differing:
         has = " and ".join(f"{name} {there[name]}" for name in differing)
-        return f"has {has}, this machine {' and '.join(here[name] for name in differing)}; {SAME}"
+        return f"has {has}, but this machine has {' and '.join(here[name] for name in differing)}; {SAME}"
     return None

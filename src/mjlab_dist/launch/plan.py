@@ -1,4 +1,4 @@
-"""What is settled about a run before any rank starts: devices, hosts, envs, iterations, run directory."""
+"""Plan of a run, made before any rank starts: devices, hosts, envs, iterations, run directory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mjlab_dist.machine.preflight import check_machine
 
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
-    """Devices, hosts, budget and directory of a run. The config says what was asked for, the plan what was settled."""
+    """Devices, hosts, budget and directory of a run: the config with ``auto``, ``all`` and ``latest`` resolved."""
 
     hosts: tuple[str, ...] = (HERE,)
     """Machines, by name or address; the first is this one."""
@@ -32,9 +32,9 @@ class RunPlan:
     run_dir: Path
     """The run directory, on this machine."""
     is_new: bool = True
-    """Whether the directory was made for this run; False for a run that is resumed."""
+    """Whether the directory was created for this run; False for a run that is resumed."""
     warnings: tuple[str, ...] = ()
-    """Lines for the user about this machine."""
+    """Warnings about this machine, one line each."""
 
     @property
     def num_ranks(self) -> int:
@@ -43,20 +43,20 @@ class RunPlan:
 
     @property
     def rank_plans(self) -> tuple[RankPlan, ...]:
-        """What each rank of a machine is started with, in order of local rank."""
+        """Plan of each rank of a machine, in order of local rank."""
         return tuple(RankPlan(device=device, budget=self.budget, run_dir=self.run_dir) for device in self.devices)
 
 
 def plan_run(
     config: TrainConfig, environ: Mapping[str, str], gpus: list[Gpu], new_run_dir: Callable[[TrainConfig], Path]
 ) -> RunPlan:
-    """Settle a run. This is the only place that resolves ``auto``, ``all``, ``latest`` and totals over ranks.
+    """Plan a run. No other function resolves ``auto``, ``all``, ``latest`` and totals over ranks.
 
     Args:
         config: A config that :func:`check_config` has passed.
-        environ: The environment, for CUDA_VISIBLE_DEVICES among others.
+        environ: Environment variables, such as CUDA_VISIBLE_DEVICES.
         gpus: The machine's GPUs.
-        new_run_dir: Called last, for the directory of a run that is not resumed.
+        new_run_dir: Creates the directory of a new run; called last, so that a run that cannot train leaves none.
 
     Raises:
         UserError: If the config cannot train here.
@@ -80,25 +80,27 @@ def check_config(config: TrainConfig) -> None:
     """Raise if a config cannot train on any machine.
 
     Raises:
-        UserError: If the config cannot train, wherever it is started.
+        UserError: If the config is invalid, or contradicts the environment.
     """
     validate(config)
     read_fault(os.environ)
     if config.init_from is not None and not Path(config.init_from).is_file():
         raise UserError(
-            f"--init-from {config.init_from}: there is no such file; name a checkpoint, model_<iteration>.pt"
+            f"--init-from {config.init_from}: there is no such file; give a checkpoint, model_<iteration>.pt"
         )
     launcher = outside_launcher(os.environ)
     if launcher and config.hosts:
         shown = " ".join(config.hosts)
-        raise UserError(f"--hosts {shown}: {launcher} starts the ranks, on its own machines; drop one of the two")
+        raise UserError(
+            f"--hosts {shown}: {launcher} starts the ranks and chooses their machines; drop --hosts or {launcher}"
+        )
 
 
 def find_resumed(config: TrainConfig) -> Path | None:
     """Return the directory of the run to resume; None for a new run.
 
     Raises:
-        UserError: If there is no such run, or it has all of its iterations.
+        UserError: If there is no such run, or it has already reached its last iteration.
     """
     if config.resume is None:
         return None
@@ -106,6 +108,7 @@ def find_resumed(config: TrainConfig) -> Path | None:
     newest = max(runs.checkpoints(run_dir), default=0)
     if newest >= config.max_iterations and config.total_timesteps is None:
         raise UserError(
-            f"--max-iterations {config.max_iterations}: is the total, and {run_dir} has {newest} already; give more of them"
+            f"--max-iterations {config.max_iterations}: is the run's total, and {run_dir} has done {newest} already; "
+            "use a higher number"
         )
     return run_dir

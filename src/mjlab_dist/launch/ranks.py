@@ -1,4 +1,4 @@
-"""Several ranks through torchrunx: started, listened to, ended. The only module that imports torchrunx."""
+"""Start ranks through torchrunx, receive their events, end their processes. Only this module uses torchrunx's API."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import contextlib
 import fnmatch
 import functools
 import gc
-import io
 import json
 import logging
 import multiprocessing
 import os
-import pickle
 import shlex
 import signal
 import socket
@@ -25,7 +23,7 @@ from concurrent.futures import Future
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO, Any, Never, TextIO, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TextIO, TypeVar
 
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.control import Control
@@ -35,13 +33,18 @@ from mjlab_dist.errors import RankError
 from mjlab_dist.faults import ATTEMPT
 from mjlab_dist.imports import start_up
 from mjlab_dist.launch.agent import FORK
-from mjlab_dist.launch.hosts import HERE, end_on_hosts, own_address
+from mjlab_dist.launch.hosts import end_on_hosts, own_address
+from mjlab_dist.launch.log_records import plain_record
 from mjlab_dist.launch.plan import RunPlan
 from mjlab_dist.launch.supervision import Ranks
 from mjlab_dist.machine.processes import LAUNCH, end_children, temporary_directory
 from mjlab_dist.messages import Event, EventHandler, Listener
 from mjlab_dist.patching import patched
 from mjlab_dist.worker import Entry, die_with_parent, run_or_die
+
+if TYPE_CHECKING:
+    import torchrunx
+    from torch._C._distributed_c10d import Store
 
 T = TypeVar("T")
 
@@ -66,10 +69,10 @@ ENVIRONMENT = (
     "XDG_CACHE_HOME",
     "MJLAB_DIST*",
 )
-"""Variables that ranks need also where torchrunx does not pass them on by itself."""
+"""Environment variables that ranks need, as patterns, including those that torchrunx does not copy by default."""
 
 SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
-"""Parts of names of variables that must not stand in a command line, which every user of the machine can read."""
+"""Parts of names of secret variables, which must not appear in a command line: every user of a machine can read it."""
 
 
 def run_ranks(
@@ -82,86 +85,118 @@ def run_ranks(
     control: Control,
     attempt: int = 0,
 ) -> list[T]:
-    """Start ranks, on this machine or on several, and wait for them.
+    """Start ranks on one or several machines, and wait for their results.
 
     Args:
-        entry: What each rank does; it travels by its name, its result as plain data.
-        result_type: The dataclass that it returns.
+        entry: Function that each rank runs. It is pickled by name; its result is sent as plain data.
+        result_type: Dataclass that ``entry`` returns.
         config: The run's config.
         plan: Devices, hosts and run directory.
-        listen: Called, in a thread of its own, with what ranks tell the console.
-        control: Asked whether the ranks are to stop in order.
-        attempt: How often these ranks have been started before.
+        listen: Called with the ranks' events for the user, in a thread of its own.
+        control: Its stop request is forwarded to the ranks.
+        attempt: Number of earlier starts of these ranks.
 
     Returns:
         The ranks' results, in order of rank.
 
     Raises:
         RankError: If a rank ended early or hung.
-        UserError: If it ended because of something that the user can mend.
+        UserError: If a rank ended because of something that the user can fix.
     """
-    hosts, ranks_per_host = plan.hosts, len(plan.devices)
-    launch, address = uuid.uuid4().hex, own_address(hosts)
-    # Opened here, on a port that the kernel gives: one that is only chosen, and opened by rank 0 seconds later, may be
-    # somebody else's by then.
-    meeting_point = _listen(here_only=len(hosts) == 1)
-    logs = log_dir(config, plan.run_dir, os.environ)
-    ranks = Ranks(hosts, ranks_per_host, listen, control)
-    rank: Callable[..., object] = run_or_die
-    with meeting_point, temporary_directory() as temporary, _child_errors() as errors, contextlib.ExitStack() as stack:
-        extra = {
-            # As multiprocessing does it, ranks import what this process can: a script's own directory is in sys.path only.
-            "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)),
-            LAUNCH: launch,
-            MEETING_POINT: f"{address}:{meeting_point.getsockname()[1]}",
-            ATTEMPT: str(attempt),
-        }
+    launch, address, logs = uuid.uuid4().hex, own_address(plan.hosts), log_dir(config, plan.run_dir, os.environ)
+    ranks = Ranks(plan.hosts, len(plan.devices), listen, control)
+    with temporary_directory() as temporary, _child_errors() as errors, contextlib.ExitStack() as stack:
+        # Port of the store where ranks meet. It stays open from here on: until rank 0 could open it, seconds later,
+        # another process might take it.
+        meeting_point = stack.enter_context(_listen(here_only=len(plan.hosts) == 1))
+        variables = _own_variables(launch, f"{address}:{meeting_point.getsockname()[1]}", attempt)
+        # Agent of this machine, which imports its libraries while this process imports its own
         agent = None
-        if len(hosts) == 1:
-            extra["TMPDIR"] = temporary  # torchrunx's agent leaves a directory there
-            forks = can_fork(plan.devices, os.environ)
-            agent = stack.enter_context(_waiting_agent({**os.environ, **extra}, forks=forks))
-            how = "forked" if forks else "spawned"
-            listen(
-                {"kind": "debug", "text": f"launcher: started torchrunx's agent (process {agent.pid}), ranks are {how}"}
-            )
-
-        # The agent imports its libraries in the meantime.
+        if len(plan.hosts) == 1:
+            variables["TMPDIR"] = temporary  # torchrunx's agent leaves a directory there
+            agent = stack.enter_context(_waiting_agent(plan.devices, variables, listen))
         with start_up():
-            import torchrunx
-            from torch._C._distributed_c10d import TCPStore
-
-        gc.collect()  # an earlier attempt's process groups, with their threads and sockets, hang in the cycles of a traceback
-        port = meeting_point.getsockname()[1]
-        listen({"kind": "debug", "text": f"launcher: ranks meet at {address}:{port}; log files in {logs}"})
-        _store = TCPStore(  # it lives as long as this variable
-            LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=meeting_point.detach()
-        )
-        pipe = stack.enter_context(_event_pipe(ranks.hear))
+            import torchrunx  # noqa: F401
+        # Store, which exists as long as this variable
+        _debug(listen, f"ranks meet at {variables[MEETING_POINT]}; log files in {logs}")
+        _store = _open_store(meeting_point)
+        # Ranks, and the wait for their results
+        pipe = stack.enter_context(_event_pipe(ranks.receive))
         stack.enter_context(_adapted_torchrunx(address, agent))
-        launcher = torchrunx.Launcher(
-            hostnames=list(hosts),
-            workers_per_host=ranks_per_host,
-            ssh_config_file=config.ssh_config,
-            backend=None,
-            copy_env_vars=tuple(exported_names(os.environ)),
-            extra_env_vars=extra,
-        ).set_logging_handlers(functools.partial(_log_handlers, logs, hosts, ranks_per_host, pipe))
+        launcher = _torchrunx_launcher(config, plan, variables, logs, pipe)
+        rank: Callable[..., object] = run_or_die
         with _in_thread(lambda: launcher.run(rank, entry, config, plan.rank_plans)) as future:
             try:
                 results = ranks.wait(future, config.hang_timeout)
             except RankError as error:
-                raise _with_log(error, logs, hosts, ranks_per_host, errors) from None
+                raise _with_log(error, logs, plan, errors) from None
             finally:
-                end_children(launch)  # torchrunx tells its agent to end, and does not wait until it has
-                if left := end_on_hosts(hosts, config.ssh_config, launch):
-                    text = f"no answer from {', '.join(left)}: processes of this run may be left there"
-                    listen({"kind": "warning", "text": text})
+                _end_processes(config, plan.hosts, launch, listen)
     return [_decoded(result_type, result) for result in results]
 
 
+def _own_variables(launch: str, meeting_point: str, attempt: int) -> dict[str, str]:
+    """Return the environment variables that a launch sets for its ranks."""
+    return {
+        # Ranks can import what this process can, as with multiprocessing: sys.path also has the script's directory.
+        "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)),
+        LAUNCH: launch,
+        MEETING_POINT: meeting_point,
+        ATTEMPT: str(attempt),
+    }
+
+
+def _open_store(meeting_point: socket.socket) -> Store:
+    """Return a key-value store that listens at a socket, until it is garbage-collected."""
+    from torch._C._distributed_c10d import TCPStore
+
+    # Reference cycles of a traceback may keep an earlier attempt's process groups alive, with threads and sockets.
+    gc.collect()
+    port = meeting_point.getsockname()[1]
+    return TCPStore(LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=meeting_point.detach())
+
+
+def _torchrunx_launcher(
+    config: TrainConfig, plan: RunPlan, variables: Mapping[str, str], logs: Path | None, pipe: int
+) -> torchrunx.Launcher:
+    """Return torchrunx's launcher for a run.
+
+    Args:
+        config: The run's config.
+        plan: Devices, hosts and run directory.
+        variables: Variables to set for the ranks, in addition to those that they inherit.
+        logs: Directory of the ranks' log files; None for no files.
+        pipe: Descriptor that events are written to.
+    """
+    import torchrunx
+
+    return torchrunx.Launcher(
+        hostnames=list(plan.hosts),
+        workers_per_host=len(plan.devices),
+        ssh_config_file=config.ssh_config,
+        backend=None,
+        copy_env_vars=tuple(exported_names(os.environ)),
+        extra_env_vars=dict(variables),
+    ).set_logging_handlers(functools.partial(_log_handlers, logs, plan.hosts, len(plan.devices), pipe))
+
+
+def _end_processes(config: TrainConfig, hosts: Sequence[str], launch: str, listen: Listener) -> None:
+    """Kill all processes of a launch, and wait for them: torchrunx asks its agents to end but does not wait."""
+    end_children(launch)
+    if left := end_on_hosts(hosts, config.ssh_config, launch):
+        text = f"no answer from {', '.join(left)}: processes of this run may still be running there"
+        listen({"kind": "warning", "text": text})
+
+
+def _debug(listen: Listener, text: str) -> None:
+    listen({"kind": "debug", "text": f"launcher: {text}"})
+
+
 def log_dir(config: TrainConfig, run_dir: Path, environ: Mapping[str, str]) -> Path | None:
-    """Where the ranks' log files go: the variable beats the flag, the flag the default; None for no files."""
+    """Return the directory of the ranks' log files, from TORCHRUNX_LOG_DIR, the flag or the default; None for no files.
+
+    The first of these that is set is used.
+    """
     chosen = environ.get("TORCHRUNX_LOG_DIR", config.torchrunx_log_dir)
     if chosen is None:
         return run_dir / "torchrunx"
@@ -169,9 +204,9 @@ def log_dir(config: TrainConfig, run_dir: Path, environ: Mapping[str, str]) -> P
 
 
 def exported_names(environ: Mapping[str, str]) -> list[str]:
-    """Names of the variables to hand to ranks through torchrunx, which writes them into a command line.
+    """Return the names of the variables that torchrunx copies to ranks, by writing them into a command line.
 
-    A process on this machine inherits the others too, secrets among them.
+    Processes on this machine inherit all other variables as well, including secrets.
     """
     return [
         name
@@ -180,27 +215,25 @@ def exported_names(environ: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _with_log(
-    error: RankError, logs: Path | None, hosts: Sequence[str], ranks_per_host: int, errors: IO[str]
-) -> RankError:
-    """The same error with the path of the rank's log; and, where the rank left no report, with what processes complained of."""
+def _with_log(error: RankError, logs: Path | None, plan: RunPlan, errors: IO[str]) -> RankError:
+    """Return an error with the path of the rank's log and, if it has no report, the error output of child processes."""
     errors.seek(0)
     message, report = str(error), error.report or errors.read()
     if logs and error.rank is not None:
-        host = hosts[error.rank // ranks_per_host]
-        found = sorted(logs.glob(f"*/{host}[[]{error.rank % ranks_per_host}].log"))
+        host_index, local_rank = divmod(error.rank, len(plan.devices))
+        found = sorted(logs.glob(f"*/{plan.hosts[host_index]}[[]{local_rank}].log"))
         message += f". Its log: {found[-1]}" if found else ""
     return RankError(message, error.rank, report, error.exit_code)
 
 
 def _decoded(result_type: type[T], plain: dict[str, Any]) -> T:
-    import dacite  # noqa: PLC0415 (needed at the end only)
+    import dacite  # noqa: PLC0415 (only needed at the end)
 
     return dacite.from_dict(result_type, plain, config=dacite.Config(cast=[Path], strict=True))  # pyright: ignore[reportArgumentType]
 
 
 def _listen(here_only: bool) -> socket.socket:
-    """Listen at a free port, of the loopback address only or of all addresses."""
+    """Listen on a free port, which the kernel chooses, of the loopback address or of all addresses."""
     if here_only:
         return socket.create_server((LOOPBACK, 0))
     if socket.has_dualstack_ipv6():
@@ -211,26 +244,33 @@ def _listen(here_only: bool) -> socket.socket:
 def can_fork(devices: Sequence[RankDevice], environ: Mapping[str, str]) -> bool:
     """Return whether ranks may be forked from a process that has imported their libraries.
 
-    MuJoCo starts EGL or OSMesa when it is imported, if the variable asks for that; both, like CUDA, do not survive a fork.
+    With MUJOCO_GL set, MuJoCo initializes EGL or OSMesa at its import. Neither survives a fork; nor does CUDA.
     """
     return all(device.device == "cpu" for device in devices) and "MUJOCO_GL" not in environ
 
 
 @contextlib.contextmanager
-def _waiting_agent(environ: Mapping[str, str], *, forks: bool) -> Iterator[subprocess.Popen[str]]:
-    """Start the agent of this machine, out of reach of Ctrl-C and SIGTERM; it waits for torchrunx's arguments.
+def _waiting_agent(
+    devices: Sequence[RankDevice], variables: Mapping[str, str], listen: Listener
+) -> Iterator[subprocess.Popen[str]]:
+    """Start the agent of this machine, protected from Ctrl-C and SIGTERM; it waits for torchrunx's arguments.
 
     Args:
-        environ: Its environment, and that of the ranks.
-        forks: Whether ranks are forked from a process that has imported their libraries.
+        devices: Devices of the ranks.
+        variables: Variables to set for the agent and the ranks.
+        listen: Receives a line for ``--verbose``.
     """
+    forks = can_fork(devices, os.environ)
     command = [sys.executable, "-u", "-m", "mjlab_dist.launch.agent", *([FORK] if forks else [])]
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    environ = {**os.environ, **variables}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})  # children inherit the mask
     try:
         agent = subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, text=True, start_new_session=True)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     try:
+        how = "forked" if forks else "spawned"
+        _debug(listen, f"started torchrunx's agent (process {agent.pid}), ranks are {how}")
         yield agent
     finally:
         agent.kill()  # its fork server and the ranks end with it
@@ -239,20 +279,23 @@ def _waiting_agent(environ: Mapping[str, str], *, forks: bool) -> Iterator[subpr
 
 @contextlib.contextmanager
 def _adapted_torchrunx(address: str, agent: subprocess.Popen[str] | None) -> Iterator[None]:
-    """Have torchrunx call this machine by an address, and take its agent here out of reach of the terminal's Ctrl-C.
+    """Patch torchrunx to use an address for this machine, and an agent that Ctrl-C in the terminal does not reach.
 
-    The machine's own name need not resolve, nor be reachable from itself. An agent that Ctrl-C reaches kills its ranks. The log
-    process is killed in the end: interrupted early, torchrunx does so minutes later, and this process could not end before.
+    - The machine's own name may not resolve, or may not be reachable from the machine itself.
+    - An agent that receives SIGINT kills its ranks.
+    - The log process is killed on exit. After an early interrupt, torchrunx would end it only minutes later, and this
+      process waits for it.
 
     Args:
-        address: Of this machine.
-        agent: Waits for the arguments of the agent here; None where torchrunx starts all agents.
+        address: Address of this machine.
+        agent: Agent on this machine, which waits for its arguments; None if torchrunx starts all agents.
     """
     import torchrunx.launcher
     import torchrunx.utils.environment
 
     started: list[BaseProcess] = []
 
+    # Records the log process, to kill it on exit
     def context(method: str) -> SimpleNamespace:
         def make(**kwargs: Any) -> BaseProcess:
             started.append(multiprocessing.get_context(method).Process(**kwargs))  # pyright: ignore[reportAttributeAccessIssue]
@@ -260,12 +303,13 @@ def _adapted_torchrunx(address: str, agent: subprocess.Popen[str] | None) -> Ite
 
         return SimpleNamespace(Process=make)
 
+    # Starts other agents in a session of their own, and passes its arguments to the agent that already runs
     def popen(command: str, **kwargs: Any) -> subprocess.Popen[str]:
         _, starts_agent, arguments = command.partition(" -m torchrunx ")
         if agent is None or not starts_agent:
             return subprocess.Popen(command, start_new_session=True, **kwargs)
         assert agent.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # an agent that has ended is noticed when it does not connect
+        with contextlib.suppress(BrokenPipeError):  # torchrunx notices an agent that has ended: it never connects
             agent.stdin.write(json.dumps(shlex.split(arguments)) + "\n")
             agent.stdin.flush()
         return agent
@@ -286,7 +330,7 @@ def _adapted_torchrunx(address: str, agent: subprocess.Popen[str] | None) -> Ite
 
 @contextlib.contextmanager
 def _event_pipe(listen: Listener) -> Iterator[int]:
-    """A pipe's writing end for torchrunx's log process, which is forked from this one, and a thread that reads it."""
+    """Yield the write end of a pipe for torchrunx's log process, a fork of this one; a thread reads events from it."""
     read_fd, write_fd = os.pipe()
 
     def read() -> None:
@@ -305,15 +349,15 @@ def _event_pipe(listen: Listener) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _in_thread(function: Callable[[], T]) -> Iterator[Future[T]]:
-    """Run a function in a thread that Ctrl-C does not reach, nor the processes that it starts.
+    """Run a function in a thread; neither the thread nor processes that it starts receive Ctrl-C.
 
-    torchrunx waits in C code, for seconds: the calling thread waits in Python instead, where KeyboardInterrupt is raised at once.
-    A terminal or a notebook sends Ctrl-C to every process, and ranks are to be ended by this one.
+    torchrunx waits in C code for seconds at a time. The calling thread waits in Python instead, where KeyboardInterrupt
+    is raised at once. A terminal or a notebook sends Ctrl-C to every process, but only this one should end the ranks.
     """
     future: Future[T] = Future()
 
     def run() -> None:
-        # A scheduler that sends SIGTERM to every process must not take the ranks' log away.
+        # Schedulers send SIGTERM to every process; the ranks' log process must survive it.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         try:
             future.set_result(function())
@@ -325,15 +369,15 @@ def _in_thread(function: Callable[[], T]) -> Iterator[Future[T]]:
     try:
         yield future
     finally:
-        # Interrupted before its agent has called, torchrunx waits for that for minutes; the thread is left to it.
+        # After an interrupt, torchrunx may wait minutes for an agent to connect; the daemon thread is left behind then.
         thread.join(timeout=2)
 
 
 @contextlib.contextmanager
 def _child_errors() -> Iterator[IO[str]]:
-    """Send what child processes print as errors to a file: torchrunx kills an agent that may have ended, and `kill` complains.
+    """Redirect the standard error of child processes to a file; this process still prints to the console or notebook.
 
-    What this process prints as errors goes where it went: to the console, or into the notebook.
+    For example, torchrunx runs ``kill`` for agents that may have ended already, and ``kill`` prints an error then.
     """
     console = os.dup(2)
     with (
@@ -350,7 +394,7 @@ def _child_errors() -> Iterator[IO[str]]:
 
 
 def _is_descriptor_2(stream: TextIO | None) -> bool:
-    """Whether a stream writes to the process's standard error; a notebook's does not."""
+    """Return whether a stream writes to the process's standard error; that of a notebook does not."""
     try:
         return stream is not None and stream.fileno() == 2
     except (OSError, ValueError):
@@ -360,48 +404,22 @@ def _is_descriptor_2(stream: TextIO | None) -> bool:
 def _log_handlers(
     directory: Path | None, hosts: Sequence[str], ranks_per_host: int, pipe: int
 ) -> list[logging.Handler]:
-    """Runs in torchrunx's log process: a file per rank, and events to the launcher."""
+    """Return handlers that write log files and send events to the launcher. Runs in torchrunx's log process."""
     from torchrunx.utils import log_streaming
     from torchrunx.utils.log_handling import file_handlers
 
-    # Collected here, after the fork, what is left of an earlier attempt's process groups would abort: it joins its threads.
+    # Collecting the remains of an earlier attempt's process groups would abort this fork: they join threads it lacks.
     gc.freeze()
     die_with_parent()
-    # Whoever reaches the port could have this process run anything by a pickle.
+
+    # Plain data only: otherwise anyone who can connect to the port could run code here by sending a pickle.
     log_streaming.__dict__["pickle"] = SimpleNamespace(loads=plain_record)
+    # Events, and log files
     handlers: list[logging.Handler] = [EventHandler(lambda event: _write_line(pipe, event))]
     if directory is not None:
         counts = [ranks_per_host] * len(hosts)
         handlers += file_handlers(list(hosts), counts, log_dir=directory, log_level=logging.INFO)
     return handlers
-
-
-class _PlainUnpickler(pickle.Unpickler):
-    """Makes containers, text and numbers only."""
-
-    def find_class(self, module: str, name: str) -> Never:
-        raise pickle.UnpicklingError(f"a log record may not hold a {module}.{name}")
-
-
-def plain_record(data: bytes) -> dict[str, Any]:
-    """Read a log record as logging's SocketHandler writes it, and nothing that runs code.
-
-    Args:
-        data: A pickle.
-
-    Returns:
-        The record's fields; where the pickle holds anything else, those of a warning in the agent's log.
-    """
-    try:
-        record = _PlainUnpickler(io.BytesIO(data)).load()
-        known = isinstance(record, dict) and {"hostname", "local_rank", "name", "msg", "levelno"} <= record.keys()
-        reason = "" if known else "it is none"
-    except Exception as error:  # noqa: BLE001 (a damaged pickle raises nearly anything)
-        record, reason = {}, str(error)
-    if reason:
-        record = {"name": "root", "hostname": HERE, "local_rank": None, "levelno": logging.WARNING}
-        record |= {"levelname": "WARNING", "msg": f"a log record was refused: {reason}"}
-    return record
 
 
 def _write_line(fd: int, event: Event) -> None:

@@ -1,4 +1,4 @@
-"""Start ranks, and start them again from the newest checkpoint where that can help."""
+"""Start ranks, and restart them from the newest checkpoint after a failure."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from mjlab_dist.worker import RunResult
 
 
 def run_with_restarts(config: TrainConfig, plan: RunPlan, listen: Listener, control: Control) -> RunResult:
-    """Start ranks, and start them again up to ``max_restarts`` times as long as each attempt gets further than the one before.
+    """Start ranks, and restart them up to ``max_restarts`` times as long as each attempt gets further than the last.
 
     Args:
         config: The run's config.
-        plan: What was settled; ranks continue from the newest checkpoint of its run directory.
-        listen: Takes progress.
-        control: A request to stop ends restarts too.
+        plan: Plan of the run; ranks resume from the newest checkpoint in its run directory.
+        listen: Receives progress.
+        control: A stop request also prevents restarts.
 
     Returns:
         The result of rank 0.
 
     Raises:
-        RankError: If a rank ended early and another start cannot help.
+        RankError: If a rank ended early and the run is not restarted.
     """
     from mjlab_dist.launch.ranks import run_ranks  # noqa: PLC0415 (torchrunx imports torch)
 
+    # The furthest iteration of all attempts
     reached = 0
 
     def listen_for_progress(event: Event) -> None:
@@ -42,29 +43,34 @@ def run_with_restarts(config: TrainConfig, plan: RunPlan, listen: Listener, cont
             results = run_ranks(
                 worker.run, RunResult, config, plan, listen=listen_for_progress, control=control, attempt=attempt
             )
-            return _as_asked(results[0], control)
+            return _raise_if_stopped_by_others(results[0], control)
         except RankError as error:
+            # Non-finite numbers and ranks that differ would recur
             if config.max_restarts == 0 or error.exit_code is Exit.NUMERICS or control.stop_requested:
                 raise
             if attempt == config.max_restarts:
-                raise _with_reason(error, f"given up after {attempt} restarts") from None
+                raise _with_reason(error, f"Giving up after {attempt} restarts") from None
             if reached == before:
-                raise _with_reason(error, "not started again, since it got no further than before") from None
+                raise _with_reason(error, "Not restarting: this attempt completed no new iteration") from None
+            # Restart
             listen({"kind": "status", "text": error.report.rstrip()})
-            listen({"kind": "warning", "text": f"{error}. Starting again ({attempt + 1} of {config.max_restarts})."})
+            listen({"kind": "warning", "text": f"{error}. Restarting ({attempt + 1} of {config.max_restarts})."})
     raise AssertionError("the last attempt returns or raises")
 
 
-def _as_asked(result: RunResult, control: Control) -> RunResult:
-    """The result of ranks that have stopped only if they were asked to: torchrunx sends them SIGTERM too, when it loses an agent."""
+def _raise_if_stopped_by_others(result: RunResult, control: Control) -> RunResult:
+    """Return the result; raise if the ranks stopped without a request of the launcher.
+
+    When torchrunx loses an agent, it sends SIGTERM to the ranks, which stop in order as if the user had asked them to.
+    """
     if result.stopped and not control.stop_requested:
         raise RankError(
-            "a rank was asked to stop (SIGTERM), and not by its launcher: by somebody else, or by torchrunx, which has lost a "
-            f"machine or an agent. The run stopped in order, with {result.checkpoint}",
+            "a rank received SIGTERM, but not from its launcher: another program sent it, or torchrunx did after it "
+            f"lost a machine or an agent. The run stopped in order and saved {result.checkpoint}",
             exit_code=Exit.INFRASTRUCTURE,
         )
     return result
 
 
 def _with_reason(error: RankError, reason: str) -> RankError:
-    return RankError(f"{error}. The run is {reason}", error.rank, error.report, error.exit_code)
+    return RankError(f"{error}. {reason}", error.rank, error.report, error.exit_code)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM to a command: a run stops in order, or at once."""
+"""Ctrl-C and SIGTERM: stop a run in order, or at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mjlab_dist.machine.processes import TEMPORARY, end_children
 
 
 class Stopper(Protocol):
-    """What a person sees of a stop."""
+    """Shows the user how a run stops."""
 
     @property
     def can_stop_in_order(self) -> bool:
@@ -26,22 +26,23 @@ class Stopper(Protocol):
         ...
 
     def stopping(self, signum: int) -> None:
-        """A first signal has come: the present iteration is finished and saved."""
+        """Called at the first signal, before the current iteration is finished and saved."""
 
     def stopped(self, signum: int) -> None:
-        """Every process has been ended at once; this one ends when this returns."""
+        """Called after all child processes were killed, just before this process ends."""
 
 
 @contextlib.contextmanager
 def stopping_on_signal(control: Control, stopper: Stopper) -> Iterator[None]:
-    """For a command: SIGINT and SIGTERM stop the run in order, or at once where nothing is trained yet; so does a second Ctrl-C.
+    """Stop a command's run in order at SIGINT or SIGTERM, or at once before training starts and at a second Ctrl-C.
 
-    Python runs signal handlers in the main thread, once it is back in Python: in a collective that takes seconds. So a thread of
-    its own takes them. Children started within do not see Ctrl-C, which a terminal sends to all.
+    A separate thread handles the signals. Python runs signal handlers in the main thread only when that thread returns
+    to Python code, which takes seconds in a collective. A terminal sends Ctrl-C to every process; children started
+    inside the context block it.
 
     Args:
-        control: Of the run.
-        stopper: Is told.
+        control: Control of the run.
+        stopper: Notified when the run stops.
     """
     at_once = threading.Event()
     read_fd, write_fd = os.pipe()
@@ -52,32 +53,35 @@ def stopping_on_signal(control: Control, stopper: Stopper) -> Iterator[None]:
         while True:
             signum = os.read(read_fd, 1)[0]
             if control.stop_requested and signum != signal.SIGINT:
-                continue  # schedulers repeat themselves
+                continue  # schedulers repeat SIGTERM
+            # First signal: stop in order
             if stopper.can_stop_in_order and not control.stop_requested:
                 stopper.stopping(signum)
                 control.request_stop()
                 continue
+            # Second Ctrl-C, or nothing to save: stop at once
             at_once.set()
             _end(signum, stopper.stopped)
 
+    # Only signals with a Python handler reach the wakeup descriptor; the handlers do nothing else
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, lambda *_: None)
     threading.Thread(target=watch, name="stop", daemon=True).start()
-    # The thread above still takes SIGINT; the main thread, and what it forks from now on, does not.
+    # The thread above still receives SIGINT. The main thread, and processes that it forks from now on, do not.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
         if at_once.is_set():
-            threading.Event().wait()  # what failed, failed because of the signal; the thread ends this process
+            threading.Event().wait()  # any error here was caused by the signal; the thread ends this process
 
 
 @contextlib.contextmanager
 def stopping_with_others(control: Control) -> Iterator[None]:
-    """Where another launcher started the ranks, which ends them too: its SIGTERM to any of them stops all in order.
+    """Stop all ranks in order when any of them receives SIGTERM; for ranks that another launcher starts and ends.
 
     Args:
-        control: Of this rank.
+        control: Control of this rank.
     """
     signal.signal(signal.SIGTERM, lambda *_: control.request_stop())
     yield

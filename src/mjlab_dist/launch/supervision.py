@@ -1,4 +1,4 @@
-"""The ranks of one launch as their launcher sees them: at work, done, failed, gone or hanging."""
+"""The launcher's view of its ranks: running, done, failed, lost or hung."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ from mjlab_dist.errors import Exit, HangError, RankError, UserError
 from mjlab_dist.messages import Event, Listener
 
 POLL_S = 0.2
-"""Seconds between two looks at the processes."""
+"""Interval between checks of the processes, in seconds."""
 
 SETTLED_S = 0.5
-"""Seconds that what a process has said before it ended may be on its way."""
+"""Seconds for the last events of a process that has ended to arrive."""
 
 GRACE_S = 2.0
-"""Seconds that the other ranks have to report, once it is known which one failed."""
+"""Seconds to wait for the other ranks' reports after the first failed rank is known, or after a hang."""
 
 LOST_S = 5.0
-"""Seconds that the other ranks have to report, where the process of one has ended without a report."""
+"""Seconds to wait for reports if the process of a rank has ended without one."""
 
 PATIENCE_S = 20.0
-"""Seconds that a rank has to say so, where the others only lost it: it may be finishing its files first."""
+"""Seconds to wait for the failed rank's report if only ranks that lost it have reported: it may still write files."""
 
 LAST_RESORT_S = 10.0
-"""Seconds beyond the ranks' own timeout after which the launcher takes them to hang: they were all stopped, say."""
+"""Seconds beyond the ranks' own timeout after which the launcher considers them hung, such as when all are stopped."""
 
 Report = dict[str, Any]
-"""What a rank says when it dies: see ``worker``."""
+"""Report of a rank that fails; ``worker`` writes it."""
 
 
 class Ranks:
-    """Ranks of one or several machines. Events come from one thread, questions from another."""
+    """Ranks of one launch, on one or several machines. One thread passes events in; another waits for the results."""
 
     def __init__(self, hosts: Sequence[str], ranks_per_host: int, listen: Listener, control: Control) -> None:
-        """Know of nothing yet.
+        """Start with no events.
 
         Args:
-            hosts: Machines that have ranks; the first is this one, whose processes can be looked at.
-            ranks_per_host: Ranks on each.
-            listen: Is handed the events that are for people.
-            control: Asked whether to stop in order.
+            hosts: Machines that run ranks. The first is this one; only its processes can be inspected.
+            ranks_per_host: Number of ranks on each machine.
+            listen: Receives the events that are for the user.
+            control: Its stop request is forwarded to the ranks.
         """
         self._hosts = hosts
         self._ranks_per_host = ranks_per_host
@@ -60,10 +60,10 @@ class Ranks:
         self._advanced_at = time.monotonic()
         self._results: dict[int, Any] = {}
         self._reports: dict[int, Report] = {}
-        self._stop_passed_on = False
+        self._stop_forwarded = False
 
-    def hear(self, event: Event) -> None:
-        """Take an event of a rank."""
+    def receive(self, event: Event) -> None:
+        """Record an event of a rank, or pass it to the listener if it is for the user."""
         rank = event.get("rank", -1)
         with self._changed:
             match event["kind"]:
@@ -86,86 +86,98 @@ class Ranks:
         """Wait for all ranks' results.
 
         Args:
-            launched: Done if torchrunx gave up: ranks end by themselves, and it never returns before they do.
+            launched: Future of torchrunx's launch. Ranks end themselves, so it is done only if torchrunx failed.
             hang_timeout_s: Seconds without an iteration after which ranks end themselves.
 
         Returns:
-            A result per rank, in order of ranks.
+            The ranks' results, in order of rank.
 
         Raises:
-            RankError: If one ended early, or hangs.
-            UserError: If one ended because of something that the user can mend.
+            RankError: If a rank ended early or hung.
+            UserError: If a rank ended because of something that the user can fix.
         """
         while True:
+            # Next event, or next check of the processes
             with self._changed:
                 self._changed.wait(POLL_S)
+
+            # All ranks are done
             if len(self._results) == self._num_ranks:
                 break
-            self._pass_on_stop()
+
+            # Stop request of the user
+            self._forward_stop()
+
+            # Failure: reported by a rank, a process that ended, an error of torchrunx, or no iteration for too long.
+            # Results may arrive while reports are awaited: processes end right after they send one.
             hangs = bool(self._iterations) and time.monotonic() - self._advanced_at > hang_timeout_s + LAST_RESORT_S
-            if self._reports or self._gone() or launched.done() or hangs:
+            if self._reports or self._lost() or launched.done() or hangs:
                 self._wait_for_reports(launched, hangs)
                 if len(self._results) == self._num_ranks:
                     break
                 raise self._failure(hangs, launched.exception() if launched.done() else None)
         return [self._results[rank] for rank in range(self._num_ranks)]
 
-    def _pass_on_stop(self) -> None:
-        """One rank is enough: what it is asked travels to all with the metrics."""
-        if self._control.stop_requested and not self._stop_passed_on and self._pids:
-            self._stop_passed_on = True
+    def _forward_stop(self) -> None:
+        """Send SIGTERM to one rank, once; it shares the request with all ranks along with the metrics."""
+        if self._control.stop_requested and not self._stop_forwarded and self._pids:
+            self._stop_forwarded = True
             rank = min(self._pids)
-            if rank not in self._gone():
+            if rank not in self._lost():
                 os.kill(self._pids[rank], signal.SIGTERM)
 
-    def _gone(self) -> list[int]:
-        """Ranks of this machine whose process has ended without a word."""
+    def _lost(self) -> list[int]:
+        """Return the ranks of this machine whose process ended without a result or a report."""
         with self._changed:
-            pids = {rank: self._pids[rank] for rank in self._silent() if rank in self._pids}
+            pids = {rank: self._pids[rank] for rank in self._pending() if rank in self._pids}
         return [rank for rank, pid in pids.items() if not _is_alive(pid)]
 
-    def _silent(self) -> list[int]:
-        """Ranks that have told neither a result nor a failure."""
+    def _pending(self) -> list[int]:
+        """Return the ranks that have sent neither a result nor a report."""
         return [rank for rank in range(self._num_ranks) if rank not in self._results and rank not in self._reports]
 
     def _wait_for_reports(self, launched: Future[Any], hangs: bool) -> None:
-        """What was said last may still be on its way, and ranks that wait for the failed one notice it soon."""
+        """Wait until the remaining events have arrived, and until ranks that wait for the failed one notice it."""
         started = time.monotonic()
         while True:
             waited_s = time.monotonic() - started
             with self._changed:
-                silent = set(self._silent())
+                pending = set(self._pending())
                 first_failed = any(not report["follows"] for report in self._reports.values())
-            # Of other machines' processes torchrunx knows.
-            open_here = {rank for rank in silent if rank < self._ranks_per_host or not launched.done()}
-            gone = set(self._gone())
-            if waited_s > SETTLED_S and open_here <= gone:
+            # All pending processes have ended, so no report can follow. torchrunx monitors those on other machines.
+            possibly_alive = {rank for rank in pending if rank < self._ranks_per_host or not launched.done()}
+            lost = set(self._lost())
+            if waited_s > SETTLED_S and possibly_alive <= lost:
                 return
             # Peers of a killed rank may never notice: with NCCL they wait in a kernel.
-            one_is_lost = bool(gone) or launched.done()
+            one_is_lost = bool(lost) or launched.done()
             if waited_s > (GRACE_S if hangs or first_failed else LOST_S if one_is_lost else PATIENCE_S):
                 return
             time.sleep(POLL_S)
 
     def _failure(self, hangs: bool, error: BaseException | None) -> RankError | UserError:
-        """The rank that failed first: by its own report, or because it is missing where others wait for it."""
+        """Return the error of the rank that failed first: its own, or one that names it as missing or hung."""
+        # A rank with an error of its own
         reports = sorted(
             self._reports.values(), key=lambda r: (r["follows"], r["type"] == HangError.__name__, r["time"])
         )
         first = reports[0] if reports else None
         if first and not first["follows"] and first["type"] != HangError.__name__:
             return _as_error(first)
+        # Hung ranks
         if hangs or any(report["type"] == HangError.__name__ for report in reports):
             return self._hang()
-        silent = self._silent()
-        if first and not silent:
+        # No rank is missing, but all that failed report that they lost another
+        pending = self._pending()
+        if first and not pending:
             return _as_error(first)
-        silent = self._gone() or silent  # the others only wait for those that are gone
-        noticed = first["message"] if first else str(error or "its process is gone")
+        # A rank without a report. If some processes have ended, the other pending ranks only wait for them.
+        missing = self._lost() or pending
+        symptom = first["message"] if first else str(error or "its process is gone")
         return RankError(
-            f"{in_words(silent)} ended without a report: killed (out of memory?) or crashed outside of Python. "
-            f"What was noticed of it: {' '.join(noticed.split())}",
-            silent[0] if len(silent) == 1 else None,
+            f"{in_words(missing)} ended without a report: killed (out of memory?) or crashed outside of Python. "
+            f"First symptom: {' '.join(symptom.split())}",
+            missing[0] if len(missing) == 1 else None,
             exit_code=Exit.INFRASTRUCTURE,
         )
 
@@ -175,7 +187,7 @@ class Ranks:
         for rank in range(self._num_ranks):
             report = self._reports.get(rank)
             done = report["iteration"] if report else self._iterations.get(rank)
-            # What a rank that says nothing has last told may be half a second old.
+            # Without a report, the last known iteration may be half a second old.
             iteration = f"{'' if report else 'at least '}{done or 0}"
             state = f"{report['type']}: {report['message']}" if report else self._process_state(rank)
             places.append(f"rank {rank} has done {iteration} iterations")
@@ -187,18 +199,18 @@ class Ranks:
         )
 
     def _process_state(self, rank: int) -> str:
-        """What can be said of a process that says nothing itself."""
-        import psutil  # noqa: PLC0415 (slow to import, and needed where something has gone wrong only)
+        """Describe the process of a rank that sent no report."""
+        import psutil  # noqa: PLC0415 (slow to import, and needed only after a failure)
 
         if rank >= self._ranks_per_host:
-            return f"its process on {self._hosts[rank // self._ranks_per_host]} says nothing"
+            return f"its process on {self._hosts[rank // self._ranks_per_host]} sent no report"
         try:
             status = psutil.Process(self._pids[rank]).status()
         except (psutil.Error, KeyError):
             return "its process is gone"
         if status == psutil.STATUS_STOPPED:
-            return "its process is stopped by a signal (SIGSTOP), so that it has no stack to show"
-        return f"its process is there ({status}) and says nothing"
+            return "its process is stopped by a signal (SIGSTOP) and cannot report its stack"
+        return f"its process exists ({status}) but sent no report"
 
 
 def _as_error(report: Report) -> RankError | UserError:
@@ -214,7 +226,7 @@ def _as_error(report: Report) -> RankError | UserError:
 
 
 def _is_alive(pid: int) -> bool:
-    """Whether a process runs: one that has ended stays in the table until its parent asks for it."""
+    """Return whether a process is running. A zombie is not: it has ended, and its parent has not waited for it yet."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:  # noqa: PTH123 (a hot path)
             return file.read().rpartition(")")[2].split()[0] not in "ZX"

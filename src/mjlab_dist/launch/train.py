@@ -1,4 +1,4 @@
-"""A training run, from a config to its result: checks, devices, run directory, ranks, restarts."""
+"""Train from a config: checks, devices, run directory, ranks, restarts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from mjlab_dist.messages import Listener, listening
 from mjlab_dist.worker import RunResult
 
 _training = threading.Lock()
-"""Held while this process trains: recorded physics and torch.distributed's group are one of a kind in a process."""
+"""Held while this process trains: recorded physics and torch.distributed's default group exist once per process."""
 
 
 def train(
@@ -38,25 +38,25 @@ def train(
     *,
     own_process: bool = False,
 ) -> RunResult:
-    """Train a policy and wait for it; from any thread, one training at a time.
+    """Train a policy and wait for the result. May be called from any thread; one run at a time.
 
-    One rank runs in this process, if CUDA shows its device here; more run in processes of their own, through torchrunx,
-    and on other machines by SSH. Where torchrun or SLURM started this process as one of several, it is one rank.
-    Signals are left alone: KeyboardInterrupt ends every rank.
+    A single rank runs in this process if its device is visible to CUDA here. Several ranks run in separate processes,
+    which torchrunx starts, on other machines over SSH. A process that torchrun or SLURM started as one of several is
+    itself one rank. Signal handlers stay as they are: KeyboardInterrupt ends every rank.
 
     Args:
         config: The run.
-        listen: Takes progress.
-        started: Called with the run directory and the number of ranks, before any rank exists.
-        control: By which the run can be asked to stop in order.
-        own_process: Whether this process only trains, this once, so that its CUDA_VISIBLE_DEVICES may be changed.
+        listen: Receives progress.
+        started: Called with the run directory and the number of ranks, before any rank starts.
+        control: Its stop request ends the run in order.
+        own_process: Whether this process trains once and does nothing else, so that CUDA_VISIBLE_DEVICES may change.
 
     Raises:
         UserError: If the config cannot train here.
-        RankError: If one of several ranks ended early. What the only rank raises comes as it is.
+        RankError: If one of several ranks ended early. An error of a single rank is raised unchanged.
     """
     if not _training.acquire(blocking=False):
-        raise UserError("a training runs in this process already; wait until it has ended, or start another process")
+        raise UserError("this process is already training; wait until that run ends, or start another process")
     try:
         return _train(config, listen, started, control or Control(), own_process=own_process)
     finally:
@@ -71,20 +71,23 @@ def _train(
     *,
     own_process: bool,
 ) -> RunResult:
+    # Config and launcher
     check_config(config)
     number_by_bus(os.environ)
     if outside_launcher(os.environ):
         return _train_as_one_of_many(config, listen, control, own_process=own_process)
+
+    # Plan: devices, hosts, budget, run directory
     gpus = find_gpus()
     plan = plan_run(config, os.environ, gpus, runs.create_run_dir)
     names = [device.name for device in plan.devices] * len(plan.hosts)
-    with _written_to(plan.run_dir, config, names, is_new=plan.is_new):
+    with _reserved(plan.run_dir, config, names, is_new=plan.is_new):
         started(plan.run_dir, plan.num_ranks)
         listen({"kind": "debug", "text": f"launcher: devices {', '.join(names)}; hosts {', '.join(plan.hosts)}"})
         _report_rounding(plan.budget, listen)
         for warning in plan.warnings:
             listen({"kind": "warning", "text": warning})
-        # A rank that may have to be started again must have a process of its own.
+        # A single rank in this process; with restarts it gets its own, because it may be killed or crash.
         if plan.num_ranks == 1 and config.max_restarts == 0:
             device = plan.devices[0] if own_process else in_this_process(plan.devices[0], os.environ, gpus)
             if device is not None:
@@ -93,55 +96,63 @@ def _train(
                 own = RankPlan(device=device, budget=plan.budget, run_dir=plan.run_dir)
                 with listening(listen), _egl_device_restored():
                     return worker.run(config, own, control)
+
+        # Ranks in processes of their own
         return run_with_restarts(config, plan, listen, control)
 
 
 def _train_as_one_of_many(config: TrainConfig, listen: Listener, control: Control, *, own_process: bool) -> RunResult:
-    """Be one rank among those that another launcher started."""
+    """Run this process as one of the ranks that another launcher started."""
+    # Device
     rank, gpus = rank_from_environment(os.environ), find_gpus()
     planned = plan_own_device(config, rank, os.environ, gpus)
     device = planned if own_process else in_this_process(planned, os.environ, gpus)
     if device is None:
         raise UserError(
-            f"LOCAL_RANK {rank.local_rank}: CUDA does not show {planned.name} in this process; give each process its own "
-            "CUDA_VISIBLE_DEVICES, or start the command train in place of this script"
+            f"LOCAL_RANK {rank.local_rank}: {planned.name} is not visible to CUDA in this process; set "
+            "CUDA_VISIBLE_DEVICES for each process, or start the command train instead of this script"
         )
     if own_process:
         import_learner()
+    # Budget
     budget = plan_budget(config, rank.world_size)
     if rank.is_main:
         _report_rounding(budget, listen)
+
+    # Store where ranks meet
     with start_up():
         from mjlab_dist.distributed.group import meet  # noqa: PLC0415 (imports torch)
 
         worker.set_gloo_interface(rank, os.environ)
         store = meet(rank)
+    # Run directory, which rank 0 creates or finds; the other ranks receive its path
     names = exchange(store, rank.rank, rank.world_size, "name", device.name)
     with contextlib.ExitStack() as stack:
         run_dir = None
         if rank.is_main:
             resumed = find_resumed(config)
             run_dir = resumed or runs.create_run_dir(config)
-            stack.enter_context(_written_to(run_dir, config, names, is_new=resumed is None))
+            stack.enter_context(_reserved(run_dir, config, names, is_new=resumed is None))
             stack.enter_context(listening(listen))
-        told = exchange(store, rank.rank, rank.world_size, "run_dir", str(run_dir))
+        run_dirs = exchange(store, rank.rank, rank.world_size, "run_dir", str(run_dir))
+
+        # Training
         stack.enter_context(_egl_device_restored())
-        own = RankPlan(device=device, budget=budget, run_dir=Path(told[0]))
+        own = RankPlan(device=device, budget=budget, run_dir=Path(run_dirs[0]))
         return worker.run(config, own, control, store)
 
 
 @contextlib.contextmanager
-def _written_to(run_dir: Path, config: TrainConfig, devices: Sequence[str], *, is_new: bool) -> Iterator[None]:
-    """Keep other launches out of the run directory, and write where the run comes from.
+def _reserved(run_dir: Path, config: TrainConfig, devices: Sequence[str], *, is_new: bool) -> Iterator[None]:
+    """Lock the run directory against other launches, and write the run's config and origin into it.
 
-    A new directory is removed if the run turns out to be one that cannot train: nothing is in it, and ``--run latest`` must
-    not find it.
+    A new directory is removed again at a UserError: the run cannot train, and ``--run latest`` must not find it.
 
     Args:
         run_dir: The run directory.
         config: The run's config.
-        devices: A name per rank.
-        is_new: Whether the directory was made for this run.
+        devices: Name of each rank's device.
+        is_new: Whether the directory was created for this run.
     """
     with runs.locked(run_dir):
         try:
@@ -155,7 +166,7 @@ def _written_to(run_dir: Path, config: TrainConfig, devices: Sequence[str], *, i
 
 @contextlib.contextmanager
 def _egl_device_restored() -> Iterator[None]:
-    """Restore the variable that a rank in this process sets for its device; the next run may take another device."""
+    """Unset MUJOCO_EGL_DEVICE_ID again if a rank in this process set it; the next run may use another device."""
     before = os.environ.get(worker.EGL_DEVICE)
     try:
         yield
