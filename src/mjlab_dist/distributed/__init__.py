@@ -1,6 +1,6 @@
-"""Ranks: who one is, on which device, the process group, and what ranks say to each other.
+"""Ranks: their plans, the process group, and communication between ranks.
 
-Importing this package imports no torch; :mod:`~mjlab_dist.distributed.group` does.
+Importing this package does not import torch; :mod:`~mjlab_dist.distributed.group` does.
 """
 
 from mjlab_dist.distributed.plan import RankDevice, RankPlan

@@ -1,4 +1,4 @@
-"""Whether all ranks hold the same tensors, bit by bit, at the cost of one small collective."""
+"""Check that all ranks hold bitwise equal tensors, with one small collective."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def check_equal(tensors: Mapping[str, torch.Tensor], when: str) -> None:
     """Compare tensors over all ranks by their checksums.
 
     Args:
-        tensors: By name; the same names in the same order on every rank.
-        when: For the message, such as ``iteration 200``.
+        tensors: Tensors by name; the same names in the same order on every rank.
+        when: Start of the error message, such as ``iteration 200``.
 
     Raises:
-        DesyncError: On every rank, if any rank's differ: it names the ranks and the first tensor that differs.
+        DesyncError: On every rank, if any tensor differs. It names the ranks and the first tensor that differs.
     """
     table = gather(torch.stack([checksum(t) for t in tensors.values()])).tolist()
     names = list(tensors)
@@ -29,16 +29,16 @@ def check_equal(tensors: Mapping[str, torch.Tensor], when: str) -> None:
         if len(groups) > 1:
             differing = sum(len(set(c)) > 1 for c in zip(*table, strict=True))
             raise DesyncError(
-                f"{when}: {_who(groups)} in {name}, the first of {differing} tensors that differ; ranks have drifted apart, and "
-                "the run ends here. The last checkpoint is from before: checkpoints are compared before they are written"
+                f"{when}: {_who(groups)} in {name}, the first of {differing} tensors that differ; the run ends, since "
+                "all ranks must hold equal parameters. The last checkpoint is valid: ranks are compared before each one"
             )
 
 
 def checksum(tensor: torch.Tensor) -> torch.Tensor:
-    """A scalar int64 that changes whenever one element does, and nearly always when several do.
+    """Return a scalar int64 that always changes if one element changes, and almost always if several do.
 
-    Every element's bits are multiplied by an odd number of its position's own and summed modulo 2^64: a difference of one element
-    times an odd number is never 0.
+    The bits of each element are multiplied by an odd number that depends on its position, and summed modulo 2^64. An
+    odd number times a nonzero difference is never 0 modulo 2^64.
     """
     flat = tensor.detach().contiguous().view(-1)
     bits = flat.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()]).long()
@@ -47,7 +47,7 @@ def checksum(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _groups(column: list[int]) -> list[list[int]]:
-    """Ranks that agree, the largest group first."""
+    """Group ranks with equal values, the largest group first."""
     ranks = collections.defaultdict(list)
     for rank, value in enumerate(column):
         ranks[value].append(rank)
@@ -55,7 +55,7 @@ def _groups(column: list[int]) -> list[list[int]]:
 
 
 def _who(groups: list[list[int]]) -> str:
-    """Who differs: from the others, where most ranks agree, else from each other."""
+    """Name the ranks that differ from the majority; all ranks if there is no majority."""
     others = sorted(rank for group in groups[1:] for rank in group)
     if len(groups[0]) > len(others):
         return f"{in_words(others)} differ{'s' if len(others) == 1 else ''} from the others"

@@ -1,4 +1,4 @@
-"""The process group of all ranks; with a single rank there is none, and every collective returns at once."""
+"""The process group of all ranks. A single rank has none, and its collectives return at once."""
 
 from __future__ import annotations
 
@@ -18,22 +18,24 @@ from mjlab_dist.distributed.rank import Rank
 from mjlab_dist.errors import UserError
 
 TIMEOUT_S = 600
-"""Seconds that a rank waits in a collective before it gives up."""
+"""Timeout of collectives, in seconds."""
 
 START_TIMEOUT_S = 7200
-"""Seconds that a rank waits for the others before they train: one of them may be compiling kernels. A rank that fails ends the
-launch at once; this is for launchers that do not end the others, such as srun without --kill-on-bad-exit."""
+"""Timeout for other ranks to start, in seconds; long, because one of them may be compiling kernels.
+
+It matters if a rank fails and the launcher does not end the others, such as srun without --kill-on-bad-exit.
+"""
 
 T = TypeVar("T")
 
 _local_sum: contextvars.ContextVar[LocalSum | None] = contextvars.ContextVar("local_sum", default=None)
-"""Set while a process group is joined whose ranks add up without it; as torch has one group per process, so has this."""
+"""Set while CPU ranks of one machine train: they sum tensors through it. One per process, like the default group."""
 
 
 def meet(rank: Rank) -> Store | None:
-    """Meet the other ranks at a key-value store, before there is a process group; return None on the only rank.
+    """Return a key-value store that all ranks connect to before there is a process group; None for a single rank.
 
-    Connecting gives up after :data:`TIMEOUT_S`, waiting for a key after :data:`START_TIMEOUT_S`.
+    The timeout is :data:`TIMEOUT_S` for connecting, and :data:`START_TIMEOUT_S` for waiting for a key.
     """
     if rank.world_size == 1:
         return None
@@ -42,7 +44,7 @@ def meet(rank: Rank) -> Store | None:
         store: Store = TCPStore(rank.master_address, rank.master_port, is_master=False, timeout=timeout)
     else:
         url = f"tcp://{rank.master_address}:{rank.master_port}"
-        # Under torchrun this finds the store of its agent, on whose port rank 0 could open none.
+        # Under torchrun this connects to the agent's store, which already listens on the port.
         store, _, _ = next(rendezvous(url, rank.rank, rank.world_size, timeout=timeout))
     store.set_timeout(datetime.timedelta(seconds=START_TIMEOUT_S))
     return store
@@ -50,19 +52,20 @@ def meet(rank: Rank) -> Store | None:
 
 @contextlib.contextmanager
 def process_group(rank: Rank, device: str, backend: str, store: Store | None) -> Iterator[None]:
-    """Join the other ranks, and leave the group together when the context ends without an error.
+    """Join the process group, and leave it together with the other ranks if the context ends without an error.
 
-    After an error a group with NCCL stays: NCCL's destroy and abort wait for the other ranks of the machine, which may be waiting
-    for this one in a collective. Report the error, then end the process without the interpreter's shutdown.
+    After an error, an NCCL group is not destroyed: NCCL's destroy and abort wait for the other ranks of the machine,
+    which may be waiting for this rank in a collective. Report the error, then end the process without the interpreter's
+    shutdown.
 
     Args:
         rank: Which rank this is.
         device: The rank's device, ``cpu`` or ``cuda:<index>``.
-        backend: ``gloo``, or ``nccl`` for what is on GPUs and gloo for what is on the CPU.
-        store: What :func:`meet` returned.
+        backend: ``gloo``, or ``nccl`` for NCCL on GPU tensors and gloo on CPU tensors.
+        store: Result of :func:`meet`.
 
     Raises:
-        UserError: If the group of an earlier run is left, which failed with NCCL.
+        UserError: If an earlier run in this process failed with NCCL, so that its group still exists.
     """
     if rank.world_size == 1:
         yield
@@ -70,10 +73,10 @@ def process_group(rank: Rank, device: str, backend: str, store: Store | None) ->
     assert store is not None
     if dist.is_initialized():
         raise UserError(
-            "a run with NCCL has failed in this process; start another process, in which NCCL can start again"
+            "an earlier run with NCCL failed in this process, and NCCL cannot start again in it; start a new process"
         )
     timeout = datetime.timedelta(seconds=TIMEOUT_S)
-    store.set_timeout(timeout)  # from here on nobody compiles
+    store.set_timeout(timeout)  # all ranks have compiled their kernels
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if backend == "nccl" else backend,
         store=store,
@@ -85,7 +88,7 @@ def process_group(rank: Rank, device: str, backend: str, store: Store | None) ->
     try:
         with _local_sums(rank, device, store):
             yield
-        dist.barrier()  # nobody leaves while another still waits for what it was sent
+        dist.barrier()  # all ranks have received what others sent them
     except BaseException:
         if backend == "gloo":
             dist.destroy_process_group()
@@ -95,7 +98,7 @@ def process_group(rank: Rank, device: str, backend: str, store: Store | None) ->
 
 @contextlib.contextmanager
 def _local_sums(rank: Rank, device: str, store: Store | None) -> Iterator[None]:
-    """Have CPU ranks of one machine add up through sockets of their own (docs/decisions/0013)."""
+    """Sum tensors of CPU ranks on one machine through sockets instead of gloo (docs/decisions/0013)."""
     if device != "cpu" or not rank.on_one_machine or store is None:
         yield
         return
@@ -109,7 +112,7 @@ def _local_sums(rank: Rank, device: str, store: Store | None) -> Iterator[None]:
 
 
 def world_size() -> int:
-    """Number of ranks that have joined."""
+    """Return the number of ranks in the process group; 1 without one."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
@@ -124,10 +127,10 @@ def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
 
 
 def gather_on_main(values: torch.Tensor) -> list[torch.Tensor]:
-    """Every rank's tensor, on rank 0; an empty list on the others.
+    """Return every rank's tensor on rank 0, and an empty list on the others.
 
     Args:
-        values: Of the same shape and type on every rank, on the CPU.
+        values: CPU tensor of the same shape and dtype on every rank.
     """
     if not dist.is_initialized():
         return [values]
@@ -137,13 +140,13 @@ def gather_on_main(values: torch.Tensor) -> list[torch.Tensor]:
 
 
 def gather(values: torch.Tensor) -> torch.Tensor:
-    """Every rank's tensor, on every rank.
+    """Return every rank's tensor on every rank.
 
     Args:
-        values: (n,), the same n on every rank.
+        values: (n,), with the same n on every rank.
 
     Returns:
-        (world size, n), in the order of ranks.
+        (world size, n), in order of rank.
     """
     if not dist.is_initialized():
         return values.unsqueeze(0)
@@ -153,7 +156,7 @@ def gather(values: torch.Tensor) -> torch.Tensor:
 
 
 def broadcast_from_main(value: T) -> T:
-    """Give every rank the object that rank 0 passes; of the others' it is ignored."""
+    """Return rank 0's object on every rank; the arguments of the other ranks are ignored."""
     if not dist.is_initialized():
         return value
     box: list[T] = [value]

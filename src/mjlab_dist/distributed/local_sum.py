@@ -1,4 +1,4 @@
-"""Sums over ranks that share a machine, through sockets of their own, without the thread switches that gloo makes for each."""
+"""Sums over the CPU ranks of one machine, through sockets and without gloo's thread switches."""
 
 from __future__ import annotations
 
@@ -17,51 +17,58 @@ from mjlab_dist.distributed.rank_info import exchange
 from mjlab_dist.errors import LostRankError
 
 SPIN_S = 0.005
-"""Seconds without a byte after which a rank sleeps until one comes. Before, it asks again and again, and offers its core to others
-in between: ranks that are in step wait less than it takes to wake up."""
+"""Seconds without data for which a rank polls its sockets before it sleeps until data arrives.
+
+Between polls it yields its core to other processes. Ranks in step usually wait for less time than a wake-up takes.
+"""
 
 TOKEN_BYTES = 16
-"""Length of the secret by which a rank tells the others from whatever else connects to its port."""
+"""Length of a rank's token, a secret that peers must send: any local process can connect to the port."""
 
 HELLO_BYTES = TOKEN_BYTES + 4
-"""Length of what a rank says first to another: that one's secret, and its own rank."""
+"""Length of the first message to a peer: the peer's token and the sender's rank."""
 
 HELLO_TIMEOUT_S = 10
-"""Seconds within which it has to be said."""
+"""Seconds to wait for this message."""
 
 SIZE_BYTES = 8
-"""Length of the number that goes before every tensor."""
+"""Length of the size that precedes every tensor."""
 
 MAX_WHOLE_BYTES = 64 * 1024
-"""Largest tensor that more than two ranks exchange whole. Two ranks always do: it is no more bytes than exchanging parts twice."""
+"""Maximum size of tensors that more than two ranks exchange whole, in bytes.
+
+Two ranks always exchange whole tensors: it takes no more bytes than exchanging parts twice.
+"""
 
 
 class LocalSum:
-    """Sum over ranks in the order of ranks, in one exchange of small tensors or two of large ones.
+    """Sums tensors over ranks, with bitwise equal results on all ranks.
 
-    Small tensors: every rank sends its tensor to every other, and all add up the same addends. Large tensors: a reduce-scatter and an
-    all-gather, in which rank i adds up part i. All ranks hold the same bits either way.
+    - Small tensors, one exchange: every rank sends its tensor to all others and adds up all tensors in order of rank.
+    - Large tensors, two exchanges: a reduce-scatter, in which rank i adds up part i, and an all-gather.
     """
 
     def __init__(self, store: Store, rank: int, world_size: int, timeout_s: float) -> None:
-        """Connect to every other rank; waits for the slowest.
+        """Connect to every other rank, and wait for the slowest.
 
         Args:
-            store: Where all ranks have met.
+            store: Key-value store of all ranks.
             rank: This rank.
             world_size: Number of ranks, all on this machine.
             timeout_s: Seconds to wait for another rank, here and in every sum.
 
         Raises:
-            LostRankError: If another rank cannot be reached, or does not connect within the timeout.
+            LostRankError: If the connection to another rank fails, or a rank does not connect within the timeout.
         """
         self._rank = rank
         self._world_size = world_size
         self._timeout_s = timeout_s
         token = secrets.token_bytes(TOKEN_BYTES)
         with socket.create_server((LOOPBACK, 0), backlog=world_size) as server:
-            told = exchange(store, rank, world_size, "local_sum", (server.getsockname()[1], token.hex()))
-            connected = {other: _connect(other, told[other], rank, timeout_s) for other in range(rank)}
+            # Ports and tokens of all ranks
+            peers = exchange(store, rank, world_size, "local_sum", (server.getsockname()[1], token.hex()))
+            # Connect to lower ranks; higher ranks connect to this one
+            connected = {other: _connect(other, peers[other], rank, timeout_s) for other in range(rank)}
             server.settimeout(timeout_s)
             while missing := [other for other in range(rank + 1, world_size) if other not in connected]:
                 try:
@@ -72,22 +79,24 @@ class LocalSum:
         self._buffers: dict[tuple[int, torch.dtype], torch.Tensor] = {}
 
     def sum_(self, values: torch.Tensor) -> None:
-        """Replace a tensor by its sum over ranks; called by all of them, with tensors of one shape and type.
+        """Replace a tensor by its sum over ranks. All ranks must call it, with the same shape and dtype.
 
         Args:
-            values: On the CPU, contiguous.
+            values: Contiguous CPU tensor.
 
         Raises:
-            LostRankError: If another rank has ended, has said nothing for the timeout, or adds up a tensor of another size.
+            LostRankError: If another rank has ended, sends no data for the timeout, or sums a tensor of another size.
         """
+        # Whole tensors
         flat = values.view(-1)
         if self._world_size == 2 or flat.nbytes <= MAX_WHOLE_BYTES:
             self._add_up(flat, send=[flat] * self._world_size)
             return
+        # Reduce-scatter, then all-gather
         parts = flat.tensor_split(self._world_size)
         own = parts[self._rank]
         self._add_up(own, send=parts)
-        self._trade(send=[own] * self._world_size, receive=parts)
+        self._exchange(send=[own] * self._world_size, receive=parts)
 
     def close(self) -> None:
         """Close the connections."""
@@ -95,29 +104,34 @@ class LocalSum:
             link.connection.close()
 
     def _add_up(self, own: torch.Tensor, send: Sequence[torch.Tensor]) -> None:
-        """Replace a tensor by its sum with what the other ranks send in place of it; ``send`` is what they get, by ranks."""
+        """Add the tensors that the other ranks send to ``own``, in place.
+
+        Args:
+            own: This rank's tensor.
+            send: Tensor to send to each rank, in order of rank.
+        """
         addends = self._buffer(own)
         addends[self._rank].copy_(own)
-        self._trade(send=send, receive=addends)
+        self._exchange(send=send, receive=addends)
         torch.add(addends[0], addends[1], out=own)
         for addend in addends[2:]:
             own.add_(addend)
 
     def _buffer(self, like: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Return memory for one tensor per rank; kept, because fresh memory of this size costs page faults in every sum."""
+        """Return memory for one tensor per rank. It is reused: new memory would cause page faults in every sum."""
         key = (like.numel(), like.dtype)
         if key not in self._buffers:
             self._buffers[key] = like.new_empty(self._world_size, like.numel())
         return self._buffers[key].unbind()
 
-    def _trade(self, send: Sequence[torch.Tensor], receive: Sequence[torch.Tensor]) -> None:
-        """Send every other rank its tensor of a list by ranks, and receive one from each into those of another."""
+    def _exchange(self, send: Sequence[torch.Tensor], receive: Sequence[torch.Tensor]) -> None:
+        """Send one tensor to each other rank and receive one from it; both lists are in order of rank."""
         for link in self._links:
             link.begin(send[link.rank], receive[link.rank])
         waiting = self._links
         asleep_at = time.monotonic() + SPIN_S
         while waiting:
-            moved = sum(link.go_on() for link in waiting)
+            moved = sum(link.advance() for link in waiting)
             waiting = [link for link in waiting if link.events]
             if moved:
                 asleep_at = time.monotonic() + SPIN_S
@@ -127,7 +141,7 @@ class LocalSum:
                 self._sleep(waiting)
 
     def _sleep(self, waiting: Sequence[_Link]) -> None:
-        """Sleep until a connection can go on."""
+        """Sleep until a connection can send or receive."""
         poll = select.poll()
         for link in waiting:
             poll.register(link.connection, link.events)
@@ -136,9 +150,9 @@ class LocalSum:
 
 
 class _Link:
-    """The connection to another rank, and what is still to pass through it: each way a tensor, and its size before it.
+    """Connection to another rank, with the bytes that remain to be sent and received: each way a size, then a tensor.
 
-    A rank that left out a sum would add numbers of one kind to those of another from there on; their sizes tell.
+    The size detects a rank that skipped a sum: its next tensor would be added to a different kind of tensor.
     """
 
     def __init__(self, rank: int, connection: socket.socket) -> None:
@@ -147,32 +161,34 @@ class _Link:
         self.rank = rank
         self.connection = connection
         self._size = b""
-        self._told_size = bytearray(SIZE_BYTES)
+        self._received_size = bytearray(SIZE_BYTES)
         self._unsent: list[memoryview] = []
         self._missing: list[memoryview] = []
 
     def begin(self, sent: torch.Tensor, received: torch.Tensor) -> None:
         self._size = received.nbytes.to_bytes(SIZE_BYTES, "big")
         self._unsent = [memoryview(sent.nbytes.to_bytes(SIZE_BYTES, "big")), _bytes(sent)]
-        self._missing = [memoryview(self._told_size), _bytes(received)]
+        self._missing = [memoryview(self._received_size), _bytes(received)]
 
     @property
     def events(self) -> int:
-        """What has to happen for it to go on, in poll's words; 0 where nothing is left."""
+        """Events of ``select.poll`` to wait for; 0 if nothing is left to transfer."""
         return (select.POLLOUT if self._unsent else 0) | (select.POLLIN if self._missing else 0)
 
-    def go_on(self) -> bool:
-        """Send and receive what can be at once; whether that was anything."""
-        moved = self._pass(self._unsent, self.connection.send) + self._pass(self._missing, self.connection.recv_into)
-        if len(self._missing) < 2 and self._told_size != self._size:
-            told, expected = (int.from_bytes(size, "big") for size in (self._told_size, self._size))
+    def advance(self) -> bool:
+        """Send and receive as much as possible without blocking; return whether any data was transferred."""
+        moved = self._transfer(self._unsent, self.connection.send)
+        moved += self._transfer(self._missing, self.connection.recv_into)
+        # Size of the peer's tensor, once it is complete
+        if len(self._missing) < 2 and self._received_size != self._size:
+            sent, expected = (int.from_bytes(size, "big") for size in (self._received_size, self._size))
             raise LostRankError(
-                f"rank {self.rank} sends {told} bytes to a sum that takes {expected}: it left out another"
+                f"rank {self.rank} sent {sent} bytes for a sum of {expected}: one of the two ranks skipped a sum"
             )
         return moved > 0
 
-    def _pass(self, buffers: list[memoryview], transfer: Callable[[memoryview], int]) -> int:
-        """Transfer what can be at once, and drop it from the buffers; its number of bytes."""
+    def _transfer(self, buffers: list[memoryview], transfer: Callable[[memoryview], int]) -> int:
+        """Transfer as much as possible without blocking, drop it from the buffers, and return the number of bytes."""
         total = 0
         while buffers:
             if buffers[0]:
@@ -196,12 +212,12 @@ def _bytes(tensor: torch.Tensor) -> memoryview:
 
 
 def _silent(ranks: Sequence[int], timeout_s: float) -> LostRankError:
-    return LostRankError(f"nothing came from {in_words(ranks)} for {timeout_s:g} s")
+    return LostRankError(f"no data from {in_words(ranks)} for {timeout_s:g} s")
 
 
-def _connect(other: int, told: tuple[int, str], rank: int, timeout_s: float) -> socket.socket:
-    """Connect to another rank, which has told its port and token."""
-    port, token = told
+def _connect(other: int, peer: tuple[int, str], rank: int, timeout_s: float) -> socket.socket:
+    """Connect to another rank, given its port and token."""
+    port, token = peer
     try:
         connection = socket.create_connection((LOOPBACK, port), timeout=timeout_s)
         connection.sendall(bytes.fromhex(token) + rank.to_bytes(HELLO_BYTES - TOKEN_BYTES, "big"))
@@ -211,7 +227,7 @@ def _connect(other: int, told: tuple[int, str], rank: int, timeout_s: float) -> 
 
 
 def _accept(server: socket.socket, token: bytes) -> dict[int, socket.socket]:
-    """Whoever connects next, by its rank; nobody, if it does not know the token."""
+    """Accept one connection and return it by the peer's rank; return an empty dict if its token is wrong."""
     connection, _ = server.accept()
     connection.settimeout(HELLO_TIMEOUT_S)
     hello = b""

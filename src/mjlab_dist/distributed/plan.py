@@ -1,4 +1,4 @@
-"""What is settled about ranks before they start. Imports the standard library only."""
+"""Plans of ranks, made before they start. Imports the standard library only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal
 from mjlab_dist.budget import Budget
 
 ORDER, BY_BUS = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
-"""Variable by which CUDA numbers GPUs, and its value for the order that NVML and nvidia-smi use."""
+"""Variable that sets CUDA's order of GPUs, and its value for the order of NVML and nvidia-smi."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,45 +18,45 @@ class RankDevice:
     """The device of one rank."""
 
     device: str
-    """Torch's (and Warp's) name of the device in the rank's process, ``cpu`` or ``cuda:<index>``."""
+    """Name of the device for PyTorch and Warp in the rank's process, ``cpu`` or ``cuda:<index>``."""
     visible: str | None = None
-    """CUDA_VISIBLE_DEVICES of the rank's process, which names this device alone; None leaves the variable as it is."""
+    """CUDA_VISIBLE_DEVICES of the rank's process, with this device only; None leaves the variable unchanged."""
     gpu_id: int | None = None
-    """Index in the list of the machine's GPUs; None if it is unknown, and on the CPU."""
+    """Index in the list of the machine's GPUs; None if unknown, or on the CPU."""
     name: str
-    """Name for people."""
+    """Name to display."""
     torch_threads: int
-    """Number of torch's threads."""
+    """Number of PyTorch's threads."""
     backend: Literal["gloo", "nccl"]
-    """Backend of the process group that the device allows. NCCL refuses the CPU, and two ranks on one GPU; gloo takes any."""
+    """Process group backend that the device supports. NCCL rejects CPUs and two ranks on a GPU; gloo accepts both."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankPlan:
-    """What a rank is started with, next to the config."""
+    """Everything that a rank needs in addition to the config."""
 
     device: RankDevice
-    """Its device."""
+    """The rank's device."""
     budget: Budget | None
-    """Its envs and iterations; None where ranks measure how many envs their memory holds."""
+    """Number of envs and iterations; None if ranks first measure how many envs fit in memory."""
     run_dir: Path
     """The run directory; rank 0 writes there."""
 
 
 def number_by_bus(environ: MutableMapping[str, str]) -> None:
-    """Have CUDA number GPUs by PCI bus unless the user chose an order. Takes effect before CUDA starts.
+    """Set CUDA's order of GPUs to the PCI bus, unless the user chose an order. Has no effect after CUDA has started.
 
-    CUDA's own default is the fastest GPU first. On a machine with different GPUs, index 1 is then another card than the
-    one that nvidia-smi calls 1.
+    By default CUDA puts the fastest GPU first. On a machine with different GPUs, index 1 may then be another GPU than
+    index 1 of nvidia-smi.
 
     Args:
-        environ: The process's environment; processes that it starts inherit the order.
+        environ: The process's environment; child processes inherit the order.
     """
     environ.setdefault(ORDER, BY_BUS)
 
 
 def is_numbered_by_bus(environ: Mapping[str, str]) -> bool:
-    """Return whether CUDA's indices are those of NVML, once :func:`number_by_bus` has been called.
+    """Return whether CUDA and NVML use the same indices after :func:`number_by_bus` was called.
 
     Args:
         environ: The environment.

@@ -1,4 +1,4 @@
-"""The one place that reads RANK and its kin. Imports the standard library only."""
+"""Rank and world size of this process; the only module that reads RANK and related variables. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from typing import Literal
 LOOPBACK = "127.0.0.1"
 
 MEETING_POINT = "MJLAB_DIST_MEETING_POINT"
-"""Variable by which our launcher names the store, as host:port, that it has opened for its ranks to meet at."""
+"""Variable with the address, as host:port, of the store that our launcher opens for its ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rank:
-    """One process among those that train together, in torch.distributed's words."""
+    """One of the processes that train together, in the terms of torch.distributed."""
 
     rank: int = 0
-    """Global index, from 0."""
+    """Global rank, from 0."""
     local_rank: int = 0
-    """Index on this machine, from 0."""
+    """Rank on this machine, from 0."""
     world_size: int = 1
-    """Processes over all machines."""
+    """Number of ranks on all machines."""
     on_one_machine: bool = False
-    """Whether all of them are known to be on one machine."""
+    """Whether all ranks are known to be on one machine."""
     master_address: str = LOOPBACK
     """Host of rank 0."""
     master_port: int = 0
-    """Port on that host where ranks meet."""
+    """Port of the store on that host."""
     joins_store: bool = False
-    """Whether the store is there already, which the launcher has opened; else rank 0 opens it."""
+    """Whether the launcher has already opened the store; if not, rank 0 opens it."""
 
     @property
     def is_main(self) -> bool:
@@ -39,21 +39,21 @@ class Rank:
 
 
 def outside_launcher(environ: Mapping[str, str]) -> Literal["torchrun", "slurm"] | None:
-    """Which launcher other than ours started this process as one of several, if any.
+    """Return the launcher that started this process as one of several; None for our own or a process without launcher.
 
     Args:
         environ: The process's environment.
     """
     if {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= environ.keys():
         return "torchrun"
-    # srun alone sets the task count of a step; a batch script without srun is one ordinary process.
+    # Only srun sets the number of tasks of a step; a batch script without srun is an ordinary process.
     if int(environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1 and "SLURM_PROCID" in environ:
         return "slurm"
     return None
 
 
 def rank_from_environment(environ: Mapping[str, str]) -> Rank:
-    """Read which rank this process is, from what torchrunx, torchrun or SLURM set; the only rank where none did.
+    """Read this process's rank from the variables of torchrunx, torchrun or SLURM; without them it is the only rank.
 
     Args:
         environ: The process's environment.
@@ -68,7 +68,7 @@ def rank_from_environment(environ: Mapping[str, str]) -> Rank:
             local_rank=int(environ["LOCAL_RANK"]),
             world_size=world_size,
             on_one_machine=on_one_machine,
-            # A machine's own name need not resolve, and need not be reachable from itself.
+            # MASTER_ADDR may be this machine's own name, which may not resolve or be reachable from the machine itself.
             master_address=host or (LOOPBACK if on_one_machine else environ["MASTER_ADDR"]),
             master_port=int(port or environ["MASTER_PORT"]),
             joins_store=bool(host),
@@ -80,14 +80,14 @@ def rank_from_environment(environ: Mapping[str, str]) -> Rank:
             world_size=int(environ["SLURM_STEP_NUM_TASKS"]),
             on_one_machine=environ.get("SLURM_STEP_NUM_NODES") == "1",
             master_address=environ.get("MASTER_ADDR") or _first_slurm_host(environ["SLURM_STEP_NODELIST"]),
-            # Steps of other jobs on the same node must not meet here: ports follow the job's number.
+            # The port depends on the job's id, so that jobs on the same node use different ports.
             master_port=int(environ.get("MASTER_PORT") or 20000 + int(environ["SLURM_JOB_ID"]) % 20000),
         )
     return Rank()
 
 
 def in_words(ranks: Sequence[int]) -> str:
-    """Ranks as one writes them: ``rank 3``, or ``ranks 0-2, 5``.
+    """Format a list of ranks: ``rank 3``, or ``ranks 0-2, 5``.
 
     Args:
         ranks: In ascending order.

@@ -1,4 +1,4 @@
-"""What ranks tell each other before there is a process group: their devices, and later which envs are theirs."""
+"""Information that ranks exchange before there is a process group: their devices, their envs."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceInfo:
-    """The device of one rank, and where it is."""
+    """Device of one rank, and its machine."""
 
     host: str
     """Name of the machine."""
     device: str
-    """Torch's name of the device on that machine, ``cpu`` or ``cuda:<index>``."""
+    """PyTorch's name of the device in the rank's process, ``cpu`` or ``cuda:<index>``."""
     name: str
     """Model of the GPU or the CPU."""
     memory_gb: int
-    """All memory of the GPU or the machine, in GB of 10^9 bytes, rounded."""
+    """Total memory of the GPU or the machine, in GB (10^9 bytes), rounded."""
     capability: str | None
     """CUDA compute capability, such as ``9.0``; None on a CPU."""
     egl_device: str | None
-    """What the rank found as MUJOCO_EGL_DEVICE_ID: the GPU that draws for it; None where that is not set."""
+    """MUJOCO_EGL_DEVICE_ID of the rank's process: the GPU that renders for the rank; None if it is not set."""
     visible: str | None = None
-    """CUDA_VISIBLE_DEVICES of the rank's process, usually the UUID of its GPU; None on a CPU, or if it is not set."""
+    """CUDA_VISIBLE_DEVICES of the rank's process, usually the UUID of its GPU; None on the CPU, or if it is not set."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankInfo(DeviceInfo):
-    """One rank of a run with its device, as ``ranks.json`` shows it."""
+    """One rank of a run with its device: an entry of ``ranks.json``."""
 
     rank: int
     """Global rank."""
     pid: int
-    """Its process on that machine."""
+    """Process ID on its machine."""
     first_env_id: int
-    """Id of the rank's first env; the others follow."""
+    """ID of the rank's first env; its other envs have the following IDs."""
     num_envs: int
-    """Envs of the rank."""
+    """Number of envs of the rank."""
     seed: int
-    """What the rank seeded itself with."""
+    """Seed of the rank."""
 
 
 def describe_device(device: str, egl_device: str | None) -> DeviceInfo:
@@ -59,10 +59,10 @@ def describe_device(device: str, egl_device: str | None) -> DeviceInfo:
 
     Args:
         device: ``cpu`` or ``cuda:<index>``.
-        egl_device: MUJOCO_EGL_DEVICE_ID of this process, if it has one.
+        egl_device: MUJOCO_EGL_DEVICE_ID of this process; None if it is not set.
     """
     if device == "cpu":
-        import psutil  # noqa: PLC0415 (the launcher imports this module and needs none of it)
+        import psutil  # noqa: PLC0415 (the launcher imports this module without needing psutil)
 
         name, memory, capability = _cpu_name(), psutil.virtual_memory().total, None
     else:
@@ -83,24 +83,23 @@ def describe_device(device: str, egl_device: str | None) -> DeviceInfo:
 
 
 def exchange(store: Store | None, rank: int, world_size: int, key: str, value: Any) -> list[Any]:
-    """Give every rank the values of all ranks; waits for the slowest.
-
-    Rank 0, in whose process the store may be, also waits until every rank has read: it may end the process on what it is told.
+    """Return the values of all ranks, on every rank, after waiting for the slowest.
 
     Args:
-        store: Where ranks meet; None on the only rank.
+        store: Key-value store of all ranks; None for a single rank.
         rank: This rank.
         world_size: Number of ranks.
-        key: What the value is; every rank uses the same, and each key once.
-        value: This rank's value: anything that JSON holds.
+        key: Name of the value, the same on every rank. Each key can be used once.
+        value: This rank's value; must be JSON serializable.
 
     Returns:
-        A value per rank, in order of ranks.
+        The ranks' values, in order of rank.
     """
     if store is None:
         return [value]
     store.set(f"{key}/{rank}", json.dumps(value))
     values = [json.loads(store.get(f"{key}/{other}")) for other in range(world_size)]
+    # The store may be in rank 0's process, which may end after the exchange: rank 0 waits until all ranks have read.
     store.set(f"{key}/read/{rank}", "")
     if rank == 0:
         store.wait([f"{key}/read/{other}" for other in range(world_size)])
@@ -108,13 +107,13 @@ def exchange(store: Store | None, rank: int, world_size: int, key: str, value: A
 
 
 def compare_devices(devices: Sequence[DeviceInfo]) -> str | None:
-    """Tell unlike devices apart by model, memory and compute capability.
+    """Compare devices by model, memory and compute capability.
 
     Args:
-        devices: The device of each rank, in order of ranks.
+        devices: The device of each rank, in order of rank.
 
     Returns:
-        One line that groups ranks by device; None where all are alike.
+        One line that groups ranks by device; None if all devices are equal.
     """
     groups: dict[tuple[str, int, str | None], list[int]] = {}
     for rank, info in enumerate(devices):
@@ -129,13 +128,13 @@ def compare_devices(devices: Sequence[DeviceInfo]) -> str | None:
 
 
 def require_same(devices: Sequence[DeviceInfo]) -> None:
-    """Refuse unlike devices.
+    """Raise if devices differ.
 
     Args:
-        devices: The device of each rank, in order of ranks.
+        devices: The device of each rank, in order of rank.
 
     Raises:
-        UserError: If they differ; the same on every rank.
+        UserError: If any devices differ. Every rank raises the same error.
     """
     difference = compare_devices(devices)
     if difference:
@@ -143,7 +142,7 @@ def require_same(devices: Sequence[DeviceInfo]) -> None:
 
 
 def _cpu_name() -> str:
-    """The CPU's model. Python's own ``platform.processor`` says no more than the architecture on Linux."""
+    """Return the CPU's model. On Linux, Python's ``platform.processor`` returns only the architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Large parameters, one copy of each over several ranks: FSDP2's ``fully_shard`` on a mesh of replicas by shards."""
+"""Shard large parameters over ranks: FSDP2's ``fully_shard`` on a mesh of (replicas, shards)."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ MIB = 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class ShardedParameter:
-    """One parameter of which every rank keeps a part."""
+    """Parameter that is split over ranks."""
 
     name: str
-    """As in the model's state dict, after ``actor.`` or ``critic.``."""
+    """Key in the model's state dict, with the prefix ``actor.`` or ``critic.``."""
     parameter: DTensor
-    """The parameter as FSDP2 keeps it between uses."""
+    """The sharded parameter, as FSDP2 keeps it between uses."""
     local: nn.Parameter
-    """This rank's part, sharing its memory; what the optimizer updates."""
+    """This rank's part, which shares memory with the DTensor; the optimizer updates it."""
     dim: int
     """Dimension that is split."""
     size_mb: float
@@ -36,10 +36,10 @@ class ShardedParameter:
 
 
 class Sharding:
-    """Which parameters are sharded, and the way between whole and local tensors.
+    """Sharded parameters, and conversion between whole tensors and this rank's parts.
 
     Attributes:
-        sharded: Sharded parameters by the DTensor's id; empty where nothing is large enough, or for one device.
+        sharded: Sharded parameters by the DTensor's id; empty if none is large enough, or for one device.
     """
 
     def __init__(
@@ -50,14 +50,14 @@ class Sharding:
         device: str,
         reduce_dtype: torch.dtype | None,
     ) -> None:
-        """Shard what is large enough.
+        """Shard all parameters that are large enough.
 
         Args:
             models: Modules by name; their large parameters become DTensors.
-            num_devices: Ranks that share a copy; divides the world size. 1 shards nothing.
-            min_size_mb: Size in MiB from which a parameter of two or more dimensions is sharded.
+            num_devices: Number of ranks that share one copy. Must divide the world size; 1 shards nothing.
+            min_size_mb: Minimum size of a sharded parameter in MiB; it must also have two or more dimensions.
             device: This rank's device.
-            reduce_dtype: Number format that sharded gradients travel in; None for fp32.
+            reduce_dtype: Data type for the reduction of sharded gradients; None for fp32.
         """
         self.sharded: dict[int, ShardedParameter] = {}
         self._modules: list[Any] = []
@@ -67,11 +67,13 @@ class Sharding:
         from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
         from torch.distributed.fsdp import MixedPrecisionPolicy  # noqa: PLC0415
 
+        # Mesh of (replicas, shards)
         self._mesh = init_device_mesh(
             torch.device(device).type,
             (world_size() // num_devices, num_devices),
             mesh_dim_names=("batch", "fsdp"),
         )
+        # Modules with large parameters
         policy = MixedPrecisionPolicy(reduce_dtype=reduce_dtype)
         for prefix, model in models.items():
             for path, module in list(model.named_modules()):
@@ -81,12 +83,13 @@ class Sharding:
         from torch.distributed.fsdp import fully_shard  # noqa: PLC0415
         from torch.distributed.tensor import DTensor, Shard  # noqa: PLC0415
 
+        # Parameters of this module that are large enough, with the dimension to split
         own = dict(module.named_parameters(recurse=False))
         dims = {name: self._dim(parameter, min_size_mb) for name, parameter in own.items()}
         large = {id(own[name]): dim for name, dim in dims.items() if dim is not None}
         if not large:
             return
-        # Parameters stay whole from a forward until the backward that uses them, through a whole rollout too.
+        # FSDP2. Parameters stay whole between forward and backward, and during a whole rollout.
         wrapped = fully_shard(
             module,
             mesh=self._mesh,
@@ -96,6 +99,8 @@ class Sharding:
             ignored_params={p for p in own.values() if id(p) not in large},
         )
         self._modules.append(wrapped)
+
+        # The DTensors that replaced these parameters
         for name, parameter in module.named_parameters(recurse=False):
             dim = dims[name]
             if dim is None:
@@ -110,27 +115,27 @@ class Sharding:
             )
 
     def _dim(self, parameter: nn.Parameter, min_size_mb: float) -> int | None:
-        """The largest dimension that the ranks divide, if the parameter is to be sharded at all."""
+        """Return the largest dimension that the number of devices divides; None to leave the parameter whole."""
         if parameter.dim() < 2 or parameter.numel() * 4 < min_size_mb * MIB:
             return None
         divisible = [d for d in range(parameter.dim()) if parameter.shape[d] % self._num_devices == 0]
         return max(divisible, key=lambda d: parameter.shape[d], default=None)
 
     def optimized(self, parameter: torch.Tensor) -> torch.Tensor:
-        """What the optimizer updates in a parameter's place: this rank's part of a sharded one, else itself."""
+        """Return the tensor that the optimizer updates: this rank's part if the parameter is sharded, else itself."""
         entry = self.sharded.get(id(parameter))
         return entry.local if entry else parameter
 
     def reshard(self) -> None:
-        """Drop the whole parameters that a forward left, so that modules hold their parts again."""
+        """Free the whole parameters after a forward, so that modules hold only their parts again."""
         for module in self._modules:
             module.reshard()
 
     def collect_gradients(self, prefix: str) -> list[torch.Tensor]:
-        """Hand sharded gradients, reduced by FSDP2 already, to what the optimizer updates.
+        """Move sharded gradients, which FSDP2 has reduced, to the tensors that the optimizer updates.
 
         Args:
-            prefix: Of the parameters' names, such as ``actor.``.
+            prefix: Prefix of the parameters' names, such as ``actor.``.
 
         Returns:
             This rank's parts of the gradients.
@@ -145,16 +150,16 @@ class Sharding:
         return parts
 
     def sum_over_shards(self, value: torch.Tensor) -> torch.Tensor:
-        """Sum a tensor over the ranks that share a copy, in place, and return it."""
+        """Sum a tensor over the ranks that share one copy, in place, and return it."""
         dist.all_reduce(value, group=self._mesh.get_group("fsdp"))
         return value
 
     def whole(self, parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
-        """The whole tensor, of a parameter or of what is shaped like it; a collective where the parameter is sharded.
+        """Return a whole tensor; a collective if the parameter is sharded.
 
         Args:
             parameter: The parameter, as a DTensor if it is sharded.
-            local: This rank's part of the tensor.
+            local: This rank's part of the parameter, or of a tensor of the same shape such as an Adam moment.
         """
         entry = self.sharded.get(id(parameter))
         if entry is None:
@@ -162,21 +167,21 @@ class Sharding:
         return self._as_parts(local, entry).full_tensor()
 
     def part(self, parameter: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
-        """This rank's part of a whole tensor; the tensor itself where the parameter is not sharded."""
+        """Return this rank's part of a whole tensor, or the tensor itself if the parameter is not sharded."""
         entry = self.sharded.get(id(parameter))
         if entry is None:
             return whole
-        # Contiguous: fused Adam takes for granted that its tensors lie in memory alike.
+        # Fused Adam assumes that all its tensors have the same memory layout.
         return whole.chunk(self._num_devices, entry.dim)[self._mesh.get_local_rank("fsdp")].contiguous()
 
     def whole_state(self, module: nn.Module) -> dict[str, torch.Tensor]:
-        """A module's state dict of whole tensors; a collective where anything is sharded."""
+        """Return a module's state dict with whole tensors; a collective if any parameter is sharded."""
         self.reshard()
         state = module.state_dict(keep_vars=True)
         return {name: self.whole(t, self.optimized(t)).detach() for name, t in state.items()}
 
     def load_state(self, module: nn.Module, state: dict[str, torch.Tensor], strict: bool) -> None:
-        """Put a state dict of whole tensors into a module."""
+        """Load a state dict with whole tensors into a module."""
         self.reshard()
         own = module.state_dict(keep_vars=True)
         placed: dict[str, torch.Tensor] = {}
@@ -191,7 +196,7 @@ class Sharding:
         return DTensor.from_local(local, self._mesh, entry.parameter.placements)
 
     def table(self, min_size_mb: float) -> str:
-        """What is sharded how, for people."""
+        """Return a table of the sharded parameters to print."""
         if not self.sharded:
             return f"Nothing is sharded: no parameter of two or more dimensions has {min_size_mb:g} MiB."
         kept = 1 - 1 / self._num_devices
@@ -201,7 +206,7 @@ class Sharding:
             for e in self.sharded.values()
         ]
         total = sum(e.size_mb for e in self.sharded.values())
-        # Parameter, gradient and Adam's two moments.
+        # 4 tensors per parameter: itself, its gradient and two Adam moments
         saved = (
             f"Saved on every rank between uses: {4 * total * kept:.1f} MiB of parameters, gradients and Adam moments."
         )

@@ -1,4 +1,4 @@
-"""How ranks keep one policy: what happens to gradients before every optimizer step, and when parameters are averaged."""
+"""Synchronization of the policy over ranks: reduction of gradients, and averaging of parameters."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ from mjlab_dist.distributed.group import sum_over_ranks, world_size
 from mjlab_dist.errors import UserError
 
 FORMATS = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""Number formats that gradients can travel in."""
+"""Data types for gradient compression."""
 
 
 class Synchronizer(Protocol):
-    """What a way to synchronise has to offer. One is made on every rank, without arguments; on a single rank it is not used.
+    """Interface of a synchronization method. Every rank creates one, without arguments; a single rank does not use it.
 
     Attributes:
-        keeps_equal: Whether :meth:`reduce` leaves the same values on every rank, so that parameters never differ. Where it does
-            not, parameters and Adam's moments are averaged whenever :meth:`due` says so, and before every checkpoint.
+        keeps_equal: Whether :meth:`reduce` leaves the same values on every rank, so that parameters never differ. If
+            not, parameters and Adam's moments are averaged when :meth:`due` returns True, and before every checkpoint.
     """
 
     keeps_equal: bool
 
     def reduce(self, buffer: torch.Tensor) -> None:
-        """Turn this rank's gradients into those that the optimizer is to use, in place. Called once a mini-batch, by every rank.
+        """Replace this rank's gradients by those for the optimizer, in place. Every rank calls it once per mini-batch.
 
         Args:
-            buffer: (parameters + 1,) in fp32: all gradients of this rank's mini-batch, and in the last slot the mean KL divergence
-                of the policy from the one that collected the data, which the learning rate adapts to.
+            buffer: (parameters + 1,) in fp32: all gradients of this rank's mini-batch. The last element is the mean KL
+                divergence from the policy that collected the data, which the adaptive learning rate uses.
         """
         ...
 
     def due(self, iteration: int) -> bool:
-        """Whether parameters are to be averaged now; asked after every iteration, and only where ``keeps_equal`` is False.
+        """Return whether to average parameters now. Called after every iteration, only if ``keeps_equal`` is False.
 
         Args:
-            iteration: Iterations done, this one included; the same on every rank, which must all answer the same.
+            iteration: Number of iterations done, including this one. All ranks must return the same value for it.
         """
         ...
 
 
 class AllReduce:
-    """The mean of all ranks' gradients, by one all-reduce a mini-batch."""
+    """Mean of all ranks' gradients, with one all-reduce per mini-batch."""
 
     keeps_equal = True
 
     def __init__(self, compression: str = "none") -> None:
-        """Choose the format.
+        """Choose the data type of the all-reduce.
 
         Args:
             compression: A key of :data:`FORMATS`.
@@ -58,6 +58,7 @@ class AllReduce:
 
     def reduce(self, buffer: torch.Tensor) -> None:
         """Replace the buffer by its mean over ranks."""
+        # Dividing before the sum avoids overflow in fp16.
         buffer /= world_size()
         if self._format is None:
             sum_over_ranks(buffer)
@@ -65,36 +66,36 @@ class AllReduce:
             buffer.copy_(sum_over_ranks(buffer.to(self._format)))
 
     def due(self, iteration: int) -> bool:  # noqa: ARG002 (the protocol's)
-        """Never: parameters are equal."""
+        """Return False: parameters are always equal."""
         return False
 
 
 class LocalUpdates:
-    """Local SGD (Stich 2019, arXiv:1805.09767): every rank learns by itself, and parameters are averaged now and then."""
+    """Local SGD (Stich 2019, arXiv:1805.09767): ranks update separately, and parameters are averaged periodically."""
 
     keeps_equal = False
 
     def __init__(self, period: int) -> None:
-        """Choose how often.
+        """Choose how often to average.
 
         Args:
-            period: Iterations between averagings.
+            period: Number of iterations from one average to the next.
         """
         self._period = period
 
     def reduce(self, buffer: torch.Tensor) -> None:
-        """Leave this rank's gradients as they are."""
+        """Leave this rank's gradients unchanged."""
 
     def due(self, iteration: int) -> bool:
-        """Every ``period`` iterations."""
+        """Return True every ``period`` iterations."""
         return iteration % self._period == 0
 
 
 def make_synchronizer(config: SyncConfig) -> Synchronizer:
-    """The synchronizer that a config names.
+    """Return the synchronizer that a config selects.
 
     Raises:
-        UserError: If there is no such class, or it lacks a part of the protocol.
+        UserError: If there is no such class, or it does not implement the protocol.
     """
     if config.synchronizer is not None:
         return _load(config.synchronizer)
@@ -106,7 +107,7 @@ def _load(path: str) -> Synchronizer:
         made = resolve(path)()
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise UserError(
-            f"--sync.synchronizer {path}: {error}; write package.module:Class, made without arguments"
+            f"--sync.synchronizer {path}: {error}; give package.module:Class, a class without required arguments"
         ) from error
     missing = [part for part in ("keeps_equal", "reduce", "due") if not hasattr(made, part)]
     if missing:
