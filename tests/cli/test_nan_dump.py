@@ -136,5 +136,7 @@ def test_a_dump_of_another_model_is_refused(command: Command) -> None:
     content["state"]["qpos"] = content["state"]["qpos"][:, :, :1]
     checkpoint.save(dump, content)
     config = PlayConfig(nan_dump=str(dump))
-    with pytest.raises(UserError, match=r"--nan-dump .* does not fit: qpos is \(2, 1\) there, \(2, 2\) here"):
+    with pytest.raises(
+        UserError, match=r"--nan-dump .* does not fit: qpos is \(2, 1\) in the saved state, \(2, 2\) here"
+    ):
         play.replay(*play.resolve(TASK, config), config)

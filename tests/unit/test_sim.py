@@ -396,7 +396,7 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(box: Any, drag
     sim = simulate(box, num_envs=4)
     before = per_env_arrays(sim)
     for other, says in (
-        (simulate(box, num_envs=5), "qpos is (5, 7) there, (4, 7) here"),
+        (simulate(box, num_envs=5), "qpos is (5, 7) in the saved state, (4, 7) here"),
         (simulate(dragged, 4), "act is"),
     ):
         other.qpos += 1

@@ -1,4 +1,4 @@
-"""MuJoCo Warp on one device: model, data, torch views, kernel compilation and graph capture."""
+"""Physics on one device with MuJoCo Warp: model, data, torch views, kernel compilation and graph capture."""
 
 from mjlab_dist.sim.scene import build_model, load_model
 from mjlab_dist.sim.simulation import Simulation, copy_state

@@ -1,7 +1,7 @@
 """The surface of a height field: its triangles, and the points on it that are nearest to points and segments.
 
-The surface is that of MuJoCo's height field: two triangles to each square of points, cut along the diagonal from the
-corner with the smallest x and y to the corner with the largest.
+It is the surface that MuJoCo uses: two triangles per grid cell, split along the diagonal from the corner with the
+smallest x and y to the corner with the largest.
 """
 
 # Warp reads the annotations of kernels at run time, and its language is not Python's: no type checker understands it.
@@ -15,20 +15,20 @@ import warp as wp
 
 @wp.struct
 class Ground:
-    """A height field, in the frame of its geom: x along rows, y across them."""
+    """A height field in the frame of its geom; x points along rows, y across them."""
 
     heights: wp.array2d[float]
     """Heights of the points, in m, (num_rows, num_points_per_row)."""
     ceiling: wp.array2d[float]
     """Maximum height within ``window`` points of each point, in m, (num_rows, num_points_per_row)."""
     window: int
-    """Number of points that ``ceiling`` looks around."""
+    """Radius of the neighbourhood that ``ceiling`` covers, in points."""
     half: wp.vec2
     """Half the extent along x and y, in m."""
     cell: wp.vec2
     """Distance between neighbouring points along x and y, in m."""
     thickness: float
-    """Depth of the ground below the surface, in m; spheres that are deeper do not touch it."""
+    """Thickness of the ground below the surface, in m; a sphere that is deeper has no contact."""
 
 
 @wp.func
@@ -43,7 +43,7 @@ def vertex(ground: Ground, row: int, col: int) -> wp.vec3:
 
 @wp.func
 def cell_of(ground: Ground, x: float, y: float) -> wp.vec2i:
-    """Return row and column of the square that a point is in, or of the nearest one."""
+    """Return row and column of the grid cell that contains a point, or of the nearest cell."""
     row = int(wp.floor((y + ground.half[1]) / ground.cell[1]))
     col = int(wp.floor((x + ground.half[0]) / ground.cell[0]))
     return wp.vec2i(
@@ -54,11 +54,13 @@ def cell_of(ground: Ground, x: float, y: float) -> wp.vec2i:
 
 @wp.func
 def depth_of(ground: Ground, point: wp.vec3) -> float:
-    """Return how far a point is below the surface, in m; negative above it."""
+    """Return the depth of a point below the surface, in m; negative above it."""
+    # Position within the cell, from 0 to 1 along each axis
     cell = cell_of(ground, point[0], point[1])
     near = vertex(ground, cell[0], cell[1])
     x = (point[0] - near[0]) / ground.cell[0]
     y = (point[1] - near[1]) / ground.cell[1]
+    # Barycentric interpolation in the triangle that the point is in
     other = wp.where(x > y, ground.heights[cell[0], cell[1] + 1], ground.heights[cell[0] + 1, cell[1]])
     far = ground.heights[cell[0] + 1, cell[1] + 1]
     more = wp.max(x, y)
@@ -70,10 +72,11 @@ def depth_of(ground: Ground, point: wp.vec3) -> float:
 def closest_on_triangle(p: wp.vec3, a: wp.vec3, b: wp.vec3, c: wp.vec3) -> wp.vec3:
     """Return the point of triangle abc that is nearest to p.
 
-    Tests which corner, edge or face p projects to (Ericson, Real-Time Collision Detection, 5.1.5).
+    The algorithm tests which corner, edge or face p projects to (Ericson, Real-Time Collision Detection, 5.1.5).
     """
     ab = b - a
     ac = c - a
+    # Corner a, corner b, edge ab
     ap = p - a
     d1 = wp.dot(ab, ap)
     d2 = wp.dot(ac, ap)
@@ -87,6 +90,7 @@ def closest_on_triangle(p: wp.vec3, a: wp.vec3, b: wp.vec3, c: wp.vec3) -> wp.ve
     over_ab = d1 * d4 - d3 * d2
     if over_ab <= 0.0 and d1 >= 0.0 and d3 <= 0.0:
         return a + ab * (d1 / (d1 - d3))
+    # Corner c, edge ac
     cp = p - c
     d5 = wp.dot(ab, cp)
     d6 = wp.dot(ac, cp)
@@ -95,6 +99,7 @@ def closest_on_triangle(p: wp.vec3, a: wp.vec3, b: wp.vec3, c: wp.vec3) -> wp.ve
     over_ac = d5 * d2 - d1 * d6
     if over_ac <= 0.0 and d2 >= 0.0 and d6 <= 0.0:
         return a + ac * (d2 / (d2 - d6))
+    # Edge bc, face
     over_bc = d3 * d6 - d5 * d4
     if over_bc <= 0.0 and d4 >= d3 and d5 >= d6:
         return b + (c - b) * ((d4 - d3) / ((d4 - d3) + (d5 - d6)))
@@ -103,7 +108,7 @@ def closest_on_triangle(p: wp.vec3, a: wp.vec3, b: wp.vec3, c: wp.vec3) -> wp.ve
 
 @wp.func
 def closest_on_segments(a: wp.vec3, b: wp.vec3, c: wp.vec3, d: wp.vec3) -> wp.vec2:
-    """Return where segments ab and cd are nearest to each other, from 0 to 1 along each; ab must have a length."""
+    """Return the nearest points of segments ab and cd, from 0 to 1 along each; the length of ab must not be 0."""
     u = b - a
     v = d - c
     w = a - c
@@ -113,7 +118,7 @@ def closest_on_segments(a: wp.vec3, b: wp.vec3, c: wp.vec3, d: wp.vec3) -> wp.ve
     uw = wp.dot(u, w)
     vw = wp.dot(v, w)
     across = uu * vv - uv * uv
-    s = float(0.5)  # parallel segments: any place will do
+    s = float(0.5)  # for parallel segments any start is correct
     if across > 1.0e-6 * uu * vv:
         s = wp.clamp((uv * vw - vv * uw) / across, 0.0, 1.0)
     t = wp.clamp((uv * s + vw) / vv, 0.0, 1.0)

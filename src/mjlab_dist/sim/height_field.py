@@ -1,8 +1,8 @@
-"""Contacts with height fields, found against their surface instead of by MuJoCo Warp.
+"""Collision with the surface of height fields, which replaces MuJoCo Warp's own.
 
-MuJoCo Warp 4.0 collides geoms with a height field prism by prism. Where one prism stands out over the next, at steps,
-its contacts are wrong: normals that point down into the ground, and depths of metres far from the field's middle. See
-docs/decisions/0012-contacts-with-terrain-are-found-here.md.
+MuJoCo Warp 4.0 collides geoms with a height field prism by prism. At steps, where one prism is higher than the next,
+its contacts are wrong: normals point down into the ground, and far from the middle of the field depths are metres.
+See docs/decisions/0012-contacts-with-terrain-are-found-here.md.
 """
 
 from __future__ import annotations
@@ -19,37 +19,45 @@ from mujoco_warp._src.math import upper_trid_index
 from mjlab_dist.sim.ground import Ground
 from mjlab_dist.sim.surface import Contacts, Geoms, collide
 
+# Collision runs here for these shapes only.
 _TYPES = (mujoco.mjtGeom.mjGEOM_SPHERE, mujoco.mjtGeom.mjGEOM_CAPSULE, mujoco.mjtGeom.mjGEOM_BOX)
 
 
 def take_over(model: mujoco.MjModel, put: mjw.Model) -> None:
-    """Find contacts with height fields here instead of by MuJoCo Warp's own search.
+    """Replace MuJoCo Warp's collision with height fields by the kernel of this package.
 
-    MuJoCo Warp still finds contacts with height fields that are rotated or move, and with shapes other than spheres,
-    capsules and boxes.
+    MuJoCo Warp still handles shapes other than spheres, capsules and boxes. It handles all shapes if bodies may sleep,
+    or if any height field is rotated or moves.
 
     Args:
         model: The model on the host.
-        put: The same model on the device, which is changed. Nothing must have been recorded with it yet.
+        put: The same model on the device, which is changed. Call this before programs are recorded with it.
     """
+    # Models that are left to MuJoCo Warp
     fields = np.flatnonzero(model.geom_type == mujoco.mjtGeom.mjGEOM_HFIELD)
     still = (model.body_weldid[model.geom_bodyid[fields]] == 0) & (model.geom_quat[fields] == [1, 0, 0, 0]).all(axis=1)
-    # Where bodies may sleep, MuJoCo Warp looks for contacts twice per step.
+    # If bodies may sleep, MuJoCo Warp runs collision twice per step, and the callback with it.
     sleeps = model.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP
     if not len(fields) or not still.all() or sleeps:
         return
+
+    # Pairs that are handled here, with the height field first
     pairs, ids = put.nxn_geom_pair_filtered.numpy(), put.nxn_pairid_filtered.numpy()
     first, second = pairs.T
     swapped = model.geom_type[first] > model.geom_type[second]
     ordered = np.where(swapped[:, None], pairs[:, ::-1], pairs)
     ours = np.isin(ordered[:, 0], fields) & np.isin(model.geom_type[ordered[:, 1]], _TYPES) & (ids[:, 0] > -2)
+
+    # Remove these pairs from MuJoCo Warp's list.
     put.nxn_geom_pair_filtered = wp.array(pairs[~ours], dtype=wp.vec2i)
     put.nxn_pairid_filtered = wp.array(ids[~ours], dtype=wp.vec2i)
-    # MuJoCo Warp makes no kernel for pairs of types that it counts 0 times.
+    # MuJoCo Warp builds no kernel for pairs of types with a count of 0.
     counts = list(put.geom_pair_type_count)
     for kind in _TYPES:
         counts[upper_trid_index(len(mjw.GeomType), int(mujoco.mjtGeom.mjGEOM_HFIELD), int(kind))] = 0
     put.geom_pair_type_count = tuple(counts)
+
+    # MuJoCo Warp calls contactfilter after its own collision, so that contacts can be appended there.
     launches = [
         _launch(_ground(model, int(field)), ordered[of_field], ids[of_field])
         for field in fields
@@ -64,12 +72,14 @@ def take_over(model: mujoco.MjModel, put: mjw.Model) -> None:
 
 
 def _ground(model: mujoco.MjModel, geom: int) -> Any:
+    # Heights in m
     field = int(model.geom_dataid[geom])
     rows, cols = int(model.hfield_nrow[field]), int(model.hfield_ncol[field])
     half_x, half_y, top, thickness = model.hfield_size[field]
     start = int(model.hfield_adr[field])
     heights = (model.hfield_data[start : start + rows * cols] * top).reshape(rows, cols).astype(np.float32)
     cell = np.array([2 * half_x / (cols - 1), 2 * half_y / (rows - 1)])
+    # The largest moving geom sets how far around its center heights matter.
     moving = model.body_weldid[model.geom_bodyid] != 0
     window = int(np.ceil(model.geom_rbound[moving].max(initial=0.0) / cell.min())) + 2
     ground = Ground()
@@ -104,7 +114,7 @@ def _launch(ground: Any, pairs: np.ndarray, ids: np.ndarray) -> Callable[[mjw.Mo
 
 
 def _fields_of(struct: Any, source: Any) -> Any:
-    """Make a Warp struct whose fields are attributes of an object."""
+    """Return a Warp struct whose fields are copied from attributes of an object."""
     made = struct()
     for name in struct.vars:
         setattr(made, name, getattr(source, name))

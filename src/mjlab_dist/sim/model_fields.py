@@ -1,4 +1,4 @@
-"""Fields of MuJoCo Warp's model that differ between envs, and the fields that are computed from them."""
+"""Fields of MuJoCo Warp's model that differ between envs, and the constants derived from them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from mjlab_dist.errors import UserError
 from mjlab_dist.sim.height_field import take_over
 
 OPTIONS = ("gravity", "wind", "magnetic", "density", "viscosity")
-"""Fields of ``mujoco_warp.Option`` that may differ between envs: those of the world, not of the solver."""
+"""Fields of ``mujoco_warp.Option`` that may differ between envs: properties of the world, not of the solver."""
 
 MOVING_STATIC = {"geom_pos", "geom_quat", "body_pos", "body_quat"}
-"""Fields that poses of static geoms depend on."""
+"""Fields that change the poses of static geoms."""
 
 _FRAME0 = ("cam_pos0", "cam_poscom0", "cam_mat0", "light_pos0", "light_poscom0", "light_dir0")
 
@@ -33,7 +33,7 @@ _GROUPS: dict[int, tuple[str, ...]] = {
     mjw.SetConstGroup.KIN0: ("tendon_length0", "eq_data", *_FRAME0),
     mjw.SetConstGroup.INERT0: _INERTIA0,
 }
-"""Fields that ``mujoco_warp.set_const`` computes, by its groups."""
+"""Fields that ``mujoco_warp.set_const`` computes, by group."""
 
 _DERIVED: dict[str, tuple[str, ...]] = {
     "body_mass": ("body_subtreemass", "cam_poscom0", "light_poscom0", *_INERTIA0),
@@ -45,32 +45,32 @@ _DERIVED: dict[str, tuple[str, ...]] = {
     "geom_size": ("geom_aabb", "geom_rbound"),
     "eq_data": ("eq_data",),
 }
-"""Fields that are computed from each field."""
+"""Fields derived from each field."""
 
 _ROUTES = ("site_pos", "site_quat", "geom_pos", "geom_quat", "geom_size")
-"""Fields that set the route of tendons and the place of site transmissions."""
+"""Fields that determine the paths of tendons and the positions of site transmissions."""
 
 _ROUTED = ("tendon_length0", "tendon_invweight0", "actuator_acc0")
-"""Fields that are computed from these routes and places."""
+"""Fields derived from these paths and positions."""
 
 _SWITCHES = {
     **dict.fromkeys(("wind", "density", "viscosity"), "has_fluid"),
     "tendon_stiffness": "has_tendon_stiffness",
     "tendon_damping": "has_tendon_damping",
 }
-"""Parts of the physics that MuJoCo Warp leaves out if the field is 0 when the model is put on the device."""
+"""Parts of the physics that MuJoCo Warp skips if the field is 0 when the model is put on the device."""
 
 _ON_JOINTS = (mujoco.mjtTrn.mjTRN_JOINT, mujoco.mjtTrn.mjTRN_JOINTINPARENT)
 
 
 def put_model(model: mujoco.MjModel, name: str, num_envs: int, fields: Iterable[str]) -> mjw.Model:
-    """Put a model on the current device, with one value per env for some fields.
+    """Put a model on the current device; the given fields have one value per env.
 
     Args:
         model: The MuJoCo model on the host.
-        name: Its name in the config, for messages.
+        name: Value of ``--env.sim.model``, for messages.
         num_envs: Number of envs.
-        fields: Fields with a value per env.
+        fields: Fields with one value per env.
 
     Raises:
         UserError: If MuJoCo Warp cannot simulate the model.
@@ -81,11 +81,12 @@ def put_model(model: mujoco.MjModel, name: str, num_envs: int, fields: Iterable[
     except (NotImplementedError, ValueError) as error:
         raise UserError(f"--env.sim.model {name}: MuJoCo Warp: {' '.join(str(error).split())}") from error
     take_over(model, put)
-    put.opt.warn_overflow = 0  # the runner reports overflows once; without this every env prints them
+    put.opt.warn_overflow = 0  # the runner reports overflows once; otherwise every env prints them
+    # batch_sizes does not cover options.
     for field in set(fields) - sizes.keys():
         shared = getattr(put.opt, field)
         setattr(put.opt, field, wp.array(np.repeat(shared.numpy(), num_envs, axis=0), dtype=shared.dtype))
-    # MuJoCo Warp leaves out what is 0 in the MJCF; here it may become nonzero later.
+    # MuJoCo Warp skips effects whose field is 0 in the MJCF; these fields may become nonzero later.
     for field, switch in _SWITCHES.items():
         if field in fields:
             setattr(put, switch, True)
@@ -93,7 +94,7 @@ def put_model(model: mujoco.MjModel, name: str, num_envs: int, fields: Iterable[
 
 
 def with_derived(model: mujoco.MjModel, fields: Iterable[str]) -> list[str]:
-    """Return fields and all that is computed from them, as far as the model has any.
+    """Return fields and all fields of the model that are derived from them.
 
     Args:
         model: The MuJoCo model.
@@ -111,7 +112,7 @@ def with_derived(model: mujoco.MjModel, fields: Iterable[str]) -> list[str]:
 
 
 def derived(model: mujoco.MjModel, name: str) -> list[str]:
-    """Return the fields that are computed from a field, as far as the model has any.
+    """Return the fields of the model that are derived from a field.
 
     Args:
         model: The MuJoCo model.
@@ -123,7 +124,7 @@ def derived(model: mujoco.MjModel, name: str) -> list[str]:
 
 
 def groups(model: mujoco.MjModel, fields: Iterable[str]) -> int:
-    """Return the groups of ``mujoco_warp.set_const`` that compute what depends on some fields.
+    """Return the groups of ``mujoco_warp.set_const`` that recompute what is derived from the given fields.
 
     Args:
         model: The MuJoCo model.
@@ -134,25 +135,25 @@ def groups(model: mujoco.MjModel, fields: Iterable[str]) -> int:
 
 
 def batched_fields() -> list[str]:
-    """Return the fields of ``mujoco_warp.Model`` that may have a value per env and are real numbers."""
+    """Return the real-valued fields of ``mujoco_warp.Model`` that may have one value per env."""
     specs: list[tuple[str, Any]] = [(field.name, field.type) for field in dataclasses.fields(mjw.Model)]
     return [name for name, spec in specs if getattr(spec, "shape", ("",))[0] == "*" and _is_real(spec.dtype)]
 
 
 def no_field(model: mujoco.MjModel, name: str) -> UserError:
-    """Make the error for a field that cannot have a value per env.
+    """Return the error for a field that cannot have one value per env.
 
     Args:
         model: The MuJoCo model.
         name: The field.
     """
     return UserError(
-        f"field {name}: can have no value per env; those of the model that can are {', '.join(_offered(model))}"
+        f"field {name}: cannot have one value per env; the fields that can are {', '.join(_offered(model))}"
     )
 
 
 def refuse_moved_inertia(model: mujoco.MjModel, name: str, field: torch.Tensor) -> None:
-    """Raise if an inertia was moved that MuJoCo assumes to be at the origin of its body.
+    """Raise if an inertia was moved that MuJoCo assumes to be at the origin of its body (``body_simple``).
 
     Args:
         model: The MuJoCo model.
@@ -160,20 +161,20 @@ def refuse_moved_inertia(model: mujoco.MjModel, name: str, field: torch.Tensor) 
         field: Its values, (num_envs, nbody, ...).
 
     Raises:
-        UserError: If so.
+        UserError: If an inertia of such a body was moved or rotated.
     """
     moved = (field.cpu() != torch.from_numpy(getattr(model, name)).float()).any(dim=2).any(dim=0).numpy()
     for body in np.flatnonzero(moved & (model.body_simple != 0)):
         raise UserError(
-            f"field {name}: MuJoCo takes the inertia of body {model.body(body).name} to lie at its origin, along its "
-            'axes; write simple="false" into that body of the MJCF'
+            f"field {name}: MuJoCo assumes that the inertia of body {model.body(body).name} is at its origin, along "
+            'its axes; add simple="false" to that body in the MJCF'
         )
 
 
 def correct_sliders(model: mujoco.MjModel, put: mjw.Model) -> None:
-    """Set inverse weights of bodies that only slide and have no children, as MuJoCo's C code does.
+    """Set the inverse weights of bodies that only slide and have no children, as MuJoCo's C code does.
 
-    MuJoCo Warp does not set them.
+    MuJoCo Warp's ``set_const`` does not set them.
 
     Args:
         model: The MuJoCo model on the host.
@@ -188,9 +189,9 @@ def correct_sliders(model: mujoco.MjModel, put: mjw.Model) -> None:
 
 
 def unanchored(put: mjw.Model) -> mjw.Model:
-    """Return the same model with no geom marked as static.
+    """Return a shallow copy of the model in which no geom is static.
 
-    MuJoCo Warp computes poses of static geoms only once, when data is made.
+    MuJoCo Warp computes the poses of static geoms only once, when its data is created.
 
     Args:
         put: The model on the device.

@@ -1,4 +1,4 @@
-"""Programs of Warp kernels recorded as graphs: CUDA graphs on a GPU, Warp's recorded launches on the CPU."""
+"""Recording of Warp kernel launches as graphs: CUDA graphs on a GPU, Warp's recorded launches on the CPU."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ def why_not_capturable(device: str) -> str:
         return ""
     driver = wp.get_cuda_driver_version()
     if driver is None or driver < CAPTURABLE_DRIVER:
-        return f"conditional graph nodes need CUDA 12.4, the NVIDIA driver has {driver}"
+        return f"conditional graph nodes need CUDA 12.4, and the NVIDIA driver has {driver}"
     if not wp.is_mempool_enabled(found):
         return "CUDA memory pools are off on this device"
     return ""
 
 
 def capture(device: str, program: Callable[[], None]) -> wp.Graph:
-    """Record a program, whose kernels are loaded already.
+    """Record a program as a graph.
 
     Args:
         device: ``cpu`` or ``cuda:<index>``.
-        program: Launches the kernels.
+        program: Function that launches the kernels. They must be loaded already: loading one breaks the capture.
     """
     with kernels.no_gc(), wp.ScopedCapture(device=device, force_module_load=False) as recording:
         program()

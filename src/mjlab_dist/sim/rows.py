@@ -1,8 +1,8 @@
-"""Warp kernels that belong to every step and reset of the physics: rows of some envs, and overflows."""
+"""Warp kernels of every physics step and reset: clear rows of some envs, choose keyframes, collect overflows."""
 
-# Warp reads the annotations of kernels at run time, and its own language is not Python's: no checker of types follows it.
-# pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false, reportGeneralTypeIssues=false, reportIndexIssue=false
-# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false
+# Warp reads the annotations of kernels at run time, and its language is not Python's: no type checker understands it.
+# pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+# pyright: reportIndexIssue=false, reportInvalidTypeForm=false, reportOperatorIssue=false
 # ruff: noqa: ANN201
 
 import warp as wp
@@ -17,10 +17,10 @@ def clear_rows(
     """Set the rows of some envs to 0 in several tensors; one thread per env and tensor.
 
     Args:
-        mask: Which envs.
-        addresses: Where each tensor starts.
-        strides: Bytes from one row of a tensor to the next.
-        sizes: Bytes of a row.
+        mask: Envs to clear, (num_envs,).
+        addresses: Address of each tensor.
+        strides: Distance between two rows of each tensor, in bytes.
+        sizes: Size of a row of each tensor, in bytes.
     """
     env, i = wp.tid()
     if mask[env]:
@@ -32,12 +32,12 @@ def clear_rows(
 
 @wp.kernel
 def choose_keys(mask: wp.array[wp.bool], key: int, keys: wp.array[int]):
-    """Name the keyframe that each env is reset to, -1 for those that are not.
+    """Write the keyframe that each env is reset to, or -1 if it is not reset.
 
     Args:
-        mask: Envs that are reset.
-        key: Their keyframe.
-        keys: The result.
+        mask: Envs to reset, (num_envs,).
+        key: Index of the keyframe.
+        keys: Output, (num_envs,).
     """
     env = wp.tid()
     keys[env] = wp.where(mask[env], key, -1)
@@ -45,12 +45,12 @@ def choose_keys(mask: wp.array[wp.bool], key: int, keys: wp.array[int]):
 
 @wp.kernel
 def collect_overflow(newest: wp.array[int], bits: int, overflow: wp.array[int]):
-    """Remember the overflows of a step.
+    """Accumulate the overflow bits of a step.
 
     Args:
-        newest: Bits of the step.
-        bits: Those that are remembered.
-        overflow: Bits of all steps.
+        newest: Bits of this step, (num_envs,).
+        bits: Bits to accumulate.
+        overflow: Accumulated bits, (num_envs,), updated in place.
     """
     env = wp.tid()
     overflow[env] = overflow[env] | (newest[env] & bits)

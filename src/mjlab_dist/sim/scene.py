@@ -1,4 +1,4 @@
-"""From a config to a MuJoCo model: MJCF from wherever it is, entities, motors and options put into it."""
+"""Build a MuJoCo model from a config: load the MJCF, then add terrain, entities, motors and options."""
 
 from __future__ import annotations
 
@@ -42,18 +42,19 @@ _SOLVERS = {"newton": mujoco.mjtSolver.mjSOL_NEWTON, "cg": mujoco.mjtSolver.mjSO
 
 
 def build_model(config: SimConfig) -> mujoco.MjModel:
-    """Put a scene together and compile it.
+    """Assemble a scene and compile it.
 
     Args:
         config: The scene.
 
     Returns:
-        The model: bodies of ``config.model`` first, then entities in their order; actuators of the MJCFs first, then those of
-        ``config.actuators`` in their order. Keyframes reach over entities, and hold the targets of position motors.
+        The model. Bodies of ``config.model`` come first, then entities in their order; actuators of the MJCFs come
+        first, then those of ``config.actuators`` in their order. Keyframes include entities and the targets of
+        position motors.
 
     Raises:
-        UserError: If something in the config does not exist or does not compile; one line that names the flag, its value and
-            the mend.
+        UserError: If something in the config does not exist or does not compile. The message is one line with the
+            flag, its value and the fix.
     """
     spec = _load_spec("--env.sim.model", config.model)
     if config.terrain.parts:
@@ -63,6 +64,7 @@ def build_model(config: SimConfig) -> mujoco.MjModel:
     motors = _add_motors(spec, config.actuators)
     _set_options(spec.option, config.options)
     model = _compile(f"--env.sim.model {_shown(config.model)}", spec.compile)
+    # A keyframe that sets joint positions also commands them, so that position motors hold the start state.
     for name, motor in motors.items():
         if motor.kind == "position":
             model.key_ctrl[:, model.actuator(name).id] = model.key_qpos[:, model.jnt_qposadr[model.joint(name).id]]
@@ -70,14 +72,15 @@ def build_model(config: SimConfig) -> mujoco.MjModel:
 
 
 def load_model(model: str) -> mujoco.MjModel:
-    """Compile an MJCF alone.
+    """Compile an MJCF without anything added to it.
 
     Args:
-        model: A file's path; ``package.module:file`` for a file beside a module of an installed package;
-            ``package.module:function`` for a function without arguments that returns a ``mujoco.MjSpec``; or the XML itself.
+        model: Path of a file; ``package.module:file`` for a file next to a module of an installed package;
+            ``package.module:function`` for a function without arguments that returns a ``mujoco.MjSpec``; or the XML
+            itself.
 
     Raises:
-        UserError: If there is no such file, package or function, or MuJoCo refuses it.
+        UserError: If the file, package or function does not exist, or MuJoCo does not accept it.
     """
     return _compile(f"--env.sim.model {_shown(model)}", _load_spec("--env.sim.model", model).compile)
 
@@ -94,11 +97,11 @@ def _load_spec(flag: str, model: str) -> mujoco.MjSpec:
 
 
 def find_file(flag: str, file: str) -> Path:
-    """Where a file is.
+    """Return the path of a file.
 
     Args:
-        flag: The flag that names it, and its value, for messages.
-        file: Its path, or ``package.module:file`` for one beside a module of an installed package.
+        flag: The flag and its value, for messages.
+        file: The path, or ``package.module:file`` for a file next to a module of an installed package.
 
     Raises:
         UserError: If there is no such file or package.
@@ -111,7 +114,10 @@ def find_file(flag: str, file: str) -> Path:
 
 
 def _compiled(flag: str, spec: mujoco.MjSpec) -> mujoco.MjSpec:
-    """Compile a spec once as it is: what is wrong is then its own, and keyframes follow what is added and removed later."""
+    """Compile a spec before anything is added to it.
+
+    Errors are then those of the MJCF itself, and MuJoCo adjusts the keyframes to later additions and deletions.
+    """
     _compile(flag, spec.compile)
     return spec
 
@@ -119,7 +125,7 @@ def _compiled(flag: str, spec: mujoco.MjSpec) -> mujoco.MjSpec:
 def _compile(flag: str, work: Callable[[], T]) -> T:
     try:
         with warnings.catch_warnings():
-            # That a word of the MJCF will go out of use some day is for its author, and would be said at every start.
+            # Deprecated attributes concern the author of the MJCF, and the warning would appear at every start.
             warnings.filterwarnings("ignore", ".*is deprecated")
             return work()
     except ValueError as error:
@@ -130,13 +136,13 @@ def _call(flag: str, module: str, name: str) -> mujoco.MjSpec:
     try:
         made = resolve(f"{module}:{name}")()
     except UserError:
-        raise  # says itself what to mend
+        raise  # names the fix already
     except Exception as error:
-        # It is the user's function: whatever it raises is about this flag.
+        # The function belongs to the user, so that any exception is an error of this flag.
         what = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise UserError(f"{flag}: {what}; write package.module:file or package.module:function") from error
     if not isinstance(made, mujoco.MjSpec):
-        raise UserError(f"{flag}: returns {type(made).__name__}; it has to return a mujoco.MjSpec")
+        raise UserError(f"{flag}: returns {type(made).__name__}; it must return a mujoco.MjSpec")
     return made
 
 
@@ -154,7 +160,7 @@ def _folder_of(flag: str, module: str) -> Path:
 
 
 def _shown(model: str) -> str:
-    """A model as a message names it: the XML itself would fill the screen."""
+    """Return a short form of the model for messages: XML is cut off after 30 characters."""
     return f"{' '.join(model.split())[:30]}..." if model.lstrip().startswith("<") else model
 
 
@@ -162,14 +168,14 @@ def _attach(spec: mujoco.MjSpec, name: str, entity: EntityConfig) -> None:
     flag = f"--env.sim.entities.{name}"
     child = _load_spec(f"{flag}.model", entity.model)
     if not any(entity.quat):
-        raise UserError(f"{flag}.quat {entity.quat}: is no rotation; 1 0 0 0 turns nothing")
+        raise UserError(f"{flag}.quat {entity.quat}: is not a rotation; use 1 0 0 0 for none")
     frame = spec.worldbody.add_frame(pos=entity.pos, quat=entity.quat)
     _compile(f"{flag}.model {_shown(entity.model)}", lambda: spec.attach(child, prefix=f"{name}/", frame=frame))
     _compile(f"{flag}.model {_shown(entity.model)}", spec.compile)
 
 
 def _add_motors(spec: mujoco.MjSpec, configs: Mapping[str, ActuatorConfig]) -> dict[str, ActuatorConfig]:
-    """Put motors on joints, and say which joint has which."""
+    """Add the motors of the config; return the config of each driven joint by its name."""
     added: dict[str, ActuatorConfig] = {}
     for name, config in configs.items():
         flag = f"--env.sim.actuators.{name}"
@@ -178,8 +184,9 @@ def _add_motors(spec: mujoco.MjSpec, configs: Mapping[str, ActuatorConfig]) -> d
         for joint in joints:
             if joint.name in added:
                 raise UserError(
-                    f"{flag}.joints {' '.join(config.joints)}: {joint.name} has its motor from another group"
+                    f"{flag}.joints {' '.join(config.joints)}: {joint.name} already has a motor of another group"
                 )
+            # The motor replaces the actuators of the MJCF on this joint.
             for actuator in list(spec.actuators):
                 if actuator.trntype in _ON_JOINTS and actuator.target == joint.name:
                     spec.delete(actuator)
@@ -189,11 +196,12 @@ def _add_motors(spec: mujoco.MjSpec, configs: Mapping[str, ActuatorConfig]) -> d
 
 
 def _add_motor(spec: mujoco.MjSpec, joint: mujoco.MjsJoint, config: ActuatorConfig) -> None:
-    """Add MuJoCo's dcmotor, with which the limit of speed holds at every substep and is integrated implicitly.
+    """Add a MuJoCo dcmotor, which applies the speed limit in every substep and integrates it implicitly.
 
-    A motor's torque is K / R * (V - K * velocity): at its greatest voltage it falls on a line from the stall torque K * V / R to
-    0 at the speed V / K. (mujoco.readthedocs.io/en/latest/_static/dcmotor.pdf, equation 2; with K = 1 the greatest voltage is the
-    speed without load.) Below that voltage MuJoCo's controller makes the torque what the stiffness and damping ask for.
+    The torque of a DC motor is K / R * (V - K * velocity). At maximum voltage it decreases linearly from the stall
+    torque K * V / R to 0 at the no-load speed V / K (mujoco.readthedocs.io/en/latest/_static/dcmotor.pdf, equation 2).
+    With K = 1, the maximum voltage equals the no-load speed. Below that voltage, MuJoCo's controller produces the
+    torque that stiffness and damping require.
     """
     stall, speed = config.effort_limit, config.velocity_limit
     motor = spec.add_actuator(name=joint.name, target=joint.name, trntype=mujoco.mjtTrn.mjTRN_JOINT)
@@ -223,14 +231,16 @@ def _validate_motor(flag: str, config: ActuatorConfig) -> None:
             raise UserError(f"{flag}.{name.replace('_', '-')} {value}: must be positive; without a limit leave it out")
     if config.velocity_limit is not None and config.effort_limit is None:
         raise UserError(
-            f"{flag}.velocity-limit {config.velocity_limit}: needs the torque at rest that it falls from; give effort-limit"
+            f"{flag}.velocity-limit {config.velocity_limit}: also needs the torque at zero speed; set effort-limit"
         )
     if config.stiffness and config.kind != "position":
         raise UserError(
-            f"{flag}.stiffness {config.stiffness}: is of position motors, not of kind {config.kind}; drop it"
+            f"{flag}.stiffness {config.stiffness}: applies to position motors, not to kind {config.kind}; remove it"
         )
     if config.damping and config.kind == "effort":
-        raise UserError(f"{flag}.damping {config.damping}: is not of effort motors; damp the MJCF's joint instead")
+        raise UserError(
+            f"{flag}.damping {config.damping}: does not apply to effort motors; set damping of the joint in the MJCF"
+        )
 
 
 def _find_joints(flag: str, patterns: Iterable[str], joints: Iterable[mujoco.MjsJoint]) -> list[mujoco.MjsJoint]:
@@ -238,13 +248,15 @@ def _find_joints(flag: str, patterns: Iterable[str], joints: Iterable[mujoco.Mjs
     found: dict[str, mujoco.MjsJoint] = {}
     for pattern in patterns:
         try:
-            fits = [joint for joint in known if joint.name and re.fullmatch(pattern, joint.name)]
+            matches = [joint for joint in known if joint.name and re.fullmatch(pattern, joint.name)]
         except re.error as error:
-            raise UserError(f"{flag} {pattern}: is no regular expression: {error}") from error
-        if not fits:
+            raise UserError(f"{flag} {pattern}: is not a regular expression: {error}") from error
+        if not matches:
             names = ", ".join(joint.name for joint in known if joint.name)
-            raise UserError(f"{flag} {pattern}: fits none of the hinge and slide joints; there are {names or 'none'}")
-        found |= {joint.name: joint for joint in fits}
+            raise UserError(
+                f"{flag} {pattern}: matches none of the hinge and slide joints; there are {names or 'none'}"
+            )
+        found |= {joint.name: joint for joint in matches}
     return list(found.values())
 
 
@@ -267,4 +279,4 @@ def _set_options(option: mujoco.MjOption, config: OptionsConfig) -> None:
         if value is not None:
             setattr(option, name, value)
     if option.solver == mujoco.mjtSolver.mjSOL_PGS:
-        raise UserError("--env.sim.options.solver: the MJCF asks for PGS, which MuJoCo Warp does not have; set newton")
+        raise UserError("--env.sim.options.solver: the MJCF uses PGS, which MuJoCo Warp does not support; set newton")

@@ -1,4 +1,4 @@
-"""The physics of one rank's envs: MuJoCo Warp, recorded once and replayed, with torch views of its arrays."""
+"""Physics of the envs of one rank: MuJoCo Warp, recorded once and replayed, with torch views of its arrays."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mjlab_dist.messages import emit
 from mjlab_dist.sim import kernels, model_fields, recording, rows
 
 BUFFER_BITS = int(mjw.OverflowType.ALL & ~(mjw.OverflowType.ITERATIONS | mjw.OverflowType.LS_ITERATIONS))
-"""Overflows that drop contacts or constraints; the others mean that the solver reached its limit of iterations."""
+"""Overflows that drop contacts or constraints. The others mean that the solver reached its maximum of iterations."""
 
 _INTEGRATION = (
     "qpos",
@@ -36,35 +36,35 @@ _INTEGRATION = (
     "userdata",
     "time",
 )
-"""Fields of ``mujoco_warp.Data`` that MuJoCo calls mjSTATE_INTEGRATION: what the next step depends on."""
+"""Fields of ``mujoco_warp.Data`` that the next step depends on; MuJoCo calls them mjSTATE_INTEGRATION."""
 
 _CARRIED = ("cvel", "cdof_dot")
-"""Additional ones with equality constraints: connect and weld read the velocities of the previous substep."""
+"""Additional fields for equality constraints: connect and weld read the velocities of the previous substep."""
 
 
 class Simulation:
     """A batch of envs on one device.
 
-    State tensors are views of MuJoCo Warp's own arrays: writing to them changes the simulation.
+    State tensors are views of the arrays of MuJoCo Warp: writing to them changes the simulation.
 
     Attributes:
         model: The MuJoCo model on the host, for names and addresses.
-        num_envs: Envs in the batch (MuJoCo Warp calls them worlds).
-        device: Torch's name of the device.
+        num_envs: Number of envs in the batch (MuJoCo Warp calls them worlds).
+        device: PyTorch name of the device.
         dt_s: Simulated seconds per :meth:`step`.
         qpos: Joint positions, (num_envs, nq), in MuJoCo's order and units.
         qvel: Joint velocities, (num_envs, nv).
         ctrl: Actuator inputs, (num_envs, nu).
-        reset_mask: Envs of the newest :meth:`reset`, a Warp array (num_envs,) of bool, for recorded programs.
-        overflow: Bits of ``mujoco_warp.OverflowType``, (num_envs,), for buffers that were ever too small; resets keep
-            them.
-        launch: Performs the launch of a captured program. While torch's operations are recorded as a CUDA graph this is
-            replaced, because the launch of a graph cannot be recorded in another graph.
+        reset_mask: Envs of the latest :meth:`reset`, a Warp array (num_envs,) of bool, for recorded programs.
+        overflow: Bits of ``mujoco_warp.OverflowType``, (num_envs,), for buffers that have been too small at any time;
+            resets keep them.
+        launch: Function that launches a captured program. It is replaced while torch operations are recorded as a CUDA
+            graph, because the launch of a graph cannot be recorded in another graph.
         physics: Fields that the next step depends on, by their names in ``mujoco_warp.Data``, (num_envs, ...) each;
-            without those that are empty in this model.
-        fields: Fields that differ between the envs' models, by their names in ``mujoco_warp.Model`` and its options,
-            (num_envs, ...) each: those named at construction and those computed from them, including the poses of geoms
-            if static geoms may be moved. Envs depend on these and on :meth:`state` only.
+            fields that are empty in this model are omitted.
+        fields: Fields that differ between the models of the envs, by their names in ``mujoco_warp.Model`` and its
+            options, (num_envs, ...) each: those named at construction, those derived from them, and the poses of geoms
+            if static geoms may be moved. The future of the envs depends only on these and on :meth:`state`.
     """
 
     def __init__(
@@ -75,14 +75,14 @@ class Simulation:
         config: SimConfig,
         fields: Sequence[str] = (),
     ) -> None:
-        """Put the model on the device, compile what is missing, record the physics.
+        """Put the model on the device, compile missing kernels and record the physics.
 
         Args:
             model: The MuJoCo model on the host.
-            num_envs: Envs in the batch.
+            num_envs: Number of envs in the batch.
             device: ``cpu`` or ``cuda:<index>``.
             config: Sizes and options.
-            fields: Fields of the model that have a value per env: see :meth:`field`.
+            fields: Fields of the model with one value per env, see :meth:`field`.
 
         Raises:
             UserError: If there is no such field or keyframe, or MuJoCo Warp cannot simulate the model.
@@ -95,28 +95,25 @@ class Simulation:
         self._key = _find_key(model, config.keyframe)
         per_env_fields = model_fields.with_derived(model, fields)
         self._groups = model_fields.groups(model, fields)
+
         # Recorded programs, and the stream that they run on
         self._graphs: dict[Callable[[], None], wp.Graph] = {}
         self._num_changes = 0
         self._readers: set[Callable[[], None]] = set()
         self._stream = wp.stream_from_torch(device) if device != "cpu" else None
         self.launch: Callable[[Callable[[], None]], None] = _launch_now
+
         # Model and data on the device
         with wp.ScopedDevice(device):
             self._warp_model = model_fields.put_model(model, config.model, num_envs, per_env_fields)
             moves_static = not model_fields.MOVING_STATIC.isdisjoint(fields)
             self._unanchored = model_fields.unanchored(self._warp_model) if moves_static else None
-            self._data = mjw.put_data(
-                model,
-                start := _start(model, self._key),
-                nworld=num_envs,
-                njmax=max(config.njmax, start.nefc),
-                nconmax=max(config.nconmax, start.ncon),
-            )
+            self._data = _put_data(model, self._key, num_envs, config)
             self.reset_mask = wp.zeros(num_envs, dtype=wp.bool)
             self._keys = wp.full(num_envs, -1, dtype=int)
             self._overflow = wp.zeros(num_envs, dtype=int)
-        # Torch views. All are made here: a recording of torch's operations would not contain those made in a step.
+
+        # Torch views. All are created here, because a recording of torch operations would not include their creation.
         self._views = {name: wp.to_torch(getattr(self._data, name)) for name in _per_env_names()}
         self._field_views: dict[str, torch.Tensor] = {}
         self.qpos, self.qvel, self.ctrl = self.view("qpos"), self.view("qvel"), self.view("ctrl")
@@ -126,27 +123,28 @@ class Simulation:
         self.fields = {name: self.field(name) for name in per_env_fields}
         if self._unanchored:
             self.fields |= {name: self.view(name) for name in ("geom_xpos", "geom_xmat")}
-        # MuJoCo Warp's reset does not clear these.
+
+        # Recorded programs of the physics. MuJoCo Warp's reset does not clear the carried fields, so that ours does.
         self._clear_carried = self._clearing([self.physics[name] for name in _CARRIED if name in self.physics])
         self._record()
 
     @property
     def captured(self) -> bool:
-        """Whether the physics is replayed from a recording."""
+        """Whether the physics runs as recorded graphs."""
         return bool(self._graphs)
 
     @property
     def version(self) -> tuple[int, ...] | None:
-        """Number that changes when a program runs or torch writes to ``qpos`` or ``qvel``.
+        """Version of the state, which changes when a program runs or torch writes to ``qpos`` or ``qvel``.
 
-        It is None if these are inference tensors, whose writes torch does not count.
+        It is None if these are inference tensors, because torch does not count writes to those.
         """
         if self.qpos.is_inference() or self.qvel.is_inference():
             return None
         return (self._num_changes, self.qpos._version, self.qvel._version)
 
     def mark_changed(self) -> None:
-        """Change :attr:`version`; call this after the state was written to by anything but programs and torch."""
+        """Change :attr:`version`. Call this after a write to the state by anything but programs and torch."""
         self._num_changes += 1
 
     def view(self, name: str) -> torch.Tensor:
@@ -162,9 +160,9 @@ class Simulation:
     def field(self, name: str) -> torch.Tensor:
         """Return a field of ``mujoco_warp.Model`` or its options as a tensor, without a copy.
 
-        Fields named at construction have a value per env. Writing to them changes the simulation; call
-        :meth:`update_constants` afterwards if other fields are computed from them. The remaining fields have one value
-        for all envs, which cannot be written.
+        Fields named at construction have one value per env. Writing to them changes the simulation; call
+        :meth:`update_constants` afterwards if other fields are derived from them. All other fields have one value for
+        all envs, which must not be written.
 
         Args:
             name: The field, such as ``geom_friction`` (num_envs, ngeom, 3) or ``gravity`` (num_envs, 3).
@@ -181,7 +179,7 @@ class Simulation:
         return field.expand(self.num_envs, *field.shape[1:])
 
     def sensor(self, name: str) -> torch.Tensor:
-        """Return what a sensor of the MJCF measured in the last substep or :meth:`forward`, without a copy.
+        """Return the reading of an MJCF sensor after the last substep or :meth:`forward`, without a copy.
 
         Args:
             name: The sensor's name.
@@ -199,10 +197,10 @@ class Simulation:
         return self.view("sensordata")[:, int(sensor.adr[0]) : int(sensor.adr[0] + sensor.dim[0])]
 
     def update_constants(self) -> None:
-        """Recompute, in every env, what is computed from the fields with a value per env: bounds, inverse weights, ...
+        """Recompute the constants derived from fields with one value per env (bounds, inverse weights, ...).
 
-        The state does not change. Poses and everything else that is computed from positions alone become those of the
-        present state, in every env. This launches several hundred kernels and may wait for the device: call it when
+        The state does not change. Poses and all other quantities that depend only on positions are updated to the
+        current state in every env. The call launches several hundred kernels and may wait for the device: use it when
         envs are set up, not in a step.
 
         Raises:
@@ -217,14 +215,15 @@ class Simulation:
     def record(
         self, program: Callable[[mjw.Model, mjw.Data], None], *, changes_state: bool = True
     ) -> Callable[[], None]:
-        """Make a program of Warp kernels over these envs that is recorded once and then replayed, as the physics is.
+        """Record a program of Warp kernels over these envs, as the physics is recorded.
 
         Args:
-            program: Launches the kernels; it allocates nothing. Keep the arrays that it writes to.
+            program: Function that launches the kernels and allocates nothing. The caller must keep the arrays that it
+                uses alive.
             changes_state: Whether it may write to ``qpos`` or ``qvel``.
 
         Returns:
-            A function that runs the program, in order with torch's work.
+            A function that runs the program, in order with torch operations.
         """
 
         def run() -> None:
@@ -240,7 +239,7 @@ class Simulation:
         return functools.partial(self._run, run)
 
     def derived(self, name: str) -> list[str]:
-        """Return the fields that :meth:`update_constants` computes from a field.
+        """Return the fields that :meth:`update_constants` derives from a field.
 
         Args:
             name: The field.
@@ -248,7 +247,7 @@ class Simulation:
         return model_fields.derived(self.model, name)
 
     def num_bytes(self) -> int:
-        """Return the bytes of device memory that MuJoCo Warp's model and data hold, without what a step allocates."""
+        """Return the device memory of MuJoCo Warp's model and data in bytes, without temporaries of a step."""
         return sum(_array_bytes(self._warp_model, self._data).values())
 
     def step(self) -> None:
@@ -256,26 +255,26 @@ class Simulation:
         self._run(self._step)
 
     def forward(self) -> None:
-        """Recompute everything that is computed from positions and velocities, in every env."""
+        """Recompute everything that derives from positions and velocities, in every env (``mj_forward``)."""
         self._run(self._forward)
 
     def reset(self, mask: torch.Tensor) -> None:
-        """Put envs back to the start state: the config's keyframe, or the model's reference positions without one.
+        """Reset envs to the start state: the keyframe of the config, or the reference positions of the model.
 
         Args:
-            mask: Which envs, (num_envs,) of bool, on the device.
+            mask: Envs to reset, (num_envs,) of bool, on the device.
         """
         self._torch_mask.copy_(mask)
         self._run(self._reset)
 
     def record_clearing(self, tensors: Sequence[torch.Tensor]) -> Callable[[], None]:
-        """Make a program that sets rows of tensors to 0, in the envs of the newest :meth:`reset`.
+        """Record a program that sets rows of tensors to 0 in the envs of the latest :meth:`reset`.
 
         Args:
-            tensors: (num_envs, ...) each, of any type, whose rows are contiguous. Keep them.
+            tensors: (num_envs, ...) each, of any type, with contiguous rows. The caller must keep them alive.
 
         Returns:
-            A function that runs the program, as :meth:`record` does: one operation for all tensors.
+            A function that runs the program, as :meth:`record` does, with one kernel for all tensors.
         """
         clear = self._clearing(tensors)
         return self.record(lambda *_: clear(), changes_state=False)
@@ -301,7 +300,7 @@ class Simulation:
     def state(self) -> dict[str, torch.Tensor]:
         """Return everything that the future of the envs depends on, by name: views, (num_envs, ...) each.
 
-        Poses and sensors are left out, because a step computes them again. Clone what you keep.
+        Poses and sensor readings are omitted, because a step recomputes them. Clone the tensors to keep them.
         """
         return {**(self._everything() if self._sleeps() else self.physics), "overflow": self.overflow}
 
@@ -309,7 +308,7 @@ class Simulation:
         return bool(self.model.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP)
 
     def _everything(self) -> dict[str, torch.Tensor]:
-        """Return all data per env. Fewer would not do: poses of a body that sleeps are not computed again."""
+        """Return all data per env, which is needed with sleeping bodies: their poses are not recomputed."""
         return {name: view for name in _per_env_names() if (view := self.view(name)).numel()}
 
     # The programs of the physics
@@ -348,10 +347,10 @@ class Simulation:
             self._num_changes += 1
         graph = self._graphs.get(program)
         if graph is not None:
-            # On torch's stream, so that these kernels and those of the terms stay in order without a synchronization.
+            # On the torch stream, so that these kernels and those of the terms stay in order without a synchronization.
             self.launch(functools.partial(wp.capture_launch, graph, stream=self._stream))
         elif self._stream is None:
-            # Without a recording the same kernels are launched one by one from Python.
+            # Without a recording, Python launches the same kernels one by one.
             with wp.ScopedDevice(self.device):
                 program()
         else:
@@ -361,7 +360,7 @@ class Simulation:
     def _record(self) -> None:
         reason = recording.why_not_capturable(self.device)
         with wp.ScopedDevice(self.device):
-            # Load every kernel first: a module that loads during a recording would break it.
+            # Load every kernel first, because loading a module during a capture breaks the capture.
             if not reason:
                 kernels.prepare(self.device, self._all)
             captures = self._config.capture != "off"
@@ -382,30 +381,32 @@ def _find_key(model: mujoco.MjModel, name: str | None) -> int | None:
     return None if name is None else keys.index(name)
 
 
-def _start(model: mujoco.MjModel, key: int | None) -> mujoco.MjData:
+def _put_data(model: mujoco.MjModel, key: int | None, num_envs: int, config: SimConfig) -> mjw.Data:
+    """Put the start state of every env on the current device; its contacts and constraints must fit the buffers."""
     start = mujoco.MjData(model)
     if key is not None:
         mujoco.mj_resetDataKeyframe(model, start, key)
     mujoco.mj_forward(model, start)
-    return start
+    njmax, nconmax = max(config.njmax, start.nefc), max(config.nconmax, start.ncon)
+    return mjw.put_data(model, start, nworld=num_envs, njmax=njmax, nconmax=nconmax)
 
 
 def copy_state(source: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor]) -> None:
-    """Copy tensors by name into others, in place, because recorded graphs contain the addresses of these.
+    """Copy tensors by name into others, in place, because recorded graphs contain the addresses of the targets.
 
     Args:
         source: The saved tensors.
         target: The tensors to overwrite.
 
     Raises:
-        UserError: If names or shapes differ; nothing is copied then.
+        UserError: If names or shapes differ; in that case nothing is copied.
     """
     for name in {**source, **target}:
         there, here = (str(tuple(held[name].shape)) if name in held else "missing" for held in (source, target))
         if there != here:
             raise UserError(
-                f"the saved state of the envs does not fit: {name} is {there} there, {here} here; the model, the task "
-                "or the number of envs is another"
+                f"the saved state of the envs does not fit: {name} is {there} in the saved state, {here} here; use the "
+                "same model, task and number of envs"
             )
     for name, tensor in target.items():
         tensor.copy_(source[name])
@@ -417,7 +418,7 @@ def _per_env_names() -> list[str]:
 
 
 def _array_bytes(*holders: Any) -> dict[int, int]:
-    """Return bytes by address of the Warp arrays in dataclasses, tuples and lists; arrays may share memory."""
+    """Return the bytes of Warp arrays in dataclasses, tuples and lists, by address because arrays may share memory."""
     found: dict[int, int] = {}
     for holder in holders:
         if isinstance(holder, wp.array):

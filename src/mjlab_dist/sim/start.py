@@ -1,4 +1,4 @@
-"""Starting Warp without noise."""
+"""Initialization of Warp without unwanted output."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import warp as wp
 
 
 def start_warp(device: str) -> None:
-    """Initialize Warp; on the CPU without its complaint that there is no NVIDIA driver, which no setting turns off.
+    """Initialize Warp. On the CPU, hide its warning that there is no NVIDIA driver, which no setting disables.
 
     Args:
         device: ``cpu`` or ``cuda:<index>``.

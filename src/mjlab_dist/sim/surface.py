@@ -1,4 +1,4 @@
-"""The kernel that writes contacts with the surface of a height field to MuJoCo Warp's list of contacts."""
+"""The kernel that appends contacts with a height field to MuJoCo Warp's list of contacts."""
 
 # Warp reads the annotations of kernels at run time, and its language is not Python's: no type checker understands it.
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportAttributeAccessIssue=false
@@ -169,25 +169,25 @@ def collide(
     contacts: Contacts,
     num_contacts: wp.array[int],
 ) -> None:
-    """Write the contacts of one geom with the ground to MuJoCo Warp's list of contacts; one thread per env and pair.
+    """Append the contacts of one geom with the ground to MuJoCo Warp's list of contacts; one thread per env and pair.
 
     Args:
         ground: The height field.
-        pairs: Geoms that may touch: the ground and another one.
-        pair_ids: MuJoCo Warp's ids of these pairs.
+        pairs: Pairs of geoms that may collide: the ground and another geom.
+        pair_ids: Ids of these pairs in MuJoCo Warp.
         geoms: Shapes and contact parameters of geoms.
         geom_xpos: Positions of geoms.
         geom_xmat: Orientations of geoms.
         max_contacts: Maximum number of contacts in the list.
         contacts: The list of contacts.
-        num_contacts: Number of contacts in the list, which is increased.
+        num_contacts: Number of contacts in the list, updated in place.
     """
     world, pair = wp.tid()
     geom = pairs[pair][1]
     origin = geom_xpos[world, pairs[pair][0]]
     center = geom_xpos[world, geom] - origin
 
-    # Geoms beside the ground, and those above everything near them, touch nothing.
+    # Skip geoms beside the ground, and geoms above everything near them.
     bound = geoms.geom_rbound[world % geoms.geom_rbound.shape[0], geom]
     if wp.abs(center[0]) > ground.half[0] + bound or wp.abs(center[1]) > ground.half[1] + bound:
         return
@@ -211,6 +211,7 @@ def collide(
     elif kind == GeomType.BOX:
         touches = with_box(touches, ground, center, rotation, size, margin)
 
+    # A contact is placed halfway between the two surfaces, as in MuJoCo.
     for i in range(touches.count):
         dist = touches.dist[i]
         normal = wp.vec3(touches.normal[i, 0], touches.normal[i, 1], touches.normal[i, 2])

@@ -1,4 +1,4 @@
-"""Uneven ground: a grid of tiles as one height field, made with NumPy from the config's seed alone."""
+"""Uneven ground: a grid of tiles in one height field, generated with NumPy from the seed in the config."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from mjlab_dist.config.checks import validate_terrain
 from mjlab_dist.errors import UserError
 
 FLOOR = "floor"
-"""Name of the geom that the terrain takes the place of, and of the terrain's own."""
+"""Name of the geom that the terrain replaces, and of its height field."""
 
 BOX_COVERAGE = 0.3
-"""Area of all boxes of a tile over the tile's; they may overlap."""
+"""Total area of the boxes of a tile divided by the area of the tile; boxes may overlap."""
 
 LAND_M = 1.0
-"""Ground between two gaps."""
+"""Width of the ground between two gaps."""
 
 BASE_M = 1.0
-"""Thickness of the ground under its deepest point: what gets into it is pushed out upwards."""
+"""Thickness of the ground below its lowest point: geoms that penetrate it are pushed out upwards."""
 
 NEAREST_M = 0.1
-"""What is nearer to a camera than this is not in its pictures."""
+"""Maximum distance of the near clipping plane of cameras, in m."""
 
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 Doubles = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
@@ -33,42 +33,45 @@ Integers = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 
 class Terrain:
-    """The shape of the ground, and where on it episodes start.
+    """Shape of the ground, and the places where episodes start.
 
-    The grid is centred at the origin of the world: levels follow one another along x, columns along y.
+    The grid is centred at the origin of the world. Levels are arranged along x, columns along y.
 
     Attributes:
-        config: What it was made from.
-        heights: Height in m over the world's origin at points ``config.resolution_m`` apart, (num_rows, num_points_per_row): rows
-            follow y, points in a row follow x, as in MuJoCo's height field.
+        config: The config of the terrain.
+        heights: Heights in m above the origin of the world, at points ``config.resolution_m`` apart,
+            (num_rows, num_points_per_row): rows follow y, points in a row follow x, as in MuJoCo's height field.
         size_m: Half the extent along x and along y.
-        origins: Where episodes start, (num_levels, num_columns, 3) in m: a tile's middle, as high as the highest point of its
-            platform.
+        origins: Start positions of episodes, (num_levels, num_columns, 3) in m: the middle of a tile, at the height of
+            the highest point of its platform.
         columns: Name of the part in each column.
     """
 
     def __init__(self, config: TerrainConfig) -> None:
-        """Make the ground; the same config makes the same, bit by bit.
+        """Generate the ground; the same config gives bitwise identical ground.
 
         Args:
-            config: With at least one part.
+            config: The config, with at least one part.
 
         Raises:
-            UserError: If the parts cannot be made: the message names flag, value and mend.
+            UserError: If the parts cannot be generated; the message names the flag, its value and the fix.
         """
         validate_terrain(config)
+        # Size of the grid, with a border around the tiles
         self.config = config
         self.columns = config.column_parts()
         tile, border = (round(length / config.resolution_m) for length in (config.tile_size_m, config.border_m))
         rows, cols = (border * 2 + tile * n for n in (config.num_columns, config.num_levels))
         self.size_m = (0.5 * config.resolution_m * cols, 0.5 * config.resolution_m * rows)
         self.heights: Floats = np.zeros((rows + 1, cols + 1), dtype=np.float32)
+
+        # Tiles: their heights, and the start of episodes in their middle
         platform = _distance(config) <= 0
         self.origins: Floats = np.zeros((config.num_levels, config.num_columns, 3), dtype=np.float32)
         for level, column in itertools.product(range(config.num_levels), range(config.num_columns)):
             heights = _make_tile(config, level, column, config.parts[self.columns[column]])
             top, left = border + tile * column, border + tile * level
-            # Tiles share the points along their edges, which are all at height 0.
+            # Neighbouring tiles share the points along their edges, which are all at height 0.
             self.heights[top : top + tile + 1, left : left + tile + 1] = heights
             middle = [
                 config.tile_size_m * (i + 0.5 - 0.5 * n)
@@ -77,14 +80,15 @@ class Terrain:
             self.origins[level, column] = (*middle, heights[platform].max())
 
     def height_at(self, xy: np.ndarray) -> Floats:
-        """Height of the ground: exact, on the two triangles that MuJoCo splits a square of points into.
+        """Return the height of the ground, exact on the two triangles into which MuJoCo splits a grid cell.
 
         Args:
-            xy: Points in m, (..., 2); those beyond the border count as on its edge.
+            xy: Points in m, (..., 2); points beyond the border are moved to its edge.
 
         Returns:
-            In m, (...).
+            Heights in m, (...).
         """
+        # Grid cell, and the position in it from 0 to 1 along each axis
         places = (np.asarray(xy, dtype=np.float64) + self.size_m) / self.config.resolution_m
         limits = np.array(self.heights.shape[::-1]) - 1
         places = places.clip(0, limits)
@@ -92,27 +96,27 @@ class Terrain:
         x, y = np.moveaxis(places - corner, -1, 0)
         col, row = np.moveaxis(corner, -1, 0)
         near, far = self.heights[row, col], self.heights[row + 1, col + 1]
-        # The diagonal runs from the corner of least x and y to that of greatest.
+        # The diagonal runs from the corner with the smallest x and y to the corner with the largest.
         other = np.where(x > y, self.heights[row, col + 1], self.heights[row + 1, col])
         more, less = np.maximum(x, y), np.minimum(x, y)
         return ((1 - more) * near + (more - less) * other + less * far).astype(np.float32)
 
 
 def add_terrain(spec: mujoco.MjSpec, config: TerrainConfig) -> None:
-    """Make the scene's geom ``floor`` the terrain; it keeps its friction, material, contact bits and solver parameters.
+    """Turn the geom ``floor`` into the terrain; it keeps its friction, material, contact bits and solver parameters.
 
     Args:
-        spec: The scene. Where there is no geom ``floor``, one is added.
-        config: The terrain; without parts nothing is done.
+        spec: The scene. If it has no geom ``floor``, one is added.
+        config: The terrain; without parts, nothing is changed.
 
     Raises:
-        UserError: If the terrain cannot be made, or the floor is not a plain one.
+        UserError: If the terrain cannot be generated, or the floor is rotated or belongs to a body.
     """
     if not config.parts:
         return
+    # Height field. MuJoCo scales the lowest height to 0 and the highest to 1; span must not be 0 for flat ground.
     terrain = Terrain(config)
     low, high = float(terrain.heights.min()), float(terrain.heights.max())
-    # MuJoCo scales the least and the greatest height to 0 and 1; a flat one has neither.
     span = max(high - low, 1e-6)
     spec.add_hfield(
         name=FLOOR,
@@ -121,11 +125,13 @@ def add_terrain(spec: mujoco.MjSpec, config: TerrainConfig) -> None:
         size=[*terrain.size_m, span, BASE_M],
         userdata=((terrain.heights.astype(np.float64) - low) / span).ravel(),
     )
+    # The floor: a height field instead of a plane
     floor = spec.geom(FLOOR) or spec.worldbody.add_geom(name=FLOOR)
     turned = floor.alt.type != mujoco.mjtOrientation.mjORIENTATION_QUAT or floor.quat.tolist() != [1, 0, 0, 0]
     if floor.parent != spec.worldbody or turned:
         raise UserError(
-            "--env.sim.terrain.parts: the geom floor of --env.sim.model must lie in the world, unturned; mend the MJCF"
+            "--env.sim.terrain.parts: the geom floor of --env.sim.model must belong to the world body, without a "
+            "rotation; change the MJCF"
         )
     floor.type = mujoco.mjtGeom.mjGEOM_HFIELD
     floor.hfieldname = FLOOR
@@ -134,22 +140,26 @@ def add_terrain(spec: mujoco.MjSpec, config: TerrainConfig) -> None:
 
 
 def crop_terrain(model: mujoco.MjModel, center_m: tuple[float, float], half_m: float) -> mujoco.MjModel:
-    """The same model with a square of its terrain only, for pictures: to draw a whole one takes many seconds.
+    """Return a copy of the model with a square of its terrain, for videos: rendering all of it takes many seconds.
 
     Args:
-        model: A model; one without a terrain is returned as it is.
+        model: A model; without a terrain it is returned unchanged.
         center_m: Middle of the square along x and y.
-        half_m: Half its side; what lies beyond the terrain is left out.
+        half_m: Half the side of the square, which is clipped to the terrain.
     """
     floor = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_GEOM, FLOOR)
     if floor < 0 or model.geom_type[floor] != mujoco.mjtGeom.mjGEOM_HFIELD:
         return model
+
+    # Rows and columns of the height field that the square covers
     cropped = copy.copy(model)
     field = int(model.geom_dataid[floor])
     shape = np.array([model.hfield_ncol[field], model.hfield_nrow[field]])
     cell = 2 * model.hfield_size[field, :2] / (shape - 1)
     corner = np.add(center_m, [[-half_m], [half_m]]) - model.geom_pos[floor, :2]
     first, last = np.round((corner + model.hfield_size[field, :2]) / cell).astype(int).clip(0, shape - 1)
+
+    # Heights, size and position of the smaller field
     adr = int(model.hfield_adr[field])
     heights = model.hfield_data[adr : adr + shape.prod()].reshape(shape[1], shape[0])
     kept = heights[first[1] : last[1] + 1, first[0] : last[0] + 1]
@@ -157,13 +167,15 @@ def crop_terrain(model: mujoco.MjModel, center_m: tuple[float, float], half_m: f
     cropped.hfield_data[adr : adr + kept.size] = kept.ravel()
     cropped.geom_pos[floor, :2] += (first + last - (shape - 1)) * cell / 2
     cropped.hfield_size[field, :2] = (last - first) * cell / 2
-    # In extents of the model, of which a terrain makes some hundred metres: legs before the camera would be cut off.
+
+    # znear is a multiple of the extent of the model: with 100 m of terrain it would clip legs near the camera.
     cropped.vis.map.znear = min(model.vis.map.znear, NEAREST_M / model.stat.extent)
     return cropped
 
 
 def _make_tile(config: TerrainConfig, level: int, column: int, part: TerrainPartConfig) -> Floats:
-    """Heights of one tile, (n, n), 0 along its edge."""
+    """Return the heights of one tile in m, (n, n), 0 along its edge."""
+    # The range of each quantity runs from the first to the last level.
     difficulty = level / max(config.num_levels - 1, 1)
     height_m, width_m, slope = (
         low + (high - low) * difficulty for low, high in (part.height_m, part.width_m, part.slope)
@@ -185,12 +197,12 @@ def _make_tile(config: TerrainConfig, level: int, column: int, part: TerrainPart
             heights = height_m * _gaps(distance, width, round(LAND_M / config.resolution_m))
         case _:
             heights = np.zeros(distance.shape)
-    upward = part.kind.endswith("_up")  # from the middle, which then lies below the edge
+    upward = part.kind.endswith("_up")  # robots start in the middle, which is then lower than the edge
     return (-heights if upward else heights).astype(np.float32)
 
 
 def _rough(distance: Integers, width: int, random: np.random.Generator) -> Doubles:
-    """Heights in [-1, 1), drawn ``width`` points apart, straight in between, fading out towards the edge of the tile."""
+    """Return heights in [-1, 1): drawn ``width`` points apart, interpolated linearly, fading to 0 at the edge."""
     side = len(distance)
     drawn = random.uniform(-1.0, 1.0, size=(side // width + 2,) * 2)
     place = np.arange(side) / width
@@ -202,7 +214,7 @@ def _rough(distance: Integers, width: int, random: np.random.Generator) -> Doubl
 
 
 def _boxes(distance: Integers, width: int, random: np.random.Generator) -> Doubles:
-    """Boxes of side ``width`` and heights in [0.5, 1), clear of the platform and of the edge of the tile."""
+    """Return boxes with side ``width`` and heights in [0.5, 1), 0 on the platform and along the edge of the tile."""
     side = len(distance)
     heights = np.zeros(distance.shape)
     corners = random.integers(1, side - 1 - width, size=(round(BOX_COVERAGE * (side / width) ** 2), 2))
@@ -214,7 +226,7 @@ def _boxes(distance: Integers, width: int, random: np.random.Generator) -> Doubl
 
 
 def _gaps(distance: Integers, width: int, land: int) -> Doubles:
-    """-1 in square rings ``width`` wide and ``land`` apart, the first around the platform; only whole ones."""
+    """Return -1 in whole square rings of ``width``, ``land`` apart, the first around the platform; 0 elsewhere."""
     period = width + land
     starts = np.arange(0, distance.max() - width + 1, period)
     inside = [(distance > start) & (distance < start + width) for start in starts]
@@ -222,7 +234,7 @@ def _gaps(distance: Integers, width: int, land: int) -> Doubles:
 
 
 def _distance(config: TerrainConfig) -> Integers:
-    """How many points each point of a tile is away from the platform, (n, n); 0 or less in it."""
+    """Return the distance of each point of a tile from the platform, in points, (n, n); 0 or less on the platform."""
     tile, platform = (round(length / config.resolution_m) for length in (config.tile_size_m, config.platform_m))
     twice = np.abs(2 * np.arange(tile + 1) - tile)
     return (np.maximum(twice[:, None], twice) - platform) // 2

@@ -1,4 +1,4 @@
-"""Where spheres, capsules and boxes touch the surface of a height field."""
+"""Contacts of spheres, capsules and boxes with the surface of a height field."""
 
 # Warp reads the annotations of kernels at run time, and its language is not Python's: no type checker understands it.
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportAttributeAccessIssue=false
@@ -11,10 +11,10 @@ import warp as wp
 from mjlab_dist.sim.ground import Ground, cell_of, closest_on_segments, closest_on_triangle, depth_of, vertex
 
 _FAR = wp.constant(1.0e6)
-"""A distance in m that is larger than any real one."""
+"""A distance in m that means no contact."""
 
 _OTHER_WAY = wp.constant(0.9)
-"""Cosine of the angle between two normals; above it, two contacts count as one."""
+"""Maximum cosine of the angle between the normals of two contacts; above it, they count as one contact."""
 
 _MAX_TOUCHES = wp.constant(8)
 """Maximum number of contacts of one geom with the ground."""
@@ -25,34 +25,36 @@ _Vectors = wp.types.matrix(shape=(8, 3), dtype=float)
 
 @wp.struct
 class Touch:
-    """The place where a sphere is nearest to the surface."""
+    """Contact of a sphere with the surface."""
 
     dist: float
-    """Distance between the two in m, negative if they overlap; ``_FAR`` if nothing is near."""
+    """Distance between the two in m, negative if they overlap; ``_FAR`` without a contact."""
     normal: wp.vec3
-    """Direction from the ground to the sphere, a unit vector."""
+    """Unit vector from the ground to the sphere."""
     point: wp.vec3
     """Point on the surface."""
 
 
 @wp.func
 def _touch(ground: Ground, center: wp.vec3, radius: float, margin: float, first: Touch, second: Touch) -> Touch:
-    """Return where a sphere is nearest to the surface, within the margin and apart from its known contacts.
+    """Return the nearest contact of a sphere with the surface that is within the margin and not a known contact.
 
     Args:
         ground: The surface.
-        center: Center of the sphere in the ground's frame.
+        center: Center of the sphere in the frame of the ground.
         radius: Radius in m.
         margin: Margin in m.
         first: A known contact; ``dist`` is ``_FAR`` if there is none.
         second: Another known contact.
     """
+    # A sphere whose center is below the surface has one contact: the nearest point of the surface.
     touch = Touch()
     touch.dist = _FAR
     depth = depth_of(ground, center)
     inside = depth > 0.0
     if depth > ground.thickness or (inside and first.dist < _FAR):
         return touch
+    # All triangles of the grid cells within reach
     reach = wp.max(radius + margin, depth)
     nearest = reach
     low = cell_of(ground, center[0] - reach, center[1] - reach)
@@ -67,12 +69,12 @@ def _touch(ground: Ground, center: wp.vec3, radius: float, margin: float, first:
                 distance = wp.length(center - point)
                 if distance > nearest:
                     continue
-                # The normal of the triangle, turned upwards whatever the order of its corners
+                # Upward normal of the triangle; the order of the corners differs between the two halves of a cell
                 upwards = wp.normalize(wp.cross(b - a, c - a) * (1.0 - 2.0 * float(half)))
                 normal = upwards
                 if distance > 1.0e-6:
                     normal = (center - point) / wp.where(inside, -distance, distance)
-                # Another contact needs its own face or edge, not the rim of a face that continues to the first contact.
+                # An additional contact needs its own face or edge, not the rim of the face of the first contact.
                 faces = first.dist >= _FAR or wp.dot(normal, upwards) > 0.7
                 if faces and _is_another(point, normal, first, radius) and _is_another(point, normal, second, radius):
                     nearest = distance
@@ -84,7 +86,7 @@ def _touch(ground: Ground, center: wp.vec3, radius: float, margin: float, first:
 
 @wp.func
 def _is_another(point: wp.vec3, normal: wp.vec3, known: Touch, radius: float) -> bool:
-    """Return whether the surface rises from a known contact, so that a point is a contact of its own."""
+    """Return whether a point is a contact of its own: the surface rises towards it from a known contact."""
     if known.dist >= _FAR:
         return True
     rises = wp.dot(point - known.point, known.normal) > 0.05 * radius
@@ -93,10 +95,10 @@ def _is_another(point: wp.vec3, normal: wp.vec3, known: Touch, radius: float) ->
 
 @wp.func
 def _touch_between(ground: Ground, start: wp.vec3, end: wp.vec3, radius: float, margin: float) -> Touch:
-    """Return where an edge of the surface is deeper in the middle of a capsule than the surface is at its ends."""
+    """Return the contact of the middle of a capsule with an edge of the surface that is deeper than at its ends."""
     none = Touch()
     none.dist = _FAR
-    # The edge that is deepest, and its place along the capsule
+    # The deepest edge, and its position along the capsule
     reach = radius + margin
     low = cell_of(ground, wp.min(start[0], end[0]) - reach, wp.min(start[1], end[1]) - reach)
     high = cell_of(ground, wp.max(start[0], end[0]) + reach, wp.max(start[1], end[1]) + reach)
@@ -121,7 +123,7 @@ def _touch_between(ground: Ground, start: wp.vec3, end: wp.vec3, radius: float, 
     if place < 0.0:
         return none
     touch = _touch(ground, start + (end - start) * place, radius, margin, none, none)
-    # On a plane the two ends are enough: keep the middle only if it is deeper than the ends are.
+    # On a plane the two ends are sufficient: keep the middle only if it is deeper than the ends.
     depth = (1.0 - place) * depth_of(ground, start) + place * depth_of(ground, end)
     if touch.dist < -depth * touch.normal[2] - radius - 1.0e-3:
         return touch
@@ -130,7 +132,8 @@ def _touch_between(ground: Ground, start: wp.vec3, end: wp.vec3, radius: float, 
 
 @wp.func
 def _touch_inside_box(ground: Ground, center: wp.vec3, rotation: wp.mat33, size: wp.vec3, known: Touch) -> Touch:
-    """Return the point of the surface that is deepest in a box; with a known one, the point furthest from that."""
+    """Return the contact at the grid point deepest in a box; with a known contact, at the point furthest from it."""
+    # Grid points in the bounding box of the box
     touch = Touch()
     touch.dist = _FAR
     best = float(-_FAR)
@@ -147,7 +150,7 @@ def _touch_inside_box(ground: Ground, center: wp.vec3, rotation: wp.mat33, size:
             if point[2] < center[2] - extent[2]:
                 continue
             local = wp.transpose(rotation) @ (point - center)
-            # The way out is through the nearest face, but not through one that would push the box into the ground.
+            # The normal is that of the nearest face, except faces that would push the box into the ground.
             inside = bool(True)
             depth = float(_FAR)
             outward = wp.vec3()
@@ -192,7 +195,7 @@ def _with(touches: Touches, touch: Touch) -> Touches:
 
 @wp.func
 def with_sphere(touches: Touches, ground: Ground, center: wp.vec3, radius: float, margin: float) -> Touches:
-    """Add up to three contacts of a sphere: a foot in the corner of a stairwell touches the step and two walls."""
+    """Add up to three contacts of a sphere: a foot in the corner of stairs touches the step and two walls."""
     none = Touch()
     none.dist = _FAR
     first = _touch(ground, center, radius, margin, none, none)
@@ -211,9 +214,9 @@ def with_capsule(
     """Add the contacts of a capsule: those of its ends, and one between them.
 
     Args:
-        touches: The contacts so far.
+        touches: Contacts found so far.
         ground: The surface.
-        center: Center of the capsule in the ground's frame.
+        center: Center of the capsule in the frame of the ground.
         along: Vector from the center to one end.
         radius: Radius in m.
         margin: Margin in m.
@@ -225,7 +228,7 @@ def with_capsule(
 
 @wp.func
 def _corner(size: wp.vec3, corner: int) -> wp.vec3:
-    """Return a corner of a box; bit i of its number gives its side along axis i."""
+    """Return a corner of a box; bit i of the index selects its side along axis i."""
     return wp.vec3(
         wp.where(corner & 1, size[0], -size[0]),
         wp.where(corner & 2, size[1], -size[1]),
@@ -235,7 +238,7 @@ def _corner(size: wp.vec3, corner: int) -> wp.vec3:
 
 @wp.func
 def _touch_edges(ground: Ground, center: wp.vec3, rotation: wp.mat33, size: wp.vec3) -> Touch:
-    """Return where the middle of an edge of a box is deeper in the ground than the edge's corners."""
+    """Return the contact of an edge of a box whose middle is deeper in the ground than its corners."""
     touch = Touch()
     touch.dist = _FAR
     for corner in range(8):
@@ -254,9 +257,9 @@ def _touch_edges(ground: Ground, center: wp.vec3, rotation: wp.mat33, size: wp.v
 def with_box(
     touches: Touches, ground: Ground, center: wp.vec3, rotation: wp.mat33, size: wp.vec3, margin: float
 ) -> Touches:
-    """Add the corners of a box that are in the ground.
+    """Add the contacts of a box: its corners that touch the ground.
 
-    If there are fewer than three, add an edge and up to two points of the ground that are in the box.
+    If there are fewer than three, add one edge and up to two points of the ground that are inside the box.
     """
     none = Touch()
     none.dist = _FAR
