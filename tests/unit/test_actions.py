@@ -209,4 +209,4 @@ def test_an_actuator_that_two_expressions_drive_is_refused(blocks: tuple[tuple[s
 
 def test_a_home_without_a_joint_is_refused() -> None:
     message = refused(actions={"up": ActionConfig(actuators=("lift",), offset="home")})
-    assert message.startswith("--env.actions.up.offset home: actuator lift is on no hinge or slide joint")
+    assert message.startswith("--env.actions.up.offset home: actuator lift drives no hinge or slide joint")

@@ -299,7 +299,7 @@ def test_ranks_stay_equal_whatever_their_envs_do() -> None:
     assert one.weights[1] != -0.1
 
 
-def test_a_resumed_env_goes_on_where_it_was() -> None:
+def test_a_loaded_state_continues_the_curricula() -> None:
     task = {**TASK, "curricula": {**TASK["curricula"], **GLOBAL["curricula"]}}
     whole, resumed = make(NUM_ENVS, **task), make(NUM_ENVS, seed=9, **task)
     move(whole, TILE_M)
@@ -322,7 +322,7 @@ def test_a_resumed_env_goes_on_where_it_was() -> None:
 
 
 @pytest.mark.parametrize(("num_ranks", "num_envs"), [(2, 5), (3, 24), (1, 1)])
-def test_curricula_go_on_in_a_run_that_is_resumed_on_other_ranks(num_ranks: int, num_envs: int) -> None:
+def test_curricula_resume_on_other_ranks(num_ranks: int, num_envs: int) -> None:
     task = {**TASK, "curricula": {**TASK["curricula"], **GLOBAL["curricula"]}}
     config = dataclasses.replace(make(1).cfg, **task)
     ranks = [Env(config, NUM_ENVS // 2, "cpu", first_env_id=NUM_ENVS // 2 * rank) for rank in (0, 1)]
@@ -361,7 +361,7 @@ def test_harder_levels_than_there_are_now_become_the_hardest() -> None:
     assert levels(fewer).tolist() == [NUM_LEVELS - 2] * NUM_ENVS
 
 
-def test_a_curriculum_that_the_run_had_not_starts_anew() -> None:
+def test_a_curriculum_without_saved_state_starts_fresh() -> None:
     before, after = make(NUM_ENVS, **TASK), make(NUM_ENVS, **GLOBAL)
     after.resume_curricula([before.state()])
     after.resume_curricula([])
@@ -416,3 +416,13 @@ def test_curricula_never_wait_for_the_device() -> None:
 )
 def test_mistakes_are_refused(changes: dict[str, Any], params: dict[str, Any], start: str) -> None:
     assert refused(**{**TASK, **changes, "curricula": curricula(it=params)}).startswith(start)
+
+
+def test_the_former_name_of_resume_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "from mjlab_dist.env.term import Curriculum\n\n\nclass Old(Curriculum):\n    def go_on(self, saved): ...\n"
+    (tmp_path / "own_curricula.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    message = refused(**{**TASK, "curricula": {"own": TermConfig(func="own_curricula:Old", params={})}})
+    assert message == (
+        "--env.curricula.own.func own_curricula:Old: own_curricula.Old.go_on: this method is now named resume; rename it"
+    )

@@ -234,7 +234,7 @@ def test_any_of_several_terminations_ends_an_episode() -> None:
     assert not extras["time_outs"].any()
 
 
-def test_a_finished_env_restarts_at_once_and_the_others_go_on() -> None:
+def test_a_finished_env_restarts_at_once_and_the_others_continue() -> None:
     env = make()
     actions = torch.full((NUM_ENVS, 1), 0.7)
     env.step(actions)
@@ -293,7 +293,7 @@ def test_a_diverged_env_restarts_clean_and_spoils_no_other() -> None:
         assert step.rewards.isfinite().all()
 
 
-def test_reset_starts_every_env_anew() -> None:
+def test_reset_restarts_every_env() -> None:
     env = make()
     play(env, 5)
     obs = env.reset()
@@ -427,7 +427,7 @@ def everything(forward: bool = False, **changes: Any) -> EnvConfig:
     return dataclasses.replace(EVERYTHING, sim=sim, curricula=curricula, **changes)
 
 
-def go_on(env: Env, actions: torch.Tensor) -> list[torch.Tensor]:
+def advance(env: Env, actions: torch.Tensor) -> list[torch.Tensor]:
     """Everything that an env shows in some steps: states, observations, rewards, ends, totals."""
     seen = []
     for row in actions:
@@ -445,19 +445,19 @@ def test_20_steps_are_10_in_one_env_and_10_in_another(name: str) -> None:
     env = make(config, **changes)
     env.stagger()
     actions = torch.randn(20, NUM_ENVS, env.num_actions, generator=torch.Generator().manual_seed(1))
-    go_on(env, actions[:10])
+    advance(env, actions[:10])
     state, random_state = env.state(), torch.get_rng_state()
     kept = {name: tensor.clone() for name, tensor in state.items()}
-    whole = go_on(env, actions[10:])
+    whole = advance(env, actions[10:])
     assert all(torch.equal(state[name], kept[name]) for name in state)  # it is a copy
     assert any(seen.dtype == torch.bool and seen.any() for seen in whole)  # episodes end and start
 
     other = make(config, **changes, seed=5)
-    go_on(other, actions[:3])
+    advance(other, actions[:3])
     addresses = {name: tensor.data_ptr() for name, tensor in other.sim.state().items()}
     other.load_state(state)
     torch.set_rng_state(random_state)
-    part = go_on(other, actions[10:])
+    part = advance(other, actions[10:])
     assert all(torch.equal(a, b) for a, b in zip(part, whole, strict=True))
     assert not env.sim.overflow.any()
     assert {name: tensor.data_ptr() for name, tensor in other.sim.state().items()} == addresses

@@ -241,4 +241,4 @@ def test_mistakes_in_a_command_are_refused() -> None:
     assert refused(commands=velocity(joint="trunk")).startswith("joint trunk: the model has root, FL_hip")
     assert refused(commands=pose(marker="ball")) == "mocap body ball: the model has none"
     sensor = TermConfig(func="mjlab_dist.mdp.sensors:Contact", params={"sensors": (".._touch",)})
-    assert "Contact: is no Command; name a class that is one" in refused(commands={"odd": sensor})
+    assert "Contact: is not a Command; use a class that derives from it" in refused(commands={"odd": sensor})

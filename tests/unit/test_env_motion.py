@@ -401,8 +401,8 @@ def test_files_that_are_none(tmp_path: Path, file: str) -> None:
     assert "has no joints" in refused_file(str(tmp_path / "empty.npz"))
     np.savez(tmp_path / "none.npz", fps=50, joints=JOINTS)
     assert "has no motion" in refused_file(str(tmp_path / "none.npz"))
-    assert "fits none of the model's circle, still" in refused_file(file, motions=("run",))
-    assert "fits none" in refused_file(file, sites=("hand",))
+    assert "matches none of the model's circle, still" in refused_file(file, motions=("run",))
+    assert "matches none" in refused_file(file, sites=("hand",))
 
 
 def refused_file(file: str, **params: Any) -> str:

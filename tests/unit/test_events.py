@@ -336,10 +336,10 @@ def test_two_events_have_timers_of_their_own() -> None:
 
 
 def test_mistakes_in_an_event_are_refused() -> None:
-    assert refused(events=event("DrawJoints", joints=("knee",))).startswith("joints knee: fits none of")
-    assert refused(events=event("DrawJoints", joints=("(",))).startswith("joints (: is no regular expression")
-    assert refused(events=event("DrawJoints", joints=())).startswith("joints: none is named")
-    assert refused(events=event("DrawJoints", joints=("root",))).startswith("joints root: fits none of")
+    assert refused(events=event("DrawJoints", joints=("knee",))).startswith("joints knee: matches none of")
+    assert refused(events=event("DrawJoints", joints=("(",))).startswith("joints (: is not a regular expression")
+    assert refused(events=event("DrawJoints", joints=())).startswith("joints: the list is empty")
+    assert refused(events=event("DrawJoints", joints=("root",))).startswith("joints root: matches none of")
     assert refused(events=event("Push", joint="trunk")).startswith("joint trunk: the model has root")
     message = refused(events=event("Push", speed=1.0))
     assert message.startswith(f"--env.events.Push.func {EVENTS}:Push: ")

@@ -265,7 +265,7 @@ def test_looking_at_clean_values_remembers_nothing() -> None:
 def test_a_term_that_returns_no_row_per_env_is_refused_by_its_name(shape: tuple[int, ...]) -> None:
     with pytest.raises(UserError) as caught:
         group({"fine": (constant(1.0), config()), "odd": (lambda: torch.zeros(shape), config())})
-    assert str(caught.value) == f"observation odd: is of shape {shape}; it has to be a row per env, ({NUM_ENVS}, width)"
+    assert str(caught.value) == f"observation odd: has shape {shape}; it must have one row per env, ({NUM_ENVS}, width)"
 
 
 # In an env

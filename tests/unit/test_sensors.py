@@ -186,5 +186,5 @@ def test_a_sensor_is_found_by_name_and_class() -> None:
     class Other(Sensor):
         pass
 
-    with pytest.raises(UserError, match=r"^sensor feet: is a Contact, and a Other is wanted$"):
+    with pytest.raises(UserError, match=r"^sensor feet: has the class Contact; Other is required$"):
         env.sensor("feet", Other)

@@ -54,21 +54,21 @@ def test_the_largest_power_of_two_that_fits(env_bytes: int, usable_bytes: int, n
     assert choose_num_envs([room(env_bytes, usable_bytes)])[0] == num_envs
 
 
-def test_the_rank_with_the_least_room_decides_and_is_named():
+def test_the_rank_with_the_least_memory_decides_and_is_named():
     num_envs, line = choose_num_envs([room(1000, 10**6), room(2000, 10**6), room(1000, 600_000)])
     assert num_envs == 256
-    assert line == "--num-envs auto: 256 envs per rank. An env takes 2.0 kB; rank 1 has the least room, 1.0 MB."
+    assert line == "--num-envs auto: 256 envs per rank. An env needs 2.0 kB; rank 1 has the least memory, 1.0 MB."
 
 
 @pytest.mark.parametrize(("usable_bytes", "capped"), [(1000 * MAX_NUM_ENVS - 1, False), (10**12, True)])
-def test_the_cap_is_told(usable_bytes: int, capped: bool):
+def test_the_cap_is_reported(usable_bytes: int, capped: bool):
     _, line = choose_num_envs([room(1000, usable_bytes)])
-    assert ("the most that auto takes" in line) == capped
+    assert ("the maximum for auto" in line) == capped
     assert "\n" not in line
 
 
 def test_too_little_for_one_env_is_refused():
-    with pytest.raises(UserError, match=r"^--num-envs auto: an env takes 5\.0 GB, and rank 1 has room for 900 bytes; "):
+    with pytest.raises(UserError, match=r"^--num-envs auto: an env needs 5\.0 GB, and rank 1 can use 900 bytes; "):
         choose_num_envs([room(10, 10**9), room(5 * 10**9, 900)])
 
 

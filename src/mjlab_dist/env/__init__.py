@@ -1,4 +1,4 @@
-"""The batched env that rsl_rl trains on, and the terms that tasks are made of."""
+"""The vectorized env that rsl_rl trains on, and the base classes of the terms of a task."""
 
 from mjlab_dist.env.env import Env, StartState
 from mjlab_dist.env.episodes import EpisodeTotals

@@ -1,4 +1,4 @@
-"""From the policy's output to actuator inputs."""
+"""Conversion of the policy's output to actuator inputs."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from mjlab_dist.sim import Simulation
 
 
 class Actions:
-    """ctrl = offset + scale * clip(action), some steps late where there is latency.
+    """Actuator inputs ctrl = offset + scale * clip(action), delayed by ``lag`` steps.
 
     Attributes:
         names: Actuator of each action.
-        actions: The policy's last output, (num_envs, num_actions).
-        previous: Its output before that, (num_envs, num_actions).
-        sent: Clipped outputs of the newest steps, the newest first, (num_envs, steps, num_actions).
-        lag: Steps that each action is late, (num_envs, num_actions) of int64.
+        actions: The policy's latest output, (num_envs, num_actions).
+        previous: The output before that, (num_envs, num_actions).
+        sent: Clipped outputs of the latest steps, newest first, (num_envs, steps, num_actions).
+        lag: Delay of each action in steps, (num_envs, num_actions) of int64.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Actions:
         sim: Simulation,
         home: torch.Tensor,
     ) -> None:
-        """Look up actuators.
+        """Look up the actuators and record the programs.
 
         Args:
             blocks: The action blocks by name.
@@ -42,21 +42,27 @@ class Actions:
             home: Joint positions of the start state, (nq,).
 
         Raises:
-            UserError: If an actuator does not exist or is driven twice, or if its home is asked for and it has no joint.
+            UserError: If an actuator does not exist or is driven by two actions, or if the offset is ``home`` and the
+                actuator does not drive a hinge or slide joint.
         """
+        # Actuators and their configs
         found = list(_find(blocks, sim.model))
         self.names = [sim.model.actuator(actuator).name for _, _, actuator in found]
         columns = [actuator for _, _, actuator in found]
         if len(set(columns)) < len(columns):
-            raise UserError("--env.actions: an actuator is driven by two actions; name each one once")
+            raise UserError("--env.actions: an actuator is driven by two actions; name each actuator once")
         configs = [config for _, config, _ in found]
         shape = (sim.num_envs, len(configs))
-        fewest, most = ([config.latency[end] for config in configs] for end in (0, 1))
-        self._is_late = max(most, default=0) > 0
+
+        # Memory
+        min_lags, max_lags = ([config.latency[end] for config in configs] for end in (0, 1))
+        self._has_latency = max(max_lags, default=0) > 0
         self._given, self.actions, self.previous = torch.zeros(3, *shape, device=sim.device)
-        self.sent = torch.zeros(sim.num_envs, 1 + max(most, default=0), len(configs), device=sim.device)
+        self.sent = torch.zeros(sim.num_envs, 1 + max(max_lags, default=0), len(configs), device=sim.device)
         self.lag = torch.zeros(shape, dtype=torch.long, device=sim.device)
         self._drawn = torch.zeros(sim.num_envs, device=sim.device)
+
+        # Constants of the kernels
         bounds = [config.clip or (-math.inf, math.inf) for config in configs]
         action_ids = [columns.index(actuator) if actuator in columns else -1 for actuator in range(sim.model.nu)]
         with wp.ScopedDevice(sim.device):
@@ -67,8 +73,10 @@ class Actions:
                 wp.array([_offset(*one, sim.model, home) for one in found], dtype=float),
                 wp.array(action_ids, dtype=int),
             ]
-            spread = [high - low for low, high in zip(fewest, most, strict=True)]
-            lags = [wp.array(fewest, dtype=int), wp.array(spread, dtype=int)]
+            spread = [high - low for low, high in zip(min_lags, max_lags, strict=True)]
+            lags = [wp.array(min_lags, dtype=int), wp.array(spread, dtype=int)]
+
+        # Programs
         memory = [wp.from_torch(tensor) for tensor in (self.actions, self.previous, self.sent, sim.ctrl)]
         given, lag, drawn = (wp.from_torch(tensor) for tensor in (self._given, self.lag, self._drawn))
 
@@ -79,10 +87,10 @@ class Actions:
             wp.launch(kernels.draw_lags, shape, [sim.reset_mask, drawn, *lags], [lag])
 
         self._send = sim.record(send, changes_state=False)
-        self._draw_lags = sim.record(draw, changes_state=False) if self._is_late else None
+        self._draw_lags = sim.record(draw, changes_state=False) if self._has_latency else None
 
     def apply(self, actions: torch.Tensor) -> None:
-        """Take the policy's output, and set the actuators' inputs for the next step.
+        """Set the actuator inputs of the next step from the policy's output.
 
         Args:
             actions: The policy's output, (num_envs, num_actions).
@@ -91,24 +99,24 @@ class Actions:
         self._send()
 
     def reset(self) -> None:
-        """Draw how late actions are, in the envs of the newest reset of the physics."""
+        """Draw the latency of actions in the envs of the latest reset of the physics."""
         if self._draw_lags is not None:
             self._drawn.uniform_()
             self._draw_lags()
 
     def cleared(self) -> list[torch.Tensor]:
-        """Return what the env sets to 0 where an episode starts."""
+        """Return the tensors whose rows the env sets to 0 when an episode starts."""
         return [self.actions, self.previous, self.sent]
 
     def state(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Names and tensors, (num_envs, ...), of what is on its way."""
-        if self._is_late:
+        """Yield names and tensors, (num_envs, ...), of delayed actions; nothing without latency."""
+        if self._has_latency:
             yield "sent", self.sent
             yield "lag", self.lag
 
 
 def _find(blocks: Mapping[str, ActionConfig], model: mujoco.MjModel) -> Iterator[tuple[str, ActionConfig, int]]:
-    """Block name, block and actuator id of every action."""
+    """Yield block name, block and actuator id of every action."""
     known = [model.actuator(i).name for i in range(model.nu)]
     for name, block in blocks.items():
         for pattern in block.actuators:
@@ -131,7 +139,7 @@ def _offset(name: str, config: ActionConfig, actuator: int, model: mujoco.MjMode
     kind, joint = model.actuator_trntype[actuator], model.actuator_trnid[actuator, 0]
     if kind != mujoco.mjtTrn.mjTRN_JOINT or model.jnt_type[joint] < int(mujoco.mjtJoint.mjJNT_SLIDE):
         raise UserError(
-            f"--env.actions.{name}.offset home: actuator {model.actuator(actuator).name} is on no hinge or slide joint; "
-            "give a number"
+            f"--env.actions.{name}.offset home: actuator {model.actuator(actuator).name} drives no hinge or slide "
+            "joint; use a number"
         )
     return float(home[model.jnt_qposadr[joint]])

@@ -1,4 +1,4 @@
-"""What many terms ask of a free-floating body, computed once for each state of the envs."""
+"""Quantities of a free-floating body that many terms use, computed once per state of the envs."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from mjlab_dist.sim import Simulation
 class Base:
     """Gravity, velocities and heading of a free-floating body.
 
-    The first read after a change of the state computes all of them, by one kernel. A change is a program of the simulation
-    (a step, a reset), or a write to ``sim.qpos`` or ``sim.qvel`` by torch; after other writes call ``sim.mark_changed()``. The
-    tensors are overwritten after the next change: clone what you keep.
+    The first read after a state change computes all of them with one kernel. A state change is a program of the
+    simulation (a step, a reset), or a write to ``sim.qpos`` or ``sim.qvel`` by torch. After other writes, call
+    ``sim.mark_changed()``. The tensors are overwritten after the next change: clone them to keep them.
     """
 
     def __init__(self, sim: Simulation, qpos: slice, qvel: slice) -> None:
-        """Allocate, and record the kernel.
+        """Allocate the results and record the kernel.
 
         Args:
             sim: The physics.
             qpos: Columns of the body's free joint in ``sim.qpos``.
-            qvel: Its columns in ``sim.qvel``.
+            qvel: Columns of the joint in ``sim.qvel``.
         """
         self._sim = sim
         self._gravity, self._linear_velocity, self._level_velocity = torch.zeros(3, sim.num_envs, 3, device=sim.device)
@@ -42,7 +42,7 @@ class Base:
 
     @property
     def gravity(self) -> torch.Tensor:
-        """Direction of gravity in the body's frame, a unit vector, (0, 0, -1) upright; (num_envs, 3)."""
+        """Unit vector of gravity in the body's frame, (0, 0, -1) if upright; (num_envs, 3)."""
         return self._current(self._gravity)
 
     @property
@@ -52,7 +52,7 @@ class Base:
 
     @property
     def level_velocity(self) -> torch.Tensor:
-        """Linear velocity in the frame of the heading, which neither tilts nor rolls, in m/s; (num_envs, 3)."""
+        """Linear velocity in the heading frame, which does not pitch or roll, in m/s; (num_envs, 3)."""
         return self._current(self._level_velocity)
 
     @property

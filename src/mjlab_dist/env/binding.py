@@ -1,4 +1,4 @@
-"""Make the terms of a task from their names in its config."""
+"""Construction of the terms of a task from their names in the config."""
 
 from __future__ import annotations
 
@@ -20,41 +20,41 @@ TermT = TypeVar("TermT", bound=Term)
 
 
 class Binder:
-    """Makes the terms of one batch of envs.
+    """Builder of the terms of one batch of envs.
 
     Attributes:
-        memories: Terms that are classes, by their place in the config, such as ``rewards.forward``.
-        uncapturable: Places of the terms that no CUDA graph can contain.
+        memories: Terms that are classes, by their path in the config, such as ``rewards.forward``.
+        uncapturable: Paths of the terms that cannot be part of a CUDA graph.
     """
 
     def __init__(self, env: Env) -> None:
-        """Make nothing yet.
+        """Store the envs.
 
         Args:
-            env: The envs, which terms look things up in.
+            env: The envs, which are passed to the constructors of terms.
         """
         self.memories: dict[str, Term] = {}
         self.uncapturable: list[str] = []
         self._env = env
 
     def make_call(self, where: str, func: str, params: Mapping[str, ParamValue], *, num_args: int = 1) -> Any:
-        """Make a term, and return what a control step calls.
+        """Make a term and return the function that a control step calls.
 
         Args:
-            where: Its place in the config.
-            func: Its function or class, as package.module:name.
-            params: Its parameters.
+            where: Path of the term in the config.
+            func: Function or class of the term, as package.module:name.
+            params: Parameters of the term.
             num_args: Number of positional arguments of a function.
 
         Raises:
-            UserError: If there is no such function, or it does not take these parameters.
+            UserError: If the function does not exist or does not accept these parameters.
         """
         return self.outside_of_graphs(self._make(where, func, params, num_args=num_args))
 
     def make_calls(
         self, kind: str, configs: Mapping[str, TermConfig | RewardConfig | ObservationConfig]
     ) -> list[Callable[..., Any]]:
-        """Make the terms of a kind, and return what a control step calls, in their order.
+        """Make the terms of a kind and return the functions that a control step calls, in config order.
 
         Args:
             kind: Name of the kind in the config, such as ``rewards``.
@@ -66,28 +66,28 @@ class Binder:
         return [self.make_call(f"{kind}.{name}", config.func, config.params) for name, config in configs.items()]
 
     def make_classes(self, kind: str, configs: Mapping[str, TermConfig], base: type[TermT]) -> dict[str, TermT]:
-        """Make the terms of a kind that are all classes.
+        """Make the terms of a kind whose terms are all classes.
 
         Args:
             kind: Name of the kind in the config, such as ``sensors``.
             configs: The terms by name.
-            base: The class that each must derive from.
+            base: Required base class.
 
         Raises:
-            UserError: If there is no such class, or it does not take these parameters or derive from ``base``.
+            UserError: If a class does not exist, does not derive from ``base``, or does not accept its parameters.
         """
         made = {}
         for name, config in configs.items():
             term = self._make(f"{kind}.{name}", config.func, config.params)
             if not isinstance(term, base):
                 raise UserError(
-                    f"--env.{kind}.{name}.func {config.func}: is no {base.__name__}; name a class that is one"
+                    f"--env.{kind}.{name}.func {config.func}: is not a {base.__name__}; use a class that derives from it"
                 )
             made[name] = term
         return made
 
     def outside_of_graphs(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a term, or a method of one, such that recorded control steps call it between graphs if they must.
+        """Return a term or a method of one; wrap it so that recorded steps call it between graphs if it needs that.
 
         Args:
             call: The term or method.
@@ -104,28 +104,30 @@ class Binder:
 
 
 def bind(flag: str, func: str, params: Mapping[str, ParamValue], env: Env, *, num_args: int = 1) -> Callable[..., Any]:
-    """Import a term and bind its parameters; make an instance if it is a class.
+    """Import a term and bind its parameters; create an instance if it is a class.
 
     Args:
-        flag: The flag that names it, for messages.
+        flag: The flag of the term, for messages.
         func: The function or class, as package.module:name.
         params: Keyword arguments.
         env: The envs.
         num_args: Number of positional arguments of a function.
 
     Raises:
-        UserError: If there is no such function, or it does not take these parameters.
+        UserError: If the function does not exist or does not accept these parameters.
     """
     try:
         found = resolve(func)
+    except UserError as error:  # such as a curriculum with a renamed method, when its module is imported
+        raise UserError(f"{flag} {func}: {error}") from error
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise UserError(f"{flag} {func}: {error}; write package.module:function") from error
     if not callable(found):
-        raise UserError(f"{flag} {func}: is no function; write package.module:function")
+        raise UserError(f"{flag} {func}: is not a function; write package.module:function")
     is_class = isinstance(found, type)
     args = [env] * (1 if is_class else num_args)
     try:
-        # First, so that a misspelled parameter is reported as such and not as a missing one.
+        # bind_partial first, so that a misspelled parameter is reported as unknown and not as missing.
         inspect.signature(found).bind_partial(*args, **params)
         inspect.signature(found).bind(*args, **params)
     except TypeError as error:
@@ -135,11 +137,11 @@ def bind(flag: str, func: str, params: Mapping[str, ParamValue], env: Env, *, nu
 
 
 def _check_lengths(flag: str, func: Callable[..., Any], params: Mapping[str, ParamValue]) -> None:
-    """Raise if a tuple has the wrong length. The command line cannot check this: it does not import the term."""
+    """Raise if a tuple has the wrong length, which the command line cannot check: it does not import the term."""
     try:
         hints = typing.get_type_hints(func.__init__ if isinstance(func, type) else func, localns={"Env": object})
     except NameError:
-        return  # a user's annotation that only a type checker can read
+        return  # an annotation of the user that only type checkers can resolve
     for name, value in params.items():
         wanted = typing.get_args(hints.get(name))
         is_fixed = typing.get_origin(hints.get(name)) is tuple and Ellipsis not in wanted

@@ -1,4 +1,4 @@
-"""Columns and rows of tensors over all envs: chosen by name, drawn, and written where a mask allows it."""
+"""Operations on columns and rows of tensors over all envs: selection by name, random draws, masked writes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from mjlab_dist.errors import UserError
 
 
 class Columns:
-    """Fixed columns of tensors (num_envs, width): a view where they lie side by side, else gathered."""
+    """A fixed selection of columns of tensors (num_envs, width): a view if they are contiguous, else a gather."""
 
     def __init__(self, ids: Sequence[int], device: str) -> None:
-        """Note the columns.
+        """Store the columns.
 
         Args:
-            ids: Which, in the order wanted.
-            device: Where the tensors are.
+            ids: Indices of the columns, in the required order.
+            device: Device of the tensors.
         """
         self.ids = tuple(ids)
         contiguous = self.ids == tuple(range(self.ids[0], self.ids[0] + len(self.ids))) if self.ids else False
@@ -29,7 +29,7 @@ class Columns:
         return len(self.ids)
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """These columns, (num_envs, len(self), ...).
+        """Return these columns, (num_envs, len(self), ...).
 
         Args:
             tensor: (num_envs, width, ...).
@@ -37,11 +37,11 @@ class Columns:
         return tensor.index_select(1, self._index) if self._slice is None else tensor[:, self._slice]
 
     def write(self, tensor: torch.Tensor, mask: torch.Tensor, values: torch.Tensor) -> None:
-        """Put values into these columns, of some envs only.
+        """Write values to these columns in some envs.
 
         Args:
             tensor: (num_envs, width), changed in place.
-            mask: Which envs, (num_envs,) of bool.
+            mask: Envs to write, (num_envs,) of bool.
             values: (num_envs, len(self)).
         """
         if self._slice is None:
@@ -51,54 +51,54 @@ class Columns:
 
 
 def write_rows(tensor: torch.Tensor, mask: torch.Tensor, values: torch.Tensor | float) -> None:
-    """Put values into the rows of some envs.
+    """Write values to the rows of some envs.
 
     Args:
         tensor: (num_envs, ...), changed in place.
-        mask: Which envs, (num_envs,) of bool.
-        values: Of a shape that broadcasts to the tensor's.
+        mask: Envs to write, (num_envs,) of bool.
+        values: A number, or a tensor that broadcasts to the shape of ``tensor``.
     """
     chosen = mask.view(-1, *[1] * (tensor.dim() - 1))
     if not isinstance(values, torch.Tensor):
         tensor.masked_fill_(chosen, values)
     elif values.dtype == tensor.dtype and values.untyped_storage()._cdata != tensor.untyped_storage()._cdata:
         torch.where(chosen, values, tensor, out=tensor)
-    else:  # torch can neither convert the type nor read what it overwrites.
+    else:  # with out=, torch neither converts the type nor allows inputs that share memory with the output
         tensor.copy_(torch.where(chosen, values, tensor))
 
 
 def uniform(like: torch.Tensor, low: float, high: float) -> torch.Tensor:
-    """Draw numbers between two bounds, in one operation.
+    """Draw numbers uniformly between two bounds.
 
     Args:
-        like: A tensor of the shape, type and device of the result.
+        like: A tensor with the shape, type and device of the result.
         low: One bound.
-        high: The other.
+        high: The other bound; may be smaller than ``low``.
     """
     return torch.empty_like(like).uniform_(min(low, high), max(low, high))
 
 
 def find_names(what: str, patterns: Iterable[str], names: Sequence[str]) -> list[int]:
-    """Which names regular expressions fit as a whole, as positions in their order.
+    """Return the indices of the names that fully match any pattern, in order.
 
     Args:
-        what: What has these names, for messages.
+        what: The flag or parameter that holds the patterns, for messages.
         patterns: Regular expressions.
-        names: The names there are.
+        names: The existing names.
 
     Raises:
-        UserError: If one is no regular expression, or fits none of them.
+        UserError: If a pattern is not a regular expression or matches no name, or there is no pattern.
     """
     found: set[int] = set()
     for pattern in patterns:
         try:
-            fits = {i for i, name in enumerate(names) if re.fullmatch(pattern, name)}
+            matches = {i for i, name in enumerate(names) if re.fullmatch(pattern, name)}
         except re.error as error:
-            raise UserError(f"{what} {pattern}: is no regular expression: {error}") from error
-        if not fits:
+            raise UserError(f"{what} {pattern}: is not a regular expression: {error}") from error
+        if not matches:
             known = ", ".join(dict.fromkeys(filter(None, names)))
-            raise UserError(f"{what} {pattern}: fits none of the model's {known or '(it has none)'}")
-        found |= fits
+            raise UserError(f"{what} {pattern}: matches none of the model's {known or '(it has none)'}")
+        found |= matches
     if not found:
-        raise UserError(f"{what}: none is named; leave the parameter out for all, or drop the term")
+        raise UserError(f"{what}: the list is empty; omit the parameter to select all, or remove the term")
     return sorted(found)

@@ -1,6 +1,6 @@
-"""rsl_rl's VecEnv over a :class:`~mjlab_dist.sim.Simulation`.
+"""Implementation of rsl_rl's VecEnv on top of :class:`~mjlab_dist.sim.Simulation`.
 
-A step has no host sync, no index and no branch on data.
+A step has no host synchronization, no indexing by masks and no branch on tensor values: CUDA graphs can record it.
 """
 
 from __future__ import annotations
@@ -45,25 +45,25 @@ class StartState(NamedTuple):
 
 
 class Env(VecEnv):
-    """Thousands of copies of one task on one device.
+    """A batch of copies of one task on one device.
 
     Attributes:
         sim: The physics; terms read its state tensors.
-        actions: The policy's last output, (num_envs, num_actions).
-        previous_actions: Its output before that, (num_envs, num_actions).
-        actuator_names: The actuator that each action drives.
+        actions: The policy's latest output, (num_envs, num_actions).
+        previous_actions: The output before that, (num_envs, num_actions).
+        actuator_names: Name of the actuator that each action drives.
         terminated: Envs whose episode was terminated in this step, (num_envs,) of bool.
         timed_out: Envs whose episode reached the time limit in this step, (num_envs,) of bool.
         joints: Joints by name.
         reference: The start state before events.
-        terrain: The ground, if the task has one made of tiles.
-        origins: Start of each env's episode, in the world's frame, in m, (num_envs, 3); 0 without terrain.
+        terrain: The terrain; None if the task has none.
+        origins: Start position of each env's episode in the world frame, in m, (num_envs, 3); 0 without terrain.
         weights: Weights of the reward terms, (num_terms,); a curriculum may change them.
         reward_names: Names of the reward terms, in the order of ``EpisodeTotals.terms``.
-        uncapturable_terms: Terms that no CUDA graph can contain, as ``rewards.<name>``.
+        uncapturable_terms: Terms that cannot be part of a CUDA graph, as ``rewards.<name>``.
         step_dt_s: Simulated seconds per control step.
-        env_ids: Ids of these envs in the whole run, (num_envs,) of int64; no two ranks share one. Terms use them where
-            envs differ (a terrain's tile, a curriculum's level), so that ranks do not matter.
+        env_ids: Ids of these envs in the whole run, (num_envs,) of int64, unique over all ranks. Terms use them where
+            envs differ (terrain tile, curriculum level), so that the result does not depend on the number of ranks.
     """
 
     max_episode_length: int
@@ -81,9 +81,9 @@ class Env(VecEnv):
 
         Args:
             config: The task.
-            num_envs: Envs on this rank.
+            num_envs: Number of envs on this rank.
             device: ``cpu`` or ``cuda:<index>``.
-            first_env_id: Id of the first env; rank r of a run with n envs per rank has r * n.
+            first_env_id: Id of the first env: r * n on rank r with n envs per rank.
 
         Raises:
             UserError: If the config names a function, an actuator or a model that does not exist.
@@ -101,7 +101,7 @@ class Env(VecEnv):
             raise UserError(
                 f"--env.episode-length-s {config.episode_length_s}: is less than one control step of {self.step_dt_s} s"
             )
-        # Start state, and what terms look up
+        # Start state, and objects that terms look up
         everywhere = torch.ones(num_envs, dtype=torch.bool, device=device)
         self.sim.reset(everywhere)
         self.reference = StartState(self.sim.qpos.clone(), self.sim.qvel.clone())
@@ -135,7 +135,7 @@ class Env(VecEnv):
         self._rewards = binder.make_calls("rewards", config.rewards)
         self._terminations = binder.make_calls("terminations", config.terminations)
         self._curricula: dict[str, Curriculum] = binder.make_classes("curricula", config.curricula, Curriculum)
-        # Events; those of startup happen now.
+        # Events; startup events occur now
         events: dict[str, list[tuple[EventConfig, Callable[..., Any]]]] = {"startup": [], "reset": [], "interval": []}
         for name, event in config.events.items():
             bound = binder.make_call(f"events.{name}", event.func, event.params, num_args=2)
@@ -144,7 +144,7 @@ class Env(VecEnv):
         self._interval_events = IntervalEvents(events["interval"], self.num_envs, self.device)
         for _, bound in events["startup"]:
             bound(self, torch.ones(self.num_envs, dtype=torch.bool, device=self.device))
-        # Observations come last: their widths are measured by calling them, which needs sensors, commands and origins.
+        # Observations come last: measuring their widths calls them, which needs sensors, commands and origins.
         self._observations: dict[str, ObservationGroup] = {}
         for group, terms in config.observations.items():
             calls = [functools.partial(call, self) for call in binder.make_calls(f"observations.{group}", terms)]
@@ -156,7 +156,7 @@ class Env(VecEnv):
         self._resets = [binder.outside_of_graphs(term.reset) for term in self._memories.values()]
 
     def _record_bookkeeping(self) -> None:
-        """Record what a step and a reset do to the memory of the env and of its terms, as one kernel each."""
+        """Record two kernels: one advances the clocks in a step, one clears the state of env and terms in a reset."""
         left_s, steps = self._interval_events.left_s, self._episodes.steps
         clocks = (self.episode_length_buf, steps, left_s, self.timed_out, self.terminated)
         arrays: list[Any] = [wp.from_torch(tensor) for tensor in clocks]
@@ -180,13 +180,13 @@ class Env(VecEnv):
     def stagger(self) -> None:
         """Randomize episode ages so that episodes do not all end in the same step.
 
-        The first, shortened episodes stay out of the totals: their returns would be too small.
+        The first, shortened episodes are excluded from the totals, because their returns would be too small.
         """
         self.episode_length_buf.random_(0, self.max_episode_length)
         self._episodes.count_all(False)
 
     def get_observations(self) -> TensorDict:
-        """Return the observations of the last step or reset: a tensor (num_envs, width) per group."""
+        """Return the observations of the latest step or reset: a tensor (num_envs, width) per group."""
         return self._observed
 
     def command(self, name: str) -> torch.Tensor:
@@ -212,7 +212,7 @@ class Env(VecEnv):
         """
         found = _named("sensor", name, self._sensors)
         if not isinstance(found, kind):
-            raise UserError(f"sensor {name}: is a {type(found).__name__}, and a {kind.__name__} is wanted")
+            raise UserError(f"sensor {name}: has the class {type(found).__name__}; {kind.__name__} is required")
         return found
 
     def base(self, joint: str = "root") -> Base:
@@ -228,7 +228,7 @@ class Env(VecEnv):
         return _named("free joint", joint, self._bases)
 
     def find_command(self, name: str) -> Command:
-        """Return a command itself, for a curriculum to change its ranges.
+        """Return a command term, so that a curriculum can change its ranges.
 
         Args:
             name: Its name in ``env.commands``.
@@ -245,31 +245,31 @@ class Env(VecEnv):
             patterns: Regular expressions.
 
         Raises:
-            UserError: If one matches no joint, or is not a regular expression.
+            UserError: If a pattern matches no joint or is not a regular expression.
         """
         return select_joints(self.sim.model, patterns, self.device)
 
     def step(self, actions: torch.Tensor) -> tuple[TensorDict, torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-        """Advance every env by one control step; those that are done start a new episode at once.
+        """Advance every env by one control step; envs that are done start a new episode in the same step.
 
-        With ``nan_policy`` reset, this includes envs in which physics, an observation or a reward term is not finite.
-        Such an env counts as terminated, its reward is 0, and no total includes its episode. Its observation is
-        returned as it is: a term that is still not finite at the start of an episode must be fixed, and without
-        ``forward_before_observation`` poses and sensors are those from before the reset.
+        With ``nan_policy`` reset, envs with a non-finite value in the physics, an observation or a reward term are done
+        too: they count as terminated, their reward is 0, and totals exclude their episode. Their observation is
+        returned unchanged. It may not be finite: without ``forward_before_observation``, poses and sensors are still
+        those before the reset, and a term that is not finite at the start of an episode must be fixed.
 
         Args:
             actions: The policy's output, (num_envs, num_actions).
 
         Returns:
-            Observations (after resets), rewards (num_envs,), dones (num_envs,) of bool, and extras, whose ``time_outs``
-            (num_envs,) marks episodes that reached the time limit without terminating.
+            Observations (after resets), rewards (num_envs,), dones (num_envs,) of bool, and extras: ``time_outs``
+            (num_envs,) of bool marks episodes that reached the time limit without terminating.
         """
         # Actions, physics and clocks
         self._actions.apply(actions)
         self.sim.step()
         self._begin_step()
 
-        # Sensors first, because the terms below read them
+        # Sensors, before the terms that read them
         for update in self._sensor_updates:
             update(self)
 
@@ -286,16 +286,16 @@ class Env(VecEnv):
         time_outs = self.timed_out > self.terminated  # and not terminated
         rewards = self.weights @ terms
 
-        # Episodes that end: totals and curricula read their last state, so that both come before the resets.
+        # Ended episodes: before the resets, because curricula read their last state
         self._episodes.rewards.add_(terms)
         self._episodes.end(done)
         for episode_ends in self._episode_ends:
             episode_ends(self, done)
 
-        # Episodes that start
+        # New episodes
         self._start_episodes(done)
 
-        # Commands and interval events, which may read the new start states
+        # Commands and interval events, after the resets because they may read the new start states
         for update in self._command_updates:
             update(self)
         self._interval_events.happen(self)
@@ -303,16 +303,16 @@ class Env(VecEnv):
         return self._observe(), rewards, done, {"time_outs": time_outs}
 
     def end_iteration(self, totals: EpisodeTotals) -> None:
-        """Notify curricula of the end of an iteration.
+        """Update curricula at the end of an iteration.
 
         Args:
-            totals: Totals of the episodes that ended in it, over all ranks.
+            totals: Totals of the episodes that ended in the iteration, over all ranks.
         """
         for curriculum in self._curricula.values():
             curriculum.iteration_ends(self, totals)
 
     def curriculum_metrics(self) -> dict[str, torch.Tensor]:
-        """Return the progress of curricula, by name, as scalars: means over this rank's envs."""
+        """Return the progress of curricula by name, as scalars: means over the envs of this rank."""
         return {
             f"{name}/{metric}": value
             for name, curriculum in self._curricula.items()
@@ -320,18 +320,18 @@ class Env(VecEnv):
         }
 
     def num_bytes(self) -> int:
-        """Return the bytes of device memory of the physics and the env's tensors, without what a step allocates."""
+        """Return the device memory of the physics and of the env's tensors in bytes, without temporaries of a step."""
         known = [value for value in (*vars(self).values(), *self.reference) if isinstance(value, torch.Tensor)]
         known += [self._interval_events.left_s, *self._remembered().values()]
         held = {tensor.data_ptr(): tensor.nbytes for tensor in known}
         return self.sim.num_bytes() + self._episodes.num_bytes() + sum(held.values())
 
     def pop_episode_totals(self) -> EpisodeTotals:
-        """Return sums over the episodes that ended since the last call."""
+        """Return sums over the episodes that ended since the previous call."""
         return self._episodes.pop_totals(self.weights)
 
     def pop_nan_resets(self) -> torch.Tensor:
-        """Return the number of envs that ``nan_policy`` reset since the last call, a scalar; always 0 if it is stop."""
+        """Return the number of resets by ``nan_policy`` since the previous call, a scalar; always 0 with policy stop."""
         resets = self._nan_resets.clone()
         self._nan_resets.zero_()
         return resets
@@ -345,13 +345,13 @@ class Env(VecEnv):
         return {name: tensor.clone() for name, tensor in self._held().items()}
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Resume from the state of other envs of this task. Poses and sensors follow in the next step.
+        """Load the state of envs of the same task. Poses and sensors are updated in the next step.
 
         Args:
-            state: Their :meth:`state`, on any device.
+            state: The result of :meth:`state`, on any device.
 
         Raises:
-            UserError: If it is from another task or another number of envs; nothing has changed then.
+            UserError: If it belongs to another task or number of envs; in that case nothing is changed.
         """
         copy_state(state, self._held())
 
@@ -367,7 +367,7 @@ class Env(VecEnv):
                 for state in states
             ]
             if saved and all(one.keys() == curriculum.state().keys() for one in saved):
-                curriculum.go_on(saved)
+                curriculum.resume(saved)
 
     def observation_columns(self) -> dict[str, dict[str, slice]]:
         """Return the columns of each term in each observation group."""
@@ -388,7 +388,7 @@ class Env(VecEnv):
         }
 
     def _remembered(self) -> dict[str, torch.Tensor]:
-        """Return the memory of actions, observations, randomizations and terms."""
+        """Return the state of actions, observations, randomizations and terms."""
         parts = {
             "randomized": self._randomizations.state(),
             "actions": dict(self._actions.state()),
@@ -398,7 +398,7 @@ class Env(VecEnv):
         return {f"{part}.{name}": tensor for part, state in parts.items() for name, tensor in state.items()}
 
     def _find_broken(self, terms: torch.Tensor) -> torch.Tensor:
-        """Return the envs with a number that is not finite, (num_envs,) of bool; count them, but in no totals."""
+        """Return the envs with a non-finite value, (num_envs,) of bool; count them and exclude them from totals."""
         observed = [group.clean() for group in self._observations.values()]
         numbers = [self.sim.qpos, self.sim.qvel, self.sim.view("act"), *observed, terms.T]
         broken = ~torch.cat([tensor.flatten(1) for tensor in numbers], dim=1).isfinite().all(dim=1)
@@ -412,7 +412,7 @@ class Env(VecEnv):
         for event in self._reset_events:
             event(self, mask)
         self._randomizations.reset(mask)
-        # Memory, and times of the next events
+        # State of actions, terms and observations, and times of the next events
         self._actions.reset()
         for reset in self._resets:
             reset(mask)
@@ -436,7 +436,7 @@ def _named(kind: str, name: str, known: Mapping[str, _T]) -> _T:
 
 
 def _origins(terrain: Terrain | None, env_ids: torch.Tensor) -> torch.Tensor:
-    """Spread envs over the tiles of a terrain, (num_envs, 3): first along its types, then its levels."""
+    """Distribute envs over the tiles of a terrain, first over columns, then over levels; return their origins."""
     if terrain is None:
         return torch.zeros(len(env_ids), 3, device=env_ids.device)
     tiles = torch.as_tensor(terrain.origins, dtype=torch.float32, device=env_ids.device)

@@ -1,4 +1,4 @@
-"""Events that happen during an episode, each at random intervals."""
+"""Events that occur during an episode, each at random intervals."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class IntervalEvents:
     """The interval events of a task.
 
     Attributes:
-        left_s: Time until each event, (num_envs, num_events), which the env's clock counts down.
+        left_s: Time until each event in s, (num_envs, num_events), decreased by the env's ``begin_step`` kernel.
     """
 
     def __init__(self, events: Sequence[tuple[EventConfig, Callable[..., Any]]], num_envs: int, device: str) -> None:
         """Allocate the clocks.
 
         Args:
-            events: Configs, and functions of the env and a mask.
+            events: Config and function of each event; the function takes the env and a mask.
             num_envs: Number of envs.
             device: Device of the clocks.
         """
@@ -33,7 +33,7 @@ class IntervalEvents:
         self.left_s = torch.zeros(num_envs, len(events), device=device)
 
     def reset(self, mask: torch.Tensor) -> None:
-        """Draw when the first events of an episode happen.
+        """Draw the times of the first events of an episode.
 
         Args:
             mask: Envs in which an episode starts, (num_envs,) of bool.
@@ -42,13 +42,13 @@ class IntervalEvents:
             self._draw(column, config, mask)
 
     def happen(self, env: Env) -> None:
-        """Call the events that are due, and draw when they happen next.
+        """Call the events that are due and draw the times of their next occurrence.
 
         Args:
             env: The envs.
         """
         for column, (config, event) in enumerate(self._events):
-            due = self.left_s[:, column] < 0.5 * env.step_dt_s  # the nearest step
+            due = self.left_s[:, column] < 0.5 * env.step_dt_s  # round to the nearest step
             event(env, due)
             self._draw(column, config, due)
 

@@ -1,4 +1,4 @@
-"""Where joints are in the state, by name."""
+"""Columns of joints in the state, by name."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ class Joint(NamedTuple):
 
     @property
     def is_free(self) -> bool:
-        """Whether it is a free joint, whose positions are a point and a quaternion."""
+        """Whether the joint is free; its positions are then a point and a quaternion."""
         return self.qpos.stop - self.qpos.start == 7
 
 
 class Joints(dict[str, Joint]):
-    """Joints by name."""
+    """Joints by name; an unknown name raises :class:`UserError`."""
 
     def __missing__(self, name: str) -> Joint:
         raise UserError(f"joint {name}: the model has {', '.join(self)}")
 
 
 class JointSelection(NamedTuple):
-    """Several hinge or slide joints."""
+    """A selection of hinge or slide joints."""
 
     names: tuple[str, ...]
-    """Their names, in the model's order."""
+    """Names of the joints, in model order."""
     qpos: Columns
-    """Their columns of ``qpos``."""
+    """Columns of the joints in ``qpos``."""
     qvel: Columns
-    """Their columns of ``qvel``."""
+    """Columns of the joints in ``qvel``."""
     lower: torch.Tensor
-    """Their lower limits in rad or m, (joints,); -inf without limits."""
+    """Lower limits in rad or m, (joints,); -inf without limits."""
     upper: torch.Tensor
-    """Their upper limits in rad or m, (joints,); inf without limits."""
+    """Upper limits in rad or m, (joints,); inf without limits."""
 
 
 def all_joints(model: mujoco.MjModel) -> Joints:
-    """Return every joint of a model.
+    """Return all joints of a model, by name.
 
     Args:
         model: The MuJoCo model.
@@ -74,7 +74,7 @@ def select_joints(model: mujoco.MjModel, patterns: tuple[str, ...], device: str)
         device: Device of the tensors.
 
     Raises:
-        UserError: If one matches no joint, or is not a regular expression.
+        UserError: If a pattern matches no joint or is not a regular expression.
     """
     simple = [i for i in range(model.njnt) if model.jnt_type[i] >= int(mujoco.mjtJoint.mjJNT_SLIDE)]
     names = [model.joint(i).name for i in simple]

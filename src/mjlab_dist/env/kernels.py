@@ -1,6 +1,6 @@
-"""Warp kernels of the env's own bookkeeping: one thread per env, or per env and body."""
+"""Warp kernels of the env and its terms: one thread per env, or per env and item (actuator, body, ray)."""
 
-# Warp reads the annotations of kernels at run time, and its own language is not Python's: no checker of types follows it.
+# Warp reads the annotations of kernels at run time, and its language is not Python's: no type checker understands it.
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
 # pyright: reportGeneralTypeIssues=false, reportIndexIssue=false, reportInvalidTypeForm=false, reportOperatorIssue=false
 # ruff: noqa: ANN201, D417, PLR0917, PLR1730
@@ -19,7 +19,7 @@ def measure_base(
     level_velocity: wp.array2d[float],
     heading: wp.array[float],
 ):
-    """Compute what terms ask of a free-floating body; the outputs are those of ``Base``.
+    """Compute gravity, velocities and heading of a free-floating body; the outputs are those of ``Base``.
 
     Args:
         pose: Position and quaternion (w, x, y, z), (num_envs, 7).
@@ -27,14 +27,16 @@ def measure_base(
     """
     env = wp.tid()
     w, x, y, z = pose[env, 3], pose[env, 4], pose[env, 5], pose[env, 6]
-    # Minus the third row of the rotation matrix
+    # Gravity: minus the third row of the rotation matrix
     gravity[env, 0] = -2.0 * (x * z - w * y)
     gravity[env, 1] = -2.0 * (y * z + w * x)
     gravity[env, 2] = 2.0 * (x * x + y * y) - 1.0
+    # Velocity in the body's frame: v - 2 w (axis x v) + 2 axis x (axis x v), rotated by the inverse quaternion
     moves = wp.vec3(velocity[env, 0], velocity[env, 1], velocity[env, 2])
     axis = wp.vec3(x, y, z)
     twice = 2.0 * wp.cross(axis, moves)
     turned = moves - w * twice + wp.cross(axis, twice)
+    # Heading, and velocity in its frame
     yaw = wp.atan2(2.0 * (w * z + x * y), 1.0 - 2.0 * (y * y + z * z))
     heading[env] = yaw
     cos, sin = wp.cos(yaw), wp.sin(yaw)
@@ -59,19 +61,19 @@ def send_actions(
     sent: wp.array3d[float],
     ctrl: wp.array2d[float],
 ):
-    """Compute actuator inputs: ctrl = offset + scale * clip(action), ``lag`` steps late; one thread per env and actuator.
+    """Compute ctrl = offset + scale * clip(action), delayed by ``lag`` steps; one thread per env and actuator.
 
     Args:
         given: The policy's output, (num_envs, num_actions).
         low: Lower bounds of the actions.
         high: Upper bounds of the actions.
         scale: Factors.
-        offset: Added to the scaled actions.
-        action_ids: The action that drives each actuator; -1 where there is none, whose input is 0.
-        lag: Steps that each action is late, (num_envs, num_actions).
-        actions: The policy's last output, (num_envs, num_actions).
-        previous: Its output before that, (num_envs, num_actions).
-        sent: Clipped outputs of the newest steps, the newest first, (num_envs, steps, num_actions).
+        offset: Offsets, added to the scaled actions.
+        action_ids: The action that drives each actuator; -1 without one, which sets the input to 0.
+        lag: Delay of each action in steps, (num_envs, num_actions).
+        actions: The policy's latest output, (num_envs, num_actions).
+        previous: The output before that, (num_envs, num_actions).
+        sent: Clipped outputs of the latest steps, newest first, (num_envs, steps, num_actions).
         ctrl: Actuator inputs, (num_envs, nu).
     """
     env, actuator = wp.tid()
@@ -82,11 +84,12 @@ def send_actions(
     action = given[env, i]
     previous[env, i] = actions[env, i]
     actions[env, i] = action
-    # Comparisons that leave a NaN as it is, unlike clamp.
+    # Unlike clamp, these comparisons keep a NaN, so that the checks for finite values find it.
     if action < low[i]:
         action = low[i]
     if action > high[i]:
         action = high[i]
+    # Shift the history, and send the action that is due.
     for step in range(sent.shape[1] - 1, 0, -1):
         sent[env, step, i] = sent[env, step - 1, i]
     sent[env, 0, i] = action
@@ -97,22 +100,22 @@ def send_actions(
 def draw_lags(
     mask: wp.array[wp.bool],
     drawn: wp.array[float],
-    fewest: wp.array[int],
+    min_lag: wp.array[int],
     spread: wp.array[int],
     lag: wp.array2d[wp.int64],
 ):
-    """Draw how late actions are in some envs; one thread per env and action.
+    """Draw the latency of actions in some envs; one thread per env and action.
 
     Args:
-        mask: Which envs.
-        drawn: A number from [0, 1) for each env: what is late is the link to the robot, and all its motors with it.
-        fewest: Minimum lag of each action, in steps.
-        spread: What the maximum lag exceeds it by.
-        lag: The result.
+        mask: Envs to draw for, (num_envs,).
+        drawn: One number from [0, 1) per env, because latency of the link to the robot affects all motors alike.
+        min_lag: Minimum lag of each action, in steps.
+        spread: Maximum minus minimum lag of each action, in steps.
+        lag: Output, (num_envs, num_actions).
     """
     env, i = wp.tid()
     if mask[env]:
-        lag[env, i] = wp.int64(fewest[i] + wp.min(int(drawn[env] * float(spread[i] + 1)), spread[i]))
+        lag[env, i] = wp.int64(min_lag[i] + wp.min(int(drawn[env] * float(spread[i] + 1)), spread[i]))
 
 
 @wp.kernel
@@ -130,9 +133,9 @@ def read_contacts(
     """Update a contact sensor; one thread per env and body. The outputs are those of ``Contact``.
 
     Args:
-        data: Data of all of MuJoCo's sensors, (num_envs, nsensordata).
-        addresses: Column of each body's ``found``; its force follows.
-        dt_s: Time since the last update.
+        data: Readings of all MuJoCo sensors, (num_envs, nsensordata).
+        addresses: Column of each body's ``found``; the next three columns are its force.
+        dt_s: Time since the previous update.
     """
     env, i = wp.tid()
     column = addresses[i]
@@ -162,13 +165,13 @@ def begin_step(
     """Advance the clocks of every env; one thread per env.
 
     Args:
-        max_steps: Steps of an episode.
+        max_steps: Maximum number of steps of an episode.
         dt_s: Duration of a step.
-        episode_length: Steps since the episode began.
-        length_row: The same as a float.
+        episode_length: Steps since the start of the episode.
+        length_row: The same number as a float.
         until_event_s: Time until each interval event, (num_envs, events).
-        timed_out: Whether the episode has reached its maximal length.
-        terminated: Set to False.
+        timed_out: Output: whether the episode has reached its maximum length.
+        terminated: Output, set to False.
     """
     env = wp.tid()
     episode_length[env] = episode_length[env] + wp.int64(1)
@@ -190,26 +193,28 @@ def draw_root(
     pose: wp.array2d[float],
     velocity: wp.array2d[float],
 ):
-    """Put free-floating bodies of some envs around their start poses; one thread per env.
+    """Randomize pose and velocity of a free-floating body around its start pose in some envs; one thread per env.
 
     Args:
-        mask: Which envs.
+        mask: Envs to write, (num_envs,).
         drawn: Numbers from [0, 1): position (3), roll, pitch, yaw, linear (3) and angular velocity (3), (num_envs, 12).
-        low: Minimum of each of these.
-        high: Maximum of each of these.
+        low: Minimum of each of the twelve quantities.
+        high: Maximum of each of the twelve quantities.
         home: Start poses, (num_envs, 7).
-        origins: Added to the positions, (num_envs, 3).
-        pose: The result: position and quaternion (w, x, y, z), (num_envs, 7).
-        velocity: The result, linear and angular, (num_envs, 6).
+        origins: Start of the episode, added to the positions, (num_envs, 3).
+        pose: Output: position and quaternion (w, x, y, z), (num_envs, 7).
+        velocity: Output: linear and angular velocity, (num_envs, 6).
     """
     env = wp.tid()
     if not mask[env]:
         return
+    # Position and velocities
     for i in range(3):
         moved = drawn[env, i] * (high[i] - low[i]) + low[i]
         pose[env, i] = home[env, i] + origins[env, i] + moved
     for i in range(6):
         velocity[env, i] = drawn[env, 6 + i] * (high[6 + i] - low[6 + i]) + low[6 + i]
+    # Rotation: half angles, as quaternions use them
     roll = 0.5 * (drawn[env, 3] * (high[3] - low[3]) + low[3])
     pitch = 0.5 * (drawn[env, 4] * (high[4] - low[4]) + low[4])
     yaw = 0.5 * (drawn[env, 5] * (high[5] - low[5]) + low[5])
@@ -227,13 +232,13 @@ def draw_root(
 
 @wp.kernel
 def place_rays(pose: wp.array2d[float], offsets: wp.array2d[float], above_m: float, starts: wp.array2d[wp.vec3]):
-    """Place the rays of a height scan; one thread per env and ray.
+    """Compute the start points of the rays of a height scan; one thread per env and ray.
 
     Args:
         pose: Position and quaternion (w, x, y, z) of a body, (num_envs, 7).
-        offsets: Points around it, forward and to the left, (rays, 2).
-        above_m: Height of the rays' starts over the body.
-        starts: The result, in the world's frame, (num_envs, rays).
+        offsets: Offsets from the body, forward and to the left, (rays, 2).
+        above_m: Height of the start points above the body.
+        starts: Output: start points in the world frame, (num_envs, rays).
     """
     env, ray = wp.tid()
     w, x, y, z = pose[env, 3], pose[env, 4], pose[env, 5], pose[env, 6]
@@ -249,14 +254,14 @@ def place_rays(pose: wp.array2d[float], offsets: wp.array2d[float], above_m: flo
 def read_rays(
     distances: wp.array2d[float], above_m: float, missed_m: float, offset_m: float, heights: wp.array2d[float]
 ):
-    """Turn distances along the rays of a height scan into heights; one thread per env and ray.
+    """Convert distances along the rays of a height scan to heights; one thread per env and ray.
 
     Args:
-        distances: Where each ray meets the ground, in m; negative where it meets nothing.
-        above_m: Height of the rays' starts over the body.
-        missed_m: What counts where a ray meets nothing.
-        offset_m: Subtracted from all.
-        heights: The result: distance of the ground below the body, (num_envs, rays).
+        distances: Distance from the start of each ray to the ground, in m; negative if the ray hits nothing.
+        above_m: Height of the start points above the body.
+        missed_m: Height for a ray that hits nothing.
+        offset_m: Offset, subtracted from all heights.
+        heights: Output: distance of the ground below the body, minus the offset, (num_envs, rays).
     """
     env, ray = wp.tid()
     below = distances[env, ray] - above_m

@@ -1,4 +1,4 @@
-"""From terms to observation groups: noise, clip, scale, delay and history."""
+"""Observation groups: terms with noise, clip, scale, delay and history."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from mjlab_dist.errors import UserError
 
 
 class ObservationGroup:
-    """One group of observations, as learners see it.
+    """One group of observations, concatenated for a network.
 
     Attributes:
-        columns: Columns of each term, by name; with a history, those of all its values.
+        columns: Columns of each term, by name; with a history, the columns of all its values.
     """
 
     def __init__(
@@ -27,25 +27,28 @@ class ObservationGroup:
         num_envs: int,
         device: str,
     ) -> None:
-        """Evaluate every term once, to learn its width.
+        """Evaluate every term once to measure its width.
 
         Args:
-            configs: What is done with each term, by name.
+            configs: Config of each term, by name.
             terms: The terms, in the same order; each returns (num_envs, width).
-            num_envs: Envs in the batch.
-            device: Where the tensors are.
+            num_envs: Number of envs in the batch.
+            device: Device of the tensors.
 
         Raises:
-            UserError: If a term returns something else.
+            UserError: If a term returns another shape.
         """
+        # Widths
         self._terms = list(terms)
         self._widths = [_width(name, term(), num_envs) for name, term in zip(configs, terms, strict=True)]
         per_term = list(configs.values())
+        # Noise, clip and scale of every column
         self._uniform = self._row(device, [c.uniform_noise for c in per_term], 0.0)
         self._gaussian = self._row(device, [c.gaussian_noise for c in per_term], 0.0)
         self._low = self._row(device, [-math.inf if c.clip is None else c.clip[0] for c in per_term], -math.inf)
         self._high = self._row(device, [math.inf if c.clip is None else c.clip[1] for c in per_term], math.inf)
         self._scale = self._row(device, [c.scale for c in per_term], 1.0)
+        # Delay and history
         self._memories = [
             _Memory(config, num_envs, width, device) if config.history > 1 or config.delay[1] > 0 else None
             for config, width in zip(per_term, self._widths, strict=True)
@@ -56,11 +59,12 @@ class ObservationGroup:
         self.columns = {name: slice(*pair) for name, pair in zip(configs, itertools.pairwise(ends), strict=True)}
 
     def clean(self) -> torch.Tensor:
-        """The terms' own values, (num_envs, sum of widths)."""
+        """Return the values of the terms without noise or other changes, (num_envs, sum of widths)."""
         return torch.cat([term() for term in self._terms], dim=-1)
 
     def observe(self) -> torch.Tensor:
-        """The observation after a step, (num_envs, width); call it once a step."""
+        """Return the observation after a step, (num_envs, width). Call it once per step: it advances the history."""
+        # Noise, clip and scale
         row = self.clean()
         if self._uniform is not None:
             row = torch.addcmul(row, torch.rand_like(row).mul_(2.0).sub_(1.0), self._uniform)
@@ -70,19 +74,18 @@ class ObservationGroup:
             row = row.clamp(self._low, self._high)
         if self._scale is not None:
             row = row * self._scale
+
+        # Delay and history
         if not any(self._memories):
             return row
         parts = row.split(self._widths, dim=1)
         return torch.cat(
-            [
-                part if memory is None else memory.pass_on(part)
-                for part, memory in zip(parts, self._memories, strict=True)
-            ],
+            [part if memory is None else memory.push(part) for part, memory in zip(parts, self._memories, strict=True)],
             dim=1,
         )
 
     def reset(self, mask: torch.Tensor) -> None:
-        """Forget the episode before.
+        """Discard values of the previous episode and draw new delays.
 
         Args:
             mask: Envs in which an episode starts, (num_envs,) of bool.
@@ -91,7 +94,7 @@ class ObservationGroup:
             memory.reset(mask)
 
     def state(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Names and tensors, (num_envs, ...), of what is remembered."""
+        """Yield names and tensors, (num_envs, ...), of delay and history."""
         for name, memory in zip(self.columns, self._memories, strict=True):
             if memory is not None:
                 yield f"{name}.values", memory.values
@@ -99,7 +102,7 @@ class ObservationGroup:
                 yield f"{name}.is_new", memory.is_new
 
     def _row(self, device: str, values: Sequence[float], neutral: float) -> torch.Tensor | None:
-        """A number for every column, or None where all are neutral."""
+        """Return one value per column, or None if all values are neutral."""
         if all(value == neutral for value in values):
             return None
         numbers = [value for value, width in zip(values, self._widths, strict=True) for _ in range(width)]
@@ -109,36 +112,38 @@ class ObservationGroup:
 def _width(name: str, value: torch.Tensor, num_envs: int) -> int:
     if value.dim() != 2 or len(value) != num_envs:
         raise UserError(
-            f"observation {name}: is of shape {tuple(value.shape)}; it has to be a row per env, ({num_envs}, width)"
+            f"observation {name}: has shape {tuple(value.shape)}; it must have one row per env, ({num_envs}, width)"
         )
     return value.shape[1]
 
 
 class _Memory:
-    """The last values of one term: read late, and several at once."""
+    """The latest values of one term, for delay and history."""
 
     def __init__(self, config: ObservationConfig, num_envs: int, width: int, device: str) -> None:
-        self._fewest, self._most = config.delay
-        depth = self._most + config.history
-        # Oldest first.
+        self._min_delay, self._max_delay = config.delay
+        depth = self._max_delay + config.history
+        # Oldest first
         self.values = torch.zeros(num_envs, depth, width, device=device)
         self.lag = torch.zeros(num_envs, dtype=torch.long, device=device)
         self.is_new = torch.ones(num_envs, dtype=torch.bool, device=device)
         self._newest_first = torch.arange(config.history - 1, -1, -1, device=device)
         self._last = depth - 1
 
-    def pass_on(self, value: torch.Tensor) -> torch.Tensor:
-        """Remember a value, (num_envs, width), and return those that are seen now, (num_envs, history * width)."""
+    def push(self, value: torch.Tensor) -> torch.Tensor:
+        """Store a value, (num_envs, width), and return the observed ones, (num_envs, history * width)."""
+        # The first value of an episode fills the whole history.
         shifted = torch.cat([self.values[:, 1:], value.unsqueeze(1)], dim=1)
         self.values.copy_(torch.where(self.is_new.view(-1, 1, 1), value.unsqueeze(1), shifted))
         self.is_new.zero_()
-        if self._most == 0:
+        if self._max_delay == 0:
             return self.values.flatten(1)
+        # With a delay, the newest value is lag rows before the last.
         rows = self._last - self.lag.unsqueeze(1) - self._newest_first
         rows = rows.unsqueeze(2).expand(-1, -1, value.shape[1])
         return self.values.gather(1, rows).flatten(1)
 
     def reset(self, mask: torch.Tensor) -> None:
         self.is_new |= mask
-        if self._most > 0:
-            write_rows(self.lag, mask, torch.randint_like(self.lag, self._fewest, self._most + 1))
+        if self._max_delay > 0:
+            write_rows(self.lag, mask, torch.randint_like(self.lag, self._min_delay, self._max_delay + 1))

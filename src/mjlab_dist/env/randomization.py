@@ -1,4 +1,4 @@
-"""Models that differ between envs: values drawn for a field of MuJoCo Warp's model."""
+"""Domain randomization: values drawn per env for fields of MuJoCo Warp's model."""
 
 from __future__ import annotations
 
@@ -30,23 +30,24 @@ _OBJECTS = {
     "sensor": mujoco.mjtObj.mjOBJ_SENSOR,
     "mat": mujoco.mjtObj.mjOBJ_MATERIAL,
 }
-"""What the rows of a field are, by the first part of its name; fields of no object (gravity) have one row."""
+"""Objects that the rows of a field belong to, by the prefix of its name; other fields (gravity) have one row."""
 
 
 class Randomizations:
-    """All of a task's randomizations, in their order."""
+    """All randomizations of a task, in config order."""
 
     def __init__(self, configs: Mapping[str, RandomizationConfig], sim: Simulation) -> None:
-        """Find the objects, and draw what is drawn at startup.
+        """Look up the objects and apply the randomizations of startup.
 
         Args:
             configs: Randomizations by name.
-            sim: The physics, whose fields have a value per env.
+            sim: The physics, whose randomized fields have one value per env.
 
         Raises:
-            UserError: If a name fits no object, a column does not exist, numbers make no sense, or constants derive from what
-                is to be drawn at resets.
+            UserError: If a name matches no object, a column does not exist, a bound is invalid, or constants derive
+                from a field that is randomized at resets.
         """
+        # Startup, and the constants that derive from the drawn fields
         draws = [(config.when, _Draw(f"--env.randomizations.{name}", config, sim)) for name, config in configs.items()]
         everywhere = torch.ones(sim.num_envs, dtype=torch.bool, device=sim.device)
         for when, draw in draws:
@@ -55,11 +56,11 @@ class Randomizations:
         if configs:
             sim.update_constants()
         self._at_reset = [draw for when, draw in draws if when == "reset"]
-        # Each episode draws from what startup left, not from what the episode before had drawn.
+        # Each episode starts from the values after startup, not from those of the previous episode.
         self._before = {draw.name: (draw.field, draw.field.clone()) for draw in self._at_reset}
 
     def reset(self, mask: torch.Tensor) -> None:
-        """Draw anew.
+        """Draw the values of an episode.
 
         Args:
             mask: Envs in which an episode starts, (num_envs,) of bool.
@@ -70,7 +71,7 @@ class Randomizations:
             draw.apply(mask)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """What episodes draw from, by field, (num_envs, ...)."""
+        """Return the values after startup of the fields drawn at resets, by field, (num_envs, ...)."""
         return {name: before for name, (_, before) in self._before.items()}
 
 
@@ -81,7 +82,8 @@ class _Draw:
         _validate(flag, config)
         if config.when == "reset" and (derived := sim.derived(config.field)):
             raise UserError(
-                f"{flag}.when reset: from {config.field} follow {', '.join(derived)}, which are computed only once; use startup"
+                f"{flag}.when reset: {', '.join(derived)} derive from {config.field} and are computed only once; use "
+                "startup"
             )
         self.name = config.field
         self.field = sim.field(config.field)
@@ -108,27 +110,29 @@ def _validate(flag: str, config: RandomizationConfig) -> None:
     if not config.low <= config.high:
         raise UserError(f"{flag}.low {config.low}: exceeds high {config.high}; swap them")
     if config.distribution == "log-uniform" and config.low <= 0:
-        raise UserError(f"{flag}.low {config.low}: must be positive where values are drawn log-uniform")
+        raise UserError(f"{flag}.low {config.low}: must be positive for log-uniform")
 
 
 def _chosen(flag: str, config: RandomizationConfig, model: mujoco.MjModel, field: torch.Tensor) -> torch.Tensor:
-    """Which numbers of an env's field are meant, in the field's shape without its first dimension."""
+    """Return a mask of the selected values, with the shape of the field without its first dimension."""
+    # Rows, by the names of their objects
     has_objects = config.field.partition("_")[0] in _OBJECTS
     if not has_objects:
         if config.names != RandomizationConfig.names:
             raise UserError(
-                f"{flag}.names {' '.join(config.names)}: {config.field} is of the whole env; leave names out"
+                f"{flag}.names {' '.join(config.names)}: {config.field} belongs to the whole env; omit names"
             )
         rows = torch.ones(1, dtype=torch.bool)
         field = field.unsqueeze(1)
     else:
         rows = torch.tensor(_rows(flag, config, model, field.shape[1]))
+    # Columns
     chosen = rows.view(-1, *[1] * (field.dim() - 2)).expand(field.shape[1:]).clone()
     if config.columns:
         width = field.shape[-1] if field.dim() > 2 else 0
         wrong = [column for column in config.columns if not 0 <= column < width]
         if wrong:
-            has = f"has columns 0 to {width - 1}" if width else "has one number an object; leave columns out"
+            has = f"has columns 0 to {width - 1}" if width else "has one value per object; omit columns"
             raise UserError(f"{flag}.columns {wrong[0]}: {config.field} {has}")
         columns = torch.zeros(width, dtype=torch.bool)
         columns[list(config.columns)] = True
@@ -137,9 +141,9 @@ def _chosen(flag: str, config: RandomizationConfig, model: mujoco.MjModel, field
 
 
 def _rows(flag: str, config: RandomizationConfig, model: mujoco.MjModel, num_rows: int) -> list[bool]:
-    """Whether the object of each row is named by the config."""
+    """Return whether the config selects the object of each row."""
     prefix = config.field.partition("_")[0]
-    # Of a joint with several degrees of freedom all rows are meant.
+    # A joint with several degrees of freedom has several rows; its name selects all of them.
     of_qpos = _joint_of_qpos(model)
     owners = {"dof": list(model.dof_jntid), "qpos0": of_qpos, "qpos": of_qpos}.get(prefix, list(range(num_rows)))
     names = [mujoco.mj_id2name(model, _OBJECTS[prefix], int(owner)) or "" for owner in owners]

@@ -1,4 +1,4 @@
-"""How many envs the memory of every rank holds: an env's bytes are measured on small batches, the rest is arithmetic."""
+"""Choice of ``--num-envs auto``: measure the memory of one env on small batches, then fill the memory of every rank."""
 
 from __future__ import annotations
 
@@ -18,66 +18,69 @@ from mjlab_dist.machine.control_groups import memory_room
 from mjlab_dist.wording import byte_size
 
 MAX_NUM_ENVS = 16384
-"""Envs that auto never exceeds: more make batches larger, and hardly any task learns faster from that."""
+"""Maximum for auto. More envs make batches larger, and few tasks learn faster from that."""
 
 GPU_SHARE = 0.8
-"""Part of a GPU's free memory that envs and rollout may take; the rest is for what libraries allocate later."""
+"""Share of the free memory of a GPU for envs and rollout; the rest is for later allocations of libraries."""
 
 CPU_SHARE = 0.5
-"""Part of the machine's free memory that all ranks together may take. What a step allocates for itself, 20 to 40% of what an
-env holds, is not counted there."""
+"""Share of the free memory of a machine for all its ranks.
+
+It is lower than on a GPU because temporaries of a step, 20 to 40% of the memory of an env, are not measured on the CPU.
+"""
 
 PROBE_SIZES = (64, 256)
-"""Envs of the two batches whose difference gives the bytes of one env, free of what the model takes once."""
+"""Sizes of two batches. Their difference gives the memory of one env, without what the model needs once."""
 
 GPU_PROBE_SIZE = 2048
-"""Envs of the batch that is weighed on a GPU: large beside the 32 MiB that CUDA hands out at a time."""
+"""Size of the batch that is measured on a GPU: large compared to the 32 MiB granularity of CUDA allocations."""
 
 FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Room:
-    """What one rank has and what an env takes there."""
+    """Memory of one rank and of an env on it."""
 
     env_bytes: int
-    """Bytes that one more env takes, with its part of the rollout and of the networks' activations."""
+    """Memory of one additional env in bytes, including its share of the rollout and of network activations."""
     usable_bytes: int
-    """Bytes that this rank's envs may take together."""
+    """Memory in bytes that the envs of this rank may use in total."""
 
 
 def choose_num_envs(rooms: Sequence[Room]) -> tuple[int, str]:
-    """The largest power of two of envs that fits on every rank, up to :data:`MAX_NUM_ENVS`.
+    """Return the largest power of two of envs that fits on every rank, up to :data:`MAX_NUM_ENVS`.
 
     Args:
-        rooms: What each rank has, in order of ranks.
+        rooms: Memory of each rank, in order of ranks.
 
     Returns:
-        Envs per rank, and a line that says why so many.
+        Envs per rank, and a line for the user that explains the number.
 
     Raises:
-        UserError: If not one env fits on some rank.
+        UserError: If a rank has not enough memory for one env.
     """
-    fits = [room.usable_bytes // room.env_bytes for room in rooms]
-    rank = fits.index(min(fits))
-    least, room = fits[rank], rooms[rank]
-    takes, usable = byte_size(room.env_bytes), byte_size(room.usable_bytes)
-    if least < 1:
+    # The rank with the smallest capacity decides.
+    capacities = [room.usable_bytes // room.env_bytes for room in rooms]
+    rank = capacities.index(min(capacities))
+    capacity, room = capacities[rank], rooms[rank]
+    needed, usable = byte_size(room.env_bytes), byte_size(room.usable_bytes)
+    if capacity < 1:
         raise UserError(
-            f"--num-envs auto: an env takes {takes}, and rank {rank} has room for {usable}; free memory, or lower "
+            f"--num-envs auto: an env needs {needed}, and rank {rank} can use {usable}; free memory, or lower "
             "--agent.num-steps-per-env, --env.sim.njmax or --env.sim.nconmax"
         )
-    num_envs = min(MAX_NUM_ENVS, 1 << (least.bit_length() - 1))
-    most = ", the most that auto takes: larger batches hardly train faster" if num_envs == MAX_NUM_ENVS else ""
-    where = f"rank {rank} has the least room, {usable}" if len(rooms) > 1 else f"there is room for {usable}"
-    return num_envs, f"--num-envs auto: {num_envs} envs per rank{most}. An env takes {takes}; {where}."
+    num_envs = min(MAX_NUM_ENVS, 1 << (capacity.bit_length() - 1))
+    limit = ", the maximum for auto: larger batches hardly train faster" if num_envs == MAX_NUM_ENVS else ""
+    where = f"rank {rank} has the least memory, {usable}" if len(rooms) > 1 else f"{usable} can be used"
+    return num_envs, f"--num-envs auto: {num_envs} envs per rank{limit}. An env needs {needed}; {where}."
 
 
 def learner_bytes(agent: AgentConfig, observations: Mapping[str, int], num_actions: int, device: str) -> int:
-    """Return the bytes that the learner takes per env.
+    """Return the memory that the learner needs per env, in bytes.
 
-    They are its part of the rollout, of a shuffled copy, of what normalization computes in fp64, of a mini-batch's activations,
-    and, where the update is recorded as CUDA graphs, of the mini-batch that the graphs read.
+    It is the share of an env in the rollout, in a shuffled copy of it, in temporaries of normalization in fp64, and in
+    the activations of a mini-batch; if the update is recorded as CUDA graphs, also in the mini-batch that they read.
 
     Args:
         agent: The learner.
@@ -85,12 +88,12 @@ def learner_bytes(agent: AgentConfig, observations: Mapping[str, int], num_actio
         num_actions: Actions per env.
         device: ``cpu`` or ``cuda:<index>``.
     """
-    # Action, its mean and its deviation; then reward, done, value, return, advantage and log-probability.
+    # Rollout: action, its mean and its standard deviation; reward, done, value, return, advantage, log-probability.
     stored = sum(observations.values()) + 3 * num_actions + 6
-    # Policy and value have recurrent layers each. An LSTM keeps four gates and two states a unit; a GRU fewer.
+    # Actor and critic have recurrent layers each. An LSTM stores four gates and two states per unit; a GRU fewer.
     recurrent = 0 if agent.rnn == "none" else 2 * agent.rnn_num_layers * agent.rnn_hidden_dim
     widths = sum(agent.actor_hidden_dims) + sum(agent.critic_hidden_dims) + 6 * recurrent
-    # Temporaries in fp64, one after the other: four numbers per advantage; per observation a copy in fp32 and two numbers.
+    # Temporaries in fp64, one after the other: four values per advantage, or per observation two and a copy in fp32.
     normalized = max([8, *(5 * width for width in observations.values() if agent.obs_normalization)])
     records = agent.capture and device != "cpu" and agent.rnn == "none"
     recorded = stored / agent.num_mini_batches if records else 0
@@ -99,12 +102,12 @@ def learner_bytes(agent: AgentConfig, observations: Mapping[str, int], num_actio
 
 
 def measure_room(config: TrainConfig, device: str, num_ranks_here: int) -> Room:
-    """Build small batches of envs, weigh them and look how much memory there is. Random states stay as they are.
+    """Build small batches of envs to measure their memory, and read how much is free. Random states are preserved.
 
     Args:
         config: The run's config.
         device: ``cpu`` or ``cuda:<index>``.
-        num_ranks_here: Ranks that share this machine's memory; on a GPU it does not matter.
+        num_ranks_here: Number of ranks that share the memory of this machine; ignored on a GPU.
 
     Raises:
         UserError: If the config names a function, an actuator or a model that does not exist.
@@ -112,7 +115,7 @@ def measure_room(config: TrainConfig, device: str, num_ranks_here: int) -> Room:
     gpus = [] if device == "cpu" else [device]
     with torch.random.fork_rng(devices=gpus):
         env_bytes = _env_bytes(config, device)
-    gc.collect()  # the worker keeps the collector off during start-up, and envs refer to themselves
+    gc.collect()  # frees the envs, which contain reference cycles; workers disable the collector during start-up
     if gpus:
         torch.cuda.empty_cache()
     share = CPU_SHARE / num_ranks_here if device == "cpu" else GPU_SHARE
@@ -120,7 +123,7 @@ def measure_room(config: TrainConfig, device: str, num_ranks_here: int) -> Room:
 
 
 def free_bytes(device: str) -> int:
-    """Bytes that this process could still allocate on a device.
+    """Return the bytes that this process can still allocate on a device.
 
     Args:
         device: ``cpu`` or ``cuda:<index>``.
@@ -133,23 +136,26 @@ def free_bytes(device: str) -> int:
 
 
 def _env_bytes(config: TrainConfig, device: str) -> int:
+    # Memory of physics and env
     few, more = (_stepped(config, device, size) for size in PROBE_SIZES)
     held = math.ceil((more.num_bytes() - few.num_bytes()) / (more.num_envs - few.num_envs))
     if device != "cpu":
-        held = max(held, _weigh_on_gpu(config, device, held))
+        held = max(held, _measure_on_gpu(config, device, held))
+
+    # Memory of the learner, and of the states that learn/finite.py records for every step of a rollout
     observations = {
         name: math.prod(group.shape[1:]) for name, group in more.get_observations().items() if isinstance(name, str)
     }
-    # Of every step of a rollout the state is kept beside the learner's samples: see learn/finite.py.
     state = sum(t.nbytes for t in (*more.sim.physics.values(), more.episode_length_buf)) // more.num_envs
     recorded = (config.agent.num_steps_per_env + 1) * state
     return held + recorded + learner_bytes(config.agent, observations, more.num_actions, device)
 
 
-def _weigh_on_gpu(config: TrainConfig, device: str, held: int) -> int:
-    """Bytes per env that the driver counts, what a step allocates for itself and what graphs keep included.
+def _measure_on_gpu(config: TrainConfig, device: str, held: int) -> int:
+    """Return the bytes per env that the driver reports, including temporaries of a step and memory of graphs.
 
-    Kernels and libraries must be loaded already, for they take memory once. What arrays hold alone would be too little.
+    The size of the arrays alone would be too small. Kernels and libraries must be loaded already, because they need
+    memory only once.
     """
     torch.cuda.empty_cache()
     before = free_bytes(device)

@@ -1,4 +1,4 @@
-"""What a task is made of: functions of the env, and classes where there is something to look up or to remember."""
+"""Base classes of terms: a term is a function of the env, or a class if it looks up names or has a state."""
 
 from __future__ import annotations
 
@@ -18,38 +18,43 @@ if TYPE_CHECKING:
 
 
 Range = tuple[float, float]
-"""Lowest and highest value."""
+"""Minimum and maximum."""
 
 
 class Term:
-    """A term that looks up names once, or remembers something from step to step.
+    """A term that looks up names once or keeps a state between steps.
 
-    It is made once for a batch of envs, as ``Class(env, **params)``, and then called like a function.
+    It is created once per batch of envs, as ``Class(env, **params)``, and then called like a function.
 
     Attributes:
-        capturable: Whether the term can be part of a CUDA graph (``--env.sim.capture step``). Set it to False if the term waits for
-            the device or depends on Python values that change: replays then call it between two graphs. Functions are marked by
-            :func:`not_capturable`.
+        capturable: Whether the term can be part of a CUDA graph (``--env.sim.capture step``). Set it to False if the
+            term waits for the device or depends on Python values that change: replays then call it between two graphs.
+            For functions, use :func:`not_capturable`.
     """
 
     capturable = True
 
     def reset(self, mask: torch.Tensor) -> None:
-        """Forget what belongs to the episode before; positions and velocities are already those of the new one, poses not yet.
+        """Reset the state of the term where an episode starts.
+
+        Positions and velocities are already those of the new episode; poses and sensor readings are not.
 
         Args:
             mask: Envs in which an episode starts, (num_envs,) of bool.
         """
 
     def cleared(self) -> Sequence[torch.Tensor]:
-        """Return tensors of the memory that the env sets to 0 where an episode starts, after :meth:`reset`.
+        """Return the tensors that the env sets to 0 where an episode starts, after :meth:`reset`.
 
-        The env clears those of all terms in one operation. They are (num_envs, ...) each, with contiguous rows.
+        The env clears the tensors of all terms with one kernel. Each is (num_envs, ...) with contiguous rows.
         """
         return ()
 
     def state(self) -> dict[str, torch.Tensor]:
-        """What the term remembers, by name: the tensors themselves, (num_envs, ...) each, which are written to in place."""
+        """Return the state of the term by name: the tensors themselves, which are updated in place.
+
+        State per env is (num_envs, ...); state of all envs, as of a curriculum, has any shape.
+        """
         return {}
 
 
@@ -57,7 +62,7 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
 def not_capturable(function: FunctionT) -> FunctionT:
-    """Keep a term that is a function out of CUDA graphs, as ``capturable = False`` does for a class."""
+    """Exclude a term that is a function from CUDA graphs, as ``capturable = False`` does for a class."""
     vars(function)["capturable"] = False
     return function
 
@@ -69,14 +74,17 @@ def is_capturable(term: object) -> bool:
 
 
 class OutsideOfGraphs:
-    """A term that replays of a recorded control step call between two graphs. Its results are copied to the same memory each time."""
+    """A term that replays of a recorded control step call between two graphs.
+
+    Its results are copied to the same memory each time, because the next graph reads them there.
+    """
 
     def __init__(self, term: Callable[..., torch.Tensor | None], sim: Simulation) -> None:
-        """Call nothing yet.
+        """Wrap a term.
 
         Args:
-            term: The term, or a method of it; its results all have one shape.
-            sim: The physics, which knows whether a control step is being recorded.
+            term: The term, or a method of it; all its results must have the same shape.
+            sim: The physics, whose ``launch`` is replaced while a control step is recorded.
         """
         self._term = term
         self._sim = sim
@@ -86,7 +94,7 @@ class OutsideOfGraphs:
     def __call__(self, *args: Any) -> torch.Tensor | None:
         """Call the term now, or in each replay if a control step is being recorded."""
         if self._is_first:
-            # Recordings need the memory of the result; the first rollout is never recorded.
+            # Recordings need the memory of the result: allocate it in the first call, which is never recorded.
             self._is_first = False
             result = self._term(*args)
             self._result = None if result is None else result.clone()
@@ -95,7 +103,7 @@ class OutsideOfGraphs:
         return self._result
 
     def _run(self, *args: Any) -> None:
-        self._sim.mark_changed()  # replays execute no Python that would have done so
+        self._sim.mark_changed()  # a replayed graph changes the state without running the Python code that does this
         result = self._term(*args)
         if self._result is not None:
             assert result is not None
@@ -103,20 +111,20 @@ class OutsideOfGraphs:
 
 
 def state_part(state: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
-    """What of a saved state has names that start with a prefix, by the rest of the names.
+    """Return the tensors of a saved state whose names start with a prefix, by the rest of their names.
 
     Args:
         state: Tensors by name.
-        prefix: With its separator, as ``env/``.
+        prefix: The prefix, including its separator, such as ``env/``.
     """
     return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
 
 
 class Sensor(Term):
-    """A term that measures once after the physics of every step; terms read what it found from its attributes."""
+    """A term that measures once per step, after the physics; other terms read its attributes."""
 
     def update(self, env: Env) -> None:
-        """Measure.
+        """Measure and store the results in attributes.
 
         Args:
             env: The envs, after the physics of a step.
@@ -125,28 +133,28 @@ class Sensor(Term):
 
 
 class Command(Term):
-    """A value per env that is drawn anew when its time is up, and when an episode starts.
+    """A value per env that is resampled after a random time, and when an episode starts.
 
     Attributes:
-        value: What terms read, (num_envs, k).
-        ranges: Lowest and highest of each number drawn, (d, 2); a curriculum may change them.
-        left_s: Time until the next draw, (num_envs,).
+        value: The command that terms read, (num_envs, k).
+        ranges: Minimum and maximum of each number drawn, (d, 2); a curriculum may change them.
+        left_s: Time until the next draw in s, (num_envs,).
     """
 
     value: torch.Tensor
     ranges: torch.Tensor
 
     def __init__(self, env: Env, ranges: list[Range], width: int, resample_s: Range) -> None:
-        """Allocate.
+        """Allocate the values.
 
         Args:
             env: The envs.
-            ranges: Lowest and highest of each number drawn.
-            width: Numbers in the value.
+            ranges: Minimum and maximum of each number drawn.
+            width: Width k of the value.
             resample_s: Range of the time between two draws, in s.
 
         Raises:
-            UserError: If a range is the wrong way round.
+            UserError: If a minimum exceeds its maximum.
         """
         for low, high in (*ranges, resample_s):
             if low > high:
@@ -157,78 +165,83 @@ class Command(Term):
         self._resample_s = resample_s
 
     def draw(self, env: Env, mask: torch.Tensor) -> None:
-        """Draw anew.
+        """Draw new values.
 
         Args:
             env: The envs.
-            mask: Which, (num_envs,) of bool.
+            mask: Envs to draw for, (num_envs,) of bool.
         """
         raise NotImplementedError
 
     def follow(self, env: Env) -> None:
-        """Adjust the value to where the robots are now.
+        """Adjust the value to the current state of the robots, in every step.
 
         Args:
             env: The envs, after resets.
         """
 
     def update(self, env: Env) -> None:
-        """Let a step's time pass.
+        """Advance the clock by one step; resample where the time is up.
 
         Args:
             env: The envs, after resets.
         """
         self.left_s -= env.step_dt_s
-        due = self.left_s < 0.5 * env.step_dt_s  # the nearest step
+        due = self.left_s < 0.5 * env.step_dt_s  # round to the nearest step
         low, high = self._resample_s
         write_rows(self.left_s, due, uniform(self.left_s, low, high))
         self.draw(env, due)
         self.follow(env)
 
     def cleared(self) -> list[torch.Tensor]:
-        """No time left, so that the next update draws."""
-        return [self.left_s]
+        return [self.left_s]  # the next update then draws
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Values and times. Ranges are of all envs: those who change them remember them."""
+        # The ranges belong to all envs: curricula that change them include them in their own state.
         return {"value": self.value, "left_s": self.left_s}
 
     def uniform(self) -> torch.Tensor:
-        """A draw of every number in every env, (num_envs, d)."""
+        """Draw every number uniformly from its range, in every env, (num_envs, d)."""
         low, high = self.ranges.unbind(dim=1)
         return torch.lerp(low, high, torch.rand(len(self.left_s), len(low), device=low.device))
 
 
 class Curriculum(Term):
-    """A term that makes the task harder, env by env where episodes end, or for all at the end of an iteration."""
+    """A term that makes the task harder: per env when its episode ends, or for all envs at the end of an iteration."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if hasattr(cls, "go_on"):
+            raise UserError(f"{cls.__module__}.{cls.__qualname__}.go_on: this method is now named resume; rename it")
 
     def episode_ends(self, env: Env, mask: torch.Tensor) -> None:
-        """Look at episodes that have ended, before the next ones start.
+        """Process ended episodes before the next ones start. The env calls this in every step.
 
         Args:
-            env: The envs, whose states are still those of the ended episodes.
-            mask: Which have ended, (num_envs,) of bool.
+            env: The envs, which are still in the last state of the ended episodes.
+            mask: Envs whose episode has ended, (num_envs,) of bool.
         """
 
     def iteration_ends(self, env: Env, totals: EpisodeTotals) -> None:
-        """Look at an iteration.
+        """Process the end of an iteration.
 
         Args:
             env: The envs.
-            totals: Of the episodes that ended in it, over all ranks, so that every rank decides the same.
+            totals: Totals of the episodes that ended in it, summed over all ranks, so that all ranks decide alike.
         """
 
     def metrics(self) -> dict[str, torch.Tensor]:
-        """How far it is, by name, as scalars: means over this rank's envs."""
+        """Return the progress of the curriculum by name, as scalars: means over the envs of this rank."""
         return {}
 
-    def go_on(self, saved: Sequence[Mapping[str, torch.Tensor]]) -> None:
-        """Take up where the curriculum of a run was that had other ranks or envs; episodes start after that.
+    def resume(self, saved: Sequence[Mapping[str, torch.Tensor]]) -> None:
+        """Restore the term from a run with a different number of ranks or envs. New episodes start afterwards.
 
-        What the term keeps for all envs is copied. A term that keeps something per env says which env goes on as which.
+        The default copies tensors of unchanged shape from rank 0, which is correct for state that all envs share. A
+        term with state per env must override this method to assign the saved envs to the new ones.
 
         Args:
-            saved: What :meth:`state` was on each rank, on this device.
+            saved: :meth:`state` of each rank of the saved run, on this device.
         """
         for name, tensor in self.state().items():
             if saved[0][name].shape == tensor.shape:

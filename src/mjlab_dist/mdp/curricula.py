@@ -88,7 +88,7 @@ class TerrainLevels(Curriculum):
     def state(self) -> dict[str, torch.Tensor]:
         return {"level": self.level, "told_m": self.told_m}
 
-    def go_on(self, saved: Sequence[Mapping[str, torch.Tensor]]) -> None:
+    def resume(self, saved: Sequence[Mapping[str, torch.Tensor]]) -> None:
         # Each env takes over the level of a saved env of its column, if there was one.
         levels = torch.cat([one["level"] for one in saved]).clamp_max(self._num_levels - 1)
         on_column = (len(levels) - self._column + self._num_columns - 1) // self._num_columns
