@@ -1,4 +1,4 @@
-"""How large the buffers for constraints and contacts have to be: steps a task and looks how full they get."""
+"""Measurement of the buffer sizes that constraints and contacts of a task need: step it and count them."""
 
 from __future__ import annotations
 
@@ -24,47 +24,56 @@ if TYPE_CHECKING:
     from mjlab_dist.env import Env
 
 MARGIN = 1.25
-"""A buffer of each env is to be so many times as large as the most that was in one."""
+"""Size of the buffer of each env divided by the maximum number of constraint rows in one env."""
 
 SHARED_MARGIN = 1.5
-"""As much for the list that all envs share: it is sized by a mean over envs, which a policy changes more than what is most in one."""
+"""The same factor for the list of contacts that all envs share.
+
+It is larger because the list is sized by a mean over envs, which depends more on the policy than the maximum does.
+"""
 
 FEW = 16
-"""Envs of the smallest batch that is thought of: all envs share one list of contacts, and among few these average out less."""
+"""Number of envs in the smallest batch that the sizes must suffice for.
+
+All envs share one list of contacts, and the fewer envs there are, the more the number of contacts per env varies.
+"""
 
 ROW_OVERFLOWS = frozenset({"NEFC", "NJMAX_NNZ"})
-"""Overflows, by the names of ``mujoco_warp.OverflowType``, that a larger njmax mends."""
+"""Overflows that a larger njmax fixes, by the names of ``mujoco_warp.OverflowType``."""
 
 CONTACT_OVERFLOWS = frozenset({"BROADPHASE", "NARROWPHASE", "CCD"})
-"""Overflows that a larger nconmax mends."""
+"""Overflows that a larger nconmax fixes."""
 
-LEAST = 4
-"""Rows and contacts per env that are the least where there can be any."""
+MIN_SIZE = 4
+"""Minimum of rows and of contacts per env if the model can have any."""
 
 MAX_DOUBLINGS = 8
-"""How often a buffer that was too small is doubled."""
+"""Maximum number of times that a buffer is doubled."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """How full the buffers were."""
+    """Maximum use of the buffers over all steps."""
 
     num_envs: int
-    """Envs in the batch."""
+    """Number of envs in the batch."""
     can_constrain: bool
-    """Whether joints have limits or friction, or the model has equalities or contacts: then some rows are needed in any case."""
+    """Whether the model can have constraint rows: from limits, friction, equalities or contacts."""
     can_touch: bool
-    """Whether the model has geoms that can collide: then some contacts are needed in any case."""
+    """Whether the model has geoms that can collide."""
     rows: int
-    """Most constraint rows in one env."""
+    """Maximum number of constraint rows in one env."""
     contacts: int
-    """Most contacts in one env."""
+    """Maximum number of contacts in one env."""
     contacts_of_few: float
-    """Most contacts of :data:`FEW` envs, per env."""
+    """Maximum number of contacts in :data:`FEW` envs, per env."""
     contacts_of_all: int
-    """Most contacts of the whole batch."""
+    """Maximum number of contacts in the whole batch."""
     pairs_of_all: int
-    """Most pairs of geoms that MuJoCo Warp's broad phase left, in the whole batch; they are listed in as many places as contacts."""
+    """Maximum number of geom pairs that pass MuJoCo Warp's broad phase in the whole batch.
+
+    The list of pairs has as many entries as the list of contacts.
+    """
 
     @property
     def njmax(self) -> int:
@@ -80,42 +89,42 @@ class Usage:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """Sizes, and what came of them."""
+    """Buffer sizes and the result of stepping with them."""
 
     njmax: int
     """Constraint rows allocated per env."""
     nconmax: int
     """Contacts allocated per env."""
     usage: Usage
-    """How full they were."""
+    """Use of the buffers."""
     overflows: tuple[str, ...]
-    """What did not fit, by the names of ``mujoco_warp.OverflowType``."""
+    """Buffers that overflowed, by the names of ``mujoco_warp.OverflowType``."""
 
 
 def size_for(number: float, is_possible: bool) -> int:
-    """A size to allocate per env. There are few, since kernels are compiled anew for another.
+    """Return a buffer size per env. Sizes are rounded up, because kernels are compiled again for each new size.
 
     Args:
-        number: Rows or contacts that are to fit.
-        is_possible: Whether there can be any; then there is room for a few in any case.
+        number: Number of rows or contacts that must fit.
+        is_possible: Whether the model can have any; the size is then at least :data:`MIN_SIZE`.
     """
-    step = LEAST if number <= 32 else 8 if number <= 64 else 16
-    return max(math.ceil(number / step) * step, LEAST if is_possible else 0)
+    step = MIN_SIZE if number <= 32 else 8 if number <= 64 else 16
+    return max(math.ceil(number / step) * step, MIN_SIZE if is_possible else 0)
 
 
 def can_constrain(model: mujoco.MjModel) -> bool:
-    """Whether a model can have constraint rows other than those of contacts."""
+    """Return whether a model can have constraint rows other than those of contacts."""
     limited = model.jnt_limited.any() or model.tendon_limited.any()
     rubbing = model.dof_frictionloss.any() or model.tendon_frictionloss.any()
     return bool(limited or rubbing or model.neq)
 
 
 def can_touch(model: mujoco.MjModel, warp_model: mjw.Model) -> bool:
-    """Whether a model can have contacts.
+    """Return whether a model can have contacts.
 
     Args:
-        model: The model.
-        warp_model: The same in MuJoCo Warp, which lists the pairs of geoms.
+        model: The MuJoCo model.
+        warp_model: The same model in MuJoCo Warp, which lists the pairs of geoms that may collide.
     """
     import mujoco
 
@@ -132,21 +141,21 @@ def measure(
     checkpoint: Path | None,
     said: Callable[[str], None],
 ) -> list[Attempt]:
-    """Step a task, with larger buffers again where they were too small.
+    """Step a task and count; double the buffers that were too small and repeat.
 
     Args:
         config: The task.
-        device: Where to step it.
+        device: Device of the envs.
         num_envs: Number of envs.
-        num_steps: Control steps.
-        checkpoint: Policy to act by; None for random actions, as a policy's that has not learnt yet.
-        said: Takes lines for the user.
+        num_steps: Number of control steps.
+        checkpoint: Policy that acts; None for random actions, as at the start of training.
+        said: Function that prints a line for the user.
 
     Returns:
-        Attempts; none but the last was without the sizes' fault.
+        The attempts. In each but the last, a buffer was too small.
 
     Raises:
-        UserError: If the config names what does not exist, or the checkpoint does not fit.
+        UserError: If the config names something that does not exist, or the checkpoint does not fit.
     """
     with start_up():
         prepare_process(device, Rank(), config.seed)
@@ -159,7 +168,7 @@ def measure(
         if larger is None or len(attempts) > MAX_DOUBLINGS:
             return attempts
         config = larger
-        why = f"Overflow of {listed(attempts[-1].overflows)}" if attempts[-1].overflows else "No contact is looked for"
+        why = f"Overflow of {listed(attempts[-1].overflows)}" if attempts[-1].overflows else "Collision is off"
         sim = config.env.sim
         said(f"{why}: measuring again with njmax {sim.njmax} and nconmax {sim.nconmax}.")
 
@@ -206,23 +215,23 @@ def _policy(env: Env, config: TrainConfig, checkpoint: Path) -> Callable[[Tensor
 
 
 def _larger(config: TrainConfig, attempt: Attempt) -> TrainConfig | None:
-    """The same with twice the size of what was too small; None where that would mend nothing."""
+    """Return the config with twice the size of the buffers that were too small; None if no larger size is needed."""
     sim = config.env.sim
     changes: dict[str, int] = {}
     if not ROW_OVERFLOWS.isdisjoint(attempt.overflows):
-        changes["njmax"] = max(2 * sim.njmax, LEAST)
-    # With no room for any, MuJoCo Warp does not look for contacts, and nothing overflows.
+        changes["njmax"] = max(2 * sim.njmax, MIN_SIZE)
+    # With nconmax 0, MuJoCo Warp skips collision, so that nothing overflows.
     if not CONTACT_OVERFLOWS.isdisjoint(attempt.overflows) or (sim.nconmax == 0 and attempt.usage.can_touch):
-        changes["nconmax"] = max(2 * sim.nconmax, LEAST)
+        changes["nconmax"] = max(2 * sim.nconmax, MIN_SIZE)
     if not changes:
         return None
     return dataclasses.replace(config, env=dataclasses.replace(config.env, sim=dataclasses.replace(sim, **changes)))
 
 
 class _Gauge:
-    """How full the buffers of an env are after its steps.
+    """Counter of the buffer use of an env.
 
-    What is read is the last substep of each step; that something did not fit is known of every substep.
+    It counts in the last substep of each step. Overflows cover every substep.
     """
 
     def __init__(self, env: Env) -> None:
@@ -239,24 +248,25 @@ class _Gauge:
         self._can_touch = can_touch(env.sim.model, env.sim._warp_model)
         self._can_constrain = self._can_touch or can_constrain(env.sim.model)
         self._few, self._whole = few, env.num_envs // few * few
-        # rows, contacts of one env, of few, of all, pairs of all
-        self._most = torch.zeros(5, dtype=torch.int64, device=env.device)
+        # Maxima of: rows, contacts of one env, of few, of all, pairs of all
+        self._max = torch.zeros(5, dtype=torch.int64, device=env.device)
 
     def read(self) -> None:
-        """Look."""
+        """Count rows, contacts and pairs, and update the maxima."""
         import torch
 
+        # Contacts per env. Unused slots are counted for an additional env, which is dropped.
         contacts = torch.zeros(self._num_envs + 1, dtype=torch.int64, device=self._slots.device)
-        # Slots that are not in use are counted for an env that does not exist.
         owners = torch.where(self._slots < self._num_contacts, self._env_of, self._num_envs).long()
         contacts = contacts.index_add_(0, owners, torch.ones_like(self._slots))[:-1]
+        # Maxima
         of_few = contacts[: self._whole].view(-1, self._few).sum(dim=1)
         seen = [self._rows.max(), contacts.max(), of_few.max(), self._num_contacts[0], self._num_pairs[0]]
-        self._most.copy_(torch.maximum(self._most, torch.stack([number.long() for number in seen])))
+        self._max.copy_(torch.maximum(self._max, torch.stack([number.long() for number in seen])))
 
     def usage(self) -> Usage:
-        """What was most."""
-        rows, contacts, of_few, of_all, pairs = self._most.tolist()
+        """Return the maxima."""
+        rows, contacts, of_few, of_all, pairs = self._max.tolist()
         return Usage(
             num_envs=self._num_envs,
             can_constrain=self._can_constrain,

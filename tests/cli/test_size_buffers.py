@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import Command, Done
 
-from mjlab_dist.buffer_sizes import LEAST, MARGIN, SHARED_MARGIN, size_for
+from mjlab_dist.buffer_sizes import MARGIN, MIN_SIZE, SHARED_MARGIN, size_for
 
 SIZE_BUFFERS = ("mjlab-dist", "size-buffers")
 BOX = Path(__file__).parents[1] / "unit" / "box.xml"
@@ -87,7 +87,7 @@ def test_the_contacts_of_a_box_are_counted(command: Command, env: dict[str, str]
     ("sizes", "again", "verdict"),
     [
         (("8", "8"), "Overflow of NEFC: measuring again with njmax 16 and nconmax 8.", "Overflow of NEFC with the"),
-        (("16", "0"), "No contact is looked for: measuring again with njmax 16 and nconmax 4.", "No overflow."),
+        (("16", "0"), "Collision is off: measuring again with njmax 16 and nconmax 4.", "No overflow."),
     ],
 )
 def test_where_something_did_not_fit_it_is_measured_again(
@@ -119,7 +119,7 @@ def test_a_run_acts_by_its_policy_and_its_config(command: Command, env: dict[str
         (["cartpole-balance", "--steps", "0"], "--steps 0: must be a whole number, at least 1"),
         (["cartpole-balance", "--steps", "many"], "--steps many: must be a whole number"),
         (["cartpole-balance", "--num-envs", "auto"], "--num-envs auto: give a number"),
-        (["cartpole-balance", "--run", "gone"], "--run gone: is no run directory"),
+        (["cartpole-balance", "--run", "gone"], "--run gone: is not a run directory"),
         (["--run", "latest"], "--run latest: name the task first"),
         (["cartpole-balance", "--env.sim.njmax", "-1"], "--env.sim.njmax -1: must be at least 0"),
     ],
@@ -138,4 +138,4 @@ def test_a_size_holds_what_is_to_fit_and_there_are_few_sizes() -> None:
     assert all(after >= before for before, after in itertools.pairwise(sizes))
     assert len(set(sizes)) < 40
     assert sizes[0] == 0
-    assert size_for(0, is_possible=True) == LEAST
+    assert size_for(0, is_possible=True) == MIN_SIZE

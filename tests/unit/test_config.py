@@ -354,7 +354,7 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path):
 def test_a_file_that_holds_no_mapping_is_refused(tmp_path: Path, text: str):
     file = tmp_path / "config.yaml"
     file.write_text(text)
-    assert "holds no config" in file_refusal(file)
+    assert "contains no config" in file_refusal(file)
 
 
 def edited(config: TrainConfig, directory: Path, path: str, value: Any) -> Path:

@@ -424,5 +424,6 @@ def test_the_former_name_of_resume_is_refused(tmp_path: Path, monkeypatch: pytes
     monkeypatch.syspath_prepend(tmp_path)
     message = refused(**{**TASK, "curricula": {"own": TermConfig(func="own_curricula:Old", params={})}})
     assert message == (
-        "--env.curricula.own.func own_curricula:Old: own_curricula.Old.go_on: this method is now named resume; rename it"
+        "--env.curricula.own.func own_curricula:Old: "
+        "own_curricula.Old.go_on: this method is now named resume; rename it"
     )

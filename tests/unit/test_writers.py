@@ -580,6 +580,6 @@ def test_a_wandb_run_leads_to_its_directory(tmp_path: Path):
         with pytest.raises(UserError) as caught:
             runs.find_wandb_run(log_root, task, path)
         assert str(caught.value) == (
-            f"--resume {path}: no run of {task} under {log_root} is this run of Weights & Biases, "
-            "so it is not on this machine; copy its run directory there"
+            f"--resume {path}: no run of {task} under {log_root} belongs to this Weights & Biases run; "
+            "copy its run directory from the machine that trained it"
         )

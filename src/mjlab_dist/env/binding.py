@@ -81,7 +81,8 @@ class Binder:
             term = self._make(f"{kind}.{name}", config.func, config.params)
             if not isinstance(term, base):
                 raise UserError(
-                    f"--env.{kind}.{name}.func {config.func}: is not a {base.__name__}; use a class that derives from it"
+                    f"--env.{kind}.{name}.func {config.func}: is not a {base.__name__}; use a class that derives "
+                    "from it"
                 )
             made[name] = term
         return made

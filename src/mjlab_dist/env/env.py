@@ -331,7 +331,7 @@ class Env(VecEnv):
         return self._episodes.pop_totals(self.weights)
 
     def pop_nan_resets(self) -> torch.Tensor:
-        """Return the number of resets by ``nan_policy`` since the previous call, a scalar; always 0 with policy stop."""
+        """Return the number of resets by ``nan_policy`` since the previous call, a scalar; 0 with policy stop."""
         resets = self._nan_resets.clone()
         self._nan_resets.zero_()
         return resets

@@ -1,4 +1,4 @@
-"""Limits that Linux control groups (a container's, a SLURM job's) put on this process."""
+"""Limits of Linux control groups (of a container or a SLURM job) on this process."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 
 def cpu_quota(root: Path) -> float:
-    """Cores whose time this process may take, by the tightest of its control groups; infinite without a quota.
+    """Return the CPU quota of this process in cores: the smallest of its control groups; infinity without a quota.
 
     Args:
-        root: Where the system's files are.
+        root: Root directory of the system.
     """
     quotas = [math.inf]
     for group in _control_groups("cpu", root):
@@ -23,33 +23,34 @@ def cpu_quota(root: Path) -> float:
 
 
 def memory_room(root: Path) -> float:
-    """Bytes that the tightest of this process's control groups leaves it; infinite without a limit.
+    """Return the bytes that the control groups of this process still allow it to use; infinity without a limit.
 
     Args:
-        root: Where the system's files are.
+        root: Root directory of the system.
     """
     rooms = [math.inf]
     for group in _control_groups("memory", root):
         limit = _read(group / "memory.max") or _read(group / "memory.limit_in_bytes")
         used = _read(group / "memory.current") or _read(group / "memory.usage_in_bytes")
         if limit.isdecimal() and used.isdecimal():
-            # The kernel drops what it keeps of files before it refuses memory. Version 1 counts subgroups apart, as total.
+            # Under memory pressure the kernel frees inactive file cache first, so that this counts as available.
+            # In version 1, the totals that include subgroups have the prefix total_.
             kept = re.findall(r"^(?:total_)?inactive_file (\d+)$", _read(group / "memory.stat"), re.MULTILINE)
             rooms.append(int(limit) - int(used) + max(map(int, kept), default=0))
     return min(rooms)
 
 
 def _control_groups(controller: str, root: Path) -> list[Path]:
-    """Directories of the control groups, of version 1 or 2, that bound this process."""
+    """Return the directories of the control groups (version 1 or 2) that limit this process."""
     groups: list[Path] = []
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
         mount = root / "sys/fs/cgroup" / (controller if controllers else "")
-        own = mount / path.lstrip(
-            "/"
-        )  # in a container it may be the path outside: its own group is then the mount's root
+        # In a container, path may be the one outside of it, which does not exist; the parents then include the root of
+        # the mount, which is the container's own group.
+        own = mount / path.lstrip("/")
         groups += [group for group in (own, *own.parents) if group.is_relative_to(mount)]
     return groups
 

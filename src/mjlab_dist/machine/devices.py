@@ -1,4 +1,4 @@
-"""Which devices the ranks of this machine take, as NVIDIA's management library (NVML) lists them. Imports no torch."""
+"""Choice of the devices of this machine's ranks, as listed by NVIDIA's management library (NVML), without torch."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from mjlab_dist.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-CPU_MEND = "use --gpu-ids None to train on the CPU"
+CPU_FIX = "use --gpu-ids None to train on the CPU"
 
 OTHER_GPUS = "see nvidia-smi, or choose other GPUs"
 
 MIG = "MIG-"
-"""How UUIDs of MIG instances begin."""
+"""Prefix of the UUIDs of MIG instances."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class Gpu:
     """A GPU, or one MIG instance of a GPU."""
 
     index: int
-    """What ``--gpu-ids`` takes where CUDA_VISIBLE_DEVICES is unset. MIG instances count one by one, in place of their GPU."""
+    """Index for ``--gpu-ids`` if CUDA_VISIBLE_DEVICES is unset. Each MIG instance has an index; its GPU has none."""
     card: int
     """NVML's index of the physical GPU: its position by PCI bus, as nvidia-smi prints it."""
     uuid: str
@@ -38,9 +38,9 @@ class Gpu:
     card_uuid: str
     """UUID of the physical GPU."""
     name: str
-    """Its model."""
+    """Model name."""
     fault: str = ""
-    """Why it cannot be used, such as ``GPU is lost``; empty if it can."""
+    """Reason why the GPU cannot be used, such as ``GPU is lost``; empty if it can."""
 
     @property
     def is_mig(self) -> bool:
@@ -52,17 +52,17 @@ class _Visible(NamedTuple):
     """A device that CUDA_VISIBLE_DEVICES lists."""
 
     token: str
-    """Value of CUDA_VISIBLE_DEVICES with which a process sees this device alone: a UUID where possible."""
+    """Value of CUDA_VISIBLE_DEVICES that shows a process only this device: a UUID if possible."""
     gpu: Gpu | None
     """The device; None if only CUDA can resolve the token."""
 
 
 def find_gpus() -> list[Gpu]:
-    """Return the machine's GPUs and MIG instances, whatever CUDA_VISIBLE_DEVICES lists; none without a working driver.
+    """Return the GPUs and MIG instances of the machine regardless of CUDA_VISIBLE_DEVICES; none without a driver.
 
-    A GPU that cannot be used keeps its place, so that the indices of the others do not shift.
+    A GPU that cannot be used stays in the list, so that the indices of the others do not shift.
     """
-    import pynvml  # noqa: PLC0415 (needless where help is printed)
+    import pynvml  # noqa: PLC0415 (not needed to print help)
 
     try:
         pynvml.nvmlInit()
@@ -78,7 +78,7 @@ def find_gpus() -> list[Gpu]:
 
 
 def plan_devices(config: TrainConfig, environ: Mapping[str, str], gpus: list[Gpu]) -> tuple[RankDevice, ...]:
-    """Choose a device for every rank that this process is going to start.
+    """Choose a device for every rank that this process will start.
 
     Args:
         config: The run's config.
@@ -86,27 +86,35 @@ def plan_devices(config: TrainConfig, environ: Mapping[str, str], gpus: list[Gpu
         gpus: The machine's GPUs.
 
     Raises:
-        UserError: If the chosen GPUs are not there, cannot be used, are repeated, are mixed with CPU ranks, or have no
-            name that all hosts share.
+        UserError: If the chosen GPUs do not exist, cannot be used, are repeated, are combined with CPU ranks, or have
+            no name that is valid on all hosts.
     """
+    # CPU ranks
     chosen = config.gpu_ids
     if config.cpu_ranks is not None:
         if config.cpu_ranks < 1:
             raise UserError(f"--cpu-ranks {config.cpu_ranks}: must be at least 1")
         if chosen not in (None, "auto"):
-            raise UserError(f"--cpu-ranks {config.cpu_ranks}: excludes --gpu-ids {_shown(chosen)}; drop one of the two")
+            raise UserError(
+                f"--cpu-ranks {config.cpu_ranks}: cannot be combined with --gpu-ids {_shown(chosen)}; "
+                "remove one of them"
+            )
         return _cpus(config.cpu_ranks, max(1, cores() // config.cpu_ranks))
     if chosen is None:
         return _cpus(1, cores())
+
+    # GPUs by index, all, or the first one that can be used
     visible = _visible(environ, gpus)
     if isinstance(chosen, tuple):
         taken = [visible[i] for i in _checked_indices(chosen, environ, visible)]
     else:
         taken = _usable(visible, first_only=chosen == "auto")
     if chosen == "all" and not taken:
-        raise UserError(f"--gpu-ids all: {_seen(environ, taken)}; {CPU_MEND}")
+        raise UserError(f"--gpu-ids all: {_seen(environ, taken)}; {CPU_FIX}")
     if taken:
         return _gpus(_by_index(taken, config.hosts, environ) if len(config.hosts) > 1 else taken)
+
+    # No GPU. An empty CUDA_VISIBLE_DEVICES hides them on purpose, without a warning.
     if environ.get("CUDA_VISIBLE_DEVICES") != "":
         logger.warning("No GPU found: training on the CPU (use --gpu-ids None to avoid this warning).")
     return _cpus(1, cores())
@@ -116,33 +124,33 @@ def plan_own_device(config: TrainConfig, rank: Rank, environ: Mapping[str, str],
     """Choose the device of one rank that another launcher (torchrun, SLURM) started.
 
     Args:
-        config: The run's config; of its ``gpu_ids`` only None matters, which means the CPU.
-        rank: Which rank this is.
+        config: The run's config. Only None in ``gpu_ids`` has an effect: it selects the CPU.
+        rank: This rank.
         environ: The environment, for CUDA_VISIBLE_DEVICES.
         gpus: The machine's GPUs.
 
     Raises:
-        UserError: If there are fewer GPUs than ranks here, or this rank's cannot be used.
+        UserError: If there are fewer GPUs than ranks on this machine, or the GPU of this rank cannot be used.
     """
     visible = [] if config.gpu_ids is None or config.cpu_ranks is not None else _visible(environ, gpus)
     if not visible:
         # torchrun sets OMP_NUM_THREADS; SLURM binds each task to its own cores.
         return _cpus(1, int(environ.get("OMP_NUM_THREADS") or cores()))[0]
     if len(visible) == 1 and outside_launcher(environ) == "slurm":
-        # SLURM can show each task its own GPU only.
+        # SLURM can be configured to show each task only its own GPU.
         return _gpus(visible)[0]
     if rank.local_rank >= len(visible):
         raise UserError(f"LOCAL_RANK {rank.local_rank}: {_seen(environ, visible)}; start one process per GPU")
     if fault := _fault(visible[rank.local_rank]):
-        raise UserError(f"LOCAL_RANK {rank.local_rank}: {fault}; {OTHER_GPUS}, by CUDA_VISIBLE_DEVICES")
+        raise UserError(f"LOCAL_RANK {rank.local_rank}: {fault}; {OTHER_GPUS} with CUDA_VISIBLE_DEVICES")
     return _gpus(visible)[rank.local_rank]
 
 
 def in_this_process(device: RankDevice, environ: Mapping[str, str], gpus: list[Gpu]) -> RankDevice | None:
-    """Name a rank's device as this process sees it, for a process that is not the rank's own, such as a notebook.
+    """Return the device of a rank under its name in this process, such as a notebook that runs the rank itself.
 
-    CUDA reads CUDA_VISIBLE_DEVICES once per process. That may have happened before, with another value, and the
-    process may train on another device later.
+    A rank's own process gets another CUDA_VISIBLE_DEVICES. This process must keep its value: CUDA reads the variable
+    once per process, which may have happened already, and the process may train on another device later.
 
     Args:
         device: The rank's device.
@@ -150,7 +158,7 @@ def in_this_process(device: RankDevice, environ: Mapping[str, str], gpus: list[G
         gpus: The machine's GPUs.
 
     Returns:
-        The device, for a process whose CUDA_VISIBLE_DEVICES stays as it is; None if this process does not see it.
+        The device without a change of CUDA_VISIBLE_DEVICES; None if this process does not see it.
     """
     if device.visible is None:
         return device
@@ -159,14 +167,14 @@ def in_this_process(device: RankDevice, environ: Mapping[str, str], gpus: list[G
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def _index_here(token: str, tokens: list[str]) -> int | None:
-    """Return CUDA's index, in this process, of the device that a token names; None if CUDA does not show it."""
+    """Return the CUDA index of a token's device in this process; None if CUDA does not show the device."""
     if not token.startswith("GPU-"):
-        # CUDA shows one MIG instance per process, and for indices keeps the order of the list.
+        # CUDA shows one MIG instance per process, and keeps the order of the list for indices.
         return None if token.startswith(MIG) and tokens != [token] else tokens.index(token)
     import torch
 
@@ -175,7 +183,7 @@ def _index_here(token: str, tokens: list[str]) -> int | None:
 
 
 def _query_card(card: int) -> list[Gpu]:
-    """Return a GPU; if it is in MIG mode, its instances."""
+    """Return a GPU, or its instances if it is in MIG mode."""
     import pynvml  # noqa: PLC0415
 
     uuid, name, fault = "", "GPU", ""
@@ -197,12 +205,12 @@ def _query_card(card: int) -> list[Gpu]:
 
 
 def _query_instances(handle: Any) -> list[tuple[str, str | None]]:
-    """Return UUID and model of every MIG instance of a GPU that this user may use."""
+    """Return the UUID and model name of each MIG instance of a GPU that this user may use."""
     import pynvml  # noqa: PLC0415
 
     found: list[tuple[str, str | None]] = []
     for i in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-        # There need not be an instance at every index, and a container may have some of them only.
+        # Some indices may have no instance, and a container may have access to only some instances.
         with contextlib.suppress(pynvml.NVMLError):
             instance = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, i)
             uuid = str(pynvml.nvmlDeviceGetUUID(instance))
@@ -211,7 +219,7 @@ def _query_instances(handle: Any) -> list[tuple[str, str | None]]:
 
 
 def _query(function: Callable[[Any], Any], handle: Any) -> Any:
-    """Return the result of an NVML function that is not essential; None if it fails on a GPU that is not lost."""
+    """Return the result of an optional NVML function; None if it fails, unless the GPU is lost."""
     import pynvml  # noqa: PLC0415
 
     try:
@@ -227,8 +235,8 @@ def _cpus(num_ranks: int, torch_threads: int) -> tuple[RankDevice, ...]:
 
 
 def _gpus(devices: list[_Visible]) -> tuple[RankDevice, ...]:
-    # NCCL refuses two ranks on one physical GPU. Other launchers may show each rank its own MIG instance only, so that no
-    # rank knows whether two share a GPU, and all ranks must choose the same backend.
+    # NCCL does not support two ranks on one physical GPU. Other launchers may show each rank only its own MIG instance,
+    # so that a rank cannot detect a shared GPU. Any MIG instance therefore selects gloo, the same on all ranks.
     on_mig = any(device.token.startswith(MIG) for device in devices)
     return tuple(
         RankDevice(
@@ -244,26 +252,27 @@ def _gpus(devices: list[_Visible]) -> tuple[RankDevice, ...]:
 
 
 def _by_index(devices: list[_Visible], hosts: Sequence[str], environ: Mapping[str, str]) -> list[_Visible]:
-    """Name devices by index: every machine takes the same names, and UUIDs differ between machines.
+    """Return the devices named by index, because all machines get the same names and UUIDs differ between machines.
 
     Raises:
-        UserError: If one has no index, the user gave its UUID, or CUDA's indices are not NVML's.
+        UserError: If a device has no index, the user gave UUIDs, or the indices of CUDA and NVML differ.
     """
     flag = f"--hosts {' '.join(hosts)}"
     listed = environ.get("CUDA_VISIBLE_DEVICES", "")
     if any(entry.strip().startswith(("GPU-", MIG)) for entry in listed.split(",")):
-        raise UserError(f"{flag}: CUDA_VISIBLE_DEVICES={listed} names devices of this machine only; give indices")
+        raise UserError(f"{flag}: CUDA_VISIBLE_DEVICES={listed} names devices of this machine only; use indices")
     if any(device.token.startswith(MIG) for device in devices):
         raise UserError(f"{flag}: MIG instances have no index that all machines share; train on one machine")
     if not is_numbered_by_bus(environ) and any(device.gpu for device in devices):
-        raise UserError(f"{flag}: {ORDER}={environ[ORDER]} numbers GPUs unlike nvidia-smi; unset it")
+        raise UserError(f"{flag}: with {ORDER}={environ[ORDER]}, CUDA and nvidia-smi number GPUs differently; unset it")
     return [device._replace(token=str(device.gpu.card)) if device.gpu else device for device in devices]
 
 
 def _visible(environ: Mapping[str, str], gpus: list[Gpu]) -> list[_Visible]:
-    """Return what CUDA_VISIBLE_DEVICES lists, as CUDA reads it: up to the first entry that names no device.
+    """Return the devices that CUDA_VISIBLE_DEVICES lists, by CUDA's rules.
 
-    CUDA shows no device at all where one is listed twice.
+    CUDA ignores the first entry that names no device and all entries after it. If a device is listed twice, CUDA shows
+    no device.
     """
     if not gpus:
         return []
@@ -283,20 +292,22 @@ def _visible(environ: Mapping[str, str], gpus: list[Gpu]) -> list[_Visible]:
 def _find(entry: str, gpus: list[Gpu], *, by_bus: bool) -> _Visible | None:
     """Return the device that an entry of CUDA_VISIBLE_DEVICES names by its index or the beginning of its UUID.
 
-    For a GPU in MIG mode, this is its first instance. An index is CUDA's; if the user chose another order than by bus, it is
-    left to CUDA.
+    For a GPU in MIG mode, this is its first instance. If the user chose another order than by PCI bus, only CUDA can
+    resolve an index.
     """
+    # Index
     if entry.isdecimal():
         cards = {gpu.card for gpu in gpus}
         if not by_bus and int(entry) in cards and len(cards) > 1:
             return _Visible(entry, None)
         return next((_as_visible(gpu) for gpu in gpus if gpu.card == int(entry)), None)
+    # UUID of a GPU or of a MIG instance
     if entry.startswith("GPU-"):
         cards = {gpu.card: gpu for gpu in reversed(gpus) if gpu.card_uuid.startswith(entry)}
         return _as_visible(*cards.values()) if len(cards) == 1 else None
     if entry.startswith(MIG):
         if not any(gpu.is_mig for gpu in gpus):
-            return _Visible(entry, None)  # the driver does not list instances, and CUDA may know it
+            return _Visible(entry, None)  # NVML lists no instances here, but CUDA may find it
         instances = [gpu for gpu in gpus if gpu.uuid.startswith(entry)]
         return _as_visible(*instances) if len(instances) == 1 else None
     return None
@@ -307,11 +318,11 @@ def _as_visible(gpu: Gpu) -> _Visible:
 
 
 def _usable(devices: list[_Visible], *, first_only: bool) -> list[_Visible]:
-    """Return the devices that can be used, or the first of them; warn of those that are left out."""
+    """Return the devices that can be used, or only the first one; warn about the others."""
     found: list[_Visible] = []
     for device in devices:
         if fault := _fault(device):
-            logger.warning("%s: left out.", fault)
+            logger.warning("%s; it is skipped.", fault)
         else:
             found.append(device)
             if first_only:
@@ -320,7 +331,7 @@ def _usable(devices: list[_Visible], *, first_only: bool) -> list[_Visible]:
 
 
 def _fault(device: _Visible) -> str:
-    """Return in words why a device cannot be used; empty if it can."""
+    """Return the reason why a device cannot be used, for messages; empty if it can."""
     gpu = device.gpu
     return f"GPU {gpu.index} cannot be used ({gpu.fault})" if gpu and gpu.fault else ""
 
@@ -328,13 +339,13 @@ def _fault(device: _Visible) -> str:
 def _checked_indices(chosen: tuple[int, ...], environ: Mapping[str, str], visible: list[_Visible]) -> tuple[int, ...]:
     shown = _shown(chosen)
     if not chosen:
-        raise UserError("--gpu-ids: names no GPU; give indices such as 0 1, or all, or None for the CPU")
+        raise UserError("--gpu-ids: names no GPU; use indices such as 0 1, or all, or None for the CPU")
     for i in chosen:
         if i < 0:
             raise UserError(f"--gpu-ids {shown}: {i} is negative; indices start at 0")
         if i >= len(visible):
-            mend = f"use indices up to {len(visible) - 1}" if visible else CPU_MEND
-            raise UserError(f"--gpu-ids {shown}: there is no GPU {i}, {_seen(environ, visible)}; {mend}")
+            fix = f"use indices up to {len(visible) - 1}" if visible else CPU_FIX
+            raise UserError(f"--gpu-ids {shown}: there is no GPU {i}, {_seen(environ, visible)}; {fix}")
     repeated = [i for i in dict.fromkeys(chosen) if chosen.count(i) > 1]
     if repeated:
         raise UserError(f"--gpu-ids {shown}: GPU {repeated[0]} is repeated; name each once")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
-from mjlab_dist.machine.devices import CPU_MEND, Gpu
+from mjlab_dist.machine.devices import CPU_FIX, Gpu
 from mjlab_dist.machine.findings import GB, Finding, Status, dotted
 from mjlab_dist.machine.processes import run_program
 
@@ -97,7 +97,7 @@ def judge_cuda(
             fix += f", or install both {both} for CUDA {driver[0]}"
     else:
         return Finding(name=package, figure=f"{package} {version}, built for CUDA {dotted(built_for)}")
-    return Finding(name=package, figure=seen, status=Status.FAIL, mend=f"{fix}, or {CPU_MEND}")
+    return Finding(name=package, figure=seen, status=Status.FAIL, mend=f"{fix}, or {CPU_FIX}")
 
 
 def driver_cuda() -> tuple[int, int] | None:
