@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.errors import UserError
@@ -21,7 +21,7 @@ GROUP = "mjlab_dist.tasks"
 
 def task_names() -> list[str]:
     """Names of all installed tasks, sorted; read from package metadata, importing none."""
-    return sorted({point.name for point in entry_points(group=GROUP)})
+    return sorted(entry_points(group=GROUP).names)
 
 
 def task_config(name: str) -> TrainConfig:
@@ -33,26 +33,35 @@ def task_config(name: str) -> TrainConfig:
     Raises:
         UserError: If no such task is installed, or its config cannot be imported or made.
     """
-    make = _load(_find(name))
+    make = _load(_find(name, entry_points(group=GROUP)))
     try:
         return dataclasses.replace(make(), task=name)
     except Exception as error:
         raise UserError(f"task {name}: its config cannot be made: {_what(error)}") from error
 
 
-def task_summary(name: str) -> str:
-    """One line that says what the task is, or why its package cannot be imported."""
+def task_summaries(prefix: str = "") -> dict[str, str]:
+    """Return a line on each task by name: what the task is, or why its package cannot be imported.
+
+    Args:
+        prefix: Start of the names to return; all by default. Only these tasks are imported.
+    """
+    points = entry_points(group=GROUP)
+    return {name: _summary(name, points) for name in sorted(points.names) if name.startswith(prefix)}
+
+
+def _summary(name: str, points: EntryPoints) -> str:
     try:
-        doc = inspect.getdoc(_load(_find(name))) or ""
+        doc = inspect.getdoc(_load(_find(name, points))) or ""
     except UserError as error:
         return f"(broken: {error})"
     return doc.partition("\n")[0]
 
 
-def _find(name: str) -> EntryPoint:
-    found = list(entry_points(group=GROUP, name=name))
+def _find(name: str, points: EntryPoints) -> EntryPoint:
+    found = list(points.select(name=name))
     if not found:
-        near = did_you_mean(name, task_names(), "list-tasks prints the tasks that are installed", max_names=3)
+        near = did_you_mean(name, points.names, "list-tasks prints the tasks that are installed", max_names=3)
         raise UserError(f"unknown task {name}: {near}")
     if len({point.value for point in found}) > 1:
         owners = ", ".join(sorted(point.value for point in found))

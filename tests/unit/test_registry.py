@@ -39,14 +39,14 @@ def test_a_task_has_a_config_of_its_own_name_and_a_summary(name: str):
     config = registry.task_config(name)
     assert isinstance(config, TrainConfig)
     assert config.task == name
-    summary = registry.task_summary(name)
+    summary = registry.task_summaries()[name]
     assert summary
     assert "\n" not in summary
     assert not summary.startswith("(broken")
 
 
 def test_summaries_tell_tasks_apart():
-    summaries = [registry.task_summary(name) for name in registry.task_names()]
+    summaries = list(registry.task_summaries().values())
     assert len(set(summaries)) == len(summaries)
 
 
@@ -85,9 +85,9 @@ def test_a_broken_package_leaves_the_other_tasks_usable(
     monkeypatch.syspath_prepend(tmp_path)
 
     assert {"broken-task", "cartpole-balance"} <= set(registry.task_names())
-    assert not registry.task_summary("cartpole-balance").startswith("(broken")
+    assert not registry.task_summaries()["cartpole-balance"].startswith("(broken")
     assert registry.task_config("cartpole-balance").task == "cartpole-balance"
-    summary = registry.task_summary("broken-task")
+    summary = registry.task_summaries()["broken-task"]
     assert summary.startswith("(broken: ")
     assert module in summary
     assert "\n" not in summary
@@ -114,7 +114,7 @@ def test_a_third_party_task_is_found_and_bears_its_registered_name(tmp_path: Pat
     )
     monkeypatch.syspath_prepend(tmp_path)
     assert registry.task_config("good-task").task == "good-task"
-    assert registry.task_summary("good-task") == "What it is."
+    assert registry.task_summaries()["good-task"] == "What it is."
 
 
 def test_a_name_that_two_packages_offer_is_refused_with_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -19,9 +19,9 @@ def main(argv: Sequence[str], prog: str) -> None:
         return
     if argv:
         raise UserError(f"{argv[0]}: {prog} takes no argument")
-    names = registry.task_names()
-    if not names:
+    summaries = registry.task_summaries()
+    if not summaries:
         raise UserError(f"no task is installed: no package offers one in the entry point group {registry.GROUP}")
-    width = max(map(len, names))
-    for name in names:
-        print(f"{name:<{width}}  {registry.task_summary(name)}")
+    width = max(map(len, summaries))
+    for name, summary in summaries.items():
+        print(f"{name:<{width}}  {summary}")
