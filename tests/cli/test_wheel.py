@@ -41,6 +41,7 @@ def test_wheel_holds_commands_tasks_and_models(tmp_path: Path) -> None:
     # .pth files, so that the editable checkout stays out.
     (site,) = (venv / "lib").glob("python*/site-packages")
     path = f"{site}:{sysconfig.get_path('purelib')}"
+    assert "complete -F" in run(venv / "bin" / "mjlab-dist", "completion", "bash", PYTHONPATH=path)
     listed = run(venv / "bin" / "list-tasks", PYTHONPATH=path)
     loaded = run(venv / "bin" / "python", "-c", CHECK.format(here=str(venv)), PYTHONPATH=path)
     tasks = [line.split()[0] for line in listed.splitlines()]

@@ -111,8 +111,8 @@ _MORE = (
 )
 
 HELP_FLAGS = (
-    Flag(path="help", metavar="", text="Help: the everyday flags, or those of the group that is named."),
-    Flag(path="help-all", metavar="", text="Help: all flags."),
+    Flag(path="help", metavar="", text="Print help."),
+    Flag(path="help-all", metavar="", text="Print help on all flags."),
 )
 """Flags that every command takes."""
 
@@ -171,7 +171,7 @@ def short_page(page: Page, prog: str, config: TrainConfig, tasks: Sequence[str] 
         config: Defaults.
         tasks: Tasks to list; none if one is named.
     """
-    known = {flag.path: _shortened(flag) for flag in flags_of(config)}
+    known = {flag.path: shortened(flag) for flag in flags_of(config)}
     known |= {flag.path: flag for flag in page.all_own}
     groups = {title: [known[path] for path in paths if path in known] for title, paths in page.groups.items()}
     width = _left_width(flag for flags in groups.values() for flag in flags)
@@ -285,7 +285,7 @@ def _docs_of_module(name: str) -> dict[str, dict[str, str]]:
     return docs
 
 
-def _shortened(flag: Flag) -> Flag:
+def shortened(flag: Flag) -> Flag:
     """Keep the text up to its first full stop or semicolon; leave out that None unsets a flag that is not set."""
     text = re.split(r"[.;](?:\s|$)", flag.text, maxsplit=1)[0] + "."
     metavar = flag.metavar if flag.default else flag.metavar.removesuffix("|None")

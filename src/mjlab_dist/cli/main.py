@@ -13,7 +13,7 @@ from mjlab_dist.distributed.plan import number_by_bus
 from mjlab_dist.errors import Exit, RankError, UserError
 from mjlab_dist.wording import did_you_mean, listed
 
-_SUMMARIES = {
+SUMMARIES = {
     "train": "train a policy",
     "play": "show what a trained policy does",
     "verify": "check on this machine that ranks learn as one",
@@ -21,7 +21,9 @@ _SUMMARIES = {
     "list-tasks": "print the tasks that can be trained",
     "new-task": "make a task from an MJCF of your own",
     "size-buffers": "measure how large njmax and nconmax of a task have to be",
+    "completion": "print a script that completes these commands in bash, zsh or fish",
 }
+"""What each command does."""
 
 
 def train() -> None:
@@ -42,15 +44,15 @@ def list_tasks() -> None:
 def umbrella() -> None:
     """Entry point of ``mjlab-dist``: the same commands where another package's ``train`` hides ours."""
     argv = sys.argv[1:]
-    if argv and argv[0] in _SUMMARIES:
+    if argv and argv[0] in SUMMARIES:
         _run(argv[0], argv[1:], f"mjlab-dist {argv[0]}")
         return
-    lines = [f"  {name:<12} {summary}" for name, summary in _SUMMARIES.items()]
+    lines = [f"  {name:<12} {summary}" for name, summary in SUMMARIES.items()]
     usage = "\n".join(["usage: mjlab-dist COMMAND ...", "", *lines])
     if not argv or argv[0] in ("-h", "--help"):
         print(usage)
         sys.exit(Exit.DONE if argv else Exit.USAGE)
-    near = did_you_mean(argv[0], _SUMMARIES, f"use {listed(_SUMMARIES, 'or')}")
+    near = did_you_mean(argv[0], SUMMARIES, f"use {listed(SUMMARIES, 'or')}")
     print(f"mjlab-dist: unknown command {argv[0]}: {near}", file=sys.stderr)
     sys.exit(Exit.USAGE)
 
@@ -97,6 +99,8 @@ def _command(name: str) -> Callable[[Sequence[str], str], None]:
         from mjlab_dist.cli.new_task import main  # noqa: PLC0415
     elif name == "size-buffers":
         from mjlab_dist.cli.size_buffers import main  # noqa: PLC0415
+    elif name == "completion":
+        from mjlab_dist.cli.completion import main  # noqa: PLC0415
     else:
         from mjlab_dist.cli.list_tasks import main  # noqa: PLC0415
     return main

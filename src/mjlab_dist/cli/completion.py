@@ -1,0 +1,172 @@
+"""completion: scripts for bash, zsh and fish, and what they suggest. Imports neither torch nor tyro.
+
+The scripts call this command with the words of the command line at every press of Tab. It prints a suggestion a line,
+with its meaning after a tab, or fails where the shell should complete file names.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from mjlab_dist import registry
+from mjlab_dist.cli.help import HELP_FLAGS, Flag, flags_of, general_config, shortened
+from mjlab_dist.cli.main import SUMMARIES
+from mjlab_dist.config import PlayConfig
+from mjlab_dist.errors import Exit, UserError
+from mjlab_dist.wording import did_you_mean, listed
+
+SCRIPTS = {
+    "bash": "mjlab-dist completion bash >> ~/.bashrc",
+    "zsh": "mjlab-dist completion zsh >> ~/.zshrc",
+    "fish": "mjlab-dist completion fish >> ~/.config/fish/config.fish",
+}
+"""How to install the script of each shell."""
+
+PATHS = {
+    "checkpoint", "config", "dir", "init_from", "log_root", "mjcf", "nan_dump", "resume", "run", "ssh_config",
+    "torchrunx_log_dir", "video",
+}  # fmt: skip
+"""Flags whose values are files or directories. So are those of a term's argument that is called file."""
+
+_HELP_ON_GROUP = Flag(path="help", metavar="GROUP", text="Print the everyday flags, or those of a group.")
+
+Suggestions = dict[str, str]
+"""Words by what they mean. One that ends with a dot is the start of several flags."""
+
+
+def main(argv: Sequence[str], prog: str) -> None:
+    """Print a shell's script, or suggestions for the last of the words after ``--``.
+
+    Raises:
+        UserError: If no such shell is known.
+    """
+    if argv[:1] == ["--"]:
+        found = suggestions(argv[1:])
+        if found is None:
+            sys.exit(Exit.FAILED)
+        for word, meaning in found.items():
+            print(f"{word}\t{meaning}")
+    elif argv in (["-h"], ["--help"]):
+        install = "\n".join(f"  {line}" for line in SCRIPTS.values())
+        print(f"usage: {prog} {{{','.join(SCRIPTS)}}}\n\nPrint a script that completes commands. Install:\n{install}")
+    elif len(argv) == 1 and argv[0] in SCRIPTS:
+        print(Path(__file__).with_suffix(f".{argv[0]}").read_text(), end="")
+    else:
+        shells = listed(SCRIPTS, "or")
+        if len(argv) != 1:
+            raise UserError(f"name one shell: {shells}")
+        raise UserError(f"{argv[0]}: unknown shell; {did_you_mean(argv[0], SCRIPTS, f'use {shells}')}")
+
+
+def suggestions(words: Sequence[str]) -> Suggestions | None:
+    """Return what the last word can be completed to, or None if that is a file name.
+
+    Args:
+        words: The command line up to the cursor. The last word may be empty. ``uv run`` may precede the command.
+    """
+    # bash passes --flag=value as three words.
+    before, typed = [word for word in words[:-1] if word != "="], words[-1].removeprefix("=")
+    path, *before = before[2:] if before[:2] == ["uv", "run"] else before
+    command = Path(path).name
+    if command == "mjlab-dist":
+        if not before:
+            return _start_with(SUMMARIES, typed)
+        command, *before = before
+    if command not in SUMMARIES:
+        return None
+    task = before[0] if before and before[0] in registry.task_names() else None
+    flags = {spelling: flag for flag in _flags(command, task) for spelling in flag.spellings}
+
+    # The value of a flag
+    name, equals, value = typed.partition("=")
+    if equals and name in flags:
+        found = _values(flags[name], value, flags)
+        return None if found is None else {f"{name}={word}": meaning for word, meaning in found.items()}
+    position = max((i for i, word in enumerate(before) if word.startswith("--")), default=None)
+    if not typed.startswith("--") and position is not None:
+        flag = flags.get(before[position].replace("_", "-"))
+        if flag is not None and len(before) - position <= _max_values(flag):
+            return _values(flag, typed, flags)
+
+    if not before and not typed.startswith("-") and command not in ("doctor", "list-tasks"):
+        return _positional(command, typed)
+    return _folded({spelling: _meaning(flag) for spelling, flag in flags.items()}, typed)
+
+
+def _flags(command: str, task: str | None) -> list[Flag]:
+    """Flags of a command, those of the task included if one is typed."""
+    config = registry.task_config(task) if task is not None else general_config()
+    run_flags = [flag for flag in flags_of(config) if flag.path != "task"]
+    if command == "play":
+        env_flags = [flag for flag in run_flags if flag.path.startswith("env.")]
+        return [*flags_of(PlayConfig()), *env_flags, *HELP_FLAGS]
+    if command == "doctor":
+        from mjlab_dist.cli.doctor import DoctorConfig  # noqa: PLC0415 (each command has imports of its own)
+
+        return [*flags_of(DoctorConfig()), *HELP_FLAGS]
+    if command == "new-task":
+        from mjlab_dist.cli.new_task import NewTaskConfig  # noqa: PLC0415
+
+        return [*flags_of(NewTaskConfig()), *HELP_FLAGS]
+    if command == "train":
+        from mjlab_dist.cli.train import HELP  # noqa: PLC0415
+    elif command == "verify":
+        from mjlab_dist.cli.verify import HELP  # noqa: PLC0415
+    elif command == "size-buffers":
+        from mjlab_dist.cli.size_buffers import HELP  # noqa: PLC0415
+    else:
+        return [HELP_FLAGS[0]]
+    return [*run_flags, *HELP.all_own, _HELP_ON_GROUP, HELP_FLAGS[1]]
+
+
+def _positional(command: str, typed: str) -> Suggestions:
+    if command == "completion":
+        return _start_with(dict.fromkeys(SCRIPTS, ""), typed)
+    if command == "new-task":
+        return {}  # a name that the user chooses
+    return registry.task_summaries(typed)
+
+
+def _max_values(flag: Flag) -> float:
+    if "..." in flag.metavar:
+        return float("inf")
+    return max(len(form.split()) for form in flag.metavar.split("|"))
+
+
+def _values(flag: Flag, typed: str, flags: Mapping[str, Flag]) -> Suggestions | None:
+    """Return the words that a flag takes and that start with what is typed, or None if it takes a path."""
+    if flag.path in PATHS or flag.path.endswith(".file"):
+        return None
+    if flag is _HELP_ON_GROUP:
+        return _folded({other.name: _meaning(other) for other in flags.values() if "." in other.name}, typed)
+    forms = re.split(r"[|,]", flag.metavar.strip("{}"))
+    words = [form for form in forms if form and not re.match(r"[A-Z]{3}", form) and (form != "None" or typed)]
+    return _start_with({word: "default" if word in flag.default.split() else "" for word in words}, typed)
+
+
+def _start_with(words: Mapping[str, str], typed: str) -> Suggestions:
+    return {word: meaning for word, meaning in words.items() if word.startswith(typed)}
+
+
+def _folded(names: Mapping[str, str], typed: str) -> Suggestions:
+    """Return the names that start with what is typed, all of a group as one that ends with a dot.
+
+    A group is opened where nothing else starts so: a shell would complete it and put a space behind.
+    """
+    found: Suggestions = {}
+    num_flags: dict[str, int] = {}
+    for name, meaning in _start_with(names, typed).items():
+        head, dot, _ = name[len(typed) :].partition(".")
+        group = f"{typed}{head}{dot}"
+        num_flags[group] = num_flags.get(group, 0) + 1
+        found[group] = f"{num_flags[group]} flags" if dot else meaning
+    (first, *others) = found or [""]
+    return _folded(names, first) if first.endswith(".") and not others else found
+
+
+def _meaning(flag: Flag) -> str:
+    default = f" (default: {flag.default})" if flag.default else ""
+    return f"{shortened(flag).text}{default}"
