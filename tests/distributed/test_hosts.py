@@ -256,8 +256,7 @@ def test_a_host_whose_programs_hang_is_given_up(add_host: Add, refusal_of: Calla
 def test_a_host_that_lets_no_key_in_is_refused(add_host: Add, refusal_of: Callable[..., str]):
     add_host(NODE7, user_key=paramiko.ECDSAKey.generate())
     assert refusal_of(NODE7) == (
-        f"host {NODE7}: no SSH key is accepted for user {getpass.getuser()}; "
-        f"`ssh {NODE7}` must work without a password"
+        f"host {NODE7}: no SSH key is accepted for user {getpass.getuser()}; `ssh {NODE7}` must work without a password"
     )
 
 
@@ -504,7 +503,6 @@ def test_another_launchers_ranks_do_without_hosts(command: Command, train: tuple
     done = command(*train, env=torchrun)
     assert done.code == Exit.USAGE
     assert (
-        done.err
-        == f"train: --hosts localhost {NODE7}: torchrun starts the ranks and chooses their machines; "
+        done.err == f"train: --hosts localhost {NODE7}: torchrun starts the ranks and chooses their machines; "
         "drop --hosts or torchrun\n"
     )
