@@ -1,4 +1,4 @@
-"""Training from Python: a script, a notebook, any thread. Imports the standard library only until it trains."""
+"""Training from Python: in a script, a notebook or any thread. Imports no heavy libraries before training starts."""
 
 from __future__ import annotations
 
@@ -17,36 +17,38 @@ if TYPE_CHECKING:
 
 
 def train(task: str | TrainConfig, *, quiet: bool = False, **fields: Any) -> RunResult:
-    """Train a policy and wait for it, as the command ``train`` does.
+    """Train a policy and wait for the result, like the command ``train``.
 
-    One rank trains in this process, and what it raises comes as it is. More train in processes of their own, all of which have
-    ended when this returns or raises; Ctrl-C raises KeyboardInterrupt, as ever.
+    A single rank trains in this process, and its errors are raised unchanged. Several ranks train in separate
+    processes, which have all ended when this function returns or raises. Ctrl-C raises KeyboardInterrupt.
 
     Args:
         task: Name of a task, or the config to start from.
         quiet: Print no progress.
-        fields: Fields of :class:`~mjlab_dist.config.TrainConfig`, such as ``gpu_ids="all"``, ``cpu_ranks=2`` or ``num_envs=64``;
-            nested ones as the command line names them, with underscores:
+        fields: Fields of :class:`~mjlab_dist.config.TrainConfig`, such as ``gpu_ids="all"``, ``cpu_ranks=2`` or
+            ``num_envs=64``. Nested fields are named as on the command line, but with underscores:
             ``**{"agent.learning_rate": 1e-3, "env.rewards.smooth.weight": 2.0}``.
 
     Returns:
-        Where the run is, its last checkpoint, and its metrics.
+        The run directory, the last checkpoint and the last metrics.
 
     Raises:
-        UserError: If a field is unknown, or what is asked for cannot be trained here.
-        RankError: If one of several ranks ended early; it carries that rank's traceback.
+        UserError: If a field is unknown, or the config cannot train here.
+        RankError: If one of several ranks ended early. The error includes that rank's traceback.
     """
+    # Config; mistakes are reported before anything heavy is imported
     config = configured(_start(task, fields), fields)
 
-    from mjlab_dist.launch.train import train as launch  # noqa: PLC0415 (a mistake is reported before)
+    from mjlab_dist.launch.train import train as launch  # noqa: PLC0415
 
+    # Training
     if quiet:
         return launch(config, lambda _: None, lambda *_: None)
     from rich.console import Console  # noqa: PLC0415
 
     from mjlab_dist.cli.console import TrainConsole  # noqa: PLC0415
 
-    # Plain lines: a live display and the caller's own prints would overwrite each other.
+    # Plain lines, because a live display and the caller's own output would overwrite each other
     plain = Console(force_terminal=False, force_jupyter=False, highlight=False, soft_wrap=True)
     console = TrainConsole(config.task, plain)
     result = launch(config, console.listen, console.started)
@@ -55,7 +57,7 @@ def train(task: str | TrainConfig, *, quiet: bool = False, **fields: Any) -> Run
 
 
 def _start(task: str | TrainConfig, fields: Mapping[str, Any]) -> TrainConfig:
-    """The config that fields change: the task's, or that of the run to go on with."""
+    """Return the config that the fields change: the task's, or that of the run to resume."""
     if not isinstance(task, str):
         return task
     config = registry.task_config(task)
@@ -65,14 +67,14 @@ def _start(task: str | TrainConfig, fields: Mapping[str, Any]) -> TrainConfig:
 
 
 def configured(base: TrainConfig, fields: Mapping[str, Any]) -> TrainConfig:
-    """A config with other values.
+    """Return a config with other values.
 
     Args:
         base: The config to start from.
-        fields: Values by name, dotted where nested. Those given as a whole, such as ``agent``, come before their parts.
+        fields: Values by name; nested names have dots. A whole object, such as ``agent``, is set before its fields.
 
     Raises:
-        UserError: If there is no such field, its value is of another type, or two fields exclude each other.
+        UserError: If a field does not exist, its value has another type, or two fields exclude each other.
     """
     plain = to_plain(base)
     for name in sorted(fields, key=lambda name: name.count(".")):

@@ -1,4 +1,4 @@
-"""The budget of a run: envs per rank, and iterations. Imports the standard library only."""
+"""Budget of a run: number of envs per rank, number of iterations. Imports the standard library only."""
 
 from __future__ import annotations
 
@@ -15,27 +15,29 @@ class Budget:
     """Number of envs per rank, and of iterations."""
 
     num_envs: int
-    """Envs per rank."""
+    """Number of envs per rank."""
     max_iterations: int
-    """Iterations to train, from the first one on."""
+    """Total number of iterations, including those before a resume."""
     note: str | None = None
-    """Line for the user where ``--total-timesteps`` was rounded down."""
+    """Line for the user if ``--total-timesteps`` was rounded down."""
 
 
 def plan_budget(config: TrainConfig, world_size: int) -> Budget | None:
-    """Return the envs per rank and the iterations that a config asks for.
+    """Return the number of envs per rank and of iterations for a config.
 
-    Totals over all ranks win over numbers per rank. They stay in the config, so that the same file works on any number of ranks.
+    Totals over all ranks take precedence over numbers per rank. They stay in the config, so that the same file works
+    with any number of ranks.
 
     Args:
         config: A config that :func:`mjlab_dist.config.checks.validate` has passed.
-        world_size: Number of ranks, over all machines.
+        world_size: Number of ranks on all machines.
 
     Returns:
-        The budget; None for ``--num-envs auto``, where ranks measure first and then call :func:`budget_of`.
+        The budget; None for ``--num-envs auto``: ranks measure their memory first and then call :func:`budget_of`.
 
     Raises:
-        UserError: If the ranks cannot share the envs or the parameters, or the steps are fewer than one iteration has.
+        UserError: If envs or parameters cannot be split evenly over the ranks, or there are too few steps for one
+            iteration.
     """
     _check_sharding(config.fsdp_devices, world_size)
     if config.total_num_envs is not None:
@@ -44,19 +46,20 @@ def plan_budget(config: TrainConfig, world_size: int) -> Budget | None:
 
 
 def budget_of(config: TrainConfig, world_size: int, num_envs: int) -> Budget:
-    """Return the budget of a run whose envs per rank are known.
+    """Return the budget of a run with a known number of envs per rank.
 
     Args:
         config: As for :func:`plan_budget`.
-        world_size: Number of ranks, over all machines.
-        num_envs: Envs per rank.
+        world_size: Number of ranks on all machines.
+        num_envs: Number of envs per rank.
 
     Raises:
-        UserError: If the rollout does not divide into mini-batches, or the steps are fewer than one iteration has.
+        UserError: If the rollout does not divide into mini-batches, or there are too few steps for one iteration.
     """
     validate_rollout(config.agent, num_envs)
     if config.total_timesteps is None:
         return Budget(num_envs=num_envs, max_iterations=config.max_iterations)
+    # --total-timesteps, rounded down to whole iterations
     num_steps = config.agent.num_steps_per_env
     per_iteration = world_size * num_envs * num_steps
     iterations, left_over = divmod(config.total_timesteps, per_iteration)

@@ -1,4 +1,4 @@
-"""What passes between a launch and a rank's training loop: a request to stop, and signs of life. Standard library only."""
+"""Stop requests to a rank's training loop, and heartbeats from it. Imports the standard library only."""
 
 from __future__ import annotations
 
@@ -8,61 +8,63 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 POLL_S = 0.5
-"""Seconds between two looks of the watchdog."""
+"""Interval of the watchdog's checks, in seconds."""
 
 
 class Beat(NamedTuple):
-    """A sign of life of the training loop."""
+    """Heartbeat of the training loop."""
 
     iteration: int
-    """Iterations done."""
+    """Number of iterations done."""
     at_s: float
-    """When, by ``time.monotonic``."""
+    """Time of the heartbeat, from ``time.monotonic``."""
 
 
 class Control:
-    """One per rank, and one per launch; its methods may be called from any thread and from signal handlers.
+    """Stop request and last heartbeat. One object per rank and one per launch.
+
+    Methods may be called from any thread and from signal handlers.
 
     Attributes:
-        last_beat: The newest sign of life; None until the rank has joined the others.
+        last_beat: The last heartbeat; None before the first.
     """
 
     def __init__(self) -> None:
-        """Nothing is asked, nothing has happened."""
+        """Start without a stop request or a heartbeat."""
         self._stop = threading.Event()
         self.last_beat: Beat | None = None
 
     @property
     def stop_requested(self) -> bool:
-        """Whether training is to stop, in order, after the present iteration."""
+        """Whether training should stop, in order, after the current iteration."""
         return self._stop.is_set()
 
     def request_stop(self) -> None:
-        """Ask for that."""
+        """Request that training stops in order after the current iteration."""
         self._stop.set()
 
     def beat(self, iteration: int) -> None:
-        """Say that the loop goes on.
+        """Record a heartbeat of the training loop.
 
         Args:
-            iteration: Iterations done.
+            iteration: Number of iterations done.
         """
         self.last_beat = Beat(iteration, time.monotonic())
 
 
 class Watchdog(threading.Thread):
-    """Looks from a thread whether the training loop still goes on, and tells how far it is."""
+    """Thread that reports the training loop's progress, and detects when the loop hangs."""
 
     def __init__(
         self, control: Control, timeout_s: float, advanced: Callable[[int], None], hung: Callable[[float], None]
     ) -> None:
-        """Look at nothing yet.
+        """Create the thread without starting it.
 
         Args:
-            control: Of this rank.
-            timeout_s: Seconds without a beat after which the rank hangs.
-            advanced: Called with the iterations done, whenever there are more of them.
-            hung: Called with the seconds since the last beat, once.
+            control: Control of this rank.
+            timeout_s: Seconds without a heartbeat after which the rank is considered hung.
+            advanced: Called with the number of iterations done whenever it has changed.
+            hung: Called once, with the seconds since the last heartbeat.
         """
         super().__init__(name="watchdog", daemon=True)
         self._control, self._timeout_s = control, timeout_s
@@ -70,22 +72,24 @@ class Watchdog(threading.Thread):
         self._reported = -1
 
     def run(self) -> None:
-        """Look, until the process ends or the loop hangs."""
+        """Check repeatedly until the loop hangs; the thread ends with the process."""
         while not self.check(time.monotonic()):
             time.sleep(POLL_S)
 
     def check(self, now_s: float) -> bool:
-        """Look once; return whether the loop hangs.
+        """Check once; return whether the loop hangs.
 
         Args:
-            now_s: The time, by ``time.monotonic``.
+            now_s: Current time, from ``time.monotonic``.
         """
         beat = self._control.last_beat
         if beat is None:
             return False
+        # Progress
         if beat.iteration != self._reported:
             self._reported = beat.iteration
             self._advanced(beat.iteration)
+        # Hang
         silent_s = now_s - beat.at_s
         if silent_s <= self._timeout_s:
             return False

@@ -1,4 +1,4 @@
-"""The errors that a user can cause, and the exit codes of the commands. The command line prints each error as one line."""
+"""Errors that a user can cause, and exit codes of the commands. The command line prints each error as one line."""
 
 from __future__ import annotations
 
@@ -6,51 +6,51 @@ import enum
 
 
 class Exit(enum.IntEnum):
-    """How a command ended, for scripts and schedulers."""
+    """Exit codes of the commands, for scripts and schedulers."""
 
     DONE = 0
-    """All is well."""
+    """Success."""
     FAILED = 1
-    """Training failed, or a check did."""
+    """Training or a check failed."""
     USAGE = 2
-    """The command line or the config has to be mended."""
+    """The command line or the config is invalid."""
     PREFLIGHT = 3
-    """This machine is not ready: doctor says more."""
+    """This machine is not ready; the command doctor shows why."""
     NUMERICS = 4
-    """A number was not finite, or ranks that have to be equal differed. Starting again would not help."""
+    """A number was not finite, or parameters differed between ranks. A restart would not help."""
     INFRASTRUCTURE = 5
-    """A rank was killed or hung, after all restarts."""
+    """A rank was killed or hung, and was not restarted (again)."""
     RESUMABLE = 75
-    """Stopped in order, with a checkpoint: --resume goes on."""
+    """Stopped in order, with a checkpoint: use --resume to continue."""
     FORCED = 130
     """Ended at once by Ctrl-C."""
 
 
 class UserError(ValueError):
-    """Something the user typed or set that cannot work.
+    """Invalid input of the user: a flag, config, file or environment variable.
 
-    The message is one line that names the flag (or file, or variable), its value, and what would work instead.
+    The message is one line with the flag (or file, or variable), its value, and what would work instead.
     """
 
     exit_code = Exit.USAGE
 
 
 class PreflightError(UserError):
-    """Something of this machine, not of the command line, that would end the run: a full disk, a GPU in use.
+    """Problem of the machine, not of the command line, that would end the run, such as a full disk or a GPU in use.
 
-    The message is one line that names it, and the mend.
+    The message is one line with the problem and the fix.
     """
 
     exit_code = Exit.PREFLIGHT
 
 
 class RankError(RuntimeError):
-    """A rank ended before its work was done.
+    """A rank failed, hung or was killed.
 
     Attributes:
-        rank: The global rank that failed first, or None where no rank left a report (it was killed, say).
-        report: The traceback of that rank, ready to print; empty where there is none.
-        exit_code: What the command exits with.
+        rank: Global rank that failed first; None if it is unknown, for example if several ranks were killed.
+        report: Traceback of that rank, ready to print; empty if there is none.
+        exit_code: Exit code of the command.
     """
 
     def __init__(self, message: str, rank: int | None = None, report: str = "", exit_code: Exit = Exit.FAILED) -> None:
@@ -59,32 +59,32 @@ class RankError(RuntimeError):
         self.report = report
         self.exit_code = exit_code
         if report:
-            self.add_note(report)  # Python prints it below the message, for who trains from Python
+            self.add_note(report)  # Python prints notes below the message, for callers of mjlab_dist.train
 
 
 class DesyncError(RuntimeError):
-    """Ranks that have to hold the same parameters do not.
+    """Parameters differ between ranks that must hold the same values.
 
-    The message is one line that names the ranks and the first tensor that differs.
+    The message is one line with the ranks and the first tensor that differs.
     """
 
     exit_code = Exit.NUMERICS
 
 
 class LostRankError(RuntimeError):
-    """Another rank has ended, is silent, or sends what does not belong to the sum at hand; that rank knows more.
+    """Another rank has ended, sends nothing, or sends data of a different sum. That rank's own report has the cause.
 
-    The message is one line that names it.
+    The message is one line with the other rank.
     """
 
 
 class NonFiniteError(FloatingPointError):
-    """A number of physics, an observation, a reward or a loss is not finite.
+    """A number in the physics, an observation, a reward or a loss is not finite.
 
-    The message is one line that names what it is of, the envs and the rank.
+    The message is one line with the source of the number, the envs and the rank.
 
     Attributes:
-        of_another_rank: Whether it was another rank's number, and this one only stops with it.
+        of_another_rank: Whether the number is another rank's, and this rank only stops together with it.
     """
 
     exit_code = Exit.NUMERICS
@@ -95,15 +95,15 @@ class NonFiniteError(FloatingPointError):
 
 
 class HangError(RuntimeError):
-    """A rank's training loop has not gone on for longer than it may."""
+    """A rank's training loop has completed no iteration within the timeout."""
 
     exit_code = Exit.INFRASTRUCTURE
 
 
 def exit_code_of(error: BaseException) -> Exit:
-    """What a command that ends by an error exits with.
+    """Return the exit code of a command that ends with an error.
 
     Args:
-        error: Any error; those of this package know.
+        error: Any error. Errors of this package define an exit code; it is 1 for all others.
     """
     return getattr(error, "exit_code", Exit.FAILED)

@@ -1,6 +1,7 @@
-"""Faults on purpose, to see what a run does about them: ``MJLAB_DIST_FAULT=<rank>:<iteration>:<kind>``. Standard library only.
+"""Fault injection, to test how a run handles faults: ``MJLAB_DIST_FAULT=<rank>:<iteration>:<kind>``.
 
-Several, separated by commas, are for one attempt each: the first for the run's start, the second for its first restart, and so on.
+Several faults, separated by commas, apply to one attempt each: the first to the start of the run, the second to its
+first restart, and so on. Imports the standard library only.
 """
 
 from __future__ import annotations
@@ -16,31 +17,40 @@ from mjlab_dist.wording import listed
 VARIABLE = "MJLAB_DIST_FAULT"
 
 ATTEMPT = "MJLAB_DIST_ATTEMPT"
-"""Variable by which a launch tells its ranks which attempt they are, from 0."""
+"""Variable with the number of the attempt, from 0, which a launch sets for its ranks."""
 
 Kind = Literal["raise", "sigkill", "sigstop", "exit", "skip_collective", "nan", "corrupt", "slow"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """What goes wrong, where and when."""
+    """Kind of fault, and the rank and iteration where it happens."""
 
     rank: int
     """Global rank."""
     iteration: int
-    """In the first iteration of the attempt that has this number, or a higher one."""
+    """The fault happens in the attempt's first iteration with this number or a higher one."""
     kind: Kind
-    """raise: an exception; sigkill, sigstop: the signal; exit: the process ends without a word; skip_collective: one gradient reduction is left out; nan: physics leaves a velocity of one env that is not a number; corrupt: one bit of a weight is flipped; slow: the iteration takes five seconds longer."""
+    """Kind of fault.
+
+    - raise: raise an exception
+    - sigkill, sigstop: send the signal to the rank's own process
+    - exit: end the process without a report
+    - skip_collective: skip one gradient reduction
+    - nan: set a velocity of one env to NaN in the physics
+    - corrupt: flip one bit of a weight
+    - slow: make the iteration five seconds longer
+    """
 
 
 def read_fault(environ: Mapping[str, str]) -> Fault | None:
-    """The fault that the environment asks of this attempt.
+    """Return the fault that the environment requests for this attempt, if any.
 
     Args:
         environ: The process's environment.
 
     Raises:
-        UserError: If it cannot be read.
+        UserError: If the variable has another format.
     """
     text = environ.get(VARIABLE)
     if not text:

@@ -1,4 +1,7 @@
-"""What ranks tell the console, as log records: on one rank the console handles them, else torchrunx carries them to it."""
+"""Events that ranks send to the console, as log records.
+
+With one rank, the console handles the records in the same process. With several, torchrunx forwards them.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,13 @@ from typing import Any, Literal
 Kind = Literal["status", "warning", "debug", "compiling", "length", "iteration", "joined", "beat", "result", "failed"]
 
 NAME = "mjlab_dist"
-"""Logger under which everything of this package logs."""
+"""Parent of all loggers of this package."""
 
 Event = dict[str, Any]
-"""What a rank tells, as :func:`emit` lists it: ``kind``, and with it what the kind needs. Plain data."""
+"""Plain data: the key ``kind``, and the keys of that kind, which :func:`emit` lists."""
 
 Listener = Callable[[Event], None]
-"""Takes events, from any thread."""
+"""Function that receives events; called from any thread."""
 
 _LEVELS = {"warning": logging.WARNING} | dict.fromkeys(("status", "compiling", "length", "iteration"), logging.INFO)
 
@@ -24,38 +27,50 @@ _logger = logging.getLogger(f"{NAME}.events")
 
 
 def emit(kind: Kind, **data: Any) -> None:
-    """Tell the console something.
+    """Send an event.
+
+    Events for the user:
+
+    - ``status``, ``warning``: a line ``text`` to print.
+    - ``debug``: a line ``text`` to print with ``--verbose``.
+    - ``compiling``: ``done`` of ``total`` modules of physics kernels are compiled. Sent only if any must be compiled,
+      first with 0 done.
+    - ``length``: the run's total number of iterations, ``max_iterations``. Sent once, before the first iteration.
+    - ``iteration``: a ``row`` of metrics.
+
+    Events for the launcher:
+
+    - ``joined``: a ``rank`` has started, with its ``pid`` and ``host``.
+    - ``beat``: a ``rank`` has done ``iteration`` iterations.
+    - ``result``: the ``result`` of a ``rank``.
+    - ``failed``: the ``report`` of a rank that failed.
 
     Args:
-        kind: ``status`` or ``warning``: a line to show, as ``text``; ``debug``: one that ``--verbose`` shows. ``compiling``: ``done`` of ``total`` modules of physics
-            kernels are compiled; reported only if any was missing, first with 0 done. ``length``: iterations that the run has in all, as
-            ``max_iterations``; told once, before the first. ``iteration``: a row of metrics, as ``row``. The others are for the
-            launcher and not for people. ``joined``: a ``rank`` with its ``pid`` and ``host``. ``beat``: the ``iteration`` that a
-            ``rank`` has done. ``result``: what a ``rank`` returned, as ``result``. ``failed``: a rank's ``report``.
-        data: What the kind needs; plain data.
+        kind: Kind of event.
+        data: Values that the kind requires; plain data.
     """
     level = _LEVELS.get(kind, logging.DEBUG)
     _logger.log(level, "%s %s", kind, data, extra={"event": {"kind": kind, **data}})
 
 
 class EventHandler(logging.Handler):
-    """Hands the events that log records carry to a listener; other records it ignores."""
+    """Log handler that passes the events of log records to a listener, and ignores other records."""
 
     def __init__(self, listen: Listener) -> None:
-        """Attach nothing yet.
+        """Create the handler.
 
         Args:
-            listen: Takes the events.
+            listen: Receives the events.
         """
         super().__init__()
         self._listen = listen
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Pass on the record's event, if it has one."""
+        """Pass the record's event to the listener, if it has one."""
         event: Event | None = getattr(record, "event", None)
         if event is None:
             return
-        # torchrunx marks the records that come from a rank.
+        # torchrunx adds the rank to records that it forwards.
         rank = getattr(record, "local_rank", None)
         if rank is not None and event["kind"] == "warning":
             event = {**event, "text": f"rank {rank}: {event['text']}"}
@@ -64,10 +79,10 @@ class EventHandler(logging.Handler):
 
 @contextlib.contextmanager
 def listening(listen: Listener) -> Iterator[None]:
-    """Hear the rank in this process, until the context is left.
+    """Pass the events of this process to a listener until the context ends.
 
     Args:
-        listen: Takes its events.
+        listen: Receives the events.
     """
     logger = logging.getLogger(NAME)
     handler, level = EventHandler(listen), logger.level

@@ -1,7 +1,7 @@
-"""One rank, start to end: device, seed, env, process group, runner, tear-down.
+"""One rank from start to end: device, seed, env, process group, runner, teardown.
 
-Torch and Warp are imported inside functions: torchrunx unpickles a reference to :func:`run` in its launcher and in its agent
-as well, and neither needs them loaded.
+PyTorch and Warp are imported inside functions: torchrunx unpickles a reference to :func:`run` in its launcher and agent
+too, and neither needs these libraries.
 """
 
 from __future__ import annotations
@@ -56,26 +56,26 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Entry = Callable[[TrainConfig, RankPlan, Control], T]
-"""What a rank does: a function of a module, given the run's config, the rank's plan and its control. Returns a dataclass of plain data."""
+"""Function that a rank runs, defined in a module: takes config, plan and control; returns a dataclass of plain data."""
 
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 """Variable that names the network interface whose address gloo announces to other ranks."""
 
 EGL_DEVICE = "MUJOCO_EGL_DEVICE_ID"
-"""Variable by which MuJoCo chooses the GPU that draws, where it draws through EGL."""
+"""Variable that selects the GPU for MuJoCo's rendering through EGL."""
 
 DRAIN_S = 0.1
-"""Seconds that a rank's last printed lines have to reach its log."""
+"""Seconds for a rank's last printed lines to reach its log."""
 
 _logger = logging.getLogger(__name__)
 
 PR_SET_PDEATHSIG = 1
-"""prctl(2): the signal that a process gets when its parent ends."""
+"""Operation of prctl(2) that sets the signal a process receives when its parent ends."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """What a run leaves behind; small and picklable, for it travels from rank 0 to the launcher."""
+    """Result of a run; small and picklable, since rank 0 sends it to the launcher."""
 
     run_dir: Path
     """The run directory."""
@@ -84,31 +84,31 @@ class RunResult:
     metrics: dict[str, float | int | None]
     """The last row of metrics.jsonl."""
     stopped: bool
-    """Whether it was asked to stop before its last iteration."""
+    """Whether the run was stopped before its last iteration."""
 
     @property
     def history(self) -> dict[str, NDArray[np.float64]]:
-        """Every column of metrics.jsonl, (iterations,) each; NaN where a value was not known yet."""
+        """Columns of metrics.jsonl by name, each (iterations,); NaN where a row has no value."""
         return runs.read_history(self.run_dir)
 
 
 class Learner(NamedTuple):
-    """What a rank trains with, once it has joined the others."""
+    """A rank's runner, after the rank has joined the others."""
 
     runner: Runner
     """Env and algorithm."""
     info: RankInfo
-    """Who and where this rank is."""
+    """Rank, device and envs of this process."""
 
 
 def run(config: TrainConfig, plan: RankPlan, control: Control, store: Store | None = None) -> RunResult:
-    """Train on this rank; where the run directory has a checkpoint, resume from it.
+    """Train on this rank. If the run directory has a checkpoint, resume from it.
 
     Args:
         config: The run's config.
         plan: Device, budget and run directory.
-        control: Receives progress, and is asked whether to stop.
-        store: Where the ranks have met already; None to meet them now.
+        control: Receives heartbeats; its stop request ends training.
+        store: Key-value store of all ranks; None to connect to it here.
     """
     with joined(config, plan, store) as learner:
         _inject_fault(learner.runner, learner.info.rank)
@@ -124,7 +124,7 @@ def run(config: TrainConfig, plan: RankPlan, control: Control, store: Store | No
 
 @contextlib.contextmanager
 def joined(config: TrainConfig, plan: RankPlan, store: Store | None = None) -> Iterator[Learner]:
-    """Build this rank's learner and join the other ranks, until the context is left.
+    """Build this rank's learner and join the other ranks until the context ends.
 
     Args:
         config: The run's config.
@@ -143,35 +143,36 @@ def joined(config: TrainConfig, plan: RankPlan, store: Store | None = None) -> I
         from mjlab_dist.env import Env  # noqa: PLC0415
         from mjlab_dist.learn import Runner  # noqa: PLC0415
 
-        # What ranks must agree on before there is a process group
+        # Store, and what ranks must agree on before there is a process group: backend, devices, envs per rank
         if store is None:
             set_gloo_interface(rank, os.environ)
             store = meet(rank)
-        # Machines may differ: one rank that cannot use NCCL is enough.
         backends = exchange(store, rank.rank, rank.world_size, "backend", plan.device.backend)
         devices = _meet_devices(config, rank, store, device)
         budget = plan.budget or _measure_budget(config, rank, store, devices)
-        _report_step(rank, f"met the others; world size {rank.world_size}, {budget.num_envs} envs per rank")
+        _report_step(rank, f"connected to the others; world size {rank.world_size}, {budget.num_envs} envs per rank")
 
         # Envs
         env = Env(config.env, budget.num_envs, device, first_env_id=rank.rank * budget.num_envs)
         ranks = _describe_ranks(rank, store, devices[rank.rank], env)
         _report_step(rank, f"built envs {env.env_ids[0]} to {env.env_ids[-1]}")
 
-    # Process group and learner
+    # Process group. Machines may differ: if any rank cannot use NCCL, all use gloo.
     backend = "gloo" if "gloo" in backends else plan.device.backend
     with process_group(rank, device, backend, store):
         if rank.world_size > 1:
             _report_step(rank, f"joined the process group ({backend})")
         if rank.is_main:
             runs.write_ranks(plan.run_dir, ranks)
+
+        # Learner
         runner = Runner(env, config, rank, plan.run_dir)
         _report_step(rank, f"built a learner with {runner.alg.num_parameters:,} parameters")
         yield Learner(runner, ranks[rank.rank])
 
 
 def _report_step(rank: Rank, text: str) -> None:
-    """Report a step of the set-up, which ``--verbose`` shows."""
+    """Report a step of the setup, which ``--verbose`` shows."""
     emit("debug", text=f"rank {rank.rank}: {text}")
 
 
@@ -181,7 +182,7 @@ def _visible_device() -> str:
 
 
 def _inject_fault(runner: Runner, rank: int) -> None:
-    """Add the fault that the environment asks of this rank, if any."""
+    """Add the fault that the environment requests for this rank, if any."""
     fault = read_fault(os.environ)
     if fault is not None and fault.rank == rank:
         from mjlab_dist.learn.fault_injection import FaultInjection  # noqa: PLC0415
@@ -190,26 +191,29 @@ def _inject_fault(runner: Runner, rank: int) -> None:
 
 
 def run_or_die(entry: Entry[Any], config: TrainConfig, plans: Sequence[RankPlan]) -> NoReturn:
-    """Be one of several ranks: tell the launcher the result, or what went wrong, and end this process at once.
+    """Run one of several ranks, send its result or error to the launcher, and end this process at once.
 
-    A rank that only raised would leave the others waiting for it in a collective, for minutes; one that only returned would wait
-    for torchrunx's agent, for seconds.
+    If a rank only raised its error, the others would wait for it in a collective for minutes. If it only returned, it
+    would wait for torchrunx's agent for seconds.
 
     Args:
-        entry: What this rank does.
+        entry: Function that this rank runs.
         config: The run's config.
-        plans: Plans of this machine's ranks, in order of local rank. A rank that dies writes ``errors/rank<N>.json`` into the
-            run directory.
+        plans: Plans of this machine's ranks, in order of local rank. A rank that fails writes ``errors/rank<N>.json``
+            into the run directory.
     """
+    # Process, libraries, and this rank's plan
     die_with_parent()
     import_learner()
     own = rank_from_environment(os.environ)
     rank, plan = own.rank, plans[own.local_rank]
+    # SIGTERM stops the run in order
     control = Control()
     signal.signal(signal.SIGTERM, lambda *_: control.request_stop())
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # which the launcher's thread had blocked
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # blocked in the launcher's thread, and inherited
     emit("joined", rank=rank, pid=os.getpid(), host=socket.gethostname())
 
+    # Watchdog, which reports progress, and ends the process if the training loop hangs
     def advanced(iteration: int) -> None:
         emit("beat", rank=rank, iteration=iteration)
 
@@ -219,6 +223,8 @@ def run_or_die(entry: Entry[Any], config: TrainConfig, plans: Sequence[RankPlan]
         _die(error, "".join(frames), rank, control, plan.run_dir)
 
     Watchdog(control, config.hang_timeout, advanced, hung).start()
+
+    # Training, then the result or the error
     try:
         result = entry(config, plan, control)
     except BaseException as error:  # noqa: BLE001
@@ -228,9 +234,9 @@ def run_or_die(entry: Entry[Any], config: TrainConfig, plans: Sequence[RankPlan]
 
 
 def set_gloo_interface(rank: Rank, environ: MutableMapping[str, str]) -> None:
-    """Have gloo announce the address from which rank 0's machine is reached, unless the user chose an interface.
+    """Set the network interface for gloo to the one that connects to rank 0, unless the user chose an interface.
 
-    By default gloo announces the address of the machine's own name, which on many machines is a loopback address.
+    By default gloo announces the address of the machine's own name, which is a loopback address on many machines.
 
     Args:
         rank: Which rank this is.
@@ -238,7 +244,7 @@ def set_gloo_interface(rank: Rank, environ: MutableMapping[str, str]) -> None:
     """
     if rank.world_size == 1 or rank.on_one_machine or GLOO_INTERFACE in environ:
         return
-    import psutil  # noqa: PLC0415 (needed on several machines only)
+    import psutil  # noqa: PLC0415 (only needed on several machines)
 
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((rank.master_address, 1))  # sends nothing, and chooses the route
@@ -249,10 +255,10 @@ def set_gloo_interface(rank: Rank, environ: MutableMapping[str, str]) -> None:
 
 
 def _meet_devices(config: TrainConfig, rank: Rank, store: Store | None, device: str) -> list[DeviceInfo]:
-    """The device of every rank; unlike ones are reported by rank 0, or refused by all."""
+    """Return every rank's device. If devices differ, rank 0 warns, or all raise with ``--require-same-devices``."""
     own = describe_device(device, os.environ.get(EGL_DEVICE))
-    told = exchange(store, rank.rank, rank.world_size, "device", dataclasses.asdict(own))
-    devices = [DeviceInfo(**one) for one in told]
+    exchanged = exchange(store, rank.rank, rank.world_size, "device", dataclasses.asdict(own))
+    devices = [DeviceInfo(**fields) for fields in exchanged]
     if config.require_same_devices:
         require_same(devices)
     difference = compare_devices(devices)
@@ -262,14 +268,14 @@ def _meet_devices(config: TrainConfig, rank: Rank, store: Store | None, device: 
 
 
 def _measure_budget(config: TrainConfig, rank: Rank, store: Store | None, devices: list[DeviceInfo]) -> Budget:
-    """Return as many envs as the memory of every rank holds; the same on every rank."""
+    """Return the budget with the number of envs per rank that fits in the memory of every rank."""
     from mjlab_dist.env import sizing  # noqa: PLC0415 (imports torch)
 
     own = devices[rank.rank]
     num_ranks_here = sum(other.host == own.host for other in devices)
     room = sizing.measure_room(config, own.device, num_ranks_here)
-    told = exchange(store, rank.rank, rank.world_size, "room", dataclasses.asdict(room))
-    num_envs, reason = sizing.choose_num_envs([sizing.Room(**one) for one in told])
+    exchanged = exchange(store, rank.rank, rank.world_size, "room", dataclasses.asdict(room))
+    num_envs, reason = sizing.choose_num_envs([sizing.Room(**fields) for fields in exchanged])
     budget = budget_of(config, rank.world_size, num_envs)
     if rank.is_main:
         for text in filter(None, (reason, budget.note)):
@@ -288,14 +294,15 @@ def _describe_ranks(rank: Rank, store: Store | None, device: DeviceInfo, env: En
         num_envs=env.num_envs,
         seed=torch.initial_seed(),
     )
-    told = exchange(store, rank.rank, rank.world_size, "rank", dataclasses.asdict(own))
-    return [RankInfo(**one) for one in told]
+    exchanged = exchange(store, rank.rank, rank.world_size, "rank", dataclasses.asdict(own))
+    return [RankInfo(**fields) for fields in exchanged]
 
 
 def _free_earlier_run(device: str) -> None:
-    """Free the memory of an earlier run of this process: env and runner refer to themselves, so only the collector frees them.
+    """Free the memory of an earlier run in this process.
 
-    If that run failed in a notebook, the last traceback still holds its frames.
+    Env and runner are in reference cycles, which only the garbage collector frees. If the run failed in a notebook, the
+    last traceback also keeps its frames alive.
     """
     traceback.clear_frames(getattr(sys, "last_traceback", None))
     gc.collect()
@@ -303,40 +310,43 @@ def _free_earlier_run(device: str) -> None:
         import torch
 
         if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()  # else the memory stays with torch, and Warp cannot use it
+            torch.cuda.empty_cache()  # return memory from PyTorch's cache, so that Warp can use it
 
 
 def _check_visible(device: RankDevice) -> None:
-    """Raise if CUDA does not show this process the rank's own device alone.
+    """Raise if this process can see GPUs of other ranks.
 
-    CUDA reads CUDA_VISIBLE_DEVICES when it starts. If a library has started it before, ``cuda:0`` is another rank's GPU.
+    CUDA reads CUDA_VISIBLE_DEVICES when it starts. If a library started CUDA earlier, ``cuda:0`` may be another rank's
+    GPU.
 
     Raises:
-        UserError: If it shows more.
+        UserError: If CUDA shows more than one device to a rank that should see one.
     """
     import torch
 
     num_visible = torch.cuda.device_count()
     if device.visible is not None and num_visible > 1:
         raise UserError(
-            f"CUDA_VISIBLE_DEVICES: CUDA shows {num_visible} devices to a rank that was given one: something started CUDA before "
-            "the rank could choose; remove CUDA calls from modules that are imported at start-up (sitecustomize, plug-ins)"
+            f"CUDA_VISIBLE_DEVICES: CUDA shows {num_visible} devices to a rank that should see one, because CUDA was "
+            "started before the rank set the variable; remove CUDA calls from modules that are imported at startup "
+            "(sitecustomize, plugins)"
         )
 
 
 def prepare_process(device: RankDevice, rank: Rank, seed: int) -> None:
-    """Set up the process of a rank: its visible GPU and EGL's device, before CUDA and EGL start; threads, seed.
+    """Set up a rank's process: visible GPU and EGL device, before CUDA and EGL start; threads and seed.
 
-    MUJOCO_EGL_DEVICE_ID is the index among the devices that CUDA shows this process, which is torch's index. MuJoCo's
-    EGL module first asks every EGL device for its CUDA device (EGL_CUDA_DEVICE_NV). The extension EGL_NV_device_cuda
-    defines the answer as a handle for CUDA's functions, so CUDA_VISIBLE_DEVICES applies to it. A value that the user
-    has set stays.
+    MUJOCO_EGL_DEVICE_ID is the index among the devices that CUDA shows to this process, the same as PyTorch's index.
+    MuJoCo's EGL module first queries the CUDA device of every EGL device (EGL_CUDA_DEVICE_NV). The extension
+    EGL_NV_device_cuda defines this value as a handle for CUDA's functions, so CUDA_VISIBLE_DEVICES applies to it. A
+    value set by the user is kept.
 
     Args:
         device: The rank's device.
         rank: Which rank this is.
         seed: The run's seed; the rank's is this plus its global rank.
     """
+    # Environment, before CUDA and EGL start
     number_by_bus(os.environ)
     if device.visible is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = device.visible  # read when CUDA starts, not at its import
@@ -347,6 +357,7 @@ def prepare_process(device: RankDevice, rank: Rank, seed: int) -> None:
 
     from mjlab_dist.sim import start_warp  # noqa: PLC0415
 
+    # Threads, device, seed, Warp
     torch.set_num_threads(device.torch_threads)
     if device.device != "cpu":
         torch.cuda.set_device(device.device)
@@ -368,7 +379,7 @@ def _die(error: BaseException, stack: str, rank: int, control: Control, run_dir:
         "message": str(error),
         "traceback": stack,
     }
-    _logger.error("%s", stack)  # what is only printed travels in a thread, which ends with this process
+    _logger.error("%s", stack)  # logged, since printed text is forwarded by a thread, which ends with this process
     emit("failed", report=report)
     try:
         (run_dir / runs.ERRORS).mkdir(exist_ok=True)
@@ -386,18 +397,18 @@ def _leave(code: Exit) -> NoReturn:
 
 
 def _follows_another(error: BaseException) -> bool:
-    """Whether another rank most likely failed before: the error came out of torch.distributed, or says so."""
+    """Return whether another rank probably failed first: the error reports that, or torch.distributed raised it."""
     if isinstance(error, NonFiniteError):
         return error.of_another_rank
     if isinstance(error, LostRankError):
         return True
     if type(error).__module__.startswith("torch.distributed"):
-        return True  # the store that ranks meet at is C++, which leaves no frame
+        return True  # errors of the store, which is implemented in C++, have no Python frame
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and Path("torch", "distributed").as_posix() in Path(frames[-1].filename).as_posix()
 
 
 def die_with_parent() -> None:
-    """Have the kernel end this process with the one that started it, so that none is ever left behind (Linux)."""
+    """Have the kernel kill this process when its parent ends, so that no process is left behind (Linux only)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -38,7 +38,7 @@ def test_ranks_on_gpus_gather_what_is_on_the_cpu_through_gloo() -> None:
 def test_a_run_after_one_that_failed_with_nccl_is_refused() -> None:
     with (
         mock.patch.object(dist, "is_initialized", return_value=True),
-        pytest.raises(UserError, match="another process"),
+        pytest.raises(UserError, match="start a new process"),
         group.process_group(Rank(world_size=2), "cuda:0", "nccl", HashStore()),
     ):
         raise AssertionError("it was joined")
