@@ -249,7 +249,7 @@ def test_an_arm_of_gymnasium_becomes_a_task_of_a_checkout_that_trains(command: C
     assert (checkout / "pyproject.toml").read_text().replace(line, "") == before
     env = install(checkout, checkout / "site")
     listed = command("list-tasks", env=env).out
-    assert re.search(r"^my-reacher +Bring the joints to where they are told, with reacher.xml\.$", listed, re.MULTILINE)
+    assert re.search(r"^my-reacher +Move the joints to target positions, with reacher.xml\.$", listed, re.MULTILINE)
     row = trained(command, "my-reacher", env, "--env.rewards.effort.weight", "0", "--env.rewards.distance.weight", "0")
     assert 0 < row["mean_step_reward"] < 1
 
@@ -401,14 +401,14 @@ NO_MESH = DOG.replace("deep/trunk", "deep/gone")
         ([], "the new task has no name"),
         (["my-robot"], "--mjcf: is missing"),
         (["my-robot", "--mjcf", "gone.xml"], "--mjcf gone.xml: there is no such file"),
-        (["My Robot", "--mjcf", "dog.xml"], "My Robot: is no name for a task; use small letters"),
-        (["3d", "--mjcf", "dog.xml"], "3d: is no name for a task"),
-        (["class", "--mjcf", "dog.xml"], "class: is no name for a task"),
-        (["cartpole-balance", "--mjcf", "dog.xml"], "cartpole-balance: there is a task of that name"),
-        (["numpy", "--mjcf", "dog.xml"], "numpy: there is a Python module numpy already"),
-        (["there", "--mjcf", "dog.xml"], "there: there is there already"),
+        (["My Robot", "--mjcf", "dog.xml"], "My Robot: is not a task name; use lowercase letters"),
+        (["3d", "--mjcf", "dog.xml"], "3d: is not a task name"),
+        (["class", "--mjcf", "dog.xml"], "class: is not a task name"),
+        (["cartpole-balance", "--mjcf", "dog.xml"], "cartpole-balance: a task with this name exists"),
+        (["numpy", "--mjcf", "dog.xml"], "numpy: a Python module numpy already exists"),
+        (["there", "--mjcf", "dog.xml"], "there: there already exists"),
         (["my-robot", "--mjcf", "dog.xml", "--dir", "gone"], "--dir gone: there is no such directory"),
-        (["my-robot", "--mjcf", "no.xml"], "no.xml: is no XML"),
+        (["my-robot", "--mjcf", "no.xml"], "no.xml: is not XML"),
         (["my-robot", "--mjcf", "urdf.xml"], "is a URDF"),
         (["my-robot", "--mjcf", "joint.xml"], "--mjcf joint.xml: has no hinge or slide joint"),
         (["my-robot", "--mjcf", "mesh.xml"], "Error opening file"),

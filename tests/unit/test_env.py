@@ -920,7 +920,7 @@ def test_curricula_see_episodes_as_they_end_and_totals_as_iterations_end() -> No
 
 def test_what_is_no_curriculum_is_refused() -> None:
     message = refused(curricula={"odd": TermConfig(func=f"{TERMS}:alive")})
-    assert message.startswith(f"--env.curricula.odd.func {TERMS}:alive: is no Curriculum")
+    assert message.startswith(f"--env.curricula.odd.func {TERMS}:alive: is not a Curriculum")
 
 
 # Ids

@@ -174,7 +174,7 @@ def test_an_expression_that_fits_no_contact_sensor_is_refused(pattern: str) -> N
 
 def test_what_is_no_sensor_is_refused() -> None:
     message = refused(sensors={"feet": TermConfig(func="mjlab_dist.mdp.observations:last_action")})
-    assert message.startswith("--env.sensors.feet.func mjlab_dist.mdp.observations:last_action: is no Sensor")
+    assert message.startswith("--env.sensors.feet.func mjlab_dist.mdp.observations:last_action: is not a Sensor")
 
 
 def test_a_sensor_is_found_by_name_and_class() -> None:

@@ -1,4 +1,4 @@
-"""Make a task from an MJCF: files that a person then changes."""
+"""Creation of a task from an MJCF, as files for the user to edit."""
 
 from __future__ import annotations
 
@@ -37,46 +37,52 @@ HEADER = f'[project.entry-points."{registry.GROUP}"]'
 
 @dataclass(frozen=True, kw_only=True)
 class NewTask:
-    """A task that was made."""
+    """A created task."""
 
     task: str
-    """The task's name."""
+    """Name of the task."""
     folder: Path
-    """Folder of its files: the package, or the project that holds it."""
+    """Folder of its files: the package, or the project that contains the package."""
     package: Path
     """Folder of config.py."""
     is_in_checkout: bool
-    """Whether it is one of the tasks of a checkout of this project; if not, it is a package to install."""
+    """Whether the task was added to a checkout of this project; otherwise it is a package to install."""
     robot: Robot
-    """What was found in the MJCF."""
+    """The robot in the MJCF."""
     apart: list[Path]
-    """Files that the MJCF names by an absolute path; they were not copied."""
+    """Files that the MJCF names by an absolute path, which were not copied."""
 
 
 def create(task: str, mjcf: Path, directory: Path | None) -> NewTask:
-    """Make a task.
+    """Create a task.
 
-    In a checkout of this project it becomes one of its tasks, elsewhere or with a directory a package of its own.
+    In a checkout of this project the task is added to its tasks. Elsewhere, or with ``directory``, it becomes a package
+    of its own.
 
     Args:
-        task: Its name: small letters, digits and hyphens.
-        mjcf: The robot.
-        directory: Directory to make a package in; the current one by default.
+        task: Name of the task: lowercase letters, digits and hyphens.
+        mjcf: The MJCF of the robot.
+        directory: Directory in which the package is created; the current directory by default.
 
     Raises:
-        UserError: If the task cannot be made; nothing has been written then.
+        UserError: If the task cannot be created; in that case nothing is written.
     """
+    # Place and names
     module = _module_name(task)
     checkout = find_checkout(Path.cwd()) if directory is None else None
     base = checkout / TASKS if checkout else directory or Path()
     folder = base / module
     _refuse_taken(task, module, folder, checkout)
     if not base.is_dir():
-        raise UserError(f"--dir {base}: there is no such directory; make it first")
+        raise UserError(f"--dir {base}: there is no such directory; create it first")
     if not mjcf.is_file():
         raise UserError(f"--mjcf {mjcf}: there is no such file")
+
+    # Files of the MJCF, and the robot in it
     files, apart = find_files(mjcf)
     robot = examine(mjcf)
+
+    # Files of the task
     with _made_at_once(folder) as made:
         package = made if checkout else made / module
         package.mkdir(exist_ok=True)
@@ -122,23 +128,23 @@ def find_checkout(directory: Path) -> Path | None:
 def _module_name(task: str) -> str:
     module = task.replace("-", "_")
     if not re.fullmatch(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*", task) or keyword.iskeyword(module):
-        raise UserError(f"{task}: is no name for a task; use small letters, digits and hyphens, such as my-robot")
+        raise UserError(f"{task}: is not a task name; use lowercase letters, digits and hyphens, such as my-robot")
     return module
 
 
 def _refuse_taken(task: str, module: str, folder: Path, checkout: Path | None) -> None:
     registered = (checkout / "pyproject.toml").read_text() if checkout else ""
     if task in registry.task_names() or re.search(rf"^{re.escape(task)}\s*=.*\.config:", registered, re.MULTILINE):
-        raise UserError(f"{task}: there is a task of that name; choose another")
+        raise UserError(f"{task}: a task with this name exists; choose another name")
     if folder.exists():
-        raise UserError(f"{task}: {folder} is there already; choose another name, or remove it")
+        raise UserError(f"{task}: {folder} already exists; choose another name, or remove it")
     if checkout is None and importlib.util.find_spec(module) is not None:
-        raise UserError(f"{task}: there is a Python module {module} already; choose another name")
+        raise UserError(f"{task}: a Python module {module} already exists; choose another name")
 
 
 @contextlib.contextmanager
 def _made_at_once(folder: Path) -> Iterator[Path]:
-    """Make a folder that gets its name when it is complete, and is removed on failure.
+    """Create a folder under a temporary name, rename it when it is complete, and remove it on failure.
 
     Raises:
         UserError: If it cannot be written.
@@ -158,7 +164,7 @@ def _made_at_once(folder: Path) -> Iterator[Path]:
 
 
 def _register(project: Path, names: Names, folder: Path) -> None:
-    """Add a task to a checkout's pyproject.toml, after the others."""
+    """Add a task to the pyproject.toml of a checkout, after the other tasks."""
     head, header, tail = project.read_text().partition(HEADER)
     section, blank, rest = tail.partition("\n\n")
     try:

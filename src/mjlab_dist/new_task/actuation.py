@@ -1,4 +1,4 @@
-"""How the joints of a robot are driven: by the actuators of its MJCF, or by motors that are made up for it."""
+"""Actuation of a robot: by the actuators of its MJCF, or by motors with estimated parameters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import mujoco
 
 SAG_RAD = 0.25
-"""Deflection of a hinge under its load, for motors that are made up."""
+"""Deflection of a hinge under its load, with estimated motors."""
 
 SAG_M = 0.01
 """Deflection of a slide joint under its load."""
@@ -28,17 +28,17 @@ DAMPING_S = 0.05
 """Damping of these motors divided by their stiffness, in s."""
 
 HINGE_REACH_RAD = 0.5
-"""How far an action of 1 moves the target of a hinge's position motor."""
+"""Change of the target of a hinge's position motor by an action of 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """Actuators of one kind that one block of actions drives."""
+    """Actuators of one kind that one action block drives."""
 
     actuators: tuple[str, ...]
-    """Their names."""
+    """Names of the actuators, or regular expressions that match them."""
     kind: Literal["position", "velocity", "effort"]
-    """The quantity that their input sets."""
+    """The quantity that the actuator input sets."""
     scale: float
     """Input per unit of action."""
     offset: float | Literal["home"]
@@ -46,7 +46,7 @@ class Block:
 
 
 POSITIONS = Block(actuators=(".*",), kind="position", scale=HINGE_REACH_RAD, offset="home")
-"""Position motors of hinges, all of them."""
+"""Action block of all position motors of hinges."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,24 +54,27 @@ class Motors:
     """Position motors for joints of an MJCF without actuators."""
 
     joints: tuple[str, ...]
-    """Their joints."""
+    """Names of the joints, or regular expressions that match them."""
     stiffness: float
-    """In N m/rad (slide: N/m)."""
+    """Stiffness in N m/rad (slide joints: N/m)."""
     damping: float
-    """In N m s/rad (slide: N s/m)."""
+    """Damping in N m s/rad (slide joints: N s/m)."""
     effort_limit: float
-    """In N m (slide: N)."""
+    """Maximum torque in N m (slide joints: force in N)."""
 
 
 def find_blocks(model: mujoco.MjModel) -> dict[str, Block]:
-    """Return blocks of actions, by name: actuators that are driven alike share one.
+    """Return the action blocks by name. Actuators with the same kind, scale and offset share a block.
 
     Args:
         model: The MuJoCo model.
     """
+    # Actuators by block
     alike: dict[Block, list[str]] = {}
     for i in range(model.nu):
         alike.setdefault(_block(model, i), []).append(model.actuator(i).name)
+
+    # Names: the kind, with a number if several blocks have it
     kinds = Counter(block.kind for block in alike)
     seen: Counter[str] = Counter()
     named: dict[str, Block] = {}
@@ -84,7 +87,7 @@ def find_blocks(model: mujoco.MjModel) -> dict[str, Block]:
 
 
 def _block(model: mujoco.MjModel, actuator: int) -> Block:
-    """Return how one actuator is driven, without its name."""
+    """Return the action block of one actuator, without its name."""
     import mujoco
 
     gain, bias = model.actuator_gainprm[actuator], model.actuator_biasprm[actuator]
@@ -95,9 +98,11 @@ def _block(model: mujoco.MjModel, actuator: int) -> Block:
         model.actuator_gaintype[actuator] == mujoco.mjtGain.mjGAIN_FIXED
         and model.actuator_biastype[actuator] == mujoco.mjtBias.mjBIAS_AFFINE
     )
+    # Position: offset by the start state. Hinges have a fixed scale, slide joints a quarter of their range.
     if is_affine and bias[1] < 0 and joint is not None:
         scale = POSITIONS.scale if is_hinge(model, joint) else rounded(_reach(model, joint) / 4)
         return dataclasses.replace(POSITIONS, actuators=(), scale=scale)
+    # Velocity or effort: actions of -1 and 1 are the ends of the input's range, or of the force's.
     kind = "velocity" if is_affine and bias[2] < 0 and bias[1] == 0 else "effort"
     if has_range:
         return Block(actuators=(), kind=kind, scale=rounded((high - low) / 2), offset=rounded((high + low) / 2))
@@ -110,18 +115,20 @@ def _block(model: mujoco.MjModel, actuator: int) -> Block:
 def make_motors(
     model: mujoco.MjModel, start: mujoco.MjData, joints: Sequence[int], free: int | None
 ) -> dict[str, Motors]:
-    """Make up position motors that are strong enough to hold the robot, by name; joints with similar loads share one.
+    """Return estimated position motors that can hold the robot, by name; joints with similar loads share parameters.
 
     Args:
         model: The MuJoCo model.
         start: The start state.
         joints: Joints that get a motor.
-        free: The free joint of a robot that floats.
+        free: The free joint of a floating robot.
     """
+    # Joints by type and by load, in steps of a factor of 4
     alike: dict[tuple[bool, int], list[int]] = {}
     loads = {joint: _load_of(model, start, joint, free) for joint in joints}
     for joint in joints:
         alike.setdefault((is_hinge(model, joint), round(math.log(loads[joint], 4))), []).append(joint)
+    # The joint with the largest load of a group sets its parameters.
     groups: dict[str, Motors] = {}
     for n, ((hinge, _), members) in enumerate(sorted(alike.items(), reverse=True), start=1):
         load = max(loads[joint] for joint in members)
@@ -136,9 +143,9 @@ def make_motors(
 
 
 def _load_of(model: mujoco.MjModel, start: mujoco.MjData, joint: int, free: int | None) -> float:
-    """Estimate the torque in N m (slide joints: the force in N) that a joint must hold.
+    """Return an estimate of the torque in N m (slide joints: force in N) that a joint must hold.
 
-    Joints of a floating robot hold half its weight, others the weight of the bodies after them.
+    A joint of a floating robot holds half the weight of the robot; other joints hold the bodies below them in the tree.
     """
     body = int(model.jnt_bodyid[joint])
     minimum = 1e-3

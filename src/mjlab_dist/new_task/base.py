@@ -1,4 +1,4 @@
-"""The base of a robot that floats: how high it is, and how fast the robot could walk."""
+"""The floating base of a robot: its height, and a walking speed for the robot."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 GRAVITY_M_S2 = 9.81
 
 TOLERATED_DEPTH_M = 0.01
-"""Depth in the ground up to which a start state is left as it is."""
+"""Maximum depth in the ground of a start state that is not lifted."""
 
 UPRIGHT = 0.8
-"""Minimum cosine of the angle between a body's z axis and the vertical, for the body to be upright."""
+"""Minimum cosine of the angle between the z axis of an upright body and the vertical."""
 
 FALLEN_SHARE = 0.2
-"""Clearance of a robot's belly at which it has fallen, as a share of the clearance at the start."""
+"""Ground clearance of the base of a fallen robot, as a share of the clearance at the start."""
 
 FROUDE = 0.25
 """Froude number v^2 / (g h) of the walking speed.
@@ -34,9 +34,9 @@ class Base:
     """The floating base of a robot."""
 
     joint: str
-    """Its free joint."""
+    """Name of the free joint."""
     is_upright: bool
-    """Whether its z axis points up at the start."""
+    """Whether the z axis of the base points up at the start."""
     rise_m: float
     """Depth of the start state in the ground; 0 if it is not in the ground."""
     min_height_m: float
@@ -46,13 +46,14 @@ class Base:
 
 
 def find_base(model: mujoco.MjModel, start: mujoco.MjData, free: int) -> Base:
-    """Measure the base of a robot that floats.
+    """Measure the base of a floating robot.
 
     Args:
         model: The MuJoCo model.
         start: The start state.
         free: The free joint.
     """
+    # Depth of the start state in the ground, and height of the base when it is lifted out
     body = int(model.jnt_bodyid[free])
     ground_m = ground_height(model, start)
     depth_m = max((-c.dist for c in start.contact if 0 in model.body_weldid[model.geom_bodyid[c.geom]]), default=0.0)
@@ -82,7 +83,7 @@ def ground_height(model: mujoco.MjModel, data: mujoco.MjData) -> float:
 
 
 def _clearance(model: mujoco.MjModel, data: mujoco.MjData, body: int) -> float:
-    """Return the height of a body's frame above the lowest point of what is fixed to it, in m."""
+    """Return the height of a body's frame above the lowest point of all colliding geoms fixed to it, in m."""
     fixed = (model.body_weldid[model.geom_bodyid] == model.body_weldid[body]) & (
         model.geom_contype | model.geom_conaffinity != 0
     )

@@ -1,4 +1,4 @@
-"""The files that an MJCF consists of: itself, what it includes, and its meshes, textures and height fields."""
+"""The files of an MJCF: the file itself, included files, meshes, textures and height fields."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from pathlib import Path
 from mjlab_dist.errors import UserError
 
 _FOLDERS = ("meshdir", "texturedir", "assetdir")
-"""Attributes of the element ``compiler`` that say where meshes and textures are."""
+"""Attributes of the element ``compiler`` that name the folders of meshes and textures."""
 
 
 def find_files(mjcf: Path) -> tuple[list[Path], list[Path]]:
-    """Find all that an MJCF refers to.
+    """Find all files that an MJCF refers to.
 
     Args:
         mjcf: The MJCF.
 
     Returns:
-        Files, the MJCF first; and those that are named by an absolute path, which stay where they are.
+        The files to copy, with the MJCF first; and the files that are named by an absolute path, which are not copied.
 
     Raises:
-        UserError: If the MJCF, or one that it includes, is no XML, or is a URDF.
+        UserError: If the MJCF or an included file is not XML, or is a URDF.
     """
     mjcf = _normal(mjcf)
     found = {mjcf: False}
     models = [mjcf]
-    for model in models:  # grows
+    for model in models:  # the loop appends models that are attached with <model file=...>
+        # Settings apply to all included files.
         trees = _trees(model)
         folders = ["", *(value for tree in trees.values() for value in _settings(tree, _FOLDERS))]
         strips = any(value == "true" for tree in trees.values() for value in _settings(tree, ("strippath",)))
@@ -38,7 +39,7 @@ def find_files(mjcf: Path) -> tuple[list[Path], list[Path]]:
                 asset = Path(name).name if strips and tag != "include" else name
                 place = _locate(asset, (model.parent, file.parent), folders)
                 if place is None:
-                    continue  # MuJoCo says so when it loads the MJCF
+                    continue  # MuJoCo reports a missing file when it loads the MJCF
                 path, is_absolute = place
                 if tag == "model" and path not in models:
                     models.append(path)
@@ -47,14 +48,14 @@ def find_files(mjcf: Path) -> tuple[list[Path], list[Path]]:
 
 
 def copy_files(files: list[Path], target: Path) -> str:
-    """Copy an MJCF and its files, which keep their places relative to each other.
+    """Copy an MJCF and its files, which keep their paths relative to each other.
 
     Args:
-        files: What :func:`find_files` found.
-        target: Folder that they go into.
+        files: The files from :func:`find_files`.
+        target: Folder to copy to.
 
     Returns:
-        Where in the folder the MJCF is.
+        Path of the MJCF relative to the folder.
     """
     base = Path(os.path.commonpath([file.parent for file in files]))
     for file in files:
@@ -65,7 +66,7 @@ def copy_files(files: list[Path], target: Path) -> str:
 
 
 def _trees(mjcf: Path) -> dict[Path, ET.Element]:
-    """An MJCF and what it includes."""
+    """Return the XML trees of an MJCF and of the files that it includes."""
     trees: dict[Path, ET.Element] = {}
     todo = [mjcf]
     while todo:
@@ -84,16 +85,14 @@ def _parse(file: Path) -> ET.Element:
     try:
         root = ET.parse(file).getroot()  # noqa: S314 (a file of the user's own)
     except (ET.ParseError, OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--mjcf {file}: is no XML: {error}") from error
+        raise UserError(f"--mjcf {file}: is not XML: {error}") from error
     if root.tag == "robot":
-        raise UserError(
-            f"--mjcf {file}: is a URDF; save it as an MJCF first, with mujoco.MjSpec.from_file(urdf).to_file(mjcf)"
-        )
+        raise UserError(f"--mjcf {file}: is a URDF; convert it first, with mujoco.MjSpec.from_file(urdf).to_file(mjcf)")
     return root
 
 
 def _references(tree: ET.Element) -> Iterator[tuple[str, str]]:
-    """Element and file name of all that is named in one file."""
+    """Yield element and file name of each reference to a file."""
     for element in tree.iter():
         for attribute, value in element.attrib.items():
             if attribute.startswith("file") and value:
@@ -106,7 +105,7 @@ def _settings(tree: ET.Element, attributes: tuple[str, ...]) -> Iterator[str]:
 
 
 def _locate(name: str, bases: tuple[Path, ...], folders: list[str]) -> tuple[Path, bool] | None:
-    """Where a file is, and whether it is named by an absolute path; None where there is none."""
+    """Return the path of a file and whether the MJCF names it by an absolute path; None if there is no such file."""
     for base in bases:
         for folder in folders:
             path = _normal(base / folder / name)
@@ -116,5 +115,5 @@ def _locate(name: str, bases: tuple[Path, ...], folders: list[str]) -> tuple[Pat
 
 
 def _normal(path: Path) -> Path:
-    """An absolute path without .., whose links stay links: files lie next to each other as the MJCF has it."""
+    """Return an absolute path without ``..``. Links are not followed, so that relative paths in the MJCF stay valid."""
     return Path(os.path.abspath(path))  # noqa: PTH100 (resolve() follows links)

@@ -1,4 +1,4 @@
-"""Joints of an MJCF: which of them are driven, and which one lets the robot float."""
+"""Joints of an MJCF: the driven joints, and the free joint of a floating robot."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 def find_free_joint(model: mujoco.MjModel) -> int | None:
-    """Return the free joint with the most driven joints in its tree; None without one.
+    """Return the free joint with the most driven joints in its tree; None if there is none.
 
-    A free joint without any, such as that of a cube, does not make a robot float.
+    Free joints of trees without driven joints, such as that of a cube, do not count.
 
     Args:
         model: The MuJoCo model.
@@ -31,7 +31,7 @@ def driven_joints(model: mujoco.MjModel, free: int | None) -> list[int]:
 
     Args:
         model: The MuJoCo model.
-        free: The free joint of a robot that floats.
+        free: The free joint of a floating robot.
     """
     driven = {joint for i in range(model.nu) if (joint := actuated_joint(model, i)) is not None}
     if not driven:

@@ -1,4 +1,4 @@
-"""What an MJCF lacks that a task needs: names, a ground, a camera."""
+"""Parts that a task needs and an MJCF may lack: names, a ground, a camera."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Lacks:
-    """Parts that an MJCF lacks and a config or a video needs."""
+    """Parts that an MJCF lacks and that a config or a video needs."""
 
     joint_names: dict[int, str]
     """Names for joints without one, by their index in ``mujoco.MjSpec.joints``."""
@@ -21,23 +21,23 @@ class Lacks:
     keyframe_name: str | None
     """Name for the first keyframe, if it is the start state and has no name."""
     ground: bool
-    """Whether a ground is missing, so that a robot that floats would fall for ever."""
+    """Whether a ground is missing, without which a floating robot would fall forever."""
     camera: bool
-    """Whether a camera is missing, so that a robot that floats would walk out of the picture."""
+    """Whether a camera is missing, without which a floating robot would walk out of the picture."""
 
     def __bool__(self) -> bool:
-        """Whether anything is missing."""
+        """Return whether anything is missing."""
         return any(vars(self).values())
 
 
 def find_lacks(spec: mujoco.MjSpec, model: mujoco.MjModel, key: int | None, free: int | None) -> Lacks:
-    """Find what an MJCF lacks.
+    """Find the parts that an MJCF lacks.
 
     Args:
         spec: The MJCF.
         model: The model that it compiles to.
         key: The keyframe that episodes start from.
-        free: The free joint of a robot that floats.
+        free: The free joint of a floating robot.
     """
     collides = (model.geom_contype | model.geom_conaffinity) != 0
     is_ground = (model.body_weldid[model.geom_bodyid] == 0) & collides
@@ -57,12 +57,12 @@ def find_lacks(spec: mujoco.MjSpec, model: mujoco.MjModel, key: int | None, free
 
 
 def supply(spec: mujoco.MjSpec, lacks: Lacks, free_joint: str | None) -> None:
-    """Add to an MJCF what it lacks, as the ``model.py`` that is written for it does.
+    """Add the missing parts to an MJCF, as the generated ``model.py`` does.
 
     Args:
         spec: The MJCF, changed in place.
-        lacks: What is missing.
-        free_joint: The free joint of a robot that floats.
+        lacks: The missing parts.
+        free_joint: The free joint of a floating robot.
     """
     import mujoco
 
@@ -81,7 +81,7 @@ def supply(spec: mujoco.MjSpec, lacks: Lacks, free_joint: str | None) -> None:
 
 
 def _new_names(names: Sequence[str], wishes: Sequence[str]) -> dict[int, str]:
-    """Return names for what has none, by index: the wishes, with a number where a name is taken."""
+    """Return names for the elements without one, by index: the wishes, with a number if a wish is taken."""
     taken = set(names)
     found: dict[int, str] = {}
     for i, (name, wish) in enumerate(zip(names, wishes, strict=True)):

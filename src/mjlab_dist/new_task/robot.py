@@ -1,4 +1,4 @@
-"""What MuJoCo finds in an MJCF, and the first task that this makes."""
+"""Examination of the robot in an MJCF, for the settings of a first task."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 CONTROL_HZ = 50.0
-"""Control steps per second, as near as the MJCF's timestep allows."""
+"""Target for the control steps per second; the timestep of the MJCF sets the next possible rate."""
 
 HOME_NAMES = ("home", "stand", "standing", "default")
-"""Names of the keyframe to start from; without any of these, the first keyframe is used."""
+"""Names of keyframes to start from, in order of preference; without any of these, the first keyframe is used."""
 
 SAMPLED_S = 2.0
-"""Simulated seconds of each episode in which constraints and contacts are counted."""
+"""Length in simulated seconds of the episodes in which constraints and contacts are counted."""
 
 NUM_SAMPLED = 20
 """Number of these episodes."""
@@ -36,18 +36,18 @@ NUM_SAMPLED = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Robot:
-    """The parts of an MJCF that a task is made from."""
+    """The properties of an MJCF that determine the config of its task."""
 
     base: Base | None
     """The floating base; None if the robot is fixed to the world."""
     joints: tuple[str, ...]
-    """Hinge and slide joints that are driven."""
+    """Names of the driven hinge and slide joints."""
     blocks: dict[str, Block]
-    """Actuators by name of the action block."""
+    """Action blocks by name."""
     motors: dict[str, Motors]
-    """Motors to add, by name of their group of joints; empty if the MJCF has actuators."""
+    """Motors to add, by name of the group of joints; empty if the MJCF has actuators."""
     lacks: Lacks
-    """What the MJCF lacks."""
+    """Parts that the MJCF lacks."""
     keyframe: str | None
     """Keyframe that episodes start from."""
     decimation: int
@@ -55,9 +55,9 @@ class Robot:
     control_hz: float
     """Control steps per second."""
     has_pgs: bool
-    """Whether the MJCF asks for the solver PGS, which MuJoCo Warp does not have."""
+    """Whether the MJCF uses the solver PGS, which MuJoCo Warp does not support."""
     has_rk4: bool
-    """Whether it asks for the integrator RK4, which takes four times as long as the others."""
+    """Whether the MJCF uses the integrator RK4, which takes four times as long as the others."""
     njmax: int
     """Constraint rows to allocate per env."""
     nconmax: int
@@ -71,7 +71,7 @@ def examine(mjcf: Path) -> Robot:
         mjcf: The file.
 
     Raises:
-        UserError: If MuJoCo or MuJoCo Warp refuses it, or nothing in it can be driven.
+        UserError: If MuJoCo or MuJoCo Warp does not accept it, or it has no hinge or slide joint.
     """
     import mujoco
 
@@ -80,7 +80,7 @@ def examine(mjcf: Path) -> Robot:
     spec, model = load(flag, mjcf)
     free = find_free_joint(model)
     lacks = find_lacks(spec, model, _find_key(model), free)
-    # With what it lacks, and a solver that MuJoCo Warp has
+    # The MJCF with the missing parts, and with a solver that MuJoCo Warp supports
     supply(spec, lacks, None if free is None else spec.joints[free].name or lacks.joint_names[free])
     has_pgs = model.opt.solver == mujoco.mjtSolver.mjSOL_PGS
     if has_pgs:
@@ -88,8 +88,9 @@ def examine(mjcf: Path) -> Robot:
     model = _compile(spec)
     joints = driven_joints(model, free)
     if not joints:
-        raise UserError(f"{flag}: has no hinge or slide joint, so that there is nothing to drive")
-    # Sizes of its buffers
+        raise UserError(f"{flag}: has no hinge or slide joint to drive; choose another MJCF")
+
+    # Sizes of the buffers
     touches = can_touch(model, _put_on_device(flag, model))
     key = _find_key(model)
     start = _start_state(model, key)
@@ -119,7 +120,7 @@ def load(flag: str, mjcf: Path) -> tuple[mujoco.MjSpec, mujoco.MjModel]:
         mjcf: The file.
 
     Raises:
-        UserError: If MuJoCo refuses it.
+        UserError: If MuJoCo does not accept it.
     """
     import mujoco
 
@@ -131,15 +132,15 @@ def load(flag: str, mjcf: Path) -> tuple[mujoco.MjSpec, mujoco.MjModel]:
 
 
 def _compile(spec: mujoco.MjSpec) -> mujoco.MjModel:
-    with warnings.catch_warnings(action="ignore"):  # about attributes that MuJoCo will drop
+    with warnings.catch_warnings(action="ignore"):  # about deprecated attributes
         return spec.compile()
 
 
 def _put_on_device(flag: str, model: mujoco.MjModel) -> mjw.Model:
-    """Put the model on the CPU in MuJoCo Warp, which refuses some models that MuJoCo accepts."""
+    """Put the model on the CPU in MuJoCo Warp, which does not support all models of MuJoCo."""
     import mujoco_warp as mjw
 
-    from mjlab_dist.sim.start import start_warp  # noqa: PLC0415 (with it come torch and Warp)
+    from mjlab_dist.sim.start import start_warp  # noqa: PLC0415 (imports torch and Warp)
 
     start_warp("cpu")
     try:
@@ -155,7 +156,7 @@ def _find_key(model: mujoco.MjModel) -> int | None:
 
 
 def _start_state(model: mujoco.MjModel, key: int | None) -> mujoco.MjData:
-    """Return the start state, with joints inside their ranges, as at the start of an episode."""
+    """Return the start state, with joints clipped to their ranges as at the start of an episode."""
     import mujoco
 
     data = mujoco.MjData(model)
@@ -169,9 +170,9 @@ def _start_state(model: mujoco.MjModel, key: int | None) -> mujoco.MjData:
 
 
 def _sample_sizes(model: mujoco.MjModel, start: mujoco.MjData, decimation: int) -> tuple[int, int]:
-    """Return the maximum of constraint rows and of contacts in episodes of random actions, by MuJoCo's C code.
+    """Return the maximum number of constraint rows and of contacts in episodes of random actions, in MuJoCo's C code.
 
-    MuJoCo Warp's list of contacts also holds pairs that only pass its broad phase. For a plane these are all geoms
+    MuJoCo Warp's list of contacts needs space for all pairs that pass its broad phase. With a plane these are all geoms
     whose bounding sphere reaches it.
     """
     import mujoco
@@ -200,7 +201,7 @@ def _sample_sizes(model: mujoco.MjModel, start: mujoco.MjData, decimation: int) 
 
 
 def _plane_pairs(model: mujoco.MjModel) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return planes and the geoms that can collide with them, pair by pair."""
+    """Return the planes and the geoms of all pairs that can collide, (num_pairs,) each."""
     import mujoco
 
     types, bits = model.geom_contype, model.geom_conaffinity

@@ -1,10 +1,10 @@
-"""Numbers as a person would write them."""
+"""Rounding of numbers for generated source code."""
 
 from __future__ import annotations
 
 
 def rounded(number: float) -> float:
-    """Return a number with two significant digits.
+    """Return a number rounded to two significant digits.
 
     Args:
         number: Any number.
@@ -13,7 +13,7 @@ def rounded(number: float) -> float:
 
 
 def rounded_up(length_m: float) -> float:
-    """Return a length in m, rounded up to a centimetre.
+    """Return a length in m, rounded up to the next centimetre.
 
     Args:
         length_m: Any length.

@@ -1,4 +1,4 @@
-"""The text of a new task's files."""
+"""Text of the files of a new task."""
 
 from mjlab_dist.new_task.source.config import config_source
 from mjlab_dist.new_task.source.model import model_source

@@ -1,4 +1,4 @@
-"""The text of a new task's ``config.py``, which a person reads from top to bottom and changes."""
+"""Text of the ``config.py`` of a new task, which the user reads and edits."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def config_source(names: Names, robot: Robot) -> str:
 
     Args:
         names: Names of the task and its files.
-        robot: What was found in the MJCF.
+        robot: The robot in the MJCF.
     """
-    summary = "Walk forward" if robot.base else "Bring the joints to where they are told"
+    summary = "Walk forward" if robot.base else "Move the joints to target positions"
     return f'''{_imports_source(names, robot)}
 
 {joined(_parts_source(robot))}
@@ -27,16 +27,16 @@ def {names.function}() -> TrainConfig:
     """{summary}, with {names.file}."""
     return TrainConfig(
         task={text(names.task)},
-        # Copies of the robot that learn side by side, on each GPU or CPU process; a GPU has room for thousands.
+        # Number of envs (copies of the robot) on each GPU or CPU process. A GPU can simulate thousands.
         num_envs=512,
-        # Iterations: each is a rollout of 32 control steps of every copy, and an update of the policy.
+        # Each iteration is a rollout of 32 control steps in every env, and an update of the policy.
         max_iterations=300,
         env=_env(),
         # The learner, PPO. More flags: train {names.task} --help agent
         agent=AgentConfig(
-            # Observations are scaled by their mean and standard deviation, so that none needs a scale of its own.
+            # Normalizes observations by their mean and standard deviation, so that terms need no scale.
             obs_normalization=True,
-            # A larger bonus explores longer.
+            # A larger entropy bonus leads to longer exploration.
             entropy_coef=0.002,
             use_clipped_value_loss=False,
             actor_hidden_dims=(128, 128),
@@ -48,7 +48,7 @@ def {names.function}() -> TrainConfig:
 def _env() -> EnvConfig:
     return EnvConfig(
         sim=_sim(),
-        # Simulated seconds until an episode ends by itself, and the next one starts.
+        # Time limit of an episode, in simulated seconds.
         episode_length_s=10.0,
 {_actions_source(robot)}
 {_floating_source(robot.base, robot) if robot.base else _fixed_source(robot)}
@@ -68,12 +68,12 @@ def _imports_source(names: Names, robot: Robot) -> str:
     imports += ["OptionsConfig"] if robot.has_pgs or robot.has_rk4 else []
     imports += ["ActuatorConfig"] if robot.motors else []
     modules = [name for name in MODULES if name != "terminations" or robot.base]
-    return f'''"""The task {names.task}: what is simulated, what the policy sees and does, what it is rewarded for.
+    return f'''"""The task {names.task}: simulation, observations, actions, rewards and terminations.
 
-All of it is data, and every field is also a flag:
+Every field is also a flag of the command line:
     train {names.task} --env.rewards.{"forward" if robot.base else "reached"}.weight 2
-Terms are functions and classes: editors jump to them, and type checkers check their parameters. The terms of
-mjlab-dist, and how to write your own: docs/add-a-task.md of mjlab-dist.
+Terms are functions and classes, so that editors can jump to them and type checkers check their parameters. For a list
+of all terms, and for writing your own, see docs/add-a-task.md of mjlab-dist.
 """
 
 from mjlab_dist.config import (
@@ -84,20 +84,20 @@ from mjlab_dist.mdp import {", ".join(modules)}
 
 
 def _parts_source(robot: Robot) -> list[str]:
-    """Return the constants that are parameters of terms."""
+    """Return the constants that terms use as parameters."""
     if robot.base is None:
-        return ["# The joints that are driven.", *tuple_lines("_JOINTS = ", robot.joints, "", 0)]
+        return ["# The driven joints.", *tuple_lines("_JOINTS = ", robot.joints, "", 0)]
     return ["# The free joint of the robot's base.", f"_ROOT = {text(robot.base.joint)}"]
 
 
 def _own_import_gap(names: Names) -> str:
-    """Return what import sorters put before imports of the task's own package: a blank line unless in a checkout."""
+    """Return the blank line that import sorters put before a package's own imports; empty in a checkout."""
     return "" if "." in names.module else "\n"
 
 
 def _sim_source(names: Names, robot: Robot) -> str:
     model = f"{names.module}.model:robot" if robot.lacks else f"{names.module}:{names.file}"
-    what = f"What {names.file} lacks is added by model.py." if robot.lacks else "The MJCF, a file of this package."
+    what = f"model.py adds what {names.file} lacks." if robot.lacks else "The MJCF, a file of this package."
     lines = [f"# {what}", f"model={text(model)},"]
     if robot.keyframe is not None:
         lines += ["# The keyframe that episodes start from.", f"keyframe={text(robot.keyframe)},"]
@@ -106,19 +106,19 @@ def _sim_source(names: Names, robot: Robot) -> str:
     if robot.has_pgs or robot.has_rk4:
         lines += ["options=OptionsConfig("]
         if robot.has_pgs:
-            lines += ["    # The MJCF asks for PGS, which MuJoCo Warp does not have.", '    solver="newton",']
+            lines += ["    # The MJCF uses PGS, which MuJoCo Warp does not support.", '    solver="newton",']
         if robot.has_rk4:
-            lines += ["    # The MJCF asks for RK4, which takes four times as long.", '    integrator="implicitfast",']
+            lines += ["    # The MJCF uses RK4, which takes four times as long.", '    integrator="implicitfast",']
         lines += ["),"]
     lines += [
-        f"# Physics steps per control step, which makes {robot.control_hz:.4g} control steps per second.",
+        f"# Physics steps per control step; the result is {robot.control_hz:.4g} control steps per second.",
         f"decimation={robot.decimation},",
-        "# Room for constraints and for contacts, per copy. If it is too small, some are dropped, and training reports",
-        "# it; if it is too large, steps take longer. Measure what the task needs:",
+        "# Maximum number of constraints and of contacts per env. If a value is too small, some of them are dropped,",
+        "# and training reports it; if it is too large, steps take longer. Measure the values for this task with",
         f"#     mjlab-dist size-buffers {names.task}",
         f"njmax={robot.njmax},",
         f"nconmax={robot.nconmax},",
-        "# Poses and sensors are a substep late, which does not matter here: no term below reads any.",
+        "# Off to save time: poses and sensors are then one substep late, but no term below reads them.",
         "forward_before_observation=False,",
     ]
     return indented(lines, 8)
@@ -126,9 +126,9 @@ def _sim_source(names: Names, robot: Robot) -> str:
 
 def _motors_source(motors: dict[str, Motors]) -> list[str]:
     lines = [
-        "# The MJCF has no actuators: these motors hold target positions. Their numbers are guesses from the robot's",
-        "# weight; replace them by those of your motors. Units: N m/rad, N m s/rad and N m; of slide joints N/m, N s/m",
-        "# and N.",
+        "# The MJCF has no actuators. These motors hold target positions. Their parameters are estimates from the",
+        "# weight of the robot: replace them with those of your motors. Units: N m/rad, N m s/rad and N m (slide",
+        "# joints: N/m, N s/m and N).",
         "actuators={",
     ]
     for name, motor in motors.items():
@@ -144,14 +144,14 @@ def _motors_source(motors: dict[str, Motors]) -> list[str]:
 
 
 _MEANINGS = {
-    "position": "Motors that hold a position: an action of 0 is that of the start state, 1 is further by scale.",
-    "velocity": "Motors that hold a velocity: an action of 1 is scale.",
-    "effort": "Motors whose input is a torque or force: an action of 1 is scale.",
+    "position": "Position motors: target = position in the start state + scale * action.",
+    "velocity": "Velocity motors: target = offset + scale * action.",
+    "effort": "Torque or force motors: input = offset + scale * action.",
 }
 
 
 def _actions_source(robot: Robot) -> str:
-    lines = ["# What the policy does: actuators by name, or regular expressions of their names."]
+    lines = ["# Actions of the policy. Actuators are selected by name or by regular expressions."]
     lines += ["actions={"]
     for name, block in robot.blocks.items():
         lines += _block_source(name, block)
@@ -177,51 +177,51 @@ def _floating_source(base: Base, robot: Robot) -> str:
     if base.rise_m:
         start = f"""event(
         events.DrawRoot,
-        # The start state of the MJCF is in the ground; this lifts it, in m.
+        # The start state of the MJCF penetrates the ground; this lifts it, in m.
         z_m=({rounded_up(base.rise_m)!r}, {rounded_up(base.rise_m)!r}),
         yaw_rad=(-3.14, 3.14),
         joint=_ROOT,
     )"""
-    lines = f"""# What the policy sees. A second group named critic would be for the value function only.
+    lines = f"""# Observations of the policy. Add a second group named critic for the value function only.
 observations={{
     "actor": {{
-        # Direction of gravity in the robot's frame, and its velocities.
+        # Direction of gravity in the robot's frame, velocities of the robot, and its height.
         "gravity": observation(observations.projected_gravity, joint=_ROOT),
         "velocity": observation(observations.base_linear_velocity, joint=_ROOT),
         "turning": observation(observations.base_angular_velocity, joint=_ROOT),
         "height": observation(observations.base_height, joint=_ROOT),
-        # Hinge and slide joints, all of them.
+        # All hinge and slide joints.
         "positions": observation(observations.JointPositions),
         "velocities": observation(observations.JointVelocities),
         "last_action": observation(observations.last_action),
     }},
 }},
-# What it is rewarded for, per control step: the sum of weight * term. The console shows what each term earns.
+# Reward per control step: the sum of weight * term. The console prints the mean of each term.
 rewards={{
-    # 1 at {speed!r} m/s forward: see terms.py.
+    # 1 at {speed!r} m/s forward, see terms.py.
     "forward": reward(1.0, terms.forward_speed, max_m_s={speed!r}, joint=_ROOT),
-    # 1 as long as it has not fallen.
+    # 1 in every step in which the episode is not terminated.
     "alive": reward(0.5, rewards.alive),
     # A cost for large actions.
     "effort": reward({size!r}, rewards.action_size),
 }},
-# What ends an episode early.
+# Conditions that end an episode before its time limit.
 terminations={{""".splitlines()
     if base.is_upright:
         lines += [
-            "    # It leans by more than this.",
+            "    # The base is tilted by more than this angle.",
             '    "tilted": term(terminations.tilted, max_rad=1.0, joint=_ROOT),',
         ]
-    lines += f"""    # Its base is lower than this.
+    lines += f"""    # The base is lower than this height.
     "fallen": term(terminations.too_low, min_m={rounded(base.min_height_m)!r}, joint=_ROOT),
 }},
-# What happens when an episode starts.
+# Events at the start of an episode.
 events={{
     # The robot starts with a random heading.
     "start": {start},
-    # Its joints start near the start state, within their limits.
+    # Joints start near the start state, within their limits.
     "joints": event(events.DrawJoints, position=(-0.1, 0.1)),
-    # Pushes every 5 to 10 seconds make it robust; remove the # to turn them on:
+    # Pushes every 5 to 10 seconds make the policy robust; uncomment to enable them:
     # "push": event(events.Push, linear_m_s=(-0.5, 0.5), joint=_ROOT).every(5.0, 10.0),
 }},""".splitlines()
     return indented(lines, 8)
@@ -229,38 +229,38 @@ events={{
 
 def _fixed_source(robot: Robot) -> str:
     size = rounded(-0.05 / max(1, len(robot.joints)))
-    lines = f"""# What the policy is told to do: positions for the joints, drawn again every few seconds. See terms.py.
+    lines = f"""# Commands: target positions of the joints, resampled every few seconds. See terms.py.
 commands={{
-    # Targets are up to reach away from the start state, in rad (slide joints: m), within the joints' limits.
+    # Targets differ from the start state by at most reach, in rad (slide joints: m), within the joint limits.
     "target": term(terms.JointTargets, joints=_JOINTS, reach=1.0, resample_s=(2.0, 4.0)),
 }},
-# What the policy sees. A second group named critic would be for the value function only.
+# Observations of the policy. Add a second group named critic for the value function only.
 observations={{
     "actor": {{
         # Distances to the targets.
         "to_target": observation(terms.ToTarget, command="target", joints=_JOINTS),
-        # Hinge and slide joints, all of them.
+        # All hinge and slide joints.
         "positions": observation(observations.JointPositions),
         "velocities": observation(observations.JointVelocities),
         "last_action": observation(observations.last_action),
     }},
 }},
-# What it is rewarded for, per control step: the sum of weight * term. The console shows what each term earns.
+# Reward per control step: the sum of weight * term. The console prints the mean of each term.
 rewards={{
-    # A cost for the distance of joints from their targets, which also guides joints that are far away.
+    # A cost for the distance of joints from their targets, which has a gradient also far away from them.
     "distance": reward(-0.3, terms.Distance, command="target", joints=_JOINTS),
-    # 1 if every joint is at its target.
+    # 1 if all joints are at their targets.
     "reached": reward(1.0, terms.Reached, command="target", joints=_JOINTS, std=0.3),
     # A cost for large actions.
     "effort": reward({size!r}, rewards.action_size),
 }},
-# What ends an episode early: nothing here.
+# Conditions that end an episode before its time limit: none.
 terminations={{
     # "broken": term(terms.your_function),
 }},
-# What happens when an episode starts.
+# Events at the start of an episode.
 events={{
-    # Joints start around the start state, within their limits.
+    # Joints start near the start state, within their limits.
     "joints": event(events.DrawJoints, joints=_JOINTS, position=(-0.5, 0.5)),
 }},""".splitlines()
     return indented(lines, 8)

@@ -1,4 +1,4 @@
-"""The text of a new task's ``model.py``, which adds to the MJCF what it lacks."""
+"""Text of the ``model.py`` of a new task, which adds the parts that the MJCF lacks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def model_source(names: Names, robot: Robot) -> str:
 
     Args:
         names: Names of the task and its files.
-        robot: What was found in the MJCF.
+        robot: The robot in the MJCF.
     """
     lacks = robot.lacks
     body = [
@@ -35,9 +35,9 @@ def model_source(names: Names, robot: Robot) -> str:
             "    xyaxes=[1.0, 0.0, 0.0, 0.0, 0.3, 1.0],",
             ")",
         ]
-    return f'''"""The model of the task {names.task}: {names.file}, with what it lacks.
+    return f'''"""The model of the task {names.task}: {names.file} and the parts that it lacks.
 
-Change the MJCF here, or in the file itself.
+Change the model here, or in the MJCF itself.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 def robot() -> mujoco.MjSpec:
-    """{names.file}, with what it lacks."""
+    """Return {names.file} with the parts that it lacks."""
     import mujoco
 
     spec = mujoco.MjSpec.from_file(str(Path(__file__).parent / {text(names.file)}))
@@ -59,7 +59,7 @@ def robot() -> mujoco.MjSpec:
 '''
 
 
-_GROUND = """# A floor, without which the robot would fall for ever.
+_GROUND = """# A floor, without which the robot would fall forever.
 spec.add_texture(
     name="tiles",
     type=mujoco.mjtTexture.mjTEXTURE_2D,
@@ -85,7 +85,7 @@ def _names_source(attribute: str, what: str, names: dict[int, str]) -> list[str]
     if not names:
         return []
     return [
-        f"# {what} without a name, by their index in the file; the config refers to them by name.",
+        f"# {what} without a name, by index in the file; the config refers to them by name.",
         "for i, name in {",
         *(f"    {i}: {text(name)}," for i, name in names.items()),
         "}.items():",
@@ -94,5 +94,5 @@ def _names_source(attribute: str, what: str, names: dict[int, str]) -> list[str]
 
 
 def _camera_m(base: Base) -> float:
-    """Return the camera's y: its distance to the right of the robot, larger for a larger and thus faster robot."""
+    """Return the y position of the camera in m, to the right of the robot; larger robots are faster and need more."""
     return rounded(-max(1.0, 2.0 * base.speed_m_s))

@@ -1,4 +1,4 @@
-"""What a new task and its files are called."""
+"""Names of a new task and its files."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ class Names:
     task: str
     """Name of the task on the command line."""
     module: str
-    """Its Python package."""
+    """Python package of the task."""
     function: str
-    """Function that makes its config."""
+    """Function that returns the config."""
     file: str
-    """The MJCF, relative to the package."""
+    """Path of the MJCF relative to the package."""
 
 
 def function_name(module: str) -> str:
-    """Return the name of the function that makes a task's config.
+    """Return the name of the function that returns a task's config.
 
-    It is the module's name, unless the config imports something of that name.
+    It is the name of the module, unless the config imports something with that name.
 
     Args:
-        module: The module's last name.
+        module: Last part of the module's name.
     """
     return f"{module}_task" if module in (*FUNCTIONS, *MODULES, "terms") else module

@@ -1,4 +1,4 @@
-"""The text of a new task's ``__init__.py``, and of the ``pyproject.toml`` of a package of its own."""
+"""Text of the ``__init__.py`` of a new task, and of the ``pyproject.toml`` if it is a package of its own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def package_source(names: Names) -> str:
 
 from mjlab_dist.config import lazy_modules
 
-# Lets list-tasks read the config without importing torch. Without this line everything works, but slower.
+# Allows list-tasks to read the config without importing torch. The line is optional; without it, commands are slower.
 __getattr__ = lazy_modules(__name__, "terms")
 '''
 
@@ -32,7 +32,7 @@ version = "0.1.0"
 requires-python = ">=3.11"
 dependencies = ["mjlab-dist"]
 
-# What train, play and list-tasks find the task by: its name, and the function that makes its config.
+# train, play and list-tasks find the task here: its name, and the function that returns its config.
 [project.entry-points."mjlab_dist.tasks"]
 {entry_point(names)}
 
@@ -42,7 +42,7 @@ build-backend = "hatchling.build"
 
 [tool.hatch.build.targets.wheel]
 packages = ["{names.module}"]
-ignore-vcs = true # meshes that a .gitignore names are packed, too
+ignore-vcs = true # also packs meshes that a .gitignore excludes
 '''
 
 

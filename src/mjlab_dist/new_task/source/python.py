@@ -1,4 +1,4 @@
-"""Python text as the formatter writes it."""
+"""Python source code in the style of the formatter."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def text(value: str) -> str:
 
 
 def tuple_lines(start: str, items: tuple[str, ...], end: str, indent: int) -> list[str]:
-    """Return the lines of a tuple of strings: one line if it fits, else one per item.
+    """Return the lines of a tuple of strings: one line if it is short enough, else one per item.
 
     Args:
         start: Text before the tuple.

@@ -1,4 +1,4 @@
-"""The text of a new task's ``terms.py``."""
+"""Text of the ``terms.py`` of a new task."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ def terms_source(names: Names, robot: Robot) -> str:
 
     Args:
         names: Names of the task and its files.
-        robot: What was found in the MJCF.
+        robot: The robot in the MJCF.
     """
     # In a checkout the import sorter puts this project's packages after a blank line.
     gap = "\n" if "." in names.module else ""
-    head = f'''"""Terms of the task {names.task}: each works on all copies of the robot at once, on the device.
+    head = f'''"""Terms of the task {names.task}. Each term computes one tensor for all envs, with one row per env.
 
-Each row of a tensor is a copy of the robot. Nothing here may wait for the device: no .item(), .cpu(), print or if on a
-tensor's numbers, and no mask as an index; use torch.where.
+Terms must not wait for the device: do not use .item(), .cpu(), print or if on tensor values, and do not index with a
+mask; use torch.where.
 """
 
 import torch
@@ -31,7 +31,7 @@ _FLOATING_TERMS = '''from mjlab_dist.mdp.observations import base_linear_velocit
 
 
 def forward_speed(env: Env, max_m_s: float, joint: str = "root") -> torch.Tensor:
-    """Reward: the robot's speed along its own x axis divided by max_m_s, between -1 and 1; (num_envs,)."""
+    """Reward: velocity along the robot's x axis divided by max_m_s, clipped to [-1, 1]; (num_envs,)."""
     return base_linear_velocity(env, joint)[:, 0].clamp(-max_m_s, max_m_s) / max_m_s
 '''
 
@@ -40,9 +40,9 @@ from mjlab_dist.env.term import Command, Term
 
 
 class JointTargets(Command):
-    """Command: positions for joints, in rad or m; (num_envs, joints).
+    """Command: target positions of joints, in rad or m; (num_envs, joints).
 
-    An instance is made once, with the env: __init__ looks up names and allocates. It is then called in every step.
+    The env creates one instance. __init__ looks up names and allocates; the other methods run in every step.
     """
 
     def __init__(self, env: Env, joints: tuple[str, ...], reach: float, resample_s: tuple[float, float]) -> None:
@@ -54,7 +54,7 @@ class JointTargets(Command):
         super().__init__(env, ranges, len(ranges), resample_s)
 
     def draw(self, env: Env, mask: torch.Tensor) -> None:  # noqa: ARG002 (every command takes the env)
-        """Draw targets for the envs of a mask, (num_envs,) of bool."""
+        """Draw targets for the envs in a mask, (num_envs,) of bool."""
         write_rows(self.value, mask, self.uniform())
 
 
