@@ -143,7 +143,7 @@ def joined(config: TrainConfig, plan: RankPlan, store: Store | None = None) -> I
         from mjlab_dist.env import Env  # noqa: PLC0415
         from mjlab_dist.learn import Runner  # noqa: PLC0415
 
-        # Store, and what ranks must agree on before there is a process group: backend, devices, envs per rank
+        # Store. Before there is a process group, ranks exchange their backend, device and number of envs through it.
         if store is None:
             set_gloo_interface(rank, os.environ)
             store = meet(rank)
@@ -207,10 +207,10 @@ def run_or_die(entry: Entry[Any], config: TrainConfig, plans: Sequence[RankPlan]
     import_learner()
     own = rank_from_environment(os.environ)
     rank, plan = own.rank, plans[own.local_rank]
-    # SIGTERM stops the run in order
+    # SIGTERM stops the run in order. The launcher's thread blocks the signal, and its children inherit the mask.
     control = Control()
     signal.signal(signal.SIGTERM, lambda *_: control.request_stop())
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # blocked in the launcher's thread, and inherited
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     emit("joined", rank=rank, pid=os.getpid(), host=socket.gethostname())
 
     # Watchdog, which reports progress, and ends the process if the training loop hangs

@@ -39,7 +39,9 @@ class Rank:
 
 
 def outside_launcher(environ: Mapping[str, str]) -> Literal["torchrun", "slurm"] | None:
-    """Return the launcher that started this process as one of several; None for our own or a process without launcher.
+    """Return the launcher whose variables mark this process as one of several ranks; None without such variables.
+
+    Inside ranks of our own launcher this is ``torchrun``, because torchrunx sets the same variables.
 
     Args:
         environ: The process's environment.

@@ -145,7 +145,7 @@ def end_on_hosts(hosts: Sequence[str], ssh_config: str | None, launch: str) -> l
         launch: Value of the variable that all processes of the launch inherit.
 
     Returns:
-        Hosts that did not confirm this, and where processes may be left.
+        Hosts that did not confirm this; processes may be left there.
     """
 
     def end(host: str) -> bool:
@@ -165,7 +165,7 @@ def end_on_hosts(hosts: Sequence[str], ssh_config: str | None, launch: str) -> l
 def check_hosts(
     hosts: Sequence[str], ssh_config: str | None, timeout_s: float = 12.0, *, needs_address: bool = False
 ) -> None:
-    """Raise if ranks cannot be started on any of the hosts. Hosts are checked in parallel.
+    """Raise if at least one host cannot run ranks. Hosts are checked in parallel, and all faults are reported at once.
 
     Args:
         hosts: Names or addresses. Names of this machine always pass.

@@ -50,7 +50,7 @@ class RunPlan:
 def plan_run(
     config: TrainConfig, environ: Mapping[str, str], gpus: list[Gpu], new_run_dir: Callable[[TrainConfig], Path]
 ) -> RunPlan:
-    """Plan a run. No other function resolves ``auto``, ``all``, ``latest`` and totals over ranks.
+    """Plan a run. Only this function resolves ``auto``, ``all``, ``latest`` and totals over ranks.
 
     Args:
         config: A config that :func:`check_config` has passed.

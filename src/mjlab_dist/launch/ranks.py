@@ -72,7 +72,7 @@ ENVIRONMENT = (
 """Environment variables that ranks need, as patterns, including those that torchrunx does not copy by default."""
 
 SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
-"""Parts of names of secret variables, which must not appear in a command line: every user of a machine can read it."""
+"""Substrings in the names of secret variables. These must not appear in a command line, which any user can read."""
 
 
 def run_ranks(
@@ -138,7 +138,7 @@ def run_ranks(
 def _own_variables(launch: str, meeting_point: str, attempt: int) -> dict[str, str]:
     """Return the environment variables that a launch sets for its ranks."""
     return {
-        # Ranks can import what this process can, as with multiprocessing: sys.path also has the script's directory.
+        # All of sys.path, as in multiprocessing: it includes the directory of the user's script.
         "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)),
         LAUNCH: launch,
         MEETING_POINT: meeting_point,
@@ -295,7 +295,7 @@ def _adapted_torchrunx(address: str, agent: subprocess.Popen[str] | None) -> Ite
 
     started: list[BaseProcess] = []
 
-    # Records the log process, to kill it on exit
+    # Record the log process, so that it can be killed on exit
     def context(method: str) -> SimpleNamespace:
         def make(**kwargs: Any) -> BaseProcess:
             started.append(multiprocessing.get_context(method).Process(**kwargs))  # pyright: ignore[reportAttributeAccessIssue]
@@ -303,7 +303,7 @@ def _adapted_torchrunx(address: str, agent: subprocess.Popen[str] | None) -> Ite
 
         return SimpleNamespace(Process=make)
 
-    # Starts other agents in a session of their own, and passes its arguments to the agent that already runs
+    # Pass the arguments to the agent that is already running here; start other agents in sessions of their own
     def popen(command: str, **kwargs: Any) -> subprocess.Popen[str]:
         _, starts_agent, arguments = command.partition(" -m torchrunx ")
         if agent is None or not starts_agent:
