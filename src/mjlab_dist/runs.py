@@ -91,7 +91,7 @@ def create_run_dir(config: TrainConfig) -> Path:
                 return run_dir
     except OSError as error:
         raise UserError(
-            f"--log-root {config.log_root}: {error.strerror}; choose a directory that you can write to"
+            f"--log-root {config.log_root}: {error.strerror}; choose a directory you can write to"
         ) from error
     raise AssertionError("a thousand runs in one second")
 

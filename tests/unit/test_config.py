@@ -341,7 +341,7 @@ def test_a_run_directory_without_a_config_is_refused(tmp_path: Path):
 def test_a_file_that_is_no_yaml_is_refused(tmp_path: Path, text: str):
     file = tmp_path / "config.yaml"
     file.write_text(text)
-    assert "no YAML" in file_refusal(file)
+    assert "not YAML" in file_refusal(file)
 
 
 def test_a_file_that_is_no_text_is_refused(tmp_path: Path):

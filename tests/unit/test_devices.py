@@ -238,7 +238,7 @@ def test_cpu_ranks_and_gpus_exclude_each_other(gpu_ids: Any):
     message = refusal_of(gpu_ids, cpu_ranks=2)
     assert message.startswith("--cpu-ranks 2:")
     assert f"--gpu-ids {'all' if gpu_ids == 'all' else '0 1'}" in message
-    assert "drop one" in message
+    assert "remove one" in message
 
 
 @pytest.mark.parametrize("cpu_ranks", [0, -2])

@@ -156,7 +156,7 @@ def test_a_run_of_another_task_is_refused(config: TrainConfig):
 
 
 def test_a_path_that_is_no_run_is_refused(config: TrainConfig, tmp_path: Path):
-    assert "no run directory" in refusal_of(config.log_root, config.task, str(tmp_path))
+    assert "not a run directory" in refusal_of(config.log_root, config.task, str(tmp_path))
 
 
 def test_the_newest_checkpoint_goes_by_number(tmp_path: Path):

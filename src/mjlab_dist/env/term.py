@@ -74,7 +74,7 @@ def is_capturable(term: object) -> bool:
 
 
 class OutsideOfGraphs:
-    """A term that replays of a recorded control step call between two graphs.
+    """Wrapper of a term that a recorded control step calls between two CUDA graphs.
 
     Its results are copied to the same memory each time, because the next graph reads them there.
     """
@@ -94,7 +94,7 @@ class OutsideOfGraphs:
     def __call__(self, *args: Any) -> torch.Tensor | None:
         """Call the term now, or in each replay if a control step is being recorded."""
         if self._is_first:
-            # Recordings need the memory of the result: allocate it in the first call, which is never recorded.
+            # Graphs read the result from fixed memory: allocate it in the first call, which is never recorded.
             self._is_first = False
             result = self._term(*args)
             self._result = None if result is None else result.clone()

@@ -292,7 +292,7 @@ def _visible(environ: Mapping[str, str], gpus: list[Gpu]) -> list[_Visible]:
 def _find(entry: str, gpus: list[Gpu], *, by_bus: bool) -> _Visible | None:
     """Return the device that an entry of CUDA_VISIBLE_DEVICES names by its index or the beginning of its UUID.
 
-    For a GPU in MIG mode, this is its first instance. If the user chose another order than by PCI bus, only CUDA can
+    For a GPU in MIG mode, this is its first instance. If the user chose an order other than by PCI bus, only CUDA can
     resolve an index.
     """
     # Index

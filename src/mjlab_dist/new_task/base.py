@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 GRAVITY_M_S2 = 9.81
 
 TOLERATED_DEPTH_M = 0.01
-"""Maximum depth in the ground of a start state that is not lifted."""
+"""Depth in the ground above which the start state is lifted."""
 
 UPRIGHT = 0.8
 """Minimum cosine of the angle between the z axis of an upright body and the vertical."""

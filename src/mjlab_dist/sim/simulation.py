@@ -124,7 +124,7 @@ class Simulation:
         if self._unanchored:
             self.fields |= {name: self.view(name) for name in ("geom_xpos", "geom_xmat")}
 
-        # Recorded programs of the physics. MuJoCo Warp's reset does not clear the carried fields, so that ours does.
+        # Recorded programs of the physics. MuJoCo Warp's reset does not clear the carried fields; ours does.
         self._clear_carried = self._clearing([self.physics[name] for name in _CARRIED if name in self.physics])
         self._record()
 

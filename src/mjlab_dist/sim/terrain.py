@@ -41,7 +41,7 @@ class Terrain:
         config: The config of the terrain.
         heights: Heights in m above the origin of the world, at points ``config.resolution_m`` apart,
             (num_rows, num_points_per_row): rows follow y, points in a row follow x, as in MuJoCo's height field.
-        size_m: Half the extent along x and along y.
+        size_m: Half the extent along x and along y, in m.
         origins: Start positions of episodes, (num_levels, num_columns, 3) in m: the middle of a tile, at the height of
             the highest point of its platform.
         columns: Name of the part in each column.

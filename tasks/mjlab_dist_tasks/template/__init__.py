@@ -2,5 +2,5 @@
 
 from mjlab_dist.config import lazy_modules
 
-# Lets list-tasks read the config without importing torch. Without this line everything works, but slower.
+# Allows list-tasks to read the config without importing torch. The line is optional; without it, commands are slower.
 __getattr__ = lazy_modules(__name__, "terms")

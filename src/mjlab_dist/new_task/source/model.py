@@ -94,5 +94,5 @@ def _names_source(attribute: str, what: str, names: dict[int, str]) -> list[str]
 
 
 def _camera_m(base: Base) -> float:
-    """Return the y position of the camera in m, to the right of the robot; larger robots are faster and need more."""
+    """Return the y position of the camera in m, to the right of the robot; further away from larger, faster robots."""
     return rounded(-max(1.0, 2.0 * base.speed_m_s))
