@@ -170,7 +170,7 @@ TRAIN_MISTAKES = {
     ],
     "cartpole-balance --gpu-ids 99": ["--gpu-ids 99", "there is no GPU 99"],
     "cartpole-balance --gpu-ids -1": ["--gpu-ids -1", "negative"],
-    "cartpole-balance --gpu-ids 0 --cpu-ranks 2": ["--cpu-ranks 2", "--gpu-ids 0", "drop one"],
+    "cartpole-balance --gpu-ids 0 --cpu-ranks 2": ["--cpu-ranks 2", "--gpu-ids 0", "remove one"],
     "cartpole-balance --gpu-ids None --cpu-ranks 0": ["--cpu-ranks 0", "at least 1"],
     "cartpole-balance --num-envs 7 --agent.num-steps-per-env 3": ["--agent.num-mini-batches 4", "use 3"],
     "cartpole-balance --agent.gamma 1.5": ["--agent.gamma 1.5", "between 0 and 1"],
