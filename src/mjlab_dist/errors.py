@@ -23,7 +23,7 @@ class Exit(enum.IntEnum):
     RESUMABLE = 75
     """Stopped in order, with a checkpoint: use --resume to continue."""
     FORCED = 130
-    """Ended at once by Ctrl-C."""
+    """Ended by a second Ctrl-C, without waiting for the iteration."""
 
 
 class UserError(ValueError):

@@ -1,4 +1,4 @@
-"""Import the libraries of a rank quickly. Imports the standard library only until asked to."""
+"""Import the libraries of a rank quickly. Imports the standard library only, until called."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UNUSED = ("wandb", "neptune")
 
 
 def start_up() -> contextlib.AbstractContextManager[None]:
-    """Return a context to import many modules in: the garbage collector, which takes a third of that time, is paused.
+    """Pause the garbage collector while many modules are imported: it takes a third of that time.
 
     Afterwards the modules' objects count as old, so that the frequent collections of young objects do not visit them.
     """
@@ -27,9 +27,9 @@ def start_up() -> contextlib.AbstractContextManager[None]:
 def import_learner() -> None:
     """Import torch, tensordict and rsl_rl without their unused parts; for a process that only trains.
 
-    tensordict imports all of torch's compiler to mark a few functions for it, and rsl_rl imports Weights & Biases; both
-    together take a third of the time of all imports. Without the marks torch.compile still works, and compiles those
-    functions like any other. A process that belongs to the user imports everything as usual.
+    tensordict imports all of torch's compiler to mark a few functions for it, and rsl_rl imports Weights & Biases. Both
+    together take a third of the time of all imports. torch.compile still works without the marks: it compiles those
+    functions like any other. A process that belongs to the user must import everything as usual.
     """
     with start_up():
         import torch
@@ -48,7 +48,7 @@ def _unmarked(function: T) -> T:
 
 @contextlib.contextmanager
 def _absent(names: Sequence[str]) -> Iterator[None]:
-    """Have imports of packages fail as if they were not installed; those that are imported already stay."""
+    """Let imports of packages fail as if they were not installed; packages that are imported already stay."""
     hidden = [name for name in names if name not in sys.modules]
     for name in hidden:
         sys.modules[name] = None  # pyright: ignore[reportArgumentType] (Python documents None as "not importable")

@@ -1,8 +1,8 @@
-"""Tasks, found by entry point. Importing this imports no task, and listing imports their configs only.
+"""Tasks, found by entry point. Importing this module imports no task, and listing tasks imports only their configs.
 
-A package offers a task by an entry point in the group ``mjlab_dist.tasks``; its name is the task's name, its object a
-function without arguments that returns the task's :class:`~mjlab_dist.config.TrainConfig`, and the first line of that
-function's docstring is what ``list-tasks`` prints. The module that holds it must import neither torch nor warp.
+A package offers a task by an entry point in the group ``mjlab_dist.tasks``. Its name is the task's name. Its object is
+a function without arguments that returns the task's :class:`~mjlab_dist.config.TrainConfig`; ``list-tasks`` prints the
+first line of that function's docstring. The module of the function must import neither torch nor warp.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def task_names() -> list[str]:
 
 
 def task_config(name: str) -> TrainConfig:
-    """The default config of a task.
+    """Return the default config of a task.
 
     Args:
         name: The task's name.
 
     Raises:
-        UserError: If no such task is installed, or its config cannot be imported or made.
+        UserError: If no such task is installed, or its config cannot be imported or built.
     """
     make = _load(_find(name, entry_points(group=GROUP)))
     try:
@@ -73,7 +73,7 @@ def _load(point: EntryPoint) -> Callable[[], TrainConfig]:
     try:
         return point.load()
     except Exception as error:
-        # A third party's package: whatever its import raises, the other tasks must stay usable.
+        # A third-party package may raise anything when it is imported; the other tasks must stay usable.
         raise UserError(f"task {point.name}: {point.value} cannot be imported: {_what(error)}") from error
 
 

@@ -67,10 +67,10 @@ def main(argv: Sequence[str], prog: str) -> None:
     from mjlab_dist.machine.devices import find_gpus, plan_devices  # noqa: PLC0415
 
     validate(config)
-    device = plan_devices(config, os.environ, find_gpus())[0]
     budget = plan_budget(config, 1)
     if budget is None:
         raise UserError(f"--num-envs auto: give a number, such as {NUM_ENVS}; memory is not what is measured here")
+    device = plan_devices(config, os.environ, find_gpus())[0]
     actions = "random actions" if checkpoint is None else f"the policy of {checkpoint}"
     print(f"Stepping {config.task} {num_steps} times with {budget.num_envs} envs and {actions}, on {device.name}.")
     with EventPrinter(Console(highlight=False, soft_wrap=True)) as printer, listening(printer.listen):

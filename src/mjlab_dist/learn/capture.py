@@ -1,4 +1,4 @@
-"""Rollout and mini-batch update in CUDA graphs: both are hundreds of small kernels, and launching them takes the time."""
+"""Rollouts and mini-batch updates in CUDA graphs: both are hundreds of small kernels, whose launches take the time."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from mjlab_dist.sim import Simulation
 T = TypeVar("T")
 
 WARM_UP = 3
-"""Mini-batches before recording: libraries choose their kernels and the optimizer makes its state in them."""
+"""Mini-batches before recording. In them libraries choose their kernels, and the optimizer creates its state."""
 
 
 class GraphSequence:
-    """torch operations recorded as CUDA graphs, and between them the calls that no graph can hold."""
+    """torch operations recorded as CUDA graphs, and between them calls that a graph cannot contain."""
 
     def __init__(self, device: str) -> None:
         """Create an empty sequence.
@@ -43,18 +43,18 @@ class GraphSequence:
         """Record operations instead of executing them, on the stream of this sequence.
 
         Raises:
-            RuntimeError: If an operation cannot be recorded. The sequence is then of no use.
+            RuntimeError: If an operation cannot be recorded. The sequence cannot be used then.
         """
-        # An earlier graph that the collector frees during a capture would break it.
+        # The collector must not free an earlier graph during the capture, which would break it.
         gc.collect()
         torch.cuda.synchronize()
         with no_gc(), torch.cuda.stream(self.stream), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # between two calls that follow each other
+            warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # as between two consecutive calls
             self._begin()
             try:
                 yield
             except BaseException:
-                # A capture that has begun must end, even if it has failed: the stream stays in capture mode otherwise.
+                # Otherwise the stream would stay in capture mode.
                 if self._graph is not None:
                     with contextlib.suppress(RuntimeError):
                         self._end()
@@ -62,17 +62,17 @@ class GraphSequence:
             self._end()
 
     def cut(self, call: Callable[[], object]) -> None:
-        """Have replays make a call at this point, in the order of the recorded operations. It is not made now.
+        """Add a call to the replay, after the operations recorded so far. It is not made now.
 
         Args:
-            call: Enqueues work on torch's current stream, and takes and returns nothing.
+            call: Enqueues work on torch's current stream; without arguments and results.
         """
         self._end()
         self._pieces.append(call)
         self._begin()
 
     def replay(self) -> None:
-        """Execute what was recorded."""
+        """Execute the recorded operations and calls."""
         for piece in self._pieces:
             piece()
 
@@ -91,18 +91,19 @@ class GraphSequence:
 class CapturedStep:
     """Backward and optimizer step, each recorded once and replayed, with the reduction launched between them.
 
-    The reduction stays outside of the graphs, so that gloo, NCCL and a user's own synchronizer all work (docs/decisions/0006).
+    The reduction stays outside of the graphs, so that gloo, NCCL and user-defined synchronizers work
+    (docs/decisions/0006).
     """
 
     def __init__(
         self, backward: Callable[[Batch], None], reduce: Callable[[], None], apply: Callable[[], None], device: str
     ) -> None:
-        """Record nothing yet.
+        """Create the step; the first calls run eagerly.
 
         Args:
-            backward: From a mini-batch to gradients.
-            reduce: From this rank's gradients to those of all.
-            apply: From gradients to parameters.
+            backward: Computes this rank's gradients of a mini-batch.
+            reduce: Replaces them by those of all ranks.
+            apply: Updates the parameters.
             device: ``cuda:<index>``.
         """
         self._backward, self._reduce, self._apply = backward, reduce, apply
@@ -111,11 +112,11 @@ class CapturedStep:
         self._batch: Batch | None = None
 
     def __call__(self, batch: Batch) -> None:
-        """Learn from a mini-batch; all must have the same shapes."""
+        """Learn from a mini-batch. All mini-batches must have the same shapes."""
         if self._until_recording == 0 and self._batch is None:
             self._record(batch)
         if self._batch is None:
-            self._until_recording -= 1  # below 0 where recording has failed, which is not tried again
+            self._until_recording -= 1  # below 0 after a failed recording, which is not tried again
             self._run_eagerly(batch)
             return
         for static, new in zip(tensors_of(self._batch), tensors_of(batch), strict=True):
@@ -123,7 +124,7 @@ class CapturedStep:
         self._sequence.replay()
 
     def _run_eagerly(self, batch: Batch) -> None:
-        # On the stream of the capture to come: autograd remembers the stream that a gradient was first accumulated on.
+        # On the stream of the later capture: autograd keeps the stream that a gradient was first accumulated on.
         stream = self._sequence.stream
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -148,17 +149,17 @@ class CapturedStep:
 class CapturedCall(Generic[T]):
     """A function of observations, recorded at its second call and replayed from then on.
 
-    Warp's programs are graphs of their own, launched between those of torch's operations (docs/decisions/0015).
+    Warp's programs are separate graphs, launched between those of torch's operations (docs/decisions/0015).
     """
 
     def __init__(
         self, function: Callable[[TensorDict], T], name: str, device: str, sim: Simulation | None = None
     ) -> None:
-        """Record nothing yet.
+        """Create the callable; the first call runs eagerly.
 
         Args:
-            function: A pure replay (docs/decisions/0014). What it returns is overwritten by the next call.
-            name: What it computes, for a warning if it cannot be recorded.
+            function: A pure replay (docs/decisions/0014). The next call overwrites its result.
+            name: What it computes, for the warning if it cannot be recorded.
             device: ``cuda:<index>``.
             sim: The physics that it launches, if any.
         """
@@ -179,7 +180,7 @@ class CapturedCall(Generic[T]):
     def __call__(self, obs: TensorDict) -> T:
         """Compute the function's result; tensors of ``obs`` are copied."""
         if not self._is_warm or self._has_failed:
-            self._is_warm = True  # once this returns, buffers exist and libraries have chosen their kernels
+            self._is_warm = True  # after this call, buffers exist and libraries have chosen their kernels
             return self._function(obs)
         if not self._outputs:
             self._record(obs)
@@ -210,7 +211,7 @@ class CapturedCall(Generic[T]):
 
     @contextlib.contextmanager
     def _launches_cut(self) -> Iterator[None]:
-        """Have the physics launch its programs in replays, not now, and refuse other kernels of Warp."""
+        """Let replays launch the programs of the physics, not this call, and refuse other kernels of Warp."""
         if self._sim is None:
             yield
             return
@@ -223,7 +224,7 @@ class CapturedCall(Generic[T]):
 
 
 def _refuse(kernel: wp.Kernel, *_: Any, **__: Any) -> None:
-    """Raise: this launch would take place now, and in no replay."""
+    """Raise: the kernel would be launched now, and not in replays."""
     raise RuntimeError(f"kernel {kernel.key} is launched by itself; use Simulation.record")
 
 

@@ -1,4 +1,7 @@
-"""Checkpoints: written beside training so that no reader ever sees half of one, kept by age and return, read without running code."""
+"""Checkpoints: written in a thread, pruned by age and return, and read without running code.
+
+A reader never sees a checkpoint that is incomplete.
+"""
 
 from __future__ import annotations
 
@@ -31,21 +34,21 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class CheckpointStore:
-    """The checkpoints of a run, for its one writer (rank 0): writes in a thread, keeps the newest and the best, links to both.
+    """The checkpoints of a run. Rank 0, their only writer, writes in a thread, and links to the newest and the best.
 
-    Whenever its process is killed, the newest checkpoint of the directory is whole; what a kill leaves behind goes when the
-    next store is made.
+    Whenever its process is killed, the newest checkpoint in the directory is complete. The next store removes temporary
+    files that a kill leaves behind.
     """
 
     def __init__(self, run_dir: Path, config: CheckpointConfig) -> None:
-        """Tidy up what a killed writer left: temporary files, and links that are stale.
+        """Remove temporary files and outdated links of a killed writer.
 
         Args:
-            run_dir: The run directory; its metrics say how good the checkpoints in it are.
-            config: How many to keep.
+            run_dir: The run directory. Its metrics have the mean returns of its checkpoints.
+            config: Number of checkpoints to keep.
 
         Raises:
-            OSError: If the directory cannot be written. The message is one line with the mend.
+            OSError: If the directory cannot be written. The message is one line with the fix.
         """
         self._run_dir = run_dir
         self._config = config
@@ -61,34 +64,34 @@ class CheckpointStore:
             self._link()
 
     def save(self, iteration: int, content: Mapping[str, Any], mean_return: float | None) -> None:
-        """Copy a checkpoint's content and have it written; waits for the copy, and for the checkpoint before to be written.
+        """Copy a checkpoint and write it in the thread. Waits for the copy and for the previous checkpoint.
 
         Args:
             iteration: Iterations done.
-            content: Tensors on any device, and plain values, in dicts, lists and tuples; may change once this returns.
-            mean_return: How good the policy is, if that is known.
+            content: Tensors on any device, and plain values, in dicts, lists and tuples. It may change after this call.
+            mean_return: Mean return of the policy, if it is known.
 
         Raises:
-            OSError: If the checkpoint before could not be written; this one is not, then.
+            OSError: If the previous checkpoint could not be written; this one is not written then.
             TypeError: If a value could not be read back.
         """
         self._wait()
         self._writing = self._pool.submit(self._write, iteration, snapshot(content), mean_return)
 
     def check(self) -> None:
-        """Raise what the thread raised, once; waits for nothing.
+        """Raise an error of the thread, once. Does not wait.
 
         Raises:
-            OSError: If a checkpoint could not be written. The message is one line with the mend; those before it are intact.
+            OSError: If a checkpoint could not be written. Earlier ones are intact. The message names the fix.
         """
         if self._writing is not None and self._writing.done():
             self._wait()
 
     def close(self) -> None:
-        """Wait until all is on disk; then the process may end in any way.
+        """Wait until everything is on disk.
 
         Raises:
-            OSError: As :meth:`check`.
+            OSError: As in :meth:`check`.
         """
         try:
             self._wait()
@@ -96,17 +99,17 @@ class CheckpointStore:
             self._pool.shutdown()
 
     def read_newest(self) -> tuple[Path, bytes] | None:
-        """The newest checkpoint that loads, for every rank to go on from.
+        """Find the newest checkpoint that can be read, for every rank to resume from.
 
-        Newer ones that do not load get a warning and another name, so that they neither count as the newest nor get lost.
-        Then what the last writer had no time to remove goes: not before one is known to load.
+        Newer ones that cannot be read are renamed, with a warning. After that, checkpoints are removed that the last
+        writer had no time to remove.
 
         Returns:
-            Where it lies, and the file's bytes; None if the run has no checkpoint yet.
+            The path and the file's bytes; None if the run has no checkpoint yet.
 
         Raises:
-            UserError: If there are checkpoints, and none loads.
-            OSError: If a file cannot be renamed or removed. The message is one line with the mend.
+            UserError: If there are checkpoints, but none can be read.
+            OSError: If a file cannot be renamed or removed. The message is one line with the fix.
         """
         assert self._writing is None, "read before anything is written"
         refused: dict[Path, _UnreadableError] = {}
@@ -137,7 +140,8 @@ class CheckpointStore:
                 path.rename(aside)
             emit(
                 "warning",
-                text=f"checkpoint {path}: cannot be read ({error}); {taken.name} is taken in its place, and it is now {aside.name}",
+                text=f"checkpoint {path}: cannot be read ({error}); {taken.name} is taken in its place, "
+                f"and it is now {aside.name}",
             )
 
     def _write(self, iteration: int, content: dict[str, Any], mean_return: float | None) -> None:
@@ -157,7 +161,7 @@ class CheckpointStore:
             writing.result()
 
     def _best(self, found: Mapping[int, Path]) -> list[Path]:
-        """Those to keep for their return, best first; of equal ones the newest."""
+        """Return the checkpoints to keep for their mean return, best first; the newest of equal ones."""
         known = sorted((self._returns[n], n) for n in found if n in self._returns)
         return [found[n] for _, n in reversed(known)][: self._config.keep_best]
 
@@ -172,7 +176,7 @@ class CheckpointStore:
         if best:
             _point(best_link, best[0])
         elif not self._config.keep_best or not best_link.exists():
-            # Without metrics nothing is known of any return: a link that leads somewhere is then the best guess.
+            # Without metrics, returns are unknown: an existing link is then the best guess.
             best_link.unlink(missing_ok=True)
 
     def _prune(self, needed: Path) -> None:
@@ -188,11 +192,11 @@ class CheckpointStore:
 
 @contextlib.contextmanager
 def explaining(run_dir: Path, path: Path) -> Iterator[None]:
-    """Say of an OSError what it means for the run, in one line.
+    """Replace the message of an OSError by one line that explains it to the user.
 
     Args:
         run_dir: The run directory.
-        path: What is being written in it.
+        path: File in it that is being written.
     """
     try:
         yield
@@ -214,7 +218,7 @@ def save(path: Path, content: dict[str, Any]) -> None:
     """Write a checkpoint under a temporary name, sync it, then rename it.
 
     Args:
-        path: Where it goes; the directory is made.
+        path: Its path; the directory is created.
         content: Tensors, containers and plain values.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -239,10 +243,10 @@ def load(source: Path | bytes, device: str) -> dict[str, Any]:
 
     Args:
         source: The file, or its bytes.
-        device: Where its tensors go, whatever device wrote them.
+        device: Device of the loaded tensors.
 
     Raises:
-        UserError: If it is damaged or holds more than tensors and plain values.
+        UserError: If it is damaged, or contains more than tensors and plain values.
     """
     try:
         return _unpack(source if isinstance(source, bytes) else _read(source), device)
@@ -252,16 +256,16 @@ def load(source: Path | bytes, device: str) -> dict[str, Any]:
 
 
 def snapshot(content: Any) -> Any:
-    """Copy a checkpoint's content to the CPU, so that training may continue while it is written. Waits for the device once.
+    """Copy a checkpoint to the CPU, so that training continues while it is written. Waits for the device once.
 
     Args:
         content: Tensors on any device, and plain values, in dicts, lists and tuples.
 
     Returns:
-        The same in plain containers; every tensor is a copy of its own, whatever it was a view of.
+        The same in plain containers; every tensor is a separate copy.
 
     Raises:
-        TypeError: If a value is of a type that could not be read back, such as one of NumPy's numbers.
+        TypeError: If a value has a type that could not be read back, such as NumPy's numbers.
     """
     tensors: list[torch.Tensor] = []
     _map_plain(content, tensors.append)
@@ -282,7 +286,7 @@ def _map_plain(value: Any, replace: Callable[[torch.Tensor], Any], name: str = "
         return [_map_plain(item, replace, f"{name}[{i}]") for i, item in enumerate(value)]
     if isinstance(value, tuple):
         return tuple(_map_plain(item, replace, f"{name}[{i}]") for i, item in enumerate(value))
-    # Of exactly these types: subclasses (np.float64 is a float) are written as code to call, which no reader of ours runs.
+    # Exactly these types: torch.save writes subclasses (np.float64 is a float) as code to call, which load() refuses.
     if type(value) in _PLAIN:
         return value
     raise TypeError(
@@ -291,7 +295,7 @@ def _map_plain(value: Any, replace: Callable[[torch.Tensor], Any], name: str = "
 
 
 class _UnreadableError(ValueError):
-    """What is wrong with a file, in a few words."""
+    """A file cannot be read; the message is the reason."""
 
 
 def _read(path: Path) -> bytes:
@@ -314,9 +318,9 @@ def _unpack(data: bytes, device: str) -> dict[str, Any]:
 
 
 def _check_sums(data: bytes) -> None:
-    """Refuse a damaged zip: torch.load itself does not look at the checksums, and takes most flipped bits as they are."""
+    """Raise if a zip file is damaged: torch.load does not verify checksums, and would load most flipped bits."""
     if not zipfile.is_zipfile(io.BytesIO(data)):
-        return  # torch's format before zip files, or nothing that it reads
+        return  # torch's format before zip files, or a file that it cannot read
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         damaged = archive.testzip()
     if damaged is not None:
@@ -324,12 +328,12 @@ def _check_sums(data: bytes) -> None:
 
 
 def _temporary(path: Path) -> Path:
-    """A name beside it that no reader matches, and that the next store sweeps."""
+    """Return a path in the same directory that no reader matches, and that the next store removes."""
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
 def _point(link: Path, target: Path) -> None:
-    """Have a link lead to a file beside it; at no moment is there none."""
+    """Let a link point to a file in its directory. The link exists at every moment."""
     if runs.follow(link) == target:
         return
     temporary = _temporary(link)
@@ -341,7 +345,7 @@ def _point(link: Path, target: Path) -> None:
 
 
 def _mean_returns(run_dir: Path) -> dict[int, float]:
-    """Mean return by iteration, as far as metrics.jsonl has it; a kill may have torn its last line."""
+    """Read the mean returns by iteration from metrics.jsonl, whose last line may be incomplete after a kill."""
     returns: dict[int, float] = {}
     with contextlib.suppress(FileNotFoundError), (run_dir / runs.METRICS).open(errors="replace") as lines:
         for line in lines:
@@ -352,7 +356,7 @@ def _mean_returns(run_dir: Path) -> dict[int, float]:
 
 
 def _os_error(error: BaseException | None) -> OSError | None:
-    """The OSError that an error came from: torch.save raises a RuntimeError over the one of the file it writes to."""
+    """Return the OSError behind an error: torch.save raises a RuntimeError from that of its file."""
     while error is not None and not (isinstance(error, OSError) and error.errno):
         error = error.__cause__ or error.__context__
     return error

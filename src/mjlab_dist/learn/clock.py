@@ -1,4 +1,4 @@
-"""Time as the device sees it: host time on the CPU, CUDA events on a GPU, so that measuring waits for nothing."""
+"""Timestamps in the order of the device's work: host time on the CPU, CUDA events on a GPU, so that nothing waits."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Iterator
 import torch
 
 Mark = float | torch.cuda.Event
-"""A moment: host seconds, or an event in the device's stream."""
+"""A timestamp: host seconds, or an event in the device's stream."""
 
 
 class Clock:
-    """Takes marks, and adds up the time that this rank spends in collectives."""
+    """Records timestamps, and sums the time that this rank spends in collectives."""
 
     def __init__(self, device: str) -> None:
-        """Start with no time waited.
+        """Start at zero.
 
         Args:
             device: ``cpu`` or ``cuda:<index>``.
@@ -25,7 +25,7 @@ class Clock:
         self._waits: list[tuple[Mark, Mark]] = []
 
     def mark(self) -> Mark:
-        """The present, in the order of the device's work."""
+        """Record a timestamp on the device's stream."""
         if not self._on_gpu:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
@@ -33,7 +33,7 @@ class Clock:
         return event
 
     def seconds(self, start: Mark, end: Mark) -> float:
-        """Seconds between two marks; on a GPU the device must have passed both."""
+        """Return the seconds between two timestamps; a GPU must have passed both."""
         if isinstance(start, float) and isinstance(end, float):
             return end - start
         assert isinstance(start, torch.cuda.Event)
@@ -42,13 +42,13 @@ class Clock:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Count what happens inside as waiting for other ranks."""
+        """Count the time inside a ``with`` block as waiting for other ranks."""
         start = self.mark()
         yield
         self._waits.append((start, self.mark()))
 
     def pop_wait_s(self) -> float:
-        """Seconds waited since the last call; on a GPU the device must have passed them."""
+        """Return the seconds waited since the last call; a GPU must have passed them."""
         total = sum(self.seconds(start, end) for start, end in self._waits)
         self._waits.clear()
         return total

@@ -1,4 +1,4 @@
-"""The policy's distribution: rsl_rl's Gaussian, sampled without asserting on the device, with a standard deviation that recovers."""
+"""The policy's distribution: rsl_rl's Gaussian, with a bounded standard deviation and without checks on the device."""
 
 from __future__ import annotations
 
@@ -11,42 +11,43 @@ MAX_STD = 1e6
 
 
 class BoundedGaussian(GaussianDistribution):
-    """Gaussian whose standard deviation does not depend on the observation and never leaves its range."""
+    """Gaussian whose standard deviation does not depend on the observation and stays in its range."""
 
     def __init__(self, output_dim: int, init_std: float, min_std: float, std_type: str) -> None:
-        """Create the parameter.
+        """Create the parameter of the standard deviation.
 
         Args:
             output_dim: Number of actions.
-            init_std: Standard deviation at the start.
-            min_std: Smallest standard deviation.
-            std_type: ``scalar``: the parameter is the standard deviation; ``log``: it is its logarithm.
+            init_std: Initial standard deviation.
+            min_std: Minimum standard deviation.
+            std_type: ``scalar``: the parameter is the standard deviation. ``log``: it is the logarithm.
         """
         super().__init__(output_dim, init_std=init_std, std_range=(min_std, MAX_STD), std_type=std_type)
 
     def update(self, mlp_output: torch.Tensor) -> None:
         """Set the mean, (num_envs, output_dim), and the current standard deviation.
 
-        Unlike rsl_rl's, this has no clamp, whose gradient is zero at the bound too: :meth:`project` keeps the range.
+        Unlike in rsl_rl, it is not clamped here, since the gradient of a clamp is zero at the bound: the standard
+        deviation could not grow again. :meth:`project` keeps the range.
         """
         self._distribution = Normal(mlp_output, self.current_std())
 
     def current_std(self) -> torch.Tensor:
-        """Return the parameter's standard deviation, (output_dim,)."""
+        """Return the standard deviation, (output_dim,)."""
         return self.std_param if self.std_type == "scalar" else self.log_std_param.exp()
 
     @torch.no_grad()
     def sample(self) -> torch.Tensor:
         """Draw actions, (num_envs, output_dim).
 
-        Equal to ``torch.normal``, but without its check that no standard deviation is negative or NaN: on CUDA a failing check
-        ends the process's context. A NaN shows in the actions instead, where training reports it.
+        Equal to ``torch.normal``, but without its check that no standard deviation is negative or NaN. On CUDA a
+        failing check ends the process's context; here a NaN appears in the actions, where training reports it.
         """
         return self.mean + self.std * torch.randn_like(self.mean)
 
     @torch.no_grad()
     def project(self) -> None:
-        """Move the parameter back into its range; call this after each optimizer step, and after loading."""
+        """Move the parameter back into its range. Call this after each optimizer step and after loading."""
         if self.std_type == "scalar":
             self.std_param.clamp_(*self.std_range)
         else:

@@ -1,4 +1,4 @@
-"""Fault injection, to test what a run does about faults: see :mod:`mjlab_dist.faults`."""
+"""Fault injection in the training loop: see :mod:`mjlab_dist.faults`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from mjlab_dist.learn.hooks import Hook
 from mjlab_dist.learn.runner import Runner
 
 SLOW_S = 5.0
-"""Seconds that a slow iteration takes longer."""
+"""Seconds that a slow iteration takes in addition."""
 
 
 class _SkipsOnce:
-    """Leaves the first reduction out."""
+    """A synchronizer that skips its first reduction."""
 
     def __init__(self, synchronizer: Synchronizer) -> None:
         self.keeps_equal = synchronizer.keeps_equal
@@ -35,18 +35,18 @@ class _SkipsOnce:
 
 
 class FaultInjection(Hook):
-    """Makes one fault happen."""
+    """Injects one fault."""
 
     def __init__(self, fault: Fault) -> None:
         """Wait for the fault's iteration.
 
         Args:
-            fault: What happens, and when. Its rank is this one.
+            fault: A fault of this rank.
         """
         self._fault: Fault | None = fault
 
     def before_iteration(self, runner: Runner, iteration: int) -> None:
-        """Make the fault happen when its iteration begins."""
+        """Inject the fault when its iteration begins."""
         fault = self._fault
         if fault is not None and iteration >= fault.iteration:
             self._fault = None

@@ -1,4 +1,4 @@
-"""Numbers that are not finite: found in a rollout without waiting for the device, then named and kept, to be replayed."""
+"""Find numbers that are not finite in a rollout without waiting for the device, and dump their envs for a replay."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from mjlab_dist.learn import checkpoint
 from mjlab_dist.wording import listed
 
 MAX_KEPT = 64
-"""Envs that a dump holds at most: those that failed first."""
+"""Maximum number of envs in a dump: those that failed first."""
 
 _LISTED = 4
-"""Names, or envs, that a message lists at most."""
+"""Maximum number of names, or envs, that a message lists."""
 
 _STATE = ("qpos", "qvel", "act")
-"""The part of physics that is looked at: what is wrong with another shows in these a step later, if it matters at all."""
+"""Checked parts of the physics state. Errors in other parts reach these one step later, if they have any effect."""
 
 
 class Dump(TypedDict):
-    """What is kept of envs in which a number was not finite: tensors on the CPU, and plain values.
+    """States of envs in which a number was not finite: tensors on the CPU, and plain values.
 
-    There are k envs. T is the largest of ``steps``: in row t of ``state`` and ``observations`` is what there was after t steps.
+    There are k envs. T is the largest of ``steps``. Row t of ``state`` and ``observations`` is after t steps.
     """
 
     task: str
     """The task."""
     num_envs: int
-    """In how many envs a number was not finite; k is at most :data:`MAX_KEPT`."""
+    """Number of envs in which a number was not finite; k is at most :data:`MAX_KEPT`."""
     env_ids: torch.Tensor
-    """Which envs of the whole run, (k,); those that failed first come first."""
+    """Ids of the envs over all ranks, (k,), in the order of their failures."""
     steps: torch.Tensor
-    """After how many steps of the rollout it was so for the first time, (k,); 0 is before the first."""
+    """Number of steps of the rollout before the first number that was not finite, (k,); 0 is before the first step."""
     names: list[dict[str, list[str]]]
-    """What was not finite then, by env and kind: joints, terms, actuators."""
+    """Joints, terms and actuators whose numbers were not finite then, by env and kind."""
     state: dict[str, torch.Tensor]
     """``Simulation.physics`` and ``episode_length``, (T + 1, k, ...)."""
     observations: dict[str, torch.Tensor]
@@ -49,30 +49,30 @@ class Dump(TypedDict):
     actions: torch.Tensor
     """The policy's output in each step, (T, k, num_actions)."""
     rewards: torch.Tensor
-    """As the learner has them, that is with the value where time was up, (T, k)."""
+    """Rewards of the learner, which include the value at time-outs, (T, k)."""
     dones: torch.Tensor
-    """Whether the step ended an episode, so that the state after it is of the next, (T, k) of bool."""
+    """Whether the step ended an episode; the state after it then belongs to the next one, (T, k) of bool."""
 
 
 class _Part(NamedTuple):
-    """One of the tensors that are looked at."""
+    """One of the checked tensors."""
 
     kind: str
     values: torch.Tensor
     """(rows, num_envs, ..., columns)."""
     first: int
-    """After how many steps there was what is in row 0."""
+    """Number of steps before row 0."""
 
 
 class FiniteCheck:
-    """Keeps the states of the present rollout beside the learner's storage, and looks through both."""
+    """Stores the states of the current rollout, and checks them and the learner's storage."""
 
     def __init__(self, env: Env, storage: RolloutStorage) -> None:
         """Allocate room for the states.
 
         Args:
             env: This rank's envs.
-            storage: What the learner keeps of a rollout.
+            storage: The learner's storage of a rollout.
         """
         self._env = env
         self._storage = storage
@@ -84,35 +84,36 @@ class FiniteCheck:
         self._last_obs: Mapping[str, Any] = {}
 
     def record(self, step: int) -> None:
-        """Keep the state before a step.
+        """Store the state before a step.
 
         Args:
-            step: Which step of the rollout, from 0.
+            step: Index of the step in the rollout, from 0.
         """
         torch._foreach_copy_(self._rows[step], self._live)  # pyright: ignore[reportPrivateImportUsage]
 
     def count(self, obs: TensorDict) -> torch.Tensor:
-        """Look through a whole rollout.
+        """Check a whole rollout.
 
         Args:
-            obs: What its last step returned.
+            obs: Observations after its last step.
 
         Returns:
-            In how many envs a number was not finite, a scalar on the device.
+            Number of envs in which a number was not finite, a scalar on the device.
         """
         self.record(self._num_steps)
         self._last_obs = dict(obs.items())
-        # Maxima hand on a NaN, and take a tenth of the time of looking at every number.
+        # A maximum propagates NaN, and takes a tenth of the time of checking every number.
         largest = [part.values.abs().amax(dim=0).flatten(1).amax(dim=1) for part in self._parts()]
         return (~torch.stack(largest).isfinite().all(dim=0)).sum()
 
     def dump(self, task: str, totals: EpisodeTotals) -> Dump:
-        """Name and keep what :meth:`count` has counted, before the next rollout. Waits for the device.
+        """Dump the envs that :meth:`count` has counted. Call it before the next rollout. Waits for the device.
 
         Args:
             task: The task.
-            totals: Popped since: a reward term that was not finite in some env is not finite there.
+            totals: Totals of this iteration: a reward term that was not finite in an env is not finite in them.
         """
+        # Envs and steps
         broken = self._storage.dones.new_zeros(self._num_steps + 1, self._env.num_envs, dtype=torch.bool)
         for part in self._parts():
             rows = slice(part.first, part.first + len(part.values))
@@ -120,6 +121,7 @@ class FiniteCheck:
         steps, (found,) = broken.int().argmax(dim=0), broken.any(dim=0).nonzero(as_tuple=True)
         kept = found[steps[found].argsort(stable=True)][:MAX_KEPT]
         end = int(steps[kept].max())
+        # Names and values
         columns = {**column_names(self._env), "value": ["critic"], "reward": self._reward_names(totals)}
         storage = self._storage
         return Dump(
@@ -139,7 +141,7 @@ class FiniteCheck:
         )
 
     def _parts(self) -> Iterator[_Part]:
-        """All that is looked at, causes before effects."""
+        """Yield the checked tensors, causes before effects."""
         yield _Part("action", self._storage.actions, 1)
         for name in _STATE:
             if name in self._states:
@@ -151,12 +153,12 @@ class FiniteCheck:
         yield _Part("reward", self._storage.rewards, 1)
 
     def _observations(self) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-        """Name, what was observed before each step, (steps, num_envs, ...), and after the last one, (1, num_envs, ...)."""
+        """Yield name, observations before each step (steps, num_envs, ...), and after the last (1, num_envs, ...)."""
         for name, last in self._last_obs.items():
             yield name, self._storage.observations.get(name), last.unsqueeze(0)
 
     def _names(self, env: int, step: int, columns: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-        """What was not finite in an env after a step, by kind."""
+        """Return the names of the numbers that were not finite in an env after a step, by kind."""
         names: dict[str, list[str]] = {}
         for part in self._parts():
             if not 0 <= step - part.first < len(part.values):
@@ -178,11 +180,11 @@ def load(path: Path, task: str) -> Dump:
     """Read a dump.
 
     Args:
-        path: A file that ``checkpoint.save`` made of one.
-        task: The task that it must be of.
+        path: File that ``checkpoint.save`` wrote.
+        task: The task that it must belong to.
 
     Raises:
-        UserError: If it is damaged, is no dump, or is of another task.
+        UserError: If it is damaged, is not a dump, or belongs to another task.
     """
     content: Any = checkpoint.load(path, "cpu")
     if content.keys() != Dump.__required_keys__:
@@ -193,7 +195,7 @@ def load(path: Path, task: str) -> Dump:
 
 
 def column_names(env: Env) -> dict[str, list[str]]:
-    """What the columns of actions, observations and states are called, by kind; evaluates the observations.
+    """Return the names of the columns of actions, observations and states, by kind. Evaluates the observations.
 
     Args:
         env: Any envs of the task.
@@ -215,10 +217,10 @@ def column_names(env: Env) -> dict[str, list[str]]:
 
 
 def describe(dump: Dump) -> str:
-    """Say in one line what was not finite, in which envs, and when.
+    """Describe a dump in one line: what was not finite, in which envs, and when.
 
     Args:
-        dump: What :meth:`FiniteCheck.dump` returned.
+        dump: Result of :meth:`FiniteCheck.dump`.
     """
     kinds: dict[str, dict[str, None]] = {}
     for names in dump["names"]:

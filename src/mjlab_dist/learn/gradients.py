@@ -1,4 +1,4 @@
-"""All gradients of a learner in one buffer, so that one collective carries them."""
+"""All gradients of a learner in one buffer, so that one collective reduces them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import torch
 
 
 class FlatGradients:
-    """A flat buffer that the parameters' ``.grad`` are views of, with room for one more number.
+    """A flat buffer whose views are the ``.grad`` of the parameters, with a slot for one more number.
 
     Attributes:
-        buffer: (number of parameters + 1,) in fp32. The last slot travels with the gradients.
+        buffer: (number of parameters + 1,) in fp32. The last slot is reduced with the gradients.
         groups: The part of the buffer that holds each group of parameters.
     """
 
     def __init__(self, groups: Sequence[Sequence[torch.nn.Parameter]], device: str) -> None:
-        """Make the buffer and point every parameter's ``.grad`` into it.
+        """Allocate the buffer, and set every parameter's ``.grad`` to a view of it.
 
         Args:
             groups: Parameters, in groups whose gradients are clipped together.
@@ -31,5 +31,5 @@ class FlatGradients:
 
     @property
     def extra(self) -> torch.Tensor:
-        """The number that travels with the gradients, a scalar view."""
+        """The number that is reduced with the gradients, a scalar view."""
         return self.buffer[-1]

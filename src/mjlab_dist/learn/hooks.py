@@ -1,4 +1,4 @@
-"""What may look at a training loop, or change it, between iterations."""
+"""Hooks of the training loop."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ if TYPE_CHECKING:
 
 
 class Hook:
-    """Called by every rank's training loop; append it to :attr:`Runner.hooks`. The methods do nothing unless overridden."""
+    """Called by every rank's training loop once it is appended to :attr:`Runner.hooks`. Does nothing by itself."""
 
     def before_iteration(self, runner: Runner, iteration: int) -> None:
         """Run before the rollout.
 
         Args:
-            runner: The loop.
+            runner: The training loop.
             iteration: The iteration that begins, from 1.
         """
 
@@ -24,7 +24,7 @@ class Hook:
         """Run after the update, before metrics are reduced over ranks.
 
         Args:
-            runner: The loop.
+            runner: The training loop.
             iteration: The iteration that has ended.
-            sample: What this rank measured.
+            sample: Measurements of this rank.
         """

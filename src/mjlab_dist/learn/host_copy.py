@@ -1,4 +1,4 @@
-"""Copies of tensors in host memory, for which the host waits for the device once, however many tensors there are."""
+"""Copy tensors to host memory, waiting once for the device however many there are."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def copy_to_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         tensors: On any device.
 
     Returns:
-        A copy of each on the CPU, without a gradient, whatever the tensor is a view of.
+        A copy of each on the CPU, without a gradient, with its own memory.
     """
-    # Copies from a GPU go to pinned memory, which is what lets them run while the host continues.
+    # Copies from a GPU go to pinned memory, so that they run while the host continues.
     copies = [tensor.detach().to("cpu", non_blocking=True, copy=True) for tensor in tensors]
     for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
         torch.cuda.current_stream(device).synchronize()

@@ -1,4 +1,4 @@
-"""Metrics of an iteration: summed over all ranks in one collective, smoothed over episodes."""
+"""Metrics of an iteration: summed over all ranks in one collective, averaged over the newest episodes."""
 
 from __future__ import annotations
 
@@ -15,66 +15,66 @@ from mjlab_dist.env import EpisodeTotals
 from mjlab_dist.learn.clock import Clock
 
 Row = dict[str, float | int | None]
-"""A row of metrics.jsonl. What is not known yet is None."""
+"""A row of metrics.jsonl. Values that are not known yet are None."""
 
 WINDOW_EPISODES = 100
-"""Mean return and length are over at least this many of the newest episodes."""
+"""Minimum number of newest episodes that the mean return and the mean length are over."""
 
 
 class Sample(NamedTuple):
-    """What one rank measured in one iteration. Tensors are scalars on its device unless said otherwise."""
+    """Measurements of one rank in one iteration. Tensors are scalars on its device unless stated otherwise."""
 
     totals: EpisodeTotals
     """Episodes that ended."""
     curricula: dict[str, torch.Tensor]
-    """How far curricula are, by name: means over this rank's envs."""
+    """Metrics of the curricula by name: means over this rank's envs."""
     reward: torch.Tensor
     """Mean reward per control step."""
     losses: dict[str, torch.Tensor]
     """Means over the mini-batches, by name."""
     kl: torch.Tensor
-    """Mean KL divergence over the mini-batches, of the policy in the update from the one that collected the data."""
+    """Mean KL divergence over the mini-batches, of the updated policy from the one that collected the data."""
     learning_rate: torch.Tensor
-    """After the update."""
+    """Learning rate after the update."""
     action_std: torch.Tensor
     """Mean standard deviation of the actions."""
     spread: torch.Tensor
-    """Sum over parameters of squared distances from the mean over ranks, before averaging; NaN where nothing was averaged."""
+    """Sum over parameters of squared distances from the mean over ranks, before averaging; NaN without averaging."""
     overflows: torch.Tensor
-    """Envs whose contacts or constraints ever outgrew their buffers."""
+    """Envs whose contacts or constraints ever exceeded their buffers."""
     collect_s: float
     """Seconds of the rollout."""
     learn_s: float
     """Seconds of the update."""
     wait_s: float
-    """Seconds that this rank has spent in collectives since the last sample."""
+    """Seconds that this rank spent in collectives since the last sample."""
     not_finite: torch.Tensor
     """Envs whose physics, observations, actions or rewards were not finite."""
     nan_resets: torch.Tensor
-    """How often envs were reset for that."""
+    """Number of resets because of numbers that were not finite."""
     wants_stop: bool
-    """Whether this rank was asked to stop after the iteration."""
+    """Whether this rank received a request to stop after the iteration."""
     wants_save: bool
-    """Whether this rank's clock says that a checkpoint is due."""
+    """Whether a checkpoint is due by this rank's clock."""
 
 
 class Outcome(NamedTuple):
-    """What an iteration came to, the same on every rank."""
+    """Result of an iteration, the same on every rank."""
 
     row: Row
     """Its metrics."""
     totals: EpisodeTotals
     """Episodes that ended on any rank; on the device."""
     stop: bool
-    """Whether any rank was asked to stop."""
+    """Whether any rank received a request to stop."""
     save: bool
-    """Whether any rank's clock says that a checkpoint is due."""
+    """Whether a checkpoint is due by any rank's clock."""
     not_finite: list[int]
-    """Ranks that have envs with numbers that are not finite."""
+    """Ranks with envs whose numbers are not finite."""
 
 
 class Metrics:
-    """Turns samples into rows, the same on every rank.
+    """Computes rows from the samples of all ranks, the same on every rank.
 
     Attributes:
         num_samples: Control steps in one rollout, over all ranks.
@@ -93,17 +93,17 @@ class Metrics:
         iteration: int = 0,
         counters: Mapping[str, Any] | None = None,
     ) -> None:
-        """Start counting, or go on.
+        """Start the counters, or restore them.
 
         Args:
             rank: Global rank.
             world_size: Number of ranks.
             num_samples: Control steps in one rollout of one rank, over its envs.
             reward_names: Names of the reward terms.
-            num_parameters: Parameters of policy and value, for the root of their mean squared spread.
-            clock: Counts the time in the collective here.
+            num_parameters: Parameters of policy and value function, for the root of their mean squared spread.
+            clock: Counts the time of the collective.
             iteration: Iterations done before.
-            counters: What :meth:`counters` returned after them; None at the start of a run.
+            counters: Result of :meth:`counters` after those iterations; None at the start of a run.
         """
         before = counters or {"total_steps": 0, "elapsed_s": 0.0, "episodes": []}
         self._rank = rank
@@ -118,7 +118,7 @@ class Metrics:
         self._iteration = iteration
 
     def counters(self) -> dict[str, Any]:
-        """What another process needs in order to go on: plain values, the same on every rank but for the time."""
+        """Return the state that a checkpoint needs: plain values, the same on every rank except for the time."""
         return {
             "total_steps": self.total_steps,
             "elapsed_s": time.monotonic() - self._started,
@@ -126,20 +126,23 @@ class Metrics:
         }
 
     def outcome(self, iteration: int, sample: Sample) -> Outcome:
-        """One row of metrics over all ranks, and what they agree on; one collective and one transfer to the host.
+        """Compute a row of metrics over all ranks, and their decisions; one collective and one transfer to the host.
 
         Args:
             iteration: Iterations done, this one included.
-            sample: What this rank measured.
+            sample: Measurements of this rank.
         """
+        # Sums over ranks, and over the newest episodes
         sums, totals = self._sum(sample)
         mean = {name: total / self._world_size for name, total in sums.items()}
         self._remember([sums["episodes"], sums["steps"], *(sums[f"reward/{name}"] for name in self._reward_names)])
         count, length, *terms = (sum(column) for column in zip(*self._episodes, strict=True))
+        # Times: an iteration takes as long as its slowest rank
         collect_s, learn_s = (
             [sums[f"{name}/{r}"] for r in range(self._world_size)] for name in ("collect_s", "learn_s")
         )
         iteration_s = max(map(sum, zip(collect_s, learn_s, strict=True)))
+        # Row
         spread = math.sqrt(mean["spread"] / self._num_parameters)
         self.total_steps += self.num_samples * (iteration - self._iteration)
         self._iteration = iteration
@@ -178,7 +181,11 @@ class Metrics:
         )
 
     def _sum(self, sample: Sample) -> tuple[dict[str, float], EpisodeTotals]:
-        """Sums over ranks by name, and every rank's own times, which travel as a row of zeros but for one; episodes also as tensors."""
+        """Sum over ranks. Return the sums by name, and those of episodes also as tensors.
+
+        Times have a slot per rank, 0 except for this rank's own, so that the sum contains those of all ranks.
+        """
+        # Tensors on the device
         device = sample.reward.device
         scalars: dict[str, torch.Tensor] = {
             "episodes": sample.totals.episodes,
@@ -198,10 +205,12 @@ class Metrics:
                 for r in range(self._world_size)
             },
         }
+        # Numbers on the host
         times = {"wait_s": sample.wait_s, "stop": float(sample.wants_stop), "save": float(sample.wants_save)}
         for r in range(self._world_size):
             own = r == self._rank
             times |= {f"collect_s/{r}": sample.collect_s * own, f"learn_s/{r}": sample.learn_s * own}
+        # One collective, then one transfer
         packed = torch.cat(
             [
                 torch.stack([s.detach().double() for s in scalars.values()]),

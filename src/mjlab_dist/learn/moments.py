@@ -1,7 +1,7 @@
-"""Moments over all ranks: sums that add up, of advantages and of observations.
+"""Moments over all ranks, of advantages, observations and rewards, as sums that ranks can add.
 
-What ranks share are a count, the sum of deviations from a common shift and the sum of their squares (Chan, Golub and LeVeque
-1983, "Algorithms for computing the sample variance"), in fp64: ranks' sums simply add up to those of all data.
+The sums are a count, the sum of deviations from a common shift, and the sum of their squares, in fp64 (Chan, Golub and
+LeVeque 1983, "Algorithms for computing the sample variance"). Added over ranks, they are the sums of all data.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from rsl_rl.modules import EmpiricalNormalization
 
 
 def advantage_moments(advantages: torch.Tensor) -> torch.Tensor:
-    """Count, sum and sum of squares.
+    """Compute the sums of advantages.
 
     Args:
-        advantages: (rows, samples); each row is normalized by itself.
+        advantages: (rows, samples); each row is normalized separately.
 
     Returns:
-        (rows, 3) in fp64.
+        Count, sum and sum of squares, (rows, 3) in fp64.
     """
     values = advantages.double()
     count = torch.full_like(values[:, 0], values.shape[1])
@@ -25,14 +25,15 @@ def advantage_moments(advantages: torch.Tensor) -> torch.Tensor:
 
 
 def normalize(advantages: torch.Tensor, moments: torch.Tensor) -> torch.Tensor:
-    """Give every row mean 0 and deviation 1, by moments that may be of more data than the row's.
+    """Normalize every row to mean 0 and standard deviation 1.
 
     Args:
         advantages: (rows, samples).
-        moments: (rows, 3), as :func:`advantage_moments` returns them, summed over ranks or not.
+        moments: Result of :func:`advantage_moments`, summed over ranks or not, (rows, 3).
 
     Returns:
-        The same shape and type. The deviation is Bessel's, with 1e-8 added, as rsl_rl has it.
+        The same shape and dtype. As in rsl_rl, the variance is the unbiased one, and 1e-8 is added to the standard
+        deviation.
     """
     count, total, squares = moments.unsqueeze(-1).unbind(dim=1)
     mean = total / count
@@ -41,49 +42,50 @@ def normalize(advantages: torch.Tensor, moments: torch.Tensor) -> torch.Tensor:
 
 
 class ClippedNormalization(EmpiricalNormalization):
-    """Normalizes observations, and clips what comes out."""
+    """Normalizes observations, and clips the result."""
 
     def __init__(self, shape: tuple[int, ...], clip: float) -> None:
-        """Start as rsl_rl's does.
+        """Create the buffers, as in rsl_rl.
 
         Args:
-            shape: Of one observation.
-            clip: Largest size of what comes out, in deviations.
+            shape: Shape of one observation.
+            clip: Maximum magnitude of a normalized observation, in standard deviations.
         """
         super().__init__(shape)
         self.clip = clip
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalize and clip. TorchScript, by which policies are exported, knows no super()."""
+        """Normalize and clip, without super(): TorchScript, which exports policies, does not support it."""
         return ((x - self._mean) / (self._std + self.eps)).clamp(-self.clip, self.clip)
 
 
 class NormalizerMoments:
-    """What one observation normalizer has seen since ranks last agreed on its state, as sums that ranks can add.
+    """Moments of the observations since ranks last had the same normalizer, as sums that ranks can add.
 
-    Deltas travel, not states: the observations from before are in every rank's state already, and must count once.
+    Only the sums of new observations are added: every rank's normalizer already contains the earlier ones, which must
+    count once.
 
     Attributes:
         pending: (1 + 2 * width,) in fp64: count, sums of deviations from the agreed mean, sums of their squares.
     """
 
     def __init__(self, normalizer: EmpiricalNormalization) -> None:
-        """Start from the normalizer's present state.
+        """Start from the normalizer's current state.
 
         Args:
-            normalizer: The module whose buffers follow.
+            normalizer: The module whose buffers :meth:`apply` updates.
         """
         self._normalizer = normalizer
         self.rebase()
 
     def rebase(self) -> None:
-        """Take the normalizer's present state, the same on every rank, as agreed."""
+        """Use the normalizer's current state, which must be the same on every rank, as the agreed one."""
         state = {name: t.to(torch.float64, copy=True) for name, t in self._normalizer.state_dict().items()}
         self._count, self._mean, self._var = state["count"], state["_mean"].squeeze(0), state["_var"].squeeze(0)
         self.pending = torch.zeros(1 + 2 * len(self._mean), dtype=torch.float64, device=self._mean.device)
 
     def observe(self, observations: torch.Tensor) -> None:
-        """Add observations to what is pending.
+        """Add observations to the pending sums.
 
         Args:
             observations: (samples, width).
@@ -93,7 +95,7 @@ class NormalizerMoments:
         self.pending += torch.cat([count, deviation.sum(dim=0), deviation.square().sum(dim=0)])
 
     def apply(self) -> None:
-        """Put the agreed state and what is pending into the normalizer."""
+        """Update the normalizer with the agreed state and the pending sums."""
         width = len(self._mean)
         new, total, squares = self.pending.split([1, width, width])
         count = self._count + new
@@ -107,14 +109,14 @@ class NormalizerMoments:
 
 
 class RewardScale:
-    """The deviation of discounted sums of rewards, by which rewards are divided so that values stay near 1.
+    """Standard deviation of discounted sums of rewards. Divided by it, rewards lead to values near 1.
 
-    As in Engstrom et al. 2020, "Implementation matters in deep policy gradients", arXiv:2005.12729, section 3, but with the
-    deviation of all ranks' data, the present rollout included, for the whole of a rollout.
+    As in Engstrom et al. 2020, "Implementation matters in deep policy gradients", arXiv:2005.12729, section 3, but with
+    the data of all ranks, the current rollout included, and with one value for the whole rollout.
 
     Attributes:
-        discounted: Each env's sum since its episode began, later rewards counting more, (num_envs,).
-        pending: Count, sum and sum of squares of this rollout's sums, (3,) in fp64; to be added up over ranks.
+        discounted: Sum of each env's rewards in the current episode, discounted towards the past, (num_envs,).
+        pending: Count, sum and sum of squares of this rollout's discounted sums, (3,) in fp64, to be summed over ranks.
         sums: The same of all rollouts and ranks, (3,) in fp64; equal on every rank.
     """
 
@@ -131,11 +133,11 @@ class RewardScale:
         self.pending, self.sums = torch.zeros(2, 3, dtype=torch.float64, device=device)
 
     def observe(self, rewards: torch.Tensor, dones: torch.Tensor) -> None:
-        """Count a step.
+        """Add a step.
 
         Args:
             rewards: (num_envs,).
-            dones: Envs whose episode ended with it, (num_envs,) of bool.
+            dones: Whether the step ended an episode, (num_envs,) of bool.
         """
         self.discounted.mul_(self._gamma).add_(rewards)
         values = self.discounted.double()
@@ -143,10 +145,10 @@ class RewardScale:
         self.discounted.masked_fill_(dones, 0.0)
 
     def apply(self) -> torch.Tensor:
-        """Take in what is pending, by now summed over ranks.
+        """Add the pending sums, which must be summed over ranks before.
 
         Returns:
-            One over the deviation, a scalar.
+            The inverse of the standard deviation, a scalar.
         """
         self.sums += self.pending
         self.pending.zero_()

@@ -1,4 +1,4 @@
-"""Every random state of a process, as tensors: torch's, NumPy's and Python's."""
+"""The state of all random generators of a process, as tensors: torch's, NumPy's and Python's."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 
 
 def random_state(device: str) -> dict[str, torch.Tensor]:
-    """What all generators will draw next; tensors on the CPU, of the same shapes in every process.
+    """Return the state of all generators; tensors on the CPU, with the same shapes in every process.
 
     Args:
-        device: ``cpu`` or ``cuda:<index>``, whose generator is among them.
+        device: ``cpu`` or ``cuda:<index>``, whose generator is included.
     """
     version, words, gauss = random.getstate()
     assert version == 3
-    # NumPy's global generator is what a task's own functions may draw from.
+    # A task's own functions may draw from NumPy's global generator.
     name, keys, position, has_gauss, cached = np.random.get_state()
     assert name == "MT19937"
     state = {
@@ -34,10 +34,10 @@ def random_state(device: str) -> dict[str, torch.Tensor]:
 
 
 def restore_random_state(state: Mapping[str, torch.Tensor], device: str) -> None:
-    """Have all generators draw what they would have drawn.
+    """Restore the state of all generators.
 
     Args:
-        state: What :func:`random_state` returned. A GPU's part is left out on a CPU.
+        state: Result of :func:`random_state`. The state of a GPU is ignored on a CPU.
         device: ``cpu`` or ``cuda:<index>``.
     """
     torch.set_rng_state(state["torch"])

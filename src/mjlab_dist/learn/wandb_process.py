@@ -1,9 +1,12 @@
-"""Talks to Weights & Biases, in a process of its own: whatever that library does or waits for, training does not feel it.
+"""The process that runs Weights & Biases, so that training neither waits for it nor fails with it.
 
-:class:`~mjlab_dist.learn.writers.WandbWriter` runs this file as a script and talks to it over the socket that is its standard
-input, a JSON object a line. First what to call ``wandb.init`` with; then ``{"step": int, "values": {name: float}}`` a row; at the
-end ``{"close": true}``. It answers ``{"started": {"entity", "project", "id"}}``, ``{"finished": whether all is uploaded}`` and
-``{"failed": why}``; after one of the last two it waits to be ended, together with wandb's own service process.
+:class:`~mjlab_dist.learn.writers.WandbWriter` runs this file as a script. Both communicate over the socket that is the
+script's standard input, with one JSON object per line:
+
+- To the script: first the arguments of ``wandb.init``, then ``{"step": int, "values": {name: float}}`` per row, at the
+  end ``{"close": true}``.
+- From the script: ``{"started": {"entity", "project", "id"}}``, ``{"finished": whether everything is uploaded}`` and
+  ``{"failed": reason}``. After one of the last two it waits until it is killed, together with wandb's service process.
 """
 
 from __future__ import annotations
@@ -29,22 +32,22 @@ import psutil
 # wandb itself does the rest: files of offline runs, uploads, the timeout of finish, and resuming a run by its id.
 
 PR_SET_PDEATHSIG = 1
-"""prctl(2): the signal that a process gets when its parent ends."""
+"""prctl(2): sets the signal that a process receives when its parent ends."""
 
 PR_SET_CHILD_SUBREAPER = 36
-"""prctl(2): descendants whose parent ends become children of this process."""
+"""prctl(2): makes descendants whose parent ends children of this process."""
 
 
 def main(temporary: str) -> None:
     """Serve one run.
 
     Args:
-        temporary: Directory for temporary files, of this process alone; TMPDIR names it too.
+        temporary: Directory for temporary files of this process only; TMPDIR is the same.
     """
     end = functools.partial(_end, temporary)
     _call_with_parents_end(end)
     link = socket.socket(fileno=os.dup(0))
-    # wandb's service process inherits standard input, and would keep the link open.
+    # wandb's service process would inherit standard input and keep the link open.
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
     with link.makefile("rb") as lines:
         messages = map(json.loads, lines)
@@ -53,7 +56,7 @@ def main(temporary: str) -> None:
         except (Exception, SystemExit) as error:  # noqa: BLE001 (wandb raises anything)
             _answer(link, failed=_first_line(error))
         for _ in messages:
-            pass  # until the parent ends this, or itself
+            pass  # until the parent ends this process, or ends itself
     end()
 
 
@@ -67,7 +70,7 @@ def _call_with_parents_end(end: Callable[..., NoReturn]) -> None:
 
 
 def _end(temporary: str, *_: object) -> NoReturn:
-    """End wandb's processes, which would take seconds to notice, and this one."""
+    """Kill wandb's processes, which would need seconds to end by themselves, and end this one."""
     for process in psutil.Process().children(recursive=True):
         process.kill()
     shutil.rmtree(temporary, ignore_errors=True)
@@ -80,7 +83,7 @@ def _serve(link: socket.socket, messages: Iterator[dict[str, Any]]) -> None:
     import wandb  # noqa: PLC0415 (it reads sys.argv)
 
     run = wandb.init(**first["init"], settings=wandb.Settings(**first["settings"]))
-    # Without a network nobody knows whose account it is.
+    # Without a network, the account is unknown.
     entity = None if run.offline or run.disabled else run.entity
     _answer(link, started={"entity": entity, "project": run.project, "id": run.id})
     for message in messages:
@@ -93,7 +96,7 @@ def _serve(link: socket.socket, messages: Iterator[dict[str, Any]]) -> None:
             else:
                 _answer(link, finished=True)
             return
-        # Of a run that is gone on with, wandb drops the steps that it has, and only grumbles.
+        # In a resumed run, wandb drops steps that it already has, with a warning.
         run.log(message["values"], step=message["step"])
 
 

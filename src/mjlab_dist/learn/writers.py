@@ -1,6 +1,6 @@
-"""Where rows of metrics go: metrics.jsonl, and TensorBoard or Weights & Biases. Only rank 0 writes.
+"""Writers of metrics: metrics.jsonl, and TensorBoard or Weights & Biases. Only rank 0 writes.
 
-Weights & Biases may hang, fail or have no network: it is given rows without waiting, and ended when it does not end by itself.
+Weights & Biases may hang, fail or have no network. It receives rows without waiting, and is killed if it does not end.
 """
 
 from __future__ import annotations
@@ -27,43 +27,43 @@ from mjlab_dist.messages import emit
 from mjlab_dist.runs import WandbRun
 
 START_S = 60.0
-"""Seconds that Weights & Biases may take to start before its rows are kept for later; training does not wait for it."""
+"""Maximum seconds for Weights & Biases to start; after that, rows are stored offline. Training does not wait for it."""
 
 CLOSE_S = 4.5
-"""Seconds that a run may wait at its end, for Weights & Biases to take what is left."""
+"""Maximum seconds that a run waits at its end for Weights & Biases to receive the remaining rows."""
 
 CLOSE_START_S = 2.0
-"""Of these, seconds that it may still take to start."""
+"""Maximum seconds of :data:`CLOSE_S` for it to start."""
 
 MAX_WAITING_ROWS = 10_000
-"""Rows that may wait for Weights & Biases before it is given up; some 4 kB each."""
+"""Maximum number of waiting rows, of about 4 kB each; Weights & Biases is abandoned if there are more."""
 
 NO_NETWORK = {"offline", "dryrun", "disabled"}
-"""Values of WANDB_MODE with which Weights & Biases needs none."""
+"""Values of WANDB_MODE with which Weights & Biases needs no network."""
 
 Message = dict[str, Any]
-"""What passes between this process and :mod:`mjlab_dist.learn.wandb_process`."""
+"""A message between this process and :mod:`mjlab_dist.learn.wandb_process`."""
 
 
 class Writer(Protocol):
-    """Where rows go."""
+    """A destination of rows."""
 
     def write(self, row: Row) -> None:
-        """Take one row."""
+        """Write one row."""
 
     def close(self) -> None:
-        """Finish; nothing is written afterwards."""
+        """Finish. Nothing is written afterwards."""
 
 
 class JsonlWriter:
-    """metrics.jsonl: a JSON object a line, complete after every iteration."""
+    """metrics.jsonl: one JSON object per line, complete after every iteration."""
 
     def __init__(self, run_dir: Path, resumed_at: int | None) -> None:
         """Open the file.
 
         Args:
             run_dir: The run directory.
-            resumed_at: As for :func:`writers`.
+            resumed_at: See :func:`writers`.
         """
         if resumed_at is not None:
             runs.cut_metrics(run_dir, resumed_at)
@@ -82,11 +82,11 @@ class TensorBoardWriter:
     """TensorBoard's event file, against the iteration."""
 
     def __init__(self, run_dir: Path, resumed_at: int | None) -> None:
-        """Open a new event file, beside those of a run that is gone on with.
+        """Open a new event file, next to those of the run before it was resumed.
 
         Args:
             run_dir: The run directory.
-            resumed_at: As for :func:`writers`; TensorBoard then drops the later points of the files before.
+            resumed_at: See :func:`writers`. TensorBoard drops later points of the earlier files.
         """
         from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 (slow to import, and only rank 0 writes)
 
@@ -97,7 +97,7 @@ class TensorBoardWriter:
         """Add one scalar per metric."""
         for name, value in scalars(row).items():
             self._writer.add_scalar(name, value, row["iteration"])
-        # A killed run goes on from a checkpoint whose points are in the file then; this takes 0.2 ms.
+        # So that the file of a killed run has all points up to its newest checkpoint. This takes 0.2 ms.
         self._writer.flush()
 
     def close(self) -> None:
@@ -106,17 +106,17 @@ class TensorBoardWriter:
 
 
 class WandbWriter:
-    """Weights & Biases, online or offline as its own variables say; offline too where it cannot start.
+    """Weights & Biases, online or offline by its own environment variables; also offline if it cannot start.
 
-    Nothing here waits for it, but :meth:`close`, at most :data:`CLOSE_S`. Where it fails, one warning says so, and training goes
-    on without it.
+    Only :meth:`close` waits for it, at most :data:`CLOSE_S`. If it fails, training continues without it, after one
+    warning.
     """
 
     def __init__(self, run_dir: Path, config: TrainConfig) -> None:
-        """Start it, or go on with the W&B run that this run had before.
+        """Start a W&B run, or continue that of a resumed run.
 
         Args:
-            run_dir: The run directory; ``wandb/`` in it takes the files.
+            run_dir: The run directory; files are written to ``wandb/`` in it.
             config: The run's config.
         """
         self._run_dir = run_dir
@@ -134,17 +134,17 @@ class WandbWriter:
             self._give_up(f"could not be started ({error})")
 
     def write(self, row: Row) -> None:
-        """Hand over one row."""
+        """Send one row."""
         if self._process is None:
             return
         self._waiting.append({"step": row["iteration"], "values": scalars(row)})
         if len(self._waiting) > MAX_WAITING_ROWS:
             self._give_up(f"takes no more rows since iteration {self._waiting[0]['step']}")
             return
-        self._go_on(self._process)
+        self._exchange(self._process)
 
     def close(self) -> None:
-        """Have it take what is left, and end it."""
+        """Send the remaining rows, and end the process."""
         end_by = time.monotonic() + CLOSE_S
         self._start_by = min(self._start_by, end_by - CLOSE_S + CLOSE_START_S)
         self._waiting.append({"close": True})
@@ -152,7 +152,7 @@ class WandbWriter:
             if time.monotonic() > end_by:
                 self._give_up(f"did not end within {CLOSE_S:g} s")
                 return
-            self._go_on(self._process)
+            self._exchange(self._process)
             if self._process is not None:
                 self._process.wait(0.05)
 
@@ -175,17 +175,17 @@ class WandbWriter:
             "init_timeout": START_S / 2,
             "finish_timeout": CLOSE_S - 1,
             "finish_timeout_raises": True,
-            "x_transaction_log_flush_interval": 1.0,  # s: what a kill may take
+            "x_transaction_log_flush_interval": 1.0,  # in s: rows that a kill may lose
         }
         self._started = False
         self._start_by = time.monotonic() + START_S
         self._process = _WandbProcess({"argv": sys.argv, "init": init, "settings": settings})
 
-    def _go_on(self, process: _WandbProcess) -> None:
-        """Take what has come, and send what can be sent."""
+    def _exchange(self, process: _WandbProcess) -> None:
+        """Handle received messages, and send waiting rows without blocking."""
         try:
             for message in process.receive():
-                self._take(message)
+                self._handle(message)
             if self._process is not process:
                 return
             process.send(self._waiting if self._started else collections.deque())
@@ -196,7 +196,7 @@ class WandbWriter:
         except OSError as error:
             self._give_up(f"failed ({error})")
 
-    def _take(self, message: Message) -> None:
+    def _handle(self, message: Message) -> None:
         if "started" in message:
             self._started = True
             self._run = WandbRun(**message["started"])
@@ -239,7 +239,7 @@ class WandbWriter:
 
 
 class _WandbProcess:
-    """A process that runs :mod:`mjlab_dist.learn.wandb_process`. Sending and receiving never wait.
+    """A process that runs :mod:`mjlab_dist.learn.wandb_process`. Sending and receiving do not wait.
 
     Raises:
         ConnectionError: When sending and receiving, if the process has ended.
@@ -247,14 +247,14 @@ class _WandbProcess:
     """
 
     def __init__(self, first: Message) -> None:
-        """Start it.
+        """Start the process.
 
         Args:
             first: The first message.
         """
-        # Killed, wandb's service process leaves files behind.
+        # wandb's service process leaves files behind when it is killed.
         self._temporary = tempfile.TemporaryDirectory(prefix="mjlab-dist-", ignore_cleanup_errors=True)
-        # A service process that this process has for runs of its own is none of ours.
+        # This process may have a service process for other runs, which must not be shared.
         environ = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
         self._link, other_end = socket.socketpair()
         self._link.setblocking(False)
@@ -269,12 +269,12 @@ class _WandbProcess:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 env={**environ, "TMPDIR": self._temporary.name},
-                start_new_session=True,  # a terminal's Ctrl-C is for the launcher
+                start_new_session=True,  # Ctrl-C in the terminal is for the launcher only
             )
         self.send(collections.deque())
 
     def send(self, messages: collections.deque[Message]) -> None:
-        """Send as many messages as it takes now, and take these out of the queue."""
+        """Send as many messages as possible without blocking, and remove them from the queue."""
         while self._unsent or messages:
             self._unsent = self._unsent or _line(messages.popleft())
             try:
@@ -283,7 +283,7 @@ class _WandbProcess:
                 return
 
     def receive(self) -> list[Message]:
-        """What it has answered since the last call."""
+        """Return the messages received since the last call."""
         try:
             while data := self._link.recv(1 << 16):
                 self._received += data
@@ -293,13 +293,13 @@ class _WandbProcess:
         raise ConnectionError
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until there is something to receive or to send."""
-        poll = select.poll()  # select itself takes no descriptor above 1023
+        """Wait until the process can receive or has sent something."""
+        poll = select.poll()  # select() does not support descriptors above 1023
         poll.register(self._link, select.POLLIN | (select.POLLOUT if self._unsent else 0))
         poll.poll(1000 * timeout_s)
 
     def end(self) -> None:
-        """Kill it, and wandb's service process."""
+        """Kill the process, and wandb's service process."""
         import psutil  # noqa: PLC0415 (slow to import, and needed at the end only)
 
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -308,19 +308,19 @@ class _WandbProcess:
                     process.kill()
         self._process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=1)  # no longer for one that hangs in the kernel
+            self._process.wait(timeout=1)  # longer would not help if it hangs in the kernel
         self._link.close()
         self._temporary.cleanup()
 
 
 def writers(config: TrainConfig, run_dir: Path, resumed_at: int | None) -> list[Writer]:
-    """The writers of a run, for rank 0: metrics.jsonl always, and the chosen logger.
+    """Create the writers of a run, for rank 0: metrics.jsonl, and the chosen logger.
 
     Args:
         config: The run's config.
         run_dir: The run directory.
-        resumed_at: The iteration of the checkpoint that the run goes on from, 0 if it had none yet: what was written of later
-            iterations is cut off. None for a new run.
+        resumed_at: Iteration of the checkpoint that the run resumes from, 0 if it had none yet; rows of later
+            iterations are removed. None for a new run.
     """
     rows = JsonlWriter(run_dir, resumed_at)
     chosen = WandbWriter(run_dir, config) if config.logger == "wandb" else TensorBoardWriter(run_dir, resumed_at)
@@ -328,7 +328,7 @@ def writers(config: TrainConfig, run_dir: Path, resumed_at: int | None) -> list[
 
 
 def scalars(row: Row) -> dict[str, float]:
-    """What of a row can be plotted, grouped by name as TensorBoard and Weights & Biases show it."""
+    """Return the values of a row that can be plotted; names start with the group that they are shown in."""
     return {
         name if "/" in name else f"{'perf' if name.endswith('_s') else 'train'}/{name}": float(value)
         for name, value in row.items()
