@@ -85,6 +85,6 @@ def configured(base: TrainConfig, fields: Mapping[str, Any]) -> TrainConfig:
 def _put(plain: dict[str, Any], name: str, value: Any) -> None:
     known = dict(paths(plain))
     if name not in known or name == "task":
-        raise UserError(f"{name}: there is no such field; {did_you_mean(name, known, 'see train --help')}")
+        raise UserError(f"{name}: unknown field; {did_you_mean(name, known, 'see train --help')}")
     parent, _, last = name.rpartition(".")
     (known[parent] if parent else plain)[last] = value

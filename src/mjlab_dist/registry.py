@@ -20,7 +20,7 @@ GROUP = "mjlab_dist.tasks"
 
 
 def task_names() -> list[str]:
-    """Names of all installed tasks, sorted; read from package metadata, importing none."""
+    """Return the names of all installed tasks, sorted. They are read from package metadata; no task is imported."""
     return sorted(entry_points(group=GROUP).names)
 
 
@@ -37,7 +37,7 @@ def task_config(name: str) -> TrainConfig:
     try:
         return dataclasses.replace(make(), task=name)
     except Exception as error:
-        raise UserError(f"task {name}: its config cannot be made: {_what(error)}") from error
+        raise UserError(f"task {name}: its config cannot be created: {_what(error)}") from error
 
 
 def task_summaries(prefix: str = "") -> dict[str, str]:

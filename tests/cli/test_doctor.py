@@ -24,9 +24,9 @@ def report_of(done: Done) -> dict[str, dict[str, Any]]:
     report = json.loads(done.out)
     assert set(report) == {"checks", "passed"}
     for check in report["checks"]:
-        assert set(check) == {"name", "figure", "status", "mend"}
+        assert set(check) == {"name", "figure", "status", "fix"}
         assert check["status"] in {"ok", "warning", "fail"}
-        assert bool(check["mend"]) == (check["status"] != "ok"), check
+        assert bool(check["fix"]) == (check["status"] != "ok"), check
         assert check["figure"]
     assert report["passed"] == all(check["status"] != "fail" for check in report["checks"])
     assert done.code == (0 if report["passed"] else 3)
@@ -70,8 +70,8 @@ def test_what_fails_is_named_and_exits_with_3(command: Command) -> None:
     lines = done.out.splitlines()
     (failed,) = [line for line in lines if "FAIL" in line]
     assert "file/logs: Not a directory" in failed
-    assert any("mend: choose a directory that you can write to by --log-root" in line for line in lines)
-    assert lines[-1] == "1 check fails: mend that before training."
+    assert any("Fix: choose a directory that you can write to by --log-root" in line for line in lines)
+    assert lines[-1] == "1 check fails: fix that before training."
     checks = report_of(command(*DOCTOR, "--log-root", "file/logs", "--json", env=NOBODY))
     assert [name for name, check in checks.items() if check["status"] == "fail"] == ["log root"]
 
@@ -79,17 +79,17 @@ def test_what_fails_is_named_and_exits_with_3(command: Command) -> None:
 def test_few_open_files_fail_and_say_what_raises_them(command: Command) -> None:
     checks = report_of(command("/bin/sh", "-c", f"ulimit -S -n 60; exec {command.program(DOCTOR[0])} doctor --json"))
     assert checks["open files"]["status"] == "fail"
-    assert checks["open files"]["mend"] == "ulimit -n 1024"
+    assert checks["open files"]["fix"] == "ulimit -n 1024"
     checks = report_of(command("/bin/sh", "-c", f"ulimit -n 500; exec {command.program(DOCTOR[0])} doctor --json"))
     assert checks["open files"]["status"] == "warning"
-    assert "limits.conf" in checks["open files"]["mend"]
+    assert "limits.conf" in checks["open files"]["fix"]
 
 
 def test_a_kernel_cache_that_cannot_be_written_fails(command: Command) -> None:
     (command.cwd / "file").touch()
     cache = report_of(command(*DOCTOR, "--json", env={"WARP_CACHE_PATH": "file"}))["kernel cache"]
     assert cache["status"] == "fail"
-    assert "WARP_CACHE_PATH" in cache["mend"]
+    assert "WARP_CACHE_PATH" in cache["fix"]
 
 
 def test_wandb_that_does_not_answer_is_a_warning_without_the_key(command: Command) -> None:

@@ -37,7 +37,8 @@ def test_a_dry_run_measures_auto_and_finds_what_cannot_train(command: Command) -
     assert int(found[1].replace(",", "")).bit_count() == 1, "a power of two"
     for flags in (["--agent.num-mini-batches", "7"], ["--env.actions.joints", "no_such_joint"], ["--resume", "latest"]):
         assert command(*TRAIN, *flags, "--dry-run").code == 2, flags
-    assert command(*TRAIN, "--dry-run", env={"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}).code == 2  # fmt: skip
+    torchrun = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    assert command(*TRAIN, "--dry-run", env=torchrun).code == 2
     assert list(command.cwd.iterdir()) == []
 
 

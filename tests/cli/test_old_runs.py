@@ -53,7 +53,7 @@ def test_parameters_that_have_moved_are_parameters_now(func: str) -> None:
 def test_an_old_run_resumes_with_its_envs(command: Command, old_run: Path) -> None:
     done = command("train", "--resume", str(old_run), "--max-iterations", "3")
     assert done.code == 0, done.err
-    assert "from iteration 2." in done.out  # with "drawn anew" the sentence would be longer
+    assert "from iteration 2." in done.out  # with "drawn again" the sentence would be longer
     assert [row["iteration"] for row in runs.read_metrics(old_run)] == [1, 2, 3]
 
 

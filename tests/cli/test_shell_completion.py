@@ -1,4 +1,4 @@
-"""Completion in real shells, in a terminal of their own: the script is installed as its help says, then keys are pressed."""
+"""Completion in real shells, each in a terminal: the script is installed as its help says, then keys are pressed."""
 
 from __future__ import annotations
 

@@ -133,9 +133,9 @@ def test_rows_2_and_7_a_killed_run_goes_on_as_if_nothing_had_happened(
     assert process.returncode == Exit.DONE, out + err
     assert "rank 1 ended without a report: killed" in out
     assert "Restarting (1 of 2)" in out
-    assert "Going on from iteration 2." in out
+    assert "Resuming from iteration 2." in out
     assert "Restarting (2 of 2)" in out
-    assert "Going on from iteration 6." in out
+    assert "Resuming from iteration 6." in out
     assert_equal(final(run), final(unharmed))
     assert untimed(run) == untimed(unharmed)
     assert not list(temporary.iterdir())
@@ -174,7 +174,7 @@ def test_rows_4_and_5_a_signal_stops_in_order_and_the_run_goes_on(
     assert err == ""
     done = runs.read_metrics(run)[-1]["iteration"]
     assert f"Stopped after {done} of 100000 iterations" in out
-    assert f"Go on: uv run train cartpole-balance --resume logs/cartpole-balance/{run.name}" in out
+    assert f"Resume: uv run train cartpole-balance --resume logs/cartpole-balance/{run.name}" in out
     assert runs.find_checkpoint(run).name == f"model_{done}.pt"
     assert not command.leftovers()
     assert not list(temporary.iterdir())
@@ -182,7 +182,7 @@ def test_rows_4_and_5_a_signal_stops_in_order_and_the_run_goes_on(
 
     again = command("train", "cartpole-balance", "--resume", "latest", "--max-iterations", str(done + 2))
     assert again.code == Exit.DONE, again.err
-    assert f"Going on from iteration {done}." in again.out
+    assert f"Resuming from iteration {done}." in again.out
     assert [row["iteration"] for row in runs.read_metrics(run)] == list(range(1, done + 3))
     assert len(json.loads((run / runs.PROVENANCE).read_text())["resumed"]) == 1
 
@@ -318,9 +318,9 @@ def test_row_15_another_number_of_ranks_takes_up_the_run(command: Command) -> No
     run = only_run(command.cwd)
     two = final(run)
     one = resume("--cpu-ranks", "1", iterations=4)
-    assert "Going on from iteration 3, saved by 2 ranks or with other envs: envs are drawn anew." in one.out
+    assert "Resuming from iteration 3, saved by 2 ranks or with other envs: envs are drawn again." in one.out
     back = resume("--cpu-ranks", "2", iterations=5)
-    assert "Going on from iteration 4, saved by 1 ranks or with other envs: envs are drawn anew." in back.out
+    assert "Resuming from iteration 4, saved by 1 ranks or with other envs: envs are drawn again." in back.out
 
     steps = [row["total_steps"] for row in runs.read_metrics(run)]
     assert steps == [512, 1024, 1536, 1792, 2304]

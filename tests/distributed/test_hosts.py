@@ -448,7 +448,7 @@ def test_a_rank_killed_on_another_machine_is_started_again(command: Command, tra
     assert not command.leftovers()
     assert "rank 1 ended without a report: killed" in done.out
     assert f"{NODE7}[0].log. Restarting (1 of 1)" in done.out
-    assert "Going on from iteration 2." in done.out
+    assert "Resuming from iteration 2." in done.out
     assert [row["iteration"] for row in runs.read_metrics(only_run(command.cwd))] == list(range(1, 7))
 
 

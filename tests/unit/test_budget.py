@@ -50,12 +50,12 @@ def test_ranks_share_the_envs(total: int, world_size: int, num_envs: int):
 
 
 @pytest.mark.parametrize(
-    ("total", "world_size", "mend"),
+    ("total", "world_size", "fix"),
     [(10, 3, "9 or 12"), (2, 3, "3"), (1, 8, "8"), (15, 8, "8 or 16"), (9, 2, "8 or 10")],
 )
-def test_envs_that_ranks_cannot_share_are_refused_with_the_nearest(total: int, world_size: int, mend: str):
+def test_envs_that_ranks_cannot_share_are_refused_with_the_nearest(total: int, world_size: int, fix: str):
     message = refusal_of(config(total_num_envs=total), world_size)
-    assert message == f"--total-num-envs {total} can't be split over {world_size} ranks: use {mend}"
+    assert message == f"--total-num-envs {total} can't be split over {world_size} ranks: use {fix}"
 
 
 @pytest.mark.parametrize("extra", [0, 1, 3 * 64 * STEPS - 1])

@@ -74,7 +74,7 @@ def test_every_task_is_valid(task: str):
 
 
 @pytest.mark.parametrize(
-    ("path", "flag", "value", "mend"),
+    ("path", "flag", "value", "fix"),
     [
         ("num_envs", "--num-envs", 0, "at least 1"),
         ("total_num_envs", "--total-num-envs", 0, "at least 1"),
@@ -121,10 +121,10 @@ def test_every_task_is_valid(task: str):
         ("run_name", "--run-name", ".hidden", "not starting with a dot"),
     ],
 )
-def test_a_bad_value_is_refused(config: TrainConfig, path: str, flag: str, value: Any, mend: str):
+def test_a_bad_value_is_refused(config: TrainConfig, path: str, flag: str, value: Any, fix: str):
     message = refusal_of(changed(config, path, value))
     assert message.startswith(f"{flag} {value}:")
-    assert mend in message
+    assert fix in message
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_a_value_at_its_limit_is_accepted(config: TrainConfig, path: str, value:
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "mend"),
+    ("path", "value", "fix"),
     [
         ("env.observations", {}, "no group actor"),
         ("env.observations", {"critic": {"x": ObservationConfig(func="a:b")}}, "no group actor"),
@@ -164,10 +164,10 @@ def test_a_value_at_its_limit_is_accepted(config: TrainConfig, path: str, value:
         ("env.rewards", {}, "at least one term"),
     ],
 )
-def test_an_incomplete_env_is_refused(config: TrainConfig, path: str, value: Any, mend: str):
+def test_an_incomplete_env_is_refused(config: TrainConfig, path: str, value: Any, fix: str):
     message = refusal_of(changed(config, path, value))
     assert message.startswith(f"{path}:")
-    assert mend in message
+    assert fix in message
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_fields_that_exclude_each_other_are_refused_together_only(
 
 
 @pytest.mark.parametrize(
-    ("hosts", "mend"),
+    ("hosts", "fix"),
     [
         (("node7", "node8", "node7"), "node7 is repeated; name each host once"),
         (("",), "'' is not the name or address of a machine"),
@@ -225,10 +225,10 @@ def test_fields_that_exclude_each_other_are_refused_together_only(
         (("node7:2222",), "set users and ports in SSH's config file"),
     ],
 )
-def test_bad_hosts_are_refused(config: TrainConfig, hosts: tuple[str, ...], mend: str):
+def test_bad_hosts_are_refused(config: TrainConfig, hosts: tuple[str, ...], fix: str):
     message = refusal_of(changed(config, "hosts", hosts))
     assert message.startswith(f"--hosts {' '.join(hosts)}:")
-    assert mend in message
+    assert fix in message
 
 
 @pytest.mark.parametrize("rnn", ["lstm", "gru"])
@@ -509,7 +509,7 @@ def test_a_mistake_in_a_flag_of_a_term_is_one_line_that_names_it(line: str, flag
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "flag", "mend"),
+    ("path", "value", "flag", "fix"),
     [
         ("env.actions.rear.latency", (2, 1), "--env.actions.rear.latency 2 1", "swap the two"),
         ("env.actions.rear.latency", (-1, 1), "--env.actions.rear.latency -1 1", "at least 0"),
@@ -540,10 +540,10 @@ def test_a_mistake_in_a_flag_of_a_term_is_one_line_that_names_it(line: str, flag
         ("env.events.push.interval_s", (-1.0, 1.0), "--env.events.push.interval-s -1.0 1.0", "at least 0"),
     ],
 )  # fmt: skip
-def test_a_bad_value_of_a_term_is_refused(path: str, value: Any, flag: str, mend: str):
+def test_a_bad_value_of_a_term_is_refused(path: str, value: Any, flag: str, fix: str):
     message = refusal_of(changed(LEGGED, path, value))
     assert message.startswith(f"{flag}:")
-    assert mend in message
+    assert fix in message
 
 
 @pytest.mark.parametrize(

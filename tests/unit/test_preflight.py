@@ -135,7 +135,7 @@ def test_a_full_disk_is_refused_and_a_small_one_warned_of(tmp_path: Path):
     report = python("""
         for directory in ("full", "small"):
             finding = check_directory("log root", Path(directory, "logs"), LOW_BYTES, "--log-root")
-            print(finding.status, finding.figure, finding.mend, sep="|")
+            print(finding.status, finding.figure, finding.fix, sep="|")
     """)
     out = in_namespace(
         "-rm",
@@ -156,7 +156,7 @@ def test_what_is_low_is_up_to_the_use(tmp_path: Path):
 
 def test_without_a_network_of_its_own_a_machine_is_refused():
     assert check_loopback().status is Status.OK
-    out = in_namespace("-rn", python("finding = check_loopback(); print(finding.status, finding.figure, finding.mend)"))
+    out = in_namespace("-rn", python("finding = check_loopback(); print(finding.status, finding.figure, finding.fix)"))
     assert out.startswith("fail no connection to 127.0.0.1: ")
     assert "sudo ip link set lo up" in out
 
@@ -202,8 +202,8 @@ def test_a_package_that_cannot_use_the_gpus_is_refused(
     finding = judge_cuda(package, "2.15.0", built_for, driver)
     assert finding.status is Status.FAIL
     for part in parts:
-        assert part in f"{finding.figure}; {finding.mend}"
-    assert "--gpu-ids None" in finding.mend
+        assert part in f"{finding.figure}; {finding.fix}"
+    assert "--gpu-ids None" in finding.fix
 
 
 @pytest.mark.parametrize("driver", [(12, 8), (12, 4), (12, 0), (13, 0)])
@@ -233,7 +233,7 @@ def test_the_cuda_of_the_installed_warp_is_what_warp_reports(monkeypatch: pytest
 def test_a_gpu_that_others_use_is_warned_of(free_gb: int, pids: list[int], figure: str):
     finding = judge_gpu(H200, free_gb * 10**9, 140 * 10**9, pids)
     assert (finding.name, finding.status, finding.figure) == ("GPU 1", Status.WARNING, figure)
-    assert "--gpu-ids" in finding.mend
+    assert "--gpu-ids" in finding.fix
 
 
 def test_what_the_driver_takes_of_a_gpu_is_no_use():
@@ -253,7 +253,7 @@ def test_doctor_shows_gpus_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch):
     assert [found[f"GPU {i}"].status for i in range(4)] == [Status.WARNING, Status.WARNING, Status.OK, Status.OK]
     for i in (0, 1):
         assert "lost" in found[f"GPU {i}"].figure
-        assert found[f"GPU {i}"].mend
+        assert found[f"GPU {i}"].fix
 
 
 def test_doctor_shows_every_mig_instance(monkeypatch: pytest.MonkeyPatch):
@@ -538,7 +538,7 @@ def test_a_quota_below_the_cores_is_warned_of(tmp_path: Path, case: str):
     else:
         assert finding.status is Status.WARNING
         assert f"the time of {quota} only" in finding.figure
-        assert finding.mend == f"start commands with taskset -c {min(os.sched_getaffinity(0))}"
+        assert finding.fix == f"start commands with taskset -c {min(os.sched_getaffinity(0))}"
 
 
 MEMORY = {
@@ -580,14 +580,14 @@ def test_little_shared_memory_is_warned_of(tmp_path: Path):
 
 
 def test_a_name_of_its_own_that_leads_nowhere_is_warned_of():
-    code = python("finding = check_own_name(); print(finding.status, finding.figure, finding.mend, sep='|')")
+    code = python("finding = check_own_name(); print(finding.status, finding.figure, finding.fix, sep='|')")
     out = in_namespace(
         "-run", f"hostname nobody.invalid 2>/dev/null || echo nobody.invalid > /proc/sys/kernel/hostname; {code}"
     )
-    status, figure, mend = out.strip().split("|")
+    status, figure, fix = out.strip().split("|")
     assert status == "warning"
     assert figure.startswith("nobody.invalid: ")
-    assert mend.endswith("/etc/hosts: 127.0.1.1 nobody.invalid")
+    assert fix.endswith("/etc/hosts: 127.0.1.1 nobody.invalid")
 
 
 def test_drawing_wants_its_library():
@@ -610,10 +610,10 @@ def test_processes_without_their_launcher_are_named():
             subprocess.run(["kill", orphan], check=True)
             looked_after.kill()
     assert finding.status is Status.WARNING
-    assert finding.mend.startswith("kill -9 ")
-    assert orphan in finding.mend.split()
-    assert str(looked_after.pid) not in finding.mend.split()
-    assert orphan not in doctor.check_leftovers().mend.split()
+    assert finding.fix.startswith("kill -9 ")
+    assert orphan in finding.fix.split()
+    assert str(looked_after.pid) not in finding.fix.split()
+    assert orphan not in doctor.check_leftovers().fix.split()
 
 
 @pytest.mark.parametrize("environ", [{"WARP_CACHE_PATH": "there"}, {"XDG_CACHE_HOME": "caches"}, {}])

@@ -315,7 +315,7 @@ def test_without_randomizations_all_envs_share_one_model() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "start", "mend"),
+    ("config", "start", "fix"),
     [
         (draw("friction", 0, 1), "field friction: ", "geom_friction"),
         (draw("geom_type", 0, 1), "field geom_type: ", "geom_friction"),
@@ -342,7 +342,7 @@ def test_without_randomizations_all_envs_share_one_model() -> None:
         (draw("body_mass", 0, 1, distribution="log-uniform"), "--env.randomizations.it.low 0: ", "positive"),
     ],
 )  # fmt: skip
-def test_mistakes_are_refused(config: RandomizationConfig, start: str, mend: str) -> None:
+def test_mistakes_are_refused(config: RandomizationConfig, start: str, fix: str) -> None:
     message = refused(randomizations={"it": config})
     assert message.startswith(start)
-    assert mend in message
+    assert fix in message

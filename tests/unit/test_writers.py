@@ -106,7 +106,7 @@ def curve(run_dir: Path, name: str) -> list[tuple[int, float]]:
 
 @pytest.fixture
 def pass_to_the_next_second(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Event files are read in the order of their names, which begin with the second; a real resume takes longer than one."""
+    """Event files are read in the order of their names, which begin with the second; a real resume takes longer."""
     passed_s = 0
 
     def advance() -> None:
@@ -355,7 +355,7 @@ def test_wandb_that_fails_costs_a_warning(
     assert len(warnings) == len(expected)
     for text, start in zip(warnings, expected, strict=True):
         assert text.startswith(f"Weights & Biases {start}")
-    assert "training goes on without it, and metrics.jsonl has every row" in warnings[-1] or "Timeout" in behaviour
+    assert "training continues without it, and metrics.jsonl has every row" in warnings[-1] or "Timeout" in behaviour
 
 
 def test_a_run_waits_less_than_five_seconds_at_its_end(
@@ -366,7 +366,7 @@ def test_a_run_waits_less_than_five_seconds_at_its_end(
     fill(writer, range(1, 11))
     close(writer)
     (warning,) = warnings
-    assert warning.startswith("Weights & Biases did not end within 4.5 s; training goes on without it")
+    assert warning.startswith("Weights & Biases did not end within 4.5 s; training continues without it")
 
 
 def test_wandb_that_takes_no_rows_is_given_up(
@@ -383,7 +383,7 @@ def test_wandb_that_takes_no_rows_is_given_up(
     fill(writer, range(1, 50_001))
     close(writer)
     (warning,) = warnings
-    assert "takes no more rows since iteration" in warning
+    assert "has taken no rows since iteration" in warning
 
 
 def test_a_full_disk_does_not_fail_for_wandbs_sake(

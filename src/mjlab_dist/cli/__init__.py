@@ -1,1 +1,1 @@
-"""The command line: argv to config, and what a person sees. The only importer of tyro; imports no torch and no warp."""
+"""The command line: flags, help, completion and output. The only importer of tyro; imports neither torch nor warp."""

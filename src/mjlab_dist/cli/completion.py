@@ -51,7 +51,8 @@ def main(argv: Sequence[str], prog: str) -> None:
             print(f"{word}\t{meaning}")
     elif argv in (["-h"], ["--help"]):
         install = "\n".join(f"  {line}" for line in SCRIPTS.values())
-        print(f"usage: {prog} {{{','.join(SCRIPTS)}}}\n\nPrint a script that completes commands. Install:\n{install}")
+        print(f"usage: {prog} {{{','.join(SCRIPTS)}}}\n")
+        print(f"Print a script that completes tasks, flags and values. Install it for your shell:\n{install}")
     elif len(argv) == 1 and argv[0] in SCRIPTS:
         print(Path(__file__).with_suffix(f".{argv[0]}").read_text(), end="")
     else:

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a live display on a terminal, plain lines elsewhere."""
+"""Output of a run: a live display on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from mjlab_dist import runs
 from mjlab_dist.messages import Event
 
 LINE_EVERY_S = 5.0
-"""Without a terminal, seconds between lines of progress."""
+"""Seconds between lines of progress where the output is no terminal."""
 
 REDRAW_EVERY_S = 0.25
-"""On a terminal, seconds between two drawings."""
+"""Seconds between updates of the live display."""
 
 Row = dict[str, Any]
 
 
 class EventPrinter:
-    """Prints what ranks report, except for metrics: lines of text, and the progress of compiling. Thread-safe."""
+    """Prints what ranks report, except for metrics: text, and the progress of compiling. Thread-safe."""
 
     def __init__(self, console: Console, *, verbose: bool = False) -> None:
         """Create a printer that has printed nothing.
@@ -47,7 +47,7 @@ class EventPrinter:
         self._lock = threading.RLock()
 
     def listen(self, event: Event) -> None:
-        """Print an event; ignore one that is neither text nor progress of compiling."""
+        """Print an event. Ignore events other than text and the progress of compiling."""
         if event["kind"] == "compiling":
             self._show_compiling(event["done"], event["total"])
         elif event["kind"] == "warning":
@@ -65,7 +65,7 @@ class EventPrinter:
         self.close()
 
     def close(self) -> None:
-        """Remove the progress bar, if there is one: the cursor stays hidden otherwise."""
+        """Remove the progress bar if it is shown; otherwise the cursor would stay hidden."""
         with self._lock:
             if self._bar is not None:
                 self._bar.stop()
@@ -74,7 +74,7 @@ class EventPrinter:
     def _show_compiling(self, done: int, total: int) -> None:
         with self._lock:
             if done == 0:
-                self.close()  # the bar of an earlier attempt
+                self.close()  # a bar that an earlier attempt left
                 self._printed_at = time.monotonic()
                 modules = "1 module" if total == 1 else f"{total} modules"
                 self._console.print(f"Compiling {modules} of physics kernels; later runs load them from the cache.")
@@ -94,7 +94,7 @@ class EventPrinter:
 
 
 class TrainConsole:
-    """Shows one training run. Its methods may be called from any thread."""
+    """Output of one training run. Thread-safe."""
 
     def __init__(self, task: str, console: Console | None = None, *, verbose: bool = False) -> None:
         """Show nothing yet.
@@ -105,7 +105,7 @@ class TrainConsole:
             verbose: Whether to show the set-up of the run too.
         """
         self._task = task
-        self._max_iterations = 0  # until a rank tells it, which is before the first iteration
+        self._max_iterations = 0  # a rank reports it before the first iteration
         self._console = console or Console(highlight=False, soft_wrap=True)
         self._printer = EventPrinter(self._console, verbose=verbose)
         self._live: Live | None = None
@@ -115,7 +115,7 @@ class TrainConsole:
         self._lock = threading.RLock()
 
     def started(self, run_dir: Path, num_ranks: int) -> None:
-        """Say where the run is and how many ranks train."""
+        """Print the run directory and the number of ranks."""
         self._run_dir = run_dir
         ranks = "1 rank" if num_ranks == 1 else f"{num_ranks} ranks"
         self.say(f"Training {self._task} with {ranks}. Run: {run_dir}")
@@ -136,16 +136,16 @@ class TrainConsole:
 
     @property
     def can_stop_in_order(self) -> bool:
-        """Whether an iteration is done, so that there is something to save."""
+        """Whether at least one iteration is done, so that a checkpoint can be written before the run ends."""
         return bool(self._row)
 
     def stopping(self, signum: int) -> None:
-        """Say that a signal has come, and that the run stops in order."""
+        """Report that a signal arrived, and that the run stops after this iteration."""
         again = " (Ctrl-C again ends at once)" if signum == signal.SIGINT else ""
         self.say(f"{_name(signum)}: stopping after this iteration, with a checkpoint{again}.")
 
     def stopped(self, signum: int) -> None:
-        """Say that a signal ended the run at once."""
+        """Report that a signal ended the run immediately."""
         with self._lock:
             self._close()
             done = self._row.get("iteration", 0)
@@ -154,11 +154,11 @@ class TrainConsole:
             self._say_where()
 
     def finished(self, run_dir: Path, stopped: bool = False) -> None:
-        """Say how the run ended, where it is and how to play it; nothing on a rank that was told no progress.
+        """Print how the run ended, its directory, and the command that plays it; nothing if no iteration was reported.
 
         Args:
-            run_dir: The run directory, which is new to the console where another launcher started the ranks.
-            stopped: Whether it was asked to stop before its last iteration.
+            run_dir: The run directory. Where another launcher started the ranks, the console learns it only now.
+            stopped: Whether the run was stopped before its last iteration.
         """
         with self._lock:
             self._close()
@@ -177,11 +177,11 @@ class TrainConsole:
             )
             self.say(f"{how} iterations, {row['total_steps']:,} steps, in {took}. {episodes}")
             if stopped:
-                self.say(f"Go on: uv run train {self._task} --resume {run_dir}")
+                self.say(f"Resume: uv run train {self._task} --resume {run_dir}")
             self._say_where()
 
     def failed(self, report: str, message: str) -> None:
-        """Show why a run failed: the traceback first, then a line that says what it was."""
+        """Print why a run failed: first the traceback, then one line."""
         with self._lock:
             self._close()
             if report:
@@ -252,7 +252,7 @@ def _name(signum: int) -> str:
 
 
 def _columns(row: Row) -> list[tuple[str, Text, str, Text]]:
-    """Two columns of name and value: what the policy does, and what the learner does."""
+    """Return rows of two pairs of name and value: metrics of the policy, and metrics of the learner."""
     left = [("return", row["mean_return"]), ("episode length", row["mean_episode_length"])]
     left += [("step reward", row["mean_step_reward"])]
     left += [(name, value) for name, value in row.items() if name.startswith("reward/")]

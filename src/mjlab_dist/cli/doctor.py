@@ -22,28 +22,28 @@ if TYPE_CHECKING:
     from mjlab_dist.machine.preflight import Finding
 
 STYLES = {"ok": "green", "warning": "yellow", "fail": "bold red"}
-"""How the table shows what a check came to."""
+"""Style of each result in the table."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorConfig:
-    """Check whether this machine can train, and say what mends what is not in order. Exits with 3 if a check fails."""
+    """Check whether this machine can train, and print how to fix what prevents it. Exit with 3 if a check fails."""
 
     log_root: str = "logs"
-    """Directory that is to hold all runs."""
+    """Directory that holds all runs."""
     json: bool = False
-    """Print one JSON object in place of the table."""
+    """Print one JSON object instead of the table."""
 
 
 def main(argv: Sequence[str], prog: str) -> None:
-    """Check, print what was seen, and exit with 3 if a check failed.
+    """Run the checks, print the results, and exit with 3 if a check failed.
 
     Raises:
-        UserError: If the command line cannot be.
+        UserError: If the command line is wrong.
     """
     config = parse(DoctorConfig, DoctorConfig(), argv, prog)
 
-    from mjlab_dist.machine.doctor import examine  # noqa: PLC0415 (--help needs none of it)
+    from mjlab_dist.machine.doctor import examine  # noqa: PLC0415 (--help does not need it)
 
     findings = examine(Path(config.log_root), os.environ)
     num_failed = sum(finding.status == "fail" for finding in findings)
@@ -59,11 +59,11 @@ def _show(findings: Sequence[Finding], num_failed: int) -> None:
     table = Table("check", "figure", "")
     for finding in findings:
         seen = Text(finding.figure)
-        if finding.mend:
-            seen.append(f"\nmend: {finding.mend}", style="cyan")
+        if finding.fix:
+            seen.append(f"\nFix: {finding.fix}", style="cyan")
         word = "FAIL" if finding.status == "fail" else finding.status
         table.add_row(finding.name, seen, Text(word, style=STYLES[finding.status]))
     console = Console(highlight=False)
     console.print(table)
     checks = "1 check fails" if num_failed == 1 else f"{num_failed} checks fail"
-    console.print(f"{checks}: mend that before training." if num_failed else "This machine can train.")
+    console.print(f"{checks}: fix that before training." if num_failed else "This machine can train.")

@@ -63,7 +63,7 @@ class Flag:
 
     @property
     def spellings(self) -> tuple[str, ...]:
-        """The flag as it is typed, with its dashes: twice for a switch that is on, to leave it on or to turn it off."""
+        """The flag as it is typed, with dashes. A switch that is on has two forms: the second turns it off."""
         if self.metavar or not self.default:
             return (f"--{self.name}",)
         group, dot, name = self.name.rpartition(".")
@@ -116,7 +116,7 @@ HELP_FLAGS = (
 )
 """Flags that every command takes."""
 
-CONFIG_FLAG = Flag(path="config", metavar="FILE", text="Config file of an earlier run; further flags change it.")
+CONFIG_FLAG = Flag(path="config", metavar="FILE", text="Config file of an earlier run; other flags change it.")
 
 
 def take_help(argv: Sequence[str]) -> tuple[HelpRequest | None, list[str]]:

@@ -1,4 +1,4 @@
-"""list-tasks: names and one line each."""
+"""list-tasks: the installed tasks, a line each."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from mjlab_dist.errors import UserError
 
 
 def main(argv: Sequence[str], prog: str) -> None:
-    """Print every installed task.
+    """Print every installed task with its summary.
 
     Raises:
-        UserError: If there is an argument, or no task.
+        UserError: If an argument is given, or no task is installed.
     """
     if argv and argv[0] in ("-h", "--help"):
-        print(f"usage: {prog}\n\nPrint the tasks that can be trained, a line each.")
+        print(f"usage: {prog}\n\nPrint the installed tasks, a line each.")
         return
     if argv:
         raise UserError(f"{argv[0]}: {prog} takes no argument")

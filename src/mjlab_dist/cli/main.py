@@ -1,4 +1,4 @@
-"""The commands: train, play, list-tasks; and under mjlab-dist all of them, and those that are typed less often."""
+"""Entry points: train, play and list-tasks, and mjlab-dist, which has these and the less frequent commands."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ SUMMARIES = {
     "play": "show what a trained policy does",
     "verify": "check on this machine that ranks learn as one",
     "doctor": "check whether this machine can train",
-    "list-tasks": "print the tasks that can be trained",
-    "new-task": "make a task from an MJCF of your own",
-    "size-buffers": "measure how large njmax and nconmax of a task have to be",
+    "list-tasks": "print the installed tasks",
+    "new-task": "create a task from your own MJCF",
+    "size-buffers": "measure how large njmax and nconmax of a task must be",
     "completion": "print a script that completes these commands in bash, zsh or fish",
 }
 """What each command does."""
@@ -42,7 +42,7 @@ def list_tasks() -> None:
 
 
 def umbrella() -> None:
-    """Entry point of ``mjlab-dist``: the same commands where another package's ``train`` hides ours."""
+    """Entry point of ``mjlab-dist``, with all commands. Other packages install a ``train`` too, which may hide ours."""
     argv = sys.argv[1:]
     if argv and argv[0] in SUMMARIES:
         _run(argv[0], argv[1:], f"mjlab-dist {argv[0]}")
@@ -58,12 +58,12 @@ def umbrella() -> None:
 
 
 def share_cores(environ: MutableMapping[str, str]) -> None:
-    """Have torch's threads that wait for each other sleep soon, before torch is imported; processes that are started inherit it.
+    """Let torch's idle threads sleep instead of spinning, here and in child processes. Call it before importing torch.
 
-    GNU OpenMP spins for milliseconds where it sees no other process: beside one that is busy, training takes twice as long by that.
+    GNU OpenMP spins for milliseconds. Next to another busy process, training then takes twice as long.
 
     Args:
-        environ: The process's environment; a choice that it has already stays.
+        environ: The process's environment. A setting that the user has made is kept.
     """
     if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & environ.keys():
         environ["GOMP_SPINCOUNT"] = "1000"
@@ -80,13 +80,13 @@ def _run(command: str, argv: Sequence[str], prog: str) -> None:
     except RankError as error:
         _leave(error.exit_code)
     except BrokenPipeError:
-        # The reader of our output has gone (`train --help | head`); nobody is left to tell.
+        # The reader of the output has gone (`train --help | head`), so there is nobody to report to.
         sys.stderr.close()
         sys.exit(Exit.FAILED)
 
 
 def _command(name: str) -> Callable[[Sequence[str], str], None]:
-    """The command's function; importing only its module keeps the others' imports out of start-up."""
+    """Return a command's function. Only its module is imported, to start fast."""
     if name == "train":
         from mjlab_dist.cli.train import main  # noqa: PLC0415
     elif name == "play":

@@ -1,4 +1,4 @@
-"""new-task: a task made from an MJCF."""
+"""new-task: create a task from an MJCF."""
 
 from __future__ import annotations
 
@@ -16,19 +16,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class NewTaskConfig:
-    """Make a task from an MJCF: a config, terms and a copy of the MJCF with its meshes, ready to train and to be changed. In a checkout of mjlab_dist it becomes one of its tasks, elsewhere a package."""
+    """Create a task from an MJCF: a config, terms, and a copy of the MJCF with its meshes.
+
+    In a checkout of mjlab_dist the task is added to its tasks; elsewhere it is a new package.
+    """
 
     mjcf: str = ""
     """The robot's MJCF."""
     dir: str | None = None
-    """Directory to make a package in, also where this is a checkout; by default the present one."""
+    """Directory to create a package in, even in a checkout of mjlab_dist. Default: the current directory."""
 
 
 def main(argv: Sequence[str], prog: str) -> None:
-    """Make a task, and say what to type next.
+    """Create a task, and print the commands to run next.
 
     Raises:
-        UserError: If the command line, or what it asks for, cannot be.
+        UserError: If the command line is wrong, or the task cannot be created.
     """
     task, flags = split_task(argv)
     config = parse(NewTaskConfig, NewTaskConfig(), flags, f"{prog} {task or 'NAME'}")
@@ -37,7 +40,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     if not config.mjcf:
         raise UserError(f"--mjcf: is missing; type {prog} {task} --mjcf robot.xml")
 
-    from mjlab_dist.new_task import create  # noqa: PLC0415 (--help needs none of it)
+    from mjlab_dist.new_task import create  # noqa: PLC0415 (--help does not need it)
 
     _show(create(task, Path(config.mjcf), None if config.dir is None else Path(config.dir)))
 
@@ -45,19 +48,19 @@ def main(argv: Sequence[str], prog: str) -> None:
 def _show(made: NewTask) -> None:
     robot = made.robot
     kind = f"floats by the joint {robot.base.joint}" if robot.base else "is fixed to the world"
-    drives = "motors are put on its joints" if robot.motors else "its own actuators drive it"
+    drives = "motors are added to its joints" if robot.motors else "its own actuators drive it"
     print(f"The robot {kind}; {drives}; {robot.control_hz:.4g} control steps a second.")
-    aim = "walks forward" if robot.base else "brings its joints to where it is told"
-    print(f"{made.task} {aim}. Its files, to be read and changed:")
+    aim = "walks forward" if robot.base else "moves its joints to commanded positions"
+    print(f"{made.task} {aim}. Its files, to read and change:")
     for name, what in (
-        ("config.py", "what is simulated, seen, done and rewarded"),
+        ("config.py", "the simulation, observations, actions and rewards"),
         ("terms.py", "its own terms"),
-        ("model.py", "the MJCF with what it lacks"),
+        ("model.py", "the MJCF, with the parts that it lacks"),
     ):
         if (made.package / name).is_file():
             print(f"  {_short(made.package / name)}  {what}")
     for file in made.apart:
-        print(f"{file} is named by an absolute path, and stays where it is.")
+        print(f"{file} is referred to by an absolute path, and is not copied.")
     print("Next:")
     if made.is_in_checkout:
         print(f"  uv run train {made.task}")
@@ -69,6 +72,6 @@ def _show(made: NewTask) -> None:
 
 
 def _short(path: Path) -> Path:
-    """A path from the present directory on, where it lies in it."""
+    """Return a path relative to the current directory if it is inside."""
     here = Path.cwd()
     return path.resolve().relative_to(here) if path.resolve().is_relative_to(here) else path

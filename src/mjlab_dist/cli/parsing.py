@@ -1,4 +1,4 @@
-"""argv to config by tyro, with one line for every mistake."""
+"""Read argv into a config with tyro, and report every mistake in one line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def parse(
         default: Values of flags that are not given.
         argv: Flags.
         prog: The command, for help.
-        own: Flags that the command takes out of argv itself, to suggest them too in place of mistyped ones.
+        own: Flags that the command reads itself, so that mistyped ones are suggested too.
 
     Raises:
         UserError: If a flag is unknown, or its value has the wrong form.
@@ -38,14 +38,14 @@ def parse(
 
     import tyro  # noqa: PLC0415 (slow; short help needs none of it)
 
-    said = io.StringIO()
+    stderr = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(stderr):
             return tyro.cli(config_type, default=default, args=flags, prog=prog)
     except SystemExit as exit_:
         if exit_.code in (0, None):
             raise
-        raise UserError(_one_line(said.getvalue(), prog, [*flags_of(default), *own])) from None
+        raise UserError(_one_line(stderr.getvalue(), prog, [*flags_of(default), *own])) from None
 
 
 def refuse_unknown(argv: Sequence[str], flags: Iterable[Flag], prog: str) -> None:
@@ -66,7 +66,7 @@ def split_task(argv: Sequence[str]) -> tuple[str | None, list[str]]:
     """Take the task's name from the front of argv.
 
     Returns:
-        The task, or None where argv starts with a flag, and the rest.
+        The task, or None if argv starts with a flag; and the rest.
     """
     if argv and not argv[0].startswith("-"):
         return argv[0], list(argv[1:])
@@ -77,7 +77,7 @@ def take_flag(argv: Sequence[str], flag: str) -> tuple[str | None, list[str]]:
     """Take one flag with its value out of argv, as ``--flag value`` or ``--flag=value``.
 
     Raises:
-        UserError: If the flag stands there without a value.
+        UserError: If the flag has no value.
     """
     rest = list(argv)
     for i, arg in enumerate(rest):
@@ -96,7 +96,7 @@ def take_switch(argv: Sequence[str], flag: str) -> tuple[bool, list[str]]:
 
 
 def take_group(argv: Sequence[str], prefix: str) -> tuple[list[str], list[str]]:
-    """Take all flags that start with a prefix out of argv, each with its values.
+    """Take all flags that start with a prefix out of argv, with their values.
 
     Returns:
         These flags, and the rest.
@@ -112,7 +112,7 @@ def take_group(argv: Sequence[str], prefix: str) -> tuple[list[str], list[str]]:
 
 
 def is_given(argv: Sequence[str], flag: str) -> bool:
-    """Whether a flag stands in argv, as ``--the-flag value``, ``--the-flag=value`` or with underscores, as tyro takes it."""
+    """Return whether argv has a flag, as ``--the-flag value``, as ``--the-flag=value``, or with underscores."""
     return any(arg.partition("=")[0].replace("_", "-") == flag for arg in argv)
 
 

@@ -1,4 +1,4 @@
-"""play: what a trained policy does."""
+"""play: show what a trained policy does."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from mjlab_dist.play import Replayed
 
 SHOWN = 4
-"""Envs of a dump that are printed."""
+"""Maximum number of envs of a dump to print."""
 
 
 def main(argv: Sequence[str], prog: str) -> None:
-    """Play a policy, print its returns, write a video if asked to.
+    """Play a policy, print its returns, and write a video if asked to.
 
     Raises:
-        UserError: If there is no such run, or it cannot be played.
+        UserError: If the command line is wrong, or the run does not exist or cannot be played.
     """
     task, flags = split_task(argv)
     changes, flags = take_group(flags, "--env.")
@@ -40,7 +40,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     registry.task_config(task)  # refuses an unknown task
     config = parse(PlayConfig, PlayConfig(), flags, f"{prog} {task}")
 
-    from mjlab_dist import play  # noqa: PLC0415 (--help needs none of it)
+    from mjlab_dist import play  # noqa: PLC0415 (--help does not need it)
 
     train_config, checkpoint = play.resolve(task, config)
     train_config = _changed(train_config, changes, f"{prog} {task}")
@@ -63,7 +63,7 @@ def main(argv: Sequence[str], prog: str) -> None:
 
 
 def _changed(config: TrainConfig, flags: Sequence[str], prog: str) -> TrainConfig:
-    """The config of a run, but for what flags change."""
+    """Return a run's config, changed by flags."""
     if not flags:
         return config
     changed = parse(TrainConfig, config, flags, prog)
@@ -72,7 +72,7 @@ def _changed(config: TrainConfig, flags: Sequence[str], prog: str) -> TrainConfi
 
 
 def _print_replayed(dump: Path, envs: Sequence[Replayed]) -> None:
-    print(f"{dump}: where a number was not finite for the first time, that step is taken again")
+    print(f"{dump}: every env repeats the step in which a number was first not finite")
     for env in envs[:SHOWN]:
         when = f"step {env.step} of the rollout" if env.step else "before the first step of the rollout"
         print(f"\nenv {env.env_id}, {when}")
@@ -80,19 +80,21 @@ def _print_replayed(dump: Path, envs: Sequence[Replayed]) -> None:
             print(f"  not finite: {kind} ({', '.join(names)})")
         for actuator, value in env.action.items():
             print(f"  {f'action {actuator}':<24}{value:>14.6g}")
-        print(f"  {'':<24}{'before':>14}{'after':>14}{'taken again':>14}")
+        print(f"  {'':<24}{'before':>14}{'after':>14}{'repeated':>14}")
         for label, values in env.state.items():
             print(f"  {label:<24}{''.join(f'{value:>14.6g}' for value in values)}")
         print(f"  {_verdict(env)}")
     if len(envs) > SHOWN:
-        print(f"\n{len(envs) - SHOWN} more envs: {sum(env.reproduced for env in envs)} of all are reproduced")
+        print(
+            f"\n{len(envs) - SHOWN} more envs: {sum(env.reproduced for env in envs)} of all {len(envs)} are reproduced"
+        )
 
 
 def _verdict(env: Replayed) -> str:
     if env.step == 0:
-        return "no step led to it: something else wrote into the env, or started the episode so"
+        return "no step led to it: the episode started with it, or something else wrote into the env"
     if env.reproduced:
-        return "reproduced: the same state and action lead to it again"
+        return "reproduced: the same state and action led to it again"
     if env.ended:
-        return "not reproduced: the step ended an episode, so look at what starts the next one (env.events)"
+        return "not reproduced: the step ended an episode; look at what starts the next one (env.events)"
     return "not reproduced: it came from the policy or the value, or something else wrote into the env"

@@ -1,4 +1,4 @@
-"""size-buffers: how large njmax and nconmax have to be."""
+"""size-buffers: measure how large njmax and nconmax must be."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from mjlab_dist.buffer_sizes import Attempt
 
 NUM_ENVS = 256
-"""Envs where --num-envs is not typed."""
+"""Envs if --num-envs is not given."""
 
 NUM_STEPS = 1000
-"""Control steps where --steps is not typed."""
+"""Control steps if --steps is not given."""
 
 HELP = Page(
-    summary="Step a task with random actions, or with a run's policy, and print how large the physics' buffers must be.",
+    summary="Step a task with random actions or a run's policy, and print how large the physics' buffers must be.",
     own=(
         Flag(path="steps", metavar="INT", default=str(NUM_STEPS), text="Control steps."),
         Flag(path="run", metavar="STR", text="Run directory, or latest, whose newest policy acts."),
@@ -43,10 +43,10 @@ HELP = Page(
 
 
 def main(argv: Sequence[str], prog: str) -> None:
-    """Measure, print a table, and say what to set.
+    """Measure, and print a table with recommended sizes.
 
     Raises:
-        UserError: If the command line, or what it asks for, cannot be.
+        UserError: If the command line is wrong, or the task or run cannot be used.
     """
     steps, rest = take_flag(argv, "--steps")
     num_steps = _positive("--steps", steps) if steps is not None else NUM_STEPS
@@ -87,7 +87,7 @@ def _positive(flag: str, text: str) -> int:
 
 
 def _of_run(run: str, argv: Sequence[str]) -> tuple[Path, list[str]]:
-    """The checkpoint of a run, and flags that say to take its config."""
+    """Return the newest checkpoint of a run, and flags that start from the run's config."""
     task, flags = split_task(argv)
     if task is None:
         raise UserError(f"--run {run}: name the task first")
@@ -118,7 +118,7 @@ def _show(attempts: Sequence[Attempt]) -> None:
         )
     elif first.overflows:
         console.print(
-            f"Overflow of {listed(first.overflows)} with the present sizes: contacts or constraints were dropped."
+            f"Overflow of {listed(first.overflows)} with the current sizes: contacts or constraints were dropped."
         )
     else:
         console.print("No overflow.")

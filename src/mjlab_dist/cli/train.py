@@ -1,4 +1,4 @@
-"""train: a task's name, flags over its config, and the run."""
+"""train: read a task's config and flags, and train."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     """Train a policy.
 
     Raises:
-        UserError: If the command line, or what it asks for, cannot be.
+        UserError: If the command line is wrong, or the run cannot be started.
         RankError: If training failed; already shown.
     """
     print_config, rest = take_switch(argv, "--print-config")
@@ -53,7 +53,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     from mjlab_dist.cli.console import TrainConsole  # noqa: PLC0415
     from mjlab_dist.control import Control  # noqa: PLC0415
     from mjlab_dist.launch.signals import stopping_on_signal, stopping_with_others  # noqa: PLC0415
-    from mjlab_dist.launch.train import train  # noqa: PLC0415 (--help needs none of it)
+    from mjlab_dist.launch.train import train  # noqa: PLC0415 (--help does not need it)
 
     console, control = TrainConsole(config.task, verbose=verbose), Control()
     try:
@@ -90,13 +90,13 @@ def _show_dry_run(config: TrainConfig) -> None:
 
 
 def read_config(argv: Sequence[str], prog: str, page: Page, **defaults: Any) -> TrainConfig:
-    """Read a task's name, or an earlier run's file, and flags over its config. Prints help and exits if asked to.
+    """Read the config of a task or of an earlier run, changed by flags. Print help and exit if asked to.
 
     Args:
         argv: The command's arguments.
         prog: The command.
         page: The command's help.
-        defaults: Values of fields where no flag is given, whatever the task or the file says.
+        defaults: Values of fields for which no flag is given; they take precedence over the task and the file.
 
     Raises:
         UserError: If there is no such task or file, or a flag is wrong.

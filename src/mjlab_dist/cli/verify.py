@@ -1,4 +1,4 @@
-"""verify: whether the ranks of this machine learn as one."""
+"""verify: check that the ranks of this machine learn as one."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from mjlab_dist.verify.judge import Check, RankRow, VerifyReport
 
 ITERATIONS = 5
-"""Iterations where --max-iterations is not typed."""
+"""Iterations if --max-iterations is not given."""
 
 HELP = Page(
     summary="Train for a few iterations and check that the ranks learn as one.",
-    own=(Flag(path="json", metavar="", text="Print one JSON object in place of the tables."),),
+    own=(Flag(path="json", metavar="", text="Print one JSON object instead of the tables."),),
     groups={
         "Run": ("json", "config", "seed"),
         **{title: EVERYDAY[title] for title in ("Devices", "Budget", "Synchronising")},
@@ -36,10 +36,10 @@ HELP = Page(
 
 
 def main(argv: Sequence[str], prog: str) -> None:
-    """Run the checks, print what was seen, and exit with 1 if one failed.
+    """Run the checks, print the results, and exit with 1 if a check failed.
 
     Raises:
-        UserError: If the command line, or what it asks for, cannot be.
+        UserError: If the command line is wrong, or the run cannot be started.
         RankError: If a rank failed; already shown.
     """
     as_json, rest = take_switch(argv, "--json")
@@ -51,9 +51,9 @@ def main(argv: Sequence[str], prog: str) -> None:
         total_timesteps=None,
     )
 
-    from mjlab_dist.verify.run import verify  # noqa: PLC0415 (--help needs none of it)
+    from mjlab_dist.verify.run import verify  # noqa: PLC0415 (--help does not need it)
 
-    # As Ctrl-C does, SIGTERM takes the way out that ends the ranks and removes what they wrote.
+    # SIGTERM exits like Ctrl-C: the ranks end, and their files are removed.
     signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
     try:
         with EventPrinter(Console(stderr=True, highlight=False, soft_wrap=True)) as printer:

@@ -204,8 +204,8 @@ class Runner:
         own = self._rank_state(obs)
         same = len(states) == self._rank.world_size and fits(states[self._rank.rank], own)
         if self._rank.is_main:
-            how = "" if same else f", saved by {len(states) or 'other'} ranks or with other envs: envs are drawn anew"
-            emit("status", text=f"Going on from iteration {done}{how}.")
+            how = "" if same else f", saved by {len(states) or 'other'} ranks or with other envs: envs are drawn again"
+            emit("status", text=f"Resuming from iteration {done}{how}.")
         if same:
             return self._restore(states[self._rank.rank], obs)
         # Otherwise new envs. They must not repeat the draws of the start of the run.

@@ -90,7 +90,7 @@ def _serve(link: socket.socket, messages: Iterator[dict[str, Any]]) -> None:
         if "close" in message:
             try:
                 run.finish()
-                wandb.teardown()  # waits until its service process has written all to disk
+                wandb.teardown()  # waits until the service process has written all rows to disk
             except TimeoutError:
                 _answer(link, finished=False)
             else:

@@ -79,7 +79,7 @@ class JsonlWriter:
 
 
 class TensorBoardWriter:
-    """TensorBoard's event file, against the iteration."""
+    """Writes TensorBoard's event file, with the iteration as the step."""
 
     def __init__(self, run_dir: Path, resumed_at: int | None) -> None:
         """Open a new event file, next to those of the run before it was resumed.
@@ -139,7 +139,7 @@ class WandbWriter:
             return
         self._waiting.append({"step": row["iteration"], "values": scalars(row)})
         if len(self._waiting) > MAX_WAITING_ROWS:
-            self._give_up(f"takes no more rows since iteration {self._waiting[0]['step']}")
+            self._give_up(f"has taken no rows since iteration {self._waiting[0]['step']}")
             return
         self._exchange(self._process)
 
@@ -220,7 +220,7 @@ class WandbWriter:
         self._start()
 
     def _give_up(self, reason: str) -> None:
-        self._warn(f"{reason}; training goes on without it, and {runs.METRICS} has every row")
+        self._warn(f"{reason}; training continues without it, and {runs.METRICS} has every row")
         self._waiting.clear()
         self._end()
 
@@ -242,8 +242,8 @@ class _WandbProcess:
     """A process that runs :mod:`mjlab_dist.learn.wandb_process`. Sending and receiving do not wait.
 
     Raises:
-        ConnectionError: When sending and receiving, if the process has ended.
-        OSError: If it cannot be started.
+        ConnectionError: If the process has ended, when sending or receiving.
+        OSError: If the process cannot be started.
     """
 
     def __init__(self, first: Message) -> None:

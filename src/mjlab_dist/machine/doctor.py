@@ -87,8 +87,8 @@ def check_devices() -> list[Finding]:
     except pynvml.NVMLError as error:
         no_driver = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
         if getattr(error, "value", None) not in no_driver:
-            mend = "see what nvidia-smi says; a driver that was updated needs a reboot"
-            return [Finding(name="GPUs", figure=f"the driver: {error}", status=Status.WARNING, mend=mend)]
+            fix = "see what nvidia-smi says; a driver that was updated needs a reboot"
+            return [Finding(name="GPUs", figure=f"the driver: {error}", status=Status.WARNING, fix=fix)]
     return [Finding(name="GPUs", figure="none: ranks train on the CPU")]
 
 
@@ -115,7 +115,7 @@ def judge_driver(version: str, cuda: tuple[int, int] | None) -> Finding:
             name="NVIDIA driver",
             figure=f"{figure}: physics cannot be recorded, which is slower",
             status=Status.WARNING,
-            mend=f"update it to one for CUDA {dotted(CAPTURABLE_DRIVER)} or newer (R550; R580 for CUDA 13)",
+            fix=f"update it to one for CUDA {dotted(CAPTURABLE_DRIVER)} or newer (R550; R580 for CUDA 13)",
         )
     return Finding(name="NVIDIA driver", figure=figure)
 
@@ -129,8 +129,8 @@ def check_shared_memory(directory: Path) -> Finding:
     free = shutil.disk_usage(directory).free
     figure = f"{directory}: {shown_size(free)} free"
     if free < LOW_SHARED_BYTES:
-        mend = "NCCL may need more: docker run --shm-size=1g, or --ipc=host"
-        return Finding(name="shared memory", figure=figure, status=Status.WARNING, mend=mend)
+        fix = "NCCL may need more: docker run --shm-size=1g, or --ipc=host"
+        return Finding(name="shared memory", figure=figure, status=Status.WARNING, fix=fix)
     return Finding(name="shared memory", figure=figure)
 
 
@@ -148,7 +148,7 @@ def check_cores(root: Path = Path("/")) -> Finding:
             name="CPU cores",
             figure=f"{figure}, though the time of {quota:g} only: more threads than that hold each other up",
             status=Status.WARNING,
-            mend=f"start commands with taskset -c {','.join(map(str, few))}",
+            fix=f"start commands with taskset -c {','.join(map(str, few))}",
         )
     return Finding(name="CPU cores", figure=figure)
 
@@ -167,7 +167,7 @@ def check_memory(root: Path = Path("/")) -> Finding:
         name="memory",
         figure=f"{figure}; a rank takes {shown_size(RANK_BYTES)} or more",
         status=Status.FAIL if available < RANK_BYTES else Status.WARNING,
-        mend="end what else runs (ps aux --sort=-rss), or give the container or job more",
+        fix="end what else runs (ps aux --sort=-rss), or give the container or job more",
     )
 
 
@@ -181,7 +181,7 @@ def check_open_files() -> Finding:
         name="open files",
         figure=f"up to {soft}",
         status=Status.FAIL if soft < NEEDED_FILES else Status.WARNING,
-        mend=f"ulimit -n {LOW_FILES}" if can_rise else "raise nofile in /etc/security/limits.conf",
+        fix=f"ulimit -n {LOW_FILES}" if can_rise else "raise nofile in /etc/security/limits.conf",
     )
 
 
@@ -197,8 +197,8 @@ def check_own_name() -> Finding:
         if _is_own(address):
             return Finding(name="own name", figure=figure)
         figure += ", which is not this machine"
-    mend = f"ranks of one machine do without; for several, add to /etc/hosts: 127.0.1.1 {name}"
-    return Finding(name="own name", figure=figure, status=Status.WARNING, mend=mend)
+    fix = f"ranks of one machine do without; for several, add to /etc/hosts: 127.0.1.1 {name}"
+    return Finding(name="own name", figure=figure, status=Status.WARNING, fix=fix)
 
 
 def check_drawing(environ: Mapping[str, str], library: str = "libEGL.so.1") -> Finding:
@@ -215,8 +215,8 @@ def check_drawing(environ: Mapping[str, str], library: str = "libEGL.so.1") -> F
         ctypes.CDLL(library)
     except OSError:
         figure = f"{library} cannot be loaded: MuJoCo Warp's slower ray tracer draws videos"
-        mend = "sudo apt install libegl1 (its name on Debian and Ubuntu)"
-        return Finding(name="drawing", figure=figure, status=Status.WARNING, mend=mend)
+        fix = "sudo apt install libegl1 (its name on Debian and Ubuntu)"
+        return Finding(name="drawing", figure=figure, status=Status.WARNING, fix=fix)
     return Finding(name="drawing", figure=library)
 
 
@@ -228,7 +228,7 @@ def check_leftovers() -> Finding:
         return Finding(name="leftover processes", figure="none")
     pids = " ".join(map(str, sorted(left)))
     figure = f"{len(left)} of an earlier launch, which take memory and time"
-    return Finding(name="leftover processes", figure=figure, status=Status.WARNING, mend=f"kill -9 {pids}")
+    return Finding(name="leftover processes", figure=figure, status=Status.WARNING, fix=f"kill -9 {pids}")
 
 
 def kernel_cache(environ: Mapping[str, str]) -> Path:

@@ -29,7 +29,7 @@ class Finding:
     """What was measured, for people."""
     status: Status = Status.OK
     """The result."""
-    mend: str = ""
+    fix: str = ""
     """What to do; empty if the status is ok."""
 
 

@@ -39,7 +39,7 @@ def check_torch() -> Finding:
     try:
         torch = metadata.distribution("torch")
     except metadata.PackageNotFoundError:
-        return Finding(name="torch", figure="torch is missing", status=Status.FAIL, mend="uv sync")
+        return Finding(name="torch", figure="torch is missing", status=Status.FAIL, fix="uv sync")
     text = Path(str(torch.locate_file("torch/version.py"))).read_text()
     built_for = re.search(r"^cuda\b.*= '(\d+)\.(\d+)", text, re.MULTILINE)
     return judge_cuda("torch", torch.version, built_for and (int(built_for[1]), int(built_for[2])), driver_cuda())
@@ -53,7 +53,7 @@ def check_warp() -> Finding:
     try:
         warp = metadata.distribution(WARP)
     except metadata.PackageNotFoundError:
-        return Finding(name=WARP, figure=f"{WARP} is missing", status=Status.FAIL, mend="uv sync")
+        return Finding(name=WARP, figure=f"{WARP} is missing", status=Status.FAIL, fix="uv sync")
     try:
         library = str(warp.locate_file("warp/bin/warp.so"))
         number = int(run_program(TOOLKIT, library, timeout_s=WARP_TIMEOUT_S))
@@ -62,7 +62,7 @@ def check_warp() -> Finding:
             name=WARP,
             figure=f"{WARP} {warp.version}, whose version of CUDA is unknown ({error})",
             status=Status.WARNING,
-            mend="see what `uv run python -c 'import warp; warp.init()'` prints",
+            fix="see what `uv run python -c 'import warp; warp.init()'` prints",
         )
     return judge_cuda(WARP, warp.version, _cuda_version(number) if number else None, driver_cuda())
 
@@ -97,7 +97,7 @@ def judge_cuda(
             fix += f", or install both {both} for CUDA {driver[0]}"
     else:
         return Finding(name=package, figure=f"{package} {version}, built for CUDA {dotted(built_for)}")
-    return Finding(name=package, figure=seen, status=Status.FAIL, mend=f"{fix}, or {CPU_FIX}")
+    return Finding(name=package, figure=seen, status=Status.FAIL, fix=f"{fix}, or {CPU_FIX}")
 
 
 def driver_cuda() -> tuple[int, int] | None:
@@ -158,9 +158,9 @@ def _check_gpu(gpu: Gpu) -> Finding:
 
 
 def _unusable(gpu: Gpu, fault: str) -> Finding:
-    mend = "see nvidia-smi: a lost GPU needs a reboot, a missing permission another container or job"
+    fix = "see nvidia-smi: a lost GPU needs a reboot, a missing permission another container or job"
     figure = f"{gpu.name} cannot be used ({fault})"
-    return Finding(name=f"GPU {gpu.index}", figure=figure, status=Status.WARNING, mend=mend)
+    return Finding(name=f"GPU {gpu.index}", figure=figure, status=Status.WARNING, fix=fix)
 
 
 def judge_gpu(gpu: Gpu, free_bytes: int, total_bytes: int, pids: Sequence[int]) -> Finding:
@@ -176,5 +176,5 @@ def judge_gpu(gpu: Gpu, free_bytes: int, total_bytes: int, pids: Sequence[int]) 
     if not pids and free_bytes >= UNUSED_SHARE * total_bytes:
         return Finding(name=name, figure=figure)
     who = f"process {', '.join(map(str, pids))}" if pids else "processes that cannot be seen from here"
-    mend = "a run shares its memory and its time with them: choose others by --gpu-ids, or wait (nvidia-smi)"
-    return Finding(name=name, figure=f"{figure}, used by {who}", status=Status.WARNING, mend=mend)
+    fix = "a run shares its memory and its time with them: choose others by --gpu-ids, or wait (nvidia-smi)"
+    return Finding(name=name, figure=f"{figure}, used by {who}", status=Status.WARNING, fix=fix)

@@ -76,7 +76,7 @@ def check_machine(
         found.append((f"{wandb.name}: ", wandb))
     warnings: list[str] = []
     for about, finding in found:
-        line = f"{about}{finding.figure}; {finding.mend}"
+        line = f"{about}{finding.figure}; {finding.fix}"
         if finding.status is Status.FAIL:
             raise PreflightError(f"{line} (uv run mjlab-dist doctor checks more)")
         if finding.status is Status.WARNING:
@@ -98,8 +98,8 @@ def check_versions() -> Finding:
         if installed == "is missing" or not each.specifier.contains(installed, prereleases=True):
             wrong.append(f"{each.name} {installed} ({each.specifier} is needed)")
     if wrong:
-        mend = "uv sync, or install those versions in the way that you install packages"
-        return Finding(name="versions", figure=", ".join(wrong), status=Status.FAIL, mend=mend)
+        fix = "uv sync, or install those versions in the way that you install packages"
+        return Finding(name="versions", figure=", ".join(wrong), status=Status.FAIL, fix=fix)
     here = f"{PACKAGE} {metadata.version(PACKAGE)}"
     return Finding(name="versions", figure=f"Python {python}, {here}, the {len(required)} packages that it requires")
 
@@ -123,11 +123,11 @@ def check_directory(name: str, directory: Path, low_bytes: int, setting: str) ->
         free = shutil.disk_usage(there).free
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        mend = more_space if full else f"choose a directory that you can write to by {setting}"
-        return Finding(name=name, figure=f"{directory}: {error.strerror}", status=Status.FAIL, mend=mend)
+        fix = more_space if full else f"choose a directory that you can write to by {setting}"
+        return Finding(name=name, figure=f"{directory}: {error.strerror}", status=Status.FAIL, fix=fix)
     figure = f"{directory}: {shown_size(free)} free"
     if free < low_bytes:
-        return Finding(name=name, figure=figure, status=Status.WARNING, mend=more_space)
+        return Finding(name=name, figure=figure, status=Status.WARNING, fix=more_space)
     return Finding(name=name, figure=figure)
 
 
@@ -144,5 +144,5 @@ def check_loopback() -> Finding:
             name="loopback",
             figure=f"no connection to 127.0.0.1: {error.strerror or error}",
             status=Status.FAIL,
-            mend="ranks of one machine talk over it: sudo ip link set lo up, or let the firewall allow it",
+            fix="ranks of one machine talk over it: sudo ip link set lo up, or let the firewall allow it",
         )

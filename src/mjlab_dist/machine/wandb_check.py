@@ -31,15 +31,15 @@ def check_wandb(environ: Mapping[str, str], timeout_s: float) -> Finding:
     if mode in {"offline", "disabled", "dryrun"}:
         return Finding(name=name, figure=f"set to {mode}")
     if not has_wandb_account(environ):
-        mend = f"curves stay in the run directory (uv run wandb login, or WANDB_API_KEY; {later})"
-        return Finding(name=name, figure="no account is logged in", status=Status.WARNING, mend=mend)
+        fix = f"curves stay in the run directory (uv run wandb login, or WANDB_API_KEY; {later})"
+        return Finding(name=name, figure="no account is logged in", status=Status.WARNING, fix=fix)
     try:
         host, port = _wandb_peer(environ)
         run_program(CONNECT, host, str(port), timeout_s=timeout_s)
     except (OSError, ValueError) as error:
-        mend = f"curves stay in the run directory until it does ({later})"
+        fix = f"curves stay in the run directory until it does ({later})"
         server = _wandb_server(environ)
-        return Finding(name=name, figure=f"{server} does not answer: {error}", status=Status.WARNING, mend=mend)
+        return Finding(name=name, figure=f"{server} does not answer: {error}", status=Status.WARNING, fix=fix)
     return Finding(name=name, figure=f"logged in, {host}:{port} answers")
 
 

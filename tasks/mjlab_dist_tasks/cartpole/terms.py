@@ -22,7 +22,7 @@ def draw_around(env: Env, mask: torch.Tensor, joint: str, mean: float, std: floa
 
 
 def small_control(env: Env, max_reward: float = 1.0) -> torch.Tensor:
-    """Reward: ``max_reward`` at force 0, falling to 0.8 * ``max_reward`` at the actuator's limit and beyond; (num_envs,)."""
+    """Reward: max_reward at force 0, falling to 0.8 * max_reward at the actuator's limit and beyond; (num_envs,)."""
     effort = env.actions.squeeze(1).clamp(-1.0, 1.0).square_()
     return torch.rsub(effort, max_reward, alpha=0.2 * max_reward)
 
