@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
-from mjlab_dist import runs
 from mjlab_dist.config import EnvConfig
 from mjlab_dist.mdp.observations import base_linear_velocity
 from mjlab_dist.mdp.rewards import track_linear_velocity
 from mjlab_dist.play import load_env_and_policy
+from mjlab_dist.run_dir import find_checkpoint, read_config_file
 
 MAX_FALLS = 0.05
 MIN_TRACKING = 0.8
@@ -41,9 +41,9 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
 
-    config = runs.read_config(args.run)
+    config = read_config_file(args.run)
     config = dataclasses.replace(config, env=_with_one_command(config.env, args))
-    checkpoint = args.checkpoint or runs.find_checkpoint(args.run)
+    checkpoint = args.checkpoint or find_checkpoint(args.run)
     env, policy = load_env_and_policy(config, checkpoint, args.num_envs, args.seed)
 
     # After a fall, the env starts another episode. Its tracking counts too, but each env counts at most one fall.

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from mjlab_dist import runs
+from mjlab_dist.run_dir import METRICS_FILE
 from mjlab_dist.worker import die_with_parent
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -284,7 +284,7 @@ def only_run(log_root: Path) -> Path:
     Raises:
         PartError: If there is none.
     """
-    found = sorted(path.parent for path in log_root.glob(f"*/*/{runs.METRICS}"))
+    found = sorted(path.parent for path in log_root.glob(f"*/*/{METRICS_FILE}"))
     if not found:
         raise PartError("the command ended well, and its run has no metrics")
     return found[-1]

@@ -16,7 +16,8 @@ from gpu_site import TRAIN_LIMIT_S, Data, Site, finish, last_json, summarize, tr
 from gpu_sizes import Sizes
 from timed import LIKE_PEER, PEER_TASK, SKIPPED
 
-from mjlab_dist import faults, runs
+from mjlab_dist import faults
+from mjlab_dist.run_dir import CONFIG_FILE, find_run, list_checkpoints, read_config_file, read_metrics
 
 FIRST_ITERATION = r"iteration 1/"
 """Line that `train` prints at the end of its first iteration."""
@@ -241,7 +242,7 @@ def share_one_device(site: Site, data: Data) -> None:
         args = [sys.executable, script, site.device, root, task, num_envs, site.sizes.iterations]
         ended = site.commands.run(list(map(str, args)), limit_s=TRAIN_LIMIT_S, name="two-ranks")
         ended.check("two ranks on one device")
-        data |= {"task": task, **summarize(runs.read_metrics(only_run(root)), 2 * num_envs), "left": ended.left}
+        data |= {"task": task, **summarize(read_metrics(only_run(root)), 2 * num_envs), "left": ended.left}
 
 
 def inject_faults(site: Site, data: Data) -> None:
@@ -299,8 +300,8 @@ def train_to_walk(task: str) -> Measure:
             task, *flags, "--log-root", str(log_root), name=task, limit_s=site.sizes.training_limit_s, stops=True
         )
         ended.check(f"training of {task}", 0, EXIT_STOPPED)
-        run = runs.find_run(str(log_root), task, "latest")
-        rows = runs.read_metrics(run)
+        run = find_run(str(log_root), task, "latest")
+        rows = read_metrics(run)
         data |= {
             "run": run.name,
             "num_envs": site.sizes.training_envs,
@@ -324,9 +325,9 @@ def train_to_walk(task: str) -> Measure:
 def _resume_flags(site: Site, task: str, log_root: Path) -> list[str]:
     """Return the flags of a new training, or of one that continues from the newest checkpoint of an earlier attempt."""
     iterations = site.sizes.training_iterations
-    found = sorted(path.parent for path in (log_root / task).glob(f"*/{runs.CONFIG}")) if site.continues else []
-    if found and runs.checkpoints(found[-1]):
-        config, done = runs.read_config(found[-1]), max(runs.checkpoints(found[-1]))
+    found = sorted(path.parent for path in (log_root / task).glob(f"*/{CONFIG_FILE}")) if site.continues else []
+    if found and list_checkpoints(found[-1]):
+        config, done = read_config_file(found[-1]), max(list_checkpoints(found[-1]))
         return ["--resume", str(found[-1]), "--max-iterations", str(done + (iterations or config.max_iterations))]
     return [
         *("--num-envs", str(site.sizes.training_envs), "--env.sim.capture", "step"),
@@ -355,7 +356,7 @@ def learning_curve(task: str, run: Path, rows: list[Data], episode_steps: int) -
         episode_steps: Control steps of a whole episode.
     """
     term = TRACKING[task]
-    weight = runs.read_config(run).env.rewards[term].weight
+    weight = read_config_file(run).env.rewards[term].weight
     curve: list[Data] = []
     for row in rows:
         if not row["mean_episode_length"]:

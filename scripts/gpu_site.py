@@ -14,7 +14,7 @@ from gpu_commands import Commands, Ended, PartError, installed, only_run, tempor
 from gpu_sizes import Sizes
 from timed import SKIPPED
 
-from mjlab_dist import runs
+from mjlab_dist.run_dir import read_metrics
 
 Data = dict[str, Any]
 """Figures of a part: plain JSON data."""
@@ -118,7 +118,7 @@ def train_briefly(
             ranks=ranks,
         )
         ended.check(f"{task} with {num_envs} envs, {capture or 'default'} capture")
-        figures = summarize(runs.read_metrics(only_run(root)), num_envs * ranks)
+        figures = summarize(read_metrics(only_run(root)), num_envs * ranks)
     return {**figures, "capture": capture, "warnings": ended.warnings, "command_s": ended.seconds}
 
 

@@ -17,7 +17,7 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-from mjlab_dist import runs
+from mjlab_dist.run_dir import read_metrics
 
 
 def main() -> None:
@@ -59,7 +59,7 @@ def _plot(axes: Axes, task: str, found: list[Path], metric: str, published: floa
     steps: list[int] = []
     minutes: list[float] = []
     for run in found:
-        rows = [row for row in runs.read_metrics(run) if row.get(metric) is not None]
+        rows = [row for row in read_metrics(run) if row.get(metric) is not None]
         if not rows:
             raise SystemExit(f"{run}: no iteration has {metric}; leave the run out, or name another metric")
         axes.plot([row["total_steps"] / 1e6 for row in rows], [row[metric] for row in rows], linewidth=1.2)

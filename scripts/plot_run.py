@@ -13,7 +13,7 @@ import matplotlib as mpl
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 
-from mjlab_dist import runs
+from mjlab_dist.run_dir import read_metrics
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
     args = parser.parse_args()
     figure, (returns, beside) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
     for run in args.runs:
-        rows = runs.read_metrics(run)
+        rows = read_metrics(run)
         label = f"{run.parent.name}, {run.name}"
         seen = [row for row in rows if row["mean_return"] is not None]
         returns.plot([row["elapsed_s"] for row in seen], [row["mean_return"] for row in seen], label=label)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from mjlab_dist import runs
+from mjlab_dist.run_dir import CHECKPOINTS_DIR, read_metrics
 
 KINDS = {"raise": 3, "sigkill": 3, "exit": 2, "sigstop": 1, "skip_collective": 1}
 """Relative frequency of each fault."""
@@ -54,8 +54,8 @@ def main() -> None:
     done = subprocess.run(command, env=environ, check=False, stdout=subprocess.PIPE, text=True)
     took_s = time.monotonic() - start
     run_dir = max(Path(log_root, "cartpole-balance").iterdir())
-    rows = runs.read_metrics(run_dir)
-    unfinished = [p.name for p in (run_dir / runs.CHECKPOINTS).iterdir() if p.name.endswith(".tmp")]
+    rows = read_metrics(run_dir)
+    unfinished = [p.name for p in (run_dir / CHECKPOINTS_DIR).iterdir() if p.name.endswith(".tmp")]
     restarts, reached = done.stdout.count("Restarting"), rows[-1]["mean_return"] or 0.0
     numbers = [row["iteration"] for row in rows]
     left = [*leftovers(), *(p.name for p in Path(temporary).iterdir()), *unfinished]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from mjlab_dist import registry, runs
+from mjlab_dist import registry
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.alternatives import drop_replaced
 from mjlab_dist.config.serialization import from_plain, paths, to_plain
 from mjlab_dist.errors import UserError
+from mjlab_dist.run_dir import find_run_to_resume, read_config_file
 from mjlab_dist.wording import did_you_mean
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def _start(task: str | TrainConfig, fields: Mapping[str, Any]) -> TrainConfig:
     config = registry.task_config(task)
     if fields.get("resume") is None:
         return config
-    return runs.read_config(runs.find_run_to_resume(fields.get("log_root", config.log_root), task, fields["resume"]))
+    return read_config_file(find_run_to_resume(fields.get("log_root", config.log_root), task, fields["resume"]))
 
 
 def configured(base: TrainConfig, fields: Mapping[str, Any]) -> TrainConfig:

@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
-from mjlab_dist import runs
 from mjlab_dist.budget import Budget, budget_of
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.serialization import to_plain
@@ -43,6 +42,7 @@ from mjlab_dist.errors import Exit, HangError, LostRankError, NonFiniteError, Us
 from mjlab_dist.faults import read_fault
 from mjlab_dist.imports import import_learner, start_up
 from mjlab_dist.messages import emit
+from mjlab_dist.run_dir import ERRORS_DIR, checkpoint_path, read_history, write_ranks
 from mjlab_dist.seeding import seed_generators
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class RunResult:
     @property
     def history(self) -> dict[str, NDArray[np.float64]]:
         """Columns of metrics.jsonl by name, each (iterations,); NaN where a row has no value."""
-        return runs.read_history(self.run_dir)
+        return read_history(self.run_dir)
 
 
 class Learner(NamedTuple):
@@ -116,7 +116,7 @@ def run(config: TrainConfig, plan: RankPlan, control: Control, store: Store | No
         done = learner.runner.current_learning_iteration
         return RunResult(
             run_dir=plan.run_dir,
-            checkpoint=runs.checkpoint_path(plan.run_dir, done),
+            checkpoint=checkpoint_path(plan.run_dir, done),
             metrics=row,
             stopped=done < learner.runner.max_iterations,
         )
@@ -163,7 +163,7 @@ def joined(config: TrainConfig, plan: RankPlan, store: Store | None = None) -> I
         if rank.world_size > 1:
             _report_step(rank, f"joined the process group ({backend})")
         if rank.is_main:
-            runs.write_ranks(plan.run_dir, ranks)
+            write_ranks(plan.run_dir, ranks)
 
         # Learner
         runner = Runner(env, config, rank, plan.run_dir)
@@ -382,8 +382,8 @@ def _die(error: BaseException, stack: str, rank: int, control: Control, run_dir:
     _logger.error("%s", stack)  # logged, since printed text is forwarded by a thread, which ends with this process
     emit("failed", report=report)
     try:
-        (run_dir / runs.ERRORS).mkdir(exist_ok=True)
-        (run_dir / runs.ERRORS / f"rank{rank}.json").write_text(json.dumps(report, indent=2))
+        (run_dir / ERRORS_DIR).mkdir(exist_ok=True)
+        (run_dir / ERRORS_DIR / f"rank{rank}.json").write_text(json.dumps(report, indent=2))
     except OSError:
         _logger.error("the report of rank %d could not be written to %s", rank, run_dir)
     _leave(exit_code_of(error))

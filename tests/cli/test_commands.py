@@ -247,9 +247,10 @@ def test_mistakes_in_play(command: Command) -> None:
 
 
 def write_config(run: Path, task: str) -> None:
-    from mjlab_dist import registry, runs
+    from mjlab_dist import registry
+    from mjlab_dist.run_dir import write_origin
 
-    runs.write_origin(run, registry.task_config(task), ["test"], ["cpu"])
+    write_origin(run, registry.task_config(task), ["test"], ["cpu"])
 
 
 @pytest.mark.parametrize(

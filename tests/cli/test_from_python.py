@@ -17,8 +17,8 @@ import pytest
 from conftest import Command
 
 import mjlab_dist
-from mjlab_dist import runs
 from mjlab_dist.api import configured
+from mjlab_dist.run_dir import METRICS_FILE, read_history, read_metrics
 
 if TYPE_CHECKING:
     import torch
@@ -141,7 +141,7 @@ def test_trainings_follow_each_other_in_a_running_event_loop(script: Any, comman
     assert answer["light"] == [], "imported before a training starts"
     assert err == "descriptor 2 is what it was"
     for ranks, run in zip((1, 2, 1), answer["answers"], strict=True):
-        rows = runs.read_metrics(command.cwd / run["run_dir"])
+        rows = read_metrics(command.cwd / run["run_dir"])
         assert run["metrics"] == rows[-1]
         assert rows[-1]["total_steps"] == ranks * 3 * 32 * 8
         assert run["checkpoint"]
@@ -266,8 +266,8 @@ def test_a_function_is_named_in_the_config() -> None:
 
 
 def test_history_reads_unknown_values_as_nan(tmp_path: Path) -> None:
-    (tmp_path / runs.METRICS).write_text('{"iteration": 1, "mean_return": null}\n{"iteration": 2, "kl": 0.5}\n')
-    history = runs.read_history(tmp_path)
+    (tmp_path / METRICS_FILE).write_text('{"iteration": 1, "mean_return": null}\n{"iteration": 2, "kl": 0.5}\n')
+    history = read_history(tmp_path)
     np.testing.assert_array_equal(history["iteration"], [1, 2])
     np.testing.assert_array_equal(history["mean_return"], [np.nan, np.nan])
     np.testing.assert_array_equal(history["kl"], [np.nan, 0.5])

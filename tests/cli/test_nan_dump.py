@@ -11,12 +11,13 @@ import torch
 from conftest import Command
 from rsl_rl.storage import RolloutStorage
 
-from mjlab_dist import play, registry, runs
+from mjlab_dist import play, registry
 from mjlab_dist.config import PlayConfig
 from mjlab_dist.env import Env
 from mjlab_dist.errors import UserError
 from mjlab_dist.learn import checkpoint
 from mjlab_dist.learn.finite import FiniteCheck
+from mjlab_dist.run_dir import ERRORS_DIR, create_run_dir, write_origin
 from mjlab_dist.sim import start_warp
 
 TASK = "cartpole-balance"
@@ -36,8 +37,8 @@ def leave_dump(log_root: Path, velocity_std: float, disturb: Callable[[Env, int]
     velocities = dataclasses.replace(config.env.events["velocities"], params={"std": velocity_std})
     env_config = dataclasses.replace(config.env, events={**config.env.events, "velocities": velocities})
     config = dataclasses.replace(config, log_root=str(log_root), env=env_config)
-    run_dir = runs.create_run_dir(config)
-    runs.write_origin(run_dir, config, ["test"], ["cpu"])
+    run_dir = create_run_dir(config)
+    write_origin(run_dir, config, ["test"], ["cpu"])
 
     start_warp("cpu")
     torch.manual_seed(0)
@@ -53,7 +54,7 @@ def leave_dump(log_root: Path, velocity_std: float, disturb: Callable[[Env, int]
         obs, rewards, dones, _ = env.step(storage.actions[step])
         storage.rewards[step, :, 0], storage.dones[step, :, 0] = rewards, dones
     assert check.count(obs)
-    path = run_dir / runs.ERRORS / "nan_rank1.pt"
+    path = run_dir / ERRORS_DIR / "nan_rank1.pt"
     checkpoint.save(path, {**check.dump(TASK, env.pop_episode_totals())})
     return path
 

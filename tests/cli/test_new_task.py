@@ -22,7 +22,7 @@ import torch
 from conftest import BIN, Command, Done
 from host_syncs import HostSyncs
 
-from mjlab_dist import registry, runs
+from mjlab_dist import registry
 from mjlab_dist.config import ActuatorConfig, SimConfig
 from mjlab_dist.env import Env
 from mjlab_dist.env.columns import write_rows
@@ -31,6 +31,7 @@ from mjlab_dist.new_task import NewTask, create
 from mjlab_dist.new_task.files import copy_files, find_files
 from mjlab_dist.new_task.robot import examine
 from mjlab_dist.new_task.source import Names, config_source, model_source, package_source, terms_source
+from mjlab_dist.run_dir import read_config_file, read_metrics
 from mjlab_dist.sim import build_model, start_warp
 
 ROOT = Path(__file__).parents[2]
@@ -133,7 +134,7 @@ def trained(command: Command, task: str, env: dict[str, str], *flags: str) -> di
     done = command("mjlab-dist", "train", task, *flags, env=env, timeout_s=600)
     assert done.code == 0, done.err
     (run,) = (command.cwd / "logs" / task).iterdir()
-    rows = runs.read_metrics(run)
+    rows = read_metrics(run)
     assert len(rows) == 2
     return rows[-1]
 
@@ -230,7 +231,7 @@ def test_the_ant_of_gymnasium_becomes_a_package_that_trains(command: Command) ->
     assert row["overflowed_envs"] == 0
     assert row["mean_return"] is not None, "no ant has fallen"
     (run,) = (command.cwd / "logs" / "my-ant").iterdir()
-    config = runs.read_config(run)
+    config = read_config_file(run)
     assert config.env.rewards["forward"].params == {"max_m_s": 2, "joint": "root"}
     assert config.env.sim.options.integrator == "implicitfast"
 

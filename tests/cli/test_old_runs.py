@@ -11,9 +11,9 @@ import pytest
 import yaml
 from conftest import Command
 
-from mjlab_dist import runs
 from mjlab_dist.config.references import resolve
 from mjlab_dist.config.serialization import MOVED_MODULES, MOVED_PARAMETERS, to_plain
+from mjlab_dist.run_dir import CONFIG_FILE, read_config_file, read_metrics
 
 DATA = Path(__file__).parent.parent / "data"
 
@@ -29,15 +29,15 @@ def old_run(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def test_an_old_run_names_no_module_that_has_moved(old_run: Path) -> None:
-    assert any(module in (old_run / runs.CONFIG).read_text() for module in MOVED_MODULES)
-    plain = json.dumps(to_plain(runs.read_config(old_run)))
+    assert any(module in (old_run / CONFIG_FILE).read_text() for module in MOVED_MODULES)
+    plain = json.dumps(to_plain(read_config_file(old_run)))
     assert not [module for module in MOVED_MODULES if f'"{module}:' in plain]
 
 
 def test_an_old_run_names_no_parameter_that_has_moved(old_run: Path) -> None:
-    before = yaml.safe_load((old_run / runs.CONFIG).read_text())["env"]
+    before = yaml.safe_load((old_run / CONFIG_FILE).read_text())["env"]
     assert before["terminations"]["tilt"]["params"]["most_rad"] == 1.0
-    env = runs.read_config(old_run).env
+    env = read_config_file(old_run).env
     assert env.terminations["tilt"].params["max_rad"] == 1.0
     assert env.rewards["feet_air_time"].params["min_s"] == before["rewards"]["feet_air_time"]["params"]["least_s"]
 
@@ -54,7 +54,7 @@ def test_an_old_run_resumes_with_its_envs(command: Command, old_run: Path) -> No
     done = command("train", "--resume", str(old_run), "--max-iterations", "3")
     assert done.code == 0, done.err
     assert "from iteration 2." in done.out  # with "drawn again" the sentence would be longer
-    assert [row["iteration"] for row in runs.read_metrics(old_run)] == [1, 2, 3]
+    assert [row["iteration"] for row in read_metrics(old_run)] == [1, 2, 3]
 
 
 def test_an_old_run_plays(command: Command, old_run: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from conftest import Command
 
-from mjlab_dist import runs
+from mjlab_dist.run_dir import read_config_file, read_metrics
 
 MODEL = """
 <mujoco>
@@ -79,9 +79,9 @@ def test_task_of_another_package_is_listed_and_trains(command: Command) -> None:
     done = command("train", "ball-stay", *flags, env=env)
     assert done.code == 0, done.err
     (run,) = (command.cwd / "logs" / "ball-stay").iterdir()
-    config = runs.read_config(run)
+    config = read_config_file(run)
     assert config.env.rewards["near"].weight == 3
     assert config.env.terminations["far"].params == {"limit": 0.3}
-    row = runs.read_metrics(run)[-1]
+    row = read_metrics(run)[-1]
     assert 0 < row["mean_episode_length"] < 25, "some balls have left"
     assert row["reward/near"] == row["mean_return"]

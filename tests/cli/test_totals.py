@@ -9,7 +9,7 @@ from typing import Any
 
 from conftest import Command
 
-from mjlab_dist import runs
+from mjlab_dist.run_dir import read_config_file, read_metrics
 
 CPU = ("train", "cartpole-balance", "--gpu-ids", "None")
 SHORT = ("--agent.num-steps-per-env", "2", "--max-iterations", "1")
@@ -40,7 +40,7 @@ def test_ranks_share_totals_and_say_who_they_are(command: Command) -> None:
     assert "trains 3 iterations of 192 steps, 576 in all; the other 5 would not fill an iteration." in done.out
     assert "iteration 3/3" in done.out
     run = only_run(command.cwd)
-    assert runs.read_metrics(run)[-1]["total_steps"] == 3 * 24 * 8
+    assert read_metrics(run)[-1]["total_steps"] == 3 * 24 * 8
     first, second = ranks_of(run)
     assert [(r["rank"], r["first_env_id"], r["num_envs"], r["seed"]) for r in (first, second)] == [
         (0, 0, 12, 5),
@@ -52,13 +52,13 @@ def test_ranks_share_totals_and_say_who_they_are(command: Command) -> None:
     assert "differ" not in done.out
 
     # The file has what was asked: on one rank, all envs are its own.
-    config = runs.read_config(run)
+    config = read_config_file(run)
     assert (config.total_num_envs, config.total_timesteps) == (24, 3 * 24 * 8 + 5)
     again = command("train", "--config", str(run / "config.yaml"), "--cpu-ranks", "None", "--log-root", "again")
     assert again.code == 0, again.err
     (second_run,) = (command.cwd / "again" / "cartpole-balance").iterdir()
     assert [rank["num_envs"] for rank in ranks_of(second_run)] == [24]
-    assert runs.read_metrics(second_run)[-1]["total_steps"] == 3 * 24 * 8
+    assert read_metrics(second_run)[-1]["total_steps"] == 3 * 24 * 8
 
 
 def test_ranks_agree_on_envs_by_memory(command: Command) -> None:
@@ -71,8 +71,8 @@ def test_ranks_agree_on_envs_by_memory(command: Command) -> None:
     assert num_envs <= 16384
     assert f" {num_envs} envs per rank" in line
     assert [rank["first_env_id"] for rank in ranks_of(run)] == [0, num_envs]
-    assert runs.read_metrics(run)[-1]["total_steps"] == 2 * num_envs * 2
-    assert runs.read_config(run).num_envs == "auto"
+    assert read_metrics(run)[-1]["total_steps"] == 2 * num_envs * 2
+    assert read_config_file(run).num_envs == "auto"
 
 
 def test_unlike_devices_are_told_under_torchrun(command: Command) -> None:
@@ -90,7 +90,7 @@ def test_unlike_devices_are_told_under_torchrun(command: Command) -> None:
     run = only_run(command.cwd)
     assert ranks_of(run)[1]["memory_gb"] == 987
     assert {type(rank["num_envs"]) for rank in ranks_of(run)} == {int}
-    assert runs.read_config(run).num_envs == "auto"
+    assert read_config_file(run).num_envs == "auto"
 
 
 def test_every_rank_refuses_unlike_devices(command: Command) -> None:

@@ -11,10 +11,10 @@ import pytest
 import torch
 from conftest import BIN, Command, Done
 
-from mjlab_dist import runs
 from mjlab_dist.config import CheckpointConfig
 from mjlab_dist.learn import checkpoint
 from mjlab_dist.learn.checkpoint import CheckpointStore
+from mjlab_dist.run_dir import CHECKPOINTS_DIR, checkpoint_path, list_checkpoints
 
 REFUSED = 77
 
@@ -53,8 +53,8 @@ def on_a_small_disk(command: Command) -> OnASmallDisk:
 
 def inspect() -> None:
     """Load all checkpoints on the disk; print their iterations, and what else lies beside them."""
-    for directory in Path("disk").rglob(runs.CHECKPOINTS):
-        found = runs.checkpoints(directory.parent)
+    for directory in Path("disk").rglob(CHECKPOINTS_DIR):
+        found = list_checkpoints(directory.parent)
         for iteration, path in found.items():
             assert checkpoint.load(path, "cpu")["iter"] == iteration
         others = {p.name for p in directory.iterdir()} - {p.name for p in found.values()}
@@ -71,7 +71,7 @@ def fill() -> None:
             store.save(iteration, {"iter": iteration, "weights": weights}, float(iteration))
     except OSError as error:
         print(error)
-    runs.checkpoint_path(run_dir, 1).unlink()
+    checkpoint_path(run_dir, 1).unlink()
     store.save(10, {"iter": 10, "weights": weights}, 10.0)
     store.close()
     inspect()

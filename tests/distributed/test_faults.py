@@ -22,8 +22,17 @@ import pytest
 import torch
 from conftest import Command, Done
 
-from mjlab_dist import runs
 from mjlab_dist.errors import Exit
+from mjlab_dist.run_dir import (
+    ERRORS_DIR,
+    METRICS_FILE,
+    PROVENANCE_FILE,
+    RANKS_FILE,
+    checkpoint_path,
+    find_checkpoint,
+    list_checkpoints,
+    read_metrics,
+)
 
 TWO = ("--gpu-ids", "None", "--cpu-ranks", "2")
 SMALL = ("--num-envs", "32", "--agent.num-steps-per-env", "8", "--env.episode-length-s", "0.1", "--seed", "7")
@@ -41,7 +50,7 @@ def only_run(root: Path) -> Path:
 
 def final(run: Path) -> dict[str, object]:
     """What the newest checkpoint holds, without what tells the time."""
-    content = torch.load(runs.find_checkpoint(run), weights_only=True)
+    content = torch.load(find_checkpoint(run), weights_only=True)
     del content["counters"]["elapsed_s"]
     return content
 
@@ -66,12 +75,12 @@ def assert_equal(a: object, b: object, where: str = "") -> None:
 def untimed(run: Path) -> list[dict[str, object]]:
     """Rows of metrics without what tells the time."""
     timings = ("elapsed_s", "steps_per_s", "collect_s", "learn_s", "wait_s", "wait_share")
-    return [{k: v for k, v in row.items() if k not in timings} for row in runs.read_metrics(run)]
+    return [{k: v for k, v in row.items() if k not in timings} for row in read_metrics(run)]
 
 
 def since_last_row(run: Path) -> float:
     """Seconds since metrics.jsonl was written to."""
-    return time.time() - (run / runs.METRICS).stat().st_mtime
+    return time.time() - (run / METRICS_FILE).stat().st_mtime
 
 
 @pytest.fixture
@@ -81,7 +90,7 @@ def training(command: Command, wait_for: WaitFor) -> Training:
     def start(*flags: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
         process = command.start(*TRAIN, "--max-iterations", "100000", *flags, env=env)
         logs = command.cwd / "logs"
-        wait_for(lambda: any(p.stat().st_size > 3000 for p in logs.rglob(runs.METRICS)), 120)
+        wait_for(lambda: any(p.stat().st_size > 3000 for p in logs.rglob(METRICS_FILE)), 120)
         return process
 
     return start
@@ -112,7 +121,7 @@ def test_row_1_a_rank_that_raises_is_shown_first(command: Command, assert_within
     assert "\ntrain: rank 1 failed: RuntimeError: a fault on purpose. Its log: logs/" in done.err
     (log,) = (line.partition("Its log: ")[2] for line in done.err.splitlines() if "Its log: " in line)
     assert "a fault on purpose" in (command.cwd / log).read_text()
-    assert json.loads((run / runs.ERRORS / "rank1.json").read_text())["iteration"] == 2
+    assert json.loads((run / ERRORS_DIR / "rank1.json").read_text())["iteration"] == 2
     assert_within(took_s, 10)
 
 
@@ -123,10 +132,10 @@ def test_rows_2_and_7_a_killed_run_goes_on_as_if_nothing_had_happened(
     flags = ("--max-iterations", "8", "--checkpoint.interval", "2", "--max-restarts", "2")
     env = {"MJLAB_DIST_FAULT": "1:4:sigkill,1:7:slow", "TMPDIR": str(temporary)}
     process = command.start(*TRAIN, *flags, env=env)
-    wait_for(lambda: any(len(runs.read_metrics(p.parent)) == 6 for p in command.cwd.rglob(runs.METRICS)), 120)
+    wait_for(lambda: any(len(read_metrics(p.parent)) == 6 for p in command.cwd.rglob(METRICS_FILE)), 120)
     run = only_run(command.cwd)
     # Rank 1 is slow in its seventh iteration, so that the agent is killed in the middle of it.
-    wait_for(runs.checkpoint_path(run, 6).is_file, 60)
+    wait_for(checkpoint_path(run, 6).is_file, 60)
     (agent,) = (p for p in command.processes() if "mjlab_dist.launch.agent" in p.cmdline())
     agent.kill()
     out, err = process.communicate(timeout=120)
@@ -147,7 +156,7 @@ def test_row_3_the_same_fault_again_ends_the_run(command: Command) -> None:
     assert done.code == Exit.INFRASTRUCTURE
     assert done.out.count("Restarting") == 1
     assert "Not restarting: this attempt completed no new iteration" in done.err
-    assert runs.find_checkpoint(only_run(command.cwd)).name == "model_2.pt"
+    assert find_checkpoint(only_run(command.cwd)).name == "model_2.pt"
 
 
 def test_row_3_restarts_are_counted(command: Command) -> None:
@@ -172,10 +181,10 @@ def test_rows_4_and_5_a_signal_stops_in_order_and_the_run_goes_on(
     took_s = time.monotonic() - start
     assert process.returncode == Exit.RESUMABLE, out + err
     assert err == ""
-    done = runs.read_metrics(run)[-1]["iteration"]
+    done = read_metrics(run)[-1]["iteration"]
     assert f"Stopped after {done} of 100000 iterations" in out
     assert f"Resume: uv run train cartpole-balance --resume logs/cartpole-balance/{run.name}" in out
-    assert runs.find_checkpoint(run).name == f"model_{done}.pt"
+    assert find_checkpoint(run).name == f"model_{done}.pt"
     assert not command.leftovers()
     assert not list(temporary.iterdir())
     assert_within(took_s, 10)
@@ -183,8 +192,8 @@ def test_rows_4_and_5_a_signal_stops_in_order_and_the_run_goes_on(
     again = command("train", "cartpole-balance", "--resume", "latest", "--max-iterations", str(done + 2))
     assert again.code == Exit.DONE, again.err
     assert f"Resuming from iteration {done}." in again.out
-    assert [row["iteration"] for row in runs.read_metrics(run)] == list(range(1, done + 3))
-    assert len(json.loads((run / runs.PROVENANCE).read_text())["resumed"]) == 1
+    assert [row["iteration"] for row in read_metrics(run)] == list(range(1, done + 3))
+    assert len(json.loads((run / PROVENANCE_FILE).read_text())["resumed"]) == 1
 
 
 def test_row_5_a_second_ctrl_c_ends_at_once(
@@ -242,9 +251,9 @@ def test_row_9_nan_on_one_rank_stops_all_and_can_be_replayed(command: Command, a
     assert "observation actor (cart_velocity)" in line
     assert "env 32," in line, "of all envs of the run, the first that rank 1 has"
     assert "Restarting" not in done.out
-    assert runs.find_checkpoint(run).name == "model_2.pt"
-    assert runs.read_metrics(run)[-1]["iteration"] == 2
-    dump = run / runs.ERRORS / "nan_rank1.pt"
+    assert find_checkpoint(run).name == "model_2.pt"
+    assert read_metrics(run)[-1]["iteration"] == 2
+    dump = run / ERRORS_DIR / "nan_rank1.pt"
     assert f"--nan-dump {dump.relative_to(command.cwd)}" in line
     assert_within(took_s, 10)
     played = command("play", "cartpole-balance", "--nan-dump", str(dump))
@@ -256,7 +265,7 @@ def test_row_9_broken_envs_can_be_reset_instead(command: Command) -> None:
     done = command(*TRAIN, "--env.nan-policy", "reset", "--max-iterations", "5", env={"MJLAB_DIST_FAULT": "1:3:nan"})
     assert done.code == Exit.DONE, done.err
     run = only_run(command.cwd)
-    rows = runs.read_metrics(run)
+    rows = read_metrics(run)
     assert [row["nan_resets"] for row in rows] == [0, 0, 1, 0, 0]
     assert all(torch.isfinite(t).all() for t in final(run)["actor_state_dict"].values())  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -268,7 +277,7 @@ def test_init_from_starts_a_new_run_with_old_weights(command: Command) -> None:
     (old,) = (command.cwd / "first" / "cartpole-balance").iterdir()
     # So small a step that nothing changes by it.
     frozen = ("--agent.learning-rate", "1e-20", "--agent.schedule", "fixed", "--seed", "8", "--max-iterations", "1")
-    done = command(*one, *frozen, "--init-from", str(runs.find_checkpoint(old)))
+    done = command(*one, *frozen, "--init-from", str(find_checkpoint(old)))
     assert done.code == Exit.DONE, done.err
     new = final(only_run(command.cwd))
     assert new["iter"] == 1
@@ -282,8 +291,8 @@ def test_row_10_a_flipped_bit_ends_the_run_and_no_checkpoint_has_it(command: Com
     assert "DesyncError: iteration 6: ranks 0-1 differ in actor." in done.err
     assert "Restarting" not in done.out
     run = only_run(command.cwd)
-    assert runs.find_checkpoint(run).name == "model_4.pt"
-    assert runs.read_metrics(run)[-1]["iteration"] == 6
+    assert find_checkpoint(run).name == "model_4.pt"
+    assert read_metrics(run)[-1]["iteration"] == 6
 
 
 RESUMES = {
@@ -322,10 +331,10 @@ def test_row_15_another_number_of_ranks_takes_up_the_run(command: Command) -> No
     back = resume("--cpu-ranks", "2", iterations=5)
     assert "Resuming from iteration 4, saved by 1 ranks or with other envs: envs are drawn again." in back.out
 
-    steps = [row["total_steps"] for row in runs.read_metrics(run)]
+    steps = [row["total_steps"] for row in read_metrics(run)]
     assert steps == [512, 1024, 1536, 1792, 2304]
     # Adam's steps and the normalizer's count go on, over all envs of all ranks.
-    last = torch.load(runs.find_checkpoint(run), weights_only=True)
+    last = torch.load(find_checkpoint(run), weights_only=True)
     assert last["optimizer_state_dict"]["state"][0]["step"] == 5 * 5 * 4
     assert last["actor_state_dict"]["obs_normalizer.count"] == 2304
     assert isinstance(two["actor_state_dict"], dict)
@@ -336,7 +345,7 @@ def test_checkpoints_are_written_by_the_clock_too(command: Command) -> None:
     flags = ("--max-iterations", "8", "--checkpoint.interval", "4s", "--checkpoint.keep-best", "0")
     done = command(*TRAIN, *flags, env={"MJLAB_DIST_FAULT": "1:4:slow"})
     assert done.code == Exit.DONE, done.err
-    assert {4, 8} <= runs.checkpoints(only_run(command.cwd)).keys(), "the slow iteration took five seconds"
+    assert {4, 8} <= list_checkpoints(only_run(command.cwd)).keys(), "the slow iteration took five seconds"
 
 
 @pytest.mark.slow
@@ -365,7 +374,7 @@ def test_row_19_rank_0_alone_writes(command: Command) -> None:
     )  # fmt: skip
     assert done.code == Exit.DONE, done.err
     run = only_run(command.cwd)
-    ranks = {rank["pid"]: rank["rank"] for rank in json.loads((run / runs.RANKS).read_text())}
+    ranks = {rank["pid"]: rank["rank"] for rank in json.loads((run / RANKS_FILE).read_text())}
     writers = writers_of(trace.read_text(errors="replace").splitlines(), run.name)
     assert any(ranks.get(pid) == 0 for pid in writers), "strace saw rank 0 write its files"
     assert not {pid: names for pid, names in writers.items() if ranks.get(pid, 0) != 0}
@@ -428,8 +437,8 @@ def test_row_21_a_pickle_sent_to_the_log_port_is_not_executed(
     log = next(iter((run / "torchrunx").rglob("localhost.log")))
     wait_for(lambda: "a log record was refused" in log.read_text(), 10)
     assert not target.exists()
-    rows = len(runs.read_metrics(run))
-    wait_for(lambda: len(runs.read_metrics(run)) > rows, 10)
+    rows = len(read_metrics(run))
+    wait_for(lambda: len(read_metrics(run)) > rows, 10)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=30)
     assert process.returncode == Exit.RESUMABLE

@@ -26,9 +26,10 @@ import pytest
 from conftest import Command
 from ssh_server import SshServer, host_entry
 
-from mjlab_dist import registry, runs
+from mjlab_dist import registry
 from mjlab_dist.errors import Exit, PreflightError, UserError
 from mjlab_dist.launch.hosts import check_hosts, choose_hosts, end_on_hosts, is_this_machine, own_address
+from mjlab_dist.run_dir import METRICS_FILE, PROVENANCE_FILE, RANKS_FILE, find_checkpoint, read_metrics
 
 NODE7, NODE8 = "192.0.2.7", "192.0.2.8"
 """Addresses that no machine has."""
@@ -432,9 +433,9 @@ def test_two_machines_train(command: Command, train: tuple[str, ...]):
     assert not command.leftovers()
     assert done.out.startswith("Training cartpole-balance with 2 ranks.")
     run = only_run(command.cwd)
-    assert [rank["rank"] for rank in json.loads((run / runs.RANKS).read_text())] == [0, 1]
-    assert json.loads((run / runs.PROVENANCE).read_text())["devices"] == ["cpu", "cpu"]
-    assert runs.read_metrics(run)[-1]["total_steps"] == 2 * 32 * 8 * 3
+    assert [rank["rank"] for rank in json.loads((run / RANKS_FILE).read_text())] == [0, 1]
+    assert json.loads((run / PROVENANCE_FILE).read_text())["devices"] == ["cpu", "cpu"]
+    assert read_metrics(run)[-1]["total_steps"] == 2 * 32 * 8 * 3
     agents, ranks = ("localhost.log", f"{NODE7}.log"), ("localhost[0].log", f"{NODE7}[0].log")
     logs = {file.name: file.stat().st_size for file in (run / "torchrunx").rglob("*.log")}
     assert logs.keys() == {*agents, *ranks}
@@ -449,14 +450,14 @@ def test_a_rank_killed_on_another_machine_is_started_again(command: Command, tra
     assert "rank 1 ended without a report: killed" in done.out
     assert f"{NODE7}[0].log. Restarting (1 of 1)" in done.out
     assert "Resuming from iteration 2." in done.out
-    assert [row["iteration"] for row in runs.read_metrics(only_run(command.cwd))] == list(range(1, 7))
+    assert [row["iteration"] for row in read_metrics(only_run(command.cwd))] == list(range(1, 7))
 
 
 def training(command: Command, *train: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
     """Start a run, and wait until it trains."""
     process = command.start(*train, "--max-iterations", "100000", env=env)
     deadline = time.monotonic() + 120
-    while not any(file.stat().st_size > 3000 for file in command.cwd.rglob(runs.METRICS)):
+    while not any(file.stat().st_size > 3000 for file in command.cwd.rglob(METRICS_FILE)):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -473,12 +474,12 @@ def test_sigterm_stops_all_machines_in_order(command: Command, train: tuple[str,
     assert process.returncode == Exit.RESUMABLE, out + err
     assert not command.leftovers()
     run = only_run(command.cwd)
-    assert runs.find_checkpoint(run).name == f"model_{runs.read_metrics(run)[-1]['iteration']}.pt"
+    assert find_checkpoint(run).name == f"model_{read_metrics(run)[-1]['iteration']}.pt"
 
 
 def test_ranks_that_somebody_else_stops_have_failed(command: Command, train: tuple[str, ...]):
     process = training(command, *train)
-    psutil.Process(json.loads((only_run(command.cwd) / runs.RANKS).read_text())[1]["pid"]).terminate()
+    psutil.Process(json.loads((only_run(command.cwd) / RANKS_FILE).read_text())[1]["pid"]).terminate()
     out, err = process.communicate(timeout=30)
     assert process.returncode == Exit.INFRASTRUCTURE, out + err
     assert "train: a rank received SIGTERM, but not from its launcher" in err

@@ -15,8 +15,8 @@ import pytest
 import torch
 from conftest import Command
 
-from mjlab_dist import runs
 from mjlab_dist.errors import Exit
+from mjlab_dist.run_dir import find_checkpoint, follow_link, list_checkpoints, read_config_file, read_metrics
 
 SMALL = ("--num-envs", "32", "--agent.num-steps-per-env", "8", "--env.episode-length-s", "0.1")
 TWO = ("--gpu-ids", "None", "--cpu-ranks", "2")
@@ -59,9 +59,9 @@ def test_two_ranks_train_and_leave_a_complete_run(command: Command) -> None:
     names = {p.name for p in run.iterdir()}
     assert {"config.yaml", "provenance.json", "metrics.jsonl", "checkpoints", "torchrunx"} <= names
     assert sum(name.startswith("events.out.tfevents") for name in names) == 1
-    assert set(runs.checkpoints(run)) == {2, 4, 5}
-    assert runs.follow(run / "checkpoints" / "latest.pt").name == "model_5.pt"
-    rows = runs.read_metrics(run)
+    assert set(list_checkpoints(run)) == {2, 4, 5}
+    assert follow_link(run / "checkpoints" / "latest.pt").name == "model_5.pt"
+    rows = read_metrics(run)
     assert [row["iteration"] for row in rows] == [1, 2, 3, 4, 5]
     assert rows[-1]["total_steps"] == 2 * 32 * 8 * 5
     assert rows[-1]["reward/smooth"] == pytest.approx(rows[-1]["mean_return"])
@@ -88,11 +88,11 @@ def test_two_ranks_train_and_leave_a_complete_run(command: Command) -> None:
     again = command("train", "--config", str(run / "config.yaml"), "--max-iterations", "1", "--log-root", "again")
     assert again.code == 0, again.err
     (second,) = (command.cwd / "again" / "cartpole-balance").iterdir()
-    first_config, second_config = runs.read_config(run), runs.read_config(second)
+    first_config, second_config = read_config_file(run), read_config_file(second)
     assert second_config.cpu_ranks == 2
     assert second_config.env == first_config.env
     assert second_config.agent == first_config.agent
-    assert runs.read_metrics(second)[0]["mean_step_reward"] == rows[0]["mean_step_reward"], "same seed, same run"
+    assert read_metrics(second)[0]["mean_step_reward"] == rows[0]["mean_step_reward"], "same seed, same run"
 
 
 def test_torchrunx_logs_follow_variable_then_flag(command: Command) -> None:
@@ -124,9 +124,9 @@ def test_signal_stops_one_rank_in_order(
     out, err = process.communicate(timeout=20)
     assert process.returncode == Exit.RESUMABLE, out + err
     run = only_run(command.cwd)
-    done = runs.read_metrics(run)[-1]["iteration"]
+    done = read_metrics(run)[-1]["iteration"]
     assert f"Stopped after {done} of 100000 iterations" in out
-    assert runs.find_checkpoint(run).name == f"model_{done}.pt"
+    assert find_checkpoint(run).name == f"model_{done}.pt"
     assert err == ""
 
 
@@ -148,7 +148,7 @@ def test_torchrun_starts_the_ranks(command: Command) -> None:
         "--max-iterations", "2",
     )  # fmt: skip
     assert done.code == 0, done.err
-    assert runs.read_metrics(only_run(command.cwd))[-1]["total_steps"] == 2 * 32 * 8 * 2
+    assert read_metrics(only_run(command.cwd))[-1]["total_steps"] == 2 * 32 * 8 * 2
     assert done.out.count("Run:  ") == 1, "ranks other than 0 are silent"
 
 
@@ -198,4 +198,4 @@ def test_slurm_starts_the_ranks(command: Command) -> None:
     assert [process.returncode for process in processes] == [0, 0], outputs
     assert "Run:  " in outputs[0][0]
     assert outputs[1][0] == ""
-    assert runs.read_metrics(only_run(command.cwd))[-1]["total_steps"] == 2 * 32 * 8 * 2
+    assert read_metrics(only_run(command.cwd))[-1]["total_steps"] == 2 * 32 * 8 * 2

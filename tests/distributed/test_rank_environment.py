@@ -15,12 +15,13 @@ from environment_probe import Report
 from fake_nvml import FakeGpu
 
 import mjlab_dist
-from mjlab_dist import registry, runs
+from mjlab_dist import registry
 from mjlab_dist.control import Control
 from mjlab_dist.distributed import RankDevice
 from mjlab_dist.errors import RankError
 from mjlab_dist.launch.plan import RunPlan
 from mjlab_dist.launch.ranks import run_ranks
+from mjlab_dist.run_dir import ERRORS_DIR
 
 UUIDS = ("GPU-11111111-2222-3333-4444-555555555555", "MIG-66666666-7777-8888-9999-000000000000")
 
@@ -39,7 +40,7 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launch:
         for name, value in environ.items():
             monkeypatch.setenv(name, value)
         config = registry.task_config("cartpole-balance")
-        (tmp_path / runs.ERRORS).mkdir(exist_ok=True)
+        (tmp_path / ERRORS_DIR).mkdir(exist_ok=True)
         plan = RunPlan(devices=DEVICES, budget=None, run_dir=tmp_path)
         return run_ranks(environment_probe.report, Report, config, plan, listen=lambda _: None, control=Control())
 

@@ -13,7 +13,7 @@ import pytest
 from conftest import Command
 from wandb_files import logged_steps
 
-from mjlab_dist import runs
+from mjlab_dist.run_dir import CONFIG_FILE, PROVENANCE_FILE, WANDB_FILE, list_checkpoints, read_metrics
 
 KEY = "0123456789abcdef" * 2 + "01234567"
 
@@ -79,7 +79,7 @@ def test_row_21_the_key_is_in_no_command_line_and_no_file(command: Command) -> N
     assert has_wandb_rows(command.cwd)
     files = [path for path in command.cwd.rglob("*") if path.is_file()]
     names = {path.name for path in files}
-    assert {runs.CONFIG, runs.PROVENANCE, runs.WANDB, "localhost[0].log", "debug.log", "debug-internal.log"} <= names
+    assert {CONFIG_FILE, PROVENANCE_FILE, WANDB_FILE, "localhost[0].log", "debug.log", "debug-internal.log"} <= names
     assert not [path for path in files if KEY.encode() in path.read_bytes()]
 
 
@@ -106,7 +106,7 @@ def test_row_20_wandb_fails_and_training_goes_on(
     assert not command.leftovers()
 
     run = only_run(command.cwd)
-    rows = runs.read_metrics(run)
+    rows = read_metrics(run)
     assert [row["iteration"] for row in rows] == list(range(1, iterations + 1))
     warnings = [line for line in out.splitlines() if line.startswith("Warning: Weights & Biases")]
     (warning,) = warnings
@@ -126,12 +126,12 @@ def test_a_killed_run_leaves_no_process_and_goes_on_in_its_wandb_run(command: Co
     wait_for(lambda: not command.leftovers(), 2)
 
     run = only_run(command.cwd)
-    told = json.loads((run / runs.WANDB).read_text())
-    saved = max(runs.checkpoints(run))
+    told = json.loads((run / WANDB_FILE).read_text())
+    saved = max(list_checkpoints(run))
     done = command(*SMALL, "--resume", f"anyone/proj/{told['id']}", "--max-iterations", str(saved + 30))
     assert done.code == 0, done.err
     assert only_run(command.cwd) == run
-    assert json.loads((run / runs.WANDB).read_text()) == told
-    assert [row["iteration"] for row in runs.read_metrics(run)] == list(range(1, saved + 31))
+    assert json.loads((run / WANDB_FILE).read_text()) == told
+    assert [row["iteration"] for row in read_metrics(run)] == list(range(1, saved + 31))
     *_, second = sorted(run.glob(f"wandb/offline-run-*-{told['id']}/*.wandb"))
     assert logged_steps(second) == list(range(saved + 1, saved + 31))

@@ -10,8 +10,8 @@ import pytest
 import torch
 from conftest import Command
 
-from mjlab_dist import runs
 from mjlab_dist.errors import Exit
+from mjlab_dist.run_dir import checkpoint_path, list_checkpoints, read_metrics
 
 BASE = ("train", "cartpole-balance", "--cpu-ranks", "2", "--num-envs", "16", "--agent.num-steps-per-env", "8")
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
@@ -38,7 +38,7 @@ def only_run(cwd: Path) -> Path:
 
 
 def checkpoint(run: Path, iteration: int) -> dict[str, Any]:
-    return torch.load(runs.checkpoint_path(run, iteration), weights_only=True)
+    return torch.load(checkpoint_path(run, iteration), weights_only=True)
 
 
 @pytest.mark.parametrize("flags", [("--sync.check-interval", "3"), ("--checkpoint.interval", "3")], ids=" ".join)
@@ -61,8 +61,8 @@ def test_a_rank_that_drifts_ends_the_run(command: Command, flags: tuple[str, ...
     assert "mlp.0.weight" in last_line or "std_param" in last_line
     assert not command.leftovers()
     run = only_run(command.cwd)
-    assert runs.read_metrics(run)[-1]["iteration"] == 3
-    saved = [p.name for p in runs.checkpoints(run).values()]
+    assert read_metrics(run)[-1]["iteration"] == 3
+    saved = [p.name for p in list_checkpoints(run).values()]
     assert saved == ([] if "--checkpoint.interval" in flags else ["model_2.pt"]), (
         "what is written was the same on all ranks"
     )
@@ -71,7 +71,7 @@ def test_a_rank_that_drifts_ends_the_run(command: Command, flags: tuple[str, ...
 def test_local_updates_are_averaged_when_due_and_before_checkpoints(command: Command) -> None:
     done = command(*BASE, "--sync.period", "3", "--checkpoint.interval", "4", "--max-iterations", "7")
     assert done.code == 0, done.err
-    rows = runs.read_metrics(only_run(command.cwd))
+    rows = read_metrics(only_run(command.cwd))
     assert [row["iteration"] for row in rows if row["parameter_spread"] is not None] == [3, 4, 6, 7]
     assert all(row["parameter_spread"] > 0 for row in rows if row["parameter_spread"] is not None)
     assert all(0 < row["wait_share"] < 1 for row in rows)
@@ -90,7 +90,7 @@ def test_the_example_of_the_documentation_trains(command: Command) -> None:
         env={"PYTHONPATH": path},
     )
     assert done.code == 0, done.err
-    assert len(runs.read_metrics(only_run(command.cwd))) == 4
+    assert len(read_metrics(only_run(command.cwd))) == 4
     alone = command(
         *("train", "cartpole-balance", "--gpu-ids", "None", "--num-envs", "16", "--max-iterations", "1"),
         *("--log-root", "alone", "--sync.synchronizer", "error_feedback:ErrorFeedback"),

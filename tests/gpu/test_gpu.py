@@ -21,7 +21,7 @@ import warp as wp
 from every_task import NAMES, config_of
 
 import mjlab_dist
-from mjlab_dist import registry, runs
+from mjlab_dist import registry
 from mjlab_dist.config import SimConfig
 from mjlab_dist.distributed import Rank
 from mjlab_dist.env import Env, sizing
@@ -29,6 +29,7 @@ from mjlab_dist.errors import Exit
 from mjlab_dist.learn import Runner
 from mjlab_dist.learn.capture import CapturedCall, CapturedStep
 from mjlab_dist.learn.distribution import BoundedGaussian
+from mjlab_dist.run_dir import PROVENANCE_FILE, RANKS_FILE, checkpoint_path, find_checkpoint, read_metrics
 from mjlab_dist.sim import Simulation, load_model, start_warp
 from mjlab_dist.sim.recording import why_not_capturable
 
@@ -41,7 +42,7 @@ ROLLOUT_STEPS = 32
 
 def assert_trained(run_dir: Path, num_iterations: int, steps_per_iteration: int) -> list[dict[str, Any]]:
     """Every iteration has a row of finite metrics, and the last one a checkpoint that can be read."""
-    rows = runs.read_metrics(run_dir)
+    rows = read_metrics(run_dir)
     assert [row["iteration"] for row in rows] == list(range(1, num_iterations + 1))
     for row in rows:
         assert row["total_steps"] == row["iteration"] * steps_per_iteration
@@ -50,8 +51,8 @@ def assert_trained(run_dir: Path, num_iterations: int, steps_per_iteration: int)
         assert all(math.isfinite(x) for x in (*losses, row["mean_step_reward"], row["learning_rate"]))
         assert 0 < row["mean_step_reward"] <= 1
         assert row["overflowed_envs"] == 0
-    checkpoint = runs.find_checkpoint(run_dir)
-    assert checkpoint == runs.checkpoint_path(run_dir, num_iterations)
+    checkpoint = find_checkpoint(run_dir)
+    assert checkpoint == checkpoint_path(run_dir, num_iterations)
     assert torch.load(checkpoint, map_location="cpu", weights_only=True)["iter"] == num_iterations
     return rows
 
@@ -67,7 +68,7 @@ def test_one_gpu_trains_in_the_commands_own_process(command: Callable[..., Any],
     assert "not captured" not in done.out + done.err
     (run_dir,) = (tmp_path / "cartpole-balance").iterdir()
     assert_trained(run_dir, 5, NUM_ENVS * ROLLOUT_STEPS)
-    (device,) = json.loads((run_dir / runs.PROVENANCE).read_text())["devices"]
+    (device,) = json.loads((run_dir / PROVENANCE_FILE).read_text())["devices"]
     assert device != "cpu"
     assert not (run_dir / "torchrunx").exists()
 
@@ -79,7 +80,7 @@ def test_envs_by_memory_fill_no_more_than_the_gpu(command: Callable[..., Any], t
     assert done.code == 0, done.err
     assert done.out.count("--num-envs auto: ") == 1
     (run_dir,) = (tmp_path / "cartpole-balance").iterdir()
-    (rank,) = json.loads((run_dir / runs.RANKS).read_text())
+    (rank,) = json.loads((run_dir / RANKS_FILE).read_text())
     assert rank["num_envs"].bit_count() == 1
     assert rank["name"] == torch.cuda.get_device_name(0)
     major, minor = torch.cuda.get_device_capability(0)

@@ -9,13 +9,14 @@ import dataclasses
 import json
 import sys
 
-from mjlab_dist import registry, runs, worker
+from mjlab_dist import registry, worker
 from mjlab_dist.budget import plan_budget
 from mjlab_dist.control import Control
 from mjlab_dist.distributed import RankDevice
 from mjlab_dist.launch.plan import RunPlan
 from mjlab_dist.launch.ranks import run_ranks
 from mjlab_dist.messages import Event
+from mjlab_dist.run_dir import create_run_dir
 
 NUM_ENVS = 64
 
@@ -41,7 +42,7 @@ def main(
     shared = RankDevice(device=device, name="shared", torch_threads=1, backend="gloo")
     task = registry.task_config(task_name)
     config = dataclasses.replace(task, num_envs=int(num_envs), max_iterations=int(max_iterations), log_root=log_root)
-    run_dir = runs.create_run_dir(config)
+    run_dir = create_run_dir(config)
     plan = RunPlan(devices=(shared,) * 2, budget=plan_budget(config, 2), run_dir=run_dir)
     events: list[Event] = []
     result, _ = run_ranks(worker.run, worker.RunResult, config, plan, listen=events.append, control=Control())

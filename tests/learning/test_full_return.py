@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from conftest import Command
 
-from mjlab_dist import runs
+from mjlab_dist.run_dir import read_metrics
 
 MAXIMUM = 1000.0
 """1,000 steps an episode, at most 1 of reward each."""
@@ -19,7 +19,7 @@ def test_task_trains_to_a_full_return(command: Command, task: str, share: float,
     done = command("train", task, "--gpu-ids", "None", "--cpu-ranks", ranks, "--seed", "1", timeout_s=800)
     assert done.code == 0, done.err
     (run,) = (command.cwd / "logs" / task).iterdir()
-    trained = runs.read_metrics(run)[-1]["mean_return"]
+    trained = read_metrics(run)[-1]["mean_return"]
     assert trained >= share * MAXIMUM, "with exploration noise, over the newest 100 episodes or more"
 
     played = command("play", task, "--num-envs", "32")

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
-from mjlab_dist import registry, runs
+from mjlab_dist import registry
 from mjlab_dist.budget import Budget, budget_of, plan_budget
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.checks import validate
 from mjlab_dist.config.serialization import to_plain
 from mjlab_dist.errors import UserError
+from mjlab_dist.run_dir import read_config_file
 
 STEPS = 32
 
@@ -100,7 +101,7 @@ def test_a_run_started_again_on_other_ranks_keeps_its_totals(tmp_path: Path):
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(to_plain(asked)))
     assert plan_budget(asked, 2) == Budget(num_envs=64, max_iterations=20)
-    assert plan_budget(runs.read_config(file), 4) == Budget(num_envs=32, max_iterations=20)
+    assert plan_budget(read_config_file(file), 4) == Budget(num_envs=32, max_iterations=20)
 
 
 def test_mini_batches_are_checked_against_the_envs_that_ranks_get():

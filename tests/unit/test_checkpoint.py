@@ -20,12 +20,21 @@ import pytest
 import torch
 from rollouts import AGENT, make_learner, train_config
 
-from mjlab_dist import runs
 from mjlab_dist.config import CheckpointConfig
 from mjlab_dist.errors import UserError
 from mjlab_dist.learn import checkpoint
 from mjlab_dist.learn.checkpoint import CheckpointStore
 from mjlab_dist.messages import Event, listening
+from mjlab_dist.run_dir import (
+    BEST_LINK,
+    CHECKPOINTS_DIR,
+    LATEST_LINK,
+    METRICS_FILE,
+    checkpoint_path,
+    find_best,
+    find_checkpoint,
+    list_checkpoints,
+)
 
 
 class Unwritable:
@@ -234,27 +243,27 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 
 def names(run_dir: Path) -> set[str]:
-    return {p.name for p in (run_dir / runs.CHECKPOINTS).iterdir()}
+    return {p.name for p in (run_dir / CHECKPOINTS_DIR).iterdir()}
 
 
 def numbers(run_dir: Path) -> list[int]:
-    return list(runs.checkpoints(run_dir))
+    return list(list_checkpoints(run_dir))
 
 
 def target(run_dir: Path, link: str) -> str:
     """What a link of the run says; it leads to a file."""
-    path = run_dir / runs.CHECKPOINTS / link
+    path = run_dir / CHECKPOINTS_DIR / link
     assert path.is_file()
     return str(path.readlink())
 
 
 def content_of(run_dir: Path, iteration: int) -> dict[str, Any]:
-    return checkpoint.load(runs.checkpoint_path(run_dir, iteration), "cpu")
+    return checkpoint.load(checkpoint_path(run_dir, iteration), "cpu")
 
 
 def write_metrics(run_dir: Path, returns: dict[int, float | None], tail: str = "") -> None:
     rows = [json.dumps({"iteration": n, "mean_return": value}) + "\n" for n, value in returns.items()]
-    (run_dir / runs.METRICS).write_text("".join(rows) + tail)
+    (run_dir / METRICS_FILE).write_text("".join(rows) + tail)
 
 
 def fill(store: CheckpointStore, returns: dict[int, float | None]) -> None:
@@ -266,7 +275,7 @@ def fill(store: CheckpointStore, returns: dict[int, float | None]) -> None:
 def test_the_store_writes_what_it_was_given(run_dir: Path, make_store: MakeStore):
     fill(make_store(), {10: 1.0})
     assert content_of(run_dir, 10) == {"iter": 10}
-    assert names(run_dir) == {"model_10.pt", runs.LATEST, runs.BEST}
+    assert names(run_dir) == {"model_10.pt", LATEST_LINK, BEST_LINK}
 
 
 def test_training_goes_on_while_a_snapshot_is_written(run_dir: Path, make_store: MakeStore, gate: threading.Event):
@@ -327,7 +336,7 @@ def test_what_a_gpu_saved_loads_without_one(run_dir: Path, make_store: MakeStore
     store.save(1, {"weights": torch.arange(5.0, device="cuda")}, None)
     store.close()
     # Without map_location torch puts every tensor where the file says that it was.
-    read = torch.load(runs.checkpoint_path(run_dir, 1), weights_only=True)
+    read = torch.load(checkpoint_path(run_dir, 1), weights_only=True)
     assert read["weights"].device.type == "cpu"
     assert read["weights"].tolist() == [0, 1, 2, 3, 4]
 
@@ -365,21 +374,21 @@ def test_the_newest_and_the_best_are_kept(
 ):
     fill(make_store(keep_last=keep_last, keep_best=keep_best), RETURNS)
     assert numbers(run_dir) == kept
-    assert target(run_dir, runs.LATEST) == "model_7.pt"
+    assert target(run_dir, LATEST_LINK) == "model_7.pt"
     if best is None:
-        assert not (run_dir / runs.CHECKPOINTS / runs.BEST).is_symlink()
+        assert not (run_dir / CHECKPOINTS_DIR / BEST_LINK).is_symlink()
     else:
-        assert target(run_dir, runs.BEST) == f"model_{best}.pt"
+        assert target(run_dir, BEST_LINK) == f"model_{best}.pt"
 
 
 @pytest.mark.parametrize("unknown", [None, float("nan"), float("-inf")])
 def test_an_unknown_return_is_never_the_best(run_dir: Path, make_store: MakeStore, unknown: float | None):
     store = make_store(keep_last=1)
     fill(store, {1: unknown})
-    assert names(run_dir) == {"model_1.pt", runs.LATEST}
+    assert names(run_dir) == {"model_1.pt", LATEST_LINK}
     fill(make_store(keep_last=1), {2: -100.0, 3: unknown, 4: unknown})
     assert numbers(run_dir) == [2, 4]
-    assert target(run_dir, runs.BEST) == "model_2.pt"
+    assert target(run_dir, BEST_LINK) == "model_2.pt"
 
 
 def test_a_resumed_run_knows_the_best_of_before(run_dir: Path, make_store: MakeStore):
@@ -387,7 +396,7 @@ def test_a_resumed_run_knows_the_best_of_before(run_dir: Path, make_store: MakeS
     write_metrics(run_dir, {9: 70.0, 10: 50.0, 19: None, 20: 30.0}, tail='{"iteration": 21, "mean_ret')
     fill(make_store(keep_last=1), {30: 40.0, 40: 45.0})
     assert numbers(run_dir) == [10, 40]
-    assert target(run_dir, runs.BEST) == "model_10.pt"
+    assert target(run_dir, BEST_LINK) == "model_10.pt"
     write_metrics(run_dir, {10: 50.0, 20: 30.0, 30: 40.0, 40: 45.0})
     fill(make_store(keep_last=1), {50: 60.0})
     assert numbers(run_dir) == [50]
@@ -397,19 +406,19 @@ def test_without_metrics_the_link_says_which_was_best(run_dir: Path, make_store:
     fill(make_store(keep_last=1), {10: 50.0, 20: 30.0})
     fill(make_store(keep_last=1), {30: None})
     assert numbers(run_dir) == [10, 30]
-    assert target(run_dir, runs.BEST) == "model_10.pt"
+    assert target(run_dir, BEST_LINK) == "model_10.pt"
 
 
 def test_a_run_that_was_copied_with_files_in_place_of_links_goes_on(run_dir: Path, make_store: MakeStore):
     fill(make_store(), {10: 50.0})
-    for name in (runs.LATEST, runs.BEST):
-        link = run_dir / runs.CHECKPOINTS / name
+    for name in (LATEST_LINK, BEST_LINK):
+        link = run_dir / CHECKPOINTS_DIR / name
         data = link.read_bytes()
         link.unlink()
         link.write_bytes(data)
-    assert runs.find_best(run_dir).name == runs.BEST
+    assert find_best(run_dir).name == BEST_LINK
     fill(make_store(), {20: 60.0})
-    assert target(run_dir, runs.LATEST) == target(run_dir, runs.BEST) == "model_20.pt"
+    assert target(run_dir, LATEST_LINK) == target(run_dir, BEST_LINK) == "model_20.pt"
 
 
 def test_pruning_touches_nothing_else(run_dir: Path, make_store: MakeStore):
@@ -423,29 +432,29 @@ def test_pruning_touches_nothing_else(run_dir: Path, make_store: MakeStore):
     }
     store = make_store(keep_last=1, keep_best=0)
     for name in others:
-        (run_dir / runs.CHECKPOINTS / name).touch()
+        (run_dir / CHECKPOINTS_DIR / name).touch()
     fill(store, RETURNS)
     make_store()
-    assert names(run_dir) == {*others, "model_7.pt", runs.LATEST}
+    assert names(run_dir) == {*others, "model_7.pt", LATEST_LINK}
 
 
 def test_a_killed_writers_leftovers_are_swept_and_its_links_repaired(run_dir: Path, make_store: MakeStore):
     write_metrics(run_dir, RETURNS)
     fill(make_store(), {5: 9.0, 6: 2.0})
     whole = names(run_dir)
-    directory = run_dir / runs.CHECKPOINTS
+    directory = run_dir / CHECKPOINTS_DIR
     (directory / ".model_7.pt.123.tmp").write_bytes(b"half of it")
     (directory / ".latest.pt.123.tmp").symlink_to("model_7.pt")
     (directory / ".best.pt.123.tmp").symlink_to("model_5.pt")
-    for link, lost in ((runs.LATEST, "model_4.pt"), (runs.BEST, "model_1.pt")):
+    for link, lost in ((LATEST_LINK, "model_4.pt"), (BEST_LINK, "model_1.pt")):
         (directory / link).unlink()
         (directory / link).symlink_to(lost)
     make_store()
     assert names(run_dir) == whole
-    assert target(run_dir, runs.LATEST) == "model_6.pt"
-    assert target(run_dir, runs.BEST) == "model_5.pt"
+    assert target(run_dir, LATEST_LINK) == "model_6.pt"
+    assert target(run_dir, BEST_LINK) == "model_5.pt"
 
-    for path in runs.checkpoints(run_dir).values():
+    for path in list_checkpoints(run_dir).values():
         path.unlink()
     make_store()
     assert names(run_dir) == set()
@@ -453,7 +462,7 @@ def test_a_killed_writers_leftovers_are_swept_and_its_links_repaired(run_dir: Pa
 
 def test_a_failure_in_the_thread_is_raised_once_in_one_line(run_dir: Path, make_store: MakeStore):
     store = make_store()
-    directory = run_dir / runs.CHECKPOINTS
+    directory = run_dir / CHECKPOINTS_DIR
     directory.rename(run_dir / "moved")
     directory.touch()
     calls: list[Callable[[], None]] = [store.close, lambda: store.save(2, {"iter": 2}, None), lambda: spin(store)]
@@ -462,7 +471,7 @@ def test_a_failure_in_the_thread_is_raised_once_in_one_line(run_dir: Path, make_
         with pytest.raises(OSError, match="earlier checkpoints are intact") as caught:
             calls.pop()()
         message = str(caught.value)
-        assert message.startswith(f"{runs.checkpoint_path(run_dir, 1)}: cannot be written (")
+        assert message.startswith(f"{checkpoint_path(run_dir, 1)}: cannot be written (")
         assert "\n" not in message
         store.check()
     store.close()
@@ -493,7 +502,7 @@ def test_the_newest_is_read_for_all_ranks(run_dir: Path, make_store: MakeStore):
     fill(make_store(), {9: None, 10: None})
     found, warnings = read_newest(make_store())
     assert found is not None
-    assert found[0] == runs.checkpoint_path(run_dir, 10)
+    assert found[0] == checkpoint_path(run_dir, 10)
     assert checkpoint.load(found[1], "cpu") == {"iter": 10}
     assert not warnings
 
@@ -516,26 +525,26 @@ def test_of_a_damaged_newest_the_one_before_is_taken(run_dir: Path, make_store: 
     for iteration in (10, 20, 30):
         store.save(iteration, {"weights": torch.full((2000,), 0.125), "iter": iteration}, iteration / 10)
     store.close()
-    newest = runs.checkpoint_path(run_dir, 30)
+    newest = checkpoint_path(run_dir, 30)
     damage(newest, how)
     damaged = newest.read_bytes()
 
     store = make_store(keep_last=1)
     found, (warning,) = read_newest(store)
     assert found is not None
-    assert found[0] == runs.checkpoint_path(run_dir, 20)
+    assert found[0] == checkpoint_path(run_dir, 20)
     assert checkpoint.load(found[1], "cpu")["iter"] == 20
     assert str(newest) in warning
     assert "model_20.pt is taken in its place" in warning
     assert "\n" not in warning
 
     # Nobody takes it for the newest again, it is not lost, and those before it were kept until it was known.
-    assert target(run_dir, runs.LATEST) == target(run_dir, runs.BEST) == "model_20.pt"
+    assert target(run_dir, LATEST_LINK) == target(run_dir, BEST_LINK) == "model_20.pt"
     assert newest.with_name("model_30.pt.unreadable").read_bytes() == damaged
     store.save(25, {"iter": 25}, None)
     store.close()
     assert numbers(run_dir) == [20, 25]
-    assert target(run_dir, runs.LATEST) == "model_25.pt"
+    assert target(run_dir, LATEST_LINK) == "model_25.pt"
 
 
 def test_a_killed_writer_had_no_time_to_remove_what_the_next_one_removes(run_dir: Path, make_store: MakeStore):
@@ -549,7 +558,7 @@ def test_a_killed_writer_had_no_time_to_remove_what_the_next_one_removes(run_dir
 
 def test_where_none_loads_nothing_is_started(run_dir: Path, make_store: MakeStore):
     fill(make_store(), {10: None, 20: None})
-    for path in runs.checkpoints(run_dir).values():
+    for path in list_checkpoints(run_dir).values():
         damage(path, 0.5)
     with pytest.raises(UserError, match=f"^--resume {run_dir}: none of its 2 checkpoints can be read ") as caught:
         make_store().read_newest()
@@ -572,7 +581,7 @@ def kill_while_saving(run_dir: Path, times: int) -> list[Killed]:
     """Kill processes that save checkpoints without pause, each after 0 to 60 ms; runs in a process without threads."""
     torch.set_num_threads(1)  # a forked child could not use the threads of its parent
     rng = random.Random(0)
-    checkpoint.save(runs.checkpoint_path(run_dir, 0), checkpoint_of(0))
+    checkpoint.save(checkpoint_path(run_dir, 0), checkpoint_of(0))
     seen = []
     for _ in range(times):
         child = os.fork()
@@ -600,8 +609,8 @@ def return_of(iteration: int) -> float:
 
 def save_for_ever(run_dir: Path) -> None:
     store = CheckpointStore(run_dir, CheckpointConfig(keep_last=2, keep_best=1))
-    iteration = max(runs.checkpoints(run_dir))
-    with (run_dir / runs.METRICS).open("a", buffering=1) as metrics:
+    iteration = max(list_checkpoints(run_dir))
+    with (run_dir / METRICS_FILE).open("a", buffering=1) as metrics:
         while True:
             iteration += 1
             metrics.write(json.dumps({"iteration": iteration, "mean_return": return_of(iteration)}) + "\n")
@@ -611,7 +620,7 @@ def save_for_ever(run_dir: Path) -> None:
 
 def inspect(run_dir: Path) -> Killed:
     unfinished = any(name.endswith(".tmp") for name in names(run_dir))
-    newest = runs.find_checkpoint(run_dir)
+    newest = find_checkpoint(run_dir)
     store = CheckpointStore(run_dir, CheckpointConfig(keep_last=2, keep_best=1))
     read = store.read_newest()
     store.close()
@@ -623,10 +632,10 @@ def inspect(run_dir: Path) -> Killed:
     assert all(torch.equal(w, torch.full_like(w, iteration)) for w in content["weights"])
 
     found = numbers(run_dir)
-    links = {runs.LATEST: newest.name}
+    links = {LATEST_LINK: newest.name}
     known = [n for n in found if n]  # the first has no metrics
     if known:
-        links[runs.BEST] = f"model_{max(known, key=lambda n: (return_of(n), n))}.pt"
+        links[BEST_LINK] = f"model_{max(known, key=lambda n: (return_of(n), n))}.pt"
     tidy = len(found) <= 3 and names(run_dir) == {*links, *(f"model_{n}.pt" for n in found)}
     tidy &= all(target(run_dir, link) == file for link, file in links.items())
     return Killed(iteration, unfinished, tidy)

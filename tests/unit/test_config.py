@@ -11,12 +11,13 @@ import pytest
 import yaml
 from legged import EVERYTHING
 
-from mjlab_dist import registry, runs
+from mjlab_dist import registry
 from mjlab_dist.cli.parsing import parse
 from mjlab_dist.config import ActionConfig, EventConfig, ObservationConfig, ParamValue, TrainConfig
 from mjlab_dist.config.checks import validate
 from mjlab_dist.config.serialization import from_plain, to_plain
 from mjlab_dist.errors import UserError
+from mjlab_dist.run_dir import read_config_file
 
 TASKS = registry.task_names()
 
@@ -51,12 +52,12 @@ def refusal_of(config: TrainConfig) -> str:
 def through_file(config: TrainConfig, directory: Path) -> TrainConfig:
     file = directory / "config.yaml"
     file.write_text(yaml.safe_dump(to_plain(config), sort_keys=False))
-    return runs.read_config(file)
+    return read_config_file(file)
 
 
 def file_refusal(path: Path) -> str:
     with pytest.raises(UserError) as caught:
-        runs.read_config(path)
+        read_config_file(path)
     message = str(caught.value)
     assert "\n" not in message
     assert message.startswith(f"--config {path}")
@@ -334,7 +335,7 @@ def test_a_missing_file_is_refused(tmp_path: Path):
 
 def test_a_run_directory_without_a_config_is_refused(tmp_path: Path):
     with pytest.raises(UserError, match=r"--config .*config\.yaml: No such file"):
-        runs.read_config(tmp_path)
+        read_config_file(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["a: [", "a: b: c", "\tx", "!!python/object:os.system x", "\x00"])

@@ -12,12 +12,13 @@ import torch
 from host_syncs import HostSyncs
 from legged import SIM, end_episodes, make, refused
 
-from mjlab_dist import registry, runs
+from mjlab_dist import registry
 from mjlab_dist.config import EventConfig, RewardConfig, TermConfig, TerrainConfig, TerrainPartConfig
 from mjlab_dist.distributed import Rank
 from mjlab_dist.env import Env, EpisodeTotals
 from mjlab_dist.learn import Runner
 from mjlab_dist.mdp.curricula import TerrainLevels
+from mjlab_dist.run_dir import read_metrics
 from mjlab_dist.sim import start_warp
 
 CURRICULA = "mjlab_dist.mdp.curricula"
@@ -380,7 +381,7 @@ def test_a_run_goes_on_with_the_weight_that_it_had_come_to_whatever_its_envs(tmp
     for num_envs, iterations in ((64, 2), (32, 3)):
         run = dataclasses.replace(config, num_envs=num_envs, max_iterations=iterations)
         Runner(Env(run.env, num_envs, "cpu"), run, Rank(), tmp_path).train()
-    assert [row["curriculum/weight/weight"] for row in runs.read_metrics(tmp_path)] == [1.0, 3.0, 3.0]
+    assert [row["curriculum/weight/weight"] for row in read_metrics(tmp_path)] == [1.0, 3.0, 3.0]
 
 
 def test_curricula_never_wait_for_the_device() -> None:

@@ -121,7 +121,7 @@ HEAVY = {"torch", "warp", "mujoco", "mujoco_warp", "rsl_rl", "tensordict", "torc
         "distributed",
         "worker",
         "play",
-        "runs",
+        "run_dir",
         "registry",
         "budget",
         "distributed.rank_info",

@@ -14,7 +14,6 @@ import pytest
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed import DistStoreError
 
-from mjlab_dist import runs
 from mjlab_dist.distributed import Rank, group
 from mjlab_dist.distributed.rank_info import (
     DeviceInfo,
@@ -25,6 +24,7 @@ from mjlab_dist.distributed.rank_info import (
     require_same,
 )
 from mjlab_dist.errors import UserError
+from mjlab_dist.run_dir import write_ranks
 
 H100 = DeviceInfo(host="a", device="cuda:0", name="NVIDIA H100", memory_gb=85, capability="9.0", egl_device="0")
 A100 = dataclasses.replace(H100, name="NVIDIA A100", capability="8.0")
@@ -114,5 +114,5 @@ def test_ranks_are_written_for_people_and_programs(tmp_path: Path):
         RankInfo(rank=i, pid=100 + i, **dataclasses.asdict(device), first_env_id=64 * i, num_envs=64, seed=1 + i)
         for i, device in enumerate([H100, CPU])
     ]
-    runs.write_ranks(tmp_path, ranks)
+    write_ranks(tmp_path, ranks)
     assert [RankInfo(**entry) for entry in json.loads((tmp_path / "ranks.json").read_text())] == ranks

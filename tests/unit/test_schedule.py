@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from mjlab_dist import registry, runs
+from mjlab_dist import registry
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.distributed import Rank
 from mjlab_dist.env import Env
 from mjlab_dist.learn import Runner
+from mjlab_dist.run_dir import read_metrics
 from mjlab_dist.sim import start_warp
 
 
@@ -19,7 +20,7 @@ def rates(config: TrainConfig, run_dir: Path) -> list[float]:
     """Train, or go on, and read the learning rate of every iteration of the run."""
     start_warp("cpu")
     Runner(Env(config.env, 4, "cpu"), config, Rank(), run_dir).train()
-    return [row["learning_rate"] for row in runs.read_metrics(run_dir)]
+    return [row["learning_rate"] for row in read_metrics(run_dir)]
 
 
 def test_linear_falls_to_nothing_whatever_length_it_is_told_and_where_it_goes_on(tmp_path: Path) -> None:

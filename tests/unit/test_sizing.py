@@ -19,7 +19,7 @@ from tensordict import TensorDict
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from mjlab_dist import registry, runs, worker
+from mjlab_dist import registry, worker
 from mjlab_dist.budget import plan_budget
 from mjlab_dist.config import ActionConfig, AgentConfig, TrainConfig
 from mjlab_dist.control import Control
@@ -29,6 +29,7 @@ from mjlab_dist.env.sizing import MAX_NUM_ENVS, Room, choose_num_envs, learner_b
 from mjlab_dist.errors import UserError
 from mjlab_dist.learn import mini_batches
 from mjlab_dist.messages import listening
+from mjlab_dist.run_dir import checkpoint_path, create_run_dir
 from mjlab_dist.sim import start_warp
 
 CPU = RankDevice(device="cpu", name="cpu", torch_threads=1, backend="gloo")
@@ -241,7 +242,7 @@ def small(tmp_path: Path, **changes: Any) -> TrainConfig:
 
 def train(config: TrainConfig) -> tuple[worker.RunResult, list[dict[str, Any]]]:
     events: list[dict[str, Any]] = []
-    plan = RankPlan(device=CPU, budget=plan_budget(config, 1), run_dir=runs.create_run_dir(config))
+    plan = RankPlan(device=CPU, budget=plan_budget(config, 1), run_dir=create_run_dir(config))
     with listening(events.append):
         result = worker.run(config, plan, Control())
     return result, events
@@ -260,7 +261,7 @@ def test_a_rank_trains_with_as_many_envs_as_fit(tmp_path: Path, monkeypatch: pyt
     assert said[1].startswith(f"--total-timesteps {5 * 128 * 4 + 1}: trains 5 iterations")
     assert {"kind": "length", "max_iterations": 5} in events
     assert result.metrics["total_steps"] == 5 * 128 * 4
-    assert result.checkpoint == runs.checkpoint_path(result.run_dir, 5)
+    assert result.checkpoint == checkpoint_path(result.run_dir, 5)
 
     # Looking for the number leaves no trace: the run is the one that the number gives.
     same, _ = train(small(tmp_path, num_envs=128, max_iterations=5))

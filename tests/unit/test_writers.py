@@ -21,13 +21,24 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.summary.writer import event_file_writer
 from wandb_files import logged_steps
 
-from mjlab_dist import registry, runs
+from mjlab_dist import registry
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.errors import UserError
 from mjlab_dist.learn import writers as module
 from mjlab_dist.learn.metrics import Row
 from mjlab_dist.learn.writers import JsonlWriter, TensorBoardWriter, WandbWriter, Writer, scalars, writers
 from mjlab_dist.messages import listening
+from mjlab_dist.run_dir import (
+    METRICS_FILE,
+    WANDB_FILE,
+    WandbRun,
+    cut_metrics,
+    find_run_to_resume,
+    find_wandb_run,
+    read_metrics,
+    read_wandb_run,
+    write_wandb_run,
+)
 
 Stub = Callable[..., Callable[[], list[dict[str, Any]]]]
 """Puts a library in wandb's place that does what is named by its functions' names; returns what reads its log."""
@@ -60,7 +71,7 @@ def test_what_is_no_number_is_written_as_null(tmp_path: Path):
     writer = JsonlWriter(tmp_path, None)
     writer.write({"iteration": 1, "a": math.nan, "b": math.inf, "c": -math.inf, "d": None, "e": 0.5})
     writer.close()
-    line = (tmp_path / runs.METRICS).read_text()
+    line = (tmp_path / METRICS_FILE).read_text()
     assert strict(line) == {"iteration": 1, "a": None, "b": None, "c": None, "d": None, "e": 0.5}
 
 
@@ -69,30 +80,30 @@ def test_rows_are_complete_as_soon_as_they_are_written(tmp_path: Path):
     made = [row(1), row(2, 1.5)]
     for count, one in enumerate(made, 1):
         writer.write(one)
-        text = (tmp_path / runs.METRICS).read_text()
+        text = (tmp_path / METRICS_FILE).read_text()
         assert text.endswith("\n")
         assert [strict(line)["iteration"] for line in text.splitlines()] == list(range(1, count + 1))
     writer.close()
-    assert runs.read_metrics(tmp_path) == made
+    assert read_metrics(tmp_path) == made
 
 
 @pytest.mark.parametrize("torn", ["", '{"iter', '{"iteration": 11}'], ids=["whole", "torn", "without its end"])
 @pytest.mark.parametrize("resumed_at", [0, 6, 10, 99])
 def test_rows_after_the_checkpoint_are_cut_off(tmp_path: Path, resumed_at: int, torn: str):
     fill(JsonlWriter(tmp_path, None), range(1, 11), value=1.0)
-    with (tmp_path / runs.METRICS).open("a") as file:
+    with (tmp_path / METRICS_FILE).open("a") as file:
         file.write(torn)  # as a kill leaves it
-    assert [one["iteration"] for one in runs.read_metrics(tmp_path)] == list(range(1, 11))
+    assert [one["iteration"] for one in read_metrics(tmp_path)] == list(range(1, 11))
     kept = min(resumed_at, 10)
     fill(JsonlWriter(tmp_path, resumed_at), range(kept + 1, 13), value=2.0)
-    assert runs.read_metrics(tmp_path) == [row(i, 1.0 if i <= kept else 2.0) for i in range(1, 13)]
+    assert read_metrics(tmp_path) == [row(i, 1.0 if i <= kept else 2.0) for i in range(1, 13)]
 
 
 def test_a_run_killed_before_its_first_row_goes_on(tmp_path: Path):
-    runs.cut_metrics(tmp_path, 3)
-    assert not (tmp_path / runs.METRICS).exists()
+    cut_metrics(tmp_path, 3)
+    assert not (tmp_path / METRICS_FILE).exists()
     fill(JsonlWriter(tmp_path, 0), range(1, 2))
-    assert runs.read_metrics(tmp_path) == [row(1)]
+    assert read_metrics(tmp_path) == [row(1)]
 
 
 # TensorBoard
@@ -270,7 +281,7 @@ def test_rows_reach_wandb_in_order(
 ):
     logged = stub()
     writer = WandbWriter(run_dir, config)
-    written = runs.read_wandb_run(run_dir)
+    written = read_wandb_run(run_dir)
     assert written is not None, "known before wandb has started"
     fill(writer, range(1, 3001))
     close(writer)
@@ -291,7 +302,7 @@ def test_a_resume_goes_on_in_the_same_wandb_run(
         writer = WandbWriter(run_dir, dataclasses.replace(config, wandb_project=project))
         fill(writer, range(1, 2))
         close(writer)
-    assert json.loads((run_dir / runs.WANDB).read_text()) == {"entity": "team", "project": "proj", "id": "abc"}
+    assert json.loads((run_dir / WANDB_FILE).read_text()) == {"entity": "team", "project": "proj", "id": "abc"}
     _, second = (one["init"] for one in logged() if "init" in one)
     assert {name: second[name] for name in ("entity", "project", "id", "resume")} == {
         "entity": "team", "project": "proj", "id": "abc", "resume": "allow",
@@ -412,7 +423,7 @@ def test_offline_rows_are_on_disk_when_it_is_closed(
         fill(writer, range(last[-1] - 99, last[-1] + 1))
         close(writer)
     files = sorted(run_dir.glob("wandb/offline-run-*/*.wandb"))
-    written = runs.read_wandb_run(run_dir)
+    written = read_wandb_run(run_dir)
     assert written is not None
     assert written.entity is None
     assert [file.stem for file in files] == [f"run-{written.id}"] * 2, "uploaded into one run"
@@ -547,7 +558,7 @@ def test_wandb_is_told_the_steps_that_it_does_not_have(
         close(writer)
     assert not warnings
     assert logged == list(range(has_steps + 1, last + 101))
-    written = runs.read_wandb_run(run_dir)
+    written = read_wandb_run(run_dir)
     assert written is not None
     assert (written.entity, written.project) == ("team", "proj")
 
@@ -558,27 +569,27 @@ def test_wandb_is_told_the_steps_that_it_does_not_have(
 def test_a_wandb_run_leads_to_its_directory(tmp_path: Path):
     log_root = str(tmp_path)
     known = {
-        "2026-11-21_00-00-01": runs.WandbRun(entity="team", project="proj", id="aaaa"),
-        "2026-11-21_00-00-02": runs.WandbRun(project="proj", id="bbbb"),
-        "2026-11-21_00-00-03": runs.WandbRun(entity="team", project="other", id="aaaa"),
+        "2026-11-21_00-00-01": WandbRun(entity="team", project="proj", id="aaaa"),
+        "2026-11-21_00-00-02": WandbRun(project="proj", id="bbbb"),
+        "2026-11-21_00-00-03": WandbRun(entity="team", project="other", id="aaaa"),
         "2026-11-21_00-00-04": None,
     }
     for name, run in known.items():
         (tmp_path / "walk" / name).mkdir(parents=True)
         if run:
-            runs.write_wandb_run(tmp_path / "walk" / name, run)
-    (tmp_path / "walk" / "2026-11-21_00-00-04" / runs.WANDB).write_text("damaged")
+            write_wandb_run(tmp_path / "walk" / name, run)
+    (tmp_path / "walk" / "2026-11-21_00-00-04" / WANDB_FILE).write_text("damaged")
 
     for path, name in (
         ("team/proj/aaaa", "2026-11-21_00-00-01"),
         ("anyone/proj/bbbb", "2026-11-21_00-00-02"),
         ("team/other/aaaa", "2026-11-21_00-00-03"),
     ):
-        assert runs.find_wandb_run(log_root, "walk", path) == tmp_path / "walk" / name
-        assert runs.find_run_to_resume(log_root, "walk", path) == tmp_path / "walk" / name
+        assert find_wandb_run(log_root, "walk", path) == tmp_path / "walk" / name
+        assert find_run_to_resume(log_root, "walk", path) == tmp_path / "walk" / name
     for task, path in (("walk", "me/proj/aaaa"), ("walk", "team/proj/cccc"), ("run", "team/proj/aaaa")):
         with pytest.raises(UserError) as caught:
-            runs.find_wandb_run(log_root, task, path)
+            find_wandb_run(log_root, task, path)
         assert str(caught.value) == (
             f"--resume {path}: no run of {task} under {log_root} belongs to this Weights & Biases run; "
             "copy its run directory from the machine that trained it"

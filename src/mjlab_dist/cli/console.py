@@ -17,8 +17,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from mjlab_dist import runs
 from mjlab_dist.messages import Event
+from mjlab_dist.run_dir import CHECKPOINTS_DIR
 
 LINE_EVERY_S = 5.0
 """Seconds between lines of progress where the output is no terminal."""
@@ -195,7 +195,7 @@ class TrainConsole:
         if not self._run_dir.name:
             return
         self.say(f"Run:  {self._run_dir}")
-        if any((self._run_dir / runs.CHECKPOINTS).glob("*.pt")):
+        if any((self._run_dir / CHECKPOINTS_DIR).glob("*.pt")):
             self.say(f"Play: uv run play {self._task} --run {self._run_dir} --video {self._task}.mp4")
 
     def _progress(self, row: Row) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from mjlab_dist import registry, runs
+from mjlab_dist import registry
 from mjlab_dist.cli.console import EventPrinter
 from mjlab_dist.cli.help import Flag, Page
 from mjlab_dist.cli.parsing import split_task, take_flag
@@ -18,6 +18,7 @@ from mjlab_dist.cli.train import read_config
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.errors import UserError
 from mjlab_dist.messages import listening
+from mjlab_dist.run_dir import CONFIG_FILE, find_checkpoint, find_run
 from mjlab_dist.wording import listed
 
 if TYPE_CHECKING:
@@ -92,8 +93,8 @@ def _of_run(run: str, argv: Sequence[str]) -> tuple[Path, list[str]]:
     if task is None:
         raise UserError(f"--run {run}: name the task first")
     registry.task_config(task)  # refuses an unknown task
-    run_dir = runs.find_run(take_flag(flags, "--log-root")[0] or TrainConfig.log_root, task, run)
-    return runs.find_checkpoint(run_dir), ["--config", str(run_dir / runs.CONFIG), *flags]
+    run_dir = find_run(take_flag(flags, "--log-root")[0] or TrainConfig.log_root, task, run)
+    return find_checkpoint(run_dir), ["--config", str(run_dir / CONFIG_FILE), *flags]
 
 
 def _show(attempts: Sequence[Attempt]) -> None:

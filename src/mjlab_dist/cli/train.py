@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mjlab_dist import registry, runs
+from mjlab_dist import registry
 from mjlab_dist.cli.help import Flag, HelpRequest, Page, flags_of, general_config, prefix_page, short_page, take_help
 from mjlab_dist.cli.parsing import is_given, parse, refuse_unknown, split_task, take_flag, take_switch
 from mjlab_dist.config import TrainConfig
@@ -18,6 +18,7 @@ from mjlab_dist.config.alternatives import ALTERNATIVES, drop_replaced
 from mjlab_dist.config.checks import validate
 from mjlab_dist.distributed import outside_launcher
 from mjlab_dist.errors import Exit, RankError, UserError, exit_code_of
+from mjlab_dist.run_dir import find_run_to_resume, read_config_file, to_yaml
 from mjlab_dist.wording import listed
 
 HELP = Page(
@@ -44,7 +45,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     config = read_config(rest, prog, HELP)
     if print_config:
         validate(config)
-        print(runs.to_yaml(config), end="")
+        print(to_yaml(config), end="")
         return
     if only_plan:
         _show_dry_run(config)
@@ -110,11 +111,11 @@ def read_config(argv: Sequence[str], prog: str, page: Page, **defaults: Any) -> 
     if run is not None:
         if file is not None:
             raise UserError(f"--resume {run}: takes the run's own config, not --config {file}; drop one of the two")
-        run_dir = runs.find_run_to_resume(take_flag(flags, "--log-root")[0] or TrainConfig.log_root, task, run)
-        default = dataclasses.replace(runs.read_config(run_dir), resume=str(run_dir))
+        run_dir = find_run_to_resume(take_flag(flags, "--log-root")[0] or TrainConfig.log_root, task, run)
+        default = dataclasses.replace(read_config_file(run_dir), resume=str(run_dir))
         registry.task_config(default.task)  # refuses a task that is not installed here
     elif file is not None:
-        default = runs.read_config(Path(file))
+        default = read_config_file(Path(file))
         registry.task_config(default.task)  # refuses a task that is not installed here
         if task not in (None, default.task):
             raise UserError(f"--config {file}: is of {default.task}, not of {task}; name {default.task}, or no task")

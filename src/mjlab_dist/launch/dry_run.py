@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from mjlab_dist import runs
 from mjlab_dist.budget import Budget, budget_of
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.distributed import Rank, RankDevice, outside_launcher
@@ -17,6 +16,7 @@ from mjlab_dist.launch.plan import RunPlan, check_config, plan_run
 from mjlab_dist.launch.ranks import log_dir
 from mjlab_dist.machine.devices import find_gpus
 from mjlab_dist.messages import Listener, listening
+from mjlab_dist.run_dir import list_checkpoints, next_run_dir
 from mjlab_dist.wording import byte_size, listed
 from mjlab_dist.worker import prepare_process
 
@@ -50,7 +50,7 @@ def dry_run(config: TrainConfig, listen: Listener) -> DryRun:
     # Plan: devices, hosts, budget, directory
     check_config(config)
     number_by_bus(os.environ)
-    plan = plan_run(config, os.environ, find_gpus(), runs.next_run_dir)
+    plan = plan_run(config, os.environ, find_gpus(), next_run_dir)
     # Memory of an env, measured on a few of them
     with start_up():
         prepare_process(plan.devices[0], Rank(), config.seed)
@@ -76,7 +76,7 @@ def describe(config: TrainConfig, run: DryRun) -> list[tuple[str, str]]:
     plan, budget = run.plan, run.budget
     num_envs = budget.num_envs * plan.num_ranks
     per_iteration = num_envs * config.agent.num_steps_per_env
-    newest = max(runs.checkpoints(plan.run_dir), default=0)
+    newest = max(list_checkpoints(plan.run_dir), default=0)
     left = budget.max_iterations - newest
     iterations = f"{left} of {budget.max_iterations}, after {newest}" if newest else f"{budget.max_iterations}"
     needed = budget.num_envs * run.env_bytes

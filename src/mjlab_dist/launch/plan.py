@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mjlab_dist import runs
 from mjlab_dist.budget import Budget, plan_budget
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.checks import validate
@@ -17,6 +16,7 @@ from mjlab_dist.faults import read_fault
 from mjlab_dist.launch.hosts import HERE, choose_hosts
 from mjlab_dist.machine.devices import Gpu, plan_devices
 from mjlab_dist.machine.preflight import check_machine
+from mjlab_dist.run_dir import find_run_to_resume, list_checkpoints
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,8 +104,8 @@ def find_resumed(config: TrainConfig) -> Path | None:
     """
     if config.resume is None:
         return None
-    run_dir = runs.find_run_to_resume(config.log_root, config.task, config.resume)
-    newest = max(runs.checkpoints(run_dir), default=0)
+    run_dir = find_run_to_resume(config.log_root, config.task, config.resume)
+    newest = max(list_checkpoints(run_dir), default=0)
     if newest >= config.max_iterations and config.total_timesteps is None:
         raise UserError(
             f"--max-iterations {config.max_iterations}: is the run's total, and {run_dir} has done {newest} already; "

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from mjlab_dist import runs, worker
+from mjlab_dist import worker
 from mjlab_dist.budget import Budget, plan_budget
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.control import Control
@@ -24,6 +24,7 @@ from mjlab_dist.launch.plan import check_config, find_resumed, plan_run
 from mjlab_dist.launch.restarts import run_with_restarts
 from mjlab_dist.machine.devices import find_gpus, in_this_process, plan_own_device
 from mjlab_dist.messages import Listener, listening
+from mjlab_dist.run_dir import create_run_dir, locked_run_dir, write_origin
 from mjlab_dist.worker import RunResult
 
 _training = threading.Lock()
@@ -79,7 +80,7 @@ def _train(
 
     # Plan: devices, hosts, budget, run directory
     gpus = find_gpus()
-    plan = plan_run(config, os.environ, gpus, runs.create_run_dir)
+    plan = plan_run(config, os.environ, gpus, create_run_dir)
     names = [device.name for device in plan.devices] * len(plan.hosts)
     with _reserved(plan.run_dir, config, names, is_new=plan.is_new):
         started(plan.run_dir, plan.num_ranks)
@@ -131,7 +132,7 @@ def _train_as_one_of_many(config: TrainConfig, listen: Listener, control: Contro
         run_dir = None
         if rank.is_main:
             resumed = find_resumed(config)
-            run_dir = resumed or runs.create_run_dir(config)
+            run_dir = resumed or create_run_dir(config)
             stack.enter_context(_reserved(run_dir, config, names, is_new=resumed is None))
             stack.enter_context(listening(listen))
         run_dirs = exchange(store, rank.rank, rank.world_size, "run_dir", str(run_dir))
@@ -154,9 +155,9 @@ def _reserved(run_dir: Path, config: TrainConfig, devices: Sequence[str], *, is_
         devices: Name of each rank's device.
         is_new: Whether the directory was created for this run.
     """
-    with runs.locked(run_dir):
+    with locked_run_dir(run_dir):
         try:
-            runs.write_origin(run_dir, dataclasses.replace(config, resume=None), sys.argv, devices)
+            write_origin(run_dir, dataclasses.replace(config, resume=None), sys.argv, devices)
             yield
         except UserError:
             if is_new:

@@ -20,11 +20,19 @@ from typing import Any
 
 import torch
 
-from mjlab_dist import runs
 from mjlab_dist.config import CheckpointConfig
 from mjlab_dist.errors import UserError
 from mjlab_dist.learn.host_copy import copy_to_host
 from mjlab_dist.messages import emit
+from mjlab_dist.run_dir import (
+    BEST_LINK,
+    CHECKPOINTS_DIR,
+    LATEST_LINK,
+    METRICS_FILE,
+    checkpoint_path,
+    follow_link,
+    list_checkpoints,
+)
 
 _PLAIN = (bool, int, float, str, bytes, type(None))
 
@@ -52,7 +60,7 @@ class CheckpointStore:
         """
         self._run_dir = run_dir
         self._config = config
-        self._directory = run_dir / runs.CHECKPOINTS
+        self._directory = run_dir / CHECKPOINTS_DIR
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
         self._returns = _mean_returns(run_dir)
@@ -113,7 +121,7 @@ class CheckpointStore:
         """
         assert self._writing is None, "read before anything is written"
         refused: dict[Path, _UnreadableError] = {}
-        for path in reversed(runs.checkpoints(self._run_dir).values()):
+        for path in reversed(list_checkpoints(self._run_dir).values()):
             try:
                 data = _read(path)
                 _unpack(data, "cpu")
@@ -145,7 +153,7 @@ class CheckpointStore:
             )
 
     def _write(self, iteration: int, content: dict[str, Any], mean_return: float | None) -> None:
-        path = runs.checkpoint_path(self._run_dir, iteration)
+        path = checkpoint_path(self._run_dir, iteration)
         with explaining(self._run_dir, path):
             save(path, content)
             if mean_return is not None and math.isfinite(mean_return):
@@ -166,9 +174,9 @@ class CheckpointStore:
         return [found[n] for _, n in reversed(known)][: self._config.keep_best]
 
     def _link(self) -> None:
-        found = runs.checkpoints(self._run_dir)
+        found = list_checkpoints(self._run_dir)
         best = self._best(found)
-        latest_link, best_link = self._directory / runs.LATEST, self._directory / runs.BEST
+        latest_link, best_link = self._directory / LATEST_LINK, self._directory / BEST_LINK
         if found:
             _point(latest_link, found[max(found)])
         else:
@@ -182,9 +190,9 @@ class CheckpointStore:
     def _prune(self, needed: Path) -> None:
         if not self._config.keep_last:
             return
-        found = runs.checkpoints(self._run_dir)
+        found = list_checkpoints(self._run_dir)
         newest = list(found.values())[-self._config.keep_last :]
-        kept = {needed, *newest, *self._best(found), runs.follow(self._directory / runs.BEST)}
+        kept = {needed, *newest, *self._best(found), follow_link(self._directory / BEST_LINK)}
         for path in found.values():
             if path not in kept:
                 path.unlink()
@@ -334,7 +342,7 @@ def _temporary(path: Path) -> Path:
 
 def _point(link: Path, target: Path) -> None:
     """Let a link point to a file in its directory. The link exists at every moment."""
-    if runs.follow(link) == target:
+    if follow_link(link) == target:
         return
     temporary = _temporary(link)
     try:
@@ -347,7 +355,7 @@ def _point(link: Path, target: Path) -> None:
 def _mean_returns(run_dir: Path) -> dict[int, float]:
     """Read the mean returns by iteration from metrics.jsonl, whose last line may be incomplete after a kill."""
     returns: dict[int, float] = {}
-    with contextlib.suppress(FileNotFoundError), (run_dir / runs.METRICS).open(errors="replace") as lines:
+    with contextlib.suppress(FileNotFoundError), (run_dir / METRICS_FILE).open(errors="replace") as lines:
         for line in lines:
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 row = json.loads(line)

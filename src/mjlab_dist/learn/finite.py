@@ -10,10 +10,10 @@ import torch
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
-from mjlab_dist import runs
 from mjlab_dist.env import Env, EpisodeTotals
 from mjlab_dist.errors import UserError
 from mjlab_dist.learn import checkpoint
+from mjlab_dist.run_dir import ERRORS_DIR
 from mjlab_dist.wording import listed
 
 MAX_KEPT = 64
@@ -188,7 +188,7 @@ def load(path: Path, task: str) -> Dump:
     """
     content: Any = checkpoint.load(path, "cpu")
     if content.keys() != Dump.__required_keys__:
-        raise UserError(f"--nan-dump {path}: holds no states of envs; name an {runs.ERRORS}/nan_rank<N>.pt")
+        raise UserError(f"--nan-dump {path}: holds no states of envs; name an {ERRORS_DIR}/nan_rank<N>.pt")
     if content["task"] != task:
         raise UserError(f"--nan-dump {path}: is of {content['task']}, not of {task}; play {content['task']}")
     return content

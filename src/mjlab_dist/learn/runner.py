@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from mjlab_dist import runs
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.checks import parse_interval
 from mjlab_dist.control import Control
@@ -36,6 +35,7 @@ from mjlab_dist.learn.random_state import random_state, restore_random_state
 from mjlab_dist.learn.rank_state import RankState, fits, pack, unpack
 from mjlab_dist.learn.writers import Writer, writers
 from mjlab_dist.messages import emit
+from mjlab_dist.run_dir import ERRORS_DIR, METRICS_FILE
 from mjlab_dist.seeding import seed_generators
 
 MIN_SHARED_FLOP = 1e9
@@ -182,7 +182,7 @@ class Runner:
         """Return the writers of rank 0. They drop rows of iterations after the checkpoint that the run resumes from."""
         if not self._output_dir:
             return []
-        has_rows = (self._output_dir / runs.METRICS).exists()
+        has_rows = (self._output_dir / METRICS_FILE).exists()
         return writers(self._config, self._output_dir, done if has_rows else None)
 
     def _start(self) -> TensorDict:
@@ -271,7 +271,7 @@ class Runner:
 
     def _write(self, row: Row, outputs: list[Writer]) -> None:
         assert self._run_dir is not None
-        with checkpoint.explaining(self._run_dir, self._run_dir / runs.METRICS):
+        with checkpoint.explaining(self._run_dir, self._run_dir / METRICS_FILE):
             for writer in outputs:
                 writer.write(row)
         emit("iteration", row=row)
@@ -398,7 +398,7 @@ class Runner:
             dump = self._finite.dump(self._config.task, sample.totals)
             text = f"{when}: {describe(dump)}"
             if self._run_dir:
-                path = self._run_dir / runs.ERRORS / f"nan_rank{self._rank.rank}.pt"
+                path = self._run_dir / ERRORS_DIR / f"nan_rank{self._rank.rank}.pt"
                 checkpoint.save(path, dict(dump))
                 text += f". Look at it: uv run play {self._config.task} --nan-dump {path}"
             raise NonFiniteError(text)

@@ -19,12 +19,11 @@ import time
 from pathlib import Path
 from typing import Any, Protocol
 
-from mjlab_dist import runs
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.serialization import to_plain
 from mjlab_dist.learn.metrics import Row
 from mjlab_dist.messages import emit
-from mjlab_dist.runs import WandbRun
+from mjlab_dist.run_dir import METRICS_FILE, WandbRun, cut_metrics, read_wandb_run, write_wandb_run
 
 START_S = 60.0
 """Maximum seconds for Weights & Biases to start; after that, rows are stored offline. Training does not wait for it."""
@@ -66,8 +65,8 @@ class JsonlWriter:
             resumed_at: See :func:`writers`.
         """
         if resumed_at is not None:
-            runs.cut_metrics(run_dir, resumed_at)
-        self._file = (run_dir / runs.METRICS).open("a", buffering=1)
+            cut_metrics(run_dir, resumed_at)
+        self._file = (run_dir / METRICS_FILE).open("a", buffering=1)
 
     def write(self, row: Row) -> None:
         """Append one row."""
@@ -121,14 +120,14 @@ class WandbWriter:
         """
         self._run_dir = run_dir
         self._config = config
-        self._run = runs.read_wandb_run(run_dir) or WandbRun(project=config.wandb_project)
+        self._run = read_wandb_run(run_dir) or WandbRun(project=config.wandb_project)
         self._waiting: collections.deque[Message] = collections.deque()
         self._process: _WandbProcess | None = None
         self._mode = os.environ.get("WANDB_MODE") or None
         self._started = False
         self._start_by = 0.0
         try:
-            runs.write_wandb_run(run_dir, self._run)
+            write_wandb_run(run_dir, self._run)
             self._start()
         except OSError as error:
             self._give_up(f"could not be started ({error})")
@@ -200,7 +199,7 @@ class WandbWriter:
         if "started" in message:
             self._started = True
             self._run = WandbRun(**message["started"])
-            runs.write_wandb_run(self._run_dir, self._run)
+            write_wandb_run(self._run_dir, self._run)
         elif "failed" not in message:
             if not message["finished"]:
                 self._warn(f"has not taken all rows in time; {self._where}")
@@ -220,7 +219,7 @@ class WandbWriter:
         self._start()
 
     def _give_up(self, reason: str) -> None:
-        self._warn(f"{reason}; training continues without it, and {runs.METRICS} has every row")
+        self._warn(f"{reason}; training continues without it, and {METRICS_FILE} has every row")
         self._waiting.clear()
         self._end()
 

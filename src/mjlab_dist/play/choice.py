@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mjlab_dist import runs
 from mjlab_dist.config import PlayConfig, TrainConfig
 from mjlab_dist.errors import UserError
+from mjlab_dist.run_dir import CONFIG_FILE, ERRORS_DIR, find_best, find_checkpoint, find_run, read_config_file
 
 
 def resolve(task: str, config: PlayConfig) -> tuple[TrainConfig, Path]:
@@ -24,14 +24,14 @@ def resolve(task: str, config: PlayConfig) -> tuple[TrainConfig, Path]:
     if config.nan_dump is not None:
         return _resolve_dump(task, Path(config.nan_dump), config)
     if config.checkpoint in (None, "latest", "best"):
-        run_dir = runs.find_run(config.log_root, task, config.run)
-        find = runs.find_best if config.checkpoint == "best" else runs.find_checkpoint
-        return runs.read_config(run_dir), find(run_dir)
+        run_dir = find_run(config.log_root, task, config.run)
+        find = find_best if config.checkpoint == "best" else find_checkpoint
+        return read_config_file(run_dir), find(run_dir)
     checkpoint = Path(config.checkpoint)
     if not checkpoint.is_file():
         raise UserError(f"--checkpoint {checkpoint}: there is no such file; name one, or latest or best of the --run")
     run_dir = checkpoint.resolve().parent.parent
-    return runs.read_config(runs.find_run(config.log_root, task, str(run_dir))), checkpoint
+    return read_config_file(find_run(config.log_root, task, str(run_dir))), checkpoint
 
 
 def _resolve_dump(task: str, dump: Path, config: PlayConfig) -> tuple[TrainConfig, Path]:
@@ -41,11 +41,11 @@ def _resolve_dump(task: str, dump: Path, config: PlayConfig) -> tuple[TrainConfi
             "two"
         )
     if not dump.is_file():
-        raise UserError(f"--nan-dump {dump}: there is no such file; name one in a run's {runs.ERRORS} directory")
+        raise UserError(f"--nan-dump {dump}: there is no such file; name one in a run's {ERRORS_DIR} directory")
     run_dir = dump.resolve().parent.parent
-    if not (run_dir / runs.CONFIG).is_file():
+    if not (run_dir / CONFIG_FILE).is_file():
         raise UserError(
-            f"--nan-dump {dump}: is not in a run's {runs.ERRORS} directory, so that the config is not known; leave the "
+            f"--nan-dump {dump}: is not in a run's {ERRORS_DIR} directory, so that the config is not known; leave the "
             "file where the run wrote it"
         )
-    return runs.read_config(runs.find_run(config.log_root, task, str(run_dir))), dump
+    return read_config_file(find_run(config.log_root, task, str(run_dir))), dump

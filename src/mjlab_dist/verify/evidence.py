@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mjlab_dist import runs
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.control import Control
 from mjlab_dist.distributed import RankPlan
 from mjlab_dist.distributed.rank_info import RankInfo
 from mjlab_dist.errors import DesyncError
+from mjlab_dist.run_dir import ERRORS_DIR
 from mjlab_dist.worker import joined
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class _Written:
 
     def _add(self, path: Any) -> None:
         name = self._name(path)
-        if name and not name.startswith(runs.ERRORS):
+        if name and not name.startswith(ERRORS_DIR):
             self.names.add(name)
 
     def _name(self, path: Any) -> str:

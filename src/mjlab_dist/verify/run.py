@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from mjlab_dist import runs, worker
+from mjlab_dist import worker
 from mjlab_dist.budget import plan_budget
 from mjlab_dist.config import SyncConfig, TrainConfig
 from mjlab_dist.config.checks import validate
@@ -19,6 +19,7 @@ from mjlab_dist.errors import UserError
 from mjlab_dist.launch.plan import RunPlan
 from mjlab_dist.machine.devices import find_gpus, plan_devices
 from mjlab_dist.messages import Listener, listening
+from mjlab_dist.run_dir import create_run_dir, read_history
 from mjlab_dist.verify.evidence import Evidence, verify_rank
 from mjlab_dist.verify.judge import VerifyReport, judge
 from mjlab_dist.worker import RunResult
@@ -64,7 +65,7 @@ def verify(config: TrainConfig, listen: Listener) -> VerifyReport:
             checkpoint=dataclasses.replace(config.checkpoint, interval=NEVER),
             sync=dataclasses.replace(config.sync, check_interval=NEVER),
         )
-        plan = RunPlan(devices=devices, budget=budget, run_dir=runs.create_run_dir(config))
+        plan = RunPlan(devices=devices, budget=budget, run_dir=create_run_dir(config))
         if num_ranks == 1:
             with listening(listen):
                 evidence = [verify_rank(config, plan.rank_plans[0], Control())]
@@ -74,7 +75,7 @@ def verify(config: TrainConfig, listen: Listener) -> VerifyReport:
         evidence = run_ranks(verify_rank, Evidence, config, plan, listen=listen, control=Control())
         speed = _speed(plan.run_dir)
         alone = _alone(config, evidence[0], max_iterations)
-        own_plan = RunPlan(devices=devices[:1], budget=plan_budget(alone, 1), run_dir=runs.create_run_dir(alone))
+        own_plan = RunPlan(devices=devices[:1], budget=plan_budget(alone, 1), run_dir=create_run_dir(alone))
         run_ranks(worker.run, RunResult, alone, own_plan, listen=listen, control=Control())
         return judge(config, evidence, speed, _speed(own_plan.run_dir))
 
@@ -94,4 +95,4 @@ def _alone(config: TrainConfig, first: Evidence, max_iterations: int) -> TrainCo
 
 def _speed(run_dir: Path) -> float:
     """Return the median of the steps per second, without the first iteration."""
-    return statistics.median(runs.read_history(run_dir)["steps_per_s"][1:].tolist())
+    return statistics.median(read_history(run_dir)["steps_per_s"][1:].tolist())

@@ -41,15 +41,15 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-CONFIG = "config.yaml"
-PROVENANCE = "provenance.json"
-RANKS = "ranks.json"
-METRICS = "metrics.jsonl"
-WANDB = "wandb.json"
-CHECKPOINTS = "checkpoints"
-LATEST = "latest.pt"
-BEST = "best.pt"
-ERRORS = "errors"
+CONFIG_FILE = "config.yaml"
+PROVENANCE_FILE = "provenance.json"
+RANKS_FILE = "ranks.json"
+METRICS_FILE = "metrics.jsonl"
+WANDB_FILE = "wandb.json"
+CHECKPOINTS_DIR = "checkpoints"
+LATEST_LINK = "latest.pt"
+BEST_LINK = "best.pt"
+ERRORS_DIR = "errors"
 
 _PACKAGES = (
     "mjlab-dist",
@@ -107,7 +107,7 @@ def next_run_dir(config: TrainConfig) -> Path:
 
 
 @contextlib.contextmanager
-def locked(run_dir: Path) -> Iterator[None]:
+def locked_run_dir(run_dir: Path) -> Iterator[None]:
     """Lock a run directory against other launches, until the context or this process ends.
 
     Args:
@@ -139,7 +139,7 @@ def write_origin(run_dir: Path, config: TrainConfig, argv: Sequence[str], device
         argv: The command line.
         devices: Device name of each rank on this machine.
     """
-    (run_dir / CONFIG).write_text(to_yaml(config))
+    (run_dir / CONFIG_FILE).write_text(to_yaml(config))
     commit, diff = _git_state()
     provenance: dict[str, Any] = {
         "command": list(argv),
@@ -153,10 +153,10 @@ def write_origin(run_dir: Path, config: TrainConfig, argv: Sequence[str], device
         "git_dirty": bool(diff),
         "versions": {name: _version(name) for name in _PACKAGES},
     }
-    if (run_dir / PROVENANCE).is_file():  # a resumed run keeps its first provenance
-        first = json.loads((run_dir / PROVENANCE).read_text())
+    if (run_dir / PROVENANCE_FILE).is_file():  # a resumed run keeps its first provenance
+        first = json.loads((run_dir / PROVENANCE_FILE).read_text())
         provenance = {**first, "resumed": [*first.get("resumed", []), provenance]}
-    (run_dir / PROVENANCE).write_text(json.dumps(provenance, indent=2) + "\n")
+    (run_dir / PROVENANCE_FILE).write_text(json.dumps(provenance, indent=2) + "\n")
     if diff:
         (run_dir / "git.diff").write_bytes(diff)
 
@@ -168,7 +168,7 @@ def write_ranks(run_dir: Path, ranks: Sequence[RankInfo]) -> None:
         run_dir: The run directory.
         ranks: All ranks of the run.
     """
-    (run_dir / RANKS).write_text(json.dumps([dataclasses.asdict(rank) for rank in ranks], indent=2) + "\n")
+    (run_dir / RANKS_FILE).write_text(json.dumps([dataclasses.asdict(rank) for rank in ranks], indent=2) + "\n")
 
 
 def to_yaml(config: TrainConfig) -> str:
@@ -178,7 +178,7 @@ def to_yaml(config: TrainConfig) -> str:
     return yaml.safe_dump(to_plain(config), sort_keys=False)
 
 
-def read_config(path: Path) -> TrainConfig:
+def read_config_file(path: Path) -> TrainConfig:
     """Read a config file.
 
     Args:
@@ -189,7 +189,7 @@ def read_config(path: Path) -> TrainConfig:
     """
     import yaml  # noqa: PLC0415 (not needed to print help)
 
-    path = path / CONFIG if path.is_dir() else path
+    path = path / CONFIG_FILE if path.is_dir() else path
     try:
         plain = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
@@ -197,7 +197,7 @@ def read_config(path: Path) -> TrainConfig:
     except yaml.YAMLError as error:
         raise UserError(f"--config {path}: is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(plain, dict):
-        raise UserError(f"--config {path}: contains no config; use the {CONFIG} of a run directory")
+        raise UserError(f"--config {path}: contains no config; use the {CONFIG_FILE} of a run directory")
     try:
         return from_plain(plain)
     except UserError as error:
@@ -217,16 +217,16 @@ def find_run(log_root: str, task: str, run: str, flag: str = "--run") -> Path:
         UserError: If there is no such run, or it trained another task.
     """
     if run == "latest":
-        runs = sorted((p.parent for p in Path(log_root, task).glob(f"*/{CONFIG}")), key=_by_start)
+        runs = sorted((p.parent for p in Path(log_root, task).glob(f"*/{CONFIG_FILE}")), key=_by_start)
         if not runs:
             raise UserError(f"{flag} latest: no run of {task} under {log_root}; train one, or set --log-root")
         return runs[-1]
     run_dir = Path(run)
-    if not (run_dir / CONFIG).is_file():
+    if not (run_dir / CONFIG_FILE).is_file():
         raise UserError(
-            f"{flag} {run}: is not a run directory (it has no {CONFIG}); name one under {log_root}, or latest"
+            f"{flag} {run}: is not a run directory (it has no {CONFIG_FILE}); name one under {log_root}, or latest"
         )
-    trained = read_config(run_dir).task
+    trained = read_config_file(run_dir).task
     if trained != task:
         raise UserError(f"{flag} {run}: is a run of {trained}, not of {task}; use {trained}, or choose another run")
     return run_dir
@@ -243,11 +243,11 @@ def find_run_to_resume(log_root: str, task: str | None, run: str) -> Path:
     Raises:
         UserError: If there is no such run, or it trained another task.
     """
-    is_run_dir = Path(run, CONFIG).is_file()
+    is_run_dir = Path(run, CONFIG_FILE).is_file()
     if task is None:
         if not is_run_dir:
             raise UserError(f"--resume {run}: is not a run directory; name the task first, or a run directory")
-        task = read_config(Path(run)).task
+        task = read_config_file(Path(run)).task
     if not is_run_dir and re.fullmatch(r"[^/]+/[^/]+/[^/]+", run) and not Path(run).exists():
         return find_wandb_run(log_root, task, run)
     return find_run(log_root, task, run, "--resume")
@@ -259,7 +259,7 @@ def find_checkpoint(run_dir: Path) -> Path:
     Raises:
         UserError: If the run has no checkpoint.
     """
-    found = checkpoints(run_dir)
+    found = list_checkpoints(run_dir)
     if not found:
         raise UserError(f"--run {run_dir}: has no checkpoint yet; wait for the first, or choose another run")
     return found[max(found)]
@@ -271,35 +271,35 @@ def find_best(run_dir: Path) -> Path:
     Raises:
         UserError: If the run has no best checkpoint.
     """
-    link = run_dir / CHECKPOINTS / BEST
+    link = run_dir / CHECKPOINTS_DIR / BEST_LINK
     if not link.is_file():
         raise UserError(
             f"--checkpoint best: {run_dir} has none yet (it needs ended episodes, and --checkpoint.keep-best above 0); "
             "use --checkpoint latest"
         )
-    return follow(link)
+    return follow_link(link)
 
 
-def checkpoints(run_dir: Path) -> dict[int, Path]:
+def list_checkpoints(run_dir: Path) -> dict[int, Path]:
     """Return the checkpoints of a run by iteration, oldest first, without links and incomplete files."""
-    files = (run_dir / CHECKPOINTS).glob("*.pt")
+    files = (run_dir / CHECKPOINTS_DIR).glob("*.pt")
     found = {int(m[1]): p for p in files if (m := re.fullmatch(r"model_(\d+)\.pt", p.name)) and p.is_file()}
     return dict(sorted(found.items()))
 
 
-def follow(link: Path) -> Path:
+def follow_link(link: Path) -> Path:
     """Return the target of a link, even if it does not exist; return any other path unchanged."""
     return link.parent / link.readlink() if link.is_symlink() else link
 
 
 def checkpoint_path(run_dir: Path, iteration: int) -> Path:
     """Return the path of the checkpoint after an iteration."""
-    return run_dir / CHECKPOINTS / f"model_{iteration}.pt"
+    return run_dir / CHECKPOINTS_DIR / f"model_{iteration}.pt"
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     """Return all complete rows of a run's metrics.jsonl; the last row may be incomplete while it is written."""
-    return [json.loads(line) for line in _complete_lines(run_dir / METRICS)]
+    return [json.loads(line) for line in _complete_lines(run_dir / METRICS_FILE)]
 
 
 def cut_metrics(run_dir: Path, iteration: int) -> None:
@@ -309,7 +309,7 @@ def cut_metrics(run_dir: Path, iteration: int) -> None:
         run_dir: The run directory.
         iteration: The last iteration to keep.
     """
-    path = run_dir / METRICS
+    path = run_dir / METRICS_FILE
     if not path.is_file():
         return
     lines = _complete_lines(path)
@@ -339,15 +339,15 @@ def read_history(run_dir: Path) -> dict[str, NDArray[np.float64]]:
 
 def write_wandb_run(run_dir: Path, run: WandbRun) -> None:
     """Write the id of the Weights & Biases run atomically, so that readers never find an incomplete file."""
-    temporary = run_dir / f".{WANDB}.tmp"
+    temporary = run_dir / f".{WANDB_FILE}.tmp"
     temporary.write_text(json.dumps(dataclasses.asdict(run)) + "\n")
-    temporary.replace(run_dir / WANDB)
+    temporary.replace(run_dir / WANDB_FILE)
 
 
 def read_wandb_run(run_dir: Path) -> WandbRun | None:
     """Return the Weights & Biases run of a run directory; None if there is none, or the file is damaged."""
     with contextlib.suppress(OSError, ValueError, TypeError):
-        return WandbRun(**json.loads((run_dir / WANDB).read_text()))
+        return WandbRun(**json.loads((run_dir / WANDB_FILE).read_text()))
     return None
 
 
@@ -363,7 +363,9 @@ def find_wandb_run(log_root: str, task: str, path: str) -> Path:
         UserError: If there is no such run directory on this machine.
     """
     entity, project, run_id = path.split("/")
-    for file in sorted(Path(log_root, task).glob(f"*/{WANDB}"), key=lambda file: _by_start(file.parent), reverse=True):
+    for file in sorted(
+        Path(log_root, task).glob(f"*/{WANDB_FILE}"), key=lambda file: _by_start(file.parent), reverse=True
+    ):
         run = read_wandb_run(file.parent)
         if run and (run.id, run.project) == (run_id, project) and run.entity in {None, entity}:
             return file.parent

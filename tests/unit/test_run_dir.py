@@ -15,10 +15,26 @@ from typing import Any
 import pytest
 import yaml
 
-from mjlab_dist import play, registry, runs
+from mjlab_dist import play, registry
 from mjlab_dist.config import PlayConfig, TrainConfig
 from mjlab_dist.config.serialization import to_plain
 from mjlab_dist.errors import UserError
+from mjlab_dist.run_dir import (
+    BEST_LINK,
+    CHECKPOINTS_DIR,
+    CONFIG_FILE,
+    LATEST_LINK,
+    METRICS_FILE,
+    PROVENANCE_FILE,
+    checkpoint_path,
+    create_run_dir,
+    find_checkpoint,
+    find_run,
+    list_checkpoints,
+    read_config_file,
+    read_metrics,
+    write_origin,
+)
 
 
 @pytest.fixture
@@ -31,24 +47,24 @@ def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have every run start in the same second."""
     moment = datetime.datetime(2026, 11, 21, 3, 14, 25, tzinfo=datetime.UTC)
     clock = types.SimpleNamespace(now=lambda _: moment)
-    monkeypatch.setattr(runs, "datetime", types.SimpleNamespace(datetime=clock, UTC=datetime.UTC))
+    monkeypatch.setattr("mjlab_dist.run_dir.datetime", types.SimpleNamespace(datetime=clock, UTC=datetime.UTC))
 
 
 def make_run(config: TrainConfig, name: str) -> Path:
     """A run directory of a given name, with nothing but its config."""
     run_dir = Path(config.log_root, config.task, name)
     run_dir.mkdir(parents=True)
-    (run_dir / runs.CONFIG).write_text(yaml.safe_dump(to_plain(config)))
+    (run_dir / CONFIG_FILE).write_text(yaml.safe_dump(to_plain(config)))
     return run_dir
 
 
 def latest(config: TrainConfig) -> Path:
-    return runs.find_run(config.log_root, config.task, "latest")
+    return find_run(config.log_root, config.task, "latest")
 
 
 def refusal_of(log_root: str, task: str, run: str) -> str:
     with pytest.raises(UserError) as caught:
-        runs.find_run(log_root, task, run)
+        find_run(log_root, task, run)
     message = str(caught.value)
     assert "\n" not in message
     assert message.startswith(f"--run {run}:")
@@ -57,7 +73,7 @@ def refusal_of(log_root: str, task: str, run: str) -> str:
 
 def test_a_run_lies_under_root_and_task_and_bears_time_and_name(config: TrainConfig):
     before = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
-    run_dir = runs.create_run_dir(dataclasses.replace(config, run_name="wide-net"))
+    run_dir = create_run_dir(dataclasses.replace(config, run_name="wide-net"))
     after = datetime.datetime.now(datetime.UTC)
     assert run_dir.is_dir()
     assert run_dir.parent == Path(config.log_root) / "cartpole-balance"
@@ -71,7 +87,7 @@ def test_a_run_lies_under_root_and_task_and_bears_time_and_name(config: TrainCon
 @pytest.mark.parametrize("run_name", ["", "same"])
 def test_runs_of_the_same_second_differ(config: TrainConfig, run_name: str):
     config = dataclasses.replace(config, run_name=run_name)
-    made = [runs.create_run_dir(config) for _ in range(12)]
+    made = [create_run_dir(config) for _ in range(12)]
     assert len(set(made)) == 12
     assert all(run_dir.is_dir() for run_dir in made)
     assert all(run_dir.name.endswith(run_name) for run_dir in made)
@@ -80,7 +96,7 @@ def test_runs_of_the_same_second_differ(config: TrainConfig, run_name: str):
 @pytest.mark.usefixtures("stopped_clock")
 def test_runs_made_at_once_differ(config: TrainConfig):
     with ThreadPoolExecutor(8) as pool:
-        made = list(pool.map(runs.create_run_dir, [config] * 24))
+        made = list(pool.map(create_run_dir, [config] * 24))
     assert len(set(made)) == 24
 
 
@@ -88,7 +104,7 @@ def test_a_log_root_that_is_a_file_is_refused(config: TrainConfig, tmp_path: Pat
     file = tmp_path / "file"
     file.touch()
     with pytest.raises(UserError, match=f"^--log-root {file}: .*; choose a directory you can write to$"):
-        runs.create_run_dir(dataclasses.replace(config, log_root=str(file)))
+        create_run_dir(dataclasses.replace(config, log_root=str(file)))
 
 
 @pytest.mark.parametrize(
@@ -112,16 +128,16 @@ def test_latest_is_the_newest(config: TrainConfig, names: list[str], newest: str
 @pytest.mark.usefixtures("stopped_clock")
 def test_latest_is_the_last_of_one_second(config: TrainConfig):
     for _ in range(12):
-        last = runs.create_run_dir(config)
-        (last / runs.CONFIG).touch()
+        last = create_run_dir(config)
+        (last / CONFIG_FILE).touch()
         assert latest(config) == last
 
 
 @pytest.mark.usefixtures("stopped_clock")
 def test_latest_is_the_last_of_one_second_also_among_other_names(config: TrainConfig):
     for run_name in ("zebra", "ant"):
-        last = runs.create_run_dir(dataclasses.replace(config, run_name=run_name))
-        (last / runs.CONFIG).touch()
+        last = create_run_dir(dataclasses.replace(config, run_name=run_name))
+        (last / CONFIG_FILE).touch()
     assert latest(config).name.endswith("ant")
 
 
@@ -146,7 +162,7 @@ def test_no_run_at_all_is_refused(config: TrainConfig):
 
 def test_a_run_is_found_by_its_path(config: TrainConfig):
     run_dir = make_run(config, "2026-11-21_03-14-25")
-    assert runs.find_run("elsewhere", config.task, str(run_dir)) == run_dir
+    assert find_run("elsewhere", config.task, str(run_dir)) == run_dir
 
 
 def test_a_run_of_another_task_is_refused(config: TrainConfig):
@@ -161,36 +177,36 @@ def test_a_path_that_is_no_run_is_refused(config: TrainConfig, tmp_path: Path):
 
 def test_the_newest_checkpoint_goes_by_number(tmp_path: Path):
     for iteration in (9, 100, 20):
-        path = runs.checkpoint_path(tmp_path, iteration)
+        path = checkpoint_path(tmp_path, iteration)
         path.parent.mkdir(exist_ok=True)
         path.touch()
-    assert runs.find_checkpoint(tmp_path) == runs.checkpoint_path(tmp_path, 100)
+    assert find_checkpoint(tmp_path) == checkpoint_path(tmp_path, 100)
 
 
 def test_a_checkpoint_of_another_name_is_passed_over(tmp_path: Path):
-    newest = runs.checkpoint_path(tmp_path, 2)
+    newest = checkpoint_path(tmp_path, 2)
     newest.parent.mkdir()
     newest.touch()
     for name in (".model_3.pt.123.tmp", "model_best.pt", "model_7.pt.bak", ".model_8.pt", "copy_of_model_9.pt"):
         (newest.parent / name).touch()
-    for name, target in ((runs.LATEST, "model_2.pt"), (runs.BEST, "model_2.pt"), ("model_10.pt", "lost.pt")):
+    for name, target in ((LATEST_LINK, "model_2.pt"), (BEST_LINK, "model_2.pt"), ("model_10.pt", "lost.pt")):
         (newest.parent / name).symlink_to(target)
-    assert runs.find_checkpoint(tmp_path) == newest
-    assert runs.checkpoints(tmp_path) == {2: newest}
+    assert find_checkpoint(tmp_path) == newest
+    assert list_checkpoints(tmp_path) == {2: newest}
 
 
 def test_checkpoints_are_listed_from_the_oldest(tmp_path: Path):
-    assert runs.checkpoints(tmp_path) == {}
+    assert list_checkpoints(tmp_path) == {}
     for iteration in (100, 9, 20):
-        path = runs.checkpoint_path(tmp_path, iteration)
+        path = checkpoint_path(tmp_path, iteration)
         path.parent.mkdir(exist_ok=True)
         path.touch()
-    assert list(runs.checkpoints(tmp_path)) == [9, 20, 100]
+    assert list(list_checkpoints(tmp_path)) == [9, 20, 100]
 
 
 def test_play_finds_the_newest_and_the_best_by_name(config: TrainConfig):
     run_dir = make_run(config, "2026-11-21_03-14-25")
-    (run_dir / runs.CHECKPOINTS).mkdir()
+    (run_dir / CHECKPOINTS_DIR).mkdir()
 
     def played(checkpoint: str | None) -> Path:
         return play.resolve(config.task, PlayConfig(checkpoint=checkpoint, log_root=config.log_root))[1]
@@ -199,13 +215,13 @@ def test_play_finds_the_newest_and_the_best_by_name(config: TrainConfig):
         with pytest.raises(UserError, match=f"^--run {run_dir}: has no checkpoint yet"):
             played(name)
     for iteration in (10, 20, 30):
-        runs.checkpoint_path(run_dir, iteration).touch()
-    assert played(None) == played("latest") == runs.checkpoint_path(run_dir, 30)
+        checkpoint_path(run_dir, iteration).touch()
+    assert played(None) == played("latest") == checkpoint_path(run_dir, 30)
     with pytest.raises(UserError, match=f"^--checkpoint best: {run_dir} has none yet .*; use --checkpoint latest$"):
         played("best")
-    (run_dir / runs.CHECKPOINTS / runs.BEST).symlink_to("model_20.pt")
-    assert played("best") == runs.checkpoint_path(run_dir, 20)
-    file = runs.checkpoint_path(run_dir, 10)
+    (run_dir / CHECKPOINTS_DIR / BEST_LINK).symlink_to("model_20.pt")
+    assert played("best") == checkpoint_path(run_dir, 20)
+    file = checkpoint_path(run_dir, 10)
     assert played(str(file)) == file
     with pytest.raises(UserError, match=r"^--checkpoint bets: there is no such file; .* latest or best"):
         played("bets")
@@ -213,18 +229,18 @@ def test_play_finds_the_newest_and_the_best_by_name(config: TrainConfig):
 
 @pytest.mark.parametrize("names", [[], [".model_3.pt.123.tmp"]])
 def test_a_run_without_a_checkpoint_is_refused(tmp_path: Path, names: list[str]):
-    (tmp_path / runs.CHECKPOINTS).mkdir()
+    (tmp_path / CHECKPOINTS_DIR).mkdir()
     for name in names:
-        (tmp_path / runs.CHECKPOINTS / name).touch()
+        (tmp_path / CHECKPOINTS_DIR / name).touch()
     with pytest.raises(UserError, match=f"^--run {tmp_path}: has no checkpoint yet"):
-        runs.find_checkpoint(tmp_path)
+        find_checkpoint(tmp_path)
 
 
 def test_metrics_read_back_in_order(tmp_path: Path):
-    (tmp_path / runs.METRICS).write_text(
+    (tmp_path / METRICS_FILE).write_text(
         '{"iteration": 1, "mean_return": null}\n{"iteration": 2, "mean_return": 3.5}\n'
     )
-    assert runs.read_metrics(tmp_path) == [
+    assert read_metrics(tmp_path) == [
         {"iteration": 1, "mean_return": None},
         {"iteration": 2, "mean_return": 3.5},
     ]
@@ -261,8 +277,8 @@ def git(*args: str) -> str:
 
 
 def provenance_of(run_dir: Path, config: TrainConfig) -> dict[str, Any]:
-    runs.write_origin(run_dir, config, ["train", "cartpole-balance", "--seed", "3"], ["cpu", "cpu"])
-    return json.loads((run_dir / runs.PROVENANCE).read_text())
+    write_origin(run_dir, config, ["train", "cartpole-balance", "--seed", "3"], ["cpu", "cpu"])
+    return json.loads((run_dir / PROVENANCE_FILE).read_text())
 
 
 @pytest.mark.usefixtures("repository")
@@ -337,5 +353,5 @@ def test_origin_says_what_ran_where_with_which_versions(config: TrainConfig, run
 def test_the_config_of_a_run_directory_reads_back(config: TrainConfig, run_dir: Path):
     config = dataclasses.replace(config, gpu_ids=(0, 1), seed=7)
     provenance_of(run_dir, config)
-    assert runs.read_config(run_dir) == config
-    assert runs.read_config(run_dir / runs.CONFIG) == config
+    assert read_config_file(run_dir) == config
+    assert read_config_file(run_dir / CONFIG_FILE) == config
