@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import warp as wp
 
-from mjlab_dist.sim import kernels
+from mjlab_dist.garbage_collection import no_gc
 
 CAPTURABLE_DRIVER = (12, 4)
 """Oldest CUDA driver whose graphs support conditional nodes, which the solver's loop needs."""
@@ -36,7 +36,7 @@ def capture(device: str, program: Callable[[], None]) -> wp.Graph:
         device: ``cpu`` or ``cuda:<index>``.
         program: Function that launches the kernels. They must be loaded already: loading one breaks the capture.
     """
-    with kernels.no_gc(), wp.ScopedCapture(device=device, force_module_load=False) as recording:
+    with no_gc(), wp.ScopedCapture(device=device, force_module_load=False) as recording:
         program()
     assert recording.graph is not None
     return recording.graph
