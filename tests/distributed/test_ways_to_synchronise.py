@@ -122,7 +122,7 @@ def test_sharded_recurrent_policy_in_bf16_trains_and_plays(command: Command) -> 
 @pytest.mark.parametrize(
     ("path", "said"),
     [
-        ("error_feedback:Feedback", "module 'error_feedback' has no attribute 'Feedback'; write package.module:Class"),
+        ("error_feedback:Feedback", "module 'error_feedback' has no attribute 'Feedback'; give package.module:Class"),
         ("json:JSONDecoder", "has no keeps_equal; see mjlab_dist.distributed.synchronizer"),
     ],
 )
