@@ -88,35 +88,33 @@ def test_row_21_the_key_is_in_no_command_line_and_no_file(command: Command) -> N
 def test_row_20_wandb_fails_and_training_goes_on(
     command: Command, wait_for: WaitFor, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    unreachable = fault in ("no key", "no network")
-    if unreachable:
+    if fault in ("no key", "no network"):
         monkeypatch.delenv("WANDB_MODE")
     if fault == "no key":
         monkeypatch.delenv("WANDB_API_KEY")
     if fault == "no network":
         monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
-    # A run that cannot reach wandb is stopped once it logs offline, however long that takes. If wandb hangs, the run
-    # writes more rows than the socket to wandb holds: training that waited for wandb would not end.
-    iterations = {"killed": 300, "hung": 600}.get(fault, 1_000_000)
-    process = command.start(*SMALL, "--max-iterations", str(iterations))
+    process = command.start(*SMALL, "--max-iterations", "1000000")
     wait_for(lambda: has_wandb_rows(command.cwd), 180)
-    if unreachable:
-        process.send_signal(signal.SIGTERM)
+    run = only_run(command.cwd)
+
+    # Training goes on: where wandb hangs, for more rows than the socket to it holds.
     for name in {"killed": ["wandb-core"], "hung": ["wandb_process.py", "wandb-core"]}.get(fault, []):
         for service in named(command, name):
             service.send_signal(signal.SIGKILL if fault == "killed" else signal.SIGSTOP)
+    num_rows = len(read_metrics(run)) + 400
+    wait_for(lambda: len(read_metrics(run)) >= num_rows, 180)
+    process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=240)
-    assert process.returncode == (Exit.RESUMABLE if unreachable else Exit.DONE), err
+    assert process.returncode == Exit.RESUMABLE, err
     assert not command.leftovers()
 
-    run = only_run(command.cwd)
     steps = [row["iteration"] for row in read_metrics(run)]
-    assert steps == list(range(1, (len(steps) if unreachable else iterations) + 1))
+    assert steps == list(range(1, len(steps) + 1))
     (warning,) = (line for line in out.splitlines() if line.startswith("Warning: Weights & Biases"))
-    said = {"killed": "failed (Connection lost)", "hung": "did not end within 4.5 s"}.get(fault, "cannot be reached (")
-    assert said in warning
+    assert {"killed": "failed (", "hung": "did not end within 4.5 s"}.get(fault, "cannot be reached (") in warning
     assert err == ""
-    if unreachable:
+    if fault in ("no key", "no network"):
         (file,) = run.glob("wandb/offline-run-*/*.wandb")
         assert logged_steps(file) == steps
 
