@@ -137,7 +137,7 @@ def write_origin(run_dir: Path, config: TrainConfig, argv: Sequence[str], device
         run_dir: The run directory.
         config: The run's config.
         argv: The command line.
-        devices: Device name of each rank on this machine.
+        devices: Name of each rank's device.
     """
     (run_dir / CONFIG_FILE).write_text(to_yaml(config))
     commit, diff = _git_state()
@@ -172,7 +172,7 @@ def write_ranks(run_dir: Path, ranks: Sequence[RankInfo]) -> None:
 
 
 def to_yaml(config: TrainConfig) -> str:
-    """Return a config as YAML, which :func:`read_config` reads back."""
+    """Return a config as YAML, which :func:`read_config_file` reads back."""
     import yaml  # noqa: PLC0415 (not needed to print help)
 
     return yaml.safe_dump(to_plain(config), sort_keys=False)
@@ -363,9 +363,8 @@ def find_wandb_run(log_root: str, task: str, path: str) -> Path:
         UserError: If there is no such run directory on this machine.
     """
     entity, project, run_id = path.split("/")
-    for file in sorted(
-        Path(log_root, task).glob(f"*/{WANDB_FILE}"), key=lambda file: _by_start(file.parent), reverse=True
-    ):
+    files = Path(log_root, task).glob(f"*/{WANDB_FILE}")
+    for file in sorted(files, key=lambda file: _by_start(file.parent), reverse=True):
         run = read_wandb_run(file.parent)
         if run and (run.id, run.project) == (run_id, project) and run.entity in {None, entity}:
             return file.parent

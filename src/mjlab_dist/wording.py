@@ -64,9 +64,9 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str, max_names: int
     return f"did you mean {listed(near, 'or')}?" if near else otherwise
 
 
-def byte_size(num_bytes: int) -> str:
+def byte_size(num_bytes: float) -> str:
     """Return a number of bytes in the largest decimal unit of which it has one, such as 3.1 MB."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if num_bytes >= size:
             return f"{num_bytes / size:.1f} {unit}"
-    return f"{num_bytes} bytes"
+    return f"{num_bytes:.0f} bytes"

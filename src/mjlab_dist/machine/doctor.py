@@ -16,11 +16,12 @@ import pynvml
 
 from mjlab_dist.machine.control_groups import cpu_quota, memory_room
 from mjlab_dist.machine.devices import cores, find_gpus
-from mjlab_dist.machine.findings import GB, Finding, Status, dotted, shown_size
+from mjlab_dist.machine.findings import GB, Finding, Status, dotted
 from mjlab_dist.machine.gpu_checks import check_gpus, check_torch, check_warp, driver_cuda
 from mjlab_dist.machine.preflight import LOW_BYTES, check_directory, check_loopback, check_versions
 from mjlab_dist.machine.processes import LAUNCH, run_program
 from mjlab_dist.machine.wandb_check import check_wandb
+from mjlab_dist.wording import byte_size
 
 CAPTURABLE_DRIVER = (12, 4)
 """Oldest CUDA driver that can record physics on a GPU; mjlab_dist.sim has the same constant, but imports torch."""
@@ -127,7 +128,7 @@ def check_shared_memory(directory: Path) -> Finding:
         directory: Mount point of shared memory.
     """
     free = shutil.disk_usage(directory).free
-    figure = f"{directory}: {shown_size(free)} free"
+    figure = f"{directory}: {byte_size(free)} free"
     if free < LOW_SHARED_BYTES:
         fix = "NCCL may need more: docker run --shm-size=1g, or --ipc=host"
         return Finding(name="shared memory", figure=figure, status=Status.WARNING, fix=fix)
@@ -160,12 +161,12 @@ def check_memory(root: Path = Path("/")) -> Finding:
         root: Root of the file system.
     """
     available = min(psutil.virtual_memory().available, memory_room(root))
-    figure = f"{shown_size(available)} available"
+    figure = f"{byte_size(available)} available"
     if available >= LOW_MEMORY_BYTES:
         return Finding(name="memory", figure=figure)
     return Finding(
         name="memory",
-        figure=f"{figure}; a rank takes {shown_size(RANK_BYTES)} or more",
+        figure=f"{figure}; a rank takes {byte_size(RANK_BYTES)} or more",
         status=Status.FAIL if available < RANK_BYTES else Status.WARNING,
         fix="end what else runs (ps aux --sort=-rss), or give the container or job more",
     )

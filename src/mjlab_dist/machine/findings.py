@@ -33,15 +33,6 @@ class Finding:
     """What to do; empty if the status is ok."""
 
 
-def shown_size(num_bytes: float) -> str:
-    """Return a number of bytes for people.
-
-    Args:
-        num_bytes: Number of bytes.
-    """
-    return f"{num_bytes / GB:.1f} GB" if num_bytes >= GB else f"{num_bytes / 10**6:.1f} MB"
-
-
 def dotted(version: tuple[int, int]) -> str:
     """Return a version for people.
 

@@ -22,9 +22,10 @@ from mjlab_dist.config import TrainConfig
 from mjlab_dist.distributed import RankDevice
 from mjlab_dist.errors import PreflightError
 from mjlab_dist.machine.devices import Gpu
-from mjlab_dist.machine.findings import GB, Finding, Status, shown_size
+from mjlab_dist.machine.findings import GB, Finding, Status
 from mjlab_dist.machine.gpu_checks import check_gpus, check_torch, check_warp
 from mjlab_dist.machine.wandb_check import check_wandb
+from mjlab_dist.wording import byte_size
 
 PACKAGE = "mjlab-dist"
 """The distribution whose requirements the installed packages must meet."""
@@ -125,7 +126,7 @@ def check_directory(name: str, directory: Path, low_bytes: int, setting: str) ->
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         fix = more_space if full else f"choose a directory that you can write to by {setting}"
         return Finding(name=name, figure=f"{directory}: {error.strerror}", status=Status.FAIL, fix=fix)
-    figure = f"{directory}: {shown_size(free)} free"
+    figure = f"{directory}: {byte_size(free)} free"
     if free < low_bytes:
         return Finding(name=name, figure=figure, status=Status.WARNING, fix=more_space)
     return Finding(name=name, figure=figure)
