@@ -26,7 +26,7 @@ from mjlab_dist.env import Env
 from mjlab_dist.errors import UserError
 
 SIM = SimConfig(
-    model=str(Path(__file__).with_name("legged.xml")),
+    model=str(Path(__file__).parent / "data" / "models" / "legged.xml"),
     keyframe="home",
     decimation=2,
     njmax=44,

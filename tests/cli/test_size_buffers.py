@@ -12,7 +12,7 @@ from conftest import Command, Done
 from mjlab_dist.buffer_sizes import MARGIN, MIN_SIZE, SHARED_MARGIN, size_for
 
 SIZE_BUFFERS = ("mjlab-dist", "size-buffers")
-BOX = Path(__file__).parents[1] / "unit" / "box.xml"
+BOX = Path(__file__).parents[1] / "data" / "models" / "box.xml"
 
 CONFIG = """
 from mjlab_dist.config import ActionConfig, AgentConfig, EnvConfig, ObservationConfig, RewardConfig, SimConfig

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import itertools
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import probe
 import pytest
 import torchrunx
-
-sys.path.insert(0, str(Path(__file__).parent))
-import probe
 
 from mjlab_dist.distributed import RankDevice
 from mjlab_dist.launch.ranks import exported_names

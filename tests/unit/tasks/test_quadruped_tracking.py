@@ -18,7 +18,7 @@ from mjlab_dist.mdp.motion_file import MotionFile, read_motions
 from mjlab_dist.sim import load_model, start_warp
 from mjlab_dist_tasks.quadruped_tracking.config import tracking
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "make_motions.py"
+SCRIPT = Path(__file__).parents[3] / "scripts" / "make_motions.py"
 FILE = "mjlab_dist_tasks.quadruped_tracking:motions.npz"
 FEET = ("FL_foot", "FR_foot", "RL_foot", "RR_foot")
 RADIUS_M = 0.02

@@ -25,7 +25,7 @@ TOL = 1e-4
 """Float32 against float64, in m and rad, over these steps (3e-5 is the largest difference measured)."""
 
 LAB = SimConfig(
-    model=str(Path(__file__).with_name("lab.xml")),
+    model=str(Path(__file__).parents[2] / "data" / "models" / "lab.xml"),
     njmax=48,
     nconmax=8,
     actuators={

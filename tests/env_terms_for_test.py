@@ -1,4 +1,4 @@
-"""Terms that test_env.py names in its configs."""
+"""Terms that tests name in its configs."""
 
 from __future__ import annotations
 

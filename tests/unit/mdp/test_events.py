@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import mujoco
@@ -37,11 +36,6 @@ MANY = 2000
 @pytest.fixture(autouse=True, scope="module")
 def _warp() -> None:
     start_warp("cpu")
-
-
-@pytest.fixture(autouse=True)
-def _importable_terms(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
 
 
 def event(name: str, when: Any = "reset", **params: Any) -> dict[str, EventConfig]:

@@ -192,7 +192,7 @@ print((more.num_bytes() - few.num_bytes()) / 192, (psutil.Process().memory_info(
 
 def test_counted_bytes_against_the_process(tmp_path: Path):
     """An env takes somewhat more than its arrays hold, and less than the share that is left free allows."""
-    model = Path(__file__).with_name("box.xml")
+    model = Path(__file__).parents[2] / "data" / "models" / "box.xml"
     done = subprocess.run(
         [sys.executable, "-c", WEIGH, str(model)], cwd=tmp_path, capture_output=True, text=True, check=False
     )

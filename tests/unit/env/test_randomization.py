@@ -216,7 +216,12 @@ def test_every_env_steps_by_its_own_masses_gains_and_damping() -> None:
     assert np.ptp(found[:, 2]) > 0.005
 
 
-BOX = SimConfig(model=str(Path(__file__).with_name("box.xml")), njmax=16, nconmax=8, forward_before_observation=False)
+BOX = SimConfig(
+    model=str(Path(__file__).parents[2] / "data" / "models" / "box.xml"),
+    njmax=16,
+    nconmax=8,
+    forward_before_observation=False,
+)
 
 
 def test_envs_of_different_friction_slide_differently_far() -> None:

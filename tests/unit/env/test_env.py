@@ -38,8 +38,8 @@ TERMS = "env_terms_for_test"
 COMMON = "mjlab_dist.mdp.observations"
 EVENTS = "mjlab_dist.mdp.events"
 CARTPOLE = SimConfig(model="mjlab_dist_tasks.cartpole:cartpole.xml", njmax=2, nconmax=0)
-BOX = SimConfig(model=str(Path(__file__).with_name("box.xml")), njmax=16, nconmax=8)
-DRAGGED = SimConfig(model=str(Path(__file__).with_name("dragged_box.xml")), njmax=19, nconmax=8)
+BOX = SimConfig(model=str(Path(__file__).parents[2] / "data" / "models" / "box.xml"), njmax=16, nconmax=8)
+DRAGGED = SimConfig(model=str(Path(__file__).parents[2] / "data" / "models" / "dragged_box.xml"), njmax=19, nconmax=8)
 
 NUM_ENVS = 8
 MAX_STEPS = 40
@@ -79,11 +79,6 @@ CONFIG = EnvConfig(
 @pytest.fixture(autouse=True, scope="module")
 def _warp() -> None:
     start_warp("cpu")
-
-
-@pytest.fixture(autouse=True)
-def _importable_terms(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
 
 
 def make(config: EnvConfig = CONFIG, num_envs: int = NUM_ENVS, seed: int = 0, **changes: Any) -> Env:

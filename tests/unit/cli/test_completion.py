@@ -16,7 +16,7 @@ from mjlab_dist.cli.help import flags_of
 from mjlab_dist.cli.main import SUMMARIES
 from mjlab_dist.errors import UserError
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 TRAIN = ("train", "cartpole-balance")
 

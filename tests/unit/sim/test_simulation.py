@@ -24,9 +24,9 @@ from mjlab_dist.sim import Simulation, copy_state, load_model, start_warp
 
 CARTPOLE = "mjlab_dist_tasks.cartpole:cartpole.xml"
 
-BOX = str(Path(__file__).with_name("box.xml"))
+BOX = str(Path(__file__).parents[2] / "data" / "models" / "box.xml")
 
-DRAGGED = str(Path(__file__).with_name("dragged_box.xml"))
+DRAGGED = str(Path(__file__).parents[2] / "data" / "models" / "dragged_box.xml")
 
 NUM_ENVS = 16
 
@@ -527,7 +527,7 @@ def refused(model: str) -> str:
 
 def test_a_model_is_found_by_path_and_in_a_package() -> None:
     by_package = load_model(CARTPOLE)
-    by_path = load_model(str(Path(__file__).parents[2] / "tasks/mjlab_dist_tasks/cartpole/cartpole.xml"))
+    by_path = load_model(str(Path(__file__).parents[3] / "tasks/mjlab_dist_tasks/cartpole/cartpole.xml"))
     assert by_package.nv == by_path.nv == 2
     assert np.array_equal(by_package.body_mass, by_path.body_mass)
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import tyro
 import yaml
+from configs import LEGGED
 
 from mjlab_dist import registry
 from mjlab_dist.cli import train
@@ -396,3 +397,25 @@ def test_help_of_a_prefix_shows_these_flags_only():
 def test_help_of_an_unknown_prefix_names_the_nearest(prefix: str, near: str):
     with pytest.raises(UserError, match=re.escape(f"did you mean {near}?")):
         prefix_page(prefix, PROG, DEFAULT)
+
+
+@pytest.mark.parametrize(
+    ("line", "flag"),
+    [
+        ("--env.actions.rear.latency 1", "--env.actions.rear.latency"),
+        ("--env.actions.rear.latency 0.5 1", "--env.actions.rear.latency"),
+        ("--env.actions.rear.clip 1", "--env.actions.rear.clip"),
+        ("--env.observations.actor.joints.delay late 1", "--env.observations.actor.joints.delay"),
+        ("--env.events.push.interval-s 1", "--env.events.push.interval-s"),
+        ("--env.events.push.when sometimes", "--env.events.push.when"),
+        ("--env.events.push.params.angular-rad-s far 1", "--env.events.push.params.angular-rad-s"),
+        ("--env.events.push.params.spin 1", "--env.events.push.params.spin"),
+        ("--env.randomizations.mass.operation double", "--env.randomizations.mass.operation"),
+    ],
+)
+def test_a_mistake_in_a_flag_of_a_term_is_one_line_that_names_it(line: str, flag: str):
+    with pytest.raises(UserError) as caught:
+        parse(TrainConfig, LEGGED, line.split(), "train legged")
+    message = str(caught.value)
+    assert "\n" not in message
+    assert flag in message

@@ -1,0 +1,29 @@
+"""Copies of configs with changed fields, named by dotted paths."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from legged import EVERYTHING
+
+from mjlab_dist.config import TrainConfig
+
+# A task with every kind of term
+
+
+LEGGED = TrainConfig(task="legged", env=EVERYTHING)
+"""A task with every kind of term."""
+
+
+def changed(config: Any, path: str, value: Any) -> Any:
+    """A copy of a config with one field or dict's entry, named by a dotted path, set to a value."""
+    name, _, rest = path.partition(".")
+    new = changed(config[name] if isinstance(config, dict) else getattr(config, name), rest, value) if rest else value
+    return {**config, name: new} if isinstance(config, dict) else dataclasses.replace(config, **{name: new})
+
+
+def value_at(config: Any, path: str) -> Any:
+    for name in path.split("."):
+        config = config[name] if isinstance(config, dict) else getattr(config, name)
+    return config

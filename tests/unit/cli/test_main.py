@@ -1,0 +1,21 @@
+"""Settings that hold for every command."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize("order", [None, "FASTEST_FIRST"])
+def test_every_command_numbers_gpus_by_bus_unless_the_user_chose_an_order(order: str | None):
+    code = (
+        "import os, sys; from mjlab_dist.cli import main; sys.argv = ['mjlab-dist', 'list-tasks']; main.umbrella(); "
+        "print(os.environ['CUDA_DEVICE_ORDER'])"
+    )
+    environ = {name: value for name, value in os.environ.items() if name != "CUDA_DEVICE_ORDER"}
+    environ |= {"CUDA_DEVICE_ORDER": order} if order else {}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == (order or "PCI_BUS_ID")

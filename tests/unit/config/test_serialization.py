@@ -1,0 +1,312 @@
+"""Configs are written to a file and read back; files that hold no config are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from configs import LEGGED, changed, value_at
+
+from mjlab_dist import registry
+from mjlab_dist.cli.parsing import parse
+from mjlab_dist.config import ActionConfig, EventConfig, ParamValue, TrainConfig
+from mjlab_dist.config.checks import validate
+from mjlab_dist.config.serialization import from_plain, to_plain
+from mjlab_dist.errors import UserError
+from mjlab_dist.run_dir import read_config_file
+
+TASKS = registry.task_names()
+
+
+@pytest.fixture
+def config() -> TrainConfig:
+    return registry.task_config("cartpole-balance")
+
+
+def with_param(config: TrainConfig, value: ParamValue) -> TrainConfig:
+    """A copy of a config whose env has one event more, with one parameter."""
+    events = {**config.env.events, "extra": EventConfig(func="package.module:name", params={"value": value})}
+    return changed(config, "env.events", events)
+
+
+def through_file(config: TrainConfig, directory: Path) -> TrainConfig:
+    file = directory / "config.yaml"
+    file.write_text(yaml.safe_dump(to_plain(config), sort_keys=False))
+    return read_config_file(file)
+
+
+def file_refusal(path: Path) -> str:
+    with pytest.raises(UserError) as caught:
+        read_config_file(path)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.startswith(f"--config {path}")
+    return message
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_file_reads_back_as_the_same_config(task: str, tmp_path: Path):
+    config = registry.task_config(task)
+    assert through_file(config, tmp_path) == config
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("num_envs", "auto"),
+        ("num_envs", 3),
+        ("total_num_envs", 12),
+        ("total_timesteps", 10**10),
+        ("require_same_devices", True),
+        ("fsdp_devices", 2),
+        ("fsdp_min_size_mb", 0.5),
+        ("sync.period", 8),
+        ("sync.compression", "bf16"),
+        ("sync.synchronizer", "package.module:Class"),
+        ("agent.rnn", "gru"),
+        ("agent.advantage_normalization", "rank"),
+        ("agent.precision", "bf16"),
+        ("gpu_ids", "all"),
+        ("gpu_ids", None),
+        ("gpu_ids", (0,)),
+        ("gpu_ids", (1, 0, 3)),
+        ("cpu_ranks", 4),
+        ("hosts", ("node7",)),
+        ("hosts", ("192.0.2.7", "node8")),
+        ("ssh_config", "cluster/ssh_config"),
+        ("run_name", "123"),
+        ("run_name", "null"),
+        ("run_name", "größer: #1"),
+        ("torchrunx_log_dir", ""),
+        ("torchrunx_log_dir", "elsewhere"),
+        ("logger", "wandb"),
+        ("agent.learning_rate", 1e-5),
+        ("agent.learning_rate", 1e22),
+        ("agent.max_grad_norm", 2),
+        ("agent.schedule", "fixed"),
+        ("agent.actor_hidden_dims", (256, 128, 64)),
+        ("agent.critic_hidden_dims", ()),
+        ("env.terminations", {}),
+        ("env.sim.capture", "off"),
+        ("env.actions", {"two": ActionConfig(actuators=("a", "b"), scale=2.0)}),
+    ],
+)
+def test_a_changed_field_survives_the_file(config: TrainConfig, tmp_path: Path, path: str, value: Any):
+    config = changed(config, path, value)
+    assert through_file(config, tmp_path) == config
+
+
+@pytest.mark.parametrize(
+    "value", [True, False, 1, 0, -2.5, 1.0, 1e-5, float("inf"), "hinge", "", "true", "null", (), (0.1,), (0.1, -2.0)]
+)
+def test_a_parameter_survives_the_file_with_its_type(config: TrainConfig, tmp_path: Path, value: ParamValue):
+    config = with_param(config, value)
+    read = through_file(config, tmp_path)
+    assert read == config
+    assert type(read.env.events["extra"].params["value"]) is type(value)
+
+
+@pytest.mark.parametrize("value", ["1", "1e3", "nan", "inf", "-0.5"])
+def test_a_parameter_of_text_that_looks_like_a_number_stays_text(config: TrainConfig, tmp_path: Path, value: str):
+    assert through_file(with_param(config, value), tmp_path).env.events["extra"].params == {"value": value}
+
+
+def test_order_of_terms_survives_the_file(config: TrainConfig, tmp_path: Path):
+    events = {name: EventConfig(func="a:b") for name in ("zeta", "alpha", "mid")}
+    read = through_file(changed(config, "env.events", events), tmp_path)
+    assert list(read.env.events) == ["zeta", "alpha", "mid"]
+
+
+def test_plain_data_holds_no_tuples_nor_dataclasses(config: TrainConfig):
+    plain = to_plain(with_param(changed(config, "gpu_ids", (0, 1)), (1.0, 2.0)))
+    assert plain["gpu_ids"] == [0, 1]
+    assert plain["env"]["events"]["extra"] == {
+        "func": "package.module:name",
+        "params": {"value": [1.0, 2.0]},
+        "when": "reset",
+        "interval_s": [5.0, 10.0],
+    }
+
+
+def test_a_missing_file_is_refused(tmp_path: Path):
+    assert "No such file" in file_refusal(tmp_path / "config.yaml")
+
+
+def test_a_run_directory_without_a_config_is_refused(tmp_path: Path):
+    with pytest.raises(UserError, match=r"--config .*config\.yaml: No such file"):
+        read_config_file(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["a: [", "a: b: c", "\tx", "!!python/object:os.system x", "\x00"])
+def test_a_file_that_is_no_yaml_is_refused(tmp_path: Path, text: str):
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    assert "not YAML" in file_refusal(file)
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path):
+    file = tmp_path / "config.yaml"
+    file.write_bytes(b"\xff\xfe\x00\x01")
+    file_refusal(file)
+
+
+@pytest.mark.parametrize("text", ["", "- 1\n- 2\n", "hello", "3"])
+def test_a_file_that_holds_no_mapping_is_refused(tmp_path: Path, text: str):
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    assert "contains no config" in file_refusal(file)
+
+
+def edited(config: TrainConfig, directory: Path, path: str, value: Any) -> Path:
+    """A config file with one entry, named by a dotted path, set to a value."""
+    plain = to_plain(config)
+    *parents, name = path.split(".")
+    entry = plain
+    for parent in parents:
+        entry = entry[parent]
+    entry[name] = value
+    file = directory / "config.yaml"
+    file.write_text(yaml.safe_dump(plain))
+    return file
+
+
+@pytest.mark.parametrize("path", ["bogus", "agent.bogus", "env.sim.bogus", "env.rewards.smooth.bogus"])
+def test_an_unknown_key_is_refused_by_name(config: TrainConfig, tmp_path: Path, path: str):
+    assert "bogus" in file_refusal(edited(config, tmp_path, path, 1))
+
+
+def test_a_missing_key_is_refused_by_name(config: TrainConfig, tmp_path: Path):
+    file = tmp_path / "config.yaml"
+    plain = to_plain(config)
+    del plain["env"]["sim"]["njmax"]
+    file.write_text(yaml.safe_dump(plain))
+    assert "njmax" in file_refusal(file)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("num_envs", "many"),
+        ("num_envs", 1.5),
+        ("num_envs", None),
+        ("total_num_envs", "auto"),
+        ("total_timesteps", "1e6"),
+        ("gpu_ids", "some"),
+        ("gpu_ids", 0),
+        ("gpu_ids", ["a"]),
+        ("hosts", "node7"),
+        ("hosts", [7]),
+        ("logger", "paper"),
+        ("agent", [1]),
+        ("agent.schedule", "sometimes"),
+        ("agent.activation", "none"),
+        ("agent.learning_rate", "fast"),
+        ("agent.learning_rate", [1.0]),
+        ("agent.learning_rate", None),
+        ("agent.actor_hidden_dims", 64),
+        ("agent.actor_hidden_dims", ["wide"]),
+        ("env.rewards", [1]),
+        ("env.rewards.smooth.weight", "heavy"),
+        ("env.actions.force.actuators", "force"),
+        ("env.events.pole.params.low", {"a": 1}),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused_by_its_name(config: TrainConfig, tmp_path: Path, path: str, value: Any):
+    message = file_refusal(edited(config, tmp_path, path, value))
+    # A dict's entries are named by the dict: env.rewards for the weight of one of its terms.
+    field = path.replace("params.low", "params").rpartition(".")[2]
+    assert field in message.removeprefix(f"--config {tmp_path}")
+
+
+def test_a_task_with_every_kind_of_term_is_valid_and_survives_the_file(tmp_path: Path):
+    validate(LEGGED)
+    assert through_file(LEGGED, tmp_path) == LEGGED
+
+
+@pytest.mark.parametrize(
+    ("line", "path", "value"),
+    [
+        ("--env.actions.rear.actuators .L_leg RR_leg", "env.actions.rear.actuators", (".L_leg", "RR_leg")),
+        ("--env.actions.rear.offset 0.5", "env.actions.rear.offset", 0.5),
+        ("--env.actions.tail.offset home", "env.actions.tail.offset", "home"),
+        ("--env.actions.rear.clip -1 1", "env.actions.rear.clip", (-1.0, 1.0)),
+        ("--env.actions.front.clip None", "env.actions.front.clip", None),
+        ("--env.actions.rear.latency 0 3", "env.actions.rear.latency", (0, 3)),
+        ("--env.observations.actor.joints.history 5", "env.observations.actor.joints.history", 5),
+        ("--env.observations.actor.joints.delay 1 2", "env.observations.actor.joints.delay", (1, 2)),
+        ("--env.observations.actor.joints.clip -0.5 inf", "env.observations.actor.joints.clip", (-0.5, float("inf"))),
+        ("--env.observations.actor.velocities.clip None", "env.observations.actor.velocities.clip", None),
+        ("--env.observations.actor.joints.scale 2", "env.observations.actor.joints.scale", 2.0),
+        ("--env.observations.actor.joints.uniform-noise 0", "env.observations.actor.joints.uniform_noise", 0.0),
+        ("--env.observations.actor.joints.gaussian-noise 0.2", "env.observations.actor.joints.gaussian_noise", 0.2),
+        ("--env.events.push.params.linear-m-s -1 1", "env.events.push.params.linear_m_s", (-1.0, 1.0)),
+        ("--env.events.push.interval-s 1 2.5", "env.events.push.interval_s", (1.0, 2.5)),
+        ("--env.events.push.when startup", "env.events.push.when", "startup"),
+        ("--env.events.some.params.joints .*_hip tail", "env.events.some.params.joints", (".*_hip", "tail")),
+        ("--env.events.some.params.joints tail", "env.events.some.params.joints", ("tail",)),
+        ("--env.commands.velocity.params.forward-m-s 0.5 1", "env.commands.velocity.params.forward_m_s", (0.5, 1.0)),
+        ("--env.commands.velocity.params.standing-share 0", "env.commands.velocity.params.standing_share", 0.0),
+        ("--env.sensors.feet.params.sensors FL_touch", "env.sensors.feet.params.sensors", ("FL_touch",)),
+        ("--env.terminations.tilted.params.max-rad 1", "env.terminations.tilted.params.max_rad", 1.0),
+        ("--env.randomizations.friction.field geom_size", "env.randomizations.friction.field", "geom_size"),
+        (
+            "--env.randomizations.friction.names .*_foot floor",
+            "env.randomizations.friction.names",
+            (".*_foot", "floor"),
+        ),
+        ("--env.randomizations.friction.columns 0 1", "env.randomizations.friction.columns", (0, 1)),
+        ("--env.randomizations.friction.columns", "env.randomizations.friction.columns", ()),
+        ("--env.randomizations.friction.high 2", "env.randomizations.friction.high", 2.0),
+        ("--env.randomizations.friction.operation scale", "env.randomizations.friction.operation", "scale"),
+        (
+            "--env.randomizations.friction.distribution log-uniform",
+            "env.randomizations.friction.distribution",
+            "log-uniform",
+        ),
+        ("--env.randomizations.friction.no-shared", "env.randomizations.friction.shared", False),
+        ("--env.randomizations.friction.when startup", "env.randomizations.friction.when", "startup"),
+    ],
+)  # fmt: skip
+def test_a_flag_changes_a_field_of_a_term_and_the_change_survives_the_file(
+    tmp_path: Path, line: str, path: str, value: Any
+):
+    config = parse(TrainConfig, LEGGED, line.split(), "train legged")
+    assert config == changed(LEGGED, path, value)
+    assert value_at(config, path) == value
+    assert type(value_at(config, path)) is type(value)
+    assert config != LEGGED
+    read = through_file(config, tmp_path)
+    assert read == config
+    assert type(value_at(read, path)) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("env.actions.rear.latency", [1]),
+        ("env.actions.rear.latency", [1, 2, 3]),
+        ("env.actions.rear.latency", [0.5, 1]),
+        ("env.actions.rear.clip", [1.0]),
+        ("env.actions.rear.clip", 1.0),
+        ("env.actions.rear.offset", "house"),
+        ("env.observations.actor.joints.delay", ["a", "b"]),
+        ("env.observations.actor.joints.history", 1.5),
+        ("env.events.push.interval_s", [1.0]),
+        ("env.events.push.when", "sometimes"),
+        ("env.randomizations.mass.names", "trunk"),
+        ("env.randomizations.mass.columns", [0.5]),
+        ("env.randomizations.mass.low", "low"),
+        ("env.randomizations.mass.operation", "double"),
+    ],
+)
+def test_a_value_of_a_term_of_the_wrong_type_is_refused(tmp_path: Path, path: str, value: Any):
+    file_refusal(edited(LEGGED, tmp_path, path, value))
+
+
+@pytest.mark.parametrize(("old", "new"), [(True, "physics"), (False, "off"), ("step", "step")])
+def test_a_config_from_before_the_modes_of_capture_is_read(old: object, new: str):
+    plain = to_plain(registry.task_config("cartpole-balance"))
+    plain["env"]["sim"]["capture"] = old
+    assert from_plain(plain).env.sim.capture == new

@@ -1,0 +1,93 @@
+"""Rules of a launch: where log files go, which variables ranks inherit, and which ranks are forked."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from mjlab_dist import registry
+from mjlab_dist.config import TrainConfig
+from mjlab_dist.distributed import RankDevice
+from mjlab_dist.launch.ranks import can_fork, exported_names, log_dir
+
+RUN_DIR = Path("logs/run")
+
+
+def with_flag(value: str | None) -> TrainConfig:
+    return dataclasses.replace(registry.task_config("cartpole-balance"), torchrunx_log_dir=value)
+
+
+@pytest.mark.parametrize(
+    ("variable", "flag", "directory"),
+    [
+        (None, None, RUN_DIR / "torchrunx"),
+        (None, "by-flag", Path("by-flag")),
+        ("by-variable", None, Path("by-variable")),
+        ("by-variable", "by-flag", Path("by-variable")),
+        (None, "", None),
+        ("", None, None),
+        ("", "by-flag", None),
+        ("by-variable", "", Path("by-variable")),
+    ],
+)
+def test_the_variable_beats_the_flag_and_the_flag_the_default(
+    variable: str | None, flag: str | None, directory: Path | None
+):
+    environ = {} if variable is None else {"TORCHRUNX_LOG_DIR": variable}
+    assert log_dir(with_flag(flag), RUN_DIR, environ) == directory
+
+
+PASSED_ON = [
+    "PATH",
+    "HOME",
+    "LD_LIBRARY_PATH",
+    "PYTHONPATH",
+    "PYTHONUNBUFFERED",
+    "MUJOCO_GL",
+    "MUJOCO_EGL_DEVICE_ID",
+    "WANDB_MODE",
+    "WANDB_BASE_URL",
+    "WARP_CACHE_PATH",
+    "GLOO_SOCKET_IFNAME",
+    "OMP_NUM_THREADS",
+    "NCCL_DEBUG",
+    "NCCL_SOCKET_IFNAME",
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_HOME",
+    "TORCH_HOME",
+    "PYTORCH_CUDA_ALLOC_CONF",
+]
+
+KEPT_BACK = [
+    "WANDB_API_KEY",
+    "WANDB_IDENTITY_TOKEN_FILE",
+    "TORCH_HUB_TOKEN",
+    "MUJOCO_PASSWORD",
+    "PYTHON_SECRET",
+    "AWS_SECRET_ACCESS_KEY",
+    "GITHUB_TOKEN",
+    "EDITOR",
+    "MY_PATH",
+]
+
+
+def test_what_ranks_need_is_passed_on():
+    assert set(exported_names(dict.fromkeys([*PASSED_ON, *KEPT_BACK], "x"))) == set(PASSED_ON)
+
+
+@pytest.mark.parametrize("name", KEPT_BACK)
+def test_secrets_and_what_is_foreign_do_not_reach_a_command_line(name: str):
+    assert exported_names({name: "x"}) == []
+
+
+@pytest.mark.parametrize(
+    ("device", "environ", "forks"),
+    [("cpu", {}, True), ("cuda:0", {}, False), ("cpu", {"MUJOCO_GL": "egl"}, False)],
+)
+def test_ranks_are_forked_on_the_cpu_only_and_without_a_renderer(
+    device: str, environ: dict[str, str], forks: bool
+) -> None:
+    own = RankDevice(device=device, name=device, torch_threads=1, backend="gloo")
+    assert can_fork([own], environ) is forks

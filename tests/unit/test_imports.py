@@ -1,0 +1,84 @@
+"""Modules that must not import anything heavy."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+
+def imported_by(statement: str) -> set[str]:
+    """Top-level modules that a statement adds to a fresh interpreter."""
+    code = f"import sys; before = set(sys.modules); {statement}; print(*(set(sys.modules) - before))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return {name.partition(".")[0] for name in done.stdout.split()}
+
+
+HEAVY = {"torch", "warp", "mujoco", "mujoco_warp", "rsl_rl", "tensordict", "torchrunx", "tensorboard", "wandb"}
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "cli.main",
+        "cli.train",
+        "cli.play",
+        "cli.list_tasks",
+        "cli.completion",
+        "cli.console",
+        "launch.train",
+        "machine.devices",
+        "machine.preflight",
+        "launch.ranks",
+        "launch.agent",
+        "launch.supervision",
+        "machine.processes",
+        "launch.signals",
+        "launch.restarts",
+        "machine.doctor",
+        "config",
+        "mdp",
+        "launch.hosts",
+        "cli.doctor",
+        "distributed",
+        "worker",
+        "play",
+        "run_dir",
+        "registry",
+        "budget",
+        "distributed.rank_info",
+    ],
+)
+def test_importing_the_front_of_the_house_imports_nothing_heavy(module: str):
+    imported = imported_by(f"import mjlab_dist.{module}")
+    assert "mjlab_dist" in imported
+    assert not imported & HEAVY
+
+
+def test_a_tasks_config_is_made_without_anything_heavy():
+    imported = imported_by(
+        "from mjlab_dist import registry; [registry.task_config(name) for name in registry.task_names()]"
+    )
+    assert "mjlab_dist_tasks" in imported
+    assert not imported & HEAVY
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "config",
+        "errors",
+        "messages",
+        "control",
+        "faults",
+        "registry",
+        "budget",
+        "distributed.rank",
+        "distributed.rank_info",
+        "distributed.plan",
+    ],
+)
+def test_what_everything_rests_on_imports_the_standard_library_only(module: str):
+    imported = imported_by(f"import mjlab_dist.{module}")
+    assert imported - sys.stdlib_module_names == {"mjlab_dist"}
