@@ -52,7 +52,7 @@ class Done:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _ctrl_c_is_heard() -> Iterator[None]:
+def _ctrl_c_is_delivered() -> Iterator[None]:
     """Restore SIGINT, which `pytest &` in a script ignores, and which processes of the tests would inherit."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield

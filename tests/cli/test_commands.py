@@ -108,7 +108,7 @@ def test_a_printed_config_is_read_back(command: Command, task: str) -> None:
     assert [path.name for path in command.cwd.iterdir()] == ["config.yaml"]
 
 
-def test_umbrella_without_a_command_says_which_there_are(command: Command) -> None:
+def test_umbrella_without_a_command_lists_the_commands(command: Command) -> None:
     done = command("mjlab-dist")
     assert done.code == 2
     assert "list-tasks" in done.out
@@ -191,7 +191,7 @@ TRAIN_MISTAKES = {
 
 
 @pytest.mark.parametrize("flags", TRAIN_MISTAKES)
-def test_mistake_in_train_is_one_line_that_names_it(command: Command, flags: str) -> None:
+def test_a_mistake_in_train_is_one_line_that_names_it(command: Command, flags: str) -> None:
     nobody = {"WANDB_API_KEY": "", "NETRC": "nowhere", "WANDB_MODE": "", "CUDA_VISIBLE_DEVICES": ""}
     done = command("train", *flags.split(), env=nobody)
     assert done.code == 2
@@ -211,7 +211,7 @@ def test_log_root_that_cannot_be_written_is_a_failed_preflight(command: Command)
 
 
 @pytest.mark.parametrize("fault", ["1:3", "one:3:raise", "1:3:explode", "1:3:raise,2"])
-def test_a_fault_that_cannot_be_read_is_refused(command: Command, fault: str) -> None:
+def test_an_invalid_fault_is_refused(command: Command, fault: str) -> None:
     done = command("train", "cartpole-balance", "--gpu-ids", "None", env={"MJLAB_DIST_FAULT": fault})
     assert done.code == 2
     (line,) = done.err.splitlines()
@@ -351,7 +351,7 @@ def test_video_shows_the_scene(command: Command) -> None:
     ("given", "expected"),
     [({}, "1000 None"), ({"GOMP_SPINCOUNT": "5"}, "5 None"), ({"OMP_WAIT_POLICY": "active"}, "None active")],
 )
-def test_threads_that_wait_leave_the_cores_to_others(tmp_path: Path, given: dict[str, str], expected: str) -> None:
+def test_waiting_openmp_threads_do_not_spin(tmp_path: Path, given: dict[str, str], expected: str) -> None:
     names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
     code = f"""
 import os, sys

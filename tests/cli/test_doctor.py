@@ -33,7 +33,7 @@ def report_of(done: Done) -> dict[str, dict[str, Any]]:
     return {check["name"]: check for check in report["checks"]}
 
 
-def test_this_machine_passes_in_seconds_and_nothing_is_made(
+def test_this_machine_passes_in_seconds_without_new_files(
     command: Command, assert_within: Callable[[float, float], None]
 ) -> None:
     done = command(*DOCTOR, "--json", env=NOBODY)
@@ -52,7 +52,7 @@ def test_this_machine_passes_in_seconds_and_nothing_is_made(
     assert not list(command.cwd.iterdir())
 
 
-def test_the_table_names_what_was_seen_and_what_mends_it(command: Command) -> None:
+def test_the_table_shows_findings_and_fixes(command: Command) -> None:
     done = command(*DOCTOR, env=NOBODY)
     assert done.code == 0
     rows = [line.strip("│").split("│") for line in done.out.splitlines() if line.startswith("│")]
@@ -63,7 +63,7 @@ def test_the_table_names_what_was_seen_and_what_mends_it(command: Command) -> No
     assert done.out.splitlines()[-1] == "This machine can train."
 
 
-def test_what_fails_is_named_and_exits_with_3(command: Command) -> None:
+def test_a_failed_check_is_named_and_exits_with_3(command: Command) -> None:
     (command.cwd / "file").touch()
     done = command(*DOCTOR, "--log-root", "file/logs", env=NOBODY)
     assert done.code == 3
@@ -76,7 +76,7 @@ def test_what_fails_is_named_and_exits_with_3(command: Command) -> None:
     assert [name for name, check in checks.items() if check["status"] == "fail"] == ["log root"]
 
 
-def test_few_open_files_fail_and_say_what_raises_them(command: Command) -> None:
+def test_a_low_limit_of_open_files_fails_and_names_the_fix(command: Command) -> None:
     checks = report_of(command("/bin/sh", "-c", f"ulimit -S -n 60; exec {command.program(DOCTOR[0])} doctor --json"))
     assert checks["open files"]["status"] == "fail"
     assert checks["open files"]["fix"] == "ulimit -n 1024"
@@ -92,7 +92,7 @@ def test_a_kernel_cache_that_cannot_be_written_fails(command: Command) -> None:
     assert "WARP_CACHE_PATH" in cache["fix"]
 
 
-def test_wandb_that_does_not_answer_is_a_warning_without_the_key(command: Command) -> None:
+def test_an_unreachable_wandb_is_a_warning_that_does_not_show_the_key(command: Command) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         environ = {"WANDB_API_KEY": "k" * 40, "WANDB_BASE_URL": url, "WANDB_MODE": ""}
@@ -114,7 +114,7 @@ def test_a_mistake_is_one_line_and_exits_with_2(command: Command, flags: str, pa
     assert part in line
 
 
-def test_help_tells_what_it_does(command: Command) -> None:
+def test_help_describes_the_command(command: Command) -> None:
     done = command(*DOCTOR, "--help")
     assert done.code == 0
     assert "Check whether this machine can train" in done.out

@@ -75,7 +75,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return command.cwd
 
 
-def standing_in(words: tuple[str, ...]) -> list[str]:
+def stand_in_values(words: tuple[str, ...]) -> list[str]:
     return ["template" if word in OWN_TASKS else word for word in words]
 
 
@@ -89,7 +89,7 @@ def test_the_pages_have_commands() -> None:
 def test_a_documented_training_is_a_valid_config(command: Command, trained: Path, line: Line) -> None:
     command.cwd = trained
     environ = dict(pair.split("=", 1) for pair in line.environ)
-    done = command(*standing_in(line.words), "--print-config", env=environ)
+    done = command(*stand_in_values(line.words), "--print-config", env=environ)
     assert done.code == 0, done.err
     assert done.out.startswith("task: ")
 
@@ -108,9 +108,9 @@ def test_a_documented_script_has_the_flags(command: Command, line: Line) -> None
 
 @pytest.mark.long
 @pytest.mark.parametrize("line", of_program("train"), ids=str)
-def test_a_documented_training_trains(command: Command, trained: Path, line: Line) -> None:
+def test_documented_training_commands_run(command: Command, trained: Path, line: Line) -> None:
     command.cwd = trained
-    words = standing_in(line.words)
+    words = stand_in_values(line.words)
     if "--hosts" in words:
         pytest.skip("needs other machines")
     small = ["--num-envs", "8", "--max-iterations", "2"]

@@ -158,7 +158,7 @@ def test_trainings_follow_each_other_in_a_running_event_loop(script: Any, comman
     assert not any("with 1 rank" in line for line in lines)
 
 
-def test_what_fails_is_raised_and_leaves_no_process(script: Any) -> None:
+def test_a_failure_is_raised_and_leaves_no_process(script: Any) -> None:
     answer, printed, err = script(WHAT_FAILS)
     assert printed == ""
     assert err == ""
@@ -173,7 +173,7 @@ def test_what_fails_is_raised_and_leaves_no_process(script: Any) -> None:
     assert answer["children"] == []
 
 
-def test_ctrl_c_while_ranks_start_is_seen_at_once(
+def test_ctrl_c_while_ranks_start_is_handled_at_once(
     command: Command, wait_for: Callable[[Callable[[], bool], float], None]
 ) -> None:
     process = command.start(
@@ -191,7 +191,7 @@ def test_ctrl_c_while_ranks_start_is_seen_at_once(
     assert err.splitlines()[-1] == "KeyboardInterrupt"
 
 
-def test_in_a_notebook_errors_are_shown_where_they_were(
+def test_a_notebook_shows_errors_where_they_occurred(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     from mjlab_dist.launch.ranks import _child_errors
@@ -224,17 +224,17 @@ def test_mistakes_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("pair", [("num_envs", "total_num_envs"), ("max_iterations", "total_timesteps")])
-def test_two_ways_to_say_it_exclude_each_other(pair: tuple[str, str]) -> None:
+def test_a_config_and_the_same_field_exclude_each_other(pair: tuple[str, str]) -> None:
     with pytest.raises(mjlab_dist.UserError, match="not both"):
         configured(mjlab_dist.task_config("cartpole-balance"), dict.fromkeys(pair, 64))
 
 
-def test_a_field_replaces_what_the_config_says_in_the_other_way() -> None:
+def test_a_field_replaces_its_alternative_in_the_config() -> None:
     base = configured(mjlab_dist.task_config("cartpole-balance"), {"total_num_envs": 64})
     assert configured(base, {"num_envs": 8}).total_num_envs is None
 
 
-def test_fields_are_those_of_the_command_line() -> None:
+def test_keyword_arguments_are_the_flags_of_the_command_line() -> None:
     base = mjlab_dist.task_config("cartpole-balance")
     agent = base.agent
     made = configured(
@@ -265,7 +265,7 @@ def test_a_function_is_named_in_the_config() -> None:
         configured(base, {"env.rewards.smooth.func": lambda env: env.sim.qpos[:, 0]})
 
 
-def test_history_reads_unknown_values_as_nan(tmp_path: Path) -> None:
+def test_history_returns_nan_for_unknown_values(tmp_path: Path) -> None:
     (tmp_path / METRICS_FILE).write_text('{"iteration": 1, "mean_return": null}\n{"iteration": 2, "kl": 0.5}\n')
     history = read_history(tmp_path)
     np.testing.assert_array_equal(history["iteration"], [1, 2])
@@ -273,7 +273,7 @@ def test_history_reads_unknown_values_as_nan(tmp_path: Path) -> None:
     np.testing.assert_array_equal(history["kl"], [np.nan, 0.5])
 
 
-def test_importing_is_light() -> None:
+def test_the_import_loads_nothing_heavy() -> None:
     code = "import sys, mjlab_dist; sys.exit(str({'torch', 'tyro', 'rich', 'numpy'} & sys.modules.keys() or ''))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.strip() == ""
@@ -300,7 +300,7 @@ print(json.dumps(alive))
 """
 
 
-def test_a_second_run_of_a_process_finds_the_memory_of_the_first_free(tmp_path: Path) -> None:
+def test_the_memory_of_a_first_run_is_free_for_a_second_run_in_the_same_process(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", TWICE, json.dumps(SMALL)], cwd=tmp_path, capture_output=True, text=True, check=False
     )

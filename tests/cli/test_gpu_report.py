@@ -134,7 +134,7 @@ def assert_figures(data: dict[str, Any]) -> None:
     assert data["train-quadruped"]["walk"]["robots"] == 2
 
 
-def test_what_cannot_be_run_is_refused_in_one_line(command: Callable[..., Any], tmp_path: Path) -> None:
+def test_mistakes_are_refused_in_one_line(command: Callable[..., Any], tmp_path: Path) -> None:
     script = str(SCRIPTS / "gpu_report.py")
     unknown = command(sys.executable, script, "--dry-run", "--data", str(tmp_path), "--parts", "physics")
     assert unknown.code == 2
@@ -166,9 +166,7 @@ def test_a_command_past_its_limit_is_killed_with_all_its_processes(load: Callabl
         ended.check("it")
 
 
-def test_processes_that_a_command_leaves_behind_are_named_and_killed(
-    load: Callable[[str], Any], tmp_path: Path
-) -> None:
+def test_leftover_processes_of_a_command_are_named_and_killed(load: Callable[[str], Any], tmp_path: Path) -> None:
     commands = load("gpu_commands").Commands(logs=tmp_path, on_cpu=True)
     program = (
         "import subprocess; print(subprocess.Popen(['sleep', '600'], start_new_session=True, stdout=-3, stderr=-3).pid)"
@@ -200,7 +198,7 @@ def speed(task: str, steps_per_s: float) -> dict[str, Any]:
     return {"task": task, "sizes": {"4096": {**figures, "capture": "step", "warnings": []}, "16384": {"error": "no"}}}
 
 
-def test_the_page_compares_with_the_goals_and_hides_where_it_ran(load: Callable[[str], Any], tmp_path: Path) -> None:
+def test_the_page_compares_with_the_goals_and_omits_host_names(load: Callable[[str], Any], tmp_path: Path) -> None:
     page, parts = load("gpu_page"), load("gpu_parts")
     gpu = {"name": "NVIDIA H200", "memory_gb": 141.0, "capability": "9.0", "multiprocessors": 132}
     machine = {"gpus": [gpu], "cpu": "a CPU", "cpu_cores": 16, "memory_gb": 128.0, "system": "Linux", "python": "3.11"}

@@ -64,7 +64,7 @@ def spoil(env: Env, step: int) -> None:
         env.sim.qvel[[0, 2], 1] = float("nan")
 
 
-def test_what_was_spoiled_is_not_reproduced(command: Command) -> None:
+def test_an_injected_nan_is_not_reproduced(command: Command) -> None:
     dump = leave_dump(command.cwd / "logs", 0.01, spoil)
     done = command("play", TASK, "--nan-dump", str(dump))
     assert done.code == 0, done.err
@@ -82,7 +82,7 @@ def test_what_was_spoiled_is_not_reproduced(command: Command) -> None:
         assert "not reproduced: it came from" in block
 
 
-def test_a_step_that_blows_up_is_reproduced_and_drawn(command: Command) -> None:
+def test_a_diverging_step_is_reproduced_and_rendered(command: Command) -> None:
     import imageio.v3 as iio
 
     dump = leave_dump(command.cwd / "logs", 1e25, lambda *_: None)

@@ -157,7 +157,7 @@ def in_checkout(command: Command, checkout: Path) -> dict[str, str]:
 # What is made
 
 
-def test_the_template_is_what_new_task_makes_of_its_mjcf() -> None:
+def test_the_template_equals_the_output_of_new_task_for_its_mjcf() -> None:
     robot = examine(TEMPLATE / "robot.xml")
     names = Names(task="template", module="mjlab_dist_tasks.template", function="template", file="robot.xml")
     assert not robot.lacks
@@ -196,7 +196,7 @@ def test_a_package_names_functions_without_importing_torch(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("task", ["reward", "rewards", "terms"])
-def test_a_task_may_be_called_like_what_its_config_imports(tmp_path: Path, task: str) -> None:
+def test_a_task_may_have_the_name_of_a_module_that_its_config_imports(tmp_path: Path, task: str) -> None:
     mjcf = tmp_path / "arm.xml"
     mjcf.write_text(ARM)
     config, imports_torch = shown_config(create(task, mjcf, tmp_path))
@@ -263,7 +263,7 @@ def test_a_robot_without_motors_names_or_ground_becomes_a_task_that_trains(comma
 
 
 @pytest.mark.slow
-def test_what_is_made_passes_the_checks_of_the_project(checkout: Path) -> None:
+def test_generated_files_pass_the_checks_of_the_project(checkout: Path) -> None:
     arm = checkout / "arm.xml"
     arm.write_text(ARM)
     robots = {"dog": write_dog(checkout / "dog"), "arm": arm} | {
@@ -296,7 +296,7 @@ def test_what_is_made_passes_the_checks_of_the_project(checkout: Path) -> None:
 # What is found in an MJCF
 
 
-def test_the_quadruped_is_driven_by_its_own_position_motors() -> None:
+def test_the_quadruped_keeps_its_own_position_actuators() -> None:
     robot = examine(ROOT / "tasks" / "mjlab_dist_tasks" / "quadruped" / "quadruped.xml")
     assert robot.base is not None
     assert robot.base.joint == "root"
@@ -314,7 +314,7 @@ def test_the_quadruped_is_driven_by_its_own_position_motors() -> None:
     assert robot.nconmax >= 4
 
 
-def test_actuators_that_are_unlike_come_in_blocks(tmp_path: Path) -> None:
+def test_different_kinds_of_actuators_become_separate_action_terms(tmp_path: Path) -> None:
     mjcf = tmp_path / "arm.xml"
     actuators = """
       <actuator>
@@ -333,7 +333,7 @@ def test_actuators_that_are_unlike_come_in_blocks(tmp_path: Path) -> None:
     }
 
 
-def test_a_free_cube_does_not_make_an_arm_float(tmp_path: Path) -> None:
+def test_an_arm_with_a_free_cube_is_not_treated_as_a_floating_base(tmp_path: Path) -> None:
     mjcf = tmp_path / "arm.xml"
     cube = '<body pos="1 0 1"><freejoint/><geom type="box" size=".03 .03 .03"/></body>'
     mjcf.write_text(ARM.replace("</worldbody>", f"{cube}</worldbody>"))
@@ -342,7 +342,7 @@ def test_a_free_cube_does_not_make_an_arm_float(tmp_path: Path) -> None:
     assert robot.joints == ("shoulder", "elbow", "finger")
 
 
-def test_motors_that_are_made_up_hold_an_arm_against_its_weight(tmp_path: Path) -> None:
+def test_generated_motors_hold_an_arm_against_gravity(tmp_path: Path) -> None:
     mjcf = tmp_path / "arm.xml"
     mjcf.write_text(ARM)
     robot = examine(mjcf)
@@ -360,7 +360,7 @@ def test_motors_that_are_made_up_hold_an_arm_against_its_weight(tmp_path: Path) 
     assert np.abs(data.qpos[0]) > 0.02, "the arm has weight"
 
 
-def test_a_robot_in_the_ground_is_lifted_onto_it(tmp_path: Path) -> None:
+def test_a_robot_below_the_ground_is_lifted_onto_it(tmp_path: Path) -> None:
     robot = examine(write_dog(tmp_path))
     assert robot.base is not None
     assert robot.base.rise_m == pytest.approx(0.25 - 0.2, abs=1e-3)
@@ -370,7 +370,7 @@ def test_a_robot_in_the_ground_is_lifted_onto_it(tmp_path: Path) -> None:
     assert robot.keyframe == "home"
 
 
-def test_files_keep_their_places_and_absolute_ones_stay(tmp_path: Path) -> None:
+def test_relative_paths_of_files_are_kept_and_absolute_ones_unchanged(tmp_path: Path) -> None:
     mjcf = write_dog(tmp_path / "robots" / "dog")
     away = tmp_path / "away.obj"
     away.write_text(CUBE)
@@ -414,7 +414,7 @@ NO_MESH = DOG.replace("deep/trunk", "deep/gone")
         (["my-robot", "--mjcff", "dog.xml"], "--mjcff: unknown flag; did you mean --mjcf?"),
     ],
 )
-def test_what_cannot_be_is_refused_in_a_line_and_leaves_nothing(command: Command, args: list[str], says: str) -> None:
+def test_invalid_input_is_refused_in_one_line_and_leaves_no_files(command: Command, args: list[str], says: str) -> None:
     write_dog(command.cwd)
     (command.cwd / "parts" / "gone.xml").write_text(ASSETS_OF_DOG.replace("trunk.obj", "gone.obj"))
     texts = {
@@ -435,7 +435,7 @@ def test_what_cannot_be_is_refused_in_a_line_and_leaves_nothing(command: Command
     assert sorted(command.cwd.rglob("*")) == before
 
 
-def test_a_checkout_stays_as_it_was_where_a_task_cannot_be_registered(command: Command, checkout: Path) -> None:
+def test_a_checkout_is_unchanged_if_a_task_cannot_be_registered(command: Command, checkout: Path) -> None:
     env = in_checkout(command, checkout)
     project = checkout / "pyproject.toml"
     text = project.read_text()
@@ -454,7 +454,7 @@ def test_a_checkout_stays_as_it_was_where_a_task_cannot_be_registered(command: C
 
 
 @pytest.mark.slow
-def test_the_terms_that_the_guide_writes_work_and_wait_for_nothing() -> None:
+def test_the_terms_of_the_guide_work_and_never_wait() -> None:
     guide = (ROOT / "docs" / "add-a-task.md").read_text()
     blocks = [
         block for block in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if block.startswith(("def ", "class "))

@@ -90,7 +90,7 @@ def test_the_contacts_of_a_box_are_counted(command: Command, env: dict[str, str]
         (("16", "0"), "Collision is off: measuring again with njmax 16 and nconmax 4.", "No overflow."),
     ],
 )
-def test_where_something_did_not_fit_it_is_measured_again(
+def test_an_overflow_is_measured_again_with_more_room(
     command: Command, env: dict[str, str], sizes: tuple[str, str], again: str, verdict: str
 ) -> None:
     done = measured(command, env, "--env.sim.njmax", sizes[0], "--env.sim.nconmax", sizes[1])
@@ -103,7 +103,7 @@ def test_where_something_did_not_fit_it_is_measured_again(
 
 
 @pytest.mark.slow
-def test_a_run_acts_by_its_policy_and_its_config(command: Command, env: dict[str, str]) -> None:
+def test_a_run_is_measured_with_its_policy_and_config(command: Command, env: dict[str, str]) -> None:
     flags = ("--gpu-ids", "None", "--num-envs", str(NUM_ENVS), "--max-iterations", "1", "--env.sim.nconmax", "12")
     assert command("mjlab-dist", "train", "box-lie", *flags, env=env, timeout_s=600).code == 0
     (run,) = (command.cwd / "logs" / "box-lie").iterdir()
@@ -124,7 +124,7 @@ def test_a_run_acts_by_its_policy_and_its_config(command: Command, env: dict[str
         (["cartpole-balance", "--env.sim.njmax", "-1"], "--env.sim.njmax -1: must be at least 0"),
     ],
 )
-def test_what_cannot_be_is_refused_in_a_line(command: Command, args: list[str], says: str) -> None:
+def test_invalid_input_is_refused_in_one_line(command: Command, args: list[str], says: str) -> None:
     done = command(*SIZE_BUFFERS, *args)
     assert done.code == 2
     assert says in done.err
@@ -132,7 +132,7 @@ def test_what_cannot_be_is_refused_in_a_line(command: Command, args: list[str], 
     assert done.out == ""
 
 
-def test_a_size_holds_what_is_to_fit_and_there_are_few_sizes() -> None:
+def test_sizes_are_large_enough_and_take_few_different_values() -> None:
     sizes = [size_for(n, is_possible=False) for n in range(400)]
     assert all(n <= size < n + 16 for n, size in enumerate(sizes))
     assert all(after >= before for before, after in itertools.pairwise(sizes))

@@ -33,7 +33,7 @@ def ranks_of(run: Path) -> list[dict[str, Any]]:
     return json.loads((run / "ranks.json").read_text())
 
 
-def test_ranks_share_totals_and_say_who_they_are(command: Command) -> None:
+def test_ranks_share_totals_and_report_their_devices(command: Command) -> None:
     total = ("--total-num-envs", "24", "--total-timesteps", str(3 * 24 * 8 + 5), "--agent.num-steps-per-env", "8")
     done = command(*CPU, "--cpu-ranks", "2", *total, "--seed", "5")
     assert done.code == 0, done.err
@@ -75,7 +75,7 @@ def test_ranks_agree_on_envs_by_memory(command: Command) -> None:
     assert read_config_file(run).num_envs == "auto"
 
 
-def test_unlike_devices_are_told_under_torchrun(command: Command) -> None:
+def test_different_devices_are_reported_under_torchrun(command: Command) -> None:
     (command.cwd / "sitecustomize.py").write_text(UNLIKE)
     done = command(
         "torchrun", "--nproc-per-node", "2", "--no-python", command.program("train"), *CPU[1:],
@@ -93,7 +93,7 @@ def test_unlike_devices_are_told_under_torchrun(command: Command) -> None:
     assert read_config_file(run).num_envs == "auto"
 
 
-def test_every_rank_refuses_unlike_devices(command: Command) -> None:
+def test_every_rank_refuses_different_devices(command: Command) -> None:
     (command.cwd / "sitecustomize.py").write_text(UNLIKE)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

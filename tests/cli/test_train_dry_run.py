@@ -29,7 +29,7 @@ def test_a_dry_run_settles_everything_and_writes_nothing(command: Command) -> No
     assert list(command.cwd.iterdir()) == []
 
 
-def test_a_dry_run_measures_auto_and_finds_what_cannot_train(command: Command) -> None:
+def test_a_dry_run_measures_auto_and_finds_configs_that_cannot_train(command: Command) -> None:
     done = command(*TRAIN, "--num-envs", "auto", "--dry-run")
     assert done.code == 0, done.err
     found = re.search(r"([\d,]+) per rank", rows_of(done.out)["Envs"])
@@ -42,7 +42,7 @@ def test_a_dry_run_measures_auto_and_finds_what_cannot_train(command: Command) -
     assert list(command.cwd.iterdir()) == []
 
 
-def test_a_dry_run_of_a_resumed_run_counts_what_is_left(command: Command) -> None:
+def test_a_dry_run_of_a_resumed_run_counts_the_remaining_iterations(command: Command) -> None:
     trained = command(*TRAIN, "--num-envs", "8", "--max-iterations", "2", "--verbose")
     assert trained.code == 0, trained.err
     assert re.search(r"\[ *\d+\.\d\d s\] rank 0: built a learner", trained.out)

@@ -31,7 +31,7 @@ def run(*argv: str | Path, **env: str) -> str:
     return done.stdout
 
 
-def test_wheel_holds_commands_tasks_and_models(tmp_path: Path) -> None:
+def test_the_wheel_contains_commands_tasks_and_models(tmp_path: Path) -> None:
     run("uv", "build", "--wheel", "--quiet", "--out-dir", tmp_path / "dist", ROOT)
     (wheel,) = (tmp_path / "dist").glob("*.whl")
     venv = tmp_path / "venv"

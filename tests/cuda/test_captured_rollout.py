@@ -104,7 +104,7 @@ def changed(task: str, **fields: Any) -> TrainConfig:
     return dataclasses.replace(config, env=dataclasses.replace(config.env, **fields))
 
 
-def test_a_step_that_depends_on_a_python_number_is_noticed() -> None:
+def test_a_step_that_depends_on_a_python_number_is_detected() -> None:
     config = changed("cartpole-balance", rewards={"counts": RewardConfig(func=f"{__name__}:Counts", weight=1.0)})
     eager, _ = train(config, captured=False)
     with fake_graphs():
@@ -144,7 +144,7 @@ class PushesInTurn(Term):
             write_rows(env.sim.qvel, mask, torch.rand_like(env.sim.qvel) / self.num_resets)
 
 
-def test_terms_that_opt_out_are_called_between_the_graphs() -> None:
+def test_terms_that_opt_out_run_between_the_graphs() -> None:
     config = changed(
         "quadruped-velocity-flat",
         rewards={"counts": RewardConfig(func=f"{__name__}:CountsOutside", weight=0.1)},
@@ -183,7 +183,7 @@ def launch_by_itself(env: Env) -> torch.Tensor:
     return wp.to_torch(values)
 
 
-def test_a_kernel_that_no_graph_holds_is_refused_with_a_warning() -> None:
+def test_a_kernel_outside_every_graph_causes_a_warning_and_no_capture() -> None:
     rewards = {"kernel": RewardConfig(func=f"{__name__}:launch_by_itself", weight=1.0)}
     config = changed("cartpole-balance", rewards=rewards)
     warnings: list[str] = []
@@ -198,7 +198,7 @@ def _one(values: wp.array(dtype=float)):  # pyright: ignore[reportInvalidTypeFor
     values[wp.tid()] = 1.0
 
 
-def test_what_cannot_be_recorded_runs_eagerly_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_cannot_be_recorded_runs_eagerly_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     config = short("cartpole-balance")
     eager, _ = train(config, captured=False)
     warnings: list[str] = []

@@ -44,7 +44,7 @@ def test_the_host_waits_once_for_the_envs_of_a_rank() -> None:
         assert len(packed) == sum(tensor.nbytes for tensor in state.values())
 
 
-def test_a_copy_per_tensor_is_noticed() -> None:
+def test_a_copy_per_tensor_is_detected() -> None:
     with fake_cuda():
         state = of_rank()
         with pytest.raises(AssertionError, match="waits"), never_waits():

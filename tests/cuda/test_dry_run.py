@@ -31,7 +31,7 @@ def collected(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Variants, Variants]
 
 
 @pytest.mark.parametrize("task", registry.task_names())
-def test_the_dry_run_finds_what_a_recording_loads_and_no_more(
+def test_the_dry_run_finds_exactly_the_kernels_that_a_recording_loads(
     task: str, collected: list[tuple[Variants, Variants]]
 ) -> None:
     Env(registry.task_config(task).env, 4, "cpu")
@@ -40,7 +40,7 @@ def test_the_dry_run_finds_what_a_recording_loads_and_no_more(
         assert {(module.name, size) for module, size in loaded ^ found} == set()
 
 
-def test_a_kernel_whose_occupancy_is_asked_for_is_loaded_in_both_block_sizes(
+def test_a_kernel_with_an_occupancy_query_is_loaded_for_both_block_sizes(
     collected: list[tuple[Variants, Variants]],
 ) -> None:
     Env(registry.task_config("quadruped-velocity-flat").env, 4, "cpu")
@@ -51,7 +51,7 @@ def test_a_kernel_whose_occupancy_is_asked_for_is_loaded_in_both_block_sizes(
     assert any({128, 256} <= found for name, found in sizes.items() if "nxn_broadphase" in name)
 
 
-def test_a_recording_reports_what_it_loads_and_launches_nothing() -> None:
+def test_a_recording_reports_loaded_kernels_and_launches_none() -> None:
     def fill_with_ones(values: wp.array(dtype=float)):  # pyright: ignore[reportInvalidTypeForm]
         values[wp.tid()] = 1.0
 

@@ -144,7 +144,7 @@ def test_a_wrong_reward_is_found(
             env.step(torch.zeros(env.num_envs, env.num_actions, device=DEVICE))
 
 
-def test_a_copy_for_fake_cuda_leaves_the_env_as_it_is(build_env: Callable[[str], Env]) -> None:
+def test_a_copy_for_fake_cuda_does_not_change_the_env(build_env: Callable[[str], Env]) -> None:
     real = build_env("cartpole-balance")
     before = real.state()
     with fake_cuda(), torch.inference_mode():

@@ -340,7 +340,7 @@ class _ChangesLater(_Reward):
         return position * (1.0 if self.calls < 2 * NUM_RECORDED else 2.0)
 
 
-def test_a_replay_that_differs_is_noticed(loop: Loop) -> None:
+def test_a_replay_that_differs_is_detected(loop: Loop) -> None:
     loop.env._rewards[0] = _ChangesLater(loop.env)
     with pytest.raises(AssertionError, match=r"step \d+: \['rewards'\]"):
         compare(loop)

@@ -1,4 +1,4 @@
-"""What runs on every rank of test_synchronised.py: a few iterations, watched from inside."""
+"""What runs on every rank of test_two_ranks.py: a few iterations, watched from inside."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def fill() -> None:
     inspect()
 
 
-def test_the_error_names_the_disk_and_training_could_go_on(on_a_small_disk: OnASmallDisk) -> None:
+def test_the_error_names_the_disk_and_training_can_continue(on_a_small_disk: OnASmallDisk) -> None:
     done = on_a_small_disk('exec "$@"', sys.executable, __file__, "fill")
     assert done.code == 0, done.err
     error, inspected = done.out.splitlines()
@@ -86,7 +86,7 @@ def test_the_error_names_the_disk_and_training_could_go_on(on_a_small_disk: OnAS
     assert inspected == "loaded 2 10 beside them best.pt latest.pt"
 
 
-def test_training_ends_and_says_why(on_a_small_disk: OnASmallDisk) -> None:
+def test_a_full_disk_ends_training_with_the_reason(on_a_small_disk: OnASmallDisk) -> None:
     done = on_a_small_disk(TRAIN_AND_INSPECT, str(BIN / "train"), sys.executable, __file__)
     assert done.code == 1, done.err
     assert "--log-root disk: no space left for " in done.err

@@ -96,7 +96,7 @@ def training(command: Command, wait_for: WaitFor) -> Training:
     return start
 
 
-def own_temporaries(command: Command) -> Path:
+def private_temporary_directory(command: Command) -> Path:
     """A directory for temporary files that nobody else uses."""
     directory = command.cwd / "tmp"
     directory.mkdir()
@@ -112,7 +112,7 @@ def unharmed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return only_run(command.cwd)
 
 
-def test_row_1_a_rank_that_raises_is_shown_first(command: Command, assert_within: Within) -> None:
+def test_row_1_the_rank_that_raised_is_shown_first(command: Command, assert_within: Within) -> None:
     done = command(*TRAIN, env={"MJLAB_DIST_FAULT": "1:3:raise"})
     run = only_run(command.cwd)
     took_s = since_last_row(run)
@@ -125,10 +125,10 @@ def test_row_1_a_rank_that_raises_is_shown_first(command: Command, assert_within
     assert_within(took_s, 10)
 
 
-def test_rows_2_and_7_a_killed_run_goes_on_as_if_nothing_had_happened(
+def test_rows_2_and_7_a_killed_run_resumes_with_identical_results(
     command: Command, unharmed: Path, wait_for: WaitFor
 ) -> None:
-    temporary = own_temporaries(command)
+    temporary = private_temporary_directory(command)
     flags = ("--max-iterations", "8", "--checkpoint.interval", "2", "--max-restarts", "2")
     env = {"MJLAB_DIST_FAULT": "1:4:sigkill,1:7:slow", "TMPDIR": str(temporary)}
     process = command.start(*TRAIN, *flags, env=env)
@@ -150,7 +150,7 @@ def test_rows_2_and_7_a_killed_run_goes_on_as_if_nothing_had_happened(
     assert not list(temporary.iterdir())
 
 
-def test_row_3_the_same_fault_again_ends_the_run(command: Command) -> None:
+def test_row_3_a_repeated_fault_ends_the_run(command: Command) -> None:
     flags = ("--checkpoint.interval", "1", "--max-restarts", "5")
     done = command(*TRAIN, *flags, env={"MJLAB_DIST_FAULT": "1:3:exit,1:3:exit,1:3:exit"})
     assert done.code == Exit.INFRASTRUCTURE
@@ -168,10 +168,10 @@ def test_row_3_restarts_are_counted(command: Command) -> None:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_rows_4_and_5_a_signal_stops_in_order_and_the_run_goes_on(
+def test_rows_4_and_5_a_signal_stops_cleanly_and_the_run_resumes(
     command: Command, training: Training, signum: int, assert_within: Within
 ) -> None:
-    temporary = own_temporaries(command)
+    temporary = private_temporary_directory(command)
     process = training(env={"TMPDIR": str(temporary)})
     run = only_run(command.cwd)
     start = time.monotonic()
@@ -200,7 +200,7 @@ def test_row_5_a_second_ctrl_c_ends_at_once(
     command: Command, training: Training, wait_for: WaitFor, assert_within: Within
 ) -> None:
     # An iteration that never ends, so that the first Ctrl-C is not done with before the second comes.
-    temporary = own_temporaries(command)
+    temporary = private_temporary_directory(command)
     process = training(env={"MJLAB_DIST_FAULT": "1:30:sigstop", "TMPDIR": str(temporary)})
     wait_for(lambda: any(other.status() == psutil.STATUS_STOPPED for other in command.processes()), 60)
     os.killpg(process.pid, signal.SIGINT)
@@ -216,7 +216,7 @@ def test_row_5_a_second_ctrl_c_ends_at_once(
     assert not list(temporary.iterdir())
 
 
-def test_row_6_nothing_outlives_the_launcher(command: Command, training: Training, wait_for: WaitFor) -> None:
+def test_row_6_no_process_outlives_the_launcher(command: Command, training: Training, wait_for: WaitFor) -> None:
     process = training()
     process.kill()
     process.communicate()
@@ -224,7 +224,7 @@ def test_row_6_nothing_outlives_the_launcher(command: Command, training: Trainin
 
 
 @pytest.mark.parametrize("kind", ["sigstop", "skip_collective"])
-def test_row_8_a_hang_is_noticed_and_the_run_goes_on(command: Command, unharmed: Path, kind: str) -> None:
+def test_row_8_a_hang_is_detected_and_the_run_resumes(command: Command, unharmed: Path, kind: str) -> None:
     flags = ("--max-iterations", "8", "--checkpoint.interval", "2", "--max-restarts", "1", "--hang-timeout", "5")
     done = command(*TRAIN, *flags, env={"MJLAB_DIST_FAULT": f"1:4:{kind}"})
     assert done.code == Exit.DONE, done.err
@@ -261,7 +261,7 @@ def test_row_9_nan_on_one_rank_stops_all_and_can_be_replayed(command: Command, a
     assert "slider" in played.out
 
 
-def test_row_9_broken_envs_can_be_reset_instead(command: Command) -> None:
+def test_row_9_envs_with_nan_can_be_reset_instead(command: Command) -> None:
     done = command(*TRAIN, "--env.nan-policy", "reset", "--max-iterations", "5", env={"MJLAB_DIST_FAULT": "1:3:nan"})
     assert done.code == Exit.DONE, done.err
     run = only_run(command.cwd)
@@ -284,7 +284,7 @@ def test_init_from_starts_a_new_run_with_old_weights(command: Command) -> None:
     assert_equal(new["actor_state_dict"], final(old)["actor_state_dict"])
 
 
-def test_row_10_a_flipped_bit_ends_the_run_and_no_checkpoint_has_it(command: Command) -> None:
+def test_row_10_a_flipped_bit_ends_the_run_and_is_in_no_checkpoint(command: Command) -> None:
     flags = ("--checkpoint.interval", "4", "--sync.check-interval", "6", "--max-restarts", "3")
     done = command(*TRAIN, *flags, env={"MJLAB_DIST_FAULT": "1:5:corrupt"})
     assert done.code == Exit.NUMERICS, done.err
@@ -316,7 +316,7 @@ def test_row_14_a_resumed_run_is_bit_equal(command: Command, ranks: tuple[str, .
     assert untimed(run) == untimed(other)
 
 
-def test_row_15_another_number_of_ranks_takes_up_the_run(command: Command) -> None:
+def test_row_15_a_run_resumes_with_another_number_of_ranks(command: Command) -> None:
     def resume(*ranks: str, iterations: int) -> Done:
         done = command("train", "cartpole-balance", "--resume", "latest", *ranks, "--max-iterations", str(iterations))
         assert done.code == Exit.DONE, done.err
@@ -341,7 +341,7 @@ def test_row_15_another_number_of_ranks_takes_up_the_run(command: Command) -> No
     assert two["actor_state_dict"]["obs_normalizer.count"] == 1536
 
 
-def test_checkpoints_are_written_by_the_clock_too(command: Command) -> None:
+def test_checkpoints_can_be_written_at_time_intervals(command: Command) -> None:
     flags = ("--max-iterations", "8", "--checkpoint.interval", "4s", "--checkpoint.keep-best", "0")
     done = command(*TRAIN, *flags, env={"MJLAB_DIST_FAULT": "1:4:slow"})
     assert done.code == Exit.DONE, done.err
@@ -360,7 +360,7 @@ def test_row_16_ten_launches_at_once_all_train(command: Command) -> None:
         assert process.returncode == Exit.DONE, out + err
 
 
-def test_row_19_rank_0_alone_writes(command: Command) -> None:
+def test_row_19_only_rank_0_writes(command: Command) -> None:
     strace = shutil.which("strace")
     if strace is None:
         pytest.skip("strace is not installed")

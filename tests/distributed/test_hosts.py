@@ -130,13 +130,13 @@ def with_package(directory: Path, name: str, version: str) -> str:
     return program(directory / "python", f'PYTHONPATH="{directory}:$PYTHONPATH" exec {sys.executable} "$@"')
 
 
-def test_a_host_with_the_same_environment_is_fine(add_host: Add, ssh_config: Path):
+def test_a_host_with_the_same_environment_passes(add_host: Add, ssh_config: Path):
     server = add_host(NODE7)
     check_hosts([NODE7], str(ssh_config))
     assert any(sys.executable in command for command in server.commands)
 
 
-def test_torchrunx_runs_commands_on_a_host_that_is_fine(add_host: Add, ssh_config: Path):
+def test_torchrunx_runs_commands_on_a_host_that_passes(add_host: Add, ssh_config: Path):
     from torchrunx.utils.environment import execute_command
 
     server = add_host(NODE7, environ={"WHERE": "node7"})
@@ -190,7 +190,7 @@ def test_a_host_with_other_versions_is_refused(add_host: Add, refusal_of: Callab
     )
 
 
-def test_a_shell_that_prints_when_it_starts_is_no_obstacle(add_host: Add, ssh_config: Path, tmp_path: Path):
+def test_output_of_a_starting_shell_is_ignored(add_host: Add, ssh_config: Path, tmp_path: Path):
     add_host(NODE7, paths={sys.executable: program(tmp_path / "python", "echo Welcome", f'exec {sys.executable} "$@"')})
     check_hosts([NODE7], str(ssh_config))
 
@@ -227,9 +227,7 @@ def test_a_name_that_does_not_resolve_is_refused(refusal_of: Callable[..., str])
     assert refusal_of("node..7").endswith(fix)
 
 
-def test_a_name_that_only_ssh_knows_is_refused_since_torchrunx_looks_it_up(
-    add_host: Add, ssh_config: Path, refusal_of: Callable[..., str]
-):
+def test_a_name_that_only_ssh_resolves_is_refused(add_host: Add, ssh_config: Path, refusal_of: Callable[..., str]):
     from torchrunx.utils.environment import execute_command
 
     add_host("node7.invalid")
@@ -238,7 +236,7 @@ def test_a_name_that_only_ssh_knows_is_refused_since_torchrunx_looks_it_up(
     assert "name does not resolve" in refusal_of("node7.invalid")
 
 
-def test_a_host_that_says_nothing_is_refused(ssh_config: Path, key_file: Path, refusal_of: Callable[..., str]):
+def test_a_host_that_does_not_respond_is_refused(ssh_config: Path, key_file: Path, refusal_of: Callable[..., str]):
     with socket.create_server(("127.0.0.1", 0)) as mute:  # the kernel accepts connections
         port = mute.getsockname()[1]
         ssh_config.write_text(host_entry(NODE7, port, key_file))
@@ -247,21 +245,21 @@ def test_a_host_that_says_nothing_is_refused(ssh_config: Path, key_file: Path, r
         )
 
 
-def test_a_host_whose_programs_hang_is_given_up(add_host: Add, refusal_of: Callable[..., str], tmp_path: Path):
+def test_a_host_whose_programs_hang_times_out(add_host: Add, refusal_of: Callable[..., str], tmp_path: Path):
     add_host(NODE7, paths={sys.executable: program(tmp_path / "python", "exec sleep 600")})
     assert refusal_of(NODE7, timeout_s=1.5) == (
         f"host {NODE7}: no answer within 1.5 s; run `ssh {NODE7}` to see what it waits for"
     )
 
 
-def test_a_host_that_lets_no_key_in_is_refused(add_host: Add, refusal_of: Callable[..., str]):
+def test_a_host_that_accepts_no_key_is_refused(add_host: Add, refusal_of: Callable[..., str]):
     add_host(NODE7, user_key=paramiko.ECDSAKey.generate())
     assert refusal_of(NODE7) == (
         f"host {NODE7}: no SSH key is accepted for user {getpass.getuser()}; `ssh {NODE7}` must work without a password"
     )
 
 
-def test_a_key_with_a_passphrase_lets_nobody_in(add_host: Add, key_file: Path, refusal_of: Callable[..., str]):
+def test_a_key_with_a_passphrase_is_refused(add_host: Add, key_file: Path, refusal_of: Callable[..., str]):
     add_host(NODE7)
     paramiko.ECDSAKey.from_private_key_file(str(key_file)).write_private_key_file(str(key_file), password="secret")
     assert "no SSH key is accepted for user" in refusal_of(NODE7)
@@ -277,7 +275,7 @@ def test_without_any_key_the_host_is_refused(
     assert "no SSH key is accepted for user" in refusal_of(NODE7)
 
 
-def test_a_host_that_is_no_ssh_server_is_refused(web: str, refusal_of: Callable[..., str]):
+def test_a_host_without_an_ssh_server_is_refused(web: str, refusal_of: Callable[..., str]):
     assert refusal_of(web) == (
         f'host {web}: SSH failed (Indecipherable protocol version "HTTP/1.1 400 Bad Request"); '
         f"`ssh {web}` must work without a password"
@@ -295,7 +293,9 @@ def test_all_bad_hosts_are_named_at_once(add_host: Add, refusal_of: Callable[...
     assert NODE7 not in message
 
 
-def test_an_own_name_that_does_not_resolve_is_told(refusal_of: Callable[..., str], monkeypatch: pytest.MonkeyPatch):
+def test_a_host_name_of_this_machine_that_does_not_resolve_is_reported(
+    refusal_of: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(socket, "gethostname", lambda: "nameless.invalid")
     assert "own name nameless.invalid does not resolve" in refusal_of(NODE7)
 
@@ -311,7 +311,7 @@ def test_a_config_file_that_cannot_be_read_is_refused(tmp_path: Path, text: str 
     assert not isinstance(caught.value, PreflightError)
 
 
-def test_asking_imports_no_torch_prints_nothing_and_leaves_nothing_to_wait_for(
+def test_the_check_of_hosts_imports_no_torch_prints_nothing_and_leaves_no_thread(
     add_host: Add, web: str, ssh_config: Path, tmp_path: Path
 ):
     code = """
@@ -351,7 +351,7 @@ def test_this_machine_comes_first(add_host: Add, ssh_config: Path):
         chosen(ssh_config, "localhost", NODE7, "127.0.0.1")
 
 
-def test_names_that_lead_nowhere_for_others_are_refused(
+def test_names_that_other_machines_cannot_resolve_are_refused(
     add_host: Add, ssh_config: Path, monkeypatch: pytest.MonkeyPatch
 ):
     add_host(NODE7)
@@ -377,7 +377,9 @@ def test_a_host_that_cannot_call_back_is_refused(add_host: Add, refusal_of: Call
     )
 
 
-def test_a_host_whose_own_name_leads_nowhere_is_refused(add_host: Add, refusal_of: Callable[..., str], tmp_path: Path):
+def test_a_host_whose_own_name_does_not_resolve_is_refused(
+    add_host: Add, refusal_of: Callable[..., str], tmp_path: Path
+):
     python = program(
         tmp_path / "python", f'case "$*" in *gethostname*) echo 127.0.1.1;; *) exec {sys.executable} "$@";; esac'
     )
@@ -391,7 +393,7 @@ def test_an_ipv6_address_is_refused(refusal_of: Callable[..., str]):
     assert refusal_of("2001:db8::7").endswith("give the host's IPv4 address")
 
 
-def test_what_a_launch_leaves_on_a_host_is_killed(add_host: Add, ssh_config: Path):
+def test_leftover_processes_of_a_launch_on_a_host_are_killed(add_host: Add, ssh_config: Path):
     add_host(NODE7)
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
@@ -442,7 +444,7 @@ def test_two_machines_train(command: Command, train: tuple[str, ...]):
     assert all(logs[name] for name in agents)
 
 
-def test_a_rank_killed_on_another_machine_is_started_again(command: Command, train: tuple[str, ...]):
+def test_a_rank_killed_on_another_machine_is_restarted(command: Command, train: tuple[str, ...]):
     flags = ("--max-iterations", "6", "--checkpoint.interval", "1", "--max-restarts", "1")
     done = command(*train, *flags, env={"MJLAB_DIST_FAULT": "1:3:sigkill"})
     assert done.code == Exit.DONE, done.out + done.err
@@ -464,7 +466,7 @@ def training(command: Command, *train: str, env: dict[str, str] | None = None) -
     return process
 
 
-def test_sigterm_stops_all_machines_in_order(command: Command, train: tuple[str, ...]):
+def test_sigterm_stops_all_machines_cleanly(command: Command, train: tuple[str, ...]):
     process = training(command, *train)
     # Even an agent there that hears nothing is ended.
     (agent,) = (p for p in command.processes() if "torchrunx" in p.cmdline() and NODE7 in p.cmdline())
@@ -477,7 +479,7 @@ def test_sigterm_stops_all_machines_in_order(command: Command, train: tuple[str,
     assert find_checkpoint(run).name == f"model_{read_metrics(run)[-1]['iteration']}.pt"
 
 
-def test_ranks_that_somebody_else_stops_have_failed(command: Command, train: tuple[str, ...]):
+def test_ranks_stopped_by_somebody_else_count_as_failed(command: Command, train: tuple[str, ...]):
     process = training(command, *train)
     psutil.Process(json.loads((only_run(command.cwd) / RANKS_FILE).read_text())[1]["pid"]).terminate()
     out, err = process.communicate(timeout=30)
@@ -499,7 +501,7 @@ def test_an_unreachable_host_starts_nothing(
     assert not (command.cwd / "logs").exists()
 
 
-def test_another_launchers_ranks_do_without_hosts(command: Command, train: tuple[str, ...]):
+def test_ranks_of_another_launcher_need_no_hosts(command: Command, train: tuple[str, ...]):
     torchrun = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
     done = command(*train, env=torchrun)
     assert done.code == Exit.USAGE

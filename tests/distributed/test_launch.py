@@ -107,7 +107,7 @@ def test_torchrunx_logs_follow_variable_then_flag(command: Command) -> None:
     assert not list((command.cwd / "off").rglob("*.log"))
 
 
-def test_mistake_found_by_a_rank_is_one_line_and_leaves_no_run(command: Command) -> None:
+def test_a_mistake_found_by_a_rank_is_one_line_and_leaves_no_run(command: Command) -> None:
     done = command("train", "cartpole-balance", *TWO, "--env.actions.force.actuators", "thruster")
     assert done.code == 2
     assert done.err.splitlines() == ["train: --env.actions.force.actuators thruster: the model has force"]
@@ -115,7 +115,7 @@ def test_mistake_found_by_a_rank_is_one_line_and_leaves_no_run(command: Command)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_signal_stops_one_rank_in_order(
+def test_a_signal_stops_one_rank_cleanly(
     command: Command, wait_for: Callable[[Callable[[], bool], float], None], signum: int
 ) -> None:
     process = command.start("train", "cartpole-balance", "--gpu-ids", "None", *SMALL, "--max-iterations", "100000")
@@ -131,7 +131,7 @@ def test_signal_stops_one_rank_in_order(
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_signal_before_training_ends_at_once(command: Command, signum: int, code: int) -> None:
+def test_a_signal_before_training_ends_the_run_at_once(command: Command, signum: int, code: int) -> None:
     process = command.start("train", "cartpole-balance", *TWO, *SMALL)
     assert process.stdout is not None
     process.stdout.readline()  # ranks are being started
@@ -162,7 +162,7 @@ def wait_for_ever():
 """
 
 
-def test_a_rank_of_torchrun_that_fails_ends_without_the_interpreters_shutdown(command: Command) -> None:
+def test_a_failing_rank_of_torchrun_skips_the_shutdown_of_the_interpreter(command: Command) -> None:
     """NCCL aborts its communicators there, and waits for other ranks; here a handler waits for ever."""
     (command.cwd / "sitecustomize.py").write_text(NEVER_SHUTS_DOWN)
     done = command(

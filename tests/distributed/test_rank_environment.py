@@ -47,7 +47,7 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launch:
     return run
 
 
-def test_a_mig_instance_that_this_process_does_not_see_is_trained_on_in_another(
+def test_a_mig_instance_that_this_process_does_not_see_is_used_by_a_new_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -70,13 +70,13 @@ def test_every_rank_sees_its_own_device_before_cuda_starts(launch: Launch) -> No
     assert not any(report.cuda_had_started for report in reports)
 
 
-def test_what_the_user_set_reaches_every_rank(launch: Launch) -> None:
+def test_variables_of_the_user_reach_every_rank(launch: Launch) -> None:
     reports = launch(CUDA_DEVICE_ORDER="FASTEST_FIRST", MUJOCO_EGL_DEVICE_ID="3")
     assert values(reports, "MUJOCO_EGL_DEVICE_ID") == ["3"] * 2
     assert values(reports, "CUDA_DEVICE_ORDER") == ["FASTEST_FIRST"] * 2
 
 
-def test_a_rank_in_a_process_of_others_draws_on_its_own_device_and_leaves_no_variable(
+def test_a_rank_in_an_existing_process_renders_on_its_own_device_and_restores_variables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in environment_probe.NAMES:

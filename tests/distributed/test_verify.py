@@ -33,7 +33,7 @@ class Lazy:
 """
 
 
-def test_two_ranks_pass_and_leave_nothing(command: Command) -> None:
+def test_two_ranks_pass_and_leave_no_files(command: Command) -> None:
     (command.cwd / "tmp").mkdir()
     done = command(*VERIFY, "--cpu-ranks", "2", "--seed", "5", "--json", env={"TMPDIR": "tmp"})
     report = json.loads(done.out)
@@ -70,7 +70,7 @@ def test_a_synchronizer_that_does_not_average_fails(command: Command) -> None:
     assert any(line.split("│")[1].strip() == "1" and "64 to 127" in line for line in lines if "│" in line)
 
 
-def test_one_rank_has_nobody_to_differ_from(command: Command) -> None:
+def test_a_single_rank_passes_and_a_single_iteration_is_refused(command: Command) -> None:
     done = command(*VERIFY, "--gpu-ids", "None", "--num-envs", "64", "--json")
     report = json.loads(done.out)
     assert done.code == 0, report
@@ -83,7 +83,7 @@ def test_one_rank_has_nobody_to_differ_from(command: Command) -> None:
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_it_and_leaves_nothing(
+def test_a_signal_ends_verify_and_leaves_no_files(
     command: Command, wait_for: Callable[[Callable[[], bool], float], None], signum: int, code: int
 ) -> None:
     (command.cwd / "tmp").mkdir()
@@ -130,7 +130,7 @@ def config() -> TrainConfig:
     return registry.task_config("cartpole-balance")
 
 
-def test_all_is_well(config: TrainConfig) -> None:
+def test_good_evidence_passes_every_check(config: TrainConfig) -> None:
     report = judge(config, [evidence(0), evidence(1)], 180.0, 100.0)
     assert report.passed
     assert not any(check.why for check in report.checks)
@@ -149,7 +149,7 @@ def test_all_is_well(config: TrainConfig) -> None:
         ({"per_iteration": 4.0}, "collectives", "up to 3 more"),
     ],
 )
-def test_what_one_rank_sees_fails_its_check_alone(
+def test_a_problem_of_one_rank_fails_only_its_check(
     config: TrainConfig, changed: dict[str, Any], name: str, part: str
 ) -> None:
     seen = checks(config, evidence(1, **changed))
@@ -157,7 +157,7 @@ def test_what_one_rank_sees_fails_its_check_alone(
     assert part in seen[name].why
 
 
-def test_ranks_that_slow_each_other_down_fail(config: TrainConfig) -> None:
+def test_slow_scaling_fails(config: TrainConfig) -> None:
     assert not checks(config, evidence(1), speed=90.0)["scaling against one rank"].passed
 
 
@@ -167,7 +167,7 @@ def test_compressed_gradients_may_differ_more(config: TrainConfig) -> None:
     assert not checks(config, evidence(1, difference=1e-1))["gradient average"].passed
 
 
-def test_where_gradients_stay_local_there_is_no_average_to_check(config: TrainConfig) -> None:
+def test_local_gradients_are_not_checked_for_their_average(config: TrainConfig) -> None:
     config = dataclasses.replace(config, sync=SyncConfig(period=4))
     local = [evidence(rank, difference=None, per_mini_batch=0.0) for rank in (0, 1)]
     report = judge(config, local, 180.0, 100.0)
@@ -175,7 +175,7 @@ def test_where_gradients_stay_local_there_is_no_average_to_check(config: TrainCo
     assert "not averaged: period 4" in [check.figure for check in report.checks]
 
 
-def test_files_are_noticed_where_they_end_up(tmp_path: Path) -> None:
+def test_new_files_are_recorded_with_their_final_names(tmp_path: Path) -> None:
     from mjlab_dist.verify.evidence import _Written
 
     (tmp_path / "old").write_text("")

@@ -85,7 +85,7 @@ def test_row_21_the_key_is_in_no_command_line_and_no_file(command: Command) -> N
 
 
 @pytest.mark.parametrize("fault", ["no key", "no network", "killed", "hung"])
-def test_row_20_wandb_fails_and_training_goes_on(
+def test_row_20_training_continues_without_wandb(
     command: Command, wait_for: WaitFor, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     if fault in ("no key", "no network"):
@@ -119,7 +119,7 @@ def test_row_20_wandb_fails_and_training_goes_on(
         assert logged_steps(file) == steps
 
 
-def test_a_killed_run_leaves_no_process_and_goes_on_in_its_wandb_run(command: Command, wait_for: WaitFor) -> None:
+def test_a_killed_run_leaves_no_process_and_resumes_its_wandb_run(command: Command, wait_for: WaitFor) -> None:
     process = command.start(*SMALL, "--max-iterations", "100000", "--checkpoint.interval", "20")
     wait_for(lambda: has_wandb_rows(command.cwd) and any(command.cwd.rglob("model_*.pt")), 120)
     process.kill()

@@ -74,7 +74,7 @@ def test_one_gpu_trains_in_the_commands_own_process(command: Callable[..., Any],
 
 
 @needs_gpu
-def test_envs_by_memory_fill_no_more_than_the_gpu(command: Callable[..., Any], tmp_path: Path) -> None:
+def test_envs_chosen_by_memory_fit_on_the_gpu(command: Callable[..., Any], tmp_path: Path) -> None:
     flags = ["--gpu-ids", "0", "--max-iterations", "2", "--num-envs", "auto", "--log-root", str(tmp_path)]
     done = command("train", "cartpole-balance", *flags, timeout_s=600)
     assert done.code == 0, done.err
@@ -89,7 +89,7 @@ def test_envs_by_memory_fill_no_more_than_the_gpu(command: Callable[..., Any], t
 
 
 @needs_gpu
-def test_an_env_on_the_gpu_takes_no_less_than_its_arrays_hold() -> None:
+def test_an_env_on_the_gpu_uses_at_least_the_bytes_of_its_arrays() -> None:
     start_warp(DEVICE)
     config = registry.task_config("cartpole-balance")
     few, more = (Env(config.env, n, DEVICE).num_bytes() for n in (64, 256))
@@ -130,13 +130,13 @@ def test_two_ranks_share_one_gpu_through_gloo(tmp_path: Path) -> None:
     train_two_ranks(DEVICE, tmp_path)
 
 
-def test_the_script_of_the_test_above_works_on_a_cpu(tmp_path: Path) -> None:
+def test_the_script_of_two_ranks_works_on_a_cpu(tmp_path: Path) -> None:
     """So that the test on a GPU cannot fail for the script's sake."""
     train_two_ranks("cpu", tmp_path)
 
 
 @needs_gpu
-def test_a_second_run_of_a_process_finds_the_memory_of_the_first_free(
+def test_the_memory_of_a_first_run_is_free_for_a_second_run_in_the_same_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free: list[int] = []
@@ -344,7 +344,7 @@ def syncs_fail() -> Iterator[Callable[[], None]]:
 
 
 @needs_gpu
-def test_a_sync_would_be_noticed(syncs_fail: Callable[[], None]) -> None:
+def test_a_sync_is_detected(syncs_fail: Callable[[], None]) -> None:
     x = torch.ones(3, device=DEVICE)
     syncs_fail()
     x.mul_(2)

@@ -41,7 +41,7 @@ def budget(config: TrainConfig, world_size: int) -> Budget:
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_without_totals_the_budget_is_what_the_config_says(world_size: int):
+def test_without_totals_the_budget_equals_the_config(world_size: int):
     assert plan_budget(config(), world_size) == Budget(num_envs=64, max_iterations=7)
 
 
@@ -54,7 +54,7 @@ def test_ranks_share_the_envs(total: int, world_size: int, num_envs: int):
     ("total", "world_size", "fix"),
     [(10, 3, "9 or 12"), (2, 3, "3"), (1, 8, "8"), (15, 8, "8 or 16"), (9, 2, "8 or 10")],
 )
-def test_envs_that_ranks_cannot_share_are_refused_with_the_nearest(total: int, world_size: int, fix: str):
+def test_totals_that_ranks_cannot_share_are_refused_with_the_nearest_ones(total: int, world_size: int, fix: str):
     message = refusal_of(config(total_num_envs=total), world_size)
     assert message == f"--total-num-envs {total} can't be split over {world_size} ranks: use {fix}"
 
@@ -75,7 +75,7 @@ def test_steps_are_rounded_down_to_whole_iterations(extra: int):
     assert f"{5 * per_iteration:,} in all" in line
 
 
-def test_fewer_steps_than_an_iteration_has_are_refused():
+def test_fewer_steps_than_one_iteration_are_refused():
     message = refusal_of(config(total_timesteps=4095), 2)
     assert message.startswith("--total-timesteps 4095: ")
     assert "2 x 64 x 32 = 4096" in message
@@ -88,7 +88,7 @@ def test_both_totals_together():
     assert planned == Budget(num_envs=32, max_iterations=10)
 
 
-def test_steps_wait_until_auto_is_known():
+def test_steps_are_settled_once_auto_is_resolved():
     asked = config(num_envs="auto", total_timesteps=10_000)
     assert plan_budget(asked, 2) is None
     known = budget_of(asked, 2, 16)
@@ -96,7 +96,7 @@ def test_steps_wait_until_auto_is_known():
     assert known.note is not None
 
 
-def test_a_run_started_again_on_other_ranks_keeps_its_totals(tmp_path: Path):
+def test_a_run_resumed_with_another_number_of_ranks_keeps_its_totals(tmp_path: Path):
     asked = config(total_num_envs=128, total_timesteps=20 * 128 * STEPS)
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(to_plain(asked)))
@@ -104,7 +104,7 @@ def test_a_run_started_again_on_other_ranks_keeps_its_totals(tmp_path: Path):
     assert plan_budget(read_config_file(file), 4) == Budget(num_envs=32, max_iterations=20)
 
 
-def test_mini_batches_are_checked_against_the_envs_that_ranks_get():
+def test_mini_batches_are_checked_against_the_envs_per_rank():
     three = dataclasses.replace(config().agent, num_mini_batches=3)
     validate(config(num_envs=64, total_num_envs=6, agent=three))  # 64 x 32 is no multiple of 3, but nobody gets 64
     assert budget(config(total_num_envs=6, agent=three), 2).num_envs == 3
@@ -126,5 +126,5 @@ def test_sharding_over_a_divisor_of_the_ranks(devices: int, world_size: int):
         (8, 5, "--fsdp-devices 8: does not divide the run's 5 ranks; use 1 or 5"),
     ],
 )
-def test_sharding_over_other_numbers_is_refused(devices: int, world_size: int, message: str):
+def test_sharding_over_a_number_that_does_not_divide_the_ranks_is_refused(devices: int, world_size: int, message: str):
     assert refusal_of(config(fsdp_devices=devices), world_size) == message

@@ -10,14 +10,14 @@ from mjlab_dist import control
 from mjlab_dist.control import Beat, Control, Watchdog
 
 
-def test_a_rank_that_has_not_begun_does_not_hang():
+def test_a_rank_that_has_not_started_does_not_count_as_hung():
     called: list[float] = []
     watchdog = Watchdog(Control(), 5.0, called.append, called.append)
     assert not watchdog.check(1e9)
     assert not called
 
 
-def test_a_rank_that_beats_does_not_hang_and_one_that_stops_does():
+def test_a_rank_hangs_only_if_its_beats_stop():
     rank, seen, hung = Control(), list[int](), list[float]()
     watchdog = Watchdog(rank, 5.0, seen.append, hung.append)
     for iteration, at_s in ((0, 100.0), (0, 104.0), (1, 108.0)):
@@ -28,7 +28,7 @@ def test_a_rank_that_beats_does_not_hang_and_one_that_stops_does():
     assert hung == [5.5]
 
 
-def test_the_watchdog_looks_from_a_thread_of_its_own(monkeypatch: pytest.MonkeyPatch):
+def test_the_watchdog_runs_in_its_own_thread(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(control, "POLL_S", 0.01)
     rank, advanced, hung = Control(), threading.Event(), threading.Event()
     Watchdog(rank, 0.0, lambda _: advanced.set(), lambda _: hung.set()).start()

@@ -8,7 +8,7 @@ from mjlab_dist.errors import UserError
 from mjlab_dist.faults import ATTEMPT, VARIABLE, Fault, read_fault
 
 
-def test_no_variable_is_no_fault():
+def test_without_the_variable_there_is_no_fault():
     assert read_fault({}) is None
     assert read_fault({VARIABLE: ""}) is None
 
@@ -21,6 +21,6 @@ def test_each_attempt_has_its_own_fault():
 
 
 @pytest.mark.parametrize("text", ["1", "1:2", "-1:2:raise", "1:x:raise", "1:2:explode", "1:2:raise,", "1:2:raise:now"])
-def test_what_cannot_be_read_is_refused_whatever_the_attempt(text: str):
+def test_an_invalid_fault_is_refused_for_every_attempt(text: str):
     with pytest.raises(UserError, match=f"^{VARIABLE}={text}: write <rank>:<iteration>:<kind>"):
         read_fault({VARIABLE: text, ATTEMPT: "7"})

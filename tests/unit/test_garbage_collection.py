@@ -11,7 +11,7 @@ from mjlab_dist.garbage_collection import no_gc
 
 
 @pytest.fixture(autouse=True)
-def _collector_is_left_enabled() -> Iterator[None]:
+def _enable_collector() -> Iterator[None]:
     gc.enable()
     yield
     gc.unfreeze()
@@ -24,7 +24,7 @@ def is_in(generation: int, wanted: object) -> bool:
 
 @pytest.mark.parametrize("was_enabled", [True, False])
 @pytest.mark.parametrize("promotes", [True, False])
-def test_the_collector_pauses_and_is_then_as_before(was_enabled: bool, promotes: bool) -> None:
+def test_the_collector_is_paused_and_then_restored(was_enabled: bool, promotes: bool) -> None:
     if not was_enabled:
         gc.disable()
     with no_gc(promotes=promotes):
@@ -42,7 +42,7 @@ def test_the_pause_ends_after_an_error() -> None:
 
 
 @pytest.mark.parametrize("promotes", [True, False])
-def test_new_objects_become_old_where_asked_for(promotes: bool) -> None:
+def test_new_objects_are_promoted_if_requested(promotes: bool) -> None:
     with no_gc(promotes=promotes):
         made = [object()]
         assert is_in(0, made)

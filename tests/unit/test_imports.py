@@ -50,13 +50,13 @@ HEAVY = {"torch", "warp", "mujoco", "mujoco_warp", "rsl_rl", "tensordict", "torc
         "distributed.rank_info",
     ],
 )
-def test_importing_the_front_of_the_house_imports_nothing_heavy(module: str):
+def test_modules_of_the_command_line_import_nothing_heavy(module: str):
     imported = imported_by(f"import mjlab_dist.{module}")
     assert "mjlab_dist" in imported
     assert not imported & HEAVY
 
 
-def test_a_tasks_config_is_made_without_anything_heavy():
+def test_task_configs_import_nothing_heavy():
     imported = imported_by(
         "from mjlab_dist import registry; [registry.task_config(name) for name in registry.task_names()]"
     )
@@ -79,6 +79,6 @@ def test_a_tasks_config_is_made_without_anything_heavy():
         "distributed.plan",
     ],
 )
-def test_what_everything_rests_on_imports_the_standard_library_only(module: str):
+def test_basic_modules_import_only_the_standard_library(module: str):
     imported = imported_by(f"import mjlab_dist.{module}")
     assert imported - sys.stdlib_module_names == {"mjlab_dist"}

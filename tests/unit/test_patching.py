@@ -36,7 +36,7 @@ def test_an_attribute_of_a_module_is_replaced_and_restored() -> None:
 
 
 @pytest.mark.parametrize("name", ["static", "of_class", "method", "inherited"])
-def test_a_class_keeps_the_kind_of_its_attributes(name: str) -> None:
+def test_static_and_class_methods_keep_their_kind(name: str) -> None:
     before = dict(vars(Library))
     with patched(Library, name, lambda *_: "replaced"):
         assert getattr(Library(), name)() == "replaced"
@@ -44,7 +44,7 @@ def test_a_class_keeps_the_kind_of_its_attributes(name: str) -> None:
     assert getattr(Library(), name)() == ("Library" if name == "of_class" else name)
 
 
-def test_an_object_reads_its_class_again_afterwards() -> None:
+def test_a_patched_object_falls_back_to_its_class_afterwards() -> None:
     library = Library()
     with patched(library, "method", lambda: "replaced"):
         assert library.method() == "replaced"

@@ -28,14 +28,14 @@ def refusal_of(name: str) -> str:
     return message
 
 
-def test_names_are_sorted_and_hold_the_cartpoles():
+def test_names_are_sorted_and_include_the_cartpole_tasks():
     names = registry.task_names()
     assert names == sorted(names)
     assert {"cartpole-balance", "cartpole-swingup"} <= set(names)
 
 
 @pytest.mark.parametrize("name", registry.task_names())
-def test_a_task_has_a_config_of_its_own_name_and_a_summary(name: str):
+def test_a_task_has_a_config_with_its_name_and_a_summary(name: str):
     config = registry.task_config(name)
     assert isinstance(config, TrainConfig)
     assert config.task == name
@@ -45,7 +45,7 @@ def test_a_task_has_a_config_of_its_own_name_and_a_summary(name: str):
     assert not summary.startswith("(broken")
 
 
-def test_summaries_tell_tasks_apart():
+def test_every_summary_is_different():
     summaries = list(registry.task_summaries().values())
     assert len(set(summaries)) == len(summaries)
 
@@ -59,7 +59,7 @@ def test_an_unknown_task_is_refused_with_the_nearest_name_first(typed: str, mean
     assert f"did you mean {meant}" in message
 
 
-def test_a_name_like_no_other_is_refused_with_the_way_to_the_list():
+def test_a_name_without_a_near_one_is_refused_with_the_command_that_lists_tasks():
     message = refusal_of("zzzzzzzz")
     assert message.startswith("unknown task zzzzzzzz:")
     assert "list-tasks" in message
@@ -104,7 +104,7 @@ def test_listing_names_imports_no_task(tmp_path: Path, monkeypatch: pytest.Monke
     assert not (tmp_path / "fake_tasks_marking.py.ran").exists()
 
 
-def test_a_third_party_task_is_found_and_bears_its_registered_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_third_party_task_is_found_under_its_registered_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     install(tmp_path, "fake_tasks_good", {"good-task": "fake_tasks_good:task"})
     (tmp_path / "fake_tasks_good.py").write_text(
         "from mjlab_dist import registry\n"
@@ -117,7 +117,7 @@ def test_a_third_party_task_is_found_and_bears_its_registered_name(tmp_path: Pat
     assert registry.task_summaries()["good-task"] == "What it is."
 
 
-def test_a_name_that_two_packages_offer_is_refused_with_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_name_registered_by_two_packages_is_refused_with_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for package in ("fake_tasks_one", "fake_tasks_two"):
         install(tmp_path / package, package, {"twice": f"{package}:task"})
         monkeypatch.syspath_prepend(tmp_path / package)

@@ -71,7 +71,7 @@ def refusal_of(log_root: str, task: str, run: str) -> str:
     return message
 
 
-def test_a_run_lies_under_root_and_task_and_bears_time_and_name(config: TrainConfig):
+def test_a_run_directory_is_named_by_root_task_time_and_name(config: TrainConfig):
     before = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
     run_dir = create_run_dir(dataclasses.replace(config, run_name="wide-net"))
     after = datetime.datetime.now(datetime.UTC)
@@ -85,7 +85,7 @@ def test_a_run_lies_under_root_and_task_and_bears_time_and_name(config: TrainCon
 
 @pytest.mark.usefixtures("stopped_clock")
 @pytest.mark.parametrize("run_name", ["", "same"])
-def test_runs_of_the_same_second_differ(config: TrainConfig, run_name: str):
+def test_runs_of_the_same_second_have_different_directories(config: TrainConfig, run_name: str):
     config = dataclasses.replace(config, run_name=run_name)
     made = [create_run_dir(config) for _ in range(12)]
     assert len(set(made)) == 12
@@ -94,7 +94,7 @@ def test_runs_of_the_same_second_differ(config: TrainConfig, run_name: str):
 
 
 @pytest.mark.usefixtures("stopped_clock")
-def test_runs_made_at_once_differ(config: TrainConfig):
+def test_runs_created_concurrently_have_different_directories(config: TrainConfig):
     with ThreadPoolExecutor(8) as pool:
         made = list(pool.map(create_run_dir, [config] * 24))
     assert len(set(made)) == 24
@@ -126,7 +126,7 @@ def test_latest_is_the_newest(config: TrainConfig, names: list[str], newest: str
 
 
 @pytest.mark.usefixtures("stopped_clock")
-def test_latest_is_the_last_of_one_second(config: TrainConfig):
+def test_latest_is_the_last_run_of_the_same_second(config: TrainConfig):
     for _ in range(12):
         last = create_run_dir(config)
         (last / CONFIG_FILE).touch()
@@ -134,20 +134,20 @@ def test_latest_is_the_last_of_one_second(config: TrainConfig):
 
 
 @pytest.mark.usefixtures("stopped_clock")
-def test_latest_is_the_last_of_one_second_also_among_other_names(config: TrainConfig):
+def test_latest_is_the_last_run_of_the_same_second_with_different_names(config: TrainConfig):
     for run_name in ("zebra", "ant"):
         last = create_run_dir(dataclasses.replace(config, run_name=run_name))
         (last / CONFIG_FILE).touch()
     assert latest(config).name.endswith("ant")
 
 
-def test_latest_passes_over_a_directory_without_config(config: TrainConfig):
+def test_latest_skips_a_directory_without_a_config(config: TrainConfig):
     run_dir = make_run(config, "2026-11-21_03-14-25")
     Path(config.log_root, config.task, "2026-11-21_03-14-26").mkdir()
     assert latest(config) == run_dir
 
 
-def test_latest_passes_over_runs_of_another_task(config: TrainConfig):
+def test_latest_skips_runs_of_another_task(config: TrainConfig):
     run_dir = make_run(config, "2026-11-21_03-14-25")
     make_run(dataclasses.replace(config, task="cartpole-swingup"), "2026-11-21_03-14-26")
     assert latest(config) == run_dir
@@ -171,11 +171,11 @@ def test_a_run_of_another_task_is_refused(config: TrainConfig):
     assert "run of cartpole-balance, not of cartpole-swingup" in message
 
 
-def test_a_path_that_is_no_run_is_refused(config: TrainConfig, tmp_path: Path):
+def test_a_path_that_is_not_a_run_is_refused(config: TrainConfig, tmp_path: Path):
     assert "not a run directory" in refusal_of(config.log_root, config.task, str(tmp_path))
 
 
-def test_the_newest_checkpoint_goes_by_number(tmp_path: Path):
+def test_the_newest_checkpoint_has_the_highest_number(tmp_path: Path):
     for iteration in (9, 100, 20):
         path = checkpoint_path(tmp_path, iteration)
         path.parent.mkdir(exist_ok=True)
@@ -183,7 +183,7 @@ def test_the_newest_checkpoint_goes_by_number(tmp_path: Path):
     assert find_checkpoint(tmp_path) == checkpoint_path(tmp_path, 100)
 
 
-def test_a_checkpoint_of_another_name_is_passed_over(tmp_path: Path):
+def test_a_file_with_another_name_is_not_a_checkpoint(tmp_path: Path):
     newest = checkpoint_path(tmp_path, 2)
     newest.parent.mkdir()
     newest.touch()
@@ -290,7 +290,7 @@ def test_origin_of_a_clean_checkout(config: TrainConfig, run_dir: Path):
 
 
 @pytest.mark.usefixtures("repository")
-def test_origin_of_a_dirty_checkout_holds_the_diff(config: TrainConfig, run_dir: Path):
+def test_origin_of_a_dirty_checkout_contains_the_diff(config: TrainConfig, run_dir: Path):
     Path("code.py").write_text("one\nthree\n")
     provenance = provenance_of(run_dir, config)
     assert provenance["git_commit"] == git("rev-parse", "HEAD")
@@ -311,7 +311,7 @@ def test_origin_of_a_dirty_checkout_holds_the_diff(config: TrainConfig, run_dir:
     ],
     ids=["binary", "crlf", "colour", "external"],
 )
-def test_the_diff_restores_the_checkout_whatever_changed_and_however_git_is_set(
+def test_the_diff_restores_the_checkout_for_all_changes_and_git_settings(
     config: TrainConfig, run_dir: Path, file: str, content: bytes, setting: str | None
 ):
     if setting:
@@ -339,7 +339,7 @@ def test_origin_where_git_is_not_installed(config: TrainConfig, run_dir: Path, m
     assert provenance_of(run_dir, config)["git_commit"] is None
 
 
-def test_origin_says_what_ran_where_with_which_versions(config: TrainConfig, run_dir: Path):
+def test_origin_records_command_machine_and_versions(config: TrainConfig, run_dir: Path):
     before = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
     provenance = provenance_of(run_dir, config)
     assert provenance["command"] == ["train", "cartpole-balance", "--seed", "3"]

@@ -16,13 +16,13 @@ def draws(*args: int) -> tuple[float, float, float]:
     return random.random(), float(np.random.random()), float(torch.rand(()))
 
 
-def test_the_same_seed_draws_the_same() -> None:
+def test_the_same_seed_gives_the_same_numbers() -> None:
     assert draws(1, 2, 3) == draws(1, 2, 3)
     assert draws(7) == draws(7, 0, 0)
 
 
 @pytest.mark.parametrize("other", [(2, 0, 0), (1, 1, 0), (1, 0, 1), (2**32 - 1, 5, 1000)])
-def test_another_seed_rank_or_iteration_draws_other_numbers_everywhere(other: tuple[int, int, int]) -> None:
+def test_another_seed_rank_or_iteration_changes_every_generator(other: tuple[int, int, int]) -> None:
     assert all(a != b for a, b in zip(draws(1, 0, 0), draws(*other), strict=True))
 
 

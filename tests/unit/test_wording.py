@@ -16,7 +16,7 @@ TASKS = ["cartpole-balance", "cartpole-swingup", "quadruped-tracking", "quadrupe
     ("items", "words"),
     [([], ""), (["a"], "a"), (["a", "b"], "a or b"), (["a", "b", "c"], "a, b or c"), ([1, 2], "1 or 2")],
 )
-def test_a_list_in_words(items: list[object], words: str):
+def test_listed_joins_names(items: list[object], words: str):
     assert listed(items, "or") == words
     assert listed(items) == words.replace(" or ", " and ")
 
@@ -38,7 +38,7 @@ def test_the_nearest_name_is_suggested(typed: str, meant: str):
 
 
 @pytest.mark.parametrize("typed", ["--zzzzzzzz", "--nam", "--", ""])
-def test_nothing_is_suggested_where_nothing_is_near(typed: str):
+def test_nothing_is_suggested_without_a_near_name(typed: str):
     assert nearest(typed, FLAGS) == []
     assert did_you_mean(typed, FLAGS, "see --help") == "see --help"
     assert did_you_mean(typed, [], "see --help") == "see --help"
@@ -52,11 +52,11 @@ def test_nothing_is_suggested_where_nothing_is_near(typed: str):
         ("quadruped", ["quadruped-tracking", "quadruped-velocity-flat"]),
     ],
 )
-def test_several_names_are_suggested_only_if_they_are_about_as_near(typed: str, meant: list[str]):
+def test_several_names_are_suggested_only_if_they_are_similarly_near(typed: str, meant: list[str]):
     assert nearest(typed, TASKS, max_names=3) == meant
 
 
-def test_no_more_names_are_suggested_than_asked_for():
+def test_the_number_of_suggested_names_is_limited():
     tasks = registry.task_names()
     assert nearest("gym", tasks, max_names=3) == [name for name in tasks if name.startswith("gym")][:3]
     assert did_you_mean("cartpole", TASKS, "", 2) == "did you mean cartpole-balance or cartpole-swingup?"

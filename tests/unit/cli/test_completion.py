@@ -72,12 +72,12 @@ def test_flags(words: tuple[str, ...], found: list[str]):
     assert suggested(*words) == found
 
 
-def test_flags_are_suggested_where_nothing_is_typed():
+def test_flags_are_suggested_before_anything_is_typed():
     for words in (TRAIN, (*TRAIN, "--num-envs", "4"), (*TRAIN, "--sync.compression", "bf16")):
         assert {"--num-envs", "--gpu-ids", "--env.", "--agent."} <= set(suggested(*words, ""))
 
 
-def test_a_group_is_one_suggestion_until_it_is_typed():
+def test_a_group_is_one_suggestion_until_its_name_is_typed():
     task = "quadruped-velocity-rough"
     config = registry.task_config(task)
     top = suggested("train", task, "--")
@@ -88,7 +88,7 @@ def test_a_group_is_one_suggestion_until_it_is_typed():
     assert suggested("train", task, "--env.rew") == rewards, "the only group that starts so is open"
 
 
-def test_every_flag_can_be_reached_and_no_group_is_suggested_alone():
+def test_every_flag_is_reachable_and_a_group_is_never_the_only_suggestion():
     """A shell puts a space behind the only suggestion."""
     task = "quadruped-velocity-rough"
     reached: set[str] = set()

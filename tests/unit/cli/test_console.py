@@ -21,7 +21,7 @@ def compiling(done: int, total: int) -> dict[str, object]:
     return {"kind": "compiling", "done": done, "total": total}
 
 
-def test_a_pipe_gets_the_first_and_the_last_line() -> None:
+def test_a_pipe_receives_the_first_and_the_last_line() -> None:
     shown, out = printer(terminal=False)
     with shown:
         for done in range(31):
@@ -32,7 +32,7 @@ def test_a_pipe_gets_the_first_and_the_last_line() -> None:
     assert "\x1b" not in out.getvalue()
 
 
-def test_a_terminal_gets_a_bar_that_goes_when_all_is_compiled() -> None:
+def test_a_terminal_shows_a_bar_that_disappears_after_compiling() -> None:
     shown, out = printer(terminal=True)
     for done in range(3):
         shown.listen(compiling(done, 2))
@@ -40,7 +40,7 @@ def test_a_terminal_gets_a_bar_that_goes_when_all_is_compiled() -> None:
     assert out.getvalue().count(HIDE_CURSOR) == out.getvalue().count(SHOW_CURSOR) == 1
 
 
-def test_an_error_gives_the_cursor_back() -> None:
+def test_an_error_restores_the_cursor() -> None:
     shown, out = printer(terminal=True)
     shown.listen(compiling(0, 2))
     with pytest.raises(KeyboardInterrupt), shown:
@@ -48,7 +48,7 @@ def test_an_error_gives_the_cursor_back() -> None:
     assert out.getvalue().count(HIDE_CURSOR) == out.getvalue().count(SHOW_CURSOR) == 1
 
 
-def test_another_attempt_gets_a_bar_of_its_own() -> None:
+def test_a_restart_shows_a_new_bar() -> None:
     shown, out = printer(terminal=True)
     with shown:
         shown.listen(compiling(0, 50))
@@ -56,7 +56,7 @@ def test_another_attempt_gets_a_bar_of_its_own() -> None:
         assert "0/2" in out.getvalue()
 
 
-def test_text_is_printed_as_it_is() -> None:
+def test_text_is_printed_unchanged() -> None:
     shown, out = printer(terminal=False)
     shown.listen({"kind": "status", "text": "rank[0] [/red]"})
     assert out.getvalue() == "rank[0] [/red]\n"

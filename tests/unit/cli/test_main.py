@@ -10,7 +10,7 @@ import pytest
 
 
 @pytest.mark.parametrize("order", [None, "FASTEST_FIRST"])
-def test_every_command_numbers_gpus_by_bus_unless_the_user_chose_an_order(order: str | None):
+def test_every_command_orders_gpus_by_pci_bus_unless_the_user_sets_an_order(order: str | None):
     code = (
         "import os, sys; from mjlab_dist.cli import main; sys.argv = ['mjlab-dist', 'list-tasks']; main.umbrella(); "
         "print(os.environ['CUDA_DEVICE_ORDER'])"

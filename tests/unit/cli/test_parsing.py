@@ -87,7 +87,7 @@ def test_no_flags_leave_the_default():
         ("--torchrunx-log-dir=", "torchrunx_log_dir", ""),
     ],
 )
-def test_a_flag_changes_its_field_and_no_other(line: str, path: str, value: Any):
+def test_a_flag_changes_only_its_field(line: str, path: str, value: Any):
     config = parsed(line)
     assert value_at(config, path) == value
     assert type(value_at(config, path)) is type(value)
@@ -121,13 +121,13 @@ def differences(old: Any, new: Any, path: str = "") -> set[str]:
         ("--seed 2 --lager wandb", "--lager", "--logger"),
     ],
 )
-def test_an_unknown_flag_is_refused_with_the_nearest(line: str, flag: str, near: str):
+def test_an_unknown_flag_is_refused_with_the_nearest_flag(line: str, flag: str, near: str):
     message = refusal_of(line)
     assert message.startswith(f"{flag}: unknown flag")
     assert f"did you mean {near}?" in message
 
 
-def test_a_flag_like_no_other_is_refused_without_a_guess():
+def test_an_unknown_flag_without_a_near_name_is_refused_without_a_suggestion():
     message = refusal_of("--zzzzzzzz 3")
     assert message.startswith("--zzzzzzzz: unknown flag")
     assert "did you mean" not in message
@@ -143,12 +143,12 @@ def test_a_flag_like_no_other_is_refused_without_a_guess():
     ],
 )
 @pytest.mark.parametrize("task", ["", "cartpole-balance "])
-def test_flags_that_are_no_fields_are_suggested_too(task: str, typed: str, near: str):
+def test_flags_without_a_config_field_are_suggested_too(task: str, typed: str, near: str):
     with pytest.raises(UserError, match=re.escape(f"did you mean {near}? (see train {task}--help)")):
         train.read_config([*task.split(), *typed.split()], "train", train.HELP)
 
 
-def test_without_a_task_its_flags_are_not_called_unknown():
+def test_without_a_task_the_flags_of_tasks_are_not_reported_as_unknown():
     with pytest.raises(UserError, match=r"^no task is named; type train TASK, with one of .* or template$"):
         train.read_config(
             ["--num_envs", "2", "--env.foo.weight", "3", "--no-require-same-devices"], "train", train.HELP
@@ -162,14 +162,16 @@ def test_without_a_task_its_flags_are_not_called_unknown():
         ("--checkpoint.intervall 10 --max-iterationss 4 --agent.num-steps-per-envv 4", "--checkpoint.interval"),
     ],
 )
-def test_of_several_unknown_flags_the_first_is_refused_with_a_flag_that_exists(line: str, near: str):
+def test_the_first_of_several_unknown_flags_is_refused_with_an_existing_flag(line: str, near: str):
     message = refusal_of(line)
     assert message.startswith(f"{line.split()[0]}: unknown flag")
     assert f"did you mean {near}?" in message
 
 
 @pytest.mark.parametrize("columns", ["25", "40", "60", "200"])
-def test_an_unknown_flag_is_refused_in_any_width_with_a_flag_that_exists(monkeypatch: pytest.MonkeyPatch, columns: str):
+def test_an_unknown_flag_is_refused_with_an_existing_flag_at_any_terminal_width(
+    monkeypatch: pytest.MonkeyPatch, columns: str
+):
     monkeypatch.setenv("COLUMNS", columns)
     message = refusal_of("--env.events.velocitys.params.std 2")
     assert message.startswith("--env.events.velocitys.params.std: unknown flag")
@@ -201,7 +203,7 @@ def test_a_bad_value_is_refused_with_flag_and_value(line: str, flag: str, value:
 
 
 @pytest.mark.parametrize(("line", "flag", "value"), [*MISTAKES, ("--num-envss 3", "--num-envss", "unknown flag")])
-def test_a_mistake_is_one_plain_line_on_a_colour_terminal_too(
+def test_a_mistake_is_one_plain_line_on_a_color_terminal_too(
     monkeypatch: pytest.MonkeyPatch, line: str, flag: str, value: str
 ):
     monkeypatch.setenv("TERM", "xterm-256color")
@@ -232,7 +234,7 @@ def test_a_missing_value_is_refused_with_the_flag(line: str):
     assert "value" in message
 
 
-def test_a_stray_word_is_refused():
+def test_a_positional_argument_is_refused():
     assert "balance" in refusal_of("--seed 2 balance")
 
 
@@ -247,7 +249,7 @@ def test_help_exits_with_0_and_shows_flags(capsys: pytest.CaptureFixture[str]):
     assert not shown.err
 
 
-def test_other_configs_parse_as_well():
+def test_other_config_classes_parse():
     config = parse(PlayConfig, PlayConfig(), ["--video", "a.mp4", "--num-envs", "2"], "play cartpole-balance")
     assert config == PlayConfig(video="a.mp4", num_envs=2)
 
@@ -263,14 +265,14 @@ def test_other_configs_parse_as_well():
         (["--seed", "1"], None, ["--seed", "1"]),
     ],
 )
-def test_a_flag_is_taken_out(argv: list[str], value: str | None, rest: list[str]):
+def test_take_flag_removes_the_flag_and_returns_its_value(argv: list[str], value: str | None, rest: list[str]):
     before = list(argv)
     assert take_flag(argv, "--config") == (value, rest)
     assert argv == before
 
 
 @pytest.mark.parametrize("argv", [["--config"], ["--config", "--seed", "1"]])
-def test_a_flag_to_take_without_a_value_is_refused(argv: list[str]):
+def test_take_flag_refuses_a_missing_value(argv: list[str]):
     with pytest.raises(UserError, match=r"^--config: needs a value$"):
         take_flag(argv, "--config")
 
@@ -287,7 +289,7 @@ def test_a_flag_to_take_without_a_value_is_refused(argv: list[str]):
         ("--run-name num-envs", False),
     ],
 )
-def test_whether_a_flag_is_given(line: str, given: bool):
+def test_is_given_detects_a_flag(line: str, given: bool):
     assert is_given(line.split(), "--num-envs") == given
 
 
@@ -307,7 +309,7 @@ def test_whether_a_flag_is_given(line: str, given: bool):
         ({"max_iterations": 9}, "--total-timesteps 7", {"max_iterations": 9, "total_timesteps": 7}),
     ],
 )
-def test_what_is_typed_beats_the_total_in_a_file(
+def test_a_flag_takes_precedence_over_a_total_in_the_file(
     tmp_path: Path, in_file: dict[str, Any], line: str, fields: dict[str, Any]
 ):
     file = tmp_path / "config.yaml"
@@ -326,7 +328,7 @@ def test_what_is_typed_beats_the_total_in_a_file(
         (["cartpole", "--help"], "cartpole", ["--help"]),
     ],
 )
-def test_the_task_stands_first(argv: list[str], task: str | None, rest: list[str]):
+def test_the_task_is_the_first_argument(argv: list[str], task: str | None, rest: list[str]):
     assert split_task(argv) == (task, rest)
 
 
@@ -340,12 +342,12 @@ def test_the_task_stands_first(argv: list[str], task: str | None, rest: list[str
         (["a", "--help-all"], HelpRequest(everything=True), ["a"]),
     ],
 )
-def test_a_request_for_help_is_taken_out(argv: list[str], asked: HelpRequest | None, rest: list[str]):
+def test_the_help_flag_is_removed_from_the_arguments(argv: list[str], asked: HelpRequest | None, rest: list[str]):
     assert take_help(argv) == (asked, rest)
 
 
 @pytest.mark.parametrize("task", ["cartpole-balance", "quadruped-velocity-rough", "arm-lift-cube"])
-def test_help_pages_have_the_flags_of_tyro(
+def test_help_pages_list_the_flags_that_tyro_accepts(
     task: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setenv("COLUMNS", "120")  # tyro uses two columns where there is room
@@ -356,7 +358,7 @@ def test_help_pages_have_the_flags_of_tyro(
     assert {flag.name for flag in flags_of(default)} == known
 
 
-def test_every_flag_has_a_meaning_and_no_unknown_type():
+def test_every_flag_has_a_description_and_a_known_type():
     for flag in flags_of(registry.task_config("quadruped-velocity-rough")):
         assert flag.text or ".params." in flag.name, flag
         assert "VALUE" not in flag.metavar or flag.name.endswith(".params"), flag
@@ -370,7 +372,7 @@ def test_every_flag_has_a_meaning_and_no_unknown_type():
     ("logger", "--logger {tensorboard,wandb}"),
     ("env.actions.force.clip", "--env.actions.force.clip FLOAT FLOAT|None"),
 ])  # fmt: skip
-def test_form_of_a_value_in_help(path: str, usage: str):
+def test_help_shows_the_format_of_a_value(path: str, usage: str):
     (flag,) = (flag for flag in flags_of(DEFAULT) if flag.path == path)
     assert flag.usage == usage
 
@@ -385,7 +387,7 @@ def test_short_help_fits_the_terminal(columns: int, monkeypatch: pytest.MonkeyPa
     assert any("--num-envs" in line and "(default: 512)" in line for line in lines)
 
 
-def test_help_of_a_prefix_shows_these_flags_only():
+def test_help_of_a_prefix_shows_only_its_flags():
     page = prefix_page("env.rewards", PROG, DEFAULT)
     assert re.findall(r"--(\S+)", page)
     assert all(name.startswith("env.rewards.") for name in re.findall(r"  --(\S+)", page))

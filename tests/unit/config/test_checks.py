@@ -134,7 +134,7 @@ def test_an_incomplete_env_is_refused(config: TrainConfig, path: str, value: Any
 @pytest.mark.parametrize(
     ("num_envs", "steps", "mini_batches"), [(3, 5, 4), (1, 1, 4), (7, 1, 3), (1024, 32, 5), (100, 10, 999)]
 )
-def test_mini_batches_that_do_not_divide_the_rollout_are_refused_with_a_number_that_does(
+def test_mini_batches_that_do_not_divide_the_rollout_are_refused_with_a_valid_number(
     config: TrainConfig, num_envs: int, steps: int, mini_batches: int
 ):
     config = changed(changed(config, "num_envs", num_envs), "agent.num_steps_per_env", steps)
@@ -163,7 +163,7 @@ OWN = "package.module:Class"
         ),
     ],
 )
-def test_fields_that_exclude_each_other_are_refused_together_only(
+def test_mutually_exclusive_fields_are_refused_only_together(
     config: TrainConfig, changes: dict[str, Any], flags: tuple[str, str]
 ):
     both = config
@@ -193,7 +193,7 @@ def test_bad_hosts_are_refused(config: TrainConfig, hosts: tuple[str, ...], fix:
 
 
 @pytest.mark.parametrize("rnn", ["lstm", "gru"])
-def test_mini_batches_of_recurrent_networks_are_of_whole_envs(config: TrainConfig, rnn: str):
+def test_mini_batches_of_recurrent_networks_contain_whole_envs(config: TrainConfig, rnn: str):
     config = changed(changed(config, "num_envs", 6), "agent.num_steps_per_env", 32)
     validate(changed(config, "agent.num_mini_batches", 4))
     config = changed(config, "agent.rnn", rnn)

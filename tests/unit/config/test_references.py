@@ -53,13 +53,13 @@ def test_the_type_checker_accepts_good_terms_and_reports_each_wrong_one(tmp_path
         assert name in error, what
 
 
-def test_a_config_with_real_names_imports_no_torch() -> None:
+def test_a_config_that_names_real_functions_imports_no_torch() -> None:
     code = HEAD + GOOD + "import sys; print(terms[0].func, type(rewards).__name__, 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["mjlab_dist.mdp.rewards:tilt", "LazyModule", "False"]
 
 
-def test_real_functions_and_stand_ins_make_the_same_terms() -> None:
+def test_real_functions_and_lazy_references_make_the_same_terms() -> None:
     from mjlab_dist.mdp.rewards import feet_air_time
 
     lazy = LazyModule("mjlab_dist.mdp.rewards")
@@ -68,11 +68,11 @@ def test_real_functions_and_stand_ins_make_the_same_terms() -> None:
     assert resolve(lazy.feet_air_time) is feet_air_time
 
 
-def test_a_reference_is_called_as_what_it_names() -> None:
+def test_calling_a_reference_calls_the_named_function() -> None:
     assert LazyModule("math").sqrt(9.0) == 3.0
 
 
-def test_a_package_offers_the_named_modules_only() -> None:
+def test_a_package_exposes_only_its_listed_modules() -> None:
     get = lazy_modules("my_robot", "terms")
     assert get("terms").knees == "my_robot.terms:knees"
     with pytest.raises(AttributeError, match="other"):
@@ -84,7 +84,7 @@ class Nested:
         """Has a name with a dot."""
 
 
-def test_what_cannot_be_found_by_its_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_that_cannot_be_imported_by_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def inner() -> None:
         pass
 

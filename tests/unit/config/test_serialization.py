@@ -31,7 +31,7 @@ def with_param(config: TrainConfig, value: ParamValue) -> TrainConfig:
     return changed(config, "env.events", events)
 
 
-def through_file(config: TrainConfig, directory: Path) -> TrainConfig:
+def write_and_read(config: TrainConfig, directory: Path) -> TrainConfig:
     file = directory / "config.yaml"
     file.write_text(yaml.safe_dump(to_plain(config), sort_keys=False))
     return read_config_file(file)
@@ -49,7 +49,7 @@ def file_refusal(path: Path) -> str:
 @pytest.mark.parametrize("task", TASKS)
 def test_a_file_reads_back_as_the_same_config(task: str, tmp_path: Path):
     config = registry.task_config(task)
-    assert through_file(config, tmp_path) == config
+    assert write_and_read(config, tmp_path) == config
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_file_reads_back_as_the_same_config(task: str, tmp_path: Path):
 )
 def test_a_changed_field_survives_the_file(config: TrainConfig, tmp_path: Path, path: str, value: Any):
     config = changed(config, path, value)
-    assert through_file(config, tmp_path) == config
+    assert write_and_read(config, tmp_path) == config
 
 
 @pytest.mark.parametrize(
@@ -103,23 +103,23 @@ def test_a_changed_field_survives_the_file(config: TrainConfig, tmp_path: Path, 
 )
 def test_a_parameter_survives_the_file_with_its_type(config: TrainConfig, tmp_path: Path, value: ParamValue):
     config = with_param(config, value)
-    read = through_file(config, tmp_path)
+    read = write_and_read(config, tmp_path)
     assert read == config
     assert type(read.env.events["extra"].params["value"]) is type(value)
 
 
 @pytest.mark.parametrize("value", ["1", "1e3", "nan", "inf", "-0.5"])
-def test_a_parameter_of_text_that_looks_like_a_number_stays_text(config: TrainConfig, tmp_path: Path, value: str):
-    assert through_file(with_param(config, value), tmp_path).env.events["extra"].params == {"value": value}
+def test_a_string_parameter_that_looks_like_a_number_stays_a_string(config: TrainConfig, tmp_path: Path, value: str):
+    assert write_and_read(with_param(config, value), tmp_path).env.events["extra"].params == {"value": value}
 
 
 def test_order_of_terms_survives_the_file(config: TrainConfig, tmp_path: Path):
     events = {name: EventConfig(func="a:b") for name in ("zeta", "alpha", "mid")}
-    read = through_file(changed(config, "env.events", events), tmp_path)
+    read = write_and_read(changed(config, "env.events", events), tmp_path)
     assert list(read.env.events) == ["zeta", "alpha", "mid"]
 
 
-def test_plain_data_holds_no_tuples_nor_dataclasses(config: TrainConfig):
+def test_plain_data_contains_no_tuples_or_dataclasses(config: TrainConfig):
     plain = to_plain(with_param(changed(config, "gpu_ids", (0, 1)), (1.0, 2.0)))
     assert plain["gpu_ids"] == [0, 1]
     assert plain["env"]["events"]["extra"] == {
@@ -140,20 +140,20 @@ def test_a_run_directory_without_a_config_is_refused(tmp_path: Path):
 
 
 @pytest.mark.parametrize("text", ["a: [", "a: b: c", "\tx", "!!python/object:os.system x", "\x00"])
-def test_a_file_that_is_no_yaml_is_refused(tmp_path: Path, text: str):
+def test_a_file_that_is_not_yaml_is_refused(tmp_path: Path, text: str):
     file = tmp_path / "config.yaml"
     file.write_text(text)
     assert "not YAML" in file_refusal(file)
 
 
-def test_a_file_that_is_no_text_is_refused(tmp_path: Path):
+def test_a_file_that_is_not_text_is_refused(tmp_path: Path):
     file = tmp_path / "config.yaml"
     file.write_bytes(b"\xff\xfe\x00\x01")
     file_refusal(file)
 
 
 @pytest.mark.parametrize("text", ["", "- 1\n- 2\n", "hello", "3"])
-def test_a_file_that_holds_no_mapping_is_refused(tmp_path: Path, text: str):
+def test_a_file_without_a_mapping_is_refused(tmp_path: Path, text: str):
     file = tmp_path / "config.yaml"
     file.write_text(text)
     assert "contains no config" in file_refusal(file)
@@ -222,7 +222,7 @@ def test_a_value_of_the_wrong_type_is_refused_by_its_name(config: TrainConfig, t
 
 def test_a_task_with_every_kind_of_term_is_valid_and_survives_the_file(tmp_path: Path):
     validate(LEGGED)
-    assert through_file(LEGGED, tmp_path) == LEGGED
+    assert write_and_read(LEGGED, tmp_path) == LEGGED
 
 
 @pytest.mark.parametrize(
@@ -277,7 +277,7 @@ def test_a_flag_changes_a_field_of_a_term_and_the_change_survives_the_file(
     assert value_at(config, path) == value
     assert type(value_at(config, path)) is type(value)
     assert config != LEGGED
-    read = through_file(config, tmp_path)
+    read = write_and_read(config, tmp_path)
     assert read == config
     assert type(value_at(read, path)) is type(value)
 
@@ -306,7 +306,7 @@ def test_a_value_of_a_term_of_the_wrong_type_is_refused(tmp_path: Path, path: st
 
 
 @pytest.mark.parametrize(("old", "new"), [(True, "physics"), (False, "off"), ("step", "step")])
-def test_a_config_from_before_the_modes_of_capture_is_read(old: object, new: str):
+def test_the_boolean_capture_of_older_configs_is_read(old: object, new: str):
     plain = to_plain(registry.task_config("cartpole-balance"))
     plain["env"]["sim"]["capture"] = old
     assert from_plain(plain).env.sim.capture == new

@@ -11,7 +11,7 @@ from mjlab_dist.errors import DesyncError
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8])
-def test_every_single_bit_counts(dtype: torch.dtype) -> None:
+def test_every_single_bit_changes_the_checksum(dtype: torch.dtype) -> None:
     g = torch.Generator().manual_seed(0)
     tensor = (100 * torch.rand(7, 3, generator=g)).to(dtype)
     unharmed = checksum(tensor)
@@ -24,7 +24,7 @@ def test_every_single_bit_counts(dtype: torch.dtype) -> None:
     assert checksum(tensor) == unharmed
 
 
-def test_places_count() -> None:
+def test_swapped_values_change_the_checksum() -> None:
     tensor = torch.randn(5, 4)
     assert checksum(tensor) != checksum(tensor.flip(0))
     assert checksum(tensor.t()) == checksum(tensor.t().contiguous())
@@ -39,7 +39,7 @@ def test_places_count() -> None:
         ([1, 2], "ranks 0-1 differ in b, the first of 2 tensors that differ"),
     ],
 )
-def test_those_that_differ_are_named(monkeypatch: pytest.MonkeyPatch, values: list[int], said: str) -> None:
+def test_tensors_and_ranks_that_differ_are_named(monkeypatch: pytest.MonkeyPatch, values: list[int], said: str) -> None:
     def gather(own: torch.Tensor) -> torch.Tensor:
         return torch.stack([own + torch.tensor([0, value, value]) for value in values])
 
@@ -48,5 +48,5 @@ def test_those_that_differ_are_named(monkeypatch: pytest.MonkeyPatch, values: li
         check_equal({"a": torch.ones(2), "b": torch.ones(3), "c": torch.zeros(1)}, "iteration 7")
 
 
-def test_one_rank_agrees_with_itself() -> None:
+def test_a_single_rank_passes_the_check() -> None:
     check_equal({"a": torch.full((2,), torch.nan)}, "iteration 1")

@@ -17,7 +17,7 @@ from mjlab_dist.distributed import Rank, RankDevice, group
 from mjlab_dist.errors import UserError
 
 
-def test_ranks_on_gpus_gather_what_is_on_the_cpu_through_gloo() -> None:
+def test_gpu_ranks_gather_cpu_tensors_through_gloo() -> None:
     """Packed env states of all ranks stay off the GPU of rank 0, which need not have room for them."""
     joined: dict[str, Any] = {}
 
@@ -45,7 +45,7 @@ def test_a_run_after_one_that_failed_with_nccl_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("backend", "destroyed"), [("gloo", 1), ("nccl", 0)])
-def test_after_an_error_only_a_group_without_nccl_is_destroyed(backend: str, destroyed: int) -> None:
+def test_after_an_error_only_groups_without_nccl_are_destroyed(backend: str, destroyed: int) -> None:
     """NCCL's destroy waits for the other ranks of the machine, which may wait for this one."""
     with (
         mock.patch.object(dist, "init_process_group"),
@@ -58,7 +58,7 @@ def test_after_an_error_only_a_group_without_nccl_is_destroyed(backend: str, des
 
 
 @pytest.mark.parametrize(("num_visible", "is_refused"), [(1, False), (8, True)])
-def test_a_rank_whose_choice_of_a_gpu_came_too_late_is_refused(num_visible: int, is_refused: bool) -> None:
+def test_a_rank_that_selects_its_gpu_after_cuda_started_is_refused(num_visible: int, is_refused: bool) -> None:
     """Else every rank would train on GPU 0."""
     device = RankDevice(device="cuda:0", visible="GPU-1", name="GPU", torch_threads=1, backend="nccl")
     refused = pytest.raises(UserError, match="CUDA_VISIBLE_DEVICES") if is_refused else contextlib.nullcontext()

@@ -38,7 +38,7 @@ def on_ranks(world_size: int, work: Callable[[int, LocalSum], T], timeout_s: flo
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 5])
-def test_every_rank_holds_the_sum_in_the_order_of_ranks(world_size: int):
+def test_every_rank_receives_the_sum_computed_in_rank_order(world_size: int):
     g = torch.Generator().manual_seed(0)
     shapes = [(), (1,), (2,), (world_size,), (4, 3), (12_345,), (1_000_001,)]  # the last larger than a socket's buffer
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int64):
@@ -76,7 +76,7 @@ def is_asleep(thread: int) -> bool:
     return all(status.read_text().rpartition(")")[2].split()[0] == "S" for _ in range(10))
 
 
-def test_a_rank_that_has_ended_is_named():
+def test_a_rank_that_exited_is_named():
     def add_up(rank: int, summing: LocalSum) -> None:
         if rank != 1:
             with pytest.raises(LostRankError, match=r"^rank 1 has ended"):
@@ -85,7 +85,7 @@ def test_a_rank_that_has_ended_is_named():
     on_ranks(2, add_up)
 
 
-def test_a_rank_that_says_nothing_is_named():
+def test_a_rank_that_does_not_respond_is_named():
     done = threading.Event()
 
     def add_up(rank: int, summing: LocalSum) -> None:
@@ -100,7 +100,7 @@ def test_a_rank_that_says_nothing_is_named():
 
 
 @pytest.mark.parametrize("sizes", [(100, 40), (40, 100)])
-def test_a_rank_that_left_out_a_sum_is_found_by_the_size_of_the_next(sizes: tuple[int, int]):
+def test_a_rank_that_skipped_a_sum_is_detected_by_the_size_of_the_next(sizes: tuple[int, int]):
     def add_up(rank: int, summing: LocalSum) -> None:
         with pytest.raises(LostRankError, match=r"^rank [01] (sent \d+ bytes for a sum of \d+|has ended)"):
             summing.sum_(torch.ones(sizes[rank]))
@@ -108,7 +108,7 @@ def test_a_rank_that_left_out_a_sum_is_found_by_the_size_of_the_next(sizes: tupl
     on_ranks(2, add_up)
 
 
-def test_strangers_at_the_port_are_turned_away(monkeypatch: pytest.MonkeyPatch):
+def test_connections_without_the_token_are_rejected(monkeypatch: pytest.MonkeyPatch):
     strangers: list[socket.socket] = []
 
     def listen(*args: object, **kwargs: object) -> socket.socket:
@@ -133,7 +133,7 @@ def test_strangers_at_the_port_are_turned_away(monkeypatch: pytest.MonkeyPatch):
         stranger.close()
 
 
-def test_a_rank_that_ends_before_it_connects_is_named():
+def test_a_rank_that_exits_before_connecting_is_named():
     with socket.create_server((local_sum.LOOPBACK, 0)) as server:
         port = server.getsockname()[1]
     store = HashStore()

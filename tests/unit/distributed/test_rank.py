@@ -60,20 +60,20 @@ def test_without_any_variable_there_is_one_rank():
     assert rank.is_main
 
 
-def test_torchrun_on_several_machines_meets_at_its_master():
+def test_torchrun_on_several_machines_uses_its_master_address():
     assert outside_launcher(TORCHRUN) == "torchrun"
     rank = rank_from_environment(TORCHRUN)
     assert rank == Rank(rank=5, local_rank=1, world_size=8, master_address="node-a", master_port=29501)
     assert not rank.is_main
 
 
-def test_torchrun_on_one_machine_meets_on_loopback():
+def test_torchrun_on_one_machine_uses_loopback():
     rank = rank_from_environment({**TORCHRUN, "LOCAL_WORLD_SIZE": "8"})
     assert rank.master_address == "127.0.0.1"
     assert rank.master_port == 29501
 
 
-def test_a_launcher_that_does_not_say_how_many_are_local_meets_at_its_master():
+def test_a_launcher_without_a_local_world_size_uses_its_master_address():
     environ = {name: value for name, value in TORCHRUN.items() if name != "LOCAL_WORLD_SIZE"}
     assert rank_from_environment(environ).master_address == "node-a"
 
@@ -93,13 +93,13 @@ def test_ranks_know_whether_they_share_a_machine(environ: dict[str, str], on_one
 
 
 @pytest.mark.parametrize("missing", ["RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"])
-def test_an_incomplete_set_of_variables_is_no_launcher(missing: str):
+def test_an_incomplete_set_of_variables_is_not_a_launcher(missing: str):
     environ = {name: value for name, value in TORCHRUN.items() if name != missing}
     assert outside_launcher(environ) is None
     assert rank_from_environment(environ) == Rank()
 
 
-def test_slurm_meets_where_the_script_says():
+def test_slurm_uses_the_master_address_of_the_script():
     environ = {**SRUN, "MASTER_ADDR": "node-b", "MASTER_PORT": "12345"}
     assert outside_launcher(environ) == "slurm"
     rank = rank_from_environment(environ)
@@ -107,14 +107,14 @@ def test_slurm_meets_where_the_script_says():
 
 
 @pytest.mark.usefixtures("scontrol")
-def test_slurm_meets_on_the_first_node_else():
+def test_slurm_uses_the_first_node_by_default():
     rank = rank_from_environment(SRUN)
     assert (rank.rank, rank.local_rank, rank.world_size) == (3, 1, 4)
     assert rank.master_address == "node07"
 
 
 @pytest.mark.usefixtures("scontrol")
-def test_every_task_of_a_step_meets_at_the_same_place():
+def test_every_task_of_a_step_uses_the_same_address():
     met = {
         (rank.master_address, rank.master_port)
         for i in range(4)
@@ -124,19 +124,19 @@ def test_every_task_of_a_step_meets_at_the_same_place():
 
 
 @pytest.mark.parametrize("job", ["1", "4711", "39999", "123456789"])
-def test_the_port_of_a_job_is_one_that_users_may_open(job: str):
+def test_the_port_of_a_job_is_unprivileged(job: str):
     rank = rank_from_environment({**SRUN, "MASTER_ADDR": "node-b", "SLURM_JOB_ID": job})
     assert 1024 <= rank.master_port < 65536
 
 
-def test_two_jobs_on_one_node_meet_on_different_ports():
+def test_two_jobs_on_one_node_use_different_ports():
     environ = {**SRUN, "MASTER_ADDR": "node-b"}
     ports = {rank_from_environment({**environ, "SLURM_JOB_ID": job}).master_port for job in ("4711", "4712")}
     assert len(ports) == 2
 
 
 @pytest.mark.usefixtures("scontrol")
-def test_a_node_list_that_slurm_does_not_know_is_an_error():
+def test_a_node_list_that_slurm_cannot_expand_is_an_error():
     with pytest.raises(subprocess.CalledProcessError):
         rank_from_environment({**SRUN, "SLURM_STEP_NODELIST": "other[1-2]"})
 
@@ -158,7 +158,7 @@ def test_torchrun_under_srun_is_torchrun():
     assert rank_from_environment(environ).rank == 5
 
 
-def test_gloo_announces_the_interface_that_leads_to_rank_0() -> None:
+def test_gloo_uses_the_network_interface_that_reaches_rank_0() -> None:
     apart = Rank(rank=1, world_size=2, master_address="127.0.0.1")
     chosen: dict[str, str] = {}
     worker.set_gloo_interface(apart, chosen)

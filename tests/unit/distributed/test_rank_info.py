@@ -31,7 +31,7 @@ A100 = dataclasses.replace(H100, name="NVIDIA A100", capability="8.0")
 CPU = DeviceInfo(host="a", device="cpu", name="EPYC", memory_gb=256, capability=None, egl_device=None)
 
 
-def test_ranks_get_all_values_in_order_of_ranks():
+def test_ranks_receive_all_values_in_rank_order():
     store = TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=20))
 
     def rank(i: int) -> list[object]:
@@ -45,7 +45,7 @@ def test_ranks_get_all_values_in_order_of_ranks():
     assert answers == [expected] * 3
 
 
-def test_rank_0_holds_the_store_open_until_the_others_have_read():
+def test_rank_0_keeps_the_store_open_until_the_other_ranks_have_read():
     store = TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=1))
     store.set("device/1", "1")
     with pytest.raises(DistStoreError):
@@ -54,7 +54,7 @@ def test_rank_0_holds_the_store_open_until_the_others_have_read():
     assert exchange(store, 0, 2, "device", 0) == [0, 1]
 
 
-def test_a_rank_that_compiles_is_waited_for_beyond_the_timeout_of_collectives(monkeypatch: pytest.MonkeyPatch):
+def test_waiting_for_a_rank_that_compiles_may_exceed_the_timeout_of_collectives(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(group, "TIMEOUT_S", 1)
     server = TCPStore("127.0.0.1", 0, is_master=True)
     ranks = [Rank(rank=i, world_size=2, master_port=server.port, joins_store=True) for i in range(2)]
@@ -72,7 +72,7 @@ def test_a_rank_that_compiles_is_waited_for_beyond_the_timeout_of_collectives(mo
         assert waiting.result() == compiling.result() == [0, 1]
 
 
-def test_the_only_rank_gets_its_own_value():
+def test_a_single_rank_receives_its_own_value():
     assert exchange(None, 0, 1, "key", {"a": 1}) == [{"a": 1}]
 
 
@@ -84,14 +84,14 @@ def test_the_cpu_of_this_machine():
 
 
 @pytest.mark.parametrize("field", ["host", "device", "egl_device"])
-def test_where_a_device_is_makes_no_difference(field: str):
+def test_devices_that_differ_only_in_location_are_equal(field: str):
     other = dataclasses.replace(H100, **{field: "1"})
     assert compare_devices([H100, other]) is None
     require_same([H100, other])
 
 
 @pytest.mark.parametrize(("field", "value"), [("name", "other"), ("memory_gb", 80), ("capability", "9.1")])
-def test_model_memory_and_capability_do(field: str, value: str | int):
+def test_devices_that_differ_in_model_memory_or_capability_are_not_equal(field: str, value: str | int):
     assert compare_devices([H100, dataclasses.replace(H100, **{field: value})])
 
 
@@ -102,14 +102,14 @@ def test_ranks_are_grouped_by_device_in_one_line():
     )
 
 
-def test_unlike_devices_are_refused_where_like_ones_are_required():
+def test_different_devices_are_refused_if_same_devices_are_required():
     with pytest.raises(
         UserError, match=r"^--require-same-devices: devices differ \(rank 0: .*; rank 1: .*drop the flag$"
     ):
         require_same([H100, A100])
 
 
-def test_ranks_are_written_for_people_and_programs(tmp_path: Path):
+def test_ranks_are_written_as_text_and_json(tmp_path: Path):
     ranks = [
         RankInfo(rank=i, pid=100 + i, **dataclasses.asdict(device), first_env_id=64 * i, num_envs=64, seed=1 + i)
         for i, device in enumerate([H100, CPU])

@@ -36,7 +36,7 @@ def ctrl_of(env: Env, actuator: str) -> torch.Tensor:
         (("FL_le.", "FR_leg|RL_leg"), ["FL_leg", "FR_leg", "RL_leg"]),
     ],
 )
-def test_regular_expressions_name_actuators_in_the_models_order_and_names_in_theirs(
+def test_patterns_select_actuators_in_model_order_and_names_in_the_given_order(
     actuators: tuple[str, ...], names: list[str]
 ) -> None:
     env = make(2, actions={"some": ActionConfig(actuators=actuators)})
@@ -50,7 +50,7 @@ def test_regular_expressions_name_actuators_in_the_models_order_and_names_in_the
     assert all(not ctrl_of(env, name).any() for name in rest)
 
 
-def test_blocks_follow_one_another() -> None:
+def test_actions_of_several_terms_are_concatenated() -> None:
     env = make(
         2,
         actions={
@@ -69,7 +69,7 @@ def test_blocks_follow_one_another() -> None:
     np.testing.assert_allclose(env.sim.ctrl, expected, rtol=0, atol=1e-6)
 
 
-def test_home_is_the_joints_position_in_the_keyframe() -> None:
+def test_the_home_offset_is_the_joint_position_in_the_keyframe() -> None:
     env = make(2)
     env.step(torch.zeros(2, 4))
     np.testing.assert_allclose(env.sim.ctrl[:, :4], HOME[:4].expand(2, -1), rtol=0, atol=1e-6)
@@ -78,7 +78,7 @@ def test_home_is_the_joints_position_in_the_keyframe() -> None:
     np.testing.assert_allclose(env.sim.ctrl[0], data.ctrl, rtol=0, atol=1e-6)
 
 
-def test_actions_are_clipped_before_they_are_scaled_and_terms_see_them_as_they_are() -> None:
+def test_actions_are_clipped_before_scaling_and_terms_read_raw_actions() -> None:
     clipped = {
         "front": ActionConfig(actuators=("F._leg",), clip=(-1.0, 0.5), scale=0.2, offset=0.3),
         "rear": ActionConfig(actuators=("R._leg",), scale=0.2),
@@ -91,7 +91,7 @@ def test_actions_are_clipped_before_they_are_scaled_and_terms_see_them_as_they_a
     assert torch.equal(env.actions, actions)
 
 
-def test_an_action_that_is_no_number_is_neither_clipped_away_nor_spread_to_others() -> None:
+def test_a_nan_action_is_not_clipped_and_does_not_spread_to_other_envs() -> None:
     env = make(2, actions={"legs": ActionConfig(actuators=(".*_leg",), clip=(-1.0, 1.0))})
     actions = torch.zeros(2, 4)
     actions[1, 2] = torch.nan
@@ -99,7 +99,7 @@ def test_an_action_that_is_no_number_is_neither_clipped_away_nor_spread_to_other
     assert env.sim.ctrl.isnan().nonzero().tolist() == [[1, env.sim.model.actuator("RL_leg").id]]
 
 
-def test_actions_before_are_remembered_within_an_episode() -> None:
+def test_previous_actions_are_kept_within_an_episode() -> None:
     env = make(3)
     rows = [torch.full((3, 4), float(i)) for i in range(1, 5)]
     env.step(rows[0])
@@ -146,7 +146,7 @@ class DelayLine:
 
 
 @pytest.mark.parametrize("latency", [(0, 0), (2, 2), (0, 3), (1, 2)])
-def test_actions_arrive_late_by_steps_that_every_env_draws_for_an_episode(latency: tuple[int, int]) -> None:
+def test_each_env_draws_a_latency_for_each_episode(latency: tuple[int, int]) -> None:
     legs = ActionConfig(actuators=("F._leg",), scale=0.5, offset=0.3, latency=latency, clip=(-0.8, 0.8))
     env = make(NUM_ENVS, actions={"legs": legs, "tail": ActionConfig(actuators=("tail",))})
     rng = np.random.default_rng(0)
@@ -172,7 +172,7 @@ def test_actions_arrive_late_by_steps_that_every_env_draws_for_an_episode(latenc
     assert latency[0] == latency[1] or any(len(set(line.lags)) > 1 for line, _ in lines)  # an episode draws anew
 
 
-def test_every_latency_is_as_likely() -> None:
+def test_every_latency_is_equally_likely() -> None:
     env = make(2000, actions={"legs": ActionConfig(actuators=(".*_leg",), latency=(1, 4))})
     for _ in range(5):
         env.step(torch.ones(2000, 4))
@@ -182,7 +182,7 @@ def test_every_latency_is_as_likely() -> None:
     assert shares.tolist() == pytest.approx([0, 0.25, 0.25, 0.25, 0.25], abs=0.05)
 
 
-def test_until_the_first_action_arrives_the_offset_does() -> None:
+def test_the_offset_applies_until_the_first_action_arrives() -> None:
     env = make(4, actions={"legs": ActionConfig(actuators=(".*_leg",), offset="home", latency=(2, 2))})
     for arrives in (False, False, True, True):
         env.step(torch.ones(4, 4))
@@ -192,7 +192,7 @@ def test_until_the_first_action_arrives_the_offset_does() -> None:
 # Mistakes
 
 
-def test_an_expression_that_fits_no_actuator_is_refused_with_what_there_is() -> None:
+def test_a_pattern_that_matches_no_actuator_is_refused_with_the_available_names() -> None:
     for pattern in ("knee", ".*_arm", "(", "_leg"):
         message = refused(actions={"legs": ActionConfig(actuators=(".*_leg", pattern))})
         assert message.startswith(f"--env.actions.legs.actuators {pattern}: ")
@@ -202,7 +202,7 @@ def test_an_expression_that_fits_no_actuator_is_refused_with_what_there_is() -> 
 @pytest.mark.parametrize(
     "blocks", [((".*_leg",), ("FL_.*",)), ((".*", "tail"),), (("F._leg", ".L_leg"),), (("tail",), ("tail",))]
 )
-def test_an_actuator_that_two_expressions_drive_is_refused(blocks: tuple[tuple[str, ...], ...]) -> None:
+def test_an_actuator_that_two_patterns_match_is_refused(blocks: tuple[tuple[str, ...], ...]) -> None:
     actions = {f"block{i}": ActionConfig(actuators=names) for i, names in enumerate(blocks)}
     assert refused(actions=actions).startswith("--env.actions: an actuator is driven by two actions")
 

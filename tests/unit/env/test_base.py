@@ -28,7 +28,7 @@ def env(shared: Env) -> Iterator[Env]:
     shared.load_state(before)
 
 
-def assert_is_of_the_present(env: Env) -> None:
+def assert_is_up_to_date(env: Env) -> None:
     quat, velocity = env.sim.qpos[:, 3:7], env.sim.qvel[:, :3]
     base = env.base()
     down = torch.tensor([0.0, 0.0, -1.0]).expand(env.num_envs, 3)
@@ -66,16 +66,16 @@ CHANGES: dict[str, Callable[[Env], object]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
-def test_a_change_of_the_state_is_noticed(env: Env, change: Callable[[Env], object]) -> None:
-    assert_is_of_the_present(env)
+def test_a_change_of_the_state_is_detected(env: Env, change: Callable[[Env], object]) -> None:
+    assert_is_up_to_date(env)
     before = env.base().gravity.clone()
     change(env)
-    assert_is_of_the_present(env)
+    assert_is_up_to_date(env)
     if change is not _write_rows:
         assert not torch.equal(env.base().gravity, before)
 
 
-def test_nothing_is_computed_twice_for_the_same_state(env: Env, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_are_computed_once_per_state(env: Env, monkeypatch: pytest.MonkeyPatch) -> None:
     base, calls = env.base(), []
     measure = base._measure
     monkeypatch.setattr(base, "_measure", lambda: calls.append(measure()))
@@ -86,14 +86,14 @@ def test_nothing_is_computed_twice_for_the_same_state(env: Env, monkeypatch: pyt
     assert len(calls) == 1
 
 
-def test_an_env_that_is_built_in_inference_mode_computes_at_every_read() -> None:
+def test_an_env_built_in_inference_mode_computes_on_every_read() -> None:
     with torch.inference_mode():
         env = make(2, config=EVERYTHING)
         env.sim.qpos.copy_(env.sim.qpos.flip(0))
         assert env.sim.version is None
-        assert_is_of_the_present(env)
+        assert_is_up_to_date(env)
         env.sim.qpos[0, 3:7] = torch.tensor([0.0, 1.0, 0.0, 0.0])
-        assert_is_of_the_present(env)
+        assert_is_up_to_date(env)
 
 
 def test_a_joint_that_is_not_free_is_refused(env: Env) -> None:

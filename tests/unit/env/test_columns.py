@@ -43,7 +43,7 @@ TENSORS = {
 }
 
 
-def test_rows_of_all_types_and_strides_are_cleared_and_no_others(env: Env) -> None:
+def test_only_masked_rows_are_cleared_for_all_types_and_strides(env: Env) -> None:
     tensors = {name: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype).copy_(t) for name, t in TENSORS.items()}
     around = {name: torch.full((NUM_ENVS, 7), 3.0) for name in ("columns", "a column")}
     tensors["columns"], tensors["a column"] = around["columns"][:, 2:5], around["a column"][:, 3]
@@ -63,7 +63,7 @@ def test_rows_that_are_not_contiguous_are_refused(env: Env) -> None:
         env.sim.record_clearing([torch.ones(3, NUM_ENVS).T])
 
 
-def test_where_episodes_start_what_terms_clear_is_0_and_elsewhere_as_it_was(env: Env) -> None:
+def test_term_memory_is_cleared_only_in_envs_whose_episode_starts(env: Env) -> None:
     actions = torch.rand(NUM_ENVS, env.num_actions)
     for _ in range(3):
         env.step(actions)
@@ -79,7 +79,7 @@ def test_where_episodes_start_what_terms_clear_is_0_and_elsewhere_as_it_was(env:
         assert torch.equal(tensor[~MASK], old[~MASK])
 
 
-def test_totals_count_what_an_episode_had_before_it_was_cleared(env: Env) -> None:
+def test_totals_include_the_values_from_before_clearing(env: Env) -> None:
     env.reset()
     env.pop_episode_totals()
     env.terminated.zero_()
@@ -96,7 +96,7 @@ def test_totals_count_what_an_episode_had_before_it_was_cleared(env: Env) -> Non
 @pytest.mark.parametrize(
     "values", [torch.rand(NUM_ENVS, 3), torch.rand(3), torch.rand(NUM_ENVS, 3).double(), torch.arange(3), 2.0]
 )
-def test_values_of_any_type_are_written_to_some_rows(values: torch.Tensor | float) -> None:
+def test_values_of_any_type_are_written_to_masked_rows(values: torch.Tensor | float) -> None:
     written = torch.ones(NUM_ENVS, 3)
     write_rows(written, MASK, values)
     expected = torch.as_tensor(values).float().expand(NUM_ENVS, 3)
@@ -110,13 +110,13 @@ def test_numbers_are_converted_to_integers() -> None:
     assert written.tolist() == (2 * MASK.long()).tolist()
 
 
-def test_rows_may_be_written_from_the_same_memory() -> None:
+def test_rows_may_be_written_from_overlapping_memory() -> None:
     written = torch.arange(12.0).view(NUM_ENVS, 2)
     write_rows(written, MASK, written[:, :1].expand(NUM_ENVS, 2))
     assert written[:, 1].tolist() == [0.0, 3.0, 5.0, 6.0, 9.0, 10.0]
 
 
-def test_uniform_draws_lie_between_bounds_in_either_order() -> None:
+def test_uniform_samples_are_between_the_bounds_in_either_order() -> None:
     like = torch.zeros(1000, 2)
     for low, high in ((-2.0, 3.0), (3.0, -2.0)):
         drawn = uniform(like, low, high)

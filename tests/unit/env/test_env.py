@@ -190,7 +190,7 @@ def test_substeps_make_control_steps_longer_and_episodes_fewer_steps() -> None:
 
 
 @pytest.mark.parametrize("forward", [True, False])
-def test_every_step_is_what_c_computes_and_every_end_is_told_apart(forward: bool) -> None:
+def test_every_step_matches_mujoco_c_and_every_kind_of_episode_end_is_distinguished(forward: bool) -> None:
     env = make(sim=dataclasses.replace(CARTPOLE, forward_before_observation=forward))
     ages, kinds = np.zeros(NUM_ENVS, dtype=int), set()
     for step in play(env, 3 * MAX_STEPS):
@@ -276,7 +276,7 @@ def test_without_events_episodes_start_at_the_models_reference_state() -> None:
     assert env.sim.qvel[0].any()
 
 
-def test_a_diverged_env_restarts_clean_and_spoils_no_other() -> None:
+def test_a_diverged_env_is_reset_and_affects_no_other_env() -> None:
     env = make()
     env.sim.qpos[3] = float("nan")
     env.episode_length_buf[3] = MAX_STEPS - 1
@@ -301,7 +301,7 @@ def test_reset_restarts_every_env() -> None:
 # Observations
 
 
-def test_forward_makes_poses_that_are_observed_those_of_the_present_state() -> None:
+def test_forward_updates_observed_poses_to_the_current_state() -> None:
     env = make(sim=dataclasses.replace(CARTPOLE, forward_before_observation=True))
     assert env.sim.model.geom(5).name == "pole"
     restarted = 0
@@ -327,7 +327,7 @@ def test_observations_are_copies_of_the_state() -> None:
 # Totals
 
 
-def test_totals_are_those_of_whole_episodes() -> None:
+def test_totals_cover_whole_episodes() -> None:
     env = make()
     steps = play(env, 3 * MAX_STEPS + 10)
     episodes = episodes_of(steps, np.zeros(NUM_ENVS, dtype=int))
@@ -345,7 +345,7 @@ def test_the_return_of_an_episode_is_the_sum_of_its_rewards() -> None:
     assert float(env.pop_episode_totals().terms.sum()) == pytest.approx(float(rewards), rel=1e-5)
 
 
-def test_popping_in_between_splits_the_totals_by_when_episodes_end() -> None:
+def test_each_episode_counts_in_the_interval_in_which_it_ends() -> None:
     env = make()
     parts, totals = [], []
     for part in range(5):
@@ -357,7 +357,7 @@ def test_popping_in_between_splits_the_totals_by_when_episodes_end() -> None:
         assert_totals(total, until[len(before) :])
 
 
-def test_first_staggered_episodes_stay_out_of_the_totals() -> None:
+def test_first_staggered_episodes_are_excluded_from_the_totals() -> None:
     env = make()
     env.stagger()
     ages = env.episode_length_buf.numpy().copy()
@@ -381,7 +381,7 @@ def test_a_reset_ends_staggering() -> None:
     assert_totals(env.pop_episode_totals(), episodes_of(steps, np.zeros(NUM_ENVS, dtype=int)))
 
 
-def test_weights_scale_rewards_and_0_leaves_a_term_out() -> None:
+def test_weights_scale_rewards_and_a_weight_of_0_disables_a_term() -> None:
     heavier = {
         name: dataclasses.replace(term, weight=factor * term.weight)
         for (name, term), factor in zip(CONFIG.rewards.items(), (3.0, 0.0, -2.0), strict=True)
@@ -392,7 +392,7 @@ def test_weights_scale_rewards_and_0_leaves_a_term_out() -> None:
         np.testing.assert_allclose(step.rewards, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_an_overflow_is_not_forgotten_when_the_episode_ends() -> None:
+def test_an_overflow_is_still_reported_after_the_episode_ends() -> None:
     """metrics.Sample.overflows counts envs that *ever* overflowed, and is read once an iteration, after many resets."""
     config = dataclasses.replace(CONFIG, sim=dataclasses.replace(BOX, njmax=4), **box_terms())
     env = make(config, num_envs=4, episode_length_s=0.3)
@@ -458,7 +458,7 @@ def test_20_steps_are_10_in_one_env_and_10_in_another(name: str) -> None:
     assert {name: tensor.data_ptr() for name, tensor in other.sim.state().items()} == addresses
 
 
-def test_state_has_a_row_per_env_and_belongs_to_a_task_and_a_number_of_envs() -> None:
+def test_the_state_has_a_row_per_env_and_loads_only_into_the_same_task_and_number_of_envs() -> None:
     env = make()
     state = env.state()
     assert {name for name, tensor in state.items() if tensor.shape[:1] != (NUM_ENVS,)} == {"totals", "nan_resets"}
@@ -473,7 +473,7 @@ def test_state_has_a_row_per_env_and_belongs_to_a_task_and_a_number_of_envs() ->
     assert all(torch.equal(before[name], tensor) for name, tensor in env.state().items())
 
 
-def test_a_reward_whose_weight_is_changed_has_the_new_one_when_a_run_goes_on() -> None:
+def test_a_changed_reward_weight_applies_to_a_resumed_run() -> None:
     env = make()
     state = env.state()
     heavier = {name: dataclasses.replace(term, weight=3 * term.weight) for name, term in CONFIG.rewards.items()}
@@ -483,7 +483,7 @@ def test_a_reward_whose_weight_is_changed_has_the_new_one_when_a_run_goes_on() -
     np.testing.assert_allclose(other.step(actions)[1], 3 * env.step(actions)[1], rtol=1e-5, atol=1e-6)
 
 
-def test_the_state_is_all_that_terms_randomizations_and_observations_remember() -> None:
+def test_the_state_includes_all_memory_of_terms_randomizations_and_observations() -> None:
     """Envs that were drawn otherwise, and are elsewhere, have all of it once they have it."""
     env, other = make(everything()), make(everything(), seed=7)
     state = env.state()
@@ -573,7 +573,7 @@ def spoil_command(env: Env) -> None:
         "everything's command",
     ],
 )  # fmt: skip
-def test_envs_with_nan_are_reset_and_counted_and_no_other_notices(
+def test_envs_with_nan_are_reset_and_counted_and_other_envs_are_unaffected(
     model: str, poison: Callable[[Env], None], forward: bool
 ) -> None:
     config = {"cartpole": CONFIG, "dragged": dragged_config(), "everything": EVERYTHING}[model]
@@ -593,7 +593,7 @@ def test_envs_with_nan_are_reset_and_counted_and_no_other_notices(
     assert all(tensor.isfinite().all() for tensor in env.state().values() if tensor.is_floating_point())
 
 
-def test_episodes_that_a_nan_ends_are_in_no_total() -> None:
+def test_episodes_ended_by_nan_are_excluded_from_the_totals() -> None:
     config = dataclasses.replace(CONFIG, terminations={}, nan_policy="reset")
     env = make(config)
     rewards = torch.zeros(NUM_ENVS)
@@ -612,7 +612,7 @@ def test_episodes_that_a_nan_ends_are_in_no_total() -> None:
     assert (totals.episodes, totals.steps) == (1, MAX_STEPS)
 
 
-def test_a_term_that_is_not_finite_for_a_finite_state_resets_too() -> None:
+def test_a_term_that_is_not_finite_resets_the_env_although_the_state_is_finite() -> None:
     reward = RewardConfig(func=f"{TERMS}:inverse", weight=1.0, params={"limit": 0.1})
     observation = ObservationConfig(func=f"{TERMS}:root")
     cart = EventConfig(func=f"{EVENTS}:draw_joint_position", params={"joint": "slider", "low": 0.0, "high": 0.05})
@@ -630,7 +630,7 @@ def test_a_term_that_is_not_finite_for_a_finite_state_resets_too() -> None:
         assert env.pop_nan_resets() == 1
 
 
-def test_a_reset_does_not_hide_a_term_that_is_not_finite_at_the_start_either() -> None:
+def test_a_term_that_is_not_finite_after_a_reset_is_reported() -> None:
     observations = {"actor": {"root": ObservationConfig(func=f"{TERMS}:root")}}
     env = make(nan_policy="reset", observations=observations)
     assert (env.sim.qpos[:, 0] < 0).all()
@@ -642,7 +642,7 @@ def test_a_reset_does_not_hide_a_term_that_is_not_finite_at_the_start_either() -
     assert env.pop_nan_resets() == 3 * NUM_ENVS
 
 
-def test_without_nan_both_policies_do_the_same() -> None:
+def test_both_settings_are_equal_without_nan() -> None:
     config = dataclasses.replace(CONFIG, sim=dataclasses.replace(CARTPOLE, forward_before_observation=False))
     (ours, _, stop), (oracle, _, reset) = (
         poisoned_and_healthy(dataclasses.replace(config, nan_policy=policy), lambda _: None)
@@ -652,7 +652,7 @@ def test_without_nan_both_policies_do_the_same() -> None:
     assert stop.pop_nan_resets() == reset.pop_nan_resets() == 0
 
 
-def test_a_term_that_is_not_finite_is_so_in_the_totals() -> None:
+def test_a_term_that_is_not_finite_makes_its_total_not_finite() -> None:
     env = make()
     env.sim.qpos[3] = float("nan")
     env.step(torch.zeros(NUM_ENVS, 1))
@@ -662,7 +662,7 @@ def test_a_term_that_is_not_finite_is_so_in_the_totals() -> None:
     assert env.pop_episode_totals().terms.isfinite().tolist() == [False, True, True]
 
 
-def test_columns_of_observations_are_told_by_term() -> None:
+def test_columns_of_observations_are_named_by_term() -> None:
     assert make().observation_columns() == {
         "actor": {"cart": slice(0, 1), "pole_velocity": slice(1, 2)},
         "critic": {"pole": slice(0, 1), "tip": slice(1, 4)},
@@ -705,7 +705,7 @@ def test_actions_reach_their_actuators_scaled_and_offset() -> None:
     assert env.actions.data_ptr() != actions.data_ptr()
 
 
-def test_a_free_joint_is_observed_whole() -> None:
+def test_all_coordinates_of_a_free_joint_are_observed() -> None:
     env = make_box({"force": ActionConfig(actuators=("lift",))})
     obs = env.step(torch.tensor([[30.0], [0.0], [-30.0]]))[0]
     assert (env.joints["root"].qpos, env.joints["root"].qvel) == (slice(0, 7), slice(0, 6))
@@ -761,13 +761,13 @@ def test_misspelled_arguments_of_a_term_are_refused() -> None:
     assert "joints" in message
 
 
-def test_an_unknown_joint_is_refused_with_those_there_are() -> None:
+def test_an_unknown_joint_is_refused_with_the_available_joints() -> None:
     term = ObservationConfig(func=f"{COMMON}:joint_position", params={"joint": "hunge"})
     assert refused(observations={"actor": {"odd": term}}) == "joint hunge: the model has slider, hinge"
 
 
 @pytest.mark.parametrize("where", ["terminations", "events", "observations.actor"])
-def test_an_unknown_function_is_named_by_where_it_stands(where: str) -> None:
+def test_the_message_for_an_unknown_function_names_the_config_field(where: str) -> None:
     terms = {"odd": ObservationConfig(func=f"{TERMS}:nothing")}
     field, _, group = where.partition(".")
     message = refused(**{field: {group: terms} if group else terms})
@@ -852,7 +852,7 @@ def test_a_step_never_waits_for_the_device(forward: bool, capture: CaptureMode, 
 
 @pytest.mark.parametrize("nan_policy", ["stop", "reset"])
 @pytest.mark.parametrize("forward", [True, False])
-def test_a_step_with_everything_switched_on_never_waits_for_the_device(forward: bool, nan_policy: Any) -> None:
+def test_a_step_with_every_feature_never_waits_for_the_device(forward: bool, nan_policy: Any) -> None:
     env = make(everything(forward, nan_policy=nan_policy))
     env.stagger()
     actions = torch.randn(40, NUM_ENVS, env.num_actions)
@@ -876,7 +876,7 @@ def trajectory(seed: int) -> list[torch.Tensor]:
     return [torch.cat([step.obs["actor"], step.obs["critic"], step.rewards.unsqueeze(1)], dim=1) for step in steps]
 
 
-def test_a_seed_decides_the_trajectory() -> None:
+def test_the_seed_determines_the_trajectory() -> None:
     first, again, other = trajectory(3), trajectory(3), trajectory(4)
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert not any(torch.equal(a, b) for a, b in zip(first, other, strict=True))
@@ -885,7 +885,7 @@ def test_a_seed_decides_the_trajectory() -> None:
 # Curricula
 
 
-def test_curricula_see_episodes_as_they_end_and_totals_as_iterations_end() -> None:
+def test_curricula_receive_episodes_when_they_end_and_totals_when_iterations_end() -> None:
     env = make(curricula={"ended": TermConfig(func=f"{TERMS}:Ended", params={"factor": 0.5})})
     curriculum = env._curricula["ended"]
     assert isinstance(curriculum, Ended)
@@ -913,7 +913,7 @@ def test_curricula_see_episodes_as_they_end_and_totals_as_iterations_end() -> No
     np.testing.assert_allclose(step.rewards, 0.5 * WEIGHTS @ step.terms, rtol=1e-5, atol=1e-6)
 
 
-def test_what_is_no_curriculum_is_refused() -> None:
+def test_a_class_that_is_not_a_curriculum_is_refused() -> None:
     message = refused(curricula={"odd": TermConfig(func=f"{TERMS}:alive")})
     assert message.startswith(f"--env.curricula.odd.func {TERMS}:alive: is not a Curriculum")
 
@@ -921,7 +921,7 @@ def test_what_is_no_curriculum_is_refused() -> None:
 # Ids
 
 
-def test_envs_are_spread_over_the_tiles_of_a_terrain_whatever_rank_they_are_on() -> None:
+def test_envs_of_all_ranks_are_distributed_over_the_tiles_of_a_terrain() -> None:
     parts = {"flat": TerrainPartConfig(kind="flat"), "up": TerrainPartConfig(kind="slope_up")}
     grid = TerrainConfig(parts=parts, num_levels=3, num_columns=4, tile_size_m=2.0, platform_m=0.5, resolution_m=0.25)
     terrain = Terrain(grid)
@@ -935,7 +935,7 @@ def test_envs_are_spread_over_the_tiles_of_a_terrain_whatever_rank_they_are_on()
     assert not _origins(None, ids).any()
 
 
-def test_terms_see_which_env_of_the_whole_run_theirs_is():
+def test_terms_read_the_index_of_each_env_in_the_whole_run():
     config = dataclasses.replace(CONFIG, observations={"actor": {"id": ObservationConfig(func=f"{TERMS}:own_id")}})
     ranks = [Env(config, NUM_ENVS, "cpu", first_env_id=rank * NUM_ENVS) for rank in range(3)]
     seen = [env.step(torch.zeros(NUM_ENVS, 1))[0]["actor"].squeeze(1).tolist() for env in ranks]

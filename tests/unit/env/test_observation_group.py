@@ -53,7 +53,7 @@ def constant(*values: float, num_envs: int = NUM_ENVS) -> Callable[[], torch.Ten
 # Without memory
 
 
-def test_terms_stand_side_by_side_clipped_and_then_scaled() -> None:
+def test_terms_are_concatenated_after_clipping_and_then_scaling() -> None:
     observed = group(
         {
             "plain": (constant(1.0, -2.0), config()),
@@ -75,7 +75,7 @@ def test_terms_stand_side_by_side_clipped_and_then_scaled() -> None:
     assert observed.clean().tolist() == [[1.0, -2.0, 3.0, -7.0, 0.5, 7.0, 7.0, -7.0, 7.0, -7.0]] * NUM_ENVS
 
 
-def test_what_is_no_number_stays_so_in_its_own_column_and_env() -> None:
+def test_nan_stays_in_its_own_column_and_env() -> None:
     row = torch.ones(NUM_ENVS, 2)
     row[3, 1] = float("nan")
     observed = group(
@@ -88,7 +88,7 @@ NOISY = 4000
 """Envs where a distribution is looked at."""
 
 
-def test_noise_is_of_the_width_and_kind_asked_for_and_each_number_has_its_own() -> None:
+def test_noise_has_the_configured_distribution_and_is_independent_per_value() -> None:
     torch.manual_seed(0)
     term = constant(1.0, 2.0, num_envs=NOISY)
     observed = group(
@@ -121,7 +121,7 @@ def test_both_kinds_of_noise_add_up() -> None:
     assert float(observed.std()) == pytest.approx(np.sqrt(0.3**2 / 3 + 0.4**2), rel=0.05)
 
 
-def test_noise_is_clipped_and_what_is_clipped_is_scaled() -> None:
+def test_values_are_clipped_after_noise_and_before_scaling() -> None:
     torch.manual_seed(2)
     term = constant(1.0, num_envs=NOISY)
     observed = group({"x": (term, config(uniform_noise=0.5, clip=(0.75, 1.25), scale=10.0))}, NOISY).observe()
@@ -132,7 +132,7 @@ def test_noise_is_clipped_and_what_is_clipped_is_scaled() -> None:
     assert (values == 12.5).mean() == pytest.approx(0.25, abs=0.03)
 
 
-def test_two_groups_draw_noise_of_their_own() -> None:
+def test_two_groups_draw_independent_noise() -> None:
     torch.manual_seed(3)
     term = constant(0.0, num_envs=NOISY)
     noisy, other, clean = (
@@ -163,7 +163,9 @@ class Bookkeeping:
     ("delay", "history", "width"),
     [((0, 0), 3, 1), ((2, 2), 1, 2), ((1, 3), 1, 1), ((0, 2), 4, 3), ((3, 3), 2, 1), ((0, 1), 1, 2)],
 )
-def test_late_values_and_past_values_are_those_of_the_episode(delay: tuple[int, int], history: int, width: int) -> None:
+def test_delayed_and_past_values_come_from_the_current_episode(
+    delay: tuple[int, int], history: int, width: int
+) -> None:
     torch.manual_seed(4)
     rng = np.random.default_rng(5)
     source = Source(width)
@@ -226,7 +228,7 @@ def test_an_episode_starts_with_copies_of_its_first_value() -> None:
     assert second[8].tolist() == [2.0, 3.0, 4.0]
 
 
-def test_every_delay_is_as_likely_and_envs_draw_their_own() -> None:
+def test_every_delay_is_equally_likely_and_drawn_per_env() -> None:
     torch.manual_seed(6)
     observed = group({"x": (constant(0.0, num_envs=NOISY), config(delay=(1, 3)))}, NOISY)
     observed.reset(torch.ones(NOISY, dtype=torch.bool))
@@ -240,7 +242,7 @@ def test_every_delay_is_as_likely_and_envs_draw_their_own() -> None:
     assert not torch.equal(lag[only], kept[only])
 
 
-def test_a_past_value_keeps_the_noise_it_was_measured_with() -> None:
+def test_a_past_value_keeps_its_original_noise() -> None:
     torch.manual_seed(7)
     observed = group({"x": (constant(0.0), config(uniform_noise=1.0, scale=3.0, delay=(1, 1), history=2))})
     observed.reset(EVERYWHERE)
@@ -251,7 +253,7 @@ def test_a_past_value_keeps_the_noise_it_was_measured_with() -> None:
         assert not torch.equal(next_[:, 1], one[:, 1])
 
 
-def test_looking_at_clean_values_remembers_nothing() -> None:
+def test_reading_clean_values_changes_no_history() -> None:
     source = Source()
     observed = group({"x": (source, config(history=2))})
     observed.observe()
@@ -262,7 +264,7 @@ def test_looking_at_clean_values_remembers_nothing() -> None:
 
 
 @pytest.mark.parametrize("shape", [(NUM_ENVS,), (NUM_ENVS, 1, 1), (1, NUM_ENVS), ()])
-def test_a_term_that_returns_no_row_per_env_is_refused_by_its_name(shape: tuple[int, ...]) -> None:
+def test_a_term_that_does_not_return_a_row_per_env_is_refused_by_name(shape: tuple[int, ...]) -> None:
     with pytest.raises(UserError) as caught:
         group({"fine": (constant(1.0), config()), "odd": (lambda: torch.zeros(shape), config())})
     assert str(caught.value) == f"observation odd: has shape {shape}; it must have one row per env, ({NUM_ENVS}, width)"
@@ -279,7 +281,7 @@ def _warp() -> None:
 JOINTS = "mjlab_dist.mdp.observations:JointPositions"
 
 
-def test_an_env_observes_once_a_step_and_starts_anew_where_an_episode_starts() -> None:
+def test_an_env_observes_once_per_step_and_clears_history_at_the_start_of_an_episode() -> None:
     env = legged.make(
         4,
         observations={
@@ -321,7 +323,7 @@ def test_an_env_observes_once_a_step_and_starts_anew_where_an_episode_starts() -
             assert observed["actor"][i, 6] == heights[max(now - 1, starts[i])][i]
 
 
-def test_names_of_columns_that_are_not_finite_count_a_terms_history() -> None:
+def test_names_of_columns_that_are_not_finite_include_the_position_in_the_history() -> None:
     from mjlab_dist.learn.finite import column_names
 
     env = legged.make(2, observations={"actor": {"joints": ObservationConfig(func=JOINTS, history=2)}})

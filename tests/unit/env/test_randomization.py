@@ -67,7 +67,7 @@ FIELDS: list[tuple[str, dict[str, Any], tuple[int | tuple[int, int], ...]]] = [
 
 
 @pytest.mark.parametrize(("field", "chosen", "where"), FIELDS, ids=[f"{f}-{'-'.join(c)}" for f, c, _ in FIELDS])
-def test_what_is_named_is_drawn_and_nothing_else(field: str, chosen: dict[str, Any], where: tuple[Any, ...]) -> None:
+def test_only_the_named_fields_are_randomized(field: str, chosen: dict[str, Any], where: tuple[Any, ...]) -> None:
     env = make(NUM_ENVS, randomizations={"it": draw(field, 0.25, 0.75, operation="add", **chosen)})
     values = float64(env.sim.field(field))
     before = np.asarray(env.sim.model.opt.density if field == "density" else own(env, field), dtype=float)
@@ -85,7 +85,7 @@ def test_what_is_named_is_drawn_and_nothing_else(field: str, chosen: dict[str, A
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_factors_are_uniform_and_shared_ones_are_the_same_for_all_that_is_chosen(shared: bool) -> None:
+def test_factors_are_uniform_and_a_shared_factor_is_equal_for_all_selected_elements(shared: bool) -> None:
     env = make(MANY, randomizations={"it": draw("geom_friction", 0.5, 1.5, names=(".*_foot",), shared=shared)})
     factors = float64(env.sim.field("geom_friction"))[:, 3::2][:, :4] / own(env, "geom_friction")[3::2][:4]
     assert factors.shape == (MANY, 4, 3)
@@ -99,7 +99,7 @@ def test_factors_are_uniform_and_shared_ones_are_the_same_for_all_that_is_chosen
         assert_independent(*flat.T)
 
 
-def test_values_are_set_log_uniformly() -> None:
+def test_values_are_drawn_log_uniformly() -> None:
     env = make(
         MANY,
         randomizations={
@@ -117,7 +117,7 @@ def test_values_are_set_log_uniformly() -> None:
         assert_uniform(float64(env.sim.field("dof_frictionloss"))[:, dof], 0.2, 0.4)
 
 
-def test_several_of_one_field_follow_one_another() -> None:
+def test_several_randomizations_of_one_field_apply_in_order() -> None:
     mass = {
         "load": draw("body_mass", 1.0, 2.0, names=("trunk",), operation="add"),
         "all": draw("body_mass", 2.0, 2.0, names=(".*",)),
@@ -131,7 +131,7 @@ def test_several_of_one_field_follow_one_another() -> None:
 # What it does
 
 
-def test_constants_that_derive_from_masses_are_those_of_mujoco() -> None:
+def test_constants_derived_from_masses_match_mujoco() -> None:
     env = make(
         4,
         randomizations={
@@ -150,7 +150,7 @@ def test_constants_that_derive_from_masses_are_those_of_mujoco() -> None:
             np.testing.assert_allclose(ours, getattr(model, field), rtol=1e-3, atol=1e-6, err_msg=field)
 
 
-def test_an_episode_starts_as_if_nothing_were_drawn() -> None:
+def test_randomization_does_not_change_the_start_of_an_episode() -> None:
     env = make(
         4,
         randomizations={
@@ -162,7 +162,7 @@ def test_an_episode_starts_as_if_nothing_were_drawn() -> None:
     assert torch.equal(env.reference.qpos, env.sim.qpos)
 
 
-def test_every_env_falls_by_its_own_gravity() -> None:
+def test_every_env_falls_with_its_own_gravity() -> None:
     gravity = {"it": draw("gravity", -12.0, -2.0, operation="set", columns=(2,))}
     env = make(NUM_ENVS, randomizations=gravity)
     env.sim.qpos[:, 2] = 5.0
@@ -180,7 +180,7 @@ def test_every_env_falls_by_its_own_gravity() -> None:
         np.testing.assert_allclose(env.sim.qvel[i], data.qvel, rtol=0, atol=1e-4)
 
 
-def test_every_env_steps_by_its_own_masses_gains_and_damping() -> None:
+def test_every_env_steps_with_its_own_masses_gains_and_damping() -> None:
     env = make(
         6,
         randomizations={
@@ -224,7 +224,7 @@ BOX = SimConfig(
 )
 
 
-def test_envs_of_different_friction_slide_differently_far() -> None:
+def test_envs_with_different_friction_slide_different_distances() -> None:
     """A box pushed off at v slides v^2 / (2 mu g), whatever it weighs."""
     friction = draw("geom_friction", 0.1, 0.8, operation="set", columns=(0,), shared=True)
     env = make(
@@ -250,7 +250,7 @@ def test_envs_of_different_friction_slide_differently_far() -> None:
 # At reset
 
 
-def test_a_draw_at_reset_is_of_the_episode_and_of_no_other_env() -> None:
+def test_a_randomization_at_reset_lasts_one_episode_and_changes_only_its_env() -> None:
     friction = draw("geom_friction", 0.5, 1.5, names=(".*_foot",), columns=(0,), when="reset")
     env = make(NUM_ENVS, randomizations={"it": friction})
     field = env.sim.field("geom_friction")
@@ -268,7 +268,7 @@ def test_a_draw_at_reset_is_of_the_episode_and_of_no_other_env() -> None:
 
 
 @pytest.mark.parametrize("operation", ["scale", "add"])
-def test_draws_at_reset_start_from_what_startup_left_and_never_pile_up(operation: Any) -> None:
+def test_randomizations_at_reset_start_from_the_startup_values_and_do_not_accumulate(operation: Any) -> None:
     env = make(
         NUM_ENVS,
         randomizations={
@@ -296,7 +296,7 @@ def test_draws_at_reset_start_from_what_startup_left_and_never_pile_up(operation
     assert (np.abs(np.diff(values, axis=0)) > 0).all()
 
 
-def test_startup_and_reset_of_other_fields_leave_each_other_alone() -> None:
+def test_startup_and_reset_randomizations_of_different_fields_are_independent() -> None:
     env = make(
         8,
         randomizations={

@@ -55,7 +55,7 @@ def test_the_largest_power_of_two_that_fits(env_bytes: int, usable_bytes: int, n
     assert choose_num_envs([room(env_bytes, usable_bytes)])[0] == num_envs
 
 
-def test_the_rank_with_the_least_memory_decides_and_is_named():
+def test_the_rank_with_the_least_memory_determines_the_number_of_envs_and_is_named():
     num_envs, line = choose_num_envs([room(1000, 10**6), room(2000, 10**6), room(1000, 600_000)])
     assert num_envs == 256
     assert line == "--num-envs auto: 256 envs per rank. An env needs 2.0 kB; rank 1 has the least memory, 1.0 MB."
@@ -68,7 +68,7 @@ def test_the_cap_is_reported(usable_bytes: int, capped: bool):
     assert "\n" not in line
 
 
-def test_too_little_for_one_env_is_refused():
+def test_too_little_memory_for_one_env_is_refused():
     with pytest.raises(UserError, match=r"^--num-envs auto: an env needs 5\.0 GB, and rank 1 can use 900 bytes; "):
         choose_num_envs([room(10, 10**9), room(5 * 10**9, 900)])
 
@@ -77,7 +77,7 @@ def test_too_little_for_one_env_is_refused():
 
 
 @pytest.mark.parametrize("widths", [{"actor": 5}, {"actor": 48, "critic": 235}])
-def test_the_rollout_is_counted_as_rsl_rl_stores_it(widths: dict[str, int]):
+def test_the_counted_rollout_equals_the_storage_of_rsl_rl(widths: dict[str, int]):
     num_envs, steps, num_actions = 8, 4, 12
     obs = TensorDict({name: torch.zeros(num_envs, width) for name, width in widths.items()}, batch_size=[num_envs])
     storage = RolloutStorage("rl", num_envs, steps, obs, [num_actions])
@@ -94,7 +94,7 @@ def test_the_rollout_is_counted_as_rsl_rl_stores_it(widths: dict[str, int]):
     assert 2 * stored <= counted < 2.4 * stored  # stored once, and copied once
 
 
-def test_networks_and_mini_batches_count():
+def test_networks_and_mini_batches_are_counted():
     def counted(**changes: Any) -> int:
         return learner_bytes(dataclasses.replace(AgentConfig(), **changes), {"actor": 10}, 2, "cpu")
 
@@ -137,7 +137,7 @@ class PeakMemory(TorchDispatchMode):
     ],
     ids=str,
 )
-def test_an_update_takes_no_more_than_is_counted(changes: dict[str, Any]) -> None:
+def test_an_update_allocates_at_most_the_counted_bytes(changes: dict[str, Any]) -> None:
     agent = dataclasses.replace(rollouts.AGENT, **changes)
 
     def peak(num_envs: int) -> int:
@@ -152,7 +152,7 @@ def test_an_update_takes_no_more_than_is_counted(changes: dict[str, Any]) -> Non
     assert 0.5 < per_env / learner_bytes(agent, rollouts.NUM_OBS, rollouts.NUM_ACTIONS, "cpu") < 1.0
 
 
-def test_the_mini_batch_that_graphs_read_is_counted_on_a_gpu() -> None:
+def test_the_mini_batch_of_recorded_updates_is_counted_on_a_gpu() -> None:
     agent, num_envs = rollouts.AGENT, 64
     learner = rollouts.make_learner(rollouts.train_config(agent), num_envs)
     rollouts.collect(learner, rollouts.make_data(num_envs, 0))
@@ -190,7 +190,7 @@ print((more.num_bytes() - few.num_bytes()) / 192, (psutil.Process().memory_info(
 """
 
 
-def test_counted_bytes_against_the_process(tmp_path: Path):
+def test_counted_bytes_match_the_memory_of_the_process(tmp_path: Path):
     """An env takes somewhat more than its arrays hold, and less than the share that is left free allows."""
     model = Path(__file__).parents[2] / "data" / "models" / "box.xml"
     done = subprocess.run(
@@ -201,14 +201,14 @@ def test_counted_bytes_against_the_process(tmp_path: Path):
     assert 0.95 * counted < measured < counted / sizing.CPU_SHARE
 
 
-def test_an_envs_bytes_grow_evenly_with_envs():
+def test_memory_grows_linearly_with_the_number_of_envs():
     config = registry.task_config("cartpole-balance").env
     one, two, five = (Env(config, n, "cpu").num_bytes() for n in (64, 128, 320))
     assert five - two == 3 * (two - one)
     assert two - one > 64 * 4 * 2 * 2, "at least qpos and qvel"
 
 
-def test_what_terms_remember_is_counted():
+def test_memory_of_terms_is_counted():
     """A history of 50 values more takes their bytes, and so does a latency of 20 steps more."""
 
     def num_bytes(history: int, latency: int) -> int:
@@ -248,7 +248,7 @@ def train(config: TrainConfig) -> tuple[worker.RunResult, list[dict[str, Any]]]:
     return result, events
 
 
-def test_a_rank_trains_with_as_many_envs_as_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_rank_trains_with_the_number_of_envs_that_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     config = small(tmp_path, num_envs="auto", total_timesteps=5 * 128 * 4 + 1)
     env_bytes = sizing.measure_room(config, "cpu", 1).env_bytes
     monkeypatch.setattr(sizing, "free_bytes", lambda _: int(200 * env_bytes / sizing.CPU_SHARE))
@@ -269,7 +269,7 @@ def test_a_rank_trains_with_as_many_envs_as_fit(tmp_path: Path, monkeypatch: pyt
     assert same.metrics["loss/value"] == result.metrics["loss/value"]
 
 
-def test_mini_batches_are_checked_once_auto_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_mini_batches_are_checked_after_auto_is_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     config = small(tmp_path, num_envs="auto")
     config = dataclasses.replace(config, agent=dataclasses.replace(config.agent, num_mini_batches=3))
     monkeypatch.setattr(sizing, "free_bytes", lambda _: 10**6)

@@ -23,7 +23,7 @@ class Touch:
         return os.mkdir, (str(self.path),)
 
 
-def test_a_record_of_a_rank_arrives_whole():
+def test_a_log_record_of_a_rank_arrives_unchanged():
     record = logging.makeLogRecord(
         {"name": "mjlab_dist", "levelno": logging.INFO, "msg": "%s is %d", "args": ("x", 3), "hostname": "node7"}
     )
@@ -37,7 +37,7 @@ def test_a_record_of_a_rank_arrives_whole():
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_what_would_run_code_becomes_a_warning(tmp_path: Path, nested: bool):
+def test_a_record_that_would_run_code_becomes_a_warning(tmp_path: Path, nested: bool):
     target = tmp_path / "executed"
     fields = plain_record(pickle.dumps({"event": Touch(target)} if nested else Touch(target)))
     assert not target.exists()
@@ -48,5 +48,5 @@ def test_what_would_run_code_becomes_a_warning(tmp_path: Path, nested: bool):
 
 
 @pytest.mark.parametrize("data", [b"", b"nonsense", pickle.dumps([1, 2]), pickle.dumps({"name": "x"})])
-def test_what_is_no_record_becomes_a_warning(data: bytes):
+def test_data_that_is_not_a_record_becomes_a_warning(data: bytes):
     assert "refused" in logging.makeLogRecord(plain_record(data)).getMessage()

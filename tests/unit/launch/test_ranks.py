@@ -32,14 +32,14 @@ def with_flag(value: str | None) -> TrainConfig:
         ("by-variable", "", Path("by-variable")),
     ],
 )
-def test_the_variable_beats_the_flag_and_the_flag_the_default(
+def test_the_log_directory_follows_the_variable_then_the_flag_then_the_default(
     variable: str | None, flag: str | None, directory: Path | None
 ):
     environ = {} if variable is None else {"TORCHRUNX_LOG_DIR": variable}
     assert log_dir(with_flag(flag), RUN_DIR, environ) == directory
 
 
-PASSED_ON = [
+EXPORTED = [
     "PATH",
     "HOME",
     "LD_LIBRARY_PATH",
@@ -60,7 +60,7 @@ PASSED_ON = [
     "PYTORCH_CUDA_ALLOC_CONF",
 ]
 
-KEPT_BACK = [
+NOT_EXPORTED = [
     "WANDB_API_KEY",
     "WANDB_IDENTITY_TOKEN_FILE",
     "TORCH_HUB_TOKEN",
@@ -73,12 +73,12 @@ KEPT_BACK = [
 ]
 
 
-def test_what_ranks_need_is_passed_on():
-    assert set(exported_names(dict.fromkeys([*PASSED_ON, *KEPT_BACK], "x"))) == set(PASSED_ON)
+def test_variables_that_ranks_need_are_exported():
+    assert set(exported_names(dict.fromkeys([*EXPORTED, *NOT_EXPORTED], "x"))) == set(EXPORTED)
 
 
-@pytest.mark.parametrize("name", KEPT_BACK)
-def test_secrets_and_what_is_foreign_do_not_reach_a_command_line(name: str):
+@pytest.mark.parametrize("name", NOT_EXPORTED)
+def test_secrets_and_unrelated_variables_are_not_exported(name: str):
     assert exported_names({name: "x"}) == []
 
 
@@ -86,7 +86,7 @@ def test_secrets_and_what_is_foreign_do_not_reach_a_command_line(name: str):
     ("device", "environ", "forks"),
     [("cpu", {}, True), ("cuda:0", {}, False), ("cpu", {"MUJOCO_GL": "egl"}, False)],
 )
-def test_ranks_are_forked_on_the_cpu_only_and_without_a_renderer(
+def test_ranks_are_forked_only_on_the_cpu_and_without_a_renderer(
     device: str, environ: dict[str, str], forks: bool
 ) -> None:
     own = RankDevice(device=device, name=device, torch_threads=1, backend="gloo")

@@ -66,7 +66,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "checkpoints" / "model_3.pt"
 
 
-def test_what_is_saved_is_loaded(path: Path):
+def test_a_saved_checkpoint_loads(path: Path):
     content = {
         "weights": {"layer": torch.arange(6.0).view(2, 3)},
         "iteration": 3,
@@ -84,7 +84,7 @@ def test_what_is_saved_is_loaded(path: Path):
     assert [read[key] for key in plain] == [content[key] for key in plain]
 
 
-def test_saving_leaves_nothing_but_the_checkpoint(path: Path):
+def test_saving_leaves_no_other_files(path: Path):
     checkpoint.save(path, {"iteration": 1})
     checkpoint.save(path, {"iteration": 2})
     assert [p.name for p in path.parent.iterdir()] == ["model_3.pt"]
@@ -105,7 +105,7 @@ def test_a_first_save_that_fails_leaves_nothing(path: Path):
     assert not list(path.parent.iterdir())
 
 
-def test_half_of_a_checkpoint_is_never_seen(path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_partial_checkpoint_is_never_visible(path: Path, monkeypatch: pytest.MonkeyPatch):
     checkpoint.save(path, {"iteration": 1})
     seen: list[Any] = []
     whole = torch.save
@@ -149,7 +149,7 @@ def test_a_truncated_file_is_refused(path: Path, kept: float):
     assert "cannot be read" in refusal_of(path)
 
 
-def test_of_a_flipped_bit_nothing_wrong_comes_out(path: Path):
+def test_a_file_with_a_flipped_bit_never_loads_wrong_values(path: Path):
     content = {"weights": torch.randn(500), "iter": 1}
     checkpoint.save(path, content)
     whole = path.read_bytes()
@@ -167,7 +167,7 @@ def test_of_a_flipped_bit_nothing_wrong_comes_out(path: Path):
     assert refused > len(whole) / 3 / 2
 
 
-def test_what_another_program_wrote_loads(path: Path):
+def test_a_checkpoint_written_by_plain_torch_loads(path: Path):
     path.parent.mkdir()
     torch.save({"actor_state_dict": {"weight": torch.ones(2)}, "iter": 5, "infos": None, "new": ["field"]}, path)
     assert checkpoint.load(path, "cpu")["new"] == ["field"]
@@ -175,7 +175,7 @@ def test_what_another_program_wrote_loads(path: Path):
     assert checkpoint.load(path, "cpu") == {"iter": 6}
 
 
-def test_a_file_of_something_else_is_refused(tmp_path: Path):
+def test_a_file_that_is_not_a_checkpoint_is_refused(tmp_path: Path):
     file = tmp_path / "model_1.pt"
     file.write_text("iteration: 1\n")
     refusal_of(file)
@@ -199,7 +199,7 @@ def test_code_in_a_file_does_not_run(tmp_path: Path, format_: str):
     assert not marker.exists()
 
 
-def test_the_payload_of_that_test_would_run_in_a_careless_reader(tmp_path: Path):
+def test_the_payload_of_the_test_above_runs_with_an_unsafe_load(tmp_path: Path):
     marker = tmp_path / "marker"
     pickle.loads(pickle.dumps(Payload(marker)))
     assert marker.exists()
@@ -272,13 +272,13 @@ def fill(store: CheckpointStore, returns: dict[int, float | None]) -> None:
     store.close()
 
 
-def test_the_store_writes_what_it_was_given(run_dir: Path, make_store: MakeStore):
+def test_the_store_writes_the_given_checkpoint(run_dir: Path, make_store: MakeStore):
     fill(make_store(), {10: 1.0})
     assert content_of(run_dir, 10) == {"iter": 10}
     assert names(run_dir) == {"model_10.pt", LATEST_LINK, BEST_LINK}
 
 
-def test_training_goes_on_while_a_snapshot_is_written(run_dir: Path, make_store: MakeStore, gate: threading.Event):
+def test_training_continues_while_a_snapshot_is_written(run_dir: Path, make_store: MakeStore, gate: threading.Event):
     store = make_store()
     weights = torch.nn.Parameter(torch.ones(4))
     optimizer = torch.optim.Adam([weights], lr=0.5)
@@ -311,7 +311,7 @@ def test_a_second_save_waits_for_the_first(run_dir: Path, make_store: MakeStore,
     assert numbers(run_dir) == [1, 2]
 
 
-def test_a_snapshot_of_a_view_takes_no_more_than_the_view(path: Path):
+def test_a_snapshot_of_a_view_stores_only_the_view(path: Path):
     whole = torch.arange(1_000_000.0)
     copy = checkpoint.snapshot({"part": whole[10:20], "same": [whole[:2], (whole[0].expand(3),)]})
     checkpoint.save(path, copy)
@@ -322,7 +322,7 @@ def test_a_snapshot_of_a_view_takes_no_more_than_the_view(path: Path):
 
 
 @pytest.mark.parametrize("value", [np.float64(1), np.arange(3), {1, 2}, object()], ids=lambda v: type(v).__name__)
-def test_what_could_not_be_read_back_is_refused_at_once_by_its_name(run_dir: Path, make_store: MakeStore, value: Any):
+def test_an_object_that_cannot_be_loaded_again_is_refused_by_name(run_dir: Path, make_store: MakeStore, value: Any):
     store = make_store()
     with pytest.raises(TypeError, match=r"^content\['infos'\]\[0\] is of "):
         store.save(1, {"infos": [value]}, None)
@@ -331,7 +331,7 @@ def test_what_could_not_be_read_back_is_refused_at_once_by_its_name(run_dir: Pat
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_what_a_gpu_saved_loads_without_one(run_dir: Path, make_store: MakeStore):
+def test_a_checkpoint_saved_on_a_gpu_loads_without_a_gpu(run_dir: Path, make_store: MakeStore):
     store = make_store()
     store.save(1, {"weights": torch.arange(5.0, device="cuda")}, None)
     store.close()
@@ -341,7 +341,7 @@ def test_what_a_gpu_saved_loads_without_one(run_dir: Path, make_store: MakeStore
     assert read["weights"].tolist() == [0, 1, 2, 3, 4]
 
 
-def test_no_key_bears_a_wrappers_prefix(run_dir: Path, make_store: MakeStore):
+def test_keys_have_no_prefix_of_a_wrapper(run_dir: Path, make_store: MakeStore):
     learner = make_learner(train_config(AGENT), 4)
     store = make_store()
     store.save(1, learner.save(), None)
@@ -391,7 +391,7 @@ def test_an_unknown_return_is_never_the_best(run_dir: Path, make_store: MakeStor
     assert target(run_dir, BEST_LINK) == "model_2.pt"
 
 
-def test_a_resumed_run_knows_the_best_of_before(run_dir: Path, make_store: MakeStore):
+def test_a_resumed_run_keeps_the_best_checkpoints_of_before(run_dir: Path, make_store: MakeStore):
     fill(make_store(keep_last=1), {10: 50.0, 20: 30.0})
     write_metrics(run_dir, {9: 70.0, 10: 50.0, 19: None, 20: 30.0}, tail='{"iteration": 21, "mean_ret')
     fill(make_store(keep_last=1), {30: 40.0, 40: 45.0})
@@ -402,14 +402,14 @@ def test_a_resumed_run_knows_the_best_of_before(run_dir: Path, make_store: MakeS
     assert numbers(run_dir) == [50]
 
 
-def test_without_metrics_the_link_says_which_was_best(run_dir: Path, make_store: MakeStore):
+def test_without_metrics_the_link_identifies_the_best_checkpoint(run_dir: Path, make_store: MakeStore):
     fill(make_store(keep_last=1), {10: 50.0, 20: 30.0})
     fill(make_store(keep_last=1), {30: None})
     assert numbers(run_dir) == [10, 30]
     assert target(run_dir, BEST_LINK) == "model_10.pt"
 
 
-def test_a_run_that_was_copied_with_files_in_place_of_links_goes_on(run_dir: Path, make_store: MakeStore):
+def test_a_run_copied_with_files_in_place_of_links_resumes(run_dir: Path, make_store: MakeStore):
     fill(make_store(), {10: 50.0})
     for name in (LATEST_LINK, BEST_LINK):
         link = run_dir / CHECKPOINTS_DIR / name
@@ -438,7 +438,7 @@ def test_pruning_touches_nothing_else(run_dir: Path, make_store: MakeStore):
     assert names(run_dir) == {*others, "model_7.pt", LATEST_LINK}
 
 
-def test_a_killed_writers_leftovers_are_swept_and_its_links_repaired(run_dir: Path, make_store: MakeStore):
+def test_temporary_files_and_links_of_a_killed_writer_are_cleaned_up(run_dir: Path, make_store: MakeStore):
     write_metrics(run_dir, RETURNS)
     fill(make_store(), {5: 9.0, 6: 2.0})
     whole = names(run_dir)
@@ -497,7 +497,7 @@ def read_newest(store: CheckpointStore) -> tuple[tuple[Path, bytes] | None, list
     return found, [e["text"] for e in events]
 
 
-def test_the_newest_is_read_for_all_ranks(run_dir: Path, make_store: MakeStore):
+def test_all_ranks_read_the_newest_checkpoint(run_dir: Path, make_store: MakeStore):
     assert read_newest(make_store()) == (None, [])
     fill(make_store(), {9: None, 10: None})
     found, warnings = read_newest(make_store())
@@ -519,7 +519,9 @@ def damage(path: Path, how: float | str) -> None:
 
 
 @pytest.mark.parametrize("how", [0.0, 0.001, 0.3, 0.9, 0.9999, "flipped", "zeroed"])
-def test_of_a_damaged_newest_the_one_before_is_taken(run_dir: Path, make_store: MakeStore, how: float | str):
+def test_a_damaged_newest_checkpoint_falls_back_to_the_previous_one(
+    run_dir: Path, make_store: MakeStore, how: float | str
+):
     write_metrics(run_dir, {10: 1.0, 20: 2.0, 30: 3.0})
     store = make_store(keep_last=1, keep_best=3)
     for iteration in (10, 20, 30):
@@ -547,7 +549,7 @@ def test_of_a_damaged_newest_the_one_before_is_taken(run_dir: Path, make_store: 
     assert target(run_dir, LATEST_LINK) == "model_25.pt"
 
 
-def test_a_killed_writer_had_no_time_to_remove_what_the_next_one_removes(run_dir: Path, make_store: MakeStore):
+def test_the_next_writer_removes_checkpoints_that_a_killed_one_left(run_dir: Path, make_store: MakeStore):
     write_metrics(run_dir, RETURNS)
     fill(make_store(keep_last=0), RETURNS)
     store = make_store(keep_last=2)
@@ -556,7 +558,7 @@ def test_a_killed_writer_had_no_time_to_remove_what_the_next_one_removes(run_dir
     assert numbers(run_dir) == [5, 6, 7]
 
 
-def test_where_none_loads_nothing_is_started(run_dir: Path, make_store: MakeStore):
+def test_a_run_does_not_start_if_no_checkpoint_loads(run_dir: Path, make_store: MakeStore):
     fill(make_store(), {10: None, 20: None})
     for path in list_checkpoints(run_dir).values():
         damage(path, 0.5)
@@ -642,7 +644,7 @@ def inspect(run_dir: Path) -> Killed:
 
 
 @pytest.mark.parametrize("times", [40, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.long])])
-def test_whenever_saving_is_killed_the_newest_checkpoint_loads(run_dir: Path, times: int):
+def test_the_newest_checkpoint_loads_whenever_saving_is_killed(run_dir: Path, times: int):
     # Fork from a fresh process: this one has threads, and a new interpreter for each kill would import torch each time.
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         seen = pool.submit(kill_while_saving, run_dir, times).result()

@@ -31,7 +31,7 @@ class Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_a_sample_is_the_one_that_torch_draws() -> None:
+def test_samples_equal_those_of_torch() -> None:
     distribution = BoundedGaussian(6, init_std=0.3, min_std=1e-3, std_type="scalar")
     distribution.update(torch.linspace(-1.0, 1.0, 24).view(4, 6))
     torch.manual_seed(3)
@@ -44,7 +44,7 @@ def test_a_sample_is_the_one_that_torch_draws() -> None:
 
 
 @pytest.mark.parametrize("broken", [float("nan"), -1.0])
-def test_a_broken_standard_deviation_raises_nothing_when_actions_are_drawn(broken: float) -> None:
+def test_sampling_with_an_invalid_standard_deviation_raises_no_error(broken: float) -> None:
     """On CUDA an assertion in a kernel would end the process's context, and with it the report of what is wrong."""
     distribution = BoundedGaussian(3, init_std=1.0, min_std=MIN_STD, std_type="scalar")
     with torch.no_grad():

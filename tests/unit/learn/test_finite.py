@@ -93,13 +93,13 @@ def spin(*envs: int, value: float = NAN) -> Callable[[Env, RolloutStorage.Transi
 # Found
 
 
-def test_nothing_is_found_where_all_is_finite() -> None:
+def test_finite_rollouts_give_no_findings() -> None:
     rollout = Rollout()
     for _ in range(3):
         assert rollout.collect() == 0
 
 
-def test_envs_are_counted_once_and_forgotten_with_the_next_rollout() -> None:
+def test_envs_are_counted_once_per_rollout() -> None:
     rollout = Rollout()
     assert rollout.collect(at(3, spin(1, 4))) == 2
     rollout.env.reset()
@@ -108,7 +108,7 @@ def test_envs_are_counted_once_and_forgotten_with_the_next_rollout() -> None:
 
 
 @pytest.mark.parametrize("step", [0, NUM_STEPS - 1])
-def test_the_first_and_the_last_step_are_looked_at(step: int) -> None:
+def test_the_first_and_the_last_step_are_checked(step: int) -> None:
     rollout = Rollout()
     assert rollout.collect(at(step, spin(2))) == 1
     assert rollout.dump()["steps"].tolist() == [step + 1]
@@ -127,7 +127,7 @@ def test_a_last_observation_that_is_not_finite_is_found() -> None:
     assert dump["observations"]["actor"][NUM_STEPS, 0, 2].isnan()
 
 
-def test_looking_never_waits_for_the_device() -> None:
+def test_the_check_never_waits_for_the_device() -> None:
     rollout = Rollout()
     with HostSyncs() as syncs:
         found = rollout.collect(at(2, spin_by_mask))
@@ -159,7 +159,7 @@ def test_a_state_that_is_not_finite_is_named_by_joint_term_env_and_step() -> Non
     assert "\n" not in line
 
 
-def test_a_state_that_was_not_finite_from_the_start_is_told() -> None:
+def test_a_state_that_was_not_finite_from_the_start_is_reported() -> None:
     rollout = Rollout()
     spin(0)(rollout.env, RolloutStorage.Transition())
     rollout.collect()
@@ -189,7 +189,7 @@ def test_an_action_and_a_value_that_are_not_finite_are_named() -> None:
     assert rollout.dump()["names"] == [{"value": ["critic"]}]
 
 
-def test_a_reward_whose_terms_are_finite_has_a_value_in_it_that_is_not() -> None:
+def test_a_reward_that_is_not_finite_although_its_terms_are_is_reported() -> None:
     rollout = Rollout()
     rollout.collect()
     rollout.storage.rewards[3, 0] = NAN
@@ -213,7 +213,7 @@ def test_the_first_to_fail_come_first_and_a_message_lists_a_few() -> None:
     assert "envs 105, 104, 103, 102 and 2 more, first at step 1" in finite.describe(dump)
 
 
-def test_of_many_envs_those_that_failed_first_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_many_failed_envs_the_earliest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finite, "MAX_KEPT", 2)
     rollout = Rollout()
     rollout.collect(lambda env, transition, step: spin(*range(5 - min(step, 3), 5))(env, transition))
@@ -224,7 +224,7 @@ def test_of_many_envs_those_that_failed_first_are_kept(monkeypatch: pytest.Monke
     assert "envs 104, 103 and 1 more" in finite.describe(dump)
 
 
-def test_every_column_has_its_terms_name_with_every_kind_of_term() -> None:
+def test_every_column_is_named_after_its_term() -> None:
     torch.manual_seed(0)
     env = Env(EVERYTHING, 2, "cpu")
     columns = finite.column_names(env)
@@ -239,7 +239,7 @@ def test_every_column_has_its_terms_name_with_every_kind_of_term() -> None:
 # Kept
 
 
-def test_a_dump_holds_the_rollout_of_its_envs_up_to_the_first_such_number() -> None:
+def test_a_dump_contains_the_rollout_up_to_the_first_value_that_is_not_finite() -> None:
     rollout = Rollout()
     states, actions = [], []
 
@@ -278,7 +278,7 @@ def test_a_dump_is_read_back_without_running_code(tmp_path: Path) -> None:
         finite.load(path, TASK)
 
 
-def test_what_a_reset_could_not_mend_is_found_where_envs_are_reset() -> None:
+def test_values_that_a_reset_does_not_fix_are_found() -> None:
     config = dataclasses.replace(task_config(TASK).env, nan_policy="reset")
     rollout = Rollout(config)
     assert rollout.collect(at(3, spin(1, 4))) == 0

@@ -93,13 +93,13 @@ def test_means_of_terms_sum_to_the_mean_return():
         assert number(row, "mean_return") == pytest.approx(terms)
 
 
-def test_old_episodes_drop_out_once_newer_ones_fill_the_window():
+def test_old_episodes_leave_the_window_once_newer_ones_fill_it():
     made = rows([sample(60, terms=(60.0 * value, 0.0)) for value in (1, 2, 3)])
     # 60, then 120 (either alone would be too few), then the newest 120 of 180.
     assert [row["mean_return"] for row in made] == [1.0, 1.5, 2.5]
 
 
-def test_many_new_episodes_drive_all_old_ones_out():
+def test_many_new_episodes_replace_all_old_ones():
     made = rows([sample(50, terms=(50.0, 0.0)), sample(1, terms=(9.0, 0.0)), sample(500, terms=(2000.0, 0.0))])
     assert made[-1]["mean_return"] == 4.0
 
@@ -123,7 +123,7 @@ def test_the_window_is_the_shortest_that_holds_enough_episodes():
         assert row["mean_return"] == (pytest.approx(total / count) if count else None)
 
 
-def test_a_row_holds_steps_times_losses_and_the_policys_state():
+def test_a_row_contains_steps_times_losses_and_the_state_of_the_policy():
     first, second = rows([sample(), sample(collect_s=3.0, learn_s=1.0)])
     assert (first["iteration"], second["iteration"]) == (1, 2)
     assert (first["total_steps"], second["total_steps"]) == (64, 128)
@@ -138,14 +138,14 @@ def test_a_row_holds_steps_times_losses_and_the_policys_state():
     assert 0 <= number(first, "elapsed_s") <= number(second, "elapsed_s")
 
 
-def test_a_row_holds_how_far_curricula_are():
+def test_a_row_contains_the_progress_of_curricula():
     far = {"terrain/level": torch.tensor(2.5), "range/share": torch.tensor(0.25)}
     (row,) = rows([sample(curricula=far)])
     assert (row["curriculum/terrain/level"], row["curriculum/range/share"]) == (2.5, 0.25)
     assert not any(name.startswith("curriculum/") for name in rows([sample()])[0])
 
 
-def test_an_outcome_holds_the_totals_that_curricula_look_at():
+def test_an_outcome_contains_the_totals_that_curricula_read():
     outcome = start().outcome(1, sample(4, 100, (20.0, -6.0)))
     assert (outcome.totals.episodes, outcome.totals.steps) == (4, 100)
     assert outcome.totals.terms.tolist() == [20.0, -6.0]
@@ -157,12 +157,12 @@ def test_counts_are_whole_numbers():
     assert all(type(row[name]) is int for name in ("iteration", "total_steps", "episodes", "overflowed_envs"))
 
 
-def test_spread_is_the_root_of_its_mean_square():
+def test_spread_is_a_root_mean_square():
     (row,) = rows([sample(spread=torch.tensor(4.0))])
     assert row["parameter_spread"] == 0.2  # 100 parameters
 
 
-def test_rows_go_on_from_counters_as_if_nothing_had_happened():
+def test_rows_continue_from_restored_counters():
     rng = random.Random(2)
     samples = [sample(n, 2 * n, (float(3 * n), -1.0)) for n in rng.choices(range(60), k=12)]
     whole = rows(samples)

@@ -23,7 +23,7 @@ def rates(config: TrainConfig, run_dir: Path) -> list[float]:
     return [row["learning_rate"] for row in read_metrics(run_dir)]
 
 
-def test_linear_falls_to_nothing_whatever_length_it_is_told_and_where_it_goes_on(tmp_path: Path) -> None:
+def test_the_linear_schedule_ends_at_0_for_any_length_and_after_a_resume(tmp_path: Path) -> None:
     task = registry.task_config("cartpole-balance")
     agent = dataclasses.replace(task.agent, schedule="linear", learning_rate=8e-4, num_steps_per_env=4)
     run = dataclasses.replace(task, num_envs=4, max_iterations=4, agent=agent)

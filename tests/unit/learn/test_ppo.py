@@ -115,7 +115,7 @@ def test_an_exported_policy_clips_too() -> None:
 
 
 @pytest.mark.usefixtures("fp64")
-def test_rewards_are_divided_by_the_deviation_of_their_discounted_sums() -> None:
+def test_rewards_are_divided_by_the_standard_deviation_of_their_discounted_sums() -> None:
     """Stock rsl_rl, fed with rewards that numpy has scaled, learns the same."""
     stock, _ = both()
     _, ours = both(reward_normalization=True)
@@ -137,7 +137,7 @@ def test_rewards_are_divided_by_the_deviation_of_their_discounted_sums() -> None
 
 
 @pytest.mark.usefixtures("fp64")
-def test_the_scale_of_rewards_goes_on_from_a_checkpoint() -> None:
+def test_the_scale_of_rewards_is_restored_from_a_checkpoint() -> None:
     _, whole = both(reward_normalization=True)
     _, first = both(reward_normalization=True)
     _, second = both(reward_normalization=True)
@@ -154,7 +154,7 @@ def test_the_scale_of_rewards_goes_on_from_a_checkpoint() -> None:
     assert difference(state_of(second), state_of(whole))[0] == 0
 
 
-def test_mixed_precision_is_stock_rsl_rls() -> None:
+def test_mixed_precision_equals_stock_rsl_rl() -> None:
     """Compare up to bf16's rounding. The learning rate is fixed, because an adaptive one jumps at small errors."""
     stock, ours = both(precision="bf16", schedule="fixed")
     _, full = both(schedule="fixed")
@@ -174,7 +174,7 @@ def learn(learner: Any, seed: int) -> None:
 
 @pytest.mark.usefixtures("fp64")
 @pytest.mark.parametrize(("source", "target"), [(0, 1), (1, 0), (1, 1)], ids=["stock to us", "us to stock", "us to us"])
-def test_checkpoints_travel_between_stock_rsl_rl_and_us(source: int, target: int) -> None:
+def test_checkpoints_are_compatible_with_stock_rsl_rl(source: int, target: int) -> None:
     learner = both()[source]
     learn(learner, 0)
     torch.manual_seed(99)
@@ -199,7 +199,7 @@ def test_an_update_never_waits_for_the_device() -> None:
     assert counts[1] == 0
 
 
-def test_gradients_live_in_one_buffer() -> None:
+def test_gradients_are_stored_in_one_buffer() -> None:
     _, ours = both()
     collect(ours, make_data(NUM_ENVS, 0))
     ours.update()
@@ -238,7 +238,7 @@ def test_normalizer_merges_deltas(mean: float) -> None:
         torch.testing.assert_close(here["_var"], expected["_var"], rtol=2e-3, atol=0)
 
 
-def test_samples_fall_into_each_mini_batch_once() -> None:
+def test_every_sample_is_in_one_mini_batch() -> None:
     _, ours = both(obs_normalization=False)
     data = make_data(NUM_ENVS, 0)
     collect(ours, data)

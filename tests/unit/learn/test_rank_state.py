@@ -20,7 +20,7 @@ STATE = {
 }
 
 
-def test_a_state_is_the_same_there_and_back():
+def test_a_packed_state_unpacks_unchanged():
     packed = pack(STATE)
     assert packed.dtype == torch.uint8
     assert packed.shape == (sum(t.nbytes for t in STATE.values()),)
@@ -31,7 +31,7 @@ def test_a_state_is_the_same_there_and_back():
         assert torch.equal(back[name], tensor), name
 
 
-def test_a_state_fits_only_what_has_its_shapes():
+def test_a_state_fits_only_the_same_shapes():
     assert fits({**STATE, "memory/actor/0": torch.zeros(1)}, STATE)
     assert not fits({k: t for k, t in STATE.items() if k != "env/act"}, STATE)
     assert not fits({**STATE, "env/qpos": torch.zeros(4, 5)}, STATE)
@@ -42,7 +42,7 @@ def draws() -> list[float]:
     return [torch.rand(()).item(), random.random(), random.gauss(), np.random.rand(), np.random.randn()]
 
 
-def test_every_generator_goes_on_where_it_was():
+def test_every_random_generator_resumes_from_its_state():
     random.gauss()
     np.random.randn()  # both draw pairs, and keep the second for the next call
     state = {name: tensor.clone() for name, tensor in random_state("cpu").items()}

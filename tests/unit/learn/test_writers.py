@@ -67,7 +67,7 @@ def strict(line: str) -> Any:
 # metrics.jsonl
 
 
-def test_what_is_no_number_is_written_as_null(tmp_path: Path):
+def test_nan_is_written_as_null(tmp_path: Path):
     writer = JsonlWriter(tmp_path, None)
     writer.write({"iteration": 1, "a": math.nan, "b": math.inf, "c": -math.inf, "d": None, "e": 0.5})
     writer.close()
@@ -75,7 +75,7 @@ def test_what_is_no_number_is_written_as_null(tmp_path: Path):
     assert strict(line) == {"iteration": 1, "a": None, "b": None, "c": None, "d": None, "e": 0.5}
 
 
-def test_rows_are_complete_as_soon_as_they_are_written(tmp_path: Path):
+def test_every_row_is_flushed_when_it_is_written(tmp_path: Path):
     writer = JsonlWriter(tmp_path, None)
     made = [row(1), row(2, 1.5)]
     for count, one in enumerate(made, 1):
@@ -89,7 +89,7 @@ def test_rows_are_complete_as_soon_as_they_are_written(tmp_path: Path):
 
 @pytest.mark.parametrize("torn", ["", '{"iter', '{"iteration": 11}'], ids=["whole", "torn", "without its end"])
 @pytest.mark.parametrize("resumed_at", [0, 6, 10, 99])
-def test_rows_after_the_checkpoint_are_cut_off(tmp_path: Path, resumed_at: int, torn: str):
+def test_rows_after_the_checkpoint_are_removed(tmp_path: Path, resumed_at: int, torn: str):
     fill(JsonlWriter(tmp_path, None), range(1, 11), value=1.0)
     with (tmp_path / METRICS_FILE).open("a") as file:
         file.write(torn)  # as a kill leaves it
@@ -99,7 +99,7 @@ def test_rows_after_the_checkpoint_are_cut_off(tmp_path: Path, resumed_at: int, 
     assert read_metrics(tmp_path) == [row(i, 1.0 if i <= kept else 2.0) for i in range(1, 13)]
 
 
-def test_a_run_killed_before_its_first_row_goes_on(tmp_path: Path):
+def test_a_run_killed_before_its_first_row_resumes(tmp_path: Path):
     cut_metrics(tmp_path, 3)
     assert not (tmp_path / METRICS_FILE).exists()
     fill(JsonlWriter(tmp_path, 0), range(1, 2))
@@ -144,7 +144,7 @@ def test_tensorboard_shows_every_step_once_after_a_resume(tmp_path: Path, pass_t
     assert [step for step, _ in curve(tmp_path, "perf/collect_s")] == list(range(1, 31))
 
 
-def test_tensorboard_shows_nothing_of_a_run_that_began_again(
+def test_tensorboard_shows_no_rows_from_before_a_start_from_scratch(
     tmp_path: Path, pass_to_the_next_second: Callable[[], None]
 ):
     fill(TensorBoardWriter(tmp_path, None), range(1, 6), value=1.0)
@@ -164,7 +164,7 @@ def test_scalars_are_grouped_by_name():
     }
 
 
-def test_scalars_leave_out_the_iteration_and_what_is_unknown():
+def test_scalars_omit_the_iteration_and_unknown_values():
     named = scalars({"iteration": 3, "mean_return": None, "episodes": 4})
     assert named == {"train/episodes": 4.0}
     assert all(type(value) is float for value in named.values())
@@ -294,7 +294,7 @@ def test_rows_reach_wandb_in_order(
     assert not warnings
 
 
-def test_a_resume_goes_on_in_the_same_wandb_run(
+def test_a_resume_continues_the_same_wandb_run(
     config: TrainConfig, run_dir: Path, warnings: list[str], stub: Stub, close: Callable[[WandbWriter], None]
 ):
     logged = stub()
@@ -311,7 +311,7 @@ def test_a_resume_goes_on_in_the_same_wandb_run(
 
 
 @pytest.mark.parametrize("behaviour", ["raise RuntimeError('no')", "time.sleep(99)"])
-def test_wandb_that_does_not_start_online_starts_offline(
+def test_wandb_starts_offline_if_it_cannot_start_online(
     config: TrainConfig,
     run_dir: Path,
     warnings: list[str],
@@ -344,7 +344,7 @@ def test_wandb_that_does_not_start_online_starts_offline(
         ("finish", "os.kill(os.getpid(), signal.SIGSTOP)", ["did not end within 2 s"]),
     ],
 )
-def test_wandb_that_fails_costs_a_warning(
+def test_a_failing_wandb_causes_only_a_warning(
     config: TrainConfig,
     run_dir: Path,
     warnings: list[str],
@@ -369,7 +369,7 @@ def test_wandb_that_fails_costs_a_warning(
     assert "training continues without it, and metrics.jsonl has every row" in warnings[-1] or "Timeout" in behaviour
 
 
-def test_a_run_waits_less_than_five_seconds_at_its_end(
+def test_a_run_waits_less_than_five_seconds_for_wandb_at_its_end(
     config: TrainConfig, run_dir: Path, warnings: list[str], stub: Stub, close: Callable[[WandbWriter], None]
 ):
     stub(finish="time.sleep(99)")
@@ -380,7 +380,7 @@ def test_a_run_waits_less_than_five_seconds_at_its_end(
     assert warning.startswith("Weights & Biases did not end within 4.5 s; training continues without it")
 
 
-def test_wandb_that_takes_no_rows_is_given_up(
+def test_a_wandb_that_accepts_no_rows_is_stopped(
     config: TrainConfig,
     run_dir: Path,
     warnings: list[str],
@@ -397,7 +397,7 @@ def test_wandb_that_takes_no_rows_is_given_up(
     assert "has taken no rows since iteration" in warning
 
 
-def test_a_full_disk_does_not_fail_for_wandbs_sake(
+def test_a_full_disk_does_not_fail_because_of_wandb(
     config: TrainConfig, warnings: list[str], close: Callable[[WandbWriter], None]
 ):
     writer = WandbWriter(Path("/dev/full/run"), config)
@@ -407,7 +407,7 @@ def test_a_full_disk_does_not_fail_for_wandbs_sake(
     assert warning.startswith("Weights & Biases could not be started ([Errno 20] Not a directory")
 
 
-def test_offline_rows_are_on_disk_when_it_is_closed(
+def test_offline_rows_are_on_disk_after_closing(
     config: TrainConfig,
     run_dir: Path,
     warnings: list[str],
@@ -467,7 +467,7 @@ def test_without_a_network_rows_are_kept_for_later(
     assert KEY not in warning
 
 
-def test_disabled_it_does_nothing(
+def test_disabled_wandb_does_nothing(
     config: TrainConfig,
     run_dir: Path,
     warnings: list[str],
@@ -542,7 +542,7 @@ def service(has_steps: int) -> Iterator[tuple[str, list[int]]]:
 
 
 @pytest.mark.parametrize("has_steps", [0, 30])
-def test_wandb_is_told_the_steps_that_it_does_not_have(
+def test_wandb_receives_the_steps_that_it_lacks(
     config: TrainConfig,
     run_dir: Path,
     warnings: list[str],
@@ -566,7 +566,7 @@ def test_wandb_is_told_the_steps_that_it_does_not_have(
 # --resume entity/project/id
 
 
-def test_a_wandb_run_leads_to_its_directory(tmp_path: Path):
+def test_a_wandb_run_records_the_run_directory(tmp_path: Path):
     log_root = str(tmp_path)
     known = {
         "2026-11-21_00-00-01": WandbRun(entity="team", project="proj", id="aaaa"),

@@ -30,14 +30,14 @@ def group(directory: Path, limit: str, used: int, inactive_file: int) -> None:
         ("500", "800", 250),
     ],
 )
-def test_the_tightest_control_group_decides(tmp_path: Path, job: str, step: str, left: float):
+def test_the_smallest_control_group_limit_applies(tmp_path: Path, job: str, step: str, left: float):
     write_membership(tmp_path, "1:name=systemd:/\n0::/job/step\n")
     group(tmp_path / "sys/fs/cgroup/job", job, 300, 50)
     group(tmp_path / "sys/fs/cgroup/job/step", step, 300, 50)
     assert memory_room(tmp_path) == left
 
 
-def test_without_control_groups_nothing_limits(tmp_path: Path):
+def test_without_control_groups_there_is_no_limit(tmp_path: Path):
     assert memory_room(tmp_path) == float("inf")
     write_membership(tmp_path, "4:memory:/a\n")
     assert memory_room(tmp_path) == float("inf")

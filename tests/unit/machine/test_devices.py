@@ -110,9 +110,7 @@ def test_without_a_gpu_the_cpu_trains_with_a_warning(caplog: pytest.LogCaptureFi
 
 
 @pytest.mark.parametrize("gpus", [[], GPUS])
-def test_where_gpus_are_hidden_on_purpose_the_cpu_trains_without_a_warning(
-    gpus: list[Gpu], caplog: pytest.LogCaptureFixture
-):
+def test_hidden_gpus_cause_no_warning_and_the_cpu_trains(gpus: list[Gpu], caplog: pytest.LogCaptureFixture):
     assert plan(visible="", gpus=gpus).devices == ("cpu",)
     assert not warnings_in(caplog)
 
@@ -125,14 +123,14 @@ def test_none_means_the_cpu(gpus: list[Gpu], caplog: pytest.LogCaptureFixture):
     assert not warnings_in(caplog)
 
 
-def test_every_rank_sees_its_own_gpu_alone():
+def test_every_rank_sees_only_its_own_gpu():
     made = plan((1, 3))
     assert made.devices == ("cuda:0", "cuda:0")
     assert made.visible == (B, D)
     assert made.names == ("Model 1 (GPU 1)", "Model 3 (GPU 3)")
 
 
-def test_ids_index_into_what_is_visible():
+def test_ids_index_the_visible_gpus():
     made = plan((0, 1), visible="2,3")
     assert made.visible == (C, D)
     assert plan((1,), visible="2,3").visible == (D,)
@@ -144,34 +142,34 @@ def test_order_of_ids_is_kept():
     assert made.names == ("Model 3 (GPU 3)", "Model 2 (GPU 2)")
 
 
-def test_all_means_all_that_are_visible():
+def test_all_means_all_visible_gpus():
     assert plan("all").visible == (A, B, C, D)
     assert plan("all", visible="3,1").visible == (D, B)
 
 
 @pytest.mark.parametrize("uuid", [B, "GPU-b"])
-def test_a_uuid_or_its_beginning_names_a_gpu(uuid: str):
+def test_a_uuid_or_its_prefix_names_a_gpu(uuid: str):
     made = plan("all", visible=f"{uuid},0")
     assert made.visible == (B, A)
     assert made.names[0] == "Model 1 (GPU 1)"
 
 
 @pytest.mark.parametrize("stop", ["-1", "junk", "4", "", "NoDevFiles", "GPU-", "MIG"])
-def test_what_names_no_device_cuts_the_list_as_in_cuda(stop: str):
+def test_an_invalid_entry_truncates_the_list_as_in_cuda(stop: str):
     assert plan("all", visible=f"2,{stop},3").visible == (C,)
     assert "no GPU 1" in refusal_of((1,), visible=f"2,{stop},3")
 
 
 @pytest.mark.parametrize("repeated", ["1,2,1", f"1,{B}"])
-def test_a_list_that_repeats_a_gpu_shows_none_as_in_cuda(repeated: str):
+def test_a_list_that_repeats_a_gpu_hides_all_gpus_as_in_cuda(repeated: str):
     assert "no GPU" in refusal_of("all", visible=repeated)
 
 
-def test_a_uuid_of_no_gpu_here_cuts_the_list_as_in_cuda():
+def test_a_uuid_of_another_machine_truncates_the_list_as_in_cuda():
     assert plan("all", visible="2,GPU-elsewhere,3").visible == (C,)
 
 
-def test_a_list_that_starts_with_junk_shows_no_gpu():
+def test_a_list_that_starts_with_an_invalid_entry_hides_all_gpus():
     assert plan(visible="-1").devices == ("cpu",)
     message = refusal_of("all", visible="-1")
     assert message.startswith("--gpu-ids all:")
@@ -179,7 +177,7 @@ def test_a_list_that_starts_with_junk_shows_no_gpu():
     assert "--gpu-ids None" in message
 
 
-def test_all_of_none_is_refused():
+def test_all_without_a_gpu_is_refused():
     message = refusal_of("all", gpus=[])
     assert message.startswith("--gpu-ids all:")
     assert "no GPU" in message
@@ -200,7 +198,7 @@ def test_an_id_out_of_the_visible_range_is_refused_with_the_variable():
     assert "up to 1" in message
 
 
-def test_an_id_without_any_gpu_is_refused_with_the_way_to_the_cpu():
+def test_an_id_without_any_gpu_is_refused_with_the_flag_for_the_cpu():
     message = refusal_of((0,), gpus=[])
     assert message.startswith("--gpu-ids 0:")
     assert "--gpu-ids None" in message
@@ -218,14 +216,14 @@ def test_a_repeated_id_is_refused():
     assert "GPU 2 is repeated" in message
 
 
-def test_no_id_at_all_is_refused():
+def test_an_empty_list_of_ids_is_refused():
     message = refusal_of(())
     assert message.startswith("--gpu-ids:")
     assert "None for the CPU" in message
 
 
 @pytest.mark.parametrize("gpu_ids", ["auto", None])
-def test_cpu_ranks_train_on_the_cpu_whatever_gpus_there_are(gpu_ids: Any, caplog: pytest.LogCaptureFixture):
+def test_cpu_ranks_train_on_the_cpu_although_there_are_gpus(gpu_ids: Any, caplog: pytest.LogCaptureFixture):
     made = planned(chosen(gpu_ids, cpu_ranks=3), {}, GPUS)
     assert made.devices == ("cpu",) * 3
     assert len(made.names) == 3
@@ -287,7 +285,7 @@ SLURM = {"SLURM_STEP_NUM_TASKS": "20", "SLURM_PROCID": "12"}
 
 
 @pytest.mark.parametrize("local_rank", [0, 2])
-def test_slurm_may_show_each_task_its_own_gpu_only(local_rank: int):
+def test_slurm_may_show_each_task_only_its_own_gpu(local_rank: int):
     made = own(local_rank, {"CUDA_VISIBLE_DEVICES": "3", **SLURM})
     assert (made.device, made.visible) == ("cuda:0", D)
     assert made.backend == "nccl", "the same on every rank, whatever its local rank"
@@ -340,7 +338,7 @@ def shown_by_cuda(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return show
 
 
-def test_a_rank_in_a_process_of_others_takes_its_gpu_by_cudas_index(shown_by_cuda: Callable[..., None]):
+def test_a_rank_in_an_existing_process_uses_the_cuda_index_of_its_gpu(shown_by_cuda: Callable[..., None]):
     shown_by_cuda(C, A, D)
     made = in_this_process(plan((2,))[0], {}, GPUS)
     assert made is not None
@@ -353,14 +351,14 @@ def test_a_rank_in_a_process_of_others_takes_its_gpu_by_cudas_index(shown_by_cud
     assert made.device == "cuda:0"
 
 
-def test_a_gpu_that_cuda_does_not_show_in_this_process_is_not_taken_here(shown_by_cuda: Callable[..., None]):
+def test_a_gpu_that_this_process_does_not_see_is_not_used_in_it(shown_by_cuda: Callable[..., None]):
     shown_by_cuda(A)
     assert in_this_process(plan((1,))[0], {}, GPUS) is None
     # CUDA has started with another list than the variable has now.
     assert in_this_process(plan(visible="1")[0], {"CUDA_VISIBLE_DEVICES": "1"}, GPUS) is None
 
 
-def test_a_rank_of_this_process_on_the_cpu_needs_no_change():
+def test_a_cpu_rank_in_this_process_needs_no_change():
     assert in_this_process(plan(None)[0], {}, GPUS) == plan(None)[0]
 
 
@@ -384,7 +382,7 @@ def test_gpus_are_listed_in_the_order_of_the_driver(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("function", ["nvmlInit", "nvmlDeviceGetCount"])
-def test_a_driver_that_fails_shows_no_gpu(monkeypatch: pytest.MonkeyPatch, function: str):
+def test_a_failing_driver_shows_no_gpu(monkeypatch: pytest.MonkeyPatch, function: str):
     fake_nvml.install(monkeypatch, [FakeGpu(uuid="GPU-a")], {function: pynvml.NVML_ERROR_UNKNOWN})
     assert find_gpus() == []
 
@@ -397,7 +395,7 @@ def test_a_driver_that_fails_shows_no_gpu(monkeypatch: pytest.MonkeyPatch, funct
         ({"nvmlDeviceGetUUID": pynvml.NVML_ERROR_GPU_IS_LOST}, "lost"),
     ],
 )
-def test_a_gpu_that_cannot_be_used_keeps_its_index(
+def test_an_unusable_gpu_keeps_its_index(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fails: dict[str, int], reason: str
 ):
     gpus = machine(monkeypatch, b=fails)
@@ -411,9 +409,7 @@ def test_a_gpu_that_cannot_be_used_keeps_its_index(
     assert not warnings_in(caplog)
 
 
-def test_all_leaves_out_a_gpu_that_cannot_be_used_with_a_warning(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
+def test_all_skips_an_unusable_gpu_with_a_warning(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     made = plan("all", gpus=machine(monkeypatch, b=LOST))
     assert [name.split(" (")[0] for name in made.names] == ["Model a", "Model c"]
     (warning,) = warnings_in(caplog)
@@ -421,14 +417,12 @@ def test_all_leaves_out_a_gpu_that_cannot_be_used_with_a_warning(
     assert "lost" in warning
 
 
-def test_by_default_the_first_gpu_that_can_be_used_trains(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
+def test_by_default_the_first_usable_gpu_trains(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     assert plan(gpus=machine(monkeypatch, a=FORBIDDEN)).names[0].startswith("Model b")
     assert any("GPU 0" in warning for warning in warnings_in(caplog))
 
 
-def test_where_no_gpu_can_be_used_all_is_refused_and_the_default_is_the_cpu(
+def test_without_a_usable_gpu_all_is_refused_and_the_default_is_the_cpu(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     gpus = machine(monkeypatch, a=LOST, b=LOST, c=FORBIDDEN)
@@ -442,7 +436,7 @@ def test_where_no_gpu_can_be_used_all_is_refused_and_the_default_is_the_cpu(
     "error", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_NO_PERMISSION]
 )
 @pytest.mark.parametrize("function", ["nvmlDeviceGetName", "nvmlDeviceGetUUID", "nvmlDeviceGetMigMode"])
-def test_a_query_that_fails_and_is_not_essential_is_no_fault(
+def test_a_failed_optional_query_does_not_make_a_gpu_unusable(
     monkeypatch: pytest.MonkeyPatch, function: str, error: int
 ):
     gpus = machine(monkeypatch, b={function: error})
@@ -464,7 +458,7 @@ def mig_machine(monkeypatch: pytest.MonkeyPatch) -> list[Gpu]:
     return find_gpus()
 
 
-def test_mig_instances_are_listed_in_place_of_their_gpu(monkeypatch: pytest.MonkeyPatch):
+def test_mig_instances_are_listed_instead_of_their_gpu(monkeypatch: pytest.MonkeyPatch):
     found = mig_machine(monkeypatch)
     assert [(gpu.index, gpu.card, gpu.uuid, gpu.name) for gpu in found] == [
         (0, 0, "MIG-a0", "Slice"),
@@ -473,7 +467,7 @@ def test_mig_instances_are_listed_in_place_of_their_gpu(monkeypatch: pytest.Monk
     ]
 
 
-def test_every_rank_sees_its_own_mig_instance_alone_and_needs_gloo(monkeypatch: pytest.MonkeyPatch):
+def test_every_rank_sees_only_its_own_mig_instance_and_uses_gloo(monkeypatch: pytest.MonkeyPatch):
     gpus = mig_machine(monkeypatch)
     made = plan("all", gpus=gpus)
     assert made.devices == ("cuda:0",) * 3
@@ -504,7 +498,7 @@ def test_a_list_with_mig_instances_is_read_as_cuda_reads_it(
         assert "no GPU" in refusal_of("all", listed, gpus)
 
 
-def test_a_mig_instance_that_the_driver_does_not_list_is_taken_by_its_name():
+def test_a_mig_instance_that_the_driver_does_not_list_is_used_by_name():
     made = plan("all", visible="MIG-5c89a1f4-0d3e")
     assert made.visible == ("MIG-5c89a1f4-0d3e",)
     assert "MIG-5c89a1f4-0d3e" in made.names[0]
@@ -523,13 +517,13 @@ def test_a_gpu_or_driver_without_mig_is_a_whole_gpu(monkeypatch: pytest.MonkeyPa
     assert [(gpu.uuid, gpu.fault) for gpu in find_gpus()] == [("GPU-a", "")]
 
 
-def test_a_mig_instance_that_is_forbidden_is_left_out(monkeypatch: pytest.MonkeyPatch):
+def test_a_mig_instance_without_permission_is_skipped(monkeypatch: pytest.MonkeyPatch):
     forbidden = FakeGpu("MIG-a0", fails={"nvmlDeviceGetUUID": pynvml.NVML_ERROR_NO_PERMISSION})
     fake_nvml.install(monkeypatch, [FakeGpu("GPU-a", instances=[forbidden, FakeGpu("MIG-a1")])])
     assert [gpu.uuid for gpu in find_gpus()] == ["MIG-a1"]
 
 
-def test_a_mig_instance_is_taken_in_a_process_of_others_if_it_is_all_that_is_visible(monkeypatch: pytest.MonkeyPatch):
+def test_an_existing_process_uses_a_mig_instance_if_it_is_the_only_visible_device(monkeypatch: pytest.MonkeyPatch):
     gpus = mig_machine(monkeypatch)
     environ = {"CUDA_VISIBLE_DEVICES": "MIG-a2"}
     made = in_this_process(plan((0,), "MIG-a2", gpus)[0], environ, gpus)
@@ -568,12 +562,12 @@ FASTEST_FIRST = {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
 
 
 @pytest.mark.parametrize("order", [{}, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, FASTEST_FIRST])
-def test_a_gpu_id_is_that_of_the_driver_in_every_order_of_cuda(order: dict[str, str]):
+def test_gpu_ids_follow_the_driver_for_every_cuda_device_order(order: dict[str, str]):
     assert planned(chosen((1,)), order, GPUS).visible == (B,)
     assert planned(chosen((1,)), {**order, "CUDA_VISIBLE_DEVICES": f"{D},{C}"}, GPUS).visible == (C,)
 
 
-def test_indices_that_the_user_lists_in_an_own_order_are_left_to_cuda():
+def test_indices_with_a_device_order_of_the_user_are_resolved_by_cuda():
     environ = {**FASTEST_FIRST, "CUDA_VISIBLE_DEVICES": "3,1,9"}
     made = planned(chosen("all"), environ, GPUS)
     assert made.visible == ("3", "1")
@@ -585,7 +579,7 @@ def test_indices_that_the_user_lists_in_an_own_order_are_left_to_cuda():
     assert planned(chosen("all"), {**FASTEST_FIRST, "CUDA_VISIBLE_DEVICES": "0"}, GPUS[:1]).visible == (A,)
 
 
-def test_several_machines_share_cudas_order():
+def test_several_machines_use_the_same_cuda_device_order():
     assert plan_hosts("all", {**FASTEST_FIRST, "CUDA_VISIBLE_DEVICES": "1,0"}, GPUS).visible == ("1", "0")
     with pytest.raises(UserError, match=r"^--hosts .*CUDA_DEVICE_ORDER"):
         plan_hosts("all", FASTEST_FIRST, GPUS)

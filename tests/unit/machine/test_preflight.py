@@ -99,7 +99,7 @@ def python(code: str) -> str:
     return shlex.join([sys.executable, "-c", textwrap.dedent(header) + textwrap.dedent(code)])
 
 
-def test_a_machine_in_order_is_told_nothing_within_a_fraction_of_a_second(
+def test_a_working_machine_passes_silently_within_a_fraction_of_a_second(
     tmp_path: Path, assert_within: Callable[[float, float], None]
 ):
     took_s: list[float] = []
@@ -125,13 +125,13 @@ def test_a_directory_that_cannot_be_written_is_refused():
     assert message.startswith("--log-root /proc/nothing: No such file or directory; choose a directory")
 
 
-def test_of_a_run_to_go_on_with_its_own_directory_counts(tmp_path: Path):
+def test_a_resumed_run_is_checked_by_its_own_directory(tmp_path: Path):
     (tmp_path / "file").touch()
     assert refusal_of(chosen(), tmp_path / "file" / "run").startswith(f"--resume {tmp_path}/file/run: Not a directory;")
     assert checked(chosen(log_root="file/logs"), run_dir=tmp_path) in ([], checked(chosen()))
 
 
-def test_a_full_disk_is_refused_and_a_small_one_warned_of(tmp_path: Path):
+def test_a_full_disk_is_refused_and_a_nearly_full_one_causes_a_warning(tmp_path: Path):
     report = python("""
         for directory in ("full", "small"):
             finding = check_directory("log root", Path(directory, "logs"), LOW_BYTES, "--log-root")
@@ -149,19 +149,19 @@ def test_a_full_disk_is_refused_and_a_small_one_warned_of(tmp_path: Path):
     assert files == ["full:", "file", "", "small:"], "nothing is left behind"
 
 
-def test_what_is_low_is_up_to_the_use(tmp_path: Path):
+def test_the_limit_of_free_space_depends_on_the_use(tmp_path: Path):
     statuses = [check_directory("x", tmp_path, low, "X").status for low in (1, 10**18)]
     assert statuses == [Status.OK, Status.WARNING]
 
 
-def test_without_a_network_of_its_own_a_machine_is_refused():
+def test_a_machine_without_loopback_is_refused():
     assert check_loopback().status is Status.OK
     out = in_namespace("-rn", python("finding = check_loopback(); print(finding.status, finding.figure, finding.fix)"))
     assert out.startswith("fail no connection to 127.0.0.1: ")
     assert "sudo ip link set lo up" in out
 
 
-def test_packages_that_do_not_satisfy_what_is_required_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_packages_that_do_not_satisfy_the_requirements_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert check_versions().status is Status.OK
     info = tmp_path / "dacite-1.0.dist-info"
     info.mkdir()
@@ -171,7 +171,7 @@ def test_packages_that_do_not_satisfy_what_is_required_are_refused(tmp_path: Pat
     assert message.startswith("dacite 1.0 (>=1.8 is needed); uv sync, or ")
 
 
-def test_packages_and_a_python_that_are_not_there_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_missing_packages_and_an_unsupported_python_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     info = tmp_path / "mjlab_dist-9.dist-info"
     info.mkdir()
     lines = [
@@ -207,7 +207,7 @@ def test_a_package_that_cannot_use_the_gpus_is_refused(
 
 
 @pytest.mark.parametrize("driver", [(12, 8), (12, 4), (12, 0), (13, 0)])
-def test_within_a_major_version_an_older_driver_will_do(driver: tuple[int, int]):
+def test_an_older_driver_of_the_same_major_version_is_accepted(driver: tuple[int, int]):
     assert judge_cuda("torch", "2.15.0", (12, 8), driver).status is Status.OK
 
 
@@ -230,13 +230,13 @@ def test_the_cuda_of_the_installed_warp_is_what_warp_reports(monkeypatch: pytest
         (20, [], "NVIDIA H200, 20.0 of 140.0 GB free, used by processes that cannot be seen from here"),
     ],
 )
-def test_a_gpu_that_others_use_is_warned_of(free_gb: int, pids: list[int], figure: str):
+def test_a_gpu_in_use_by_others_causes_a_warning(free_gb: int, pids: list[int], figure: str):
     finding = judge_gpu(H200, free_gb * 10**9, 140 * 10**9, pids)
     assert (finding.name, finding.status, finding.figure) == ("GPU 1", Status.WARNING, figure)
     assert "--gpu-ids" in finding.fix
 
 
-def test_what_the_driver_takes_of_a_gpu_is_no_use():
+def test_memory_reserved_by_the_driver_does_not_count_as_use():
     assert judge_gpu(H200, 139 * 10**9, 140 * 10**9, []).status is Status.OK
 
 
@@ -333,12 +333,12 @@ def test_doctor_reads_driver_torch_and_every_gpu(on_gpus: Callable[..., list[str
     assert shared.startswith("shared memory|")
 
 
-def test_doctor_finds_a_driver_too_old(on_gpus: Callable[..., list[str]]):
+def test_doctor_reports_a_driver_that_is_too_old(on_gpus: Callable[..., list[str]]):
     driver, *_ = on_gpus(DEVICES, cuda=12020)
     assert driver == "NVIDIA driver|warning|535.99, CUDA 12.2: physics cannot be recorded, which is slower"
 
 
-def test_doctor_tells_a_broken_driver_from_none(on_gpus: Callable[..., list[str]]):
+def test_doctor_distinguishes_a_broken_driver_from_a_missing_one(on_gpus: Callable[..., list[str]]):
     (broken,) = on_gpus(DEVICES, error=18)
     assert broken.startswith("GPUs|warning|the driver: ")
     assert on_gpus(DEVICES, error=9) == ["GPUs|ok|none: ranks train on the CPU"]
@@ -359,7 +359,7 @@ ON_GPU = """
 """
 
 
-def test_a_run_is_warned_of_its_own_gpus_only(on_gpus: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch):
+def test_a_run_warns_only_about_its_own_gpus(on_gpus: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch):
     line = next(line for line in on_gpus(ON_GPU) if "GPU" in line)
     assert line.startswith("GPU 1: Model, 30.0 of 80.0 GB free, used by process 4711; a run shares its memory")
     monkeypatch.setenv("ID", "0")
@@ -384,7 +384,7 @@ def test_a_run_is_refused_on_gpus_that_warp_cannot_use(on_gpus: Callable[..., li
     assert "R580" in line
 
 
-def test_doctor_wants_the_driver_that_physics_wants():
+def test_doctor_requires_the_driver_that_the_physics_requires():
     from mjlab_dist.sim.recording import CAPTURABLE_DRIVER
 
     assert doctor.CAPTURABLE_DRIVER == CAPTURABLE_DRIVER
@@ -395,7 +395,7 @@ def write_login(file: Path, host: str) -> None:
 
 
 @pytest.mark.parametrize("environ", [{}, {"WANDB_API_KEY": ""}, {"WANDB_MODE": "online"}, {"WANDB_MODE": ""}])
-def test_wandb_without_an_account_is_warned_of_and_trains(environ: dict[str, str]):
+def test_wandb_without_an_account_causes_a_warning(environ: dict[str, str]):
     (line,) = [line for line in checked(chosen(logger="wandb"), environ) if "wandb" in line]
     assert line == (
         "--logger wandb: no account is logged in; curves stay in the run directory "
@@ -403,7 +403,7 @@ def test_wandb_without_an_account_is_warned_of_and_trains(environ: dict[str, str
     )
 
 
-def test_wandb_that_does_not_answer_is_warned_of_and_trains(closed: str):
+def test_a_wandb_server_that_does_not_answer_causes_a_warning(closed: str):
     environ = {"WANDB_API_KEY": KEY, "WANDB_BASE_URL": f"http://{closed}"}
     (line,) = [line for line in checked(chosen(logger="wandb"), environ) if "wandb" in line]
     assert line.startswith(f"--logger wandb: http://{closed} does not answer: Connection refused; curves stay")
@@ -411,7 +411,7 @@ def test_wandb_that_does_not_answer_is_warned_of_and_trains(closed: str):
     assert not [line for line in checked(chosen(), environ) if "wandb" in line], "not asked without --logger wandb"
 
 
-def test_a_server_that_never_answers_is_given_up():
+def test_a_server_that_never_answers_times_out():
     with socket.socket() as silent:  # bound, and its queue of connections full
         silent.bind(("127.0.0.1", 0))
         silent.listen(0)
@@ -426,15 +426,13 @@ def test_a_server_that_never_answers_is_given_up():
     assert finding.figure.endswith("does not answer: timed out after 0.5 s")
 
 
-def test_wandb_that_answers_is_in_order(server: str):
+def test_a_wandb_server_that_answers_passes(server: str):
     finding = check_wandb({"WANDB_API_KEY": KEY, "WANDB_BASE_URL": f"http://{server}"}, 5)
     assert finding == Finding(name="--logger wandb", figure=f"logged in, {server} answers")
 
 
 @pytest.mark.parametrize("user", ["http://user:word@", ""])
-def test_the_proxy_on_the_way_to_wandb_is_what_must_answer(
-    server: str, closed: str, user: str, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_proxy_for_wandb_must_answer(server: str, closed: str, user: str, monkeypatch: pytest.MonkeyPatch):
     environ = {"WANDB_API_KEY": KEY, "WANDB_BASE_URL": f"http://{closed}"}
     monkeypatch.setenv("HTTP_PROXY", f"{user}{server}")
     finding = check_wandb(environ, 5)
@@ -444,7 +442,7 @@ def test_the_proxy_on_the_way_to_wandb_is_what_must_answer(
 
 
 @pytest.mark.parametrize("url", ["http://", "nonsense", "http://host:port"])
-def test_a_server_that_is_no_url_is_warned_of(url: str):
+def test_a_server_without_a_valid_url_causes_a_warning(url: str):
     finding = check_wandb({"WANDB_API_KEY": KEY, "WANDB_BASE_URL": url}, 5)
     assert finding.status is Status.WARNING
     assert finding.figure.startswith(f"{url} does not answer: ")
@@ -456,7 +454,7 @@ def test_offline_needs_no_account(mode: str):
 
 
 @pytest.mark.parametrize("where", [".config/wandb/settings", "wandb/settings"])
-def test_settings_of_wandb_count(home: Path, where: str, server: str):
+def test_settings_of_wandb_are_respected(home: Path, where: str, server: str):
     file = home / where
     file.parent.mkdir(parents=True)
     file.write_text("[default]\nmode = offline\n")
@@ -486,24 +484,24 @@ def test_a_login_in_the_file_that_netrc_names_is_an_account(tmp_path: Path):
     assert has_wandb_account({"NETRC": str(file)})
 
 
-def test_netrc_beats_the_home_directory(home: Path):
+def test_netrc_takes_precedence_over_the_home_directory(home: Path):
     write_login(home / ".netrc", "api.wandb.ai")
     assert not has_wandb_account({"NETRC": str(home / "absent")})
 
 
-def test_a_login_elsewhere_is_no_account(home: Path):
+def test_a_login_for_another_server_is_not_an_account(home: Path):
     write_login(home / ".netrc", "github.com")
     assert not has_wandb_account({})
 
 
 @pytest.mark.parametrize("host", ["wandb.example.org", "wandb.example.org:8443"])
-def test_the_account_is_looked_up_at_the_server_that_is_set(home: Path, host: str):
+def test_the_account_is_looked_up_for_the_configured_server(home: Path, host: str):
     write_login(home / ".netrc", host)
     assert not has_wandb_account({})
     assert has_wandb_account({"WANDB_BASE_URL": "https://wandb.example.org:8443"})
 
 
-def test_a_damaged_netrc_is_no_account(home: Path):
+def test_a_damaged_netrc_is_not_an_account(home: Path):
     (home / ".netrc").write_text("machine\nnonsense here\n")
     assert not has_wandb_account({})
 
@@ -529,7 +527,7 @@ QUOTAS = {
 
 
 @pytest.mark.parametrize("case", QUOTAS)
-def test_a_quota_below_the_cores_is_warned_of(tmp_path: Path, case: str):
+def test_a_cpu_quota_below_the_number_of_cores_causes_a_warning(tmp_path: Path, case: str):
     groups, files, quota = QUOTAS[case]
     finding = doctor.check_cores(system(tmp_path, groups, files))
     assert finding.figure.startswith(f"{len(os.sched_getaffinity(0))} of {os.cpu_count()}")
@@ -554,7 +552,7 @@ MEMORY_1 = {
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_little_memory_in_a_control_group_is_warned_of(tmp_path: Path, version: int):
+def test_little_memory_in_a_control_group_causes_a_warning(tmp_path: Path, version: int):
     files = (
         {f"memory/job/{k}": v for k, v in MEMORY_1.items()}
         if version == 1
@@ -572,14 +570,14 @@ def test_too_little_memory_for_a_rank_fails(tmp_path: Path):
     assert doctor.check_memory(system(tmp_path, "0::/", {"memory.max": "max"})).status is not Status.FAIL
 
 
-def test_little_shared_memory_is_warned_of(tmp_path: Path):
+def test_little_shared_memory_causes_a_warning(tmp_path: Path):
     code = python("print(check_shared_memory(Path(sys.argv[-1])))")
     out = in_namespace("-rm", f'mount -t tmpfs -o size=3m none "$1"; {code} "$1"', tmp_path)
     assert "3.1 MB free" in out
     assert "--shm-size=1g" in out
 
 
-def test_a_name_of_its_own_that_leads_nowhere_is_warned_of():
+def test_a_host_name_that_does_not_resolve_causes_a_warning():
     code = python("finding = check_own_name(); print(finding.status, finding.figure, finding.fix, sep='|')")
     out = in_namespace(
         "-run", f"hostname nobody.invalid 2>/dev/null || echo nobody.invalid > /proc/sys/kernel/hostname; {code}"
@@ -590,7 +588,7 @@ def test_a_name_of_its_own_that_leads_nowhere_is_warned_of():
     assert fix.endswith("/etc/hosts: 127.0.1.1 nobody.invalid")
 
 
-def test_drawing_wants_its_library():
+def test_rendering_requires_its_library():
     assert doctor.check_drawing({"MUJOCO_GL": "osmesa"}).figure == "MUJOCO_GL=osmesa"
     finding = doctor.check_drawing({}, "libNoSuchThing.so.1")
     assert finding.status is Status.WARNING
@@ -617,7 +615,7 @@ def test_processes_without_their_launcher_are_named():
 
 
 @pytest.mark.parametrize("environ", [{"WARP_CACHE_PATH": "there"}, {"XDG_CACHE_HOME": "caches"}, {}])
-def test_the_kernel_cache_is_where_warp_has_it(home: Path, environ: dict[str, str]):
+def test_the_kernel_cache_is_that_of_warp(home: Path, environ: dict[str, str]):
     code = "import warp; warp.config.log_level = warp.LOG_ERROR; warp.init(); print(warp.config.kernel_cache_dir)"
     inherited = {k: v for k, v in os.environ.items() if k not in ("WARP_CACHE_PATH", "XDG_CACHE_HOME")}
     done = subprocess.run(

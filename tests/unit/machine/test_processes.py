@@ -22,14 +22,14 @@ def age(path: Path) -> None:
     os.utime(path, (0, 0))
 
 
-def test_a_launch_leaves_nothing(directory: Path):
+def test_a_launch_leaves_no_temporary_directory(directory: Path):
     with temporary_directory() as path:
         assert Path(path).parent == directory
         (Path(path) / "torchrunx").mkdir()
     assert not list(directory.iterdir())
 
 
-def test_only_what_killed_launches_left_is_removed(directory: Path):
+def test_only_directories_of_killed_launches_are_removed(directory: Path):
     left, young, foreign = (directory / name for name in (f"{TEMPORARY}1-x", f"{TEMPORARY}2-x", "somebody-elses"))
     for path in (left, young, foreign):
         path.mkdir()

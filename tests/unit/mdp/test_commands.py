@@ -51,7 +51,7 @@ def heading_of(env: Env) -> np.ndarray:
 # Velocity
 
 
-def test_velocities_are_drawn_from_their_ranges_at_the_start_of_an_episode() -> None:
+def test_velocities_are_drawn_from_their_ranges_when_an_episode_starts() -> None:
     env = make(MANY, commands=velocity())
     value = float64(env.command("velocity"))
     for column, (low, high) in enumerate(RANGES.values()):
@@ -61,7 +61,7 @@ def test_velocities_are_drawn_from_their_ranges_at_the_start_of_an_episode() -> 
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.05, 0.15), (0.1, 0.1)])
-def test_a_command_is_drawn_anew_when_its_time_is_up_and_in_no_other_env(low: float, high: float) -> None:
+def test_a_command_is_resampled_only_in_envs_whose_time_is_up(low: float, high: float) -> None:
     num_envs = 60
     env = make(num_envs, commands=velocity(resample_s=(low, high)), episode_length_s=100.0)
     rng = np.random.default_rng(0)
@@ -88,7 +88,7 @@ def test_a_command_is_drawn_anew_when_its_time_is_up_and_in_no_other_env(low: fl
     assert len(np.unique(found.round(6))) == (1 if low == high else 11)
 
 
-def test_a_reset_of_all_draws_anew() -> None:
+def test_a_reset_of_all_envs_resamples_commands() -> None:
     env = make(8, commands=velocity())
     before = env.command("velocity").clone()
     env.reset()
@@ -97,7 +97,7 @@ def test_a_reset_of_all_draws_anew() -> None:
     assert command.left_s.tolist() == [10.0] * 8
 
 
-def test_a_share_of_the_draws_tells_to_stand() -> None:
+def test_a_fraction_of_the_commands_is_zero() -> None:
     env = make(MANY, commands=velocity(standing_share=0.25))
     value = float64(env.command("velocity"))
     stands = ~value.any(axis=1)
@@ -109,7 +109,7 @@ def test_a_share_of_the_draws_tells_to_stand() -> None:
         assert int((~env.command("velocity").any(dim=1)).sum()) == stand
 
 
-def test_a_heading_is_turned_to_at_a_rate_that_grows_with_the_angle_left() -> None:
+def test_the_yaw_rate_is_proportional_to_the_heading_error() -> None:
     env = make(
         MANY,
         commands=velocity(heading_share=0.6, standing_share=0.3, heading_gain=0.8, resample_s=(0.05, 0.2)),
@@ -140,7 +140,7 @@ def test_a_heading_is_turned_to_at_a_rate_that_grows_with_the_angle_left() -> No
         assert np.array_equal(value[kept], float64(before)[kept])
 
 
-def test_a_robot_that_turns_as_told_reaches_the_heading() -> None:
+def test_a_robot_that_follows_the_yaw_rate_reaches_the_heading() -> None:
     ranges = {"yaw_rad_s": (-2.0, 2.0)}
     env = make(64, commands=velocity(heading_share=1.0, heading_gain=2.0, **ranges), episode_length_s=100.0)
     command = env.find_command("velocity")
@@ -157,7 +157,7 @@ def test_a_robot_that_turns_as_told_reaches_the_heading() -> None:
     assert np.abs(left).max() < 0.02
 
 
-def test_without_headings_yaw_rates_are_those_drawn() -> None:
+def test_without_headings_yaw_rates_are_drawn_directly() -> None:
     env = make(MANY, commands=velocity())
     before = env.command("velocity").clone()
     for _ in range(3):
@@ -166,7 +166,7 @@ def test_without_headings_yaw_rates_are_those_drawn() -> None:
     assert_uniform(float64(before)[:, 2], *RANGES["yaw_rad_s"])
 
 
-def test_ranges_that_are_changed_hold_from_the_next_draw_on() -> None:
+def test_changed_ranges_apply_from_the_next_draw() -> None:
     env = make(256, commands=velocity(resample_s=(0.03, 0.03)))
     command = env.find_command("velocity")
     command.ranges[0] = torch.tensor([3.0, 4.0])
@@ -180,7 +180,7 @@ def test_ranges_that_are_changed_hold_from_the_next_draw_on() -> None:
 # Pose
 
 
-def test_poses_are_drawn_around_the_envs_origin_once_an_episode() -> None:
+def test_poses_are_drawn_around_the_origin_of_the_env_once_per_episode() -> None:
     env = make(MANY, commands=pose(roll_rad=(-0.5, 0.5), pitch_rad=(-1.0, 0.2), yaw_rad=(-3.0, 3.0)))
     origins = torch.stack([torch.arange(float(MANY)), -torch.arange(float(MANY)), torch.full((MANY,), 0.5)], dim=1)
     env.origins.copy_(origins)
@@ -205,7 +205,7 @@ def test_poses_are_drawn_around_the_envs_origin_once_an_episode() -> None:
     assert torch.equal(changed, ends)
 
 
-def test_a_pose_without_turns_is_upright() -> None:
+def test_a_pose_without_rotation_is_upright() -> None:
     env = make(4, commands=pose())
     assert env.command("pose")[:, 3:].tolist() == [[1.0, 0.0, 0.0, 0.0]] * 4
 
@@ -213,7 +213,7 @@ def test_a_pose_without_turns_is_upright() -> None:
 # Several, and mistakes
 
 
-def test_several_commands_have_times_of_their_own() -> None:
+def test_several_commands_have_independent_timers() -> None:
     env = make(8, commands={**velocity(resample_s=(0.03, 0.03)), **pose(resample_s=(0.05, 0.05))})
     drawn: dict[str, list[int]] = {"velocity": [], "pose": []}
     before = {name: env.command(name).clone() for name in drawn}
@@ -226,7 +226,7 @@ def test_several_commands_have_times_of_their_own() -> None:
     assert drawn == {"velocity": [3, 6, 9, 12, 15], "pose": [5, 10, 15]}
 
 
-def test_an_unknown_command_is_refused_with_those_there_are() -> None:
+def test_an_unknown_command_is_refused_with_the_available_commands() -> None:
     env = make(2, commands={**velocity(), **pose()})
     for find in (env.command, env.find_command):
         with pytest.raises(UserError, match=r"^command speed: the task has velocity, pose$"):

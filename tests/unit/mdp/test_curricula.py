@@ -105,7 +105,7 @@ def test_envs_start_on_the_easiest_levels_of_their_column(num_start_levels: int)
     ("walked_m", "after"),
     [(0.0, 0), (0.44, 0), (0.46, 1), (TILE_M / 2 - 0.01, 1), (TILE_M / 2 + 0.01, 2)],
 )
-def test_who_leaves_the_tile_goes_up_and_who_hardly_walks_goes_down(walked_m: float, after: int) -> None:
+def test_robots_that_leave_the_tile_move_up_and_those_that_hardly_walk_move_down(walked_m: float, after: int) -> None:
     env = make(NUM_ENVS, **TASK)
     levels(env).fill_(1)
     ended = torch.arange(NUM_ENVS) % 2 == 0
@@ -126,7 +126,7 @@ def test_who_leaves_the_tile_goes_up_and_who_hardly_walks_goes_down(walked_m: fl
 
 
 @pytest.mark.parametrize(("walked_m", "after"), [(0.21, 0), (0.25, 1)])
-def test_who_falls_early_is_asked_for_the_rest_too(walked_m: float, after: int) -> None:
+def test_the_expected_distance_after_an_early_fall_is_that_of_the_whole_episode(walked_m: float, after: int) -> None:
     env = make(NUM_ENVS, **TASK)
     levels(env).fill_(1)
     tell(env, 0.9)
@@ -176,7 +176,7 @@ def test_levels_follow_the_rules_over_many_episodes() -> None:
     assert min(moves.values()) > 5
 
 
-def test_above_the_hardest_level_one_is_drawn() -> None:
+def test_a_random_level_follows_the_hardest_level() -> None:
     env = make(240, **TASK)
     levels(env).fill_(NUM_LEVELS - 1)
     move(env, TILE_M)
@@ -232,7 +232,7 @@ def command_after_reset(env: Env) -> torch.Tensor:
     return env.command("velocity")[:, 0].clone()
 
 
-def test_few_episodes_decide_nothing_until_they_are_many() -> None:
+def test_few_episodes_change_nothing_until_there_are_enough() -> None:
     env = make(NUM_ENVS, **GLOBAL)
     for _ in range(6):
         env.end_iteration(totals(10.0, 100.0, 1.0))
@@ -243,7 +243,7 @@ def test_few_episodes_decide_nothing_until_they_are_many() -> None:
     assert range_of(env) == pytest.approx([0.1, 2.4])
 
 
-def test_the_measure_is_a_mean_over_about_a_hundred_episodes() -> None:
+def test_the_measure_averages_over_about_a_hundred_episodes() -> None:
     env = make(NUM_ENVS, **GLOBAL)
     env.end_iteration(totals(100.0, 1000.0, 1.0))
     assert range_of(env) == pytest.approx([0.1, 2.4])
@@ -253,7 +253,7 @@ def test_the_measure_is_a_mean_over_about_a_hundred_episodes() -> None:
     assert range_of(env) == pytest.approx([-0.3, 2.5])
 
 
-def test_a_weight_moves_with_the_length_of_episodes_and_never_back() -> None:
+def test_a_weight_follows_the_episode_length_and_never_returns() -> None:
     env = make(NUM_ENVS, **GLOBAL)
     seen = []
     for mean_length in (10, 30, 20, 50, 60, 5):
@@ -285,7 +285,7 @@ def test_real_episodes_are_measured() -> None:
     assert range_of(env) == pytest.approx([0.1, 2.4])
 
 
-def test_ranks_stay_equal_whatever_their_envs_do() -> None:
+def test_curricula_stay_equal_on_all_ranks() -> None:
     one, other = make(NUM_ENVS, seed=1, **GLOBAL), make(NUM_ENVS, seed=2, **GLOBAL)
     rng = np.random.default_rng(0)
     for _ in range(30):
@@ -348,14 +348,14 @@ def test_curricula_resume_on_other_ranks(num_ranks: int, num_envs: int) -> None:
     assert found.tolist() == before[every % NUM_ENVS].tolist()
 
 
-def test_who_has_no_forerunner_on_its_column_starts_where_it_was() -> None:
+def test_an_env_without_a_saved_level_for_its_column_keeps_its_level() -> None:
     few, many = make(2, **TASK), make(NUM_COLUMNS, **TASK)
     levels(few).fill_(2)
     many.resume_curricula([few.state()])
     assert levels(many).tolist() == [2, 2, 0]
 
 
-def test_harder_levels_than_there_are_now_become_the_hardest() -> None:
+def test_saved_levels_above_the_maximum_become_the_maximum() -> None:
     env, fewer = make(NUM_ENVS, **TASK), make(NUM_ENVS, **{**TASK, "sim": SHALLOW})
     levels(env).fill_(NUM_LEVELS - 1)
     fewer.resume_curricula([env.state()])
@@ -369,7 +369,7 @@ def test_a_curriculum_without_saved_state_starts_fresh() -> None:
     assert range_of(after) == [0.5, 2.0]
 
 
-def test_a_run_goes_on_with_the_weight_that_it_had_come_to_whatever_its_envs(tmp_path: Path) -> None:
+def test_a_run_resumes_with_its_current_weight_and_another_number_of_envs(tmp_path: Path) -> None:
     task = registry.task_config("cartpole-balance")
     weight = curricula(weight={"of": "RewardWeight", "reward": "smooth", "weight": 3.0, "low": 0.5, "high": 0.9})
     config = dataclasses.replace(

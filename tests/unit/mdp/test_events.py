@@ -75,7 +75,7 @@ def test_limits_hold_at_both_ends() -> None:
     assert float(env.sim.qpos[:, 11].abs().max()) > 1.5  # the tail has none
 
 
-def test_only_the_joints_that_are_named_are_drawn() -> None:
+def test_only_the_named_joints_are_drawn() -> None:
     env = make(64, events=event("DrawJoints", joints=("F._hip", "tail"), position=(0.1, 0.2), velocity=(1.0, 2.0)))
     moved = (env.sim.qpos[:, 7:] != HOME).all(dim=0)
     turning = (env.sim.qvel[:, 6:] != 0).all(dim=0)
@@ -84,7 +84,7 @@ def test_only_the_joints_that_are_named_are_drawn() -> None:
 
 
 @pytest.mark.parametrize("term", ["joints", "root", "push", "draw_joint_position", "draw_velocities"])
-def test_an_event_leaves_the_other_envs_as_they_are(term: str) -> None:
+def test_an_event_does_not_change_other_envs(term: str) -> None:
     env = make(32)
     randomize_state(env)
     events: dict[str, Any] = {
@@ -126,7 +126,7 @@ def euler_angles(quats: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 @pytest.mark.parametrize("keyframe", ["home", "turned"])
-def test_a_body_starts_around_keyframe_and_origin(keyframe: str) -> None:
+def test_a_body_starts_around_the_keyframe_and_the_origin(keyframe: str) -> None:
     env = make(
         MANY,
         sim=dataclasses.replace(SIM, keyframe=keyframe),
@@ -176,7 +176,7 @@ def test_without_ranges_a_body_starts_at_the_keyframe_over_its_origin() -> None:
     np.testing.assert_allclose(offset[1], [10.0, -20.0, 0.5, 0, 0, 0, 0], rtol=0, atol=1e-6)
 
 
-def test_every_episode_starts_from_the_keyframe_and_not_from_the_one_before() -> None:
+def test_every_episode_starts_from_the_keyframe_and_not_from_the_previous_state() -> None:
     env = make(16, events={**event("DrawRoot", x_m=(-0.1, 0.1)), **event("DrawJoints", position=(-0.1, 0.1))})
     starts = []
     for _ in range(30):
@@ -189,7 +189,7 @@ def test_every_episode_starts_from_the_keyframe_and_not_from_the_one_before() ->
     assert not drawn[..., 1:7].any()
 
 
-def test_events_happen_in_the_order_they_are_named_in() -> None:
+def test_events_run_in_config_order() -> None:
     draw = EventConfig(func=f"{EVENTS}:draw_joint_position", params={"joint": "tail", "low": 5.0, "high": 5.0})
     add = EventConfig(func=f"{EVENTS}:DrawJoints", params={"joints": ("tail",), "position": (1.0, 1.0)})
     assert make(2, events={"draw": draw, "add": add}).sim.qpos[:, 11].tolist() == [6.0, 6.0]
@@ -199,7 +199,7 @@ def test_events_happen_in_the_order_they_are_named_in() -> None:
 # When
 
 
-def test_what_happens_at_startup_happens_once_and_before_the_first_episode() -> None:
+def test_startup_events_run_once_before_the_first_episode() -> None:
     startup = EventConfig(func=f"{TERMS}:move_origin", params={"by_m": 3.0}, when="startup")
     env = make(4, events={**event("DrawRoot"), "far": startup})
     assert env.origins[:, 0].tolist() == [3.0] * 4
@@ -211,7 +211,7 @@ def test_what_happens_at_startup_happens_once_and_before_the_first_episode() -> 
     assert env.sim.qpos[:, 0].tolist() == [3.0] * 4
 
 
-def test_a_reset_event_happens_to_envs_whose_episode_starts() -> None:
+def test_a_reset_event_runs_in_envs_whose_episode_starts() -> None:
     env = make(4, events={"far": EventConfig(func=f"{TERMS}:move_origin", params={"by_m": 1.0})})
     assert env.origins[:, 0].tolist() == [1.0] * 4
     end_episodes(env, torch.tensor([False, True, False, True]))
@@ -241,7 +241,7 @@ class Twin:
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.05, 0.14), (0.1, 0.1)])
-def test_pushes_change_velocities_only_every_so_often_and_from_the_start_of_an_episode(low: float, high: float) -> None:
+def test_pushes_change_velocities_at_intervals_that_start_with_the_episode(low: float, high: float) -> None:
     num_envs, num_steps = 48, 150
     push = EventConfig(
         func=f"{EVENTS}:Push",
@@ -285,7 +285,7 @@ def test_pushes_change_velocities_only_every_so_often_and_from_the_start_of_an_e
     assert np.abs(shoves[:, [2, *range(6, 11)]]).max() == 0
 
 
-def test_by_default_a_push_is_horizontal_and_turns_nothing() -> None:
+def test_by_default_a_push_is_horizontal_and_without_rotation() -> None:
     env = make(512)
     before = env.sim.qvel.clone()
     Push(env)(env, torch.ones(512, dtype=torch.bool))
@@ -295,7 +295,7 @@ def test_by_default_a_push_is_horizontal_and_turns_nothing() -> None:
     assert not change[:, 2:].any()
 
 
-def test_the_first_push_of_an_episode_comes_after_an_interval_wherever_the_episode_starts() -> None:
+def test_the_first_push_of_an_episode_follows_a_whole_interval() -> None:
     """Whether all envs are reset, or one is in a step: nothing is left of the time before."""
     every = EventConfig(func=f"{TERMS}:Counts", when="interval", interval_s=(0.05, 0.05))
     env = make(4, events={"count": every}, episode_length_s=100.0)
@@ -314,7 +314,7 @@ def test_the_first_push_of_an_episode_comes_after_an_interval_wherever_the_episo
     assert [count[1] for count in counts] == [0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0, 1, 1, 1]
 
 
-def test_two_events_have_timers_of_their_own() -> None:
+def test_two_events_have_independent_timers() -> None:
     def every(interval_s: float) -> EventConfig:
         return EventConfig(func=f"{TERMS}:Counts", when="interval", interval_s=(interval_s, interval_s))
 

@@ -75,7 +75,7 @@ def spread_over_stairs(env: Env, seed: int = 3) -> None:
 
 
 @pytest.mark.parametrize("capture", ["physics", "off"])
-def test_heights_are_those_of_mujocos_rays(capture: CaptureMode) -> None:
+def test_heights_equal_those_of_rays_in_mujoco_c(capture: CaptureMode) -> None:
     env = scanning(dataclasses.replace(ON_STAIRS, capture=capture))
     for seed in range(3):
         spread_over_stairs(env, seed)
@@ -97,14 +97,14 @@ def test_on_a_plane_the_distance_is_the_height() -> None:
     assert torch.allclose(env.get_observations()["actor"], expected, atol=1e-5)
 
 
-def test_the_grid_is_in_the_middle_and_as_large_as_said() -> None:
+def test_the_grid_is_centered_and_has_the_configured_size() -> None:
     scan = HeightScan(scanning(SIM), size_m=(1.0, 0.5), spacing_m=0.25)
     assert scan.offsets.shape == (5 * 3, 2)
     assert scan.offsets[[0, 1, 3, -1]].tolist() == [[-0.5, -0.25], [-0.5, 0.0], [-0.25, -0.25], [0.5, 0.25]]
     assert HeightScan(scanning(SIM), size_m=(0.0, 0.0)).offsets.tolist() == [[0.0, 0.0]]
 
 
-def test_rays_pass_through_what_is_not_named() -> None:
+def test_rays_pass_through_geoms_that_are_not_named() -> None:
     env = scanning(dataclasses.replace(SIM, forward_before_observation=True), geoms=("floor", ".*_foot", "trunk"))
     randomize_state(env)
     env.step(torch.zeros(NUM_ENVS, 4))
@@ -133,7 +133,7 @@ def shared() -> Env:
     )
 
 
-def test_a_sensor_is_cast_once_a_step_for_all_who_read_it() -> None:
+def test_a_scan_is_computed_once_per_step_for_all_terms() -> None:
     env = shared()
     scan = env.sensor("scan", HeightScan)
     casts: list[int] = []
@@ -147,7 +147,7 @@ def test_a_sensor_is_cast_once_a_step_for_all_who_read_it() -> None:
     assert np.allclose(observed["actor"].numpy(), rays_of_c(env), atol=2e-4)
 
 
-def test_a_new_episode_sees_the_ground_that_it_starts_on() -> None:
+def test_a_new_episode_scans_the_ground_at_its_start() -> None:
     env = shared()
     env.sim.qpos[:, 0] += 1.7
     mask = torch.tensor([True, False] * (NUM_ENVS // 2))

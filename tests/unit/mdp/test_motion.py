@@ -104,7 +104,7 @@ def time_of(env: Env) -> np.ndarray:
 # Playing
 
 
-def test_a_cycle_is_played_on_for_ever_along_its_circle(file: str) -> None:
+def test_a_cyclic_motion_continues_along_its_circle(file: str) -> None:
     env = tracking(file)
     motion = played(env)
     began = float64(motion.value)
@@ -145,7 +145,7 @@ def test_velocities_are_those_of_the_poses(file: str) -> None:
 
 
 @pytest.mark.parametrize("fps", [20, 90, 1000])
-def test_frames_of_any_rate_become_control_steps(tmp_path: Path, fps: int) -> None:
+def test_frames_of_any_rate_are_resampled_to_control_steps(tmp_path: Path, fps: int) -> None:
     # What a line between two frames leaves out of a sine of 0.3 rad.
     tolerance = 0.3 * (2 * math.pi / PERIOD_S / fps) ** 2 / 8 + 1e-4
     frames = np.arange(round(0.5 * fps) + 1) / fps
@@ -171,7 +171,7 @@ def test_motions_are_chosen_by_name(file: str) -> None:
 # Starting
 
 
-def test_an_episode_starts_where_the_motion_is(file: str) -> None:
+def test_an_episode_starts_in_the_pose_of_the_motion(file: str) -> None:
     env = tracking(file, 400)
     motion = played(env)
     # The value is a step ahead of the state.
@@ -192,7 +192,7 @@ def test_an_episode_starts_where_the_motion_is(file: str) -> None:
     assert (qvel[:, 10] == 0).all()
 
 
-def test_only_envs_whose_episode_ends_start_anew(file: str) -> None:
+def test_only_envs_whose_episode_ends_restart(file: str) -> None:
     env = tracking(file)
     for _ in range(5):
         step(env)
@@ -208,7 +208,7 @@ def test_only_envs_whose_episode_ends_start_anew(file: str) -> None:
     assert (played(env).state()["anchor"][ends, 2] <= YAW_RAD_S * PERIOD_S + 1e-6).all()
 
 
-def test_a_robot_that_does_as_it_is_told_earns_everything(file: str) -> None:
+def test_a_robot_that_follows_the_motion_exactly_earns_the_full_reward(file: str) -> None:
     env = tracking(file)
     motion = played(env)
     for _ in range(10):
@@ -243,7 +243,7 @@ def earlier(env: Env, motion: Motion) -> torch.Tensor:
 # Terms
 
 
-def test_rewards_against_the_paper_in_numpy(file: str) -> None:
+def test_rewards_equal_the_formulas_of_the_paper_in_numpy(file: str) -> None:
     env = tracking(file)
     motion = played(env)
     rng = np.random.default_rng(0)
@@ -297,7 +297,7 @@ def site_errors(env: Env, motion: Motion) -> np.ndarray:
     return errors
 
 
-def test_a_move_by_the_root_error_leads_to_the_target(file: str) -> None:
+def test_moving_by_the_root_error_reaches_the_target(file: str) -> None:
     env = tracking(file)
     motion = played(env)
     rng = np.random.default_rng(1)
@@ -316,7 +316,7 @@ def test_a_move_by_the_root_error_leads_to_the_target(file: str) -> None:
         np.testing.assert_allclose(quat * np.sign(quat @ target), target, atol=1e-5)
 
 
-def test_what_the_policy_sees_of_the_target(file: str) -> None:
+def test_the_policy_observes_the_target(file: str) -> None:
     env = tracking(file)
     motion = played(env)
     home = torch.tensor([0.2, 0.2, -0.2, -0.2])
@@ -330,7 +330,7 @@ def test_what_the_policy_sees_of_the_target(file: str) -> None:
         np.testing.assert_allclose(seen[i], [*linear, *velocity[3:6]], atol=1e-5)
 
 
-def test_in_an_env_that_resumes_the_motion_goes_on(file: str) -> None:
+def test_a_resumed_env_continues_the_motion(file: str) -> None:
     env = tracking(file)
     for _ in range(5):
         step(env)
@@ -344,7 +344,7 @@ def test_in_an_env_that_resumes_the_motion_goes_on(file: str) -> None:
             torch.testing.assert_close(played(other).state()[name], tensor, msg=name)
 
 
-def test_a_step_waits_for_nothing(file: str) -> None:
+def test_a_step_never_waits(file: str) -> None:
     config = dataclasses.replace(
         CONFIG,
         commands={"motion": TermConfig(func=f"{MOTION}:Motion", params={"file": file, "sites": (".._foot",)})},
@@ -385,14 +385,14 @@ def test_a_step_waits_for_nothing(file: str) -> None:
         ({"walk": np.zeros((3, 11))}, "not a unit quaternion in frame 0"),
     ],
 )
-def test_files_that_hold_something_else(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_invalid_motion_files_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     given = {"circle": np.stack([walk(0.0)] * 3), **changes}
     if "joints" in changes:
         given["circle"] = given["circle"][:, :9]
     assert message in refused_file(write(tmp_path / "m.npz", **given))
 
 
-def test_files_that_are_none(tmp_path: Path, file: str) -> None:
+def test_files_that_are_not_motions_are_refused(tmp_path: Path, file: str) -> None:
     assert "there is no file" in refused_file(str(tmp_path / "none.npz"))
     text = tmp_path / "text.npz"
     text.write_text("fps 50")
@@ -409,7 +409,7 @@ def refused_file(file: str, **params: Any) -> str:
     return refused(commands={"motion": TermConfig(func=f"{MOTION}:Motion", params={"file": file, **params})})
 
 
-def test_a_command_that_is_no_motion() -> None:
+def test_a_command_that_is_not_a_motion_is_refused() -> None:
     ranges: dict[str, Any] = {"forward_m_s": (0.0, 1.0), "left_m_s": (0.0, 0.0), "yaw_rad_s": (0.0, 0.0)}
     message = refused(
         commands={"motion": TermConfig(func="mjlab_dist.mdp.commands:Velocity", params=ranges)},

@@ -108,7 +108,7 @@ OBSERVATIONS: dict[str, tuple[str, dict[str, Any], Expected]] = {
 }  # fmt: skip
 
 
-def test_observations_are_those_of_the_state_after_the_step() -> None:
+def test_observations_are_computed_from_the_state_after_the_step() -> None:
     terms = {
         name: ObservationConfig(func=f"{TERMS}:{func}", params=params)
         for name, (func, params, _) in OBSERVATIONS.items()
@@ -126,7 +126,7 @@ def test_observations_are_those_of_the_state_after_the_step() -> None:
             )
 
 
-def test_sensors_are_those_of_the_last_substeps_start_or_of_the_present() -> None:
+def test_sensors_are_of_the_start_of_the_last_substep_or_of_the_current_state() -> None:
     for forward in (False, True):
         env = make(
             NUM_ENVS,
@@ -159,7 +159,7 @@ def test_the_last_action_is_observed_and_0_where_an_episode_starts() -> None:
     assert torch.equal(observed, torch.where(ends.unsqueeze(1), 0.0, actions))
 
 
-def test_contacts_are_observed_as_the_sensor_has_them() -> None:
+def test_observed_contacts_equal_those_of_the_sensor() -> None:
     terms = {
         name: ObservationConfig(func=f"{TERMS}:{name}", params={"sensor": "feet"})
         for name in ("in_contact", "contact_force", "air_time")
@@ -230,7 +230,7 @@ def sum_of(env: Env, name: str) -> torch.Tensor:
     return env.state()["episode_sums"][:, env.reward_names.index(name)]
 
 
-def test_rewards_are_those_of_the_state_after_the_step() -> None:
+def test_rewards_are_computed_from_the_state_after_the_step() -> None:
     rewards = {
         name: RewardConfig(func=f"{REWARDS}:{func}", params=params, weight=1.0)
         for name, (func, params, _) in STATE_REWARDS.items()
@@ -250,7 +250,7 @@ def test_rewards_are_those_of_the_state_after_the_step() -> None:
         np.testing.assert_allclose(total, env.state()["episode_sums"].sum(dim=1), rtol=1e-5, atol=1e-4)
 
 
-def test_by_default_a_tenth_of_a_joints_range_costs() -> None:
+def test_by_default_the_outer_tenth_of_a_joint_range_is_penalized() -> None:
     env = make(3)
     env.sim.qpos[:, 7:] = torch.tensor([[0.85, -0.85, 0, 0, 9], [0.95, -1.0, 0, 0, 0], [1.2, 1.0, -1.1, 0, 0]])
     assert JointLimits(env)(env).tolist() == pytest.approx([0, 0.05 + 0.1, 0.3 + 0.1 + 0.2], abs=1e-6)
@@ -274,7 +274,7 @@ def test_rewards_of_actions_are_sums_of_squares() -> None:
         np.testing.assert_allclose(env.state()["episode_sums"], sums, rtol=1e-5, atol=1e-6, err_msg=str(step))
 
 
-def test_the_force_of_actuators_is_that_of_the_last_substep() -> None:
+def test_actuator_forces_are_of_the_last_substep() -> None:
     env = make(
         NUM_ENVS,
         config=EVERYTHING,
@@ -293,7 +293,7 @@ def test_the_force_of_actuators_is_that_of_the_last_substep() -> None:
     np.testing.assert_allclose(rewards, expected, rtol=1e-3, atol=1e-2)
 
 
-def test_joint_accelerations_are_changes_of_velocity_and_forget_the_episode_before() -> None:
+def test_joint_accelerations_are_changes_of_velocity_within_the_episode() -> None:
     env = make(
         NUM_ENVS,
         config=EVERYTHING,
@@ -315,7 +315,7 @@ def test_joint_accelerations_are_changes_of_velocity_and_forget_the_episode_befo
         np.testing.assert_allclose(some[going], squares(acceleration[:, [0, 2]])[going], rtol=1e-2, atol=30.0)
 
 
-def test_alive_and_terminated_tell_what_has_ended_an_episode() -> None:
+def test_alive_and_terminated_follow_the_reason_of_an_episode_end() -> None:
     env = make(
         6,
         rewards={
@@ -337,7 +337,7 @@ def test_alive_and_terminated_tell_what_has_ended_an_episode() -> None:
 # Contacts
 
 
-def test_rewards_of_contacts_are_those_of_the_sensors() -> None:
+def test_contact_rewards_follow_the_sensors() -> None:
     velocities = tuple(f"{foot}_velocity" for foot in FEET)
     env = make(
         NUM_ENVS,
@@ -408,7 +408,7 @@ def test_rewards_of_contacts_are_those_of_the_sensors() -> None:
     assert all(total > 1 for total in seen.values()), seen
 
 
-def test_as_many_velocities_as_feet_are_asked_for() -> None:
+def test_the_number_of_velocities_must_equal_the_number_of_feet() -> None:
     rewards = {
         "slip": RewardConfig(
             func=f"{REWARDS}:FootSlip", weight=1.0, params={"sensor": "feet", "velocities": ("FL_velocity",)}
@@ -439,22 +439,22 @@ def ends_of(func: str, params: dict[str, Any]) -> tuple[Env, np.ndarray, Oracle]
     return env, ended, Oracle(twin)
 
 
-def test_a_tilted_robot_is_one_whose_axis_leaves_the_cone() -> None:
+def test_tilted_ends_episodes_of_robots_whose_axis_leaves_the_cone() -> None:
     _, ended, oracle = ends_of("tilted", {"max_rad": 1.1})
     assert np.array_equal(ended, np.arccos(oracle.upright) > 1.1)
 
 
-def test_a_low_robot_is_one_below_the_height() -> None:
+def test_low_ends_episodes_of_robots_below_the_height() -> None:
     _, ended, oracle = ends_of("too_low", {"min_m": 0.5})
     assert np.array_equal(ended, oracle.qpos[:, 2] < 0.5)
 
 
-def test_a_robot_out_of_bounds_is_one_too_far_over_ground() -> None:
+def test_out_of_bounds_ends_episodes_at_a_horizontal_distance() -> None:
     _, ended, oracle = ends_of("out_of_bounds", {"max_m": 0.8})
     assert np.array_equal(ended, np.hypot(oracle.qpos[:, 0], oracle.qpos[:, 1]) > 0.8)
 
 
-def test_height_and_bounds_are_told_from_the_envs_origin() -> None:
+def test_height_and_bounds_are_relative_to_the_origin_of_the_env() -> None:
     env = make(3, terminations={"far": TermConfig(func=f"{TERMINATIONS}:out_of_bounds", params={"max_m": 1.0})})
     low = TermConfig(func=f"{TERMINATIONS}:too_low", params={"min_m": 0.2})
     origins = torch.tensor([[0.0, 0.0, 0.0], [5.0, 0.0, 0.0], [0.0, 0.0, -0.5]])
@@ -466,7 +466,7 @@ def test_height_and_bounds_are_told_from_the_envs_origin() -> None:
 
 
 @pytest.mark.parametrize("min_n", [0.0, 60.0])
-def test_a_touch_of_the_trunk_ends_an_episode_where_it_is_hard_enough(min_n: float) -> None:
+def test_a_strong_enough_contact_of_the_trunk_ends_an_episode(min_n: float) -> None:
     env = make(
         NUM_ENVS,
         config=dataclasses.replace(EVERYTHING, events={}),
@@ -491,7 +491,7 @@ def test_a_touch_of_the_trunk_ends_an_episode_where_it_is_hard_enough(min_n: flo
     assert min_n == 0 or any(0 < one < min_n for one in force)
 
 
-def test_a_state_that_is_no_number_ends_an_episode() -> None:
+def test_a_nan_state_ends_an_episode() -> None:
     env = make(5, terminations={"nan": TermConfig(func=f"{TERMINATIONS}:not_finite")})
     env.sim.qvel[1, 4] = float("nan")
     env.sim.qpos[3, 8] = float("inf")

@@ -37,13 +37,13 @@ def of_rows(function: Callable[..., None], size: int, *inputs: np.ndarray) -> np
     return results
 
 
-def test_vectors_are_turned_as_mujoco_turns_them() -> None:
+def test_rotated_vectors_equal_those_of_mujoco() -> None:
     quats, turned = quaternions(0), vectors(1)
     expected = of_rows(mujoco.mju_rotVecQuat, 3, turned, quats)
     np.testing.assert_allclose(rotation.rotate(tensor(quats), tensor(turned)), expected, rtol=0, atol=ATOL)
 
 
-def test_the_inverse_turns_back() -> None:
+def test_the_inverse_rotates_back() -> None:
     quats, turned = quaternions(2), vectors(3)
     expected = of_rows(mujoco.mju_rotVecQuat, 3, turned, of_rows(mujoco.mju_negQuat, 4, quats))
     np.testing.assert_allclose(rotation.rotate_inverse(tensor(quats), tensor(turned)), expected, rtol=0, atol=ATOL)
@@ -51,14 +51,14 @@ def test_the_inverse_turns_back() -> None:
     np.testing.assert_allclose(there_and_back, turned, rtol=0, atol=4 * ATOL)
 
 
-def test_products_and_conjugates_are_mujocos() -> None:
+def test_products_and_conjugates_equal_those_of_mujoco() -> None:
     left, right = quaternions(4), quaternions(5)
     expected = of_rows(mujoco.mju_mulQuat, 4, left, right)
     np.testing.assert_allclose(rotation.multiply(tensor(left), tensor(right)), expected, rtol=0, atol=ATOL)
     assert np.array_equal(rotation.conjugate(tensor(left)), of_rows(mujoco.mju_negQuat, 4, left))
 
 
-def test_euler_angles_are_turns_about_the_worlds_axes_in_turn() -> None:
+def test_euler_angles_are_rotations_about_the_world_axes_in_order() -> None:
     angles = np.random.default_rng(6).uniform(-4, 4, size=(NUM, 3)).astype(np.float32).astype(float)
     expected = of_rows(lambda result, euler: mujoco.mju_euler2Quat(result, euler, "XYZ"), 4, angles)
     ours = rotation.from_euler(*tensor(angles).unbind(dim=1))
@@ -74,7 +74,7 @@ def test_the_heading_is_that_of_the_bodys_x_axis_over_ground() -> None:
     np.testing.assert_allclose(rotation.heading(tensor(quats)).numpy()[level], expected[level], rtol=0, atol=2e-5)
 
 
-def test_the_heading_of_a_turn_about_z_is_its_angle() -> None:
+def test_the_heading_of_a_rotation_about_z_is_its_angle() -> None:
     yaw = torch.linspace(-3.1, 3.1, 100)
     tilted = rotation.multiply(
         rotation.from_euler(0 * yaw, 0 * yaw, yaw), rotation.from_euler(0.5 + 0 * yaw, 0.4 + 0 * yaw, 0 * yaw)
@@ -91,7 +91,7 @@ def test_wrapped_angles_are_the_same_angles_between_minus_pi_and_pi() -> None:
     np.testing.assert_allclose(rotation.wrap_angle(small), small, rtol=0, atol=ATOL)
 
 
-def test_the_angle_between_orientations_is_that_of_mujocos_difference() -> None:
+def test_the_angle_between_orientations_equals_that_of_mujoco() -> None:
     left, right = quaternions(9), quaternions(10)
     expected = np.linalg.norm(of_rows(mujoco.mju_subQuat, 3, right, left), axis=1)
     assert expected.max() > 3
@@ -100,7 +100,7 @@ def test_the_angle_between_orientations_is_that_of_mujocos_difference() -> None:
 
 
 @pytest.mark.parametrize("angle_rad", [0.0, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 3.14])
-def test_the_angle_between_is_exact_where_the_two_hardly_differ_too(angle_rad: float) -> None:
+def test_the_angle_between_nearly_equal_orientations_is_exact(angle_rad: float) -> None:
     left, axes = quaternions(11), vectors(12)
     axes /= np.linalg.norm(axes, axis=1, keepdims=True)
     turn = of_rows(lambda result, axis: mujoco.mju_axisAngle2Quat(result, axis, angle_rad), 4, axes)

@@ -53,7 +53,7 @@ def stepping_in_place(now: int) -> torch.Tensor:
     return 1.4 * torch.sin(now / (6.0 + 0.5 * torch.arange(NUM_ENVS).unsqueeze(1)) + phase).clamp_min(0.0)
 
 
-def assert_as_the_oracle(env: Env, copies: list[mujoco.MjData], watches: Stopwatches) -> np.ndarray:
+def assert_equals_oracle(env: Env, copies: list[mujoco.MjData], watches: Stopwatches) -> np.ndarray:
     """Compare what the sensor has; returns touches."""
     feet = env.sensor("feet", Contact)
     data = np.array([[copy.sensor(f"{foot}_touch").data for foot in FEET] for copy in copies])
@@ -71,7 +71,7 @@ def assert_as_the_oracle(env: Env, copies: list[mujoco.MjData], watches: Stopwat
     return touch
 
 
-def test_touch_force_and_times_are_those_of_feet_that_are_lifted_and_put_down() -> None:
+def test_contact_force_and_times_of_feet_that_are_lifted_and_put_down() -> None:
     env = make(NUM_ENVS, sensors=contact(".._touch"), episode_length_s=100.0)
     feet = env.sensor("feet", Contact)
     watches = Stopwatches()
@@ -82,7 +82,7 @@ def test_touch_force_and_times_are_those_of_feet_that_are_lifted_and_put_down() 
         actions = stepping_in_place(now)
         env.step(actions)
         c_step(env, copies, np.hstack([float64(HOME[:4] + 0.5 * actions), np.zeros((NUM_ENVS, 2))]))
-        touched[now] = assert_as_the_oracle(env, copies, watches)
+        touched[now] = assert_equals_oracle(env, copies, watches)
         landings += int(feet.first_contact.sum())
         hardest_n = max(hardest_n, float(feet.force_n.norm(dim=2).max()))
     assert landings > 2 * NUM_ENVS * 4
@@ -103,7 +103,7 @@ def test_feet_carry_the_robot_and_press_the_floor_down() -> None:
     assert not feet.air_time_s.any()
 
 
-def test_an_episode_starts_anew_and_only_there() -> None:
+def test_contact_times_are_cleared_only_when_an_episode_starts() -> None:
     env = make(NUM_ENVS, sensors=contact(".._touch"), episode_length_s=100.0)
     feet = env.sensor("feet", Contact)
     watches = Stopwatches()
@@ -127,7 +127,7 @@ def test_an_episode_starts_anew_and_only_there() -> None:
         assert feet.force_n[torch.from_numpy(~ends)].any() or now < 8
 
 
-def test_a_robot_that_starts_on_the_floor_has_not_landed() -> None:
+def test_a_start_on_the_floor_is_not_a_landing() -> None:
     env = make(3, sensors=contact(".._touch"))
     feet = env.sensor("feet", Contact)
     env.sim.qpos[:, 2] -= 0.01
@@ -146,9 +146,7 @@ def test_a_robot_that_starts_on_the_floor_has_not_landed() -> None:
         (("R.*_touch|.*unk_touch",), ("RL_touch", "RR_touch", "trunk_touch")),
     ],
 )
-def test_sensors_are_named_by_regular_expressions_and_come_in_the_models_order(
-    patterns: tuple[str, ...], names: tuple[str, ...]
-) -> None:
+def test_sensors_are_selected_by_patterns_in_model_order(patterns: tuple[str, ...], names: tuple[str, ...]) -> None:
     env = make(2, sensors={"some": TermConfig(func=CONTACT, params={"sensors": patterns})})
     found = env.sensor("some", Contact)
     assert found.names == names
@@ -161,18 +159,18 @@ def test_sensors_are_named_by_regular_expressions_and_come_in_the_models_order(
 # Mistakes
 
 
-def test_a_sensor_without_force_is_refused_with_the_mend() -> None:
+def test_a_sensor_without_force_is_refused_with_the_fix() -> None:
     message = refused(sensors=contact("bare"))
     assert message == 'sensor bare: its data lacks found or force; write data="found force" in the MJCF'
     assert refused(sensors=contact(".*")).startswith("sensor bare: ")
 
 
 @pytest.mark.parametrize("pattern", ["gyro", "FL_velocity", "knee", "("])
-def test_an_expression_that_fits_no_contact_sensor_is_refused(pattern: str) -> None:
+def test_a_pattern_that_matches_no_contact_sensor_is_refused(pattern: str) -> None:
     assert refused(sensors=contact(".._touch", pattern)).startswith(f"contact sensors {pattern}: ")
 
 
-def test_what_is_no_sensor_is_refused() -> None:
+def test_a_class_that_is_not_a_sensor_is_refused() -> None:
     message = refused(sensors={"feet": TermConfig(func="mjlab_dist.mdp.observations:last_action")})
     assert message.startswith("--env.sensors.feet.func mjlab_dist.mdp.observations:last_action: is not a Sensor")
 

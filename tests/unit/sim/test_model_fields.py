@@ -133,7 +133,7 @@ def lab(model: Any) -> Simulation:
     return Simulation(model, NUM_ENVS, "cpu", LAB, tuple(CHANGES))
 
 
-def free_of_simple(model: Any, name: str, values: np.ndarray, own: np.ndarray) -> np.ndarray:
+def without_simple_bodies(model: Any, name: str, values: np.ndarray, own: np.ndarray) -> np.ndarray:
     """Values, but those of the model for bodies whose inertia MuJoCo's compiler takes to stay where it is."""
     if name not in {"body_ipos", "body_iquat"}:
         return values
@@ -206,11 +206,11 @@ def set_back(sim: Simulation) -> None:
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_every_env_has_its_own_value_and_what_follows_from_it_as_in_c(model: Any, lab: Simulation, name: str) -> None:
+def test_every_env_has_its_own_value_and_derived_constants_as_in_c(model: Any, lab: Simulation, name: str) -> None:
     rng = np.random.default_rng(3)
     set_back(lab)
     own = own_value(model, name)
-    changed = [free_of_simple(model, name, CHANGES[name](own, rng), own) for _ in range(NUM_ENVS)]
+    changed = [without_simple_bodies(model, name, CHANGES[name](own, rng), own) for _ in range(NUM_ENVS)]
     values = np.array(changed).astype(np.float32)
     lab.field(name).copy_(torch.from_numpy(values).reshape(lab.field(name).shape))
     lab.update_constants()
@@ -231,7 +231,7 @@ def change_everything(sim: Simulation, seed: int) -> None:
     rng = np.random.default_rng(seed)
     for name, change in CHANGES.items():
         own = own_value(sim.model, name)
-        values = np.array([free_of_simple(sim.model, name, change(own, rng), own) for _ in range(NUM_ENVS)])
+        values = np.array([without_simple_bodies(sim.model, name, change(own, rng), own) for _ in range(NUM_ENVS)])
         sim.field(name).copy_(torch.from_numpy(values).float().reshape(sim.field(name).shape))
     sim.update_constants()
 
@@ -260,7 +260,7 @@ def test_two_envs_with_different_friction_slide_differently(lab: Simulation) -> 
     assert (positions[-1].diff() < -0.03).all()
 
 
-def test_the_motors_limits_hold_in_every_env(model: Any, lab: Simulation) -> None:
+def test_motor_limits_apply_in_every_env(model: Any, lab: Simulation) -> None:
     """Against C, at states of which many are at a limit."""
     set_back(lab)
     limits = np.linspace(0.2, 1.0, NUM_ENVS)
@@ -284,7 +284,7 @@ def test_the_motors_limits_hold_in_every_env(model: Any, lab: Simulation) -> Non
     assert 40 < limited < 200  # of 200
 
 
-def test_captured_equals_eager_bit_for_bit_where_every_field_differs(model: Any, lab: Simulation) -> None:
+def test_captured_equals_eager_bit_for_bit_with_all_fields_per_env(model: Any, lab: Simulation) -> None:
     eager = Simulation(model, NUM_ENVS, "cpu", dataclasses.replace(LAB, capture="off"), tuple(CHANGES))
     assert lab.captured
     assert not eager.captured
@@ -298,9 +298,7 @@ def test_captured_equals_eager_bit_for_bit_where_every_field_differs(model: Any,
     assert not lab.overflow.any()
 
 
-def test_a_new_simulation_goes_on_bit_for_bit_from_the_fields_and_the_state_of_another(
-    model: Any, lab: Simulation
-) -> None:
+def test_a_new_simulation_continues_bit_for_bit_from_fields_and_state_of_another(model: Any, lab: Simulation) -> None:
     change_everything(lab, 3)
     trajectory(lab, *start_and_inputs(model, 4))
     new = Simulation(model, NUM_ENVS, "cpu", LAB, tuple(CHANGES))
@@ -313,7 +311,7 @@ def test_a_new_simulation_goes_on_bit_for_bit_from_the_fields_and_the_state_of_a
         assert torch.equal(lab.view("geom_xpos"), new.view("geom_xpos"))
 
 
-def test_computing_constants_disturbs_no_state(model: Any, lab: Simulation) -> None:
+def test_computing_constants_does_not_change_the_state(model: Any, lab: Simulation) -> None:
     change_everything(lab, 5)
     trajectory(lab, *start_and_inputs(model, 6))
     before = {name: tensor.clone() for name, tensor in lab.state().items()}
@@ -331,14 +329,14 @@ def test_computing_constants_disturbs_no_state(model: Any, lab: Simulation) -> N
         assert torch.equal(lab.state()[name], tensor), name
 
 
-def test_an_inertia_that_mujoco_takes_to_stay_may_not_be_moved(lab: Simulation) -> None:
+def test_an_inertia_that_mujoco_assumes_constant_cannot_be_moved(lab: Simulation) -> None:
     set_back(lab)
     lab.field("body_ipos")[2, lab.model.body("puck").id, 0] = 0.01
     with pytest.raises(UserError, match=r'body puck.*simple="false"'):
         lab.update_constants()
 
 
-def test_sensors_are_read_by_their_names_as_in_c(model: Any, lab: Simulation) -> None:
+def test_sensors_read_by_name_equal_those_of_c(model: Any, lab: Simulation) -> None:
     set_back(lab)
     lab.update_constants()
     qpos, qvel, ctrl = start_and_inputs(model, 7)
@@ -378,7 +376,7 @@ def test_an_episode_starts_from_the_keyframe(model: Any) -> None:
         Simulation(model, 1, "cpu", dataclasses.replace(LAB, keyframe="upright"))
 
 
-def test_a_field_that_envs_share_is_seen_but_not_written(model: Any) -> None:
+def test_a_shared_field_can_be_read_but_not_written(model: Any) -> None:
     config = dataclasses.replace(LAB, keyframe="swung")
     shared = Simulation(model, NUM_ENVS, "cpu", config)
     own = Simulation(model, NUM_ENVS, "cpu", config, ("geom_friction", "gravity"))
@@ -396,12 +394,12 @@ def test_a_field_that_envs_share_is_seen_but_not_written(model: Any) -> None:
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_what_follows_from_a_field_is_known(model: Any, lab: Simulation, name: str) -> None:
+def test_derived_fields_are_known(model: Any, lab: Simulation, name: str) -> None:
     """All that C computes anew; each field alone has to bring it, where no other field does."""
     rng = np.random.default_rng(8)
     own = own_value(model, name)
     before = model_of_env(model, {})
-    after = model_of_env(model, {name: free_of_simple(model, name, CHANGES[name](own, rng), own)})
+    after = model_of_env(model, {name: without_simple_bodies(model, name, CHANGES[name](own, rng), own)})
     constants = lab.fields.keys() - set(CHANGES) - POSES | {"eq_data"} - {name}
     follows = {
         c for c in constants if not np.allclose(own_value(before, c), own_value(after, c), rtol=1e-9, atol=1e-12)
@@ -412,7 +410,7 @@ def test_what_follows_from_a_field_is_known(model: Any, lab: Simulation, name: s
 
 
 @pytest.mark.parametrize("name", ["geom_frictoin", "body_subtreemass", "geom_type", "timestep", "hfield_size"])
-def test_a_field_that_can_have_no_value_per_env_is_refused(model: Any, name: str) -> None:
+def test_a_field_that_cannot_differ_between_envs_is_refused(model: Any, name: str) -> None:
     with pytest.raises(UserError) as caught:
         Simulation(model, 1, "cpu", LAB, (name,))
     assert f"field {name}: " in str(caught.value)

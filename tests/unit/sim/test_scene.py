@@ -91,7 +91,7 @@ def make_trouble() -> mujoco.MjSpec:
     raise RuntimeError("no luck\ntoday")
 
 
-def test_an_mjcf_is_a_file_its_text_or_what_a_function_returns(tmp_path: Path) -> None:
+def test_an_mjcf_is_a_file_a_string_or_the_result_of_a_function(tmp_path: Path) -> None:
     file = tmp_path / "cube.xml"
     file.write_text(CUBE)
     for model in (str(file), CUBE, f"{__name__}:make_spec"):
@@ -109,7 +109,7 @@ def test_an_mjcf_is_a_file_its_text_or_what_a_function_returns(tmp_path: Path) -
         ("<mujoco><worldbody><body><freejoint/></body></worldbody></mujoco>", "mass"),
     ],
 )
-def test_what_is_no_mjcf_is_refused_by_its_flag(model: str, says: str) -> None:
+def test_an_invalid_mjcf_is_refused_by_its_flag(model: str, says: str) -> None:
     message = refused(scene(model=model))
     assert message.startswith("--env.sim.model ")
     assert says in message
@@ -121,7 +121,7 @@ def test_what_is_no_mjcf_is_refused_by_its_flag(model: str, says: str) -> None:
 # Entities
 
 
-def test_entities_stand_where_they_are_put_under_their_own_names() -> None:
+def test_entities_have_their_configured_positions_and_names() -> None:
     turned = (0.5, 0.5, 0.5, 0.5)  # x to y, y to z, z to x
     model = build_model(
         scene(
@@ -145,21 +145,21 @@ def test_entities_stand_where_they_are_put_under_their_own_names() -> None:
     assert model.opt.timestep == 0.004  # options are the model's, not the entities'
 
 
-def test_keyframes_reach_over_entities() -> None:
+def test_keyframes_cover_all_entities() -> None:
     model = build_model(scene(entities={"cube": EntityConfig(model=CUBE, pos=(1.0, 0.0, 0.5))}))
     assert names(model, "key") == ["home", "cube/lying"]
     assert model.key("home").qpos.tolist() == [0.1, 0.2, 1, 0, 0, 0, 0.3, 1, 0, 0.5, 1, 0, 0, 0]
     assert model.key("home").ctrl.tolist() == [1, 2, 3]
 
 
-def test_entities_of_a_plain_scene_change_nothing_of_it() -> None:
+def test_entities_do_not_change_the_rest_of_a_scene() -> None:
     alone, more = build_model(scene()), build_model(scene(entities={"cube": EntityConfig(model=CUBE)}))
     assert np.array_equal(more.body_mass[:5], alone.body_mass)
     assert np.array_equal(more.body_inertia[:5], alone.body_inertia)
     assert np.array_equal(more.jnt_axis[:4], alone.jnt_axis)
 
 
-def test_an_entity_finds_the_meshes_beside_its_file(tmp_path: Path) -> None:
+def test_an_entity_loads_meshes_next_to_its_file(tmp_path: Path) -> None:
     (tmp_path / "shapes").mkdir()
     (tmp_path / "shapes" / "wedge.obj").write_text(
         "v 0 0 0\nv 1 0 0\nv 0 1 0\nv 0 0 1\nf 1 3 2\nf 1 2 4\nf 1 4 3\nf 2 3 4\n"
@@ -175,7 +175,7 @@ def test_an_entity_finds_the_meshes_beside_its_file(tmp_path: Path) -> None:
     assert model.body_mass[-1] == pytest.approx(1000 / 6)  # of a tetrahedron of water
 
 
-def test_a_rotation_of_zeros_is_refused() -> None:
+def test_a_zero_quaternion_is_refused() -> None:
     assert refused(scene(entities={"cube": EntityConfig(model=CUBE, quat=(0.0, 0.0, 0.0, 0.0))})).startswith(
         "--env.sim.entities.cube.quat "
     )
@@ -184,7 +184,7 @@ def test_a_rotation_of_zeros_is_refused() -> None:
 # Motors
 
 
-def test_motors_take_the_place_of_those_on_their_joints_and_of_no_others() -> None:
+def test_motors_replace_only_the_actuators_of_their_joints() -> None:
     model = build_model(scene(actuators={"arm": MOTORS}))
     assert names(model, "actuator") == ["grip_motor", "shoulder", "elbow"]
     assert model.actuator_trnid[:, 0].tolist() == [model.joint(name).id for name in ("grip", "shoulder", "elbow")]
@@ -195,12 +195,12 @@ def test_motors_take_the_place_of_those_on_their_joints_and_of_no_others() -> No
     assert np.array_equal(model.dof_frictionloss, untouched.dof_frictionloss)
 
 
-def test_joints_come_in_the_order_of_their_names_and_of_the_model() -> None:
+def test_joints_are_in_the_order_of_their_patterns_and_of_the_model() -> None:
     motors = dataclasses.replace(MOTORS, joints=("grip", "elbow", ".*"))
     assert names(build_model(scene(actuators={"all": motors})), "actuator") == ["grip", "elbow", "shoulder"]
 
 
-def test_a_motor_brings_its_rotor_and_its_friction() -> None:
+def test_a_motor_adds_its_armature_and_friction() -> None:
     model = build_model(scene(actuators={"arm": dataclasses.replace(MOTORS, armature=0.03, frictionloss=0.2)}))
     assert model.dof_armature.tolist() == [0.03, 0.03, 0, 0, 0, 0]
     assert model.dof_frictionloss.tolist() == [0.2, 0.2, 0, 0, 0, 0]
@@ -208,7 +208,7 @@ def test_a_motor_brings_its_rotor_and_its_friction() -> None:
 
 @pytest.mark.parametrize("limits", [(None, None), (4.0, None), (4.0, 6.0)], ids=["free", "torque", "torque and speed"])
 @pytest.mark.parametrize("kind", ["position", "velocity", "effort"])
-def test_a_motor_gives_the_torque_that_it_is_asked_for_as_far_as_its_limits_let_it(
+def test_a_motor_applies_the_requested_torque_within_its_limits(
     kind: Any, limits: tuple[float | None, float | None]
 ) -> None:
     stall, speed = limits
@@ -244,7 +244,7 @@ def test_a_motor_gives_the_torque_that_it_is_asked_for_as_far_as_its_limits_let_
     assert (at_limits > 30) == (stall is not None)
 
 
-def test_a_motor_reaches_its_speed_without_load_and_no_more() -> None:
+def test_a_motor_does_not_exceed_its_no_load_speed() -> None:
     """At the joint of a wheel without gravity, whatever torque is asked for."""
     wheel = '<mujoco><worldbody><body><joint name="axle"/><geom size=".1" mass="1"/></body></worldbody></mujoco>'
     motor = ActuatorConfig(joints=("axle",), kind="effort", effort_limit=2.0, velocity_limit=30.0)
@@ -276,7 +276,7 @@ def test_a_motor_reaches_its_speed_without_load_and_no_more() -> None:
         ({"kind": "effort", "stiffness": 0.0}, "damping 0.5", "effort"),
     ],
 )
-def test_a_motor_that_makes_no_sense_is_refused_by_its_flag(motor: dict[str, Any], flag: str, says: str) -> None:
+def test_invalid_motor_values_are_refused_by_their_flag(motor: dict[str, Any], flag: str, says: str) -> None:
     message = refused(scene(actuators={"arm": dataclasses.replace(MOTORS, **motor)}))
     assert message.startswith(f"--env.sim.actuators.arm.{flag}: ")
     assert says in message
@@ -302,7 +302,7 @@ def test_motors_are_put_on_joints_of_entities() -> None:
 # Options, ground
 
 
-def test_options_are_set_and_what_is_not_given_stays() -> None:
+def test_options_are_set_and_others_stay_unchanged() -> None:
     given = OptionsConfig(
         timestep_s=0.001,
         integrator="implicitfast",
@@ -325,18 +325,18 @@ def test_options_are_set_and_what_is_not_given_stays() -> None:
 
 
 @pytest.mark.parametrize("name", ["timestep_s", "iterations", "impratio"])
-def test_an_option_that_makes_no_sense_is_refused_by_its_flag(name: str) -> None:
+def test_invalid_options_are_refused_by_their_flag(name: str) -> None:
     message = refused(scene(options=dataclasses.replace(NEWTON, **{name: 0})))
     assert message.startswith(f"--env.sim.options.{name.replace('_', '-')} 0: ")
 
 
-def test_a_solver_that_mujoco_warp_has_not_is_refused() -> None:
+def test_a_solver_that_mujoco_warp_lacks_is_refused() -> None:
     message = refused(scene(options=OptionsConfig()))
     assert message.startswith("--env.sim.options.solver")
     assert "PGS" in message
 
 
-def test_terrain_takes_the_place_of_the_floor() -> None:
+def test_terrain_replaces_the_floor() -> None:
     terrain = TerrainConfig(parts={"rough": TerrainPartConfig(kind="rough")}, num_levels=2, num_columns=2)
     model = build_model(scene(terrain=terrain))
     assert model.geom("floor").type == mujoco.mjtGeom.mjGEOM_HFIELD

@@ -151,7 +151,7 @@ def assert_same(a: dict[str, np.ndarray], b: dict[str, np.ndarray], rows: np.nda
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_steps_follow_c_also_into_the_rails_ends(cartpole: Any, seed: int) -> None:
+def test_steps_match_c_also_at_the_ends_of_the_rail(cartpole: Any, seed: int) -> None:
     qpos, qvel, ctrl = random_cartpole(seed)
     sim = simulate(cartpole)
     write(sim, qpos, qvel)
@@ -197,7 +197,7 @@ def test_a_box_lands_as_in_c(box: Any) -> None:
     assert_close(ours, oracle, LANDING_TOL)
 
 
-def test_forward_derives_poses_and_accelerations_as_c_and_moves_nothing(cartpole: Any) -> None:
+def test_forward_computes_poses_and_accelerations_as_c_without_moving(cartpole: Any) -> None:
     qpos, qvel, ctrl = random_cartpole(5)
     sim = simulate(cartpole)
     write(sim, qpos, qvel)
@@ -271,7 +271,7 @@ def test_captured_equals_eager_bit_for_bit(name: str, request: pytest.FixtureReq
         assert_same(ours, oracle)
 
 
-def test_capture_leaves_the_garbage_collector_as_it_was(cartpole: Any) -> None:
+def test_capture_restores_the_garbage_collector(cartpole: Any) -> None:
     simulate(cartpole, num_envs=1)
     assert gc.isenabled()
     gc.disable()
@@ -286,7 +286,7 @@ def test_capture_leaves_the_garbage_collector_as_it_was(cartpole: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["cartpole", "box"])
-def test_a_masked_reset_changes_the_masked_envs_only(name: str, request: pytest.FixtureRequest) -> None:
+def test_a_masked_reset_changes_only_the_masked_envs(name: str, request: pytest.FixtureRequest) -> None:
     sim = simulate(request.getfixturevalue(name))
     drive(sim, 4)
     mask = np.arange(NUM_ENVS) % 3 == 0
@@ -301,7 +301,7 @@ def test_a_masked_reset_changes_the_masked_envs_only(name: str, request: pytest.
 
 
 @pytest.mark.parametrize("name", ["cartpole", "box", "dragged"])
-def test_a_reset_env_goes_on_as_a_new_one(name: str, request: pytest.FixtureRequest) -> None:
+def test_a_reset_env_behaves_like_a_new_one(name: str, request: pytest.FixtureRequest) -> None:
     used, new = (simulate(request.getfixturevalue(name)) for _ in range(2))
     drive(used, 4)
     mask = torch.arange(NUM_ENVS) % 3 == 0
@@ -323,7 +323,7 @@ def test_an_empty_mask_resets_nothing(cartpole: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["cartpole", "box", "dragged"])
-def test_a_reset_mends_an_env_that_diverged_and_no_other_env_notices(name: str, request: pytest.FixtureRequest) -> None:
+def test_a_reset_restores_a_diverged_env_and_affects_no_other_env(name: str, request: pytest.FixtureRequest) -> None:
     model = request.getfixturevalue(name)
     broken, healthy = simulate(model), simulate(model)
     ctrl = np.random.default_rng(2).uniform(-1, 1, (100, *broken.ctrl.shape)).astype(np.float32)
@@ -359,7 +359,9 @@ def disturb(sim: Simulation, generator: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("name", ["cartpole", "box", "dragged"])
-def test_a_simulation_goes_on_bit_for_bit_from_anothers_state(name: str, request: pytest.FixtureRequest) -> None:
+def test_a_simulation_continues_bit_for_bit_from_the_state_of_another(
+    name: str, request: pytest.FixtureRequest
+) -> None:
     model = request.getfixturevalue(name)
     whole, part = simulate(model), simulate(model)
     for i in range(60):
@@ -378,7 +380,7 @@ def test_a_simulation_goes_on_bit_for_bit_from_anothers_state(name: str, request
         assert {"act", "history", "mocap_pos", "mocap_quat", "eq_active", "userdata"} <= whole.state().keys()
 
 
-def test_a_sleeping_body_goes_on_bit_for_bit(sleepy: Any) -> None:
+def test_a_sleeping_body_continues_bit_for_bit(sleepy: Any) -> None:
     whole, part = (simulate(sleepy, num_envs=2, njmax=32) for _ in range(2))
     for _ in range(60):
         whole.step()
@@ -410,7 +412,7 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(box: Any, drag
 
 
 @pytest.mark.parametrize("capture", ["physics", "off"])
-def test_views_are_the_simulations_own_memory(cartpole: Any, capture: CaptureMode) -> None:
+def test_views_share_the_memory_of_the_simulation(cartpole: Any, capture: CaptureMode) -> None:
     sim = simulate(cartpole, capture=capture)
     names = ["qpos", "qvel", "ctrl", "xpos", "qacc"]
     views = {name: sim.view(name) for name in names}
@@ -425,7 +427,7 @@ def test_views_are_the_simulations_own_memory(cartpole: Any, capture: CaptureMod
 
 
 @pytest.mark.parametrize("capture", ["physics", "off"])
-def test_the_next_step_goes_on_from_what_was_written(cartpole: Any, capture: CaptureMode) -> None:
+def test_the_next_step_starts_from_the_written_state(cartpole: Any, capture: CaptureMode) -> None:
     sim = simulate(cartpole, capture=capture)
     qpos, qvel, ctrl = random_cartpole(7)
     qpos[:, 0] *= 0.5  # away from the rail's ends, so that nothing but the state written here matters
@@ -449,7 +451,7 @@ def test_views_have_a_row_per_env(box: Any) -> None:
 # Overflow
 
 
-def test_overflow_stays_0_where_there_is_room(box: Any) -> None:
+def test_overflow_is_0_with_enough_room(box: Any) -> None:
     sim = simulate(box, num_envs=4, njmax=16, nconmax=4)  # just what C needs
     data = mujoco.MjData(box)
     most_contacts = most_rows = 0
@@ -470,7 +472,7 @@ def test_overflow_stays_0_where_there_is_room(box: Any) -> None:
     ids=["njmax", "nconmax"],
 )
 @pytest.mark.parametrize("capture", ["physics", "off"])
-def test_overflow_is_set_from_the_contact_that_finds_no_room(
+def test_overflow_is_set_by_the_first_contact_without_room(
     box: Any, sizes: dict[str, int], bit: int, capture: CaptureMode, capfd: pytest.CaptureFixture[str]
 ) -> None:
     sim = simulate(box, num_envs=4, capture=capture, **sizes)
@@ -484,7 +486,7 @@ def test_overflow_is_set_from_the_contact_that_finds_no_room(
     assert capfd.readouterr() == ("", "")  # the runner says it once, not every env at every step
 
 
-def test_an_overflow_outlasts_resets_in_its_own_env_only(box: Any) -> None:
+def test_an_overflow_persists_over_resets_only_in_its_own_env(box: Any) -> None:
     sim = simulate(box, num_envs=3, njmax=4)
     sim.qpos[1, 2] = 50.0  # in the air all the time
     for _ in range(60):
@@ -495,7 +497,7 @@ def test_an_overflow_outlasts_resets_in_its_own_env_only(box: Any) -> None:
 
 
 @pytest.mark.parametrize("option", ["iterations", "ls_iterations"])
-def test_a_solver_that_stops_early_is_no_overflow(option: str) -> None:
+def test_a_solver_that_stops_early_is_not_an_overflow(option: str) -> None:
     """Simulation.overflow sets bits where njmax or nconmax was too small, and the console reports the overflow."""
     model = load_model(BOX)
     setattr(model.opt, option, 1)
@@ -506,7 +508,7 @@ def test_a_solver_that_stops_early_is_no_overflow(option: str) -> None:
     assert not sim.overflow.any(), [mjw.OverflowType(int(bits)) for bits in sim.overflow]
 
 
-def test_what_mujoco_warp_cannot_simulate_is_refused() -> None:
+def test_a_model_that_mujoco_warp_cannot_simulate_is_refused() -> None:
     model = load_model(BOX)
     model.opt.solver = mujoco.mjtSolver.mjSOL_PGS
     with pytest.raises(UserError, match=r"--env\.sim\.model it: MuJoCo Warp: .*PGS"):
@@ -532,7 +534,7 @@ def test_a_model_is_found_by_path_and_in_a_package() -> None:
     assert np.array_equal(by_package.body_mass, by_path.body_mass)
 
 
-def test_a_model_is_found_beside_a_module() -> None:
+def test_a_model_is_found_next_to_a_module() -> None:
     """As config.SimConfig.model and load_model say: package.module:file, a file beside a module."""
     assert load_model("mjlab_dist_tasks.cartpole.config:cartpole.xml").nv == 2
 
@@ -549,7 +551,7 @@ def test_a_missing_package_is_refused(package: str) -> None:
 
 
 @pytest.mark.parametrize("model", [":cartpole.xml", ".cartpole:cartpole.xml"])
-def test_what_is_no_package_name_is_refused(model: str) -> None:
+def test_an_invalid_package_name_is_refused(model: str) -> None:
     refused(model)
 
 
@@ -568,7 +570,7 @@ def test_what_is_no_package_name_is_refused(model: str) -> None:
     ],
     ids=["malformed", "unknown element", "no mass", "missing mesh", "empty"],
 )
-def test_a_broken_model_is_refused_with_what_is_wrong(tmp_path: Path, xml: str, says: str) -> None:
+def test_an_invalid_model_is_refused_with_the_reason(tmp_path: Path, xml: str, says: str) -> None:
     file = tmp_path / "broken.xml"
     file.write_text(xml)
     assert says in refused(str(file)).partition(": ")[2].lower()

@@ -75,7 +75,7 @@ def test_the_border_is_flat_and_tiles_meet_at_height_0(terrain: Terrain) -> None
 
 @pytest.mark.parametrize(("name", "sign"), [("stairs_up", 1), ("stairs_down", -1)])
 @pytest.mark.parametrize(("level", "height_m", "width_m"), [(0, 0.05, 0.4), (1, 0.125, 0.35), (2, 0.2, 0.3)])
-def test_stairs_have_the_promised_steps(
+def test_stairs_have_the_configured_steps(
     terrain: Terrain, name: str, sign: int, level: int, height_m: float, width_m: float
 ) -> None:
     heights = tile(terrain, name, level)
@@ -95,13 +95,13 @@ def test_stairs_have_the_promised_steps(
 
 
 @pytest.mark.parametrize(("name", "sign"), [("up", 1), ("down", -1)])
-def test_slopes_rise_as_promised(terrain: Terrain, name: str, sign: int) -> None:
+def test_slopes_have_the_configured_angle(terrain: Terrain, name: str, sign: int) -> None:
     for level, slope in enumerate((0.1, 0.3, 0.5)):
         outward = tile(terrain, name, level)[60, 70:]  # from the platform's edge to the tile's
         assert np.allclose(np.diff(outward), sign * slope * 0.05, atol=1e-6)
 
 
-def test_every_gap_has_to_be_crossed_and_is_deep(terrain: Terrain) -> None:
+def test_gaps_have_the_configured_depth_and_width(terrain: Terrain) -> None:
     for level, (depth_m, width_m) in enumerate([(0.4, 0.1), (0.7, 0.35), (1.0, 0.6)]):
         heights = tile(terrain, "gaps", level)
         middle = len(heights) // 2
@@ -116,7 +116,7 @@ def test_every_gap_has_to_be_crossed_and_is_deep(terrain: Terrain) -> None:
         assert first * 0.05 == 0.5  # the platform ends here
 
 
-def test_boxes_are_as_high_and_wide_as_promised(terrain: Terrain) -> None:
+def test_boxes_have_the_configured_height_and_width(terrain: Terrain) -> None:
     for level, (height_m, width_m) in enumerate([(0.05, 0.3), (0.175, 0.45), (0.3, 0.6)]):
         heights = tile(terrain, "boxes", level)
         standing = heights[heights > 0]
@@ -134,7 +134,7 @@ def test_every_level_is_harder(terrain: Terrain, name: str) -> None:
     assert spread[0] < spread[1] < spread[2]
 
 
-def test_rough_ground_stays_within_its_range_and_uses_it(terrain: Terrain) -> None:
+def test_rough_ground_covers_its_range(terrain: Terrain) -> None:
     for level, height_m in enumerate((0.02, 0.06, 0.1)):
         heights = tile(terrain, "rough", level)
         assert 0.9 * height_m < np.abs(heights).max() <= height_m
@@ -145,7 +145,7 @@ def test_rough_ground_stays_within_its_range_and_uses_it(terrain: Terrain) -> No
         )
 
 
-def test_columns_follow_shares() -> None:
+def test_columns_follow_the_shares_of_parts() -> None:
     def columns(shares: dict[str, float], num_columns: int) -> str:
         parts = {name: TerrainPartConfig(kind="flat", share=share) for name, share in shares.items()}
         return "".join(TerrainConfig(parts=parts, num_columns=num_columns).column_parts())
@@ -156,7 +156,7 @@ def test_columns_follow_shares() -> None:
     assert columns({"a": 0.1, "b": 0.1, "c": 0.1}, 3) == "abc"
 
 
-def test_origins_lie_in_the_middle_of_tiles_above_the_platform(terrain: Terrain) -> None:
+def test_origins_are_in_the_middle_of_tiles_on_the_platform(terrain: Terrain) -> None:
     assert terrain.origins.shape == (3, 8, 3)
     assert terrain.origins[:, 0, 0].tolist() == [-6.0, 0.0, 6.0]
     assert terrain.origins[0, :, 1].tolist() == [-21.0, -15.0, -9.0, -3.0, 3.0, 9.0, 15.0, 21.0]
@@ -176,7 +176,7 @@ def digest(seed: int) -> str:
     return hashlib.sha256(Terrain(dataclasses.replace(CONFIG, seed=seed)).heights.tobytes()).hexdigest()
 
 
-def test_another_process_makes_the_same_bytes() -> None:
+def test_another_process_generates_the_same_bytes() -> None:
     code = f"import test_terrain; print(test_terrain.digest({CONFIG.seed}))"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=__file__.rpartition("/")[0], capture_output=True, text=True, check=True
@@ -230,7 +230,7 @@ def model() -> mujoco.MjModel:
     return build_model(SIM)
 
 
-def test_the_floor_becomes_the_terrain_and_keeps_the_rest(model: mujoco.MjModel) -> None:
+def test_terrain_keeps_the_properties_of_the_floor(model: mujoco.MjModel) -> None:
     floor = model.geom("floor")
     assert floor.type == mujoco.mjtGeom.mjGEOM_HFIELD
     assert (floor.contype, floor.conaffinity, floor.priority, floor.group) == (3, 5, -1, 1)
@@ -238,7 +238,7 @@ def test_the_floor_becomes_the_terrain_and_keeps_the_rest(model: mujoco.MjModel)
     assert floor.matid == model.material("stone").id
 
 
-def test_a_scene_without_a_floor_gets_one() -> None:
+def test_a_scene_without_a_floor_receives_terrain() -> None:
     spec = mujoco.MjSpec.from_string("<mujoco/>")
     add_terrain(spec, CONFIG)
     assert spec.compile().geom("floor").type == mujoco.mjtGeom.mjGEOM_HFIELD
@@ -259,13 +259,13 @@ def points(terrain: Terrain, num: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).uniform(-half, half, size=(num, 2))
 
 
-def test_the_height_anywhere_is_mujocos(model: mujoco.MjModel, terrain: Terrain) -> None:
+def test_heights_between_grid_points_equal_those_of_mujoco(model: mujoco.MjModel, terrain: Terrain) -> None:
     xy = points(terrain, 2000)
     assert np.allclose(terrain.height_at(xy), ray_heights(model, xy), atol=1e-4)
     assert np.ptp(terrain.height_at(xy)) > 2.0
 
 
-def test_a_part_of_the_terrain_is_the_same_there(model: mujoco.MjModel, terrain: Terrain) -> None:
+def test_a_cropped_terrain_has_the_same_heights(model: mujoco.MjModel, terrain: Terrain) -> None:
     center = terrain.origins[1, COLUMN["stairs_up"], :2]
     part = crop_terrain(model, (float(center[0]), float(center[1])), 3.5)
     xy = center + np.random.default_rng(1).uniform(-3.4, 3.4, size=(500, 2))
@@ -337,7 +337,7 @@ def test_shapes_come_to_rest_on_the_surface(i: int, tolerance_m: float, dropped:
     assert np.abs(sim.qpos[:, 3 * i + 2].numpy() - rest[:, i])[kept].max() < tolerance_m
 
 
-def test_mujocos_c_code_lets_them_rest_there(model: mujoco.MjModel, dropped: Dropped) -> None:
+def test_shapes_rest_at_the_same_place_in_mujoco_c(model: mujoco.MjModel, dropped: Dropped) -> None:
     moved = np.zeros((40, 3))
     for env in range(len(moved)):
         data = mujoco.MjData(model)
@@ -373,7 +373,7 @@ def signed_distance(terrain: Terrain, point: np.ndarray, reach: float) -> float:
     return nearest if point[2] > terrain.height_at(point[:2]) else -nearest
 
 
-def test_contacts_of_a_sphere_are_as_deep_as_it_is_in_the_surface(model: mujoco.MjModel, terrain: Terrain) -> None:
+def test_contacts_of_a_sphere_have_its_penetration_depth(model: mujoco.MjModel, terrain: Terrain) -> None:
     sim = Simulation(model, NUM_ENVS, "cpu", SIM)
     xy = points(terrain, NUM_ENVS, seed=2)
     xy[: NUM_ENVS // 4] = np.round(xy[: NUM_ENVS // 4] / 0.3) * 0.3 + 0.01  # many of them at a step
@@ -434,7 +434,7 @@ def test_a_sphere_in_the_corner_of_a_stairwell_touches_floor_and_walls(model: mu
     assert np.allclose(normal, [0, 0, 1], atol=1e-4)
 
 
-def test_nothing_presses_into_the_ground(model: mujoco.MjModel, terrain: Terrain) -> None:
+def test_no_shape_sinks_into_the_ground(model: mujoco.MjModel, terrain: Terrain) -> None:
     sim = Simulation(model, NUM_ENVS, "cpu", SIM)
     xy = points(terrain, NUM_ENVS * 3, seed=4).reshape(NUM_ENVS, 3, 2)
     lift = np.random.default_rng(5).uniform(-0.03, 0.1, size=(NUM_ENVS, 3))
@@ -449,7 +449,7 @@ def test_nothing_presses_into_the_ground(model: mujoco.MjModel, terrain: Terrain
     assert -0.2 < dist.min() < dist.max() <= 0.0
 
 
-def test_other_shapes_are_left_to_mujoco_warp(terrain: Terrain) -> None:
+def test_other_shapes_are_handled_by_mujoco_warp(terrain: Terrain) -> None:
     cylinder = """
     <mujoco>
       <worldbody>
@@ -467,7 +467,7 @@ def test_other_shapes_are_left_to_mujoco_warp(terrain: Terrain) -> None:
     assert not sim.overflow.any()
 
 
-def test_contacts_that_find_no_room_are_reported() -> None:
+def test_contacts_without_room_are_reported() -> None:
     high = SHAPES.replace("<body name", '<body pos="0 0 3" name')  # so that none touches anything at the start
     config = dataclasses.replace(SIM, model=high, nconmax=1)
     sim = Simulation(build_model(config), 2, "cpu", config)
@@ -495,7 +495,7 @@ def test_contacts_that_find_no_room_are_reported() -> None:
         ({"platform_m": 6.0}, "platform-m 6.0: "),
     ],
 )
-def test_mistakes_are_refused_by_flag(changes: dict[str, Any], flag: str) -> None:
+def test_mistakes_are_refused_by_their_flag(changes: dict[str, Any], flag: str) -> None:
     with pytest.raises(UserError) as refusal:
         Terrain(dataclasses.replace(CONFIG, **changes))
     assert str(refusal.value).startswith(f"--env.sim.terrain.{flag}")
@@ -513,14 +513,14 @@ def test_mistakes_are_refused_by_flag(changes: dict[str, Any], flag: str) -> Non
         ({"width_m": (0.3, 2.6)}, "width-m 0.3 2.6: "),
     ],
 )
-def test_mistakes_of_parts_are_refused_by_flag(changes: dict[str, Any], flag: str) -> None:
+def test_mistakes_in_parts_are_refused_by_their_flag(changes: dict[str, Any], flag: str) -> None:
     parts = {**PARTS, "stairs_up": dataclasses.replace(PARTS["stairs_up"], **changes)}
     with pytest.raises(UserError) as refusal:
         Terrain(dataclasses.replace(CONFIG, parts=parts))
     assert str(refusal.value).startswith(f"--env.sim.terrain.parts.stairs_up.{flag}")
 
 
-def test_a_turned_floor_is_refused() -> None:
+def test_a_rotated_floor_is_refused() -> None:
     spec = mujoco.MjSpec.from_string(
         '<mujoco><worldbody><geom name="floor" type="plane" size="0 0 1" euler="0 9 0"/></worldbody></mujoco>'
     )
@@ -536,6 +536,6 @@ def test_flags_change_a_part() -> None:
     assert config.terrain.num_levels == 4
 
 
-def test_no_parts_leave_the_floor_alone() -> None:
+def test_without_parts_the_floor_is_unchanged() -> None:
     config = dataclasses.replace(SIM, terrain=TerrainConfig())
     assert build_model(config).geom("floor").type == mujoco.mjtGeom.mjGEOM_PLANE

@@ -98,7 +98,7 @@ def test_masses_are_the_published_ones(arm: Any) -> None:
     assert arm.body("link1").subtreemass[0] == pytest.approx(sum(LINKS_KG) + 0.76)
 
 
-def test_the_flange_is_where_the_published_frames_put_it(arm: Any) -> None:
+def test_the_flange_matches_the_published_frames(arm: Any) -> None:
     rng = np.random.default_rng(0)
     data = mujoco.MjData(arm)
     for _ in range(20):
@@ -141,7 +141,7 @@ def test_joints_and_motors_have_the_published_limits(arm: Any) -> None:
             assert data.actuator_force[motor] == pytest.approx(most, abs=1e-9)
 
 
-def test_no_joint_gets_faster_than_the_published_speed_however_far_its_target(arm: Any) -> None:
+def test_no_joint_exceeds_the_published_speed_for_any_target(arm: Any) -> None:
     rng = np.random.default_rng(0)
     data = at_home(arm)
     fastest = np.zeros(7)
@@ -166,7 +166,7 @@ def test_the_start_state_is_the_published_one_and_is_held(arm: Any) -> None:
     np.testing.assert_allclose(data.qvel, 0, atol=1e-4)
 
 
-def test_gravity_pulls_no_joint_from_any_target(arm: Any) -> None:
+def test_gravity_moves_no_joint_away_from_its_target(arm: Any) -> None:
     rng = np.random.default_rng(1)
     for _ in range(5):
         data = at_home(arm)
@@ -206,7 +206,7 @@ def move(model: Any, data: Any, position: tuple[float, float, float], opening_m:
         mujoco.mj_step(model, data)
 
 
-def test_the_gripper_takes_the_cube_lifts_it_and_does_not_let_it_slip(with_cube: Any) -> None:
+def test_the_gripper_grasps_and_lifts_the_cube_without_slipping(with_cube: Any) -> None:
     data = at_home(with_cube)
     for position, opening_m in [
         ((0.5, 0, 0.15), 0.08),
@@ -258,7 +258,7 @@ def test_a_step_never_waits_for_the_device_and_all_is_finite(task: Callable[[], 
     assert not env.sim.overflow.any()
 
 
-def test_kinematics_are_those_of_mujoco() -> None:
+def test_kinematics_equal_those_of_mujoco() -> None:
     env = make(reach)
     low, high = torch.tensor(LIMITS)[:, :2].T
     env.sim.qpos[:, :7] = torch.rand(NUM_ENVS, 7) * (high - low) + low
@@ -289,7 +289,7 @@ def test_reaching_is_rewarded_by_distance_and_angle() -> None:
 
 
 @TASKS
-def test_the_marker_stands_where_the_target_is(task: Callable[[], TrainConfig]) -> None:
+def test_the_marker_is_at_the_target(task: Callable[[], TrainConfig]) -> None:
     env = make(task)
     body = env.sim.model.body("target").id
     told: Any = env.find_command("target")
@@ -302,7 +302,7 @@ def test_the_marker_stands_where_the_target_is(task: Callable[[], TrainConfig]) 
     assert (env.command("target") != before).any(dim=1).tolist() == [True, False] * (NUM_ENVS // 2)
 
 
-def test_an_arm_at_its_target_gets_all_that_there_is() -> None:
+def test_an_arm_at_its_target_earns_the_full_reward() -> None:
     env = make(reach, events={})
     env.reset()
     told: Any = env.find_command("target")
@@ -342,7 +342,7 @@ def test_lifting_is_rewarded_in_stages() -> None:
     assert env._rewards[env.reward_names.index("grasp")](env).tolist() == [0, 0.5, 0, 0]
 
 
-def test_cubes_lie_anywhere_on_the_table_within_reach() -> None:
+def test_cubes_start_anywhere_on_the_table_within_reach() -> None:
     torch.manual_seed(0)
     env = Env(lift_cube().env, 256, "cpu")
     cube = env.sim.qpos[:, env.joints["cube/root"].qpos]
@@ -358,7 +358,7 @@ def test_cubes_lie_anywhere_on_the_table_within_reach() -> None:
     )
 
 
-def test_an_episode_ends_where_the_cube_leaves_the_table() -> None:
+def test_an_episode_ends_when_the_cube_leaves_the_table() -> None:
     env = make(lift_cube, events={})
     env.reset()
     env.sim.qpos[:, env.joints["cube/root"].qpos][:, :2] = torch.tensor([[0.5, 0], [1.06, 0], [0.5, 0.61], [-0.26, 0]])

@@ -72,7 +72,7 @@ def random_state(env: Env, seed: int) -> None:
 
 
 @TASKS
-def test_the_reward_is_the_suites_of_the_state_after_the_step(task: Callable[[], TrainConfig]) -> None:
+def test_the_reward_equals_that_of_the_suite_after_the_step(task: Callable[[], TrainConfig]) -> None:
     env = make(task, 512)
     for seed in range(5):
         random_state(env, seed)
@@ -179,7 +179,7 @@ def test_an_episode_is_1000_steps_of_10_ms(task: Callable[[], TrainConfig]) -> N
 
 
 @TASKS
-def test_the_policy_sees_the_suites_observation(task: Callable[[], TrainConfig]) -> None:
+def test_the_policy_observes_the_same_as_in_the_suite(task: Callable[[], TrainConfig]) -> None:
     env = make(task, 64)
     random_state(env, 0)
     obs = env.step(torch.ones(64, 1))[0]["actor"]
@@ -232,11 +232,11 @@ def acceleration(model: Any, qpos: np.ndarray, qvel: np.ndarray, force: float) -
     return np.linalg.solve(mass, np.array([cart, pole]))
 
 
-def test_the_poles_inertia_is_about_that_of_a_rod(model: Any) -> None:
+def test_the_inertia_of_the_pole_is_nearly_that_of_a_rod(model: Any) -> None:
     assert pole_inertia(model) == pytest.approx(POLE_KG * POLE_M**2 / 3, rel=0.15)
 
 
-def test_the_model_moves_by_the_equations_of_a_cart_and_a_pole(model: Any) -> None:
+def test_the_model_follows_the_equations_of_motion(model: Any) -> None:
     rng = np.random.default_rng(0)
     data = mujoco.MjData(model)
     for _ in range(50):
@@ -248,7 +248,7 @@ def test_the_model_moves_by_the_equations_of_a_cart_and_a_pole(model: Any) -> No
         np.testing.assert_allclose(data.qacc, acceleration(model, data.qpos, data.qvel, force), rtol=1e-9, atol=1e-9)
 
 
-def test_the_rail_ends_at_1_8_m_and_holds_the_cart() -> None:
+def test_the_rail_stops_the_cart_at_1_8_m() -> None:
     env = make(balance, 2)
     env.sim.qpos[:] = torch.tensor([[1.7, 0.0], [-1.7, 0.0]])
     env.sim.qvel.zero_()

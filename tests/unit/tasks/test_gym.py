@@ -157,14 +157,14 @@ def observation_errors(env: Env, mine: torch.Tensor, theirs: list[np.ndarray]) -
 
 
 @parametrize(HOPPER, CHEETAH, WALKER, HUMANOID, PENDULUM, REACHER)
-def test_every_step_is_gymnasiums(task: Task) -> None:
+def test_every_step_equals_that_of_gymnasium(task: Task) -> None:
     found = follow(make(task.env), [oracle(task.gym_id) for _ in range(NUM_ENVS)], NUM_STEPS)
     assert found.errors.max() < TOLERANCE
     assert (found.with_contact > 100) == task.touches
     assert (found.terminated > 5) == task.terminates
 
 
-def test_every_step_of_the_ant_is_gymnasiums_with_round_friction_cones() -> None:
+def test_every_step_of_the_ant_equals_that_of_gymnasium_with_elliptic_friction_cones() -> None:
     env = make(with_cone(ANT.env, "elliptic"))
     found = follow(env, [oracle(ANT.gym_id, mujoco.mjtCone.mjCONE_ELLIPTIC) for _ in range(NUM_ENVS)], NUM_STEPS)
     # Forces of some 100 N are clipped to 1 N here: what is a ten-thousandth of them is a hundredth of what is left.
@@ -173,7 +173,7 @@ def test_every_step_of_the_ant_is_gymnasiums_with_round_friction_cones() -> None
     assert found.terminated > 5
 
 
-def test_half_of_the_ants_steps_are_gymnasiums_with_its_pyramids() -> None:
+def test_half_of_the_steps_of_the_ant_equal_those_of_gymnasium_with_pyramidal_cones() -> None:
     """MuJoCo Warp orients the pyramid under a steep capsule unlike MuJoCo, as does MJX: google-deepmind/mujoco#2774."""
     found = follow(make(ANT.env), [oracle(ANT.gym_id) for _ in range(NUM_ENVS)], NUM_STEPS)
     assert np.mean(found.errors < 10 * TOLERANCE) > 0.5
@@ -181,7 +181,7 @@ def test_half_of_the_ants_steps_are_gymnasiums_with_its_pyramids() -> None:
 
 
 @parametrize(HOPPER)
-def test_without_clipping_costs_are_of_the_raw_action(task: Task) -> None:
+def test_without_clipping_costs_use_the_raw_action(task: Task) -> None:
     config = task.env
     (name, action), *_ = config.actions.items()
     config = dataclasses.replace(config, actions={name: dataclasses.replace(action, clip=None)})
@@ -190,7 +190,7 @@ def test_without_clipping_costs_are_of_the_raw_action(task: Task) -> None:
 
 
 @pytest.mark.parametrize(("task", "num_steps"), [(HOPPER, 10), (CHEETAH, 10), (PENDULUM, 200), (REACHER, 200)])
-def test_left_to_themselves_they_stay_together(task: Task, num_steps: int) -> None:
+def test_free_trajectories_stay_close_to_gymnasium(task: Task, num_steps: int) -> None:
     """Compare while contacts do not amplify rounding errors: episodes of the last two are short and start together."""
     found = follow(make(task.env), [oracle(task.gym_id) for _ in range(NUM_ENVS)], num_steps, synchronise=False)
     assert found.errors.max() < 10 * TOLERANCE
@@ -213,7 +213,7 @@ def assert_normal(x: np.ndarray, std: float) -> None:
 
 
 @parametrize(HOPPER, CHEETAH, WALKER, ANT, HUMANOID, PENDULUM)
-def test_episodes_start_around_gymnasiums_state(task: Task) -> None:
+def test_start_states_have_the_distribution_of_gymnasium(task: Task) -> None:
     theirs = oracle(task.gym_id)
     qpos, qvel = states(make(task.env, 1000))
     assert_uniform(qpos - theirs.init_qpos, theirs._reset_noise_scale)
@@ -238,7 +238,7 @@ def test_the_reachers_target_is_anywhere_on_a_disk() -> None:
 
 
 @parametrize()
-def test_an_episode_is_as_long_as_gymnasiums(task: Task) -> None:
+def test_episodes_are_as_long_as_in_gymnasium(task: Task) -> None:
     env = make(task.env, 4)
     spec = gymnasium.spec(task.gym_id)
     assert env.max_episode_length == spec.max_episode_steps
@@ -251,7 +251,7 @@ def test_an_episode_is_as_long_as_gymnasiums(task: Task) -> None:
     assert not env.terminated.any()
 
 
-def test_who_falls_at_the_time_limit_has_fallen() -> None:
+def test_a_fall_at_the_time_limit_is_a_termination() -> None:
     env = make(PENDULUM.env, 2)
     env.sim.qpos[0, 1] = 0.5
     env.episode_length_buf.fill_(env.max_episode_length - 1)
@@ -270,7 +270,7 @@ def test_the_config_can_train(task: Task) -> None:
 
 
 @parametrize()
-def test_the_policys_inputs_and_outputs_are_as_wide_as_gymnasiums(task: Task) -> None:
+def test_observations_and_actions_have_the_sizes_of_gymnasium(task: Task) -> None:
     env, theirs = make(task.env, 2), oracle(task.gym_id)
     assert env.get_observations()["actor"].shape[1:] == theirs.observation_space.shape
     assert (env.num_actions,) == theirs.action_space.shape
@@ -279,7 +279,7 @@ def test_the_policys_inputs_and_outputs_are_as_wide_as_gymnasiums(task: Task) ->
 
 
 @parametrize()
-def test_the_model_is_gymnasiums(task: Task) -> None:
+def test_the_model_equals_that_of_gymnasium(task: Task) -> None:
     mine, theirs = load_model(task.env.sim.model), oracle(task.gym_id).model
     for name in ("body_mass", "body_inertia", "body_ipos", "dof_armature", "dof_damping", "geom_friction", "geom_size"):
         np.testing.assert_allclose(getattr(mine, name), getattr(theirs, name), rtol=1e-12, atol=1e-15)
@@ -313,7 +313,7 @@ def test_a_step_never_waits(task: Task) -> None:
 
 
 @parametrize(HOPPER, ANT, HUMANOID)
-def test_a_saved_state_goes_on_the_same(task: Task) -> None:
+def test_a_saved_state_continues_identically(task: Task) -> None:
     env, other = make(task.env, seed=1), make(task.env, seed=2)
     actions = torch.rand(20, NUM_ENVS, env.num_actions, generator=torch.Generator().manual_seed(3)) - 0.5
     for step in range(5):
@@ -328,7 +328,7 @@ def test_a_saved_state_goes_on_the_same(task: Task) -> None:
         assert torch.equal(mine[1], theirs[1])
 
 
-def test_without_gymnasium_the_mend_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_gymnasium_the_fix_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(UserError, match=r"uv sync --extra gym.*mjlab-dist\[gym\]"):
         models.hopper()

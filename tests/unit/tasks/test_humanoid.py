@@ -98,7 +98,7 @@ def test_joints_and_motors_have_the_published_limits(model: Any, side: str) -> N
             assert data.actuator_force[motor] == pytest.approx(most, abs=1e-9)
 
 
-def test_it_is_as_tall_as_published(model: Any) -> None:
+def test_its_height_is_the_published_one(model: Any) -> None:
     data = mujoco.MjData(model)
     mujoco.mj_forward(model, data)  # all joints at 0: standing straight
     height_m = data.site("head").xpos[2] - data.site("left_foot").xpos[2]
@@ -127,7 +127,7 @@ def test_left_mirrors_right(model: Any) -> None:
     np.testing.assert_allclose(mirror.subtree_com[1], data.subtree_com[1] * [1, -1, 1], atol=1e-3)
 
 
-def test_it_stands_still_where_its_motors_hold_the_start_state(model: Any) -> None:
+def test_it_stands_still_while_its_motors_hold_the_start_state(model: Any) -> None:
     data = at_home(model)
     soles = [data.geom(model.geom(i).name).xpos[2] for i in range(model.ngeom) if "heel" in model.geom(i).name]
     assert min(soles) == pytest.approx(0.005, abs=1e-3)  # on the floor, by their radius
@@ -143,7 +143,7 @@ def test_it_stands_still_where_its_motors_hold_the_start_state(model: Any) -> No
     assert force_n == pytest.approx(-weight_n, rel=0.02)
 
 
-def test_buffers_hold_falls_that_no_policy_makes(model: Any) -> None:
+def test_buffers_are_large_enough_for_extreme_falls(model: Any) -> None:
     rng = np.random.default_rng(0)
     sim = velocity_flat().env.sim
     most_contacts = most_rows = 0
@@ -178,7 +178,7 @@ def test_a_step_never_waits_for_the_device_and_all_is_finite(env: Env) -> None:
     assert not env.sim.overflow.any()
 
 
-def test_standing_is_rewarded_with_all_that_a_standing_robot_can_get(env: Env) -> None:
+def test_standing_still_earns_the_full_reward_of_a_standing_robot(env: Env) -> None:
     torch.manual_seed(1)
     env.reset()
     told = env.find_command("velocity")
@@ -193,7 +193,7 @@ def test_standing_is_rewarded_with_all_that_a_standing_robot_can_get(env: Env) -
     assert (rewards > 0.9 * most).all()
 
 
-def test_the_clock_turns_once_a_period_and_stops_where_the_robot_is_to_stand(env: Env) -> None:
+def test_the_gait_clock_turns_once_per_period_and_stops_for_a_zero_command(env: Env) -> None:
     env.reset()
     told = env.find_command("velocity").value
     told.copy_(torch.tensor([[0.5, 0, 0], [0, 0, 0.4], [0, 0, 0], [0.05, 0.05, 0.0]]))
@@ -206,7 +206,7 @@ def test_the_clock_turns_once_a_period_and_stops_where_the_robot_is_to_stand(env
         assert not seen[2:].any()
 
 
-def test_the_gait_wants_one_foot_after_the_other_on_the_ground(env: Env) -> None:
+def test_the_gait_reward_requires_alternating_feet_on_the_ground(env: Env) -> None:
     env.reset()
     told = env.find_command("velocity").value
     told.copy_(torch.tensor([[0.5, 0, 0]] * 3 + [[0.0, 0, 0]]))
@@ -224,7 +224,7 @@ def test_the_gait_wants_one_foot_after_the_other_on_the_ground(env: Env) -> None
     assert standing.tolist() == [0.5] * 40
 
 
-def test_swing_height_is_that_of_feet_in_the_air(env: Env) -> None:
+def test_swing_height_counts_only_feet_in_the_air(env: Env) -> None:
     env.reset()
     torch.manual_seed(2)
     env.sim.qpos[:, 2] += torch.tensor([0.0, 0.2, 0.4, 0.6])

@@ -95,7 +95,7 @@ def test_masses_centres_and_inertias_are_the_published_ones_mirrored(model: Any,
         np.testing.assert_allclose(found[2], inertia * np.outer(mirror, mirror), atol=1e-8)
 
 
-def test_it_weighs_what_its_parts_weigh(model: Any) -> None:
+def test_its_mass_is_the_sum_of_its_parts(model: Any) -> None:
     assert model.body("trunk").subtreemass[0] == pytest.approx(TOTAL_KG)
 
 
@@ -127,7 +127,7 @@ def test_joints_have_the_published_ranges_and_motors_the_published_limits() -> N
     assert config.actuators["legs"].velocity_limit == 21.0
 
 
-def test_nothing_of_it_touches_itself_and_all_of_it_touches_the_ground(model: Any) -> None:
+def test_it_has_no_self_collisions_and_all_of_it_collides_with_the_ground(model: Any) -> None:
     robot = [i for i in range(model.ngeom) if model.geom_bodyid[i] > 0]
     colliding = [i for i in robot if model.geom_conaffinity[i] | model.geom_contype[i]]
     assert len(colliding) == 1 + 4 * len(LEGS)  # the trunk; hip, thigh, calf and foot of each leg
@@ -137,7 +137,7 @@ def test_nothing_of_it_touches_itself_and_all_of_it_touches_the_ground(model: An
         assert not any(model.geom_contype[one] & model.geom_conaffinity[other] for other in robot)
 
 
-def test_it_stands_where_it_is_dropped() -> None:
+def test_it_stands_after_a_drop() -> None:
     built = build_model(flat().env.sim)
     data = mujoco.MjData(built)
     mujoco.mj_resetDataKeyframe(built, data, built.key("home").id)
@@ -154,7 +154,7 @@ def test_it_stands_where_it_is_dropped() -> None:
     assert touching == [f"{leg}_foot_contact" for leg in LEGS]
 
 
-def test_trunk_and_legs_feel_the_ground() -> None:
+def test_contact_sensors_of_trunk_and_legs_detect_the_ground() -> None:
     built = build_model(flat().env.sim)
     data = mujoco.MjData(built)
     mujoco.mj_resetDataKeyframe(built, data, built.key("home").id)
@@ -172,7 +172,7 @@ def test_trunk_and_legs_feel_the_ground() -> None:
         assert data.sensor(f"{leg}_calf_contact").data[0] > 0
 
 
-def test_warp_moves_it_as_mujoco_c_does() -> None:
+def test_mujoco_warp_simulates_it_like_mujoco_c() -> None:
     # A trot on the spot from 3 cm up; float32 against float64, in m and rad, and m/s and rad/s.
     start_warp("cpu")
     config = flat().env.sim
@@ -217,14 +217,14 @@ def test_standing_it_reports_feet_forces_and_no_falls(env: Env) -> None:
     assert env.sim.overflow.max() == 0
 
 
-def test_a_robot_on_its_back_falls_out_of_its_episode(env: Env) -> None:
+def test_an_episode_ends_for_a_robot_on_its_back(env: Env) -> None:
     env.reset()
     env.sim.qpos[3, 2:7] = torch.tensor([0.15, 0.0, 1.0, 0.0, 0.0])
     env.step(torch.zeros(16, 12))
     assert env.terminated.nonzero().flatten().tolist() == [3]
 
 
-def test_the_critic_sees_what_was_drawn(env: Env) -> None:
+def test_the_critic_observes_the_randomized_values(env: Env) -> None:
     observed = env.reset()
     columns = env.observation_columns()["critic"]
     friction = observed["critic"][:, columns["friction"]]
@@ -240,7 +240,7 @@ def test_the_critic_sees_what_was_drawn(env: Env) -> None:
     assert "friction" not in env.observation_columns()["actor"]
 
 
-def test_a_step_waits_for_nothing(env: Env) -> None:
+def test_a_step_never_waits(env: Env) -> None:
     actions = torch.randn(16, 12)
     with HostSyncs() as syncs:
         for _ in range(3):
@@ -248,7 +248,7 @@ def test_a_step_waits_for_nothing(env: Env) -> None:
     assert not syncs.found
 
 
-def test_motors_hold_what_the_action_says() -> None:
+def test_motors_hold_the_position_of_the_action() -> None:
     # Without gravity's load, latency or noise: action 1 on one joint is a quarter of a radian from home.
     start_warp("cpu")
     config = flat().env

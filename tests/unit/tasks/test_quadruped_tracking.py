@@ -41,7 +41,7 @@ def feet_of(file: MotionFile, motion: str) -> np.ndarray:
     return np.array(found)
 
 
-def test_the_script_makes_the_motions_that_are_there(tmp_path: Path, file: MotionFile) -> None:
+def test_the_script_generates_the_stored_motions(tmp_path: Path, file: MotionFile) -> None:
     made = tmp_path / "motions.npz"
     subprocess.run([sys.executable, SCRIPT, "--output", made], check=True, capture_output=True)
     again = read_motions(str(made))
@@ -72,7 +72,7 @@ def test_feet_stand_still_on_the_ground_in_pairs(
     assert (down.sum(axis=1) >= 2).all()
 
 
-def test_what_the_motions_are(file: MotionFile) -> None:
+def test_the_motions_have_the_described_distances_and_angles(file: MotionFile) -> None:
     for name, forward_m, yaw_rad in (("trot", 0.3, 0.0), ("bound", 0.28, 0.0), ("turn", 0.15, 0.5)):
         frames = file.motions[name]
         np.testing.assert_allclose(frames[-1, 7:], frames[0, 7:], atol=1e-9)
@@ -93,7 +93,7 @@ def test_what_the_motions_are(file: MotionFile) -> None:
         assert (frames[:, 7:] < limits[:, 1]).all()
 
 
-def test_robots_start_in_every_motion_and_earn_what_it_says() -> None:
+def test_robots_start_in_every_motion_and_earn_its_reward() -> None:
     start_warp("cpu")
     torch.manual_seed(0)
     env = Env(tracking().env, 64, "cpu")

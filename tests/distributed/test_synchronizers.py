@@ -77,7 +77,7 @@ def test_local_updates_are_averaged_when_due_and_before_checkpoints(command: Com
     assert all(0 < row["wait_share"] < 1 for row in rows)
 
 
-def test_the_example_of_the_documentation_trains(command: Command) -> None:
+def test_the_documented_synchronizer_trains(command: Command) -> None:
     path = os.pathsep.join([str(EXAMPLES)])
     done = command(
         *BASE,
@@ -126,7 +126,7 @@ def test_sharded_recurrent_policy_in_bf16_trains_and_plays(command: Command) -> 
         ("json:JSONDecoder", "has no keeps_equal; see mjlab_dist.distributed.synchronizer"),
     ],
 )
-def test_a_synchronizer_that_is_none_is_refused(command: Command, path: str, said: str) -> None:
+def test_a_class_that_is_not_a_synchronizer_is_refused(command: Command, path: str, said: str) -> None:
     flags = ("--gpu-ids", "None", "--num-envs", "16", "--sync.synchronizer", path)
     done = command("train", "cartpole-balance", *flags, env={"PYTHONPATH": str(EXAMPLES)})
     assert done.code == 2
@@ -136,7 +136,7 @@ def test_a_synchronizer_that_is_none_is_refused(command: Command, path: str, sai
     assert not list((command.cwd / "logs" / "cartpole-balance").iterdir())
 
 
-def test_nothing_large_enough_to_shard_is_said(command: Command) -> None:
+def test_a_policy_too_small_to_shard_is_reported(command: Command) -> None:
     done = command(*BASE, "--fsdp-devices", "2", "--max-iterations", "1")
     assert done.code == 0, done.err
     assert "Nothing is sharded: no parameter of two or more dimensions has 4 MiB." in done.out
