@@ -20,8 +20,9 @@ PAGE = Path(__file__).parents[1] / "docs" / "terms.md"
 
 HEAD = """# All terms
 
-This page lists every term that you can use in a task's config, with its parameters, shapes and units.
-[add-a-task.md](add-a-task.md) shows how a config uses them. The page is generated from the source by
+After reading this page, you can choose the observations, rewards and other terms of your task: the
+page lists all of them, with their parameters, shapes and units. [add-a-task.md](add-a-task.md) shows
+how a config uses them. The page is generated from the source by
 `uv run python scripts/terms_table.py`.
 
 - `joint` is the free joint of a floating base. You can omit it if the joint is called `root`.
