@@ -1,14 +1,15 @@
-"""Every command line of the README and the docs is accepted by the program."""
+"""Every command line of the README and the docs is accepted by the program, and their Python blocks run."""
 
 from __future__ import annotations
 
 import os
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import gymnasium
 import pytest
 from conftest import BIN, Command
 
@@ -25,6 +26,11 @@ OWN_TASKS = {"my-ant", "my-robot"}
 """Tasks that a page has the reader create; the template stands in for them, since new-task creates the same config."""
 
 PROGRAMS = {"train", "play", "list-tasks", "mjlab-dist"}
+
+ANT = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets" / "ant.xml"
+
+LANGUAGES = {"", "sh", "bash", "python", "text", "toml", "bibtex"}
+"""Languages of blocks. Python that cannot run by itself, such as another project's, is text."""
 
 RUN = "2026-01-31_12-00-00"
 """Run directory that the docs name."""
@@ -85,13 +91,81 @@ def test_the_pages_have_commands() -> None:
     assert {line.words[0] for line in lines} >= {*PROGRAMS, "python", "pytest"}
 
 
+def test_blocks_are_in_known_languages() -> None:
+    """A block in another language would be neither tested as a command line nor run as Python."""
+    for page in PAGES:
+        fences = re.findall(r"^\s*```(.*)$", page.read_text(), re.MULTILINE)
+        assert set(fences[::2]) <= LANGUAGES, page
+        assert set(fences[1::2]) <= {""}, page
+
+
 @pytest.mark.parametrize("line", of_program("train"), ids=str)
 def test_a_documented_training_is_a_valid_config(command: Command, trained: Path, line: Line) -> None:
     command.cwd = trained
     environ = dict(pair.split("=", 1) for pair in line.environ)
     done = command(*stand_in_values(line.words), "--print-config", env=environ)
     assert done.code == 0, done.err
-    assert done.out.startswith("task: ")
+    assert done.out.startswith("usage: " if asks_for_help(line.words) else "task: ")
+
+
+def asks_for_help(words: Sequence[str]) -> bool:
+    return any(word.startswith("--help") for word in words)
+
+
+@pytest.mark.parametrize("line", of_program("play", "list-tasks", "mjlab-dist"), ids=str)
+def test_a_documented_command_has_the_flags(command: Command, line: Line) -> None:
+    program, *words = standing_in(line.words)
+    subcommand = [words.pop(0)] if program == "mjlab-dist" else []
+    task = [word for word in words[:1] if not word.startswith("-")] if program == "play" else []
+    done = command(program, *subcommand, *task, "--help")
+    assert done.code == 0, done.err
+    pages = done.out
+    if any(word.startswith("--env.") for word in words):
+        pages += command("train", *task, "--help-all").out
+    known = set(re.findall(r"--[a-z0-9][\w.-]*", pages))
+    assert {word for word in words if word.startswith("--")} <= known
+
+
+def python_blocks(page: Path) -> list[tuple[int, str]]:
+    """Return the Python blocks of a page with the numbers of their first lines."""
+    text = page.read_text()
+    found = re.finditer(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return [(text.count("\n", 0, match.start(1)), match[1]) for match in found]
+
+
+def create_ant(command: Command) -> None:
+    """Create and install the task my-ant, as its page says, and make its project the working directory."""
+    new = command("mjlab-dist", "new-task", "my-ant", "--mjcf", str(ANT), "--dir", str(command.cwd))
+    assert new.code == 0, new.err
+    command.cwd /= "my_ant"
+    info = command.cwd / "my_ant-0.1.0.dist-info"
+    info.mkdir()
+    info.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: my-ant\nVersion: 0.1.0\n")
+    info.joinpath("entry_points.txt").write_text("[mjlab_dist.tasks]\nmy-ant = my_ant.config:my_ant\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if python_blocks(page)], ids=lambda page: page.stem)
+def test_the_python_of_a_page_runs(command: Command, page: Path) -> None:
+    """All blocks of a page run in one program, in order, as in a notebook.
+
+    A block that starts with the name of a file in a comment is added to that file before.
+    """
+    text = page.read_text()
+    if "from my_ant import" in text:
+        create_ant(command)
+    # Files, and a program whose lines have the numbers that they have on the page
+    lines = [""] * len(text.splitlines())
+    for first, block in python_blocks(page):
+        if name := re.match(r"# (\S+\.py)\n", block):
+            with (command.cwd / name[1]).open("a") as file:
+                file.write(f"\n\n{block}")
+        else:
+            lines[first : first + block.count("\n")] = block.splitlines()
+    program = command.cwd / f"{page.stem}.py"
+    program.write_text("\n".join(lines))
+    done = command(str(BIN / "python"), program.name, env={"PYTHONPATH": str(ROOT / "tests")}, timeout_s=600)
+    assert done.code == 0, done.err
 
 
 @pytest.mark.parametrize("line", of_program("python", "scripts"), ids=str)
@@ -113,6 +187,8 @@ def test_documented_training_commands_run(command: Command, trained: Path, line:
     words = stand_in_values(line.words)
     if "--hosts" in words:
         pytest.skip("needs other machines")
+    if asks_for_help(words):
+        pytest.skip("trains nothing")
     small = ["--num-envs", "8", "--max-iterations", "2"]
     device = ["--gpu-ids", "None"] if "--cpu-ranks" not in words else []
     done = command(*without(words, "--max-iterations", "--num-envs", "--gpu-ids"), *small, *device)

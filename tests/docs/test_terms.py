@@ -1,4 +1,4 @@
-"""Documentation that is generated from the source is up to date."""
+"""Pages are up to date with the source that they are generated from, start alike, and link to what exists."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ import pytest
 from mjlab_dist import mdp
 
 ROOT = Path(__file__).parents[2]
+
+GUIDES = sorted((ROOT / "docs").glob("*.md"))
+
+PAGES = (ROOT / "README.md", ROOT / "CHANGELOG.md", *GUIDES, *sorted((ROOT / "tasks").glob("*/*/README.md")))
 
 NO_TERMS = {"motion_file", "rotation"}
 """Modules of ``mjlab_dist.mdp`` that have no terms."""
@@ -39,3 +43,33 @@ def test_the_page_has_every_term_with_a_description(module: str) -> None:
     ]
     assert names
     assert not [name for name in names if not re.search(rf"- \*\*`{name}`\*\*: \w", page)]
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
+def test_a_guide_starts_with_what_the_reader_can_do_after_it(page: Path) -> None:
+    title, _, rest = page.read_text().partition("\n\n")
+    assert title.startswith("# ")
+    assert rest.startswith("After reading this page, you ")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", _prose(page)) if not link.startswith("http")]
+    broken: list[str] = []
+    for link in links:
+        file, _, anchor = link.partition("#")
+        target = (page.parent / file).resolve() if file else page
+        if not target.exists() or (anchor and anchor not in _anchors(target)):
+            broken.append(link)
+    assert not broken
+
+
+def _prose(page: Path) -> str:
+    """Return a page without its blocks of code."""
+    return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def _anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub names them."""
+    headings = re.findall(r"^#+ (.*)$", _prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
