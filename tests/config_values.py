@@ -1,0 +1,34 @@
+"""The plain values of a config: where they are, their types, and other values in their place."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+Steps = tuple[str, ...]
+"""Names of fields and keys, from the config to one of its values."""
+
+
+def leaves(value: Any, hint: Any, steps: Steps = ()) -> Iterator[tuple[Steps, Any, Any]]:
+    """Where the plain values of a config are, their types, and the values."""
+    if dataclasses.is_dataclass(value):
+        hints = typing.get_type_hints(type(value))
+        for field in dataclasses.fields(value):
+            yield from leaves(getattr(value, field.name), hints[field.name], (*steps, field.name))
+    elif isinstance(value, Mapping):
+        for name, part in value.items():
+            yield from leaves(part, typing.get_args(hint)[1], (*steps, name))
+    else:
+        yield steps, hint, value
+
+
+def changed(value: Any, steps: Steps, new: Any) -> Any:
+    """A copy of a config with another value in one place."""
+    if not steps:
+        return new
+    first, *rest = steps
+    if isinstance(value, Mapping):
+        return {**value, first: changed(value[first], tuple(rest), new)}
+    return dataclasses.replace(value, **{first: changed(getattr(value, first), tuple(rest), new)})

@@ -1,0 +1,72 @@
+"""Properties of config files: any config of any task comes back from a file as it was."""
+
+from __future__ import annotations
+
+import functools
+import types
+import typing
+from typing import Any, Literal
+
+import yaml
+from config_values import Steps, changed, leaves
+from every_task import NAMES, config_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mjlab_dist.config import TrainConfig
+from mjlab_dist.config.serialization import from_plain
+from mjlab_dist.run_dir import to_yaml
+
+# Without characters that YAML does not allow in files.
+texts = st.one_of(
+    st.text(st.characters(codec="utf-8", exclude_categories=["C", "Zl", "Zp"])),
+    st.sampled_from(["1", "1e-3", "1.0", ".inf", "nan", "yes", "null", "~", "0x10", "1_000", "2026-11-22", "a: b"]),
+)
+
+integers = st.integers(-(2**63), 2**63)
+
+reals = st.floats(allow_nan=False)
+
+
+def values_of(hint: Any) -> st.SearchStrategy[Any]:
+    """Values of the type of a field that is no dataclass."""
+    args = typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    if origin is Literal:
+        return st.sampled_from(args)
+    if origin in (typing.Union, types.UnionType):
+        return st.one_of(*map(values_of, args))
+    if origin is tuple and args[-1] is Ellipsis:
+        return st.lists(values_of(args[0]), max_size=3).map(tuple)
+    if origin is tuple:
+        return st.tuples(*map(values_of, args))
+    scalars: dict[Any, st.SearchStrategy[Any]] = {
+        bool: st.booleans(),
+        int: integers,
+        float: reals,
+        str: texts,
+        type(None): st.none(),
+    }
+    return scalars[hint]
+
+
+@functools.cache
+def task(name: str) -> tuple[TrainConfig, list[tuple[Steps, Any, Any]]]:
+    return config_of(name), list(leaves(config_of(name), TrainConfig))
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> TrainConfig:
+    """Configs of tasks in which some values are others of the same types."""
+    config, places = task(draw(st.sampled_from(NAMES)))
+    for steps, hint, _ in draw(st.lists(st.sampled_from(places), max_size=12)):
+        config = changed(config, steps, draw(values_of(hint)))
+    return config
+
+
+@settings(max_examples=25)
+@given(config=configs())
+def test_a_config_comes_back_from_its_file_as_it_was(config: TrainConfig):
+    read = from_plain(yaml.safe_load(to_yaml(config)))
+    assert read == config
+    assert repr(read) == repr(config), "1 and 1.0 are equal, but not the same"
