@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import re
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -157,12 +158,12 @@ def test_a_uuid_or_its_prefix_names_a_gpu(uuid: str):
 @pytest.mark.parametrize("stop", ["-1", "junk", "4", "", "NoDevFiles", "GPU-", "MIG"])
 def test_an_invalid_entry_truncates_the_list_as_in_cuda(stop: str):
     assert plan("all", visible=f"2,{stop},3").visible == (C,)
-    assert "no GPU 1" in refusal_of((1,), visible=f"2,{stop},3")
+    assert f"CUDA_VISIBLE_DEVICES=2,{stop},3 " in refusal_of((1,), visible=f"2,{stop},3")
 
 
 @pytest.mark.parametrize("repeated", ["1,2,1", f"1,{B}"])
 def test_a_list_that_repeats_a_gpu_hides_all_gpus_as_in_cuda(repeated: str):
-    assert "no GPU" in refusal_of("all", visible=repeated)
+    assert f"CUDA_VISIBLE_DEVICES={repeated} " in refusal_of("all", visible=repeated)
 
 
 def test_a_uuid_of_another_machine_truncates_the_list_as_in_cuda():
@@ -173,29 +174,29 @@ def test_a_list_that_starts_with_an_invalid_entry_hides_all_gpus():
     assert plan(visible="-1").devices == ("cpu",)
     message = refusal_of("all", visible="-1")
     assert message.startswith("--gpu-ids all:")
-    assert "CUDA_VISIBLE_DEVICES=-1 shows no GPU" in message
+    assert "CUDA_VISIBLE_DEVICES=-1 " in message
     assert "--gpu-ids None" in message
 
 
 def test_all_without_a_gpu_is_refused():
     message = refusal_of("all", gpus=[])
     assert message.startswith("--gpu-ids all:")
-    assert "no GPU" in message
+    assert "CUDA_VISIBLE_DEVICES" not in message
     assert "--gpu-ids None" in message
 
 
 def test_an_id_out_of_range_is_refused_with_the_range():
     message = refusal_of((0, 4))
     assert message.startswith("--gpu-ids 0 4:")
-    assert "there is no GPU 4" in message
-    assert "up to 3" in message
+    assert re.search(r"\bGPU 4\b", message)
+    assert message.endswith(" 3")
 
 
 def test_an_id_out_of_the_visible_range_is_refused_with_the_variable():
     message = refusal_of((2,), visible="2,3")
     assert message.startswith("--gpu-ids 2:")
-    assert "CUDA_VISIBLE_DEVICES=2,3 shows 2 GPUs" in message
-    assert "up to 1" in message
+    assert "CUDA_VISIBLE_DEVICES=2,3 " in message
+    assert message.endswith(" 1")
 
 
 def test_an_id_without_any_gpu_is_refused_with_the_flag_for_the_cpu():
@@ -207,19 +208,19 @@ def test_an_id_without_any_gpu_is_refused_with_the_flag_for_the_cpu():
 def test_a_negative_id_is_refused():
     message = refusal_of((0, -1))
     assert message.startswith("--gpu-ids 0 -1:")
-    assert "-1 is negative" in message
+    assert message.startswith("--gpu-ids 0 -1: -1 ")
 
 
 def test_a_repeated_id_is_refused():
     message = refusal_of((2, 1, 2))
     assert message.startswith("--gpu-ids 2 1 2:")
-    assert "GPU 2 is repeated" in message
+    assert message.startswith("--gpu-ids 2 1 2: GPU 2 ")
 
 
 def test_an_empty_list_of_ids_is_refused():
     message = refusal_of(())
     assert message.startswith("--gpu-ids:")
-    assert "None for the CPU" in message
+    assert " None " in message
 
 
 @pytest.mark.parametrize("gpu_ids", ["auto", None])
@@ -236,12 +237,11 @@ def test_cpu_ranks_and_gpus_exclude_each_other(gpu_ids: Any):
     message = refusal_of(gpu_ids, cpu_ranks=2)
     assert message.startswith("--cpu-ranks 2:")
     assert f"--gpu-ids {'all' if gpu_ids == 'all' else '0 1'}" in message
-    assert "remove one" in message
 
 
 @pytest.mark.parametrize("cpu_ranks", [0, -2])
 def test_less_than_one_cpu_rank_is_refused(cpu_ranks: int):
-    assert refusal_of("auto", cpu_ranks=cpu_ranks).startswith(f"--cpu-ranks {cpu_ranks}: must be at least 1")
+    assert refusal_of("auto", cpu_ranks=cpu_ranks).startswith(f"--cpu-ranks {cpu_ranks}: ")
 
 
 @pytest.mark.parametrize(("ranks", "threads"), [(1, 12), (4, 3), (5, 2), (12, 1), (40, 1)])
@@ -293,14 +293,12 @@ def test_slurm_may_show_each_task_only_its_own_gpu(local_rank: int):
 
 
 def test_torchrun_with_fewer_gpus_than_ranks_is_refused():
-    with pytest.raises(UserError, match=r"LOCAL_RANK 1: CUDA_VISIBLE_DEVICES=0 shows 1 GPU; start one process per GPU"):
+    with pytest.raises(UserError, match=r"^LOCAL_RANK 1: CUDA_VISIBLE_DEVICES=0 "):
         own(1, {"CUDA_VISIBLE_DEVICES": "0"})
 
 
 def test_more_ranks_than_gpus_are_refused():
-    with pytest.raises(
-        UserError, match=r"^LOCAL_RANK 2: CUDA_VISIBLE_DEVICES=0,1 shows 2 GPUs; start one process per GPU$"
-    ):
+    with pytest.raises(UserError, match=r"^LOCAL_RANK 2: CUDA_VISIBLE_DEVICES=0,1 "):
         own(2, {"CUDA_VISIBLE_DEVICES": "0,1"})
 
 
@@ -495,7 +493,7 @@ def test_a_list_with_mig_instances_is_read_as_cuda_reads_it(
     if visible:
         assert plan("all", listed, gpus).visible == visible
     else:
-        assert "no GPU" in refusal_of("all", listed, gpus)
+        assert f"CUDA_VISIBLE_DEVICES={listed} " in refusal_of("all", listed, gpus)
 
 
 def test_a_mig_instance_that_the_driver_does_not_list_is_used_by_name():

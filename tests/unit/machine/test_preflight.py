@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import shlex
 import socket
 import subprocess
@@ -24,7 +25,7 @@ from mjlab_dist.config import TrainConfig
 from mjlab_dist.errors import Exit, PreflightError
 from mjlab_dist.machine import doctor
 from mjlab_dist.machine.devices import Gpu, plan_devices
-from mjlab_dist.machine.findings import Finding, Status
+from mjlab_dist.machine.findings import Status
 from mjlab_dist.machine.gpu_checks import check_warp, judge_cuda, judge_gpu
 from mjlab_dist.machine.preflight import check_directory, check_loopback, check_machine, check_versions
 from mjlab_dist.machine.processes import LAUNCH
@@ -74,7 +75,7 @@ def refusal_of(config: TrainConfig, run_dir: Path | None = None) -> str:
     assert caught.value.exit_code == Exit.PREFLIGHT
     message = str(caught.value)
     assert "\n" not in message
-    assert message.endswith("(uv run mjlab-dist doctor checks more)")
+    assert "mjlab-dist doctor" in message
     return message
 
 
@@ -107,7 +108,9 @@ def test_a_working_machine_passes_silently_within_a_fraction_of_a_second(
         start = time.monotonic()
         lines = checked(chosen(log_root=str(tmp_path / "new" / "logs")))
         took_s.append(time.monotonic() - start)
-        assert not [line for line in lines if "free" not in line], "but for a disk that may be nearly full"
+        assert not [line for line in lines if not line.startswith("--log-root")], (
+            "but for a disk that may be nearly full"
+        )
     assert_within(min(took_s), 0.3)
     assert not list(tmp_path.iterdir()), "nothing is made, nothing left behind"
 
@@ -115,14 +118,12 @@ def test_a_working_machine_passes_silently_within_a_fraction_of_a_second(
 def test_a_log_root_below_a_file_is_refused(tmp_path: Path):
     (tmp_path / "file").touch()
     message = refusal_of(chosen(log_root="file/logs"))
-    assert message.startswith(
-        "--log-root file/logs: Not a directory; choose a directory that you can write to by --log-root"
-    )
+    assert message.startswith("--log-root file/logs: Not a directory; ")
 
 
 def test_a_directory_that_cannot_be_written_is_refused():
     message = refusal_of(chosen(log_root="/proc/nothing"))
-    assert message.startswith("--log-root /proc/nothing: No such file or directory; choose a directory")
+    assert message.startswith("--log-root /proc/nothing: No such file or directory; ")
 
 
 def test_a_resumed_run_is_checked_by_its_own_directory(tmp_path: Path):
@@ -144,8 +145,8 @@ def test_a_full_disk_is_refused_and_a_nearly_full_one_causes_a_warning(tmp_path:
         tmp_path,
     )
     full, small, *files = out.splitlines()
-    assert full.startswith("fail|full/logs: No space left on device|remove what is not needed there, or choose")
-    assert small.startswith("warning|small/logs: 3.1 MB free|remove what is not needed there")
+    assert full.startswith("fail|full/logs: No space left on device|")
+    assert small.startswith("warning|small/logs: 3.1 MB ")
     assert files == ["full:", "file", "", "small:"], "nothing is left behind"
 
 
@@ -157,7 +158,8 @@ def test_the_limit_of_free_space_depends_on_the_use(tmp_path: Path):
 def test_a_machine_without_loopback_is_refused():
     assert check_loopback().status is Status.OK
     out = in_namespace("-rn", python("finding = check_loopback(); print(finding.status, finding.figure, finding.fix)"))
-    assert out.startswith("fail no connection to 127.0.0.1: ")
+    assert out.startswith("fail ")
+    assert "127.0.0.1" in out
     assert "sudo ip link set lo up" in out
 
 
@@ -168,7 +170,8 @@ def test_packages_that_do_not_satisfy_the_requirements_are_refused(tmp_path: Pat
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dacite\nVersion: 1.0\n")
     monkeypatch.syspath_prepend(tmp_path)
     message = refusal_of(chosen())
-    assert message.startswith("dacite 1.0 (>=1.8 is needed); uv sync, or ")
+    assert message.startswith("dacite 1.0 (>=1.8 ")
+    assert "; uv sync" in message
 
 
 def test_missing_packages_and_an_unsupported_python_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -182,17 +185,20 @@ def test_missing_packages_and_an_unsupported_python_are_refused(tmp_path: Path, 
     monkeypatch.syspath_prepend(tmp_path)
     finding = check_versions()
     assert finding.status is Status.FAIL
-    assert finding.figure.startswith("python 3.")
-    assert finding.figure.endswith("(>=99 is needed), not-installed-here is missing (<3,>=2 is needed)")
+    python, package = finding.figure.split("), ")
+    assert python.startswith("python 3.")
+    assert ">=99" in python
+    assert package.startswith("not-installed-here ")
+    assert "<3,>=2" in package
 
 
 @pytest.mark.parametrize("package", ["torch", "warp-lang"])
 @pytest.mark.parametrize(
     ("built_for", "driver", "parts"),
     [
-        (None, (13, 0), ["built without CUDA"]),
+        (None, (13, 0), ["CUDA"]),
         ((13, 2), None, ["libcuda.so.1"]),
-        ((13, 2), (12, 8), ["13.2", "12.8", "R580", "torch", "warp", "for CUDA 12"]),
+        ((13, 2), (12, 8), ["13.2", "12.8", "R580", "torch", "warp", "CUDA 12"]),
         ((12, 6), (11, 8), ["12.6", "11.8", "R525"]),
     ],
 )
@@ -225,14 +231,15 @@ def test_the_cuda_of_the_installed_warp_is_what_warp_reports(monkeypatch: pytest
 @pytest.mark.parametrize(
     ("free_gb", "pids", "figure"),
     [
-        (20, [12, 34], "NVIDIA H200, 20.0 of 140.0 GB free, used by process 12, 34"),
-        (139, [12], "NVIDIA H200, 139.0 of 140.0 GB free, used by process 12"),
-        (20, [], "NVIDIA H200, 20.0 of 140.0 GB free, used by processes that cannot be seen from here"),
+        (20, [12, 34], r"NVIDIA H200, 20\.0 of 140\.0 GB .*\b12, 34"),
+        (139, [12], r"NVIDIA H200, 139\.0 of 140\.0 GB .*\b12"),
+        (20, [], r"NVIDIA H200, 20\.0 of 140\.0 GB \D*"),
     ],
 )
 def test_a_gpu_in_use_by_others_causes_a_warning(free_gb: int, pids: list[int], figure: str):
     finding = judge_gpu(H200, free_gb * 10**9, 140 * 10**9, pids)
-    assert (finding.name, finding.status, finding.figure) == ("GPU 1", Status.WARNING, figure)
+    assert (finding.name, finding.status) == ("GPU 1", Status.WARNING)
+    assert re.fullmatch(figure, finding.figure)
     assert "--gpu-ids" in finding.fix
 
 
@@ -328,8 +335,9 @@ def test_doctor_reads_driver_torch_and_every_gpu(on_gpus: Callable[..., list[str
     assert driver == "NVIDIA driver|ok|535.99, CUDA 13.2"
     assert torch.split("|")[2].startswith("torch 2.")
     assert warp.startswith("warp-lang|ok|")
-    assert first == "GPU 0|ok|Model, 79.5 of 80.0 GB free"
-    assert second == "GPU 1|warning|Model, 30.0 of 80.0 GB free, used by process 4711"
+    assert first.startswith("GPU 0|ok|Model, 79.5 of 80.0 GB ")
+    assert second.startswith("GPU 1|warning|Model, 30.0 of 80.0 GB ")
+    assert second.endswith(" 4711")
     assert shared.startswith("shared memory|")
 
 
@@ -369,7 +377,7 @@ def test_a_run_warns_only_about_its_own_gpus(on_gpus: Callable[..., list[str]], 
 def test_a_run_is_refused_on_gpus_that_torch_cannot_use(on_gpus: Callable[..., list[str]]):
     (line,) = on_gpus(ON_GPU, cuda=11080)
     assert line.startswith("refused: torch 2.")
-    assert "update the driver" in line
+    assert "11.8" in line
 
 
 def test_a_run_is_refused_on_gpus_that_warp_cannot_use(on_gpus: Callable[..., list[str]], tmp_path: Path):
@@ -397,16 +405,15 @@ def write_login(file: Path, host: str) -> None:
 @pytest.mark.parametrize("environ", [{}, {"WANDB_API_KEY": ""}, {"WANDB_MODE": "online"}, {"WANDB_MODE": ""}])
 def test_wandb_without_an_account_causes_a_warning(environ: dict[str, str]):
     (line,) = [line for line in checked(chosen(logger="wandb"), environ) if "wandb" in line]
-    assert line == (
-        "--logger wandb: no account is logged in; curves stay in the run directory "
-        "(uv run wandb login, or WANDB_API_KEY; `uv run wandb sync` uploads them later)"
-    )
+    assert line.startswith("--logger wandb: ")
+    assert all(part in line for part in ("uv run wandb login", "WANDB_API_KEY", "`uv run wandb sync`"))
 
 
 def test_a_wandb_server_that_does_not_answer_causes_a_warning(closed: str):
     environ = {"WANDB_API_KEY": KEY, "WANDB_BASE_URL": f"http://{closed}"}
     (line,) = [line for line in checked(chosen(logger="wandb"), environ) if "wandb" in line]
-    assert line.startswith(f"--logger wandb: http://{closed} does not answer: Connection refused; curves stay")
+    assert line.startswith(f"--logger wandb: http://{closed} ")
+    assert "Connection refused" in line
     assert KEY not in line
     assert not [line for line in checked(chosen(), environ) if "wandb" in line], "not asked without --logger wandb"
 
@@ -423,12 +430,13 @@ def test_a_server_that_never_answers_times_out():
                 {"WANDB_API_KEY": KEY, "WANDB_BASE_URL": f"http://127.0.0.1:{address[1]}"}, timeout_s=0.5
             )
     assert finding.status is Status.WARNING
-    assert finding.figure.endswith("does not answer: timed out after 0.5 s")
+    assert finding.figure.endswith(" 0.5 s")
 
 
 def test_a_wandb_server_that_answers_passes(server: str):
     finding = check_wandb({"WANDB_API_KEY": KEY, "WANDB_BASE_URL": f"http://{server}"}, 5)
-    assert finding == Finding(name="--logger wandb", figure=f"logged in, {server} answers")
+    assert (finding.name, finding.status, finding.fix) == ("--logger wandb", Status.OK, "")
+    assert server in finding.figure
 
 
 @pytest.mark.parametrize("user", ["http://user:word@", ""])
@@ -436,7 +444,8 @@ def test_the_proxy_for_wandb_must_answer(server: str, closed: str, user: str, mo
     environ = {"WANDB_API_KEY": KEY, "WANDB_BASE_URL": f"http://{closed}"}
     monkeypatch.setenv("HTTP_PROXY", f"{user}{server}")
     finding = check_wandb(environ, 5)
-    assert (finding.status, finding.figure) == (Status.OK, f"logged in, {server} answers")
+    assert finding.status is Status.OK
+    assert server in finding.figure
     monkeypatch.setenv("no_proxy", "example.org, 127.0.0.1")
     assert check_wandb(environ, 5).status is Status.WARNING
 
@@ -445,7 +454,7 @@ def test_the_proxy_for_wandb_must_answer(server: str, closed: str, user: str, mo
 def test_a_server_without_a_valid_url_causes_a_warning(url: str):
     finding = check_wandb({"WANDB_API_KEY": KEY, "WANDB_BASE_URL": url}, 5)
     assert finding.status is Status.WARNING
-    assert finding.figure.startswith(f"{url} does not answer: ")
+    assert finding.figure.startswith(f"{url} ")
 
 
 @pytest.mark.parametrize("mode", ["offline", "disabled", "dryrun"])
@@ -458,13 +467,13 @@ def test_settings_of_wandb_are_respected(home: Path, where: str, server: str):
     file = home / where
     file.parent.mkdir(parents=True)
     file.write_text("[default]\nmode = offline\n")
-    assert check_wandb({}, 0).figure == "set to offline"
+    assert "offline" in check_wandb({}, 0).figure
     file.write_text(f"[default]\nbase_url = http://{server}\n")
-    assert check_wandb({}, 5).figure == "no account is logged in"
+    assert "wandb login" in check_wandb({}, 5).fix
     write_login(home / ".netrc", server)
-    assert check_wandb({}, 5).figure == f"logged in, {server} answers"
+    assert server in check_wandb({}, 5).figure
     file.write_text("no settings")
-    assert check_wandb({}, 5).figure == "no account is logged in", "at the usual server"
+    assert "wandb login" in check_wandb({}, 5).fix, "at the usual server"
 
 
 @pytest.mark.parametrize("variable", ["WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"])
@@ -535,8 +544,8 @@ def test_a_cpu_quota_below_the_number_of_cores_causes_a_warning(tmp_path: Path, 
         assert finding.status is Status.OK
     else:
         assert finding.status is Status.WARNING
-        assert f"the time of {quota} only" in finding.figure
-        assert finding.fix == f"start commands with taskset -c {min(os.sched_getaffinity(0))}"
+        assert re.search(rf"\b{quota}\b", finding.figure.partition(",")[2])
+        assert finding.fix.endswith(f"taskset -c {min(os.sched_getaffinity(0))}")
 
 
 MEMORY = {
@@ -561,7 +570,7 @@ def test_little_memory_in_a_control_group_causes_a_warning(tmp_path: Path, versi
     root = system(tmp_path, VERSION_1 if version == 1 else "0::/job/one", files)
     finding = doctor.check_memory(root)
     assert finding.status is Status.WARNING
-    assert finding.figure.startswith("1.1 GB available"), "what the kernel keeps of files counts as available"
+    assert finding.figure.startswith("1.1 GB "), "what the kernel keeps of files counts as available"
 
 
 def test_too_little_memory_for_a_rank_fails(tmp_path: Path):
@@ -573,7 +582,7 @@ def test_too_little_memory_for_a_rank_fails(tmp_path: Path):
 def test_little_shared_memory_causes_a_warning(tmp_path: Path):
     code = python("print(check_shared_memory(Path(sys.argv[-1])))")
     out = in_namespace("-rm", f'mount -t tmpfs -o size=3m none "$1"; {code} "$1"', tmp_path)
-    assert "3.1 MB free" in out
+    assert "3.1 MB " in out
     assert "--shm-size=1g" in out
 
 
@@ -592,7 +601,7 @@ def test_rendering_requires_its_library():
     assert doctor.check_drawing({"MUJOCO_GL": "osmesa"}).figure == "MUJOCO_GL=osmesa"
     finding = doctor.check_drawing({}, "libNoSuchThing.so.1")
     assert finding.status is Status.WARNING
-    assert finding.figure.startswith("libNoSuchThing.so.1 cannot be loaded")
+    assert finding.figure.startswith("libNoSuchThing.so.1 ")
     assert doctor.check_drawing({}, "libc.so.6").status is Status.OK
 
 
