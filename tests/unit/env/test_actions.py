@@ -204,9 +204,10 @@ def test_a_pattern_that_matches_no_actuator_is_refused_with_the_available_names(
 )
 def test_an_actuator_that_two_patterns_match_is_refused(blocks: tuple[tuple[str, ...], ...]) -> None:
     actions = {f"block{i}": ActionConfig(actuators=names) for i, names in enumerate(blocks)}
-    assert refused(actions=actions).startswith("--env.actions: an actuator is driven by two actions")
+    assert refused(actions=actions).startswith("--env.actions: ")
 
 
 def test_a_home_without_a_joint_is_refused() -> None:
     message = refused(actions={"up": ActionConfig(actuators=("lift",), offset="home")})
-    assert message.startswith("--env.actions.up.offset home: actuator lift drives no hinge or slide joint")
+    assert message.startswith("--env.actions.up.offset home: ")
+    assert "actuator lift" in message

@@ -97,5 +97,5 @@ def test_an_env_built_in_inference_mode_computes_on_every_read() -> None:
 
 
 def test_a_joint_that_is_not_free_is_refused(env: Env) -> None:
-    with pytest.raises(UserError, match="free joint tail: the task has root"):
+    with pytest.raises(UserError, match=r"^free joint tail: .*\broot$"):
         env.base("tail")

@@ -267,7 +267,8 @@ def test_reading_clean_values_changes_no_history() -> None:
 def test_a_term_that_does_not_return_a_row_per_env_is_refused_by_name(shape: tuple[int, ...]) -> None:
     with pytest.raises(UserError) as caught:
         group({"fine": (constant(1.0), config()), "odd": (lambda: torch.zeros(shape), config())})
-    assert str(caught.value) == f"observation odd: has shape {shape}; it must have one row per env, ({NUM_ENVS}, width)"
+    assert str(caught.value).startswith("observation odd: ")
+    assert f" {shape};" in str(caught.value)
 
 
 # In an env

@@ -332,22 +332,22 @@ def test_without_randomizations_all_envs_share_one_model() -> None:
         ),
         (draw("geom_friction", 0, 1, names=("trunk", "wheel")), "--env.randomizations.it.names wheel: ", "FL_foot"),
         (draw("dof_damping", 0, 1, names=("FL_leg",)), "--env.randomizations.it.names FL_leg: ", "root, FL_hip"),
-        (draw("body_mass", 0, 1, names=("(",)), "--env.randomizations.it.names (: ", "is not a regular expression"),
-        (draw("geom_friction", 0, 1, columns=(0, 3)), "--env.randomizations.it.columns 3: ", "columns 0 to 2"),
-        (draw("geom_friction", 0, 1, columns=(-1,)), "--env.randomizations.it.columns -1: ", "columns 0 to 2"),
-        (draw("gravity", 0, 1, columns=(3,)), "--env.randomizations.it.columns 3: ", "columns 0 to 2"),
-        (draw("body_mass", 0, 1, columns=(0,)), "--env.randomizations.it.columns 0: ", "omit columns"),
-        (draw("density", 0, 1, columns=(0,)), "--env.randomizations.it.columns 0: ", "omit columns"),
-        (draw("gravity", 0, 1, names=("trunk",)), "--env.randomizations.it.names trunk: ", "omit names"),
-        (draw("body_mass", 2, 1), "--env.randomizations.it.low 2: ", "swap"),
+        (draw("body_mass", 0, 1, names=("(",)), "--env.randomizations.it.names (: ", "position 0"),
+        (draw("geom_friction", 0, 1, columns=(0, 3)), "--env.randomizations.it.columns 3: ", " 0 to 2"),
+        (draw("geom_friction", 0, 1, columns=(-1,)), "--env.randomizations.it.columns -1: ", " 0 to 2"),
+        (draw("gravity", 0, 1, columns=(3,)), "--env.randomizations.it.columns 3: ", " 0 to 2"),
+        (draw("body_mass", 0, 1, columns=(0,)), "--env.randomizations.it.columns 0: ", "columns"),
+        (draw("density", 0, 1, columns=(0,)), "--env.randomizations.it.columns 0: ", "columns"),
+        (draw("gravity", 0, 1, names=("trunk",)), "--env.randomizations.it.names trunk: ", "names"),
+        (draw("body_mass", 2, 1), "--env.randomizations.it.low 2: ", "high 1"),
         (draw("body_mass", float("nan"), 1), "--env.randomizations.it.low nan: ", ""),
         (draw("body_mass", 1, 2, when="reset"), "--env.randomizations.it.when reset: ", "body_subtreemass"),
-        (draw("dof_armature", 1, 2, when="reset"), "--env.randomizations.it.when reset: ", "use startup"),
+        (draw("dof_armature", 1, 2, when="reset"), "--env.randomizations.it.when reset: ", "startup"),
         (draw("geom_size", 1, 2, when="reset"), "--env.randomizations.it.when reset: ", "geom_rbound"),
-        (draw("body_mass", 0, 1, distribution="log-uniform"), "--env.randomizations.it.low 0: ", "positive"),
+        (draw("body_mass", 0, 1, distribution="log-uniform"), "--env.randomizations.it.low 0: ", "log-uniform"),
     ],
 )  # fmt: skip
 def test_mistakes_are_refused(config: RandomizationConfig, start: str, fix: str) -> None:
     message = refused(randomizations={"it": config})
     assert message.startswith(start)
-    assert fix in message
+    assert fix in message.removeprefix(start)

@@ -352,7 +352,7 @@ def test_sensors_read_by_name_equal_those_of_c(model: Any, lab: Simulation) -> N
             assert lab.sensor(name).shape == (NUM_ENVS, dim)
             np.testing.assert_allclose(lab.sensor(name)[env], data.sensor(name).data, rtol=1e-3, atol=tol)
     assert (lab.sensor("cube_floor")[:, 0] > 0).sum() >= 3  # envs in which they touch
-    with pytest.raises(UserError, match="cube_pos, elbow_speed, cube_floor"):
+    with pytest.raises(UserError, match=r"^sensor nose: .*cube_pos, elbow_speed, cube_floor"):
         lab.sensor("nose")
 
 
@@ -372,7 +372,7 @@ def test_an_episode_starts_from_the_keyframe(model: Any) -> None:
         assert np.array_equal(sim.qpos[[0, 2]], np.tile(key.qpos, (2, 1)).astype(np.float32))
         sim.reset(torch.ones(NUM_ENVS, dtype=torch.bool))
     assert float(key.ctrl[model.actuator("elbow").id]) == pytest.approx(-0.2)  # the motor holds the keyframe's pose
-    with pytest.raises(UserError, match=r"--env\.sim\.keyframe upright: the model has swung"):
+    with pytest.raises(UserError, match=r"^--env\.sim\.keyframe upright: .*\bswung$"):
         Simulation(model, 1, "cpu", dataclasses.replace(LAB, keyframe="upright"))
 
 

@@ -398,13 +398,13 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(box: Any, drag
     sim = simulate(box, num_envs=4)
     before = per_env_arrays(sim)
     for other, says in (
-        (simulate(box, num_envs=5), "qpos is (5, 7) in the saved state, (4, 7) here"),
-        (simulate(dragged, 4), "act is"),
+        (simulate(box, num_envs=5), ("qpos", "(5, 7)", "(4, 7)")),
+        (simulate(dragged, 4), (" act ",)),
     ):
         other.qpos += 1
-        with pytest.raises(UserError, match="does not fit") as caught:
+        with pytest.raises(UserError) as caught:
             copy_state(other.state(), sim.state())
-        assert says in str(caught.value)
+        assert all(part in str(caught.value) for part in says)
     assert_same(per_env_arrays(sim), before)
 
 
@@ -540,14 +540,14 @@ def test_a_model_is_found_next_to_a_module() -> None:
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    assert "no file" in refused(str(tmp_path / "none.xml"))
-    assert "no file" in refused("mjlab_dist_tasks.cartpole:none.xml")
-    assert "no file" in refused(str(tmp_path))
+    assert refused(str(tmp_path / "none.xml")).endswith(f" {tmp_path}/none.xml")
+    assert refused("mjlab_dist_tasks.cartpole:none.xml").endswith("/cartpole/none.xml")
+    assert refused(str(tmp_path)).endswith(f" {tmp_path}")
 
 
 @pytest.mark.parametrize("package", ["no.such.package", "nope", "mjlab_dist.nope"])
 def test_a_missing_package_is_refused(package: str) -> None:
-    assert f"no package {package}" in refused(f"{package}:cartpole.xml")
+    assert refused(f"{package}:cartpole.xml").endswith(f" {package}")
 
 
 @pytest.mark.parametrize("model", [":cartpole.xml", ".cartpole:cartpole.xml"])

@@ -524,7 +524,7 @@ def test_a_rotated_floor_is_refused() -> None:
     spec = mujoco.MjSpec.from_string(
         '<mujoco><worldbody><geom name="floor" type="plane" size="0 0 1" euler="0 9 0"/></worldbody></mujoco>'
     )
-    with pytest.raises(UserError, match=r"floor .* without a rotation"):
+    with pytest.raises(UserError, match=r"^--env\.sim\.terrain\.parts: .* floor .*--env\.sim\.model"):
         add_terrain(spec, CONFIG)
 
 
