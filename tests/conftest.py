@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import psutil
 import pytest
 
@@ -22,6 +23,11 @@ BIN = Path(sys.executable).parent
 
 MARK = "MJLAB_DIST_TEST"
 """A variable that every process a test starts inherits, so that leftovers are found wherever they hang."""
+
+# Property tests draw the same examples in every run of CI, and new ones in every other run.
+hypothesis.settings.register_profile("local", deadline=None, max_examples=50)
+hypothesis.settings.register_profile("ci", deadline=None, max_examples=50, derandomize=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
