@@ -65,8 +65,9 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str, max_names: int
 
 
 def byte_size(num_bytes: float) -> str:
-    """Return a number of bytes in the largest decimal unit of which it has one, such as 3.1 MB."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if num_bytes >= size:
-            return f"{num_bytes / size:.1f} {unit}"
-    return f"{num_bytes:.0f} bytes"
+    """Return a number of bytes in a decimal unit, such as 3.1 MB; the number is less than 1000, except for GB."""
+    for unit, size, digits in (("bytes", 1.0, 0), ("kB", 1e3, 1), ("MB", 1e6, 1)):
+        number = f"{num_bytes / size:.{digits}f}"
+        if float(number) < 1000:
+            return f"{number} {unit}"
+    return f"{num_bytes / 1e9:.1f} GB"

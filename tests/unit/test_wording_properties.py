@@ -1,4 +1,4 @@
-"""Properties of the parts of messages: lists and suggestions."""
+"""Properties of the parts of messages: lists, suggestions, sizes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,15 @@ from typing import Literal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mjlab_dist.wording import did_you_mean, listed, nearest
+from mjlab_dist.wording import byte_size, did_you_mean, listed, nearest
 
 names = st.from_regex(r"[a-z][a-z0-9.-]{0,20}", fullmatch=True)
+
+sizes = st.one_of(
+    st.floats(0, 1e13),
+    st.builds(lambda unit, share: unit * (1 - share), st.sampled_from([1e3, 1e6, 1e9]), st.floats(0, 1e-3)),
+)
+"""Numbers of bytes, many of them slightly below a unit."""
 
 
 @given(items=st.lists(names), last=st.sampled_from(["and", "or"]))
@@ -44,3 +50,12 @@ def test_only_known_names_are_suggested_once_each_and_not_too_many(known: list[s
     question = did_you_mean(typed, known, "OTHERWISE", max_names)
     assert all(name in question for name in near)
     assert (question == "OTHERWISE") == (not near)
+
+
+@given(size=sizes)
+def test_a_size_can_be_read_back_and_is_in_the_largest_unit_below_it(size: float):
+    number, unit = byte_size(size).split()
+    scale = {"bytes": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}[unit]
+    assert abs(float(number) * scale - size) <= scale / (2 if unit == "bytes" else 20) * 1.000001
+    assert float(number) < 1000 or unit == "GB"
+    assert float(number) >= 1 or unit == "bytes"
