@@ -81,7 +81,7 @@ def parse_interval(interval: int | str) -> tuple[int | None, float | None]:
     Raises:
         UserError: If the interval is neither.
     """
-    match = re.fullmatch(r"(\d+)|(\d+(?:\.\d+)?)s", str(interval))
+    match = re.fullmatch(r"(\d{1,15})|(\d{1,15}(?:\.\d+)?)s", str(interval))
     if not match or float(match[1] or match[2]) <= 0:
         raise UserError(
             f"--checkpoint.interval {interval}: must be iterations, at least 1, such as 50, or seconds, such as 600s"
