@@ -15,6 +15,10 @@ _MAX_POINTS = 4e7
 """Maximum number of points of a terrain's height field."""
 
 
+_SEED_LIMIT = 2**63
+"""Seeds are less than this: torch's are below 2**64, and a rank's own seed is higher than the run's."""
+
+
 def validate(config: TrainConfig) -> None:
     """Raise if the config cannot train.
 
@@ -22,6 +26,7 @@ def validate(config: TrainConfig) -> None:
         UserError: One line that names the flag, its value and the fix.
     """
     _validate_numbers(config)
+    validate_seed(config.seed)
     if config.num_envs == "auto" and config.total_num_envs is not None:
         raise UserError(
             f"--num-envs auto: excludes --total-num-envs {config.total_num_envs}, which sets the number of envs; "
@@ -67,6 +72,16 @@ def validate_rollout(agent: AgentConfig, num_envs: int) -> None:
             f"{num_envs} x --agent.num-steps-per-env {agent.num_steps_per_env} = {rollout} samples; "
             f"use {_nearest_divisor(rollout, agent.num_mini_batches)}"
         )
+
+
+def validate_seed(seed: int) -> None:
+    """Raise if random generators cannot be seeded with a seed.
+
+    Raises:
+        UserError: One line that names the flag, its value and the fix.
+    """
+    if not 0 <= seed < _SEED_LIMIT:
+        raise UserError(f"--seed {seed}: must be at least 0, and less than 2**63")
 
 
 def parse_interval(interval: int | str) -> tuple[int | None, float | None]:
@@ -154,7 +169,6 @@ def _validate_numbers(config: TrainConfig) -> None:
         (0, "--checkpoint.keep-last", config.checkpoint.keep_last),
         (0, "--checkpoint.keep-best", config.checkpoint.keep_best),
         (0, "--max-restarts", config.max_restarts),
-        (0, "--seed", config.seed),
         (1, "--env.sim.decimation", sim.decimation),
         (0, "--env.sim.njmax", sim.njmax),
         (0, "--env.sim.nconmax", sim.nconmax),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mjlab_dist.config import PlayConfig, TrainConfig
+from mjlab_dist.config.checks import validate_seed
 from mjlab_dist.errors import UserError
 from mjlab_dist.run_dir import CONFIG_FILE, ERRORS_DIR, find_best, find_checkpoint, find_run, read_config_file
 
@@ -13,10 +14,11 @@ def resolve(task: str, config: PlayConfig) -> tuple[TrainConfig, Path]:
     """Return the run's config, and its checkpoint or dump.
 
     Raises:
-        UserError: If there is no such run or file, or it belongs to another task.
+        UserError: If there is no such run or file, it belongs to another task, or a number cannot be used.
     """
     if config.num_envs < 1:
         raise UserError(f"--num-envs {config.num_envs}: must be at least 1")
+    validate_seed(config.seed)
     if config.video is not None and not Path(config.video).resolve().parent.is_dir():
         raise UserError(f"--video {config.video}: there is no directory {Path(config.video).parent}; make it first")
     if config.video is not None and Path(config.video).suffix not in {".mp4", ".gif", ".webm"}:

@@ -1,4 +1,4 @@
-"""Properties of the checks of a config: intervals and hosts are accepted as a whole or refused by their flag."""
+"""Properties of the checks of a config: intervals, hosts and seeds are accepted as a whole or refused by their flag."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mjlab_dist import registry
+from mjlab_dist.config import PlayConfig
 from mjlab_dist.config.checks import parse_interval, validate
 from mjlab_dist.errors import UserError
+from mjlab_dist.play.choice import resolve
 
 CONFIG = registry.task_config("cartpole-balance")
 
@@ -78,3 +80,18 @@ def test_lists_users_and_ports_in_a_host_are_refused_by_its_name(names: list[str
     with pytest.raises(UserError) as refusal:
         validate(dataclasses.replace(CONFIG, hosts=tuple(names)))
     assert str(refusal.value).startswith(f"--hosts {' '.join(names)}: {wrong!r} ")
+
+
+@given(seed=st.integers(0, 2**63 - 1))
+def test_seeds_of_63_bits_are_accepted(seed: int):
+    validate(dataclasses.replace(CONFIG, seed=seed))
+
+
+@given(seed=st.one_of(st.integers(max_value=-1), st.integers(2**63)))
+def test_other_seeds_are_refused(seed: int):
+    with pytest.raises(UserError) as refusal:
+        validate(dataclasses.replace(CONFIG, seed=seed))
+    assert str(refusal.value).startswith(f"--seed {seed}:")
+    with pytest.raises(UserError) as refusal:
+        resolve("cartpole-balance", PlayConfig(seed=seed))
+    assert str(refusal.value).startswith(f"--seed {seed}:")
