@@ -114,7 +114,7 @@ def asks_for_help(words: Sequence[str]) -> bool:
 
 @pytest.mark.parametrize("line", of_program("play", "list-tasks", "mjlab-dist"), ids=str)
 def test_a_documented_command_has_the_flags(command: Command, line: Line) -> None:
-    program, *words = standing_in(line.words)
+    program, *words = stand_in_values(line.words)
     subcommand = [words.pop(0)] if program == "mjlab-dist" else []
     task = [word for word in words[:1] if not word.startswith("-")] if program == "play" else []
     done = command(program, *subcommand, *task, "--help")
