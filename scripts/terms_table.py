@@ -21,9 +21,9 @@ PAGE = Path(__file__).parents[1] / "docs" / "terms.md"
 HEAD = """# All terms
 
 After reading this page, you can choose the observations, rewards and other terms of your task: the
-page lists all of them, with their parameters, shapes and units. [add-a-task.md](add-a-task.md) shows
-how a config uses them. The page is generated from the source by
-`uv run python scripts/terms_table.py`.
+page lists all of them, with their parameters, shapes and units.
+[add-a-task.md](add-a-task.md) shows how a config uses them. The page is generated from the source
+by `uv run python scripts/terms_table.py`.
 
 - `joint` is the free joint of a floating base. You can omit it if the joint is called `root`.
 - A tuple of names, such as `joints`, takes regular expressions. A single name is taken literally.
