@@ -58,7 +58,7 @@ def main() -> None:
     with torch.inference_mode():
         for step in range(shots[-1] + 1):
             if step in shots:
-                frames.append(camera.frame(f"{(step - shots[0]) * env.step_dt_s:.2f} s"))
+                frames.append(camera.frame((step - shots[0]) * env.step_dt_s))
             obs, _, dones, _ = env.step(policy(obs))
             policy.reset(dones)
             if dones.any():
@@ -81,6 +81,7 @@ class Camera:
 
         self._qpos = env.sim.qpos
         self._columns = env.joints[args.joint].qpos
+        self._start: torch.Tensor | None = None
         self._model = env.sim.model
         self._data = mujoco.MjData(self._model)
         width, height = args.frame_size
@@ -93,18 +94,24 @@ class Camera:
         self._camera.distance = args.distance
         self._height_m = args.look_at_m
 
-    def frame(self, label: str) -> np.ndarray:
-        """Render the current state with a label, (height, width, 3)."""
+    def frame(self, time_s: float) -> np.ndarray:
+        """Render the current state, (height, width, 3).
+
+        Args:
+            time_s: Time since the first frame; it is written on the frame, with the distance since then.
+        """
         import mujoco  # noqa: PLC0415
 
         self._data.qpos[:] = self._qpos[0].numpy()
         mujoco.mj_forward(self._model, self._data)
-        x, y, _ = self._qpos[0, self._columns][:3].tolist()
-        self._camera.lookat[:] = (x, y, self._height_m)
+        place = self._qpos[0, self._columns][:2].clone()
+        self._start = place if self._start is None else self._start
+        distance_m = torch.dist(place, self._start).item()
+        self._camera.lookat[:] = (*place.tolist(), self._height_m)
         self._renderer.update_scene(self._data, self._camera)
         image = Image.fromarray(self._renderer.render()).resize(self._size, Image.Resampling.LANCZOS)
         draw = ImageDraw.Draw(image)
-        draw.text((6, 4), label, fill="black", font_size=14)
+        draw.text((6, 4), f"{time_s:.2f} s, {distance_m:.2f} m", fill="black", font_size=14)
         draw.line((self._size[0] - 1, 0, self._size[0] - 1, self._size[1]), fill="white")
         return np.asarray(image)
 
