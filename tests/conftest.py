@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 BIN = Path(sys.executable).parent
 
+HANG_S = 240
+"""Seconds after which a test stops waiting. Nothing takes nearly as long, on a busy machine either."""
+
 MARK = "MJLAB_DIST_TEST"
 """A variable that every process a test starts inherits, so that leftovers are found wherever they hang."""
 
@@ -88,15 +91,18 @@ class Command:
             start_new_session=True,
         )
 
-    def __call__(self, *args: str, env: dict[str, str] | None = None, timeout_s: float = 240) -> Done:
+    def __call__(self, *args: str, env: dict[str, str] | None = None, timeout_s: float = HANG_S) -> Done:
+        return self.finish(self.start(*args, env=env), timeout_s)
+
+    def finish(self, process: subprocess.Popen[str], timeout_s: float = HANG_S) -> Done:
+        """Wait until a command ends; the time is counted from this call."""
         start = time.monotonic()
-        process = self.start(*args, env=env)
         try:
             out, err = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             out, err = process.communicate()
-            pytest.fail(f"{args} hung\n{out}\n{err}")
+            pytest.fail(f"{process.args} hung\n{out}\n{err}")
         return Done(process.returncode, out, err, time.monotonic() - start)
 
     def processes(self) -> list[psutil.Process]:
@@ -126,15 +132,15 @@ def command(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Command]
 
 
 @pytest.fixture
-def wait_for() -> Callable[[Callable[[], bool], float], None]:
+def wait_for() -> Callable[[Callable[[], bool]], None]:
     """Wait until a condition holds, or fail."""
 
-    def wait(condition: Callable[[], bool], timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
+    def wait(condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + HANG_S
         while not condition():
             if time.monotonic() > deadline:
-                pytest.fail(f"did not happen within {timeout_s} s")
-            time.sleep(0.1)
+                pytest.fail(f"did not happen within {HANG_S} s")
+            time.sleep(0.05)
 
     return wait
 

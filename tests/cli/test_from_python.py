@@ -174,7 +174,9 @@ def test_a_failure_is_raised_and_leaves_no_process(script: Any) -> None:
 
 
 def test_ctrl_c_while_ranks_start_is_handled_at_once(
-    command: Command, wait_for: Callable[[Callable[[], bool], float], None]
+    command: Command,
+    wait_for: Callable[[Callable[[], bool]], None],
+    assert_within: Callable[[float, float], None],
 ) -> None:
     process = command.start(
         sys.executable, "-c", "import mjlab_dist; mjlab_dist.train('cartpole-balance', cpu_ranks=2)"
@@ -183,12 +185,12 @@ def test_ctrl_c_while_ranks_start_is_handled_at_once(
         lambda: any(
             "mjlab_dist.launch.agent" in p.cmdline() for p in psutil.Process(process.pid).children(recursive=True)
         ),
-        60,
     )
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=15)
-    assert process.returncode == -signal.SIGINT
-    assert err.splitlines()[-1] == "KeyboardInterrupt"
+    done = command.finish(process)
+    assert done.code == -signal.SIGINT
+    assert_within(done.took_s, 15)
+    assert done.err.splitlines()[-1] == "KeyboardInterrupt"
 
 
 def test_a_notebook_shows_errors_where_they_occurred(

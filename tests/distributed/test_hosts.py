@@ -23,7 +23,7 @@ from pathlib import Path
 import paramiko
 import psutil
 import pytest
-from conftest import Command
+from conftest import HANG_S, Command
 from ssh_server import SshServer, host_entry
 
 from mjlab_dist import registry
@@ -330,7 +330,7 @@ except PreflightError as error:
     add_host(NODE7)
     add_host(NODE8, paths={sys.executable: program(tmp_path / "python", "exec sleep 600")})
     command = [sys.executable, "-c", code, str(ssh_config), NODE7, NODE8, web]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=HANG_S)
     assert (done.returncode, done.stdout, done.stderr) == (0, "False True True\n", "")
 
 
@@ -405,7 +405,7 @@ def test_leftover_processes_of_a_launch_on_a_host_are_killed(add_host: Add, ssh_
         ours.send_signal(signal.SIGSTOP)
         try:
             assert end_on_hosts(("localhost", NODE7, NODE8), str(ssh_config), "ours") == [NODE8]
-            assert ours.wait(5) == -signal.SIGKILL
+            assert ours.wait(HANG_S) == -signal.SIGKILL
             assert other.poll() is None
         finally:
             for process in (ours, other):
@@ -455,36 +455,42 @@ def test_a_rank_killed_on_another_machine_is_restarted(command: Command, train: 
     assert [row["iteration"] for row in read_metrics(only_run(command.cwd))] == list(range(1, 7))
 
 
-def training(command: Command, *train: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
-    """Start a run, and wait until it trains."""
-    process = command.start(*train, "--max-iterations", "100000", env=env)
-    deadline = time.monotonic() + 120
-    while not any(file.stat().st_size > 3000 for file in command.cwd.rglob(METRICS_FILE)):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+@pytest.fixture
+def training(
+    command: Command, train: tuple[str, ...], wait_for: Callable[[Callable[[], bool]], None]
+) -> subprocess.Popen[str]:
+    """A long run that has begun to train."""
+    process = command.start(*train, "--max-iterations", "100000")
+    wait_for(
+        lambda: process.poll() is not None or any(f.stat().st_size > 3000 for f in command.cwd.rglob(METRICS_FILE))
+    )
+    assert process.poll() is None, process.communicate()
     return process
 
 
-def test_sigterm_stops_all_machines_cleanly(command: Command, train: tuple[str, ...]):
-    process = training(command, *train)
+def test_sigterm_stops_all_machines_cleanly(
+    command: Command, training: subprocess.Popen[str], assert_within: Callable[[float, float], None]
+):
     # Even an agent there that hears nothing is ended.
     (agent,) = (p for p in command.processes() if "torchrunx" in p.cmdline() and NODE7 in p.cmdline())
     agent.suspend()
-    process.terminate()
-    out, err = process.communicate(timeout=30)
-    assert process.returncode == Exit.RESUMABLE, out + err
+    training.terminate()
+    done = command.finish(training)
+    assert done.code == Exit.RESUMABLE, done.out + done.err
+    assert_within(done.took_s, 30)
     assert not command.leftovers()
     run = only_run(command.cwd)
     assert find_checkpoint(run).name == f"model_{read_metrics(run)[-1]['iteration']}.pt"
 
 
-def test_ranks_stopped_by_somebody_else_count_as_failed(command: Command, train: tuple[str, ...]):
-    process = training(command, *train)
+def test_ranks_stopped_by_somebody_else_count_as_failed(
+    command: Command, training: subprocess.Popen[str], assert_within: Callable[[float, float], None]
+):
     psutil.Process(json.loads((only_run(command.cwd) / RANKS_FILE).read_text())[1]["pid"]).terminate()
-    out, err = process.communicate(timeout=30)
-    assert process.returncode == Exit.INFRASTRUCTURE, out + err
-    assert "train: a rank received SIGTERM, but not from its launcher" in err
+    done = command.finish(training)
+    assert done.code == Exit.INFRASTRUCTURE, done.out + done.err
+    assert_within(done.took_s, 30)
+    assert "train: a rank received SIGTERM, but not from its launcher" in done.err
     assert not command.leftovers()
 
 

@@ -116,29 +116,36 @@ def test_a_mistake_found_by_a_rank_is_one_line_and_leaves_no_run(command: Comman
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_one_rank_cleanly(
-    command: Command, wait_for: Callable[[Callable[[], bool], float], None], signum: int
+    command: Command,
+    wait_for: Callable[[Callable[[], bool]], None],
+    assert_within: Callable[[float, float], None],
+    signum: int,
 ) -> None:
     process = command.start("train", "cartpole-balance", "--gpu-ids", "None", *SMALL, "--max-iterations", "100000")
-    wait_for(lambda: any(p.stat().st_size > 1000 for p in (command.cwd / "logs").rglob("metrics.jsonl")), 90)
+    wait_for(lambda: any(p.stat().st_size > 1000 for p in (command.cwd / "logs").rglob("metrics.jsonl")))
     process.send_signal(signum)
-    out, err = process.communicate(timeout=20)
-    assert process.returncode == Exit.RESUMABLE, out + err
+    stopped = command.finish(process)
+    assert stopped.code == Exit.RESUMABLE, stopped.out + stopped.err
+    assert_within(stopped.took_s, 20)
     run = only_run(command.cwd)
     done = read_metrics(run)[-1]["iteration"]
-    assert f"Stopped after {done} of 100000 iterations" in out
+    assert f"Stopped after {done} of 100000 iterations" in stopped.out
     assert find_checkpoint(run).name == f"model_{done}.pt"
-    assert err == ""
+    assert stopped.err == ""
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_before_training_ends_the_run_at_once(command: Command, signum: int, code: int) -> None:
+def test_a_signal_before_training_ends_the_run_at_once(
+    command: Command, assert_within: Callable[[float, float], None], signum: int, code: int
+) -> None:
     process = command.start("train", "cartpole-balance", *TWO, *SMALL)
     assert process.stdout is not None
     process.stdout.readline()  # ranks are being started
     process.send_signal(signum)
-    out, _ = process.communicate(timeout=10)
-    assert process.returncode == code
-    assert "before it trained; every process has ended." in out
+    done = command.finish(process)
+    assert done.code == code
+    assert_within(done.took_s, 10)
+    assert "before it trained; every process has ended." in done.out
 
 
 def test_torchrun_starts_the_ranks(command: Command) -> None:

@@ -84,7 +84,11 @@ def test_a_single_rank_passes_and_a_single_iteration_is_refused(command: Command
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_verify_and_leaves_no_files(
-    command: Command, wait_for: Callable[[Callable[[], bool], float], None], signum: int, code: int
+    command: Command,
+    wait_for: Callable[[Callable[[], bool]], None],
+    assert_within: Callable[[float, float], None],
+    signum: int,
+    code: int,
 ) -> None:
     (command.cwd / "tmp").mkdir()
     process = command.start(*VERIFY, "--cpu-ranks", "2", env={"TMPDIR": "tmp"})
@@ -92,12 +96,12 @@ def test_a_signal_ends_verify_and_leaves_no_files(
         lambda: any(
             "mjlab_dist.launch.agent" in p.cmdline() for p in psutil.Process(process.pid).children(recursive=True)
         ),
-        60,
     )
     process.send_signal(signum)
-    _, err = process.communicate(timeout=30)
-    assert process.returncode == code
-    assert "Traceback" not in err
+    done = command.finish(process)
+    assert done.code == code
+    assert_within(done.took_s, 30)
+    assert "Traceback" not in done.err
     assert not list((command.cwd / "tmp").glob("mjlab-dist-verify-*"))
 
 

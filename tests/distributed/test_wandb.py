@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,7 +23,7 @@ SMALL = (
     "--env.episode-length-s", "0.1", "--logger", "wandb", "--wandb-project", "proj",
 )  # fmt: skip
 
-WaitFor = Callable[[Callable[[], bool], float], None]
+WaitFor = Callable[[Callable[[], bool]], None]
 
 
 @pytest.fixture(autouse=True)
@@ -47,12 +47,9 @@ def named(command: Command, name: str) -> list[psutil.Process]:
     """Processes of the command whose command line has a name."""
     found: list[psutil.Process] = []
     for process in command.processes():
-        try:
-            argv = process.cmdline()
-        except psutil.Error:
-            continue  # it has just ended
-        if any(name in word for word in argv):
-            found.append(process)
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            if any(name in word for word in process.cmdline()):
+                found.append(process)
     return found
 
 
@@ -60,16 +57,17 @@ def has_wandb_rows(root: Path) -> bool:
     return any(logged_steps(file) for file in root.glob("logs/*/*/wandb/*run-*/*.wandb"))
 
 
-def test_row_21_the_key_is_in_no_command_line_and_no_file(command: Command) -> None:
+def test_row_21_the_key_is_in_no_command_line_and_no_file(command: Command, wait_for: WaitFor) -> None:
     process = command.start(*SMALL, "--cpu-ranks", "2", "--max-iterations", "60")
     words: set[str] = set()
-    while process.poll() is None:
+
+    def has_ended() -> bool:
         for other in command.processes():
-            try:
+            with contextlib.suppress(psutil.Error):  # it has just ended
                 words.update(other.cmdline())
-            except psutil.Error:
-                continue  # it has just ended
-        time.sleep(0.02)
+        return process.poll() is not None
+
+    wait_for(has_ended)
     out, err = process.communicate()
     assert process.returncode == 0, err
     for name in ("wandb_process.py", "wandb-core"):
@@ -95,7 +93,7 @@ def test_row_20_training_continues_without_wandb(
     if fault == "no network":
         monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     process = command.start(*SMALL, "--max-iterations", "1000000")
-    wait_for(lambda: has_wandb_rows(command.cwd), 180)
+    wait_for(lambda: has_wandb_rows(command.cwd))
     run = only_run(command.cwd)
 
     # Training goes on: where wandb hangs, for more rows than the socket to it holds.
@@ -103,7 +101,7 @@ def test_row_20_training_continues_without_wandb(
         for service in named(command, name):
             service.send_signal(signal.SIGKILL if fault == "killed" else signal.SIGSTOP)
     num_rows = len(read_metrics(run)) + 400
-    wait_for(lambda: len(read_metrics(run)) >= num_rows, 180)
+    wait_for(lambda: len(read_metrics(run)) >= num_rows)
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=240)
     assert process.returncode == Exit.RESUMABLE, err
@@ -121,10 +119,10 @@ def test_row_20_training_continues_without_wandb(
 
 def test_a_killed_run_leaves_no_process_and_resumes_its_wandb_run(command: Command, wait_for: WaitFor) -> None:
     process = command.start(*SMALL, "--max-iterations", "100000", "--checkpoint.interval", "20")
-    wait_for(lambda: has_wandb_rows(command.cwd) and any(command.cwd.rglob("model_*.pt")), 120)
+    wait_for(lambda: has_wandb_rows(command.cwd) and any(command.cwd.rglob("model_*.pt")))
     process.kill()
     process.wait()
-    wait_for(lambda: not command.leftovers(), 2)
+    wait_for(lambda: not command.leftovers())
 
     run = only_run(command.cwd)
     told = json.loads((run / WANDB_FILE).read_text())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import http.server
-import itertools
 import json
 import math
 import threading
@@ -251,17 +250,25 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stub:
     return put
 
 
-def write_until(writer: WandbWriter, condition: Callable[[], object]) -> int:
+WriteUntil = Callable[[WandbWriter, Callable[[], object]], int]
+
+
+@pytest.fixture
+def write_until(wait_for: Callable[[Callable[[], bool]], None]) -> WriteUntil:
     """Write rows until something has happened; return their number."""
-    deadline = time.monotonic() + 60
-    for iteration in itertools.count(1):
-        writer.write(row(iteration))
-        if condition():
-            return iteration
-        if time.monotonic() > deadline:
-            pytest.fail("did not happen")
-        time.sleep(0.02)
-    raise AssertionError
+
+    def write_until(writer: WandbWriter, condition: Callable[[], object]) -> int:
+        rows: list[Row] = []
+
+        def happens() -> bool:
+            rows.append(row(len(rows) + 1))
+            writer.write(rows[-1])
+            return bool(condition())
+
+        wait_for(happens)
+        return len(rows)
+
+    return write_until
 
 
 @pytest.fixture
@@ -353,6 +360,7 @@ def test_a_failing_wandb_causes_only_a_warning(
     where: str,
     behaviour: str,
     expected: list[str],
+    write_until: WriteUntil,
     close: Callable[[WandbWriter], None],
 ):
     monkeypatch.setattr(module, "CLOSE_S", 2.0)
@@ -412,6 +420,7 @@ def test_offline_rows_are_on_disk_after_closing(
     run_dir: Path,
     warnings: list[str],
     monkeypatch: pytest.MonkeyPatch,
+    write_until: WriteUntil,
     close: Callable[[WandbWriter], None],
 ):
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -437,6 +446,7 @@ def test_without_a_key_rows_are_kept_for_later(
     run_dir: Path,
     warnings: list[str],
     monkeypatch: pytest.MonkeyPatch,
+    write_until: WriteUntil,
     close: Callable[[WandbWriter], None],
 ):
     monkeypatch.delenv("WANDB_API_KEY")
@@ -454,6 +464,7 @@ def test_without_a_network_rows_are_kept_for_later(
     run_dir: Path,
     warnings: list[str],
     monkeypatch: pytest.MonkeyPatch,
+    write_until: WriteUntil,
     close: Callable[[WandbWriter], None],
 ):
     monkeypatch.setattr(module, "START_S", 10.0)
@@ -472,6 +483,7 @@ def test_disabled_wandb_does_nothing(
     run_dir: Path,
     warnings: list[str],
     monkeypatch: pytest.MonkeyPatch,
+    write_until: WriteUntil,
     close: Callable[[WandbWriter], None],
 ):
     monkeypatch.setenv("WANDB_MODE", "disabled")
@@ -548,6 +560,7 @@ def test_wandb_receives_the_steps_that_it_lacks(
     warnings: list[str],
     monkeypatch: pytest.MonkeyPatch,
     has_steps: int,
+    write_until: WriteUntil,
     close: Callable[[WandbWriter], None],
 ):
     with service(has_steps) as (url, logged):
