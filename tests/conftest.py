@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 BIN = Path(sys.executable).parent
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+"""Tensors of tests are too small to share, and threads that wait for work slow down the other test processes."""
+
 HANG_S = 240
 """Seconds after which a test stops waiting. Nothing takes nearly as long, on a busy machine either."""
 
@@ -68,6 +71,10 @@ def _ctrl_c_is_delivered() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+NOT_INHERITED = ("OMP_NUM_THREADS", "TORCHRUNX_LOG_DIR", "PYTHONDONTWRITEBYTECODE")
+"""Variables of the test process that installed commands do not get."""
+
+
 class Command:
     """Runs installed commands with an environment of the test's own."""
 
@@ -80,7 +87,7 @@ class Command:
         return str(BIN / name)
 
     def start(self, *args: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
-        inherited = {k: v for k, v in os.environ.items() if k not in ("TORCHRUNX_LOG_DIR", "PYTHONDONTWRITEBYTECODE")}
+        inherited = {k: v for k, v in os.environ.items() if k not in NOT_INHERITED}
         return subprocess.Popen(
             [self.program(args[0]), *args[1:]],
             env={**inherited, **(env or {}), MARK: self.mark, "COLUMNS": "200"},
@@ -143,17 +150,6 @@ def wait_for() -> Callable[[Callable[[], bool]], None]:
             time.sleep(0.05)
 
     return wait
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Use one thread in torch: tensors of a few envs are too small to share."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -322,16 +322,19 @@ def test_wandb_offline_writes_locally(command: Command) -> None:
     assert not list((command.cwd / "logs").rglob("events.out.*"))
 
 
+@pytest.mark.slow
 def test_video_shows_the_scene(command: Command) -> None:
     import imageio.v3 as iio
 
     trained = command("train", "cartpole-balance", "--gpu-ids", "None", "--num-envs", "8", "--max-iterations", "1")
     assert trained.code == 0, trained.err
-    done = command("play", "cartpole-balance", "--num-envs", "1", "--video", "balance.mp4")
+    done = command(
+        "play", "cartpole-balance", "--num-envs", "1", "--env.episode-length-s", "2", "--video", "balance.mp4"
+    )
     assert done.code == 0, done.err
     frames = iio.imread(command.cwd / "balance.mp4")
     assert frames.shape[1:] == (480, 848, 3)
-    assert len(frames) == 334, "1,000 steps of 10 ms, every third drawn"
+    assert len(frames) == 67, "200 steps of 10 ms, every third drawn"
     orange = (frames[0][..., 0] > 150) & (frames[0][..., 2] < 80)
     assert 200 < orange.sum() < 20_000, "the pole is in the picture"
     assert (frames[0] != frames[-1]).any(), "it moves"

@@ -180,6 +180,7 @@ def test_a_documented_script_has_the_flags(command: Command, line: Line) -> None
         assert (flag.startswith("--env.") and "--env." in done.out) or flag in done.out
 
 
+@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("line", of_program("train"), ids=str)
 def test_documented_training_commands_run(command: Command, trained: Path, line: Line) -> None:

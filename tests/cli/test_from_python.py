@@ -136,6 +136,7 @@ def script(command: Command) -> Any:
     return run
 
 
+@pytest.mark.slow
 def test_trainings_follow_each_other_in_a_running_event_loop(script: Any, command: Command) -> None:
     answer, printed, err = script(ONE_AFTER_ANOTHER)
     assert answer["light"] == [], "imported before a training starts"
@@ -158,6 +159,7 @@ def test_trainings_follow_each_other_in_a_running_event_loop(script: Any, comman
     assert not any("with 1 rank" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_a_failure_is_raised_and_leaves_no_process(script: Any) -> None:
     answer, printed, err = script(WHAT_FAILS)
     assert printed == ""
@@ -302,6 +304,7 @@ print(json.dumps(alive))
 """
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_first_run_is_free_for_a_second_run_in_the_same_process(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", TWICE, json.dumps(SMALL)], cwd=tmp_path, capture_output=True, text=True, check=False

@@ -64,6 +64,7 @@ def spoil(env: Env, step: int) -> None:
         env.sim.qvel[[0, 2], 1] = float("nan")
 
 
+@pytest.mark.slow
 def test_an_injected_nan_is_not_reproduced(command: Command) -> None:
     dump = leave_dump(command.cwd / "logs", 0.01, spoil)
     done = command("play", TASK, "--nan-dump", str(dump))
@@ -82,6 +83,7 @@ def test_an_injected_nan_is_not_reproduced(command: Command) -> None:
         assert "not reproduced: it came from" in block
 
 
+@pytest.mark.slow
 def test_a_diverging_step_is_reproduced_and_rendered(command: Command) -> None:
     import imageio.v3 as iio
 
@@ -105,6 +107,7 @@ def row_of(label: str, block: str) -> list[float]:
     return [float(number) for number in line.strip().removeprefix(label).split()]
 
 
+@pytest.mark.slow
 def test_a_wrong_file_is_refused_in_one_line(command: Command) -> None:
     dump = leave_dump(command.cwd / "logs", 0.01, spoil)
     elsewhere = command.cwd / dump.name

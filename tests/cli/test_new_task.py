@@ -184,6 +184,7 @@ def shown_config(made: NewTask) -> tuple[dict[str, Any], bool]:
     return config, imports_torch
 
 
+@pytest.mark.slow
 def test_a_package_names_functions_without_importing_torch(tmp_path: Path) -> None:
     made = create("dog", write_dog(tmp_path / "robots"), tmp_path)
     config, imports_torch = shown_config(made)
@@ -435,6 +436,7 @@ def test_invalid_input_is_refused_in_one_line_and_leaves_no_files(command: Comma
     assert sorted(command.cwd.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_a_checkout_is_unchanged_if_a_task_cannot_be_registered(command: Command, checkout: Path) -> None:
     env = in_checkout(command, checkout)
     project = checkout / "pyproject.toml"

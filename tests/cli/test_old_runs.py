@@ -50,6 +50,7 @@ def test_parameters_that_have_moved_are_parameters_now(func: str) -> None:
         assert new in parameters
 
 
+@pytest.mark.slow
 def test_an_old_run_resumes_with_its_envs(command: Command, old_run: Path) -> None:
     done = command("train", "--resume", str(old_run), "--max-iterations", "3")
     assert done.code == 0, done.err
@@ -57,6 +58,7 @@ def test_an_old_run_resumes_with_its_envs(command: Command, old_run: Path) -> No
     assert [row["iteration"] for row in read_metrics(old_run)] == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_an_old_run_plays(command: Command, old_run: Path) -> None:
     done = command("play", "quadruped-velocity-flat", "--run", str(old_run), "--num-envs", "2")
     assert done.code == 0, done.err

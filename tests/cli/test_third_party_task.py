@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from conftest import Command
 
 from mjlab_dist.run_dir import read_config_file, read_metrics
@@ -68,6 +69,7 @@ def write_package(root: Path) -> None:
     (info / "entry_points.txt").write_text("[mjlab_dist.tasks]\nball-stay = ball_tasks.config:stay\n")
 
 
+@pytest.mark.slow
 def test_task_of_another_package_is_listed_and_trains(command: Command) -> None:
     write_package(command.cwd)
     env = {"PYTHONPATH": str(command.cwd)}

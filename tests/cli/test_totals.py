@@ -7,6 +7,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import pytest
 from conftest import Command
 
 from mjlab_dist.run_dir import read_config_file, read_metrics
@@ -33,6 +34,7 @@ def ranks_of(run: Path) -> list[dict[str, Any]]:
     return json.loads((run / "ranks.json").read_text())
 
 
+@pytest.mark.slow
 def test_ranks_share_totals_and_report_their_devices(command: Command) -> None:
     total = ("--total-num-envs", "24", "--total-timesteps", str(3 * 24 * 8 + 5), "--agent.num-steps-per-env", "8")
     done = command(*CPU, "--cpu-ranks", "2", *total, "--seed", "5")
@@ -61,6 +63,7 @@ def test_ranks_share_totals_and_report_their_devices(command: Command) -> None:
     assert read_metrics(second_run)[-1]["total_steps"] == 3 * 24 * 8
 
 
+@pytest.mark.slow
 def test_ranks_agree_on_envs_by_memory(command: Command) -> None:
     done = command(*CPU, "--cpu-ranks", "2", "--num-envs", "auto", *SHORT)
     assert done.code == 0, done.err
@@ -75,6 +78,7 @@ def test_ranks_agree_on_envs_by_memory(command: Command) -> None:
     assert read_config_file(run).num_envs == "auto"
 
 
+@pytest.mark.slow
 def test_different_devices_are_reported_under_torchrun(command: Command) -> None:
     (command.cwd / "sitecustomize.py").write_text(UNLIKE)
     done = command(
@@ -93,6 +97,7 @@ def test_different_devices_are_reported_under_torchrun(command: Command) -> None
     assert read_config_file(run).num_envs == "auto"
 
 
+@pytest.mark.slow
 def test_every_rank_refuses_different_devices(command: Command) -> None:
     (command.cwd / "sitecustomize.py").write_text(UNLIKE)
     with socket.socket() as free:

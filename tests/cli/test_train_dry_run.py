@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from conftest import Command
 
 TRAIN = ("train", "cartpole-balance", "--gpu-ids", "None")
@@ -14,6 +15,7 @@ def rows_of(out: str) -> dict[str, str]:
     return {title: text for title, _, text in (line.partition("  ") for line in out.splitlines())}
 
 
+@pytest.mark.slow
 def test_a_dry_run_settles_everything_and_writes_nothing(command: Command) -> None:
     totals = ("--total-num-envs", "128", "--total-timesteps", str(5 * 128 * 32 + 1))
     done = command(*TRAIN, "--cpu-ranks", "2", *totals, "--run-name", "tried", "--dry-run")
@@ -29,6 +31,7 @@ def test_a_dry_run_settles_everything_and_writes_nothing(command: Command) -> No
     assert list(command.cwd.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_dry_run_measures_auto_and_finds_configs_that_cannot_train(command: Command) -> None:
     done = command(*TRAIN, "--num-envs", "auto", "--dry-run")
     assert done.code == 0, done.err
@@ -42,6 +45,7 @@ def test_a_dry_run_measures_auto_and_finds_configs_that_cannot_train(command: Co
     assert list(command.cwd.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_dry_run_of_a_resumed_run_counts_the_remaining_iterations(command: Command) -> None:
     trained = command(*TRAIN, "--num-envs", "8", "--max-iterations", "2", "--verbose")
     assert trained.code == 0, trained.err
@@ -55,6 +59,7 @@ def test_a_dry_run_of_a_resumed_run_counts_the_remaining_iterations(command: Com
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.slow
 def test_verbose_shows_the_set_up_of_every_rank(command: Command) -> None:
     short = ("--cpu-ranks", "2", "--num-envs", "8", "--max-iterations", "1")
     quiet, verbose = command(*TRAIN, *short), command(*TRAIN, *short, "--verbose")

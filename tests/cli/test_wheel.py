@@ -7,6 +7,8 @@ import subprocess
 import sysconfig
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 CHECK = """
@@ -31,6 +33,7 @@ def run(*argv: str | Path, **env: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_wheel_contains_commands_tasks_and_models(tmp_path: Path) -> None:
     run("uv", "build", "--wheel", "--quiet", "--out-dir", tmp_path / "dist", ROOT)
     (wheel,) = (tmp_path / "dist").glob("*.whl")

@@ -20,8 +20,6 @@ from mjlab_dist.learn import Runner
 from mjlab_dist.learn.capture import CapturedCall
 from mjlab_dist.messages import listening
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 NUM_ENVS = 4
 
 NUM_ITERATIONS = 4

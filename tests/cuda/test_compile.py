@@ -49,6 +49,7 @@ def compile_for(architecture: int, variant: kernels.Variant, directory: Path) ->
     return directory / name / f"{name}.cubin", time.perf_counter() - start
 
 
+@pytest.mark.slow
 def test_our_own_kernels_compile_for_every_architecture(variants: list[kernels.Variant], tmp_path: Path) -> None:
     ours = [variant for variant in variants if variant[0].name.startswith("mjlab_dist")]
     assert {module.name for module, _ in ours} == {
@@ -62,6 +63,7 @@ def test_our_own_kernels_compile_for_every_architecture(variants: list[kernels.V
             assert binary.read_bytes().startswith(b"\x7fELF")
 
 
+@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_every_kernel_of_a_quadruped_step_compiles(variants: list[kernels.Variant], tmp_path: Path) -> None:

@@ -19,8 +19,6 @@ from mjlab_dist.distributed.synchronizer import AllReduce
 from mjlab_dist.env import Env
 from mjlab_dist.learn.finite import FiniteCheck
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 NUM_ENVS = 8
 
 UPDATES: dict[str, dict[str, Any]] = {

@@ -18,8 +18,6 @@ from mjlab_dist.distributed import Rank
 from mjlab_dist.env import Env
 from mjlab_dist.learn import Runner
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 NUM_STEPS = 200
 NUM_RECORDED = 5
 AGE_STEPS = 150

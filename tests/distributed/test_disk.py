@@ -77,6 +77,7 @@ def fill() -> None:
     inspect()
 
 
+@pytest.mark.slow
 def test_the_error_names_the_disk_and_training_can_continue(on_a_small_disk: OnASmallDisk) -> None:
     done = on_a_small_disk('exec "$@"', sys.executable, __file__, "fill")
     assert done.code == 0, done.err
@@ -86,6 +87,7 @@ def test_the_error_names_the_disk_and_training_can_continue(on_a_small_disk: OnA
     assert inspected == "loaded 2 10 beside them best.pt latest.pt"
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_training_with_the_reason(on_a_small_disk: OnASmallDisk) -> None:
     done = on_a_small_disk(TRAIN_AND_INSPECT, str(BIN / "train"), sys.executable, __file__)
     assert done.code == 1, done.err

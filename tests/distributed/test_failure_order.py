@@ -29,6 +29,7 @@ def failure(entry: Entry[RunResult], run_dir: Path) -> RankError:
     return caught.value
 
 
+@pytest.mark.slow
 def test_a_rank_that_raises_reports_before_it_leaves_the_group(tmp_path: Path) -> None:
     error = failure(failing_ranks.raise_while_peers_wait, tmp_path)
     assert error.rank == failing_ranks.FAILING
@@ -36,6 +37,7 @@ def test_a_rank_that_raises_reports_before_it_leaves_the_group(tmp_path: Path) -
     assert "raise_while_peers_wait" in error.report  # its traceback
 
 
+@pytest.mark.slow
 def test_a_killed_rank_is_named_although_its_peers_never_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

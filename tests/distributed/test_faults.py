@@ -125,6 +125,7 @@ def test_row_1_the_rank_that_raised_is_shown_first(command: Command, assert_with
     assert_within(took_s, 10)
 
 
+@pytest.mark.slow
 def test_rows_2_and_7_a_killed_run_resumes_with_identical_results(
     command: Command, unharmed: Path, wait_for: WaitFor
 ) -> None:
@@ -150,6 +151,7 @@ def test_rows_2_and_7_a_killed_run_resumes_with_identical_results(
     assert not list(temporary.iterdir())
 
 
+@pytest.mark.slow
 def test_row_3_a_repeated_fault_ends_the_run(command: Command) -> None:
     flags = ("--checkpoint.interval", "1", "--max-restarts", "5")
     done = command(*TRAIN, *flags, env={"MJLAB_DIST_FAULT": "1:3:exit,1:3:exit,1:3:exit"})
@@ -159,6 +161,7 @@ def test_row_3_a_repeated_fault_ends_the_run(command: Command) -> None:
     assert find_checkpoint(only_run(command.cwd)).name == "model_2.pt"
 
 
+@pytest.mark.slow
 def test_row_3_restarts_are_counted(command: Command) -> None:
     flags = ("--checkpoint.interval", "1", "--max-restarts", "1")
     done = command(*TRAIN, *flags, env={"MJLAB_DIST_FAULT": "1:3:raise,0:5:raise,1:7:raise"})
@@ -167,6 +170,7 @@ def test_row_3_restarts_are_counted(command: Command) -> None:
     assert "Giving up after 1 restarts" in done.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_rows_4_and_5_a_signal_stops_cleanly_and_the_run_resumes(
     command: Command, training: Training, signum: int, assert_within: Within
@@ -194,6 +198,7 @@ def test_rows_4_and_5_a_signal_stops_cleanly_and_the_run_resumes(
     assert len(json.loads((run / PROVENANCE_FILE).read_text())["resumed"]) == 1
 
 
+@pytest.mark.slow
 def test_row_5_a_second_ctrl_c_ends_at_once(
     command: Command, training: Training, wait_for: WaitFor, assert_within: Within
 ) -> None:
@@ -219,6 +224,7 @@ def test_row_6_no_process_outlives_the_launcher(command: Command, training: Trai
     wait_for(lambda: not command.leftovers())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sigstop", "skip_collective"])
 def test_row_8_a_hang_is_detected_and_the_run_resumes(command: Command, unharmed: Path, kind: str) -> None:
     flags = ("--max-iterations", "8", "--checkpoint.interval", "2", "--max-restarts", "1", "--hang-timeout", "5")
@@ -235,6 +241,7 @@ def test_row_8_a_hang_is_detected_and_the_run_resumes(command: Command, unharmed
     assert untimed(run) == untimed(unharmed)
 
 
+@pytest.mark.slow
 def test_row_9_nan_on_one_rank_stops_all_and_can_be_replayed(command: Command, assert_within: Within) -> None:
     flags = ("--checkpoint.interval", "1", "--max-restarts", "3")
     done = command(*TRAIN, *flags, env={"MJLAB_DIST_FAULT": "1:3:nan"})
@@ -257,6 +264,7 @@ def test_row_9_nan_on_one_rank_stops_all_and_can_be_replayed(command: Command, a
     assert "slider" in played.out
 
 
+@pytest.mark.slow
 def test_row_9_envs_with_nan_can_be_reset_instead(command: Command) -> None:
     done = command(*TRAIN, "--env.nan-policy", "reset", "--max-iterations", "5", env={"MJLAB_DIST_FAULT": "1:3:nan"})
     assert done.code == Exit.DONE, done.err
@@ -266,6 +274,7 @@ def test_row_9_envs_with_nan_can_be_reset_instead(command: Command) -> None:
     assert all(torch.isfinite(t).all() for t in final(run)["actor_state_dict"].values())  # pyright: ignore[reportAttributeAccessIssue]
 
 
+@pytest.mark.slow
 def test_init_from_starts_a_new_run_with_old_weights(command: Command) -> None:
     one = ("train", "cartpole-balance", "--gpu-ids", "None", *SMALL)
     first = command(*one, "--max-iterations", "2", "--log-root", "first")
@@ -280,6 +289,7 @@ def test_init_from_starts_a_new_run_with_old_weights(command: Command) -> None:
     assert_equal(new["actor_state_dict"], final(old)["actor_state_dict"])
 
 
+@pytest.mark.slow
 def test_row_10_a_flipped_bit_ends_the_run_and_is_in_no_checkpoint(command: Command) -> None:
     flags = ("--checkpoint.interval", "4", "--sync.check-interval", "6", "--max-restarts", "3")
     done = command(*TRAIN, *flags, env={"MJLAB_DIST_FAULT": "1:5:corrupt"})
@@ -297,21 +307,25 @@ RESUMES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", RESUMES.values(), ids=RESUMES)
 def test_row_14_a_resumed_run_is_bit_equal(command: Command, ranks: tuple[str, ...]) -> None:
     train = ("train", "cartpole-balance", *ranks, *SMALL)
-    whole = command(*train, "--max-iterations", "20", "--log-root", "whole")
+    whole = command(*train, "--max-iterations", "20", "--checkpoint.interval", "10")
     assert whole.code == Exit.DONE, whole.err
-    half = command(*train, "--max-iterations", "10")
-    assert half.code == Exit.DONE, half.err
     run = only_run(command.cwd)
-    again = command("train", "--resume", str(run), "--max-iterations", "20")
+    # The same run, as it is after a failure between its two checkpoints
+    other = command.cwd / "other" / run.name
+    shutil.copytree(run, other, symlinks=True)
+    checkpoint_path(other, 20).unlink()
+    again = command("train", "--resume", str(other))
     assert again.code == Exit.DONE, again.err
-    (other,) = (command.cwd / "whole" / "cartpole-balance").iterdir()
+    assert "Resuming from iteration 10." in again.out
     assert_equal(final(run), final(other))
     assert untimed(run) == untimed(other)
 
 
+@pytest.mark.slow
 def test_row_15_a_run_resumes_with_another_number_of_ranks(command: Command) -> None:
     def resume(*ranks: str, iterations: int) -> Done:
         done = command("train", "cartpole-balance", "--resume", "latest", *ranks, "--max-iterations", str(iterations))
@@ -337,6 +351,7 @@ def test_row_15_a_run_resumes_with_another_number_of_ranks(command: Command) -> 
     assert two["actor_state_dict"]["obs_normalizer.count"] == 1536
 
 
+@pytest.mark.slow
 def test_checkpoints_can_be_written_at_time_intervals(command: Command) -> None:
     flags = ("--max-iterations", "8", "--checkpoint.interval", "4s", "--checkpoint.keep-best", "0")
     done = command(*TRAIN, *flags, env={"MJLAB_DIST_FAULT": "1:4:slow"})
@@ -356,6 +371,7 @@ def test_row_16_ten_launches_at_once_all_train(command: Command) -> None:
         assert process.returncode == Exit.DONE, out + err
 
 
+@pytest.mark.slow
 def test_row_19_only_rank_0_writes(command: Command) -> None:
     strace = shutil.which("strace")
     if strace is None:
@@ -414,6 +430,7 @@ class Payload:
         return os.system, (f"touch {self.target}",)
 
 
+@pytest.mark.slow
 def test_row_21_a_pickle_sent_to_the_log_port_is_not_executed(
     command: Command, training: Training, wait_for: WaitFor
 ) -> None:

@@ -444,6 +444,7 @@ def test_two_machines_train(command: Command, train: tuple[str, ...]):
     assert all(logs[name] for name in agents)
 
 
+@pytest.mark.slow
 def test_a_rank_killed_on_another_machine_is_restarted(command: Command, train: tuple[str, ...]):
     flags = ("--max-iterations", "6", "--checkpoint.interval", "1", "--max-restarts", "1")
     done = command(*train, *flags, env={"MJLAB_DIST_FAULT": "1:3:sigkill"})
@@ -468,6 +469,7 @@ def training(
     return process
 
 
+@pytest.mark.slow
 def test_sigterm_stops_all_machines_cleanly(
     command: Command, training: subprocess.Popen[str], assert_within: Callable[[float, float], None]
 ):
@@ -483,6 +485,7 @@ def test_sigterm_stops_all_machines_cleanly(
     assert find_checkpoint(run).name == f"model_{read_metrics(run)[-1]['iteration']}.pt"
 
 
+@pytest.mark.slow
 def test_ranks_stopped_by_somebody_else_count_as_failed(
     command: Command, training: subprocess.Popen[str], assert_within: Callable[[float, float], None]
 ):

@@ -27,6 +27,7 @@ def only_run(root: Path) -> Path:
     return run
 
 
+@pytest.mark.slow
 def test_two_ranks_train_and_leave_a_complete_run(command: Command) -> None:
     done = command(
         "train",
@@ -95,6 +96,7 @@ def test_two_ranks_train_and_leave_a_complete_run(command: Command) -> None:
     assert read_metrics(second)[0]["mean_step_reward"] == rows[0]["mean_step_reward"], "same seed, same run"
 
 
+@pytest.mark.slow
 def test_torchrunx_logs_follow_variable_then_flag(command: Command) -> None:
     base = ("train", "cartpole-balance", *TWO, *SMALL, "--max-iterations", "1")
     done = command(*base, "--torchrunx-log-dir", "", env={"TORCHRUNX_LOG_DIR": "elsewhere"})
@@ -107,6 +109,7 @@ def test_torchrunx_logs_follow_variable_then_flag(command: Command) -> None:
     assert not list((command.cwd / "off").rglob("*.log"))
 
 
+@pytest.mark.slow
 def test_a_mistake_found_by_a_rank_is_one_line_and_leaves_no_run(command: Command) -> None:
     done = command("train", "cartpole-balance", *TWO, "--env.actions.force.actuators", "thruster")
     assert done.code == 2
@@ -114,6 +117,7 @@ def test_a_mistake_found_by_a_rank_is_one_line_and_leaves_no_run(command: Comman
     assert not list((command.cwd / "logs" / "cartpole-balance").iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_one_rank_cleanly(
     command: Command,
@@ -148,6 +152,7 @@ def test_a_signal_before_training_ends_the_run_at_once(
     assert "before it trained; every process has ended." in done.out
 
 
+@pytest.mark.slow
 def test_torchrun_starts_the_ranks(command: Command) -> None:
     train = command.program("train")
     done = command(
@@ -169,6 +174,7 @@ def wait_for_ever():
 """
 
 
+@pytest.mark.slow
 def test_a_failing_rank_of_torchrun_skips_the_shutdown_of_the_interpreter(command: Command) -> None:
     """NCCL aborts its communicators there, and waits for other ranks; here a handler waits for ever."""
     (command.cwd / "sitecustomize.py").write_text(NEVER_SHUTS_DOWN)
@@ -181,6 +187,7 @@ def test_a_failing_rank_of_torchrun_skips_the_shutdown_of_the_interpreter(comman
     assert "a fault on purpose" in done.err  # the traceback of rank 1
 
 
+@pytest.mark.slow
 def test_slurm_starts_the_ranks(command: Command) -> None:
     tools = command.cwd / "bin"
     tools.mkdir()

@@ -24,6 +24,9 @@ def parameters(learned: dict[str, Any]) -> torch.Tensor:
     return torch.cat([t.flatten().double() for name, t in named if ".mlp." in name or name.endswith("std_param")])
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module", params=[2, 4], ids=["2 ranks", "4 ranks"])
 def ranks(request: pytest.FixtureRequest) -> Iterator[Results]:
     here = Path(__file__).parent

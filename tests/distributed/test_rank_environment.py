@@ -47,6 +47,7 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launch:
     return run
 
 
+@pytest.mark.slow
 def test_a_mig_instance_that_this_process_does_not_see_is_used_by_a_new_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,6 +63,7 @@ def values(reports: list[Report], name: str) -> list[str | None]:
     return [report.variables[name] for report in reports]
 
 
+@pytest.mark.slow
 def test_every_rank_sees_its_own_device_before_cuda_starts(launch: Launch) -> None:
     reports = launch(CUDA_VISIBLE_DEVICES=",".join(UUIDS))
     assert values(reports, "CUDA_DEVICE_ORDER") == ["PCI_BUS_ID"] * 2
@@ -70,6 +72,7 @@ def test_every_rank_sees_its_own_device_before_cuda_starts(launch: Launch) -> No
     assert not any(report.cuda_had_started for report in reports)
 
 
+@pytest.mark.slow
 def test_variables_of_the_user_reach_every_rank(launch: Launch) -> None:
     reports = launch(CUDA_DEVICE_ORDER="FASTEST_FIRST", MUJOCO_EGL_DEVICE_ID="3")
     assert values(reports, "MUJOCO_EGL_DEVICE_ID") == ["3"] * 2

@@ -41,6 +41,7 @@ def checkpoint(run: Path, iteration: int) -> dict[str, Any]:
     return torch.load(checkpoint_path(run, iteration), weights_only=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [("--sync.check-interval", "3"), ("--checkpoint.interval", "3")], ids=" ".join)
 def test_a_rank_that_drifts_ends_the_run(command: Command, flags: tuple[str, ...]) -> None:
     (command.cwd / "drifting.py").write_text(DRIFTING)
@@ -68,6 +69,7 @@ def test_a_rank_that_drifts_ends_the_run(command: Command, flags: tuple[str, ...
     )
 
 
+@pytest.mark.slow
 def test_local_updates_are_averaged_when_due_and_before_checkpoints(command: Command) -> None:
     done = command(*BASE, "--sync.period", "3", "--checkpoint.interval", "4", "--max-iterations", "7")
     assert done.code == 0, done.err
@@ -77,6 +79,7 @@ def test_local_updates_are_averaged_when_due_and_before_checkpoints(command: Com
     assert all(0 < row["wait_share"] < 1 for row in rows)
 
 
+@pytest.mark.slow
 def test_the_documented_synchronizer_trains(command: Command) -> None:
     path = os.pathsep.join([str(EXAMPLES)])
     done = command(
@@ -99,6 +102,7 @@ def test_the_documented_synchronizer_trains(command: Command) -> None:
     assert alone.code == 0, alone.err
 
 
+@pytest.mark.slow
 def test_sharded_recurrent_policy_in_bf16_trains_and_plays(command: Command) -> None:
     """Flags that have nothing to do with each other, in one launch."""
     done = command(
@@ -136,6 +140,7 @@ def test_a_class_that_is_not_a_synchronizer_is_refused(command: Command, path: s
     assert not list((command.cwd / "logs" / "cartpole-balance").iterdir())
 
 
+@pytest.mark.slow
 def test_a_policy_too_small_to_shard_is_reported(command: Command) -> None:
     done = command(*BASE, "--fsdp-devices", "2", "--max-iterations", "1")
     assert done.code == 0, done.err

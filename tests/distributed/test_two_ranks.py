@@ -17,6 +17,8 @@ from mjlab_dist.distributed import RankDevice
 from mjlab_dist.launch.ranks import exported_names
 from mjlab_dist.machine.devices import cores
 
+pytestmark = pytest.mark.slow
+
 RANKS = 2
 
 

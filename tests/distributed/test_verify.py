@@ -33,6 +33,7 @@ class Lazy:
 """
 
 
+@pytest.mark.slow
 def test_two_ranks_pass_and_leave_no_files(command: Command) -> None:
     (command.cwd / "tmp").mkdir()
     done = command(*VERIFY, "--cpu-ranks", "2", "--seed", "5", "--json", env={"TMPDIR": "tmp"})
@@ -56,6 +57,7 @@ def test_two_ranks_pass_and_leave_no_files(command: Command) -> None:
     assert not list((command.cwd / "tmp").glob("mjlab-dist-verify-*"))
 
 
+@pytest.mark.slow
 def test_a_synchronizer_that_does_not_average_fails(command: Command) -> None:
     (command.cwd / "own.py").write_text(LAZY)
     done = command(
@@ -70,6 +72,7 @@ def test_a_synchronizer_that_does_not_average_fails(command: Command) -> None:
     assert any(line.split("│")[1].strip() == "1" and "64 to 127" in line for line in lines if "│" in line)
 
 
+@pytest.mark.slow
 def test_a_single_rank_passes_and_a_single_iteration_is_refused(command: Command) -> None:
     done = command(*VERIFY, "--gpu-ids", "None", "--num-envs", "64", "--json")
     report = json.loads(done.out)

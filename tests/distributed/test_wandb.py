@@ -57,6 +57,7 @@ def has_wandb_rows(root: Path) -> bool:
     return any(logged_steps(file) for file in root.glob("logs/*/*/wandb/*run-*/*.wandb"))
 
 
+@pytest.mark.slow
 def test_row_21_the_key_is_in_no_command_line_and_no_file(command: Command, wait_for: WaitFor) -> None:
     process = command.start(*SMALL, "--cpu-ranks", "2", "--max-iterations", "60")
     words: set[str] = set()
@@ -82,6 +83,7 @@ def test_row_21_the_key_is_in_no_command_line_and_no_file(command: Command, wait
     assert not [path for path in files if KEY.encode() in path.read_bytes()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["no key", "no network", "killed", "hung"])
 def test_row_20_training_continues_without_wandb(
     command: Command, wait_for: WaitFor, monkeypatch: pytest.MonkeyPatch, fault: str
@@ -117,6 +119,7 @@ def test_row_20_training_continues_without_wandb(
         assert logged_steps(file) == steps
 
 
+@pytest.mark.slow
 def test_a_killed_run_leaves_no_process_and_resumes_its_wandb_run(command: Command, wait_for: WaitFor) -> None:
     process = command.start(*SMALL, "--max-iterations", "100000", "--checkpoint.interval", "20")
     wait_for(lambda: has_wandb_rows(command.cwd) and any(command.cwd.rglob("model_*.pt")))

@@ -130,11 +130,13 @@ def test_two_ranks_share_one_gpu_through_gloo(tmp_path: Path) -> None:
     train_two_ranks(DEVICE, tmp_path)
 
 
+@pytest.mark.slow
 def test_the_script_of_two_ranks_works_on_a_cpu(tmp_path: Path) -> None:
     """So that the test on a GPU cannot fail for the script's sake."""
     train_two_ranks("cpu", tmp_path)
 
 
+@pytest.mark.slow
 @needs_gpu
 def test_the_memory_of_a_first_run_is_free_for_a_second_run_in_the_same_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

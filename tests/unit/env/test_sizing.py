@@ -191,6 +191,7 @@ print((more.num_bytes() - few.num_bytes()) / 192, (psutil.Process().memory_info(
 """
 
 
+@pytest.mark.slow
 def test_counted_bytes_match_the_memory_of_the_process(tmp_path: Path):
     """An env takes somewhat more than its arrays hold, and less than the share that is left free allows."""
     model = Path(__file__).parents[2] / "data" / "models" / "box.xml"

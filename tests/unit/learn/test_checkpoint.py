@@ -643,7 +643,8 @@ def inspect(run_dir: Path) -> Killed:
     return Killed(iteration, unfinished, tidy)
 
 
-@pytest.mark.parametrize("times", [40, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.long])])
+@pytest.mark.slow
+@pytest.mark.parametrize("times", [40, pytest.param(200, marks=pytest.mark.long)])
 def test_the_newest_checkpoint_loads_whenever_saving_is_killed(run_dir: Path, times: int):
     # Fork from a fresh process: this one has threads, and a new interpreter for each kill would import torch each time.
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
