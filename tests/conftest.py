@@ -41,6 +41,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--timing", action="store_true", help="also assert on elapsed times; for an idle machine")
 
 
+def pytest_configure() -> None:
+    """Let ranks write their data where coverage is measured."""
+    if "COVERAGE_PROCESS_CONFIG" in os.environ:
+        folder = str(Path(__file__).parent / "subprocess_coverage")
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
+
+
 @pytest.fixture
 def assert_within(request: pytest.FixtureRequest) -> Callable[[float, float], None]:
     """Assert that a time in s is below a limit, with --timing only: other work on the machine must not fail a test."""

@@ -47,7 +47,8 @@ class SshServer:
     ) -> None:
         self.user_key = user_key
         self.paths = dict(paths or {})
-        self.environ = {"PATH": "/usr/bin:/bin", "HOME": os.environ.get("HOME", "/"), **(environ or {})}
+        coverage = {name: value for name, value in os.environ.items() if name.startswith("COVERAGE_")}
+        self.environ = {"PATH": "/usr/bin:/bin", "HOME": os.environ.get("HOME", "/"), **coverage, **(environ or {})}
         self.host_key = paramiko.ECDSAKey.generate()
         self.commands: list[str] = []
         self.processes: list[subprocess.Popen[bytes]] = []

@@ -1,0 +1,33 @@
+"""Give ranks the time to write their coverage data; on PYTHONPATH only while coverage is measured.
+
+A launcher that has the results of its ranks kills their agent, and the ranks with it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from typing import Any
+
+AGENT = "mjlab_dist.launch.agent"
+
+LIMIT_S = 5.0
+
+_kill = subprocess.Popen.kill
+
+
+def _kill_after_ranks(self: subprocess.Popen[Any]) -> None:
+    if isinstance(self.args, list) and AGENT in self.args:
+        import psutil
+
+        try:
+            servers = psutil.Process(self.pid).children()
+            deadline = time.monotonic() + LIMIT_S
+            while any(server.children() for server in servers) and time.monotonic() < deadline:
+                time.sleep(0.02)
+        except psutil.Error:
+            pass
+    _kill(self)
+
+
+subprocess.Popen.kill = _kill_after_ranks
