@@ -60,7 +60,7 @@ import terms_beside_script
 
 light = {"torch", "tyro", "torchrunx", "warp"} & sys.modules.keys()
 small = json.loads(sys.argv[1])
-bystander = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+bystander = subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 def state():
     logger = logging.getLogger("mjlab_dist")
