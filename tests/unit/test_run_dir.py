@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import json
 import os
+import re
 import subprocess
 import types
 from concurrent.futures import ThreadPoolExecutor
@@ -103,7 +104,7 @@ def test_runs_created_concurrently_have_different_directories(config: TrainConfi
 def test_a_log_root_that_is_a_file_is_refused(config: TrainConfig, tmp_path: Path):
     file = tmp_path / "file"
     file.touch()
-    with pytest.raises(UserError, match=f"^--log-root {file}: .*; choose a directory you can write to$"):
+    with pytest.raises(UserError, match=f"^--log-root {file}: "):
         create_run_dir(dataclasses.replace(config, log_root=str(file)))
 
 
@@ -168,11 +169,14 @@ def test_a_run_is_found_by_its_path(config: TrainConfig):
 def test_a_run_of_another_task_is_refused(config: TrainConfig):
     run_dir = make_run(config, "2026-11-21_03-14-25")
     message = refusal_of(config.log_root, "cartpole-swingup", str(run_dir))
-    assert "run of cartpole-balance, not of cartpole-swingup" in message
+    assert message.startswith(f"--run {run_dir}: ")
+    assert re.search(r" cartpole-balance\b.* cartpole-swingup\b", message)
 
 
 def test_a_path_that_is_not_a_run_is_refused(config: TrainConfig, tmp_path: Path):
-    assert "not a run directory" in refusal_of(config.log_root, config.task, str(tmp_path))
+    message = refusal_of(config.log_root, config.task, str(tmp_path))
+    assert message.startswith(f"--run {tmp_path}: ")
+    assert CONFIG_FILE in message
 
 
 def test_the_newest_checkpoint_has_the_highest_number(tmp_path: Path):
@@ -212,18 +216,18 @@ def test_play_finds_the_newest_and_the_best_by_name(config: TrainConfig):
         return play.resolve(config.task, PlayConfig(checkpoint=checkpoint, log_root=config.log_root))[1]
 
     for name in (None, "latest"):
-        with pytest.raises(UserError, match=f"^--run {run_dir}: has no checkpoint yet"):
+        with pytest.raises(UserError, match=f"^--run {run_dir}: "):
             played(name)
     for iteration in (10, 20, 30):
         checkpoint_path(run_dir, iteration).touch()
     assert played(None) == played("latest") == checkpoint_path(run_dir, 30)
-    with pytest.raises(UserError, match=f"^--checkpoint best: {run_dir} has none yet .*; use --checkpoint latest$"):
+    with pytest.raises(UserError, match=f"^--checkpoint best: {run_dir} .*--checkpoint.keep-best.* latest$"):
         played("best")
     (run_dir / CHECKPOINTS_DIR / BEST_LINK).symlink_to("model_20.pt")
     assert played("best") == checkpoint_path(run_dir, 20)
     file = checkpoint_path(run_dir, 10)
     assert played(str(file)) == file
-    with pytest.raises(UserError, match=r"^--checkpoint bets: there is no such file; .* latest or best"):
+    with pytest.raises(UserError, match=r"^--checkpoint bets: .* latest or best"):
         played("bets")
 
 
@@ -232,7 +236,7 @@ def test_a_run_without_a_checkpoint_is_refused(tmp_path: Path, names: list[str])
     (tmp_path / CHECKPOINTS_DIR).mkdir()
     for name in names:
         (tmp_path / CHECKPOINTS_DIR / name).touch()
-    with pytest.raises(UserError, match=f"^--run {tmp_path}: has no checkpoint yet"):
+    with pytest.raises(UserError, match=f"^--run {tmp_path}: "):
         find_checkpoint(tmp_path)
 
 

@@ -123,14 +123,13 @@ def differences(old: Any, new: Any, path: str = "") -> set[str]:
 )
 def test_an_unknown_flag_is_refused_with_the_nearest_flag(line: str, flag: str, near: str):
     message = refusal_of(line)
-    assert message.startswith(f"{flag}: unknown flag")
-    assert f"did you mean {near}?" in message
+    assert message.startswith(f"{flag}: ")
+    assert f" {near}?" in message
 
 
 def test_an_unknown_flag_without_a_near_name_is_refused_without_a_suggestion():
     message = refusal_of("--zzzzzzzz 3")
-    assert message.startswith("--zzzzzzzz: unknown flag")
-    assert "did you mean" not in message
+    assert re.findall(r"--[\w.-]+", message) == ["--zzzzzzzz", "--help"]
 
 
 @pytest.mark.parametrize(
@@ -144,12 +143,12 @@ def test_an_unknown_flag_without_a_near_name_is_refused_without_a_suggestion():
 )
 @pytest.mark.parametrize("task", ["", "cartpole-balance "])
 def test_flags_without_a_config_field_are_suggested_too(task: str, typed: str, near: str):
-    with pytest.raises(UserError, match=re.escape(f"did you mean {near}? (see train {task}--help)")):
+    with pytest.raises(UserError, match=rf"^{typed.split()[0]}: .*{near}\b.*train {task}--help"):
         train.read_config([*task.split(), *typed.split()], "train", train.HELP)
 
 
 def test_without_a_task_the_flags_of_tasks_are_not_reported_as_unknown():
-    with pytest.raises(UserError, match=r"^no task is named; type train TASK, with one of .* or template$"):
+    with pytest.raises(UserError, match=r"\btrain TASK\b.*\bcartpole-balance\b.* template$"):
         train.read_config(
             ["--num_envs", "2", "--env.foo.weight", "3", "--no-require-same-devices"], "train", train.HELP
         )
@@ -164,8 +163,8 @@ def test_without_a_task_the_flags_of_tasks_are_not_reported_as_unknown():
 )
 def test_the_first_of_several_unknown_flags_is_refused_with_an_existing_flag(line: str, near: str):
     message = refusal_of(line)
-    assert message.startswith(f"{line.split()[0]}: unknown flag")
-    assert f"did you mean {near}?" in message
+    assert message.startswith(f"{line.split()[0]}: ")
+    assert f" {near}?" in message
 
 
 @pytest.mark.parametrize("columns", ["25", "40", "60", "200"])
@@ -174,8 +173,8 @@ def test_an_unknown_flag_is_refused_with_an_existing_flag_at_any_terminal_width(
 ):
     monkeypatch.setenv("COLUMNS", columns)
     message = refusal_of("--env.events.velocitys.params.std 2")
-    assert message.startswith("--env.events.velocitys.params.std: unknown flag")
-    assert "did you mean --env.events.velocities.params.std?" in message
+    assert message.startswith("--env.events.velocitys.params.std: ")
+    assert " --env.events.velocities.params.std?" in message
 
 
 MISTAKES = [
@@ -231,7 +230,7 @@ def test_a_bad_choice_is_refused_with_the_choices(line: str, choices: tuple[str,
 def test_a_missing_value_is_refused_with_the_flag(line: str):
     message = refusal_of(line)
     assert message.startswith(f"{line.split()[0]}: ")
-    assert "value" in message
+    assert re.findall(r"--[\w.-]+", message) == [line.split()[0], "--help"], "the flag itself is known"
 
 
 def test_a_positional_argument_is_refused():
@@ -273,7 +272,7 @@ def test_take_flag_removes_the_flag_and_returns_its_value(argv: list[str], value
 
 @pytest.mark.parametrize("argv", [["--config"], ["--config", "--seed", "1"]])
 def test_take_flag_refuses_a_missing_value(argv: list[str]):
-    with pytest.raises(UserError, match=r"^--config: needs a value$"):
+    with pytest.raises(UserError, match=r"^--config: "):
         take_flag(argv, "--config")
 
 
@@ -397,7 +396,7 @@ def test_help_of_a_prefix_shows_only_its_flags():
 
 @pytest.mark.parametrize(("prefix", "near"), [("env.reward.smoth", "env.rewards.smooth"), ("agnt", "agent")])
 def test_help_of_an_unknown_prefix_names_the_nearest(prefix: str, near: str):
-    with pytest.raises(UserError, match=re.escape(f"did you mean {near}?")):
+    with pytest.raises(UserError, match=rf"^--help {re.escape(prefix)}: .* {re.escape(near)}\?"):
         prefix_page(prefix, PROG, DEFAULT)
 
 
