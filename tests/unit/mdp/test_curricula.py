@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -403,20 +404,20 @@ def test_curricula_never_wait_for_the_device() -> None:
 @pytest.mark.parametrize(
     ("changes", "params", "start"),
     [
-        ({"sim": SIM}, {"of": "TerrainLevels"}, "terrain levels: the task has no terrain"),
+        ({"sim": SIM}, {"of": "TerrainLevels"}, "terrain levels: .*--env.sim.terrain"),
         ({}, {"of": "TerrainLevels", "num_start_levels": 5}, "terrain levels: num_start_levels 5: "),
         ({}, {"of": "TerrainLevels", "num_start_levels": 0}, "terrain levels: num_start_levels 0: "),
-        ({}, {"of": "TerrainLevels", "command": "walk"}, "command walk: the task has velocity"),
+        ({}, {"of": "TerrainLevels", "command": "walk"}, "command walk: .* velocity"),
         ({}, {**SETTINGS["range"], "number": 3}, "command range: number 3: "),
         ({}, {**SETTINGS["range"], "widest": (0.6, 2.5)}, "command range: widest 0.6 2.5 and step 0.4: "),
         ({}, {**SETTINGS["range"], "step": 0.0}, "command range: widest -1.0 2.5 and step 0.0: "),
-        ({}, {**SETTINGS["range"], "reward": "alife"}, "reward alife: the task has alive, rate"),
+        ({}, {**SETTINGS["range"], "reward": "alife"}, "reward alife: .* alive, rate"),
         ({}, {**SETTINGS["weight"], "low": 0.6}, "reward weight: low 0.6 and high 0.6: "),
-        ({}, {**SETTINGS["weight"], "measure": "length"}, "reward length: the task has alive, rate"),
+        ({}, {**SETTINGS["weight"], "measure": "length"}, "reward length: .* alive, rate"),
     ],
 )
 def test_mistakes_are_refused(changes: dict[str, Any], params: dict[str, Any], start: str) -> None:
-    assert refused(**{**TASK, **changes, "curricula": curricula(it=params)}).startswith(start)
+    assert re.match(start, refused(**{**TASK, **changes, "curricula": curricula(it=params)}))
 
 
 def test_the_former_name_of_resume_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -424,7 +425,5 @@ def test_the_former_name_of_resume_is_refused(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "own_curricula.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     message = refused(**{**TASK, "curricula": {"own": TermConfig(func="own_curricula:Old", params={})}})
-    assert message == (
-        "--env.curricula.own.func own_curricula:Old: "
-        "own_curricula.Old.go_on: this method is now named resume; rename it"
-    )
+    assert message.startswith("--env.curricula.own.func own_curricula:Old: own_curricula.Old.go_on: ")
+    assert " resume" in message

@@ -330,14 +330,15 @@ def test_two_events_have_independent_timers() -> None:
 
 
 def test_mistakes_in_an_event_are_refused() -> None:
-    assert refused(events=event("DrawJoints", joints=("knee",))).startswith("joints knee: matches none of")
-    assert refused(events=event("DrawJoints", joints=("(",))).startswith("joints (: is not a regular expression")
-    assert refused(events=event("DrawJoints", joints=())).startswith("joints: the list is empty")
-    assert refused(events=event("DrawJoints", joints=("root",))).startswith("joints root: matches none of")
-    assert refused(events=event("Push", joint="trunk")).startswith("joint trunk: the model has root")
+    assert refused(events=event("DrawJoints", joints=("knee",))).startswith("joints knee: ")
+    assert refused(events=event("DrawJoints", joints=("(",))).startswith("joints (: ")
+    assert refused(events=event("DrawJoints", joints=())).startswith("joints: ")
+    assert refused(events=event("DrawJoints", joints=("root",))).startswith("joints root: ")
+    assert refused(events=event("Push", joint="trunk")).startswith("joint trunk: ")
     message = refused(events=event("Push", speed=1.0))
     assert message.startswith(f"--env.events.Push.func {EVENTS}:Push: ")
     assert "speed" in message
     # The command line makes a tuple of any length.
     message = refused(events=event("Push", linear_m_s=(0.5,)))
-    assert message == "--env.events.Push.params.linear-m-s 0.5: takes 2 numbers"
+    assert message.startswith("--env.events.Push.params.linear-m-s 0.5: ")
+    assert " 2 " in message

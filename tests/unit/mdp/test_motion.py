@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -375,14 +376,14 @@ def test_a_step_never_waits(file: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"fps": 0}, "fps is 0"),
-        ({"fps": [1, 2]}, "fps is [1, 2]"),
+        ({"fps": 0}, " fps is 0"),
+        ({"fps": [1, 2]}, " fps is [1, 2]"),
         ({"joints": ("FL_hip", "nose")}, "nose"),
-        ({"joints": ("FL_hip", "FL_hip")}, "a name is repeated in joints"),
-        ({"walk": np.zeros((10, 5))}, "(2 or more frames, 11 numbers)"),
-        ({"walk": np.zeros((1, 11))}, "(2 or more frames, 11 numbers)"),
-        ({"walk": np.full((3, 11), np.nan)}, "not finite; fix frame 0"),
-        ({"walk": np.zeros((3, 11))}, "not a unit quaternion in frame 0"),
+        ({"joints": ("FL_hip", "FL_hip")}, "joints, FL_hip, FL_hip"),
+        ({"walk": np.zeros((10, 5))}, " 11 "),
+        ({"walk": np.zeros((1, 11))}, " 11 "),
+        ({"walk": np.full((3, 11), np.nan)}, "frame 0"),
+        ({"walk": np.zeros((3, 11))}, "quaternion in frame 0"),
     ],
 )
 def test_invalid_motion_files_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -393,16 +394,16 @@ def test_invalid_motion_files_are_refused(tmp_path: Path, changes: dict[str, Any
 
 
 def test_files_that_are_not_motions_are_refused(tmp_path: Path, file: str) -> None:
-    assert "there is no file" in refused_file(str(tmp_path / "none.npz"))
+    assert f" {tmp_path}/none.npz" in refused_file(str(tmp_path / "none.npz"))
     text = tmp_path / "text.npz"
     text.write_text("fps 50")
-    assert "is not an npz file of plain arrays" in refused_file(str(text))
+    assert f"motions {text}: " in refused_file(str(text))
     np.savez(tmp_path / "empty.npz", fps=50)
-    assert "has no joints" in refused_file(str(tmp_path / "empty.npz"))
+    assert " no joints" in refused_file(str(tmp_path / "empty.npz"))
     np.savez(tmp_path / "none.npz", fps=50, joints=JOINTS)
-    assert "has no motion" in refused_file(str(tmp_path / "none.npz"))
-    assert "matches none of the model's circle, still" in refused_file(file, motions=("run",))
-    assert "matches none" in refused_file(file, sites=("hand",))
+    assert " no motion" in refused_file(str(tmp_path / "none.npz"))
+    assert re.search(r" run: .*circle, still", refused_file(file, motions=("run",)))
+    assert "sites hand: " in refused_file(file, sites=("hand",))
 
 
 def refused_file(file: str, **params: Any) -> str:
@@ -415,4 +416,4 @@ def test_a_command_that_is_not_a_motion_is_refused() -> None:
         commands={"motion": TermConfig(func="mjlab_dist.mdp.commands:Velocity", params=ranges)},
         events={"start": EventConfig(func=f"{MOTION}:start_in_motion", params=ALL)},
     )
-    assert "motion: is a Velocity; name a Motion" in message
+    assert re.search(r"command motion: .* Velocity\b.* Motion", message)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -414,9 +415,7 @@ def test_the_number_of_velocities_must_equal_the_number_of_feet() -> None:
             func=f"{REWARDS}:FootSlip", weight=1.0, params={"sensor": "feet", "velocities": ("FL_velocity",)}
         )
     }
-    assert refused(config=EVERYTHING, rewards=rewards).startswith(
-        "foot slip: 1 velocity sensors for the 4 feet of feet"
-    )
+    assert re.match("foot slip: 1 .* 4 .* feet", refused(config=EVERYTHING, rewards=rewards))
 
 
 # Terminations

@@ -161,7 +161,8 @@ def test_sensors_are_selected_by_patterns_in_model_order(patterns: tuple[str, ..
 
 def test_a_sensor_without_force_is_refused_with_the_fix() -> None:
     message = refused(sensors=contact("bare"))
-    assert message == 'sensor bare: its data lacks found or force; write data="found force" in the MJCF'
+    assert message.startswith("sensor bare: ")
+    assert 'data="found force"' in message
     assert refused(sensors=contact(".*")).startswith("sensor bare: ")
 
 
@@ -172,17 +173,18 @@ def test_a_pattern_that_matches_no_contact_sensor_is_refused(pattern: str) -> No
 
 def test_a_class_that_is_not_a_sensor_is_refused() -> None:
     message = refused(sensors={"feet": TermConfig(func="mjlab_dist.mdp.observations:last_action")})
-    assert message.startswith("--env.sensors.feet.func mjlab_dist.mdp.observations:last_action: is not a Sensor")
+    assert message.startswith("--env.sensors.feet.func mjlab_dist.mdp.observations:last_action: ")
+    assert "Sensor" in message
 
 
 def test_a_sensor_is_found_by_name_and_class() -> None:
     env = make(2, sensors=contact(".._touch"))
     assert env.sensor("feet", Sensor) is env.sensor("feet", Contact)
-    with pytest.raises(UserError, match=r"^sensor hands: the task has feet$"):
+    with pytest.raises(UserError, match=r"^sensor hands: .* feet$"):
         env.sensor("hands", Contact)
 
     class Other(Sensor):
         pass
 
-    with pytest.raises(UserError, match=r"^sensor feet: has the class Contact; Other is required$"):
+    with pytest.raises(UserError, match=r"^sensor feet: .* Contact\b.* Other\b"):
         env.sensor("feet", Other)
