@@ -88,7 +88,7 @@ def check_devices() -> list[Finding]:
     except pynvml.NVMLError as error:
         no_driver = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
         if getattr(error, "value", None) not in no_driver:
-            fix = "see what nvidia-smi says; a driver that was updated needs a reboot"
+            fix = "run nvidia-smi to see the error; after an update of the driver, reboot"
             return [Finding(name="GPUs", figure=f"the driver: {error}", status=Status.WARNING, fix=fix)]
     return [Finding(name="GPUs", figure="none: ranks train on the CPU")]
 
@@ -147,7 +147,7 @@ def check_cores(root: Path = Path("/")) -> Finding:
         few = sorted(os.sched_getaffinity(0))[: max(1, int(quota))]
         return Finding(
             name="CPU cores",
-            figure=f"{figure}, though the time of {quota:g} only: more threads than that hold each other up",
+            figure=f"{figure}, but a quota limits them to the time of {quota:g}: more threads slow each other down",
             status=Status.WARNING,
             fix=f"start commands with taskset -c {','.join(map(str, few))}",
         )
@@ -168,7 +168,7 @@ def check_memory(root: Path = Path("/")) -> Finding:
         name="memory",
         figure=f"{figure}; a rank takes {byte_size(RANK_BYTES)} or more",
         status=Status.FAIL if available < RANK_BYTES else Status.WARNING,
-        fix="end what else runs (ps aux --sort=-rss), or give the container or job more",
+        fix="end other programs (ps aux --sort=-rss), or give the container or job more memory",
     )
 
 
@@ -198,7 +198,7 @@ def check_own_name() -> Finding:
         if _is_own(address):
             return Finding(name="own name", figure=figure)
         figure += ", which is not this machine"
-    fix = f"ranks of one machine do without; for several, add to /etc/hosts: 127.0.1.1 {name}"
+    fix = f"one machine does not need it; for several machines, add to /etc/hosts: 127.0.1.1 {name}"
     return Finding(name="own name", figure=figure, status=Status.WARNING, fix=fix)
 
 
@@ -228,7 +228,7 @@ def check_leftovers() -> Finding:
     if not left:
         return Finding(name="leftover processes", figure="none")
     pids = " ".join(map(str, sorted(left)))
-    figure = f"{len(left)} of an earlier launch, which take memory and time"
+    figure = f"{len(left)} of an earlier launch, which use memory and time"
     return Finding(name="leftover processes", figure=figure, status=Status.WARNING, fix=f"kill -9 {pids}")
 
 

@@ -176,5 +176,5 @@ def judge_gpu(gpu: Gpu, free_bytes: int, total_bytes: int, pids: Sequence[int]) 
     if not pids and free_bytes >= UNUSED_SHARE * total_bytes:
         return Finding(name=name, figure=figure)
     who = f"process {', '.join(map(str, pids))}" if pids else "processes that cannot be seen from here"
-    fix = "a run shares its memory and its time with them: choose others by --gpu-ids, or wait (nvidia-smi)"
+    fix = "a run shares memory and time with them; choose other GPUs with --gpu-ids, or wait (nvidia-smi shows them)"
     return Finding(name=name, figure=f"{figure}, used by {who}", status=Status.WARNING, fix=fix)

@@ -99,7 +99,7 @@ def check_versions() -> Finding:
         if installed == "is missing" or not each.specifier.contains(installed, prereleases=True):
             wrong.append(f"{each.name} {installed} ({each.specifier} is needed)")
     if wrong:
-        fix = "uv sync, or install those versions in the way that you install packages"
+        fix = "uv sync, or install these versions with your package manager"
         return Finding(name="versions", figure=", ".join(wrong), status=Status.FAIL, fix=fix)
     here = f"{PACKAGE} {metadata.version(PACKAGE)}"
     return Finding(name="versions", figure=f"Python {python}, {here}, the {len(required)} packages that it requires")
@@ -114,7 +114,7 @@ def check_directory(name: str, directory: Path, low_bytes: int, setting: str) ->
         low_bytes: Minimum free space without a warning.
         setting: The flag or variable that chooses another directory.
     """
-    more_space = f"remove what is not needed there, or choose a directory of another disk by {setting}"
+    more_space = f"make room there, or choose a directory on another disk with {setting}"
     try:
         there = next(path for path in (directory, *directory.absolute().parents) if path.exists())
         with tempfile.TemporaryFile(dir=there) as file:
@@ -124,7 +124,7 @@ def check_directory(name: str, directory: Path, low_bytes: int, setting: str) ->
         free = shutil.disk_usage(there).free
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        fix = more_space if full else f"choose a directory that you can write to by {setting}"
+        fix = more_space if full else f"choose a directory that you can write to with {setting}"
         return Finding(name=name, figure=f"{directory}: {error.strerror}", status=Status.FAIL, fix=fix)
     figure = f"{directory}: {byte_size(free)} free"
     if free < low_bytes:
@@ -139,11 +139,11 @@ def check_loopback() -> Finding:
             socket.create_server(("127.0.0.1", 0)) as server,
             socket.create_connection(server.getsockname(), timeout=1),
         ):
-            return Finding(name="loopback", figure="a port of 127.0.0.1 opened, and connected to")
+            return Finding(name="loopback", figure="a port of 127.0.0.1 accepts connections")
     except OSError as error:
         return Finding(
             name="loopback",
             figure=f"no connection to 127.0.0.1: {error.strerror or error}",
             status=Status.FAIL,
-            fix="ranks of one machine talk over it: sudo ip link set lo up, or let the firewall allow it",
+            fix="ranks of one machine communicate over it: sudo ip link set lo up, or allow it in the firewall",
         )

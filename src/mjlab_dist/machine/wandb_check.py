@@ -89,5 +89,5 @@ def _wandb_peer(environ: Mapping[str, str]) -> tuple[str, int]:
     if proxy and not proxy_bypass(url.hostname or ""):
         url = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
     if not url.hostname:
-        raise ValueError("that is no URL")
+        raise ValueError("it is not a URL")
     return url.hostname, url.port or (80 if url.scheme == "http" else 443)
