@@ -88,5 +88,7 @@ def _envs_per_rank(total: int, world_size: int) -> int:
     if total % world_size:
         below = total // world_size * world_size
         choices = [n for n in (below, below + world_size) if n]
-        raise UserError(f"--total-num-envs {total} can't be split over {world_size} ranks: use {listed(choices, 'or')}")
+        raise UserError(
+            f"--total-num-envs {total}: cannot be split evenly over {world_size} ranks; use {listed(choices, 'or')}"
+        )
     return total // world_size

@@ -70,7 +70,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     validate(config)
     budget = plan_budget(config, 1)
     if budget is None:
-        raise UserError(f"--num-envs auto: give a number, such as {NUM_ENVS}; memory is not what is measured here")
+        raise UserError(f"--num-envs auto: give a number, such as {NUM_ENVS}; this command does not measure memory")
     device = plan_devices(config, os.environ, find_gpus())[0]
     actions = "random actions" if checkpoint is None else f"the policy of {checkpoint}"
     print(f"Stepping {config.task} {num_steps} times with {budget.num_envs} envs and {actions}, on {device.name}.")

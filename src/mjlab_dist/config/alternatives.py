@@ -35,7 +35,7 @@ def drop_replaced(config: TrainConfig, given: Collection[str]) -> TrainConfig:
         if "total_timesteps" in given:
             raise UserError(
                 f"--max-iterations {config.max_iterations} and --total-timesteps {config.total_timesteps}: not both, "
-                "since each says how long to train; drop one"
+                "since each sets the length of training; drop one"
             )
         config = dataclasses.replace(config, total_timesteps=None)
     return config

@@ -158,7 +158,7 @@ class Command(Term):
         """
         for low, high in (*ranges, resample_s):
             if low > high:
-                raise UserError(f"command: the range {low} to {high} is the wrong way round; swap its ends")
+                raise UserError(f"command: the range {low} to {high} is in the wrong order; swap the two")
         self.value = torch.zeros(env.num_envs, width, device=env.device)
         self.ranges = torch.tensor(ranges, device=env.device)
         self.left_s = torch.zeros(env.num_envs, device=env.device)

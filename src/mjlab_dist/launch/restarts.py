@@ -49,7 +49,7 @@ def run_with_restarts(config: TrainConfig, plan: RunPlan, listen: Listener, cont
             if config.max_restarts == 0 or error.exit_code is Exit.NUMERICS or control.stop_requested:
                 raise
             if attempt == config.max_restarts:
-                raise _with_reason(error, f"Giving up after {attempt} restarts") from None
+                raise _with_reason(error, f"Giving up after {attempt} restart{'s' if attempt > 1 else ''}") from None
             if reached == before:
                 raise _with_reason(error, "Not restarting: this attempt completed no new iteration") from None
             # Restart

@@ -137,7 +137,7 @@ class CheckpointStore:
             path, error = next(iter(refused.items()))
             raise UserError(
                 f"--resume {self._run_dir}: none of its {len(refused)} checkpoints can be read ({path.name}: {error}); "
-                "put a good copy of one there, or start a new run"
+                "restore one from a backup, or start a new run"
             )
         return None
 
@@ -148,8 +148,8 @@ class CheckpointStore:
                 path.rename(aside)
             emit(
                 "warning",
-                text=f"checkpoint {path}: cannot be read ({error}); {taken.name} is taken in its place, "
-                f"and it is now {aside.name}",
+                text=f"checkpoint {path}: cannot be read ({error}); using {taken.name} instead; "
+                f"the unreadable file is now {aside.name}",
             )
 
     def _write(self, iteration: int, content: dict[str, Any], mean_return: float | None) -> None:

@@ -54,7 +54,7 @@ class FaultInjection(Hook):
 
 
 def _raise(_: Runner) -> None:
-    raise RuntimeError("a fault on purpose")
+    raise RuntimeError("injected fault")
 
 
 def _kill(_: Runner) -> None:

@@ -319,7 +319,7 @@ class Runner:
                 "warning",
                 text=f"{row['overflowed_envs']} envs had more contacts or constraints than fit, so that some were "
                 f"dropped; raise --env.sim.nconmax {sim.nconmax} and --env.sim.njmax {sim.njmax}; "
-                f"mjlab-dist size-buffers {self._config.task} measures what it takes",
+                f"mjlab-dist size-buffers {self._config.task} measures the sizes that it needs",
             )
 
     def _iteration(self, obs: TensorDict, iteration: int, saves: bool) -> tuple[TensorDict, Sample]:

@@ -138,7 +138,7 @@ class WandbWriter:
             return
         self._waiting.append({"step": row["iteration"], "values": scalars(row)})
         if len(self._waiting) > MAX_WAITING_ROWS:
-            self._give_up(f"has taken no rows since iteration {self._waiting[0]['step']}")
+            self._give_up(f"has accepted no rows since iteration {self._waiting[0]['step']}")
             return
         self._exchange(self._process)
 
@@ -202,7 +202,7 @@ class WandbWriter:
             write_wandb_run(self._run_dir, self._run)
         elif "failed" not in message:
             if not message["finished"]:
-                self._warn(f"has not taken all rows in time; {self._where}")
+                self._warn(f"did not accept all rows in time; {self._where}")
             self._end()
         elif self._started:
             self._give_up(f"failed ({message['failed']})")

@@ -20,7 +20,7 @@ def resolve(task: str, config: PlayConfig) -> tuple[TrainConfig, Path]:
         raise UserError(f"--num-envs {config.num_envs}: must be at least 1")
     validate_seed(config.seed)
     if config.video is not None and not Path(config.video).resolve().parent.is_dir():
-        raise UserError(f"--video {config.video}: there is no directory {Path(config.video).parent}; make it first")
+        raise UserError(f"--video {config.video}: there is no directory {Path(config.video).parent}; create it first")
     if config.video is not None and Path(config.video).suffix not in {".mp4", ".gif", ".webm"}:
         raise UserError(f"--video {config.video}: give a file that ends in .mp4, .webm or .gif")
     if config.nan_dump is not None:
