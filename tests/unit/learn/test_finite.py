@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -154,8 +155,7 @@ def test_a_state_that_is_not_finite_is_named_by_joint_term_env_and_step() -> Non
         assert "pole_velocity" in names["observation actor"]
         assert names["reward"] == ["smooth"]
     line = finite.describe(dump)
-    assert line.startswith("not finite: physics qpos (")
-    assert "reward (smooth); envs 101 and 105, first at step 5 of the rollout" in line
+    assert re.search(r"physics qpos \(.*reward \(smooth\).* 101 and 105\b.*\bstep 5\b", line)
     assert "\n" not in line
 
 
@@ -210,7 +210,7 @@ def test_the_first_to_fail_come_first_and_a_message_lists_a_few() -> None:
     dump = rollout.dump()
     assert dump["env_ids"].tolist() == [FIRST_ENV_ID + i for i in reversed(range(NUM_ENVS))]
     assert dump["steps"].tolist() == [1, 2, 3, 4, 5, 6]
-    assert "envs 105, 104, 103, 102 and 2 more, first at step 1" in finite.describe(dump)
+    assert re.search(r" 105, 104, 103, 102 and 2 .*\bstep 1\b", finite.describe(dump))
 
 
 def test_of_many_failed_envs_the_earliest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +221,7 @@ def test_of_many_failed_envs_the_earliest_are_kept(monkeypatch: pytest.MonkeyPat
     assert dump["num_envs"] == 3
     assert dump["env_ids"].tolist() == [FIRST_ENV_ID + 4, FIRST_ENV_ID + 3]
     assert dump["state"]["qpos"].shape == (4, 2, 2)
-    assert "envs 104, 103 and 1 more" in finite.describe(dump)
+    assert " 104, 103 and 1 " in finite.describe(dump)
 
 
 def test_every_column_is_named_after_its_term() -> None:
@@ -271,10 +271,10 @@ def test_a_dump_is_read_back_without_running_code(tmp_path: Path) -> None:
     assert read.keys() == dump.keys()
     assert torch.equal(read["state"]["qpos"][:-1], dump["state"]["qpos"][:-1])
     assert finite.describe(read) == finite.describe(dump)
-    with pytest.raises(UserError, match=f"is of {TASK}, not of other"):
+    with pytest.raises(UserError, match=f"^--nan-dump {path}: .*{TASK}.* other"):
         finite.load(path, "other")
     checkpoint.save(path, {"actor_state_dict": {}})
-    with pytest.raises(UserError, match="holds no states of envs"):
+    with pytest.raises(UserError, match=f"^--nan-dump {path}: .*nan_rank"):
         finite.load(path, TASK)
 
 
