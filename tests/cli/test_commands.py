@@ -114,79 +114,75 @@ def test_umbrella_without_a_command_lists_the_commands(command: Command) -> None
     assert "list-tasks" in done.out
     wrong = command("mjlab-dist", "trian")
     assert wrong.code == 2
-    assert wrong.err == "mjlab-dist: unknown command trian: did you mean train?\n"
+    (line,) = wrong.err.splitlines()
+    assert re.match(r"mjlab-dist: .*\btrian: .* train\?", line)
 
 
 TRAIN_MISTAKES = {
-    "cartpole-balanc": ["cartpole-balanc", "did you mean cartpole-balance"],
-    "cartpole-balance --num-env 3": ["--num-env:", "did you mean --num-envs?"],
-    "cartpole-balance --env.rewards.smoth.weight 3": ["did you mean --env.rewards.smooth.weight?"],
+    "cartpole-balanc": ["cartpole-balanc:", " cartpole-balance"],
+    "cartpole-balance --num-env 3": ["--num-env:", " --num-envs?"],
+    "cartpole-balance --env.rewards.smoth.weight 3": ["--env.rewards.smoth.weight:", " --env.rewards.smooth.weight?"],
     "cartpole-balance --num-envs many": ["--num-envs many", "INT"],
-    "cartpole-balance --num-envs 0": ["--num-envs 0", "at least 1"],
+    "cartpole-balance --num-envs 0": ["--num-envs 0:", " 1"],
     "cartpole-balance --num-envs auto --total-num-envs 8": [
         "--num-envs auto",
         "--total-num-envs 8",
-        "not both",
-        "drop one",
     ],
-    "cartpole-balance --num-envs 4 --total-num-envs=8": ["--num-envs 4", "--total-num-envs 8", "not both", "drop one"],
+    "cartpole-balance --num-envs 4 --total-num-envs=8": ["--num-envs 4", "--total-num-envs 8"],
     "cartpole-balance --max-iterations 4 --total_timesteps 8": [
         "--max-iterations 4",
         "--total-timesteps 8",
-        "not both",
     ],
     "cartpole-balance --gpu-ids None --cpu-ranks 3 --total-num-envs 10": [
-        "train: --total-num-envs 10 can't be split over 3 ranks: use 9 or 12"
+        "train: --total-num-envs 10",
+        " 3 ranks",
+        " 9 or 12",
     ],
     "cartpole-balance --gpu-ids None --total-timesteps 100": [
         "--total-timesteps 100",
         "1 x 512 x 32 = 16384",
-        "use 16384",
     ],
-    "cartpole-balance --total-timesteps 0": ["--total-timesteps 0", "at least 1"],
-    "cartpole-balance --gpu-ids None --cpu-ranks 4 --fsdp-devices 3": ["--fsdp-devices 3", "4 ranks", "use 1, 2 or 4"],
-    "cartpole-balance --fsdp-devices 2 --sync.period 4": ["--fsdp-devices 2", "--sync.period 4", "drop one"],
+    "cartpole-balance --total-timesteps 0": ["--total-timesteps 0:", " 1"],
+    "cartpole-balance --gpu-ids None --cpu-ranks 4 --fsdp-devices 3": ["--fsdp-devices 3", " 4 ranks", " 1, 2 or 4"],
+    "cartpole-balance --fsdp-devices 2 --sync.period 4": ["--fsdp-devices 2", "--sync.period 4"],
     "cartpole-balance --fsdp-devices 2 --sync.synchronizer a:B": [
         "--fsdp-devices 2",
         "--sync.synchronizer a:B",
-        "drop one",
     ],
     "cartpole-balance --sync.synchronizer a:B --sync.period 4": [
         "--sync.synchronizer a:B",
         "--sync.period 4",
-        "drop one",
     ],
     "cartpole-balance --sync.synchronizer a:B --sync.compression bf16": [
         "--sync.synchronizer a:B",
         "--sync.compression bf16",
-        "drop one",
     ],
-    "cartpole-balance --sync.compression zstd": ["--sync.compression zstd", "none, bf16 or fp16", "cannot be added"],
+    "cartpole-balance --sync.compression zstd": ["--sync.compression zstd:", "none, bf16 or fp16"],
     "cartpole-balance --agent.rnn gru --num-envs 6": [
         "--agent.num-mini-batches 4",
         "--num-envs 6",
-        "whole envs",
-        "use 3",
+        "--agent.rnn gru",
+        " 3",
     ],
-    "cartpole-balance --gpu-ids 99": ["--gpu-ids 99", "there is no GPU 99"],
-    "cartpole-balance --gpu-ids -1": ["--gpu-ids -1", "negative"],
-    "cartpole-balance --gpu-ids 0 --cpu-ranks 2": ["--cpu-ranks 2", "--gpu-ids 0", "remove one"],
-    "cartpole-balance --gpu-ids None --cpu-ranks 0": ["--cpu-ranks 0", "at least 1"],
-    "cartpole-balance --num-envs 7 --agent.num-steps-per-env 3": ["--agent.num-mini-batches 4", "use 3"],
-    "cartpole-balance --agent.gamma 1.5": ["--agent.gamma 1.5", "between 0 and 1"],
+    "cartpole-balance --gpu-ids 99": ["--gpu-ids 99:", " GPU 99"],
+    "cartpole-balance --gpu-ids -1": ["--gpu-ids -1:", " -1 "],
+    "cartpole-balance --gpu-ids 0 --cpu-ranks 2": ["--cpu-ranks 2:", "--gpu-ids 0"],
+    "cartpole-balance --gpu-ids None --cpu-ranks 0": ["--cpu-ranks 0:", " 1"],
+    "cartpole-balance --num-envs 7 --agent.num-steps-per-env 3": ["--agent.num-mini-batches 4:", " 3"],
+    "cartpole-balance --agent.gamma 1.5": ["--agent.gamma 1.5:"],
     "cartpole-balance --agent.activation lelu": ["lelu", "--agent.activation", "elu"],
     "cartpole-balance --config nowhere/config.yaml": ["--config nowhere/config.yaml", "No such file"],
     "cartpole-balance --checkpoint.interval 0": ["--checkpoint.interval 0", "600s"],
-    "cartpole-balance --hang-timeout 0": ["--hang-timeout 0", "positive"],
-    "cartpole-balance --max-restarts -1": ["--max-restarts -1", "at least 0"],
+    "cartpole-balance --hang-timeout 0": ["--hang-timeout 0.0:"],
+    "cartpole-balance --max-restarts -1": ["--max-restarts -1:", " 0"],
     "cartpole-balance --env.nan-policy ignore": ["--env.nan-policy ignore", "stop", "reset"],
-    "cartpole-balance --resume latest": ["--resume latest", "no run of cartpole-balance under logs"],
-    "cartpole-balance --resume nowhere": ["--resume nowhere", "is not a run directory"],
-    "--resume latest": ["--resume latest", "name the task first"],
-    "--resume x --config y": ["--resume x", "--config y", "drop one"],
-    "cartpole-balance --init-from model.pt": ["--init-from model.pt", "there is no such file"],
-    "cartpole-balance --gpu-ids None --run-name a/b": ["--run-name a/b", "without /"],
-    "": ["no task is named", "cartpole-balance"],
+    "cartpole-balance --resume latest": ["--resume latest:", " cartpole-balance ", " logs"],
+    "cartpole-balance --resume nowhere": ["--resume nowhere:", "config.yaml"],
+    "--resume latest": ["--resume latest:"],
+    "--resume x --config y": ["--resume x:", "--config y"],
+    "cartpole-balance --init-from model.pt": ["--init-from model.pt:", "model_<iteration>.pt"],
+    "cartpole-balance --gpu-ids None --run-name a/b": ["--run-name a/b:"],
+    "": ["train TASK", "cartpole-balance"],
 }
 
 
@@ -206,8 +202,7 @@ def test_log_root_that_cannot_be_written_is_a_failed_preflight(command: Command)
     done = command("train", "cartpole-balance", "--gpu-ids", "None", "--log-root", "/proc/nothing")
     assert done.code == 3
     (line,) = done.err.splitlines()
-    assert line.startswith("train: --log-root /proc/nothing")
-    assert "choose a directory" in line
+    assert line.startswith("train: --log-root /proc/nothing: ")
 
 
 @pytest.mark.parametrize("fault", ["1:3", "one:3:raise", "1:3:explode", "1:3:raise,2"])
@@ -215,7 +210,8 @@ def test_an_invalid_fault_is_refused(command: Command, fault: str) -> None:
     done = command("train", "cartpole-balance", "--gpu-ids", "None", env={"MJLAB_DIST_FAULT": fault})
     assert done.code == 2
     (line,) = done.err.splitlines()
-    assert line.startswith(f"train: MJLAB_DIST_FAULT={fault}: write <rank>:<iteration>:<kind>")
+    assert line.startswith(f"train: MJLAB_DIST_FAULT={fault}: ")
+    assert "<rank>:<iteration>:<kind>" in line
 
 
 def test_repeated_gpu_is_refused(command: Command) -> None:
@@ -228,22 +224,22 @@ def test_repeated_gpu_is_refused(command: Command) -> None:
 def test_mistakes_in_play(command: Command) -> None:
     none = command("play", "cartpole-balance")
     assert none.code == 2
-    assert none.err.startswith("play: --run latest: no run of cartpole-balance under logs")
+    assert re.match(r"play: --run latest: .* cartpole-balance .* logs\b", none.err)
 
     run = command.cwd / "logs" / "cartpole-balance" / "2026-01-01_00-00-00"
     run.mkdir(parents=True)
     write_config(run, "cartpole-balance")
     empty = command("play", "cartpole-balance", "--run", str(run))
     assert empty.code == 2
-    assert "has no checkpoint yet" in empty.err
+    assert empty.err.startswith(f"play: --run {run}: ")
 
     other = command("play", "cartpole-swingup", "--run", str(run))
     assert other.code == 2
-    assert "is a run of cartpole-balance, not of cartpole-swingup" in other.err
+    assert re.match(f"play: --run {run}: .* cartpole-balance.* cartpole-swingup", other.err)
 
     video = command("play", "cartpole-balance", "--run", str(run), "--video", "nowhere/x.mp4")
     assert video.code == 2
-    assert "--video nowhere/x.mp4" in video.err
+    assert video.err.startswith("play: --video nowhere/x.mp4: ")
 
 
 def write_config(run: Path, task: str) -> None:
@@ -303,7 +299,7 @@ def test_default_without_gpu_warns_and_trains_on_the_cpu(command: Command) -> No
         pytest.skip("there is a GPU")
     done = command("train", "cartpole-balance", "--num-envs", "8", "--max-iterations", "1")
     assert done.code == 0
-    assert "No GPU found: training on the CPU" in done.err
+    assert "--gpu-ids None" in done.err
     hidden = command(
         "train", "cartpole-balance", "--num-envs", "8", "--max-iterations", "1", env={"CUDA_VISIBLE_DEVICES": ""}
     )
@@ -340,11 +336,11 @@ def test_video_shows_the_scene(command: Command) -> None:
     assert (frames[0] != frames[-1]).any(), "it moves"
 
     short = command("play", "cartpole-balance", "--env.episode-length-s", "0.5", "--num-envs", "2")
-    assert "2 episodes: " in short.out
-    assert short.out.endswith("mean length 50 steps\n")
+    assert re.search(r"^2 episodes.* 50 steps$", short.out, re.MULTILINE)
     wrong = command("play", "cartpole-balance", "--env.episode-length", "0.5")
     assert wrong.code == 2
-    assert wrong.err.startswith("play: --env.episode-length: unknown flag; did you mean --env.episode-length-s?")
+    assert wrong.err.startswith("play: --env.episode-length: ")
+    assert " --env.episode-length-s?" in wrong.err
     never = command("play", "cartpole-balance", "--env.episode-length-s", "0")
     assert never.code == 2
     assert never.err.startswith("play: --env.episode-length-s 0.0: ")

