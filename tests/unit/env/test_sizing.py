@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 import weakref
@@ -259,8 +260,8 @@ def test_a_rank_trains_with_the_number_of_envs_that_fit(tmp_path: Path, monkeypa
     (rank,) = json.loads((result.run_dir / "ranks.json").read_text())
     assert (rank["num_envs"], rank["first_env_id"], rank["seed"]) == (128, 0, config.seed)
     said = [event["text"] for event in events if event["kind"] == "status"]
-    assert said[0].startswith("--num-envs auto: 128 envs per rank. ")
-    assert said[1].startswith(f"--total-timesteps {5 * 128 * 4 + 1}: trains 5 iterations")
+    assert said[0].startswith("--num-envs auto: 128 ")
+    assert re.match(rf"--total-timesteps {5 * 128 * 4 + 1}: .*\b5 ", said[1])
     assert {"kind": "length", "max_iterations": 5} in events
     assert result.metrics["total_steps"] == 5 * 128 * 4
     assert result.checkpoint == checkpoint_path(result.run_dir, 5)
