@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -154,9 +155,9 @@ def test_trainings_follow_each_other_in_a_running_event_loop(script: Any, comman
 
     # Progress, of the one that was not quiet, is that of a command without a terminal.
     lines = printed.splitlines()
-    assert lines[0].startswith("Training cartpole-balance with 2 ranks.")
-    assert any(line.startswith("iteration 3/3") for line in lines)
-    assert not any("with 1 rank" in line for line in lines)
+    assert re.match(r".*\bcartpole-balance\b.* 2 ranks\b", lines[0])
+    assert any(" 3/3 " in line for line in lines)
+    assert not any(" 1 rank" in line for line in lines)
 
 
 @pytest.mark.slow
@@ -166,10 +167,9 @@ def test_a_failure_is_raised_and_leaves_no_process(script: Any) -> None:
     assert err == ""
     kind, message, (note,) = answer["thread"]
     assert kind == "RankError"
-    assert message.startswith("rank 1 failed: ValueError: the reward of rank 1 broke. Its log: logs/")
+    assert re.match("rank 1 .*ValueError: the reward of rank 1 broke.* logs/", message)
     assert "in fail_on_rank_1" in note
     assert answer["meanwhile"][0] == "UserError"
-    assert "already" in answer["meanwhile"][1]
     assert answer["interrupted"][0] == "KeyboardInterrupt"
     assert answer["inline"][:2] == ["ValueError", "the only rank broke"]
     assert answer["children"] == []
@@ -211,25 +211,26 @@ def test_a_notebook_shows_errors_where_they_occurred(
 
 
 MISTAKES = {
-    "env.rewards.smoth.weight": (1.0, "did you mean env.rewards.smooth.weight?"),
-    "num_env": (1, "did you mean num_envs?"),
-    "xyzzy": (1, "train --help"),
+    "env.rewards.smoth.weight": (1.0, r"env.rewards.smoth.weight: .* env.rewards.smooth.weight\?"),
+    "num_env": (1, r"num_env: .* num_envs\?"),
+    "xyzzy": (1, "xyzzy: .*train --help"),
     "num_envs": ("many", "num_envs"),
     "agent.learning_rate": ("fast", "learning_rate"),
-    "agent.gamma": (1.5, "between 0 and 1"),
+    "agent.gamma": (1.5, "--agent.gamma 1.5: "),
 }
 
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_mistakes_are_refused(name: str) -> None:
     value, part = MISTAKES[name]
-    with pytest.raises(mjlab_dist.UserError, match=part.replace("?", r"\?")):
+    with pytest.raises(mjlab_dist.UserError, match=part):
         mjlab_dist.train("cartpole-balance", **{name: value})
 
 
 @pytest.mark.parametrize("pair", [("num_envs", "total_num_envs"), ("max_iterations", "total_timesteps")])
 def test_a_config_and_the_same_field_exclude_each_other(pair: tuple[str, str]) -> None:
-    with pytest.raises(mjlab_dist.UserError, match="not both"):
+    flags = [f"--{name.replace('_', '-')} 64" for name in pair]
+    with pytest.raises(mjlab_dist.UserError, match=".*".join(flags)):
         configured(mjlab_dist.task_config("cartpole-balance"), dict.fromkeys(pair, 64))
 
 
@@ -265,7 +266,7 @@ def test_a_function_is_named_in_the_config() -> None:
     base = mjlab_dist.task_config("cartpole-balance")
     made = configured(base, {"env.rewards.smooth.func": own_reward})
     assert made.env.rewards["smooth"].func == f"{__name__}:own_reward"
-    with pytest.raises(mjlab_dist.UserError, match="top level"):
+    with pytest.raises(mjlab_dist.UserError, match="lambda"):
         configured(base, {"env.rewards.smooth.func": lambda env: env.sim.qpos[:, 0]})
 
 

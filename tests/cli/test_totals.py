@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,9 @@ def test_ranks_share_totals_and_report_their_devices(command: Command) -> None:
     total = ("--total-num-envs", "24", "--total-timesteps", str(3 * 24 * 8 + 5), "--agent.num-steps-per-env", "8")
     done = command(*CPU, "--cpu-ranks", "2", *total, "--seed", "5")
     assert done.code == 0, done.err
-    assert "trains 3 iterations of 192 steps, 576 in all; the other 5 would not fill an iteration." in done.out
-    assert "iteration 3/3" in done.out
+    (note,) = [line for line in done.out.splitlines() if line.startswith("--total-timesteps 581: ")]
+    assert re.findall(r"\d+", note) == ["581", "3", "192", "576", "5"]
+    assert " 3/3 " in done.out
     run = only_run(command.cwd)
     assert read_metrics(run)[-1]["total_steps"] == 3 * 24 * 8
     first, second = ranks_of(run)
@@ -72,7 +74,7 @@ def test_ranks_agree_on_envs_by_memory(command: Command) -> None:
     (num_envs,) = {rank["num_envs"] for rank in ranks_of(run)}
     assert num_envs.bit_count() == 1
     assert num_envs <= 16384
-    assert f" {num_envs} envs per rank" in line
+    assert line.startswith(f"--num-envs auto: {num_envs} ")
     assert [rank["first_env_id"] for rank in ranks_of(run)] == [0, num_envs]
     assert read_metrics(run)[-1]["total_steps"] == 2 * num_envs * 2
     assert read_config_file(run).num_envs == "auto"
@@ -87,10 +89,8 @@ def test_different_devices_are_reported_under_torchrun(command: Command) -> None
         env={"PYTHONPATH": str(command.cwd)},
     )  # fmt: skip
     assert done.code == 0, done.err
-    (warning,) = [line for line in done.out.splitlines() if "devices differ" in line]
-    assert warning.startswith("Warning: devices differ (rank 0: ")
-    assert "rank 1: " in warning
-    assert "987 GB" in warning
+    (warning,) = [line for line in done.out.splitlines() if "--require-same-devices" in line]
+    assert re.search(r"\(rank 0: .*; rank 1: .*\b987 GB", warning)
     run = only_run(command.cwd)
     assert ranks_of(run)[1]["memory_gb"] == 987
     assert {type(rank["num_envs"]) for rank in ranks_of(run)} == {int}
@@ -115,5 +115,5 @@ def test_every_rank_refuses_different_devices(command: Command) -> None:
     for rank in ranks:
         _, err = rank.communicate(timeout=240)
         assert rank.returncode == 2, err
-        assert err.startswith("train: --require-same-devices: devices differ"), err
+        assert err.startswith("train: --require-same-devices: "), err
     assert not list(command.cwd.glob("logs/*/*")), "no run directory is left"

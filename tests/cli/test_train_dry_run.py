@@ -21,13 +21,13 @@ def test_a_dry_run_settles_everything_and_writes_nothing(command: Command) -> No
     done = command(*TRAIN, "--cpu-ranks", "2", *totals, "--run-name", "tried", "--dry-run")
     assert done.code == 0, done.err
     rows = rows_of(done.out)
-    assert "64 per rank, 128 in all" in rows["Envs"]
-    assert re.search(r"\b5; 4,096 steps each, 20,480 in all", rows["Iterations"])
+    assert re.findall(r"\d+", rows["Envs"]) == ["64", "128"]
+    assert re.search(r"\b5; 4,096 .*, 20,480 ", rows["Iterations"])
     assert "cpu x 2 (gloo" in rows["Ranks"]
-    assert re.search(r"\d kB an env", rows["Memory"])
+    assert re.search(r"\d kB ", rows["Memory"])
     assert "_tried (new)" in rows["Run"]
     assert "torchrunx" in rows["Rank logs"]
-    assert "the other 1 would not fill an iteration" in rows["Note"]
+    assert re.findall(r"[\d,]*\d", rows["Note"]) == ["20481", "5", "4,096", "20,480", "1"]
     assert list(command.cwd.iterdir()) == []
 
 
@@ -49,7 +49,7 @@ def test_a_dry_run_measures_auto_and_finds_configs_that_cannot_train(command: Co
 def test_a_dry_run_of_a_resumed_run_counts_the_remaining_iterations(command: Command) -> None:
     trained = command(*TRAIN, "--num-envs", "8", "--max-iterations", "2", "--verbose")
     assert trained.code == 0, trained.err
-    assert re.search(r"\[ *\d+\.\d\d s\] rank 0: built a learner", trained.out)
+    assert re.search(r"\[ *\d+\.\d\d s\] rank 0: .* learner", trained.out)
     (run,) = (command.cwd / "logs" / "cartpole-balance").iterdir()
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     done = command("train", "--resume", str(run), "--max-iterations", "5", "--dry-run")
