@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import shutil
 import signal
 import socket
@@ -118,9 +119,9 @@ def test_row_1_the_rank_that_raised_is_shown_first(command: Command, assert_with
     took_s = since_last_row(run)
     assert done.code == Exit.FAILED
     assert done.err.startswith("Traceback (most recent call last):")
-    assert "\ntrain: rank 1 failed: RuntimeError: a fault on purpose. Its log: logs/" in done.err
-    (log,) = (line.partition("Its log: ")[2] for line in done.err.splitlines() if "Its log: " in line)
-    assert "a fault on purpose" in (command.cwd / log).read_text()
+    shown = re.search(r"^train: rank 1 .*RuntimeError: .* (logs/\S+)$", done.err, re.MULTILINE)
+    assert shown
+    assert "RuntimeError: " in (command.cwd / shown[1]).read_text()
     assert json.loads((run / ERRORS_DIR / "rank1.json").read_text())["iteration"] == 2
     assert_within(took_s, 10)
 
@@ -141,11 +142,10 @@ def test_rows_2_and_7_a_killed_run_resumes_with_identical_results(
     agent.kill()
     done = command.finish(process)
     assert done.code == Exit.DONE, done.out + done.err
-    assert "rank 1 ended without a report: killed" in done.out
-    assert "Restarting (1 of 2)" in done.out
-    assert "Resuming from iteration 2." in done.out
-    assert "Restarting (2 of 2)" in done.out
-    assert "Resuming from iteration 6." in done.out
+    assert re.search(r"^Warning: .*\brank 1 .*\(1 of 2\)", done.out, re.MULTILINE)
+    assert " iteration 2." in done.out
+    assert "(2 of 2)" in done.out
+    assert " iteration 6." in done.out
     assert_equal(final(run), final(unharmed))
     assert untimed(run) == untimed(unharmed)
     assert not list(temporary.iterdir())
@@ -156,8 +156,7 @@ def test_row_3_a_repeated_fault_ends_the_run(command: Command) -> None:
     flags = ("--checkpoint.interval", "1", "--max-restarts", "5")
     done = command(*TRAIN, *flags, env={"MJLAB_DIST_FAULT": "1:3:exit,1:3:exit,1:3:exit"})
     assert done.code == Exit.INFRASTRUCTURE
-    assert done.out.count("Restarting") == 1
-    assert "Not restarting: this attempt completed no new iteration" in done.err
+    assert re.findall(r"\(\d of \d\)", done.out) == ["(1 of 5)"]
     assert find_checkpoint(only_run(command.cwd)).name == "model_2.pt"
 
 
@@ -166,8 +165,7 @@ def test_row_3_restarts_are_counted(command: Command) -> None:
     flags = ("--checkpoint.interval", "1", "--max-restarts", "1")
     done = command(*TRAIN, *flags, env={"MJLAB_DIST_FAULT": "1:3:raise,0:5:raise,1:7:raise"})
     assert done.code == Exit.FAILED
-    assert "rank 0 failed: RuntimeError: a fault on purpose" in done.err
-    assert "Giving up after 1 restarts" in done.err
+    assert re.search(r"^train: rank 0 .*RuntimeError: .* 1 restart", done.err, re.MULTILINE)
 
 
 @pytest.mark.slow
@@ -184,8 +182,8 @@ def test_rows_4_and_5_a_signal_stops_cleanly_and_the_run_resumes(
     assert stopped.code == Exit.RESUMABLE, stopped.out + stopped.err
     assert stopped.err == ""
     done = read_metrics(run)[-1]["iteration"]
-    assert f"Stopped after {done} of 100000 iterations" in stopped.out
-    assert f"Resume: uv run train cartpole-balance --resume logs/cartpole-balance/{run.name}" in stopped.out
+    assert f" {done} of 100000 " in stopped.out
+    assert f"uv run train cartpole-balance --resume logs/cartpole-balance/{run.name}" in stopped.out
     assert find_checkpoint(run).name == f"model_{done}.pt"
     assert not command.leftovers()
     assert not list(temporary.iterdir())
@@ -193,7 +191,7 @@ def test_rows_4_and_5_a_signal_stops_cleanly_and_the_run_resumes(
 
     again = command("train", "cartpole-balance", "--resume", "latest", "--max-iterations", str(done + 2))
     assert again.code == Exit.DONE, again.err
-    assert f"Resuming from iteration {done}." in again.out
+    assert f" iteration {done}." in again.out
     assert [row["iteration"] for row in read_metrics(run)] == list(range(1, done + 3))
     assert len(json.loads((run / PROVENANCE_FILE).read_text())["resumed"]) == 1
 
@@ -208,11 +206,11 @@ def test_row_5_a_second_ctrl_c_ends_at_once(
     wait_for(lambda: any(other.status() == psutil.STATUS_STOPPED for other in command.processes()))
     os.killpg(process.pid, signal.SIGINT)
     assert process.stdout is not None
-    assert any(line.startswith("Ctrl-C: stopping") and "Ctrl-C again ends at once" in line for line in process.stdout)
+    assert any(line.startswith("Ctrl-C: ") for line in process.stdout)
     os.killpg(process.pid, signal.SIGINT)
     done = command.finish(process)
     assert done.code == Exit.FORCED, done.out + done.err
-    assert "Ended at once by Ctrl-C after" in done.out
+    assert re.search(r"Ctrl-C .*\b\d+ of \d+ ", done.out)
     assert_within(done.took_s, 5)
     assert not list(temporary.iterdir())
 
@@ -231,11 +229,11 @@ def test_row_8_a_hang_is_detected_and_the_run_resumes(command: Command, unharmed
     done = command(*TRAIN, *flags, env={"MJLAB_DIST_FAULT": f"1:4:{kind}"})
     assert done.code == Exit.DONE, done.err
     run = only_run(command.cwd)
-    assert "Restarting (1 of 1)" in done.out
+    assert "(1 of 1)" in done.out
     if kind == "sigstop":
-        assert "ranks hang: rank 0 has done 3 iterations, rank 1 has done at least " in done.out
-        assert "Rank 0, after 3 iterations: HangError: no iteration for" in done.out
-        assert "iterations: its process is stopped by a signal (SIGSTOP)" in done.out
+        assert re.search(r"^Warning: .*\brank 0 .*\b3 .*\brank 1 .*\b\d ", done.out, re.MULTILINE)
+        assert re.search(r"^Rank 0, .*\b3 .*: HangError: ", done.out, re.MULTILINE)
+        assert re.search(r"^Rank 1, .*SIGSTOP", done.out, re.MULTILINE)
         assert "in sum_over_ranks" in done.out, "the stack says where rank 0 waits"
     assert_equal(final(run), final(unharmed))
     assert untimed(run) == untimed(unharmed)
@@ -249,11 +247,11 @@ def test_row_9_nan_on_one_rank_stops_all_and_can_be_replayed(command: Command, a
     run = only_run(command.cwd)
     took_s = since_last_row(run)
     line = next(line for line in done.err.splitlines() if line.startswith("train: "))
-    assert line.startswith("train: rank 1 failed: NonFiniteError: iteration 3: not finite: ")
+    assert re.match("train: rank 1 .*NonFiniteError: iteration 3: ", line)
     assert "physics qvel (slider)" in line
     assert "observation actor (cart_velocity)" in line
     assert "env 32," in line, "of all envs of the run, the first that rank 1 has"
-    assert "Restarting" not in done.out
+    assert "(1 of " not in done.out
     assert find_checkpoint(run).name == "model_2.pt"
     assert read_metrics(run)[-1]["iteration"] == 2
     dump = run / ERRORS_DIR / "nan_rank1.pt"
@@ -294,8 +292,8 @@ def test_row_10_a_flipped_bit_ends_the_run_and_is_in_no_checkpoint(command: Comm
     flags = ("--checkpoint.interval", "4", "--sync.check-interval", "6", "--max-restarts", "3")
     done = command(*TRAIN, *flags, env={"MJLAB_DIST_FAULT": "1:5:corrupt"})
     assert done.code == Exit.NUMERICS, done.err
-    assert "DesyncError: iteration 6: ranks 0-1 differ in actor." in done.err
-    assert "Restarting" not in done.out
+    assert re.search(r"DesyncError: iteration 6: ranks 0-1 .* actor\.", done.err)
+    assert "(1 of " not in done.out
     run = only_run(command.cwd)
     assert find_checkpoint(run).name == "model_4.pt"
     assert read_metrics(run)[-1]["iteration"] == 6
@@ -337,9 +335,9 @@ def test_row_15_a_run_resumes_with_another_number_of_ranks(command: Command) -> 
     run = only_run(command.cwd)
     two = final(run)
     one = resume("--cpu-ranks", "1", iterations=4)
-    assert "Resuming from iteration 3, saved by 2 ranks or with other envs: envs are drawn again." in one.out
+    assert re.search(r" iteration 3, .*\b2 ranks", one.out)
     back = resume("--cpu-ranks", "2", iterations=5)
-    assert "Resuming from iteration 4, saved by 1 ranks or with other envs: envs are drawn again." in back.out
+    assert re.search(r" iteration 4, .*\b1 ranks", back.out)
 
     steps = [row["total_steps"] for row in read_metrics(run)]
     assert steps == [512, 1024, 1536, 1792, 2304]
@@ -448,7 +446,7 @@ def test_row_21_a_pickle_sent_to_the_log_port_is_not_executed(
         attack(port, pickle.dumps(Payload(target)))
         attack(port, pickle.dumps({"name": "x", "event": Payload(target)}))
     log = next(iter((run / "torchrunx").rglob("localhost.log")))
-    wait_for(lambda: "a log record was refused" in log.read_text())
+    wait_for(lambda: "posix.system" in log.read_text())
     assert not target.exists()
     rows = len(read_metrics(run))
     wait_for(lambda: len(read_metrics(run)) > rows)

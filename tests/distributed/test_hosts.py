@@ -11,6 +11,7 @@ import dataclasses
 import getpass
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -182,12 +183,11 @@ def test_a_host_with_other_versions_is_refused(add_host: Add, refusal_of: Callab
     add_host(NODE7, paths={sys.executable: with_package(tmp_path / "there", "torchrunx", "0.3.0")})
     with_package(tmp_path / "there_too", "torch", "2.9.0+other")
     add_host(NODE8, paths={sys.executable: with_package(tmp_path / "there_too", "mjlab_dist", "0.0.1")})
-    assert refusal_of(NODE7, NODE8) == (
-        f"host {NODE7}: has torchrunx 0.3.0, but this machine has {version('torchrunx')}; "
-        "install the same environment there, under the same path; "
-        f"host {NODE8}: has mjlab-dist 0.0.1 and torch 2.9.0+other, but this machine has {version('mjlab-dist')} and "
-        f"{version('torch')}; install the same environment there, under the same path"
-    )
+    first, second = refusal_of(NODE7, NODE8).split(f"; host {NODE8}: ")
+    assert first.startswith(f"host {NODE7}: ")
+    assert all(part in first for part in ("torchrunx 0.3.0", version("torchrunx")))
+    versions = ("mjlab-dist 0.0.1", "torch 2.9.0+other", version("mjlab-dist"), version("torch"))
+    assert all(part in second for part in versions)
 
 
 def test_output_of_a_starting_shell_is_ignored(add_host: Add, ssh_config: Path, tmp_path: Path):
@@ -203,9 +203,9 @@ def test_a_host_without_the_working_directory_is_refused(
     monkeypatch.chdir(directory)
     add_host(NODE7)
     add_host(NODE8, paths={str(directory): "/nowhere"})
-    assert refusal_of(NODE7, NODE8) == (
-        f"host {NODE8}: has no directory {directory}; start from a directory that exists on all machines"
-    )
+    message = refusal_of(NODE7, NODE8)
+    assert message.startswith(f"host {NODE8}: ")
+    assert f" {directory};" in message
 
 
 def test_a_host_that_refuses_connections_is_refused(ssh_config: Path, key_file: Path, refusal_of: Callable[..., str]):
@@ -213,18 +213,16 @@ def test_a_host_that_refuses_connections_is_refused(ssh_config: Path, key_file: 
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
         ssh_config.write_text(host_entry(NODE7, port, key_file))
-        assert refusal_of(NODE7) == (
-            f"host {NODE7}: cannot be reached (connection refused on port {port}); is its SSH server running?"
-        )
+        message = refusal_of(NODE7)
+    assert message.startswith(f"host {NODE7}: ")
+    assert f"connection refused on port {port}" in message
 
 
 def test_a_name_that_does_not_resolve_is_refused(refusal_of: Callable[..., str]):
-    fix = "check it, or add it to /etc/hosts"
-    assert (
-        refusal_of("node7.invalid")
-        == f"host node7.invalid: name does not resolve (an entry in SSH's config file is not enough); {fix}"
-    )
-    assert refusal_of("node..7").endswith(fix)
+    for name in ("node7.invalid", "node..7"):
+        message = refusal_of(name)
+        assert message.startswith(f"host {name}: ")
+        assert "/etc/hosts" in message
 
 
 def test_a_name_that_only_ssh_resolves_is_refused(add_host: Add, ssh_config: Path, refusal_of: Callable[..., str]):
@@ -233,36 +231,37 @@ def test_a_name_that_only_ssh_resolves_is_refused(add_host: Add, ssh_config: Pat
     add_host("node7.invalid")
     with pytest.raises(socket.gaierror):
         execute_command("true", "node7.invalid", ssh_config_file=str(ssh_config))
-    assert "name does not resolve" in refusal_of("node7.invalid")
+    assert "/etc/hosts" in refusal_of("node7.invalid")
 
 
 def test_a_host_that_does_not_respond_is_refused(ssh_config: Path, key_file: Path, refusal_of: Callable[..., str]):
     with socket.create_server(("127.0.0.1", 0)) as mute:  # the kernel accepts connections
         port = mute.getsockname()[1]
         ssh_config.write_text(host_entry(NODE7, port, key_file))
-        assert refusal_of(NODE7) == (
-            f"host {NODE7}: no answer within 5 s on port {port}; is it switched on, or does a firewall block it?"
-        )
+        message = refusal_of(NODE7)
+    assert message.startswith(f"host {NODE7}: ")
+    assert f" 5 s on port {port};" in message
 
 
 def test_a_host_whose_programs_hang_times_out(add_host: Add, refusal_of: Callable[..., str], tmp_path: Path):
     add_host(NODE7, paths={sys.executable: program(tmp_path / "python", "exec sleep 600")})
-    assert refusal_of(NODE7, timeout_s=1.5) == (
-        f"host {NODE7}: no answer within 1.5 s; run `ssh {NODE7}` to see what it waits for"
-    )
+    message = refusal_of(NODE7, timeout_s=1.5)
+    assert message.startswith(f"host {NODE7}: ")
+    assert " 1.5 s; " in message
+    assert f"`ssh {NODE7}`" in message
 
 
 def test_a_host_that_accepts_no_key_is_refused(add_host: Add, refusal_of: Callable[..., str]):
     add_host(NODE7, user_key=paramiko.ECDSAKey.generate())
-    assert refusal_of(NODE7) == (
-        f"host {NODE7}: no SSH key is accepted for user {getpass.getuser()}; `ssh {NODE7}` must work without a password"
-    )
+    message = refusal_of(NODE7)
+    assert message.startswith(f"host {NODE7}: ")
+    assert f" user {getpass.getuser()}; `ssh {NODE7}`" in message
 
 
 def test_a_key_with_a_passphrase_is_refused(add_host: Add, key_file: Path, refusal_of: Callable[..., str]):
     add_host(NODE7)
     paramiko.ECDSAKey.from_private_key_file(str(key_file)).write_private_key_file(str(key_file), password="secret")
-    assert "no SSH key is accepted for user" in refusal_of(NODE7)
+    assert f" user {getpass.getuser()}; `ssh {NODE7}`" in refusal_of(NODE7)
 
 
 def test_without_any_key_the_host_is_refused(
@@ -270,16 +269,16 @@ def test_without_any_key_the_host_is_refused(
 ):
     add_host(NODE7)
     key_file.unlink()
-    assert f"SSH failed ({key_file}: No such file or directory)" in refusal_of(NODE7)
+    assert f"({key_file}: No such file or directory)" in refusal_of(NODE7)
     ssh_config.write_text(ssh_config.read_text().replace("IdentityFile", "# IdentityFile"))
-    assert "no SSH key is accepted for user" in refusal_of(NODE7)
+    assert f" user {getpass.getuser()}; `ssh {NODE7}`" in refusal_of(NODE7)
 
 
 def test_a_host_without_an_ssh_server_is_refused(web: str, refusal_of: Callable[..., str]):
-    assert refusal_of(web) == (
-        f'host {web}: SSH failed (Indecipherable protocol version "HTTP/1.1 400 Bad Request"); '
-        f"`ssh {web}` must work without a password"
-    )
+    message = refusal_of(web)
+    assert message.startswith(f"host {web}: ")
+    assert '"HTTP/1.1 400 Bad Request"' in message
+    assert f"`ssh {web}`" in message
 
 
 def test_all_bad_hosts_are_named_at_once(add_host: Add, refusal_of: Callable[..., str]):
@@ -287,8 +286,8 @@ def test_all_bad_hosts_are_named_at_once(add_host: Add, refusal_of: Callable[...
     add_host(NODE8, paths={sys.executable: "/nowhere/bin/python"})
     add_host("192.0.2.9", paths={sys.executable: "/elsewhere/bin/python"})
     message = refusal_of("localhost", "node7.invalid", NODE7, NODE8, "192.0.2.9")
-    assert message.startswith("host node7.invalid: name does not resolve")
-    assert f"; hosts {NODE8}, 192.0.2.9: has no {sys.executable};" in message
+    assert message.startswith("host node7.invalid: ")
+    assert re.search(f"; hosts {NODE8}, 192.0.2.9: [^;]*{sys.executable};", message)
     assert "localhost" not in message
     assert NODE7 not in message
 
@@ -297,7 +296,7 @@ def test_a_host_name_of_this_machine_that_does_not_resolve_is_reported(
     refusal_of: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(socket, "gethostname", lambda: "nameless.invalid")
-    assert "own name nameless.invalid does not resolve" in refusal_of(NODE7)
+    assert " nameless.invalid " in refusal_of(NODE7)
 
 
 @pytest.mark.parametrize("text", [None, "Match nonsense\n", "Host *\n  Port ssh\n"])
@@ -345,9 +344,9 @@ def test_this_machine_comes_first(add_host: Add, ssh_config: Path):
     assert chosen(ssh_config, "127.0.0.1") == ("localhost",)
     assert chosen(ssh_config, "127.0.0.1", NODE7, GLOO_SOCKET_IFNAME="lo") == ("localhost", NODE7)
     for hosts in [(NODE7,), (NODE7, "localhost"), ("node7.invalid",)]:
-        with pytest.raises(UserError, match=rf"^--hosts {' '.join(hosts)}: .*; put localhost first$"):
+        with pytest.raises(UserError, match=rf"^--hosts {' '.join(hosts)}: .* localhost "):
             chosen(ssh_config, *hosts)
-    with pytest.raises(UserError, match=r"localhost and 127\.0\.0\.1 are both this machine; drop one"):
+    with pytest.raises(UserError, match=r": localhost and 127\.0\.0\.1 "):
         chosen(ssh_config, "localhost", NODE7, "127.0.0.1")
 
 
@@ -361,7 +360,7 @@ def test_names_that_other_machines_cannot_resolve_are_refused(
         socket, "getaddrinfo", lambda name, *args: look_up_all(name.replace("node1", "127.0.1.1"), *args)
     )
     monkeypatch.setattr(socket, "gethostname", lambda: "node1")
-    with pytest.raises(PreflightError, match=r"^this machine: its own name resolves to 127\.0\.1\.1, which"):
+    with pytest.raises(PreflightError, match=r"^this machine: .* 127\.0\.1\.1,.*GLOO_SOCKET_IFNAME"):
         chosen(ssh_config, "localhost", NODE7)
     assert len(chosen(ssh_config, "localhost", NODE7, GLOO_SOCKET_IFNAME="lo")) == 2
 
@@ -371,10 +370,9 @@ def test_a_host_that_cannot_call_back_is_refused(add_host: Add, refusal_of: Call
         tmp_path / "python", f'case "$*" in *create_connection*) exit 1;; esac; exec {sys.executable} "$@"'
     )
     add_host(NODE7, paths={sys.executable: python})
-    assert refusal_of(NODE7) == (
-        f"host {NODE7}: cannot connect to this machine at {own_address(('localhost', NODE7))}; "
-        "allow all ports in the firewalls between them"
-    )
+    message = refusal_of(NODE7)
+    assert message.startswith(f"host {NODE7}: ")
+    assert f" {own_address(('localhost', NODE7))};" in message
 
 
 def test_a_host_whose_own_name_does_not_resolve_is_refused(
@@ -384,13 +382,16 @@ def test_a_host_whose_own_name_does_not_resolve_is_refused(
         tmp_path / "python", f'case "$*" in *gethostname*) echo 127.0.1.1;; *) exec {sys.executable} "$@";; esac'
     )
     add_host(NODE7, paths={sys.executable: python})
-    assert f"host {NODE7}: its own name resolves to 127.0.1.1, which other machines cannot reach" in refusal_of(
-        NODE7, needs_address=True
-    )
+    message = refusal_of(NODE7, needs_address=True)
+    assert message.startswith(f"host {NODE7}: ")
+    assert " 127.0.1.1," in message
+    assert "GLOO_SOCKET_IFNAME" in message
 
 
 def test_an_ipv6_address_is_refused(refusal_of: Callable[..., str]):
-    assert refusal_of("2001:db8::7").endswith("give the host's IPv4 address")
+    message = refusal_of("2001:db8::7")
+    assert message.startswith("host 2001:db8::7: ")
+    assert "IPv4" in message
 
 
 def test_leftover_processes_of_a_launch_on_a_host_are_killed(add_host: Add, ssh_config: Path):
@@ -433,7 +434,7 @@ def test_two_machines_train(command: Command, train: tuple[str, ...]):
     assert done.code == Exit.DONE, done.out + done.err
     assert done.err == ""
     assert not command.leftovers()
-    assert done.out.startswith("Training cartpole-balance with 2 ranks.")
+    assert " 2 ranks" in done.out.splitlines()[0]
     run = only_run(command.cwd)
     assert [rank["rank"] for rank in json.loads((run / RANKS_FILE).read_text())] == [0, 1]
     assert json.loads((run / PROVENANCE_FILE).read_text())["devices"] == ["cpu", "cpu"]
@@ -450,9 +451,8 @@ def test_a_rank_killed_on_another_machine_is_restarted(command: Command, train: 
     done = command(*train, *flags, env={"MJLAB_DIST_FAULT": "1:3:sigkill"})
     assert done.code == Exit.DONE, done.out + done.err
     assert not command.leftovers()
-    assert "rank 1 ended without a report: killed" in done.out
-    assert f"{NODE7}[0].log. Restarting (1 of 1)" in done.out
-    assert "Resuming from iteration 2." in done.out
+    assert re.search(rf"\brank 1 .*{re.escape(NODE7)}\[0\]\.log\b.*\(1 of 1\)", done.out)
+    assert " iteration 2." in done.out
     assert [row["iteration"] for row in read_metrics(only_run(command.cwd))] == list(range(1, 7))
 
 
@@ -493,7 +493,7 @@ def test_ranks_stopped_by_somebody_else_count_as_failed(
     done = command.finish(training)
     assert done.code == Exit.INFRASTRUCTURE, done.out + done.err
     assert_within(done.took_s, 30)
-    assert "train: a rank received SIGTERM, but not from its launcher" in done.err
+    assert re.search("^train: .*SIGTERM", done.err, re.MULTILINE)
     assert not command.leftovers()
 
 
@@ -505,7 +505,8 @@ def test_an_unreachable_host_starts_nothing(
     assert done.code == Exit.PREFLIGHT
     assert_within(done.took_s, 15)
     (line,) = done.err.splitlines()
-    assert line.startswith(f"train: host {NODE7}: cannot be reached (connection refused on port 1)")
+    assert line.startswith(f"train: host {NODE7}: ")
+    assert "connection refused on port 1" in line
     assert done.out == ""
     assert not (command.cwd / "logs").exists()
 
@@ -514,7 +515,5 @@ def test_ranks_of_another_launcher_need_no_hosts(command: Command, train: tuple[
     torchrun = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
     done = command(*train, env=torchrun)
     assert done.code == Exit.USAGE
-    assert (
-        done.err == f"train: --hosts localhost {NODE7}: torchrun starts the ranks and chooses their machines; "
-        "drop --hosts or torchrun\n"
-    )
+    (line,) = done.err.splitlines()
+    assert line.startswith(f"train: --hosts localhost {NODE7}: torchrun ")

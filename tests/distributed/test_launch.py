@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import stat
@@ -47,7 +48,7 @@ def test_two_ranks_train_and_leave_a_complete_run(command: Command) -> None:
     # The console: plain lines without a terminal, the last ones say where the run is and how to play it.
     lines = done.out.splitlines()
     assert lines[0].startswith("Training cartpole-balance with 2 ranks.")
-    assert any(line.startswith("iteration 5/5") for line in lines)
+    assert any(" 5/5 " in line for line in lines)
     assert lines[-2:] == [
         f"Run:  logs/cartpole-balance/{run.name}",
         f"Play: uv run play cartpole-balance --run logs/cartpole-balance/{run.name} --video cartpole-balance.mp4",
@@ -84,8 +85,8 @@ def test_two_ranks_train_and_leave_a_complete_run(command: Command) -> None:
     # The run can be played, by name and as the latest, and started again from its file.
     played = command("play", "cartpole-balance", "--run", "latest", "--num-envs", "2")
     assert played.code == 0, played.err
-    assert played.out.splitlines()[0] == f"Playing logs/cartpole-balance/{run.name}/checkpoints/model_5.pt"
-    assert "2 episodes: mean return" in played.out
+    assert played.out.splitlines()[0].endswith(f" logs/cartpole-balance/{run.name}/checkpoints/model_5.pt")
+    assert re.search("^2 episodes", played.out, re.MULTILINE)
     again = command("train", "--config", str(run / "config.yaml"), "--max-iterations", "1", "--log-root", "again")
     assert again.code == 0, again.err
     (second,) = (command.cwd / "again" / "cartpole-balance").iterdir()
@@ -113,7 +114,7 @@ def test_torchrunx_logs_follow_variable_then_flag(command: Command) -> None:
 def test_a_mistake_found_by_a_rank_is_one_line_and_leaves_no_run(command: Command) -> None:
     done = command("train", "cartpole-balance", *TWO, "--env.actions.force.actuators", "thruster")
     assert done.code == 2
-    assert done.err.splitlines() == ["train: --env.actions.force.actuators thruster: the model has force"]
+    assert re.fullmatch("train: --env.actions.force.actuators thruster: .* force\\n", done.err)
     assert not list((command.cwd / "logs" / "cartpole-balance").iterdir())
 
 
@@ -133,7 +134,7 @@ def test_a_signal_stops_one_rank_cleanly(
     assert_within(stopped.took_s, 20)
     run = only_run(command.cwd)
     done = read_metrics(run)[-1]["iteration"]
-    assert f"Stopped after {done} of 100000 iterations" in stopped.out
+    assert f" {done} of 100000 " in stopped.out
     assert find_checkpoint(run).name == f"model_{done}.pt"
     assert stopped.err == ""
 
@@ -149,7 +150,8 @@ def test_a_signal_before_training_ends_the_run_at_once(
     done = command.finish(process)
     assert done.code == code
     assert_within(done.took_s, 10)
-    assert "before it trained; every process has ended." in done.out
+    assert ("Ctrl-C" if signum == signal.SIGINT else "SIGTERM") in done.out
+    assert not re.search(r"\d of \d", done.out), "it has not trained"
 
 
 @pytest.mark.slow
@@ -161,7 +163,7 @@ def test_torchrun_starts_the_ranks(command: Command) -> None:
     )  # fmt: skip
     assert done.code == 0, done.err
     assert read_metrics(only_run(command.cwd))[-1]["total_steps"] == 2 * 32 * 8 * 2
-    assert done.out.count("Run:  ") == 1, "ranks other than 0 are silent"
+    assert done.out.count("uv run play ") == 1, "ranks other than 0 are silent"
 
 
 NEVER_SHUTS_DOWN = """
@@ -184,7 +186,7 @@ def test_a_failing_rank_of_torchrun_skips_the_shutdown_of_the_interpreter(comman
         env={"PYTHONPATH": str(command.cwd), "MJLAB_DIST_FAULT": "1:2:raise"},
     )  # fmt: skip
     assert done.code == 1
-    assert "a fault on purpose" in done.err  # the traceback of rank 1
+    assert re.search(r"^RuntimeError: ", done.err, re.MULTILINE)  # the traceback of rank 1
 
 
 @pytest.mark.slow
@@ -210,6 +212,6 @@ def test_slurm_starts_the_ranks(command: Command) -> None:
     ]  # fmt: skip
     outputs = [process.communicate(timeout=120) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
-    assert "Run:  " in outputs[0][0]
+    assert "uv run play " in outputs[0][0]
     assert outputs[1][0] == ""
     assert read_metrics(only_run(command.cwd))[-1]["total_steps"] == 2 * 32 * 8 * 2

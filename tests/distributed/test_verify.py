@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -49,10 +50,10 @@ def test_two_ranks_pass_and_leave_no_files(command: Command) -> None:
         "scaling against one rank",
     ]  # fmt: skip
     num_envs = registry.task_config("cartpole-balance").num_envs
-    assert figures["env streams different"] == f"{2 * num_envs:,} different first observations of {2 * num_envs:,}"
+    assert re.findall(r"[\d,]+", figures["env streams different"]) == [f"{2 * num_envs:,}"] * 2
     assert figures["files by rank 0 alone"].endswith("rank 1: 0")
-    assert figures["collectives"].startswith("1 per mini-batch, ")
-    assert "x of 2: " in figures["scaling against one rank"]
+    assert figures["collectives"].startswith("1 ")
+    assert re.match(r"[\d.]+x .*\b2\b", figures["scaling against one rank"])
     assert {p.name for p in command.cwd.iterdir()} == {"tmp"}
     assert not list((command.cwd / "tmp").glob("mjlab-dist-verify-*"))
 
@@ -68,8 +69,10 @@ def test_a_synchronizer_that_does_not_average_fails(command: Command) -> None:
     failed = {line.split("│")[1].strip() for line in lines if "FAIL" in line}
     assert {"parameters equal", "gradient average"} <= failed
     assert not {"env streams different", "files by rank 0 alone"} & failed
-    assert any("the first one is actor." in line for line in lines)
-    assert any(line.split("│")[1].strip() == "1" and "64 to 127" in line for line in lines if "│" in line)
+    assert any(" actor." in line for line in lines)
+    assert any(
+        line.split("│")[1].strip() == "1" and re.search(r"\b64 .*\b127\b", line) for line in lines if "│" in line
+    )
 
 
 @pytest.mark.slow
@@ -78,11 +81,11 @@ def test_a_single_rank_passes_and_a_single_iteration_is_refused(command: Command
     report = json.loads(done.out)
     assert done.code == 0, report
     figures = {check["name"]: check["figure"] for check in report["checks"]}
-    assert figures["collectives"] == "0 per mini-batch, 0 more per iteration"
-    assert figures["scaling against one rank"].startswith("one rank: ")
+    assert re.findall(r"\d+", figures["collectives"]) == ["0", "0"]
+    assert "x of" not in figures["scaling against one rank"]
     refused = command(*VERIFY, "--gpu-ids", "None", "--max-iterations", "1")
     assert refused.code == 2
-    assert "--max-iterations 1" in refused.err
+    assert "--max-iterations 1: " in refused.err
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -179,7 +182,8 @@ def test_local_gradients_are_not_checked_for_their_average(config: TrainConfig) 
     local = [evidence(rank, difference=None, per_mini_batch=0.0) for rank in (0, 1)]
     report = judge(config, local, 180.0, 100.0)
     assert report.passed
-    assert "not averaged: period 4" in [check.figure for check in report.checks]
+    (figure,) = [check.figure for check in report.checks if check.name == "gradient average"]
+    assert "period 4" in figure
 
 
 def test_new_files_are_recorded_with_their_final_names(tmp_path: Path) -> None:
