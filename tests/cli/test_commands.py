@@ -307,17 +307,6 @@ def test_default_without_gpu_warns_and_trains_on_the_cpu(command: Command) -> No
     assert hidden.err == ""
 
 
-def test_wandb_offline_writes_locally(command: Command) -> None:
-    done = command(
-        "train", "cartpole-balance", "--gpu-ids", "None", "--num-envs", "8", "--max-iterations", "2",
-        "--logger", "wandb",
-        env={"WANDB_MODE": "offline"},
-    )  # fmt: skip
-    assert done.code == 0, done.err
-    assert list((command.cwd / "logs").rglob("*.wandb"))
-    assert not list((command.cwd / "logs").rglob("events.out.*"))
-
-
 @pytest.mark.slow
 def test_video_shows_the_scene(command: Command) -> None:
     import imageio.v3 as iio
