@@ -215,6 +215,7 @@ def test_row_5_a_second_ctrl_c_ends_at_once(
     assert not list(temporary.iterdir())
 
 
+@pytest.mark.slow
 def test_row_6_no_process_outlives_the_launcher(command: Command, training: Training, wait_for: WaitFor) -> None:
     process = training()
     process.kill()

@@ -122,6 +122,7 @@ def test_sharded_recurrent_policy_in_bf16_trains_and_plays(command: Command) -> 
     assert re.search("^2 episodes", played.out, re.MULTILINE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "said"),
     [
