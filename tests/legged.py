@@ -15,12 +15,15 @@ from mjlab_dist.config import (
     ActionConfig,
     EnvConfig,
     EventConfig,
+    MetricConfig,
     ObservationConfig,
     ParamValue,
     RandomizationConfig,
+    Reduction,
     RewardConfig,
     SimConfig,
     TermConfig,
+    TerminationConfig,
 )
 from mjlab_dist.env import Env
 from mjlab_dist.errors import UserError
@@ -57,6 +60,16 @@ def observe(func: str, params: dict[str, ParamValue] | None = None, **fields: An
 def reward(func: str, weight: float = 1.0, **params: ParamValue) -> RewardConfig:
     """A reward of the package."""
     return RewardConfig(func=f"{MDP}.rewards:{func}", weight=weight, params=params)
+
+
+def termination(func: str, **params: ParamValue) -> TerminationConfig:
+    """A termination of the package, as module:name."""
+    return TerminationConfig(func=f"{MDP}.{func}", params=params)
+
+
+def metric(func: str, reduce: Reduction, **params: ParamValue) -> MetricConfig:
+    """A metric of the package, as module:name."""
+    return MetricConfig(func=f"{MDP}.{func}", reduce=reduce, params=params)
 
 
 def term(func: str, **params: ParamValue) -> TermConfig:
@@ -125,11 +138,18 @@ EVERYTHING = EnvConfig(
         "still": reward("stand_still", -0.1, command="velocity"),
     },
     terminations={
-        "tilted": term("terminations:tilted", max_rad=0.6),
-        "low": term("terminations:too_low", min_m=0.15),
-        "far": term("terminations:out_of_bounds", max_m=1.5),
-        "fallen": term("terminations:illegal_contact", sensor="trunk", min_n=1.0),
-        "nan": term("terminations:not_finite"),
+        "tilted": termination("terminations:tilted", max_rad=0.6),
+        "low": termination("terminations:too_low", min_m=0.15),
+        "far": termination("terminations:out_of_bounds", max_m=1.5),
+        "fallen": termination("terminations:illegal_contact", sensor="trunk", min_n=1.0),
+        "nan": termination("terminations:not_finite"),
+    },
+    metrics={
+        "height": metric("rewards:height_error", "last", target_m=0.27),
+        "force": metric("rewards:actuator_force", "max"),
+        "alive": metric("rewards:alive", "sum"),
+        "tilt": metric("rewards:tilt", "min"),
+        "tilted": metric("terminations:tilted", "mean", max_rad=0.3),
     },
     events={
         "root": event(

@@ -55,10 +55,15 @@ def test_an_old_run_resumes_with_its_envs(command: Command, old_run: Path) -> No
     done = command("train", "--resume", str(old_run), "--max-iterations", "3")
     assert done.code == 0, done.err
     assert "from iteration 2." in done.out  # with "drawn again" the sentence would be longer
-    assert [row["iteration"] for row in read_metrics(old_run)] == [1, 2, 3]
+    rows = read_metrics(old_run)
+    assert [row["iteration"] for row in rows] == [1, 2, 3]
+    added = {"termination/time_limit", "num_termination/time_limit", "command/velocity/error_m_s"}
+    assert added - rows[1].keys() == added
+    assert added <= rows[2].keys()
 
 
 @pytest.mark.slow
 def test_an_old_run_plays(command: Command, old_run: Path) -> None:
     done = command("play", "quadruped-velocity-flat", "--run", str(old_run), "--num-envs", "2")
     assert done.code == 0, done.err
+    assert "command/velocity/error_m_s" in done.out

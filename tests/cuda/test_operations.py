@@ -29,23 +29,23 @@ class Count(NamedTuple):
 
 
 MAXIMA = {
-    "arm-lift-cube": Count(121, 167),
-    "arm-reach": Count(72, 118),
-    "cartpole-balance": Count(35, 75),
-    "cartpole-swingup": Count(35, 75),
-    "gym-ant": Count(48, 104),
-    "gym-half-cheetah": Count(28, 84),
-    "gym-hopper": Count(66, 122),
-    "gym-humanoid": Count(58, 116),
+    "arm-lift-cube": Count(120, 166),
+    "arm-reach": Count(70, 116),
+    "cartpole-balance": Count(34, 74),
+    "cartpole-swingup": Count(34, 74),
+    "gym-ant": Count(47, 103),
+    "gym-half-cheetah": Count(26, 82),
+    "gym-hopper": Count(65, 121),
+    "gym-humanoid": Count(57, 115),
     "gym-inverted-pendulum": Count(34, 90),
-    "gym-reacher": Count(56, 112),
-    "gym-walker2d": Count(50, 106),
+    "gym-reacher": Count(54, 110),
+    "gym-walker2d": Count(49, 105),
     "humanoid-velocity-flat": Count(151, 201),
-    "quadruped-tracking": Count(297, 337),
+    "quadruped-tracking": Count(294, 334),
     "quadruped-velocity-flat": Count(125, 165),
-    "quadruped-velocity-rough": Count(158, 198),
-    "template": Count(40, 86),
-    "everything": Count(267, 325),
+    "quadruped-velocity-rough": Count(157, 197),
+    "template": Count(38, 84),
+    "everything": Count(272, 330),
 }
 
 

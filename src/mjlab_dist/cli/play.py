@@ -58,6 +58,9 @@ def main(argv: Sequence[str], prog: str) -> None:
         f"{len(result.returns)} episodes: mean return {statistics.mean(result.returns):.1f}{spread}, "
         f"mean length {statistics.mean(result.lengths):.0f} steps"
     )
+    width = max(map(len, result.outcomes))
+    for name, value in result.outcomes.items():
+        print(f"  {name:<{width}}  {value:.4g}")
     if config.video:
         print(f"Video: {config.video}")
 

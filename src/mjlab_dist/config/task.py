@@ -25,6 +25,31 @@ class TermConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TerminationConfig(TermConfig):
+    """A term that ends episodes where it returns True."""
+
+    time_out: bool = False
+    """Whether the term ends an episode as the time limit does: PPO bootstraps the value of the last state, because the
+    episode is cut off and has not failed."""
+
+    def as_time_out(self) -> TerminationConfig:
+        """Return a copy of this termination that ends episodes as the time limit does."""
+        return dataclasses.replace(self, time_out=True)
+
+
+Reduction = Literal["mean", "sum", "max", "min", "last"]
+"""How a metric is reduced over the control steps of an episode."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricConfig(TermConfig):
+    """A quantity to log, such as success. It is reduced over the steps of each episode, then averaged over episodes."""
+
+    reduce: Reduction = "mean"
+    """Value of an episode: the mean, sum, maximum or minimum over its control steps, or the value of the last step."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ActionConfig:
     """A block of actions and the actuators that it drives: ctrl = offset + scale * clip(action)."""
 
@@ -314,8 +339,11 @@ class EnvConfig:
     value function reads the group critic, or actor if there is no critic."""
     rewards: dict[str, RewardConfig]
     """Reward terms by name."""
-    terminations: dict[str, TermConfig] = field(default_factory=dict)
-    """Terms that terminate an episode, by name. The time limit is not among them: PPO bootstraps the value there."""
+    terminations: dict[str, TerminationConfig] = field(default_factory=dict)
+    """Terms that end an episode, by name. The time limit is not among them: PPO bootstraps the value there, as for
+    terms with time_out."""
+    metrics: dict[str, MetricConfig] = field(default_factory=dict)
+    """Quantities to log, by name, such as success; columns metric/<name> of metrics.jsonl."""
     events: dict[str, EventConfig] = field(default_factory=dict)
     """Events at startup, at the start of an episode or at intervals, by name. They are applied in this order."""
     randomizations: dict[str, RandomizationConfig] = field(default_factory=dict)
@@ -329,3 +357,11 @@ class EnvConfig:
     nan_policy: Literal["stop", "reset"] = "stop"
     """Reaction to physics, observations or rewards that are not finite. stop: training ends in that iteration, and the
     state is saved for play --nan-dump. reset: the affected envs start a new episode, and are counted."""
+
+    def __post_init__(self) -> None:
+        # Packages that were written for older versions make terminations with term(...).
+        terminations = {
+            name: one if isinstance(one, TerminationConfig) else TerminationConfig(func=one.func, params=one.params)
+            for name, one in self.terminations.items()
+        }
+        object.__setattr__(self, "terminations", terminations)

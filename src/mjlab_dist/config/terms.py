@@ -17,7 +17,16 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, overload
 
 from mjlab_dist.config.references import Reference, name_of
-from mjlab_dist.config.task import EventConfig, ObservationConfig, ParamValue, RewardConfig, TermConfig
+from mjlab_dist.config.task import (
+    EventConfig,
+    MetricConfig,
+    ObservationConfig,
+    ParamValue,
+    Reduction,
+    RewardConfig,
+    TermConfig,
+    TerminationConfig,
+)
 from mjlab_dist.errors import UserError
 
 if TYPE_CHECKING:
@@ -73,8 +82,35 @@ def event(func: Callable[..., Any], *args: Any, **params: Any) -> EventConfig:
     return EventConfig(func=name_of(func), params=_plain(func, args, params))
 
 
+def termination(
+    func: Callable[Concatenate[Env, P], Tensor | Term], *args: P.args, **params: P.kwargs
+) -> TerminationConfig:
+    """Make a termination. :meth:`TerminationConfig.as_time_out` returns one that cuts episodes off without a failure.
+
+    Args:
+        func: A function or class that returns True where the episode ends, (num_envs,) of bool.
+        args: Must be empty: give parameters by name.
+        params: Parameters of the function or class.
+    """
+    return TerminationConfig(func=name_of(func), params=_plain(func, args, params))
+
+
+def metric(
+    func: Callable[Concatenate[Env, P], Tensor | Term], reduce: Reduction = "mean", *args: P.args, **params: P.kwargs
+) -> MetricConfig:
+    """Make a metric: a quantity to log, which does not change the training.
+
+    Args:
+        func: A function or class that returns one value per env, (num_envs,) of float32 or bool.
+        reduce: Value of an episode: mean, sum, max, min, or last (the value in its last step).
+        args: Must be empty: give parameters by name.
+        params: Parameters of the function or class.
+    """
+    return MetricConfig(func=name_of(func), reduce=reduce, params=_plain(func, args, params))
+
+
 def term(func: Callable[Concatenate[Env, P], Tensor | Term], *args: P.args, **params: P.kwargs) -> TermConfig:
-    """Make a termination, command, sensor or curriculum.
+    """Make a command, sensor or curriculum.
 
     Args:
         func: The function or class.

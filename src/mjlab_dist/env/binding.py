@@ -8,15 +8,31 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from mjlab_dist.config import ObservationConfig, ParamValue, RewardConfig, TermConfig
+import torch
+
+from mjlab_dist.config import MetricConfig, ObservationConfig, ParamValue, Reduction, RewardConfig, TermConfig
 from mjlab_dist.config.references import resolve
-from mjlab_dist.env.term import OutsideOfGraphs, Term, is_capturable
+from mjlab_dist.env.observation_group import ObservationGroup
+from mjlab_dist.env.term import Curriculum, OutsideOfGraphs, Term, is_capturable
 from mjlab_dist.errors import UserError
 
 if TYPE_CHECKING:
     from mjlab_dist.env.env import Env
 
+T = TypeVar("T")
+
 TermT = TypeVar("TermT", bound=Term)
+
+_SINGULAR = {
+    "commands": "command",
+    "events": "event",
+    "metrics": "metric",
+    "observations": "observation",
+    "rewards": "reward",
+    "sensors": "sensor",
+    "terminations": "termination",
+}
+"""Kinds of terms, as columns of metrics name them."""
 
 
 class Binder:
@@ -95,6 +111,44 @@ class Binder:
         """
         return call if is_capturable(call) else OutsideOfGraphs(call, self._env.sim)
 
+    def make_observations(self, group: str, configs: Mapping[str, ObservationConfig]) -> ObservationGroup:
+        """Make an observation group; evaluate its terms once to measure their widths.
+
+        Args:
+            group: Name of the group.
+            configs: The terms by name.
+
+        Raises:
+            UserError: As :meth:`make_call` does, or if a term returns a wrong shape.
+        """
+        env = self._env
+        calls = [functools.partial(call, env) for call in self.make_calls(f"observations.{group}", configs)]
+        return ObservationGroup(configs, calls, env.num_envs, env.device)
+
+    def measurements(
+        self, configs: Mapping[str, MetricConfig]
+    ) -> tuple[list[Callable[[], Mapping[str, torch.Tensor]]], list[tuple[str, Reduction]]]:
+        """Return functions that measure what the terms made so far log themselves, and all metrics of the task.
+
+        Curricula are left out, because the runner reads their metrics once per iteration.
+
+        Args:
+            configs: The metrics of the config by name.
+
+        Returns:
+            The functions, which return (num_envs,) tensors by name; and name and reduction of each metric: those of the
+            config, then the results of the functions.
+        """
+        measures = []
+        metrics: list[tuple[str, Reduction]] = [(f"metric/{name}", config.reduce) for name, config in configs.items()]
+        for where, term in self.memories.items():
+            found = [] if isinstance(term, Curriculum) else list(term.metrics())
+            if found:
+                kind, _, rest = where.partition(".")
+                metrics.extend((f"{_SINGULAR[kind]}/{rest.replace('.', '/')}/{name}", "mean") for name in found)
+                measures.append(term.metrics if is_capturable(term) else _MetricsOutsideOfGraphs(term, self._env))
+        return measures, metrics
+
     def _make(self, where: str, func: str, params: Mapping[str, ParamValue], *, num_args: int = 1) -> Any:
         term = bind(f"--env.{where}.func", func, params, self._env, num_args=num_args)
         if isinstance(term, Term):
@@ -102,6 +156,39 @@ class Binder:
         if not is_capturable(term):
             self.uncapturable.append(where)
         return term
+
+
+class _MetricsOutsideOfGraphs:
+    """The metrics of a term that recorded steps call between two graphs."""
+
+    def __init__(self, term: Term, env: Env) -> None:
+        self._term = term
+        self._names = list(term.metrics())
+        self._measure = OutsideOfGraphs(self._stacked, env.sim)
+
+    def __call__(self) -> dict[str, torch.Tensor]:
+        values = self._measure()
+        assert values is not None
+        return dict(zip(self._names, values.unbind(), strict=True))
+
+    def _stacked(self) -> torch.Tensor:
+        return torch.stack(list(self._term.metrics().values()))
+
+
+def look_up(kind: str, name: str, known: Mapping[str, T]) -> T:
+    """Return a part of a task by its name.
+
+    Args:
+        kind: What it is, for messages.
+        name: Its name.
+        known: All of that kind by name.
+
+    Raises:
+        UserError: If there is none with this name.
+    """
+    if name not in known:
+        raise UserError(f"{kind} {name}: the task has {', '.join(known) or 'none'}")
+    return known[name]
 
 
 def bind(flag: str, func: str, params: Mapping[str, ParamValue], env: Env, *, num_args: int = 1) -> Callable[..., Any]:

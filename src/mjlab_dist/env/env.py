@@ -5,7 +5,6 @@ A step has no host synchronization, no indexing by masks and no branch on tensor
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,18 +18,15 @@ from mjlab_dist.config import EnvConfig, EventConfig
 from mjlab_dist.env import kernels
 from mjlab_dist.env.actions import Actions
 from mjlab_dist.env.base import Base
-from mjlab_dist.env.binding import Binder
-from mjlab_dist.env.episodes import EpisodeSums, EpisodeTotals
+from mjlab_dist.env.binding import Binder, look_up
+from mjlab_dist.env.episodes import Episodes, EpisodeTotals
 from mjlab_dist.env.interval_events import IntervalEvents
 from mjlab_dist.env.joints import JointSelection, all_joints, select_joints
-from mjlab_dist.env.observation_group import ObservationGroup
 from mjlab_dist.env.randomization import Randomizations
 from mjlab_dist.env.term import Command, Curriculum, Sensor, Term, state_part
 from mjlab_dist.errors import UserError
 from mjlab_dist.sim import Simulation, build_model, copy_state
-from mjlab_dist.sim.terrain import Terrain
-
-_T = TypeVar("_T")
+from mjlab_dist.sim.terrain import Terrain, start_positions
 
 _TermT = TypeVar("_TermT", bound=Term)
 
@@ -53,13 +49,16 @@ class Env(VecEnv):
         previous_actions: The output before that, (num_envs, num_actions).
         actuator_names: Name of the actuator that each action drives.
         terminated: Envs whose episode was terminated in this step, (num_envs,) of bool.
-        timed_out: Envs whose episode reached the time limit in this step, (num_envs,) of bool.
+        timed_out: Envs whose episode is cut off in this step, by the time limit or a term, (num_envs,) of bool.
         joints: Joints by name.
         reference: The start state before events.
         terrain: The terrain; None if the task has none.
         origins: Start position of each env's episode in the world frame, in m, (num_envs, 3); 0 without terrain.
         weights: Weights of the reward terms, (num_terms,); a curriculum may change them.
         reward_names: Names of the reward terms, in the order of ``EpisodeTotals.terms``.
+        termination_names: ``time_limit``, then names of the termination terms, as in ``EpisodeTotals.terminations``.
+        metric_names: Names of the metrics in rows, such as ``metric/success``, in the order of
+            ``EpisodeTotals.metrics``.
         uncapturable_terms: Terms that cannot be part of a CUDA graph, as ``rewards.<name>``.
         step_dt_s: Simulated seconds per control step.
         env_ids: Ids of these envs in the whole run, (num_envs,) of int64, unique over all ranks. Terms use them where
@@ -108,7 +107,7 @@ class Env(VecEnv):
         self.joints = all_joints(self.sim.model)
         self._bases = {name: Base(self.sim, *joint) for name, joint in self.joints.items() if joint.is_free}
         self.terrain = Terrain(config.sim.terrain) if config.sim.terrain.parts else None
-        self.origins = _origins(self.terrain, self.env_ids)
+        self.origins = start_positions(self.terrain, self.env_ids)
         # Actions
         self._actions = Actions(config.actions, self.sim, self.reference.qpos[0])
         self.actuator_names = self._actions.names
@@ -119,8 +118,8 @@ class Env(VecEnv):
         self.episode_length_buf = torch.zeros(num_envs, dtype=torch.long, device=device)
         self.terminated, self.timed_out = torch.zeros(2, num_envs, dtype=torch.bool, device=device)
         self.reward_names = tuple(config.rewards)
+        self.termination_names = ("time_limit", *config.terminations)
         self.weights = torch.tensor([term.weight for term in config.rewards.values()], device=device)
-        self._episodes = EpisodeSums(len(self.reward_names), num_envs, device)
         self._nan_resets = torch.zeros((), dtype=torch.long, device=device)
         self._bind_terms()
         self._record_bookkeeping()
@@ -134,6 +133,7 @@ class Env(VecEnv):
         self._commands: dict[str, Command] = binder.make_classes("commands", config.commands, Command)
         self._rewards = binder.make_calls("rewards", config.rewards)
         self._terminations = binder.make_calls("terminations", config.terminations)
+        self._metrics = binder.make_calls("metrics", config.metrics)
         self._curricula: dict[str, Curriculum] = binder.make_classes("curricula", config.curricula, Curriculum)
         # Events; startup events occur now
         events: dict[str, list[tuple[EventConfig, Callable[..., Any]]]] = {"startup": [], "reset": [], "interval": []}
@@ -145,10 +145,20 @@ class Env(VecEnv):
         for _, bound in events["startup"]:
             bound(self, torch.ones(self.num_envs, dtype=torch.bool, device=self.device))
         # Observations come last: measuring their widths calls them, which needs sensors, commands and origins.
-        self._observations: dict[str, ObservationGroup] = {}
-        for group, terms in config.observations.items():
-            calls = [functools.partial(call, self) for call in binder.make_calls(f"observations.{group}", terms)]
-            self._observations[group] = ObservationGroup(terms, calls, self.num_envs, self.device)
+        self._observations = {
+            group: binder.make_observations(group, terms) for group, terms in config.observations.items()
+        }
+        # Episodes, when all terms that measure something are known
+        self._measurements, metrics = binder.measurements(config.metrics)
+        self.metric_names = tuple(name for name, _ in metrics)
+        self._episodes = Episodes(
+            self.sim,
+            timed_out=self.timed_out,
+            terminated=self.terminated,
+            rewards=self.reward_names,
+            terminations=[(name, term.time_out) for name, term in config.terminations.items()],
+            metrics=metrics,
+        )
         # Methods of terms that steps and resets call
         self._sensor_updates = [binder.outside_of_graphs(sensor.update) for sensor in self._sensors.values()]
         self._command_updates = [binder.outside_of_graphs(command.update) for command in self._commands.values()]
@@ -157,8 +167,9 @@ class Env(VecEnv):
 
     def _record_bookkeeping(self) -> None:
         """Record two kernels: one advances the clocks in a step, one clears the state of env and terms in a reset."""
-        left_s, steps = self._interval_events.left_s, self._episodes.steps
-        clocks = (self.episode_length_buf, steps, left_s, self.timed_out, self.terminated)
+        left_s, episodes = self._interval_events.left_s, self._episodes
+        flags = (self.timed_out, self.terminated, episodes.limit_row)
+        clocks = (self.episode_length_buf, episodes.steps, left_s, *flags)
         arrays: list[Any] = [wp.from_torch(tensor) for tensor in clocks]
 
         def begin_step(model: mjw.Model, data: mjw.Data) -> None:  # noqa: ARG001 (every program takes them)
@@ -198,7 +209,7 @@ class Env(VecEnv):
         Raises:
             UserError: If there is no such command.
         """
-        return _named("command", name, self._commands).value
+        return look_up("command", name, self._commands).value
 
     def sensor(self, name: str, kind: type[_TermT]) -> _TermT:
         """Return a sensor of the task.
@@ -210,7 +221,7 @@ class Env(VecEnv):
         Raises:
             UserError: If there is no such sensor, or it has another class.
         """
-        found = _named("sensor", name, self._sensors)
+        found = look_up("sensor", name, self._sensors)
         if not isinstance(found, kind):
             raise UserError(f"sensor {name}: has the class {type(found).__name__}; {kind.__name__} is required")
         return found
@@ -225,7 +236,7 @@ class Env(VecEnv):
             UserError: If there is no such joint, or it is not free.
         """
         _ = self.joints[joint]
-        return _named("free joint", joint, self._bases)
+        return look_up("free joint", joint, self._bases)
 
     def find_command(self, name: str) -> Command:
         """Return a command term, so that a curriculum can change its ranges.
@@ -236,7 +247,7 @@ class Env(VecEnv):
         Raises:
             UserError: If there is no such command.
         """
-        return _named("command", name, self._commands)
+        return look_up("command", name, self._commands)
 
     def find_joints(self, patterns: tuple[str, ...]) -> JointSelection:
         """Select hinge and slide joints by regular expressions that match their whole names.
@@ -273,22 +284,21 @@ class Env(VecEnv):
         for update in self._sensor_updates:
             update(self)
 
-        # Terminations and rewards
-        for termination in self._terminations:
-            self.terminated |= termination(self)
-        earned = [term(self) for term in self._rewards]
-        terms = torch.stack(earned) if len(earned) > 1 else earned[0].unsqueeze(0)
-        if self.cfg.nan_policy == "reset":
-            broken = self._find_broken(terms)
-            terms = terms.masked_fill(broken, 0.0)
-            self.terminated |= broken
-        done = self.timed_out | self.terminated
-        time_outs = self.timed_out > self.terminated  # and not terminated
-        rewards = self.weights @ terms
+        # Terminations, then rewards, which may read them, and metrics
+        episodes = self._episodes
+        episodes.end_by_terms([termination(self) for termination in self._terminations])
+        rewards = [term(self) for term in self._rewards]
+        metrics = [metric(self) for metric in self._metrics]
+        for measure in self._measurements:
+            metrics += measure().values()
+        episodes.store(rewards, metrics)
 
         # Ended episodes: before the resets, because curricula read their last state
-        self._episodes.rewards.add_(terms)
-        self._episodes.end(done)
+        if self.cfg.nan_policy == "reset":
+            self._find_broken()
+        episodes.end_step()
+        reward = self.weights @ episodes.earned
+        done, time_outs = episodes.done.clone(), episodes.time_outs.clone()
         for episode_ends in self._episode_ends:
             episode_ends(self, done)
 
@@ -300,7 +310,7 @@ class Env(VecEnv):
             update(self)
         self._interval_events.happen(self)
 
-        return self._observe(), rewards, done, {"time_outs": time_outs}
+        return self._observe(), reward, done, {"time_outs": time_outs}
 
     def end_iteration(self, totals: EpisodeTotals) -> None:
         """Update curricula at the end of an iteration.
@@ -329,6 +339,15 @@ class Env(VecEnv):
     def pop_episode_totals(self) -> EpisodeTotals:
         """Return sums over the episodes that ended since the previous call."""
         return self._episodes.pop_totals(self.weights)
+
+    def episode_outcomes(self) -> dict[str, torch.Tensor]:
+        """Return reasons and metrics of the running episodes by column, (num_envs,) of float32 each.
+
+        ``termination/<reason>`` is 1 where the reason held in the latest step. Metrics are over the steps so far. Where
+        an episode ended in the latest step, the values are those of this episode.
+        """
+        names = (*(f"termination/{name}" for name in self.termination_names), *self.metric_names)
+        return dict(zip(names, self._episodes.outcomes(), strict=True))
 
     def pop_nan_resets(self) -> torch.Tensor:
         """Return the number of resets by ``nan_policy`` since the previous call, a scalar; 0 with policy stop."""
@@ -397,14 +416,13 @@ class Env(VecEnv):
         }
         return {f"{part}.{name}": tensor for part, state in parts.items() for name, tensor in state.items()}
 
-    def _find_broken(self, terms: torch.Tensor) -> torch.Tensor:
-        """Return the envs with a non-finite value, (num_envs,) of bool; count them and exclude them from totals."""
+    def _find_broken(self) -> None:
+        """Mark and count the envs with a non-finite value."""
         observed = [group.clean() for group in self._observations.values()]
-        numbers = [self.sim.qpos, self.sim.qvel, self.sim.view("act"), *observed, terms.T]
+        numbers = [self.sim.qpos, self.sim.qvel, self.sim.view("act"), *observed, self._episodes.earned.T]
         broken = ~torch.cat([tensor.flatten(1) for tensor in numbers], dim=1).isfinite().all(dim=1)
         self._nan_resets += broken.sum()
-        self._episodes.leave_out(broken)
-        return broken
+        self._episodes.broken.copy_(broken)
 
     def _start_episodes(self, mask: torch.Tensor) -> None:
         # Physics, start states and models
@@ -427,18 +445,3 @@ class Env(VecEnv):
         groups = {name: group.observe() for name, group in self._observations.items()}
         self._observed = TensorDict(groups, batch_size=[self.num_envs], device=self.device)
         return self._observed
-
-
-def _named(kind: str, name: str, known: Mapping[str, _T]) -> _T:
-    if name not in known:
-        raise UserError(f"{kind} {name}: the task has {', '.join(known) or 'none'}")
-    return known[name]
-
-
-def _origins(terrain: Terrain | None, env_ids: torch.Tensor) -> torch.Tensor:
-    """Distribute envs over the tiles of a terrain, first over columns, then over levels; return their origins."""
-    if terrain is None:
-        return torch.zeros(len(env_ids), 3, device=env_ids.device)
-    tiles = torch.as_tensor(terrain.origins, dtype=torch.float32, device=env_ids.device)
-    num_levels, num_columns = tiles.shape[:2]
-    return tiles[(env_ids // num_columns) % num_levels, env_ids % num_columns]

@@ -1,10 +1,26 @@
-"""Sums over episodes: rewards of running episodes, totals of ended episodes."""
+"""Ends of episodes, and sums over them: rewards and metrics of running episodes, totals of ended episodes."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
+import mujoco_warp as mjw
 import torch
+import warp as wp
+
+from mjlab_dist.config import Reduction
+from mjlab_dist.env import kernels
+from mjlab_dist.errors import UserError
+from mjlab_dist.sim import Simulation
+
+_REDUCTIONS: dict[Reduction, int] = {
+    "mean": kernels.MEAN,
+    "sum": kernels.SUM,
+    "max": kernels.MAX,
+    "min": kernels.MIN,
+    "last": kernels.LAST,
+}
 
 
 class EpisodeTotals(NamedTuple):
@@ -16,38 +32,94 @@ class EpisodeTotals(NamedTuple):
     """Number of control steps of these episodes, a scalar."""
     terms: torch.Tensor
     """Weighted rewards of these episodes by term, (num_terms,); the sum over terms is their return."""
+    unweighted: torch.Tensor
+    """The same rewards without weights, (num_terms,)."""
+    terminations: torch.Tensor
+    """Number of episodes that each reason ended, (1 + num_terminations,): the time limit, then each termination term.
+    Several reasons may end the same episode."""
+    metrics: torch.Tensor
+    """Sum of each metric of these episodes, (num_metrics,)."""
 
 
-class EpisodeSums:
-    """Steps and rewards of running episodes, and totals of ended episodes.
+class Episodes:
+    """Ends of episodes, steps, rewards and metrics of running episodes, and totals of ended episodes.
 
-    An episode counts only if it was observed from its start and all its values are finite.
+    An episode counts in the totals only if it was observed from its start and all its values are finite.
+
+    Attributes:
+        done: Envs whose episode ends in this step, (num_envs,) of bool.
+        time_outs: Envs whose episode is cut off and not terminated, (num_envs,) of bool.
+        broken: Envs with a number that is not finite, which :meth:`end_step` ends, (num_envs,) of bool.
+        earned: Rewards of this step by term, without weights, (num_terms, num_envs).
+        limit_row: 1 for envs whose episode has reached its maximum length, else 0, (num_envs,), written by the env's
+            ``begin_step`` kernel.
     """
 
-    def __init__(self, num_terms: int, num_envs: int, device: str) -> None:
-        """Allocate the sums.
+    def __init__(
+        self,
+        sim: Simulation,
+        *,
+        timed_out: torch.Tensor,
+        terminated: torch.Tensor,
+        rewards: Sequence[str],
+        terminations: Sequence[tuple[str, bool]],
+        metrics: Sequence[tuple[str, Reduction]],
+    ) -> None:
+        """Allocate the sums and record the kernels.
 
         Args:
-            num_terms: Number of reward terms.
-            num_envs: Number of envs.
-            device: Device of the tensors.
+            sim: The physics.
+            timed_out: Envs whose episode is cut off in a step, (num_envs,) of bool.
+            terminated: Envs whose episode is terminated in a step, (num_envs,) of bool.
+            rewards: Names of the reward terms.
+            terminations: Name of each termination term, and whether it ends episodes as the time limit does.
+            metrics: Name and reduction of each metric.
         """
-        # Rows that are summed over ended episodes: the number 1, the steps, and the reward of each term
-        self._ledger = torch.zeros(2 + num_terms, num_envs, device=device)
+        self._rewards, self._terminations, self._metrics = rewards, terminations, metrics
+        self._num_envs, self._is_checked = sim.num_envs, False
+        num_terms, num_terminations, num_metrics = len(rewards), len(terminations), len(metrics)
+
+        # State of this step
+        self.done, self.time_outs, self.broken = torch.zeros(3, sim.num_envs, dtype=torch.bool, device=sim.device)
+        self._ended_by = torch.zeros(num_terminations, sim.num_envs, dtype=torch.bool, device=sim.device)
+        self.earned = torch.zeros(num_terms, sim.num_envs, device=sim.device)
+        self._values = torch.zeros(num_metrics, sim.num_envs, device=sim.device)
+        self._finished = torch.zeros(sim.num_envs, device=sim.device)
+
+        # Rows that are summed over ended episodes: the number 1, steps, reward terms, reasons of the end, metrics
+        self._sizes = [1, 1, num_terms, 1 + num_terminations, num_metrics]
+        self._ledger = torch.zeros(sum(self._sizes), sim.num_envs, device=sim.device)
         self._ledger[0] = 1.0
+        _, (self.steps,), self.rewards, reasons, self.metrics = self._ledger.split(self._sizes)
+        self.limit_row = reasons[0]
         # 1 if the running episode counts, else 0; a float because it is a factor
-        self._counts = torch.ones(num_envs, device=device)
-        self._totals = torch.zeros(2 + num_terms, device=device)
+        self._counts = torch.ones(sim.num_envs, device=sim.device)
+        self._memory = torch.zeros(num_metrics, sim.num_envs, device=sim.device)
+        self._totals = torch.zeros(len(self._ledger), device=sim.device)
 
-    @property
-    def steps(self) -> torch.Tensor:
-        """Steps of the running episodes as floats, (num_envs,), written by the env's ``begin_step`` kernel."""
-        return self._ledger[1]
+        self._record(sim, timed_out, terminated, reasons[1:])
 
-    @property
-    def rewards(self) -> torch.Tensor:
-        """Rewards of the running episodes by term, without weights, (num_terms, num_envs)."""
-        return self._ledger[2:]
+    def _record(
+        self, sim: Simulation, timed_out: torch.Tensor, terminated: torch.Tensor, endings: torch.Tensor
+    ) -> None:
+        """Record the kernels of a step."""
+        with wp.ScopedDevice(sim.device):
+            is_time_out = wp.array([is_time_out for _, is_time_out in self._terminations], dtype=wp.bool)
+            reductions = wp.array([_REDUCTIONS[reduction] for _, reduction in self._metrics], dtype=int)
+        arrays = map(wp.from_torch, (self._ended_by, timed_out, terminated, endings))
+        by_terms: list[Any] = [next(arrays), is_time_out, *arrays]
+        inputs: list[Any] = [*map(wp.from_torch, (timed_out, self.broken, self._values)), reductions]
+        changed = (terminated, self.earned, self._counts, self.done, self.time_outs, self._finished, self.rewards)
+        outputs = [*map(wp.from_torch, (self.steps, *changed, self._memory, self.metrics))]
+
+        def end_by_terms(model: mjw.Model, data: mjw.Data) -> None:  # noqa: ARG001 (every program takes them)
+            wp.launch(kernels.end_by_terms, sim.num_envs, by_terms)
+
+        def end_step(model: mjw.Model, data: mjw.Data) -> None:  # noqa: ARG001 (every program takes them)
+            wp.launch(kernels.end_step, sim.num_envs, [*inputs, *outputs])
+
+        self._end_by_terms = sim.record(end_by_terms, changes_state=False) if self._terminations else None
+        self._end_step = sim.record(end_step, changes_state=False)
 
     def count_all(self, counts: bool) -> None:
         """Set whether the running episodes count.
@@ -57,24 +129,57 @@ class EpisodeSums:
         """
         self._counts.fill_(float(counts))
 
-    def leave_out(self, mask: torch.Tensor) -> None:
-        """Exclude running episodes from the totals.
+    def end_by_terms(self, results: Sequence[torch.Tensor]) -> None:
+        """Update which episodes are cut off or terminated.
 
         Args:
-            mask: Envs of these episodes, (num_envs,) of bool.
-        """
-        self._counts.masked_fill_(mask, 0.0)
+            results: Result of each termination term, (num_envs,) of bool.
 
-    def end(self, done: torch.Tensor) -> None:
-        """Add ended episodes to the totals; the next episodes of these envs count.
+        Raises:
+            UserError: In the first step, if a term returned another shape or type.
+        """
+        if self._end_by_terms is None:
+            return
+        if not self._is_checked:
+            names = [f"env.terminations.{name}" for name, _ in self._terminations]
+            self._check(names, results, lambda dtype: dtype == torch.bool, "bool")
+        torch.stack(list(results), out=self._ended_by)
+        self._end_by_terms()
+
+    def store(self, rewards: Sequence[torch.Tensor], metrics: Sequence[torch.Tensor]) -> None:
+        """Store rewards and metrics of a step.
+
+        Args:
+            rewards: Result of each reward term, (num_envs,).
+            metrics: Value of each metric, (num_envs,) of any type but float64.
+
+        Raises:
+            UserError: In the first step, if a term returned another shape or type.
+        """
+        if not self._is_checked:
+            self._check([f"env.rewards.{name}" for name in self._rewards], rewards, _is_convertible, "float32")
+            self._check(
+                [name.replace("metric/", "env.metrics.") for name, _ in self._metrics],
+                metrics,
+                _is_convertible,
+                "float32",
+            )
+            self._is_checked = True
+        torch.stack(list(rewards), out=self.earned)
+        if metrics:
+            torch.stack(list(metrics), out=self._values)
+
+    def end_step(self) -> None:
+        """Determine which episodes end, and add the step to the sums and the ended episodes to the totals.
 
         The caller must clear :attr:`rewards` of these envs afterwards.
-
-        Args:
-            done: Envs of these episodes, (num_envs,) of bool.
         """
-        self._totals.addmv_(self._ledger, done * self._counts)
-        self._counts.masked_fill_(done, 1.0)
+        self._end_step()
+        self._totals.addmv_(self._ledger, self._finished)
+
+    def outcomes(self) -> torch.Tensor:
+        """Return reasons and metrics of the running episodes, (1 + num_terminations + num_metrics, num_envs)."""
+        return self._ledger[sum(self._sizes[:3]) :].clone()
 
     def pop_totals(self, weights: torch.Tensor) -> EpisodeTotals:
         """Return the totals since the previous call.
@@ -82,14 +187,38 @@ class EpisodeSums:
         Args:
             weights: Weights of the reward terms, (num_terms,).
         """
-        totals = EpisodeTotals(self._totals[0].clone(), self._totals[1].clone(), weights * self._totals[2:])
+        episodes, steps, rewards, terminations, metrics = self._totals.clone().split(self._sizes)
         self._totals.zero_()
-        return totals
+        return EpisodeTotals(episodes[0], steps[0], weights * rewards, rewards, terminations, metrics)
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return the tensors that the next totals depend on, by name."""
-        return {"episode_sums": self.rewards.T, "from_start": self._counts, "totals": self._totals}
+        sums, reasons_and_metrics = self._totals.split([sum(self._sizes[:3]), sum(self._sizes[3:])])
+        return {
+            "episode_sums": self.rewards.T,
+            "from_start": self._counts,
+            "totals": sums,
+            "episode_metrics": self._memory.T,
+            "outcome_totals": reasons_and_metrics,
+        }
 
     def num_bytes(self) -> int:
         """Return the memory of the sums in bytes."""
-        return self._ledger.nbytes + self._counts.nbytes + self._totals.nbytes
+        held = (self._ledger, self._counts, self._totals, self.earned, self._values, self._memory, self._ended_by)
+        return sum(tensor.nbytes for tensor in held)
+
+    def _check(
+        self, names: Sequence[str], results: Sequence[object], accepts: Callable[[torch.dtype], bool], wanted: str
+    ) -> None:
+        for name, result in zip(names, results, strict=True):
+            given = type(result).__name__
+            if isinstance(result, torch.Tensor):
+                if result.shape == (self._num_envs,) and accepts(result.dtype):
+                    continue
+                given = f"{tuple(result.shape)} of {str(result.dtype).removeprefix('torch.')}"
+            raise UserError(f"{name}: returned {given}; it must return ({self._num_envs},) of {wanted}")
+
+
+def _is_convertible(dtype: torch.dtype) -> bool:
+    """Return whether a type is float32 or converted to it: float64 would slow down a GPU unnoticed."""
+    return dtype != torch.float64 and not dtype.is_complex

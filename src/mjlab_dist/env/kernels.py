@@ -48,6 +48,30 @@ def measure_base(
 
 
 @wp.kernel
+def measure_tracking(
+    command: wp.array2d[float],
+    level_velocity: wp.array2d[float],
+    velocity: wp.array2d[float],
+    error_m_s: wp.array[float],
+    error_rad_s: wp.array[float],
+):
+    """Compute how far a velocity is from its command; one thread per env.
+
+    Args:
+        command: Forward velocity, left velocity and yaw rate, (num_envs, 3).
+        level_velocity: Linear velocity in the heading frame, (num_envs, 3).
+        velocity: Linear velocity in the world's frame, angular velocity in the body's, (num_envs, 6).
+        error_m_s: Output: distance between the horizontal velocities.
+        error_rad_s: Output: magnitude of the difference between the yaw rates.
+    """
+    env = wp.tid()
+    forward = command[env, 0] - level_velocity[env, 0]
+    left = command[env, 1] - level_velocity[env, 1]
+    error_m_s[env] = wp.sqrt(forward * forward + left * left)
+    error_rad_s[env] = wp.abs(command[env, 2] - velocity[env, 5])
+
+
+@wp.kernel
 def send_actions(
     given: wp.array2d[float],
     low: wp.array[float],
@@ -161,6 +185,7 @@ def begin_step(
     until_event_s: wp.array2d[float],
     timed_out: wp.array[wp.bool],
     terminated: wp.array[wp.bool],
+    limit_row: wp.array[float],
 ):
     """Advance the clocks of every env; one thread per env.
 
@@ -172,6 +197,7 @@ def begin_step(
         until_event_s: Time until each interval event, (num_envs, events).
         timed_out: Output: whether the episode has reached its maximum length.
         terminated: Output, set to False.
+        limit_row: Output: 1 if the episode has reached its maximum length, else 0.
     """
     env = wp.tid()
     episode_length[env] = episode_length[env] + wp.int64(1)
@@ -180,6 +206,122 @@ def begin_step(
         until_event_s[env, i] = until_event_s[env, i] - dt_s
     timed_out[env] = episode_length[env] >= wp.int64(max_steps)
     terminated[env] = False
+    limit_row[env] = wp.where(timed_out[env], 1.0, 0.0)
+
+
+@wp.kernel
+def end_by_terms(
+    ended_by: wp.array2d[wp.bool],
+    is_time_out: wp.array[wp.bool],
+    timed_out: wp.array[wp.bool],
+    terminated: wp.array[wp.bool],
+    endings: wp.array2d[float],
+):
+    """Combine the termination terms of a step; one thread per env.
+
+    Args:
+        ended_by: Results of the terms, (num_terminations, num_envs).
+        is_time_out: Whether a term ends episodes as the time limit does, (num_terminations,).
+        timed_out: In and out: whether the episode is cut off, by the time limit or by a term.
+        terminated: In and out: whether the episode is terminated.
+        endings: Output: 1 for each term that holds, else 0, (num_terminations, num_envs).
+    """
+    env = wp.tid()
+    for i in range(ended_by.shape[0]):
+        endings[i, env] = wp.where(ended_by[i, env], 1.0, 0.0)
+        if ended_by[i, env]:
+            if is_time_out[i]:
+                timed_out[env] = True
+            else:
+                terminated[env] = True
+
+
+MEAN = wp.constant(0)
+SUM = wp.constant(1)
+MAX = wp.constant(2)
+MIN = wp.constant(3)
+LAST = wp.constant(4)
+
+
+@wp.func
+def add_value(reduction: int, steps: float, before: float, value: float):
+    """Return what a metric keeps after a step.
+
+    Args:
+        reduction: MEAN, SUM, MAX, MIN or LAST.
+        steps: Steps of the episode, this one included.
+        before: What it kept before.
+        value: Its value in this step.
+    """
+    if steps <= 1.0:
+        return value
+    if reduction == MAX:
+        return wp.max(before, value)
+    if reduction == MIN:
+        return wp.min(before, value)
+    if reduction == LAST:
+        return value
+    return before + value
+
+
+@wp.kernel
+def end_step(
+    timed_out: wp.array[wp.bool],
+    broken: wp.array[wp.bool],
+    values: wp.array2d[float],
+    reductions: wp.array[int],
+    steps: wp.array[float],
+    terminated: wp.array[wp.bool],
+    terms: wp.array2d[float],
+    counts: wp.array[float],
+    done: wp.array[wp.bool],
+    time_outs: wp.array[wp.bool],
+    finished: wp.array[float],
+    rewards: wp.array2d[float],
+    memory: wp.array2d[float],
+    metrics: wp.array2d[float],
+):
+    """Determine which episodes end, and add a step to the sums over their episodes; one thread per env.
+
+    Args:
+        timed_out: Whether the episode is cut off.
+        broken: Whether a number of the env is not finite: its episode terminates, does not count and earns nothing.
+        values: Metrics of this step, (num_metrics, num_envs).
+        reductions: How each metric is reduced over the steps of an episode: MEAN, SUM, MAX, MIN or LAST.
+        steps: Steps of the episode, this one included.
+        terminated: In and out: whether the episode is terminated.
+        terms: In and out: reward of each term in this step, (num_terms, num_envs).
+        counts: In and out: 1 if the episode counts, else 0.
+        done: Output: whether the episode ends.
+        time_outs: Output: whether it is cut off and not terminated.
+        finished: Output: 1 if an episode that counts ends, else 0.
+        rewards: In and out: sums of the reward terms over the episode, (num_terms, num_envs).
+        memory: In and out: what the metrics keep between steps, (num_metrics, num_envs).
+        metrics: Output: metrics of the episode up to this step, (num_metrics, num_envs); 0 if it does not count.
+    """
+    env = wp.tid()
+    # End of the episode
+    if broken[env]:
+        terminated[env] = True
+        counts[env] = 0.0
+    ends = timed_out[env] or terminated[env]
+    done[env] = ends
+    time_outs[env] = timed_out[env] and not terminated[env]
+    finished[env] = wp.where(ends, counts[env], 0.0)
+    # Rewards
+    for i in range(terms.shape[0]):
+        if broken[env]:
+            terms[i, env] = 0.0
+        rewards[i, env] = rewards[i, env] + terms[i, env]
+    # Metrics
+    for i in range(values.shape[0]):
+        value = add_value(reductions[i], steps[env], memory[i, env], values[i, env])
+        memory[i, env] = value
+        value = wp.where(reductions[i] == MEAN, value / steps[env], value)
+        metrics[i, env] = wp.where(counts[env] > 0.0, value, 0.0)
+    # The next episode counts
+    if ends:
+        counts[env] = 1.0
 
 
 @wp.kernel

@@ -50,6 +50,14 @@ class Term:
         """
         return ()
 
+    def metrics(self) -> dict[str, torch.Tensor]:
+        """Return measurements of this step by name, (num_envs,) each, such as the tracking error of a command.
+
+        The env calls this in every step, before resets. Each value is averaged over the steps of an episode, and logged
+        as ``<kind>/<term>/<name>``, such as ``command/velocity/error_m_s``.
+        """
+        return {}
+
     def state(self) -> dict[str, torch.Tensor]:
         """Return the state of the term by name: the tensors themselves, which are updated in place.
 
@@ -231,7 +239,10 @@ class Curriculum(Term):
         """
 
     def metrics(self) -> dict[str, torch.Tensor]:
-        """Return the progress of the curriculum by name, as scalars: means over the envs of this rank."""
+        """Return the progress of the curriculum by name, as scalars: means over the envs of this rank.
+
+        Unlike the metrics of other terms, they are read once per iteration.
+        """
         return {}
 
     def resume(self, saved: Sequence[Mapping[str, torch.Tensor]]) -> None:

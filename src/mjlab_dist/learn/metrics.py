@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -87,7 +87,7 @@ class Metrics:
         rank: int,
         world_size: int,
         num_samples: int,
-        reward_names: tuple[str, ...],
+        episode_names: Sequence[str],
         num_parameters: int,
         clock: Clock,
         iteration: int = 0,
@@ -99,7 +99,8 @@ class Metrics:
             rank: Global rank.
             world_size: Number of ranks.
             num_samples: Control steps in one rollout of one rank, over its envs.
-            reward_names: Names of the reward terms.
+            episode_names: Columns of sums over episodes, in the order of ``EpisodeTotals``: ``reward/<term>``,
+                ``termination/<reason>``, then metrics.
             num_parameters: Parameters of policy and value function, for the root of their mean squared spread.
             clock: Counts the time of the collective.
             iteration: Iterations done before.
@@ -109,10 +110,14 @@ class Metrics:
         self._rank = rank
         self._world_size = world_size
         self.num_samples = num_samples * world_size
-        self._reward_names = reward_names
+        self._episode_names = tuple(episode_names)
         self._num_parameters = num_parameters
         self._clock = clock
-        self._episodes: collections.deque[list[float]] = collections.deque(before["episodes"])
+        # Sums of the newest episodes, one list per iteration. Those of a task with other columns are dropped.
+        width = 2 + len(self._episode_names)
+        self._episodes: collections.deque[list[float]] = collections.deque(
+            sums for sums in before["episodes"] if len(sums) == width
+        )
         self._started = time.monotonic() - before["elapsed_s"]
         self.total_steps: int = before["total_steps"]
         self._iteration = iteration
@@ -135,8 +140,10 @@ class Metrics:
         # Sums over ranks, and over the newest episodes
         sums, totals = self._sum(sample)
         mean = {name: total / self._world_size for name, total in sums.items()}
-        self._remember([sums["episodes"], sums["steps"], *(sums[f"reward/{name}"] for name in self._reward_names)])
-        count, length, *terms = (sum(column) for column in zip(*self._episodes, strict=True))
+        self._remember([sums["episodes"], sums["steps"], *(sums[name] for name in self._episode_names)])
+        count, length, *rest = (sum(column) for column in zip(*self._episodes, strict=True))
+        means = {name: total / count if count else None for name, total in zip(self._episode_names, rest, strict=True)}
+        rewards = [mean for name, mean in means.items() if name.startswith("reward/") and mean is not None]
         # Times: an iteration takes as long as its slowest rank
         collect_s, learn_s = (
             [sums[f"{name}/{r}"] for r in range(self._world_size)] for name in ("collect_s", "learn_s")
@@ -156,13 +163,11 @@ class Metrics:
             "wait_s": mean["wait_s"],
             "wait_share": mean["wait_s"] / iteration_s,
             "episodes": round(sums["episodes"]),
-            "mean_return": sum(terms) / count if count else None,
+            "mean_return": sum(rewards) if count else None,
             "mean_episode_length": length / count if count else None,
             "mean_step_reward": mean["reward"],
-            **{
-                f"reward/{name}": term / count if count else None
-                for name, term in zip(self._reward_names, terms, strict=True)
-            },
+            **means,
+            **{f"num_{name}": round(sums[name]) for name in means if name.startswith("termination/")},
             **{f"loss/{name}": mean[f"loss/{name}"] for name in sample.losses},
             **{f"curriculum/{name}": mean[f"curriculum/{name}"] for name in sample.curricula},
             "kl": mean["kl"],
@@ -187,10 +192,12 @@ class Metrics:
         """
         # Tensors on the device
         device = sample.reward.device
+        of_episodes = (sample.totals.terms, sample.totals.terminations, sample.totals.metrics)
         scalars: dict[str, torch.Tensor] = {
             "episodes": sample.totals.episodes,
             "steps": sample.totals.steps,
-            **{f"reward/{name}": t for name, t in zip(self._reward_names, sample.totals.terms, strict=True)},
+            **dict(zip(self._episode_names, torch.cat(of_episodes), strict=True)),
+            **{f"unweighted/{i}": t for i, t in enumerate(sample.totals.unweighted)},
             "reward": sample.reward,
             **{f"curriculum/{name}": value for name, value in sample.curricula.items()},
             **{f"loss/{name}": loss for name, loss in sample.losses.items()},
@@ -219,8 +226,9 @@ class Metrics:
         )
         with self._clock.waiting():
             sum_over_ranks(packed)
-        episodes = packed[: 2 + len(self._reward_names)].to(sample.totals.terms.dtype)
-        totals = EpisodeTotals(episodes[0], episodes[1], episodes[2:])
+        sizes = [1, 1, *map(len, of_episodes), len(sample.totals.unweighted)]
+        episodes, steps, terms, terminations, metrics, unweighted = packed[: sum(sizes)].float().split(sizes)
+        totals = EpisodeTotals(episodes[0], steps[0], terms, unweighted, terminations, metrics)
         return dict(zip((*scalars, *times), packed.tolist(), strict=True)), totals
 
     def _remember(self, episodes: list[float]) -> None:

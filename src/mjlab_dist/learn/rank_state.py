@@ -49,6 +49,25 @@ def unpack(packed: torch.Tensor, like: Mapping[str, torch.Tensor]) -> RankState:
     }
 
 
+_ADDED = ("env/episode_metrics", "env/outcome_totals")
+"""Tensors that checkpoints lack if an older version wrote them, or if the task had other metrics."""
+
+
+def upgraded(state: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]) -> RankState:
+    """Return a saved state with zeros in place of the metrics that it lacks.
+
+    Args:
+        state: The saved state.
+        like: A state of the task as it is now.
+    """
+    lacking = {
+        name: torch.zeros_like(like[name])
+        for name in _ADDED
+        if name not in state or state[name].shape != like[name].shape
+    }
+    return {**state, **lacking}
+
+
 def fits(state: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]) -> bool:
     """Return whether a state can replace another: it has all of its tensors, with the same shapes and dtypes."""
     return all(

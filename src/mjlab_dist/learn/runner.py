@@ -32,7 +32,7 @@ from mjlab_dist.learn.metrics import Metrics, Row, Sample
 from mjlab_dist.learn.optimizer import linear_rate
 from mjlab_dist.learn.ppo import flatten, make_ppo
 from mjlab_dist.learn.random_state import random_state, restore_random_state
-from mjlab_dist.learn.rank_state import RankState, fits, pack, unpack
+from mjlab_dist.learn.rank_state import RankState, fits, pack, unpack, upgraded
 from mjlab_dist.learn.writers import Writer, writers
 from mjlab_dist.messages import emit
 from mjlab_dist.run_dir import ERRORS_DIR, METRICS_FILE
@@ -151,7 +151,11 @@ class Runner:
                 rank=self._rank.rank,
                 world_size=self._rank.world_size,
                 num_samples=self.env.num_envs * self._num_steps,
-                reward_names=self.env.reward_names,
+                episode_names=[
+                    *(f"reward/{name}" for name in self.env.reward_names),
+                    *(f"termination/{name}" for name in self.env.termination_names),
+                    *self.env.metric_names,
+                ],
                 num_parameters=self.alg.num_parameters,
                 clock=self.alg.clock,
                 iteration=done,
@@ -199,9 +203,9 @@ class Runner:
         self.alg.load(content, None, strict=True)
         done = self.current_learning_iteration = self._last_check = content["iter"]
         # Whether the state of every rank can be restored
-        states: list[RankState] = content.get("ranks") or []
         obs = self.env.get_observations()
         own = self._rank_state(obs)
+        states = [upgraded(state, own) for state in content.get("ranks") or []]
         same = len(states) == self._rank.world_size and fits(states[self._rank.rank], own)
         if self._rank.is_main:
             how = "" if same else f", saved by {len(states) or 'other'} ranks or with other envs: envs are drawn again"

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import mujoco_warp as mjw
 import torch
+import warp as wp
 
+from mjlab_dist.env import kernels
 from mjlab_dist.env.columns import write_rows
 from mjlab_dist.env.term import Command, Range
 from mjlab_dist.errors import UserError
@@ -27,6 +30,8 @@ class Velocity(Command):
         value: Forward velocity, left velocity and yaw rate, (num_envs, 3).
         heading_rad: Target heading, (num_envs,).
         has_heading: Whether the env has a target heading, (num_envs,) of bool.
+        error_m_s: Distance between commanded and actual horizontal velocity in the latest step, (num_envs,).
+        error_rad_s: Difference between commanded and actual yaw rate in the latest step, (num_envs,).
     """
 
     def __init__(
@@ -60,6 +65,15 @@ class Velocity(Command):
         self._base = env.base(joint)
         self.heading_rad = torch.zeros(env.num_envs, device=env.device)
         self.has_heading = torch.zeros(env.num_envs, dtype=torch.bool, device=env.device)
+        self.error_m_s, self.error_rad_s = torch.zeros(2, env.num_envs, device=env.device)
+        velocity = env.sim.qvel[:, env.joints[joint].qvel]
+        read = (self.value, self._base.level_velocity, velocity, self.error_m_s, self.error_rad_s)
+        arrays: list[Any] = [wp.from_torch(tensor) for tensor in read]
+
+        def measure(model: mjw.Model, data: mjw.Data) -> None:  # noqa: ARG001 (every program takes them)
+            wp.launch(kernels.measure_tracking, env.num_envs, arrays)
+
+        self._measure = env.sim.record(measure, changes_state=False)
 
     def draw(self, env: Env, mask: torch.Tensor) -> None:
         drawn = self.uniform()
@@ -75,6 +89,11 @@ class Velocity(Command):
         low, high = self.ranges[2]
         yaw = wrap_angle(self.heading_rad - self._base.heading).mul_(self._gain).clamp_(low, high)
         write_rows(self.value[:, 2], self.has_heading, yaw)
+
+    def metrics(self) -> dict[str, torch.Tensor]:
+        _ = self._base.level_velocity  # computes it, if no other term of this step has read it
+        self._measure()
+        return {"error_m_s": self.error_m_s, "error_rad_s": self.error_rad_s}
 
     def state(self) -> dict[str, torch.Tensor]:
         return {**super().state(), "heading_rad": self.heading_rad, "has_heading": self.has_heading}

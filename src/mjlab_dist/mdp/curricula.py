@@ -228,7 +228,7 @@ class _Measure:
         if self._term is None:
             value = totals.steps / (totals.episodes * env.max_episode_length)
         else:
-            value = totals.terms[self._term] / (env.weights[self._term] * totals.steps)
+            value = totals.unweighted[self._term] / totals.steps
         known = value.isfinite()  # false if no episode ended
         share = torch.where(known, (totals.episodes / MEAN_OVER_EPISODES).clamp(max=1.0), 0.0)
         self._mean.lerp_(torch.where(known, value, 0.0), share)

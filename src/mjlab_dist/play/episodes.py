@@ -21,7 +21,7 @@ from mjlab_dist.play.video import Video
 
 @dataclass(frozen=True, kw_only=True)
 class PlayResult:
-    """Returns and lengths of the played episodes."""
+    """Returns, lengths, reasons of the end and metrics of the played episodes."""
 
     checkpoint: Path
     """The checkpoint that was played."""
@@ -29,6 +29,8 @@ class PlayResult:
     """Return of each env's episode."""
     lengths: list[int]
     """Control steps of each env's episode."""
+    outcomes: dict[str, float]
+    """Means over the episodes by name: shares that ended by ``termination/<reason>``, and metrics."""
 
 
 def load_env_and_policy(train_config: TrainConfig, checkpoint: Path, num_envs: int, seed: int) -> tuple[Env, MLPModel]:
@@ -70,6 +72,7 @@ def play(train_config: TrainConfig, checkpoint: Path, config: PlayConfig) -> Pla
     video = Video(Path(config.video), env) if config.video else None
     returns = torch.zeros(config.num_envs)
     lengths = torch.zeros(config.num_envs, dtype=torch.long)
+    outcomes = {name: torch.zeros(config.num_envs) for name in env.episode_outcomes()}
     playing = torch.ones(config.num_envs, dtype=torch.bool)
     obs = env.reset()
     with torch.inference_mode():
@@ -79,8 +82,15 @@ def play(train_config: TrainConfig, checkpoint: Path, config: PlayConfig) -> Pla
             obs, rewards, dones, _ = env.step(policy(obs))
             returns += rewards * playing
             lengths += playing
+            for name, value in env.episode_outcomes().items():
+                outcomes[name] += value * (playing & dones)
             playing &= ~dones
             policy.reset(dones)
     if video:
         video.close()
-    return PlayResult(checkpoint=checkpoint, returns=returns.tolist(), lengths=lengths.tolist())
+    return PlayResult(
+        checkpoint=checkpoint,
+        returns=returns.tolist(),
+        lengths=lengths.tolist(),
+        outcomes={name: float(values.mean()) for name, values in outcomes.items()},
+    )

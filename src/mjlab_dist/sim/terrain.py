@@ -7,6 +7,7 @@ import itertools
 
 import mujoco
 import numpy as np
+import torch
 
 from mjlab_dist.config import TerrainConfig, TerrainPartConfig
 from mjlab_dist.config.checks import validate_terrain
@@ -238,3 +239,20 @@ def _distance(config: TerrainConfig) -> Integers:
     tile, platform = (round(length / config.resolution_m) for length in (config.tile_size_m, config.platform_m))
     twice = np.abs(2 * np.arange(tile + 1) - tile)
     return (np.maximum(twice[:, None], twice) - platform) // 2
+
+
+def start_positions(terrain: Terrain | None, env_ids: torch.Tensor) -> torch.Tensor:
+    """Distribute envs over the tiles of a terrain, first over columns, then over levels; return where they start.
+
+    Args:
+        terrain: The terrain; None if the task has none.
+        env_ids: Ids of the envs in the whole run, (num_envs,) of int64.
+
+    Returns:
+        Middle of each env's tile in the world frame, in m, (num_envs, 3); 0 without terrain.
+    """
+    if terrain is None:
+        return torch.zeros(len(env_ids), 3, device=env_ids.device)
+    tiles = torch.as_tensor(terrain.origins, dtype=torch.float32, device=env_ids.device)
+    num_levels, num_columns = tiles.shape[:2]
+    return tiles[(env_ids // num_columns) % num_levels, env_ids % num_columns]

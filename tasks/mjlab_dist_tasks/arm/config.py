@@ -24,6 +24,7 @@ from mjlab_dist.config import (
     observation,
     reward,
     term,
+    termination,
 )
 from mjlab_dist.mdp import commands, events, observations, rewards, sensors
 from mjlab_dist_tasks.arm import terms
@@ -157,7 +158,7 @@ def lift_cube() -> TrainConfig:
                     **_smooth(),
                 }
             ),
-            terminations={"off_table": term(terms.off_table, cube=_CUBE, x_m=(-0.25, 1.05), y_m=(-0.6, 0.6))},
+            terminations={"off_table": termination(terms.off_table, cube=_CUBE, x_m=(-0.25, 1.05), y_m=(-0.6, 0.6))},
             events={
                 "joints": _draw_joints(0.1),
                 "cube": event(events.DrawRoot, x_m=(-0.1, 0.1), y_m=(-0.2, 0.2), joint=_CUBE),

@@ -21,6 +21,7 @@ from mjlab_dist.config import (
     observation,
     reward,
     term,
+    termination,
 )
 from mjlab_dist_tasks.gym import terms
 
@@ -89,7 +90,7 @@ def hopper() -> TrainConfig:
                 "survive": reward(1.0, terms.healthy, **bounds),
                 "control": reward(-1e-3, terms.control_cost),
             },
-            terminations={"unhealthy": term(terms.unhealthy, **bounds)},
+            terminations={"unhealthy": termination(terms.unhealthy, **bounds)},
             events={"start": event(terms.draw_state, position=5e-3, velocity=5e-3)},
         ),
     )
@@ -136,7 +137,7 @@ def walker2d() -> TrainConfig:
                 "survive": reward(1.0, terms.healthy, **bounds),
                 "control": reward(-1e-3, terms.control_cost),
             },
-            terminations={"unhealthy": term(terms.unhealthy, **bounds)},
+            terminations={"unhealthy": termination(terms.unhealthy, **bounds)},
             events={"start": event(terms.draw_state, position=5e-3, velocity=5e-3)},
         ),
     )
@@ -166,7 +167,7 @@ def ant() -> TrainConfig:
                 "control": reward(-0.5, terms.control_cost),
                 "contact": reward(-5e-4, terms.wrench_cost, sensor="wrenches", max_component=1.0),
             },
-            terminations={"unhealthy": term(terms.unhealthy, **bounds)},
+            terminations={"unhealthy": termination(terms.unhealthy, **bounds)},
             events={"start": event(terms.draw_state, position=0.1, velocity_std=0.1)},
         ),
     )
@@ -205,7 +206,7 @@ def humanoid() -> TrainConfig:
                     -contact_weight, terms.wrench_cost, sensor="wrenches", max_sum=max_contact_cost / contact_weight
                 ),
             },
-            terminations={"unhealthy": term(terms.unhealthy, **bounds)},
+            terminations={"unhealthy": termination(terms.unhealthy, **bounds)},
             events={"start": event(terms.draw_state, position=0.01, velocity=0.01)},
         ),
     )
@@ -227,7 +228,7 @@ def inverted_pendulum() -> TrainConfig:
                 }
             },
             rewards={"survive": reward(1.0, terms.healthy, **bounds)},
-            terminations={"unhealthy": term(terms.unhealthy, **bounds)},
+            terminations={"unhealthy": termination(terms.unhealthy, **bounds)},
             events={"start": event(terms.draw_state, position=0.01, velocity=0.01)},
         ),
     )

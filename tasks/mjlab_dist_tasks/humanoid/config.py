@@ -23,6 +23,7 @@ from mjlab_dist.config import (
     observation,
     reward,
     term,
+    termination,
 )
 from mjlab_dist.mdp import commands, events, observations, rewards, sensors, terminations
 from mjlab_dist_tasks.humanoid import terms
@@ -102,8 +103,8 @@ def velocity_flat() -> TrainConfig:
             observations={"actor": _observations(noise=1.0), "critic": _observations(noise=0.0) | _privileged()},
             rewards=_rewards(),
             terminations={
-                "tilted": term(terminations.tilted, max_rad=1.0),
-                "too_low": term(terminations.too_low, min_m=0.45),
+                "tilted": termination(terminations.tilted, max_rad=1.0),
+                "too_low": termination(terminations.too_low, min_m=0.45),
             },
             events={
                 "root": event(events.DrawRoot, yaw_rad=(-3.14, 3.14), linear_m_s=(-0.3, 0.3)),

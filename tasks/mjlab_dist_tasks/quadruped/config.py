@@ -28,6 +28,7 @@ from mjlab_dist.config import (
     observation,
     reward,
     term,
+    termination,
 )
 from mjlab_dist.mdp import commands, curricula, events, height_scan, observations, rewards, sensors, terminations
 from mjlab_dist_tasks.quadruped import terms
@@ -82,8 +83,8 @@ def flat() -> TrainConfig:
             observations={"actor": _actor(), "critic": _critic()},
             rewards=_rewards(),
             terminations={
-                "trunk": term(terminations.illegal_contact, sensor="trunk"),
-                "tilt": term(terminations.tilted, max_rad=1.0),
+                "trunk": termination(terminations.illegal_contact, sensor="trunk"),
+                "tilt": termination(terminations.tilted, max_rad=1.0),
             },
             events=_events(),
             randomizations=_randomizations(),
@@ -129,7 +130,7 @@ def rough() -> TrainConfig:
             observations=seen,
             rewards={**easy.env.rewards, "tilt": dataclasses.replace(tilt, weight=0.1 * tilt.weight)},
             # There is no ground beyond the terrain's border.
-            terminations={**easy.env.terminations, "fallen_off": term(terminations.too_low, min_m=-4.0)},
+            terminations={**easy.env.terminations, "fallen_off": termination(terminations.too_low, min_m=-4.0)},
             # Nearly all commands have a target heading, so that robots that walk leave their tiles.
             commands={
                 "velocity": dataclasses.replace(

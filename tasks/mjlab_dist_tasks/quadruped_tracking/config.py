@@ -10,7 +10,16 @@ from __future__ import annotations
 
 import dataclasses
 
-from mjlab_dist.config import ObservationConfig, RewardConfig, TrainConfig, event, observation, reward, term
+from mjlab_dist.config import (
+    ObservationConfig,
+    RewardConfig,
+    TrainConfig,
+    event,
+    observation,
+    reward,
+    term,
+    termination,
+)
 from mjlab_dist.mdp import motion
 from mjlab_dist_tasks.quadruped.config import flat, per_second
 
@@ -32,7 +41,7 @@ def tracking() -> TrainConfig:
             rewards={**_imitation(), **{name: env.rewards[name] for name in ("action_rate", "joint_limits")}},
             terminations={
                 **env.terminations,
-                "lost": term(motion.lost, command="motion", max_m=0.5, max_rad=1.0),
+                "lost": termination(motion.lost, command="motion", max_m=0.5, max_rad=1.0),
             },
             events={"start": event(motion.start_in_motion, command="motion"), "push": env.events["push"]},
             commands={

@@ -15,7 +15,7 @@ from mjlab_dist.config import (
     event,
     observation,
     reward,
-    term,
+    termination,
 )
 from mjlab_dist.mdp import events, observations, rewards, terminations
 from mjlab_dist_tasks.template import terms
@@ -86,9 +86,9 @@ def _env() -> EnvConfig:
         # Conditions that end an episode before its time limit.
         terminations={
             # The base is tilted by more than this angle.
-            "tilted": term(terminations.tilted, max_rad=1.0, joint=_ROOT),
+            "tilted": termination(terminations.tilted, max_rad=1.0, joint=_ROOT),
             # The base is lower than this height.
-            "fallen": term(terminations.too_low, min_m=0.077, joint=_ROOT),
+            "fallen": termination(terminations.too_low, min_m=0.077, joint=_ROOT),
         },
         # Events at the start of an episode.
         events={

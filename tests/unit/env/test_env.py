@@ -26,14 +26,14 @@ from mjlab_dist.config import (
     RewardConfig,
     SimConfig,
     TermConfig,
+    TerminationConfig,
     TerrainConfig,
     TerrainPartConfig,
 )
 from mjlab_dist.env import Env, EpisodeTotals
-from mjlab_dist.env.env import _origins
 from mjlab_dist.errors import UserError
 from mjlab_dist.sim import start_warp
-from mjlab_dist.sim.terrain import Terrain
+from mjlab_dist.sim.terrain import Terrain, start_positions
 
 TERMS = "env_terms_for_test"
 COMMON = "mjlab_dist.mdp.observations"
@@ -66,7 +66,7 @@ CONFIG = EnvConfig(
         "alive": RewardConfig(func=f"{TERMS}:alive", weight=0.5),
         "effort": RewardConfig(func=f"{TERMS}:effort", weight=-0.1),
     },
-    terminations={"far": TermConfig(func=f"{TERMS}:far", params={"limit": LIMIT})},
+    terminations={"far": TerminationConfig(func=f"{TERMS}:far", params={"limit": LIMIT})},
     events={
         "cart": EventConfig(
             func=f"{EVENTS}:draw_joint_position", params={"joint": "slider", "low": -0.1, "high": -0.05}
@@ -462,12 +462,11 @@ def test_20_steps_are_10_in_one_env_and_10_in_another(name: str) -> None:
 def test_the_state_has_a_row_per_env_and_loads_only_into_the_same_task_and_number_of_envs() -> None:
     env = make()
     state = env.state()
-    assert {name for name, tensor in state.items() if tensor.shape[:1] != (NUM_ENVS,)} == {"totals", "nan_resets"}
+    of_all_envs = {"totals", "outcome_totals", "nan_resets"}
+    assert {name for name, tensor in state.items() if tensor.shape[:1] != (NUM_ENVS,)} == of_all_envs
     before = env.state()
-    assert {name for name, tensor in make(everything()).state().items() if tensor.shape[:1] != (NUM_ENVS,)} == {
-        "totals",
-        "nan_resets",
-    }
+    others = make(everything()).state()
+    assert {name for name, tensor in others.items() if tensor.shape[:1] != (NUM_ENVS,)} == of_all_envs
     for other in (make(num_envs=NUM_ENVS + 1), make(dragged_config()), make(everything())):
         with pytest.raises(UserError, match=r"\(\d+(, \d+)*,?\)"):
             env.load_state(other.state())
@@ -928,13 +927,13 @@ def test_envs_of_all_ranks_are_distributed_over_the_tiles_of_a_terrain() -> None
     grid = TerrainConfig(parts=parts, num_levels=3, num_columns=4, tile_size_m=2.0, platform_m=0.5, resolution_m=0.25)
     terrain = Terrain(grid)
     ids = torch.arange(24)
-    whole = _origins(terrain, ids)
-    assert torch.equal(torch.cat([_origins(terrain, ids[:9]), _origins(terrain, ids[9:])]), whole)
+    whole = start_positions(terrain, ids)
+    assert torch.equal(torch.cat([start_positions(terrain, ids[:9]), start_positions(terrain, ids[9:])]), whole)
     tiles = {tuple(row) for row in whole.tolist()}
     assert tiles == {tuple(row) for row in terrain.origins.reshape(-1, 3).tolist()}
     assert torch.equal(whole[:12], whole[12:])  # 12 tiles
     assert torch.equal(whole[:4], torch.from_numpy(terrain.origins[0]))  # a level at a time
-    assert not _origins(None, ids).any()
+    assert not start_positions(None, ids).any()
 
 
 def test_terms_read_the_index_of_each_env_in_the_whole_run():

@@ -14,10 +14,17 @@ from mjlab_dist.env import EpisodeTotals
 from mjlab_dist.learn.clock import Clock
 from mjlab_dist.learn.metrics import WINDOW_EPISODES, Metrics, Row, Sample
 
-TERMS = ("upright", "effort")
+COLUMNS = ("reward/upright", "reward/effort", "termination/time_limit", "termination/fallen", "metric/success")
 
 
-def sample(episodes: int = 0, steps: float = 0, terms: tuple[float, ...] = (0.0, 0.0), **other: Any) -> Sample:
+def sample(
+    episodes: int = 0,
+    steps: float = 0,
+    terms: tuple[float, ...] = (0.0, 0.0),
+    terminations: tuple[float, ...] = (0.0, 0.0),
+    metrics: tuple[float, ...] = (0.0,),
+    **other: Any,
+) -> Sample:
     """What a rank measured, by sums over the episodes that ended."""
     measured = {
         "curricula": {},
@@ -38,7 +45,15 @@ def sample(episodes: int = 0, steps: float = 0, terms: tuple[float, ...] = (0.0,
         **other,
     }
     return Sample(
-        EpisodeTotals(torch.tensor(float(episodes)), torch.tensor(float(steps)), torch.tensor(terms)), **measured
+        EpisodeTotals(
+            episodes=torch.tensor(float(episodes)),
+            steps=torch.tensor(float(steps)),
+            terms=torch.tensor(terms),
+            unweighted=torch.tensor(terms),
+            terminations=torch.tensor(terminations),
+            metrics=torch.tensor(metrics),
+        ),
+        **measured,
     )
 
 
@@ -47,7 +62,7 @@ def start(iteration: int = 0, counters: dict[str, Any] | None = None) -> Metrics
         rank=0,
         world_size=1,
         num_samples=64,
-        reward_names=TERMS,
+        episode_names=COLUMNS,
         num_parameters=100,
         clock=Clock("cpu"),
         iteration=iteration,
@@ -83,6 +98,24 @@ def test_episode_metrics_are_means_over_episodes():
     assert row["reward/upright"] == 5.0
     assert row["reward/effort"] == -1.5
     assert row["mean_return"] == 3.5
+
+
+def test_shares_and_counts_of_reasons_and_metrics_are_over_episodes():
+    first, second = rows(
+        [
+            sample(80, 800, terminations=(60.0, 40.0), metrics=(20.0,)),
+            sample(20, 200, terminations=(0.0, 20.0), metrics=(20.0,)),
+        ]
+    )
+    assert (first["termination/time_limit"], first["termination/fallen"], first["metric/success"]) == (0.75, 0.5, 0.25)
+    assert (second["termination/time_limit"], second["termination/fallen"], second["metric/success"]) == (0.6, 0.6, 0.4)
+    assert (first["num_termination/fallen"], second["num_termination/fallen"]) == (40, 20)
+
+
+def test_episodes_of_other_columns_are_dropped_on_resume():
+    counters = start().counters()
+    other = start(1, {**counters, "episodes": [[5.0, 50.0, 1.0]]})
+    assert other.outcome(2, sample()).row["mean_return"] is None
 
 
 def test_means_of_terms_sum_to_the_mean_return():
@@ -150,6 +183,9 @@ def test_an_outcome_contains_the_totals_that_curricula_read():
     assert (outcome.totals.episodes, outcome.totals.steps) == (4, 100)
     assert outcome.totals.terms.tolist() == [20.0, -6.0]
     assert outcome.totals.terms.dtype == torch.float32
+    assert outcome.totals.unweighted.tolist() == [20.0, -6.0]
+    assert outcome.totals.terminations.tolist() == [0.0, 0.0]
+    assert outcome.totals.metrics.tolist() == [0.0]
 
 
 def test_counts_are_whole_numbers():

@@ -206,7 +206,9 @@ GLOBAL = {**TASK, "sim": SIM, "curricula": curricula(**SETTINGS)}
 
 def totals(episodes: float, steps: float, alive: float) -> EpisodeTotals:
     """Of an iteration whose steps earned so much of the term alive, before its weight of 2."""
-    return EpisodeTotals(torch.tensor(episodes), torch.tensor(steps), torch.tensor([2.0 * alive * steps, -1.0]))
+    unweighted = torch.tensor([alive * steps, 1.0])
+    none = torch.zeros(0)
+    return EpisodeTotals(torch.tensor(episodes), torch.tensor(steps), unweighted, unweighted, none, none)
 
 
 def range_of(env: Env) -> list[float]:
@@ -273,6 +275,16 @@ def test_a_weight_can_follow_a_reward_term() -> None:
     env = make(NUM_ENVS, **{**GLOBAL, "curricula": curricula(weight=settings)})
     env.end_iteration(totals(100.0, 7.0, 0.4))
     assert env.weights[1] == pytest.approx(-0.3)
+
+
+def test_a_weight_of_zero_can_follow_its_own_term() -> None:
+    settings = {**SETTINGS["weight"], "reward": "rate", "measure": "rate", "low": 0.0, "high": 0.1}
+    zero = dataclasses.replace(GLOBAL["rewards"]["rate"], weight=0.0)
+    env = make(
+        NUM_ENVS, **{**GLOBAL, "rewards": {**GLOBAL["rewards"], "rate": zero}, "curricula": curricula(weight=settings)}
+    )
+    env.end_iteration(totals(100.0, 20.0, 0.5))  # the term rate earned 1 in 20 steps
+    assert env.weights[1] == pytest.approx(-0.25)
 
 
 def test_real_episodes_are_measured() -> None:

@@ -64,7 +64,7 @@ def _sim() -> SimConfig:
 
 def _imports_source(names: Names, robot: Robot) -> str:
     imports = ["ActionConfig", "AgentConfig", "EnvConfig", "SimConfig", "TrainConfig"]
-    imports += FUNCTIONS
+    imports += [name for name in FUNCTIONS if name != ("term" if robot.base else "termination")]
     imports += ["OptionsConfig"] if robot.has_pgs or robot.has_rk4 else []
     imports += ["ActuatorConfig"] if robot.motors else []
     modules = [name for name in MODULES if name != "terminations" or robot.base]
@@ -210,10 +210,10 @@ terminations={{""".splitlines()
     if base.is_upright:
         lines += [
             "    # The base is tilted by more than this angle.",
-            '    "tilted": term(terminations.tilted, max_rad=1.0, joint=_ROOT),',
+            '    "tilted": termination(terminations.tilted, max_rad=1.0, joint=_ROOT),',
         ]
     lines += f"""    # The base is lower than this height.
-    "fallen": term(terminations.too_low, min_m={rounded(base.min_height_m)!r}, joint=_ROOT),
+    "fallen": termination(terminations.too_low, min_m={rounded(base.min_height_m)!r}, joint=_ROOT),
 }},
 # Events at the start of an episode.
 events={{
@@ -256,7 +256,7 @@ rewards={{
 }},
 # Conditions that end an episode before its time limit: none.
 terminations={{
-    # "broken": term(terms.your_function),
+    # "broken": termination(terms.your_function),  # import termination from mjlab_dist.config
 }},
 # Events at the start of an episode.
 events={{

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FUNCTIONS = ("event", "observation", "reward", "term")
-"""Functions that a config imports."""
+FUNCTIONS = ("event", "observation", "reward", "term", "termination")
+"""Functions that a config may import."""
 
 MODULES = ("events", "observations", "rewards", "terminations")
 """Modules of ``mjlab_dist.mdp`` that a config imports."""
