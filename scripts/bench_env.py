@@ -1,13 +1,13 @@
 """Measure the parts of an env step, and its ratio to the captured physics, on the CPU; or compare training with a peer.
 
 One process on one thread, random actions around 0. Every figure is CPU time of this process per control step of all
-envs, which other programs disturb little: the median over rounds, with minimum and maximum.
+envs, because other programs hardly change CPU time. Figures are medians over rounds, with minimum and maximum.
 
     uv run python scripts/bench_env.py quadruped-velocity-flat --num-envs 256
 
-With --peer it trains the task instead, with 64 envs on two ranks, learner included, and compares with mjlab 1.6.0's
-Mjlab-Velocity-Flat-Unitree-Go1 with 64 envs, whose training made 146 to 160 env-steps/s on two cores of the same kind,
-94 % of it physics (docs/performance.md).
+With --peer it trains the task instead, with 64 envs on two ranks, and compares the speed with that of a training with
+mjlab 1.6.0: Mjlab-Velocity-Flat-Unitree-Go1 with 64 envs made 146 to 160 env-steps/s on two cores of the same kind. The
+physics took 94 % of that time (docs/performance.md).
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--iterations", type=int, default=12)
     args = parser.parse_args()
+    # Speeds; rounds alternate between the three, so that other programs disturb all alike
     first_core = {min(os.sched_getaffinity(0))}
     flags = (
         "--gpu-ids",
@@ -37,6 +38,7 @@ def main() -> None:
         one.append(run_ours(*flags, cores=first_core).steps_per_s)
         all_cores.append(run_ours(*flags).steps_per_s)
         two.append(run_ours(*flags, "--cpu-ranks", "2").steps_per_s)
+    # Results
     both = statistics.median(two)
     print(f"{args.num_envs} envs per rank")
     print(f"  1 rank, 1 core     {spread(one)} steps/s")

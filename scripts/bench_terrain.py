@@ -53,6 +53,7 @@ def load(config: SimConfig) -> str:
 
 def run(name: str, config: SimConfig, origins: np.ndarray, num_envs: int, num_steps: int) -> None:
     """Step the envs and print the results."""
+    # Physics, and start states at random places on the ground
     model = build_model(config)
     sim = Simulation(model, num_envs, "cpu", config)
     generator = torch.Generator().manual_seed(0)
@@ -61,12 +62,14 @@ def run(name: str, config: SimConfig, origins: np.ndarray, num_envs: int, num_st
     start[:, :2] += TILE_M / 2 * (torch.rand(num_envs, 2, generator=generator) - 0.5)
     ctrl = torch.tensor(model.key_ctrl[0], dtype=torch.float32)
     sim.qpos.copy_(start)
+    # Steps with random actions
     took, contacts, wrong, broken, overflow = [], 0, 0, 0, 0
     for step in range(num_steps):
         sim.ctrl.copy_(ctrl + 0.25 * torch.randn(num_envs, model.nu, generator=generator))
         begin = time.thread_time()
         sim.step()
         took.append(time.thread_time() - begin)
+        # Contacts, and those that are wrong
         count = min(int(sim._data.nacon.numpy()[0]), sim._data.naconmax)
         contact = sim._data.contact
         dist, up, geoms = (held.numpy()[:count] for held in (contact.dist, contact.frame, contact.geom))
@@ -74,12 +77,14 @@ def run(name: str, config: SimConfig, origins: np.ndarray, num_envs: int, num_st
         up = np.where(model.geom_bodyid[geoms[:, 0]] == 0, 1, -1) * up[:, 0, 2]
         contacts += count
         wrong += int((~(dist > -0.05) | (up < -0.05)).sum())
+        # Reset envs that blew up, and every 40 steps those that have fallen
         fast = ~(sim.qvel.abs().amax(dim=1) < 200)
         broken += int(fast.sum())
         overflow += int((sim.overflow > 0).sum()) if step == num_steps - 1 else 0
         again = fast | (sim.qpos[:, 3].abs() < 0.8) if step % 40 == 39 else fast
         sim.reset(again)
         sim.qpos.copy_(torch.where(again.unsqueeze(1), start, sim.qpos))
+    # Results
     took_ms = 1e3 * statistics.median(took)
     print(
         f"{name:44} {took_ms:7.1f} ms {num_envs / took_ms * 1e3:7.0f} env-steps/s; {contacts} contacts, {wrong} wrong, "

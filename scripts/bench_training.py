@@ -26,6 +26,7 @@ def main() -> None:
     for ranks in ("1", "2"):
         for seed in args.seeds:
             with tempfile.TemporaryDirectory() as root:
+                # One run, as a command
                 start = time.monotonic()
                 command = [
                     str(BIN / "train"),
@@ -43,6 +44,7 @@ def main() -> None:
                 took = time.monotonic() - start
                 if done.returncode:
                     sys.exit(done.stderr.decode())
+                # Its last row of metrics
                 (metrics,) = Path(root).rglob("metrics.jsonl")
                 last = json.loads(metrics.read_text().splitlines()[-1])
             print(f"{args.task}  {ranks} rank(s)  seed {seed}  {took:.0f} s  mean return {last['mean_return']:.0f}")

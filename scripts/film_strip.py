@@ -2,7 +2,7 @@
 
 uv run python scripts/film_strip.py logs/quadruped-velocity-flat/<run> --output walking.png
 
-Further flags change the env, as those of play do: --env.commands.velocity.params.forward-m-s 1 1.
+Other flags change the env, as with play: --env.commands.velocity.params.forward-m-s 1 1.
 """
 
 from __future__ import annotations
@@ -48,9 +48,11 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("strip.png"))
     args, changes = parser.parse_known_args()
 
+    # Env with the changed flags, and policy
     config = parse(TrainConfig, read_config_file(args.run), changes, sys.argv[0])
     env, policy = load_env_and_policy(config, args.checkpoint or find_checkpoint(args.run), 1, args.seed)
 
+    # One episode, with a frame at each chosen step
     camera = Camera(env, args)
     shots = [round((args.start_s + i * args.every_s) / env.step_dt_s) for i in range(args.frames)]
     frames: list[np.ndarray] = []
@@ -63,6 +65,7 @@ def main() -> None:
             policy.reset(dones)
             if dones.any():
                 sys.exit(f"the episode ended after {step + 1} steps; choose another --seed or --start-s")
+    # Picture
     imageio.imwrite(args.output, np.concatenate(frames, axis=1))
     print(args.output)
 

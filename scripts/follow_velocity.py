@@ -41,11 +41,13 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
 
+    # Env with one command per episode, and policy
     config = read_config_file(args.run)
     config = dataclasses.replace(config, env=_with_one_command(config.env, args))
     checkpoint = args.checkpoint or find_checkpoint(args.run)
     env, policy = load_env_and_policy(config, checkpoint, args.num_envs, args.seed)
 
+    # One episode per env
     # After a fall, the env starts another episode. Its tracking counts too, but each env counts at most one fall.
     tracking, speed = torch.zeros(2, args.num_envs)
     fell = torch.zeros(args.num_envs, dtype=torch.bool)
@@ -57,6 +59,7 @@ def main() -> None:
             tracking += track_linear_velocity(env, "velocity")
             speed += base_linear_velocity(env)[:, 0]
             fell |= env.terminated
+    # Results
     steps = env.max_episode_length
     share = tracking.mean().item() / steps
     figures = {

@@ -56,7 +56,7 @@ class PartError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How a command ended."""
+    """Result of a command."""
 
     code: int
     """Exit code; negative for a signal."""
@@ -98,7 +98,7 @@ class Ended:
 
 @dataclass(kw_only=True)
 class Commands:
-    """Starts commands, and keeps what they print in files."""
+    """Runs commands, and saves their output in files."""
 
     logs: Path
     """Directory of the files."""

@@ -10,7 +10,7 @@ from typing import Any
 from gpu_commands import ROOT
 
 Result = dict[str, Any]
-"""How a part ended, with its data."""
+"""Status and data of a part."""
 
 DRY_RUN = """**This was a dry run on a CPU, with small sizes. It proves nothing about GPUs:** it only shows that
 every part of the report can be run."""
@@ -309,11 +309,13 @@ def _render_speed(found: Mapping[str, Result]) -> Lines:
 def _render_ranks(found: Mapping[str, Result]) -> Lines:
     data = _data(found)
     lines: Lines = []
+    # Two ranks on one device
     if shared := data.get("two-ranks"):
         share = shared["wait_s"] / (shared["collect_s"] + shared["learn_s"])
         rows = [(shared["task"], shared["num_envs"], *_speed(shared), _percent(share))]
         lines += ["Two ranks on one device, through gloo:", ""]
         lines += [*_table(("task", "envs of both", *SPEED_HEAD, "waiting"), rows), ""]
+    # Faults
     if broken := data.get("nccl-faults"):
         rows = [
             (
@@ -325,6 +327,7 @@ def _render_ranks(found: Mapping[str, Result]) -> Lines:
         ]
         head = ("fault of rank 1", "exit code", "expected", "names the rank", "left running", "seconds in all", "")
         lines += ["Faults beside NCCL (in a dry run: gloo on the CPU):", "", *_table(head, rows), ""]
+    # Weak scaling
     if scaled := data.get("nccl-scaling"):
         runs = {ranks: figures for ranks, figures in scaled.items() if ranks.isdecimal()}
         base = runs["1"]["steps_per_s"]

@@ -250,6 +250,7 @@ def inject_faults(site: Site, data: Data) -> None:
     failures: list[str] = []
     for fault in site.sizes.faults:
         with temporary_log_root(site.data) as root:
+            # A run with the fault in the second rank
             ended = site.train(
                 "cartpole-balance",
                 *("--num-envs", "64", "--max-iterations", "2000", "--log-root", str(root)),
@@ -258,6 +259,7 @@ def inject_faults(site: Site, data: Data) -> None:
                 ranks=2,
                 env={faults.VARIABLE: f"1:5:{fault}"},
             )
+        # What it reported and left behind
         named = any("rank 1" in line for line in ended.lines)
         good = ended.code == FAULT_CODES[fault] and named and not ended.left
         data[fault] = {
@@ -293,6 +295,7 @@ def train_to_walk(task: str) -> Measure:
     """Return the part that trains a task and evaluates the trained policy."""
 
     def measure(site: Site, data: Data) -> None:
+        # Training, or the rest of an earlier one
         data["task"] = task
         log_root = site.data.resolve() / "trainings"
         flags = _resume_flags(site, task, log_root)
@@ -300,6 +303,7 @@ def train_to_walk(task: str) -> Measure:
             task, *flags, "--log-root", str(log_root), name=task, limit_s=site.sizes.training_limit_s, stops=True
         )
         ended.check(f"training of {task}", 0, EXIT_STOPPED)
+        # Figures of the run
         run = find_run(str(log_root), task, "latest")
         rows = read_metrics(run)
         data |= {
@@ -312,6 +316,7 @@ def train_to_walk(task: str) -> Measure:
             "steps_per_s": statistics.median(row["steps_per_s"] for row in rows),
             "warnings": ended.warnings,
         }
+        # Evaluation, and the progress until then
         data["walk"] = walk = _follow(site, run)
         curve = learning_curve(task, run, rows, walk["steps"])
         data["walking_after_min"] = next((p["minutes"] for p in curve if p["walks"]), None)

@@ -42,6 +42,7 @@ PROBE = (
 
 def main() -> None:
     """Run the parts, print a line at the start and end of each, and write the page."""
+    # Parts to run
     args = _parse(sys.argv[1:])
     _end_on_sigterm()
     data: Path = args.data
@@ -52,11 +53,13 @@ def main() -> None:
     chosen = _choose(parts, args.parts)
 
     for number, part in enumerate(chosen, 1):
+        # Skip parts that are done
         stored = read_result(data, part.name, args.dry_run)
         if stored.get("status") == "done" and not args.redo:
             print(f"[{number}/{len(chosen)}] {part.name}: done before", flush=True)
             continue
         print(f"[{number}/{len(chosen)}] {part.name} ...", flush=True)
+        # Run the part, and store its result at once
         site = Site(
             sizes=sizes,
             num_gpus=num_gpus,
@@ -72,6 +75,7 @@ def main() -> None:
         # Write the page after every part: this process may be ended during the next part.
         _write_page(args, parts)
 
+    # Pictures, the complete page and the exit code
     failed = [part.name for part in chosen if read_result(data, part.name, args.dry_run).get("status") == "failed"]
     _draw(args, parts)
     page = _write_page(args, parts)

@@ -34,10 +34,12 @@ def main() -> None:
     )
     parser.add_argument("--output", type=Path, default=Path("curves.png"))
     args = parser.parse_args()
+    # Runs by task
     published = {task: float(value) for task, _, value in (pair.partition("=") for pair in args.published)}
     tasks: dict[str, list[Path]] = defaultdict(list)
     for run in args.runs:
         tasks[run.parent.name].append(run)
+    # One panel and one row of the table per task
     columns = min(3, len(tasks))
     rows = math.ceil(len(tasks) / columns)
     figure, panels = plt.subplots(
@@ -49,6 +51,7 @@ def main() -> None:
         _plot(axes, task, found, args.metric, published.get(task))
     for axes in panels.flat[len(tasks) :]:
         axes.remove()
+    # Picture
     figure.savefig(args.output, dpi=110)
     print(f"\n{args.output}")
 

@@ -1,8 +1,8 @@
 """Restart a run many times by random faults, and check what is left: ``uv run python scripts/soak.py --restarts 200``.
 
-Trains cartpole-balance on two CPU ranks. Every attempt resumes from the newest checkpoint, and ends after one or two
-iterations by one of the faults of docs/reliability.md. In the end, the policy must be as good as without faults, and no
-process, port or temporary file may be left.
+Trains cartpole-balance on two CPU ranks. Every attempt resumes from the newest checkpoint. One of the faults of
+docs/reliability.md ends it after one or two iterations. In the end, the policy must be as good as without faults, and
+no process, port or temporary file may be left.
 """
 
 from __future__ import annotations
@@ -39,9 +39,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--log-root", default="logs/soak")
     args = parser.parse_args()
+    # Faults: each in a random rank, one or two iterations after the previous one
     draw = random.Random(args.seed)
     kinds = draw.choices(list(KINDS), weights=list(KINDS.values()), k=args.restarts)
     faults = [f"{draw.randrange(2)}:{2 * i + 2 + draw.randrange(2)}:{kind}" for i, kind in enumerate(kinds)]
+    # Run
     log_root = args.log_root
     command = [
         *("train", "cartpole-balance", "--gpu-ids", "None", "--cpu-ranks", "2", "--log-root", log_root),
@@ -53,6 +55,7 @@ def main() -> None:
     environ = {**os.environ, "MJLAB_DIST_FAULT": ",".join(faults), MARK: "1", "TMPDIR": temporary}
     done = subprocess.run(command, env=environ, check=False, stdout=subprocess.PIPE, text=True)
     took_s = time.monotonic() - start
+    # Its metrics, and everything that is left behind
     run_dir = max(Path(log_root, "cartpole-balance").iterdir())
     rows = read_metrics(run_dir)
     unfinished = [p.name for p in (run_dir / CHECKPOINTS_DIR).iterdir() if p.name.endswith(".tmp")]
@@ -60,6 +63,7 @@ def main() -> None:
     numbers = [row["iteration"] for row in rows]
     left = [*leftovers(), *(p.name for p in Path(temporary).iterdir()), *unfinished]
     shutil.rmtree(temporary)
+    # Results
     print(f"{restarts} restarts in {took_s / 60:.0f} minutes, {took_s / (restarts + 1):.1f} s each")
     print(f"faults: {dict(collections.Counter(kinds[:restarts]))}")
     print(f"exit code {done.returncode}, mean return {reached:.1f} at iteration {numbers[-1]}; {run_dir}")

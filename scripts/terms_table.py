@@ -89,7 +89,7 @@ def _type(parameter: inspect.Parameter) -> str:
 
 
 def _documentation(term: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """Return what a term is, and what each documented parameter means."""
+    """Return the description of a term, and that of each documented parameter."""
     text, parameters = _parsed(inspect.getdoc(term) or "")
     if inspect.isclass(term):
         parameters |= _parsed(inspect.getdoc(term.__init__) or "")[1]
