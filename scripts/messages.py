@@ -32,8 +32,8 @@ Not listed: help, files that new-task writes, asserts, and parts of a single wor
 NO_PARTS = ("cli/help.py", "new_task/source/")
 """Modules whose texts are help, or files that new-task writes; what they raise is listed."""
 
-SHOWN = {"print": "print", "say": "print", "failed": "print", "warning": "warning"}
-"""Functions and methods that show their arguments, and what for."""
+SHOWN = {"print": "print", "print_line": "print", "failed": "print", "warning": "warning"}
+"""Functions and methods that show their arguments to the user, with the kind of message."""
 
 EVENTS = ("status", "warning", "debug")
 """Kinds of events with a text to print."""
@@ -42,7 +42,7 @@ NOT_SHOWN = {"re", "Flag", "Page", "AssertionError", "AttributeError", "WrongTyp
 """Functions, classes and modules whose arguments are not messages."""
 
 UNSEEN = (ast.Assert, ast.Compare, ast.arg)
-"""Parts of the source whose texts nobody sees."""
+"""Parts of the source whose texts are never shown."""
 
 WORDS = re.compile(r"[A-Za-z]{2}[,;:.)]? \(?[A-Za-z{]|\} [A-Za-z]{2,} [A-Za-z{]|^[a-z]+ \{")
 """Matches texts of several words."""

@@ -1,4 +1,4 @@
-"""Measurement of the buffer sizes that constraints and contacts of a task need: step it and count them."""
+"""Measure the buffer sizes that a task needs: step it, and count its constraints and contacts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ CONTACT_OVERFLOWS = frozenset({"BROADPHASE", "NARROWPHASE", "CCD"})
 """Overflows that a larger nconmax fixes."""
 
 MIN_SIZE = 4
-"""Minimum of rows and of contacts per env if the model can have any."""
+"""Minimum size of a buffer, in rows or contacts per env, if the model can have any."""
 
 MAX_DOUBLINGS = 8
 """Maximum number of times that a buffer is doubled."""
@@ -139,7 +139,7 @@ def measure(
     num_envs: int,
     num_steps: int,
     checkpoint: Path | None,
-    said: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> list[Attempt]:
     """Step a task and count; double the buffers that were too small and repeat.
 
@@ -149,7 +149,7 @@ def measure(
         num_envs: Number of envs.
         num_steps: Number of control steps.
         checkpoint: Policy that acts; None for random actions, as at the start of training.
-        said: Function that prints a line for the user.
+        log: Prints a line for the user.
 
     Returns:
         The attempts. In each but the last, a buffer was too small.
@@ -170,7 +170,7 @@ def measure(
         config = larger
         why = f"Overflow of {listed(attempts[-1].overflows)}" if attempts[-1].overflows else "Collision is off"
         sim = config.env.sim
-        said(f"{why}: measuring again with njmax {sim.njmax} and nconmax {sim.nconmax}.")
+        log(f"{why}: measuring again with njmax {sim.njmax} and nconmax {sim.nconmax}.")
 
 
 def _attempt(config: TrainConfig, device: str, num_envs: int, num_steps: int, checkpoint: Path | None) -> Attempt:
@@ -179,14 +179,17 @@ def _attempt(config: TrainConfig, device: str, num_envs: int, num_steps: int, ch
 
     from mjlab_dist.env import Env  # noqa: PLC0415
 
+    # Envs and actions
     env = Env(config.env, num_envs, device)
     act = _random(env, config.agent.init_std) if checkpoint is None else _policy(env, config, checkpoint)
     gauge = _Gauge(env)
+    # Steps, with a count after each
     with torch.inference_mode():
         obs, dones = env.get_observations(), torch.ones(env.num_envs, dtype=torch.bool, device=device)
         for _ in range(num_steps):
             obs, _, dones, _ = env.step(act(obs, dones))
             gauge.read()
+    # Result
     overflows = [bit for bit in mjw.OverflowType if bool((env.sim.overflow & int(bit)).any())]
     return Attempt(
         njmax=config.env.sim.njmax,
@@ -220,7 +223,7 @@ def _larger(config: TrainConfig, attempt: Attempt) -> TrainConfig | None:
     changes: dict[str, int] = {}
     if not ROW_OVERFLOWS.isdisjoint(attempt.overflows):
         changes["njmax"] = max(2 * sim.njmax, MIN_SIZE)
-    # With nconmax 0, MuJoCo Warp skips collision, so that nothing overflows.
+    # With nconmax 0, MuJoCo Warp skips collision, so nothing overflows.
     if not CONTACT_OVERFLOWS.isdisjoint(attempt.overflows) or (sim.nconmax == 0 and attempt.usage.can_touch):
         changes["nconmax"] = max(2 * sim.nconmax, MIN_SIZE)
     if not changes:

@@ -36,11 +36,11 @@ class Control:
 
     @property
     def stop_requested(self) -> bool:
-        """Whether training should stop, in order, after the current iteration."""
+        """Whether training should stop after the current iteration, with a checkpoint."""
         return self._stop.is_set()
 
     def request_stop(self) -> None:
-        """Request that training stops in order after the current iteration."""
+        """Request that training stops after the current iteration, with a checkpoint."""
         self._stop.set()
 
     def beat(self, iteration: int) -> None:

@@ -21,7 +21,7 @@ class Exit(enum.IntEnum):
     INFRASTRUCTURE = 5
     """A rank was killed or hung, and was not restarted (again)."""
     RESUMABLE = 75
-    """Stopped in order, with a checkpoint: use --resume to continue."""
+    """Stopped on request, with a checkpoint: use --resume to continue."""
     FORCED = 130
     """Ended by a second Ctrl-C, without waiting for the iteration."""
 
@@ -84,7 +84,7 @@ class NonFiniteError(FloatingPointError):
     The message is one line with the source of the number, the envs and the rank.
 
     Attributes:
-        of_another_rank: Whether the number is another rank's, and this rank only stops together with it.
+        of_another_rank: Whether the number belongs to another rank, so that this rank only stops along with it.
     """
 
     exit_code = Exit.NUMERICS

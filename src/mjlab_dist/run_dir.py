@@ -139,7 +139,9 @@ def write_origin(run_dir: Path, config: TrainConfig, argv: Sequence[str], device
         argv: The command line.
         devices: Name of each rank's device.
     """
+    # Config
     (run_dir / CONFIG_FILE).write_text(to_yaml(config))
+    # Provenance
     commit, diff = _git_state()
     provenance: dict[str, Any] = {
         "command": list(argv),

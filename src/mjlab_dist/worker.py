@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Entry = Callable[[TrainConfig, RankPlan, Control], T]
-"""Function that a rank runs, defined in a module: takes config, plan and control; returns a dataclass of plain data."""
+"""Function of a module that a rank runs. It takes config, plan and control, and returns a dataclass of plain data."""
 
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 """Variable that names the network interface whose address gloo announces to other ranks."""
@@ -207,7 +207,7 @@ def run_or_die(entry: Entry[Any], config: TrainConfig, plans: Sequence[RankPlan]
     import_learner()
     own = rank_from_environment(os.environ)
     rank, plan = own.rank, plans[own.local_rank]
-    # SIGTERM stops the run in order. The launcher's thread blocks the signal, and its children inherit the mask.
+    # SIGTERM stops the run gracefully. The launcher's thread blocks the signal, and its children inherit the mask.
     control = Control()
     signal.signal(signal.SIGTERM, lambda *_: control.request_stop())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
@@ -263,7 +263,10 @@ def _meet_devices(config: TrainConfig, rank: Rank, store: Store | None, device: 
         require_same(devices)
     difference = compare_devices(devices)
     if difference and rank.is_main:
-        emit("warning", text=f"{difference}; every update waits for the slowest (--require-same-devices refuses this)")
+        emit(
+            "warning",
+            text=f"{difference}; every update waits for the slowest (--require-same-devices makes this an error)",
+        )
     return devices
 
 
@@ -367,6 +370,7 @@ def prepare_process(device: RankDevice, rank: Rank, seed: int) -> None:
 
 
 def _die(error: BaseException, stack: str, rank: int, control: Control, run_dir: Path) -> NoReturn:
+    # Report, to the log, to the launcher and to a file
     beat = control.last_beat
     report: dict[str, Any] = {
         "rank": rank,

@@ -1,7 +1,7 @@
 """completion: scripts for bash, zsh and fish, and what they suggest. Imports neither torch nor tyro.
 
-The scripts call this command with the words of the command line at every press of Tab. It prints a suggestion a line,
-with its meaning after a tab, or fails where the shell should complete file names.
+The scripts call this command with the words of the command line at every press of Tab. It prints one suggestion per
+line, with its meaning after a tab. If the shell should complete file names instead, the command fails.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PATHS = {
 _HELP_ON_GROUP = Flag(path="help", metavar="GROUP", text="Print the everyday flags, or those of a group.")
 
 Suggestions = dict[str, str]
-"""Words by what they mean. One that ends with a dot is the start of several flags."""
+"""Suggested words, each with its meaning. A word that ends with a dot is the start of several flags."""
 
 
 def main(argv: Sequence[str], prog: str) -> None:
@@ -63,12 +63,12 @@ def main(argv: Sequence[str], prog: str) -> None:
 
 
 def suggestions(words: Sequence[str]) -> Suggestions | None:
-    """Return what the last word can be completed to, or None if that is a file name.
+    """Return the completions of the last word, or None if it is a file name.
 
     Args:
         words: The command line up to the cursor. The last word may be empty. ``uv run`` may precede the command.
     """
-    # bash passes --flag=value as three words.
+    # Command, and the words after it. bash passes --flag=value as three words.
     before, typed = [word for word in words[:-1] if word != "="], words[-1].removeprefix("=")
     path, *before = before[2:] if before[:2] == ["uv", "run"] else before
     command = Path(path).name
@@ -78,6 +78,8 @@ def suggestions(words: Sequence[str]) -> Suggestions | None:
         command, *before = before
     if command not in SUMMARIES:
         return None
+
+    # Flags of the command and the task
     task = before[0] if before and before[0] in registry.task_names() else None
     flags = {spelling: flag for flag in _flags(command, task) for spelling in flag.spellings}
 
@@ -92,13 +94,14 @@ def suggestions(words: Sequence[str]) -> Suggestions | None:
         if flag is not None and len(before) - position <= _max_values(flag):
             return _values(flag, typed, flags)
 
+    # A positional argument, or the name of a flag
     if not before and not typed.startswith("-") and command not in ("doctor", "list-tasks"):
         return _positional(command, typed)
     return _folded({spelling: _meaning(flag) for spelling, flag in flags.items()}, typed)
 
 
 def _flags(command: str, task: str | None) -> list[Flag]:
-    """Flags of a command, those of the task included if one is typed."""
+    """Return the flags of a command, including those of the task if one is typed."""
     config = registry.task_config(task) if task is not None else general_config()
     run_flags = [flag for flag in flags_of(config) if flag.path != "task"]
     if command == "play":
@@ -153,9 +156,9 @@ def _start_with(words: Mapping[str, str], typed: str) -> Suggestions:
 
 
 def _folded(names: Mapping[str, str], typed: str) -> Suggestions:
-    """Return the names that start with what is typed, all of a group as one that ends with a dot.
+    """Return the names that start with what is typed; each group becomes one entry that ends with a dot.
 
-    A group is opened where nothing else starts so: a shell would complete it and put a space behind.
+    If only one group is left, return its names instead: a shell would complete the group and append a space.
     """
     found: Suggestions = {}
     num_flags: dict[str, int] = {}

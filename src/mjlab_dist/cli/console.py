@@ -21,7 +21,7 @@ from mjlab_dist.messages import Event
 from mjlab_dist.run_dir import CHECKPOINTS_DIR
 
 LINE_EVERY_S = 5.0
-"""Seconds between lines of progress where the output is no terminal."""
+"""Seconds between lines of progress if the output is not a terminal."""
 
 REDRAW_EVERY_S = 0.25
 """Seconds between updates of the live display."""
@@ -33,7 +33,7 @@ class EventPrinter:
     """Prints what ranks report, except for metrics: text, and the progress of compiling. Thread-safe."""
 
     def __init__(self, console: Console, *, verbose: bool = False) -> None:
-        """Create a printer that has printed nothing.
+        """Create the printer.
 
         Args:
             console: Where to print.
@@ -97,12 +97,12 @@ class TrainConsole:
     """Output of one training run. Thread-safe."""
 
     def __init__(self, task: str, console: Console | None = None, *, verbose: bool = False) -> None:
-        """Show nothing yet.
+        """Create the output; nothing is printed yet.
 
         Args:
             task: Name of the task.
-            console: Where to; standard output by default.
-            verbose: Whether to show the set-up of the run too.
+            console: Console to print to; standard output by default.
+            verbose: Whether to print the steps of the setup too.
         """
         self._task = task
         self._max_iterations = 0  # a rank reports it before the first iteration
@@ -118,7 +118,7 @@ class TrainConsole:
         """Print the run directory and the number of ranks."""
         self._run_dir = run_dir
         ranks = "1 rank" if num_ranks == 1 else f"{num_ranks} ranks"
-        self.say(f"Training {self._task} with {ranks}. Run: {run_dir}")
+        self.print_line(f"Training {self._task} with {ranks}. Run: {run_dir}")
 
     def listen(self, event: Event) -> None:
         """Show an event of a rank."""
@@ -129,35 +129,35 @@ class TrainConsole:
         else:
             self._printer.listen(event)
 
-    def say(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         """Print a line, above the live display if there is one."""
         with self._lock:
             self._console.print(line)
 
     @property
-    def can_stop_in_order(self) -> bool:
+    def can_stop_gracefully(self) -> bool:
         """Whether at least one iteration is done, so that a checkpoint can be written before the run ends."""
         return bool(self._row)
 
     def stopping(self, signum: int) -> None:
         """Report that a signal arrived, and that the run stops after this iteration."""
-        again = " (Ctrl-C again ends at once)" if signum == signal.SIGINT else ""
-        self.say(f"{_name(signum)}: stopping after this iteration, with a checkpoint{again}.")
+        again = " (press Ctrl-C again to end at once)" if signum == signal.SIGINT else ""
+        self.print_line(f"{_name(signum)}: stopping after this iteration, with a checkpoint{again}.")
 
     def stopped(self, signum: int) -> None:
         """Report that a signal ended the run immediately."""
         with self._lock:
             self._close()
             done = self._row.get("iteration", 0)
-            when = f"after {done} of {self._max_iterations} iterations" if self._max_iterations else "before it trained"
-            self.say(f"Ended at once by {_name(signum)} {when}; every process has ended.")
-            self._say_where()
+            when = f"after {done} of {self._max_iterations} iterations" if self._max_iterations else "before training"
+            self.print_line(f"Ended at once by {_name(signum)} {when}; every process has ended.")
+            self._print_run_dir()
 
     def finished(self, run_dir: Path, stopped: bool = False) -> None:
         """Print how the run ended, its directory, and the command that plays it; nothing if no iteration was reported.
 
         Args:
-            run_dir: The run directory. Where another launcher started the ranks, the console learns it only now.
+            run_dir: The run directory. If another launcher started the ranks, it was unknown before.
             stopped: Whether the run was stopped before its last iteration.
         """
         with self._lock:
@@ -175,10 +175,10 @@ class TrainConsole:
                 if stopped
                 else f"Trained {row['iteration']}"
             )
-            self.say(f"{how} iterations, {row['total_steps']:,} steps, in {took}. {episodes}")
+            self.print_line(f"{how} iterations, {row['total_steps']:,} steps, in {took}. {episodes}")
             if stopped:
-                self.say(f"Resume: uv run train {self._task} --resume {run_dir}")
-            self._say_where()
+                self.print_line(f"Resume: uv run train {self._task} --resume {run_dir}")
+            self._print_run_dir()
 
     def failed(self, report: str, message: str) -> None:
         """Print why a run failed: first the traceback, then one line."""
@@ -191,12 +191,12 @@ class TrainConsole:
             if self._run_dir.name:
                 print(f"The run's files are in {self._run_dir}", file=sys.stderr)
 
-    def _say_where(self) -> None:
+    def _print_run_dir(self) -> None:
         if not self._run_dir.name:
             return
-        self.say(f"Run:  {self._run_dir}")
+        self.print_line(f"Run:  {self._run_dir}")
         if any((self._run_dir / CHECKPOINTS_DIR).glob("*.pt")):
-            self.say(f"Play: uv run play {self._task} --run {self._run_dir} --video {self._task}.mp4")
+            self.print_line(f"Play: uv run play {self._task} --run {self._run_dir} --video {self._task}.mp4")
 
     def _progress(self, row: Row) -> None:
         with self._lock:
@@ -207,7 +207,7 @@ class TrainConsole:
                 return
             self._drawn_at = time.monotonic()
             if not self._console.is_terminal:
-                self.say(self._line(row))
+                self.print_line(self._line(row))
                 return
             if self._live is None:
                 self._live = Live(console=self._console, auto_refresh=False, transient=False)

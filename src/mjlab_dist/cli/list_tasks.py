@@ -1,4 +1,4 @@
-"""list-tasks: the installed tasks, a line each."""
+"""list-tasks: print the installed tasks, one per line."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def main(argv: Sequence[str], prog: str) -> None:
         UserError: If an argument is given, or no task is installed.
     """
     if argv and argv[0] in ("-h", "--help"):
-        print(f"usage: {prog}\n\nPrint the installed tasks, a line each.")
+        print(f"usage: {prog}\n\nPrint the installed tasks, one per line.")
         return
     if argv:
-        raise UserError(f"{argv[0]}: {prog} takes no argument")
+        raise UserError(f"{argv[0]}: {prog} takes no arguments")
     summaries = registry.task_summaries()
     if not summaries:
         raise UserError(f"no task is installed: no package offers one in the entry point group {registry.GROUP}")

@@ -16,7 +16,7 @@ from mjlab_dist.wording import did_you_mean, listed
 SUMMARIES = {
     "train": "train a policy",
     "play": "show what a trained policy does",
-    "verify": "check on this machine that ranks learn as one",
+    "verify": "check that the ranks of this machine train one policy",
     "doctor": "check whether this machine can train",
     "list-tasks": "print the installed tasks",
     "new-task": "create a task from your own MJCF",
@@ -80,7 +80,7 @@ def _run(command: str, argv: Sequence[str], prog: str) -> None:
     except RankError as error:
         _leave(error.exit_code)
     except BrokenPipeError:
-        # The reader of the output has gone (`train --help | head`), so there is nobody to report to.
+        # The reader of the output has closed it (`train --help | head`), so no error can be printed.
         sys.stderr.close()
         sys.exit(Exit.FAILED)
 

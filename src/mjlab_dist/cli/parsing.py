@@ -49,7 +49,7 @@ def parse(
 
 
 def refuse_unknown(argv: Sequence[str], flags: Iterable[Flag], prog: str) -> None:
-    """Raise if a flag in argv is not one of some flags.
+    """Raise if argv contains an unknown flag.
 
     Raises:
         UserError: If there is such a flag; the message suggests the nearest.
@@ -57,7 +57,7 @@ def refuse_unknown(argv: Sequence[str], flags: Iterable[Flag], prog: str) -> Non
     known = _spellings(flags)
     for arg in argv:
         flag = arg.partition("=")[0].replace("_", "-")
-        switch = re.sub(r"(?<=[-.])no-(?=[^.]*$)", "", flag)  # one that is off is turned off again
+        switch = re.sub(r"(?<=[-.])no-(?=[^.]*$)", "", flag)  # --no-x is the switch --x, turned off
         if flag.startswith("--") and not {flag, switch} & set(known):
             raise UserError(_unknown(flag, known, prog))
 
@@ -130,15 +130,18 @@ def _unknown(flag: str, known: Iterable[str], prog: str) -> str:
 
 def _one_line(box: str, prog: str, flags: Iterable[Flag]) -> str:
     """Return tyro's error message as one line; tyro draws a box around it, and colors it on a terminal."""
+    # First paragraph, without the box and colors
     lines = [line.strip("│ \t") for line in re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines()]
     lines = [line for line in lines if not line.startswith(("╭", "╰"))]
     paragraph = " ".join(
         lines[: next((i for i, line in enumerate(lines) if not line or line.startswith("─")), len(lines))]
     )
+    # Unknown flag
     unknown = re.match(r"Unrecognized options?: (\S+?)(?:,|$| )", paragraph)
     if unknown:
         return _unknown(unknown[1], _spellings(flags), prog)
     see = f"see {prog} --help"
+    # Value of a wrong type
     bad = re.match(r"Error parsing (\S+): (.*)", paragraph)
     if bad:
         flag, reason = bad.groups()
@@ -147,10 +150,12 @@ def _one_line(box: str, prog: str, flags: Iterable[Flag]) -> str:
             (line.removeprefix(flag).strip() for line in lines if line.startswith(f"{flag} ")), "another value"
         )
         return f"{flag} {given}: takes {takes}; {see}"
+    # Value that is not one of the choices
     choice = re.match(r"invalid choice '(.*)' for argument '(\S+)'\. Expected one of \((.*?),?\)", paragraph)
     if choice:
         given, flag, choices = choice.groups()
         return f"{flag} {given}: takes {choices.replace(chr(39), '')}; {see}"
+    # Missing value
     missing = re.match(r"Missing value for argument '(\S+)'", paragraph)
     if missing:
         return f"{missing[1]}: needs a value; {see}"

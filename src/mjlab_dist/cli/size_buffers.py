@@ -49,6 +49,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     Raises:
         UserError: If the command line is wrong, or the task or run cannot be used.
     """
+    # Flags, and the config
     steps, rest = take_flag(argv, "--steps")
     num_steps = _positive("--steps", steps) if steps is not None else NUM_STEPS
     run, rest = take_flag(rest, "--run")
@@ -67,16 +68,18 @@ def main(argv: Sequence[str], prog: str) -> None:
     from mjlab_dist.config.checks import validate  # noqa: PLC0415
     from mjlab_dist.machine.devices import find_gpus, plan_devices  # noqa: PLC0415
 
+    # Number of envs, and the device
     validate(config)
     budget = plan_budget(config, 1)
     if budget is None:
         raise UserError(f"--num-envs auto: give a number, such as {NUM_ENVS}; this command does not measure memory")
     device = plan_devices(config, os.environ, find_gpus())[0]
+    # Measurement
     actions = "random actions" if checkpoint is None else f"the policy of {checkpoint}"
     print(f"Stepping {config.task} {num_steps} times with {budget.num_envs} envs and {actions}, on {device.name}.")
     with EventPrinter(Console(highlight=False, soft_wrap=True)) as printer, listening(printer.listen):
         attempts = measure(
-            config, device, num_envs=budget.num_envs, num_steps=num_steps, checkpoint=checkpoint, said=print
+            config, device, num_envs=budget.num_envs, num_steps=num_steps, checkpoint=checkpoint, log=print
         )
     _show(attempts)
 
@@ -101,6 +104,7 @@ def _show(attempts: Sequence[Attempt]) -> None:
     console = Console(highlight=False)
     first, last = attempts[0], attempts[-1]
     usage = last.usage
+    # Table
     table = Table("", "in one env", "per env", f"in all {usage.num_envs}", "now", "recommended")
     table.add_row("constraints", str(usage.rows), "", "", f"njmax {first.njmax}", str(usage.njmax))
     table.add_row(
@@ -113,9 +117,10 @@ def _show(attempts: Sequence[Attempt]) -> None:
     )
     table.add_row("near pairs", "", f"{usage.pairs_of_all / usage.num_envs:.1f}", str(usage.pairs_of_all), "", "")
     console.print(table)
+    # Overflows, and the sizes to set
     if last.overflows:
         console.print(
-            f"Overflow of {listed(last.overflows)} still, with njmax {last.njmax} and nconmax {last.nconmax}."
+            f"Still overflow of {listed(last.overflows)}, with njmax {last.njmax} and nconmax {last.nconmax}."
         )
     elif first.overflows:
         console.print(

@@ -1,4 +1,4 @@
-"""verify: check that the ranks of this machine learn as one."""
+"""verify: check that the ranks of this machine train one policy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ITERATIONS = 5
 """Iterations if --max-iterations is not given."""
 
 HELP = Page(
-    summary="Train for a few iterations and check that the ranks learn as one.",
+    summary="Train for a few iterations and check that the ranks train one policy.",
     own=(Flag(path="json", metavar="", text="Print one JSON object instead of the tables."),),
     groups={
         "Run": ("json", "config", "seed"),
@@ -42,6 +42,7 @@ def main(argv: Sequence[str], prog: str) -> None:
         UserError: If the command line is wrong, or the run cannot be started.
         RankError: If a rank failed; already shown.
     """
+    # Flags
     as_json, rest = take_switch(argv, "--json")
     config = read_config(
         rest,
@@ -53,6 +54,7 @@ def main(argv: Sequence[str], prog: str) -> None:
 
     from mjlab_dist.verify.run import verify  # noqa: PLC0415 (--help does not need it)
 
+    # Checks
     # SIGTERM exits like Ctrl-C: the ranks end, and their files are removed.
     signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
     try:
@@ -64,6 +66,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     except RankError as error:
         print(f"{error.report}{prog}: {error}", file=sys.stderr)
         raise
+    # Report
     print(json.dumps(_plain(report))) if as_json else _show(report, Console(highlight=False))
     if not report.passed:
         sys.exit(Exit.FAILED)

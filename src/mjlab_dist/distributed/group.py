@@ -29,7 +29,7 @@ It matters if a rank fails and the launcher does not end the others, such as sru
 T = TypeVar("T")
 
 _local_sum: contextvars.ContextVar[LocalSum | None] = contextvars.ContextVar("local_sum", default=None)
-"""Set while CPU ranks of one machine train: they sum tensors through it. One per process, like the default group."""
+"""Sums tensors while CPU ranks of one machine train; otherwise None. One per process, like the default group."""
 
 
 def meet(rank: Rank) -> Store | None:
@@ -75,6 +75,7 @@ def process_group(rank: Rank, device: str, backend: str, store: Store | None) ->
         raise UserError(
             "an earlier run with NCCL failed in this process, and NCCL cannot start again in it; start a new process"
         )
+    # Join
     timeout = datetime.timedelta(seconds=TIMEOUT_S)
     store.set_timeout(timeout)  # all ranks have compiled their kernels
     dist.init_process_group(
@@ -85,6 +86,7 @@ def process_group(rank: Rank, device: str, backend: str, store: Store | None) ->
         timeout=timeout,
         device_id=torch.device(device) if backend == "nccl" else None,
     )
+    # Train, then leave
     try:
         with _local_sums(rank, device, store):
             yield

@@ -208,6 +208,7 @@ class Sharding:
         total = sum(e.size_mb for e in self.sharded.values())
         # 4 tensors per parameter: itself, its gradient and two Adam moments
         saved = (
-            f"Saved on every rank between uses: {4 * total * kept:.1f} MiB of parameters, gradients and Adam moments."
+            f"Memory saved on every rank while parameters are not in use: {4 * total * kept:.1f} MiB of parameters, "
+            "gradients and Adam moments."
         )
         return "\n".join(["Sharded parameters:", *lines, saved])

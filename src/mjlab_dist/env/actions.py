@@ -54,7 +54,7 @@ class Actions:
         configs = [config for _, config, _ in found]
         shape = (sim.num_envs, len(configs))
 
-        # Memory
+        # State
         min_lags, max_lags = ([config.latency[end] for config in configs] for end in (0, 1))
         self._has_latency = max(max_lags, default=0) > 0
         self._given, self.actions, self.previous = torch.zeros(3, *shape, device=sim.device)

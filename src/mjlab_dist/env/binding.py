@@ -32,7 +32,7 @@ _SINGULAR = {
     "sensors": "sensor",
     "terminations": "termination",
 }
-"""Kinds of terms, as columns of metrics name them."""
+"""Singular of each kind of term, for the names of metrics."""
 
 
 class Binder:
@@ -104,7 +104,7 @@ class Binder:
         return made
 
     def outside_of_graphs(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a term or a method of one; wrap it so that recorded steps call it between graphs if it needs that.
+        """Return a term or its method, wrapped if recorded steps must call it between graphs.
 
         Args:
             call: The term or method.
@@ -128,9 +128,10 @@ class Binder:
     def measurements(
         self, configs: Mapping[str, MetricConfig]
     ) -> tuple[list[Callable[[], Mapping[str, torch.Tensor]]], list[tuple[str, Reduction]]]:
-        """Return functions that measure what the terms made so far log themselves, and all metrics of the task.
+        """Return the functions that compute the metrics of terms, and the names of all metrics of the task.
 
-        Curricula are left out, because the runner reads their metrics once per iteration.
+        Only terms made so far are included. Curricula are left out, because the runner reads their metrics once per
+        iteration.
 
         Args:
             configs: The metrics of the config by name.

@@ -32,7 +32,7 @@ _TermT = TypeVar("_TermT", bound=Term)
 
 
 class StartState(NamedTuple):
-    """The state that an episode starts from before events change it."""
+    """Start state of an episode, before events change it."""
 
     qpos: torch.Tensor
     """Joint positions, (num_envs, nq)."""
@@ -87,6 +87,7 @@ class Env(VecEnv):
         Raises:
             UserError: If the config names a function, an actuator or a model that does not exist.
         """
+        # Sizes and device
         self.cfg = config
         self.num_envs = num_envs
         self.device = device
@@ -284,7 +285,7 @@ class Env(VecEnv):
         for update in self._sensor_updates:
             update(self)
 
-        # Terminations, then rewards, which may read them, and metrics
+        # Terminations, then rewards and metrics, because these may read terminations
         episodes = self._episodes
         episodes.end_by_terms([termination(self) for termination in self._terminations])
         rewards = [term(self) for term in self._rewards]
@@ -356,7 +357,7 @@ class Env(VecEnv):
         return resets
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return a copy of everything that the future of these envs depends on, except random states.
+        """Return a copy of the complete state of these envs, except random states.
 
         Returns:
             Tensors by name, on the env's device: (num_envs, ...), except ``totals`` and ``nan_resets``, sums over envs.

@@ -35,7 +35,7 @@ class EpisodeTotals(NamedTuple):
     unweighted: torch.Tensor
     """The same rewards without weights, (num_terms,)."""
     terminations: torch.Tensor
-    """Number of episodes that each reason ended, (1 + num_terminations,): the time limit, then each termination term.
+    """Number of episodes ended by each reason, (1 + num_terminations,): the time limit, then each termination term.
     Several reasons may end the same episode."""
     metrics: torch.Tensor
     """Sum of each metric of these episodes, (num_metrics,)."""

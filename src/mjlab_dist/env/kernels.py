@@ -245,12 +245,12 @@ LAST = wp.constant(4)
 
 @wp.func
 def add_value(reduction: int, steps: float, before: float, value: float):
-    """Return what a metric keeps after a step.
+    """Return the updated state of a metric after a step.
 
     Args:
         reduction: MEAN, SUM, MAX, MIN or LAST.
         steps: Steps of the episode, this one included.
-        before: What it kept before.
+        before: Its state before the step.
         value: Its value in this step.
     """
     if steps <= 1.0:

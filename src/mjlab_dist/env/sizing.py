@@ -93,7 +93,7 @@ def learner_bytes(agent: AgentConfig, observations: Mapping[str, int], num_actio
     # Actor and critic have recurrent layers each. An LSTM stores four gates and two states per unit; a GRU fewer.
     recurrent = 0 if agent.rnn == "none" else 2 * agent.rnn_num_layers * agent.rnn_hidden_dim
     widths = sum(agent.actor_hidden_dims) + sum(agent.critic_hidden_dims) + 6 * recurrent
-    # Temporaries in fp64, one after the other: four values per advantage, or per observation two and a copy in fp32.
+    # Temporaries in fp64, never both at once: four values per advantage; two per observation, and a copy in fp32.
     normalized = max([8, *(5 * width for width in observations.values() if agent.obs_normalization)])
     records = agent.capture and device != "cpu" and agent.rnn == "none"
     recorded = stored / agent.num_mini_batches if records else 0

@@ -104,7 +104,7 @@ def describe(config: TrainConfig, run: DryRun) -> list[tuple[str, str]]:
         rows.append(("Note", budget.note))
     rows += [("Warning", warning) for warning in plan.warnings]
     if needed > run.usable_bytes:
-        rows.append(("Warning", "the envs may not fit into the memory; lower --num-envs, or use --num-envs auto"))
+        rows.append(("Warning", "the envs may not fit in memory; lower --num-envs, or use --num-envs auto"))
     return rows
 
 

@@ -34,5 +34,5 @@ def plain_record(data: bytes) -> dict[str, Any]:
         record, reason = {}, str(error)
     if reason:
         record = {"name": "root", "hostname": HERE, "local_rank": None, "levelno": logging.WARNING}
-        record |= {"levelname": "WARNING", "msg": f"a log record was refused: {reason}"}
+        record |= {"levelname": "WARNING", "msg": f"a log record was rejected: {reason}"}
     return record

@@ -103,11 +103,12 @@ def run_ranks(
         RankError: If a rank ended early or hung.
         UserError: If a rank ended because of something that the user can fix.
     """
+    # Names, addresses and log files of this launch
     launch, address, logs = uuid.uuid4().hex, own_address(plan.hosts), log_dir(config, plan.run_dir, os.environ)
     ranks = Ranks(plan.hosts, len(plan.devices), listen, control)
     with temporary_directory() as temporary, _child_errors() as errors, contextlib.ExitStack() as stack:
-        # Port of the store where ranks meet. It stays open from here on: until rank 0 could open it, seconds later,
-        # another process might take it.
+        # Socket of the store where ranks meet. It is opened here and not seconds later by rank 0, because another
+        # process could take the port in between.
         meeting_point = stack.enter_context(_listen(here_only=len(plan.hosts) == 1))
         variables = _own_variables(launch, f"{address}:{meeting_point.getsockname()[1]}", attempt)
         # Agent of this machine, which imports its libraries while this process imports its own
@@ -117,7 +118,7 @@ def run_ranks(
             agent = stack.enter_context(_waiting_agent(plan.devices, variables, listen))
         with start_up():
             import torchrunx  # noqa: F401
-        # Store, which exists as long as this variable
+        # Store. It is closed when this variable is deleted.
         _debug(listen, f"ranks meet at {variables[MEETING_POINT]}; log files in {logs}")
         _store = _open_store(meeting_point)
         # Ranks, and the wait for their results
@@ -408,7 +409,8 @@ def _log_handlers(
     from torchrunx.utils import log_streaming
     from torchrunx.utils.log_handling import file_handlers
 
-    # Collecting the remains of an earlier attempt's process groups would abort this fork: they join threads it lacks.
+    # Keep the objects of an earlier attempt. Its process groups join threads when they are freed; this fork does not
+    # have these threads, and would abort.
     gc.freeze()
     die_with_parent()
 

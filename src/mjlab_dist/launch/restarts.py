@@ -61,12 +61,12 @@ def run_with_restarts(config: TrainConfig, plan: RunPlan, listen: Listener, cont
 def _raise_if_stopped_by_others(result: RunResult, control: Control) -> RunResult:
     """Return the result; raise if the ranks stopped without a request of the launcher.
 
-    When torchrunx loses an agent, it sends SIGTERM to the ranks, which stop in order as if the user had asked them to.
+    When torchrunx loses an agent, it sends SIGTERM to the ranks, which then stop as if the user had requested it.
     """
     if result.stopped and not control.stop_requested:
         raise RankError(
             "a rank received SIGTERM, but not from its launcher: another program sent it, or torchrunx did after it "
-            f"lost a machine or an agent. The run stopped in order and saved {result.checkpoint}",
+            f"lost a machine or an agent. The run stopped and saved {result.checkpoint}",
             exit_code=Exit.INFRASTRUCTURE,
         )
     return result

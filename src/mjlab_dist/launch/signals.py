@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: stop a run in order, or at once."""
+"""Ctrl-C and SIGTERM: stop a run gracefully, after its iteration and with a checkpoint, or at once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Stopper(Protocol):
     """Shows the user how a run stops."""
 
     @property
-    def can_stop_in_order(self) -> bool:
+    def can_stop_gracefully(self) -> bool:
         """Whether there is anything to save yet."""
         ...
 
@@ -34,7 +34,7 @@ class Stopper(Protocol):
 
 @contextlib.contextmanager
 def stopping_on_signal(control: Control, stopper: Stopper) -> Iterator[None]:
-    """Stop a command's run in order at SIGINT or SIGTERM, or at once before training starts and at a second Ctrl-C.
+    """Stop a command's run gracefully at SIGINT or SIGTERM; stop it at once before training, or at a second Ctrl-C.
 
     A separate thread handles the signals. Python runs signal handlers in the main thread only when that thread returns
     to Python code, which takes seconds in a collective. A terminal sends Ctrl-C to every process; children started
@@ -54,8 +54,8 @@ def stopping_on_signal(control: Control, stopper: Stopper) -> Iterator[None]:
             signum = os.read(read_fd, 1)[0]
             if control.stop_requested and signum != signal.SIGINT:
                 continue  # schedulers repeat SIGTERM
-            # First signal: stop in order
-            if stopper.can_stop_in_order and not control.stop_requested:
+            # First signal: stop gracefully
+            if stopper.can_stop_gracefully and not control.stop_requested:
                 stopper.stopping(signum)
                 control.request_stop()
                 continue
@@ -78,7 +78,7 @@ def stopping_on_signal(control: Control, stopper: Stopper) -> Iterator[None]:
 
 @contextlib.contextmanager
 def stopping_with_others(control: Control) -> Iterator[None]:
-    """Stop all ranks in order when any of them receives SIGTERM; for ranks that another launcher starts and ends.
+    """Stop all ranks gracefully when any of them receives SIGTERM; for ranks that another launcher starts and ends.
 
     Args:
         control: Control of this rank.

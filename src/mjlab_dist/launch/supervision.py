@@ -1,4 +1,4 @@
-"""The launcher's view of its ranks: running, done, failed, lost or hung."""
+"""The launcher's supervision of its ranks: running, done, failed, lost or hung."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Report = dict[str, Any]
 
 
 class Ranks:
-    """Ranks of one launch, on one or several machines. One thread passes events in; another waits for the results."""
+    """Ranks of one launch, on one or several machines. One thread receives events; another waits for the results."""
 
     def __init__(self, hosts: Sequence[str], ranks_per_host: int, listen: Listener, control: Control) -> None:
         """Start with no events.
@@ -119,7 +119,7 @@ class Ranks:
         return [self._results[rank] for rank in range(self._num_ranks)]
 
     def _forward_stop(self) -> None:
-        """Send SIGTERM to one rank, once; it shares the request with all ranks along with the metrics."""
+        """Send SIGTERM to one rank, once. That rank passes the request on to all ranks, together with its metrics."""
         if self._control.stop_requested and not self._stop_forwarded and self._pids:
             self._stop_forwarded = True
             rank = min(self._pids)

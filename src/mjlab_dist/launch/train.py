@@ -49,7 +49,7 @@ def train(
         config: The run.
         listen: Receives progress.
         started: Called with the run directory and the number of ranks, before any rank starts.
-        control: Its stop request ends the run in order.
+        control: Its stop request ends the run gracefully.
         own_process: Whether this process trains once and does nothing else, so that CUDA_VISIBLE_DEVICES may change.
 
     Raises:
@@ -88,7 +88,7 @@ def _train(
         _report_rounding(plan.budget, listen)
         for warning in plan.warnings:
             listen({"kind": "warning", "text": warning})
-        # A single rank in this process; with restarts it gets its own, because it may be killed or crash.
+        # A single rank in this process. With restarts it gets a process of its own, because it may be killed or crash.
         if plan.num_ranks == 1 and config.max_restarts == 0:
             device = plan.devices[0] if own_process else in_this_process(plan.devices[0], os.environ, gpus)
             if device is not None:

@@ -1,4 +1,4 @@
-"""Rollouts and mini-batch updates in CUDA graphs: both are hundreds of small kernels, whose launches take the time."""
+"""Rollouts and mini-batch updates in CUDA graphs, because launching hundreds of small kernels one by one is slow."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WARM_UP = 3
 
 
 class GraphSequence:
-    """torch operations recorded as CUDA graphs, and between them calls that a graph cannot contain."""
+    """A sequence of torch operations, recorded as CUDA graphs, and of calls that a graph cannot contain."""
 
     def __init__(self, device: str) -> None:
         """Create an empty sequence.
@@ -62,7 +62,7 @@ class GraphSequence:
             self._end()
 
     def cut(self, call: Callable[[], object]) -> None:
-        """Add a call to the replay, after the operations recorded so far. It is not made now.
+        """Add a call to the replay, after the operations recorded so far. Only replays make the call.
 
         Args:
             call: Enqueues work on torch's current stream; without arguments and results.
@@ -211,7 +211,7 @@ class CapturedCall(Generic[T]):
 
     @contextlib.contextmanager
     def _launches_cut(self) -> Iterator[None]:
-        """Let replays launch the programs of the physics, not this call, and refuse other kernels of Warp."""
+        """Launch the programs of the physics only in replays, and raise if another Warp kernel is launched."""
         if self._sim is None:
             yield
             return
@@ -224,8 +224,8 @@ class CapturedCall(Generic[T]):
 
 
 def _refuse(kernel: wp.Kernel, *_: Any, **__: Any) -> None:
-    """Raise: the kernel would be launched now, and not in replays."""
-    raise RuntimeError(f"kernel {kernel.key} is launched by itself; use Simulation.record")
+    """Raise, because the kernel would be launched now and not in replays."""
+    raise RuntimeError(f"kernel {kernel.key} is launched directly; use Simulation.record")
 
 
 def _warn(what: str, error: RuntimeError) -> None:

@@ -109,8 +109,8 @@ class CheckpointStore:
     def read_newest(self) -> tuple[Path, bytes] | None:
         """Find the newest checkpoint that can be read, for every rank to resume from.
 
-        Newer ones that cannot be read are renamed, with a warning. After that, checkpoints are removed that the last
-        writer had no time to remove.
+        Rename newer ones that cannot be read, with a warning. Then remove the checkpoints that the last writer did not
+        have time to remove.
 
         Returns:
             The path and the file's bytes; None if the run has no checkpoint yet.
@@ -120,6 +120,7 @@ class CheckpointStore:
             OSError: If a file cannot be renamed or removed. The message is one line with the fix.
         """
         assert self._writing is None, "read before anything is written"
+        # Newest first, until one can be read
         refused: dict[Path, _UnreadableError] = {}
         for path in reversed(list_checkpoints(self._run_dir).values()):
             try:
@@ -128,11 +129,13 @@ class CheckpointStore:
             except _UnreadableError as error:
                 refused[path] = error
                 continue
+            # Links and pruning, which the last writer may not have finished
             self._set_aside(refused, path)
             with explaining(self._run_dir, self._directory):
                 self._link()
                 self._prune(path)
             return path, data
+        # None can be read
         if refused:
             path, error = next(iter(refused.items()))
             raise UserError(
@@ -169,7 +172,7 @@ class CheckpointStore:
             writing.result()
 
     def _best(self, found: Mapping[int, Path]) -> list[Path]:
-        """Return the checkpoints to keep for their mean return, best first; the newest of equal ones."""
+        """Return the checkpoints to keep for their mean return, best first, and newest first if returns are equal."""
         known = sorted((self._returns[n], n) for n in found if n in self._returns)
         return [found[n] for _, n in reversed(known)][: self._config.keep_best]
 
@@ -336,12 +339,12 @@ def _check_sums(data: bytes) -> None:
 
 
 def _temporary(path: Path) -> Path:
-    """Return a path in the same directory that no reader matches, and that the next store removes."""
+    """Return a path in the same directory that readers ignore and the next store removes."""
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
 def _point(link: Path, target: Path) -> None:
-    """Let a link point to a file in its directory. The link exists at every moment."""
+    """Point a link to a file in its directory. An existing link is replaced atomically."""
     if follow_link(link) == target:
         return
     temporary = _temporary(link)

@@ -16,7 +16,7 @@ from mjlab_dist.learn.hooks import Hook
 from mjlab_dist.learn.runner import Runner
 
 SLOW_S = 5.0
-"""Seconds that a slow iteration takes in addition."""
+"""Seconds that the fault slow adds to an iteration."""
 
 
 class _SkipsOnce:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Hook:
-    """Called by every rank's training loop once it is appended to :attr:`Runner.hooks`. Does nothing by itself."""
+    """Base class of hooks. A rank's training loop calls the hooks in :attr:`Runner.hooks`."""
 
     def before_iteration(self, runner: Runner, iteration: int) -> None:
         """Run before the rollout.

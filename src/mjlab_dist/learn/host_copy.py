@@ -1,4 +1,4 @@
-"""Copy tensors to host memory, waiting once for the device however many there are."""
+"""Copy any number of tensors to host memory, with only one wait for the device."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ Row = dict[str, float | int | None]
 """A row of metrics.jsonl. Values that are not known yet are None."""
 
 WINDOW_EPISODES = 100
-"""Minimum number of newest episodes that the mean return and the mean length are over."""
+"""Minimum number of episodes in the mean return and the mean length: the newest ones."""
 
 
 class Sample(NamedTuple):

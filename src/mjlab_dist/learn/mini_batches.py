@@ -24,6 +24,7 @@ def shuffled_mini_batches(storage: RolloutStorage, order: torch.Tensor, advantag
     def gather(samples: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return samples.flatten(0, 1)[order].split(size)
 
+    # Shuffled samples, split into mini-batches
     assert storage.distribution_params is not None
     observations: list[TensorDict] = storage.observations.flatten(0, 1)[order].split(size)
     params = [gather(p) for p in storage.distribution_params]

@@ -88,18 +88,18 @@ class PPO(rsl_rl.algorithms.PPO):
                 use_clipped_value_loss=agent.use_clipped_value_loss,
                 schedule=agent.schedule,
                 desired_kl=agent.desired_kl,
-                # True keeps rsl_rl from normalizing them: update() does, with the moments of all ranks.
+                # True prevents rsl_rl from normalizing advantages: update() does, with the moments of all ranks.
                 normalize_advantage_per_mini_batch=True,
                 use_mixed_precision=agent.precision == "bf16",
                 device=device,
             )
-        # Options of our own
+        # Synchronizer and options that rsl_rl does not have
         self.synchronizer = synchronizer
         self.clock = Clock(device)
         self._advantage_normalization = agent.advantage_normalization
         self._models = {"actor": self._raw_actor, "critic": self._raw_critic}
         self._is_recurrent = actor.is_recurrent or critic.is_recurrent
-        # The rest of the update
+        # Optimizer, moments for normalization, and CUDA graphs
         self._make_optimizer(config)
         self._make_moments(agent)
         self._make_programs(agent)
@@ -136,8 +136,8 @@ class PPO(rsl_rl.algorithms.PPO):
         self._totals = torch.zeros(4, device=self.device)
 
     def _make_programs(self, agent: AgentConfig) -> None:
-        # CUDA graphs need the same sizes in every call, which recurrent mini-batches do not have, and FSDP2 allocates
-        # and gathers parameters in each forward.
+        # CUDA graphs need the same sizes and addresses in every call. Recurrent mini-batches vary in size, and FSDP2
+        # allocates and gathers parameters in each forward.
         can_capture = self.device != "cpu" and not self._is_recurrent and not self.sharding.sharded
         self._captures = agent.capture and can_capture
         self._step = self._make_step()
@@ -239,15 +239,18 @@ class PPO(rsl_rl.algorithms.PPO):
 
     def load(self, loaded_dict: dict[str, Any], load_cfg: dict[str, bool] | None, strict: bool) -> bool:
         """Load what :meth:`save` or stock rsl_rl returned; arguments and result are rsl_rl's."""
+        # Policy and value function
         chosen = load_cfg or dict.fromkeys(("actor", "critic", "optimizer", "iteration"), True)
         for name, model in self._models.items():
             if chosen.get(name):
                 self.sharding.load_state(model, loaded_dict[f"{name}_state_dict"], strict)
         self._distribution.project()  # min_std may have been lower when this was saved
+        # Normalization
         for normalizer in self._normalizers.values():
             normalizer.rebase()
         if self._reward_scale is not None and "reward_sums" in loaded_dict:
             self._reward_scale.sums.copy_(loaded_dict["reward_sums"])
+        # Optimizer
         if chosen.get("optimizer"):
             load_whole_state(self.optimizer, loaded_dict["optimizer_state_dict"], self._parameters, self.sharding)
             self._step = self._make_step()  # recorded graphs use the old tensors
@@ -356,7 +359,7 @@ class PPO(rsl_rl.algorithms.PPO):
         assert batch.returns is not None
         assert batch.old_distribution_params is not None
         actor_memory, critic_memory = batch.hidden_states
-        # Policy. Its mean is enough: nobody would take actions that it draws here.
+        # Policy. Only its mean is computed, because no actions are drawn here.
         mean = self.actor(batch.observations, masks=batch.masks, hidden_state=actor_memory)
         self._distribution.update(mean)
         log_prob = self._raw_actor.get_output_log_prob(batch.actions)
@@ -378,12 +381,15 @@ class PPO(rsl_rl.algorithms.PPO):
 
     def _apply(self) -> None:
         """Update the parameters with the gradients and the KL divergence in the buffer."""
+        # Learning rate, from the KL divergence over all ranks
         kl = self._gradients.extra
         self._totals[3] += kl
         if self.schedule == "adaptive":
             adapt_rate(self.rate, kl, self.desired_kl)
+        # Clipping, separately for policy and value function
         for name, gradients in zip(self._models, self._gradients.groups, strict=True):
             self._clip(gradients, self.sharding.collect_gradients(f"{name}."))
+        # Optimizer step
         self.optimizer.step()
         self._distribution.project()
 

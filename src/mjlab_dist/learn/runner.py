@@ -39,7 +39,7 @@ from mjlab_dist.run_dir import ERRORS_DIR, METRICS_FILE
 from mjlab_dist.seeding import seed_generators
 
 MIN_SHARED_FLOP = 1e9
-"""Floating-point operations of a mini-batch from which it uses several threads. Below, they take longer than one."""
+"""Minimum number of floating-point operations of a mini-batch for several threads. One is faster for smaller ones."""
 
 
 class Runner:
@@ -80,7 +80,7 @@ class Runner:
         # Learner. The synchronizer is also made where it is not used, so that a wrong name is reported on one rank too.
         synchronizer = make_synchronizer(config.sync)
         if rank.world_size == 1:
-            synchronizer = AllReduce()  # there is no process group, which a user's own could need
+            synchronizer = AllReduce()  # a user-defined one could need a process group, and there is none
         self.alg = make_ppo(config, env.get_observations(), env.num_actions, synchronizer, env.device)
         if rank.is_main and config.fsdp_devices > 1:
             emit("status", text=self.alg.sharding.table(config.fsdp_min_size_mb))
@@ -89,7 +89,7 @@ class Runner:
         self._roll_out: Callable[[TensorDict], TensorDict] = self._take_steps
         if config.env.sim.capture == "step" and self._can_capture_steps():
             self._roll_out = CapturedCall(self._take_steps, "the control step", env.device, env.sim)
-        # Sum of the steps' mean rewards. Always the same tensor: recorded steps add to its address.
+        # Sum of the steps' mean rewards. It is always the same tensor: recorded steps add to its address.
         self._reward = torch.zeros((), device=env.device)
         # Threads. On a CPU a rollout uses one, as the physics does: its batches are small.
         self._num_threads = torch.get_num_threads()
@@ -115,11 +115,11 @@ class Runner:
         """Return whether control steps can become CUDA graphs: those of recurrent policies wait for the device."""
         recurrent = self._config.agent.rnn != "none"
         if recurrent and self._rank.is_main:
-            emit("status", text="--env.sim.capture step: a recurrent policy cannot be captured; the physics is.")
+            emit("status", text="--env.sim.capture step: a recurrent policy cannot be captured; only the physics is.")
         can_capture = self.env.device != "cpu" and self.env.sim.captured and not recurrent
         if can_capture and self.env.uncapturable_terms and self._rank.is_main:
             terms = ", ".join(f"env.{term}" for term in self.env.uncapturable_terms)
-            emit("status", text=f"--env.sim.capture step: {terms}: not capturable; called between two graphs.")
+            emit("status", text=f"--env.sim.capture step: not capturable, so called between graphs: {terms}.")
         return can_capture
 
     def train(self, control: Control | None = None) -> Row:
@@ -161,7 +161,7 @@ class Runner:
                 iteration=done,
                 counters=content and content.get("counters"),
             )
-            # Length of the run. Earlier iterations may have had other sizes, so the steps that are left are divided.
+            # Length of the run, from the steps that are left: iterations before a resume may have had other sizes.
             if self._config.total_timesteps is not None:
                 left = self._config.total_timesteps - metrics.total_steps
                 self.max_iterations = done + max(0, left // metrics.num_samples)
@@ -208,11 +208,11 @@ class Runner:
         states = [upgraded(state, own) for state in content.get("ranks") or []]
         same = len(states) == self._rank.world_size and fits(states[self._rank.rank], own)
         if self._rank.is_main:
-            how = "" if same else f", saved by {len(states) or 'other'} ranks or with other envs: envs are drawn again"
+            how = "" if same else " with new episodes: ranks or envs differ from those of the checkpoint"
             emit("status", text=f"Resuming from iteration {done}{how}.")
         if same:
             return self._restore(states[self._rank.rank], obs)
-        # Otherwise new envs. They must not repeat the draws of the start of the run.
+        # Otherwise, new episodes. They must not repeat the random numbers of the start of the run.
         seed_generators(self._config.seed, self._rank.rank, resumed_iteration=done)
         self.env.resume_curricula([state_part(state, "env/") for state in states])
         self.env.reset()
@@ -242,6 +242,7 @@ class Runner:
         self._control.beat(self.current_learning_iteration)
         self._saved_at = time.monotonic()
         for iteration in range(self.current_learning_iteration + 1, self.max_iterations + 1):
+            # Schedules
             saves = iteration == self.max_iterations or iteration % (self._interval or sys.maxsize) == 0
             if self.alg.schedule == "linear":
                 initial = self._config.agent.learning_rate
@@ -286,7 +287,7 @@ class Runner:
         if not self.alg.synchronizer.keeps_equal and row["parameter_spread"] is None:
             self.alg.average()
         content = self._compared_state()
-        # No loss has seen the parameters yet that the last optimizer step left.
+        # The check of losses does not cover the parameters after the last optimizer step.
         numbers = {name: t for name, t in flatten(content).items() if t.is_floating_point()}
         finite = torch.stack([t.isfinite().all() for t in numbers.values()]).tolist()
         broken = [name for name, is_finite in zip(numbers, finite, strict=True) if not is_finite]
@@ -321,9 +322,9 @@ class Runner:
             sim = self._config.env.sim
             emit(
                 "warning",
-                text=f"{row['overflowed_envs']} envs had more contacts or constraints than fit, so that some were "
+                text=f"{row['overflowed_envs']} envs had more contacts or constraints than fit, and some were "
                 f"dropped; raise --env.sim.nconmax {sim.nconmax} and --env.sim.njmax {sim.njmax}; "
-                f"mjlab-dist size-buffers {self._config.task} measures the sizes that it needs",
+                f"mjlab-dist size-buffers {self._config.task} measures the sizes that the task needs",
             )
 
     def _iteration(self, obs: TensorDict, iteration: int, saves: bool) -> tuple[TensorDict, Sample]:
@@ -347,6 +348,7 @@ class Runner:
         done = clock.mark()
         if self.env.device != "cpu":
             torch.cuda.synchronize(self.env.device)
+        # Measurements of this rank, still on the device
         return obs, Sample(
             totals=self.env.pop_episode_totals(),
             curricula=self.env.curriculum_metrics(),
@@ -411,5 +413,6 @@ class Runner:
         bad = [name for name, value in row.items() if name.startswith("loss/") and not math.isfinite(value or 0.0)]
         if bad:
             raise NonFiniteError(
-                f"{when}: {', '.join(bad)} is not finite; an observation, a reward or the step size is"
+                f"{when}: {', '.join(bad)} is not finite; lower --agent.learning-rate, or scale observations or "
+                "rewards that are very large"
             )

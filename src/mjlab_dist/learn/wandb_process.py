@@ -42,7 +42,7 @@ def main(temporary: str) -> None:
     """Serve one run.
 
     Args:
-        temporary: Directory for temporary files of this process only; TMPDIR is the same.
+        temporary: Directory for temporary files of this process only; TMPDIR points to it.
     """
     end = functools.partial(_end, temporary)
     _call_with_parents_end(end)

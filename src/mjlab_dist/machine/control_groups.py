@@ -33,7 +33,7 @@ def memory_room(root: Path) -> float:
         limit = _read(group / "memory.max") or _read(group / "memory.limit_in_bytes")
         used = _read(group / "memory.current") or _read(group / "memory.usage_in_bytes")
         if limit.isdecimal() and used.isdecimal():
-            # Under memory pressure the kernel frees inactive file cache first, so that this counts as available.
+            # Under memory pressure the kernel frees inactive file cache first, so this counts as available.
             # In version 1, the totals that include subgroups have the prefix total_.
             kept = re.findall(r"^(?:total_)?inactive_file (\d+)$", _read(group / "memory.stat"), re.MULTILINE)
             rooms.append(int(limit) - int(used) + max(map(int, kept), default=0))

@@ -114,7 +114,7 @@ def plan_devices(config: TrainConfig, environ: Mapping[str, str], gpus: list[Gpu
     if taken:
         return _gpus(_by_index(taken, config.hosts, environ) if len(config.hosts) > 1 else taken)
 
-    # No GPU. An empty CUDA_VISIBLE_DEVICES hides them on purpose, without a warning.
+    # No GPU. If CUDA_VISIBLE_DEVICES is empty, the user has hidden the GPUs on purpose, so there is no warning.
     if environ.get("CUDA_VISIBLE_DEVICES") != "":
         logger.warning("No GPU found: training on the CPU (use --gpu-ids None to avoid this warning).")
     return _cpus(1, cores())

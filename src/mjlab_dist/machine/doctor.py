@@ -36,7 +36,7 @@ LOW_CACHE_BYTES = 200 * 10**6
 """Free space that kernels or temporary files may need; those of the tasks here take 13 MB."""
 
 LOW_SHARED_BYTES = 0.5 * GB
-"""Space in /dev/shm that NCCL may need for several GPUs; a container has 64 MB unless told otherwise."""
+"""Space in /dev/shm that NCCL may need for several GPUs; a container has 64 MB by default."""
 
 NEEDED_FILES = 64
 """Open files that a process needs; a launcher and its ranks have 32 each."""
@@ -76,7 +76,7 @@ def examine(log_root: Path, environ: Mapping[str, str]) -> list[Finding]:
 
 
 def check_devices() -> list[Finding]:
-    """Check the driver, torch and Warp for it, and the GPUs; a machine without GPUs is in order."""
+    """Check the GPUs, their driver, and whether torch and Warp support it; a machine without GPUs passes."""
     try:
         gpus = find_gpus()
         if gpus:
@@ -207,7 +207,7 @@ def check_drawing(environ: Mapping[str, str], library: str = "libEGL.so.1") -> F
 
     Args:
         environ: The environment.
-        library: The library that it needs for that.
+        library: The library that MuJoCo needs for this.
     """
     chosen = environ.get("MUJOCO_GL", "egl")
     if chosen.lower() != "egl":

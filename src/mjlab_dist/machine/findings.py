@@ -26,7 +26,7 @@ class Finding:
     name: str
     """Name of the thing that was checked."""
     figure: str
-    """What was measured, for people."""
+    """Measured value, as text for the user."""
     status: Status = Status.OK
     """The result."""
     fix: str = ""
@@ -34,7 +34,7 @@ class Finding:
 
 
 def dotted(version: tuple[int, int]) -> str:
-    """Return a version for people.
+    """Format a version, such as 12.4.
 
     Args:
         version: Major and minor number.

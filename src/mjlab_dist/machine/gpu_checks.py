@@ -13,22 +13,22 @@ from mjlab_dist.machine.findings import GB, Finding, Status, dotted
 from mjlab_dist.machine.processes import run_program
 
 UNUSED_SHARE = 0.9
-"""Share of an unused GPU's memory that is free; the driver and a screen take the rest."""
+"""Minimum share of free memory of an unused GPU; the driver and a screen may take the rest."""
 
 WARP = "warp-lang"
 """The distribution of Warp."""
 
 TOOLKIT = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).wp_cuda_toolkit_version())"
-"""Program that prints the version of CUDA, such as 12040, of Warp's library, its first argument; 0 without CUDA."""
+"""Program that prints the CUDA version of a build of Warp, such as 12040 (0 without CUDA), given its library's path."""
 
 WARP_TIMEOUT_S = 10.0
-"""Timeout in seconds for loading this library, which has 300 MB."""
+"""Timeout in seconds for loading this library of 300 MB."""
 
 SOURCES = {
     "torch": "https://pytorch.org/get-started",
     WARP: "its +cuXX wheels at https://github.com/NVIDIA/warp/releases",
 }
-"""Where to find packages for other versions of CUDA than the one of the package index."""
+"""Where to find packages for CUDA versions that the package index does not have."""
 
 DRIVERS = {12: 525, 13: 580}
 """Oldest branch of the NVIDIA driver, such as R525, for each major version of CUDA."""

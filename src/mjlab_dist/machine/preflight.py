@@ -62,19 +62,23 @@ def check_machine(
     Raises:
         PreflightError: If something would make the run fail.
     """
+    # Versions, log root and loopback
     flag, directory = ("--log-root", Path(config.log_root)) if resumed is None else ("--resume", resumed)
     found = [
         ("", check_versions()),
         (f"{flag} ", check_directory("log root", directory, LOW_BYTES, flag)),
         ("", check_loopback()),
     ]
+    # GPUs
     if devices[0].device != "cpu":
         found += [("", check_torch()), ("", check_warp())]
         chosen = [gpu for gpu in gpus if any(gpu.index == device.gpu_id for device in devices)]
         found += [(f"{finding.name}: ", finding) for finding in check_gpus(chosen)]
+    # Weights & Biases
     if config.logger == "wandb":
         wandb = check_wandb(environ, WANDB_TIMEOUT_S)
         found.append((f"{wandb.name}: ", wandb))
+    # First failure, or all warnings
     warnings: list[str] = []
     for about, finding in found:
         line = f"{about}{finding.figure}; {finding.fix}"

@@ -90,7 +90,7 @@ def run_program(program: str, *args: str, timeout_s: float) -> str:
         timeout_s: Seconds until it is killed.
 
     Raises:
-        OSError: If it raises an exception, whose message this one has, or takes too long.
+        OSError: If it takes too long, or raises an exception; the message is that of the exception.
     """
     command = [sys.executable, "-I", "-S", "-c", program, *args]
     try:

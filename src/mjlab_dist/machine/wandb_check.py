@@ -77,7 +77,7 @@ def _wandb_setting(environ: Mapping[str, str], name: str) -> str | None:
 
 
 def _wandb_peer(environ: Mapping[str, str]) -> tuple[str, int]:
-    """Return the host and port that it connects to: its server, or the proxy that leads there.
+    """Return the host and port that Weights & Biases connects to: its server, or a proxy.
 
     Raises:
         ValueError: If one of the two is not a URL.

@@ -81,7 +81,7 @@ def supply(spec: mujoco.MjSpec, lacks: Lacks, free_joint: str | None) -> None:
 
 
 def _new_names(names: Sequence[str], wishes: Sequence[str]) -> dict[int, str]:
-    """Return names for the elements without one, by index: the wishes, with a number if a wish is taken."""
+    """Return names for the elements without one, by index: the preferred names, with a number if a name is taken."""
     taken = set(names)
     found: dict[int, str] = {}
     for i, (name, wish) in enumerate(zip(names, wishes, strict=True)):

@@ -177,10 +177,12 @@ def _sample_sizes(model: mujoco.MjModel, start: mujoco.MjData, decimation: int) 
     """
     import mujoco
 
+    # Range of random actions: that of the actuators, or -1 to 1 without limits
     rng = np.random.default_rng(0)
     data = mujoco.MjData(model)
     planes, others = _plane_pairs(model)
     low, high = np.where(model.actuator_ctrllimited, model.actuator_ctrlrange.T, [[-1.0], [1.0]])
+    # Episodes
     rows = contacts = 0
     for _ in range(NUM_SAMPLED):
         mujoco.mj_resetData(model, data)

@@ -69,11 +69,13 @@ def play(train_config: TrainConfig, checkpoint: Path, config: PlayConfig) -> Pla
     env, policy = load_env_and_policy(train_config, checkpoint, config.num_envs, config.seed)
     import torch
 
+    # Sums over the first episode of each env
     video = Video(Path(config.video), env) if config.video else None
     returns = torch.zeros(config.num_envs)
     lengths = torch.zeros(config.num_envs, dtype=torch.long)
     outcomes = {name: torch.zeros(config.num_envs) for name in env.episode_outcomes()}
     playing = torch.ones(config.num_envs, dtype=torch.bool)
+    # Steps, until this episode has ended in every env
     obs = env.reset()
     with torch.inference_mode():
         while playing.any():
@@ -86,6 +88,7 @@ def play(train_config: TrainConfig, checkpoint: Path, config: PlayConfig) -> Pla
                 outcomes[name] += value * (playing & dones)
             playing &= ~dones
             policy.reset(dones)
+    # Results
     if video:
         video.close()
     return PlayResult(

@@ -63,11 +63,12 @@ def replay(train_config: TrainConfig, path: Path, config: PlayConfig) -> list[Re
         from mjlab_dist.learn import finite  # noqa: PLC0415
         from mjlab_dist.sim import copy_state, start_warp  # noqa: PLC0415
 
+    # Dump, and envs of the same model
     start_warp("cpu")
     dump = finite.load(path, train_config.task)
     env = _build_env(train_config, dump)
 
-    # The states around each step, as the run saw them, and the step again from the first of the two
+    # States before and after each step in the run, and the step repeated from the state before it
     every, steps = torch.arange(env.num_envs), dump["steps"]
     rows = (steps - 1).clamp_min(0)
     before, after = ({name: states[t, every] for name, states in dump["state"].items()} for t in (rows, steps))
@@ -83,7 +84,7 @@ def replay(train_config: TrainConfig, path: Path, config: PlayConfig) -> list[Re
     finite_again = torch.cat([tensor.flatten(1) for tensor in numbers], dim=1).isfinite().all(dim=1)
     ended = torch.cat([dump["dones"], nothing[..., 0].bool()])[rows, every]
 
-    # What is shown
+    # Results
     columns = finite.column_names(env)
     labels = [label for field in again for label in _labels(field, columns[f"physics {field}"])]
     states = [torch.cat([state[field] for field in again], dim=1) for state in (before, after, again)]

@@ -103,6 +103,7 @@ def _ray_tracer(env: Env) -> Callable[[], np.ndarray]:
     import numpy as np  # noqa: PLC0415
     import warp as wp
 
+    # Model, data and renderer of one env
     model = _drawn_model(env)
     height, width = VIDEO_SIZE
     data = mujoco.MjData(model)
@@ -120,6 +121,7 @@ def _ray_tracer(env: Env) -> Callable[[], np.ndarray]:
         )
         pixels: Any = wp.zeros((1, height, width), dtype=wp.vec3)
 
+    # A frame: copy the poses of the first env, and trace rays
     def draw() -> np.ndarray:
         with wp.ScopedDevice("cpu"):
             for name, pose in poses_of(env).items():

@@ -1,1 +1,1 @@
-"""Verify that several ranks learn as one: train briefly, gather evidence on every rank, and check it."""
+"""Verify that several ranks train one policy: train briefly, gather evidence on every rank, and check it."""

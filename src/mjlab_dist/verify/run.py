@@ -39,6 +39,7 @@ def verify(config: TrainConfig, listen: Listener) -> VerifyReport:
         UserError: If the config cannot train here, or has only one iteration.
         RankError: If a rank ended early.
     """
+    # Checks
     validate(config)
     launcher = outside_launcher(os.environ)
     if launcher:
@@ -47,6 +48,7 @@ def verify(config: TrainConfig, listen: Listener) -> VerifyReport:
         raise UserError(
             f"--hosts {' '.join(config.hosts)}: verify checks one machine; drop the flag, and run it on each machine"
         )
+    # Devices and number of iterations
     devices = plan_devices(config, os.environ, find_gpus())
     num_ranks = len(devices)
     budget = plan_budget(config, num_ranks)
@@ -57,6 +59,7 @@ def verify(config: TrainConfig, listen: Listener) -> VerifyReport:
     note = budget.note if budget else None
     for text in filter(None, (note, f"Training {config.task} for {max_iterations} iterations with {ranks}.")):
         listen({"kind": "status", "text": text})
+    # Runs, whose files are removed
     with tempfile.TemporaryDirectory(prefix="mjlab-dist-verify-") as log_root:
         config = dataclasses.replace(
             config,

@@ -114,7 +114,7 @@ def rough() -> TrainConfig:
     noisy = ground.processed(uniform_noise=0.05)
     seen = {name: dict(group) for name, group in easy.env.observations.items()}
     seen["actor"]["ground"], seen["critic"]["ground"] = noisy, ground
-    # The height above the tile's origin says nothing about the ground below the robot.
+    # The height above the tile's origin does not depend on the ground below the robot.
     del seen["critic"]["height"]
     velocity = easy.env.commands["velocity"]
     tilt = easy.env.rewards["tilt"]

@@ -96,6 +96,7 @@ def _own_import_gap(names: Names) -> str:
 
 
 def _sim_source(names: Names, robot: Robot) -> str:
+    # Model, start state and motors
     model = f"{names.module}.model:robot" if robot.lacks else f"{names.module}:{names.file}"
     what = f"model.py adds what {names.file} lacks." if robot.lacks else "The MJCF, a file of this package."
     lines = [f"# {what}", f"model={text(model)},"]
@@ -103,6 +104,7 @@ def _sim_source(names: Names, robot: Robot) -> str:
         lines += ["# The keyframe that episodes start from.", f"keyframe={text(robot.keyframe)},"]
     if robot.motors:
         lines += _motors_source(robot.motors)
+    # Options that differ from the MJCF
     if robot.has_pgs or robot.has_rk4:
         lines += ["options=OptionsConfig("]
         if robot.has_pgs:
@@ -110,6 +112,7 @@ def _sim_source(names: Names, robot: Robot) -> str:
         if robot.has_rk4:
             lines += ["    # The MJCF uses RK4, which takes four times as long.", '    integrator="implicitfast",']
         lines += ["),"]
+    # Step and buffer sizes
     lines += [
         f"# Physics steps per control step; the result is {robot.control_hz:.4g} control steps per second.",
         f"decimation={robot.decimation},",

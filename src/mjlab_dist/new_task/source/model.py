@@ -16,6 +16,7 @@ def model_source(names: Names, robot: Robot) -> str:
         names: Names of the task and its files.
         robot: The robot in the MJCF.
     """
+    # Statements that add the missing parts
     lacks = robot.lacks
     body = [
         *_names_source("joints", "Joints", lacks.joint_names),
@@ -35,6 +36,7 @@ def model_source(names: Names, robot: Robot) -> str:
             "    xyaxes=[1.0, 0.0, 0.0, 0.0, 0.3, 1.0],",
             ")",
         ]
+    # The file
     return f'''"""The model of the task {names.task}: {names.file} and the parts that it lacks.
 
 Change the model here, or in the MJCF itself.
