@@ -22,7 +22,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--iterations", type=int, default=12)
     args = parser.parse_args()
-    # Speeds; rounds alternate between the three, so that other programs disturb all alike
+    # Speeds; rounds alternate between the three, so that other programs slow all of them down equally
     first_core = {min(os.sched_getaffinity(0))}
     flags = (
         "--gpu-ids",

@@ -74,7 +74,7 @@ def _describe_gpu(index: int) -> dict[str, Any]:
 
 def _ask_driver() -> dict[str, Any]:
     """Return the values of NVIDIA's management library that are available."""
-    import pynvml  # noqa: PLC0415 (needless on a CPU)
+    import pynvml  # noqa: PLC0415 (not needed on a CPU)
 
     found: dict[str, Any] = {}
     with contextlib.suppress(pynvml.NVMLError):

@@ -10,7 +10,7 @@ class Sizes:
     """Sizes of the measurements of all parts."""
 
     tests: str
-    """Tests that the parts tests and sync run."""
+    """Tests to run in the parts ``tests`` and ``sync``."""
     cold_start_tasks: tuple[str, ...]
     """Tasks that are started twice: with kernels that must be compiled, and with compiled kernels."""
     cold: bool

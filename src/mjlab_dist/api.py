@@ -58,7 +58,7 @@ def train(task: str | TrainConfig, *, quiet: bool = False, **fields: Any) -> Run
 
 
 def _start(task: str | TrainConfig, fields: Mapping[str, Any]) -> TrainConfig:
-    """Return the config that the fields change: the task's, or that of the run to resume."""
+    """Return the config before fields are applied: that of the task, or of the run to resume."""
     if not isinstance(task, str):
         return task
     config = registry.task_config(task)

@@ -84,7 +84,7 @@ class NonFiniteError(FloatingPointError):
     The message is one line with the source of the number, the envs and the rank.
 
     Attributes:
-        of_another_rank: Whether the number belongs to another rank, so that this rank only stops along with it.
+        of_another_rank: Whether the number belongs to another rank; this rank only stops along with it.
     """
 
     exit_code = Exit.NUMERICS

@@ -29,7 +29,7 @@ PATHS = {
     "checkpoint", "config", "dir", "init_from", "log_root", "mjcf", "nan_dump", "resume", "run", "ssh_config",
     "torchrunx_log_dir", "video",
 }  # fmt: skip
-"""Flags whose values are files or directories. So are those of a term's argument that is called file."""
+"""Flags whose values are files or directories, in addition to the parameters of terms that are named ``file``."""
 
 _HELP_ON_GROUP = Flag(path="help", metavar="GROUP", text="Print the everyday flags, or those of a group.")
 

@@ -25,7 +25,7 @@ class DeviceInfo:
     host: str
     """Name of the machine."""
     device: str
-    """PyTorch's name of the device in the rank's process, ``cpu`` or ``cuda:<index>``."""
+    """Name of the device for PyTorch, ``cpu`` or ``cuda:<index>``. The index is valid in the rank's process only."""
     name: str
     """Model of the GPU or the CPU."""
     memory_gb: int

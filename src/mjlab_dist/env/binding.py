@@ -82,7 +82,7 @@ class Binder:
         return [self.make_call(f"{kind}.{name}", config.func, config.params) for name, config in configs.items()]
 
     def make_classes(self, kind: str, configs: Mapping[str, TermConfig], base: type[TermT]) -> dict[str, TermT]:
-        """Make the terms of a kind whose terms are all classes.
+        """Make all terms of a kind, such as sensors, whose terms must be classes.
 
         Args:
             kind: Name of the kind in the config, such as ``sensors``.

@@ -170,7 +170,7 @@ class Episodes:
             torch.stack(list(metrics), out=self._values)
 
     def end_step(self) -> None:
-        """Determine which episodes end, and add the step to the sums and the ended episodes to the totals.
+        """Determine which episodes end. Add this step to the sums over episodes, and ended episodes to the totals.
 
         The caller must clear :attr:`rewards` of these envs afterwards.
         """

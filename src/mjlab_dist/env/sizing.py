@@ -79,8 +79,8 @@ def choose_num_envs(rooms: Sequence[Room]) -> tuple[int, str]:
 def learner_bytes(agent: AgentConfig, observations: Mapping[str, int], num_actions: int, device: str) -> int:
     """Return the memory that the learner needs per env, in bytes.
 
-    It is the share of an env in the rollout, in a shuffled copy of it, in temporaries of normalization in fp64, and in
-    the activations of a mini-batch; if the update is recorded as CUDA graphs, also in the mini-batch that they read.
+    This includes the rollout, a shuffled copy of it, temporaries of normalization in fp64, and the activations of a
+    mini-batch. If the update is recorded as CUDA graphs, it also includes the mini-batch that they read.
 
     Args:
         agent: The learner.

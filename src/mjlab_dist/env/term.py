@@ -235,7 +235,7 @@ class Curriculum(Term):
 
         Args:
             env: The envs.
-            totals: Totals of the episodes that ended in it, summed over all ranks, so that all ranks decide alike.
+            totals: Totals of the episodes that ended in it, over all ranks, so that all ranks make the same decision.
         """
 
     def metrics(self) -> dict[str, torch.Tensor]:

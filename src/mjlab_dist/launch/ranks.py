@@ -107,8 +107,8 @@ def run_ranks(
     launch, address, logs = uuid.uuid4().hex, own_address(plan.hosts), log_dir(config, plan.run_dir, os.environ)
     ranks = Ranks(plan.hosts, len(plan.devices), listen, control)
     with temporary_directory() as temporary, _child_errors() as errors, contextlib.ExitStack() as stack:
-        # Socket of the store where ranks meet. It is opened here and not seconds later by rank 0, because another
-        # process could take the port in between.
+        # Socket of the store where ranks meet. If rank 0 opened it seconds later, another process could take the port
+        # in the meantime.
         meeting_point = stack.enter_context(_listen(here_only=len(plan.hosts) == 1))
         variables = _own_variables(launch, f"{address}:{meeting_point.getsockname()[1]}", attempt)
         # Agent of this machine, which imports its libraries while this process imports its own

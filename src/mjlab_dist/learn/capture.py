@@ -21,7 +21,7 @@ from mjlab_dist.sim import Simulation
 T = TypeVar("T")
 
 WARM_UP = 3
-"""Mini-batches before recording. In them libraries choose their kernels, and the optimizer creates its state."""
+"""Mini-batches before recording. During these, libraries choose kernels, and the optimizer creates its state."""
 
 
 class GraphSequence:

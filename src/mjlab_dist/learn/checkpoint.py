@@ -203,7 +203,7 @@ class CheckpointStore:
 
 @contextlib.contextmanager
 def explaining(run_dir: Path, path: Path) -> Iterator[None]:
-    """Replace the message of an OSError by one line that explains it to the user.
+    """Replace the message of an OSError with one line that explains it to the user.
 
     Args:
         run_dir: The run directory.

@@ -1,4 +1,4 @@
-"""Timestamps in the order of the device's work: host time on the CPU, CUDA events on a GPU, so that nothing waits."""
+"""Timestamps on the device's stream, without waiting for it: host time on the CPU, CUDA events on a GPU."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Clock:
         return event
 
     def seconds(self, start: Mark, end: Mark) -> float:
-        """Return the seconds between two timestamps; a GPU must have passed both."""
+        """Return the seconds between two timestamps; on a GPU, the work before both must be done."""
         if isinstance(start, float) and isinstance(end, float):
             return end - start
         assert isinstance(start, torch.cuda.Event)
@@ -48,7 +48,7 @@ class Clock:
         self._waits.append((start, self.mark()))
 
     def pop_wait_s(self) -> float:
-        """Return the seconds waited since the last call; a GPU must have passed them."""
+        """Return the seconds waited since the last call; on a GPU, the work until then must be done."""
         total = sum(self.seconds(start, end) for start, end in self._waits)
         self._waits.clear()
         return total

@@ -11,7 +11,7 @@ from rsl_rl.modules import EmpiricalNormalization
 
 
 def advantage_moments(advantages: torch.Tensor) -> torch.Tensor:
-    """Compute the sums of advantages.
+    """Compute the count, sum and sum of squares of advantages.
 
     Args:
         advantages: (rows, samples); each row is normalized separately.

@@ -238,7 +238,7 @@ class PPO(rsl_rl.algorithms.PPO):
         return {**states, "optimizer_state_dict": optimizer, **scale}
 
     def load(self, loaded_dict: dict[str, Any], load_cfg: dict[str, bool] | None, strict: bool) -> bool:
-        """Load what :meth:`save` or stock rsl_rl returned; arguments and result are rsl_rl's."""
+        """Load the result of :meth:`save`, or of stock rsl_rl; arguments and result are rsl_rl's."""
         # Policy and value function
         chosen = load_cfg or dict.fromkeys(("actor", "critic", "optimizer", "iteration"), True)
         for name, model in self._models.items():
@@ -276,7 +276,7 @@ class PPO(rsl_rl.algorithms.PPO):
         """Restore the state of this rank's envs.
 
         Args:
-            memory: What :meth:`memory` returned.
+            memory: Result of :meth:`memory`.
         """
         if self._reward_scale is not None:
             self._reward_scale.discounted.copy_(memory["reward"])
@@ -409,7 +409,7 @@ class PPO(rsl_rl.algorithms.PPO):
 
 
 def flatten(state: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Return all tensors of what :meth:`PPO.save` returns, by readable names.
+    """Return all tensors in the result of :meth:`PPO.save`, by readable names.
 
     Args:
         state: Policy, value function and optimizer.

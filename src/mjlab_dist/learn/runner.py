@@ -39,7 +39,7 @@ from mjlab_dist.run_dir import ERRORS_DIR, METRICS_FILE
 from mjlab_dist.seeding import seed_generators
 
 MIN_SHARED_FLOP = 1e9
-"""Minimum number of floating-point operations of a mini-batch for several threads. One is faster for smaller ones."""
+"""Number of floating-point operations from which a mini-batch uses several threads; below it, one thread is faster."""
 
 
 class Runner:
@@ -344,7 +344,7 @@ class Runner:
         spread = torch.full((), math.nan, device=self.env.device)
         if not self.alg.synchronizer.keeps_equal and (saves or self.alg.synchronizer.due(iteration)):
             spread = self.alg.average()
-        # Times: CUDA events can be read after the device has passed them.
+        # Times: CUDA events can be read only after the device has done the work before them.
         done = clock.mark()
         if self.env.device != "cpu":
             torch.cuda.synchronize(self.env.device)

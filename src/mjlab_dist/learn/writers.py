@@ -112,7 +112,7 @@ class WandbWriter:
     """
 
     def __init__(self, run_dir: Path, config: TrainConfig) -> None:
-        """Start a W&B run, or continue that of a resumed run.
+        """Start a W&B run; if the run is resumed, continue its W&B run.
 
         Args:
             run_dir: The run directory; files are written to ``wandb/`` in it.

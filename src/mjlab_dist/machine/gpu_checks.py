@@ -72,8 +72,8 @@ def judge_cuda(
 ) -> Finding:
     """Judge whether a package can use the GPUs of a driver.
 
-    Within a major version of CUDA an older driver is enough, which NVIDIA calls minor version compatibility. Warp's own
-    check is the same (``min_driver_version`` in its ``context.py``).
+    A driver for an older minor version of CUDA is sufficient if the major version is the same: NVIDIA calls this minor
+    version compatibility. Warp's own check is the same (``min_driver_version`` in its ``context.py``).
 
     Args:
         package: Its name.
@@ -102,7 +102,7 @@ def judge_cuda(
 
 def driver_cuda() -> tuple[int, int] | None:
     """Return the newest version of CUDA, major and minor, that the NVIDIA driver supports; None without CUDA."""
-    import pynvml  # noqa: PLC0415 (needless without a GPU)
+    import pynvml  # noqa: PLC0415 (not needed without a GPU)
 
     try:
         pynvml.nvmlInit()
@@ -128,7 +128,7 @@ def check_gpus(gpus: Sequence[Gpu]) -> list[Finding]:
     Args:
         gpus: The GPUs to look at.
     """
-    import pynvml  # noqa: PLC0415 (needless without a GPU)
+    import pynvml  # noqa: PLC0415 (not needed without a GPU)
 
     if not gpus:
         return []

@@ -203,7 +203,7 @@ def _sample_sizes(model: mujoco.MjModel, start: mujoco.MjData, decimation: int) 
 
 
 def _plane_pairs(model: mujoco.MjModel) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return the planes and the geoms of all pairs that can collide, (num_pairs,) each."""
+    """Return all pairs of a plane and a geom that can collide: ids of the planes, and of the geoms, (num_pairs,)."""
     import mujoco
 
     types, bits = model.geom_contype, model.geom_conaffinity

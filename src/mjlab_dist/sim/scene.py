@@ -138,7 +138,7 @@ def _call(flag: str, module: str, name: str) -> mujoco.MjSpec:
     except UserError:
         raise  # names the fix already
     except Exception as error:
-        # The function belongs to the user, so that any exception is an error of this flag.
+        # The function belongs to the user, so any exception is an error in the value of this flag.
         what = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise UserError(f"{flag}: {what}; write package.module:file or package.module:function") from error
     if not isinstance(made, mujoco.MjSpec):

@@ -1,7 +1,7 @@
 """The cartpole tasks, after the DeepMind Control Suite's cartpole (Tassa et al. 2018, arXiv:1801.00690).
 
 Physics, observations, start states and the smooth reward are those of the suite. An episode has 1,000 control steps of
-10 ms with a reward of at most 1 each, so that a perfect episode returns 1,000. The integrator is MuJoCo's default,
+10 ms with a reward of at most 1 each, so a perfect episode returns 1,000. The integrator is MuJoCo's default,
 Euler, which takes a quarter of the time of the suite's Runge-Kutta.
 """
 

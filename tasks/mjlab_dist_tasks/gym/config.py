@@ -179,7 +179,7 @@ def humanoid() -> TrainConfig:
     contact_weight, max_contact_cost = 5e-7, 10.0
     return _train(
         "gym-humanoid",
-        # The motors take inputs up to 0.4, so that with a standard deviation of 1, nearly all actions would be clipped.
+        # The motors take inputs up to 0.4, so with a standard deviation of 1, nearly all actions would be clipped.
         # With more updates, the policy changes too much as the standard deviation falls. Contact forces are nearly
         # always 0, and reach 60 standard deviations.
         agent=dataclasses.replace(_SMALL_STEPS, num_learning_epochs=5, init_std=0.4, obs_clip=10.0),

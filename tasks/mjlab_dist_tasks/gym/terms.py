@@ -96,8 +96,8 @@ class Speed(Term):
 class BodySpeed(Term):
     """Reward: mean speed along x in the last step, in m/s, from the displacement of a floating body; (num_envs,).
 
-    As in Gymnasium's ant, the displacement is that of the body's pose, which MuJoCo's step leaves at the integrator's
-    last stage, and not that of the joint.
+    As in Gymnasium's ant, the displacement is that of the body's pose, not of the joint: after a step of MuJoCo, body
+    poses belong to the integrator's last stage.
     """
 
     def __init__(self, env: Env, body: str = "torso", joint: str = "root") -> None:
