@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from mjlab_dist import registry
-from mjlab_dist.config import TrainConfig
+from mjlab_dist.config import EnvConfig, TrainConfig
 from mjlab_dist.config.alternatives import drop_replaced
 from mjlab_dist.config.serialization import from_plain, paths, to_plain
+from mjlab_dist.config.signatures import parameters
 from mjlab_dist.errors import UserError
 from mjlab_dist.run_dir import find_run_to_resume, read_config_file
 from mjlab_dist.wording import did_you_mean
@@ -84,8 +86,18 @@ def configured(base: TrainConfig, fields: Mapping[str, Any]) -> TrainConfig:
 
 
 def _put(plain: dict[str, Any], name: str, value: Any) -> None:
+    """Set a value by its dotted name; None removes a term, a randomization or an observation group."""
     known = dict(paths(plain))
-    if name not in known or name == "task":
-        raise UserError(f"{name}: unknown field; {did_you_mean(name, known, 'see train --help')}")
     parent, _, last = name.rpartition(".")
-    (known[parent] if parent else plain)[last] = value
+    term, _, kind = parent.rpartition(".")
+    is_parameter = kind == "params" and last in parameters(known.get(term, {}).get("func", ""))
+    if (name not in known and not is_parameter) or name == "task":
+        raise UserError(f"{name}: unknown field; {did_you_mean(name, known, 'see train --help')}")
+    if value is None and (parent in _TERMS or term == "env.observations"):
+        del known[parent][last]
+    else:
+        (known[parent] if parent else plain)[last] = value
+
+
+_TERMS = {f"env.{field.name}" for field in dataclasses.fields(EnvConfig) if str(field.type).startswith("dict")}
+"""Fields that contain terms by name."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mjlab_dist.config import TrainConfig
+from mjlab_dist.config.signatures import REQUIRED, parameters
 from mjlab_dist.errors import UserError
 from mjlab_dist.wording import did_you_mean
 
@@ -219,18 +220,27 @@ def _walk(path: str, value: Any, hint: Any, text: str) -> Iterator[Flag]:
         hints, docs = typing.get_type_hints(type(value)), _docs(type(value))
         for field in dataclasses.fields(value):
             inner = f"{path}.{field.name}" if path else field.name
+            if field.name == "params":
+                yield from _parameters(inner, value)
+                continue
             yield from _walk(inner, getattr(value, field.name), hints[field.name], docs.get(field.name, ""))
     elif isinstance(value, Mapping) and value:
         entry = typing.get_args(hint)[1]
         for key, part in value.items():
-            # An argument of a term takes values of the type of its default.
-            yield from _walk(f"{path}.{key}", part, _type_of(part) if _is_union(entry) else entry, "")
+            yield from _walk(f"{path}.{key}", part, entry, "")
     elif isinstance(value, Mapping):
-        entry = typing.get_args(hint)[1]
-        if _is_union(entry):
-            yield Flag(path=path, metavar="NAME VALUE ...", text=text)
+        return
     elif not (value is None and dataclasses.is_dataclass(hint)):
         yield Flag(path=path, metavar=_metavar(hint), default=_default(value), text=text)
+
+
+def _parameters(path: str, term: Any) -> Iterator[Flag]:
+    """Yield the flags of a term's parameters: those that the config names, then the others of its signature."""
+    known = parameters(term.func)
+    defaults = {name: one.default for name, one in known.items() if one.default is not REQUIRED}
+    for name, value in {**term.params, **{n: d for n, d in defaults.items() if n not in term.params}}.items():
+        text = known[name].text if name in known else ""
+        yield Flag(path=f"{path}.{name}", metavar=_metavar(_type_of(value)), default=_default(value), text=text)
 
 
 def _is_union(hint: Any) -> bool:

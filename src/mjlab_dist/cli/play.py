@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from rich.console import Console
 from mjlab_dist import registry
 from mjlab_dist.cli.console import EventPrinter
 from mjlab_dist.cli.parsing import parse, split_task, take_group
+from mjlab_dist.cli.term_flags import take_term_flags
 from mjlab_dist.config import PlayConfig, TrainConfig
 from mjlab_dist.config.checks import validate
 from mjlab_dist.errors import UserError
@@ -44,6 +46,9 @@ def main(argv: Sequence[str], prog: str) -> None:
 
     train_config, checkpoint = play.resolve(task, config)
     train_config = _changed(train_config, changes, f"{prog} {task}")
+    if not config.disturbances:
+        calm = play.without_disturbances(train_config.env)
+        train_config = dataclasses.replace(train_config, env=calm)
     printer = EventPrinter(Console(highlight=False, soft_wrap=True))
     if config.nan_dump is not None:
         with printer, listening(printer.listen):
@@ -69,7 +74,8 @@ def _changed(config: TrainConfig, flags: Sequence[str], prog: str) -> TrainConfi
     """Return a run's config, changed by flags."""
     if not flags:
         return config
-    changed = parse(TrainConfig, config, flags, prog)
+    config, rest = take_term_flags(config, flags)
+    changed = parse(TrainConfig, config, rest, prog)
     validate(changed)
     return changed
 

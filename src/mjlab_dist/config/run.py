@@ -132,6 +132,8 @@ class PlayConfig:
     """Video file to write, such as balance.mp4. Default: no video."""
     num_envs: int = 16
     """Number of episodes to play in parallel."""
+    disturbances: bool = True
+    """Whether to play with the noise, delays, interval events (such as pushes) and randomizations of training."""
     seed: int = 1
     """Seed of the start states."""
     log_root: str = "logs"

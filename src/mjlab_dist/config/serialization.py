@@ -60,6 +60,19 @@ def to_plain(config: Any) -> Any:
     return config
 
 
+def as_tuples(value: Any) -> Any:
+    """Convert lists to tuples, also inside of lists and mappings.
+
+    Args:
+        value: Plain data.
+    """
+    if isinstance(value, list | tuple):
+        return tuple(as_tuples(part) for part in value)
+    if isinstance(value, Mapping):
+        return {key: as_tuples(part) for key, part in value.items()}
+    return value
+
+
 def paths(plain: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the dotted names and values of all entries of a config.
 
@@ -85,7 +98,7 @@ def from_plain(plain: dict[str, Any]) -> TrainConfig:
     import dacite  # noqa: PLC0415 (not needed to print help)
 
     def tuple_of_list(value: Any) -> tuple[Any, ...]:
-        if not isinstance(value, list):
+        if not isinstance(value, list | tuple):  # parameters of terms are tuples already
             raise dacite.WrongTypeError(tuple, value)
         return tuple(value)
 
@@ -121,13 +134,16 @@ def _upgraded(plain: dict[str, Any]) -> dict[str, Any]:
 
 
 def _renamed(value: Any) -> Any:
-    """Update references ``package.module:name`` to modules that have moved, and names of parameters, in plain data."""
+    """Update references ``package.module:name`` to modules that have moved, and names of parameters, in plain data.
+
+    Lists among the parameters of terms become tuples.
+    """
     if isinstance(value, dict):
         renamed = {key: _renamed(part) for key, part in value.items()}
         match renamed:
             case {"func": str(func), "params": dict(params)}:
                 names = MOVED_PARAMETERS.get(func, {})
-                renamed["params"] = {names.get(name, name): part for name, part in params.items()}
+                renamed["params"] = {names.get(name, name): as_tuples(part) for name, part in params.items()}
         return renamed
     if isinstance(value, list):
         return [_renamed(part) for part in value]

@@ -10,7 +10,16 @@ import itertools
 from dataclasses import dataclass, field
 from typing import Literal
 
-ParamValue = bool | int | str | float | tuple[float, ...] | tuple[str, ...]
+Scalar = bool | int | str | float
+
+ParamValue = (
+    Scalar
+    | tuple[float, ...]
+    | tuple[str, ...]
+    | tuple[Scalar | tuple[Scalar, ...] | None, ...]
+    | dict[str, Scalar | tuple[Scalar, ...] | None]
+    | None
+)
 """Type of a term's parameter: plain data, so that it can be stored in a file and given on the command line."""
 
 

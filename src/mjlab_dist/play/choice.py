@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
-from mjlab_dist.config import PlayConfig, TrainConfig
+from mjlab_dist.config import EnvConfig, PlayConfig, TrainConfig
 from mjlab_dist.config.checks import validate_seed
 from mjlab_dist.errors import UserError
 from mjlab_dist.run_dir import CONFIG_FILE, ERRORS_DIR, find_best, find_checkpoint, find_run, read_config_file
@@ -34,6 +35,27 @@ def resolve(task: str, config: PlayConfig) -> tuple[TrainConfig, Path]:
         raise UserError(f"--checkpoint {checkpoint}: there is no such file; name one, or latest or best of the --run")
     run_dir = checkpoint.resolve().parent.parent
     return read_config_file(find_run(config.log_root, task, str(run_dir))), checkpoint
+
+
+def without_disturbances(env: EnvConfig) -> EnvConfig:
+    """Return a task without noise, delays, interval events and randomizations.
+
+    Args:
+        env: The task.
+    """
+    return dataclasses.replace(
+        env,
+        actions={name: dataclasses.replace(action, latency=(0, 0)) for name, action in env.actions.items()},
+        observations={
+            group: {
+                name: dataclasses.replace(term, uniform_noise=0.0, gaussian_noise=0.0, delay=(0, 0))
+                for name, term in terms.items()
+            }
+            for group, terms in env.observations.items()
+        },
+        events={name: event for name, event in env.events.items() if event.when != "interval"},
+        randomizations={},
+    )
 
 
 def _resolve_dump(task: str, dump: Path, config: PlayConfig) -> tuple[TrainConfig, Path]:

@@ -212,7 +212,7 @@ def test_a_missing_key_is_refused_by_name(config: TrainConfig, tmp_path: Path):
         ("env.rewards", [1]),
         ("env.rewards.smooth.weight", "heavy"),
         ("env.actions.force.actuators", "force"),
-        ("env.events.pole.params.low", {"a": 1}),
+        ("env.events.pole.params.low", {"a": {"b": 1}}),
     ],
 )
 def test_a_value_of_the_wrong_type_is_refused_by_its_name(config: TrainConfig, tmp_path: Path, path: str, value: Any):

@@ -40,6 +40,8 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
         return st.lists(values_of(args[0]), max_size=3).map(tuple)
     if origin is tuple:
         return st.tuples(*map(values_of, args))
+    if origin is dict:
+        return st.dictionaries(texts, values_of(args[1]), min_size=1, max_size=3)
     scalars: dict[Any, st.SearchStrategy[Any]] = {
         bool: st.booleans(),
         int: integers,

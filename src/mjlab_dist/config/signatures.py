@@ -1,0 +1,128 @@
+"""Parameters of terms, read from source: help and completion must not import the modules of terms, which need torch."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.util
+import inspect
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from mjlab_dist.config.references import resolve
+
+REQUIRED = inspect.Parameter.empty
+"""Default of a parameter that has none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameter:
+    """A parameter of a function or class that a config can name."""
+
+    default: Any
+    """Its default, or :data:`REQUIRED`."""
+    annotation: str
+    """Its type, as written in the source; empty if there is none."""
+    text: str
+    """Its meaning, from the section Args of the docstring; empty if there is none."""
+
+    @property
+    def can_be_none(self) -> bool:
+        """Whether None is one of its values."""
+        return self.default is None or bool(re.search(r"\bNone\b|\bOptional\b", self.annotation))
+
+
+def parameters(reference: str) -> dict[str, Parameter]:
+    """Return the parameters of a term by name, without the env and the mask.
+
+    Args:
+        reference: Function or class, as package.module:name. For a module without readable source, or a name that
+            cannot be found in it, the result is empty.
+    """
+    module, _, name = reference.partition(":")
+    found = _find(module, name)
+    if found is None:
+        return {}
+    where, node = found
+    documented = ast.get_docstring(node) or ""
+    function = node
+    if isinstance(node, ast.ClassDef):
+        constructor = _constructor(where, node)
+        if constructor is None:
+            return {}
+        where, function = constructor
+        documented = ast.get_docstring(function) or documented
+    assert isinstance(function, ast.FunctionDef)
+    meanings = _meanings(documented)
+    taken = ("self", "env", "mask")
+    return {
+        argument.arg: Parameter(
+            default=default if default is REQUIRED else _value(reference, argument.arg, default),
+            annotation=ast.unparse(argument.annotation) if argument.annotation else "",
+            text=meanings.get(argument.arg, ""),
+        )
+        for argument, default in _arguments(function.args)
+        if argument.arg not in taken
+    }
+
+
+def _arguments(args: ast.arguments) -> list[tuple[ast.arg, Any]]:
+    positional = [*args.posonlyargs, *args.args]
+    defaults = [REQUIRED] * (len(positional) - len(args.defaults)) + list(args.defaults)
+    named = [default or REQUIRED for default in args.kw_defaults]
+    return [*zip(positional, defaults, strict=True), *zip(args.kwonlyargs, named, strict=True)]
+
+
+def _value(reference: str, name: str, default: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(default)
+    except ValueError:
+        # A constant or an expression: only the module itself knows its value.
+        return inspect.signature(resolve(reference)).parameters[name].default
+
+
+def _find(module: str, name: str) -> tuple[str, ast.FunctionDef | ast.ClassDef] | None:
+    """Return a function or class and its module; follow imports."""
+    tree = _tree(module)
+    for node in tree.body if tree else []:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
+            return module, node
+        if isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                if (alias.asname or alias.name) == name:
+                    return _find(node.module, alias.name)
+    return None
+
+
+def _constructor(module: str, node: ast.ClassDef) -> tuple[str, ast.FunctionDef] | None:
+    """Return the constructor of a class, or that of its first base that has one, and its module."""
+    for part in node.body:
+        if isinstance(part, ast.FunctionDef) and part.name == "__init__":
+            return module, part
+    for base in node.bases:
+        found = _find(module, base.id) if isinstance(base, ast.Name) else None
+        if found is not None and isinstance(found[1], ast.ClassDef):
+            return _constructor(found[0], found[1])
+    return None
+
+
+@functools.cache
+def _tree(module: str) -> ast.Module | None:
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return None
+    if spec is None or not spec.has_location or spec.origin is None or not spec.origin.endswith(".py"):
+        return None
+    with open(spec.origin, encoding="utf-8") as file:  # noqa: PTH123 (pathlib would have to be imported)
+        return ast.parse(file.read())
+
+
+def _meanings(docstring: str) -> dict[str, str]:
+    """Return the meanings of parameters from the section Args of a docstring, each in one line."""
+    section = re.search(r"^Args:\n((?:[ ]+.*\n?|\n)*)", docstring, re.MULTILINE)
+    if section is None:
+        return {}
+    entries = re.split(r"^ {4}(?=\w+:)", section[1], flags=re.MULTILINE)[1:]
+    return {name: " ".join(text.split()) for name, _, text in (entry.partition(":") for entry in entries)}

@@ -1,0 +1,144 @@
+"""Flags of terms: parameters that the config does not name, values that tyro cannot read, and None."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import yaml
+
+import mjlab_dist
+from mjlab_dist import registry
+from mjlab_dist.api import configured
+from mjlab_dist.cli import train
+from mjlab_dist.config import ParamValue, TermConfig, TrainConfig
+from mjlab_dist.config.serialization import from_plain, to_plain
+from mjlab_dist.errors import UserError
+from mjlab_dist.play import without_disturbances
+
+DEFAULT = registry.task_config("quadruped-velocity-flat")
+
+TERMS = """raise ImportError("help and flags must not import terms")
+class Goal:
+    def __init__(
+        self, env, *, required: float, limit: float | None = None, label: str | None = None,
+        box: tuple = ((0.0, 1.0), (2.0, 3.0)), names: tuple[str, ...] = (), table: dict = {"a": 1.0},
+    ): pass
+"""
+
+
+def read(*flags: str, task: str = "quadruped-velocity-flat") -> TrainConfig:
+    return train.read_config([task, *flags], "train", train.HELP)
+
+
+def test_a_parameter_that_the_config_does_not_name_is_a_flag() -> None:
+    assert "x_m" not in DEFAULT.env.events["root"].params
+    assert read("--env.events.root.params.x-m", "-0.5", "0.5").env.events["root"].params["x_m"] == (-0.5, 0.5)
+    assert read("--env.events.root.params.joint=other").env.events["root"].params["joint"] == "other"
+    assert read().env == DEFAULT.env
+
+
+def test_such_a_parameter_is_a_field_in_python_too() -> None:
+    config = configured(DEFAULT, {"env.events.root.params.x_m": (-0.5, 0.5)})
+    assert config == read("--env.events.root.params.x-m", "-0.5", "0.5")
+    with pytest.raises(UserError, match=r"env\.events\.root\.params\.no_such"):
+        configured(DEFAULT, {"env.events.root.params.no_such": 1.0})
+
+
+def test_a_wrong_value_of_such_a_parameter_is_refused_with_its_flag() -> None:
+    with pytest.raises(UserError, match=r"--env\.events\.root\.params\.x-m"):
+        read("--env.events.root.params.x-m", "far", "0.5")
+    with pytest.raises(UserError, match=r"--env\.events\.root\.params\.no-such"):
+        read("--env.events.root.params.no-such", "1")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("terminations", "tilt"), ("rewards", "action_rate"), ("events", "push"), ("randomizations", "friction")],
+)
+def test_none_removes_a_term(kind: str, name: str) -> None:
+    assert name in getattr(DEFAULT.env, kind)
+    changed = read(f"--env.{kind}.{name.replace('_', '-')}", "None")
+    left = {key: value for key, value in getattr(DEFAULT.env, kind).items() if key != name}
+    assert getattr(changed.env, kind) == left
+    assert changed == configured(DEFAULT, {f"env.{kind}.{name}": None})
+    assert from_plain(yaml.safe_load(yaml.safe_dump(to_plain(changed)))) == changed
+
+
+def test_none_removes_an_observation_or_a_group() -> None:
+    name = next(iter(DEFAULT.env.observations["critic"]))
+    assert name not in read(f"--env.observations.critic.{name.replace('_', '-')}", "None").env.observations["critic"]
+    assert list(read("--env.observations.critic", "None").env.observations) == ["actor"]
+
+
+@pytest.mark.parametrize("flag", ["--env.terminations.tilted", "--env.rewards.no-such", "--env.observations.actor.no"])
+def test_none_of_an_unknown_term_is_refused(flag: str) -> None:
+    with pytest.raises(UserError) as refusal:
+        read(flag, "None")
+    assert flag in str(refusal.value)
+
+
+@pytest.fixture
+def with_goal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainConfig:
+    """Return a config with a term whose parameters tyro cannot read."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "goal_terms.py").write_text(TERMS)
+    params: dict[str, ParamValue] = {
+        "limit": None,
+        "box": ((0.0, 1.0), (2.0, 3.0)),
+        "table": {"a": 1.0},
+        "required": 1.0,
+    }
+    goal = TermConfig(func="goal_terms:Goal", params=params)
+    return dataclasses.replace(DEFAULT, env=dataclasses.replace(DEFAULT.env, commands={"goal": goal}))
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "expected"),
+    [
+        ("limit", ["0.5"], 0.5),
+        ("limit", ["1e-3"], 1e-3),
+        ("limit", ["None"], None),
+        ("box", ["[[0, 2], [3, 4]]"], ((0, 2), (3, 4))),
+        ("table", ["{a: 2, b: [1, 2]}"], {"a": 2, "b": (1, 2)}),
+        ("names", ["left", "right"], ("left", "right")),
+        ("names", ["left"], ("left",)),
+        ("label", ["7"], "7"),
+        ("label", ["None"], None),
+        ("required", ["2"], 2.0),
+    ],
+)
+def test_values_without_a_plain_type(
+    with_goal: TrainConfig, tmp_path: Path, name: str, values: list[str], expected: ParamValue
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(to_plain(with_goal)))
+    config = train.read_config(
+        ["--config", str(file), f"--env.commands.goal.params.{name}", *values], "train", train.HELP
+    )
+    assert config.env.commands["goal"].params == {**with_goal.env.commands["goal"].params, name: expected}
+    assert from_plain(yaml.safe_load(yaml.safe_dump(to_plain(config)))) == config
+
+
+def test_help_shows_all_parameters_with_their_meaning(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        read("--help", "env.events.root")
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "--env.events.root.params.x-m FLOAT ... Range of the offset added to x. (default: 0.0 0.0)" in shown
+
+
+def test_without_disturbances_nothing_is_random_but_the_start() -> None:
+    calm = without_disturbances(DEFAULT.env)
+    terms = [term for group in calm.observations.values() for term in group.values()]
+    assert {(one.uniform_noise, one.gaussian_noise, one.delay) for one in terms} == {(0.0, 0.0, (0, 0))}
+    assert {action.latency for action in calm.actions.values()} == {(0, 0)}
+    assert not calm.randomizations
+    assert set(DEFAULT.env.events) - set(calm.events) == {"push"}
+    assert calm.rewards == DEFAULT.env.rewards
+
+
+def test_terms_can_be_removed_from_python() -> None:
+    config = mjlab_dist.task_config("cartpole-balance")
+    name = next(iter(config.env.rewards))
+    assert name not in configured(config, {f"env.rewards.{name}": None}).env.rewards
