@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import statistics
-import sys
 import tempfile
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from mjlab_dist.verify.evidence import Evidence, verify_rank
 from mjlab_dist.verify.judge import VerifyReport, judge
 from mjlab_dist.worker import RunResult
 
-NEVER = sys.maxsize
+NEVER = 10**12
 """Interval in iterations for work that must happen only at the end."""
 
 

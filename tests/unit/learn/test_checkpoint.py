@@ -6,18 +6,17 @@ import json
 import multiprocessing
 import os
 import pickle
-import random
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from killed_saves import kill_while_saving, names, numbers, target
 from rollouts import AGENT, make_learner, train_config
 
 from mjlab_dist.config import CheckpointConfig
@@ -32,7 +31,6 @@ from mjlab_dist.run_dir import (
     METRICS_FILE,
     checkpoint_path,
     find_best,
-    find_checkpoint,
     list_checkpoints,
 )
 
@@ -240,21 +238,6 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
     monkeypatch.setattr(torch, "save", save)
     return opened
-
-
-def names(run_dir: Path) -> set[str]:
-    return {p.name for p in (run_dir / CHECKPOINTS_DIR).iterdir()}
-
-
-def numbers(run_dir: Path) -> list[int]:
-    return list(list_checkpoints(run_dir))
-
-
-def target(run_dir: Path, link: str) -> str:
-    """What a link of the run says; it leads to a file."""
-    path = run_dir / CHECKPOINTS_DIR / link
-    assert path.is_file()
-    return str(path.readlink())
 
 
 def content_of(run_dir: Path, iteration: int) -> dict[str, Any]:
@@ -565,81 +548,6 @@ def test_a_run_does_not_start_if_no_checkpoint_loads(run_dir: Path, make_store: 
         make_store().read_newest()
     assert "\n" not in str(caught.value)
     assert numbers(run_dir) == [10, 20], "else the next attempt would start at 0"
-
-
-class Killed(NamedTuple):
-    """What one killed writer left."""
-
-    newest: int
-    """The newest checkpoint, which loaded, and held what was saved."""
-    unfinished: bool
-    """There were temporary files."""
-    tidy: bool
-    """The next store left only checkpoints to keep, and links that lead to the newest and the best."""
-
-
-def kill_while_saving(run_dir: Path, times: int) -> list[Killed]:
-    """Kill processes that save checkpoints without pause, each after 0 to 60 ms; runs in a process without threads."""
-    torch.set_num_threads(1)  # a forked child could not use the threads of its parent
-    rng = random.Random(0)
-    checkpoint.save(checkpoint_path(run_dir, 0), checkpoint_of(0))
-    seen = []
-    for _ in range(times):
-        child = os.fork()
-        if child == 0:
-            try:
-                save_for_ever(run_dir)
-            finally:
-                os._exit(1)
-        time.sleep(rng.uniform(0, 0.06))
-        os.kill(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)
-        assert os.WIFSIGNALED(status), "it failed before it was killed"
-        seen.append(inspect(run_dir))
-    return seen
-
-
-def checkpoint_of(iteration: int) -> dict[str, Any]:
-    """3 MB."""
-    return {"iter": iteration, "weights": [torch.full((250, 1000), float(iteration)) for _ in range(3)]}
-
-
-def return_of(iteration: int) -> float:
-    return iteration * 7 % 11
-
-
-def save_for_ever(run_dir: Path) -> None:
-    store = CheckpointStore(run_dir, CheckpointConfig(keep_last=2, keep_best=1))
-    iteration = max(list_checkpoints(run_dir))
-    with (run_dir / METRICS_FILE).open("a", buffering=1) as metrics:
-        while True:
-            iteration += 1
-            metrics.write(json.dumps({"iteration": iteration, "mean_return": return_of(iteration)}) + "\n")
-            store.save(iteration, checkpoint_of(iteration), return_of(iteration))
-            store.check()
-
-
-def inspect(run_dir: Path) -> Killed:
-    unfinished = any(name.endswith(".tmp") for name in names(run_dir))
-    newest = find_checkpoint(run_dir)
-    store = CheckpointStore(run_dir, CheckpointConfig(keep_last=2, keep_best=1))
-    read = store.read_newest()
-    store.close()
-    assert read is not None
-    assert read[0] == newest, "it did not load"
-    content = checkpoint.load(read[1], "cpu")
-    iteration = int(newest.stem.removeprefix("model_"))
-    assert content["iter"] == iteration
-    assert all(torch.equal(w, torch.full_like(w, iteration)) for w in content["weights"])
-
-    found = numbers(run_dir)
-    links = {LATEST_LINK: newest.name}
-    known = [n for n in found if n]  # the first has no metrics
-    if known:
-        links[BEST_LINK] = f"model_{max(known, key=lambda n: (return_of(n), n))}.pt"
-    tidy = len(found) <= 3 and names(run_dir) == {*links, *(f"model_{n}.pt" for n in found)}
-    tidy &= all(target(run_dir, link) == file for link, file in links.items())
-    return Killed(iteration, unfinished, tidy)
 
 
 @pytest.mark.slow
