@@ -43,7 +43,7 @@ SECTIONS = (
     (
         "Motions to imitate",
         "motion",
-        "These terms follow recorded motions: a command, an event, and what reads the command.",
+        "These terms imitate motions: a command, an event, and the terms that read the command.",
     ),
 )
 """Title, module of ``mjlab_dist.mdp`` and introduction of each section."""

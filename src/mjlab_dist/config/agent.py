@@ -43,7 +43,7 @@ class AgentConfig:
     value_loss_coef: float = 1.0
     """Weight of the value loss."""
     use_clipped_value_loss: bool = True
-    """Clip the change of the value by clip-param, as PPO clips the policy's ratio."""
+    """Clip the change of the value to clip-param, as PPO clips the probability ratio."""
     max_grad_norm: float = 1.0
     """Maximum norm of the gradients; the actor's and the critic's are clipped separately."""
     actor_hidden_dims: tuple[int, ...] = (64, 64)
@@ -56,21 +56,21 @@ class AgentConfig:
     """Normalize observations by their running mean and standard deviation over all ranks."""
     obs_clip: float | None = None
     """Bound to which normalized observations are clipped, in standard deviations; None for no clipping. Published
-    results on Gymnasium's tasks use 10 (CleanRL's ppo_continuous_action.py): contact forces reach 60."""
+    results on Gymnasium's tasks use 10 (CleanRL's ppo_continuous_action.py)."""
     reward_normalization: bool = False
     """Divide the learner's rewards by the running standard deviation of their discounted sum over all ranks. Reported
     returns are not normalized."""
     init_std: float = 1.0
     """Initial standard deviation of the actions."""
     min_std: float = 1e-3
-    """Minimum standard deviation of the actions. It keeps its gradient at the minimum, so that it can grow again."""
+    """Minimum standard deviation of the actions. At the minimum, its gradient is kept, so that it can grow again."""
     std_type: Literal["scalar", "log"] = "scalar"
     """Parameter of the standard deviation. scalar: the value itself. log: its logarithm, so that updates scale with the
     value."""
     orthogonal_init: bool = False
-    """Initialize the networks with orthogonal weights and zero biases, instead of torch's default. The gain is sqrt(2),
-    but 0.01 in the policy's last layer, so that initial actions hardly depend on the observation, and 1 in the value
-    function's last layer (Andrychowicz et al. 2021, arXiv:2006.05990, section 3.2)."""
+    """Initialize the networks with orthogonal weights and zero biases, instead of torch's default. The gain is 0.01 in
+    the policy's last layer, so that initial actions hardly depend on the observation, 1 in the value function's last
+    layer, and sqrt(2) in all other layers (Andrychowicz et al. 2021, arXiv:2006.05990, section 3.2)."""
     rnn: Literal["none", "lstm", "gru"] = "none"
     """Recurrent layers before the policy's and the value function's hidden layers. Mini-batches then consist of whole
     envs."""

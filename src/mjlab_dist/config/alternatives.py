@@ -9,11 +9,11 @@ from mjlab_dist.config.run import TrainConfig
 from mjlab_dist.errors import UserError
 
 ALTERNATIVES = ("num_envs", "total_num_envs", "max_iterations", "total_timesteps")
-"""Fields of which the second is another way to give the first, and the fourth another way to give the third."""
+"""Two pairs of alternative fields: envs per rank or in total, and length in iterations or in steps."""
 
 
 def drop_replaced(config: TrainConfig, given: Collection[str]) -> TrainConfig:
-    """Drop what a task or a config file says where the user gave its alternative.
+    """Drop a value of the task or the config file if the user gave its alternative.
 
     Args:
         config: The config, with what the user gave.

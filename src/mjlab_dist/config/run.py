@@ -68,8 +68,8 @@ class TrainConfig:
     cpu_ranks: int | None = None
     """Number of processes to train with on the CPU. They share the cores equally."""
     hosts: tuple[str, ...] = ()
-    """Machines to train on, by name or address, each with the ranks that gpu-ids or cpu-ranks asks for. Default: this
-    machine. This machine must be the first; SSH connects to the others. All need the same environment under the same
+    """Machines to train on, by name or address. Each uses the devices of gpu-ids or cpu-ranks. Default: this machine.
+    This machine must be the first; SSH connects to the others. All need the same Python environment under the same
     path."""
     ssh_config: str | None = None
     """SSH config file for hosts. Default: ~/.ssh/config, then /etc/ssh/ssh_config."""
@@ -88,11 +88,12 @@ class TrainConfig:
     """Directory of all runs. A run's own directory is <log-root>/<task>/<time>_<run-name>."""
     resume: str | None = None
     """Resume an earlier run in its directory: a run directory, latest for the task's newest run, or the path of a W&B
-    run. The run's own config is used, and further flags change it. max-iterations is the total of both parts."""
+    run. The run's own config is used, and further flags change it. max-iterations includes the iterations already
+    done."""
     init_from: str | None = None
     """Checkpoint file from which a new run takes its policy, value function and normalizers."""
     max_restarts: int = 0
-    """How often to restart the run from its newest checkpoint after a rank was killed, hung or failed. A restart that
+    """Maximum number of restarts from the newest checkpoint after a rank is killed, hangs or fails. A restart that
     makes no progress ends the run."""
     hang_timeout: float = 300.0
     """Seconds without an iteration after which a rank is considered hung. The run then ends or restarts."""
@@ -117,7 +118,7 @@ class TrainConfig:
 class PlayConfig:
     """Play a trained policy: print its returns over whole episodes, and record a video of one.
 
-    All --env flags of train work too and change the run's env: --env.commands.velocity.params.forward-m-s 1 1.
+    All --env flags of train also work, and change the env: --env.commands.velocity.params.forward-m-s 1 1.
     """
 
     run: str = "latest"
@@ -126,8 +127,8 @@ class PlayConfig:
     """Checkpoint to play: latest, best (the highest mean return), or a checkpoint file. Default: latest. With a file,
     run is not needed."""
     nan_dump: str | None = None
-    """File errors/nan_rank<N>.pt of a run that stopped because a number was not finite. The step that led to the number
-    is repeated, and no policy is played."""
+    """File errors/nan_rank<N>.pt of a run that stopped because a number was not finite. play repeats the step that led
+    to the number, instead of playing the policy."""
     video: str | None = None
     """Video file to write, such as balance.mp4. Default: no video."""
     num_envs: int = 16

@@ -227,7 +227,7 @@ class TerrainConfig:
     """Seed of the terrain. All ranks have the same terrain."""
 
     def column_parts(self) -> list[str]:
-        """Return the name of each column's part: the one whose share of the columns contains the column's middle."""
+        """Return the name of the part of each column: the part whose share contains the column's middle."""
         total = sum(part.share for part in self.parts.values())
         ends = itertools.accumulate(part.share * self.num_columns / total for part in self.parts.values())
         limits = dict(zip(self.parts, ends, strict=True))
@@ -364,7 +364,7 @@ class EnvConfig:
     curricula: dict[str, TermConfig] = field(default_factory=dict)
     """Curricula, which make the task harder as the policy succeeds, by name."""
     nan_policy: Literal["stop", "reset"] = "stop"
-    """Reaction to physics, observations or rewards that are not finite. stop: training ends in that iteration, and the
+    """What to do if physics, observations or rewards are not finite. stop: training ends in that iteration, and the
     state is saved for play --nan-dump. reset: the affected envs start a new episode, and are counted."""
 
     def __post_init__(self) -> None:

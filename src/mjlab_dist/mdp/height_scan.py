@@ -30,8 +30,8 @@ class HeightScan(Sensor):
     """Distances from a floating base down to the ground, at a grid of points that turns with the base's heading.
 
     Rays are cast straight down from the base's current position, so ``forward_before_observation`` is needed only if
-    the scanned geoms move. The class can be used as an observation itself. If several groups or a reward use the scan,
-    make it a sensor and observe :func:`height_scan`: the rays are then cast once per step.
+    the scanned geoms move. The class can be used directly as an observation. If several groups or a reward use the
+    scan, make it a sensor and observe :func:`height_scan`: the rays are then cast once per step.
 
     Attributes:
         offsets: Horizontal offsets of the points from the base, forward and left, in m, (k, 2), in the order of the

@@ -27,7 +27,7 @@ def terminated(env: Env) -> torch.Tensor:
 
 
 def track_linear_velocity(env: Env, command: str, std_m_s: float = 0.5, joint: str = "root") -> torch.Tensor:
-    """Return exp(-|error|^2 / std^2) of the velocity along the base's x and y axes.
+    """Return exp(-|error|^2 / std^2), with the error of the linear velocity along the base's x and y axes.
 
     Source: Rudin et al. 2022, arXiv:2109.11978, table 4.
     """
@@ -45,7 +45,7 @@ def track_heading_velocity(env: Env, command: str, std_m_s: float = 0.5, joint: 
 
 
 def track_yaw_rate(env: Env, command: str, std_rad_s: float = 0.5, joint: str = "root") -> torch.Tensor:
-    """Return exp(-error^2 / std^2) of the yaw rate."""
+    """Return exp(-error^2 / std^2), with the error of the yaw rate."""
     error = env.command(command)[:, 2] - base_angular_velocity(env, joint)[:, 2]
     return torch.exp(error.square() * (-1.0 / std_rad_s**2))
 

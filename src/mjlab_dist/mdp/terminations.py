@@ -31,7 +31,7 @@ def out_of_bounds(env: Env, max_m: float, joint: str = "root") -> torch.Tensor:
 
 
 def illegal_contact(env: Env, sensor: str, min_n: float = 0.0) -> torch.Tensor:
-    """Return whether a body of a contact sensor of ``env.sensors`` touches with a force of at least min_n, in N."""
+    """Return whether a body of a contact sensor of ``env.sensors`` is in contact with a force of at least min_n N."""
     return env.sensor(sensor, Contact).touching(min_n).any(dim=1)
 
 
