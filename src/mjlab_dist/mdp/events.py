@@ -122,7 +122,7 @@ class Push(Term):
         Args:
             env: The envs.
             linear_m_s: Range of the velocity added along the world's x axis and along its y axis.
-            angular_rad_s: Range of the velocity added to each component of the angular velocity.
+            angular_rad_s: Range of the angular velocity added about each axis.
             joint: The body's free joint.
         """
         self._qvel = env.joints[joint].qvel
