@@ -62,7 +62,7 @@ class Clock:
         self.spent_s: dict[str, float] = dict.fromkeys(PARTS, 0.0)
 
     def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function with the same behaviour whose time is recorded."""
+        """Return a function with the same behavior whose time is recorded."""
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:

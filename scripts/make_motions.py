@@ -122,7 +122,7 @@ def pose(gait: Gait, legs: list[Leg], time_s: float) -> Floats:
 
 
 def foot(gait: Gait, leg: Leg, touchdown: float, time_s: float) -> Floats:
-    """Return the position of a foot's centre in the world frame, (3,)."""
+    """Return the position of a foot's center in the world frame, (3,)."""
     cycles = time_s / gait.period_s - touchdown
     cycle = math.floor(cycles)
     under_hip = np.array([leg.hip[0], leg.hip[1] + leg.offset])

@@ -33,7 +33,7 @@ EVERYDAY = {
         "max_restarts",
         "hang_timeout",
     ),
-    "Synchronising": ("sync.period", "sync.compression", "sync.check_interval", "fsdp_devices"),
+    "Synchronizing": ("sync.period", "sync.compression", "sync.check_interval", "fsdp_devices"),
     "Logging": ("logger", "wandb_project"),
 }
 """Flags of the short page, as paths into the config, by the title of their group."""

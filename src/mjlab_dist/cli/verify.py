@@ -30,7 +30,7 @@ HELP = Page(
     own=(Flag(path="json", metavar="", text="Print one JSON object instead of the tables."),),
     groups={
         "Run": ("json", "config", "seed"),
-        **{title: EVERYDAY[title] for title in ("Devices", "Budget", "Synchronising")},
+        **{title: EVERYDAY[title] for title in ("Devices", "Budget", "Synchronizing")},
     },
 )
 

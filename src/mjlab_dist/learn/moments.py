@@ -115,7 +115,7 @@ class RewardScale:
     the data of all ranks, the current rollout included, and with one value for the whole rollout.
 
     Attributes:
-        discounted: Sum of each env's rewards in the current episode, discounted towards the past, (num_envs,).
+        discounted: Sum of each env's rewards in the current episode, discounted toward the past, (num_envs,).
         pending: Count, sum and sum of squares of this rollout's discounted sums, (3,) in fp64, to be summed over ranks.
         sums: The same of all rollouts and ranks, (3,) in fp64; equal on every rank.
     """

@@ -233,7 +233,7 @@ class _Measure:
         share = torch.where(known, (totals.episodes / MEAN_OVER_EPISODES).clamp(max=1.0), 0.0)
         self._mean.lerp_(torch.where(known, value, 0.0), share)
         self._known.lerp_(torch.ones_like(self._known), share)
-        # Remove the bias towards the initial value 0, as Adam does for its moments.
+        # Remove the bias toward the initial value 0, as Adam does for its moments.
         return torch.where(self._known > 0.5, self._mean / self._known, torch.nan)
 
     def state(self) -> dict[str, torch.Tensor]:

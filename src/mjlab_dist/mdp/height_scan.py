@@ -53,7 +53,7 @@ class HeightScan(Sensor):
         Args:
             env: The envs.
             size_m: Length and width of the grid, forward and sideways. The base is in its middle.
-            spacing_m: Distance between neighbouring points.
+            spacing_m: Distance between neighboring points.
             offset_m: Distance that is subtracted, so that the values are about 0 on flat ground.
             geoms: Regular expressions that match the names of the geoms to scan. Rays pass through all other geoms.
             joint: The robot's free joint.

@@ -13,7 +13,7 @@ def rounded(number: float) -> float:
 
 
 def rounded_up(length_m: float) -> float:
-    """Return a length in m, rounded up to the next centimetre.
+    """Return a length in m, rounded up to the next centimeter.
 
     Args:
         length_m: Any length.

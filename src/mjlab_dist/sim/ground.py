@@ -22,11 +22,11 @@ class Ground:
     ceiling: wp.array2d[float]
     """Maximum height within ``window`` points of each point, in m, (num_rows, num_points_per_row)."""
     window: int
-    """Radius of the neighbourhood that ``ceiling`` covers, in points."""
+    """Radius of the neighborhood that ``ceiling`` covers, in points."""
     half: wp.vec2
     """Half the extent along x and y, in m."""
     cell: wp.vec2
-    """Distance between neighbouring points along x and y, in m."""
+    """Distance between neighboring points along x and y, in m."""
     thickness: float
     """Thickness of the ground below the surface, in m; a sphere that is deeper has no contact."""
 

@@ -1,7 +1,7 @@
 """Collision with the surface of height fields, which replaces MuJoCo Warp's own.
 
 MuJoCo Warp 4.0 collides geoms with a height field prism by prism. At steps, where one prism is higher than the next,
-its contacts are wrong: normals point down into the ground. Far from the middle of the field, depths reach metres.
+its contacts are wrong: normals point down into the ground. Far from the middle of the field, depths reach meters.
 See docs/decisions/0012-contacts-with-terrain-are-found-here.md.
 """
 

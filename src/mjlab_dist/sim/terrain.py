@@ -36,7 +36,7 @@ Integers = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 class Terrain:
     """Shape of the ground, and the places where episodes start.
 
-    The grid is centred at the origin of the world. Levels are arranged along x, columns along y.
+    The grid is centered at the origin of the world. Levels are arranged along x, columns along y.
 
     Attributes:
         config: The config of the terrain.
@@ -72,7 +72,7 @@ class Terrain:
         for level, column in itertools.product(range(config.num_levels), range(config.num_columns)):
             heights = _make_tile(config, level, column, config.parts[self.columns[column]])
             top, left = border + tile * column, border + tile * level
-            # Neighbouring tiles share the points along their edges, which are all at height 0.
+            # Neighboring tiles share the points along their edges, which are all at height 0.
             self.heights[top : top + tile + 1, left : left + tile + 1] = heights
             middle = [
                 config.tile_size_m * (i + 0.5 - 0.5 * n)

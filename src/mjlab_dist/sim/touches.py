@@ -86,7 +86,7 @@ def _touch(ground: Ground, center: wp.vec3, radius: float, margin: float, first:
 
 @wp.func
 def _is_another(point: wp.vec3, normal: wp.vec3, known: Touch, radius: float) -> bool:
-    """Return whether a point is a contact of its own: the surface rises towards it from a known contact."""
+    """Return whether a point is a contact of its own: the surface rises toward it from a known contact."""
     if known.dist >= _FAR:
         return True
     rises = wp.dot(point - known.point, known.normal) > 0.05 * radius

@@ -36,10 +36,10 @@ _JOINTS = ("joint[1-7]",)
 _CUBE = "cube/root"
 
 _ON_TABLE_M = 0.02
-"""Height of the cube's centre while the cube is on the table."""
+"""Height of the cube's center while the cube is on the table."""
 
 _LIFTED_M = 0.07
-"""Minimum height of the centre of a lifted cube."""
+"""Minimum height of the center of a lifted cube."""
 
 
 def _motor(joint: str, stiffness: float, damping: float, effort_limit: float, velocity_limit: float) -> ActuatorConfig:

@@ -142,7 +142,7 @@ class AtOrientation(Term):
 
 
 class AtCube(_CubeTerm):
-    """Reward: 1 if the cube's centre is between the fingertips, 0.24 at a distance of scale_m; (num_envs,)."""
+    """Reward: 1 if the cube's center is between the fingertips, 0.24 at a distance of scale_m; (num_envs,)."""
 
     def __init__(self, env: Env, cube: str, scale_m: float) -> None:
         """Look up the cube.
@@ -160,7 +160,7 @@ class AtCube(_CubeTerm):
 
 
 class Grasp(_CubeTerm):
-    """Reward: fraction of the finger pads in contact if the cube's centre is between the fingertips; (num_envs,)."""
+    """Reward: fraction of the finger pads in contact if the cube's center is between the fingertips; (num_envs,)."""
 
     def __init__(self, env: Env, cube: str, sensor: str, max_m: float) -> None:
         """Look up the cube.
@@ -169,7 +169,7 @@ class Grasp(_CubeTerm):
             env: The envs.
             cube: The cube's free joint.
             sensor: A contact sensor of ``env.sensors`` with both pads.
-            max_m: Maximum distance between the cube's centre and the point between the fingertips.
+            max_m: Maximum distance between the cube's center and the point between the fingertips.
         """
         super().__init__(env, cube)
         self._pads, self._max_m = env.sensor(sensor, Contact), max_m
@@ -180,7 +180,7 @@ class Grasp(_CubeTerm):
 
 
 def height(env: Env, cube: str, low_m: float, high_m: float) -> torch.Tensor:
-    """Reward: height of the cube's centre above the table, 0 at low_m and 1 at high_m; (num_envs,)."""
+    """Reward: height of the cube's center above the table, 0 at low_m and 1 at high_m; (num_envs,)."""
     z = env.sim.qpos[:, env.joints[cube].qpos][:, 2]
     return ((z - low_m) / (high_m - low_m)).clamp(0.0, 1.0)
 

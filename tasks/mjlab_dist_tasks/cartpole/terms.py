@@ -30,7 +30,7 @@ def small_control(env: Env, max_reward: float = 1.0) -> torch.Tensor:
 def smooth(env: Env) -> torch.Tensor:
     """Reward: the suite's smooth cartpole reward, between 0 and 1; (num_envs,).
 
-    It is the product of four factors: (1 + cos angle) / 2 for the upright pole, (1 + tolerance) / 2 for the centred
+    It is the product of four factors: (1 + cos angle) / 2 for the upright pole, (1 + tolerance) / 2 for the centered
     cart, the same for the pole at rest, and :func:`small_control`.
     """
     position, angle = env.sim.qpos[:, env.joints["slider"].qpos], env.sim.qpos[:, env.joints["hinge"].qpos]

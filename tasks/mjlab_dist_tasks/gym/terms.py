@@ -35,7 +35,7 @@ def wrenches(env: Env, sensor: str) -> torch.Tensor:
 def inertias(env: Env, sensor: str) -> torch.Tensor:
     """Observation: inertias and masses of all bodies but the world; (num_envs, 10 * (nbody - 1)).
 
-    Inertias are about the centre of mass of the body's tree.
+    Inertias are about the center of mass of the body's tree.
     """
     return env.sensor(sensor, Bodies).cinert[:, 1:].flatten(1)
 
@@ -120,7 +120,7 @@ class BodySpeed(Term):
 
 
 def mass_speed(env: Env, sensor: str) -> torch.Tensor:
-    """Reward: mean speed of the centre of mass along x in the last step, in m/s; (num_envs,)."""
+    """Reward: mean speed of the center of mass along x in the last step, in m/s; (num_envs,)."""
     return env.sensor(sensor, Bodies).speed_m_s
 
 
@@ -221,7 +221,7 @@ class Wrenches(Sensor):
     """External torque and force on every body, computed after each step as in Gymnasium.
 
     Attributes:
-        cfrc_ext: ``mujoco.MjData.cfrc_ext``, (num_envs, nbody, 6), in N m and N about the centre of mass of the body's
+        cfrc_ext: ``mujoco.MjData.cfrc_ext``, (num_envs, nbody, 6), in N m and N about the center of mass of the body's
             tree, at the integrator's last stage; 0 at the start of an episode.
     """
 
@@ -241,7 +241,7 @@ class Wrenches(Sensor):
 
 
 class Bodies(Sensor):
-    """Inertias, velocities and the centre of mass, as MuJoCo's step leaves them: at the integrator's last stage.
+    """Inertias, velocities and the center of mass, as MuJoCo's step leaves them: at the integrator's last stage.
 
     As in Gymnasium, they are recomputed at the start of an episode.
 
@@ -249,7 +249,7 @@ class Bodies(Sensor):
         cinert: ``mujoco.MjData.cinert``, (num_envs, nbody, 10), in kg m2, kg m and kg.
         cvel: ``mujoco.MjData.cvel``, (num_envs, nbody, 6), in rad/s and m/s.
         qfrc_actuator: Torques of the actuators, (num_envs, nv), in N m; 0 at the start of an episode.
-        speed_m_s: Mean speed of the centre of mass along x in the last step, (num_envs,).
+        speed_m_s: Mean speed of the center of mass along x in the last step, (num_envs,).
     """
 
     def __init__(self, env: Env) -> None:

@@ -245,7 +245,7 @@ def _events() -> dict[str, EventConfig]:
 
 
 def _randomizations() -> dict[str, RandomizationConfig]:
-    """Return the paper's randomization of friction (section 3.4), and those of mass, centre of mass and gains."""
+    """Return the paper's randomization of friction (section 3.4), and those of mass, center of mass and gains."""
     return {
         "friction": RandomizationConfig(
             field="geom_friction", names=(".*_foot",), columns=(0,), low=0.5, high=1.25, operation="set", shared=True
