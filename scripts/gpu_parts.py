@@ -295,7 +295,7 @@ def train_to_walk(task: str) -> Measure:
     """Return the part that trains a task and evaluates the trained policy."""
 
     def measure(site: Site, data: Data) -> None:
-        # Training, or the rest of an earlier one
+        # Train from the start, or continue an earlier training
         data["task"] = task
         log_root = site.data.resolve() / "trainings"
         flags = _resume_flags(site, task, log_root)

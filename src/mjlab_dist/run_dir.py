@@ -268,7 +268,7 @@ def find_checkpoint(run_dir: Path) -> Path:
 
 
 def find_best(run_dir: Path) -> Path:
-    """Return the checkpoint of a run that had the highest mean return when it was written.
+    """Return the checkpoint with the highest mean return at the time when it was written.
 
     Raises:
         UserError: If the run has no best checkpoint.

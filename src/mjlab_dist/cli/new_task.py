@@ -47,15 +47,15 @@ def main(argv: Sequence[str], prog: str) -> None:
 
 def _show(made: NewTask) -> None:
     robot = made.robot
-    kind = f"floats by the joint {robot.base.joint}" if robot.base else "is fixed to the world"
+    kind = f"has a floating base (joint {robot.base.joint})" if robot.base else "is fixed to the world"
     drives = "motors are added to its joints" if robot.motors else "its own actuators drive it"
-    print(f"The robot {kind}; {drives}; {robot.control_hz:.4g} control steps a second.")
+    print(f"The robot {kind}; {drives}; {robot.control_hz:.4g} control steps per second.")
     aim = "walks forward" if robot.base else "moves its joints to commanded positions"
     print(f"{made.task} {aim}. Its files, to read and change:")
     for name, what in (
         ("config.py", "the simulation, observations, actions and rewards"),
         ("terms.py", "its own terms"),
-        ("model.py", "the MJCF, with the parts that it lacks"),
+        ("model.py", "the MJCF, with missing parts added"),
     ):
         if (made.package / name).is_file():
             print(f"  {_short(made.package / name)}  {what}")

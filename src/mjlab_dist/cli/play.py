@@ -101,9 +101,9 @@ def _print_replayed(dump: Path, envs: Sequence[Replayed]) -> None:
 
 def _verdict(env: Replayed) -> str:
     if env.step == 0:
-        return "no step led to it: the episode started with it, or something else wrote into the env"
+        return "it did not come from a step: the episode started with it, or other code wrote into the env"
     if env.reproduced:
         return "reproduced: the same state and action led to it again"
     if env.ended:
         return "not reproduced: the step ended an episode; look at what starts the next one (env.events)"
-    return "not reproduced: it came from the policy or the value, or something else wrote into the env"
+    return "not reproduced: it came from the policy or the value function, or other code wrote into the env"

@@ -119,7 +119,9 @@ def read_config(argv: Sequence[str], prog: str, page: Page, **defaults: Any) -> 
         default = read_config_file(Path(file))
         registry.task_config(default.task)  # refuses a task that is not installed here
         if task not in (None, default.task):
-            raise UserError(f"--config {file}: is of {default.task}, not of {task}; name {default.task}, or no task")
+            raise UserError(
+                f"--config {file}: is a config of {default.task}, not of {task}; name {default.task}, or no task"
+            )
     elif task is not None:
         default = registry.task_config(task)
     elif asked is not None:

@@ -29,8 +29,8 @@ def validate(config: TrainConfig) -> None:
     validate_seed(config.seed)
     if config.num_envs == "auto" and config.total_num_envs is not None:
         raise UserError(
-            f"--num-envs auto: excludes --total-num-envs {config.total_num_envs}, which sets the number of envs; "
-            "drop one of the two"
+            f"--num-envs auto: cannot be combined with --total-num-envs {config.total_num_envs}, which sets "
+            "the number of envs; drop one of the two"
         )
     if config.total_num_envs is None and config.num_envs != "auto":
         validate_rollout(config.agent, config.num_envs)
@@ -39,8 +39,8 @@ def validate(config: TrainConfig) -> None:
     parse_interval(config.checkpoint.interval)
     if config.resume is not None and config.init_from is not None:
         raise UserError(
-            f"--init-from {config.init_from}: excludes --resume {config.resume}, which continues from that run's own "
-            "checkpoint; drop one of the two"
+            f"--init-from {config.init_from}: cannot be combined with --resume {config.resume}, which continues from "
+            "that run's own checkpoint; drop one of the two"
         )
     if "/" in config.run_name or config.run_name.startswith("."):
         raise UserError(f"--run-name {config.run_name}: must be a plain name, without / and not starting with a dot")
@@ -120,22 +120,22 @@ def _validate_sync(config: TrainConfig) -> None:
     for excluded, flag, reason in (
         (
             sync.synchronizer and sync.period > 1,
-            f"{own}: excludes --sync.period {sync.period}",
+            f"{own}: cannot be combined with --sync.period {sync.period}",
             "your own synchronizer decides when ranks exchange data",
         ),
         (
             sync.synchronizer and sync.compression != "none",
-            f"{own}: excludes --sync.compression {sync.compression}",
+            f"{own}: cannot be combined with --sync.compression {sync.compression}",
             "your own synchronizer decides what ranks exchange",
         ),
         (
             sync.synchronizer and config.fsdp_devices > 1,
-            f"--fsdp-devices {config.fsdp_devices}: excludes {own}",
+            f"--fsdp-devices {config.fsdp_devices}: cannot be combined with {own}",
             "sharded gradients are averaged by FSDP2",
         ),
         (
             sync.period > 1 and config.fsdp_devices > 1,
-            f"--fsdp-devices {config.fsdp_devices}: excludes --sync.period {sync.period}",
+            f"--fsdp-devices {config.fsdp_devices}: cannot be combined with --sync.period {sync.period}",
             "ranks that share parameters cannot differ",
         ),
     ):

@@ -188,7 +188,7 @@ class _Link:
         return moved > 0
 
     def _transfer(self, buffers: list[memoryview], transfer: Callable[[memoryview], int]) -> int:
-        """Transfer as much as possible without blocking, drop it from the buffers, and return the number of bytes."""
+        """Transfer all bytes possible without blocking, remove them from the buffers, and return their number."""
         total = 0
         while buffers:
             if buffers[0]:

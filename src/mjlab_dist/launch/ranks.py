@@ -205,7 +205,7 @@ def log_dir(config: TrainConfig, run_dir: Path, environ: Mapping[str, str]) -> P
 
 
 def exported_names(environ: Mapping[str, str]) -> list[str]:
-    """Return the names of the variables that torchrunx copies to ranks, by writing them into a command line.
+    """Return the names of the variables that torchrunx copies to ranks. It writes their values into a command line.
 
     Processes on this machine inherit all other variables as well, including secrets.
     """
@@ -280,7 +280,7 @@ def _waiting_agent(
 
 @contextlib.contextmanager
 def _adapted_torchrunx(address: str, agent: subprocess.Popen[str] | None) -> Iterator[None]:
-    """Patch torchrunx to use an address for this machine, and an agent that Ctrl-C in the terminal does not reach.
+    """Patch torchrunx to use an address of this machine, and an agent that does not receive Ctrl-C from the terminal.
 
     - The machine's own name may not resolve, or may not be reachable from the machine itself.
     - An agent that receives SIGINT kills its ranks.

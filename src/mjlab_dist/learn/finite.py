@@ -190,7 +190,9 @@ def load(path: Path, task: str) -> Dump:
     if content.keys() != Dump.__required_keys__:
         raise UserError(f"--nan-dump {path}: holds no states of envs; name an {ERRORS_DIR}/nan_rank<N>.pt")
     if content["task"] != task:
-        raise UserError(f"--nan-dump {path}: is of {content['task']}, not of {task}; play {content['task']}")
+        raise UserError(
+            f"--nan-dump {path}: was saved by a run of {content['task']}, not of {task}; play {content['task']}"
+        )
     return content
 
 

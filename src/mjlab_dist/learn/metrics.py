@@ -131,7 +131,7 @@ class Metrics:
         }
 
     def outcome(self, iteration: int, sample: Sample) -> Outcome:
-        """Compute a row of metrics over all ranks, and their decisions; one collective and one transfer to the host.
+        """Compute the metrics and decisions of all ranks, with one collective and one transfer to the host.
 
         Args:
             iteration: Iterations done, this one included.

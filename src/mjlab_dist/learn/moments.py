@@ -79,7 +79,7 @@ class NormalizerMoments:
         self.rebase()
 
     def rebase(self) -> None:
-        """Use the normalizer's current state, which must be the same on every rank, as the agreed one."""
+        """Start from the normalizer's current state, which must be the same on every rank."""
         state = {name: t.to(torch.float64, copy=True) for name, t in self._normalizer.state_dict().items()}
         self._count, self._mean, self._var = state["count"], state["_mean"].squeeze(0), state["_var"].squeeze(0)
         self.pending = torch.zeros(1 + 2 * len(self._mean), dtype=torch.float64, device=self._mean.device)

@@ -40,7 +40,7 @@ def adapt_rate(rate: torch.Tensor, kl: torch.Tensor, desired_kl: float) -> None:
 
 
 def linear_rate(initial: float, iteration: int, num_iterations: int) -> float:
-    """Return the learning rate of an iteration that falls linearly, to 0 after the last one.
+    """Return the learning rate of one iteration. The rate falls linearly, and reaches 0 after the last iteration.
 
     Args:
         initial: Learning rate of the first iteration.

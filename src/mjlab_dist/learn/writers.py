@@ -105,7 +105,7 @@ class TensorBoardWriter:
 
 
 class WandbWriter:
-    """Weights & Biases, online or offline by its own environment variables; also offline if it cannot start.
+    """Logger for Weights & Biases: online, or offline if its environment variables say so or it cannot start.
 
     Only :meth:`close` waits for it, at most :data:`CLOSE_S`. If it fails, training continues without it, after one
     warning.

@@ -150,7 +150,7 @@ def in_this_process(device: RankDevice, environ: Mapping[str, str], gpus: list[G
     """Return the device of a rank under its name in this process, such as a notebook that runs the rank itself.
 
     A rank's own process gets another CUDA_VISIBLE_DEVICES. This process must keep its value: CUDA reads the variable
-    once per process, which may have happened already, and the process may train on another device later.
+    only once per process, perhaps already before this call, and the process may train on another device later.
 
     Args:
         device: The rank's device.
@@ -219,7 +219,7 @@ def _query_instances(handle: Any) -> list[tuple[str, str | None]]:
 
 
 def _query(function: Callable[[Any], Any], handle: Any) -> Any:
-    """Return the result of an optional NVML function; None if it fails, unless the GPU is lost."""
+    """Return the result of an optional NVML function, or None if it fails; raise if the GPU is lost."""
     import pynvml  # noqa: PLC0415
 
     try:

@@ -40,7 +40,7 @@ class TerrainLevels(Curriculum):
         Args:
             env: The envs.
             command: Name of a command whose first two numbers are horizontal velocities in m/s.
-            num_start_levels: Number of levels, from the easiest, that envs start on.
+            num_start_levels: Number of easiest levels on which envs start.
             joint: The robot's free joint.
 
         Raises:
@@ -127,11 +127,11 @@ class CommandRange(Curriculum):
         Args:
             env: The envs.
             command: Name of the command.
-            number: Index of the number whose range is widened, among those that the command samples.
+            number: Index of the number whose range widens; the command samples one or more numbers.
             widest: Final range. The initial range is the command's own.
             step: Amount by which each bound moves per iteration, in the number's unit.
             reward: Name of the reward term.
-            threshold: The range widens while the term's mean per control step, without its weight, is at least this.
+            threshold: Minimum mean of the term per control step, without its weight, for the range to widen.
 
         Raises:
             UserError: If there is no such command, number or reward term, or the range would become narrower.

@@ -128,7 +128,7 @@ def make_motors(
     loads = {joint: _load_of(model, start, joint, free) for joint in joints}
     for joint in joints:
         alike.setdefault((is_hinge(model, joint), round(math.log(loads[joint], 4))), []).append(joint)
-    # The joint with the largest load of a group sets its parameters.
+    # In each group, the joint with the largest load determines the parameters.
     groups: dict[str, Motors] = {}
     for n, ((hinge, _), members) in enumerate(sorted(alike.items(), reverse=True), start=1):
         load = max(loads[joint] for joint in members)

@@ -61,8 +61,8 @@ def without_disturbances(env: EnvConfig) -> EnvConfig:
 def _resolve_dump(task: str, dump: Path, config: PlayConfig) -> tuple[TrainConfig, Path]:
     if config.checkpoint is not None:
         raise UserError(
-            f"--nan-dump {dump}: excludes --checkpoint {config.checkpoint}, since no policy is played; drop one of the "
-            "two"
+            f"--nan-dump {dump}: cannot be combined with --checkpoint {config.checkpoint}, since no policy is played; "
+            "drop one of the two"
         )
     if not dump.is_file():
         raise UserError(f"--nan-dump {dump}: there is no such file; name one in a run's {ERRORS_DIR} directory")

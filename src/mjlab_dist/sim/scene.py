@@ -228,7 +228,7 @@ def _validate_motor(flag: str, config: ActuatorConfig) -> None:
     for name in ("effort_limit", "velocity_limit"):
         value = getattr(config, name)
         if value is not None and value <= 0:
-            raise UserError(f"{flag}.{name.replace('_', '-')} {value}: must be positive; without a limit leave it out")
+            raise UserError(f"{flag}.{name.replace('_', '-')} {value}: must be positive; for no limit, omit it")
     if config.velocity_limit is not None and config.effort_limit is None:
         raise UserError(
             f"{flag}.velocity-limit {config.velocity_limit}: also needs the torque at zero speed; set effort-limit"

@@ -37,7 +37,7 @@ class Touch:
 
 @wp.func
 def _touch(ground: Ground, center: wp.vec3, radius: float, margin: float, first: Touch, second: Touch) -> Touch:
-    """Return the nearest contact of a sphere with the surface that is within the margin and not a known contact.
+    """Return the nearest contact between a sphere and the surface, except known contacts and those beyond the margin.
 
     Args:
         ground: The surface.

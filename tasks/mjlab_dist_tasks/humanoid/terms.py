@@ -18,7 +18,7 @@ from mjlab_dist.errors import UserError
 from mjlab_dist.mdp.sensors import Contact
 
 STANCE_SHARE = 0.55
-"""Fraction of a cycle that a foot is on the ground. It is more than half, so that one foot always is, as in walking."""
+"""Fraction of a cycle that a foot is on the ground. Above 0.5, at least one foot is always on the ground."""
 
 _MOVING = 0.1
 """Commands with a smaller norm (m/s and rad/s) are commands to stand."""
