@@ -125,7 +125,7 @@ def _run_pytest(site: Site, data: Data, chosen: str, name: str) -> None:
         env={"PYTHONPATH": str(Path(__file__).parent), gpu_test_log.VARIABLE: str(log)},
     )
     rows = [json.loads(line) for line in log.read_text().splitlines()] if log.is_file() else []
-    # The last row of a test counts. A test that only started was running when pytest ended.
+    # Keep only the last row of each test. If that row says "started", pytest ended during the test.
     tests = {row["test"]: row for row in rows}
     data["tests"] = list(tests.values())
     bad = [row for row in tests.values() if row["outcome"] in ("failed", "started")]

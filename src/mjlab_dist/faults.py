@@ -29,7 +29,7 @@ class Fault:
     rank: int
     """Global rank."""
     iteration: int
-    """The fault happens in the attempt's first iteration with this number or a higher one."""
+    """The fault happens in the first iteration of an attempt whose number is at least this."""
     kind: Kind
     """Kind of fault.
 

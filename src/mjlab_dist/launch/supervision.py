@@ -108,7 +108,7 @@ class Ranks:
             # Stop request of the user
             self._forward_stop()
 
-            # Failure: reported by a rank, a process that ended, an error of torchrunx, or no iteration for too long.
+            # Failure: a rank reported an error, a process ended, torchrunx raised, or no iteration ended in time
             # Results may arrive while reports are awaited: processes end right after they send one.
             hangs = bool(self._iterations) and time.monotonic() - self._advanced_at > hang_timeout_s + LAST_RESORT_S
             if self._reports or self._lost() or launched.done() or hangs:

@@ -41,9 +41,9 @@ def train(
 ) -> RunResult:
     """Train a policy and wait for the result. May be called from any thread; one run at a time.
 
-    A single rank runs in this process if its device is visible to CUDA here. Several ranks run in separate processes,
-    which torchrunx starts, on other machines over SSH. A process that torchrun or SLURM started as one of several is
-    itself one rank. Signal handlers stay as they are: KeyboardInterrupt ends every rank.
+    A single rank runs in this process if its device is visible to CUDA here. Several ranks run in separate processes.
+    torchrunx starts them, over SSH if they are on other machines. A process that torchrun or SLURM started as one of
+    several is itself one rank. Signal handlers stay as they are: KeyboardInterrupt ends every rank.
 
     Args:
         config: The run.

@@ -200,7 +200,7 @@ class PPO(rsl_rl.algorithms.PPO):
         for _ in range(self.num_learning_epochs):
             for batch in batches:
                 self._step(batch)
-        # Observation normalizers. Not before the epochs: the policy must see the observations as the rollout did.
+        # Observation normalizers. During the epochs, observations must be normalized as in the rollout.
         for moments in self._normalizers.values():
             moments.apply()
             if self.synchronizer.keeps_equal:

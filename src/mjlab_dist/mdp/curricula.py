@@ -183,7 +183,7 @@ class RewardWeight(Curriculum):
             reward: Name of the reward term whose weight changes.
             weight: Final weight.
             low: Value of the measure at which the weight starts to change.
-            high: Value of the measure at which the weight is final.
+            high: Value of the measure at which the final weight is reached.
             measure: ``episode_length`` (mean length of episodes, as a fraction of the maximum), or the name of a reward
                 term (its mean per control step, without its weight).
 
