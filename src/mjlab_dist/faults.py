@@ -29,7 +29,7 @@ class Fault:
     rank: int
     """Global rank."""
     iteration: int
-    """The fault happens in the first iteration of an attempt whose number is at least this."""
+    """Iteration in which the fault happens; if an attempt starts after it, the first iteration of the attempt."""
     kind: Kind
     """Kind of fault.
 

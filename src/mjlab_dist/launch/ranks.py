@@ -310,7 +310,7 @@ def _adapted_torchrunx(address: str, agent: subprocess.Popen[str] | None) -> Ite
         if agent is None or not starts_agent:
             return subprocess.Popen(command, start_new_session=True, **kwargs)
         assert agent.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # torchrunx notices an agent that has ended: it never connects
+        with contextlib.suppress(BrokenPipeError):  # torchrunx detects an ended agent, which never connects
             agent.stdin.write(json.dumps(shlex.split(arguments)) + "\n")
             agent.stdin.flush()
         return agent

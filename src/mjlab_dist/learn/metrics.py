@@ -33,7 +33,7 @@ class Sample(NamedTuple):
     losses: dict[str, torch.Tensor]
     """Means over the mini-batches, by name."""
     kl: torch.Tensor
-    """Mean KL divergence over the mini-batches, of the updated policy from the one that collected the data."""
+    """KL divergence of the updated policy from the policy that collected the data, averaged over mini-batches."""
     learning_rate: torch.Tensor
     """Learning rate after the update."""
     action_std: torch.Tensor

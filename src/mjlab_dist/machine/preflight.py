@@ -54,7 +54,7 @@ def check_machine(
         devices: The device of each rank of this machine.
         environ: The environment.
         gpus: The machine's GPUs.
-        resumed: Directory of the run to resume; None where a new one is made below the log root.
+        resumed: Directory of the run to resume; None if the run creates a new one under the log root.
 
     Returns:
         A line per warning: GPUs that others use, a disk that is nearly full, curves that cannot be uploaded.

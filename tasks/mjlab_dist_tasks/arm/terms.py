@@ -130,7 +130,7 @@ class AtOrientation(Term):
         """
         site = env.sim.model.site(GRIPPER)
         self._quat = env.sim.view("xquat")[:, int(site.bodyid[0])]
-        # Matrix that maps the body's quaternion to the site's. It exists because the product is linear in its left factor.
+        # The quaternion product is linear in its left factor: this matrix maps the body's quaternion to the site's.
         self._to_site = multiply(torch.eye(4), torch.tensor(site.quat).float().expand(4, 4)).to(env.device)
         self._command, self._scale_rad = command, scale_rad
 
