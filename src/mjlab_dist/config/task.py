@@ -348,6 +348,9 @@ class EnvConfig:
     value function reads the group critic, or actor if there is no critic."""
     rewards: dict[str, RewardConfig]
     """Reward terms by name."""
+    reward_scale: Literal["none", "dt"] = "none"
+    """Unit of the weights of the rewards. none: weights are per control step. dt: weights are per simulated second, as
+    in Isaac Lab and mjlab; they are multiplied by the length of a control step."""
     terminations: dict[str, TerminationConfig] = field(default_factory=dict)
     """Terms that end an episode, by name. The time limit is not among them: PPO bootstraps the value there, as for
     terms with time_out."""

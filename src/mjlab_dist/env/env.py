@@ -54,7 +54,8 @@ class Env(VecEnv):
         reference: The start state before events.
         terrain: The terrain; None if the task has none.
         origins: Start position of each env's episode in the world frame, in m, (num_envs, 3); 0 without terrain.
-        weights: Weights of the reward terms, (num_terms,); a curriculum may change them.
+        weights: Weights of the reward terms per control step, (num_terms,); a curriculum may change them.
+        reward_scale: Factor from weights of the config to weights per control step.
         reward_names: Names of the reward terms, in the order of ``EpisodeTotals.terms``.
         termination_names: ``time_limit``, then names of the termination terms, as in ``EpisodeTotals.terminations``.
         metric_names: Names of the metrics in rows, such as ``metric/success``, in the order of
@@ -120,7 +121,8 @@ class Env(VecEnv):
         self.terminated, self.timed_out = torch.zeros(2, num_envs, dtype=torch.bool, device=device)
         self.reward_names = tuple(config.rewards)
         self.termination_names = ("time_limit", *config.terminations)
-        self.weights = torch.tensor([term.weight for term in config.rewards.values()], device=device)
+        self.reward_scale = self.step_dt_s if config.reward_scale == "dt" else 1.0
+        self.weights = torch.tensor([one.weight * self.reward_scale for one in config.rewards.values()], device=device)
         self._nan_resets = torch.zeros((), dtype=torch.long, device=device)
         self._bind_terms()
         self._record_bookkeeping()

@@ -194,7 +194,8 @@ class RewardWeight(Curriculum):
             raise UserError(f"reward weight: low {low} and high {high}: low must be less than high")
         at = _index_of(env, reward)
         self._weight = env.weights[at : at + 1]
-        self._start, self._end = float(env.weights[at]), weight
+        self._scale = env.reward_scale
+        self._start, self._end = float(env.weights[at]), weight * self._scale
         self._low, self._high = low, high
         self._measure = _Measure(env, measure)
         self.progress = torch.zeros(1, device=env.device)
@@ -212,7 +213,7 @@ class RewardWeight(Curriculum):
         return {"weight": self._weight, "progress": self.progress, **self._measure.state()}
 
     def metrics(self) -> dict[str, torch.Tensor]:
-        return {"weight": self._weight[0]}
+        return {"weight": self._weight[0] / self._scale}
 
 
 class _Measure:

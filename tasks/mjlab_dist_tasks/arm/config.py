@@ -29,8 +29,6 @@ from mjlab_dist.config import (
 from mjlab_dist.mdp import commands, events, observations, rewards, sensors
 from mjlab_dist_tasks.arm import terms
 
-_STEP_S = 0.02
-
 _JOINTS = ("joint[1-7]",)
 
 _CUBE = "cube/root"
@@ -89,14 +87,13 @@ def reach() -> TrainConfig:
                     "last_action": observation(observations.last_action),
                 }
             },
-            rewards=_per_second(
-                {
-                    "near": reward(0.5, terms.AtPosition, command="target", scale_m=0.3),
-                    "at_position": reward(1.0, terms.AtPosition, command="target", scale_m=0.05),
-                    "at_orientation": reward(0.5, terms.AtOrientation, command="target", scale_rad=0.5),
-                    **_smooth(),
-                }
-            ),
+            rewards={
+                "near": reward(0.5, terms.AtPosition, command="target", scale_m=0.3),
+                "at_position": reward(1.0, terms.AtPosition, command="target", scale_m=0.05),
+                "at_orientation": reward(0.5, terms.AtOrientation, command="target", scale_rad=0.5),
+                **_smooth(),
+            },
+            reward_scale="dt",
             events={"joints": _draw_joints(0.25)},
             commands={
                 "target": term(
@@ -147,17 +144,16 @@ def lift_cube() -> TrainConfig:
                     "last_action": observation(observations.last_action),
                 }
             },
-            rewards=_per_second(
-                {
-                    "near_cube": reward(1.0, terms.AtCube, cube=_CUBE, scale_m=0.2),
-                    "at_cube": reward(1.0, terms.AtCube, cube=_CUBE, scale_m=0.04),
-                    "grasp": reward(1.0, terms.Grasp, cube=_CUBE, sensor="pads", max_m=0.02),
-                    "height": reward(3.0, terms.height, cube=_CUBE, low_m=_ON_TABLE_M, high_m=_LIFTED_M),
-                    "near_target": _at_target(5.0, 0.3),
-                    "at_target": _at_target(5.0, 0.05),
-                    **_smooth(),
-                }
-            ),
+            rewards={
+                "near_cube": reward(1.0, terms.AtCube, cube=_CUBE, scale_m=0.2),
+                "at_cube": reward(1.0, terms.AtCube, cube=_CUBE, scale_m=0.04),
+                "grasp": reward(1.0, terms.Grasp, cube=_CUBE, sensor="pads", max_m=0.02),
+                "height": reward(3.0, terms.height, cube=_CUBE, low_m=_ON_TABLE_M, high_m=_LIFTED_M),
+                "near_target": _at_target(5.0, 0.3),
+                "at_target": _at_target(5.0, 0.05),
+                **_smooth(),
+            },
+            reward_scale="dt",
             terminations={"off_table": termination(terms.off_table, cube=_CUBE, x_m=(-0.25, 1.05), y_m=(-0.6, 0.6))},
             events={
                 "joints": _draw_joints(0.1),
@@ -184,11 +180,6 @@ def _proprioception(joints: tuple[str, ...]) -> dict[str, ObservationConfig]:
         "joint_positions": observation(observations.JointPositions, joints=joints),
         "joint_velocities": observation(observations.JointVelocities, joints=joints),
     }
-
-
-def _per_second(weighted: dict[str, RewardConfig]) -> dict[str, RewardConfig]:
-    """Convert rewards with weights per second to weights per control step."""
-    return {name: dataclasses.replace(each, weight=each.weight * _STEP_S) for name, each in weighted.items()}
 
 
 def _smooth() -> dict[str, RewardConfig]:

@@ -7,8 +7,6 @@ Weights are per second.
 
 from __future__ import annotations
 
-import dataclasses
-
 from mjlab_dist.config import (
     ActionConfig,
     ActuatorConfig,
@@ -27,8 +25,6 @@ from mjlab_dist.config import (
 )
 from mjlab_dist.mdp import commands, events, observations, rewards, sensors, terminations
 from mjlab_dist_tasks.humanoid import terms
-
-_STEP_S = 0.02
 
 _PERIOD_S = 0.8
 """Duration of a gait cycle, which is two steps. At 1 m/s a step is 0.4 m long, two thirds of a leg."""
@@ -102,6 +98,7 @@ def velocity_flat() -> TrainConfig:
             },
             observations={"actor": _observations(noise=1.0), "critic": _observations(noise=0.0) | _privileged()},
             rewards=_rewards(),
+            reward_scale="dt",
             terminations={
                 "tilted": termination(terminations.tilted, max_rad=1.0),
                 "too_low": termination(terminations.too_low, min_m=0.45),
@@ -154,7 +151,7 @@ def _rewards() -> dict[str, RewardConfig]:
     velocities = tuple(f"{site}_velocity" for site in sites)
     side_joints = (".*_hip_roll", ".*_hip_yaw", ".*_ankle_roll")
     upper_joints = ("waist_yaw", ".*_shoulder_.*", ".*_elbow", ".*_wrist_roll")
-    per_second = {
+    return {
         "linear_velocity": reward(1.0, rewards.track_heading_velocity, command="velocity"),
         "yaw_rate": reward(0.5, rewards.track_yaw_rate, command="velocity"),
         "alive": reward(0.5, rewards.alive),
@@ -170,11 +167,8 @@ def _rewards() -> dict[str, RewardConfig]:
         "joint_limits": reward(-5.0, rewards.JointLimits),
         "joint_acceleration": reward(-2.5e-7, rewards.JointAcceleration),
         "action_rate": reward(-0.01, rewards.action_rate),
-    }
-    return {
-        **{name: dataclasses.replace(each, weight=each.weight * _STEP_S) for name, each in per_second.items()},
-        # Per fall, not per second
-        "fall": reward(-1.0, rewards.terminated),
+        # 1 per fall: divided by the length of a control step, 0.02 s
+        "fall": reward(-50.0, rewards.terminated),
     }
 
 

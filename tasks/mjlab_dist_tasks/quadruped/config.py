@@ -33,9 +33,6 @@ from mjlab_dist.config import (
 from mjlab_dist.mdp import commands, curricula, events, height_scan, observations, rewards, sensors, terminations
 from mjlab_dist_tasks.quadruped import terms
 
-_STEP_S = 0.02
-"""Length of a control step: four physics steps of 5 ms."""
-
 _LEGS = ("FL", "FR", "RL", "RR")
 
 _JOINTS = (".*_(hip|thigh|calf)",)
@@ -82,6 +79,7 @@ def flat() -> TrainConfig:
             },
             observations={"actor": _actor(), "critic": _critic()},
             rewards=_rewards(),
+            reward_scale="dt",
             terminations={
                 "trunk": termination(terminations.illegal_contact, sensor="trunk"),
                 "tilt": termination(terminations.tilted, max_rad=1.0),
@@ -200,32 +198,21 @@ def _critic() -> dict[str, ObservationConfig]:
 
 
 def _rewards() -> dict[str, RewardConfig]:
-    return per_second(
-        {
-            "track_linear_velocity": reward(1.5, rewards.track_linear_velocity, command="velocity"),
-            "track_yaw_rate": reward(0.75, rewards.track_yaw_rate, command="velocity"),
-            "vertical_velocity": reward(-1.0, rewards.vertical_velocity),
-            "tilt_rate": reward(-0.02, rewards.tilt_rate),
-            "tilt": reward(-1.0, rewards.tilt),
-            "torque": reward(-1e-4, rewards.actuator_force),
-            "joint_acceleration": reward(-1e-7, rewards.JointAcceleration, joints=_JOINTS),
-            "action_rate": reward(-0.005, rewards.action_rate),
-            "posture": reward(-0.05, rewards.JointDeviation, joints=_JOINTS),
-            "joint_limits": reward(-1.0, rewards.JointLimits, joints=_JOINTS),
-            "leg_contacts": reward(-1.0, rewards.contacts, sensor="legs", min_n=0.1),
-            # Per landing, not per second
-            "feet_air_time": reward(0.5, rewards.feet_air_time, sensor="feet", command="velocity", min_s=0.1),
-        }
-    )
-
-
-def per_second(weighted: dict[str, RewardConfig]) -> dict[str, RewardConfig]:
-    """Convert weights per second to weights per control step.
-
-    Args:
-        weighted: Rewards by name, with weights per second.
-    """
-    return {name: dataclasses.replace(each, weight=each.weight * _STEP_S) for name, each in weighted.items()}
+    return {
+        "track_linear_velocity": reward(1.5, rewards.track_linear_velocity, command="velocity"),
+        "track_yaw_rate": reward(0.75, rewards.track_yaw_rate, command="velocity"),
+        "vertical_velocity": reward(-1.0, rewards.vertical_velocity),
+        "tilt_rate": reward(-0.02, rewards.tilt_rate),
+        "tilt": reward(-1.0, rewards.tilt),
+        "torque": reward(-1e-4, rewards.actuator_force),
+        "joint_acceleration": reward(-1e-7, rewards.JointAcceleration, joints=_JOINTS),
+        "action_rate": reward(-0.005, rewards.action_rate),
+        "posture": reward(-0.05, rewards.JointDeviation, joints=_JOINTS),
+        "joint_limits": reward(-1.0, rewards.JointLimits, joints=_JOINTS),
+        "leg_contacts": reward(-1.0, rewards.contacts, sensor="legs", min_n=0.1),
+        # Per landing, not per second
+        "feet_air_time": reward(0.5, rewards.feet_air_time, sensor="feet", command="velocity", min_s=0.1),
+    }
 
 
 def _events() -> dict[str, EventConfig]:

@@ -21,7 +21,7 @@ from mjlab_dist.config import (
     termination,
 )
 from mjlab_dist.mdp import motion
-from mjlab_dist_tasks.quadruped.config import flat, per_second
+from mjlab_dist_tasks.quadruped.config import flat
 
 
 def tracking() -> TrainConfig:
@@ -67,12 +67,10 @@ def _targets() -> dict[str, ObservationConfig]:
 
 
 def _imitation() -> dict[str, RewardConfig]:
-    return per_second(
-        {
-            "joints": reward(0.5, motion.imitate_joints, command="motion"),
-            "joint_velocities": reward(0.05, motion.imitate_joint_velocities, command="motion"),
-            "sites": reward(0.2, motion.imitate_sites, command="motion"),
-            "root_pose": reward(0.15, motion.imitate_root_pose, command="motion"),
-            "root_velocity": reward(0.1, motion.imitate_root_velocity, command="motion"),
-        }
-    )
+    return {
+        "joints": reward(0.5, motion.imitate_joints, command="motion"),
+        "joint_velocities": reward(0.05, motion.imitate_joint_velocities, command="motion"),
+        "sites": reward(0.2, motion.imitate_sites, command="motion"),
+        "root_pose": reward(0.15, motion.imitate_root_pose, command="motion"),
+        "root_velocity": reward(0.1, motion.imitate_root_velocity, command="motion"),
+    }

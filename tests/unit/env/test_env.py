@@ -473,6 +473,17 @@ def test_the_state_has_a_row_per_env_and_loads_only_into_the_same_task_and_numbe
     assert all(torch.equal(before[name], tensor) for name, tensor in env.state().items())
 
 
+def test_weights_per_second_are_multiplied_by_the_length_of_a_control_step() -> None:
+    per_step, per_second = make(), make(reward_scale="dt")
+    actions = torch.ones(NUM_ENVS, 1)
+    for env in (per_step, per_second):
+        env.load_state(per_step.state())
+    _, rewards, _, _ = per_step.step(actions)
+    _, scaled, _, _ = per_second.step(actions)
+    assert rewards.any()
+    torch.testing.assert_close(scaled, rewards * per_step.step_dt_s)
+
+
 def test_a_changed_reward_weight_applies_to_a_resumed_run() -> None:
     env = make()
     state = env.state()

@@ -287,6 +287,13 @@ def test_a_weight_of_zero_can_follow_its_own_term() -> None:
     assert env.weights[1] == pytest.approx(-0.25)
 
 
+def test_the_final_weight_is_in_the_unit_of_the_config() -> None:
+    env = make(NUM_ENVS, **{**GLOBAL, "reward_scale": "dt"})
+    env.end_iteration(totals(100.0, 6000.0, 0.5))
+    assert env.weights[1] == pytest.approx(-0.5 * env.step_dt_s)
+    assert env.curriculum_metrics()["weight/weight"] == pytest.approx(-0.5)
+
+
 def test_real_episodes_are_measured() -> None:
     env = make(NUM_ENVS, **GLOBAL)
     for _ in range(250):

@@ -311,7 +311,7 @@ def test_an_arm_at_its_target_earns_the_full_reward() -> None:
         told.value.copy_(torch.tensor([0.30689, 0.0, 0.48688, 0.0, 1.0, 0.0, 0.0]))
         told.left_s.fill_(100.0)
         _, rewards, _, _ = env.step(torch.zeros(NUM_ENVS, 7))
-    most = sum(reward.weight for reward in env.cfg.rewards.values() if reward.weight > 0)
+    most = sum(reward.weight for reward in env.cfg.rewards.values() if reward.weight > 0) * env.reward_scale
     torch.testing.assert_close(rewards, torch.full((NUM_ENVS,), most), atol=1e-4, rtol=0)
 
 
