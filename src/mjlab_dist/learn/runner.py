@@ -208,8 +208,7 @@ class Runner:
         states = [upgraded(state, own) for state in content.get("ranks") or []]
         same = len(states) == self._rank.world_size and fits(states[self._rank.rank], own)
         if self._rank.is_main:
-            how = "" if same else " with new episodes: ranks or envs differ from those of the checkpoint"
-            emit("status", text=f"Resuming from iteration {done}{how}.")
+            emit("status", text=f"Resuming from iteration {done}{'' if same else self._difference(len(states))}.")
         if same:
             return self._restore(states[self._rank.rank], obs)
         # Otherwise, new episodes. They must not repeat the random numbers of the start of the run.
@@ -218,6 +217,17 @@ class Runner:
         self.env.reset()
         self.env.stagger()
         return self.env.get_observations()
+
+    def _difference(self, num_saved: int) -> str:
+        """Return why the envs of a checkpoint cannot continue their episodes.
+
+        Args:
+            num_saved: Number of ranks that saved their envs.
+        """
+        if num_saved == self._rank.world_size:
+            return " with new episodes: the envs differ from those of the checkpoint"
+        ranks = "1 rank" if num_saved == 1 else f"{num_saved} ranks"
+        return f" with new episodes: the checkpoint has the envs of {ranks}"
 
     def _restore(self, state: RankState, obs: TensorDict) -> TensorDict:
         self.env.load_state(state_part(state, "env/"))
