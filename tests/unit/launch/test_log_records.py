@@ -43,10 +43,11 @@ def test_a_record_that_would_run_code_becomes_a_warning(tmp_path: Path, nested: 
     assert not target.exists()
     record = logging.makeLogRecord(fields)
     assert record.levelno == logging.WARNING
-    assert "refused" in record.getMessage()
     assert "mkdir" in record.getMessage()
 
 
 @pytest.mark.parametrize("data", [b"", b"nonsense", pickle.dumps([1, 2]), pickle.dumps({"name": "x"})])
 def test_data_that_is_not_a_record_becomes_a_warning(data: bytes):
-    assert "refused" in logging.makeLogRecord(plain_record(data)).getMessage()
+    record = logging.makeLogRecord(plain_record(data))
+    assert record.levelno == logging.WARNING
+    assert record.name == "root"
