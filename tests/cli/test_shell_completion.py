@@ -133,7 +133,7 @@ def test_lines_are_completed(terminal: Callable[..., Terminal]) -> None:
         ("train cartpole-balance --env.rewards.smooth.w", "train cartpole-balance --env.rewards.smooth.weight "),
         ("train cartpole-balance --logger w", "train cartpole-balance --logger wandb "),
         ("train cartpole-balance --logger=w", "train cartpole-balance --logger=wandb "),
-        ("train quadruped-velocity-rough --env.rew", "train quadruped-velocity-rough --env.rewards."),
+        ("train quadruped-velocity-rough --env.ter", "train quadruped-velocity-rough --env.terminations."),
         ("train cartpole-balance --num-envs 4", "train cartpole-balance --num-envs 4"),
         ("train cartpole-balance --config lo", "train cartpole-balance --config logs/"),
         ("train cartpole-balance --config=~/lo", "train cartpole-balance --config=~/logs/"),
