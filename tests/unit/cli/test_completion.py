@@ -86,7 +86,8 @@ def test_a_group_is_one_suggestion_until_its_name_is_typed():
     assert len(top) < 40 < len(flags_of(config))
     rewards = [f"--env.rewards.{name.replace('_', '-')}." for name in config.env.rewards]
     assert suggested("train", task, "--env.rewards.") == rewards
-    assert suggested("train", task, "--env.rew") == rewards, "the only group that starts so is open"
+    commands = suggested("train", task, "--env.commands.")
+    assert suggested("train", task, "--env.com") == commands, "the only group that starts so is open"
 
 
 def test_every_flag_is_reachable_and_a_group_is_never_the_only_suggestion():
@@ -169,7 +170,7 @@ def test_an_unknown_shell_is_refused(argv: list[str], message: str):
 def test_a_suggestion_imports_nothing_slow():
     code = (
         "import sys; from mjlab_dist.cli import main; "
-        "sys.argv = ['mjlab-dist', 'completion', '--', 'train', 'quadruped-velocity-rough', '--env.rew']; "
+        "sys.argv = ['mjlab-dist', 'completion', '--', 'train', 'quadruped-velocity-rough', '--env.rewards.']; "
         "main.umbrella(); print(*sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
