@@ -175,6 +175,13 @@ def test_a_failure_is_raised_and_leaves_no_process(script: Any) -> None:
     assert answer["children"] == []
 
 
+def runs_agent(process: psutil.Process) -> bool:
+    try:
+        return "mjlab_dist.launch.agent" in process.cmdline()
+    except psutil.Error:  # it has ended
+        return False
+
+
 def test_ctrl_c_while_ranks_start_is_handled_at_once(
     command: Command,
     wait_for: Callable[[Callable[[], bool]], None],
@@ -184,9 +191,7 @@ def test_ctrl_c_while_ranks_start_is_handled_at_once(
         sys.executable, "-c", "import mjlab_dist; mjlab_dist.train('cartpole-balance', cpu_ranks=2)"
     )
     wait_for(
-        lambda: any(
-            "mjlab_dist.launch.agent" in p.cmdline() for p in psutil.Process(process.pid).children(recursive=True)
-        ),
+        lambda: any(runs_agent(p) for p in psutil.Process(process.pid).children(recursive=True)),
     )
     process.send_signal(signal.SIGINT)
     done = command.finish(process)
