@@ -102,10 +102,15 @@ def from_plain(plain: dict[str, Any]) -> TrainConfig:
             raise dacite.WrongTypeError(tuple, value)
         return tuple(value)
 
+    def without_bool(value: Any) -> Any:
+        if isinstance(value, bool):  # Python's bool is an int
+            raise dacite.WrongTypeError(int, value)
+        return value
+
     def real(value: Any) -> float:
         # YAML reads 1e-3 as a string.
         try:
-            return float(value)
+            return float(without_bool(value))
         except (TypeError, ValueError):
             raise dacite.WrongTypeError(float, value) from None
 
@@ -116,7 +121,7 @@ def from_plain(plain: dict[str, Any]) -> TrainConfig:
         tuple[int, int],
         *(tuple[(float,) * length] for length in (2, 3, 4)),
     )
-    hooks = {float: real} | dict.fromkeys(tuples, tuple_of_list)
+    hooks = {int: without_bool, float: real} | dict.fromkeys(tuples, tuple_of_list)
     try:
         return dacite.from_dict(TrainConfig, _upgraded(plain), config=dacite.Config(type_hooks=hooks, strict=True))
     except dacite.DaciteError as error:

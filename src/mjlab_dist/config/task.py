@@ -13,12 +13,7 @@ from typing import Literal
 Scalar = bool | int | str | float
 
 ParamValue = (
-    Scalar
-    | tuple[float, ...]
-    | tuple[str, ...]
-    | tuple[Scalar | tuple[Scalar, ...] | None, ...]
-    | dict[str, Scalar | tuple[Scalar, ...] | None]
-    | None
+    Scalar | tuple[Scalar | tuple[Scalar, ...] | None, ...] | dict[str, Scalar | tuple[Scalar, ...] | None] | None
 )
 """Type of a term's parameter: plain data, so that it can be stored in a file and given on the command line."""
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mjlab_dist import registry
 from mjlab_dist.cli.help import flags_of
 from mjlab_dist.cli.parsing import is_given, parse, refuse_unknown, take_flag, take_group
-from mjlab_dist.config import TrainConfig
+from mjlab_dist.config import ParamValue, TrainConfig
 from mjlab_dist.errors import UserError
 
 PROG = "train cartpole-balance"
@@ -47,7 +47,7 @@ def values_of(hint: Any, value: Any) -> st.SearchStrategy[Any]:
     args, origin = typing.get_args(hint), typing.get_origin(hint)
     if origin is Literal:
         return st.sampled_from(args)
-    if origin is types.UnionType and tuple[str, ...] in args:
+    if hint == ParamValue:
         return values_of(tuple[type(value[0]), ...] if isinstance(value, tuple) else type(value), value)
     if origin in (typing.Union, types.UnionType):
         # A number is read as one, also where texts are allowed.
