@@ -30,10 +30,10 @@ HANG_S = 240
 MARK = "MJLAB_DIST_TEST"
 """A variable that every process a test starts inherits, so that leftovers are found wherever they hang."""
 
-# Property tests draw the same examples in every run of CI, and new ones in every other run.
-hypothesis.settings.register_profile("local", deadline=None, max_examples=50)
-hypothesis.settings.register_profile("ci", deadline=None, max_examples=50, derandomize=True)
-hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+# The same examples in every run: a failure must have to do with the change that is tested.
+hypothesis.settings.register_profile("repeatable", deadline=None, max_examples=50, derandomize=True)
+hypothesis.settings.register_profile("explore", deadline=None, max_examples=50)
+hypothesis.settings.load_profile("repeatable")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
