@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw
 
-from mjlab_dist.cli.parsing import parse
-from mjlab_dist.config import TrainConfig
+from mjlab_dist.cli.term_flags import parse_config
 from mjlab_dist.play import load_env_and_policy
 from mjlab_dist.run_dir import find_checkpoint, read_config_file
 
@@ -49,7 +48,7 @@ def main() -> None:
     args, changes = parser.parse_known_args()
 
     # Env with the changed flags, and policy
-    config = parse(TrainConfig, read_config_file(args.run), changes, sys.argv[0])
+    config = parse_config(read_config_file(args.run), changes, sys.argv[0])
     env, policy = load_env_and_policy(config, args.checkpoint or find_checkpoint(args.run), 1, args.seed)
 
     # One episode, with a frame at each chosen step

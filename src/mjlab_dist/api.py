@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from mjlab_dist import registry
-from mjlab_dist.config import EnvConfig, TrainConfig
+from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.alternatives import drop_replaced
+from mjlab_dist.config.entries import entry, replaced, without
 from mjlab_dist.config.serialization import from_plain, paths, to_plain
 from mjlab_dist.config.signatures import parameters
 from mjlab_dist.errors import UserError
@@ -79,25 +79,21 @@ def configured(base: TrainConfig, fields: Mapping[str, Any]) -> TrainConfig:
     Raises:
         UserError: If a field does not exist, its value has another type, or two fields exclude each other.
     """
-    plain = to_plain(base)
+    config = base
     for name in sorted(fields, key=lambda name: name.count(".")):
-        _put(plain, name, to_plain(fields[name]))
-    return drop_replaced(from_plain(plain), fields)
+        config = _put(config, name, fields[name])
+    return drop_replaced(from_plain(to_plain(config)), fields)
 
 
-def _put(plain: dict[str, Any], name: str, value: Any) -> None:
-    """Set a value by its dotted name; None removes a term, a randomization or an observation group."""
-    known = dict(paths(plain))
-    parent, _, last = name.rpartition(".")
-    term, _, kind = parent.rpartition(".")
-    is_parameter = kind == "params" and last in parameters(known.get(term, {}).get("func", ""))
-    if (name not in known and not is_parameter) or name == "task":
+def _put(config: TrainConfig, name: str, value: Any) -> TrainConfig:
+    """Set a value by its dotted name; None removes an entry of a mapping, such as a term."""
+    path = name.split(".")
+    *parent, last = path
+    is_parameter = parent[-1:] == ["params"]
+    known = [known for known, _ in paths(to_plain(config))]
+    is_known = name in known or (is_parameter and last in parameters(getattr(entry(config, parent[:-1]), "func", "")))
+    if not is_known or name == "task":
         raise UserError(f"{name}: unknown field; {did_you_mean(name, known, 'see train --help')}")
-    if value is None and (parent in _TERMS or term == "env.observations"):
-        del known[parent][last]
-    else:
-        (known[parent] if parent else plain)[last] = value
-
-
-_TERMS = {f"env.{field.name}" for field in dataclasses.fields(EnvConfig) if str(field.type).startswith("dict")}
-"""Fields that contain terms by name."""
+    if value is None and not is_parameter and isinstance(entry(config, parent), Mapping):
+        return without(config, path)
+    return replaced(config, path, value)

@@ -13,8 +13,8 @@ from rich.console import Console
 from mjlab_dist import registry
 from mjlab_dist.cli.console import EventPrinter
 from mjlab_dist.cli.parsing import parse, split_task, take_group
-from mjlab_dist.cli.term_flags import take_term_flags
-from mjlab_dist.config import PlayConfig, TrainConfig
+from mjlab_dist.cli.term_flags import parse_config
+from mjlab_dist.config import PlayConfig
 from mjlab_dist.config.checks import validate
 from mjlab_dist.errors import UserError
 from mjlab_dist.messages import listening
@@ -45,7 +45,9 @@ def main(argv: Sequence[str], prog: str) -> None:
     from mjlab_dist import play  # noqa: PLC0415 (--help does not need it)
 
     train_config, checkpoint = play.resolve(task, config)
-    train_config = _changed(train_config, changes, f"{prog} {task}")
+    if changes:
+        train_config = parse_config(train_config, changes, f"{prog} {task}")
+        validate(train_config)
     if not config.disturbances:
         calm = play.without_disturbances(train_config.env)
         train_config = dataclasses.replace(train_config, env=calm)
@@ -68,16 +70,6 @@ def main(argv: Sequence[str], prog: str) -> None:
         print(f"  {name:<{width}}  {value:.4g}")
     if config.video:
         print(f"Video: {config.video}")
-
-
-def _changed(config: TrainConfig, flags: Sequence[str], prog: str) -> TrainConfig:
-    """Return a run's config, changed by flags."""
-    if not flags:
-        return config
-    config, rest = take_term_flags(config, flags)
-    changed = parse(TrainConfig, config, rest, prog)
-    validate(changed)
-    return changed
 
 
 def _print_replayed(dump: Path, envs: Sequence[Replayed]) -> None:

@@ -6,9 +6,12 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mjlab_dist.cli.help import Flag
+from mjlab_dist.cli.parsing import parse
 from mjlab_dist.config import EnvConfig, TrainConfig
+from mjlab_dist.config.entries import entries, entry, replaced, without
 from mjlab_dist.config.serialization import as_tuples
-from mjlab_dist.config.signatures import REQUIRED, Parameter, parameters
+from mjlab_dist.config.signatures import REQUIRED, parameters
 from mjlab_dist.errors import UserError
 from mjlab_dist.wording import did_you_mean, listed
 
@@ -34,32 +37,46 @@ def take_term_flags(config: TrainConfig, argv: Sequence[str]) -> tuple[TrainConf
     rest: list[str] = []
     env = config.env
     for flag, values in _flags(argv):
-        place = _locate(env, flag)
-        if place is None:
-            if values == ["None"]:
-                _refuse_unknown_entry(env, flag)
-            rest += [flag, *values]
-        elif place.parameter is None:
-            if values == ["None"]:
-                env = _replaced(env, place.path, None)
-            else:
-                rest += [flag, *values]
-        else:
-            env, is_done = _set_parameter(env, place, flag, values)
+        found = _find(env, flag)
+        if found is not None and found.path[-1] == "params":
+            env, is_done = _set_parameter(env, found, flag, values)
             rest += [] if is_done else [flag, *values]
+        elif found is not None and values == ["None"]:
+            if found.name not in found.mapping:
+                near = did_you_mean(found.name, found.mapping, f"the task has {listed(list(found.mapping)) or 'none'}")
+                raise UserError(f"{flag} None: there is no such entry; {near}")
+            env = without(env, (*found.path, found.name))
+        else:
+            rest += [flag, *values]
     return dataclasses.replace(config, env=env), rest
 
 
+def parse_config(config: TrainConfig, argv: Sequence[str], prog: str, own: Sequence[Flag] = ()) -> TrainConfig:
+    """Return a config changed by flags, those of terms included.
+
+    Args:
+        config: The config that the flags change.
+        argv: Flags; ``--help-all`` prints help and exits.
+        prog: The command, for help and messages.
+        own: Other flags of the command, for messages.
+
+    Raises:
+        UserError: If a flag is unknown, or its value cannot be read.
+    """
+    config, rest = take_term_flags(config, argv)
+    return parse(TrainConfig, config, rest, prog, own)
+
+
 @dataclasses.dataclass(frozen=True)
-class _Place:
-    """A term, or a parameter of one."""
+class _Entry:
+    """An entry of a mapping in the env's config: a term, a parameter of a term, or another thing with a name."""
 
     path: tuple[str, ...]
-    """Names of the fields and entries that lead from the env's config to the term."""
-    term: Any
-    """Config of the term; or the terms of an observation group."""
-    parameter: str | None = None
-    """Name of the parameter."""
+    """Names that lead from the env's config to the mapping."""
+    mapping: Mapping[str, Any]
+    """The mapping; the entry may be missing."""
+    name: str
+    """Name of the entry."""
 
 
 def _flags(argv: Sequence[str]) -> list[tuple[str, list[str]]]:
@@ -76,66 +93,39 @@ def _flags(argv: Sequence[str]) -> list[tuple[str, list[str]]]:
     return groups
 
 
-def _locate(env: EnvConfig, flag: str) -> _Place | None:
-    """Return what a flag names if it is a term or a parameter of one."""
-    head, *names = flag.removeprefix("--").replace("_", "-").split(".")
-    if head != "env" or not flag.startswith("--"):
+def _find(env: EnvConfig, flag: str) -> _Entry | None:
+    """Return the entry of a mapping that a flag names; None if it names a field of a dataclass, or nothing."""
+    head, *typed = flag.removeprefix("--").replace("-", "_").split(".")
+    if head != "env" or not flag.startswith("--") or not typed:
         return None
-    value: Any = env
     path: list[str] = []
-    while names:
-        if dataclasses.is_dataclass(value) and names[0] == "params" and len(names) == 2:
-            return _Place(tuple(path), value, names[1].replace("-", "_"))
-        entries = _entries(value)
-        name = next((entry for entry in entries if entry.replace("_", "-") == names[0]), None)
-        if name is None:
-            return None
-        is_entry = isinstance(value, Mapping)
-        value = entries[name]
-        path.append(name)
-        names.pop(0)
-        if not names and is_entry:
-            return _Place(tuple(path), value)
-    return None
-
-
-def _refuse_unknown_entry(env: EnvConfig, flag: str) -> None:
-    """Raise if a flag names a term that does not exist among terms of its kind."""
-    kind, _, name = flag.rpartition(".")
-    parts = kind.removeprefix("--env").strip(".").replace("-", "_").split(".")
     value: Any = env
-    for part in parts:
-        value = _entries(value).get(part)
-    if isinstance(value, Mapping) and parts[-1] != "params":
-        near = did_you_mean(name, value, f"the task has {listed(list(value)) or 'none'}")
-        raise UserError(f"{flag} None: there is no such entry; {near}")
+    for name in typed[:-1]:
+        path.append(_spelled(name, value))
+        value = entries(value).get(path[-1])
+    return _Entry(tuple(path), value, _spelled(typed[-1], value)) if isinstance(value, Mapping) else None
 
 
-def _entries(value: Any) -> Mapping[str, Any]:
-    if isinstance(value, Mapping):
-        return value
-    return (
-        {f.name: getattr(value, f.name) for f in dataclasses.fields(value)} if dataclasses.is_dataclass(value) else {}
-    )
+def _spelled(name: str, value: Any) -> str:
+    """Return the name of an entry as the config spells it: a flag may have dashes in place of underscores."""
+    return next((known for known in entries(value) if known.replace("-", "_") == name), name)
 
 
-def _set_parameter(env: EnvConfig, place: _Place, flag: str, values: Sequence[str]) -> tuple[EnvConfig, bool]:
+def _set_parameter(env: EnvConfig, found: _Entry, flag: str, values: Sequence[str]) -> tuple[EnvConfig, bool]:
     """Set a parameter that tyro cannot read; return the config, and whether the flag is done."""
-    name = place.parameter
-    known: Mapping[str, Parameter] = parameters(place.term.func) if hasattr(place.term, "func") else {}
-    params = dict(getattr(place.term, "params", {}))
-    if name is None or (name not in params and name not in known):
+    name, params = found.name, dict(found.mapping)
+    known = parameters(getattr(entry(env, found.path[:-1]), "func", ""))
+    if name not in params and name not in known:
         return env, False
     parameter = known.get(name)
     current = params.get(name, parameter.default if parameter else None)
     gives_none = list(values) == ["None"] and parameter is not None and parameter.can_be_none
-    if gives_none or current is None or current is REQUIRED or not _is_plain(current):
-        if not values:
-            raise UserError(f"{flag}: needs a value")
-        params[name] = _read(flag, values, parameter.annotation if parameter else "", isinstance(current, tuple))
-        return _replaced(env, (*place.path, "params"), params), True
-    params[name] = current
-    return _replaced(env, (*place.path, "params"), params), False
+    is_read_here = gives_none or current is None or current is REQUIRED or not _is_plain(current)
+    if is_read_here and not values:
+        raise UserError(f"{flag}: needs a value")
+    annotation = parameter.annotation if parameter else ""
+    params[name] = _read(flag, values, annotation, isinstance(current, tuple)) if is_read_here else current
+    return replaced(env, found.path, params), is_read_here
 
 
 def _is_plain(value: Any) -> bool:
@@ -171,13 +161,3 @@ def _scalar(value: Any) -> Any:
         except ValueError:
             return value
     return value
-
-
-def _replaced(config: Any, path: Sequence[str], value: Any) -> Any:
-    """Return a config in which an entry has another value, or, if the value is None, in which it is missing."""
-    name, *rest = path
-    if isinstance(config, Mapping):
-        if not rest and value is None:
-            return {key: part for key, part in config.items() if key != name}
-        return {**config, name: _replaced(config[name], rest, value) if rest else value}
-    return dataclasses.replace(config, **{name: _replaced(getattr(config, name), rest, value) if rest else value})

@@ -12,8 +12,8 @@ from typing import Any
 
 from mjlab_dist import registry
 from mjlab_dist.cli.help import Flag, HelpRequest, Page, flags_of, general_config, prefix_page, short_page, take_help
-from mjlab_dist.cli.parsing import is_given, parse, refuse_unknown, split_task, take_flag, take_switch
-from mjlab_dist.cli.term_flags import take_term_flags
+from mjlab_dist.cli.parsing import is_given, refuse_unknown, split_task, take_flag, take_switch
+from mjlab_dist.cli.term_flags import parse_config
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.alternatives import ALTERNATIVES, drop_replaced
 from mjlab_dist.config.checks import validate
@@ -136,8 +136,7 @@ def read_config(argv: Sequence[str], prog: str, page: Page, **defaults: Any) -> 
         short = asked.prefix is None
         print(short_page(page, command, default) if short else prefix_page(asked.prefix or "", command, default))
         sys.exit(0)
-    default, flags = take_term_flags(default, flags)
-    config = parse(TrainConfig, default, ["--help-all"] if asked else flags, command, page.all_own)
+    config = parse_config(default, ["--help-all"] if asked else flags, command, page.all_own)
     if config.task != default.task:
         raise UserError(f"--task {config.task}: the task is named first, without a flag: {prog} {config.task}")
     given = [name for name in ALTERNATIVES if is_given(flags, f"--{name.replace('_', '-')}")]

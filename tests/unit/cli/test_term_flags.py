@@ -142,3 +142,10 @@ def test_terms_can_be_removed_from_python() -> None:
     config = mjlab_dist.task_config("cartpole-balance")
     name = next(iter(config.env.rewards))
     assert name not in configured(config, {f"env.rewards.{name}": None}).env.rewards
+
+
+def test_a_group_of_motors_can_be_removed_from_python_and_by_a_flag() -> None:
+    name = next(iter(DEFAULT.env.sim.actuators))
+    changed = configured(DEFAULT, {f"env.sim.actuators.{name}": None})
+    assert name not in changed.env.sim.actuators
+    assert read(f"--env.sim.actuators.{name}", "None") == changed
