@@ -5,12 +5,12 @@ uv run python scripts/messages.py
 
 from __future__ import annotations
 
-import argparse
 import ast
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+from generated_page import write_or_check
 
 ROOT = Path(__file__).parents[1]
 
@@ -221,15 +221,5 @@ def _line(text: str) -> str:
     return text.strip().replace("\n", "\\n").replace("\t", "\\t")
 
 
-def main() -> None:
-    """Write or compare the page."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the page is out of date")
-    if not parser.parse_args().check:
-        PAGE.write_text(page())
-    elif PAGE.read_text() != page():
-        sys.exit(f"{PAGE.name} is out of date: run uv run python scripts/messages.py")
-
-
 if __name__ == "__main__":
-    main()
+    write_or_check(PAGE, page())

@@ -5,16 +5,18 @@ uv run python scripts/terms_table.py
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import inspect
 import re
-import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from generated_page import write_or_check
+
+from mjlab_dist.config.signatures import documented
 
 PAGE = Path(__file__).parents[1] / "docs" / "terms.md"
 
@@ -90,20 +92,14 @@ def _type(parameter: inspect.Parameter) -> str:
 
 def _documentation(term: Callable[..., Any]) -> tuple[str, dict[str, str]]:
     """Return the description of a term, and that of each documented parameter."""
-    text, parameters = _parsed(inspect.getdoc(term) or "")
+    docstring = inspect.getdoc(term) or ""
+    text = " ".join(re.split(r"\n(?=(?:Args|Returns|Raises|Attributes|Example):\n)", docstring)[0].split())
+    parameters = documented(docstring)
     if inspect.isclass(term):
-        parameters |= _parsed(inspect.getdoc(term.__init__) or "")[1]
+        parameters |= documented(inspect.getdoc(term.__init__) or "")
     text = re.sub(r"^(Return|Reward:|Termination:|Event:) ", "", text)
     text = re.sub(r"^[a-z]+(?= )", lambda match: match[0].capitalize(), text)
     return _plain(text), {name: _plain(meaning) for name, meaning in parameters.items()}
-
-
-def _parsed(docstring: str) -> tuple[str, dict[str, str]]:
-    """Return the text of a docstring before its sections, as one line, and its section ``Args`` by name."""
-    text, *sections = re.split(r"\n(?=(?:Args|Returns|Raises|Attributes|Example):\n)", docstring)
-    arguments = next((section for section in sections if section.startswith("Args:")), "")
-    entries = re.findall(r"^    (\w+): (.*(?:\n      +.*)*)", arguments, re.MULTILINE)
-    return " ".join(text.split()), {name: " ".join(meaning.split()) for name, meaning in entries}
 
 
 def _plain(text: str) -> str:
@@ -112,15 +108,5 @@ def _plain(text: str) -> str:
     return text.replace("``", "`")
 
 
-def main() -> None:
-    """Write or compare the page."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the page is out of date")
-    if not parser.parse_args().check:
-        PAGE.write_text(page())
-    elif PAGE.read_text() != page():
-        sys.exit(f"{PAGE.name} is out of date: run uv run python scripts/terms_table.py")
-
-
 if __name__ == "__main__":
-    main()
+    write_or_check(PAGE, page())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -13,13 +13,9 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "messages.py"
 
 
 @pytest.fixture
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("messages_script", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    return importlib.import_module(SCRIPT.stem)
 
 
 def test_the_page_has_the_messages_of_the_source(script: ModuleType) -> None:
@@ -36,13 +32,12 @@ def test_the_check_fails_for_another_wording_and_names_the_command(
 ) -> None:
     other = tmp_path / "messages.txt"
     other.write_text(script.PAGE.read_text().replace("must be at least", "is less than"))
-    monkeypatch.setattr(script, "PAGE", other)
     monkeypatch.setattr(sys, "argv", ["messages.py", "--check"])
     with pytest.raises(SystemExit) as ended:
-        script.main()
+        script.write_or_check(other, script.page())
     assert "uv run python scripts/messages.py" in str(ended.value.code)
     monkeypatch.setattr(sys, "argv", ["messages.py"])
-    script.main()
+    script.write_or_check(other, script.page())
     assert other.read_text() == script.page()
 
 

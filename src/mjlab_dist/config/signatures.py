@@ -45,16 +45,16 @@ def parameters(reference: str) -> dict[str, Parameter]:
     if found is None:
         return {}
     where, node = found
-    documented = ast.get_docstring(node) or ""
+    docstring = ast.get_docstring(node) or ""
     function = node
     if isinstance(node, ast.ClassDef):
         constructor = _constructor(where, node)
         if constructor is None:
             return {}
         where, function = constructor
-        documented = ast.get_docstring(function) or documented
+        docstring = ast.get_docstring(function) or docstring
     assert isinstance(function, ast.FunctionDef)
-    meanings = _meanings(documented)
+    meanings = documented(docstring)
     taken = ("self", "env", "mask")
     return {
         argument.arg: Parameter(
@@ -119,8 +119,12 @@ def _tree(module: str) -> ast.Module | None:
         return ast.parse(file.read())
 
 
-def _meanings(docstring: str) -> dict[str, str]:
-    """Return the meanings of parameters from the section Args of a docstring, each in one line."""
+def documented(docstring: str) -> dict[str, str]:
+    """Return the meanings of parameters from the section Args of a docstring, each in one line.
+
+    Args:
+        docstring: The docstring, without indentation.
+    """
     section = re.search(r"^Args:\n((?:[ ]+.*\n?|\n)*)", docstring, re.MULTILINE)
     if section is None:
         return {}
