@@ -255,8 +255,8 @@ def _columns(row: Row) -> list[tuple[str, Text, str, Text]]:
     """Return rows of two pairs of name and value: metrics of the policy, and metrics of the learner."""
     left = [("return", row["mean_return"]), ("episode length", row["mean_episode_length"])]
     left += [("step reward", row["mean_step_reward"])]
-    of_policy = ("reward/", "metric/", "termination/", "command/")
-    left += [(name, value) for name, value in row.items() if name.startswith(of_policy)]
+    not_of_policy = ("loss/", "curriculum/", "num_termination/")
+    left += [(name, value) for name, value in row.items() if "/" in name and not name.startswith(not_of_policy)]
     right = [(name, value) for name, value in row.items() if name.startswith("loss/")]
     right += [("KL divergence", row["kl"]), ("learning rate", row["learning_rate"]), ("action std", row["action_std"])]
     if row["wait_share"]:
