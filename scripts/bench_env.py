@@ -45,8 +45,7 @@ PARTS = (
     "terminations",
     "rewards",
     "curricula",
-    "events and reset",
-    "commands",
+    "resets and events",
     "observations",
 )
 
@@ -85,12 +84,11 @@ def watched(env: Env) -> Clock:
     clock.watch("physics", env.sim, "step")
     clock.watch("actions", env._actions, "apply")
     env._sensor_updates = [clock.timed("sensors", update) for update in env._sensor_updates]
-    env._command_updates = [clock.timed("commands", update) for update in env._command_updates]
     env._episode_ends = [clock.timed("curricula", ends) for ends in env._episode_ends]
     env._rewards = [clock.timed("rewards", term) for term in env._rewards]
     env._terminations = [clock.timed("terminations", term) for term in env._terminations]
-    clock.watch("events and reset", env, "_start_episodes")
-    clock.watch("events and reset", env._interval_events, "happen")
+    clock.watch("resets and events", env, "_start_episodes")
+    clock.watch("resets and events", env._interval_events, "happen")
     clock.watch("observations", env, "_observe")
     return clock
 

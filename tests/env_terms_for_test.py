@@ -6,7 +6,7 @@ import torch
 
 from mjlab_dist.env import Env, EpisodeTotals
 from mjlab_dist.env.columns import write_rows
-from mjlab_dist.env.term import Curriculum, Term
+from mjlab_dist.env.term import Command, Curriculum, Term
 
 not_callable = 3
 
@@ -105,3 +105,56 @@ class Ended(Curriculum):
 
     def state(self) -> dict[str, torch.Tensor]:
         return {"qpos": self.qpos, "length": self.length}
+
+
+def go_to_command(env: Env, mask: torch.Tensor, command: str) -> None:
+    """Event: place a floating base at the position of a command."""
+    write_rows(env.sim.qpos[:, :3], mask, env.command(command)[:, :3])
+
+
+class LastCommand(Curriculum):
+    """Curriculum that stores the value of a command at the end of each env's last episode."""
+
+    def __init__(self, env: Env, command: str) -> None:
+        self._command = env.command(command)
+        self.value = torch.zeros_like(self._command)
+
+    def episode_ends(self, env: Env, mask: torch.Tensor) -> None:  # noqa: ARG002 (every curriculum takes the env)
+        write_rows(self.value, mask, self._command)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return {"value": self.value}
+
+
+def lift(env: Env, mask: torch.Tensor, z_m: float) -> None:
+    """Event: place a floating base at a height."""
+    write_rows(env.sim.qpos[:, 2], mask, z_m)
+
+
+class Remembering(Command):
+    """Command that counts its draws of an episode, and follows the height of a floating base.
+
+    Attributes:
+        draws: Number of draws since the start of the episode, (num_envs,).
+        height_at_draw_m: Height at the last draw, (num_envs,).
+    """
+
+    def __init__(self, env: Env) -> None:
+        super().__init__(env, [], 1, (1e9, 1e9))
+        self.draws, self.height_at_draw_m = torch.zeros(2, env.num_envs, device=env.device)
+
+    def reset(self, mask: torch.Tensor) -> None:
+        write_rows(self.height_at_draw_m, mask, 0.0)
+
+    def draw(self, env: Env, mask: torch.Tensor) -> None:
+        self.draws += mask
+        write_rows(self.height_at_draw_m, mask, env.sim.qpos[:, 2])
+
+    def follow(self, env: Env) -> None:
+        self.value.copy_(env.sim.qpos[:, 2:3])
+
+    def cleared(self) -> list[torch.Tensor]:
+        return [self.draws]
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return {**super().state(), "draws": self.draws, "height_at_draw_m": self.height_at_draw_m}

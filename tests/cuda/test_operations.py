@@ -29,8 +29,8 @@ class Count(NamedTuple):
 
 
 MAXIMA = {
-    "arm-lift-cube": Count(120, 166),
-    "arm-reach": Count(70, 116),
+    "arm-lift-cube": Count(118, 164),
+    "arm-reach": Count(68, 114),
     "cartpole-balance": Count(34, 74),
     "cartpole-swingup": Count(34, 74),
     "gym-ant": Count(47, 103),
@@ -40,12 +40,12 @@ MAXIMA = {
     "gym-inverted-pendulum": Count(34, 90),
     "gym-reacher": Count(54, 110),
     "gym-walker2d": Count(49, 105),
-    "humanoid-velocity-flat": Count(151, 201),
+    "humanoid-velocity-flat": Count(149, 199),
     "quadruped-tracking": Count(294, 334),
-    "quadruped-velocity-flat": Count(125, 165),
-    "quadruped-velocity-rough": Count(157, 197),
+    "quadruped-velocity-flat": Count(123, 163),
+    "quadruped-velocity-rough": Count(155, 195),
     "template": Count(38, 84),
-    "everything": Count(272, 330),
+    "everything": Count(268, 326),
 }
 
 

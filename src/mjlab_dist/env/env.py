@@ -19,6 +19,7 @@ from mjlab_dist.env import kernels
 from mjlab_dist.env.actions import Actions
 from mjlab_dist.env.base import Base
 from mjlab_dist.env.binding import Binder, look_up
+from mjlab_dist.env.command_group import CommandGroup
 from mjlab_dist.env.episodes import Episodes, EpisodeTotals
 from mjlab_dist.env.interval_events import IntervalEvents
 from mjlab_dist.env.joints import JointSelection, all_joints, select_joints
@@ -133,7 +134,7 @@ class Env(VecEnv):
         self._memories, self.uncapturable_terms = binder.memories, binder.uncapturable
         self._randomizations = Randomizations(config.randomizations, self.sim)
         self._sensors: dict[str, Sensor] = binder.make_classes("sensors", config.sensors, Sensor)
-        self._commands: dict[str, Command] = binder.make_classes("commands", config.commands, Command)
+        self._commands = CommandGroup(self, config.commands, binder)
         self._rewards = binder.make_calls("rewards", config.rewards)
         self._terminations = binder.make_calls("terminations", config.terminations)
         self._metrics = binder.make_calls("metrics", config.metrics)
@@ -164,9 +165,9 @@ class Env(VecEnv):
         )
         # Methods of terms that steps and resets call
         self._sensor_updates = [binder.outside_of_graphs(sensor.update) for sensor in self._sensors.values()]
-        self._command_updates = [binder.outside_of_graphs(command.update) for command in self._commands.values()]
         self._episode_ends = [binder.outside_of_graphs(one.episode_ends) for one in self._curricula.values()]
-        self._resets = [binder.outside_of_graphs(term.reset) for term in self._memories.values()]
+        self._other_terms = [one for one in self._memories.values() if not isinstance(one, Command)]
+        self._resets = [binder.outside_of_graphs(term.reset) for term in self._other_terms]
 
     def _record_bookkeeping(self) -> None:
         """Record two kernels: one advances the clocks in a step, one clears the state of env and terms in a reset."""
@@ -179,7 +180,7 @@ class Env(VecEnv):
             wp.launch(kernels.begin_step, self.num_envs, [self.max_episode_length, self.step_dt_s, *arrays])
 
         self._begin_step = self.sim.record(begin_step, changes_state=False)
-        of_terms = [tensor for term in self._memories.values() for tensor in term.cleared()]
+        of_terms = [tensor for term in self._other_terms for tensor in term.cleared()]
         own = [self.episode_length_buf, *self._episodes.rewards]
         self._clear = self.sim.record_clearing([*self._actions.cleared(), *of_terms, *own])
 
@@ -187,8 +188,6 @@ class Env(VecEnv):
         """Start a new episode in every env and return its observations."""
         self._start_episodes(torch.ones(self.num_envs, dtype=torch.bool, device=self.device))
         self._episodes.count_all(True)
-        for update in self._command_updates:
-            update(self)
         return self._observe()
 
     def stagger(self) -> None:
@@ -212,7 +211,7 @@ class Env(VecEnv):
         Raises:
             UserError: If there is no such command.
         """
-        return look_up("command", name, self._commands).value
+        return self._commands.find(name).value
 
     def sensor(self, name: str, kind: type[_TermT]) -> _TermT:
         """Return a sensor of the task.
@@ -250,7 +249,7 @@ class Env(VecEnv):
         Raises:
             UserError: If there is no such command.
         """
-        return look_up("command", name, self._commands)
+        return self._commands.find(name)
 
     def find_joints(self, patterns: tuple[str, ...]) -> JointSelection:
         """Select hinge and slide joints by regular expressions that match their whole names.
@@ -305,12 +304,8 @@ class Env(VecEnv):
         for episode_ends in self._episode_ends:
             episode_ends(self, done)
 
-        # New episodes
+        # New episodes and commands; interval events after them, because they may read the new start states
         self._start_episodes(done)
-
-        # Commands and interval events, after the resets because they may read the new start states
-        for update in self._command_updates:
-            update(self)
         self._interval_events.happen(self)
 
         return self._observe(), reward, done, {"time_outs": time_outs}
@@ -428,11 +423,14 @@ class Env(VecEnv):
         self._episodes.broken.copy_(broken)
 
     def _start_episodes(self, mask: torch.Tensor) -> None:
-        # Physics, start states and models
+        # Physics and models
         self.sim.reset(mask)
+        self._randomizations.reset(mask)
+        # Commands, before the events that may read them
+        self._commands.resample(self, mask)
+        # Start states
         for event in self._reset_events:
             event(self, mask)
-        self._randomizations.reset(mask)
         # State of actions, terms and observations, and times of the next events
         self._actions.reset()
         for reset in self._resets:
@@ -441,6 +439,7 @@ class Env(VecEnv):
             group.reset(mask)
         self._interval_events.reset(mask)
         self._clear()
+        self._commands.follow(self)
 
     def _observe(self) -> TensorDict:
         if self.cfg.sim.forward_before_observation:

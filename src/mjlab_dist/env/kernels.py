@@ -177,6 +177,25 @@ def read_contacts(
 
 
 @wp.kernel
+def advance_command(
+    dt_s: float, starts: wp.array[wp.bool], drawn_s: wp.array[float], left_s: wp.array[float], due: wp.array[wp.bool]
+):
+    """Advance the clock of a command by one step; one thread per env.
+
+    Args:
+        dt_s: Duration of a step.
+        starts: Whether an episode starts.
+        drawn_s: Time until the draw after this one.
+        left_s: In and out: time until the next draw.
+        due: Output: whether the command is drawn now.
+    """
+    env = wp.tid()
+    left = left_s[env] - dt_s
+    due[env] = starts[env] or left < 0.5 * dt_s  # round to the nearest step
+    left_s[env] = wp.where(due[env], drawn_s[env], left)
+
+
+@wp.kernel
 def begin_step(
     max_steps: int,
     dt_s: float,

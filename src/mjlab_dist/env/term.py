@@ -6,9 +6,11 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import mujoco_warp as mjw
 import torch
+import warp as wp
 
-from mjlab_dist.env.columns import uniform, write_rows
+from mjlab_dist.env import kernels
 from mjlab_dist.errors import UserError
 
 if TYPE_CHECKING:
@@ -37,7 +39,8 @@ class Term:
     def reset(self, mask: torch.Tensor) -> None:
         """Reset the state of the term where an episode starts.
 
-        Positions and velocities are already those of the new episode; poses and sensor readings are not.
+        Positions and velocities are already those of the new episode; poses and sensor readings are not. For commands,
+        reset events have not happened yet, because commands are drawn before them.
 
         Args:
             mask: Envs in which an episode starts, (num_envs,) of bool.
@@ -169,14 +172,29 @@ class Command(Term):
                 raise UserError(f"command: the range {low} to {high} is in the wrong order; swap the two")
         self.value = torch.zeros(env.num_envs, width, device=env.device)
         self.ranges = torch.tensor(ranges, device=env.device)
-        self.left_s = torch.zeros(env.num_envs, device=env.device)
+        self.left_s, self._drawn_s = torch.zeros(2, env.num_envs, device=env.device)
         self._resample_s = resample_s
+        self._due = torch.zeros(env.num_envs, dtype=torch.bool, device=env.device)
+        arrays: list[Any] = [wp.from_torch(tensor) for tensor in (self._drawn_s, self.left_s, self._due)]
+
+        def advance(model: mjw.Model, data: mjw.Data) -> None:  # noqa: ARG001 (every program takes them)
+            wp.launch(kernels.advance_command, env.num_envs, [env.step_dt_s, env.sim.reset_mask, *arrays])
+
+        self._advance = env.sim.record(advance, changes_state=False)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "update" in vars(cls):
+            raise UserError(
+                f"{cls.__module__}.{cls.__qualname__}.update: commands are now drawn before reset events; implement "
+                "draw for new values, and follow for changes after these events"
+            )
 
     def draw(self, env: Env, mask: torch.Tensor) -> None:
         """Draw new values.
 
         Args:
-            env: The envs.
+            env: The envs. Where an episode starts, they are in the start state before reset events.
             mask: Envs to draw for, (num_envs,) of bool.
         """
         raise NotImplementedError
@@ -185,24 +203,20 @@ class Command(Term):
         """Adjust the value to the current state of the robots, in every step.
 
         Args:
-            env: The envs, after resets.
+            env: The envs, after reset events.
         """
 
-    def update(self, env: Env) -> None:
-        """Advance the clock by one step; resample where the time is up.
+    def resample(self, env: Env) -> None:
+        """Advance the clock by one step; draw where the time is up or an episode starts.
+
+        The env calls this in every step, before reset events.
 
         Args:
-            env: The envs, after resets.
+            env: The envs. ``env.sim.reset_mask`` marks those in which an episode starts.
         """
-        self.left_s -= env.step_dt_s
-        due = self.left_s < 0.5 * env.step_dt_s  # round to the nearest step
-        low, high = self._resample_s
-        write_rows(self.left_s, due, uniform(self.left_s, low, high))
-        self.draw(env, due)
-        self.follow(env)
-
-    def cleared(self) -> list[torch.Tensor]:
-        return [self.left_s]  # the next update then draws
+        self._drawn_s.uniform_(*self._resample_s)
+        self._advance()
+        self.draw(env, self._due)
 
     def state(self) -> dict[str, torch.Tensor]:
         # The ranges belong to all envs: curricula that change them include them in their own state.

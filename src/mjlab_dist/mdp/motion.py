@@ -116,7 +116,10 @@ class Motion(Command):
             state[:, root] = torch.where(chosen, values[:, :of_root], state[:, root])
             joints.write(state, mask, values[:, of_root:])
 
-    def update(self, env: Env) -> None:
+    def resample(self, env: Env) -> None:
+        pass  # the event start_in_motion chooses the frame
+
+    def follow(self, env: Env) -> None:
         x, y, yaw = self._onward.index_select(0, self._frame).unbind(dim=1)
         cos, sin = torch.cos(self._anchor[:, 2]), torch.sin(self._anchor[:, 2])
         self._anchor += torch.stack([cos * x - sin * y, sin * x + cos * y, yaw], dim=1)

@@ -9,10 +9,12 @@ import mujoco
 import numpy as np
 import pytest
 import torch
+from env_terms_for_test import LastCommand, Remembering
 from legged import DT_S, assert_independent, assert_uniform, end_episodes, float64, make, refused
 
-from mjlab_dist.config import TermConfig
+from mjlab_dist.config import EventConfig, TermConfig
 from mjlab_dist.env import Env
+from mjlab_dist.env.term import Command
 from mjlab_dist.errors import UserError
 from mjlab_dist.mdp.commands import Velocity
 from mjlab_dist.sim import start_warp
@@ -209,6 +211,51 @@ def test_poses_are_drawn_around_the_origin_of_the_env_once_per_episode() -> None
 def test_a_pose_without_rotation_is_upright() -> None:
     env = make(4, commands=pose())
     assert env.command("pose")[:, 3:].tolist() == [[1.0, 0.0, 0.0, 0.0]] * 4
+
+
+# Order
+
+
+def test_reset_events_read_the_command_of_the_new_episode_and_curricula_that_of_the_last_one() -> None:
+    env = make(
+        MANY,
+        commands=pose(),
+        events={"there": EventConfig(func="env_terms_for_test:go_to_command", params={"command": "pose"})},
+        curricula={"last": TermConfig(func="env_terms_for_test:LastCommand", params={"command": "pose"})},
+    )
+    last = env._curricula["last"]
+    assert isinstance(last, LastCommand)
+    assert torch.equal(env.sim.qpos[:, :3], env.command("pose")[:, :3])
+    before, ends = env.command("pose").clone(), torch.arange(MANY) % 2 == 0
+    end_episodes(env, ends)
+    step(env)
+    assert (env.command("pose")[ends] != before[ends]).any(dim=1).all()
+    assert torch.equal(env.command("pose")[~ends], before[~ends])
+    assert torch.equal(env.sim.qpos[ends, :3], env.command("pose")[ends, :3])
+    assert torch.equal(last.value[ends], before[ends])
+
+
+def test_a_command_is_cleared_and_reset_before_it_is_drawn_and_follows_the_start_state() -> None:
+    env = make(
+        4,
+        commands={"odd": TermConfig(func="env_terms_for_test:Remembering")},
+        events={"up": EventConfig(func="env_terms_for_test:lift", params={"z_m": 3.0})},
+    )
+    command = env.find_command("odd")
+    assert isinstance(command, Remembering)
+    ends = torch.tensor([True, False, False, True])
+    end_episodes(env, ends)
+    step(env)
+    assert command.draws.tolist() == [1.0] * 4
+    assert command.height_at_draw_m.tolist() == [float(env.reference.qpos[0, 2])] * 4
+    assert command.value[ends, 0].tolist() == [3.0] * 2
+
+
+def test_a_command_that_implements_update_is_refused() -> None:
+    with pytest.raises(UserError, match=r"\.Old\.update: .*draw.*follow"):
+
+        class Old(Command):
+            def update(self, env: Env) -> None: ...
 
 
 # Several, and mistakes

@@ -111,7 +111,7 @@ def test_a_cyclic_motion_continues_along_its_circle(file: str) -> None:
     began = float64(motion.value)
     times = [time_of(env)]
     for steps in range(1, 3 * STEPS + 1):
-        motion.update(env)
+        motion.follow(env)
         times.append(time_of(env))
         for i in range(env.num_envs):
             time_s = times[0][i] + steps * DT_S
@@ -142,7 +142,7 @@ def test_velocities_are_those_of_the_poses(file: str) -> None:
             wanted[:2] = [cos * wanted[0] - sin * wanted[1], sin * wanted[0] + cos * wanted[1]]
             np.testing.assert_allclose(velocity[:6], wanted[:6], atol=tolerance)
             np.testing.assert_allclose(velocity[6:], wanted[6:], atol=tolerance)
-        motion.update(env)
+        motion.follow(env)
 
 
 @pytest.mark.parametrize("fps", [20, 90, 1000])
@@ -154,7 +154,7 @@ def test_frames_of_any_rate_are_resampled_to_control_steps(tmp_path: Path, fps: 
     motion = played(env)
     steps = int(motion.state()["frame"].max()) + 1
     for _ in range(60):
-        motion.update(env)
+        motion.follow(env)
         steps = max(steps, int(motion.state()["frame"].max()) + 1)
         for i, time_s in enumerate(time_of(env)):
             np.testing.assert_allclose(float64(motion.value)[i, 7:], expected(float(time_s))[7:], atol=tolerance)
@@ -224,7 +224,7 @@ def test_a_robot_that_follows_the_motion_exactly_earns_the_full_reward(file: str
         env.sim.forward()
         torch.testing.assert_close(motion.body_sites(env), motion.sites, atol=1e-4, rtol=0)
         torch.testing.assert_close(terms.imitate_sites(env, "motion"), torch.ones(8), atol=1e-4, rtol=0)
-        motion.update(env)
+        motion.follow(env)
 
 
 def put(env: Env, pose: torch.Tensor, velocity: torch.Tensor) -> None:
