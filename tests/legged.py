@@ -13,6 +13,7 @@ import torch
 
 from mjlab_dist.config import (
     ActionConfig,
+    ContactConfig,
     EnvConfig,
     EventConfig,
     MetricConfig,
@@ -85,7 +86,7 @@ def event(
 
 
 EVERYTHING = EnvConfig(
-    sim=SIM,
+    sim=dataclasses.replace(SIM, contacts={"trunk": ContactConfig(kind="geom", names=("trunk",))}),
     episode_length_s=0.25,
     actions={
         "front": ActionConfig(actuators=("F._leg",), scale=0.5, offset="home", clip=(-2.0, 2.0), latency=(0, 2)),
@@ -190,7 +191,7 @@ EVERYTHING = EnvConfig(
     },
     sensors={
         "feet": term("sensors:Contact", sensors=(".._touch",)),
-        "trunk": term("sensors:Contact", sensors=("trunk_touch",)),
+        "trunk": term("sensors:Contact", contacts="trunk", history=2),
     },
 )
 """Every kind of term at once; most episodes end by falling, or after 25 steps."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 
-from mjlab_dist.errors import UserError
+from mjlab_dist.names import find_names
+
+__all__ = ["Columns", "find_names", "uniform", "write_rows"]
 
 
 class Columns:
@@ -76,29 +77,3 @@ def uniform(like: torch.Tensor, low: float, high: float) -> torch.Tensor:
         high: The other bound; may be smaller than ``low``.
     """
     return torch.empty_like(like).uniform_(min(low, high), max(low, high))
-
-
-def find_names(what: str, patterns: Iterable[str], names: Sequence[str]) -> list[int]:
-    """Return the indices of the names that fully match any pattern, in order.
-
-    Args:
-        what: The flag or parameter that holds the patterns, for messages.
-        patterns: Regular expressions.
-        names: The existing names.
-
-    Raises:
-        UserError: If a pattern is not a regular expression or matches no name, or there is no pattern.
-    """
-    found: set[int] = set()
-    for pattern in patterns:
-        try:
-            matches = {i for i, name in enumerate(names) if re.fullmatch(pattern, name)}
-        except re.error as error:
-            raise UserError(f"{what} {pattern}: is not a regular expression: {error}") from error
-        if not matches:
-            known = ", ".join(dict.fromkeys(filter(None, names)))
-            raise UserError(f"{what} {pattern}: matches none of the model's {known or '(it has none)'}")
-        found |= matches
-    if not found:
-        raise UserError(f"{what}: the list is empty; omit the parameter to select all, or remove the term")
-    return sorted(found)

@@ -145,7 +145,9 @@ def draw_lags(
 @wp.kernel
 def read_contacts(
     data: wp.array2d[float],
-    addresses: wp.array[int],
+    addresses: wp.array2d[int],
+    adds: bool,
+    history: int,
     dt_s: float,
     force_n: wp.array3d[float],
     in_contact: wp.array2d[wp.bool],
@@ -153,27 +155,50 @@ def read_contacts(
     air_time_s: wp.array2d[float],
     last_air_time_s: wp.array2d[float],
     contact_time_s: wp.array2d[float],
+    last_contact_time_s: wp.array2d[float],
+    force_history_n: wp.array4d[float],
 ):
     """Update a contact sensor; one thread per env and body. The outputs are those of ``Contact``.
 
     Args:
         data: Readings of all MuJoCo sensors, (num_envs, nsensordata).
-        addresses: Column of each body's ``found``; the next three columns are its force.
+        addresses: Column of ``found`` of each sensor of a body, (bodies, sensors); the next three columns are its
+            force.
+        adds: Whether the force of a body is the sum over its sensors; else it is the largest.
+        history: Length of ``force_history_n``; it is not written if 0.
         dt_s: Time since the previous update.
     """
     env, i = wp.tid()
-    column = addresses[i]
+    # Force: the first sensor's, then those of the others
+    column = addresses[i, 0]
     touches = data[env, column] > 0.0
+    force = wp.vec3(data[env, column + 1], data[env, column + 2], data[env, column + 3])
+    for j in range(1, addresses.shape[1]):
+        other = addresses[i, j]
+        touches = touches or data[env, other] > 0.0
+        push = wp.vec3(data[env, other + 1], data[env, other + 2], data[env, other + 3])
+        if adds:
+            force = force + push
+        elif wp.length_sq(push) > wp.length_sq(force):
+            force = push
+    for k in range(3):
+        for step in range(history - 1, 0, -1):
+            force_history_n[env, step, i, k] = force_history_n[env, step - 1, i, k]
+        if history > 0:
+            force_history_n[env, 0, i, k] = force[k]
+        force_n[env, i, k] = force[k]
+    # Times
     first = touches and air_time_s[env, i] > 0.0
     air_s = air_time_s[env, i] + dt_s
-    for k in range(3):
-        force_n[env, i, k] = data[env, column + 1 + k]
+    contact_s = contact_time_s[env, i] + dt_s
     first_contact[env, i] = first
     in_contact[env, i] = touches
     if first:
         last_air_time_s[env, i] = air_s
+    if not touches and contact_time_s[env, i] > 0.0:
+        last_contact_time_s[env, i] = contact_s
     air_time_s[env, i] = wp.where(touches, 0.0, air_s)
-    contact_time_s[env, i] = wp.where(touches, contact_time_s[env, i] + dt_s, 0.0)
+    contact_time_s[env, i] = wp.where(touches, contact_s, 0.0)
 
 
 @wp.kernel

@@ -52,9 +52,12 @@ def unpack(packed: torch.Tensor, like: Mapping[str, torch.Tensor]) -> RankState:
 _ADDED = ("env/episode_metrics", "env/outcome_totals")
 """Tensors that checkpoints lack if an older version wrote them, or if the task had other metrics."""
 
+_ADDED_TO_TERMS = (".last_contact_time_s",)
+"""Ends of the names of tensors that terms of older versions did not have."""
+
 
 def upgraded(state: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]) -> RankState:
-    """Return a saved state with zeros in place of the metrics that it lacks.
+    """Return a saved state with zeros in place of the tensors that older versions did not have.
 
     Args:
         state: The saved state.
@@ -62,8 +65,9 @@ def upgraded(state: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]
     """
     lacking = {
         name: torch.zeros_like(like[name])
-        for name in _ADDED
-        if name not in state or state[name].shape != like[name].shape
+        for name in like
+        if (name in _ADDED or name.endswith(_ADDED_TO_TERMS))
+        and (name not in state or state[name].shape != like[name].shape)
     }
     return {**state, **lacking}
 

@@ -2,67 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import mujoco
 import mujoco_warp as mjw
 import torch
 import warp as wp
 
 from mjlab_dist.env import kernels
-from mjlab_dist.env.columns import find_names
+from mjlab_dist.env.binding import look_up
 from mjlab_dist.env.term import Sensor
 from mjlab_dist.errors import UserError
+from mjlab_dist.sim.sensors import ContactRow, contacts_of_mjcf, declared_contacts
 
 if TYPE_CHECKING:
     from mjlab_dist.env.env import Env
-
-_FOUND_AND_FORCE = 1 << int(mujoco.mjtConDataField.mjCONDATA_FOUND) | 1 << int(mujoco.mjtConDataField.mjCONDATA_FORCE)
-"""Data fields that a contact sensor must have: found (1 number) and force (3 numbers), which come first in its data."""
 
 
 class Contact(Sensor):
     """Contacts, contact forces and air times of several bodies, measured by MuJoCo's contact sensors.
 
-    The MJCF defines what each sensor matches (geoms, bodies, subtrees) and how it reduces several contacts to one
-    (``reduce``). Its data must contain ``found`` and ``force``. As with every MuJoCo sensor, the values belong to the
-    start of the last substep.
+    The sensors are those that the config declares in ``sim.contacts``, or those of the MJCF. In the MJCF, the data of a
+    sensor must contain ``found`` and ``force``. As with every MuJoCo sensor, the values belong to the start of the last
+    substep.
 
     Attributes:
-        names: Names of the k sensors.
-        force_n: Force in N that the sensor's first object exerts on the second, (num_envs, k, 3): in the world frame
-            with ``reduce="netforce"``, else in the contact frame.
-        in_contact: Whether the sensor found a contact, (num_envs, k) of bool.
+        names: Names of the k elements that are sensed (``contacts``) or of the k sensors (``sensors``).
+        force_n: Force in N that the element (in the MJCF, the sensor's first object) exerts on what it touches,
+            (num_envs, k, 3): in the world frame with ``reduce="netforce"``, else in the contact frame.
+        force_history_n: Forces of the latest control steps, newest first, (num_envs, history, k, 3).
+        in_contact: Whether there is a contact, (num_envs, k) of bool.
         first_contact: Whether the body landed in this step: in contact now, in the air before, (num_envs, k) of bool.
         air_time_s: Time since the last contact, (num_envs, k); 0 while in contact.
         last_air_time_s: Duration of the flight before the latest landing, (num_envs, k).
         contact_time_s: Time since the contact began, (num_envs, k); 0 while in the air.
+        last_contact_time_s: Duration of the contact before the latest take-off, (num_envs, k).
     """
 
-    def __init__(self, env: Env, sensors: tuple[str, ...]) -> None:
+    def __init__(self, env: Env, sensors: tuple[str, ...] = (), contacts: str = "", history: int = 0) -> None:
         """Look up the sensors.
 
         Args:
             env: The envs.
-            sensors: Regular expressions that match the sensors' names. The sensors are in the model's order.
+            sensors: Regular expressions that match the names of contact sensors of the MJCF. The sensors are in the
+                model's order.
+            contacts: Name of an entry of sim.contacts, instead of sensors of the MJCF.
+            history: Number of control steps whose forces are kept.
 
         Raises:
-            UserError: If an expression matches no contact sensor, or a sensor's data lacks found or force.
+            UserError: If an expression matches no contact sensor, a sensor's data lacks found or force, there is no
+                such entry, or history is negative.
         """
-        model = env.sim.model
-        found = list(_contact_sensors(model, sensors))
-        self.names = tuple(name for name, _ in found)
-        shape = (env.num_envs, len(found))
+        if history < 0:
+            raise UserError(f"contact sensor: history {history}: must be 0 or more")
+        rows, sums = _rows(env, sensors, contacts)
+        self.names = tuple(row.name for row in rows)
+        shape = (env.num_envs, len(rows))
         self.force_n = torch.zeros(*shape, 3, device=env.device)
+        self.force_history_n = torch.zeros(env.num_envs, history, len(rows), 3, device=env.device)
         self.in_contact = torch.zeros(shape, dtype=torch.bool, device=env.device)
         self.first_contact = torch.zeros(shape, dtype=torch.bool, device=env.device)
-        self.air_time_s, self.last_air_time_s, self.contact_time_s = torch.zeros(3, *shape, device=env.device)
+        times = torch.zeros(4, *shape, device=env.device)
+        self.air_time_s, self.last_air_time_s, self.contact_time_s, self.last_contact_time_s = times
 
         with wp.ScopedDevice(env.device):
-            addresses = wp.array([address for _, address in found], dtype=int)
-        outputs: list[Any] = [wp.from_torch(tensor) for tensor in self.state().values()]
-        inputs = [wp.from_torch(env.sim.view("sensordata")), addresses, env.step_dt_s]
+            addresses = wp.array([row.addresses for row in rows], dtype=int, ndim=2)
+        # A kernel does not write to an array without elements, so any other array can take its place.
+        kept = self.state() | {"force_history_n": self.force_history_n if history else self.force_n.unsqueeze(1)}
+        outputs: list[Any] = [wp.from_torch(tensor) for tensor in kept.values()]
+        inputs = [wp.from_torch(env.sim.view("sensordata")), addresses, sums, history, env.step_dt_s]
 
         def read(model: mjw.Model, data: mjw.Data) -> None:  # noqa: ARG001 (the signature of recorded programs)
             wp.launch(kernels.read_contacts, shape, inputs, outputs)
@@ -83,16 +90,15 @@ class Contact(Sensor):
 
     def state(self) -> dict[str, torch.Tensor]:
         names = ("force_n", "in_contact", "first_contact", "air_time_s", "last_air_time_s", "contact_time_s")
-        return {name: getattr(self, name) for name in names}
+        state = {name: getattr(self, name) for name in (*names, "last_contact_time_s")}
+        return state | ({"force_history_n": self.force_history_n} if self.force_history_n.numel() else {})
 
 
-def _contact_sensors(model: mujoco.MjModel, patterns: tuple[str, ...]) -> Iterator[tuple[str, int]]:
-    """Yield the name and the data address of each contact sensor that matches."""
-    known = [
-        model.sensor(i).name for i in range(model.nsensor) if model.sensor_type[i] == mujoco.mjtSensor.mjSENS_CONTACT
-    ]
-    for i in find_names("contact sensors", patterns, known):
-        sensor = model.sensor(name := known[i])
-        if int(model.sensor_intprm[sensor.id, 0]) & _FOUND_AND_FORCE != _FOUND_AND_FORCE:
-            raise UserError(f'sensor {name}: its data lacks found or force; write data="found force" in the MJCF')
-        yield name, int(sensor.adr[0])
+def _rows(env: Env, sensors: tuple[str, ...], contacts: str) -> tuple[list[ContactRow], bool]:
+    """Return the rows, and whether forces of one row are added; else the largest is the row's."""
+    if not contacts:
+        return contacts_of_mjcf(env.sim.model, sensors), True
+    if sensors:
+        raise UserError(f"contact sensor: sensors {' '.join(sensors)} and contacts {contacts}: give one of the two")
+    config = look_up("sim.contacts", contacts, env.cfg.sim.contacts)
+    return declared_contacts(env.sim.model, contacts), config.reduce == "netforce"

@@ -1,4 +1,4 @@
-"""Build a MuJoCo model from a config: load the MJCF, then add terrain, entities, motors and options."""
+"""Build a MuJoCo model from a config: load the MJCF, then add terrain, entities, motors, sensors and options."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import mujoco
 from mjlab_dist.config import ActuatorConfig, EntityConfig, OptionsConfig, SimConfig
 from mjlab_dist.config.references import resolve
 from mjlab_dist.errors import UserError
+from mjlab_dist.sim.sensors import add_contacts
 from mjlab_dist.sim.terrain import add_terrain
 
 T = TypeVar("T")
@@ -49,8 +50,8 @@ def build_model(config: SimConfig) -> mujoco.MjModel:
 
     Returns:
         The model. Bodies of ``config.model`` come first, then entities in their order; actuators of the MJCFs come
-        first, then those of ``config.actuators`` in their order. Keyframes include entities and the targets of
-        position motors.
+        first, then those of ``config.actuators`` in their order; sensors of the MJCFs come first, then those of
+        ``config.contacts``. Keyframes include entities and the targets of position motors.
 
     Raises:
         UserError: If something in the config does not exist or does not compile. The message is one line with the
@@ -62,6 +63,7 @@ def build_model(config: SimConfig) -> mujoco.MjModel:
     for name, entity in config.entities.items():
         _attach(spec, name, entity)
     motors = _add_motors(spec, config.actuators)
+    add_contacts(spec, config.contacts, config.entities)
     _set_options(spec.option, config.options)
     model = _compile(f"--env.sim.model {_shown(config.model)}", spec.compile)
     # A keyframe that sets joint positions also commands them, so that position motors hold the start state.

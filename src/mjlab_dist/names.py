@@ -1,0 +1,66 @@
+"""Selection of named elements of a scene by regular expressions, and by the entity that they belong to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+
+from mjlab_dist.errors import UserError
+
+
+def find_names(what: str, patterns: Iterable[str], names: Sequence[str | None]) -> list[int]:
+    """Return the indices of the names that fully match any pattern, in order.
+
+    Args:
+        what: The flag or parameter that holds the patterns, for messages.
+        patterns: Regular expressions.
+        names: The existing names; None for an element that cannot be selected.
+
+    Raises:
+        UserError: If a pattern is not a regular expression or matches no name, or there is no pattern.
+    """
+    found: set[int] = set()
+    for pattern in patterns:
+        try:
+            matches = {i for i, name in enumerate(names) if name is not None and re.fullmatch(pattern, name)}
+        except re.error as error:
+            raise UserError(f"{what} {pattern}: is not a regular expression: {error}") from error
+        if not matches:
+            known = ", ".join(dict.fromkeys(filter(None, names)))
+            raise UserError(f"{what} {pattern}: matches none of the model's {known or '(it has none)'}")
+        found |= matches
+    if not found:
+        raise UserError(f"{what}: the list is empty; omit the parameter to select all, or remove the term")
+    return sorted(found)
+
+
+def local_name(name: str, entity: str | None, entities: Collection[str]) -> str | None:
+    """Return the name of an element within an entity; None if it belongs to another one.
+
+    Args:
+        name: The full name: that of an element of an entity is ``<entity>/<name>``.
+        entity: Name of an entity; empty for the scene's own MJCF; None for the whole scene, with full names.
+        entities: Names of all entities of the scene.
+    """
+    if entity is None:
+        return name
+    owner = next((one for one in entities if name.startswith(f"{one}/")), "")
+    return name.removeprefix(f"{owner}/") if owner == entity else None
+
+
+def check_entity(what: str, entity: str | None, entities: Collection[str]) -> None:
+    """Raise if an entity does not exist.
+
+    Args:
+        what: The flag or parameter that names the entity, for messages.
+        entity: As in :func:`local_name`.
+        entities: Names of all entities of the scene.
+
+    Raises:
+        UserError: If the scene has no entity of this name.
+    """
+    if entity and entity not in entities:
+        raise UserError(
+            f"{what} {entity}: the scene has {', '.join(entities) or 'no entities'}; "
+            "for the elements of sim.model, write an empty name"
+        )
