@@ -54,6 +54,7 @@ def test_our_own_kernels_compile_for_every_architecture(variants: list[kernels.V
     ours = [variant for variant in variants if variant[0].name.startswith("mjlab_dist")]
     assert {module.name for module, _ in ours} == {
         "mjlab_dist.env.kernels",
+        "mjlab_dist.mdp.kernels",
         "mjlab_dist.sim.rows",
         "mjlab_dist.sim.surface",
     }

@@ -9,10 +9,10 @@ import mujoco_warp as mjw
 import torch
 import warp as wp
 
-from mjlab_dist.env import kernels
 from mjlab_dist.env.columns import write_rows
 from mjlab_dist.env.term import Command, Range
 from mjlab_dist.errors import UserError
+from mjlab_dist.mdp import kernels
 from mjlab_dist.mdp.rotation import from_euler, wrap_angle
 
 if TYPE_CHECKING:

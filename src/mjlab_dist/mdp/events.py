@@ -8,9 +8,9 @@ import mujoco_warp as mjw
 import torch
 import warp as wp
 
-from mjlab_dist.env import kernels
 from mjlab_dist.env.columns import uniform, write_rows
 from mjlab_dist.env.term import Term
+from mjlab_dist.mdp import kernels
 
 if TYPE_CHECKING:
     from mjlab_dist.env.env import Env

@@ -8,10 +8,10 @@ import mujoco_warp as mjw
 import torch
 import warp as wp
 
-from mjlab_dist.env import kernels
 from mjlab_dist.env.binding import look_up
 from mjlab_dist.env.term import Sensor
 from mjlab_dist.errors import UserError
+from mjlab_dist.mdp import kernels
 from mjlab_dist.sim.sensors import ContactRow, contacts_of_mjcf, declared_contacts
 
 if TYPE_CHECKING:
