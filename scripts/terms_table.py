@@ -29,6 +29,8 @@ by `uv run python scripts/terms_table.py`.
 
 - `joint` is the free joint of a floating base. You can omit it if the joint is called `root`.
 - A tuple of names, such as `joints`, takes regular expressions. A single name is taken literally.
+- `entity` limits names to an entity of the scene, in which they have no prefix. An empty string is
+  the MJCF of `sim.model`. By default, names are those of the whole scene, with prefixes.
 - `Range` is a tuple (low, high).
 - Parameters are also flags: `--env.terminations.tilted.params.max-rad 0.8`.
 """

@@ -21,8 +21,9 @@ from mjlab_dist.env.base import Base
 from mjlab_dist.env.binding import Binder, look_up
 from mjlab_dist.env.command_group import CommandGroup
 from mjlab_dist.env.episodes import Episodes, EpisodeTotals
+from mjlab_dist.env.finding import Finder
 from mjlab_dist.env.interval_events import IntervalEvents
-from mjlab_dist.env.joints import JointSelection, all_joints, select_joints
+from mjlab_dist.env.joints import all_joints
 from mjlab_dist.env.randomization import Randomizations
 from mjlab_dist.env.term import Command, Curriculum, Sensor, Term, state_part
 from mjlab_dist.errors import UserError
@@ -41,7 +42,7 @@ class StartState(NamedTuple):
     """Joint velocities, (num_envs, nv)."""
 
 
-class Env(VecEnv):
+class Env(Finder, VecEnv):
     """A batch of copies of one task on one device.
 
     Attributes:
@@ -108,6 +109,7 @@ class Env(VecEnv):
         self.sim.reset(everywhere)
         self.reference = StartState(self.sim.qpos.clone(), self.sim.qvel.clone())
         self.joints = all_joints(self.sim.model)
+        self._frames = {}
         self._bases = {name: Base(self.sim, *joint) for name, joint in self.joints.items() if joint.is_free}
         self.terrain = Terrain(config.sim.terrain) if config.sim.terrain.parts else None
         self.origins = start_positions(self.terrain, self.env_ids)
@@ -250,17 +252,6 @@ class Env(VecEnv):
             UserError: If there is no such command.
         """
         return self._commands.find(name)
-
-    def find_joints(self, patterns: tuple[str, ...]) -> JointSelection:
-        """Select hinge and slide joints by regular expressions that match their whole names.
-
-        Args:
-            patterns: Regular expressions.
-
-        Raises:
-            UserError: If a pattern matches no joint or is not a regular expression.
-        """
-        return select_joints(self.sim.model, patterns, self.device)
 
     def step(self, actions: torch.Tensor) -> tuple[TensorDict, torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
         """Advance every env by one control step; envs that are done start a new episode in the same step.

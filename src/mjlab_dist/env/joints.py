@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import mujoco
 import torch
 
-from mjlab_dist.env.columns import Columns, find_names
+from mjlab_dist.env.columns import Columns
 from mjlab_dist.errors import UserError
+from mjlab_dist.names import find_names
 
 
 class Joint(NamedTuple):
@@ -65,20 +67,22 @@ def all_joints(model: mujoco.MjModel) -> Joints:
     )
 
 
-def select_joints(model: mujoco.MjModel, patterns: tuple[str, ...], device: str) -> JointSelection:
+def select_joints(
+    model: mujoco.MjModel, patterns: tuple[str, ...], device: str, names: Sequence[str | None]
+) -> JointSelection:
     """Select hinge and slide joints by regular expressions that match their whole names.
 
     Args:
         model: The MuJoCo model.
         patterns: Regular expressions.
         device: Device of the tensors.
+        names: Name of each joint of the model, as patterns match it; None for a joint that cannot be selected.
 
     Raises:
         UserError: If a pattern matches no joint or is not a regular expression.
     """
     simple = [i for i in range(model.njnt) if model.jnt_type[i] >= int(mujoco.mjtJoint.mjJNT_SLIDE)]
-    names = [model.joint(i).name for i in simple]
-    ids = [simple[i] for i in find_names("joints", patterns, names)]
+    ids = [simple[i] for i in find_names("joints", patterns, [names[i] for i in simple])]
     limits = [tuple(model.jnt_range[i]) if model.jnt_limited[i] else (-torch.inf, torch.inf) for i in ids]
     lower, upper = torch.tensor(limits, dtype=torch.float32, device=device).unbind(dim=1)
     return JointSelection(

@@ -38,6 +38,7 @@ class DrawJoints(Term):
         joints: tuple[str, ...] = (".*",),
         position: Range = (0.0, 0.0),
         velocity: Range = (0.0, 0.0),
+        entity: str | None = None,
     ) -> None:
         """Look up the joints.
 
@@ -46,8 +47,9 @@ class DrawJoints(Term):
             joints: Regular expressions that match the joints' names.
             position: Range of the offset added to each position, in rad or m.
             velocity: Range of each velocity, in rad/s or m/s.
+            entity: Entity of the joints.
         """
-        self._joints = env.find_joints(joints)
+        self._joints = env.find_joints(joints, entity)
         self._position, self._velocity = position, velocity
 
     def __call__(self, env: Env, mask: torch.Tensor) -> None:

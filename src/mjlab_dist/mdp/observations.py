@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import torch
 
+from mjlab_dist.env.frames import FrameKind
 from mjlab_dist.env.term import Term
+from mjlab_dist.mdp.rotation import first_columns
 from mjlab_dist.mdp.sensors import Contact
 
 if TYPE_CHECKING:
@@ -26,9 +29,9 @@ def joint_velocity(env: Env, joint: str) -> torch.Tensor:
 class JointPositions(Term):
     """Positions of hinge and slide joints relative to the start state, in rad or m; (num_envs, joints)."""
 
-    def __init__(self, env: Env, joints: tuple[str, ...] = (".*",)) -> None:
+    def __init__(self, env: Env, joints: tuple[str, ...] = (".*",), entity: str | None = None) -> None:
         """Find the joints whose names match the regular expressions."""
-        self._columns = env.find_joints(joints).qpos
+        self._columns = env.find_joints(joints, entity).qpos
         self._home = self._columns.of(env.reference.qpos)
 
     def __call__(self, env: Env) -> torch.Tensor:
@@ -38,12 +41,85 @@ class JointPositions(Term):
 class JointVelocities(Term):
     """Velocities of hinge and slide joints, in rad/s or m/s; (num_envs, joints)."""
 
-    def __init__(self, env: Env, joints: tuple[str, ...] = (".*",)) -> None:
+    def __init__(self, env: Env, joints: tuple[str, ...] = (".*",), entity: str | None = None) -> None:
         """Find the joints whose names match the regular expressions."""
-        self._columns = env.find_joints(joints).qvel
+        self._columns = env.find_joints(joints, entity).qvel
 
     def __call__(self, env: Env) -> torch.Tensor:
         return self._columns.of(env.sim.qvel)
+
+
+class _FrameTerm(Term):
+    """An observation of frames, relative to another frame or to the world."""
+
+    def __init__(
+        self,
+        env: Env,
+        *,
+        names: tuple[str, ...],
+        kind: FrameKind = "body",
+        entity: str | None = None,
+        reference: str = "",
+        reference_kind: FrameKind = "body",
+        reference_entity: str | None = None,
+    ) -> None:
+        """Look up the frames.
+
+        Args:
+            env: The envs.
+            names: Regular expressions that match the names of the frames.
+            kind: Kind of the frames: body, site or geom.
+            entity: Entity of the frames.
+            reference: Name of the frame that values are relative to, and whose axes they have. Default: the world, with
+                positions relative to the env's origin.
+            reference_kind: Kind of the reference: body, site or geom.
+            reference_entity: Entity of the reference.
+        """
+        self._frames = env.find_frames(kind, names, entity)
+        self._in_world = not reference
+        if reference:
+            other = env.find_frames(reference_kind, (re.escape(reference),), reference_entity)
+            self._frames = self._frames.relative_to(other)
+
+
+class FramePositions(_FrameTerm):
+    """Positions of bodies, sites or geoms, in m; (num_envs, 3 * k)."""
+
+    def __call__(self, env: Env) -> torch.Tensor:
+        pos = self._frames.pos
+        return (pos - env.origins.unsqueeze(1) if self._in_world else pos).flatten(1)
+
+
+class FrameOrientations(_FrameTerm):
+    """Orientations of bodies, sites or geoms: the first two columns of their rotation matrices; (num_envs, 6 * k).
+
+    Unlike quaternions, these numbers have no jumps.
+    """
+
+    def __call__(self, env: Env) -> torch.Tensor:  # noqa: ARG002 (every observation takes the env)
+        return first_columns(self._frames.quat).flatten(1)
+
+
+class FrameLinearVelocities(_FrameTerm):
+    """Linear velocities of bodies (at their origins), sites or geoms, in m/s; (num_envs, 3 * k)."""
+
+    def __call__(self, env: Env) -> torch.Tensor:  # noqa: ARG002 (every observation takes the env)
+        return self._frames.linear_velocity.flatten(1)
+
+
+class FrameAngularVelocities(_FrameTerm):
+    """Angular velocities of bodies, sites or geoms, in rad/s; (num_envs, 3 * k)."""
+
+    def __call__(self, env: Env) -> torch.Tensor:  # noqa: ARG002 (every observation takes the env)
+        return self._frames.angular_velocity.flatten(1)
+
+
+class FrameDistances(_FrameTerm):
+    """Distances of bodies, sites or geoms from the reference, in m; (num_envs, k)."""
+
+    def __call__(self, env: Env) -> torch.Tensor:
+        pos = self._frames.pos
+        return (pos - env.origins.unsqueeze(1) if self._in_world else pos).norm(dim=2)
 
 
 def base_linear_velocity(env: Env, joint: str = "root") -> torch.Tensor:

@@ -88,9 +88,9 @@ def actuator_force(env: Env) -> torch.Tensor:
 class JointAcceleration(Term):
     """Sum of squared joint accelerations, each averaged over the step, in rad2/s4 or m2/s4."""
 
-    def __init__(self, env: Env, joints: tuple[str, ...] = (".*",)) -> None:
+    def __init__(self, env: Env, joints: tuple[str, ...] = (".*",), entity: str | None = None) -> None:
         """Find the joints whose names match the regular expressions."""
-        self._columns = env.find_joints(joints).qvel
+        self._columns = env.find_joints(joints, entity).qvel
         self._dt_s = env.step_dt_s
         self._before = self._columns.of(env.sim.qvel).clone()
         self._live = env.sim.qvel
@@ -111,9 +111,9 @@ class JointAcceleration(Term):
 class JointVelocity(Term):
     """Sum of squared joint velocities, in rad2/s2 or m2/s2."""
 
-    def __init__(self, env: Env, joints: tuple[str, ...] = (".*",)) -> None:
+    def __init__(self, env: Env, joints: tuple[str, ...] = (".*",), entity: str | None = None) -> None:
         """Find the joints whose names match the regular expressions."""
-        self._columns = env.find_joints(joints).qvel
+        self._columns = env.find_joints(joints, entity).qvel
 
     def __call__(self, env: Env) -> torch.Tensor:
         return self._columns.of(env.sim.qvel).square().sum(dim=1)
@@ -122,9 +122,9 @@ class JointVelocity(Term):
 class JointDeviation(Term):
     """Sum of the joints' absolute differences from the start state, in rad or m."""
 
-    def __init__(self, env: Env, joints: tuple[str, ...] = (".*",)) -> None:
+    def __init__(self, env: Env, joints: tuple[str, ...] = (".*",), entity: str | None = None) -> None:
         """Find the joints whose names match the regular expressions."""
-        self._columns = env.find_joints(joints).qpos
+        self._columns = env.find_joints(joints, entity).qpos
         self._home = self._columns.of(env.reference.qpos)
 
     def __call__(self, env: Env) -> torch.Tensor:
@@ -134,15 +134,18 @@ class JointDeviation(Term):
 class JointLimits(Term):
     """Sum of the distances by which joints exceed a fraction of their ranges, in rad or m."""
 
-    def __init__(self, env: Env, joints: tuple[str, ...] = (".*",), share: float = 0.9) -> None:
+    def __init__(
+        self, env: Env, joints: tuple[str, ...] = (".*",), share: float = 0.9, entity: str | None = None
+    ) -> None:
         """Look up the joints.
 
         Args:
             env: The envs.
             joints: Regular expressions that match the joints' names.
             share: Fraction of each range, around its middle, that has no cost.
+            entity: Entity of the joints.
         """
-        found = env.find_joints(joints)
+        found = env.find_joints(joints, entity)
         self._columns = found.qpos
         middle, half = (found.upper + found.lower) / 2, (found.upper - found.lower) / 2
         # A joint without limits has an infinite range, whose middle is NaN.

@@ -46,6 +46,19 @@ def conjugate(quat: torch.Tensor) -> torch.Tensor:
     return torch.cat([quat[..., :1], -quat[..., 1:]], dim=-1)
 
 
+def first_columns(quat: torch.Tensor) -> torch.Tensor:
+    """Return the first two columns of rotation matrices, one after the other, (..., 6).
+
+    Args:
+        quat: Unit quaternions, (..., 4).
+    """
+    w, x, y, z = quat.unbind(-1)
+    ww, xx, yy, zz = quat.square().unbind(-1)
+    first = (ww + xx - yy - zz, 2.0 * (x * y + w * z), 2.0 * (x * z - w * y))
+    second = (2.0 * (x * y - w * z), ww - xx + yy - zz, 2.0 * (y * z + w * x))
+    return torch.stack([*first, *second], dim=-1)
+
+
 def from_euler(roll: torch.Tensor, pitch: torch.Tensor, yaw: torch.Tensor) -> torch.Tensor:
     """Return the quaternion of rotations about the world's x, then y, then z axis (roll, pitch, yaw).
 

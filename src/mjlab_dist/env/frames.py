@@ -1,0 +1,135 @@
+"""Poses and velocities of bodies, sites and geoms, computed once per state of the envs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import mujoco_warp as mjw
+import torch
+import warp as wp
+
+from mjlab_dist.env import frame_kernels
+from mjlab_dist.errors import UserError
+from mjlab_dist.sim import Simulation
+
+FrameKind = Literal["body", "site", "geom"]
+"""Kind of element that has a frame."""
+
+Program = Callable[[mjw.Model, mjw.Data], None]
+"""A program of kernels."""
+
+
+class Frames:
+    """Poses and velocities of k frames, in the world or relative to another frame.
+
+    The frame of a body is at the body's origin, that of a site at the site, and that of a geom at the geom's center.
+    The linear velocity is that of this point. The first read after a state change computes all tensors with one
+    program; without reads, they cost nothing. They are overwritten after the next change: clone them to keep them.
+
+    Like ``sim.view("xpos")``, the values belong to the start of the last physics step. After ``sim.forward()``, and so
+    in observations with ``forward_before_observation``, they are those of the current state.
+
+    Attributes:
+        names: Names of the frames, in model order, with the prefix of their entity.
+    """
+
+    def __init__(self, sim: Simulation, names: tuple[str, ...], measure: Program, results: list[torch.Tensor]) -> None:
+        """Record the program.
+
+        Args:
+            sim: The physics.
+            names: Names of the frames.
+            measure: Computes the results.
+            results: Position, quaternion, linear and angular velocity, (num_envs, k, 3 or 4).
+        """
+        self.names = names
+        self._sim = sim
+        self._measure = measure
+        self._results = results
+        self._run = sim.record(measure, changes_state=False)
+        self._version: tuple[int, ...] | None = None
+
+    @property
+    def pos(self) -> torch.Tensor:
+        """Positions in m, (num_envs, k, 3)."""
+        return self._current(0)
+
+    @property
+    def quat(self) -> torch.Tensor:
+        """Orientations as quaternions w x y z, (num_envs, k, 4)."""
+        return self._current(1)
+
+    @property
+    def linear_velocity(self) -> torch.Tensor:
+        """Linear velocities in m/s, in the world frame or that of the reference, (num_envs, k, 3)."""
+        return self._current(2)
+
+    @property
+    def angular_velocity(self) -> torch.Tensor:
+        """Angular velocities in rad/s, in the world frame or that of the reference, (num_envs, k, 3)."""
+        return self._current(3)
+
+    def relative_to(self, reference: Frames) -> Frames:
+        """Return these frames as an observer in another frame measures them.
+
+        Positions and orientations are relative to the reference, and in its axes. Velocities are the derivatives of
+        these: they include the rotation of the reference. Call this once, in the constructor of a term.
+
+        Args:
+            reference: One frame, or one for each of these frames.
+
+        Raises:
+            UserError: If it has another number of frames.
+        """
+        count = len(reference.names)
+        if count not in (1, len(self.names)):
+            raise UserError(
+                f"reference {' '.join(reference.names)}: is {count} frames for {len(self.names)}; name one frame"
+            )
+        results = [torch.zeros_like(tensor) for tensor in self._results]
+        arrays = [*_arrays(self._results), *_arrays(reference._results)], _arrays(results)
+        shape = self._results[0].shape[:2]
+
+        def measure(model: mjw.Model, data: mjw.Data) -> None:
+            self._measure(model, data)
+            reference._measure(model, data)
+            wp.launch(frame_kernels.relate_frames, shape, *arrays)
+
+        return Frames(self._sim, self.names, measure, results)
+
+    def _current(self, i: int) -> torch.Tensor:
+        version = self._sim.version
+        if version is None or version != self._version:
+            self._run()
+            self._version = version
+        return self._results[i]
+
+
+def make_frames(sim: Simulation, kind: FrameKind, ids: Sequence[int]) -> Frames:
+    """Return the frames of elements in the world.
+
+    Args:
+        sim: The physics.
+        kind: Kind of the elements.
+        ids: Their ids in the model.
+    """
+    model, shape = sim.model, (sim.num_envs, len(ids))
+    bodies = ids if kind == "body" else [int(getattr(model, f"{kind}_bodyid")[i]) for i in ids]
+    results = [torch.zeros(*shape, size, device=sim.device) for size in (3, 4, 3, 3)]
+    outputs = _arrays(results)
+    with wp.ScopedDevice(sim.device):
+        tables = [wp.array(list(ids), dtype=int), wp.array(list(bodies), dtype=int)]
+        no_turn = wp.full((1, 1), wp.quat(1.0, 0.0, 0.0, 0.0), dtype=wp.quat)
+
+    def measure(on_device: mjw.Model, data: mjw.Data) -> None:
+        positions = data.xpos if kind == "body" else getattr(data, f"{kind}_xpos")
+        turns = no_turn if kind == "body" else getattr(on_device, f"{kind}_quat")
+        state = [data.xquat, data.cvel, data.subtree_com, on_device.body_rootid]
+        wp.launch(frame_kernels.measure_frames, shape, [*tables, positions, turns, *state], outputs)
+
+    return Frames(sim, tuple(getattr(model, kind)(i).name for i in ids), measure, results)
+
+
+def _arrays(tensors: list[torch.Tensor]) -> list[Any]:
+    return [wp.from_torch(tensor, dtype=wp.quat if tensor.shape[2] == 4 else wp.vec3) for tensor in tensors]
