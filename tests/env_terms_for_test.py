@@ -6,7 +6,7 @@ import torch
 
 from mjlab_dist.env import Env, EpisodeTotals
 from mjlab_dist.env.columns import write_rows
-from mjlab_dist.env.term import Command, Curriculum, Term
+from mjlab_dist.env.term import Command, Curriculum, LazySensor, Term
 
 not_callable = 3
 
@@ -158,3 +158,50 @@ class Remembering(Command):
 
     def state(self) -> dict[str, torch.Tensor]:
         return {**super().state(), "draws": self.draws, "height_at_draw_m": self.height_at_draw_m}
+
+
+class Calls(Term):
+    """Observation that counts how often it was called; (num_envs, 1)."""
+
+    def __init__(self, env: Env) -> None:
+        self.calls = torch.zeros(env.num_envs, 1, device=env.device)
+
+    def __call__(self, env: Env) -> torch.Tensor:  # noqa: ARG002 (every observation takes the env)
+        return self.calls.add_(1.0).clone()
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return {"calls": self.calls}
+
+
+class Height(LazySensor):
+    """Sensor of the height of a geom, as forward computes it.
+
+    Attributes:
+        height_m: The height, (num_envs, 1).
+        num_measured: Number of measurements.
+    """
+
+    def __init__(self, env: Env, geom: int) -> None:
+        self._position = env.sim.view("geom_xpos")[:, geom]
+        self.height_m = torch.zeros(env.num_envs, 1, device=env.device)
+        self.num_measured = 0
+
+    def measure(self, env: Env) -> None:  # noqa: ARG002 (every sensor takes the env)
+        self.num_measured += 1
+        self.height_m.copy_(self._position[:, 2:])
+
+
+class HeightOutside(Height):
+    """The same, kept out of graphs."""
+
+    capturable = False
+
+
+def height(env: Env, sensor: str) -> torch.Tensor:
+    """Observation: the height that a sensor measures; (num_envs, 1)."""
+    return env.sensor(sensor, Height).height_m.clone()
+
+
+def height_reward(env: Env, sensor: str) -> torch.Tensor:
+    """Reward: the height that a sensor measures."""
+    return env.sensor(sensor, Height).height_m[:, 0].clone()

@@ -25,7 +25,7 @@ from mjlab_dist.env.finding import Finder
 from mjlab_dist.env.interval_events import IntervalEvents
 from mjlab_dist.env.joints import all_joints
 from mjlab_dist.env.randomization import Randomizations
-from mjlab_dist.env.term import Command, Curriculum, Sensor, Term, state_part
+from mjlab_dist.env.term import Command, Curriculum, LazySensor, Sensor, Term, state_part
 from mjlab_dist.errors import UserError
 from mjlab_dist.sim import Simulation, build_model, copy_state
 from mjlab_dist.sim.terrain import Terrain, start_positions
@@ -105,8 +105,8 @@ class Env(Finder, VecEnv):
                 f"--env.episode-length-s {config.episode_length_s}: is less than one control step of {self.step_dt_s} s"
             )
         # Start state, and objects that terms look up
-        everywhere = torch.ones(num_envs, dtype=torch.bool, device=device)
-        self.sim.reset(everywhere)
+        self._everywhere = torch.ones(num_envs, dtype=torch.bool, device=device)
+        self.sim.reset(self._everywhere)
         self.reference = StartState(self.sim.qpos.clone(), self.sim.qvel.clone())
         self.joints = all_joints(self.sim.model)
         self._frames = {}
@@ -149,7 +149,7 @@ class Env(Finder, VecEnv):
         self._reset_events = [bound for _, bound in events["reset"]]
         self._interval_events = IntervalEvents(events["interval"], self.num_envs, self.device)
         for _, bound in events["startup"]:
-            bound(self, torch.ones(self.num_envs, dtype=torch.bool, device=self.device))
+            bound(self, self._everywhere)
         # Observations come last: measuring their widths calls them, which needs sensors, commands and origins.
         self._observations = {
             group: binder.make_observations(group, terms) for group, terms in config.observations.items()
@@ -167,6 +167,8 @@ class Env(Finder, VecEnv):
         )
         # Methods of terms that steps and resets call
         self._sensor_updates = [binder.outside_of_graphs(sensor.update) for sensor in self._sensors.values()]
+        starting = [sensor for sensor in self._sensors.values() if type(sensor).start is not Sensor.start]
+        self._sensor_starts = [binder.outside_of_graphs(sensor.start) for sensor in starting]
         self._episode_ends = [binder.outside_of_graphs(one.episode_ends) for one in self._curricula.values()]
         self._other_terms = [one for one in self._memories.values() if not isinstance(one, Command)]
         self._resets = [binder.outside_of_graphs(term.reset) for term in self._other_terms]
@@ -188,9 +190,9 @@ class Env(Finder, VecEnv):
 
     def reset(self) -> TensorDict:
         """Start a new episode in every env and return its observations."""
-        self._start_episodes(torch.ones(self.num_envs, dtype=torch.bool, device=self.device))
+        self._start_episodes(self._everywhere)
         self._episodes.count_all(True)
-        return self._observe()
+        return self._observe(self._everywhere)
 
     def stagger(self) -> None:
         """Randomize episode ages so that episodes do not all end in the same step.
@@ -216,7 +218,7 @@ class Env(Finder, VecEnv):
         return self._commands.find(name).value
 
     def sensor(self, name: str, kind: type[_TermT]) -> _TermT:
-        """Return a sensor of the task.
+        """Return a sensor of the task. Call this in every step, because a :class:`LazySensor` measures here.
 
         Args:
             name: Its name in ``env.sensors``.
@@ -228,6 +230,8 @@ class Env(Finder, VecEnv):
         found = look_up("sensor", name, self._sensors)
         if not isinstance(found, kind):
             raise UserError(f"sensor {name}: has the class {type(found).__name__}; {kind.__name__} is required")
+        if isinstance(found, LazySensor):
+            found.refresh(self)
         return found
 
     def base(self, joint: str = "root") -> Base:
@@ -299,7 +303,7 @@ class Env(Finder, VecEnv):
         self._start_episodes(done)
         self._interval_events.happen(self)
 
-        return self._observe(), reward, done, {"time_outs": time_outs}
+        return self._observe(done), reward, done, {"time_outs": time_outs}
 
     def end_iteration(self, totals: EpisodeTotals) -> None:
         """Update curricula at the end of an iteration.
@@ -432,9 +436,11 @@ class Env(Finder, VecEnv):
         self._clear()
         self._commands.follow(self)
 
-    def _observe(self) -> TensorDict:
+    def _observe(self, mask: torch.Tensor) -> TensorDict:
         if self.cfg.sim.forward_before_observation:
             self.sim.forward()
+            for start in self._sensor_starts:
+                start(self, mask)
         groups = {name: group.observe() for name, group in self._observations.items()}
         self._observed = TensorDict(groups, batch_size=[self.num_envs], device=self.device)
         return self._observed

@@ -132,15 +132,73 @@ def state_part(state: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torc
 
 
 class Sensor(Term):
-    """A term that measures once per step, after the physics; other terms read its attributes."""
+    """A term that measures once per step, after the physics; other terms read its attributes.
+
+    Use it for quantities that add up over time, such as air times. For quantities of the current state, use
+    :class:`LazySensor`.
+    """
 
     def update(self, env: Env) -> None:
-        """Measure and store the results in attributes.
+        """Measure and store the results in attributes, before terminations and rewards read them.
 
         Args:
             env: The envs, after the physics of a step.
         """
         raise NotImplementedError
+
+    def start(self, env: Env, mask: torch.Tensor) -> None:
+        """Measure the start state of new episodes, before observations read it.
+
+        The env calls this in every step with ``forward_before_observation``, after the resets and ``forward``. Without
+        this setting, poses and MuJoCo's sensors are not those of the new episode. The default keeps what
+        :meth:`reset` and :meth:`cleared` have set.
+
+        Args:
+            env: The envs.
+            mask: Envs in which an episode starts, (num_envs,) of bool.
+        """
+
+
+class LazySensor(Sensor):
+    """A sensor that measures when it is read, at most once per state of the envs.
+
+    ``env.sensor(name, kind)`` returns it with the values of the current state: after the physics for terminations and
+    rewards, after the resets for observations. A step in which no term reads it costs nothing. The class can also be
+    an observation: implement ``__call__(env)``, and call :meth:`refresh` there.
+
+    State changes are those of ``env.sim.version``. Poses are current only after ``forward``
+    (``forward_before_observation``).
+    """
+
+    _version: tuple[int, ...] | None = None
+
+    def measure(self, env: Env) -> None:
+        """Measure and store the results in attributes.
+
+        Args:
+            env: The envs, in any state.
+        """
+        raise NotImplementedError
+
+    def refresh(self, env: Env) -> None:
+        """Measure if the state has changed since the latest measurement.
+
+        Args:
+            env: The envs.
+        """
+        if self._version is None or self._version != env.sim.version:
+            if self.capturable:
+                self.measure(env)
+            else:
+                env.sim.launch(functools.partial(self._measure_between_graphs, env))
+            self._version = env.sim.version
+
+    def update(self, env: Env) -> None:
+        pass
+
+    def _measure_between_graphs(self, env: Env) -> None:
+        env.sim.mark_changed()  # a replayed graph changes the state without running the Python code that does this
+        self.measure(env)
 
 
 class Command(Term):

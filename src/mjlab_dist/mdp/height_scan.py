@@ -12,7 +12,7 @@ import warp as wp
 from mujoco_warp._src.types import vec6
 
 from mjlab_dist.env.columns import find_names
-from mjlab_dist.env.term import Sensor
+from mjlab_dist.env.term import LazySensor
 from mjlab_dist.errors import UserError
 from mjlab_dist.mdp import kernels
 
@@ -26,16 +26,17 @@ MISSED_M = 5.0
 """Distance below the robot that is assumed for rays that hit nothing."""
 
 
-class HeightScan(Sensor):
+class HeightScan(LazySensor):
     """Distances from a floating base down to the ground, at a grid of points that turns with the base's heading.
 
     Rays are cast straight down from the base's current position, so ``forward_before_observation`` is needed only if
     the scanned geoms move. The class can be used directly as an observation. If several groups or a reward use the
-    scan, make it a sensor and observe :func:`height_scan`: the rays are then cast once per step.
+    scan, make it a sensor and observe :func:`height_scan`: the rays are then cast once per state.
 
     Attributes:
         offsets: Horizontal offsets of the points from the base, forward and left, in m, (k, 2), in the order of the
             observation.
+        heights: Distances to the ground minus the offset, in m, (num_envs, k).
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class HeightScan(Sensor):
         starts, normals, downward = torch.zeros(3, *shape, 3, device=env.device)
         downward[..., 2] = -1.0
         distances = torch.zeros(shape, device=env.device)
-        self._heights = torch.zeros(shape, device=env.device)
+        self.heights = torch.zeros(shape, device=env.device)
         nobody = torch.full(shape[1:], -1, dtype=torch.int32, device=env.device)
         marks = torch.zeros(model.ngeom, dtype=torch.int32, device=env.device)
         marks[chosen] = 1
@@ -83,7 +84,7 @@ class HeightScan(Sensor):
         vectors: list[Any] = [wp.from_torch(tensor, dtype=wp.vec3) for tensor in (starts, downward, normals)]
         numbers: list[Any] = [wp.from_torch(tensor) for tensor in (marks, nobody, distances, hits)]
         grid: list[Any] = [wp.from_torch(tensor) for tensor in (pose, self.offsets)]
-        heights: Any = wp.from_torch(self._heights)
+        heights: Any = wp.from_torch(self.heights)
 
         def cast(on_device: mjw.Model, data: mjw.Data) -> None:
             starts, directions, normal = vectors
@@ -97,28 +98,19 @@ class HeightScan(Sensor):
             wp.launch(kernels.read_rays, shape, [distance, RAYS_START_M, MISSED_M, offset_m, heights])
 
         self._cast = env.sim.record(cast, changes_state=False)
-        self._is_current = False
 
-    def update(self, env: Env) -> None:  # noqa: ARG002 (every sensor takes the env)
-        self._is_current = False  # the physics has moved the base
+    def measure(self, env: Env) -> None:  # noqa: ARG002 (every sensor takes the env)
+        self._cast()
 
-    def reset(self, mask: torch.Tensor) -> None:  # noqa: ARG002 (a step resets at most some envs, and may move these)
-        self._is_current = False  # resets move the base
-
-    def __call__(self, env: Env) -> torch.Tensor:  # noqa: ARG002 (every observation takes the env)
-        """Return the distances to the ground minus the offset, in m, (num_envs, k).
-
-        The first call in a step casts the rays; further calls return the same values.
-        """
-        if not self._is_current:
-            self._cast()
-            self._is_current = True
-        return self._heights
+    def __call__(self, env: Env) -> torch.Tensor:
+        """Return the distances to the ground minus the offset, in m, (num_envs, k)."""
+        self.refresh(env)
+        return self.heights
 
 
 def height_scan(env: Env, sensor: str) -> torch.Tensor:
     """Return the values of a :class:`HeightScan` of ``env.sensors``, in m; (num_envs, k)."""
-    return env.sensor(sensor, HeightScan)(env)
+    return env.sensor(sensor, HeightScan).heights
 
 
 def _grid(size_m: tuple[float, float], spacing_m: float) -> np.ndarray:

@@ -36,6 +36,7 @@ def measure_tracking(
 
 @wp.kernel
 def read_contacts(
+    chosen: wp.array[wp.bool],
     data: wp.array2d[float],
     addresses: wp.array2d[int],
     adds: bool,
@@ -53,6 +54,7 @@ def read_contacts(
     """Update a contact sensor; one thread per env and body. The outputs are those of ``Contact``.
 
     Args:
+        chosen: Envs to update, (num_envs,).
         data: Readings of all MuJoCo sensors, (num_envs, nsensordata).
         addresses: Column of ``found`` of each sensor of a body, (bodies, sensors); the next three columns are its
             force.
@@ -61,6 +63,8 @@ def read_contacts(
         dt_s: Time since the previous update.
     """
     env, i = wp.tid()
+    if not chosen[env]:
+        return
     # Force: the first sensor's, then those of the others
     column = addresses[i, 0]
     touches = data[env, column] > 0.0

@@ -23,7 +23,8 @@ class Contact(Sensor):
 
     The sensors are those that the config declares in ``sim.contacts``, or those of the MJCF. In the MJCF, the data of a
     sensor must contain ``found`` and ``force``. As with every MuJoCo sensor, the values belong to the start of the last
-    substep.
+    substep. At the start of an episode, contacts and forces are those of the start state with
+    ``forward_before_observation``, and 0 without; the times are 0.
 
     Attributes:
         names: Names of the k elements that are sensed (``contacts``) or of the k sensors (``sensors``).
@@ -66,15 +67,20 @@ class Contact(Sensor):
 
         with wp.ScopedDevice(env.device):
             addresses = wp.array([row.addresses for row in rows], dtype=int, ndim=2)
+            everywhere = wp.full(env.num_envs, True, dtype=wp.bool)
         # A kernel does not write to an array without elements, so any other array can take its place.
         kept = self.state() | {"force_history_n": self.force_history_n if history else self.force_n.unsqueeze(1)}
         outputs: list[Any] = [wp.from_torch(tensor) for tensor in kept.values()]
-        inputs = [wp.from_torch(env.sim.view("sensordata")), addresses, sums, history, env.step_dt_s]
+        inputs = [wp.from_torch(env.sim.view("sensordata")), addresses, sums, history]
 
         def read(model: mjw.Model, data: mjw.Data) -> None:  # noqa: ARG001 (the signature of recorded programs)
-            wp.launch(kernels.read_contacts, shape, inputs, outputs)
+            wp.launch(kernels.read_contacts, shape, [everywhere, *inputs, env.step_dt_s], outputs)
+
+        def read_start(model: mjw.Model, data: mjw.Data) -> None:  # noqa: ARG001 (the signature of recorded programs)
+            wp.launch(kernels.read_contacts, shape, [env.sim.reset_mask, *inputs, 0.0], outputs)
 
         self._read = env.sim.record(read, changes_state=False)
+        self._read_start = env.sim.record(read_start, changes_state=False)
 
     def touching(self, min_force_n: float) -> torch.Tensor:
         """Return whether each body is in contact with a force of at least min_force_n, in N; (num_envs, k) of bool."""
@@ -84,6 +90,9 @@ class Contact(Sensor):
 
     def update(self, env: Env) -> None:  # noqa: ARG002 (every sensor takes the env)
         self._read()
+
+    def start(self, env: Env, mask: torch.Tensor) -> None:  # noqa: ARG002 (every sensor takes them)
+        self._read_start()
 
     def cleared(self) -> list[torch.Tensor]:
         return list(self.state().values())

@@ -195,7 +195,7 @@ def test_observations_of_frames() -> None:
     observing = Env(two_robots(observations={"actor": terms}), NUM_ENVS, "cpu")
     scatter(observing)
     observing.origins[:, 0] = torch.arange(NUM_ENVS)
-    seen = observing._observe()["actor"]
+    seen = observing._observe(observing._everywhere)["actor"]
     columns = observing.observation_columns()["actor"]
     values = {name: seen[:, columns[name]].reshape(NUM_ENVS, -1) for name in terms}
     expected = observing.find_sites((".*_foot",), "a").relative_to(observing.find_bodies(("trunk",), "b"))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import mujoco
 import numpy as np
 import pytest
 import torch
-from legged import DT_S, FEET, HOME, c_copies, c_step, end_episodes, float64, make, refused
+from env_terms_for_test import Height
+from legged import CONFIG, DT_S, FEET, HOME, c_copies, c_step, end_episodes, float64, make, refused
 
-from mjlab_dist.config import TermConfig
+from mjlab_dist.config import EventConfig, ObservationConfig, ParamValue, RewardConfig, TermConfig
 from mjlab_dist.env import Env
 from mjlab_dist.env.term import Sensor
 from mjlab_dist.errors import UserError
@@ -135,6 +138,84 @@ def test_a_start_on_the_floor_is_not_a_landing() -> None:
     assert feet.in_contact.all()
     assert not feet.first_contact.any()
     assert feet.contact_time_s.unique().tolist() == pytest.approx([DT_S])
+
+
+WITH_FORWARD = dataclasses.replace(CONFIG.sim, forward_before_observation=True)
+
+
+def c_forward(env: Env) -> list[mujoco.MjData]:
+    """MuJoCo C's data in the envs' present states, with everything that derives from them."""
+    copies = c_copies(env)
+    for copy in copies:
+        mujoco.mj_forward(env.sim.model, copy)
+    return copies
+
+
+def test_with_forward_the_first_observation_has_the_contacts_of_the_start_state() -> None:
+    down = EventConfig(func="mjlab_dist.mdp.events:DrawRoot", params={"z_m": (-0.02, 0.04)})
+    env = make(NUM_ENVS, sim=WITH_FORWARD, sensors=contact(".._touch"), events={"down": down}, episode_length_s=100.0)
+    feet = env.sensor("feet", Contact)
+    everywhere, still = np.ones(NUM_ENVS, dtype=bool), torch.zeros(NUM_ENVS, 4)
+    seen = np.zeros(2, dtype=bool)
+    for ends in (everywhere, np.arange(NUM_ENVS) % 3 == 0, everywhere):
+        end_episodes(env, torch.from_numpy(ends))
+        before = float64(feet.contact_time_s)
+        env.step(still)
+        data = np.array([[copy.sensor(f"{foot}_touch").data for foot in FEET] for copy in c_forward(env)])
+        np.testing.assert_array_equal(feet.in_contact[ends], data[ends, :, 0] > 0)
+        np.testing.assert_allclose(feet.force_n[ends], data[ends, :, 1:], rtol=2e-3, atol=5e-2)
+        for times in (feet.air_time_s, feet.contact_time_s, feet.last_air_time_s, feet.first_contact):
+            assert not times[ends].any()
+        touches = feet.in_contact.numpy()[~ends]
+        np.testing.assert_allclose(feet.contact_time_s[~ends][touches], before[~ends][touches] + DT_S, atol=1e-5)
+        seen |= [bool(feet.in_contact[ends].any()), bool((~feet.in_contact[ends]).any())]
+        touched = feet.in_contact.clone()
+        env.step(still)
+        assert not (feet.first_contact & touched).any()
+    assert seen.all()
+
+
+# Sensors that measure when they are read
+
+
+@pytest.mark.parametrize("capturable", [True, False])
+def test_a_lazy_sensor_measures_once_per_state_and_right_after_resets(capturable: bool) -> None:
+    kind = "Height" if capturable else "HeightOutside"
+    read: dict[str, ParamValue] = {"sensor": "height"}
+    env = make(
+        4,
+        sim=WITH_FORWARD,
+        sensors={"height": TermConfig(func=f"env_terms_for_test:{kind}", params={"geom": 1})},
+        observations={
+            group: {"height": ObservationConfig(func="env_terms_for_test:height", params=read)}
+            for group in ("actor", "critic")
+        },
+        rewards={"height": RewardConfig(func="env_terms_for_test:height_reward", weight=1.0, params=read)},
+        events={"up": EventConfig(func="env_terms_for_test:lift", params={"z_m": 3.0})},
+        terminations={},
+    )
+    sensor = env._sensors["height"]
+    assert isinstance(sensor, Height)
+
+    def expected() -> np.ndarray:
+        return np.array([[copy.geom_xpos[1, 2]] for copy in c_forward(env)])
+
+    np.testing.assert_allclose(env.get_observations()["actor"], expected(), atol=1e-5)
+    for ends in ([False, True, False, True], [False] * 4, [True] * 4):
+        end_episodes(env, torch.tensor(ends))
+        before = sensor.num_measured
+        obs, rewards, dones, _ = env.step(torch.zeros(4, 4))
+        assert dones.tolist() == ends
+        np.testing.assert_allclose(obs["actor"], expected(), atol=1e-5)
+        assert torch.equal(obs["actor"], obs["critic"])
+        assert sensor.num_measured == before + 2  # after the physics, for the reward, and after the resets
+        assert (rewards[dones] < 3.0).all()  # the last height of the ended episode, which fell
+        assert obs["actor"][dones].gt(2.9).all()
+    _ = env.sensor("height", Height), env.sensor("height", Height)
+    assert sensor.num_measured == before + 2
+    env.sim.qpos[:, 2] += 1.0
+    _ = env.sensor("height", Height)
+    assert sensor.num_measured == before + 3
 
 
 @pytest.mark.parametrize(
