@@ -396,7 +396,8 @@ class EnvConfig:
     """Curricula, which make the task harder as the policy succeeds, by name."""
     nan_policy: Literal["stop", "reset"] = "stop"
     """What to do if physics, observations or rewards are not finite. stop: training ends in that iteration, and the
-    state is saved for play --nan-dump. reset: the affected envs start a new episode, and are counted."""
+    state is saved for play --nan-dump. reset: the affected envs start a new episode, and are counted; in observations,
+    these numbers are replaced by 0."""
 
     def __post_init__(self) -> None:
         # Packages that were written for older versions make terminations with term(...).

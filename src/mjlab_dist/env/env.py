@@ -24,6 +24,7 @@ from mjlab_dist.env.episodes import Episodes, EpisodeTotals
 from mjlab_dist.env.finding import Finder
 from mjlab_dist.env.interval_events import IntervalEvents
 from mjlab_dist.env.joints import all_joints
+from mjlab_dist.env.not_finite import NotFinite
 from mjlab_dist.env.randomization import Randomizations
 from mjlab_dist.env.term import Command, Curriculum, LazySensor, Sensor, Term, state_part
 from mjlab_dist.errors import UserError
@@ -126,7 +127,6 @@ class Env(Finder, VecEnv):
         self.termination_names = ("time_limit", *config.terminations)
         self.reward_scale = self.step_dt_s if config.reward_scale == "dt" else 1.0
         self.weights = torch.tensor([one.weight * self.reward_scale for one in config.rewards.values()], device=device)
-        self._nan_resets = torch.zeros((), dtype=torch.long, device=device)
         self._bind_terms()
         self._record_bookkeeping()
         self.reset()
@@ -165,6 +165,7 @@ class Env(Finder, VecEnv):
             terminations=[(name, term.time_out) for name, term in config.terminations.items()],
             metrics=metrics,
         )
+        self._not_finite = NotFinite(self.sim, self._episodes)
         # Methods of terms that steps and resets call
         self._sensor_updates = [binder.outside_of_graphs(sensor.update) for sensor in self._sensors.values()]
         starting = [sensor for sensor in self._sensors.values() if type(sensor).start is not Sensor.start]
@@ -260,10 +261,10 @@ class Env(Finder, VecEnv):
     def step(self, actions: torch.Tensor) -> tuple[TensorDict, torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
         """Advance every env by one control step; envs that are done start a new episode in the same step.
 
-        With ``nan_policy`` reset, envs with a non-finite value in the physics, an observation or a reward term are done
-        too: they count as terminated, their reward is 0, and totals exclude their episode. Their observation is
-        returned unchanged. It may not be finite: without ``forward_before_observation``, poses and sensors are still
-        those before the reset, and a term that is not finite at the start of an episode must be fixed.
+        With ``nan_policy`` reset, envs with a non-finite value in the physics or a reward term are done too: they count
+        as terminated, their reward is 0, and totals exclude their episode. A non-finite value in an observation is
+        replaced by 0, so that no policy reads it, and ends the episode in the next step in the same way. Observation
+        terms are evaluated once per step.
 
         Args:
             actions: The policy's output, (num_envs, num_actions).
@@ -292,7 +293,7 @@ class Env(Finder, VecEnv):
 
         # Ended episodes: before the resets, because curricula read their last state
         if self.cfg.nan_policy == "reset":
-            self._find_broken()
+            self._not_finite.find()
         episodes.end_step()
         reward = self.weights @ episodes.earned
         done, time_outs = episodes.done.clone(), episodes.time_outs.clone()
@@ -344,8 +345,8 @@ class Env(Finder, VecEnv):
 
     def pop_nan_resets(self) -> torch.Tensor:
         """Return the number of resets by ``nan_policy`` since the previous call, a scalar; 0 with policy stop."""
-        resets = self._nan_resets.clone()
-        self._nan_resets.zero_()
+        resets = self._not_finite.num_resets.clone()
+        self._not_finite.num_resets.zero_()
         return resets
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -396,7 +397,7 @@ class Env(Finder, VecEnv):
             **self._episodes.state(),
             "until_event_s": self._interval_events.left_s,
             "origins": self.origins,
-            "nan_resets": self._nan_resets,
+            "nan_resets": self._not_finite.num_resets,
         }
 
     def _remembered(self) -> dict[str, torch.Tensor]:
@@ -408,14 +409,6 @@ class Env(Finder, VecEnv):
             **{where: term.state() for where, term in self._memories.items()},
         }
         return {f"{part}.{name}": tensor for part, state in parts.items() for name, tensor in state.items()}
-
-    def _find_broken(self) -> None:
-        """Mark and count the envs with a non-finite value."""
-        observed = [group.clean() for group in self._observations.values()]
-        numbers = [self.sim.qpos, self.sim.qvel, self.sim.view("act"), *observed, self._episodes.earned.T]
-        broken = ~torch.cat([tensor.flatten(1) for tensor in numbers], dim=1).isfinite().all(dim=1)
-        self._nan_resets += broken.sum()
-        self._episodes.broken.copy_(broken)
 
     def _start_episodes(self, mask: torch.Tensor) -> None:
         # Physics and models
@@ -442,5 +435,7 @@ class Env(Finder, VecEnv):
             for start in self._sensor_starts:
                 start(self, mask)
         groups = {name: group.observe() for name, group in self._observations.items()}
+        if self.cfg.nan_policy == "reset":
+            groups = self._not_finite.replace(groups)
         self._observed = TensorDict(groups, batch_size=[self.num_envs], device=self.device)
         return self._observed

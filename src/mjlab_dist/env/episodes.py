@@ -49,7 +49,7 @@ class Episodes:
     Attributes:
         done: Envs whose episode ends in this step, (num_envs,) of bool.
         time_outs: Envs whose episode is cut off and not terminated, (num_envs,) of bool.
-        broken: Envs with a number that is not finite, which :meth:`end_step` ends, (num_envs,) of bool.
+        broken: Envs with a number that is not finite, which the next :meth:`end_step` ends, (num_envs,) of bool.
         earned: Rewards of this step by term, without weights, (num_terms, num_envs).
         limit_row: 1 for envs whose episode has reached its maximum length, else 0, (num_envs,), written by the env's
             ``begin_step`` kernel.
@@ -197,6 +197,7 @@ class Episodes:
         return {
             "episode_sums": self.rewards.T,
             "from_start": self._counts,
+            "broken": self.broken,
             "totals": sums,
             "episode_metrics": self._memory.T,
             "outcome_totals": reasons_and_metrics,

@@ -58,14 +58,10 @@ class ObservationGroup:
         )
         self.columns = {name: slice(*pair) for name, pair in zip(configs, itertools.pairwise(ends), strict=True)}
 
-    def clean(self) -> torch.Tensor:
-        """Return the values of the terms without noise or other changes, (num_envs, sum of widths)."""
-        return torch.cat([term() for term in self._terms], dim=-1)
-
     def observe(self) -> torch.Tensor:
         """Return the observation after a step, (num_envs, width). Call it once per step: it advances the history."""
         # Noise, clip and scale
-        row = self.clean()
+        row = torch.cat([term() for term in self._terms], dim=-1)
         if self._uniform is not None:
             row = torch.addcmul(row, torch.rand_like(row).mul_(2.0).sub_(1.0), self._uniform)
         if self._gaussian is not None:

@@ -49,7 +49,7 @@ def unpack(packed: torch.Tensor, like: Mapping[str, torch.Tensor]) -> RankState:
     }
 
 
-_ADDED = ("env/episode_metrics", "env/outcome_totals")
+_ADDED = ("env/episode_metrics", "env/outcome_totals", "env/broken")
 """Tensors that checkpoints lack if an older version wrote them, or if the task had other metrics."""
 
 _ADDED_TO_TERMS = (".last_contact_time_s",)

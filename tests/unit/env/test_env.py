@@ -623,34 +623,75 @@ def test_episodes_ended_by_nan_are_excluded_from_the_totals() -> None:
     assert (totals.episodes, totals.steps) == (1, MAX_STEPS)
 
 
-def test_a_term_that_is_not_finite_resets_the_env_although_the_state_is_finite() -> None:
+ROOT = {"actor": {"root": ObservationConfig(func=f"{TERMS}:root")}}
+AHEAD = {
+    "cart": EventConfig(func=f"{EVENTS}:draw_joint_position", params={"joint": "slider", "low": 0.01, "high": 0.05})
+}
+"""Start states from which the square root of the cart's position is finite."""
+
+
+def test_a_reward_that_is_not_finite_resets_the_env_although_the_state_is_finite() -> None:
     reward = RewardConfig(func=f"{TERMS}:inverse", weight=1.0, params={"limit": 0.1})
-    observation = ObservationConfig(func=f"{TERMS}:root")
-    cart = EventConfig(func=f"{EVENTS}:draw_joint_position", params={"joint": "slider", "low": 0.0, "high": 0.05})
-    config = dataclasses.replace(CONFIG, nan_policy="reset", terminations={}, events={"cart": cart})
-    for env, x in (
-        (make(config, rewards={"inverse": reward}), 0.2),
-        (make(config, observations={"actor": {"root": observation}}), -0.2),
-    ):
-        env.sim.qpos[2, 0] = x
-        obs, rewards, dones, _ = env.step(torch.zeros(NUM_ENVS, 1))
-        assert dones.tolist() == [i == 2 for i in range(NUM_ENVS)]
-        assert rewards[2] == 0
-        assert rewards.isfinite().all()
-        assert obs["actor"].isfinite().all()
-        assert env.pop_nan_resets() == 1
+    env = make(nan_policy="reset", terminations={}, events=AHEAD, rewards={"inverse": reward})
+    env.sim.qpos[2, 0] = 0.2
+    _, rewards, dones, _ = env.step(torch.zeros(NUM_ENVS, 1))
+    assert dones.tolist() == [i == 2 for i in range(NUM_ENVS)]
+    assert rewards[2] == 0
+    assert rewards.isfinite().all()
+    assert env.pop_nan_resets() == 1
 
 
-def test_a_term_that_is_not_finite_after_a_reset_is_reported() -> None:
-    observations = {"actor": {"root": ObservationConfig(func=f"{TERMS}:root")}}
-    env = make(nan_policy="reset", observations=observations)
+def test_an_observation_that_is_not_finite_is_replaced_by_0_and_ends_the_episode_in_the_next_step() -> None:
+    observations = {**ROOT, "critic": CONFIG.observations["critic"]}
+    env = make(nan_policy="reset", terminations={}, events=AHEAD, observations=observations)
+    env.sim.qpos[2, 0] = -0.2
+    env.sim.qpos[5, 0] = float("inf")  # found in the physics, in the same step
+    third = torch.arange(NUM_ENVS) == 2
+    obs, rewards, dones, _ = env.step(torch.zeros(NUM_ENVS, 1))
+    assert dones.tolist() == [i == 5 for i in range(NUM_ENVS)]
+    assert obs["actor"][2] == 0
+    assert torch.equal(obs["actor"][~third], env.sim.qpos[~third, :1].sqrt())
+    assert obs["critic"].isfinite().all()
+    assert rewards[2] != 0
+    assert env.pop_nan_resets() == 1
+    obs, rewards, dones, extras = env.step(torch.zeros(NUM_ENVS, 1))
+    assert dones.tolist() == third.tolist()
+    assert rewards[2] == 0
+    assert not extras["time_outs"].any()
+    assert torch.equal(obs["actor"], env.sim.qpos[:, :1].sqrt())
+    assert env.pop_nan_resets() == 1
+    assert env.pop_episode_totals().episodes == 0
+    assert not env.step(torch.zeros(NUM_ENVS, 1))[2].any()
+
+
+def test_observations_that_are_not_finite_in_all_start_states_are_counted_in_every_step() -> None:
+    env = make(nan_policy="reset", observations=ROOT)
     assert (env.sim.qpos[:, 0] < 0).all()
+    assert not env.get_observations()["actor"].any()
     for _ in range(3):
         obs, rewards, dones, _ = env.step(torch.zeros(NUM_ENVS, 1))
-        assert obs["actor"].isnan().all()
+        assert not obs["actor"].any()
         assert dones.all()
         assert not rewards.any()
     assert env.pop_nan_resets() == 3 * NUM_ENVS
+
+
+def test_a_resumed_run_ends_the_same_episodes_because_of_observations() -> None:
+    changes: dict[str, Any] = {"nan_policy": "reset", "terminations": {}, "events": AHEAD, "observations": ROOT}
+    env, other = make(**changes), make(**changes, seed=3)
+    env.sim.qpos[2, 0] = -0.2
+    env.step(torch.zeros(NUM_ENVS, 1))
+    other.load_state(env.state())
+    assert other.step(torch.zeros(NUM_ENVS, 1))[2].tolist() == [i == 2 for i in range(NUM_ENVS)]
+
+
+@pytest.mark.parametrize("nan_policy", ["stop", "reset"])
+def test_observation_terms_are_evaluated_once_per_step(nan_policy: str) -> None:
+    counts = {"actor": {"calls": ObservationConfig(func=f"{TERMS}:Calls")}}
+    env = make(nan_policy=nan_policy, observations=counts)
+    first = env.get_observations()["actor"][0, 0].item()
+    seen = [env.step(torch.zeros(NUM_ENVS, 1))[0]["actor"][0, 0].item() for _ in range(4)]
+    assert seen == [first + 1, first + 2, first + 3, first + 4]
 
 
 def test_both_settings_are_equal_without_nan() -> None:

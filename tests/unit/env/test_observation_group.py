@@ -72,7 +72,6 @@ def test_terms_are_concatenated_after_clipping_and_then_scaling() -> None:
     }
     expected = [1.0, -2.0, 30.0, -1.0, 0.5, 2.0, -1.0, 0.5, 7.0, 0.0]
     assert observed.observe().tolist() == [expected] * NUM_ENVS
-    assert observed.clean().tolist() == [[1.0, -2.0, 3.0, -7.0, 0.5, 7.0, 7.0, -7.0, 7.0, -7.0]] * NUM_ENVS
 
 
 def test_nan_stays_in_its_own_column_and_env() -> None:
@@ -251,16 +250,6 @@ def test_a_past_value_keeps_its_original_noise() -> None:
     for one, next_ in itertools.pairwise(rows[2:]):
         assert torch.equal(next_[:, 0], one[:, 1])
         assert not torch.equal(next_[:, 1], one[:, 1])
-
-
-def test_reading_clean_values_changes_no_history() -> None:
-    source = Source()
-    observed = group({"x": (source, config(history=2))})
-    observed.observe()
-    source.time = 1
-    for _ in range(3):
-        observed.clean()
-    assert (observed.observe()[0].tolist()) == [0.0, 1.0]
 
 
 @pytest.mark.parametrize("shape", [(NUM_ENVS,), (NUM_ENVS, 1, 1), (1, NUM_ENVS), ()])
