@@ -42,6 +42,7 @@ SECTIONS = (
     ("Terminations", "terminations", "An episode ends in the envs for which a termination returns true."),
     ("Events", "events", "An event changes the state of some envs: at startup, at each reset, or at intervals."),
     ("Commands", "commands", "A command is a goal for the policy. Observations and rewards read it."),
+    ("Actions", "actions", "An action turns values, offset + scale * clip(action), into inputs of actuators."),
     ("Sensors", "sensors", "A sensor measures once per control step what several terms read."),
     ("Curricula", "curricula", "A curriculum changes the task as the policy improves."),
     (
@@ -74,7 +75,7 @@ def _terms(module: ModuleType) -> Iterator[tuple[str, Callable[..., Any]]]:
 def _entry(name: str, term: Callable[..., Any]) -> str:
     """Return a term with its parameters as a list item."""
     text, described = _documentation(term)
-    parameters = [p for p in inspect.signature(term).parameters.values() if p.name not in ("env", "mask")]
+    parameters = [p for p in inspect.signature(term).parameters.values() if p.name not in ("env", "mask", "block")]
     lines = [_wrapped("- ", f"**`{name}`**: {text}")]
     for parameter in parameters:
         default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}".replace("'", '"')

@@ -10,13 +10,16 @@ import mujoco_warp as mjw
 import pytest
 import torch
 from every_task import NAMES, config_of
+from manipulator import BLOCKS
+from manipulator import CONFIG as ARM_CONFIG
 from replay import Recorder, Recording, ReplayError
 from tensordict import TensorDict
 
-from mjlab_dist.config import TrainConfig
+from mjlab_dist.config import AgentConfig, TrainConfig
 from mjlab_dist.distributed import Rank
 from mjlab_dist.env import Env
 from mjlab_dist.learn import Runner
+from mjlab_dist.sim import start_warp
 
 NUM_STEPS = 200
 NUM_RECORDED = 5
@@ -155,6 +158,14 @@ def _groups(obs: TensorDict) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("task", NAMES)
 def test_a_step_is_replayed_bit_for_bit(task: str, build_env: Callable[[str], Env]) -> None:
     compare(Loop(build_env(task), config_of(task)))
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_step_with_each_class_of_actions_is_replayed_bit_for_bit(name: str) -> None:
+    env = dataclasses.replace(ARM_CONFIG, actions={name: BLOCKS[name]}, episode_length_s=1.5)
+    config = TrainConfig(task="arm", env=env, agent=AgentConfig(num_steps_per_env=7))
+    start_warp("cpu")
+    compare(Loop(Env(env, 4, "cpu"), config))
 
 
 def compare(loop: Loop) -> None:

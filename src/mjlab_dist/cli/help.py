@@ -224,11 +224,11 @@ def _walk(path: str, value: Any, hint: Any, text: str) -> Iterator[Flag]:
                 yield from _parameters(inner, value)
                 continue
             yield from _walk(inner, getattr(value, field.name), hints[field.name], docs.get(field.name, ""))
-    elif isinstance(value, Mapping) and value:
+    elif isinstance(value, Mapping) and value and not _is_union(hint):
         entry = typing.get_args(hint)[1]
         for key, part in value.items():
             yield from _walk(f"{path}.{key}", part, entry, "")
-    elif isinstance(value, Mapping):
+    elif isinstance(value, Mapping) and not _is_union(hint):
         return
     elif not (value is None and dataclasses.is_dataclass(hint)):
         yield Flag(path=path, metavar=_metavar(hint), default=_default(value), text=text)
@@ -262,12 +262,16 @@ def _metavar(hint: Any) -> str:
         return f"{{{','.join(map(str, args))}}}"
     if typing.get_origin(hint) is tuple:
         return f"{_metavar(args[0])} ..." if args[-1] is Ellipsis else " ".join(map(_metavar, args))
+    if typing.get_origin(hint) is dict:
+        return f"{' '.join(map(_metavar, args))} ..."
     return "" if hint is bool else _SCALARS.get(hint, "VALUE")
 
 
 def _default(value: Any) -> str:
     if isinstance(value, tuple | list):
         return " ".join(map(str, value))
+    if isinstance(value, Mapping):
+        return " ".join(f"{key} {part}" for key, part in value.items())
     return "" if value is None or value is False else str(value)
 
 

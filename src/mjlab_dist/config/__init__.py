@@ -24,7 +24,7 @@ from mjlab_dist.config.task import (
     TerrainConfig,
     TerrainPartConfig,
 )
-from mjlab_dist.config.terms import event, metric, observation, reward, term, termination
+from mjlab_dist.config.terms import action, event, metric, observation, reward, term, termination
 
 __all__ = [
     "ActionConfig",
@@ -51,6 +51,7 @@ __all__ = [
     "TerrainConfig",
     "TerrainPartConfig",
     "TrainConfig",
+    "action",
     "event",
     "lazy_modules",
     "metric",

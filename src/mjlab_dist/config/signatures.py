@@ -34,7 +34,7 @@ class Parameter:
 
 
 def parameters(reference: str) -> dict[str, Parameter]:
-    """Return the parameters of a term by name, without the env and the mask.
+    """Return the parameters of a term by name, without those that the env passes: itself, a mask, a block of actions.
 
     Args:
         reference: Function or class, as package.module:name. For a module without readable source, or a name that
@@ -55,7 +55,7 @@ def parameters(reference: str) -> dict[str, Parameter]:
         docstring = ast.get_docstring(function) or docstring
     assert isinstance(function, ast.FunctionDef)
     meanings = documented(docstring)
-    taken = ("self", "env", "mask")
+    taken = ("self", "env", "mask", "block")
     return {
         argument.arg: Parameter(
             default=default if default is REQUIRED else _value(reference, argument.arg, default),

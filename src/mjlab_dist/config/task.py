@@ -55,20 +55,42 @@ class MetricConfig(TermConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ActionConfig:
-    """A block of actions and the actuators that it drives: ctrl = offset + scale * clip(action)."""
+    """A block of actions and the actuators that it drives.
 
+    Every block computes value = offset + scale * clip(action), delayed by latency. Its class turns values into actuator
+    inputs; by default, the values are the inputs.
+    """
+
+    func: str = "mjlab_dist.mdp.actions:ActuatorInput"
+    """Class that turns values into actuator inputs, as package.module:name."""
+    params: dict[str, ParamValue] = field(default_factory=dict)
+    """Keyword arguments of the class."""
     actuators: tuple[str, ...]
-    """Names of actuators, or regular expressions; one action per actuator. Actuators that match one expression are in
-    the model's order."""
-    scale: float = 1.0
-    """Actuator units per unit of action."""
-    offset: float | Literal["home"] = 0.0
-    """Actuator value at action 0, in actuator units. home: the joint's position in the start state (sim.keyframe)."""
+    """Names of actuators, or regular expressions. By default, there is one action per actuator. Actuators that match
+    one expression are in the model's order."""
+    scale: float | dict[str, float] = 1.0
+    """Units of the value per unit of action; or one number per regular expression, for the actions whose names match
+    it. The first expression that matches counts. By default, actions have the names of their actuators."""
+    offset: float | Literal["home"] | dict[str, float] = 0.0
+    """Value at action 0, as a number or by regular expressions. home: the joint's position in the start state
+    (sim.keyframe)."""
     clip: tuple[float, float] | None = None
     """Range that actions are clipped to before they reach the actuators. Terms read the unclipped actions."""
     latency: tuple[int, int] = (0, 0)
     """Minimum and maximum delay of the actions, in control steps. Each env samples its delay at the start of an
     episode."""
+
+    def processed(
+        self,
+        *,
+        scale: float | dict[str, float] | None = None,
+        offset: float | Literal["home"] | dict[str, float] | None = None,
+        clip: tuple[float, float] | None = None,
+        latency: tuple[int, int] | None = None,
+    ) -> ActionConfig:
+        """Return a copy of this block in which the given fields are replaced."""
+        given = {"scale": scale, "offset": offset, "clip": clip, "latency": latency}
+        return dataclasses.replace(self, **{name: value for name, value in given.items() if value is not None})
 
 
 @dataclass(frozen=True, kw_only=True)

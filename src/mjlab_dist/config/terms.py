@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, overload
 
 from mjlab_dist.config.references import Reference, name_of
 from mjlab_dist.config.task import (
+    ActionConfig,
     EventConfig,
     MetricConfig,
     ObservationConfig,
@@ -33,9 +34,27 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mjlab_dist.env import Env
+    from mjlab_dist.env.action import Action, ActionBlock
     from mjlab_dist.env.term import Term
 
 P = ParamSpec("P")
+
+
+def action(
+    func: Callable[Concatenate[Env, ActionBlock, P], Action],
+    actuators: tuple[str, ...],
+    *args: P.args,
+    **params: P.kwargs,
+) -> ActionConfig:
+    """Make a block of actions. :meth:`ActionConfig.processed` adds scale, offset, clip and latency.
+
+    Args:
+        func: A class that derives from :class:`mjlab_dist.env.action.Action`.
+        actuators: Names of the actuators that it drives, or regular expressions.
+        args: Must be empty: give parameters by name.
+        params: Parameters of the class.
+    """
+    return ActionConfig(func=name_of(func), actuators=actuators, params=_plain(func, args, params))
 
 
 def observation(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import mujoco
 import mujoco_warp as mjw
@@ -13,78 +15,93 @@ import warp as wp
 
 from mjlab_dist.config import ActionConfig
 from mjlab_dist.env import kernels
+from mjlab_dist.env.action import Action, ActionBlock
 from mjlab_dist.errors import UserError
-from mjlab_dist.sim import Simulation
+
+if TYPE_CHECKING:
+    from mjlab_dist.env.binding import Binder
+    from mjlab_dist.env.env import Env
 
 
 class Actions:
-    """Actuator inputs ctrl = offset + scale * clip(action), delayed by ``lag`` steps.
+    """The blocks of actions: values = offset + scale * clip(action), delayed by ``lag`` steps, for their classes.
 
     Attributes:
-        names: Actuator of each action.
+        names: Name of each action: that of its actuator, or ``<block>.<name>``.
         actions: The policy's latest output, (num_envs, num_actions).
         previous: The output before that, (num_envs, num_actions).
         sent: Clipped outputs of the latest steps, newest first, (num_envs, steps, num_actions).
         lag: Delay of each action in steps, (num_envs, num_actions) of int64.
     """
 
-    def __init__(
-        self,
-        blocks: Mapping[str, ActionConfig],
-        sim: Simulation,
-        home: torch.Tensor,
-    ) -> None:
-        """Look up the actuators and record the programs.
+    def __init__(self, blocks: Mapping[str, ActionConfig], env: Env, binder: Binder) -> None:
+        """Look up the actuators, make the terms and record the programs.
 
         Args:
             blocks: The action blocks by name.
-            sim: The physics.
-            home: Joint positions of the start state, (nq,).
+            env: The envs.
+            binder: Builder of the terms.
 
         Raises:
-            UserError: If an actuator does not exist or is driven by two actions, or if the offset is ``home`` and the
-                actuator does not drive a hinge or slide joint.
+            UserError: If an actuator does not exist or is driven by two blocks, or a block does not fit its class.
         """
-        # Actuators and their configs
-        found = list(_find(blocks, sim.model))
-        self.names = [sim.model.actuator(actuator).name for _, _, actuator in found]
-        columns = [actuator for _, _, actuator in found]
-        if len(set(columns)) < len(columns):
+        # Terms
+        found = list(_find(blocks, env.sim.model))
+        actuators = [actuator for block in found for actuator in block.ids]
+        if len(set(actuators)) < len(actuators):
             raise UserError("--env.actions: an actuator is driven by two actions; name each actuator once")
-        configs = [config for _, config, _ in found]
-        shape = (sim.num_envs, len(configs))
+        terms = binder.make_actions(found)
+        configs = [term.block.config for term in terms for _ in term.names]
+        self.names = [
+            name if name in term.block.actuators else f"{term.block.name}.{name}"
+            for term in terms
+            for name in term.names
+        ]
+        self._applies = [binder.outside_of_graphs(term.apply) for term in terms if _overrides(term, "apply")]
+        self._env = env
 
         # State
-        min_lags, max_lags = ([config.latency[end] for config in configs] for end in (0, 1))
-        self._has_latency = max(max_lags, default=0) > 0
+        shape, sim = (env.num_envs, len(configs)), env.sim
+        max_lag = max((config.latency[1] for config in configs), default=0)
+        self._has_latency = max_lag > 0
         self._given, self.actions, self.previous = torch.zeros(3, *shape, device=sim.device)
-        self.sent = torch.zeros(sim.num_envs, 1 + max(max_lags, default=0), len(configs), device=sim.device)
+        self.sent = torch.zeros(sim.num_envs, 1 + max_lag, len(configs), device=sim.device)
         self.lag = torch.zeros(shape, dtype=torch.long, device=sim.device)
         self._drawn = torch.zeros(sim.num_envs, device=sim.device)
 
-        # Constants of the kernels
+        # Programs
+        self._record(terms)
+        substeps = [term.substep for term in terms if _overrides(term, "substep")]
+        if substeps:
+            sim.before_substeps(substeps)
+
+    def _record(self, terms: Sequence[Action]) -> None:
+        sim, shape = self._env.sim, self.actions.shape
+        configs = [term.block.config for term in terms for _ in term.names]
         bounds = [config.clip or (-math.inf, math.inf) for config in configs]
-        action_ids = [columns.index(actuator) if actuator in columns else -1 for actuator in range(sim.model.nu)]
+        targets = _targets(terms, sim.ctrl)
         with wp.ScopedDevice(sim.device):
             constants = [
                 wp.array([low for low, _ in bounds], dtype=float),
                 wp.array([high for _, high in bounds], dtype=float),
-                wp.array([config.scale for config in configs], dtype=float),
-                wp.array([_offset(*one, sim.model, home) for one in found], dtype=float),
-                wp.array(action_ids, dtype=int),
+                wp.from_torch(torch.cat([term.scale for term in terms])),
+                wp.from_torch(torch.cat([term.offset for term in terms])),
+                wp.array([action for action, _, _ in targets], dtype=int),
+                wp.array([address for _, address, _ in targets], dtype=wp.uint64),
+                wp.array([stride for _, _, stride in targets], dtype=wp.int64),
             ]
-            spread = [high - low for low, high in zip(min_lags, max_lags, strict=True)]
-            lags = [wp.array(min_lags, dtype=int), wp.array(spread, dtype=int)]
-
-        # Programs
-        memory = [wp.from_torch(tensor) for tensor in (self.actions, self.previous, self.sent, sim.ctrl)]
+            lags = [
+                wp.array([config.latency[0] for config in configs], dtype=int),
+                wp.array([config.latency[1] - config.latency[0] for config in configs], dtype=int),
+            ]
+        memory = [wp.from_torch(tensor) for tensor in (self.actions, self.previous, self.sent)]
         given, lag, drawn = (wp.from_torch(tensor) for tensor in (self._given, self.lag, self._drawn))
 
         def send(model: mjw.Model, data: mjw.Data) -> None:  # noqa: ARG001 (every program takes them)
-            wp.launch(kernels.send_actions, (sim.num_envs, sim.model.nu), [given, *constants, lag], memory)
+            wp.launch(kernels.send_actions, (sim.num_envs, len(targets)), [given, *constants, lag], memory)
 
         def draw(model: mjw.Model, data: mjw.Data) -> None:  # noqa: ARG001 (every program takes them)
-            wp.launch(kernels.draw_lags, shape, [sim.reset_mask, drawn, *lags], [lag])
+            wp.launch(kernels.draw_lags, tuple(shape), [sim.reset_mask, drawn, *lags], [lag])
 
         self._send = sim.record(send, changes_state=False)
         self._draw_lags = sim.record(draw, changes_state=False) if self._has_latency else None
@@ -97,6 +114,8 @@ class Actions:
         """
         self._given.copy_(actions)
         self._send()
+        for apply in self._applies:
+            apply(self._env)
 
     def reset(self) -> None:
         """Draw the latency of actions in the envs of the latest reset of the physics."""
@@ -115,15 +134,17 @@ class Actions:
             yield "lag", self.lag
 
 
-def _find(blocks: Mapping[str, ActionConfig], model: mujoco.MjModel) -> Iterator[tuple[str, ActionConfig, int]]:
-    """Yield block name, block and actuator id of every action."""
+def _find(blocks: Mapping[str, ActionConfig], model: mujoco.MjModel) -> Iterator[ActionBlock]:
+    """Yield the blocks with the actuators that match."""
     known = [model.actuator(i).name for i in range(model.nu)]
-    for name, block in blocks.items():
-        for pattern in block.actuators:
-            ids = [known.index(pattern)] if pattern in known else _matches(pattern, known)
-            if not ids:
+    for name, config in blocks.items():
+        ids: list[int] = []
+        for pattern in config.actuators:
+            matches = [known.index(pattern)] if pattern in known else _matches(pattern, known)
+            if not matches:
                 raise UserError(f"--env.actions.{name}.actuators {pattern}: the model has {', '.join(known)}")
-            yield from ((name, block, i) for i in ids)
+            ids += matches
+        yield ActionBlock(name, config, tuple(known[i] for i in ids), tuple(ids))
 
 
 def _matches(pattern: str, names: list[str]) -> list[int]:
@@ -133,13 +154,19 @@ def _matches(pattern: str, names: list[str]) -> list[int]:
         return []
 
 
-def _offset(name: str, config: ActionConfig, actuator: int, model: mujoco.MjModel, home: torch.Tensor) -> float:
-    if config.offset != "home":
-        return config.offset
-    kind, joint = model.actuator_trntype[actuator], model.actuator_trnid[actuator, 0]
-    if kind != mujoco.mjtTrn.mjTRN_JOINT or model.jnt_type[joint] < int(mujoco.mjtJoint.mjJNT_SLIDE):
-        raise UserError(
-            f"--env.actions.{name}.offset home: actuator {model.actuator(actuator).name} drives no hinge or slide "
-            "joint; use a number"
-        )
-    return float(home[model.jnt_qposadr[joint]])
+def _targets(terms: Sequence[Action], ctrl: torch.Tensor) -> list[tuple[int, int, int]]:
+    """Return what the kernel writes: index of the action, address in the first env, distance between envs in bytes.
+
+    Inputs of actuators that no block drives come without an action.
+    """
+    starts = itertools.accumulate((len(term.names) for term in terms), initial=0)
+    driven = {actuator for term in terms for actuator in term.block.ids}
+    columns = [(-1, ctrl[:, actuator]) for actuator in range(ctrl.shape[1]) if actuator not in driven]
+    for start, term in zip(starts, terms, strict=False):
+        values = [ctrl[:, actuator] for actuator in term.block.ids] if term.is_direct else term.values.unbind(dim=1)
+        columns += [(start + i, values[i]) for i in range(len(term.names))]
+    return [(action, column.data_ptr(), column.stride(0) * column.element_size()) for action, column in columns]
+
+
+def _overrides(term: Action, method: str) -> bool:
+    return getattr(type(term), method) is not getattr(Action, method)

@@ -5,13 +5,22 @@ from __future__ import annotations
 import functools
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from mjlab_dist.config import MetricConfig, ObservationConfig, ParamValue, Reduction, RewardConfig, TermConfig
+from mjlab_dist.config import (
+    ActionConfig,
+    MetricConfig,
+    ObservationConfig,
+    ParamValue,
+    Reduction,
+    RewardConfig,
+    TermConfig,
+)
 from mjlab_dist.config.references import resolve
+from mjlab_dist.env.action import Action, ActionBlock
 from mjlab_dist.env.observation_group import ObservationGroup
 from mjlab_dist.env.term import Curriculum, OutsideOfGraphs, Term, is_capturable
 from mjlab_dist.errors import UserError
@@ -24,6 +33,7 @@ T = TypeVar("T")
 TermT = TypeVar("TermT", bound=Term)
 
 _SINGULAR = {
+    "actions": "action",
     "commands": "command",
     "events": "event",
     "metrics": "metric",
@@ -92,16 +102,28 @@ class Binder:
         Raises:
             UserError: If a class does not exist, does not derive from ``base``, or does not accept its parameters.
         """
-        made = {}
-        for name, config in configs.items():
-            term = self._make(f"{kind}.{name}", config.func, config.params)
-            if not isinstance(term, base):
-                raise UserError(
-                    f"--env.{kind}.{name}.func {config.func}: is not a {base.__name__}; use a class that derives "
-                    "from it"
-                )
-            made[name] = term
-        return made
+        return {name: self._make_class(f"{kind}.{name}", config, base) for name, config in configs.items()}
+
+    def make_actions(self, blocks: Sequence[ActionBlock]) -> list[Action]:
+        """Make the terms of blocks of actions.
+
+        Args:
+            blocks: The blocks.
+
+        Raises:
+            UserError: As :meth:`make_classes` does, or if a block does not fit its class.
+        """
+        return [self._make_class(f"actions.{block.name}", block.config, Action, block) for block in blocks]
+
+    def _make_class(
+        self, where: str, config: TermConfig | ActionConfig, base: type[TermT], *more_args: ActionBlock
+    ) -> TermT:
+        term = self._make(where, config.func, config.params, more_args=more_args)
+        if not isinstance(term, base):
+            raise UserError(
+                f"--env.{where}.func {config.func}: does not derive from {base.__name__}; use a class that does"
+            )
+        return term
 
     def outside_of_graphs(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Return a term or its method, wrapped if recorded steps must call it between graphs.
@@ -150,8 +172,16 @@ class Binder:
                 measures.append(term.metrics if is_capturable(term) else _MetricsOutsideOfGraphs(term, self._env))
         return measures, metrics
 
-    def _make(self, where: str, func: str, params: Mapping[str, ParamValue], *, num_args: int = 1) -> Any:
-        term = bind(f"--env.{where}.func", func, params, self._env, num_args=num_args)
+    def _make(
+        self,
+        where: str,
+        func: str,
+        params: Mapping[str, ParamValue],
+        *,
+        num_args: int = 1,
+        more_args: Sequence[ActionBlock] = (),
+    ) -> Any:
+        term = bind(f"--env.{where}.func", func, params, self._env, num_args=num_args, more_args=more_args)
         if isinstance(term, Term):
             self.memories[where] = term
         if not is_capturable(term):
@@ -192,7 +222,15 @@ def look_up(kind: str, name: str, known: Mapping[str, T]) -> T:
     return known[name]
 
 
-def bind(flag: str, func: str, params: Mapping[str, ParamValue], env: Env, *, num_args: int = 1) -> Callable[..., Any]:
+def bind(
+    flag: str,
+    func: str,
+    params: Mapping[str, ParamValue],
+    env: Env,
+    *,
+    num_args: int = 1,
+    more_args: Sequence[ActionBlock] = (),
+) -> Callable[..., Any]:
     """Import a term and bind its parameters; create an instance if it is a class.
 
     Args:
@@ -201,6 +239,7 @@ def bind(flag: str, func: str, params: Mapping[str, ParamValue], env: Env, *, nu
         params: Keyword arguments.
         env: The envs.
         num_args: Number of positional arguments of a function.
+        more_args: Further positional arguments of a class.
 
     Raises:
         UserError: If the function does not exist or does not accept these parameters.
@@ -214,7 +253,7 @@ def bind(flag: str, func: str, params: Mapping[str, ParamValue], env: Env, *, nu
     if not callable(found):
         raise UserError(f"{flag} {func}: is not a function; write package.module:function")
     is_class = isinstance(found, type)
-    args = [env] * (1 if is_class else num_args)
+    args = [env, *more_args] if is_class else [env] * num_args
     try:
         # bind_partial first, so that a misspelled parameter is reported as unknown and not as missing.
         inspect.signature(found).bind_partial(*args, **params)
@@ -222,7 +261,7 @@ def bind(flag: str, func: str, params: Mapping[str, ParamValue], env: Env, *, nu
     except TypeError as error:
         raise UserError(f"{flag} {func}: {error}; change the params of the term") from error
     _check_lengths(flag, found, params)
-    return found(env, **params) if is_class else functools.partial(found, **params)
+    return found(*args, **params) if is_class else functools.partial(found, **params)
 
 
 def _check_lengths(flag: str, func: Callable[..., Any], params: Mapping[str, ParamValue]) -> None:

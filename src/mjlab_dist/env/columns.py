@@ -37,6 +37,18 @@ class Columns:
         """
         return tensor.index_select(1, self._index) if self._slice is None else tensor[:, self._slice]
 
+    def set(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
+        """Write values to these columns.
+
+        Args:
+            tensor: (num_envs, width), changed in place.
+            values: (num_envs, len(self)), or a tensor that can be expanded to this shape.
+        """
+        if self._slice is None:
+            tensor.index_copy_(1, self._index, values.expand(len(tensor), len(self)))
+        else:
+            tensor[:, self._slice] = values
+
     def write(self, tensor: torch.Tensor, mask: torch.Tensor, values: torch.Tensor) -> None:
         """Write values to these columns in some envs.
 

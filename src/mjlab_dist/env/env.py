@@ -50,7 +50,7 @@ class Env(Finder, VecEnv):
         sim: The physics; terms read its state tensors.
         actions: The policy's latest output, (num_envs, num_actions).
         previous_actions: The output before that, (num_envs, num_actions).
-        actuator_names: Name of the actuator that each action drives.
+        action_names: Name of each action: that of the actuator that it drives, or ``<block>.<name>``.
         terminated: Envs whose episode was terminated in this step, (num_envs,) of bool.
         timed_out: Envs whose episode is cut off in this step, by the time limit or a term, (num_envs,) of bool.
         joints: Joints by name.
@@ -114,12 +114,6 @@ class Env(Finder, VecEnv):
         self._bases = {name: Base(self.sim, *joint) for name, joint in self.joints.items() if joint.is_free}
         self.terrain = Terrain(config.sim.terrain) if config.sim.terrain.parts else None
         self.origins = start_positions(self.terrain, self.env_ids)
-        # Actions
-        self._actions = Actions(config.actions, self.sim, self.reference.qpos[0])
-        self.actuator_names = self._actions.names
-        self.num_actions = len(self.actuator_names)
-        self.actions = self._actions.actions
-        self.previous_actions = self._actions.previous
         # Episodes
         self.episode_length_buf = torch.zeros(num_envs, dtype=torch.long, device=device)
         self.terminated, self.timed_out = torch.zeros(2, num_envs, dtype=torch.bool, device=device)
@@ -134,6 +128,11 @@ class Env(Finder, VecEnv):
     def _bind_terms(self) -> None:
         config, binder = self.cfg, Binder(self)
         self._memories, self.uncapturable_terms = binder.memories, binder.uncapturable
+        self._actions = Actions(config.actions, self, binder)
+        self.action_names = self._actions.names
+        self.num_actions = len(self.action_names)
+        self.actions = self._actions.actions
+        self.previous_actions = self._actions.previous
         self._randomizations = Randomizations(config.randomizations, self.sim)
         self._sensors: dict[str, Sensor] = binder.make_classes("sensors", config.sensors, Sensor)
         self._commands = CommandGroup(self, config.commands, binder)

@@ -55,13 +55,14 @@ def send_actions(
     scale: wp.array[float],
     offset: wp.array[float],
     action_ids: wp.array[int],
+    targets: wp.array[wp.uint64],
+    strides: wp.array[wp.int64],
     lag: wp.array2d[wp.int64],
     actions: wp.array2d[float],
     previous: wp.array2d[float],
     sent: wp.array3d[float],
-    ctrl: wp.array2d[float],
 ):
-    """Compute ctrl = offset + scale * clip(action), delayed by ``lag`` steps; one thread per env and actuator.
+    """Compute value = offset + scale * clip(action), delayed by ``lag`` steps; one thread per env and target.
 
     Args:
         given: The policy's output, (num_envs, num_actions).
@@ -69,17 +70,20 @@ def send_actions(
         high: Upper bounds of the actions.
         scale: Factors.
         offset: Offsets, added to the scaled actions.
-        action_ids: The action that drives each actuator; -1 without one, which sets the input to 0.
+        action_ids: The action of each target; -1 for an actuator without one, whose input is set to 0.
+        targets: Address of each value of the first env: an actuator input, or a value that a class reads.
+        strides: Distance between the values of two envs in bytes, per target.
         lag: Delay of each action in steps, (num_envs, num_actions).
         actions: The policy's latest output, (num_envs, num_actions).
         previous: The output before that, (num_envs, num_actions).
         sent: Clipped outputs of the latest steps, newest first, (num_envs, steps, num_actions).
-        ctrl: Actuator inputs, (num_envs, nu).
     """
-    env, actuator = wp.tid()
-    i = action_ids[actuator]
+    env, thread = wp.tid()
+    address = targets[thread] + wp.uint64(wp.int64(env) * strides[thread])
+    value = wp.array(ptr=address, shape=(1,), dtype=float)
+    i = action_ids[thread]
     if i < 0:
-        ctrl[env, actuator] = 0.0
+        value[0] = 0.0
         return
     action = given[env, i]
     previous[env, i] = actions[env, i]
@@ -89,11 +93,11 @@ def send_actions(
         action = low[i]
     if action > high[i]:
         action = high[i]
-    # Shift the history, and send the action that is due.
+    # Shift the history, and use the action that is due.
     for step in range(sent.shape[1] - 1, 0, -1):
         sent[env, step, i] = sent[env, step - 1, i]
     sent[env, 0, i] = action
-    ctrl[env, actuator] = offset[i] + scale[i] * sent[env, int(lag[env, i]), i]
+    value[0] = offset[i] + scale[i] * sent[env, int(lag[env, i]), i]
 
 
 @wp.kernel

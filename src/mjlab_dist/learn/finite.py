@@ -203,7 +203,7 @@ def column_names(env: Env) -> dict[str, list[str]]:
         env: Any envs of the task.
     """
     columns = {
-        "action": env.actuator_names,
+        "action": env.action_names,
         "physics qpos": [f"column {i}" for i in range(env.sim.model.nq)],
         "physics qvel": [f"column {i}" for i in range(env.sim.model.nv)],
         "physics act": [f"column {i}" for i in range(env.sim.model.na)],

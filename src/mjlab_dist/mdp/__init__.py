@@ -14,6 +14,7 @@ __getattr__ = lazy_modules(
     "events",
     "commands",
     "sensors",
+    "actions",
     "curricula",
     "height_scan",
     "motion",

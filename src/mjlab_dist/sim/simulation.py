@@ -67,6 +67,8 @@ class Simulation:
             if static geoms may be moved. The future of the envs depends only on these and on :meth:`state`.
     """
 
+    _substep_programs: tuple[Callable[[mjw.Model, mjw.Data], None], ...] = ()
+
     def __init__(
         self,
         model: mujoco.MjModel,
@@ -231,12 +233,24 @@ class Simulation:
 
         if not changes_state:
             self._readers.add(run)
+        self._record_program(run)
+        return functools.partial(self._run, run)
+
+    def before_substeps(self, programs: Sequence[Callable[[mjw.Model, mjw.Data], None]]) -> None:
+        """Run programs of Warp kernels before every substep of :meth:`step`, as part of the same recording.
+
+        Args:
+            programs: See :meth:`record`. They replace those of an earlier call, and run in this order.
+        """
+        self._substep_programs = tuple(programs)
+        self._record_program(self._step)
+
+    def _record_program(self, run: Callable[[], None]) -> None:
         with wp.ScopedDevice(self.device):
             if not recording.why_not_capturable(self.device):
                 kernels.prepare(self.device, run)
             if self.captured:
                 self._graphs[run] = recording.capture(self.device, run)
-        return functools.partial(self._run, run)
 
     def derived(self, name: str) -> list[str]:
         """Return the fields that :meth:`update_constants` derives from a field.
@@ -315,6 +329,8 @@ class Simulation:
 
     def _step(self) -> None:
         for _ in range(self._config.decimation):
+            for program in self._substep_programs:
+                program(self._warp_model, self._data)
             mjw.step(self._warp_model, self._data)
         wp.launch(rows.collect_overflow, self.num_envs, [self._data.overflow, BUFFER_BITS, self._overflow])
 

@@ -378,6 +378,7 @@ def test_every_flag_has_a_description_and_a_known_type():
     ("agent.capture", "--agent.[no-]capture"),
     ("logger", "--logger {tensorboard,wandb}"),
     ("env.actions.force.clip", "--env.actions.force.clip FLOAT FLOAT|None"),
+    ("env.actions.force.scale", "--env.actions.force.scale FLOAT|STR FLOAT ..."),
 ])  # fmt: skip
 def test_help_shows_the_format_of_a_value(path: str, usage: str):
     (flag,) = (flag for flag in flags_of(DEFAULT) if flag.path == path)
@@ -414,6 +415,8 @@ def test_help_of_an_unknown_prefix_names_the_nearest(prefix: str, near: str):
         ("--env.actions.rear.latency 1", "--env.actions.rear.latency"),
         ("--env.actions.rear.latency 0.5 1", "--env.actions.rear.latency"),
         ("--env.actions.rear.clip 1", "--env.actions.rear.clip"),
+        ("--env.actions.rear.scale wide", "--env.actions.rear.scale"),
+        ("--env.actions.rear.scale wide far", "--env.actions.rear.scale"),
         ("--env.observations.actor.joints.delay late 1", "--env.observations.actor.joints.delay"),
         ("--env.events.push.interval-s 1", "--env.events.push.interval-s"),
         ("--env.events.push.when sometimes", "--env.events.push.when"),

@@ -149,3 +149,9 @@ def test_a_group_of_motors_can_be_removed_from_python_and_by_a_flag() -> None:
     changed = configured(DEFAULT, {f"env.sim.actuators.{name}": None})
     assert name not in changed.env.sim.actuators
     assert read(f"--env.sim.actuators.{name}", "None") == changed
+
+
+def test_flags_choose_the_class_of_a_block_of_actions_and_set_its_parameters() -> None:
+    func = "mjlab_dist.mdp.actions:Smoothed"
+    joints = read("--env.actions.joints.func", func).env.actions["joints"]
+    assert joints == dataclasses.replace(DEFAULT.env.actions["joints"], func=func)

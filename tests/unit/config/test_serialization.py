@@ -93,6 +93,10 @@ def test_a_file_reads_back_as_the_same_config(task: str, tmp_path: Path):
         ("env.terminations", {}),
         ("env.sim.capture", "off"),
         ("env.actions", {"two": ActionConfig(actuators=("a", "b"), scale=2.0)}),
+        ("env.actions.force.scale", {"a.*": 0.5, "b": -1.0}),
+        ("env.actions.force.offset", {"a.*": 0.5}),
+        ("env.actions.force.func", "package.module:Class"),
+        ("env.actions.force.params", {"alpha": 0.5, "site": None, "history": (0, 2), "opened": {"a": 1.0}}),
     ],
 )
 def test_a_changed_field_survives_the_file(config: TrainConfig, tmp_path: Path, path: str, value: Any):
@@ -117,6 +121,13 @@ def test_a_parameter_survives_the_file_with_its_type(config: TrainConfig, tmp_pa
 @pytest.mark.parametrize("value", ["1", "1e3", "nan", "inf", "-0.5"])
 def test_a_string_parameter_that_looks_like_a_number_stays_a_string(config: TrainConfig, tmp_path: Path, value: str):
     assert write_and_read(with_param(config, value), tmp_path).env.events["extra"].params == {"value": value}
+
+
+def test_a_file_from_before_actions_had_classes_still_loads(config: TrainConfig):
+    plain = to_plain(config)
+    for block in plain["env"]["actions"].values():
+        del block["func"], block["params"]
+    assert from_plain(plain) == config
 
 
 def test_order_of_terms_survives_the_file(config: TrainConfig, tmp_path: Path):
@@ -218,6 +229,8 @@ def test_a_missing_key_is_refused_by_name(config: TrainConfig, tmp_path: Path):
         ("env.rewards", [1]),
         ("env.rewards.smooth.weight", "heavy"),
         ("env.actions.force.actuators", "force"),
+        ("env.actions.force.scale", {"a": "wide"}),
+        ("env.actions.force.scale", "wide"),
         ("env.events.pole.params.low", {"a": {"b": 1}}),
     ],
 )
@@ -239,6 +252,9 @@ def test_a_task_with_every_kind_of_term_is_valid_and_survives_the_file(tmp_path:
         ("--env.actions.rear.actuators .L_leg RR_leg", "env.actions.rear.actuators", (".L_leg", "RR_leg")),
         ("--env.actions.rear.offset 0.5", "env.actions.rear.offset", 0.5),
         ("--env.actions.tail.offset home", "env.actions.tail.offset", "home"),
+        ("--env.actions.rear.scale 2", "env.actions.rear.scale", 2.0),
+        ("--env.actions.rear.scale RL.* 0.5 .* 1", "env.actions.rear.scale", {"RL.*": 0.5, ".*": 1.0}),
+        ("--env.actions.rear.offset .* -0.5", "env.actions.rear.offset", {".*": -0.5}),
         ("--env.actions.rear.clip -1 1", "env.actions.rear.clip", (-1.0, 1.0)),
         ("--env.actions.front.clip None", "env.actions.front.clip", None),
         ("--env.actions.rear.latency 0 3", "env.actions.rear.latency", (0, 3)),

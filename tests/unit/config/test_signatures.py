@@ -32,7 +32,9 @@ def test_the_source_says_what_the_imported_term_says() -> None:
     checked = 0
     for term in public_terms():
         signature = inspect.signature(term).parameters
-        expected = {name: one.default for name, one in signature.items() if name not in ("self", "env", "mask")}
+        expected = {
+            name: one.default for name, one in signature.items() if name not in ("self", "env", "mask", "block")
+        }
         found = parameters(name_of(term))
         assert {name: one.default for name, one in found.items()} == expected, term
         checked += len(expected)

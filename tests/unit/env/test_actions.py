@@ -40,7 +40,7 @@ def test_patterns_select_actuators_in_model_order_and_names_in_the_given_order(
     actuators: tuple[str, ...], names: list[str]
 ) -> None:
     env = make(2, actions={"some": ActionConfig(actuators=actuators)})
-    assert env.actuator_names == names
+    assert env.action_names == names
     assert env.num_actions == len(names)
     actions = torch.arange(1.0, 1.0 + len(names)).expand(2, -1) * 0.01
     env.step(actions)
@@ -59,7 +59,7 @@ def test_actions_of_several_terms_are_concatenated() -> None:
             "front": ActionConfig(actuators=("F._leg",), scale=0.25, offset="home"),
         },
     )
-    assert env.actuator_names == ["RL_leg", "RR_leg", "tail", "FL_leg", "FR_leg"]
+    assert env.action_names == ["RL_leg", "RR_leg", "tail", "FL_leg", "FR_leg"]
     actions = torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0], [-1.0, 0.0, 0.5, 1.0, -2.0]])
     env.step(actions)
     expected = np.zeros((2, 6))

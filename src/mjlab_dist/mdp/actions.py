@@ -1,0 +1,242 @@
+"""Action terms: they turn a block of the policy's output into actuator inputs.
+
+Every block computes values = offset + scale * clip(action), delayed by its latency. Whether an actuator input is a
+position, a velocity, a torque or an activation depends on the actuator, and not on the class.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import mujoco_warp as mjw
+import torch
+import warp as wp
+
+from mjlab_dist.env import action_kernels
+from mjlab_dist.env.action import Action, ActionBlock, per_name
+from mjlab_dist.errors import UserError
+
+if TYPE_CHECKING:
+    from mjlab_dist.env.env import Env
+
+_POSE = ("x", "y", "z", "rx", "ry", "rz")
+"""Names of the actions of :class:`DifferentialIK`."""
+
+
+class ActuatorInput(Action):
+    """Values are the inputs of the actuators, one per actuator: the default.
+
+    The unit is that of the actuator: a target position in rad or m for a position motor, a target velocity for a
+    velocity motor, a torque or force for an effort motor, an excitation for a muscle.
+    """
+
+    is_direct = True
+    has_joint_positions = True
+
+
+class ToLimits(Action):
+    """Values from -1 to 1 are mapped linearly to the ``ctrlrange`` of each actuator, such as [0, 1] of a muscle."""
+
+    is_direct = True
+
+    def __init__(self, env: Env, block: ActionBlock) -> None:
+        """Read the limits.
+
+        Args:
+            env: The envs.
+            block: The block.
+
+        Raises:
+            UserError: If an actuator has no ``ctrlrange``.
+        """
+        super().__init__(env, block)
+        model = env.sim.model
+        for name, actuator in zip(block.actuators, block.ids, strict=True):
+            if not model.actuator_ctrllimited[actuator]:
+                raise UserError(
+                    f"{block.flag}.actuators {name}: has no ctrlrange, which ToLimits needs; set it in the MJCF, or "
+                    "use ActuatorInput"
+                )
+        limits = torch.tensor(model.actuator_ctrlrange[list(block.ids)], dtype=torch.float32, device=env.device)
+        low, high = limits.unbind(dim=1)
+        half = 0.5 * (high - low)
+        self.scale *= half
+        self.offset.mul_(half).add_(0.5 * (high + low))
+
+
+class RelativeJointPosition(Action):
+    """Values are added to the current positions of the actuators' joints, in rad or m: targets of position motors."""
+
+    def __init__(self, env: Env, block: ActionBlock) -> None:
+        """Look up the joints.
+
+        Args:
+            env: The envs.
+            block: The block; its actuators drive hinge or slide joints.
+
+        Raises:
+            UserError: If an actuator drives something else.
+        """
+        super().__init__(env, block)
+        self._positions = self.joints(env).qpos
+
+    def apply(self, env: Env) -> None:
+        self.send(self._positions.of(env.sim.qpos) + self.values)
+
+
+class Smoothed(Action):
+    """Values are smoothed by an exponential moving average, and become the inputs of the actuators.
+
+    input = (1 - alpha) * previous input + alpha * value. An episode starts with the input ``offset``.
+    """
+
+    has_joint_positions = True
+
+    def __init__(self, env: Env, block: ActionBlock, alpha: float) -> None:
+        """Allocate the averages.
+
+        Args:
+            env: The envs.
+            block: The block.
+            alpha: Weight of the newest value, above 0 and at most 1; 1 does not smooth.
+
+        Raises:
+            UserError: If alpha is outside this range.
+        """
+        super().__init__(env, block)
+        if not 0.0 < alpha <= 1.0:
+            raise UserError(f"{block.flag}.params.alpha {alpha}: must be above 0 and at most 1")
+        self._alpha = alpha
+        # The average of values minus offset: it starts at 0, as cleared() sets it.
+        self._mean = torch.zeros_like(self.values)
+
+    def apply(self, env: Env) -> None:  # noqa: ARG002 (every action takes the env)
+        self._mean.lerp_(self.values - self.offset, self._alpha)
+        self.send(self._mean + self.offset)
+
+    def cleared(self) -> list[torch.Tensor]:
+        return [self._mean]
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return {"mean": self._mean}
+
+
+class Binary(Action):
+    """One action that opens or closes all actuators of the block, such as a gripper's.
+
+    A value of 0 or more opens, a value below 0 closes.
+    """
+
+    def __init__(
+        self, env: Env, block: ActionBlock, opened: float | dict[str, float], closed: float | dict[str, float]
+    ) -> None:
+        """Make the two rows of inputs.
+
+        Args:
+            env: The envs.
+            block: The block.
+            opened: Inputs of the actuators when open: one number, or numbers by regular expressions.
+            closed: Inputs of the actuators when closed, in the same form.
+
+        Raises:
+            UserError: If an expression matches no actuator, or an actuator no expression.
+        """
+        super().__init__(env, block)
+        self._opened, self._closed = (
+            torch.tensor(per_name(f"{block.flag}.params.{name}", value, block.actuators), device=env.device)
+            for name, value in (("opened", opened), ("closed", closed))
+        )
+
+    def action_names(self) -> tuple[str, ...]:
+        return ("open",)
+
+    def apply(self, env: Env) -> None:  # noqa: ARG002 (every action takes the env)
+        self.send(torch.where(self.values >= 0.0, self._opened, self._closed))
+
+
+class DifferentialIK(Action):
+    """Motions of a site or body in task space: differential inverse kinematics with damped least squares.
+
+    The inputs of the position motors are q + J^T (J J^T + damping^2 I)^-1 e, where q are the positions of their joints,
+    J is the Jacobian of the site or body with respect to these joints, and e is the error of its pose. It is computed
+    once per control step, from the state at its start.
+
+    The actions are ``x``, ``y``, ``z`` in m, and ``rx``, ``ry``, ``rz``, a rotation vector in rad, in the world frame.
+    Scales by regular expression match these names: ``scale={"[xyz]": 0.05, "r.": 0.2}``.
+    """
+
+    def __init__(
+        self,
+        env: Env,
+        block: ActionBlock,
+        *,
+        site: str | None = None,
+        body: str | None = None,
+        mode: Literal["relative", "absolute"] = "relative",
+        rotation: bool = True,
+        damping: float = 0.05,
+    ) -> None:
+        """Look up the site or body, and record the program.
+
+        Args:
+            env: The envs.
+            block: The block; its actuators are position motors of hinge or slide joints.
+            site: Site to move. Give either a site or a body.
+            body: Body to move, by the origin of its frame.
+            mode: relative: the values are a change of the current pose. absolute: the values are the pose itself.
+            rotation: Whether the block controls the rotation. Without it, the actions are only x, y and z.
+            damping: Damping, in m and rad. It bounds the steps near singular poses, and slows down all others.
+
+        Raises:
+            UserError: If there is no such site or body, or an actuator does not drive a hinge or slide joint.
+        """
+        self._num = 6 if rotation else 3
+        super().__init__(env, block)
+        if not damping > 0.0:
+            raise UserError(f"{block.flag}.params.damping {damping}: must be positive")
+        if mode not in ("relative", "absolute"):
+            raise UserError(f"{block.flag}.params.mode {mode}: use relative or absolute")
+        kind, frame, body_id = self._find(env, site, body)
+        joints, sim, num = self.joints(env), env.sim, self._num
+        point = wp.from_torch(sim.view("site_xpos" if kind == "site" else "xpos")[:, frame], dtype=wp.vec3)
+        turned = wp.from_torch(sim.view("site_xmat" if kind == "site" else "xmat")[:, frame])
+        self._jacobian = torch.zeros(env.num_envs, 6, sim.model.nv, device=env.device)
+        whole, moves, turns = (
+            wp.from_torch(part) for part in (self._jacobian, self._jacobian[:, :3], self._jacobian[:, 3:])
+        )
+        values, qpos, ctrl = (wp.from_torch(tensor) for tensor in (self.values, sim.qpos, sim.ctrl))
+        with wp.ScopedDevice(env.device):
+            bodies = wp.full(env.num_envs, body_id, dtype=int)
+            ids = [wp.array(one, dtype=int) for one in (joints.qpos.ids, joints.qvel.ids, block.ids)]
+        inputs: list[Any] = [whole, values, point, turned, qpos, *ids, num, mode == "absolute", damping * damping]
+
+        def solve(model: mjw.Model, data: mjw.Data) -> None:
+            # Poses in the data are those of an earlier state.
+            mjw.kinematics(model, data)
+            mjw.com_pos(model, data)
+            mjw.jac(model, data, moves, turns, point, bodies)
+            wp.launch(action_kernels.solve_ik, env.num_envs, inputs, [ctrl])
+
+        self._solve = sim.record(solve, changes_state=False)
+
+    def action_names(self) -> tuple[str, ...]:
+        return _POSE[: self._num]
+
+    def apply(self, env: Env) -> None:  # noqa: ARG002 (every action takes the env)
+        self._solve()
+
+    def _find(self, env: Env, site: str | None, body: str | None) -> tuple[str, int, int]:
+        """Return whether it is a site or a body, its id, and the id of the body that it belongs to."""
+        model, flag = env.sim.model, f"{self.block.flag}.params"
+        if (site is None) == (body is None):
+            raise UserError(f"{flag}.site {site}, {flag}.body {body}: give either a site or a body")
+        if site is not None:
+            sites = [model.site(i).name for i in range(model.nsite)]
+            if site not in sites:
+                raise UserError(f"{flag}.site {site}: the model has {', '.join(filter(None, sites)) or 'none'}")
+            found = sites.index(site)
+            return "site", found, int(model.site_bodyid[found])
+        names = [model.body(i).name for i in range(model.nbody)]
+        if body not in names:
+            raise UserError(f"{flag}.body {body}: the model has {', '.join(filter(None, names))}")
+        return "body", names.index(body), names.index(body)

@@ -1,0 +1,52 @@
+"""The arm of the tests of actions, and configs of its envs."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+from legged import event, observe, reward
+
+from mjlab_dist.config import ActionConfig, EnvConfig, SimConfig
+from mjlab_dist.config.terms import action
+from mjlab_dist.env import Env
+from mjlab_dist.mdp import actions
+
+ARM = ("a.",)
+SIM = SimConfig(
+    model=str(Path(__file__).parent / "data" / "models" / "manipulator.xml"),
+    keyframe="bent",
+    decimation=5,
+    njmax=16,
+    nconmax=4,
+    forward_before_observation=False,
+)
+CONFIG = EnvConfig(
+    sim=SIM,
+    episode_length_s=0.3,
+    actions={"arm": ActionConfig(actuators=ARM, scale=0.2, offset="home")},
+    observations={"actor": {"joints": observe("JointPositions"), "action": observe("last_action")}},
+    rewards={"alive": reward("alive")},
+    events={"start": event("DrawJoints", position=(-0.2, 0.2), velocity=(-0.5, 0.5))},
+)
+
+BLOCKS: dict[str, ActionConfig] = {
+    "plain": ActionConfig(actuators=ARM, scale={"a[1-3]": 0.2, "a.": 0.1}, offset="home"),
+    "limits": action(actions.ToLimits, ("muscle", "thrust", "left")),
+    "relative": action(actions.RelativeJointPosition, ARM).processed(scale=0.05),
+    "smoothed": action(actions.Smoothed, ARM, alpha=0.3).processed(scale=0.3, offset="home", latency=(0, 2)),
+    "binary": action(actions.Binary, ("left", "right"), opened=0.04, closed={"left": 0.0, "right": 0.01}),
+    "ik": action(actions.DifferentialIK, ARM, site="tip").processed(scale={"[xyz]": 0.03, "r.": 0.1}),
+    "pose": action(actions.DifferentialIK, ARM, body="hand", mode="absolute", rotation=False).processed(
+        scale=0.1, offset={"x": 0.6, "y": 0.3, "z": 0.4}, clip=(-1.0, 1.0)
+    ),
+}
+"""A block of every class."""
+
+
+def make(num_envs: int, seed: int = 0, **changes: Any) -> Env:
+    """Envs of the arm, with other fields than :data:`CONFIG`'s."""
+    torch.manual_seed(seed)
+    return Env(dataclasses.replace(CONFIG, **changes), num_envs, "cpu")
