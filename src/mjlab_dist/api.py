@@ -10,7 +10,7 @@ from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.alternatives import drop_replaced
 from mjlab_dist.config.entries import entry, replaced, without
 from mjlab_dist.config.serialization import from_plain, paths, to_plain
-from mjlab_dist.config.signatures import parameters
+from mjlab_dist.config.signatures import PARAMETERS, parameters_of
 from mjlab_dist.errors import UserError
 from mjlab_dist.run_dir import find_run_to_resume, read_config_file
 from mjlab_dist.wording import did_you_mean
@@ -89,9 +89,9 @@ def _put(config: TrainConfig, name: str, value: Any) -> TrainConfig:
     """Set a value by its dotted name; None removes an entry of a mapping, such as a term."""
     path = name.split(".")
     *parent, last = path
-    is_parameter = parent[-1:] == ["params"]
+    is_parameter = bool(parent) and parent[-1] in PARAMETERS
     known = [known for known, _ in paths(to_plain(config))]
-    is_known = name in known or (is_parameter and last in parameters(getattr(entry(config, parent[:-1]), "func", "")))
+    is_known = name in known or (is_parameter and last in parameters_of(entry(config, parent[:-1]), parent[-1]))
     if not is_known or name == "task":
         raise UserError(f"{name}: unknown field; {did_you_mean(name, known, 'see train --help')}")
     if value is None and not is_parameter and isinstance(entry(config, parent), Mapping):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mjlab_dist.config import TrainConfig
-from mjlab_dist.config.signatures import REQUIRED, parameters
+from mjlab_dist.config.signatures import PARAMETERS, REQUIRED, parameters_of
 from mjlab_dist.errors import UserError
 from mjlab_dist.wording import did_you_mean
 
@@ -220,8 +220,8 @@ def _walk(path: str, value: Any, hint: Any, text: str) -> Iterator[Flag]:
         hints, docs = typing.get_type_hints(type(value)), _docs(type(value))
         for field in dataclasses.fields(value):
             inner = f"{path}.{field.name}" if path else field.name
-            if field.name == "params":
-                yield from _parameters(inner, value)
+            if field.name in PARAMETERS:
+                yield from _parameters(inner, value, field.name)
                 continue
             yield from _walk(inner, getattr(value, field.name), hints[field.name], docs.get(field.name, ""))
     elif isinstance(value, Mapping) and value and not _is_union(hint):
@@ -234,11 +234,11 @@ def _walk(path: str, value: Any, hint: Any, text: str) -> Iterator[Flag]:
         yield Flag(path=path, metavar=_metavar(hint), default=_default(value), text=text)
 
 
-def _parameters(path: str, term: Any) -> Iterator[Flag]:
-    """Yield the flags of a term's parameters: those that the config names, then the others of its signature."""
-    known = parameters(term.func)
+def _parameters(path: str, config: Any, field: str) -> Iterator[Flag]:
+    """Yield the flags of a function's parameters: those that the config names, then the others of its signature."""
+    known, given = parameters_of(config, field), getattr(config, field)
     defaults = {name: one.default for name, one in known.items() if one.default is not REQUIRED}
-    for name, value in {**term.params, **{n: d for n, d in defaults.items() if n not in term.params}}.items():
+    for name, value in {**given, **{n: d for n, d in defaults.items() if n not in given}}.items():
         text = known[name].text if name in known else ""
         yield Flag(path=f"{path}.{name}", metavar=_metavar(_type_of(value)), default=_default(value), text=text)
 

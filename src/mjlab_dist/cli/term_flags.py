@@ -11,7 +11,7 @@ from mjlab_dist.cli.parsing import parse
 from mjlab_dist.config import EnvConfig, TrainConfig
 from mjlab_dist.config.entries import entries, entry, replaced, without
 from mjlab_dist.config.serialization import as_tuples
-from mjlab_dist.config.signatures import REQUIRED, parameters
+from mjlab_dist.config.signatures import PARAMETERS, REQUIRED, parameters_of
 from mjlab_dist.errors import UserError
 from mjlab_dist.wording import did_you_mean, listed
 
@@ -38,7 +38,7 @@ def take_term_flags(config: TrainConfig, argv: Sequence[str]) -> tuple[TrainConf
     env = config.env
     for flag, values in _flags(argv):
         found = _find(env, flag)
-        if found is not None and found.path[-1] == "params":
+        if found is not None and found.path[-1] in PARAMETERS:
             env, is_done = _set_parameter(env, found, flag, values)
             rest += [] if is_done else [flag, *values]
         elif found is not None and values == ["None"]:
@@ -114,7 +114,7 @@ def _spelled(name: str, value: Any) -> str:
 def _set_parameter(env: EnvConfig, found: _Entry, flag: str, values: Sequence[str]) -> tuple[EnvConfig, bool]:
     """Set a parameter that tyro cannot read; return the config, and whether the flag is done."""
     name, params = found.name, dict(found.mapping)
-    known = parameters(getattr(entry(env, found.path[:-1]), "func", ""))
+    known = parameters_of(entry(env, found.path[:-1]), found.path[-1])
     if name not in params and name not in known:
         return env, False
     parameter = known.get(name)

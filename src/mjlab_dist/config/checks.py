@@ -7,6 +7,7 @@ import re
 
 from mjlab_dist.config.agent import MIN_STD, AgentConfig
 from mjlab_dist.config.run import COMPRESSIONS, TrainConfig
+from mjlab_dist.config.signatures import check_model_params
 from mjlab_dist.config.task import EnvConfig, ObservationConfig, TerrainConfig, TerrainPartConfig
 from mjlab_dist.errors import UserError
 from mjlab_dist.wording import listed
@@ -242,6 +243,9 @@ def _validate_env(env: EnvConfig) -> None:
     for group, terms in env.observations.items():
         for name, term in terms.items():
             _validate_observation(f"--env.observations.{group}.{name}", term)
+    check_model_params("--env.sim", env.sim.model, env.sim.model_params)
+    for name, entity in env.sim.entities.items():
+        check_model_params(f"--env.sim.entities.{name}", entity.model, entity.model_params)
     validate_terrain(env.sim.terrain)
     for name, event in env.events.items():
         _validate_range(f"--env.events.{name}.interval-s", event.interval_s, least=0)

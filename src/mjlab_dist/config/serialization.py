@@ -149,6 +149,8 @@ def _renamed(value: Any) -> Any:
             case {"func": str(func), "params": dict(params)}:
                 names = MOVED_PARAMETERS.get(func, {})
                 renamed["params"] = {names.get(name, name): as_tuples(part) for name, part in params.items()}
+            case {"model": str(), "model_params": dict(params)}:
+                renamed["model_params"] = as_tuples(params)
         return renamed
     if isinstance(value, list):
         return [_renamed(part) for part in value]

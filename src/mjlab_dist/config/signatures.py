@@ -7,10 +7,13 @@ import functools
 import importlib.util
 import inspect
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from mjlab_dist.config.references import resolve
+from mjlab_dist.errors import UserError
+from mjlab_dist.wording import did_you_mean, listed
 
 REQUIRED = inspect.Parameter.empty
 """Default of a parameter that has none."""
@@ -31,6 +34,66 @@ class Parameter:
     def can_be_none(self) -> bool:
         """Whether None is one of its values."""
         return self.default is None or bool(re.search(r"\bNone\b|\bOptional\b", self.annotation))
+
+
+PARAMETERS = {"params": "func", "model_params": "model"}
+"""Fields of configs that contain parameters, and the field of the same config that names the function."""
+
+
+def parameters_of(config: Any, field: str) -> dict[str, Parameter]:
+    """Return the parameters that a field of a config may contain, by name.
+
+    Args:
+        config: The config of a term, the simulation or an entity; or a mapping with the same entries.
+        field: One of :data:`PARAMETERS`.
+    """
+    reference = config.get(PARAMETERS[field]) if isinstance(config, Mapping) else getattr(config, PARAMETERS[field], "")
+    return parameters(reference) if isinstance(reference, str) and (field == "params" or is_function(reference)) else {}
+
+
+def is_function(model: str) -> bool:
+    """Return whether the model of a simulation or entity names a function; else it is a file or XML.
+
+    Args:
+        model: Value of ``model``.
+    """
+    _, colon, name = model.rpartition(":")
+    return bool(colon) and name.isidentifier() and not model.lstrip().startswith("<")
+
+
+def check_model_params(flag: str, model: str, params: Mapping[str, Any]) -> None:
+    """Raise if a model does not accept its parameters, as far as its source shows.
+
+    Args:
+        flag: Flag of the simulation or entity, for messages.
+        model: Value of ``model``.
+        params: Value of ``model_params``.
+
+    Raises:
+        UserError: One line that names the flag, its value and the fix.
+    """
+    if not is_function(model):
+        for name, value in params.items():
+            raise UserError(
+                f"{_flag(flag, name)} {value}: the model is not a function, and takes no parameters; remove it, or set "
+                f"{flag}.model to package.module:function"
+            )
+        return
+    found = _find(*model.split(":", 1))
+    if found is None or not isinstance(found[1], ast.FunctionDef):
+        return
+    known = parameters(model)
+    for name, value in params.items():
+        if name not in known and found[1].args.kwarg is None:
+            near = did_you_mean(name, known, f"it has {listed(list(known)) or 'none'}")
+            raise UserError(f"{_flag(flag, name)} {value}: {model} has no such parameter; {near}")
+    for name, parameter in known.items():
+        if parameter.default is REQUIRED and name not in params:
+            raise UserError(f"{_flag(flag, name)}: {model} requires this parameter; set it")
+
+
+def _flag(flag: str, name: str) -> str:
+    return f"{flag}.model-params.{name.replace('_', '-')}"
 
 
 def parameters(reference: str) -> dict[str, Parameter]:

@@ -257,6 +257,8 @@ class EntityConfig:
 
     model: str
     """MJCF, in any form that sim.model accepts."""
+    model_params: dict[str, ParamValue] = field(default_factory=dict)
+    """Keyword arguments of the function, if model names one."""
     pos: tuple[float, float, float] = (0.0, 0.0, 0.0)
     """Position of the MJCF's origin in the scene, in m."""
     quat: tuple[float, float, float, float] = (1.0, 0.0, 0.0, 0.0)
@@ -355,7 +357,9 @@ class SimConfig:
 
     model: str
     """MJCF: path of a file; package.module:file for a file in a Python package; package.module:function for a function
-    without arguments that returns a mujoco.MjSpec; or the XML itself."""
+    that returns a mujoco.MjSpec; or the XML itself."""
+    model_params: dict[str, ParamValue] = field(default_factory=dict)
+    """Keyword arguments of the function, if model names one."""
     entities: dict[str, EntityConfig] = field(default_factory=dict)
     """Additional MJCFs in the scene, by name."""
     actuators: dict[str, ActuatorConfig] = field(default_factory=dict)

@@ -12,8 +12,9 @@ from typing import TypeVar
 
 import mujoco
 
-from mjlab_dist.config import ActuatorConfig, EntityConfig, OptionsConfig, SimConfig
+from mjlab_dist.config import ActuatorConfig, EntityConfig, OptionsConfig, ParamValue, SimConfig
 from mjlab_dist.config.references import resolve
+from mjlab_dist.config.signatures import check_model_params, is_function
 from mjlab_dist.errors import UserError
 from mjlab_dist.sim.sensors import add_contacts
 from mjlab_dist.sim.terrain import add_terrain
@@ -57,7 +58,7 @@ def build_model(config: SimConfig) -> mujoco.MjModel:
         UserError: If something in the config does not exist or does not compile. The message is one line with the
             flag, its value and the fix.
     """
-    spec = _load_spec("--env.sim.model", config.model)
+    spec = _load_spec("--env.sim", config.model, config.model_params)
     if config.terrain.parts:
         add_terrain(spec, config.terrain)
     for name, entity in config.entities.items():
@@ -78,22 +79,22 @@ def load_model(model: str) -> mujoco.MjModel:
 
     Args:
         model: Path of a file; ``package.module:file`` for a file next to a module of an installed package;
-            ``package.module:function`` for a function without arguments that returns a ``mujoco.MjSpec``; or the XML
-            itself.
+            ``package.module:function`` for a function that needs no arguments and returns a ``mujoco.MjSpec``; or the
+            XML itself.
 
     Raises:
         UserError: If the file, package or function does not exist, or MuJoCo does not accept it.
     """
-    return _compile(f"--env.sim.model {_shown(model)}", _load_spec("--env.sim.model", model).compile)
+    return _compile(f"--env.sim.model {_shown(model)}", _load_spec("--env.sim", model, {}).compile)
 
 
-def _load_spec(flag: str, model: str) -> mujoco.MjSpec:
-    flag = f"{flag} {_shown(model)}"
+def _load_spec(config_flag: str, model: str, params: Mapping[str, ParamValue]) -> mujoco.MjSpec:
+    check_model_params(config_flag, model, params)
+    flag = f"{config_flag}.model {_shown(model)}"
     if model.lstrip().startswith("<"):
         return _compiled(flag, _compile(flag, lambda: mujoco.MjSpec.from_string(model)))
-    module, colon, name = model.rpartition(":")
-    if colon and name.isidentifier():
-        return _compiled(flag, _call(flag, module, name))
+    if is_function(model):
+        return _compiled(flag, _call(flag, model, params))
     path = find_file(flag, model)
     return _compiled(flag, _compile(flag, lambda: mujoco.MjSpec.from_file(str(path))))
 
@@ -134,9 +135,9 @@ def _compile(flag: str, work: Callable[[], T]) -> T:
         raise UserError(f"{flag}: {' '.join(str(error).split())}") from error
 
 
-def _call(flag: str, module: str, name: str) -> mujoco.MjSpec:
+def _call(flag: str, function: str, params: Mapping[str, ParamValue]) -> mujoco.MjSpec:
     try:
-        made = resolve(f"{module}:{name}")()
+        made = resolve(function)(**params)
     except UserError:
         raise  # names the fix already
     except Exception as error:
@@ -168,7 +169,7 @@ def _shown(model: str) -> str:
 
 def _attach(spec: mujoco.MjSpec, name: str, entity: EntityConfig) -> None:
     flag = f"--env.sim.entities.{name}"
-    child = _load_spec(f"{flag}.model", entity.model)
+    child = _load_spec(flag, entity.model, entity.model_params)
     if not any(entity.quat):
         raise UserError(f"{flag}.quat {entity.quat}: is not a rotation; use 1 0 0 0 for none")
     frame = spec.worldbody.add_frame(pos=entity.pos, quat=entity.quat)
