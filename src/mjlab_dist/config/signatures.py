@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib.machinery
 import importlib.util
 import inspect
 import re
@@ -172,14 +173,26 @@ def _constructor(module: str, node: ast.ClassDef) -> tuple[str, ast.FunctionDef]
 
 @functools.cache
 def _tree(module: str) -> ast.Module | None:
-    try:
-        spec = importlib.util.find_spec(module)
-    except (ImportError, ValueError):
-        return None
+    spec = _spec(module)
     if spec is None or not spec.has_location or spec.origin is None or not spec.origin.endswith(".py"):
         return None
     with open(spec.origin, encoding="utf-8") as file:  # noqa: PTH123 (pathlib would have to be imported)
         return ast.parse(file.read())
+
+
+def _spec(module: str) -> importlib.machinery.ModuleSpec | None:
+    """Return where a module is, without importing its packages as ``importlib.util.find_spec`` does."""
+    package, *names = module.split(".")
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return None
+    for name in names:
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        package += f".{name}"
+        spec = importlib.machinery.PathFinder.find_spec(package, spec.submodule_search_locations)
+    return spec
 
 
 def documented(docstring: str) -> dict[str, str]:
