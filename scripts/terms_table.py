@@ -43,6 +43,7 @@ SECTIONS = (
     ("Events", "events", "An event changes the state of some envs: at startup, at each reset, or at intervals."),
     ("Commands", "commands", "A command is a goal for the policy. Observations and rewards read it."),
     ("Actions", "actions", "An action turns values, offset + scale * clip(action), into inputs of actuators."),
+    ("Motors", "motors", "These actions compute torques in every physics step."),
     ("Sensors", "sensors", "A sensor measures once per control step what several terms read."),
     ("Curricula", "curricula", "A curriculum changes the task as the policy improves."),
     (

@@ -12,11 +12,14 @@ from legged import event, observe, reward
 from mjlab_dist.config import ActionConfig, EnvConfig, SimConfig
 from mjlab_dist.config.terms import action
 from mjlab_dist.env import Env
-from mjlab_dist.mdp import actions
+from mjlab_dist.mdp import actions, motors
 
+DATA = Path(__file__).parent / "data"
 ARM = ("a.",)
+MOTOR_FILE = str(DATA / "motor.pt")
+"""State dict of a network with six inputs, two layers of eight units with softsign, and one output."""
 SIM = SimConfig(
-    model=str(Path(__file__).parent / "data" / "models" / "manipulator.xml"),
+    model=str(DATA / "models" / "manipulator.xml"),
     keyframe="bent",
     decimation=5,
     njmax=16,
@@ -42,6 +45,10 @@ BLOCKS: dict[str, ActionConfig] = {
     "pose": action(actions.DifferentialIK, ARM, body="hand", mode="absolute", rotation=False).processed(
         scale=0.1, offset={"x": 0.6, "y": 0.3, "z": 0.4}, clip=(-1.0, 1.0)
     ),
+    "dc": action(
+        motors.DcMotor, ("lever",), stiffness=20.0, damping=0.5, effort_limit=3.0, velocity_limit=8.0, delay=(2, 9)
+    ).processed(scale=0.5, offset="home"),
+    "learned": action(motors.LearnedMotor, ("lever",), file=MOTOR_FILE, history=(0, 3, 5), effort_scale=10.0),
 }
 """A block of every class."""
 

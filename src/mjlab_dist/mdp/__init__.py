@@ -15,6 +15,7 @@ __getattr__ = lazy_modules(
     "commands",
     "sensors",
     "actions",
+    "motors",
     "curricula",
     "height_scan",
     "motion",

@@ -83,7 +83,9 @@ def test_a_resumed_env_repeats_every_bit(name: str) -> None:
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_an_episode_depends_on_nothing_before_it_and_resets_leave_other_envs_alone(name: str) -> None:
-    block = dataclasses.replace(BLOCKS[name], latency=(1, 1))
+    params = BLOCKS[name].params
+    fixed = {**params, "delay": (4, 4)} if "delay" in params else params
+    block = dataclasses.replace(BLOCKS[name], latency=(1, 1), params=fixed)
     changes: dict[str, Any] = {"actions": {"block": block}, "events": {}}
     fresh, used, undisturbed = make(3, **changes), make(3, **changes), make(3, **changes)
     for seed in range(10):

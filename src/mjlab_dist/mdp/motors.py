@@ -1,0 +1,290 @@
+"""Action terms that compute the torques of motors in every physics step, for actuators whose input is a torque."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import warnings
+from typing import TYPE_CHECKING, Any, Literal
+
+import mujoco
+import mujoco_warp as mjw
+import numpy as np
+import torch
+import warp as wp
+
+from mjlab_dist.env.action import Action, ActionBlock, per_name
+from mjlab_dist.env.columns import write_rows
+from mjlab_dist.errors import UserError
+from mjlab_dist.mdp import motor_kernels
+from mjlab_dist.sim.scene import find_file
+
+if TYPE_CHECKING:
+    from mjlab_dist.env.env import Env
+
+_ACTIVATIONS: dict[str, int] = {
+    "softsign": motor_kernels.SOFTSIGN,
+    "elu": motor_kernels.ELU,
+    "relu": motor_kernels.RELU,
+    "tanh": motor_kernels.TANH,
+}
+_FUNCTIONS = {
+    "softsign": torch.nn.functional.softsign,
+    "elu": torch.nn.functional.elu,
+    "relu": torch.nn.functional.relu,
+    "tanh": torch.tanh,
+}
+
+
+class DcMotor(Action):
+    """Values are target positions of joints. A PD controller with the limits of a DC motor follows them.
+
+    torque = stiffness * (target - position) - damping * velocity, between effort_limit * (-1 - velocity /
+    velocity_limit) and effort_limit * (1 - velocity / velocity_limit), and at most effort_limit. It is computed in
+    every physics step. Motors of ``sim.actuators`` follow the same law, and need fewer operations: use this class for
+    targets that arrive late by a number of physics steps.
+
+    The actuators must be torque or force motors: ``<motor>`` of the MJCF, or ``sim.actuators`` of kind effort. The
+    limits apply to the torque that this class commands.
+    """
+
+    has_joint_positions = True
+
+    def __init__(
+        self,
+        env: Env,
+        block: ActionBlock,
+        *,
+        stiffness: float | dict[str, float],
+        damping: float | dict[str, float],
+        effort_limit: float | dict[str, float] | None = None,
+        velocity_limit: float | dict[str, float] | None = None,
+        delay: tuple[int, int] = (0, 0),
+    ) -> None:
+        """Look up the joints, and allocate the delayed targets.
+
+        Args:
+            env: The envs.
+            block: The block; its actuators are torque motors of hinge or slide joints.
+            stiffness: Stiffness in N m/rad (slide joints: N/m), as one number or by regular expressions.
+            damping: Damping in N m s/rad (slide joints: N s/m), in the same form.
+            effort_limit: Maximum torque at rest in N m (slide joints: force in N), in the same form. None: no limit.
+            velocity_limit: No-load speed in rad/s (slide joints: m/s), in the same form. None: no limit.
+            delay: Minimum and maximum delay of the targets, in physics steps. Each env samples its delay at the start
+                of an episode.
+
+        Raises:
+            UserError: If an actuator is not a torque motor, or a number is out of range.
+        """
+        super().__init__(env, block)
+        flag = f"{block.flag}.params"
+        numbers = {
+            "stiffness": (stiffness, 0.0),
+            "damping": (damping, 0.0),
+            "effort_limit": (math.inf if effort_limit is None else effort_limit, 1e-9),
+            "velocity_limit": (math.inf if velocity_limit is None else velocity_limit, 1e-9),
+        }
+        laws = [_at_least(f"{flag}.{name.replace('_', '-')}", *one, self.names) for name, one in numbers.items()]
+        if any(math.isinf(effort) and math.isfinite(speed) for effort, speed in zip(*laws[2:], strict=True)):
+            raise UserError(f"{flag}.velocity-limit: also needs the torque at zero speed; set effort_limit")
+        if not 0 <= delay[0] <= delay[1]:
+            raise UserError(f"{flag}.delay {delay[0]} {delay[1]}: must be 0 or more, and in order")
+        joints = self.joints(env)
+        _refuse_unless_torque(self, env)
+        # Targets of the latest physics steps minus the offset, newest first: cleared() sets them to the offset.
+        self._targets = torch.zeros(env.num_envs, 1 + delay[1], len(self.names), device=env.device)
+        self._lag = torch.full((env.num_envs,), delay[0], dtype=torch.int32, device=env.device)
+        self._delay = delay
+        with wp.ScopedDevice(env.device):
+            ids = [wp.array(one, dtype=int) for one in (joints.qpos.ids, joints.qvel.ids, block.ids)]
+            constants = [wp.array(one, dtype=float) for one in laws]
+        tensors = (self.values, self.offset, self._lag, self._targets)
+        self._inputs: list[Any] = [*ids, *constants, *(wp.from_torch(tensor) for tensor in tensors)]
+
+    def substep(self, model: mjw.Model, data: mjw.Data) -> None:  # noqa: ARG002 (every program takes them)
+        wp.launch(motor_kernels.drive_dc, self.values.shape, [data.qpos, data.qvel, *self._inputs], [data.ctrl])
+
+    def reset(self, mask: torch.Tensor) -> None:
+        low, high = self._delay
+        if low < high:
+            write_rows(self._lag, mask, torch.randint_like(self._lag, low, high + 1))
+
+    def cleared(self) -> list[torch.Tensor]:
+        return [self._targets]
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return {"targets": self._targets, "lag": self._lag}
+
+
+class LearnedMotor(Action):
+    """Values are target positions of joints. A neural network computes the torques, as in published actuator networks.
+
+    The network (one for all joints, evaluated per joint) maps a history of position errors (target - position) and
+    velocities to a torque. It is a chain of linear layers with an activation between them. Its inputs are first the
+    errors, then the velocities, each in the order of ``history``. It is evaluated in every physics step.
+
+    The actuators must be torque or force motors: ``<motor>`` of the MJCF, or ``sim.actuators`` of kind effort. At the
+    start of an episode, the history is 0.
+    """
+
+    has_joint_positions = True
+
+    def __init__(
+        self,
+        env: Env,
+        block: ActionBlock,
+        *,
+        file: str,
+        activation: Literal["softsign", "elu", "relu", "tanh"] = "softsign",
+        history: tuple[int, ...] = (0, 1, 2),
+        velocities_first: bool = False,
+        position_scale: float = 1.0,
+        velocity_scale: float = 1.0,
+        effort_scale: float = 1.0,
+        effort_limit: float | None = None,
+    ) -> None:
+        """Read the weights, and allocate the history.
+
+        Args:
+            env: The envs.
+            block: The block; its actuators are torque motors of hinge or slide joints.
+            file: Path of the weights, or ``package.module:file``: a TorchScript module, or a state dict that
+                ``torch.save`` wrote. Its tensors are weight and bias of each layer, from the first to the last.
+            activation: Activation between the layers.
+            history: Ages of the inputs, in physics steps; 0 is the current one.
+            velocities_first: Whether the velocities come before the errors.
+            position_scale: Factor of the errors, in 1/rad.
+            velocity_scale: Factor of the velocities, in s/rad.
+            effort_scale: Torque per unit of the network's output, in N m.
+            effort_limit: Maximum torque in N m. None: no limit.
+
+        Raises:
+            UserError: If there is no such file, its layers do not fit, or an actuator is not a torque motor.
+        """
+        super().__init__(env, block)
+        flag = f"{block.flag}.params"
+        if activation not in _ACTIVATIONS:
+            raise UserError(f"{flag}.activation {activation}: use {', '.join(_ACTIVATIONS)}")
+        if not history or min(history) < 0:
+            raise UserError(f"{flag}.history {' '.join(map(str, history))}: needs numbers of physics steps, 0 or more")
+        layers = _read_layers(f"{flag}.file {file}", file, 2 * len(history), activation)
+        joints = self.joints(env)
+        _refuse_unless_torque(self, env)
+        # State: errors and velocities of the latest physics steps, newest first
+        shape = (env.num_envs, 1 + max(history), len(self.names))
+        self._errors, self._velocities = torch.zeros(2, *shape, device=env.device)
+        # Constants, and memory of the layers: one row per env and joint
+        self._rows = env.num_envs * len(self.names)
+        with wp.ScopedDevice(env.device):
+            ids = [wp.array(one, dtype=int) for one in (joints.qpos.ids, joints.qvel.ids)]
+            self._ids = wp.array(block.ids, dtype=int)
+            ages = wp.array(history, dtype=int)
+            self._layers = [(wp.array(weight.numpy()), wp.array(bias.numpy())) for weight, bias in layers]
+            widths = [2 * len(history), *(len(bias) for _, bias in layers)]
+            self._memory = [wp.zeros((self._rows, width), dtype=float) for width in widths]
+        tensors = [wp.from_torch(tensor) for tensor in (self.values, self._errors, self._velocities)]
+        scales = [position_scale, velocity_scale]
+        self._inputs: list[Any] = [*ids, tensors[0], ages, *scales, velocities_first, *tensors[1:]]
+        self._activation = _ACTIVATIONS[activation]
+        self._effort = (effort_scale, math.inf if effort_limit is None else effort_limit)
+
+    def substep(self, model: mjw.Model, data: mjw.Data) -> None:  # noqa: ARG002 (every program takes them)
+        shape, memory = self.values.shape, self._memory
+        wp.launch(motor_kernels.push_history, shape, [data.qpos, data.qvel, *self._inputs], [memory[0]])
+        for i, (weight, bias) in enumerate(self._layers):
+            kind = motor_kernels.LINEAR if i + 1 == len(self._layers) else self._activation
+            wp.launch(
+                motor_kernels.apply_layer, (self._rows, len(bias)), [memory[i], weight, bias, kind], [memory[i + 1]]
+            )
+        wp.launch(motor_kernels.send_torques, shape, [memory[-1], self._ids, *self._effort], [data.ctrl])
+
+    def cleared(self) -> list[torch.Tensor]:
+        return [self._errors, self._velocities]
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return {"errors": self._errors, "velocities": self._velocities}
+
+
+def _read_layers(flag: str, file: str, num_inputs: int, activation: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Read the linear layers of a network with one output, as weights (outputs, inputs) and biases (outputs,).
+
+    Args:
+        flag: The flag and its value, for messages.
+        file: Path of a TorchScript module or of a state dict, or ``package.module:file``.
+        num_inputs: Number of inputs.
+        activation: Activation between the layers; a TorchScript module must compute the same outputs with it.
+
+    Raises:
+        UserError: If there is no such file, or it contains another network.
+    """
+    module, tensors = _read_network(flag, file)
+    weights, biases = tensors[::2], tensors[1::2]
+    widths = [num_inputs, *(len(bias) for bias in biases)]
+    fits = len(weights) == len(biases) > 0 and widths[-1] == 1
+    shapes = zip(widths[1:], widths[:-1], strict=True)
+    if (
+        not fits
+        or [tuple(weight.shape) for weight in weights] != list(shapes)
+        or any(bias.dim() != 1 for bias in biases)
+    ):
+        found = " ".join("x".join(map(str, tensor.shape)) for tensor in tensors) or "none"
+        raise UserError(
+            f"{flag}: its tensors are {found}; linear layers with biases, {num_inputs} inputs (two per entry of "
+            "history) and 1 output are needed"
+        )
+    layers = list(zip(weights, biases, strict=True))
+    if module is not None:
+        x = torch.linspace(-2.0, 2.0, 7 * num_inputs).view(num_inputs, 7).T.contiguous()
+        y = x
+        for i, (weight, bias) in enumerate(layers):
+            y = torch.nn.functional.linear(y, weight, bias)
+            y = y if i + 1 == len(layers) else _FUNCTIONS[activation](y)
+        if not torch.allclose(module(x), y, rtol=1e-3, atol=1e-4):
+            raise UserError(f"{flag}: computes other outputs than its layers with activation {activation}; change it")
+    return layers
+
+
+def _read_network(flag: str, file: str) -> tuple[torch.jit.ScriptModule | None, list[torch.Tensor]]:
+    """Return the TorchScript module, or None for a state dict, and its tensors in order."""
+    path = find_file(flag, file)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.jit is deprecated, but most published networks are TorchScript
+        try:
+            module = torch.jit.load(path, map_location="cpu").eval()
+            state = module.state_dict()
+        except RuntimeError:
+            module = None
+            try:
+                state = torch.load(path, map_location="cpu", weights_only=True)
+            except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
+                raise UserError(f"{flag}: is neither a TorchScript module nor a state dict of torch.save") from error
+    if not isinstance(state, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in state.values()):
+        raise UserError(f"{flag}: is neither a TorchScript module nor a state dict of torch.save")
+    return module, [tensor.detach().float() for tensor in state.values()]
+
+
+def _at_least(flag: str, value: float | dict[str, float], least: float, names: tuple[str, ...]) -> list[float]:
+    numbers = per_name(flag, value, names)
+    for number in numbers:
+        if number < least:
+            raise UserError(f"{flag} {number}: must be {'positive' if least else '0 or more'}")
+    return numbers
+
+
+def _refuse_unless_torque(term: Action, env: Env) -> None:
+    """Raise if the input of an actuator is not the torque on its joint: compute the forces of one state."""
+    model, block = env.sim.model, term.block
+    data = mujoco.MjData(model)
+    joints = term.joints(env)
+    data.qpos[list(joints.qpos.ids)] += 0.3
+    data.qvel[list(joints.qvel.ids)] = 0.7
+    data.ctrl[list(block.ids)] = 0.01
+    mujoco.mj_forward(model, data)
+    ids = list(block.ids)
+    is_torque = np.isclose(data.actuator_force[ids], 0.01) & np.isclose(data.actuator_velocity[ids], 0.7)
+    for name, fits in zip(block.actuators, is_torque, strict=True):
+        if not fits:
+            raise UserError(
+                f"{block.flag}.actuators {name}: its input is not the torque on its joint, which "
+                f"{type(term).__name__} needs; use <motor> with gear 1, or sim.actuators of kind effort"
+            )
