@@ -20,7 +20,7 @@ GUIDES = sorted((ROOT / "docs").glob("*.md"))
 
 PAGES = (ROOT / "README.md", ROOT / "CHANGELOG.md", *GUIDES, *sorted((ROOT / "tasks").glob("*/*/README.md")))
 
-NO_TERMS = {"kernels", "motion_file", "motor_kernels", "rotation"}
+NO_TERMS = {"action_kernels", "kernels", "motion_file", "motor_kernels", "rotation"}
 """Modules of ``mjlab_dist.mdp`` that have no terms."""
 
 

@@ -12,9 +12,9 @@ import mujoco_warp as mjw
 import torch
 import warp as wp
 
-from mjlab_dist.env import action_kernels
 from mjlab_dist.env.action import Action, ActionBlock, per_name
 from mjlab_dist.errors import UserError
+from mjlab_dist.mdp import action_kernels
 
 if TYPE_CHECKING:
     from mjlab_dist.env.env import Env
