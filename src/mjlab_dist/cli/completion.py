@@ -69,8 +69,8 @@ def suggestions(words: Sequence[str]) -> Suggestions | None:
         words: The command line up to the cursor. The last word may be empty. ``uv run`` may precede the command.
     """
     # Command, and the words after it. bash passes --flag=value as three words.
-    before, typed = [word for word in words[:-1] if word != "="], words[-1].removeprefix("=")
-    path, *before = before[2:] if before[:2] == ["uv", "run"] else before
+    before, typed = [word for word in words[:-1] if word != "="], "".join(words[-1:]).removeprefix("=")
+    path, *before = (before[2:] if before[:2] == ["uv", "run"] else before) or [""]
     command = Path(path).name
     if command == "mjlab-dist":
         if not before:

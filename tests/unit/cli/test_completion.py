@@ -40,6 +40,11 @@ def test_tasks_with_their_summaries(before: list[str], command: list[str]):
     assert suggested(*before, *command, "") == registry.task_names()
 
 
+@pytest.mark.parametrize("words", [[], [""], ["tra"], ["uv", "run", "tra"]])
+def test_words_without_a_command_have_no_suggestions(words: list[str]):
+    assert suggestions(words) is None
+
+
 def test_commands_of_the_umbrella():
     assert suggestions(["mjlab-dist", ""]) == SUMMARIES
     assert suggested("mjlab-dist", "ver") == ["verify"]
