@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import functools
 import inspect
+import re
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -75,7 +78,8 @@ class Binder:
         Raises:
             UserError: If the function does not exist or does not accept these parameters.
         """
-        return self.outside_of_graphs(self._make(where, func, params, num_args=num_args))
+        term = NamedTerm(f"env.{where}", self._make(where, func, params, num_args=num_args))
+        return self.outside_of_graphs(term)
 
     def make_calls(
         self, kind: str, configs: Mapping[str, TermConfig | RewardConfig | ObservationConfig]
@@ -145,7 +149,7 @@ class Binder:
         """
         env = self._env
         calls = [functools.partial(call, env) for call in self.make_calls(f"observations.{group}", configs)]
-        return ObservationGroup(configs, calls, env.num_envs, env.device)
+        return ObservationGroup(group, configs, calls, env.num_envs, env.device)
 
     def measurements(
         self, configs: Mapping[str, MetricConfig]
@@ -261,7 +265,63 @@ def bind(
     except TypeError as error:
         raise UserError(f"{flag} {func}: {error}; change the params of the term") from error
     _check_lengths(flag, found, params)
-    return found(*args, **params) if is_class else functools.partial(found, **params)
+    if not is_class:
+        return functools.partial(found, **params)
+    with naming(flag.removeprefix("--").removesuffix(".func")):
+        return found(*args, **params)
+
+
+class NamedTerm:
+    """A term whose errors name it.
+
+    Attributes:
+        capturable: Whether the term can be part of a CUDA graph.
+    """
+
+    def __init__(self, where: str, call: Callable[..., Any]) -> None:
+        """Store the term.
+
+        Args:
+            where: Path of the term in the config, such as ``env.rewards.slip``.
+            call: The term.
+        """
+        self._where, self._call = where, call
+        self.capturable = is_capturable(call)
+
+    def __call__(self, *args: Any) -> Any:
+        """Call the term."""
+        try:
+            return self._call(*args)
+        except Exception as error:
+            with naming(self._where):
+                raise error
+
+
+@contextlib.contextmanager
+def naming(where: str) -> Iterator[None]:
+    """Name a term in the errors that its code raises.
+
+    Args:
+        where: Path of the term in the config, such as ``env.rewards.slip``.
+
+    Raises:
+        UserError: If the term looked up a name that the model or the task does not have.
+    """
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
+    except KeyError as error:
+        # MuJoCo's lookups by name, such as model.site("foot")
+        match = re.fullmatch(r"Invalid name '(.*)'\. Valid names: (\[.*\])", str(error.args[0]))
+        if match is None:
+            error.add_note(f"in the term {where}")
+            raise
+        known = ", ".join(filter(None, ast.literal_eval(match[2])))
+        raise UserError(f"{where}: {match[1]}: there is no such name; the model has {known or 'none'}") from error
+    except Exception as error:
+        error.add_note(f"in the term {where}")
+        raise
 
 
 def _check_lengths(flag: str, func: Callable[..., Any], params: Mapping[str, ParamValue]) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from mjlab_dist.names import find_names
 
-__all__ = ["Columns", "find_names", "uniform", "write_rows"]
+__all__ = ["Columns", "find_names", "is_convertible", "uniform", "write_rows"]
 
 
 class Columns:
@@ -89,3 +89,12 @@ def uniform(like: torch.Tensor, low: float, high: float) -> torch.Tensor:
         high: The other bound; may be smaller than ``low``.
     """
     return torch.empty_like(like).uniform_(min(low, high), max(low, high))
+
+
+def is_convertible(dtype: torch.dtype) -> bool:
+    """Return whether a type is float32 or converted to it: float64 would slow down a GPU unnoticed.
+
+    Args:
+        dtype: Type of the result of a term.
+    """
+    return dtype != torch.float64 and not dtype.is_complex

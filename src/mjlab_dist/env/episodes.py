@@ -11,6 +11,7 @@ import warp as wp
 
 from mjlab_dist.config import Reduction
 from mjlab_dist.env import kernels
+from mjlab_dist.env.columns import is_convertible
 from mjlab_dist.errors import UserError
 from mjlab_dist.sim import Simulation
 
@@ -157,11 +158,11 @@ class Episodes:
             UserError: In the first step, if a term returned another shape or type.
         """
         if not self._is_checked:
-            self._check([f"env.rewards.{name}" for name in self._rewards], rewards, _is_convertible, "float32")
+            self._check([f"env.rewards.{name}" for name in self._rewards], rewards, is_convertible, "float32")
             self._check(
                 [name.replace("metric/", "env.metrics.") for name, _ in self._metrics],
                 metrics,
-                _is_convertible,
+                is_convertible,
                 "float32",
             )
             self._is_checked = True
@@ -218,8 +219,3 @@ class Episodes:
                     continue
                 given = f"{tuple(result.shape)} of {str(result.dtype).removeprefix('torch.')}"
             raise UserError(f"{name}: returned {given}; it must return ({self._num_envs},) of {wanted}")
-
-
-def _is_convertible(dtype: torch.dtype) -> bool:
-    """Return whether a type is float32 or converted to it: float64 would slow down a GPU unnoticed."""
-    return dtype != torch.float64 and not dtype.is_complex

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 
 from mjlab_dist.config import ObservationConfig
-from mjlab_dist.env.columns import write_rows
+from mjlab_dist.env.columns import is_convertible, write_rows
 from mjlab_dist.errors import UserError
 
 
@@ -22,6 +22,7 @@ class ObservationGroup:
 
     def __init__(
         self,
+        group: str,
         configs: Mapping[str, ObservationConfig],
         terms: Sequence[Callable[[], torch.Tensor]],
         num_envs: int,
@@ -30,17 +31,21 @@ class ObservationGroup:
         """Evaluate every term once to measure its width.
 
         Args:
+            group: Name of the group.
             configs: Config of each term, by name.
             terms: The terms, in the same order; each returns (num_envs, width).
             num_envs: Number of envs in the batch.
             device: Device of the tensors.
 
         Raises:
-            UserError: If a term returns another shape.
+            UserError: If a term returns another shape or type.
         """
         # Widths
         self._terms = list(terms)
-        self._widths = [_width(name, term(), num_envs) for name, term in zip(configs, terms, strict=True)]
+        self._widths = [
+            _width(f"env.observations.{group}.{name}", term(), num_envs)
+            for name, term in zip(configs, terms, strict=True)
+        ]
         per_term = list(configs.values())
         # Noise, clip and scale of every column
         self._uniform = self._row(device, [c.uniform_noise for c in per_term], 0.0)
@@ -105,12 +110,13 @@ class ObservationGroup:
         return torch.tensor(numbers, device=device)
 
 
-def _width(name: str, value: torch.Tensor, num_envs: int) -> int:
-    if value.dim() != 2 or len(value) != num_envs:
-        raise UserError(
-            f"observation {name}: has shape {tuple(value.shape)}; it must have one row per env, ({num_envs}, width)"
-        )
-    return value.shape[1]
+def _width(name: str, value: object, num_envs: int) -> int:
+    given = type(value).__name__
+    if isinstance(value, torch.Tensor):
+        if value.dim() == 2 and len(value) == num_envs and is_convertible(value.dtype):
+            return value.shape[1]
+        given = f"{tuple(value.shape)} of {str(value.dtype).removeprefix('torch.')}"
+    raise UserError(f"{name}: returned {given}; it must return ({num_envs}, width) of float32")
 
 
 class _Memory:

@@ -815,7 +815,9 @@ def test_misspelled_arguments_of_a_term_are_refused() -> None:
 
 def test_an_unknown_joint_is_refused_with_the_available_joints() -> None:
     term = ObservationConfig(func=f"{COMMON}:joint_position", params={"joint": "hunge"})
-    assert re.fullmatch(r"joint hunge: .*\bslider, hinge", refused(observations={"actor": {"odd": term}}))
+    assert re.fullmatch(
+        r"env.observations.actor.odd: joint hunge: .*\bslider, hinge", refused(observations={"actor": {"odd": term}})
+    )
 
 
 @pytest.mark.parametrize("where", ["terminations", "events", "observations.actor"])

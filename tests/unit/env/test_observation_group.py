@@ -37,7 +37,11 @@ class Source:
 
 def group(terms: dict[str, tuple[Callable[[], torch.Tensor], ObservationConfig]], num_envs: int = NUM_ENVS) -> Any:
     return ObservationGroup(
-        {name: config for name, (_, config) in terms.items()}, [term for term, _ in terms.values()], num_envs, "cpu"
+        "actor",
+        {name: config for name, (_, config) in terms.items()},
+        [term for term, _ in terms.values()],
+        num_envs,
+        "cpu",
     )
 
 
@@ -256,8 +260,8 @@ def test_a_past_value_keeps_its_original_noise() -> None:
 def test_a_term_that_does_not_return_a_row_per_env_is_refused_by_name(shape: tuple[int, ...]) -> None:
     with pytest.raises(UserError) as caught:
         group({"fine": (constant(1.0), config()), "odd": (lambda: torch.zeros(shape), config())})
-    assert str(caught.value).startswith("observation odd: ")
-    assert f" {shape};" in str(caught.value)
+    assert str(caught.value).startswith("env.observations.actor.odd: returned ")
+    assert f" {shape} of float32; it must return ({NUM_ENVS}, width) " in str(caught.value)
 
 
 # In an env

@@ -287,8 +287,8 @@ def test_mistakes_in_a_command_are_refused() -> None:
     message = refused(commands=velocity(left_m_s=(0.1, 0.2, 0.3)))
     assert message.startswith("--env.commands.velocity.params.left-m-s 0.1 0.2 0.3: ")
     assert " 2 " in message.partition(": ")[2]
-    assert re.match("joint trunk: .* root, FL_hip", refused(commands=velocity(joint="trunk")))
-    assert refused(commands=pose(marker="ball")).startswith("mocap body ball: ")
+    assert re.match("env.commands.velocity: joint trunk: .* root, FL_hip", refused(commands=velocity(joint="trunk")))
+    assert refused(commands=pose(marker="ball")).startswith("env.commands.pose: mocap body ball: ")
     sensor = TermConfig(func="mjlab_dist.mdp.sensors:Contact", params={"sensors": (".._touch",)})
     message = refused(commands={"odd": sensor})
     assert message.startswith("--env.commands.odd.func mjlab_dist.mdp.sensors:Contact: ")

@@ -436,7 +436,7 @@ def test_curricula_never_wait_for_the_device() -> None:
     ],
 )
 def test_mistakes_are_refused(changes: dict[str, Any], params: dict[str, Any], start: str) -> None:
-    assert re.match(start, refused(**{**TASK, **changes, "curricula": curricula(it=params)}))
+    assert re.match(f"env.curricula.it: {start}", refused(**{**TASK, **changes, "curricula": curricula(it=params)}))
 
 
 def test_the_former_name_of_resume_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -330,11 +330,11 @@ def test_two_events_have_independent_timers() -> None:
 
 
 def test_mistakes_in_an_event_are_refused() -> None:
-    assert refused(events=event("DrawJoints", joints=("knee",))).startswith("joints knee: ")
-    assert refused(events=event("DrawJoints", joints=("(",))).startswith("joints (: ")
-    assert refused(events=event("DrawJoints", joints=())).startswith("joints: ")
-    assert refused(events=event("DrawJoints", joints=("root",))).startswith("joints root: ")
-    assert refused(events=event("Push", joint="trunk")).startswith("joint trunk: ")
+    assert refused(events=event("DrawJoints", joints=("knee",))).startswith("env.events.DrawJoints: joints knee: ")
+    assert refused(events=event("DrawJoints", joints=("(",))).startswith("env.events.DrawJoints: joints (: ")
+    assert refused(events=event("DrawJoints", joints=())).startswith("env.events.DrawJoints: joints: ")
+    assert refused(events=event("DrawJoints", joints=("root",))).startswith("env.events.DrawJoints: joints root: ")
+    assert refused(events=event("Push", joint="trunk")).startswith("env.events.Push: joint trunk: ")
     message = refused(events=event("Push", speed=1.0))
     assert message.startswith(f"--env.events.Push.func {EVENTS}:Push: ")
     assert "speed" in message

@@ -178,5 +178,5 @@ def test_a_scan_never_waits_for_the_device() -> None:
 )
 def test_mistakes_are_refused(params: dict[str, Any], start: str) -> None:
     observations = {"actor": {"scan": ObservationConfig(func=SCAN, params={**PARAMS, **params})}}
-    assert refused(observations=observations, sim=SIM).startswith(start)
+    assert refused(observations=observations, sim=SIM).startswith(f"env.observations.actor.scan: {start}")
     assert CONFIG.observations  # of the robot as it is

@@ -242,14 +242,14 @@ def test_sensors_are_selected_by_patterns_in_model_order(patterns: tuple[str, ..
 
 def test_a_sensor_without_force_is_refused_with_the_fix() -> None:
     message = refused(sensors=contact("bare"))
-    assert message.startswith("sensor bare: ")
+    assert message.startswith("env.sensors.feet: sensor bare: ")
     assert 'data="found force"' in message
-    assert refused(sensors=contact(".*")).startswith("sensor bare: ")
+    assert refused(sensors=contact(".*")).startswith("env.sensors.feet: sensor bare: ")
 
 
 @pytest.mark.parametrize("pattern", ["gyro", "FL_velocity", "knee", "("])
 def test_a_pattern_that_matches_no_contact_sensor_is_refused(pattern: str) -> None:
-    assert refused(sensors=contact(".._touch", pattern)).startswith(f"contact sensors {pattern}: ")
+    assert refused(sensors=contact(".._touch", pattern)).startswith(f"env.sensors.feet: contact sensors {pattern}: ")
 
 
 def test_a_class_that_is_not_a_sensor_is_refused() -> None:

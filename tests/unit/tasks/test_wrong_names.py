@@ -1,0 +1,116 @@
+"""Every term that looks up a name refuses one that does not exist, in one line with the term and what there is."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from configs import changed
+from conftest import Command
+from every_task import NAMES, config_of
+
+from mjlab_dist.config import EnvConfig, TrainConfig, term
+from mjlab_dist.config.signatures import parameters
+from mjlab_dist.env import Env
+from mjlab_dist.env.term import Term
+from mjlab_dist.errors import UserError
+from mjlab_dist.mdp import curricula
+from mjlab_dist.sim import start_warp
+
+WRONG = "nonexistent"
+KINDS = ("observations", "rewards", "terminations", "metrics", "events", "commands", "sensors", "curricula")
+NOT_NAMES = {"file"}
+"""Parameters of terms that are strings and no names in the model or the task."""
+
+
+def terms(env: EnvConfig) -> Iterator[tuple[str, Any]]:
+    """Path and config of every term."""
+    for kind in KINDS:
+        for name, one in getattr(env, kind).items():
+            if kind == "observations":
+                yield from ((f"observations.{name}.{inner}", each) for inner, each in one.items())
+            else:
+                yield f"{kind}.{name}", one
+
+
+def named(func: str) -> list[str]:
+    """The parameters of a term whose values are names."""
+    return [name for name, one in parameters(func).items() if "str" in one.annotation and name not in NOT_NAMES]
+
+
+def config_with_curricula(task: str) -> TrainConfig:
+    """A config of a task, with the curricula that no task uses."""
+    config = config_of(task)
+    own = {
+        "range": term(curricula.CommandRange, command="velocity", widest=(-9.0, 9.0), step=0.1, reward="linear"),
+        "weight": term(curricula.RewardWeight, reward="tilt", weight=-1.0, low=0.1, high=0.9),
+    }
+    return changed(config, "env.curricula", own) if task == "everything" else config
+
+
+def cases() -> dict[tuple[str, str], tuple[str, str]]:
+    """A task and a path for every function and parameter that names something."""
+    found: dict[tuple[str, str], tuple[str, str]] = {}
+    for task in NAMES:
+        for path, one in terms(config_with_curricula(task).env):
+            for parameter in named(one.func):
+                found.setdefault((one.func, parameter), (task, path))
+    return found
+
+
+CASES = cases()
+
+
+def broken(config: TrainConfig, path: str, parameter: str) -> EnvConfig:
+    """A config with a name that does not exist."""
+    one = dict(terms(config.env))[path]
+    known = {name: one.default for name, one in parameters(one.func).items()} | one.params
+    value = tuple(WRONG for _ in known[parameter]) or (WRONG,) if isinstance(known[parameter], tuple) else WRONG
+    return changed(config.env, path, dataclasses.replace(one, params={**one.params, parameter: value}))
+
+
+def make_and_step(config: EnvConfig) -> None:
+    env = Env(config, 2, "cpu")
+    env.step(torch.zeros(2, env.num_actions))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("func", CASES, ids=lambda func: f"{func[0].partition(':')[2]}-{func[1]}")
+def test_a_name_that_does_not_exist_is_refused_with_the_term_and_those_that_do(func: tuple[str, str]) -> None:
+    task, path = CASES[func]
+    config = broken(config_with_curricula(task), path, func[1])
+    start_warp("cpu")
+    with pytest.raises(UserError) as caught:
+        make_and_step(config)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.startswith(f"env.{path}: ")
+    there = re.search(rf"\b{WRONG}\b.*\b(?:has|are|none of the model's) (.+)", message)
+    assert there, message
+
+
+@pytest.mark.parametrize("kind", [*sorted({*KINDS} - {"metrics"}), "height_scan", "motion"])
+def test_every_term_of_the_package_is_tried(kind: str) -> None:
+    module = importlib.import_module(f"mjlab_dist.mdp.{kind}")
+    tried = set(CASES)
+    for name, one in vars(module).items():
+        is_own = getattr(one, "__module__", "") == module.__name__ and not name.startswith("_")
+        if is_own and (inspect.isfunction(one) or (inspect.isclass(one) and issubclass(one, Term))):
+            func = f"{module.__name__}:{name}"
+            assert {(func, parameter) for parameter in named(func)} <= tried
+
+
+@pytest.mark.slow
+def test_a_wrong_name_ends_a_command_in_one_line(command: Command) -> None:
+    sites = ("--env.rewards.swing-height.params.sites", WRONG, "right_foot")
+    flags = ("--num-envs", "4", "--max-iterations", "1", "--gpu-ids", "None")
+    done = command("train", "humanoid-velocity-flat", *flags, *sites)
+    assert done.code == 2
+    assert done.err.splitlines()[-1].startswith(f"train: env.rewards.swing_height: {WRONG}: ")
+    assert "Traceback" not in done.err
