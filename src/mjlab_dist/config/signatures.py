@@ -8,7 +8,7 @@ import importlib.machinery
 import importlib.util
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,8 @@ class Parameter:
         return self.default is None or bool(re.search(r"\bNone\b|\bOptional\b", self.annotation))
 
 
+_PASSED = ("self", "env", "mask", "block")
+
 PARAMETERS = {"params": "func", "model_params": "model"}
 """Fields of configs that contain parameters, and the field of the same config that names the function."""
 
@@ -45,11 +47,13 @@ def parameters_of(config: Any, field: str) -> dict[str, Parameter]:
     """Return the parameters that a field of a config may contain, by name.
 
     Args:
-        config: The config of a term, the simulation or an entity; or a mapping with the same entries.
+        config: The config of a term, the simulation or an entity.
         field: One of :data:`PARAMETERS`.
     """
-    reference = config.get(PARAMETERS[field]) if isinstance(config, Mapping) else getattr(config, PARAMETERS[field], "")
-    return parameters(reference) if isinstance(reference, str) and (field == "params" or is_function(reference)) else {}
+    reference = getattr(config, PARAMETERS[field], "")
+    if field == "params":
+        return parameters(reference)
+    return parameters(reference, passed=("self",)) if is_function(reference) else {}
 
 
 def is_function(model: str) -> bool:
@@ -83,7 +87,7 @@ def check_model_params(flag: str, model: str, params: Mapping[str, Any]) -> None
     found = _find(*model.split(":", 1))
     if found is None or not isinstance(found[1], ast.FunctionDef):
         return
-    known = parameters(model)
+    known = parameters(model, passed=("self",))
     for name, value in params.items():
         if name not in known and found[1].args.kwarg is None:
             near = did_you_mean(name, known, f"it has {listed(list(known)) or 'none'}")
@@ -97,12 +101,14 @@ def _flag(flag: str, name: str) -> str:
     return f"{flag}.model-params.{name.replace('_', '-')}"
 
 
-def parameters(reference: str) -> dict[str, Parameter]:
-    """Return the parameters of a term by name, without those that the env passes: itself, a mask, a block of actions.
+def parameters(reference: str, passed: Collection[str] = _PASSED) -> dict[str, Parameter]:
+    """Return the parameters of a function or class by name.
 
     Args:
         reference: Function or class, as package.module:name. For a module without readable source, or a name that
             cannot be found in it, the result is empty.
+        passed: Names of parameters that a config cannot give; by default, those that the env passes to terms: itself,
+            a mask, a block of actions.
     """
     module, _, name = reference.partition(":")
     found = _find(module, name)
@@ -119,7 +125,6 @@ def parameters(reference: str) -> dict[str, Parameter]:
         docstring = ast.get_docstring(function) or docstring
     assert isinstance(function, ast.FunctionDef)
     meanings = documented(docstring)
-    taken = ("self", "env", "mask", "block")
     return {
         argument.arg: Parameter(
             default=default if default is REQUIRED else _value(reference, argument.arg, default),
@@ -127,7 +132,7 @@ def parameters(reference: str) -> dict[str, Parameter]:
             text=meanings.get(argument.arg, ""),
         )
         for argument, default in _arguments(function.args)
-        if argument.arg not in taken
+        if argument.arg not in passed
     }
 
 
