@@ -3,11 +3,11 @@
 from mjlab_dist.config.agent import AgentConfig
 from mjlab_dist.config.references import lazy_modules
 from mjlab_dist.config.run import CheckpointConfig, PlayConfig, SyncConfig, TrainConfig
+from mjlab_dist.config.sensors import ContactConfig, DistanceConfig
 from mjlab_dist.config.task import (
     ActionConfig,
     ActuatorConfig,
     CaptureMode,
-    ContactConfig,
     EntityConfig,
     EnvConfig,
     EventConfig,
@@ -33,6 +33,7 @@ __all__ = [
     "CaptureMode",
     "CheckpointConfig",
     "ContactConfig",
+    "DistanceConfig",
     "EntityConfig",
     "EnvConfig",
     "EventConfig",

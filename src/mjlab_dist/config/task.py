@@ -10,6 +10,8 @@ import itertools
 from dataclasses import dataclass, field
 from typing import Literal
 
+from mjlab_dist.config.sensors import ContactConfig, DistanceConfig
+
 Scalar = bool | int | str | float
 
 ParamValue = (
@@ -265,37 +267,6 @@ class EntityConfig:
     """Orientation of the MJCF in the scene, as a quaternion w x y z."""
 
 
-ElementKind = Literal["body", "geom", "subtree"]
-"""Kind of element that contact sensors match. body: a body without its children. subtree: a body with all its
-descendants."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ContactConfig:
-    """Contact sensors for elements of the scene, one row per element. The sensor term Contact reads them.
-
-    An entity is given by its name, and the names of its elements are then written without the prefix. An empty entity
-    is the MJCF of sim.model. Without an entity, names are those of the whole scene, with prefixes.
-    """
-
-    names: tuple[str, ...]
-    """Regular expressions that match the names of the elements."""
-    kind: ElementKind = "body"
-    """Kind of the elements. body: a body without its children. subtree: a body with all its descendants."""
-    entity: str | None = None
-    """Entity of the elements. Default: the whole scene."""
-    other_names: tuple[str, ...] = ()
-    """Regular expressions that match the names of what the elements touch; body world is everything static. Default:
-    contacts with anything count."""
-    other_kind: ElementKind = "body"
-    """Kind of the other elements. They must not contain each other: forces of such contacts would count twice."""
-    other_entity: str | None = None
-    """Entity of the other elements. Default: the whole scene."""
-    reduce: Literal["netforce", "maxforce"] = "netforce"
-    """How the forces of several contacts are combined. netforce: their sum, in the world frame. maxforce: the largest
-    one, in the frame of its contact, with the normal force first."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class ActuatorConfig:
     """Motors, one per joint and named like it, that replace the MJCF's actuators on these joints.
@@ -366,6 +337,8 @@ class SimConfig:
     """Groups of motors on joints, by name."""
     contacts: dict[str, ContactConfig] = field(default_factory=dict)
     """Contact sensors in addition to those of the MJCF, by name."""
+    distances: dict[str, DistanceConfig] = field(default_factory=dict)
+    """Distances between geoms, by name."""
     options: OptionsConfig = field(default_factory=OptionsConfig)
     """Solver and integrator."""
     keyframe: str | None = None

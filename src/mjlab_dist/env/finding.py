@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import mujoco
+import torch
 
 from mjlab_dist.config import EnvConfig
+from mjlab_dist.env.binding import look_up
 from mjlab_dist.env.frames import FrameKind, Frames, make_frames
 from mjlab_dist.env.joints import JointSelection, select_joints
 from mjlab_dist.names import find_names
 from mjlab_dist.sim import Simulation
 from mjlab_dist.sim.entities import element_names
+from mjlab_dist.sim.sensors import declared_distances
 
 _KINDS = {
     "body": ("bodies", mujoco.mjtObj.mjOBJ_BODY),
@@ -17,6 +22,21 @@ _KINDS = {
     "geom": ("geoms", mujoco.mjtObj.mjOBJ_GEOM),
 }
 """Plural and type of each kind of frame."""
+
+
+class Distances(NamedTuple):
+    """Distances between the surfaces of geoms, as views of MuJoCo's sensors.
+
+    They belong to the start of the last physics step, as all readings of sensors do.
+    """
+
+    names: tuple[str, ...]
+    """Names of the k pairs, as ``<element>:<other>``."""
+    distance_m: torch.Tensor
+    """Distances in m, negative if the geoms overlap, (num_envs, k)."""
+    points_m: torch.Tensor
+    """Closest points on the element and on the other in the world frame, in m, (num_envs, k, 2, 3); 0 if the two are
+    further apart than the maximum."""
 
 
 class Finder:
@@ -81,6 +101,20 @@ class Finder:
             UserError: If a pattern matches no geom or is not a regular expression, or there is no such entity.
         """
         return self.find_frames("geom", patterns, entity)
+
+    def find_distances(self, name: str) -> Distances:
+        """Return distances that the config declares, and the closest points.
+
+        Args:
+            name: Their name in ``sim.distances``.
+
+        Raises:
+            UserError: If there are none of this name.
+        """
+        look_up("sim.distances", name, self.cfg.sim.distances)
+        names, distances, points = declared_distances(self.sim.model, name)
+        data = self.sim.view("sensordata")
+        return Distances(tuple(names), data[:, distances], data[:, points].unflatten(1, (len(names), 2, 3)))
 
     def find_frames(self, kind: FrameKind, patterns: tuple[str, ...], entity: str | None = None) -> Frames:
         """Select bodies, sites or geoms, and return their poses and velocities.

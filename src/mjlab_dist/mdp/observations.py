@@ -122,6 +122,25 @@ class FrameDistances(_FrameTerm):
         return (pos - env.origins.unsqueeze(1) if self._in_world else pos).norm(dim=2)
 
 
+class SurfaceDistances(Term):
+    """Distances between the surfaces of geoms that ``sim.distances`` declares, in m; (num_envs, k).
+
+    They are negative if the geoms overlap.
+    """
+
+    def __init__(self, env: Env, distances: str) -> None:
+        """Look up the distances.
+
+        Args:
+            env: The envs.
+            distances: Name of an entry of sim.distances.
+        """
+        self._distance_m = env.find_distances(distances).distance_m
+
+    def __call__(self, env: Env) -> torch.Tensor:  # noqa: ARG002 (every observation takes the env)
+        return self._distance_m
+
+
 def base_linear_velocity(env: Env, joint: str = "root") -> torch.Tensor:
     """Return the linear velocity of a floating base in its own frame, in m/s; (num_envs, 3)."""
     return env.base(joint).linear_velocity

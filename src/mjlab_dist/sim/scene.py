@@ -16,7 +16,7 @@ from mjlab_dist.config import ActuatorConfig, EntityConfig, OptionsConfig, Param
 from mjlab_dist.config.references import resolve
 from mjlab_dist.config.signatures import check_model_params, is_function
 from mjlab_dist.errors import UserError
-from mjlab_dist.sim.sensors import add_contacts
+from mjlab_dist.sim.sensors import add_contacts, add_distances
 from mjlab_dist.sim.terrain import add_terrain
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ def build_model(config: SimConfig) -> mujoco.MjModel:
     Returns:
         The model. Bodies of ``config.model`` come first, then entities in their order; actuators of the MJCFs come
         first, then those of ``config.actuators`` in their order; sensors of the MJCFs come first, then those of
-        ``config.contacts``. Keyframes include entities and the targets of position motors.
+        ``config.contacts`` and ``config.distances``. Keyframes include entities and the targets of position motors.
 
     Raises:
         UserError: If something in the config does not exist or does not compile. The message is one line with the
@@ -65,6 +65,7 @@ def build_model(config: SimConfig) -> mujoco.MjModel:
         _attach(spec, name, entity)
     motors = _add_motors(spec, config.actuators)
     add_contacts(spec, config.contacts, config.entities)
+    add_distances(spec, config.distances, config.entities)
     _set_options(spec.option, config.options)
     model = _compile(f"--env.sim.model {_shown(config.model)}", spec.compile)
     # A keyframe that sets joint positions also commands them, so that position motors hold the start state.

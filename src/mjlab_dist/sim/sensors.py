@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 import mujoco
 
-from mjlab_dist.config import ContactConfig
-from mjlab_dist.config.task import ElementKind
+from mjlab_dist.config import ContactConfig, DistanceConfig
+from mjlab_dist.config.sensors import ElementKind
 from mjlab_dist.errors import UserError
 from mjlab_dist.names import check_entity, find_names, local_name
 
@@ -24,6 +25,11 @@ _FOUND_AND_FORCE = 1 << int(mujoco.mjtConDataField.mjCONDATA_FOUND) | 1 << int(m
 
 _REDUCTIONS = {"maxforce": 2, "netforce": 3}
 """Codes of MuJoCo's contact sensor."""
+
+
+_POINTS = mujoco.mjtSensor.mjSENS_GEOMFROMTO
+
+_DISTANCE_SENSORS = (mujoco.mjtSensor.mjSENS_GEOMDIST, _POINTS)
 
 
 class ContactRow(NamedTuple):
@@ -48,8 +54,7 @@ def add_contacts(spec: mujoco.MjSpec, configs: Mapping[str, ContactConfig], enti
     """
     for name, config in configs.items():
         flag = f"--env.sim.contacts.{name}"
-        if not re.fullmatch(r"[\w-]+", name):
-            raise UserError(f"{flag}: a name consists of letters, digits, - and _; rename it")
+        _check_name(flag, name)
         elements = _find(spec, flag, "", (config.names, config.kind, config.entity), entities)
         others = [""]
         if config.other_names:
@@ -67,6 +72,57 @@ def add_contacts(spec: mujoco.MjSpec, configs: Mapping[str, ContactConfig], enti
                     refname=other,
                     intprm=[_FOUND_AND_FORCE, _REDUCTIONS[config.reduce], 1],
                 )
+
+
+def add_distances(spec: mujoco.MjSpec, configs: Mapping[str, DistanceConfig], entities: Collection[str]) -> None:
+    """Add the distance sensors of a config to a scene.
+
+    Args:
+        spec: The scene.
+        configs: Distances by name.
+        entities: Names of the entities of the scene.
+
+    Raises:
+        UserError: If a pattern matches nothing, an entity does not exist, or the maximum is not positive.
+    """
+    for name, config in configs.items():
+        flag = f"--env.sim.distances.{name}"
+        _check_name(flag, name)
+        if not 0 < config.max_m < math.inf:
+            raise UserError(f"{flag}.max-m {config.max_m}: must be positive and finite")
+        elements = _find(spec, flag, "", (config.names, config.kind, config.entity), entities)
+        others = _find(spec, flag, "other-", (config.other_names, config.other_kind, config.other_entity), entities)
+        # All distances, then all points, so that both are contiguous in the sensors' data
+        for kind, suffix in ((mujoco.mjtSensor.mjSENS_GEOMDIST, "distance"), (_POINTS, "points")):
+            for element in elements:
+                for other in others:
+                    spec.add_sensor(
+                        name=f"{name}:{element}:{other}:{suffix}",
+                        type=kind,
+                        objtype=_OBJECTS[config.kind],
+                        objname=element,
+                        reftype=_OBJECTS[config.other_kind],
+                        refname=other,
+                        cutoff=config.max_m,
+                    )
+
+
+def declared_distances(model: mujoco.MjModel, name: str) -> tuple[list[str], slice, slice]:
+    """Return the distance sensors that a config has added to a model.
+
+    Args:
+        model: The model, from :func:`~mjlab_dist.sim.build_model`.
+        name: Name in ``sim.distances``.
+
+    Returns:
+        Name of each of k pairs, as ``<element>:<other>``; columns of the distances in ``sensordata``; and columns of
+        the closest points, six per pair.
+    """
+    known = [i for i in range(model.nsensor) if model.sensor(i).name.startswith(f"{name}:")]
+    first, points = ([i for i in known if model.sensor_type[i] == kind] for kind in _DISTANCE_SENSORS)
+    names = [model.sensor(i).name.removeprefix(f"{name}:").removesuffix(":distance") for i in first]
+    starts = [int(model.sensor_adr[ids[0]]) for ids in (first, points)]
+    return names, slice(starts[0], starts[0] + len(first)), slice(starts[1], starts[1] + 6 * len(points))
 
 
 def declared_contacts(model: mujoco.MjModel, name: str) -> list[ContactRow]:
@@ -104,6 +160,11 @@ def contacts_of_mjcf(model: mujoco.MjModel, patterns: Collection[str]) -> list[C
             raise UserError(f'sensor {name}: its data lacks found or force; write data="found force" in the MJCF')
         rows.append(ContactRow(sensor.name, (int(sensor.adr[0]),)))
     return rows
+
+
+def _check_name(flag: str, name: str) -> None:
+    if not re.fullmatch(r"[\w-]+", name):
+        raise UserError(f"{flag}: a name consists of letters, digits, - and _; rename it")
 
 
 def _contact_sensors(model: mujoco.MjModel) -> list[int]:

@@ -1,0 +1,59 @@
+"""Configs of sensors that are added to a scene. The docstrings of the fields are also the help texts of the flags."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+ElementKind = Literal["body", "geom", "subtree"]
+"""Kind of element that contact sensors match. body: a body without its children. subtree: a body with all its
+descendants."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContactConfig:
+    """Contact sensors for elements of the scene, one row per element. The sensor term Contact reads them.
+
+    An entity is given by its name, and the names of its elements are then written without the prefix. An empty entity
+    is the MJCF of sim.model. Without an entity, names are those of the whole scene, with prefixes.
+    """
+
+    names: tuple[str, ...]
+    """Regular expressions that match the names of the elements."""
+    kind: ElementKind = "body"
+    """Kind of the elements. body: a body without its children. subtree: a body with all its descendants."""
+    entity: str | None = None
+    """Entity of the elements. Default: the whole scene."""
+    other_names: tuple[str, ...] = ()
+    """Regular expressions that match the names of what the elements touch; body world is everything static. Default:
+    contacts with anything count."""
+    other_kind: ElementKind = "body"
+    """Kind of the other elements. They must not contain each other: forces of such contacts would count twice."""
+    other_entity: str | None = None
+    """Entity of the other elements. Default: the whole scene."""
+    reduce: Literal["netforce", "maxforce"] = "netforce"
+    """How the forces of several contacts are combined. netforce: their sum, in the world frame. maxforce: the largest
+    one, in the frame of its contact, with the normal force first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistanceConfig:
+    """Distances between the surfaces of geoms, and their closest points: one per element and other element.
+
+    Names and entities are as in ContactConfig.
+    """
+
+    names: tuple[str, ...]
+    """Regular expressions that match the names of the elements."""
+    kind: Literal["geom", "body"] = "geom"
+    """Kind of the elements. body: the nearest geom of the body, without its children."""
+    entity: str | None = None
+    """Entity of the elements. Default: the whole scene."""
+    other_names: tuple[str, ...]
+    """Regular expressions that match the names of the other elements."""
+    other_kind: Literal["geom", "body"] = "geom"
+    """Kind of the other elements."""
+    other_entity: str | None = None
+    """Entity of the other elements. Default: the whole scene."""
+    max_m: float
+    """Maximum distance that is measured, in m. Elements that are further apart have this distance."""
