@@ -44,6 +44,10 @@ def ball(radius):
     return mujoco.MjSpec.from_string(f'<mujoco><worldbody><geom name="ball" size="{radius}"/></worldbody></mujoco>')
 
 
+def wall(block=0.1):
+    return ball(block)
+
+
 def anything(**options):
     return ball(options["radius"])
 '''
@@ -122,6 +126,13 @@ def test_a_function_with_keywords_takes_anything(default: TrainConfig) -> None:
     config = with_sim(default, model="models_with_parameters:anything", model_params={"radius": 0.3})
     validate(config)
     assert build_model(config.env.sim).geom("ball").size[0] == 0.3
+
+
+def test_a_model_may_have_a_parameter_that_the_env_passes_to_terms(default: TrainConfig, tmp_path: Path) -> None:
+    config = with_sim(default, model="models_with_parameters:wall")
+    config = read(config, tmp_path, "--env.sim.model-params.block", "0.2")
+    validate(config)
+    assert build_model(config.env.sim).geom("ball").size[0] == 0.2
 
 
 def test_configs_of_older_versions_have_no_parameters() -> None:
