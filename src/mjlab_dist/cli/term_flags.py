@@ -35,8 +35,9 @@ def take_term_flags(config: TrainConfig, argv: Sequence[str]) -> tuple[TrainConf
         UserError: If a value cannot be read.
     """
     rest: list[str] = []
-    env = config.env
-    for flag, values in _flags(argv):
+    flags = _flags(argv)
+    env = _with_functions(config.env, flags)  # first, because the parameters of a term depend on its function
+    for flag, values in flags:
         found = _find(env, flag)
         if found is not None and found.path[-1] in PARAMETERS:
             env, is_done = _set_parameter(env, found, flag, values)
@@ -65,6 +66,16 @@ def parse_config(config: TrainConfig, argv: Sequence[str], prog: str, own: Seque
     """
     config, rest = take_term_flags(config, argv)
     return parse(TrainConfig, config, rest, prog, own)
+
+
+def _with_functions(env: EnvConfig, flags: Sequence[tuple[str, list[str]]]) -> EnvConfig:
+    """Apply the flags that replace functions of terms. Tyro reads them again."""
+    for flag, values in flags:
+        term, _, field = flag.rpartition(".")
+        found = _find(env, term)
+        if field == "func" and len(values) == 1 and found is not None and found.name in found.mapping:
+            env = replaced(env, (*found.path, found.name, field), values[0])
+    return env
 
 
 @dataclasses.dataclass(frozen=True)

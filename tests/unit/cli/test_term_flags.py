@@ -151,7 +151,24 @@ def test_a_group_of_motors_can_be_removed_from_python_and_by_a_flag() -> None:
     assert read(f"--env.sim.actuators.{name}", "None") == changed
 
 
-def test_flags_choose_the_class_of_a_block_of_actions_and_set_its_parameters() -> None:
+@pytest.mark.parametrize("order", [1, -1])
+def test_flags_replace_the_function_of_a_term_and_set_its_parameters(order: int) -> None:
     func = "mjlab_dist.mdp.actions:Smoothed"
-    joints = read("--env.actions.joints.func", func).env.actions["joints"]
-    assert joints == dataclasses.replace(DEFAULT.env.actions["joints"], func=func)
+    flags = [("--env.actions.joints.func", func), ("--env.actions.joints.params.alpha", "0.5")]
+    joints = read(*(word for flag in flags[::order] for word in flag)).env.actions["joints"]
+    assert joints == dataclasses.replace(DEFAULT.env.actions["joints"], func=func, params={"alpha": 0.5})
+    damping = ("--env.actions.joints.params.damping", "{.*_hip: 0.5, .*: 1.0}")
+    numbers = ("--env.actions.joints.params.stiffness", "30", "--env.actions.joints.params.delay", "2", "6")
+    torque = read("--env.actions.joints.func=mjlab_dist.mdp.motors:DcMotor", *damping, *numbers)
+    params = {"stiffness": 30, "damping": {".*_hip": 0.5, ".*": 1.0}, "delay": (2, 6)}
+    assert torque.env.actions["joints"].params == params
+    with pytest.raises(UserError, match=r"--env\.actions\.joints\.params\.beta"):
+        read(flags[0][0], func, "--env.actions.joints.params.beta", "0.5")
+
+
+def test_flags_give_scales_by_regular_expression() -> None:
+    scale = read("--env.actions.joints.scale", ".*_hip", "0.1", ".*", "0.3").env.actions["joints"].scale
+    assert scale == {".*_hip": 0.1, ".*": 0.3}
+    config = configured(DEFAULT, {"env.actions.joints.scale": {".*": 0.5}})
+    assert config.env.actions["joints"].scale == {".*": 0.5}
+    assert from_plain(yaml.safe_load(yaml.safe_dump(to_plain(config)))) == config
