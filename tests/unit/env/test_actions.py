@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import mujoco
 import numpy as np
 import pytest
 import torch
-from legged import FEET, HOME, end_episodes, float64, make, refused
+from legged import FEET, HOME, SIM, end_episodes, float64, make, refused
 
-from mjlab_dist.config import ActionConfig
+from mjlab_dist.config import ActionConfig, CaptureMode
 from mjlab_dist.env import Env
 from mjlab_dist.sim import start_warp
 
@@ -187,6 +189,30 @@ def test_the_offset_applies_until_the_first_action_arrives() -> None:
     for arrives in (False, False, True, True):
         env.step(torch.ones(4, 4))
         np.testing.assert_allclose(env.sim.ctrl[:, :4], (HOME[:4] + arrives).expand(4, -1), rtol=0, atol=1e-6)
+
+
+# Own classes
+
+
+@pytest.mark.parametrize("kind", ["Counter", "CounterOutside"])
+@pytest.mark.parametrize("capture", ["physics", "off"])
+def test_an_own_class_has_its_own_width_and_programs_before_each_physics_step(kind: str, capture: CaptureMode) -> None:
+    func = f"action_terms_for_test:{kind}"
+    block = ActionConfig(func=func, actuators=(".*_leg",), scale={"first": 2.0, "second": -1.0}, clip=(-1.0, 1.0))
+    sim = dataclasses.replace(SIM, decimation=3, capture=capture)
+    env = make(3, actions={"legs": block, "tail": ActionConfig(actuators=("tail",))}, sim=sim)
+    assert env.action_names == ["legs.first", "legs.second", "tail"]
+    assert env.uncapturable_terms == (["actions.legs"] if kind == "CounterOutside" else [])
+    for now in range(1, 4):
+        env.step(torch.tensor([[0.5, 0.25, 0.1], [1.0, 3.0, 0.2], [-2.0, 0.0, 0.3]]))
+        np.testing.assert_allclose(env.sim.ctrl[:, :4], [[0.75] * 4, [1.0] * 4, [-2.0] * 4], rtol=1e-6)
+        np.testing.assert_allclose(ctrl_of(env, "tail"), [0.1, 0.2, 0.3], rtol=1e-6)
+        assert env.state()["actions.legs.substeps"].flatten().tolist() == [3.0 * now] * 3
+    outcome = env.episode_outcomes()["action/legs/substeps"]
+    assert outcome.tolist() == [6.0] * 3  # the mean of 3, 6 and 9
+    end_episodes(env, torch.tensor([False, True, False]))
+    env.step(torch.zeros(3, 3))
+    assert env.state()["actions.legs.substeps"].flatten().tolist() == [12.0, 0.0, 12.0]
 
 
 # Mistakes

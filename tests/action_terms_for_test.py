@@ -1,0 +1,56 @@
+"""Action terms that tests name in their configs."""
+
+# No type checker understands Warp's kernels.
+# pyright: reportAssignmentType=false, reportGeneralTypeIssues=false, reportIndexIssue=false
+
+from __future__ import annotations
+
+import mujoco_warp as mjw
+import torch
+import warp as wp
+
+from mjlab_dist.env import Env
+from mjlab_dist.env.action import Action, ActionBlock
+
+
+@wp.kernel
+def _count(numbers: wp.array2d[float]):
+    env, i = wp.tid()
+    numbers[env, i] = numbers[env, i] + 1.0
+
+
+class Counter(Action):
+    """An action of two numbers for any number of actuators: their sum, per control step and per physics step.
+
+    Attributes:
+        substeps: Number of physics steps in this episode, (num_envs, 1).
+    """
+
+    def __init__(self, env: Env, block: ActionBlock) -> None:
+        super().__init__(env, block)
+        self.substeps = torch.zeros(env.num_envs, 1, device=env.device)
+        self._substeps = wp.from_torch(self.substeps)
+
+    def action_names(self) -> tuple[str, ...]:
+        return ("first", "second")
+
+    def apply(self, env: Env) -> None:  # noqa: ARG002 (every action takes the env)
+        self.send(self.values.sum(dim=1, keepdim=True))
+
+    def substep(self, model: mjw.Model, data: mjw.Data) -> None:  # noqa: ARG002 (every program takes them)
+        wp.launch(_count, self.substeps.shape, [self._substeps])
+
+    def metrics(self) -> dict[str, torch.Tensor]:
+        return {"substeps": self.substeps[:, 0]}
+
+    def cleared(self) -> list[torch.Tensor]:
+        return [self.substeps]
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return {"substeps": self.substeps}
+
+
+class CounterOutside(Counter):
+    """The same, kept out of graphs."""
+
+    capturable = False
