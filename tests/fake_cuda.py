@@ -16,10 +16,10 @@ from typing import Any
 from unittest import mock
 
 import torch
-from host_syncs import HostSyncs
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mjlab_dist.check.host_syncs import HostSyncs
 from mjlab_dist.env import Env
 from mjlab_dist.sim import Simulation
 

@@ -9,7 +9,8 @@ from unittest import mock
 
 import torch
 import warp as wp
-from host_syncs import HostSyncs
+
+from mjlab_dist.check.host_syncs import HostSyncs
 
 aten: Any = torch.ops.aten
 

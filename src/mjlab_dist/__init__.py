@@ -3,8 +3,8 @@
 From Python: ``mjlab_dist.train("cartpole-balance", gpu_ids="all")``. Importing this imports no torch.
 """
 
-from mjlab_dist.api import train
-from mjlab_dist.errors import RankError, UserError
+from mjlab_dist.api import check_task, train
+from mjlab_dist.errors import CheckError, RankError, UserError
 from mjlab_dist.registry import task_config
 
-__all__ = ["RankError", "UserError", "task_config", "train"]
+__all__ = ["CheckError", "RankError", "UserError", "check_task", "task_config", "train"]

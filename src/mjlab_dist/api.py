@@ -1,17 +1,22 @@
-"""Training from Python: in a script, a notebook or any thread. Imports no heavy libraries before training starts."""
+"""Training and checks of tasks from Python: in a script, a notebook or any thread.
+
+Imports no heavy libraries before training starts.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from mjlab_dist import registry
+from mjlab_dist.check import NUM_CHECKED
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.alternatives import drop_replaced
 from mjlab_dist.config.entries import entry, replaced, without
 from mjlab_dist.config.serialization import from_plain, paths, to_plain
 from mjlab_dist.config.signatures import PARAMETERS, parameters_of
-from mjlab_dist.errors import UserError
+from mjlab_dist.errors import CheckError, UserError
 from mjlab_dist.run_dir import find_run_to_resume, read_config_file
 from mjlab_dist.wording import did_you_mean
 
@@ -57,6 +62,29 @@ def train(task: str | TrainConfig, *, quiet: bool = False, **fields: Any) -> Run
     result = launch(config, console.listen, console.started)
     console.finished(result.run_dir, result.stopped)
     return result
+
+
+def check_task(task: str | TrainConfig, **fields: Any) -> None:
+    """Check a task on the CPU, like the command ``mjlab-dist check``. The random generators keep their states.
+
+    A test of a package of tasks is one line: ``mjlab_dist.check_task("my-task")``.
+
+    Args:
+        task: Name of a task, or its config.
+        fields: Fields of the config, as :func:`train` takes them. ``num_envs`` is 16 by default.
+
+    Raises:
+        UserError: If a field is unknown, or the config cannot train.
+        CheckError: If the task fails checks. The message has one line for each, with the guilty term and the fix.
+    """
+    base = dataclasses.replace(_start(task, {}), num_envs=NUM_CHECKED, total_num_envs=None, total_timesteps=None)
+    config = configured(base, fields)
+
+    from mjlab_dist.check.run import check  # noqa: PLC0415
+
+    failures = [f"{result.name}: {result.text}" for result in check(config) if not result.passed]
+    if failures:
+        raise CheckError("\n".join([f"{config.task} fails {len(failures)} checks", *failures]))
 
 
 def _start(task: str | TrainConfig, fields: Mapping[str, Any]) -> TrainConfig:

@@ -182,7 +182,7 @@ def _attempt(config: TrainConfig, device: str, num_envs: int, num_steps: int, ch
     # Envs and actions
     env = Env(config.env, num_envs, device)
     act = _random(env, config.agent.init_std) if checkpoint is None else _policy(env, config, checkpoint)
-    gauge = _Gauge(env)
+    gauge = BufferGauge(env)
     # Steps, with a count after each
     with torch.inference_mode():
         obs, dones = env.get_observations(), torch.ones(env.num_envs, dtype=torch.bool, device=device)
@@ -231,7 +231,7 @@ def _larger(config: TrainConfig, attempt: Attempt) -> TrainConfig | None:
     return dataclasses.replace(config, env=dataclasses.replace(config.env, sim=dataclasses.replace(sim, **changes)))
 
 
-class _Gauge:
+class BufferGauge:
     """Counter of the buffer use of an env.
 
     It counts in the last substep of each step. Overflows cover every substep.

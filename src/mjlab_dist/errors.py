@@ -44,6 +44,12 @@ class PreflightError(UserError):
     exit_code = Exit.PREFLIGHT
 
 
+class CheckError(RuntimeError):
+    """A task failed checks. The message has one line per failed check."""
+
+    exit_code = Exit.FAILED
+
+
 class RankError(RuntimeError):
     """A rank failed, hung or was killed.
 

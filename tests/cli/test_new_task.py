@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 import torch
 from conftest import BIN, Command, Done
-from host_syncs import HostSyncs
 
 from mjlab_dist import registry
+from mjlab_dist.check.host_syncs import HostSyncs
 from mjlab_dist.config import ActuatorConfig, SimConfig
 from mjlab_dist.env import Env
 from mjlab_dist.new_task import NewTask, create

@@ -12,9 +12,9 @@ import torch
 from every_task import NAMES, config_of
 from manipulator import BLOCKS
 from manipulator import CONFIG as ARM_CONFIG
-from replay import Recorder, Recording, ReplayError
 from tensordict import TensorDict
 
+from mjlab_dist.check.replay import Recorder, Recording, ReplayError
 from mjlab_dist.config import AgentConfig, TrainConfig
 from mjlab_dist.distributed import Rank
 from mjlab_dist.env import Env

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from host_syncs import HostSyncs
 
 from mjlab_dist import registry, worker
+from mjlab_dist.check.host_syncs import HostSyncs
 from mjlab_dist.distributed import RankDevice, rank_from_environment
 from mjlab_dist.distributed.group import meet, process_group
 

@@ -117,6 +117,8 @@ def _flags(command: str, task: str | None) -> list[Flag]:
         return [*flags_of(NewTaskConfig()), *HELP_FLAGS]
     if command == "train":
         from mjlab_dist.cli.train import HELP  # noqa: PLC0415
+    elif command == "check":
+        from mjlab_dist.cli.check import HELP  # noqa: PLC0415
     elif command == "verify":
         from mjlab_dist.cli.verify import HELP  # noqa: PLC0415
     elif command == "size-buffers":

@@ -16,6 +16,7 @@ from mjlab_dist.wording import did_you_mean, listed
 SUMMARIES = {
     "train": "train a policy",
     "play": "show what a trained policy does",
+    "check": "check a task: its terms, replays, seeds, resuming, buffers",
     "verify": "check that the ranks of this machine train one policy",
     "doctor": "check whether this machine can train",
     "list-tasks": "print the installed tasks",
@@ -91,6 +92,8 @@ def _command(name: str) -> Callable[[Sequence[str], str], None]:
         from mjlab_dist.cli.train import main  # noqa: PLC0415
     elif name == "play":
         from mjlab_dist.cli.play import main  # noqa: PLC0415
+    elif name == "check":
+        from mjlab_dist.cli.check import main  # noqa: PLC0415
     elif name == "verify":
         from mjlab_dist.cli.verify import main  # noqa: PLC0415
     elif name == "doctor":

@@ -45,6 +45,13 @@ def test_words_without_a_command_have_no_suggestions(words: list[str]):
     assert suggestions(words) is None
 
 
+def test_the_command_check_takes_a_task_and_its_flags():
+    assert suggested("mjlab-dist", "check", "cart") == list(registry.task_summaries("cart"))
+    assert suggested("mjlab-dist", "check", "cartpole-balance", "--env.rewards.smooth.w") == [
+        "--env.rewards.smooth.weight"
+    ]
+
+
 def test_commands_of_the_umbrella():
     assert suggestions(["mjlab-dist", ""]) == SUMMARIES
     assert suggested("mjlab-dist", "ver") == ["verify"]

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 from env_terms_for_test import Ended
-from host_syncs import HostReads, HostSyncs
 from legged import EVERYTHING
 
+from mjlab_dist.check.host_syncs import HostReads, HostSyncs
 from mjlab_dist.config import (
     ActionConfig,
     CaptureMode,

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from host_syncs import HostSyncs
 from legged import EVERYTHING
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
+from mjlab_dist.check.host_syncs import HostSyncs
 from mjlab_dist.config import EnvConfig
 from mjlab_dist.env import Env
 from mjlab_dist.errors import UserError

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from host_syncs import HostSyncs
 from rollouts import (
     AGENT,
     MINI_BATCHES,
@@ -26,6 +25,7 @@ from rollouts import (
 from rsl_rl.modules import EmpiricalNormalization
 from tensordict import TensorDict
 
+from mjlab_dist.check.host_syncs import HostSyncs
 from mjlab_dist.learn.moments import NormalizerMoments, advantage_moments, normalize
 
 NUM_ENVS = 8

@@ -9,10 +9,10 @@ import mujoco
 import numpy as np
 import pytest
 import torch
-from host_syncs import HostSyncs
 from legged import end_episodes, float64
 from manipulator import ARM, BLOCKS, CONFIG, SIM, make
 
+from mjlab_dist.check.host_syncs import HostSyncs
 from mjlab_dist.config import ActionConfig
 from mjlab_dist.config.terms import action
 from mjlab_dist.env import Env

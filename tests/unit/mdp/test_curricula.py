@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from host_syncs import HostSyncs
 from legged import SIM, end_episodes, make, refused
 
 from mjlab_dist import registry
+from mjlab_dist.check.host_syncs import HostSyncs
 from mjlab_dist.config import EventConfig, RewardConfig, TermConfig, TerrainConfig, TerrainPartConfig
 from mjlab_dist.distributed import Rank
 from mjlab_dist.env import Env, EpisodeTotals

@@ -9,9 +9,9 @@ import mujoco
 import numpy as np
 import pytest
 import torch
-from host_syncs import HostSyncs
 from legged import CONFIG, SIM, end_episodes, float64, make, randomize_state, refused
 
+from mjlab_dist.check.host_syncs import HostSyncs
 from mjlab_dist.config import CaptureMode, EventConfig, ObservationConfig, TermConfig, TerrainConfig, TerrainPartConfig
 from mjlab_dist.env import Env
 from mjlab_dist.mdp.height_scan import HeightScan

@@ -12,9 +12,9 @@ import mujoco
 import numpy as np
 import pytest
 import torch
-from host_syncs import HostSyncs
 from legged import CONFIG, DT_S, end_episodes, float64, make, refused
 
+from mjlab_dist.check.host_syncs import HostSyncs
 from mjlab_dist.config import EventConfig, ObservationConfig, ParamValue, RewardConfig, TermConfig
 from mjlab_dist.env import Env
 from mjlab_dist.mdp import motion as terms

@@ -10,8 +10,8 @@ import mujoco
 import numpy as np
 import pytest
 import torch
-from host_syncs import HostSyncs
 
+from mjlab_dist.check.host_syncs import HostSyncs
 from mjlab_dist.config.checks import validate
 from mjlab_dist.env import Env
 from mjlab_dist.sim import build_model, start_warp

@@ -9,8 +9,8 @@ import mujoco
 import numpy as np
 import pytest
 import torch
-from host_syncs import HostSyncs
 
+from mjlab_dist.check.host_syncs import HostSyncs
 from mjlab_dist.config import EnvConfig
 from mjlab_dist.env import Env
 from mjlab_dist.mdp.sensors import Contact

@@ -11,8 +11,8 @@ import mujoco
 import numpy as np
 import pytest
 import torch
-from host_syncs import HostSyncs
 
+from mjlab_dist.check.host_syncs import HostSyncs
 from mjlab_dist.env import Env
 from mjlab_dist.mdp.motion_file import MotionFile, read_motions
 from mjlab_dist.sim import load_model, start_warp

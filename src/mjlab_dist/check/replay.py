@@ -20,16 +20,16 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
-from unittest import mock
 
-import host_syncs
 import torch
 import warp as wp
-from host_syncs import HostReads, HostSyncs
 
+from mjlab_dist.check.host_syncs import HostReads, HostSyncs, pausing
+from mjlab_dist.patching import patched
 from mjlab_dist.sim import Simulation
 
 aten: Any = torch.ops.aten
@@ -37,8 +37,11 @@ aten: Any = torch.ops.aten
 Key = tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]
 """Address, shape, strides and type of a tensor."""
 
-_RECORDING = (__file__, host_syncs.__file__)
-"""Files that messages do not name."""
+_SKIPPED = tuple(
+    f"{name}."
+    for name in ("mjlab_dist.check", "torch", "warp", "tensordict", "mujoco_warp", "rsl_rl", "contextlib", "functools")
+)
+"""Modules that messages do not name, with a dot after each."""
 
 
 class ReplayError(Exception):
@@ -67,10 +70,10 @@ class Memory:
     """An argument that was allocated before the first step."""
 
     key: Key
-    tensor: torch.Tensor = dataclasses.field(compare=False, repr=False)
+    value: torch.Tensor = dataclasses.field(compare=False, repr=False)
 
     def __str__(self) -> str:
-        return f"the memory {_describe(self.tensor)} at {self.tensor.data_ptr():#x}"
+        return f"the memory {_describe(self.value)} at {self.value.data_ptr():#x}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,10 +175,8 @@ class Recording:
 
         def value(argument: Argument) -> Any:
             match argument:
-                case Constant():
+                case Constant() | Memory():
                     return argument.value
-                case Memory():
-                    return argument.tensor
                 case Result():
                     return results[argument.operation][argument.leaf]
                 case Carried():
@@ -196,15 +197,27 @@ class Recording:
 class Recorder:
     """Records consecutive control steps, and raises if one breaks the contract."""
 
-    def __init__(self, sim: Simulation, rollout: Mapping[str, torch.Tensor]) -> None:
+    def __init__(
+        self,
+        sim: Simulation,
+        rollout: Mapping[str, torch.Tensor],
+        *,
+        indices: bool = True,
+        place: Callable[[], str] | None = None,
+    ) -> None:
         """Record nothing yet.
 
         Args:
             sim: The physics, whose programs are captured.
             rollout: Buffers that hold a rollout, by name, (steps, ...) each: a step writes to its own row.
+            indices: Whether to refuse all tensors used as indices, not only boolean ones.
+            place: Returns where the code is that issues an operation, for messages; file and line by default.
         """
         self._sim = sim
         self._rollout = rollout
+        self._indices = indices
+        self._place = place or line_of_code
+        self._modes: list[HostSyncs | HostReads] = []
         self._fresh: set[int] = set()
         self._first: Recording | None = None
         # Keeps alive what the steps allocated, so that no address is used twice.
@@ -232,8 +245,9 @@ class Recorder:
         Raises:
             ReplayError: If the step breaks the contract.
         """
-        mode = _StepMode(self._rollout, carried, row, self._fresh)
-        with _warp_recorded(mode, self._sim), HostReads() as reads, mode:
+        mode, reads = _StepMode(self, carried, row), _Reads(self._place)
+        self._modes = [mode, reads]
+        with _warp_recorded(mode, self._sim), reads, mode:
             outputs = dict(step())
         if reads.found:
             raise ReplayError(f"the step reads a tensor on the host: {', '.join(reads.found)}")
@@ -246,29 +260,39 @@ class Recorder:
             _compare(made, self._first)
         return outputs
 
+    def paused(self) -> AbstractContextManager[None]:
+        """Return a context that executes code of a step without recording it."""
+        return pausing(*self._modes)
+
+
+class _Reads(HostReads):
+    """Records reads by the host, and where they are."""
+
+    def __init__(self, place: Callable[[], str]) -> None:
+        super().__init__()
+        self._place = place
+
+    def note(self, function: str) -> None:
+        super().note(f"{function}, {self._place()}")
+
 
 class _StepMode(HostSyncs):
     """Records the operations of one step."""
 
-    def __init__(
-        self,
-        rollout: Mapping[str, torch.Tensor],
-        carried: Mapping[str, torch.Tensor],
-        row: int,
-        stale: set[int],
-    ) -> None:
-        super().__init__()
+    def __init__(self, recorder: Recorder, carried: Mapping[str, torch.Tensor], row: int) -> None:
+        super().__init__(recorder._indices)
         self.operations: list[Operation] = []
         self.fresh: set[int] = set()
         self.kept: list[torch.Tensor] = []
-        self._buffers = {_storage(buffer): (name, buffer) for name, buffer in rollout.items()}
+        self.place = recorder._place
+        self._buffers = {_storage(buffer): (name, buffer) for name, buffer in recorder._rollout.items()}
         self._carried = {_key(tensor): Carried(name) for name, tensor in carried.items()}
         self._row = row
-        self._stale = stale
+        self._stale = recorder._fresh
         self._results: dict[Key, Result] = {}
 
     def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        line = _line()
+        line = self.place()
         where = f"{func}, {line}"
         if self._waits(func, args, kwargs):
             raise ReplayError(f"{where}: waits for the device")
@@ -340,31 +364,41 @@ def _compare(step: Recording, first: Recording) -> None:
 @contextmanager
 def _warp_recorded(mode: _StepMode, sim: Simulation) -> Iterator[None]:
     """Record launches of a simulation's programs, and raise at launches of single kernels."""
-    launch = wp.capture_launch
+    launch_graph, launch_kernel = wp.capture_launch, wp.launch
     names = {id(graph): getattr(program, "__qualname__", "a program") for program, graph in sim._graphs.items()}
 
     def recorded(graph: wp.Graph, stream: wp.Stream | None = None) -> None:
-        args = (Constant.of(graph), Constant.of(stream))
-        mode.operations.append(Operation(f"Warp's {names[id(graph)]}", args, (), (), launch, _line()))
-        launch(graph, stream)
+        if not mode.paused:
+            args = (Constant.of(graph), Constant.of(stream))
+            made = Operation(f"Warp's {names[id(graph)]}", args, (), (), launch_graph, mode.place())
+            mode.operations.append(made)
+        launch_graph(graph, stream)
 
-    def refused(kernel: Any, *_: Any, **__: Any) -> None:
-        raise ReplayError(f"Warp's kernel {kernel.key}, {_line()}: is launched by itself; use Simulation.record")
+    def refused(kernel: Any, *args: Any, **kwargs: Any) -> None:
+        if not mode.paused:
+            where = f"Warp's kernel {kernel.key}, {mode.place()}"
+            raise ReplayError(f"{where}: is launched by itself; use Simulation.record")
+        launch_kernel(kernel, *args, **kwargs)
 
-    with mock.patch.object(wp, "capture_launch", recorded), mock.patch.object(wp, "launch", refused):
+    with patched(wp, "capture_launch", recorded), patched(wp, "launch", refused):
         yield
 
 
-def _line() -> str:
+def line_of_code() -> str:
     """Return the innermost file and line outside of libraries and of the recording modules."""
     frame = sys._getframe(1)
-    while frame.f_back and _is_skipped(frame.f_code.co_filename):
+    while frame.f_back and is_library(frame):
         frame = frame.f_back
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 
-def _is_skipped(file: str) -> bool:
-    return file in _RECORDING or "site-packages" in file
+def is_library(frame: FrameType) -> bool:
+    """Return whether a frame belongs to a library or to the recording modules, which messages do not name.
+
+    Args:
+        frame: A frame of the stack.
+    """
+    return f"{frame.f_globals.get('__name__', '')}.".startswith(_SKIPPED)
 
 
 def _tensors(values: Sequence[Any]) -> Iterator[torch.Tensor]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ class HostSyncs(TorchDispatchMode):
     Attributes:
         num_ops: Number of dispatched operations.
         found: Names of those that wait.
+        paused: Whether operations are executed without being recorded.
     """
 
     WAITING = (
@@ -42,10 +45,11 @@ class HostSyncs(TorchDispatchMode):
         self._indices = indices
         self.num_ops = 0
         self.found: list[str] = []
+        self.paused = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func.namespace == "prim":  # reads a tensor's device
+        if self.paused or func.namespace == "prim":  # prim reads a tensor's device
             return func(*args, **kwargs)
         # In inference mode composite operations arrive whole: a copy to another device hides in `aten.to`.
         if func.namespace == "aten" and func._can_decompose():
@@ -57,8 +61,16 @@ class HostSyncs(TorchDispatchMode):
         """Execute an operation that is not composed of others."""
         self.num_ops += 1
         if self._waits(func, args, kwargs):
-            self.found.append(str(func))
+            self.note(str(func))
         return func(*args, **kwargs)
+
+    def note(self, operation: str) -> None:
+        """Record an operation that waits.
+
+        Args:
+            operation: Its name.
+        """
+        self.found.append(operation)
 
     def _waits(self, func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
         masks = func is aten.index.Tensor and (
@@ -80,6 +92,7 @@ class HostReads(TorchFunctionMode):
     Attributes:
         num_calls: Number of calls of torch's functions.
         found: Names of those that read.
+        paused: Whether calls are not recorded.
     """
 
     READING = (torch.Tensor.cpu, torch.Tensor.numpy, torch.Tensor.tolist)
@@ -88,9 +101,34 @@ class HostReads(TorchFunctionMode):
         super().__init__()
         self.num_calls = 0
         self.found: list[str] = []
+        self.paused = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.num_calls += 1
-        if func in self.READING:
-            self.found.append(str(func))
+        if func in self.READING and not self.paused:
+            self.note(f"Tensor.{func.__name__}")
         return func(*args, **(kwargs or {}))
+
+    def note(self, function: str) -> None:
+        """Record a call that reads.
+
+        Args:
+            function: Name of the function.
+        """
+        self.found.append(function)
+
+
+@contextmanager
+def pausing(*modes: HostSyncs | HostReads) -> Iterator[None]:
+    """Execute code without recording it.
+
+    Args:
+        modes: The modes to pause.
+    """
+    for mode in modes:
+        mode.paused = True
+    try:
+        yield
+    finally:
+        for mode in modes:
+            mode.paused = False

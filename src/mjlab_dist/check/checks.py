@@ -1,0 +1,265 @@
+"""The checks of a task, each on one line: passed or failed, with the guilty term and the fix."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import mujoco_warp as mjw
+import torch
+
+from mjlab_dist.buffer_sizes import BufferGauge, Usage
+from mjlab_dist.check.host_syncs import HostReads, HostSyncs, pausing
+from mjlab_dist.check.replay import Recorder, ReplayError
+from mjlab_dist.check.watch import PHYSICS, Entry, Watch, WatchedEnv
+from mjlab_dist.config import SimConfig
+from mjlab_dist.wording import listed
+
+NUM_RECORDED = 40
+"""Steps that must issue the same operations."""
+
+SPEED_S = 1.0
+"""Time in s over which the speed is measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """Result of one check."""
+
+    name: str
+    """Name of the check."""
+    passed: bool
+    """Whether the task passed it."""
+    text: str
+    """Measured result; of a check that failed: the guilty term, the problem and the fix."""
+
+
+def passed(name: str, text: str) -> Check:
+    """Return the result of a check that passed."""
+    return Check(name=name, passed=True, text=text)
+
+
+def failed(name: str, text: str) -> Check:
+    """Return the result of a check that failed."""
+    return Check(name=name, passed=False, text=text)
+
+
+class _NamedSyncs(HostSyncs):
+    """Records waits with the term that causes them."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__(indices=False)
+        self._watch = watch
+
+    def note(self, operation: str) -> None:
+        super().note(f"{self._watch.where()}: {operation}")
+
+
+class _NamedReads(HostReads):
+    """Records reads with the term that causes them."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def note(self, function: str) -> None:
+        super().note(f"{self._watch.where()}: {function}")
+
+
+def check_syncs(env: WatchedEnv, actions: torch.Tensor) -> Check:
+    """Check that no operation of the steps waits for the device.
+
+    Args:
+        env: The envs.
+        actions: Actions of the steps, (steps, num_envs, num_actions).
+    """
+    syncs, reads = _NamedSyncs(env.watch), _NamedReads(env.watch)
+    with env.watch.leaving_out(lambda: pausing(syncs, reads)), reads, syncs:
+        for action in actions:
+            env.step(action)
+    found = list(dict.fromkeys([*syncs.found, *reads.found]))
+    if found:
+        fix = "compute with tensors (torch.where, a mask) instead of .item(), float(), if or x[mask]"
+        return failed("host syncs", f"{'; '.join(found)} waits for the device; {fix}")
+    return passed("host syncs", f"none in {len(actions)} steps" + _of_uncapturable(env))
+
+
+def check_replay(env: WatchedEnv, actions: torch.Tensor) -> Check:
+    """Check that all steps issue the same operations on the same memory.
+
+    Args:
+        env: The envs.
+        actions: Actions of the steps, (steps, num_envs, num_actions).
+    """
+    given = actions[0].clone()
+    recorder = Recorder(env.sim, {}, indices=False, place=env.watch.where)
+    outputs: dict[str, torch.Tensor] = {}
+
+    def step() -> Mapping[str, torch.Tensor]:
+        obs, reward, done, _ = env.step(given)
+        return {**{name: obs[name] for name in env.cfg.observations}, "reward": reward, "done": done}
+
+    try:
+        with env.watch.leaving_out(recorder.paused):
+            for action in actions:
+                given.copy_(action)
+                outputs = recorder.record(step, outputs, 0)
+    except ReplayError as error:
+        return failed("replay", f"{error}; every step must run the same operations on memory allocated in __init__")
+    num_operations = len(recorder.recording.operations)
+    return passed("replay", f"the same {num_operations} operations in {len(actions)} steps" + _of_uncapturable(env))
+
+
+def _of_uncapturable(env: WatchedEnv) -> str:
+    names = env.uncapturable_terms
+    return f", without {listed(names)}, which cannot be captured" if names else ""
+
+
+def check_finite(env: WatchedEnv, trace: Sequence[Entry], num_episodes: int) -> Check:
+    """Check that the physics and all results of terms are finite.
+
+    Args:
+        env: The envs.
+        trace: What happened in a rollout.
+        num_episodes: Number of episodes that ended in the rollout, for the result.
+    """
+    num_steps = max(entry.step for entry in trace)
+    broken = {entry.step for entry in trace if entry.not_finite and entry.place == PHYSICS}
+    # With this policy, the env itself handles a step in which the physics is not finite.
+    handled = broken if env.cfg.nan_policy == "reset" else set()
+    for entry in trace:
+        if entry.not_finite and entry.step not in handled:
+            return failed("finite", f"{entry.place}: {_not_finite(entry, num_steps)}")
+    resets = f"; nan_policy reset handled {len(broken)} of the steps" if broken else ""
+    return passed("finite", f"{num_steps} steps with random actions, {num_episodes} resets{resets}")
+
+
+def _not_finite(entry: Entry, num_steps: int) -> str:
+    when = f"{_when(entry)} of {num_steps}" if entry.step else _when(entry)
+    if "result" in entry.not_finite:
+        return f"returned NaN or infinity {when}; guard divisions, roots and logarithms, for example with clamp_min"
+    fix = "; use a smaller timestep, or lower gains and forces" if entry.place == PHYSICS else ""
+    return f"{_shown(entry.not_finite)} became NaN or infinite {when}{fix}"
+
+
+def _when(entry: Entry) -> str:
+    return f"in step {entry.step}" if entry.step else "at the start of the first episodes"
+
+
+def _shown(names: Sequence[str]) -> str:
+    """Return the names of the first tensors, as the task calls them."""
+    return listed([name.removeprefix("sim.") for name in names[:3]])
+
+
+def first_difference(mine: Iterable[Entry], theirs: Iterable[Entry]) -> str:
+    """Return what differs first in two rollouts, and where: a term is guilty if all before it was equal.
+
+    Args:
+        mine: One rollout.
+        theirs: The other, over the same steps.
+
+    Returns:
+        Place, tensors and step; empty if nothing differs.
+    """
+    for one, other in zip(mine, theirs, strict=True):
+        assert one.place == other.place
+        names = [name for name, digest in one.digests.items() if other.digests.get(name) != digest]
+        if names:
+            what = "" if names == ["result"] else f" of {_shown(names)}"
+            return f"{one.place}: other values{what} {_when(one)}"
+    return ""
+
+
+def check_seeds(same: tuple[Sequence[Entry], Sequence[Entry]], other: Sequence[Entry], seed: int, draws: bool) -> Check:
+    """Check that a seed determines the rollout, and that another seed leads to another.
+
+    Args:
+        same: Two rollouts with the same seed.
+        other: A rollout with the next seed and the same actions.
+        seed: The seed.
+        draws: Whether anything has been drawn from torch's generator.
+    """
+    difference = first_difference(*same)
+    if difference:
+        return failed(
+            "seeds",
+            f"{difference}, though the seed is {seed} in both; draw from torch's default generator, which is seeded",
+        )
+    if not first_difference(same[0], other):
+        if not draws:
+            return passed("seeds", f"seed {seed} twice: equal; nothing is drawn at random, so all seeds are equal")
+        return failed(
+            "seeds", f"the seeds {seed} and {seed + 1} lead to the same rollout; draw from torch's default generator"
+        )
+    return passed("seeds", f"seed {seed} twice: equal; seed {seed + 1}: different")
+
+
+def check_resume(going_on: Sequence[Entry], resumed: Sequence[Entry]) -> Check:
+    """Check that envs that load a state continue as those that the state is of.
+
+    Args:
+        going_on: Rollout of the envs whose state was saved.
+        resumed: Rollout of the envs that loaded it.
+    """
+    difference = first_difference(going_on, resumed)
+    num_steps = len({entry.step for entry in going_on})
+    if difference:
+        return failed(
+            "resume",
+            f"{difference} after load_state(); return every tensor that the term keeps from its state(), and change "
+            "it in place",
+        )
+    return passed("resume", f"state() and load_state(): equal bit for bit over {num_steps} steps")
+
+
+class Buffers:
+    """Use of the buffers for constraints and contacts in a rollout."""
+
+    def __init__(self, env: WatchedEnv) -> None:
+        """Count nothing yet.
+
+        Args:
+            env: The envs.
+        """
+        self._env = env
+        self._gauge = BufferGauge(env)
+
+    def read(self) -> None:
+        """Count after a step."""
+        self._gauge.read()
+
+    def check(self) -> Check:
+        """Check that nothing was dropped."""
+        sim, usage, task = self._env.cfg.sim, self._gauge.usage(), "mjlab-dist size-buffers TASK"
+        overflows = [str(bit.name) for bit in mjw.OverflowType if bool((self._env.sim.overflow & int(bit)).any())]
+        if overflows:
+            fix = f"set larger ones; {task} measures them"
+            return failed("buffers", f"overflow of {listed(overflows)} with {_sizes(sim)}; {fix}")
+        if sim.nconmax == 0 and usage.can_touch:
+            return failed("buffers", f"nconmax 0 turns contacts off, but geoms can collide; {task} measures it")
+        return passed("buffers", f"{_sizes(sim)}; {_used(usage)}")
+
+
+def _sizes(sim: SimConfig) -> str:
+    return f"njmax {sim.njmax} and nconmax {sim.nconmax}"
+
+
+def _used(usage: Usage) -> str:
+    per_env = max(usage.contacts_of_all, usage.pairs_of_all) / usage.num_envs
+    return f"used with random actions: {usage.rows} and {per_env:.1f}"
+
+
+def measure_speed(env: WatchedEnv, actions: torch.Tensor) -> Check:
+    """Measure the speed, for information.
+
+    Args:
+        env: The envs.
+        actions: Actions of the steps, (steps, num_envs, num_actions).
+    """
+    start, num_steps = time.perf_counter(), 0
+    while time.perf_counter() - start < SPEED_S:
+        env.step(actions[num_steps % len(actions)])
+        num_steps += 1
+    speed = num_steps * env.num_envs / (time.perf_counter() - start)
+    return passed("speed", f"{speed:,.0f} env steps/s with {env.num_envs} envs on the CPU, without a policy")

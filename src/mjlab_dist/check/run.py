@@ -1,0 +1,212 @@
+"""Run all checks of a task on a few envs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from mjlab_dist.check import NUM_CHECKED
+from mjlab_dist.check.checks import (
+    NUM_RECORDED,
+    Buffers,
+    Check,
+    check_finite,
+    check_replay,
+    check_resume,
+    check_seeds,
+    check_syncs,
+    failed,
+    measure_speed,
+    passed,
+)
+from mjlab_dist.check.replay import is_library
+from mjlab_dist.check.watch import RETURNED, Entry, WatchedEnv
+from mjlab_dist.config import TrainConfig
+from mjlab_dist.config.checks import validate
+from mjlab_dist.errors import UserError
+from mjlab_dist.learn.random_state import random_state, restore_random_state
+from mjlab_dist.seeding import seed_generators
+from mjlab_dist.sim import start_warp
+
+NUM_STEPS = 200
+"""Steps of a rollout; every episode ends once in them."""
+
+NUM_RESUMED = 50
+"""Steps after a state is loaded."""
+
+ITERATION_STEPS = 25
+"""Steps of an iteration: curricula change after them."""
+
+TIMER_STEPS = 20
+"""Commands and interval events are due for the first time within this many steps."""
+
+EXTRA_STEPS = ITERATION_STEPS + 7
+"""Steps by which the envs that load a state are ahead, so that counters in Python differ."""
+
+
+def check(config: TrainConfig) -> Iterator[Check]:
+    """Check a task, and yield each result when it is known. The random generators keep their states.
+
+    Args:
+        config: The task, and the number of envs.
+
+    Raises:
+        UserError: If the config cannot train, or the number of envs is auto.
+    """
+    # The rollout of so few envs need not divide into mini-batches.
+    validate(dataclasses.replace(config, num_envs="auto", total_num_envs=None))
+    num_envs = config.num_envs if config.total_num_envs is None else config.total_num_envs
+    if num_envs == "auto":
+        raise UserError(f"--num-envs auto: give a number, such as {NUM_CHECKED}; this command does not measure memory")
+    # Only recorded physics can be part of a replay.
+    sim = dataclasses.replace(config.env.sim, capture="physics")
+    config = dataclasses.replace(config, env=dataclasses.replace(config.env, sim=sim))
+    start_warp("cpu")
+    before = random_state("cpu")
+    try:
+        with torch.inference_mode(False), torch.no_grad():
+            yield from _checks(config, num_envs)
+    finally:
+        restore_random_state(before, "cpu")
+
+
+def _checks(config: TrainConfig, num_envs: int) -> Iterator[Check]:
+    # Terms: envs are built and make a step
+    first = _Subject(config, num_envs, config.seed)
+    result = first.build()
+    yield result
+    if not result.passed:
+        return
+
+    # Rollouts of the same seed and of another one
+    second, other = (_Subject(config, num_envs, seed) for seed in (config.seed, config.seed + 1))
+    for subject in (first, second, other):
+        error = subject.run()
+        if error is not None:
+            yield error
+            return
+    env = first.env
+    yield check_finite(env, first.trace, first.num_resets)
+    yield check_seeds((first.trace, second.trace), other.trace, config.seed, first.draws)
+
+    # Resuming, in envs that have another seed and another age
+    yield _check_resume(first, other)
+
+    # One step after the other
+    env.watch.place = RETURNED
+    yield check_syncs(env, first.actions[:ITERATION_STEPS])
+    env.watch.place = RETURNED
+    yield check_replay(env, first.actions[:NUM_RECORDED])
+    env.watch.place = RETURNED
+
+    # Buffers and speed
+    yield first.buffers.check()
+    yield measure_speed(env, first.actions)
+
+
+class _Subject:
+    """Envs to check, and their rollout."""
+
+    def __init__(self, config: TrainConfig, num_envs: int, seed: int) -> None:
+        self._config, self._num_envs, self._seed = config, num_envs, seed
+        self._env: WatchedEnv | None = None
+        self.trace: list[Entry] = []
+        self.num_resets = 0
+        self.draws = False
+
+    @property
+    def env(self) -> WatchedEnv:
+        assert self._env is not None
+        return self._env
+
+    def build(self) -> Check:
+        """Build the envs, make a step, and age the episodes."""
+        seed_generators(self._seed)
+        drawn_from = torch.get_rng_state()
+        try:
+            env = self._env = WatchedEnv(self._config.env, self._num_envs)
+            # Actions have a generator of their own: they are the same for every seed.
+            generator = torch.Generator().manual_seed(0)
+            shape = (NUM_STEPS + NUM_RESUMED + 1, env.num_envs, env.num_actions)
+            self.actions = self._config.agent.init_std * torch.randn(shape, generator=generator)
+            env.watched_step(1, self.actions[1])
+        except Exception as error:  # noqa: BLE001 (terms are code of users, which may raise anything)
+            return failed("terms", self._describe(error))
+        self.draws = not torch.equal(torch.get_rng_state(), drawn_from)
+        self.buffers = Buffers(env)
+        _age(env)
+        observed = ", ".join(f"{name} {tuple(env.get_observations()[name].shape)}" for name in env.cfg.observations)
+        counts = f"{len(env.reward_names)} rewards, {len(env.cfg.terminations)} terminations, observations {observed}"
+        return passed("terms", f"{counts}: all shapes and types are right")
+
+    def run(self) -> Check | None:
+        """Make the rollout; return an error."""
+        if self._env is None:
+            result = self.build()
+            if not result.passed:
+                return result
+        return self.steps(range(2, NUM_STEPS + 1))
+
+    def steps(self, indices: Sequence[int]) -> Check | None:
+        """Make steps and trace them; return an error."""
+        env = self.env
+        try:
+            for index in indices:
+                env.watched_step(index, self.actions[index])
+                self.buffers.read()
+                self.num_resets += int((env.episode_length_buf == 0).sum())
+                if index % ITERATION_STEPS == 0:
+                    env.watched_iteration_end(index)
+        except Exception as error:  # noqa: BLE001 (as above)
+            return failed("rollout", self._describe(error))
+        self.trace, env.watch.trace = env.watch.trace, []
+        return None
+
+    def _describe(self, error: Exception) -> str:
+        """Return an error of a task in one line, with the term that caused it."""
+        text = " ".join(str(error).split())
+        if isinstance(error, UserError):
+            return text
+        place = self._env.watch.place if self._env is not None else RETURNED
+        notes = getattr(error, "__notes__", [])  # name the term, also before envs are built
+        where = f"{place}: " if place != RETURNED else "".join(f"{note}: " for note in notes)
+        return f"{where}{type(error).__name__}: {text} ({_line_of(error)})"
+
+
+def _check_resume(subject: _Subject, other: _Subject) -> Check:
+    # The state, and how the rollout continues
+    state, generators = subject.env.state(), random_state("cpu")
+    indices = range(NUM_STEPS + 1, NUM_STEPS + NUM_RESUMED + 1)
+    # Other envs that load it
+    error = subject.steps(indices) or other.steps(range(1, EXTRA_STEPS + 1))
+    if error is None:
+        other.env.load_state(state)
+        restore_random_state(generators, "cpu")
+        error = other.steps(indices)
+    return error or check_resume(subject.trace, other.trace)
+
+
+def _age(env: WatchedEnv) -> None:
+    """Let all episodes end, all commands be drawn and all interval events happen within a rollout."""
+    state = env.state()
+    ages = torch.arange(1, env.num_envs + 1) * NUM_STEPS // (env.num_envs + 1)
+    state["episode_length"] = (env.max_episode_length - ages).clamp_min(0)
+    generator = torch.Generator().manual_seed(0)  # the same for every seed
+    for name, tensor in state.items():
+        if name.endswith(("left_s", "until_event_s")):
+            state[name] = torch.rand(tensor.shape, generator=generator) * TIMER_STEPS * env.step_dt_s
+    env.load_state(state)
+
+
+def _line_of(error: Exception) -> str:
+    """Return the innermost line of an error that is not of a library."""
+    traceback, line = error.__traceback__, ""
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        if not is_library(traceback.tb_frame):
+            line = f"{Path(code.co_filename).name}:{traceback.tb_lineno}"
+        traceback = traceback.tb_next
+    return line

@@ -1,0 +1,223 @@
+"""An env whose terms are watched: which one is running, and what each of them does in a rollout."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+
+from mjlab_dist.check.replay import line_of_code
+from mjlab_dist.config import EnvConfig
+from mjlab_dist.env import Env
+
+PHYSICS = "physics"
+"""Place of the steps of the physics."""
+
+STARTUP = "startup events and randomizations"
+"""Place of what happens before the first episodes."""
+
+RETURNED = "the step"
+"""Place of what ``Env.step`` returns."""
+
+
+class Entry(NamedTuple):
+    """What a term, or the physics, did in a step."""
+
+    step: int
+    """Number of the step; 0 for the start of the first episodes."""
+    place: str
+    """The term, such as ``rewards.forward``; or :data:`PHYSICS` or :data:`RETURNED`."""
+    digests: Mapping[str, int]
+    """Hash of each tensor that it returned or may have changed, by name."""
+    not_finite: tuple[str, ...]
+    """Names of the tensors with a number that is not finite."""
+
+
+class Watch:
+    """Observer of the calls of terms.
+
+    Attributes:
+        place: The term that is running; :data:`RETURNED` between terms.
+        trace: What terms did, in the order of their calls; only recorded inside of :meth:`tracing`.
+    """
+
+    def __init__(self) -> None:
+        self.place = RETURNED
+        self.trace: list[Entry] = []
+        self._around_uncapturable: Callable[[], AbstractContextManager[None]] = nullcontext
+        self._step: int | None = None
+
+    def where(self) -> str:
+        """Return the running term, and the line of code that it executes."""
+        line = line_of_code()
+        return line if self.place == RETURNED else f"{self.place} ({line})"
+
+    @contextmanager
+    def tracing(self, step: int) -> Iterator[None]:
+        """Record what terms do in a step.
+
+        Args:
+            step: Number of the step.
+        """
+        self._step = step
+        try:
+            yield
+        finally:
+            self._step = None
+
+    @contextmanager
+    def leaving_out(self, pause: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+        """Leave terms that cannot be part of a CUDA graph out of a check.
+
+        Args:
+            pause: Returns a context that pauses the check while such a term runs.
+        """
+        self._around_uncapturable = pause
+        try:
+            yield
+        finally:
+            self._around_uncapturable = nullcontext
+
+    def wrap(
+        self,
+        place: str,
+        call: Callable[..., Any],
+        state: Callable[[], Mapping[str, torch.Tensor]],
+        *,
+        is_capturable: bool = True,
+    ) -> Callable[..., Any]:
+        """Return a function that calls a term and watches it.
+
+        Args:
+            place: Name of the term.
+            call: The term.
+            state: Returns the tensors that the term may change, if it returns nothing.
+            is_capturable: Whether the term can be part of a CUDA graph.
+        """
+
+        def watched(*args: Any) -> Any:
+            before, self.place = self.place, place
+            with nullcontext() if is_capturable else self._around_uncapturable():
+                result = call(*args)
+            # After an error, the place stays: it names the guilty term.
+            self.place = before
+            self.note(place, {"result": result} if isinstance(result, torch.Tensor) else (result or state()))
+            return result
+
+        return watched
+
+    def note(self, place: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Record tensors, if the current step is traced.
+
+        Args:
+            place: What computed them.
+            tensors: The tensors by name.
+        """
+        if self._step is None:
+            return
+        digests = {name: hash(tensor.contiguous().numpy().tobytes()) for name, tensor in tensors.items()}
+        # The state of a term may be infinite, such as the time until an event.
+        finite = _PHYSICS & tensors.keys() or tensors.keys()
+        not_finite = tuple(name for name in tensors if name in finite and not tensors[name].isfinite().all())
+        self.trace.append(Entry(self._step, place, digests, not_finite))
+
+
+_PHYSICS = {"sim.qpos", "sim.qvel"}
+"""Tensors of an env's state that must be finite."""
+
+
+class WatchedEnv(Env):
+    """An env on the CPU whose terms are watched.
+
+    Attributes:
+        watch: The observer.
+    """
+
+    def __init__(self, config: EnvConfig, num_envs: int) -> None:
+        """Build the envs.
+
+        Args:
+            config: The task.
+            num_envs: Number of envs.
+        """
+        self.watch = Watch()
+        with self.watch.tracing(0):
+            super().__init__(config, num_envs, "cpu")
+
+    def _bind_terms(self) -> None:
+        super()._bind_terms()
+        self.watch.note(STARTUP, self._held())
+        config = self.cfg
+        # Terms that return something
+        self._rewards = self._all("rewards", config.rewards, self._rewards)
+        self._terminations = self._all("terminations", config.terminations, self._terminations)
+        self._metrics = self._all("metrics", config.metrics, self._metrics)
+        for name, group in self._observations.items():
+            group._terms = self._all(f"observations.{name}", config.observations[name], group._terms)
+        self._measurements = self._methods(self._measurements)
+        # Terms that change the state
+        self._sensor_updates = self._methods(self._sensor_updates)
+        self._sensor_starts = self._methods(self._sensor_starts)
+        self._episode_ends = self._methods(self._episode_ends)
+        self._resets = self._methods(self._resets)
+        self._actions._applies = self._methods(self._actions._applies)
+        commands = self._commands
+        commands._resets = self._methods(commands._resets)
+        commands._resamples = self._methods(commands._resamples)
+        commands._follows = self._methods(commands._follows)
+        when = {kind: [n for n, event in config.events.items() if event.when == kind] for kind in ("reset", "interval")}
+        self._reset_events = self._all("events", when["reset"], self._reset_events)
+        timed = self._interval_events
+        calls = self._all("events", when["interval"], [call for _, call in timed._events])
+        timed._events = [(event, call) for (event, _), call in zip(timed._events, calls, strict=True)]
+        # The rest of a step
+        self._randomizations.reset = self._one("randomizations", self._randomizations.reset)
+        self.sim.step = self._one(PHYSICS, self.sim.step)
+
+    def _all(self, kind: str, names: Iterable[str], calls: Sequence[Callable[..., Any]]) -> list[Callable[..., Any]]:
+        return [self._one(f"{kind}.{name}", call) for name, call in zip(names, calls, strict=True)]
+
+    def _methods(self, calls: Sequence[Callable[..., Any]]) -> list[Callable[..., Any]]:
+        """Watch methods of terms."""
+        return [self._one(self._place_of(call), call) for call in calls]
+
+    def _place_of(self, method: Callable[..., Any]) -> str:
+        """Return the path of the term that a method, or its wrapper for recorded steps, belongs to."""
+        inner = getattr(method, "_term", method)
+        owner = getattr(inner, "__self__", inner)
+        return next(where for where, term in self._memories.items() if term is owner)
+
+    def _one(self, place: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        return self.watch.wrap(place, call, self._held, is_capturable=place not in self.uncapturable_terms)
+
+    def watched_step(self, index: int, actions: torch.Tensor) -> None:
+        """Run a step and trace it.
+
+        Args:
+            index: Number of the step, from 1.
+            actions: (num_envs, num_actions).
+        """
+        with self.watch.tracing(index):
+            # What curricula have changed for all envs
+            ranges = {f"ranges of {name}": command.ranges for name, command in self._commands.by_name.items()}
+            self.watch.note(
+                " or ".join(f"curricula.{name}" for name in self._curricula) or RETURNED,
+                {"weights of rewards": self.weights, **ranges},
+            )
+            obs, reward, done, _ = self.step(actions)
+            groups = {f"observations.{name}": obs[name] for name in self.cfg.observations}
+            self.watch.note(RETURNED, {**groups, "reward": reward, "done": done})
+
+    def watched_iteration_end(self, index: int) -> None:
+        """Run the end of an iteration and trace it.
+
+        Args:
+            index: Number of the last step.
+        """
+        totals = self.pop_episode_totals()
+        with self.watch.tracing(index):
+            for name, curriculum in self._curricula.items():
+                self._one(f"curricula.{name}", functools.partial(curriculum.iteration_ends, self, totals))()

@@ -1,0 +1,50 @@
+"""check: check a task, for authors of tasks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.text import Text
+
+from mjlab_dist.check import NUM_CHECKED
+from mjlab_dist.cli.console import EventPrinter
+from mjlab_dist.cli.help import Page
+from mjlab_dist.cli.train import read_config
+from mjlab_dist.errors import Exit
+from mjlab_dist.messages import listening
+
+if TYPE_CHECKING:
+    from mjlab_dist.check.checks import Check
+
+HELP = Page(
+    summary="Check a task on the CPU: its terms, whether steps can be replayed, numbers, seeds, resuming, buffers.",
+    groups={"Run": ("config", "num_envs", "seed")},
+)
+"""Help of this command."""
+
+
+def main(argv: Sequence[str], prog: str) -> None:
+    """Run the checks, print a line for each, and exit with 1 if one failed.
+
+    Raises:
+        UserError: If the command line is wrong, or the config cannot train.
+    """
+    config = read_config(argv, prog, HELP, num_envs=NUM_CHECKED, total_num_envs=None, total_timesteps=None)
+
+    from mjlab_dist.check.run import check  # noqa: PLC0415 (--help does not need it)
+
+    console, results = Console(highlight=False, soft_wrap=True), []
+    with EventPrinter(console) as printer, listening(printer.listen):
+        for result in check(config):
+            console.print(_line(result))
+            results.append(result)
+    if not all(result.passed for result in results):
+        sys.exit(Exit.FAILED)
+
+
+def _line(result: Check) -> Text:
+    verdict = ("pass", "green") if result.passed else ("FAIL", "bold red")
+    return Text.assemble(f"{result.name:<12}", verdict, f"  {result.text}")

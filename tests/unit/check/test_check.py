@@ -1,0 +1,221 @@
+"""The checks of a task: every mistake is found, and its term named."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import pytest
+import terms_with_mistakes as mistakes
+import torch
+from configs import changed
+from conftest import Command
+from every_task import NAMES, config_of
+
+import mjlab_dist
+from mjlab_dist.check.checks import Check
+from mjlab_dist.check.run import check
+from mjlab_dist.config import TrainConfig, event, observation, reward, term, termination
+from mjlab_dist.errors import CheckError, UserError
+from mjlab_dist.learn.random_state import random_state
+
+NAMES_OF_CHECKS = ["terms", "finite", "seeds", "resume", "host syncs", "replay", "buffers", "speed"]
+
+
+def with_term(kind: str, one: Any) -> TrainConfig:
+    """A task that passes all checks, with one more term."""
+    config = dataclasses.replace(config_of("gym-hopper"), num_envs=8, total_num_envs=None)
+    return changed(config, f"env.{kind}.wrong", one)
+
+
+def results(config: TrainConfig) -> dict[str, Check]:
+    """Results by name."""
+    return {result.name: result for result in check(config)}
+
+
+def failures(config: TrainConfig) -> dict[str, str]:
+    """Texts of the checks that failed."""
+    return {name: result.text for name, result in results(config).items() if not result.passed}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", NAMES)
+def test_every_task_passes(task: str) -> None:
+    found = results(dataclasses.replace(config_of(task), num_envs=8, total_num_envs=None))
+    assert list(found) == NAMES_OF_CHECKS
+    assert [result.text for result in found.values() if not result.passed] == []
+    assert int(re.search(r", (\d+) resets", found["finite"].text)[1]) >= 8  # pyright: ignore[reportOptionalSubscript]
+    assert int(re.search(r"same (\d+) operations", found["replay"].text)[1]) > 20  # pyright: ignore[reportOptionalSubscript]
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong", "found"),
+    [
+        ("rewards", reward(1.0, mistakes.column), r"env.rewards.wrong: returned \(8, 1\) of float32; .* \(8,\) of"),
+        ("terminations", termination(mistakes.number), r"env.terminations.wrong: returned .* float32; .* of bool"),
+        (
+            "observations.actor",
+            observation(mistakes.flat),
+            r"env.observations.actor.wrong: returned \(8,\) of float32; it must return \(8, width\)",
+        ),
+        ("observations.actor", observation(mistakes.double), r"env.observations.actor.wrong: .* float64; .* float32"),
+        (
+            "rewards",
+            reward(1.0, mistakes.misspelled),
+            r"rewards.wrong: AttributeError: .*qposs.* \(terms_with_mistakes.py:\d+\)",
+        ),
+    ],
+)
+def test_a_term_that_cannot_be_used_ends_the_checks(kind: str, wrong: Any, found: str) -> None:
+    result = failures(with_term(kind, wrong))
+    assert list(result) == ["terms"]
+    assert re.match(found, result["terms"])
+
+
+WAITS = r"rewards.wrong \(terms_with_mistakes.py:\d+\): "
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "wrong", "found"),
+    [
+        (
+            "rewards",
+            reward(1.0, mistakes.waits),
+            {"host syncs": rf"{WAITS}aten._local_scalar_dense.* waits", "replay": f".*{WAITS}waits"},
+        ),
+        (
+            "rewards",
+            reward(1.0, mistakes.reads_an_array),
+            {"host syncs": rf"{WAITS}Tensor.numpy waits", "replay": rf".*{WAITS}makes a tensor from host data"},
+        ),
+        ("rewards", reward(1.0, mistakes.root), {"finite": r"rewards.wrong: returned NaN .* in step \d+ of 200"}),
+        (
+            "events",
+            event(mistakes.explode).every(0.01, 0.01),
+            {"finite": r"events.wrong: qvel became NaN or infinite in step 1 of 200"},
+        ),
+        (
+            "events",
+            event(mistakes.unseeded),
+            {
+                "seeds": r"events.wrong: other values of qvel at the start of the first episodes, though the seed is 1",
+                "resume": r"events.wrong: other values of qvel",
+                "replay": r".*events.wrong \(terms_with_mistakes.py:\d+\)",
+            },
+        ),
+        (
+            "rewards",
+            reward(1.0, mistakes.Forgets),
+            {"resume": r"rewards.wrong: other values in step 201 after load_state"},
+        ),
+        (
+            "rewards",
+            reward(1.0, mistakes.CountsInPython),
+            {
+                "resume": r"rewards.wrong: other values in step 201 after load_state\(\); .* state\(\)",
+                "replay": r".*rewards.wrong \(terms_with_mistakes.py:\d+\): argument 1 is \d+, and was \d+ before",
+            },
+        ),
+        (
+            "curricula",
+            term(mistakes.ForgetsItsLevel),
+            {"resume": r"curricula.wrong: other values of weights of rewards in step 201 after load_state"},
+        ),
+    ],
+)
+def test_a_mistake_is_found_and_its_term_named(kind: str, wrong: Any, found: dict[str, str]) -> None:
+    result = failures(with_term(kind, wrong))
+    assert list(result) == list(found)
+    for name, pattern in found.items():
+        assert re.match(pattern, result[name]), result[name]
+
+
+@pytest.mark.slow
+def test_a_term_that_says_that_it_waits_is_left_out() -> None:
+    found = results(with_term("rewards", reward(1.0, mistakes.waits_and_says_so)))
+    assert all(result.passed for result in found.values())
+    for name in ("host syncs", "replay"):
+        assert found[name].text.endswith(", without rewards.wrong, which cannot be captured")
+
+
+@pytest.mark.slow
+def test_a_seed_that_changes_nothing_is_found() -> None:
+    config = changed(config_of("gym-hopper"), "env.events", {"wrong": event(mistakes.always_seed_0)})
+    result = failures(dataclasses.replace(config, num_envs=8))
+    assert result.pop("seeds").startswith("the seeds 1 and 2 lead to the same rollout; ")
+    assert set(result) <= {"replay"}, "it makes a generator in every step"
+
+
+@pytest.mark.slow
+def test_a_task_without_randomness_passes() -> None:
+    config = dataclasses.replace(changed(config_of("gym-hopper"), "env.events", {}), num_envs=8)
+    found = results(config)
+    assert all(result.passed for result in found.values())
+    assert "nothing is drawn at random" in found["seeds"].text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"njmax": 3}, "overflow of NEFC with njmax 3 and nconmax 4; .* mjlab-dist size-buffers TASK"),
+        ({"nconmax": 1}, "overflow of (BROADPHASE|NARROWPHASE).* with njmax 16 and nconmax 1; "),
+        ({"nconmax": 0}, "nconmax 0 turns contacts off, but geoms can collide; "),
+    ],
+)
+def test_buffers_that_are_too_small_are_found(changes: dict[str, int], found: str) -> None:
+    config = config_of("gym-hopper")
+    env = dataclasses.replace(config.env, sim=dataclasses.replace(config.env.sim, **changes))
+    result = failures(dataclasses.replace(config, env=env, num_envs=8))
+    assert re.match(found, result.pop("buffers"))
+    assert set(result) <= {"resume"}, "which contacts are dropped depends on more than the state"
+
+
+# From Python, and as a command
+
+
+@pytest.mark.slow
+def test_check_task_raises_with_a_line_per_failure_and_keeps_random_states() -> None:
+    before = random_state("cpu")
+    mjlab_dist.check_task("cartpole-balance", seed=3, **{"env.rewards.smooth.weight": 2.0})
+    assert all(
+        torch.equal(state.nan_to_num(), before[name].nan_to_num()) for name, state in random_state("cpu").items()
+    )
+    with pytest.raises(CheckError) as caught:
+        mjlab_dist.check_task(with_term("rewards", reward(1.0, mistakes.waits)), num_envs=4)
+    first, *lines = str(caught.value).splitlines()
+    assert first == "gym-hopper fails 2 checks"
+    assert [line.partition(": ")[0] for line in lines] == ["host syncs", "replay"]
+
+
+def test_wrong_fields_are_refused() -> None:
+    with pytest.raises(UserError, match=r"^num_env: unknown field"):
+        mjlab_dist.check_task("cartpole-balance", num_env=4)
+    with pytest.raises(UserError, match=r"^--num-envs auto: "):
+        mjlab_dist.check_task("cartpole-balance", num_envs="auto")
+
+
+@pytest.mark.slow
+def test_the_command_prints_a_line_per_check_and_fails_if_one_does(command: Command) -> None:
+    done = command("mjlab-dist", "check", "gym-hopper", "--num-envs", "8")
+    assert (done.code, done.err) == (0, "")
+    lines = [line for line in done.out.splitlines() if not line.lower().startswith("compil")]
+    assert [line[:12].strip() for line in lines] == NAMES_OF_CHECKS
+    assert all(line[12:].startswith("pass  ") for line in lines)
+    done = command("mjlab-dist", "check", "gym-hopper", "--num-envs", "8", "--env.sim.njmax", "3")
+    assert done.code == 1
+    assert re.search(r"^buffers     FAIL  overflow of NEFC with njmax 3 ", done.out, re.MULTILINE)
+    done = command("mjlab-dist", "check", "gym-hopper", "--env.rewards.alive", "3")
+    assert done.code == 2
+    assert len(done.err.splitlines()) == 1
+
+
+def test_help_lists_tasks_and_imports_no_torch(command: Command) -> None:
+    done = command("mjlab-dist", "check", "--help", env={"PYTHONPROFILEIMPORTTIME": "1"})
+    assert done.code == 0
+    assert "usage: mjlab-dist check TASK" in done.out
+    assert "gym-hopper" in done.out
+    assert not re.search(r"\| +(torch|warp|mujoco|tyro)$", done.err, re.MULTILINE)
+    assert re.search(r"\| +mjlab_dist", done.err, re.MULTILINE)
