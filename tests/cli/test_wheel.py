@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sysconfig
 from pathlib import Path
 
+import gymnasium
 import pytest
+from conftest import BIN
 
+ANT = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets" / "ant.xml"
 ROOT = Path(__file__).parents[2]
 
 CHECK = """
@@ -33,20 +37,59 @@ def run(*argv: str | Path, **env: str) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
-def test_the_wheel_contains_commands_tasks_and_models(tmp_path: Path) -> None:
-    run("uv", "build", "--wheel", "--quiet", "--out-dir", tmp_path / "dist", ROOT)
-    (wheel,) = (tmp_path / "dist").glob("*.whl")
-    venv = tmp_path / "venv"
+@pytest.fixture(scope="module")
+def venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with the wheel. Its dependencies come from the test's own environment, behind its packages.
+
+    A .pth file in a path that a .pth file adds is not read, so that the editable checkout stays out.
+    """
+    root = tmp_path_factory.mktemp("wheel")
+    run("uv", "build", "--wheel", "--quiet", "--out-dir", root / "dist", ROOT)
+    (wheel,) = (root / "dist").glob("*.whl")
+    venv = root / "venv"
     run("uv", "venv", "--quiet", venv, "--python", sysconfig.get_path("scripts") + "/python")
     run("uv", "pip", "install", "--quiet", "--no-deps", "--python", venv / "bin" / "python", wheel)
-    # Dependencies come from the test's own environment, behind the new one's packages; a path there is not read for
-    # .pth files, so that the editable checkout stays out.
     (site,) = (venv / "lib").glob("python*/site-packages")
-    path = f"{site}:{sysconfig.get_path('purelib')}"
-    assert "complete -F" in run(venv / "bin" / "mjlab-dist", "completion", "bash", PYTHONPATH=path)
-    listed = run(venv / "bin" / "list-tasks", PYTHONPATH=path)
-    loaded = run(venv / "bin" / "python", "-c", CHECK.format(here=str(venv)), PYTHONPATH=path)
+    (site / "others.pth").write_text(sysconfig.get_path("purelib"))
+    return venv
+
+
+@pytest.mark.slow
+def test_the_wheel_contains_commands_tasks_and_models(venv: Path) -> None:
+    assert "complete -F" in run(venv / "bin" / "mjlab-dist", "completion", "bash")
+    listed = run(venv / "bin" / "list-tasks")
+    loaded = run(venv / "bin" / "python", "-c", CHECK.format(here=str(venv)))
     tasks = [line.split()[0] for line in listed.splitlines()]
     assert tasks == loaded.split()
     assert "cartpole-balance" in tasks
+
+
+def type_errors(venv: Path, project: Path, mode: str, *files: str) -> list[str]:
+    """What basedpyright reports on a project in which the wheel is installed, as file: rule."""
+    (project / "pyrightconfig.json").write_text(json.dumps({"typeCheckingMode": mode}))
+    command = [BIN / "basedpyright", "--pythonpath", venv / "bin" / "python", "--outputjson", *files]
+    done = subprocess.run([str(a) for a in command], capture_output=True, text=True, check=False, cwd=project)
+    report = json.loads(done.stdout)
+    assert report["summary"]["filesAnalyzed"] >= len(files)
+    return [f"{Path(one['file']).name}: {one['rule']}" for one in report["generalDiagnostics"]]
+
+
+@pytest.mark.slow
+def test_type_checkers_report_only_the_own_errors_of_a_new_package(venv: Path, tmp_path: Path) -> None:
+    run(venv / "bin" / "mjlab-dist", "new-task", "my-ant", "--mjcf", ANT, "--dir", tmp_path)
+    project = tmp_path / "my_ant"
+    assert (project / "my_ant" / "model.py").is_file(), "it imports mujoco, which has no types"
+    assert type_errors(venv, project, "standard", "my_ant") == []
+    own = ("my_ant/config.py", "my_ant/terms.py", "my_ant/__init__.py")
+    assert type_errors(venv, project, "recommended", *own) == []
+
+    config = project / "my_ant" / "config.py"
+    text = config.read_text()
+    config.write_text(text.replace("joint=", "joinnt=", 1))
+    assert config.read_text() != text
+    assert type_errors(venv, project, "standard", "my_ant") == ["config.py: reportCallIssue"]
+    config.write_text(text)
+
+    terms = project / "my_ant" / "terms.py"
+    terms.write_text(terms.read_text() + "\n\ndef wrong(env: Env) -> torch.Tensor:\n    return env.sim.qposs[:, 0]\n")
+    assert type_errors(venv, project, "standard", "my_ant") == ["terms.py: reportAttributeAccessIssue"]

@@ -18,6 +18,7 @@ from mjlab_dist.errors import UserError
 from mjlab_dist.new_task.files import copy_files, find_files
 from mjlab_dist.new_task.robot import Robot, examine, load
 from mjlab_dist.new_task.source import (
+    STUB_SOURCE,
     Names,
     config_source,
     entry_point,
@@ -100,6 +101,8 @@ def create(task: str, mjcf: Path, directory: Path | None) -> NewTask:
             (package / "model.py").write_text(model_source(names, robot))
         if not checkout:
             (made / "pyproject.toml").write_text(project_source(names))
+            if robot.lacks:
+                _write_stub(made)
     if checkout:
         _register(checkout / "pyproject.toml", names, folder)
     return NewTask(
@@ -140,6 +143,13 @@ def _refuse_taken(task: str, module: str, folder: Path, checkout: Path | None) -
         raise UserError(f"{task}: {folder} already exists; choose another name, or remove it")
     if checkout is None and importlib.util.find_spec(module) is not None:
         raise UserError(f"{task}: a Python module {module} already exists; choose another name")
+
+
+def _write_stub(project: Path) -> None:
+    """Write a stub for MuJoCo, which the module model of the task imports."""
+    stub = project / "typings" / "mujoco" / "__init__.pyi"
+    stub.parent.mkdir(parents=True)
+    stub.write_text(STUB_SOURCE)
 
 
 @contextlib.contextmanager

@@ -3,10 +3,11 @@
 from mjlab_dist.new_task.source.config import config_source
 from mjlab_dist.new_task.source.model import model_source
 from mjlab_dist.new_task.source.names import Names, function_name
-from mjlab_dist.new_task.source.package import entry_point, package_source, project_source
+from mjlab_dist.new_task.source.package import STUB_SOURCE, entry_point, package_source, project_source
 from mjlab_dist.new_task.source.terms import terms_source
 
 __all__ = [
+    "STUB_SOURCE",
     "Names",
     "config_source",
     "entry_point",

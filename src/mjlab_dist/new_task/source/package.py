@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from mjlab_dist.new_task.source.names import Names
 
+STUB_SOURCE = """# MuJoCo's bindings are compiled and ship no types. Type checkers look for stubs in the folder typings.
+from typing import Any
+
+def __getattr__(name: str) -> Any: ...
+"""
+"""Text of ``typings/mujoco/__init__.pyi`` of a package of its own."""
+
 
 def package_source(names: Names) -> str:
     """Return the text of the package's ``__init__.py``.
