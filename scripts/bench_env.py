@@ -88,7 +88,7 @@ def watched(env: Env) -> Clock:
     env._rewards = [clock.timed("rewards", term) for term in env._rewards]
     env._terminations = [clock.timed("terminations", term) for term in env._terminations]
     clock.watch("resets and events", env, "_start_episodes")
-    clock.watch("resets and events", env._interval_events, "happen")
+    clock.watch("resets and events", env._events, "happen_at_intervals")
     clock.watch("observations", env, "_observe")
     return clock
 

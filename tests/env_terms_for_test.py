@@ -205,3 +205,15 @@ def height(env: Env, sensor: str) -> torch.Tensor:
 def height_reward(env: Env, sensor: str) -> torch.Tensor:
     """Reward: the height that a sensor measures."""
     return env.sensor(sensor, Height).height_m[:, 0].clone()
+
+
+def add_mass(env: Env, mask: torch.Tensor, body: str, kg: float) -> None:
+    """Event: add to the mass of a body."""
+    column = env.sim.field("body_mass")[:, env.sim.model.body(body).id]
+    column.add_(mask * kg)
+
+
+def add_mass_by_env(env: Env, mask: torch.Tensor, body: str) -> None:
+    """Event: add as many kg to the mass of a body as the id of the env."""
+    column = env.sim.field("body_mass")[:, env.sim.model.body(body).id]
+    write_rows(column, mask, column + env.env_ids)

@@ -249,6 +249,8 @@ def _validate_env(env: EnvConfig) -> None:
     validate_terrain(env.sim.terrain)
     for name, event in env.events.items():
         _validate_range(f"--env.events.{name}.interval-s", event.interval_s, least=0)
+    for name, randomization in env.randomizations.items():
+        _validate_range(f"--env.randomizations.{name}.interval-s", randomization.interval_s, least=0)
 
 
 def _validate_observation(flag: str, term: ObservationConfig) -> None:

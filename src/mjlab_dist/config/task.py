@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -164,6 +165,9 @@ class EventConfig:
     """startup: once, before the first episode. reset: at the start of each episode. interval: at intervals."""
     interval_s: tuple[float, float] = (5.0, 10.0)
     """Range of the simulated time between two events, in s, sampled per env; for when: interval."""
+    model_fields: tuple[str, ...] = ()
+    """Fields of mujoco_warp.Model that the event writes to, such as body_mass. They have one value per env, and
+    constants that depend on them are recomputed. Each episode starts from their values after startup."""
 
     def every(self, low_s: float, high_s: float) -> EventConfig:
         """Return a copy of this event that happens at intervals, which each env samples uniformly.
@@ -178,6 +182,10 @@ class EventConfig:
         """Return a copy of this event that happens once, before the first episode."""
         return dataclasses.replace(self, when="startup")
 
+    def writing(self, *model_fields: str) -> EventConfig:
+        """Return a copy of this event that may write to these fields of the model, such as ``body_mass``."""
+        return dataclasses.replace(self, model_fields=model_fields)
+
 
 @dataclass(frozen=True, kw_only=True)
 class RandomizationConfig:
@@ -189,19 +197,26 @@ class RandomizationConfig:
     """Regular expressions that match the names of the bodies, joints, geoms, ... to randomize."""
     columns: tuple[int, ...] = ()
     """Indices of the values to randomize, such as 0 for the sliding friction of geom_friction; empty for all."""
-    low: float
-    """Minimum of the sampled value."""
-    high: float
-    """Maximum of the sampled value."""
+    low: float = -math.inf
+    """Minimum of the sampled value. normal may have none."""
+    high: float = math.inf
+    """Maximum of the sampled value. normal may have none."""
+    mean: float | None = None
+    """Mean of the sampled value; for normal."""
+    std: float | None = None
+    """Standard deviation of the sampled value; for normal."""
     operation: Literal["scale", "add", "set"] = "scale"
     """How the sampled value is combined with the model's own value."""
-    distribution: Literal["uniform", "log-uniform"] = "uniform"
-    """Distribution between low and high."""
+    distribution: Literal["uniform", "log-uniform", "normal"] = "uniform"
+    """uniform, log-uniform: between low and high. normal: with mean and std, clipped to low and high."""
     shared: bool = False
     """Sample one value per env, and use it for all selected names and columns."""
-    when: Literal["startup", "reset"] = "startup"
-    """startup: sample once. reset: sample again for every episode, which is not possible for fields that other
-    constants depend on."""
+    when: Literal["startup", "reset", "interval"] = "startup"
+    """startup: sample once. reset: sample again for every episode. interval: sample again at intervals; an episode
+    starts with the value after startup. If constants depend on the field, reset and interval recompute them in every
+    step."""
+    interval_s: tuple[float, float] = (5.0, 10.0)
+    """Range of the simulated time between two samples, in s, sampled per env; for when: interval."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ A step has no host synchronization, no indexing by masks and no branch on tensor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import mujoco_warp as mjw
@@ -14,18 +14,18 @@ import warp as wp
 from rsl_rl.env import VecEnv
 from tensordict import TensorDict
 
-from mjlab_dist.config import EnvConfig, EventConfig
+from mjlab_dist.config import EnvConfig
 from mjlab_dist.env import kernels
 from mjlab_dist.env.actions import Actions
 from mjlab_dist.env.base import Base
 from mjlab_dist.env.binding import Binder, look_up
 from mjlab_dist.env.command_group import CommandGroup
 from mjlab_dist.env.episodes import Episodes, EpisodeTotals
+from mjlab_dist.env.events import Events
 from mjlab_dist.env.finding import Finder
-from mjlab_dist.env.interval_events import IntervalEvents
 from mjlab_dist.env.joints import all_joints
 from mjlab_dist.env.not_finite import NotFinite
-from mjlab_dist.env.randomization import Randomizations
+from mjlab_dist.env.randomization import Randomizations, changed_fields
 from mjlab_dist.env.term import Command, Curriculum, LazySensor, Sensor, Term, state_part
 from mjlab_dist.errors import UserError
 from mjlab_dist.sim import Simulation, build_model, copy_state
@@ -97,7 +97,7 @@ class Env(Finder, VecEnv):
         self.device = device
         self.env_ids = torch.arange(first_env_id, first_env_id + num_envs, device=device)
         # Physics
-        fields = tuple(dict.fromkeys(draw.field for draw in config.randomizations.values()))
+        fields = changed_fields(config)
         self.sim = Simulation(build_model(config.sim), num_envs, device, config.sim, fields)
         self.step_dt_s = self.sim.dt_s
         self.max_episode_length = round(config.episode_length_s / self.step_dt_s)
@@ -133,7 +133,7 @@ class Env(Finder, VecEnv):
         self.num_actions = len(self.action_names)
         self.actions = self._actions.actions
         self.previous_actions = self._actions.previous
-        self._randomizations = Randomizations(config.randomizations, self.sim)
+        self._randomizations = Randomizations(config, self.sim)
         self._sensors: dict[str, Sensor] = binder.make_classes("sensors", config.sensors, Sensor)
         self._commands = CommandGroup(self, config.commands, binder)
         self._rewards = binder.make_calls("rewards", config.rewards)
@@ -141,14 +141,9 @@ class Env(Finder, VecEnv):
         self._metrics = binder.make_calls("metrics", config.metrics)
         self._curricula: dict[str, Curriculum] = binder.make_classes("curricula", config.curricula, Curriculum)
         # Events; startup events occur now
-        events: dict[str, list[tuple[EventConfig, Callable[..., Any]]]] = {"startup": [], "reset": [], "interval": []}
-        for name, event in config.events.items():
-            bound = binder.make_call(f"events.{name}", event.func, event.params, num_args=2)
-            events[event.when].append((event, bound))
-        self._reset_events = [bound for _, bound in events["reset"]]
-        self._interval_events = IntervalEvents(events["interval"], self.num_envs, self.device)
-        for _, bound in events["startup"]:
-            bound(self, self._everywhere)
+        self._events = Events(self, config.events, binder, self._randomizations.intervals)
+        self._events.start_up(self, self._everywhere)
+        self._randomizations.end_startup()
         # Observations come last: measuring their widths calls them, which needs sensors, commands and origins.
         self._observations = {
             group: binder.make_observations(group, terms) for group, terms in config.observations.items()
@@ -175,7 +170,7 @@ class Env(Finder, VecEnv):
 
     def _record_bookkeeping(self) -> None:
         """Record two kernels: one advances the clocks in a step, one clears the state of env and terms in a reset."""
-        left_s, episodes = self._interval_events.left_s, self._episodes
+        left_s, episodes = self._events.left_s, self._episodes
         flags = (self.timed_out, self.terminated, episodes.limit_row)
         clocks = (self.episode_length_buf, episodes.steps, left_s, *flags)
         arrays: list[Any] = [wp.from_torch(tensor) for tensor in clocks]
@@ -301,7 +296,7 @@ class Env(Finder, VecEnv):
 
         # New episodes and commands; interval events after them, because they may read the new start states
         self._start_episodes(done)
-        self._interval_events.happen(self)
+        self._events.happen_at_intervals(self)
 
         return self._observe(done), reward, done, {"time_outs": time_outs}
 
@@ -325,7 +320,7 @@ class Env(Finder, VecEnv):
     def num_bytes(self) -> int:
         """Return the device memory of the physics and of the env's tensors in bytes, without temporaries of a step."""
         known = [value for value in (*vars(self).values(), *self.reference) if isinstance(value, torch.Tensor)]
-        known += [self._interval_events.left_s, *self._remembered().values()]
+        known += [self._events.left_s, *self._remembered().values()]
         held = {tensor.data_ptr(): tensor.nbytes for tensor in known}
         return self.sim.num_bytes() + self._episodes.num_bytes() + sum(held.values())
 
@@ -394,7 +389,7 @@ class Env(Finder, VecEnv):
             "previous_actions": self.previous_actions,
             "episode_length": self.episode_length_buf,
             **self._episodes.state(),
-            "until_event_s": self._interval_events.left_s,
+            "until_event_s": self._events.left_s,
             "origins": self.origins,
             "nan_resets": self._not_finite.num_resets,
         }
@@ -416,19 +411,19 @@ class Env(Finder, VecEnv):
         # Commands, before the events that may read them
         self._commands.resample(self, mask)
         # Start states
-        for event in self._reset_events:
-            event(self, mask)
+        self._events.reset(self, mask)
         # State of actions, terms and observations, and times of the next events
         self._actions.reset()
         for reset in self._resets:
             reset(mask)
         for group in self._observations.values():
             group.reset(mask)
-        self._interval_events.reset(mask)
+        self._events.draw_times(mask)
         self._clear()
         self._commands.follow(self)
 
     def _observe(self, mask: torch.Tensor) -> TensorDict:
+        self._randomizations.update_constants()
         if self.cfg.sim.forward_before_observation:
             self.sim.forward()
             for start in self._sensor_starts:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable
 
 import mujoco
 import torch
 
-from mjlab_dist.config import RandomizationConfig
+from mjlab_dist.config import EnvConfig, RandomizationConfig
 from mjlab_dist.env.columns import find_names, uniform, write_rows
 from mjlab_dist.errors import UserError
 from mjlab_dist.sim import Simulation
+from mjlab_dist.sim.model_fields import MOVING_STATIC
 
 _OBJECTS = {
     "body": mujoco.mjtObj.mjOBJ_BODY,
@@ -33,46 +34,86 @@ _OBJECTS = {
 """Objects that the rows of a field belong to, by the prefix of its name; other fields (gravity) have one row."""
 
 
-class Randomizations:
-    """All randomizations of a task, in config order."""
+def changed_fields(config: EnvConfig) -> tuple[str, ...]:
+    """Return the fields of the model that randomizations and events of a task change, each once.
 
-    def __init__(self, configs: Mapping[str, RandomizationConfig], sim: Simulation) -> None:
+    Args:
+        config: The task.
+    """
+    of_events = [field for event in config.events.values() for field in event.model_fields]
+    return tuple(dict.fromkeys([*(draw.field for draw in config.randomizations.values()), *of_events]))
+
+
+class Randomizations:
+    """All randomizations of a task, in config order, and the fields of the model that events change.
+
+    Attributes:
+        intervals: Range of the times in s, and function of each randomization at intervals; the function takes the env
+            and a mask, (num_envs,) of bool.
+    """
+
+    def __init__(self, config: EnvConfig, sim: Simulation) -> None:
         """Look up the objects and apply the randomizations of startup.
 
         Args:
-            configs: Randomizations by name.
+            config: The task.
             sim: The physics, whose randomized fields have one value per env.
 
         Raises:
-            UserError: If a name matches no object, a column does not exist, a bound is invalid, or constants derive
-                from a field that is randomized at resets.
+            UserError: If a name matches no object, a column does not exist, or a bound is invalid.
         """
         # Startup, and the constants that derive from the drawn fields
-        draws = [(config.when, _Draw(f"--env.randomizations.{name}", config, sim)) for name, config in configs.items()]
+        configs = config.randomizations
+        draws = {name: _Draw(f"--env.randomizations.{name}", one, sim) for name, one in configs.items()}
         everywhere = torch.ones(sim.num_envs, dtype=torch.bool, device=sim.device)
-        for when, draw in draws:
-            if when == "startup":
-                draw.apply(everywhere)
+        for name, draw in draws.items():
+            if configs[name].when == "startup":
+                draw.apply(everywhere, draw.field)
         if configs:
             sim.update_constants()
-        self._at_reset = [draw for when, draw in draws if when == "reset"]
-        # Each episode starts from the values after startup, not from those of the previous episode.
-        self._before = {draw.name: (draw.field, draw.field.clone()) for draw in self._at_reset}
+        self._at_reset = [draw for name, draw in draws.items() if configs[name].when == "reset"]
+        at_intervals = [name for name, one in configs.items() if one.when == "interval"]
+        self.intervals = [(configs[name].interval_s, self._at_interval(draws[name])) for name in at_intervals]
+        # Fields that change after startup
+        self._sim = sim
+        events = config.events.values()
+        self._startup_writes = any(event.model_fields for event in events if event.when == "startup")
+        written = [field for event in events if event.when != "startup" for field in event.model_fields]
+        drawn = [one.field for one in configs.values() if one.when != "startup"]
+        self._fields = {name: sim.field(name) for name in dict.fromkeys([*drawn, *written])}
+        self._updates = any(sim.derived(name) or name in MOVING_STATIC for name in self._fields)
+        self._is_checked = False
+        self._before: dict[str, torch.Tensor] = {}
+
+    def end_startup(self) -> None:
+        """Store the values from which each episode starts, after the events of startup."""
+        if self._startup_writes:
+            self._sim.update_constants()
+        self._before = {name: field.clone() for name, field in self._fields.items()}
 
     def reset(self, mask: torch.Tensor) -> None:
-        """Draw the values of an episode.
+        """Restore the values after startup, and draw those of an episode.
 
         Args:
             mask: Envs in which an episode starts, (num_envs,) of bool.
         """
-        for field, before in self._before.values():
-            write_rows(field, mask, before)
+        for name, before in self._before.items():
+            write_rows(self._fields[name], mask, before)
         for draw in self._at_reset:
-            draw.apply(mask)
+            draw.apply(mask, draw.field)
+
+    def update_constants(self) -> None:
+        """Recompute the constants that derive from fields that change after startup, if there are any."""
+        if self._updates:
+            self._sim.update_constants(checked=not self._is_checked)
+            self._is_checked = True
+
+    def _at_interval(self, draw: _Draw) -> Callable[[object, torch.Tensor], None]:
+        return lambda _, mask: draw.apply(mask, self._before[draw.name])
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return the values after startup of the fields drawn at resets, by field, (num_envs, ...)."""
-        return {name: before for name, (_, before) in self._before.items()}
+        """Return the values after startup of the fields that change later, by field, (num_envs, ...)."""
+        return self._before
 
 
 class _Draw:
@@ -80,11 +121,6 @@ class _Draw:
 
     def __init__(self, flag: str, config: RandomizationConfig, sim: Simulation) -> None:
         _validate(flag, config)
-        if config.when == "reset" and (derived := sim.derived(config.field)):
-            raise UserError(
-                f"{flag}.when reset: {', '.join(derived)} derive from {config.field} and are computed only once; use "
-                "startup"
-            )
         self.name = config.field
         self.field = sim.field(config.field)
         self._config = config
@@ -93,17 +129,29 @@ class _Draw:
         if config.distribution == "log-uniform":
             self._low, self._high = math.log(config.low), math.log(config.high)
 
-    def apply(self, mask: torch.Tensor) -> None:
+    def apply(self, mask: torch.Tensor, before: torch.Tensor) -> None:
+        """Draw new values.
+
+        Args:
+            mask: Envs to draw for, (num_envs,) of bool.
+            before: Values that are scaled or added to, with the shape of the field.
+        """
         shape = [len(self.field), *[1] * (self.field.dim() - 1)] if self._config.shared else self.field.shape
-        drawn = uniform(torch.empty(shape, device=self.field.device), self._low, self._high)
-        if self._config.distribution == "log-uniform":
-            drawn = drawn.exp()
+        drawn = self._draw(torch.empty(shape, device=self.field.device))
         if self._config.operation == "scale":
-            drawn = self.field * drawn
+            drawn = before * drawn
         elif self._config.operation == "add":
-            drawn = self.field + drawn
+            drawn = before + drawn
         rows = mask.view(-1, *[1] * (self.field.dim() - 1))
         torch.where(rows & self._chosen, drawn, self.field, out=self.field)
+
+    def _draw(self, like: torch.Tensor) -> torch.Tensor:
+        if self._config.distribution == "normal":
+            assert self._config.mean is not None
+            assert self._config.std is not None
+            return like.normal_(self._config.mean, self._config.std).clamp_(self._low, self._high)
+        drawn = uniform(like, self._low, self._high)
+        return drawn.exp() if self._config.distribution == "log-uniform" else drawn
 
 
 def _validate(flag: str, config: RandomizationConfig) -> None:
@@ -111,6 +159,15 @@ def _validate(flag: str, config: RandomizationConfig) -> None:
         raise UserError(f"{flag}.low {config.low}: exceeds high {config.high}; swap them")
     if config.distribution == "log-uniform" and config.low <= 0:
         raise UserError(f"{flag}.low {config.low}: must be positive for log-uniform")
+    if config.distribution == "normal":
+        if config.mean is None or config.std is None or config.std < 0:
+            raise UserError(f"{flag}.std {config.std}: normal needs a mean and a std of at least 0; give both")
+        return
+    for name, given in (("mean", config.mean), ("std", config.std)):
+        if given is not None:
+            raise UserError(f"{flag}.{name} {given}: is only for distribution normal; drop it")
+    if not (math.isfinite(config.low) and math.isfinite(config.high)):
+        raise UserError(f"{flag}: {config.distribution} needs finite low and high; give both")
 
 
 def _chosen(flag: str, config: RandomizationConfig, model: mujoco.MjModel, field: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import mujoco
@@ -171,21 +171,51 @@ def refuse_moved_inertia(model: mujoco.MjModel, name: str, field: torch.Tensor) 
         )
 
 
-def correct_sliders(model: mujoco.MjModel, put: mjw.Model) -> None:
-    """Set the inverse weights of bodies that only slide and have no children, as MuJoCo's C code does.
-
-    MuJoCo Warp's ``set_const`` does not set them.
+def refuse_writes(flag: str, views: Mapping[str, torch.Tensor], per_env: Iterable[str]) -> None:
+    """Raise if torch has written to fields that all envs share.
 
     Args:
-        model: The MuJoCo model on the host.
-        put: The same model on the device, which is changed.
+        flag: Flag of the term that may have written.
+        views: Views of fields by name.
+        per_env: Names of the fields that may be written, because they have one value per env.
+
+    Raises:
+        UserError: If there was a write.
     """
-    bodies = np.flatnonzero(model.body_simple == 2)
-    dofs = np.flatnonzero(np.isin(model.dof_bodyid, bodies))
-    inverse_mass = 1.0 / wp.to_torch(put.body_mass)
-    wp.to_torch(put.dof_invweight0)[:, dofs] = inverse_mass[:, model.dof_bodyid[dofs]]
-    wp.to_torch(put.body_invweight0)[:, bodies, 0] = inverse_mass[:, bodies]
-    wp.to_torch(put.body_invweight0)[:, bodies, 1] = 0.0
+    for name in views.keys() - set(per_env):
+        view = views[name]
+        if not view.is_inference() and view._version:  # torch does not count writes to inference tensors
+            raise UserError(
+                f'{flag}: writes to {name}, which all envs share; declare it with .writing("{name}") (model-fields of '
+                "the event), so that it has one value per env"
+            )
+
+
+class Sliders:
+    """Bodies that only slide and have no children, whose inverse weights MuJoCo Warp's ``set_const`` does not set."""
+
+    def __init__(self, model: mujoco.MjModel, put: mjw.Model, device: str) -> None:
+        """Look up the bodies.
+
+        Args:
+            model: The MuJoCo model on the host.
+            put: The same model on the device.
+            device: PyTorch name of the device.
+        """
+        bodies = np.flatnonzero(model.body_simple == 2)
+        dofs = np.flatnonzero(np.isin(model.dof_bodyid, bodies))
+        self._bodies, self._dofs, self._body_of_dof = (
+            torch.tensor(ids, dtype=torch.long, device=device) for ids in (bodies, dofs, model.dof_bodyid[dofs])
+        )
+        fields = (put.body_mass, put.dof_invweight0, put.body_invweight0)
+        self._mass, self._of_dofs, self._of_bodies = (wp.to_torch(field) for field in fields)
+
+    def correct(self) -> None:
+        """Set the inverse weights, as MuJoCo's C code does."""
+        inverse_mass = 1.0 / self._mass
+        self._of_dofs.index_copy_(1, self._dofs, inverse_mass.index_select(1, self._body_of_dof))
+        of_bodies = inverse_mass.index_select(1, self._bodies)
+        self._of_bodies.index_copy_(1, self._bodies, torch.stack([of_bodies, torch.zeros_like(of_bodies)], dim=2))
 
 
 def unanchored(put: mjw.Model) -> mjw.Model:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import mujoco
 import mujoco_warp as mjw
@@ -16,6 +15,7 @@ from mjlab_dist.config import SimConfig
 from mjlab_dist.errors import UserError
 from mjlab_dist.messages import emit
 from mjlab_dist.sim import kernels, model_fields, recording, rows
+from mjlab_dist.sim.memory import array_bytes
 
 BUFFER_BITS = int(mjw.OverflowType.ALL & ~(mjw.OverflowType.ITERATIONS | mjw.OverflowType.LS_ITERATIONS))
 """Overflows that drop contacts or constraints. The others mean that the solver reached its maximum of iterations."""
@@ -130,6 +130,11 @@ class Simulation:
         self._clear_carried = self._clearing([self.physics[name] for name in _CARRIED if name in self.physics])
         self._record()
 
+    @functools.cached_property
+    def _sliders(self) -> model_fields.Sliders | None:
+        has_any = self._groups & mjw.SetConstGroup.INERT0 and (self.model.body_simple == 2).any()
+        return model_fields.Sliders(self.model, self._warp_model, self.device) if has_any else None
+
     @property
     def captured(self) -> bool:
         """Whether the physics runs as recorded graphs."""
@@ -163,8 +168,9 @@ class Simulation:
         """Return a field of ``mujoco_warp.Model`` or its options as a tensor, without a copy.
 
         Fields named at construction have one value per env. Writing to them changes the simulation; call
-        :meth:`update_constants` afterwards if other fields are derived from them. All other fields have one value for
-        all envs, which must not be written.
+        :meth:`update_constants` afterwards if other fields are derived from them (the env does this after events that
+        declare the field). All other fields have one value for all envs, which must not be written:
+        :meth:`refuse_shared_writes` finds such writes.
 
         Args:
             name: The field, such as ``geom_friction`` (num_envs, ngeom, 3) or ``gravity`` (num_envs, 3).
@@ -179,6 +185,14 @@ class Simulation:
             self._field_views[name] = wp.to_torch(getattr(holder, name))
         field = self._field_views[name]
         return field.expand(self.num_envs, *field.shape[1:])
+
+    def refuse_shared_writes(self, flag: str) -> None:
+        """Raise if torch has written to a field that all envs share, since it was first returned.
+
+        Args:
+            flag: Flag of the term that may have written, for the message.
+        """
+        model_fields.refuse_writes(flag, self._field_views, self.fields)
 
     def sensor(self, name: str) -> torch.Tensor:
         """Return the reading of an MJCF sensor after the last substep or :meth:`forward`, without a copy.
@@ -198,21 +212,23 @@ class Simulation:
         sensor = self.model.sensor(name)
         return self.view("sensordata")[:, int(sensor.adr[0]) : int(sensor.adr[0] + sensor.dim[0])]
 
-    def update_constants(self) -> None:
+    def update_constants(self, *, checked: bool = True) -> None:
         """Recompute the constants derived from fields with one value per env (bounds, inverse weights, ...).
 
         The state does not change. Poses and all other quantities that depend only on positions are updated to the
-        current state in every env. The call launches several hundred kernels and may wait for the device: use it when
-        envs are set up, not in a step.
+        current state in every env. The call launches several hundred kernels in one recorded program.
+
+        Args:
+            checked: Whether to check inertias first, which waits for the device: only when envs are set up.
 
         Raises:
             UserError: If an inertia was moved that MuJoCo assumes to be at the origin of its body.
         """
-        for name in {"body_ipos", "body_iquat"} & self.fields.keys():
+        for name in {"body_ipos", "body_iquat"} & self.fields.keys() if checked else ():
             model_fields.refuse_moved_inertia(self.model, name, self.fields[name])
         self._run(self._update_constants)
-        if self._groups & mjw.SetConstGroup.INERT0:
-            model_fields.correct_sliders(self.model, self._warp_model)
+        if self._sliders is not None:
+            self._sliders.correct()
 
     def record(
         self, program: Callable[[mjw.Model, mjw.Data], None], *, changes_state: bool = True
@@ -262,7 +278,7 @@ class Simulation:
 
     def num_bytes(self) -> int:
         """Return the device memory of MuJoCo Warp's model and data in bytes, without temporaries of a step."""
-        return sum(_array_bytes(self._warp_model, self._data).values())
+        return sum(array_bytes(self._warp_model, self._data).values())
 
     def step(self) -> None:
         """Advance every env by one control step: ``decimation`` substeps with the current ``ctrl``."""
@@ -431,20 +447,3 @@ def copy_state(source: Mapping[str, torch.Tensor], target: Mapping[str, torch.Te
 def _per_env_names() -> list[str]:
     """Return the fields of ``mujoco_warp.Data`` with a row per env."""
     return [field.name for field in dataclasses.fields(mjw.Data) if getattr(field.type, "shape", ("",))[0] == "nworld"]
-
-
-def _array_bytes(*holders: Any) -> dict[int, int]:
-    """Return the bytes of Warp arrays in dataclasses, tuples and lists, by address because arrays may share memory."""
-    found: dict[int, int] = {}
-    for holder in holders:
-        if isinstance(holder, wp.array):
-            inner = {holder.ptr: holder.capacity} if holder.ptr else {}
-        elif dataclasses.is_dataclass(holder):
-            inner = _array_bytes(*(getattr(holder, field.name) for field in dataclasses.fields(holder)))
-        elif isinstance(holder, tuple | list):
-            inner = _array_bytes(*holder)
-        else:
-            continue
-        for pointer, size in inner.items():
-            found[pointer] = max(size, found.get(pointer, 0))
-    return found

@@ -144,6 +144,7 @@ def test_plain_data_contains_no_tuples_or_dataclasses(config: TrainConfig):
         "params": {"value": [1.0, 2.0]},
         "when": "reset",
         "interval_s": [5.0, 10.0],
+        "model_fields": [],
     }
 
 

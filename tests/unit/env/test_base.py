@@ -58,7 +58,7 @@ CHANGES: dict[str, Callable[[Env], object]] = {
     "a step": lambda env: env.step(torch.ones(env.num_envs, env.num_actions)),
     "a reset of all": lambda env: env.reset(),
     "a reset of some by the physics": lambda env: env.sim.reset(torch.arange(env.num_envs) < 3),
-    "an event": lambda env: env._reset_events[0](env, torch.ones(env.num_envs, dtype=torch.bool)),
+    "an event": lambda env: env._events.reset(env, torch.ones(env.num_envs, dtype=torch.bool)),
     "a loaded state": _load,
     "a write by torch": _write_rows,
     "a write by torch in inference mode": _write_by_torch_in_inference_mode,

@@ -9,10 +9,12 @@ import mujoco
 import numpy as np
 import pytest
 import torch
-from legged import CONFIG, assert_independent, assert_uniform, end_episodes, float64, make, refused
+from legged import CONFIG, DT_S, assert_independent, assert_uniform, end_episodes, float64, make, refused
+from replay import Recorder
 
-from mjlab_dist.config import ActionConfig, ObservationConfig, RandomizationConfig, SimConfig
+from mjlab_dist.config import ActionConfig, EventConfig, ObservationConfig, RandomizationConfig, SimConfig
 from mjlab_dist.env import Env
+from mjlab_dist.errors import UserError
 from mjlab_dist.sim import start_warp
 
 NUM_ENVS = 24
@@ -247,6 +249,25 @@ def test_envs_with_different_friction_slide_different_distances() -> None:
     assert np.array_equal(np.argsort(slid), np.argsort(-mu))
 
 
+def test_values_are_drawn_normally_and_clipped() -> None:
+    normal: dict[str, Any] = {"operation": "set", "distribution": "normal", "names": (".*_hip",)}
+    env = make(
+        MANY,
+        randomizations={
+            "damping": RandomizationConfig(field="dof_damping", mean=3.0, std=0.5, **normal),
+            "loss": RandomizationConfig(field="dof_frictionloss", mean=0.1, std=0.1, low=0.0, high=0.2, **normal),
+        },
+    )
+    damping, loss = (float64(env.sim.field(name))[:, 6:10] for name in ("dof_damping", "dof_frictionloss"))
+    share = torch.special.ndtr(torch.from_numpy((damping - 3.0) / 0.5)).numpy()
+    for dof in range(4):
+        assert_uniform(share[:, dof], 0.0, 1.0)
+    assert_independent(*damping.T)
+    assert loss.min() == 0.0
+    assert loss.max() == np.float32(0.2)
+    assert (loss == 0.0).mean() == pytest.approx(0.1587, abs=0.02)  # beyond one standard deviation
+
+
 # At reset
 
 
@@ -296,6 +317,151 @@ def test_randomizations_at_reset_start_from_the_startup_values_and_do_not_accumu
     assert (np.abs(np.diff(values, axis=0)) > 0).all()
 
 
+DERIVED = ("body_subtreemass", "dof_invweight0", "body_invweight0", "actuator_acc0", "geom_rbound")
+
+
+def assert_constants_match(env: Env, *changed: str) -> None:
+    """Compare derived constants of every env with those of MuJoCo C."""
+    model = mujoco.MjModel.from_xml_path(CONFIG.sim.model)
+    for i in range(env.num_envs):
+        for field in changed:
+            getattr(model, field)[:] = float64(env.sim.field(field))[i]
+        mujoco.mj_setConst(model, mujoco.MjData(model))
+        for field in DERIVED:
+            ours = float64(env.sim.field(field))[i]
+            np.testing.assert_allclose(ours, getattr(model, field), rtol=2e-3, atol=1e-6, err_msg=field)
+
+
+PAYLOAD = {"payload": draw("body_mass", 0.0, 5.0, names=("trunk",), operation="add", when="reset")}
+
+
+def test_a_payload_per_episode_changes_only_its_env_and_what_derives_from_the_mass() -> None:
+    env = make(6, randomizations=PAYLOAD)
+    mass, trunk = env.sim.field("body_mass"), env.sim.model.body("trunk").id
+    assert_constants_match(env, "body_mass")
+    for ends in ([True, False, True, False, False, False], [True] * 6):
+        before, qpos = mass.clone(), env.sim.qpos.clone()
+        end_episodes(env, torch.tensor(ends))
+        step(env)
+        changed = mass != before
+        assert changed[:, trunk].tolist() == ends
+        assert changed.sum() == sum(ends)
+        assert_constants_match(env, "body_mass")
+        assert (env.sim.qpos != qpos).any()
+    added = float64(mass)[:, trunk] - own(env, "body_mass")[trunk]
+    assert ((added >= 0) & (added <= 5)).all()
+
+
+def test_constants_that_derive_at_resets_do_not_change_the_state() -> None:
+    """Masses that are scaled by 1 change nothing but poses, which are then up to date."""
+    env, plain = (make(4, randomizations=given) for given in ({"it": draw("body_mass", 1.0, 1.0, when="reset")}, {}))
+    for i in range(20):
+        actions = torch.full((4, 4), 0.1 * i)
+        for one in (env, plain):
+            one.step(actions)
+        torch.testing.assert_close(env.sim.qpos, plain.sim.qpos, atol=1e-4, rtol=0)
+
+
+# At intervals
+
+
+def test_a_randomization_at_intervals_is_drawn_from_the_startup_values_and_ends_with_the_episode() -> None:
+    num_envs, interval_s = 60, (0.05, 0.15)
+    every = draw("dof_damping", 2.0, 3.0, names=("tail",), when="interval", interval_s=interval_s)
+    env = make(num_envs, randomizations={"it": every}, episode_length_s=100.0)
+    field, own_value = env.sim.field("dof_damping"), float(np.float32(own(env, "dof_damping")[10]))
+    assert (field[:, 10] == own_value).all()
+    since, gaps = np.zeros(num_envs), []
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        before, ends = field.clone(), rng.random(num_envs) < 0.02
+        end_episodes(env, torch.from_numpy(ends))
+        step(env)
+        since += DT_S
+        now = float64(field)[:, 10]
+        assert (now[ends] == own_value).all()
+        changed = (field != before).any(dim=1).numpy() & ~ends
+        assert not (field != before)[:, :10].any()
+        assert ((now[changed] >= 2 * own_value - 1e-6) & (now[changed] <= 3 * own_value + 1e-6)).all()
+        gaps += list(since[changed])
+        since[changed | ends] = 0
+    assert len(gaps) > 500
+    assert min(gaps) > interval_s[0] - 0.5 * DT_S - 1e-9
+    assert max(gaps) < interval_s[1] + 0.5 * DT_S + 1e-9
+
+
+# Events that write to the model
+
+ADD = {"func": "env_terms_for_test:add_mass", "params": {"body": "trunk", "kg": 2.0}}
+
+
+def test_what_derives_from_a_field_that_a_startup_event_writes_follows() -> None:
+    heavier = EventConfig(func="env_terms_for_test:add_mass_by_env", params={"body": "trunk"})
+    env = make(4, events={"heavier": heavier.at_startup().writing("body_mass")}, randomizations={})
+    trunk = env.sim.model.body("trunk").id
+    added = float64(env.sim.field("body_mass"))[:, trunk] - own(env, "body_mass")[trunk]
+    np.testing.assert_allclose(added, [0, 1, 2, 3], atol=1e-5)
+    assert_constants_match(env, "body_mass")
+
+
+@pytest.mark.parametrize("when", ["reset", "interval"])
+def test_a_field_that_an_event_writes_starts_each_episode_from_its_startup_value(when: Any) -> None:
+    event = EventConfig(**ADD, when=when, interval_s=(0.03, 0.03), model_fields=("body_mass",))
+    env = make(4, events={"add": event}, episode_length_s=0.1, terminations={})
+    trunk = env.sim.model.body("trunk").id
+    start = own(env, "body_mass")[trunk]
+    seen = []
+    for _ in range(25):
+        step(env)
+        seen.append(float(env.sim.field("body_mass")[0, trunk]) - start)
+        assert_constants_match(env, "body_mass")
+    assert len({round(value, 3) for value in seen}) == (1 if when == "reset" else 4)
+    assert max(seen) == pytest.approx(2.0 if when == "reset" else 6.0, abs=1e-4)
+
+
+@pytest.mark.parametrize("when", ["startup", "reset", "interval"])
+def test_an_event_that_writes_to_a_field_that_it_does_not_declare_is_refused(when: Any) -> None:
+    with pytest.raises(UserError, match=r'^--env\.events\.add: writes to body_mass, .*\.writing\("body_mass"\)'):
+        step(make(1, events={"add": EventConfig(**ADD, when=when)}))
+
+
+def test_a_field_that_does_not_exist_cannot_be_declared() -> None:
+    assert refused(events={"add": EventConfig(**ADD, model_fields=("mass",))}).startswith("field mass: ")
+
+
+CHANGING: dict[str, Any] = {
+    "randomizations": {
+        **PAYLOAD,
+        "damping": draw("dof_damping", 0.5, 2.0, when="interval", interval_s=(0.02, 0.05)),
+    },
+    "events": {"add": EventConfig(**ADD, when="interval", interval_s=(0.02, 0.05), model_fields=("body_mass",))},
+    "episode_length_s": 0.1,
+}
+
+
+def test_a_step_that_changes_the_model_is_a_replay() -> None:
+    env = make(4, **CHANGING)
+    recorder, actions = Recorder(env.sim, {}), torch.zeros(4, env.num_actions)
+
+    def take_step() -> dict[str, Any]:
+        return {"actor": env.step(actions)[0]["actor"]}
+
+    with torch.inference_mode():
+        obs = take_step()
+        for _ in range(15):
+            obs = recorder.record(take_step, obs, 0)
+
+
+def test_a_changed_model_is_resumed() -> None:
+    env, other = make(4, **CHANGING), make(4, seed=5, **CHANGING)
+    step(env, 7)
+    other.load_state(env.state())
+    for one in (env, other):
+        torch.manual_seed(1)
+        step(one, 30)
+    assert all(torch.equal(tensor, other.state()[name]) for name, tensor in env.state().items())
+
+
 def test_startup_and_reset_randomizations_of_different_fields_are_independent() -> None:
     env = make(
         8,
@@ -341,9 +507,9 @@ def test_without_randomizations_all_envs_share_one_model() -> None:
         (draw("gravity", 0, 1, names=("trunk",)), "--env.randomizations.it.names trunk: ", "names"),
         (draw("body_mass", 2, 1), "--env.randomizations.it.low 2: ", "high 1"),
         (draw("body_mass", float("nan"), 1), "--env.randomizations.it.low nan: ", ""),
-        (draw("body_mass", 1, 2, when="reset"), "--env.randomizations.it.when reset: ", "body_subtreemass"),
-        (draw("dof_armature", 1, 2, when="reset"), "--env.randomizations.it.when reset: ", "startup"),
-        (draw("geom_size", 1, 2, when="reset"), "--env.randomizations.it.when reset: ", "geom_rbound"),
+        (RandomizationConfig(field="body_mass", low=0), "--env.randomizations.it: ", "high"),
+        (draw("body_mass", 0, 1, mean=0.5), "--env.randomizations.it.mean 0.5: ", "normal"),
+        (draw("body_mass", 0, 1, distribution="normal", mean=1), "--env.randomizations.it.std None: ", "mean"),
         (draw("body_mass", 0, 1, distribution="log-uniform"), "--env.randomizations.it.low 0: ", "log-uniform"),
     ],
 )  # fmt: skip
