@@ -169,10 +169,14 @@ class WatchedEnv(Env):
         commands._resamples = self._methods(commands._resamples)
         commands._follows = self._methods(commands._follows)
         when = {kind: [n for n, event in config.events.items() if event.when == kind] for kind in ("reset", "interval")}
-        self._reset_events = self._all("events", when["reset"], self._reset_events)
-        timed = self._interval_events
-        calls = self._all("events", when["interval"], [call for _, call in timed._events])
-        timed._events = [(event, call) for (event, _), call in zip(timed._events, calls, strict=True)]
+        events = self._events
+        events._reset = self._all("events", when["reset"], events._reset)
+        places = [f"events.{name}" for name in when["interval"]]
+        places += ["randomizations"] * (len(events._intervals) - len(places))
+        events._intervals = [
+            (interval_s, self._one(place, change))
+            for place, (interval_s, change) in zip(places, events._intervals, strict=True)
+        ]
         # The rest of a step
         self._randomizations.reset = self._one("randomizations", self._randomizations.reset)
         self.sim.step = self._one(PHYSICS, self.sim.step)

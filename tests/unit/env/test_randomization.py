@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from legged import CONFIG, DT_S, assert_independent, assert_uniform, end_episodes, float64, make, refused
-from replay import Recorder
 
+from mjlab_dist.check.replay import Recorder
 from mjlab_dist.config import ActionConfig, EventConfig, ObservationConfig, RandomizationConfig, SimConfig
 from mjlab_dist.env import Env
 from mjlab_dist.errors import UserError
