@@ -310,6 +310,8 @@ def naming(where: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
+        if str(error).startswith(f"--{where}."):
+            raise  # names the term already, by a flag
         raise UserError(f"{where}: {error}") from error
     except KeyError as error:
         # MuJoCo's lookups by name, such as model.site("foot")
