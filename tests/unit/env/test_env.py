@@ -820,9 +820,12 @@ def test_an_unknown_joint_is_refused_with_the_available_joints() -> None:
     )
 
 
-@pytest.mark.parametrize("where", ["terminations", "events", "observations.actor"])
-def test_the_message_for_an_unknown_function_names_the_config_field(where: str) -> None:
-    terms = {"odd": ObservationConfig(func=f"{TERMS}:nothing")}
+@pytest.mark.parametrize(
+    ("where", "kind"),
+    [("terminations", TermConfig), ("events", EventConfig), ("observations.actor", ObservationConfig)],
+)
+def test_the_message_for_an_unknown_function_names_the_config_field(where: str, kind: type) -> None:
+    terms = {"odd": kind(func=f"{TERMS}:nothing")}
     field, _, group = where.partition(".")
     message = refused(**{field: {group: terms} if group else terms})
     assert message.startswith(f"--env.{where}.odd.func {TERMS}:nothing: ")
