@@ -93,10 +93,10 @@ def push_history(
     """Add the current state to the history of each motor, and select its network's inputs; one thread per motor.
 
     Args:
-        qpos: Joint positions, (num_envs, nq).
-        qvel: Joint velocities, (num_envs, nv).
-        qpos_ids: Column of each motor's joint in ``qpos``.
-        qvel_ids: Column of each motor's joint in ``qvel``.
+        qpos: Joint positions, (num_envs, nq), or lengths of actuators, (num_envs, nu).
+        qvel: Joint velocities, (num_envs, nv), or velocities of actuators, (num_envs, nu).
+        qpos_ids: Column of each motor in ``qpos``.
+        qvel_ids: Column of each motor in ``qvel``.
         values: Target positions, (num_envs, motors).
         ages: Ages of the inputs in physics steps.
         position_scale: Factor of the errors.

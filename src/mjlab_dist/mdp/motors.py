@@ -125,6 +125,10 @@ class LearnedMotor(Action):
 
     The actuators must be torque or force motors: ``<motor>`` of the MJCF, or ``sim.actuators`` of kind effort. At the
     start of an episode, the history is 0.
+
+    If an actuator drives a tendon, positions of the whole block are MuJoCo's ``actuator_length`` (length times gear) of
+    the previous physics step, in m. With gear -1, a motor pulls, and its position increases as the tendon becomes
+    shorter. Use ``forward_before_observation``, so that an episode starts with its own lengths.
     """
 
     has_joint_positions = True
@@ -147,7 +151,7 @@ class LearnedMotor(Action):
 
         Args:
             env: The envs.
-            block: The block; its actuators are torque motors of hinge or slide joints.
+            block: The block; its actuators are torque motors of hinge or slide joints, or force motors of tendons.
             file: Path of the weights, or ``package.module:file``: a TorchScript module, or a state dict that
                 ``torch.save`` wrote. Its tensors are weight and bias of each layer, from the first to the last.
             activation: Activation between the layers.
@@ -168,15 +172,20 @@ class LearnedMotor(Action):
         if not history or min(history) < 0:
             raise UserError(f"{flag}.history {' '.join(map(str, history))}: needs numbers of physics steps, 0 or more")
         layers = _read_layers(f"{flag}.file {file}", file, 2 * len(history), activation)
-        joints = self.joints(env)
-        _refuse_unless_torque(self, env)
+        self._has_tendons = bool((env.sim.model.actuator_trntype[list(block.ids)] == mujoco.mjtTrn.mjTRN_TENDON).any())
+        if self._has_tendons:
+            columns = [block.ids, block.ids]
+        else:
+            joints = self.joints(env)
+            columns = [joints.qpos.ids, joints.qvel.ids]
+            _refuse_unless_torque(self, env)
         # State: errors and velocities of the latest physics steps, newest first
         shape = (env.num_envs, 1 + max(history), len(self.names))
         self._errors, self._velocities = torch.zeros(2, *shape, device=env.device)
         # Constants, and memory of the layers: one row per env and joint
         self._rows = env.num_envs * len(self.names)
         with wp.ScopedDevice(env.device):
-            ids = [wp.array(one, dtype=int) for one in (joints.qpos.ids, joints.qvel.ids)]
+            ids = [wp.array(one, dtype=int) for one in columns]
             self._ids = wp.array(block.ids, dtype=int)
             ages = wp.array(history, dtype=int)
             self._layers = [(wp.array(weight.numpy()), wp.array(bias.numpy())) for weight, bias in layers]
@@ -190,7 +199,8 @@ class LearnedMotor(Action):
 
     def substep(self, model: mjw.Model, data: mjw.Data) -> None:  # noqa: ARG002 (every program takes them)
         shape, memory = self.values.shape, self._memory
-        wp.launch(motor_kernels.push_history, shape, [data.qpos, data.qvel, *self._inputs], [memory[0]])
+        state = [data.actuator_length, data.actuator_velocity] if self._has_tendons else [data.qpos, data.qvel]
+        wp.launch(motor_kernels.push_history, shape, [*state, *self._inputs], [memory[0]])
         for i, (weight, bias) in enumerate(self._layers):
             kind = motor_kernels.LINEAR if i + 1 == len(self._layers) else self._activation
             wp.launch(

@@ -173,6 +173,35 @@ def test_a_learned_motor_evaluates_the_network_in_every_physics_step(
     assert 0 < (np.abs(np.stack(torques)) == 1.5).mean() < 1
 
 
+def test_a_learned_motor_pulls_a_tendon_by_its_length() -> None:
+    soft = torch.nn.Softsign()
+    network = torch.nn.Sequential(torch.nn.Linear(6, 8), soft, torch.nn.Linear(8, 8), soft, torch.nn.Linear(8, 1))
+    network.load_state_dict(torch.load(MOTOR_FILE, weights_only=True))
+    network.double()
+    block = action(LearnedMotor, ("cord",), file=MOTOR_FILE, history=(0, 1, 3), effort_scale=10.0)
+    env = make(1, actions={"cord": block.processed(offset=0.2, scale=0.1)})
+    env.sim.forward()  # lengths of the start state
+    model = env.sim.model
+    data = mujoco.MjData(model)
+    data.qpos, data.qvel = float64(env.sim.qpos[0]), float64(env.sim.qvel[0])
+    mujoco.mj_forward(model, data)
+    cord = model.actuator("cord").id
+    errors, velocities = [0.0] * 4, [0.0] * 4
+    for seed in range(8):
+        given = drawn(env, seed)
+        env.step(given)
+        target = 0.2 + 0.1 * float(given[0, 0])
+        for _ in range(env.cfg.sim.decimation):
+            errors = [target - data.actuator_length[cord], *errors[:3]]
+            velocities = [data.actuator_velocity[cord], *velocities[:3]]
+            row = [line[age] for line in (errors, velocities) for age in (0, 1, 3)]
+            with torch.no_grad():
+                data.ctrl[cord] = 10.0 * network(torch.tensor(row, dtype=torch.float64)).item()
+            mujoco.mj_step(model, data)
+        assert env.sim.ctrl[0, cord].item() == pytest.approx(data.ctrl[cord], abs=1e-3)
+        np.testing.assert_allclose(env.sim.qpos[0], data.qpos, rtol=0, atol=5e-4)
+
+
 def script(network: torch.nn.Module, file: str) -> None:
     """Save a TorchScript module."""
     with warnings.catch_warnings():
