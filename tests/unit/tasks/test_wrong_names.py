@@ -15,12 +15,12 @@ from configs import changed
 from conftest import Command
 from every_task import NAMES, config_of
 
-from mjlab_dist.config import EnvConfig, TrainConfig, term
+from mjlab_dist.config import DistanceConfig, EnvConfig, TrainConfig, observation, term
 from mjlab_dist.config.signatures import parameters
 from mjlab_dist.env import Env
 from mjlab_dist.env.term import Term
 from mjlab_dist.errors import UserError
-from mjlab_dist.mdp import curricula
+from mjlab_dist.mdp import curricula, observations
 from mjlab_dist.sim import start_warp
 
 WRONG = "nonexistent"
@@ -44,21 +44,30 @@ def named(func: str) -> list[str]:
     return [name for name, one in parameters(func).items() if "str" in one.annotation and name not in NOT_NAMES]
 
 
-def config_with_curricula(task: str) -> TrainConfig:
-    """A config of a task, with the curricula that no task uses."""
+def config_with_more(task: str) -> TrainConfig:
+    """A config of a task, with terms that no task uses."""
     config = config_of(task)
     own = {
         "range": term(curricula.CommandRange, command="velocity", widest=(-9.0, 9.0), step=0.1, reward="linear"),
         "weight": term(curricula.RewardWeight, reward="tilt", weight=-1.0, low=0.1, high=0.9),
     }
-    return changed(config, "env.curricula", own) if task == "everything" else config
+    if task != "everything":
+        return config
+    config = changed(config, "env.curricula", own)
+    for name in ("Positions", "Orientations", "LinearVelocities", "AngularVelocities", "Distances"):
+        frames = observation(getattr(observations, f"Frame{name}"), names=("trunk",), reference="trunk")
+        config = changed(config, f"env.observations.critic.{name}", frames)
+    gap = DistanceConfig(names=("trunk",), other_names=("floor",), max_m=1.0)
+    config = changed(config, "env.sim.distances", {"gap": gap})
+    surface = observation(observations.SurfaceDistances, distances="gap")
+    return changed(config, "env.observations.critic.surface", surface)
 
 
 def cases() -> dict[tuple[str, str], tuple[str, str]]:
     """A task and a path for every function and parameter that names something."""
     found: dict[tuple[str, str], tuple[str, str]] = {}
     for task in NAMES:
-        for path, one in terms(config_with_curricula(task).env):
+        for path, one in terms(config_with_more(task).env):
             for parameter in named(one.func):
                 found.setdefault((one.func, parameter), (task, path))
     return found
@@ -72,7 +81,8 @@ def broken(config: TrainConfig, path: str, parameter: str) -> EnvConfig:
     one = dict(terms(config.env))[path]
     known = {name: one.default for name, one in parameters(one.func).items()} | one.params
     value = tuple(WRONG for _ in known[parameter]) or (WRONG,) if isinstance(known[parameter], tuple) else WRONG
-    return changed(config.env, path, dataclasses.replace(one, params={**one.params, parameter: value}))
+    others = {name: given for name, given in one.params.items() if {name, parameter} != {"sensors", "contacts"}}
+    return changed(config.env, path, dataclasses.replace(one, params={**others, parameter: value}))
 
 
 def make_and_step(config: EnvConfig) -> None:
@@ -84,7 +94,7 @@ def make_and_step(config: EnvConfig) -> None:
 @pytest.mark.parametrize("func", CASES, ids=lambda func: f"{func[0].partition(':')[2]}-{func[1]}")
 def test_a_name_that_does_not_exist_is_refused_with_the_term_and_those_that_do(func: tuple[str, str]) -> None:
     task, path = CASES[func]
-    config = broken(config_with_curricula(task), path, func[1])
+    config = broken(config_with_more(task), path, func[1])
     start_warp("cpu")
     with pytest.raises(UserError) as caught:
         make_and_step(config)
