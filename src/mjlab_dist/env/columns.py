@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from mjlab_dist.names import find_names
 
-__all__ = ["Columns", "find_names", "is_convertible", "uniform", "write_rows"]
+__all__ = ["Columns", "draw_until", "find_names", "is_convertible", "uniform", "write_rows"]
 
 
 class Columns:
@@ -49,6 +49,18 @@ class Columns:
         else:
             tensor[:, self._slice] = values
 
+    def write_all(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
+        """Write values to these columns in all envs.
+
+        Args:
+            tensor: (num_envs, width, ...), changed in place.
+            values: (num_envs, len(self), ...).
+        """
+        if self._slice is None:
+            tensor.index_copy_(1, self._index, values)
+        else:
+            tensor[:, self._slice] = values
+
     def write(self, tensor: torch.Tensor, mask: torch.Tensor, values: torch.Tensor) -> None:
         """Write values to these columns in some envs.
 
@@ -78,6 +90,29 @@ def write_rows(tensor: torch.Tensor, mask: torch.Tensor, values: torch.Tensor | 
         torch.where(chosen, values, tensor, out=tensor)
     else:  # with out=, torch neither converts the type nor allows inputs that share memory with the output
         tensor.copy_(torch.where(chosen, values, tensor))
+
+
+def draw_until(
+    draw: Callable[[], torch.Tensor], holds: Callable[[torch.Tensor], torch.Tensor], *, num_tries: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw until a condition holds, per env (rejection sampling), always with the same number of operations.
+
+    Args:
+        draw: Function that draws values for all envs, (num_envs, ...).
+        holds: Function that returns where the condition holds for drawn values, (num_envs,) of bool.
+        num_tries: Number of draws.
+
+    Returns:
+        The first draw for which the condition holds in each env, or the last draw if there is none, (num_envs, ...);
+        and where it holds, (num_envs,) of bool.
+    """
+    values = draw()
+    found = holds(values)
+    for _ in range(num_tries - 1):
+        drawn = draw()
+        values = torch.where(found.view(-1, *[1] * (values.dim() - 1)), values, drawn)
+        found = found | holds(drawn)
+    return values, found
 
 
 def uniform(like: torch.Tensor, low: float, high: float) -> torch.Tensor:

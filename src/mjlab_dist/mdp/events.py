@@ -1,16 +1,20 @@
-"""Event terms: start states and pushes. Each changes the state of the masked envs in place."""
+"""Event terms: start states, pushes and wrenches. Each changes the state of the masked envs in place."""
 
 from __future__ import annotations
 
+import zipfile
 from typing import TYPE_CHECKING, Any
 
 import mujoco_warp as mjw
+import numpy as np
 import torch
 import warp as wp
 
-from mjlab_dist.env.columns import uniform, write_rows
+from mjlab_dist.env.columns import Columns, find_names, uniform, write_rows
 from mjlab_dist.env.term import Term
+from mjlab_dist.errors import UserError
 from mjlab_dist.mdp import kernels
+from mjlab_dist.sim.scene import find_file
 
 if TYPE_CHECKING:
     from mjlab_dist.env.env import Env
@@ -136,3 +140,106 @@ class Push(Term):
         velocity = env.sim.qvel[:, self._qvel]
         drawn = torch.addcmul(self._low, torch.rand_like(velocity), self._width)
         velocity.add_(drawn.mul_(mask.unsqueeze(1)))
+
+
+class Wrench(Term):
+    """Apply a random force and torque to bodies for some time. Use it at intervals, with ``every(low_s, high_s)``.
+
+    Attributes:
+        left_s: Time until the wrench ends in s, (num_envs,); 0 without one.
+    """
+
+    def __init__(
+        self,
+        env: Env,
+        bodies: tuple[str, ...],
+        force_n: Range = (0.0, 0.0),
+        torque_n_m: Range = (0.0, 0.0),
+        duration_s: Range = (0.1, 0.1),
+    ) -> None:
+        """Look up the bodies.
+
+        Args:
+            env: The envs.
+            bodies: Regular expressions that match the names of the bodies. Each has a wrench of its own.
+            force_n: Range of each component of the force at the center of mass, in the world frame.
+            torque_n_m: Range of each component of the torque, in the world frame.
+            duration_s: Range of the duration.
+        """
+        model = env.sim.model
+        ids = find_names("bodies", bodies, [model.body(i).name for i in range(model.nbody)])
+        self._bodies = Columns(ids, env.device)
+        self._applied = env.sim.view("xfrc_applied")
+        ends = torch.tensor([force_n] * 3 + [torque_n_m] * 3, device=env.device)
+        self._low, self._width = ends[:, 0].clone(), ends[:, 1] - ends[:, 0]
+        self._duration_s = duration_s
+        self.left_s = torch.zeros(env.num_envs, device=env.device)
+
+    def __call__(self, env: Env, mask: torch.Tensor) -> None:
+        # End
+        self.left_s.sub_(env.step_dt_s)
+        applied = self._bodies.of(self._applied)
+        over = self.left_s < 0.5 * env.step_dt_s  # round to the nearest step
+        kept = torch.where(over.view(-1, 1, 1), 0.0, applied)
+        self.left_s.masked_fill_(over, 0.0)
+        # Start
+        write_rows(self.left_s, mask, uniform(self.left_s, *self._duration_s))
+        drawn = torch.addcmul(self._low, torch.rand_like(kept), self._width)
+        self._bodies.write_all(self._applied, torch.where(mask.view(-1, 1, 1), drawn, kept))
+
+    def cleared(self) -> list[torch.Tensor]:
+        return [self.left_s]  # the reset of the physics ends the wrench
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return {"left_s": self.left_s}
+
+
+class DrawStates(Term):
+    """Start each episode in a random state of a file, such as states of earlier episodes."""
+
+    def __init__(self, env: Env, file: str) -> None:
+        """Read the states.
+
+        Args:
+            env: The envs.
+            file: Path of an npz file, or ``package.module:file``, with ``qpos`` (states, nq) and ``qvel`` (states, nv)
+                in MuJoCo's order and units. On terrain, positions of free joints are relative to the env's origin.
+
+        Raises:
+            UserError: If there is no such file, or its arrays have other shapes.
+        """
+        self._qpos, self._qvel = (torch.from_numpy(states).to(env.device) for states in _read_states(env, file))
+        free = [joint.qpos.start for joint in env.joints.values() if joint.is_free] if env.terrain is not None else []
+        self._positions = [slice(start, start + 3) for start in free]
+        self._index = torch.zeros(env.num_envs, dtype=torch.long, device=env.device)
+
+    def __call__(self, env: Env, mask: torch.Tensor) -> None:
+        self._index.random_(len(self._qpos))
+        qpos = self._qpos.index_select(0, self._index)
+        for columns in self._positions:
+            qpos[:, columns] += env.origins
+        write_rows(env.sim.qpos, mask, qpos)
+        write_rows(env.sim.qvel, mask, self._qvel.index_select(0, self._index))
+
+
+def _read_states(env: Env, file: str) -> list[np.ndarray]:
+    flag = f"states {file}"
+    path = find_file(flag, file)
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            found = {name: np.asarray(arrays[name]) for name in ("qpos", "qvel")}
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile, AttributeError) as error:
+        raise UserError(
+            f"{flag}: is not an npz file with the arrays qpos and qvel; write it with numpy.savez"
+        ) from error
+    num_states = found["qpos"].shape[0] if found["qpos"].ndim else 0
+    for name, width in (("qpos", env.sim.model.nq), ("qvel", env.sim.model.nv)):
+        states = found[name]
+        if states.shape != (num_states, width) or not num_states or states.dtype.kind not in "fiu":
+            raise UserError(
+                f"{flag}: {name} has the shape {states.shape}; it must be (states, {width}), with equally many states "
+                "in qpos and qvel"
+            )
+        if not np.isfinite(states).all():
+            raise UserError(f"{flag}: {name} contains numbers that are not finite; remove these states")
+    return [found[name].astype(np.float32) for name in ("qpos", "qvel")]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from mjlab_dist.env.columns import uniform, write_rows
 from mjlab_dist.env.frames import FrameKind
 from mjlab_dist.env.term import Term
 from mjlab_dist.mdp.rotation import first_columns
@@ -27,15 +28,42 @@ def joint_velocity(env: Env, joint: str) -> torch.Tensor:
 
 
 class JointPositions(Term):
-    """Positions of hinge and slide joints relative to the start state, in rad or m; (num_envs, joints)."""
+    """Positions of hinge and slide joints relative to the start state, in rad or m; (num_envs, joints).
 
-    def __init__(self, env: Env, joints: tuple[str, ...] = (".*",), entity: str | None = None) -> None:
-        """Find the joints whose names match the regular expressions."""
+    Attributes:
+        bias: Error of each encoder, constant in an episode, (num_envs, joints).
+    """
+
+    def __init__(
+        self,
+        env: Env,
+        joints: tuple[str, ...] = (".*",),
+        entity: str | None = None,
+        bias: tuple[float, float] = (0.0, 0.0),
+    ) -> None:
+        """Look up the joints.
+
+        Args:
+            env: The envs.
+            joints: Regular expressions that match the joints' names.
+            entity: Entity that the joints belong to; None for all.
+            bias: Range of an offset that is added to each position, in rad or m, drawn for every episode.
+        """
         self._columns = env.find_joints(joints, entity).qpos
         self._home = self._columns.of(env.reference.qpos)
+        self._range = bias
+        self.bias = torch.zeros_like(self._home)
 
     def __call__(self, env: Env) -> torch.Tensor:
-        return self._columns.of(env.sim.qpos) - self._home
+        position = self._columns.of(env.sim.qpos) - self._home
+        return position if self._range == (0.0, 0.0) else position.add_(self.bias)
+
+    def reset(self, mask: torch.Tensor) -> None:
+        if self._range != (0.0, 0.0):
+            write_rows(self.bias, mask, uniform(self.bias, *self._range))
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return {} if self._range == (0.0, 0.0) else {"bias": self.bias}
 
 
 class JointVelocities(Term):

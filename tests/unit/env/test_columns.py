@@ -9,7 +9,7 @@ import torch
 from legged import EVERYTHING, end_episodes, make
 
 from mjlab_dist.env import Env
-from mjlab_dist.env.columns import uniform, write_rows
+from mjlab_dist.env.columns import draw_until, uniform, write_rows
 
 NUM_ENVS = 6
 MASK = torch.tensor([True, False, False, True, False, True])
@@ -123,3 +123,24 @@ def test_uniform_samples_are_between_the_bounds_in_either_order() -> None:
         assert -2.0 <= drawn.min() < -1.9
         assert 2.9 < drawn.max() <= 3.0
     assert (uniform(like, 1.5, 1.5) == 1.5).all()
+
+
+def test_values_are_drawn_until_a_condition_holds_with_a_fixed_number_of_draws() -> None:
+    num_envs = 5000
+    calls: list[torch.Tensor] = []
+
+    def draw() -> torch.Tensor:
+        calls.append(torch.rand(num_envs, 2))
+        return calls[-1]
+
+    def holds(values: torch.Tensor) -> torch.Tensor:
+        return values[:, 0] < 0.3
+
+    values, found = draw_until(draw, holds, num_tries=4)
+    assert len(calls) == 4
+    fits = torch.stack([holds(call) for call in calls])
+    first = torch.where(fits.any(dim=0), fits.int().argmax(dim=0), 3)
+    assert torch.equal(values, torch.stack(calls)[first, torch.arange(num_envs)])
+    assert torch.equal(found, fits.any(dim=0))
+    assert abs(float(found.float().mean()) - (1 - 0.7**4)) < 0.05
+    assert draw_until(draw, holds, num_tries=1)[0] is calls[-1]

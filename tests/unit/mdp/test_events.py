@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import mujoco
@@ -22,7 +23,7 @@ from legged import (
     refused,
 )
 
-from mjlab_dist.config import EventConfig
+from mjlab_dist.config import EventConfig, TerrainConfig, TerrainPartConfig
 from mjlab_dist.env import Env
 from mjlab_dist.mdp.events import DrawJoints, DrawRoot, Push
 from mjlab_dist.sim import start_warp
@@ -194,6 +195,143 @@ def test_events_run_in_config_order() -> None:
     add = EventConfig(func=f"{EVENTS}:DrawJoints", params={"joints": ("tail",), "position": (1.0, 1.0)})
     assert make(2, events={"draw": draw, "add": add}).sim.qpos[:, 11].tolist() == [6.0, 6.0]
     assert make(2, events={"add": add, "draw": draw}).sim.qpos[:, 11].tolist() == [5.0, 5.0]
+
+
+# States of a file
+
+
+def states_file(path: Path, num_states: int, env: Env) -> tuple[np.ndarray, np.ndarray]:
+    """Write random states, and return them."""
+    rng = np.random.default_rng(0)
+    qpos = np.tile(env.sim.model.key_qpos[0], (num_states, 1)) + rng.uniform(-0.1, 0.1, (num_states, env.sim.model.nq))
+    qvel = rng.normal(size=(num_states, env.sim.model.nv))
+    np.savez(path, qpos=qpos, qvel=qvel)
+    return qpos.astype(np.float32), qvel.astype(np.float32)
+
+
+def test_episodes_start_in_random_states_of_a_file(tmp_path: Path) -> None:
+    qpos, qvel = states_file(tmp_path / "states.npz", 7, make(1))
+    env = make(MANY, events=event("DrawStates", file=str(tmp_path / "states.npz")))
+
+    def rows() -> np.ndarray:
+        """Which state each env is in."""
+        found = (env.sim.qpos.numpy()[:, None] == qpos[None]).all(axis=2)
+        assert (found.sum(axis=1) == 1).all()
+        row = found.argmax(axis=1)
+        assert np.array_equal(env.sim.qvel.numpy(), qvel[row])
+        return row
+
+    first = rows()
+    np.testing.assert_allclose(np.bincount(first, minlength=7) / MANY, 1 / 7, atol=0.03)
+    env.reset()
+    assert (rows() != first).mean() > 0.7
+    ends = torch.arange(MANY) % 2 == 0
+    end_episodes(env, ends)
+    step(env)
+    in_file = (env.sim.qpos.numpy()[:, None] == qpos[None]).all(axis=2).any(axis=1)
+    assert np.array_equal(in_file, ends.numpy())
+
+
+def test_on_terrain_states_of_a_file_are_relative_to_the_origin(tmp_path: Path) -> None:
+    qpos, _ = states_file(tmp_path / "states.npz", 1, make(1))
+    terrain = TerrainConfig(parts={"flat": TerrainPartConfig(kind="flat")}, num_levels=2, num_columns=2, border_m=1.0)
+    sim = dataclasses.replace(SIM, terrain=terrain)
+    env = make(4, sim=sim, events=event("DrawStates", file=str(tmp_path / "states.npz")))
+    assert env.origins.abs().max() > 1.0
+    np.testing.assert_allclose(env.sim.qpos[:, :3], env.origins.numpy() + qpos[0, :3], atol=1e-5)
+    np.testing.assert_array_equal(env.sim.qpos[:, 3:], np.tile(qpos[0, 3:], (4, 1)))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "problem"),
+    [
+        ({}, "qpos and qvel"),
+        ({"qpos": np.zeros((3, 12))}, "qpos and qvel"),
+        ({"qpos": np.zeros((3, 11)), "qvel": np.zeros((3, 11))}, "qpos has the shape (3, 11); it must be (states, 12)"),
+        ({"qpos": np.zeros((3, 12)), "qvel": np.zeros((2, 11))}, "qvel has the shape (2, 11); it must be (states, 11)"),
+        ({"qpos": np.zeros((0, 12)), "qvel": np.zeros((0, 11))}, "qpos has the shape (0, 12)"),
+        ({"qpos": np.full((3, 12), np.nan), "qvel": np.zeros((3, 11))}, "qpos contains numbers that are not finite"),
+    ],
+)
+def test_files_without_states_are_refused(tmp_path: Path, arrays: dict[str, Any], problem: str) -> None:
+    path = tmp_path / "states.npz"
+    np.savez(path, **arrays)
+    message = refused(events=event("DrawStates", file=str(path)))
+    assert message.startswith(f"env.events.DrawStates: states {path}: ")
+    assert problem in message
+
+
+# Wrenches
+
+
+def test_a_wrench_accelerates_a_body_for_its_duration() -> None:
+    """In the air, a force adds force * time to the robot's momentum."""
+    wrench = EventConfig(
+        func=f"{EVENTS}:Wrench",
+        params={"bodies": ("trunk",), "force_n": (-20.0, 40.0), "duration_s": (3 * DT_S, 3 * DT_S)},
+    )
+    env = make(MANY, events={"wrench": wrench.every(5 * DT_S, 5 * DT_S)}, episode_length_s=100.0, terminations={})
+    applied, trunk = env.sim.view("xfrc_applied"), env.sim.model.body("trunk").id
+    env.sim.qpos[:, 2] = 50.0
+    seen, momenta = [], []
+    for _ in range(16):
+        step(env)
+        seen.append(applied.clone())
+        momenta.append(momentum(env))
+    active = [bool(row.any()) for row in seen]
+    assert active == [False] * 4 + [True] * 3 + [False] * 2 + [True] * 3 + [False] * 2 + [True] * 2
+    force = float64(seen[4][:, trunk, :3])
+    for axis in range(3):
+        assert_uniform(force[:, axis], -20.0, 40.0)
+    assert_independent(*force.T)
+    assert torch.equal(seen[4], seen[6])
+    assert not torch.equal(seen[4], seen[9])
+    others = [body for body in range(env.sim.model.nbody) if body != trunk]
+    assert not any(row[:, others].any() or row[:, trunk, 3:].any() for row in seen)
+    weight_n = np.array([0, 0, -9.81]) * env.sim.model.body_mass.sum()
+    gained = momenta[7] - momenta[4] - 3 * DT_S * weight_n
+    np.testing.assert_allclose(gained, force[:MEASURED] * 3 * DT_S, rtol=0.02, atol=0.02)
+
+
+MEASURED = 50
+"""Envs whose momentum is measured."""
+
+
+def momentum(env: Env) -> np.ndarray:
+    """Linear momentum of the first envs by MuJoCo C, in kg m/s."""
+    found = []
+    for i in range(MEASURED):
+        data = mujoco.MjData(env.sim.model)
+        data.qpos, data.qvel = float64(env.sim.qpos[i]), float64(env.sim.qvel[i])
+        mujoco.mj_forward(env.sim.model, data)
+        mujoco.mj_subtreeVel(env.sim.model, data)
+        found.append(data.subtree_linvel[0] * env.sim.model.body_mass.sum())
+    return np.array(found)
+
+
+def test_a_wrench_ends_with_the_episode_and_is_resumed() -> None:
+    params: dict[str, Any] = {"bodies": ("trunk", "tail"), "torque_n_m": (1.0, 2.0), "duration_s": (0.05, 0.5)}
+    wrench = {"wrench": EventConfig(func=f"{EVENTS}:Wrench", params=params).every(0.2, 0.3)}
+    env, other = (make(8, events=wrench, terminations={}, seed=seed) for seed in (0, 4))
+    for _ in range(40):
+        step(env)
+    assert env.sim.view("xfrc_applied").any()
+    other.load_state(env.state())
+    for one in (env, other):
+        torch.manual_seed(0)
+        for _ in range(20):
+            step(one)
+    assert torch.equal(env.sim.qpos, other.sim.qpos)
+    assert torch.equal(env.sim.view("xfrc_applied"), other.sim.view("xfrc_applied"))
+    end_episodes(env, torch.ones(8, dtype=torch.bool))
+    step(env)
+    assert not env.sim.view("xfrc_applied").any()
+
+
+def test_a_wrench_on_an_unknown_body_is_refused() -> None:
+    assert refused(events=event("Wrench", bodies=("leg",), when="interval")).startswith(
+        "env.events.Wrench: bodies leg: "
+    )
 
 
 # When
