@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +46,7 @@ class Events:
         made: list[tuple[EventConfig, Change]] = []
         for name, config in configs.items():
             event = binder.make_call(f"events.{name}", config.func, config.params, num_args=2)
-            made.append((config, self._checked(name, event)))
+            made.append((config, functools.partial(self._change, name, event)))
         self._startup = [event for config, event in made if config.when == "startup"]
         self._reset = [event for config, event in made if config.when == "reset"]
         at_intervals = [(config.interval_s, event) for config, event in made if config.when == "interval"]
@@ -102,13 +103,10 @@ class Events:
             self._draw(column, due)
         self._is_checked = True  # later steps do the same
 
-    def _checked(self, name: str, event: Change) -> Change:
-        def change(env: Env, mask: torch.Tensor) -> None:
-            event(env, mask)
-            if not self._is_checked:
-                env.sim.refuse_shared_writes(f"--env.events.{name}")
-
-        return change
+    def _change(self, name: str, event: Change, env: Env, mask: torch.Tensor) -> None:
+        event(env, mask)
+        if not self._is_checked:
+            env.sim.refuse_shared_writes(f"--env.events.{name}")
 
     def _draw(self, column: int, mask: torch.Tensor) -> None:
         left_s = self.left_s[:, column]
