@@ -128,7 +128,7 @@ class LearnedMotor(Action):
 
     If an actuator drives a tendon, positions of the whole block are MuJoCo's ``actuator_length`` (length times gear) of
     the previous physics step, in m. With gear -1, a motor pulls, and its position increases as the tendon becomes
-    shorter. Use ``forward_before_observation``, so that an episode starts with its own lengths.
+    shorter. Tendons need ``forward_before_observation``, so that an episode starts with its own lengths.
     """
 
     has_joint_positions = True
@@ -163,7 +163,8 @@ class LearnedMotor(Action):
             effort_limit: Maximum torque in N m. None: no limit.
 
         Raises:
-            UserError: If there is no such file, its layers do not fit, or an actuator is not a torque motor.
+            UserError: If there is no such file, its layers do not fit, an actuator is not a torque motor, or a tendon
+                lacks ``forward_before_observation``.
         """
         super().__init__(env, block)
         flag = f"{block.flag}.params"
@@ -173,8 +174,16 @@ class LearnedMotor(Action):
             raise UserError(f"{flag}.history {' '.join(map(str, history))}: needs numbers of physics steps, 0 or more")
         layers = _read_layers(f"{flag}.file {file}", file, 2 * len(history), activation)
         self._has_tendons = bool((env.sim.model.actuator_trntype[list(block.ids)] == mujoco.mjtTrn.mjTRN_TENDON).any())
+        # MuJoCo's data that the next physics step reads
+        self._lengths: dict[str, torch.Tensor] = {}
         if self._has_tendons:
+            if not env.cfg.sim.forward_before_observation:
+                raise UserError(
+                    f"{block.flag}.actuators {' '.join(block.actuators)}: the length of a tendon is known at the start "
+                    "of an episode only with --env.sim.forward-before-observation; set it"
+                )
             columns = [block.ids, block.ids]
+            self._lengths = {name: env.sim.view(name) for name in ("actuator_length", "actuator_velocity")}
         else:
             joints = self.joints(env)
             columns = [joints.qpos.ids, joints.qvel.ids]
@@ -212,7 +221,7 @@ class LearnedMotor(Action):
         return [self._errors, self._velocities]
 
     def state(self) -> dict[str, torch.Tensor]:
-        return {"errors": self._errors, "velocities": self._velocities}
+        return {"errors": self._errors, "velocities": self._velocities, **self._lengths}
 
 
 def _read_layers(flag: str, file: str, num_inputs: int, activation: str) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -173,14 +173,20 @@ def test_a_learned_motor_evaluates_the_network_in_every_physics_step(
     assert 0 < (np.abs(np.stack(torques)) == 1.5).mean() < 1
 
 
+TENDON = {
+    "cord": action(LearnedMotor, ("cord",), file=MOTOR_FILE, history=(0, 1, 3), effort_scale=10.0).processed(
+        offset=0.2, scale=0.1
+    )
+}
+FORWARD = dataclasses.replace(SIM, forward_before_observation=True)
+
+
 def test_a_learned_motor_pulls_a_tendon_by_its_length() -> None:
     soft = torch.nn.Softsign()
     network = torch.nn.Sequential(torch.nn.Linear(6, 8), soft, torch.nn.Linear(8, 8), soft, torch.nn.Linear(8, 1))
     network.load_state_dict(torch.load(MOTOR_FILE, weights_only=True))
     network.double()
-    block = action(LearnedMotor, ("cord",), file=MOTOR_FILE, history=(0, 1, 3), effort_scale=10.0)
-    env = make(1, actions={"cord": block.processed(offset=0.2, scale=0.1)})
-    env.sim.forward()  # lengths of the start state
+    env = make(1, actions=TENDON, sim=FORWARD)
     model = env.sim.model
     data = mujoco.MjData(model)
     data.qpos, data.qvel = float64(env.sim.qpos[0]), float64(env.sim.qvel[0])
@@ -200,6 +206,24 @@ def test_a_learned_motor_pulls_a_tendon_by_its_length() -> None:
             mujoco.mj_step(model, data)
         assert env.sim.ctrl[0, cord].item() == pytest.approx(data.ctrl[cord], abs=1e-3)
         np.testing.assert_allclose(env.sim.qpos[0], data.qpos, rtol=0, atol=5e-4)
+
+
+def test_a_tendon_starts_an_episode_with_its_own_length_and_resumes_exactly() -> None:
+    fresh, used, other = (make(2, actions=TENDON, sim=FORWARD, events={}) for _ in range(3))
+    for seed in range(6):
+        used.step(drawn(used, seed))
+    end_episodes(used, torch.tensor([False, True]))
+    used.step(drawn(used, 6))
+    for seed in range(7, 12):
+        for env in (fresh, used):
+            env.step(drawn(env, seed))
+    assert torch.equal(used.sim.qpos[1], fresh.sim.qpos[1])
+    other.load_state(used.state())
+    for seed in range(12, 16):
+        for env in (used, other):
+            env.step(drawn(env, seed))
+    assert torch.equal(used.sim.qpos, other.sim.qpos)
+    assert "forward-before-observation" in refused(actions=TENDON)
 
 
 def script(network: torch.nn.Module, file: str) -> None:
