@@ -275,10 +275,10 @@ def declared(**fields: Any) -> Callable[[], str]:
             lambda: refused(sim=dataclasses.replace(SIM, contacts={"a:b": ContactConfig(names=(".*",))})),
             "--env.sim.contacts.a:b: a name consists of",
         ),
-        (lambda: refused(sensors={"feet": BOTH["declared"]}), "sim.contacts feet: the task has none"),
+        (lambda: refused(sensors={"feet": BOTH["declared"]}), "env.sensors.feet: sim.contacts feet: the task has none"),
         (
             lambda: refused(sensors={"f": TermConfig(func="mjlab_dist.mdp.sensors:Contact")}),
-            "contact sensors: the list is empty",
+            "env.sensors.f: contact sensors: the list is empty",
         ),
     ],
 )

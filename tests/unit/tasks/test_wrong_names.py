@@ -15,12 +15,12 @@ from configs import changed
 from conftest import Command
 from every_task import NAMES, config_of
 
-from mjlab_dist.config import DistanceConfig, EnvConfig, TrainConfig, observation, term
+from mjlab_dist.config import DistanceConfig, EnvConfig, TrainConfig, event, observation, term
 from mjlab_dist.config.signatures import parameters
 from mjlab_dist.env import Env
 from mjlab_dist.env.term import Term
 from mjlab_dist.errors import UserError
-from mjlab_dist.mdp import curricula, observations
+from mjlab_dist.mdp import curricula, events, observations
 from mjlab_dist.sim import start_warp
 
 WRONG = "nonexistent"
@@ -57,6 +57,9 @@ def config_with_more(task: str) -> TrainConfig:
     for name in ("Positions", "Orientations", "LinearVelocities", "AngularVelocities", "Distances"):
         frames = observation(getattr(observations, f"Frame{name}"), names=("trunk",), reference="trunk")
         config = changed(config, f"env.observations.critic.{name}", frames)
+    config = changed(
+        config, "env.events.wrench", event(events.Wrench, bodies=("trunk",), force_n=(0.0, 1.0)).every(1, 2)
+    )
     gap = DistanceConfig(names=("trunk",), other_names=("floor",), max_m=1.0)
     config = changed(config, "env.sim.distances", {"gap": gap})
     surface = observation(observations.SurfaceDistances, distances="gap")
