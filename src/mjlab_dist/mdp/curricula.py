@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -214,6 +214,97 @@ class RewardWeight(Curriculum):
 
     def metrics(self) -> dict[str, torch.Tensor]:
         return {"weight": self._weight[0] / self._scale}
+
+
+class Schedule(Curriculum):
+    """Change the weight of a reward term, or a range of a command, by a table over iterations or control steps.
+
+    Values are interpolated linearly between the points of the table; before the first and after the last point they
+    are constant. They change between iterations. Parameters of other terms are Python numbers, which a recorded step
+    cannot change: for these, write a curriculum that changes a tensor of the term.
+
+    Attributes:
+        count: Number of iterations or control steps since the start of the run, (1,) of int64; the same on all ranks.
+    """
+
+    def __init__(
+        self,
+        env: Env,
+        *,
+        parameter: str,
+        points: tuple[tuple[float, ...], ...],
+        by: Literal["iteration", "step"] = "iteration",
+        interpolates: bool = True,
+    ) -> None:
+        """Look up what changes, and set it to its first value.
+
+        Args:
+            env: The envs.
+            parameter: ``rewards.<name>`` for the weight of a reward term; ``commands.<name>.<number>`` for the range
+                of a number that a command draws, counted from 0.
+            points: Points (when, weight), or (when, low, high) for a range, in the order of time.
+            by: Whether when is a number of iterations or of control steps.
+            interpolates: Whether values change gradually; else each holds until the next point.
+
+        Raises:
+            UserError: If there is no such reward term, command or number, or the points are not in order.
+        """
+        if by not in ("iteration", "step"):
+            raise UserError(f"schedule: by {by}: write iteration or step")
+        self._value, self._scale = _scheduled(env, parameter)
+        width = 1 + len(self._value)
+        times = [point[0] for point in points]
+        if len(points) < 2 or any(len(point) != width for point in points) or times != sorted(set(times)):
+            kind = "when, weight" if width == 2 else "when, low, high"
+            raise UserError(f"schedule: points {points}: needs two or more points ({kind}), in the order of time")
+        table = torch.tensor(points, dtype=torch.float64, device=env.device)
+        self._times, self._values = table[:, 0].contiguous(), table[:, 1:] * self._scale
+        self._counts_steps, self._interpolates = by == "step", interpolates
+        self.count = torch.zeros(1, dtype=torch.long, device=env.device)
+        self._apply()
+
+    def episode_ends(self, env: Env, mask: torch.Tensor) -> None:  # noqa: ARG002 (every curriculum takes them)
+        if self._counts_steps:
+            self.count += 1
+
+    def iteration_ends(self, env: Env, totals: EpisodeTotals) -> None:  # noqa: ARG002 (every curriculum takes them)
+        if not self._counts_steps:
+            self.count += 1
+        self._apply()
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return {"count": self.count, "value": self._value}
+
+    def metrics(self) -> dict[str, torch.Tensor]:
+        names = ("weight",) if len(self._value) == 1 else ("low", "high")
+        return dict(zip(names, self._value / self._scale, strict=True))
+
+    def _apply(self) -> None:
+        last = len(self._times) - 1
+        after = torch.searchsorted(self._times, self.count.double(), right=True).clamp(1, last)
+        start, end = (self._times.index_select(0, at) for at in (after - 1, after))
+        share = ((self.count - start) / (end - start)).clamp(0.0, 1.0)
+        if not self._interpolates:
+            share = share.floor()
+        before, next_ = (self._values.index_select(0, at) for at in (after - 1, after))
+        self._value.copy_(torch.lerp(before, next_, share.unsqueeze(1)).squeeze(0))
+
+
+def _scheduled(env: Env, parameter: str) -> tuple[torch.Tensor, float]:
+    """Return the tensor that a schedule changes, (1,) or (2,), and its units per unit of the config."""
+    kind, _, name = parameter.partition(".")
+    if kind == "rewards":
+        at = _index_of(env, name)
+        return env.weights[at : at + 1], env.reward_scale
+    command, _, number = name.rpartition(".")
+    if kind == "commands" and command and number.isdecimal():
+        ranges = env.find_command(command).ranges
+        if int(number) < len(ranges):
+            return ranges[int(number)], 1.0
+        raise UserError(
+            f"schedule: parameter {parameter}: the command {command} samples {len(ranges)} numbers, counted from 0"
+        )
+    raise UserError(f"schedule: parameter {parameter}: write rewards.<name> or commands.<name>.<number>")
 
 
 class _Measure:

@@ -405,7 +405,8 @@ def test_a_run_resumes_with_its_current_weight_and_another_number_of_envs(tmp_pa
 
 
 def test_curricula_never_wait_for_the_device() -> None:
-    env = make(NUM_ENVS, **{**TASK, "curricula": {**TASK["curricula"], **GLOBAL["curricula"]}})
+    steps = curricula(steps={**BOUNDS, "by": "step"})
+    env = make(NUM_ENVS, **{**TASK, "curricula": {**TASK["curricula"], **GLOBAL["curricula"], **steps}})
     env.stagger()
     shared = totals(60.0, 2000.0, 0.95)
     actions = torch.zeros(NUM_ENVS, 4)
@@ -415,6 +416,54 @@ def test_curricula_never_wait_for_the_device() -> None:
         env.curriculum_metrics()
     assert torch.stack(dones).any()
     assert syncs.found == []
+
+
+# Schedules
+
+POINTS = ((2, -0.1), (4, -0.3), (10, -0.9))
+SCHEDULE = {"of": "Schedule", "parameter": "rewards.rate", "points": POINTS}
+BOUNDS = {"of": "Schedule", "parameter": "commands.velocity.0", "points": ((0, 0.0, 0.1), (20, -1.0, 2.0))}
+
+
+def scheduled(**terms: dict[str, Any]) -> dict[str, Any]:
+    return {**GLOBAL, "curricula": curricula(**terms)}
+
+
+@pytest.mark.parametrize("interpolates", [True, False])
+def test_a_weight_follows_a_schedule_over_iterations(interpolates: bool) -> None:
+    env = make(NUM_ENVS, **scheduled(it={**SCHEDULE, "interpolates": interpolates}), reward_scale="dt")
+    times, weights = zip(*POINTS, strict=True)
+    for iteration in range(13):
+        held = weights[max(0, sum(time <= iteration for time in times) - 1)]
+        wanted = np.interp(iteration, times, weights) if interpolates else held
+        assert env.weights[1] == pytest.approx(wanted * env.step_dt_s)
+        assert env.curriculum_metrics()["it/weight"] == pytest.approx(wanted)
+        env.end_iteration(totals(0.0, 0.0, 0.0))
+    assert env.weights[0] == pytest.approx(2.0 * env.step_dt_s)
+
+
+def test_a_range_follows_a_schedule_over_control_steps() -> None:
+    env = make(NUM_ENVS, **scheduled(it={**BOUNDS, "by": "step"}))
+    for iteration in range(1, 7):
+        for _ in range(4):
+            env.step(torch.zeros(NUM_ENVS, 4))
+        env.end_iteration(totals(0.0, 0.0, 0.0))
+        share = min(1.0, 4 * iteration / 20)
+        assert range_of(env) == pytest.approx([-share, 0.1 + 1.9 * share])
+    assert env.find_command("velocity").ranges[1].tolist() == pytest.approx([-0.5, 0.5])
+
+
+def test_a_schedule_continues_after_a_resume() -> None:
+    config = scheduled(weight=SCHEDULE, range=BOUNDS)
+    whole, same, other = make(NUM_ENVS, **config), make(NUM_ENVS, **config), make(5, **config)
+    for _ in range(3):
+        whole.end_iteration(totals(0.0, 0.0, 0.0))
+    same.load_state(whole.state())
+    other.resume_curricula([whole.state()])
+    for env in (whole, same, other):
+        env.end_iteration(totals(0.0, 0.0, 0.0))
+        assert env.weights[1] == pytest.approx(-0.3)
+        assert range_of(env) == pytest.approx([-0.2, 0.48])
 
 
 # Mistakes
@@ -433,6 +482,13 @@ def test_curricula_never_wait_for_the_device() -> None:
         ({}, {**SETTINGS["range"], "reward": "alife"}, "reward alife: .* alive, rate"),
         ({}, {**SETTINGS["weight"], "low": 0.6}, "reward weight: low 0.6 and high 0.6: "),
         ({}, {**SETTINGS["weight"], "measure": "length"}, "reward length: .* alive, rate"),
+        ({}, {**SCHEDULE, "parameter": "rewards.ratio"}, "reward ratio: .* alive, rate"),
+        ({}, {**SCHEDULE, "parameter": "commands.velocity.3"}, "schedule: parameter commands.velocity.3: "),
+        ({}, {**SCHEDULE, "parameter": "terminations.tilted"}, "schedule: parameter terminations.tilted: "),
+        ({}, {**SCHEDULE, "points": ((0, 1.0),)}, "schedule: points "),
+        ({}, {**SCHEDULE, "points": ((5, 1.0), (2, 3.0))}, "schedule: points "),
+        ({}, {**SCHEDULE, "points": ((0, 1.0, 2.0), (2, 3.0, 4.0))}, "schedule: points "),
+        ({}, {**SCHEDULE, "by": "day"}, "schedule: by day: "),
     ],
 )
 def test_mistakes_are_refused(changes: dict[str, Any], params: dict[str, Any], start: str) -> None:

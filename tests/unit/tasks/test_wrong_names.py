@@ -25,8 +25,8 @@ from mjlab_dist.sim import start_warp
 
 WRONG = "nonexistent"
 KINDS = ("observations", "rewards", "terminations", "metrics", "events", "commands", "sensors", "curricula")
-NOT_NAMES = {"file"}
-"""Parameters of terms that are strings and no names in the model or the task."""
+NOT_NAMES = {"file", "parameter"}
+"""Parameters of terms that are strings and no names in the model or the task: files and paths."""
 
 
 def terms(env: EnvConfig) -> Iterator[tuple[str, Any]]:
