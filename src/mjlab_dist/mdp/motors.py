@@ -173,21 +173,7 @@ class LearnedMotor(Action):
         if not history or min(history) < 0:
             raise UserError(f"{flag}.history {' '.join(map(str, history))}: needs numbers of physics steps, 0 or more")
         layers = _read_layers(f"{flag}.file {file}", file, 2 * len(history), activation)
-        self._has_tendons = bool((env.sim.model.actuator_trntype[list(block.ids)] == mujoco.mjtTrn.mjTRN_TENDON).any())
-        # MuJoCo's data that the next physics step reads
-        self._lengths: dict[str, torch.Tensor] = {}
-        if self._has_tendons:
-            if not env.cfg.sim.forward_before_observation:
-                raise UserError(
-                    f"{block.flag}.actuators {' '.join(block.actuators)}: the length of a tendon is known at the start "
-                    "of an episode only with --env.sim.forward-before-observation; set it"
-                )
-            columns = [block.ids, block.ids]
-            self._lengths = {name: env.sim.view(name) for name in ("actuator_length", "actuator_velocity")}
-        else:
-            joints = self.joints(env)
-            columns = [joints.qpos.ids, joints.qvel.ids]
-            _refuse_unless_torque(self, env)
+        columns = self._find_positions(env)
         # State: errors and velocities of the latest physics steps, newest first
         shape = (env.num_envs, 1 + max(history), len(self.names))
         self._errors, self._velocities = torch.zeros(2, *shape, device=env.device)
@@ -205,6 +191,24 @@ class LearnedMotor(Action):
         self._inputs: list[Any] = [*ids, tensors[0], ages, *scales, velocities_first, *tensors[1:]]
         self._activation = _ACTIVATIONS[activation]
         self._effort = (effort_scale, math.inf if effort_limit is None else effort_limit)
+
+    def _find_positions(self, env: Env) -> list[tuple[int, ...]]:
+        """Return the columns of positions and velocities of the motors: joints, or the lengths of actuators."""
+        block, model = self.block, env.sim.model
+        self._has_tendons = bool((model.actuator_trntype[list(block.ids)] == mujoco.mjtTrn.mjTRN_TENDON).any())
+        # MuJoCo's data that the next physics step reads
+        self._lengths: dict[str, torch.Tensor] = {}
+        if not self._has_tendons:
+            joints = self.joints(env)
+            _refuse_unless_torque(self, env)
+            return [joints.qpos.ids, joints.qvel.ids]
+        if not env.cfg.sim.forward_before_observation:
+            raise UserError(
+                f"{block.flag}.actuators {' '.join(block.actuators)}: the length of a tendon is known at the start of "
+                "an episode only with --env.sim.forward-before-observation; set it"
+            )
+        self._lengths = {name: env.sim.view(name) for name in ("actuator_length", "actuator_velocity")}
+        return [block.ids, block.ids]
 
     def substep(self, model: mjw.Model, data: mjw.Data) -> None:  # noqa: ARG002 (every program takes them)
         shape, memory = self.values.shape, self._memory
