@@ -18,7 +18,11 @@ ROOT = Path(__file__).parents[2]
 
 GUIDES = sorted((ROOT / "docs").glob("*.md"))
 
-PAGES = (ROOT / "README.md", ROOT / "CHANGELOG.md", *GUIDES, *sorted((ROOT / "tasks").glob("*/*/README.md")))
+PAGES = (
+    *(ROOT / page for page in ("README.md", "CHANGELOG.md", "examples/tasks/README.md")),
+    *GUIDES,
+    *sorted((ROOT / "tasks").glob("*/*/README.md")),
+)
 
 NO_TERMS = {"action_kernels", "kernels", "motion_file", "motor_kernels", "rotation"}
 """Modules of ``mjlab_dist.mdp`` that have no terms."""

@@ -1,0 +1,1 @@
+"""Tasks of an outside package: each shows what shipped tasks do not."""
