@@ -6,10 +6,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from mjlab_dist.names import find_names
-
-__all__ = ["Columns", "draw_until", "find_names", "is_convertible", "uniform", "write_rows"]
-
 
 class Columns:
     """A fixed selection of columns of tensors (num_envs, width): a view if they are contiguous, else a gather."""
@@ -41,23 +37,11 @@ class Columns:
         """Write values to these columns.
 
         Args:
-            tensor: (num_envs, width), changed in place.
-            values: (num_envs, len(self)), or a tensor that can be expanded to this shape.
-        """
-        if self._slice is None:
-            tensor.index_copy_(1, self._index, values.expand(len(tensor), len(self)))
-        else:
-            tensor[:, self._slice] = values
-
-    def write_all(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
-        """Write values to these columns in all envs.
-
-        Args:
             tensor: (num_envs, width, ...), changed in place.
-            values: (num_envs, len(self), ...).
+            values: (num_envs, len(self), ...), or a tensor that can be expanded to this shape.
         """
         if self._slice is None:
-            tensor.index_copy_(1, self._index, values)
+            tensor.index_copy_(1, self._index, values.expand(len(tensor), len(self), *tensor.shape[2:]))
         else:
             tensor[:, self._slice] = values
 

@@ -9,8 +9,9 @@ import mujoco
 import torch
 
 from mjlab_dist.config import EnvConfig, RandomizationConfig
-from mjlab_dist.env.columns import find_names, uniform, write_rows
+from mjlab_dist.env.columns import uniform, write_rows
 from mjlab_dist.errors import UserError
+from mjlab_dist.names import find_names
 from mjlab_dist.sim import Simulation
 from mjlab_dist.sim.model_fields import MOVING_STATIC
 

@@ -234,7 +234,7 @@ class Schedule(Curriculum):
         parameter: str,
         points: tuple[tuple[float, ...], ...],
         by: Literal["iteration", "step"] = "iteration",
-        interpolates: bool = True,
+        interpolate: bool = True,
     ) -> None:
         """Look up what changes, and set it to its first value.
 
@@ -244,7 +244,7 @@ class Schedule(Curriculum):
                 of a number that a command draws, counted from 0.
             points: Points (when, weight), or (when, low, high) for a range, in the order of time.
             by: Whether when is a number of iterations or of control steps.
-            interpolates: Whether values change gradually; else each holds until the next point.
+            interpolate: Whether values change gradually; else each holds until the next point.
 
         Raises:
             UserError: If there is no such reward term, command or number, or the points are not in order.
@@ -259,7 +259,7 @@ class Schedule(Curriculum):
             raise UserError(f"schedule: points {points}: needs two or more points ({kind}), in the order of time")
         table = torch.tensor(points, dtype=torch.float64, device=env.device)
         self._times, self._values = table[:, 0].contiguous(), table[:, 1:] * self._scale
-        self._counts_steps, self._interpolates = by == "step", interpolates
+        self._counts_steps, self._interpolate = by == "step", interpolate
         self.count = torch.zeros(1, dtype=torch.long, device=env.device)
         self._apply()
 
@@ -282,12 +282,13 @@ class Schedule(Curriculum):
     def _apply(self) -> None:
         last = len(self._times) - 1
         after = torch.searchsorted(self._times, self.count.double(), right=True).clamp(1, last)
-        start, end = (self._times.index_select(0, at) for at in (after - 1, after))
+        (start, end), (first, second) = (
+            [table.index_select(0, at) for at in (after - 1, after)] for table in (self._times, self._values)
+        )
         share = ((self.count - start) / (end - start)).clamp(0.0, 1.0)
-        if not self._interpolates:
+        if not self._interpolate:
             share = share.floor()
-        before, next_ = (self._values.index_select(0, at) for at in (after - 1, after))
-        self._value.copy_(torch.lerp(before, next_, share.unsqueeze(1)).squeeze(0))
+        self._value.copy_(torch.lerp(first, second, share.unsqueeze(1)).squeeze(0))
 
 
 def _scheduled(env: Env, parameter: str) -> tuple[torch.Tensor, float]:

@@ -10,16 +10,15 @@ import numpy as np
 import torch
 import warp as wp
 
-from mjlab_dist.env.columns import Columns, find_names, uniform, write_rows
-from mjlab_dist.env.term import Term
+from mjlab_dist.env.columns import Columns, uniform, write_rows
+from mjlab_dist.env.term import Range, Term
 from mjlab_dist.errors import UserError
 from mjlab_dist.mdp import kernels
+from mjlab_dist.names import find_names
 from mjlab_dist.sim.scene import find_file
 
 if TYPE_CHECKING:
     from mjlab_dist.env.env import Env
-
-Range = tuple[float, float]
 
 
 def draw_joint_position(env: Env, mask: torch.Tensor, joint: str, low: float, high: float) -> None:
@@ -185,7 +184,7 @@ class Wrench(Term):
         # Start
         write_rows(self.left_s, mask, uniform(self.left_s, *self._duration_s))
         drawn = torch.addcmul(self._low, torch.rand_like(kept), self._width)
-        self._bodies.write_all(self._applied, torch.where(mask.view(-1, 1, 1), drawn, kept))
+        self._bodies.set(self._applied, torch.where(mask.view(-1, 1, 1), drawn, kept))
 
     def cleared(self) -> list[torch.Tensor]:
         return [self.left_s]  # the reset of the physics ends the wrench

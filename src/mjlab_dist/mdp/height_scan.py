@@ -11,10 +11,10 @@ import torch
 import warp as wp
 from mujoco_warp._src.types import vec6
 
-from mjlab_dist.env.columns import find_names
 from mjlab_dist.env.term import LazySensor
 from mjlab_dist.errors import UserError
 from mjlab_dist.mdp import kernels
+from mjlab_dist.names import find_names
 
 if TYPE_CHECKING:
     from mjlab_dist.env.env import Env

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mjlab_dist.env.columns import Columns, find_names, write_rows
+from mjlab_dist.env.columns import Columns, write_rows
 from mjlab_dist.env.term import Command
 from mjlab_dist.errors import UserError
 from mjlab_dist.mdp.motion_file import Robot, make_reference, read_motions
 from mjlab_dist.mdp.rotation import angle_between, conjugate, from_euler, multiply, rotate, rotate_inverse
+from mjlab_dist.names import find_names
 
 if TYPE_CHECKING:
     from mjlab_dist.env.env import Env

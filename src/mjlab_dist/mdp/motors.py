@@ -195,10 +195,9 @@ class LearnedMotor(Action):
     def _find_positions(self, env: Env) -> list[tuple[int, ...]]:
         """Return the columns of positions and velocities of the motors: joints, or the lengths of actuators."""
         block, model = self.block, env.sim.model
-        self._has_tendons = bool((model.actuator_trntype[list(block.ids)] == mujoco.mjtTrn.mjTRN_TENDON).any())
-        # MuJoCo's data that the next physics step reads
+        # MuJoCo's data that the next physics step reads; nothing without tendons
         self._lengths: dict[str, torch.Tensor] = {}
-        if not self._has_tendons:
+        if not (model.actuator_trntype[list(block.ids)] == mujoco.mjtTrn.mjTRN_TENDON).any():
             joints = self.joints(env)
             _refuse_unless_torque(self, env)
             return [joints.qpos.ids, joints.qvel.ids]
@@ -212,7 +211,7 @@ class LearnedMotor(Action):
 
     def substep(self, model: mjw.Model, data: mjw.Data) -> None:  # noqa: ARG002 (every program takes them)
         shape, memory = self.values.shape, self._memory
-        state = [data.actuator_length, data.actuator_velocity] if self._has_tendons else [data.qpos, data.qvel]
+        state = [data.actuator_length, data.actuator_velocity] if self._lengths else [data.qpos, data.qvel]
         wp.launch(motor_kernels.push_history, shape, [*state, *self._inputs], [memory[0]])
         for i, (weight, bias) in enumerate(self._layers):
             kind = motor_kernels.LINEAR if i + 1 == len(self._layers) else self._activation

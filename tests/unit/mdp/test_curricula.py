@@ -429,13 +429,13 @@ def scheduled(**terms: dict[str, Any]) -> dict[str, Any]:
     return {**GLOBAL, "curricula": curricula(**terms)}
 
 
-@pytest.mark.parametrize("interpolates", [True, False])
-def test_a_weight_follows_a_schedule_over_iterations(interpolates: bool) -> None:
-    env = make(NUM_ENVS, **scheduled(it={**SCHEDULE, "interpolates": interpolates}), reward_scale="dt")
+@pytest.mark.parametrize("interpolate", [True, False])
+def test_a_weight_follows_a_schedule_over_iterations(interpolate: bool) -> None:
+    env = make(NUM_ENVS, **scheduled(it={**SCHEDULE, "interpolate": interpolate}), reward_scale="dt")
     times, weights = zip(*POINTS, strict=True)
     for iteration in range(13):
         held = weights[max(0, sum(time <= iteration for time in times) - 1)]
-        wanted = np.interp(iteration, times, weights) if interpolates else held
+        wanted = np.interp(iteration, times, weights) if interpolate else held
         assert env.weights[1] == pytest.approx(wanted * env.step_dt_s)
         assert env.curriculum_metrics()["it/weight"] == pytest.approx(wanted)
         env.end_iteration(totals(0.0, 0.0, 0.0))

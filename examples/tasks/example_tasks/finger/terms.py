@@ -75,11 +75,11 @@ def tip_to_target(env: Env, command: str) -> torch.Tensor:
     return env.command(command) - env.sim.sensor("tip")[:, 0::2]
 
 
-def at_target(env: Env, command: str, scale_m: float) -> torch.Tensor:
-    """Reward: 1 - tanh(distance / scale_m) of the fingertip and its target; (num_envs,)."""
-    return 1.0 - torch.tanh(tip_to_target(env, command).norm(dim=1) / scale_m)
-
-
 def distance(env: Env, command: str) -> torch.Tensor:
     """Distance of the fingertip from its target, in m; (num_envs,)."""
     return tip_to_target(env, command).norm(dim=1)
+
+
+def at_target(env: Env, command: str, scale_m: float) -> torch.Tensor:
+    """Reward: 1 - tanh(distance / scale_m) of the fingertip and its target; (num_envs,)."""
+    return 1.0 - torch.tanh(distance(env, command) / scale_m)
