@@ -258,9 +258,10 @@ def _validate_observation(flag: str, term: ObservationConfig) -> None:
     _validate_range(f"{flag}.clip", term.clip)
     if term.history < 1:
         raise UserError(f"{flag}.history {term.history}: must be at least 1")
-    for noise, value in (("uniform", term.uniform_noise), ("gaussian", term.gaussian_noise)):
-        if not 0 <= value < math.inf:
-            raise UserError(f"{flag}.{noise}-noise {value}: must be 0 or more, and finite")
+    for noise, given in (("uniform", term.uniform_noise), ("gaussian", term.gaussian_noise)):
+        for value in given if isinstance(given, tuple) else (given,):
+            if not 0 <= value < math.inf:
+                raise UserError(f"{flag}.{noise}-noise {value}: must be 0 or more, and finite")
 
 
 def _validate_range(flag: str, bounds: tuple[float, float] | None, least: float = -math.inf) -> None:

@@ -108,10 +108,10 @@ class ObservationConfig:
     """Factor that the value is multiplied by."""
     clip: tuple[float, float] | None = None
     """Range that the value is clipped to, in the function's units."""
-    uniform_noise: float = 0.0
-    """Maximum magnitude of uniform noise, in the function's units."""
-    gaussian_noise: float = 0.0
-    """Standard deviation of Gaussian noise, in the function's units."""
+    uniform_noise: float | tuple[float, ...] = 0.0
+    """Maximum magnitude of uniform noise, in the function's units; or one number per column of the function."""
+    gaussian_noise: float | tuple[float, ...] = 0.0
+    """Standard deviation of Gaussian noise, in the function's units; or one number per column of the function."""
     delay: tuple[int, int] = (0, 0)
     """Minimum and maximum delay of the value, in control steps. Each env samples its delay at the start of an
     episode."""
@@ -124,8 +124,8 @@ class ObservationConfig:
         *,
         scale: float | None = None,
         clip: tuple[float, float] | None = None,
-        uniform_noise: float | None = None,
-        gaussian_noise: float | None = None,
+        uniform_noise: float | tuple[float, ...] | None = None,
+        gaussian_noise: float | tuple[float, ...] | None = None,
         delay: tuple[int, int] | None = None,
         history: int | None = None,
     ) -> ObservationConfig:

@@ -38,7 +38,7 @@ class ObservationGroup:
             device: Device of the tensors.
 
         Raises:
-            UserError: If a term returns another shape or type.
+            UserError: If a term returns another shape or type, or its noise has another number of columns.
         """
         # Widths
         self._terms = list(terms)
@@ -46,6 +46,8 @@ class ObservationGroup:
             _width(f"env.observations.{group}.{name}", term(), num_envs)
             for name, term in zip(configs, terms, strict=True)
         ]
+        for (name, config), width in zip(configs.items(), self._widths, strict=True):
+            _check_noise(f"--env.observations.{group}.{name}", config, width)
         per_term = list(configs.values())
         # Noise, clip and scale of every column
         self._uniform = self._row(device, [c.uniform_noise for c in per_term], 0.0)
@@ -102,12 +104,11 @@ class ObservationGroup:
                 yield f"{name}.lag", memory.lag
                 yield f"{name}.is_new", memory.is_new
 
-    def _row(self, device: str, values: Sequence[float], neutral: float) -> torch.Tensor | None:
+    def _row(self, device: str, values: Sequence[float | tuple[float, ...]], neutral: float) -> torch.Tensor | None:
         """Return one value per column, or None if all values are neutral."""
-        if all(value == neutral for value in values):
-            return None
-        numbers = [value for value, width in zip(values, self._widths, strict=True) for _ in range(width)]
-        return torch.tensor(numbers, device=device)
+        pairs = zip(values, self._widths, strict=True)
+        numbers = [one for value, width in pairs for one in (value if isinstance(value, tuple) else [value] * width)]
+        return None if all(one == neutral for one in numbers) else torch.tensor(numbers, device=device)
 
 
 def _width(name: str, value: object, num_envs: int) -> int:
@@ -117,6 +118,16 @@ def _width(name: str, value: object, num_envs: int) -> int:
             return value.shape[1]
         given = f"{tuple(value.shape)} of {str(value.dtype).removeprefix('torch.')}"
     raise UserError(f"{name}: returned {given}; it must return ({num_envs}, width) of float32")
+
+
+def _check_noise(flag: str, config: ObservationConfig, width: int) -> None:
+    for kind, noise in (("uniform", config.uniform_noise), ("gaussian", config.gaussian_noise)):
+        if isinstance(noise, tuple) and len(noise) != width:
+            given = " ".join(map(str, noise))
+            raise UserError(
+                f"{flag}.{kind}-noise {given}: has {len(noise)} numbers, and the term has {width} columns; "
+                "give one number, or one per column"
+            )
 
 
 class _Memory:

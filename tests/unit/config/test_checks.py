@@ -232,6 +232,12 @@ def test_mini_batches_of_recurrent_networks_contain_whole_envs(config: TrainConf
             "--env.observations.critic.linear.gaussian-noise inf",
             "",
         ),
+        (
+            "env.observations.critic.linear.uniform_noise",
+            (0.1, -0.2, 0.1),
+            "--env.observations.critic.linear.uniform-noise -0.2",
+            "0",
+        ),
         ("env.events.push.interval_s", (2.0, 1.0), "--env.events.push.interval-s 2.0 1.0", ""),
         ("env.events.push.interval_s", (-1.0, 1.0), "--env.events.push.interval-s -1.0 1.0", "0"),
     ],

@@ -266,6 +266,11 @@ def test_a_task_with_every_kind_of_term_is_valid_and_survives_the_file(tmp_path:
         ("--env.observations.actor.joints.scale 2", "env.observations.actor.joints.scale", 2.0),
         ("--env.observations.actor.joints.uniform-noise 0", "env.observations.actor.joints.uniform_noise", 0.0),
         ("--env.observations.actor.joints.gaussian-noise 0.2", "env.observations.actor.joints.gaussian_noise", 0.2),
+        (
+            "--env.observations.actor.joints.gaussian-noise 0.2 0 3",
+            "env.observations.actor.joints.gaussian_noise",
+            (0.2, 0.0, 3.0),
+        ),
         ("--env.events.push.params.linear-m-s -1 1", "env.events.push.params.linear_m_s", (-1.0, 1.0)),
         ("--env.events.push.interval-s 1 2.5", "env.events.push.interval_s", (1.0, 2.5)),
         ("--env.events.push.when startup", "env.events.push.when", "startup"),

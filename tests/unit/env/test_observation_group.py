@@ -124,6 +124,31 @@ def test_both_kinds_of_noise_add_up() -> None:
     assert float(observed.std()) == pytest.approx(np.sqrt(0.3**2 / 3 + 0.4**2), rel=0.05)
 
 
+def test_noise_per_column_is_the_noise_of_one_number_scaled() -> None:
+    term = constant(1.0, 2.0, num_envs=NOISY)
+
+    def observe(**noise: float | tuple[float, ...]) -> torch.Tensor:
+        torch.manual_seed(5)
+        return group({"plain": (term, config()), "noisy": (term, config(**noise))}, NOISY).observe()
+
+    clean = torch.tensor([1.0, 2.0, 1.0, 2.0])
+    for kind in ("uniform_noise", "gaussian_noise"):
+        one, per_column = observe(**{kind: 1.0}), observe(**{kind: (0.5, 0.0)})
+        expected = clean + (one - clean) * torch.tensor([0.0, 0.0, 0.5, 0.0])
+        torch.testing.assert_close(per_column, expected, rtol=0.0, atol=1e-6)
+        assert per_column[:, 2].unique().numel() > NOISY / 2
+        assert torch.equal(observe(**{kind: (0.25, 0.25)}), observe(**{kind: 0.25}))
+
+
+def test_noise_for_another_number_of_columns_is_refused() -> None:
+    with pytest.raises(UserError) as refusal:
+        group({"pair": (constant(1.0, 2.0), config(gaussian_noise=(0.1, 0.2, 0.3)))})
+    assert str(refusal.value) == (
+        "--env.observations.actor.pair.gaussian-noise 0.1 0.2 0.3: has 3 numbers, and the term has 2 columns; "
+        "give one number, or one per column"
+    )
+
+
 def test_values_are_clipped_after_noise_and_before_scaling() -> None:
     torch.manual_seed(2)
     term = constant(1.0, num_envs=NOISY)
