@@ -16,7 +16,8 @@ import mjlab_dist
 from mjlab_dist import registry
 from mjlab_dist.errors import UserError
 from mjlab_dist.new_task.files import copy_files, find_files
-from mjlab_dist.new_task.robot import Robot, examine, load
+from mjlab_dist.new_task.loading import load
+from mjlab_dist.new_task.robot import Robot, examine
 from mjlab_dist.new_task.source import (
     STUB_SOURCE,
     Names,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,10 +14,10 @@ from mjlab_dist.new_task.actuation import POSITIONS, Block, Motors, find_blocks,
 from mjlab_dist.new_task.base import Base, find_base
 from mjlab_dist.new_task.joints import driven_joints, find_free_joint, simple_joints
 from mjlab_dist.new_task.lacks import Lacks, find_lacks, supply
+from mjlab_dist.new_task.loading import compile_spec, load, put_on_device
 
 if TYPE_CHECKING:
     import mujoco
-    import mujoco_warp as mjw
     from numpy.typing import NDArray
 
 CONTROL_HZ = 50.0
@@ -64,11 +63,12 @@ class Robot:
     """Contacts to allocate per env."""
 
 
-def examine(mjcf: Path) -> Robot:
+def examine(mjcf: Path, flag: str | None = None) -> Robot:
     """Load an MJCF and examine the robot in it.
 
     Args:
         mjcf: The file.
+        flag: The flag that names it, for messages; ``--mjcf`` and the file by default.
 
     Raises:
         UserError: If MuJoCo or MuJoCo Warp does not accept it, or it has no hinge or slide joint.
@@ -76,7 +76,7 @@ def examine(mjcf: Path) -> Robot:
     import mujoco
 
     # The MJCF as it is
-    flag = f"--mjcf {mjcf}"
+    flag = flag or f"--mjcf {mjcf}"
     spec, model = load(flag, mjcf)
     free = find_free_joint(model)
     lacks = find_lacks(spec, model, _find_key(model), free)
@@ -85,13 +85,13 @@ def examine(mjcf: Path) -> Robot:
     has_pgs = model.opt.solver == mujoco.mjtSolver.mjSOL_PGS
     if has_pgs:
         spec.option.solver = mujoco.mjtSolver.mjSOL_NEWTON
-    model = _compile(spec)
+    model = compile_spec(spec)
     joints = driven_joints(model, free)
     if not joints:
         raise UserError(f"{flag}: has no hinge or slide joint to drive; choose another MJCF")
 
     # Sizes of the buffers
-    touches = can_touch(model, _put_on_device(flag, model))
+    touches = can_touch(model, put_on_device(flag, model))
     key = _find_key(model)
     start = _start_state(model, key)
     decimation = max(1, round(1.0 / (CONTROL_HZ * model.opt.timestep)))
@@ -110,43 +110,6 @@ def examine(mjcf: Path) -> Robot:
         njmax=size_for(MARGIN * rows, touches or can_constrain(model)),
         nconmax=size_for(MARGIN * contacts, touches),
     )
-
-
-def load(flag: str, mjcf: Path) -> tuple[mujoco.MjSpec, mujoco.MjModel]:
-    """Load an MJCF and compile it.
-
-    Args:
-        flag: The flag that names it, for messages.
-        mjcf: The file.
-
-    Raises:
-        UserError: If MuJoCo does not accept it.
-    """
-    import mujoco
-
-    try:
-        spec = mujoco.MjSpec.from_file(str(mjcf))
-        return spec, _compile(spec)
-    except ValueError as error:
-        raise UserError(f"{flag}: {' '.join(str(error).split())}") from error
-
-
-def _compile(spec: mujoco.MjSpec) -> mujoco.MjModel:
-    with warnings.catch_warnings(action="ignore"):  # about deprecated attributes
-        return spec.compile()
-
-
-def _put_on_device(flag: str, model: mujoco.MjModel) -> mjw.Model:
-    """Put the model on the CPU in MuJoCo Warp, which does not support all models of MuJoCo."""
-    import mujoco_warp as mjw
-
-    from mjlab_dist.sim.start import start_warp  # noqa: PLC0415 (imports torch and Warp)
-
-    start_warp("cpu")
-    try:
-        return mjw.put_model(model)
-    except (NotImplementedError, ValueError) as error:
-        raise UserError(f"{flag}: MuJoCo Warp: {' '.join(str(error).split())}") from error
 
 
 def _find_key(model: mujoco.MjModel) -> int | None:

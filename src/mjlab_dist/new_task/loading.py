@@ -1,0 +1,63 @@
+"""Loading of the MJCF of a robot, by MuJoCo and by MuJoCo Warp, with errors in one line."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mjlab_dist.errors import UserError
+
+if TYPE_CHECKING:
+    import mujoco
+    import mujoco_warp as mjw
+
+
+def load(flag: str, mjcf: Path) -> tuple[mujoco.MjSpec, mujoco.MjModel]:
+    """Load an MJCF and compile it.
+
+    Args:
+        flag: The flag that names it, for messages.
+        mjcf: The file.
+
+    Raises:
+        UserError: If MuJoCo does not accept it.
+    """
+    import mujoco
+
+    try:
+        spec = mujoco.MjSpec.from_file(str(mjcf))
+        return spec, compile_spec(spec)
+    except ValueError as error:
+        raise UserError(f"{flag}: {' '.join(str(error).split())}") from error
+
+
+def compile_spec(spec: mujoco.MjSpec) -> mujoco.MjModel:
+    """Compile an MJCF without warnings about deprecated attributes.
+
+    Args:
+        spec: The MJCF.
+    """
+    with warnings.catch_warnings(action="ignore"):
+        return spec.compile()
+
+
+def put_on_device(flag: str, model: mujoco.MjModel) -> mjw.Model:
+    """Put a model on the CPU in MuJoCo Warp, which does not support all models of MuJoCo.
+
+    Args:
+        flag: The flag that names the MJCF, for messages.
+        model: The model.
+
+    Raises:
+        UserError: If MuJoCo Warp does not support it.
+    """
+    import mujoco_warp as mjw
+
+    from mjlab_dist.sim.start import start_warp  # noqa: PLC0415 (imports torch and Warp)
+
+    start_warp("cpu")
+    try:
+        return mjw.put_model(model)
+    except (NotImplementedError, ValueError) as error:
+        raise UserError(f"{flag}: MuJoCo Warp: {' '.join(str(error).split())}") from error
