@@ -89,14 +89,18 @@ EVERYTHING = EnvConfig(
     sim=dataclasses.replace(SIM, contacts={"trunk": ContactConfig(kind="geom", names=("trunk",))}),
     episode_length_s=0.25,
     actions={
-        "front": ActionConfig(actuators=("F._leg",), scale=0.5, offset="home", clip=(-2.0, 2.0), latency=(0, 2)),
+        "front": ActionConfig(
+            actuators=("F._leg",), scale=0.5, offset="home", clip=(-2.0, 2.0), latency=(0, 2), latency_jitter=0.2
+        ),
         "rear": ActionConfig(actuators=("R._leg",), scale=0.5, offset="home", latency=(1, 1)),
         "tail": ActionConfig(actuators=("tail",), scale=0.1),
     },
     observations={
         "actor": {
             "joints": observe("JointPositions", uniform_noise=0.01, history=3),
-            "velocities": observe("JointVelocities", gaussian_noise=0.1, scale=0.1, clip=(-50.0, 50.0), delay=(0, 2)),
+            "velocities": observe(
+                "JointVelocities", gaussian_noise=0.1, scale=0.1, clip=(-50.0, 50.0), delay=(0, 2), delay_jitter=0.2
+            ),
             "gravity": observe("projected_gravity", delay=(1, 1), history=2),
             "angular": observe("base_angular_velocity", uniform_noise=0.1),
             "action": observe("last_action"),

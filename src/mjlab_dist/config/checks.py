@@ -239,6 +239,7 @@ def _validate_env(env: EnvConfig) -> None:
         raise UserError("env.rewards: is empty; the task must define at least one term")
     for name, action in env.actions.items():
         _validate_range(f"--env.actions.{name}.latency", action.latency, least=0)
+        _validate_jitter(f"--env.actions.{name}.latency", action.latency, action.latency_jitter)
         _validate_range(f"--env.actions.{name}.clip", action.clip)
     for group, terms in env.observations.items():
         for name, term in terms.items():
@@ -255,6 +256,7 @@ def _validate_env(env: EnvConfig) -> None:
 
 def _validate_observation(flag: str, term: ObservationConfig) -> None:
     _validate_range(f"{flag}.delay", term.delay, least=0)
+    _validate_jitter(f"{flag}.delay", term.delay, term.delay_jitter)
     _validate_range(f"{flag}.clip", term.clip)
     if term.history < 1:
         raise UserError(f"{flag}.history {term.history}: must be at least 1")
@@ -262,6 +264,13 @@ def _validate_observation(flag: str, term: ObservationConfig) -> None:
         for value in given if isinstance(given, tuple) else (given,):
             if not 0 <= value < math.inf:
                 raise UserError(f"{flag}.{noise}-noise {value}: must be 0 or more, and finite")
+
+
+def _validate_jitter(flag: str, delay: tuple[int, int], jitter: float) -> None:
+    if not 0 <= jitter <= 1:
+        raise UserError(f"{flag}-jitter {jitter}: is a probability; must be 0 to 1")
+    if jitter and delay[0] == delay[1]:
+        raise UserError(f"{flag}-jitter {jitter}: needs a range of delays; {flag} is {delay[0]} {delay[1]}")
 
 
 def _validate_range(flag: str, bounds: tuple[float, float] | None, least: float = -math.inf) -> None:

@@ -82,6 +82,10 @@ class ActionConfig:
     latency: tuple[int, int] = (0, 0)
     """Minimum and maximum delay of the actions, in control steps. Each env samples its delay at the start of an
     episode."""
+    latency_jitter: float = 0.0
+    """Probability per control step that an env samples its delay again. Actions arrive in order: while the delay
+    increases, which it does by one step per step, the last one stays in effect; if it decreases, late actions are
+    skipped."""
 
     def processed(
         self,
@@ -90,9 +94,16 @@ class ActionConfig:
         offset: float | Literal["home"] | dict[str, float] | None = None,
         clip: tuple[float, float] | None = None,
         latency: tuple[int, int] | None = None,
+        latency_jitter: float | None = None,
     ) -> ActionConfig:
         """Return a copy of this block in which the given fields are replaced."""
-        given = {"scale": scale, "offset": offset, "clip": clip, "latency": latency}
+        given = {
+            "scale": scale,
+            "offset": offset,
+            "clip": clip,
+            "latency": latency,
+            "latency_jitter": latency_jitter,
+        }
         return dataclasses.replace(self, **{name: value for name, value in given.items() if value is not None})
 
 
@@ -115,6 +126,10 @@ class ObservationConfig:
     delay: tuple[int, int] = (0, 0)
     """Minimum and maximum delay of the value, in control steps. Each env samples its delay at the start of an
     episode."""
+    delay_jitter: float = 0.0
+    """Probability per control step that an env samples its delay again. Values arrive in order: while the delay
+    increases, which it does by one step per step, the last one is observed again; if it decreases, late values are
+    skipped."""
     history: int = 1
     """Number of control steps whose values are observed, oldest first. At the start of an episode, all of them are
     copies of the first value."""
@@ -127,6 +142,7 @@ class ObservationConfig:
         uniform_noise: float | tuple[float, ...] | None = None,
         gaussian_noise: float | tuple[float, ...] | None = None,
         delay: tuple[int, int] | None = None,
+        delay_jitter: float | None = None,
         history: int | None = None,
     ) -> ObservationConfig:
         """Return a copy of this observation in which the given fields are replaced."""
@@ -136,6 +152,7 @@ class ObservationConfig:
             "uniform_noise": uniform_noise,
             "gaussian_noise": gaussian_noise,
             "delay": delay,
+            "delay_jitter": delay_jitter,
             "history": history,
         }
         return dataclasses.replace(self, **{name: value for name, value in given.items() if value is not None})

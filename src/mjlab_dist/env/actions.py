@@ -32,6 +32,7 @@ class Actions:
         previous: The output before that, (num_envs, num_actions).
         sent: Clipped outputs of the latest steps, newest first, (num_envs, steps, num_actions).
         lag: Delay of each action in steps, (num_envs, num_actions) of int64.
+        next_lag: The delay drawn last, which ``lag`` approaches if there is jitter.
     """
 
     def __init__(self, blocks: Mapping[str, ActionConfig], env: Env, binder: Binder) -> None:
@@ -64,9 +65,10 @@ class Actions:
         shape, sim = (env.num_envs, len(configs)), env.sim
         max_lag = max((config.latency[1] for config in configs), default=0)
         self._has_latency = max_lag > 0
+        self._has_jitter = any(config.latency_jitter > 0 for config in configs)
         self._given, self.actions, self.previous = torch.zeros(3, *shape, device=sim.device)
         self.sent = torch.zeros(sim.num_envs, 1 + max_lag, len(configs), device=sim.device)
-        self.lag = torch.zeros(shape, dtype=torch.long, device=sim.device)
+        self.lag, self.next_lag = torch.zeros(2, *shape, dtype=torch.long, device=sim.device)
         self._drawn = torch.zeros(sim.num_envs, device=sim.device)
 
         # Programs
@@ -93,15 +95,17 @@ class Actions:
             lags = [
                 wp.array([config.latency[0] for config in configs], dtype=int),
                 wp.array([config.latency[1] - config.latency[0] for config in configs], dtype=int),
+                wp.array([config.latency_jitter for config in configs], dtype=float),
             ]
         memory = [wp.from_torch(tensor) for tensor in (self.actions, self.previous, self.sent)]
-        given, lag, drawn = (wp.from_torch(tensor) for tensor in (self._given, self.lag, self._drawn))
+        given, drawn = wp.from_torch(self._given), wp.from_torch(self._drawn)
+        lag, next_lag = wp.from_torch(self.lag), wp.from_torch(self.next_lag)
 
         def send(model: mjw.Model, data: mjw.Data) -> None:  # noqa: ARG001 (every program takes them)
             wp.launch(kernels.send_actions, (sim.num_envs, len(targets)), [given, *constants, lag], memory)
 
         def draw(model: mjw.Model, data: mjw.Data) -> None:  # noqa: ARG001 (every program takes them)
-            wp.launch(kernels.draw_lags, tuple(shape), [sim.reset_mask, drawn, *lags], [lag])
+            wp.launch(kernels.draw_lags, tuple(shape), [sim.reset_mask, drawn, *lags], [lag, next_lag])
 
         self._send = sim.record(send, changes_state=False)
         self._draw_lags = sim.record(draw, changes_state=False) if self._has_latency else None
@@ -118,7 +122,7 @@ class Actions:
             apply(self._env)
 
     def reset(self) -> None:
-        """Draw the latency of actions in the envs of the latest reset of the physics."""
+        """Draw the latency of actions in the envs of the latest reset of the physics, and advance its jitter."""
         if self._draw_lags is not None:
             self._drawn.uniform_()
             self._draw_lags()
@@ -132,6 +136,8 @@ class Actions:
         if self._has_latency:
             yield "sent", self.sent
             yield "lag", self.lag
+            if self._has_jitter:
+                yield "next_lag", self.next_lag
 
 
 def _find(blocks: Mapping[str, ActionConfig], model: mujoco.MjModel) -> Iterator[ActionBlock]:

@@ -106,20 +106,35 @@ def draw_lags(
     drawn: wp.array[float],
     min_lag: wp.array[int],
     spread: wp.array[int],
+    jitter: wp.array[float],
     lag: wp.array2d[wp.int64],
+    next_lag: wp.array2d[wp.int64],
 ):
-    """Draw the latency of actions in some envs; one thread per env and action.
+    """Draw the latency of actions in some envs, and with jitter also in others; one thread per env and action.
 
     Args:
         mask: Envs to draw for, (num_envs,).
         drawn: One number from [0, 1) per env, because latency of the link to the robot affects all motors alike.
         min_lag: Minimum lag of each action, in steps.
         spread: Maximum minus minimum lag of each action, in steps.
-        lag: Output, (num_envs, num_actions).
+        jitter: Probability of a draw outside the mask, per action.
+        lag: In and out, (num_envs, num_actions).
+        next_lag: In and out: the lag drawn last, which ``lag`` approaches by at most one more per step, so that no
+            action arrives before an earlier one; (num_envs, num_actions).
     """
     env, i = wp.tid()
+    share = drawn[env]
+    draws = mask[env]
+    if not draws and share < jitter[i]:
+        # The number is uniform below the probability, too.
+        share /= jitter[i]
+        draws = True
+    if draws:
+        next_lag[env, i] = wp.int64(min_lag[i] + wp.min(int(share * float(spread[i] + 1)), spread[i]))
     if mask[env]:
-        lag[env, i] = wp.int64(min_lag[i] + wp.min(int(drawn[env] * float(spread[i] + 1)), spread[i]))
+        lag[env, i] = next_lag[env, i]
+    elif jitter[i] > 0.0:
+        lag[env, i] = wp.min(lag[env, i] + wp.int64(1), next_lag[env, i])
 
 
 @wp.kernel

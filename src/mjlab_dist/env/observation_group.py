@@ -102,6 +102,8 @@ class ObservationGroup:
             if memory is not None:
                 yield f"{name}.values", memory.values
                 yield f"{name}.lag", memory.lag
+                if memory.next_lag is not None:
+                    yield f"{name}.next_lag", memory.next_lag
                 yield f"{name}.is_new", memory.is_new
 
     def _row(self, device: str, values: Sequence[float | tuple[float, ...]], neutral: float) -> torch.Tensor | None:
@@ -139,6 +141,9 @@ class _Memory:
         # Oldest first
         self.values = torch.zeros(num_envs, depth, width, device=device)
         self.lag = torch.zeros(num_envs, dtype=torch.long, device=device)
+        # With jitter: the lag drawn last, which lag approaches
+        self._jitter = config.delay_jitter
+        self.next_lag = torch.zeros_like(self.lag) if self._jitter > 0 else None
         self.is_new = torch.ones(num_envs, dtype=torch.bool, device=device)
         self._newest_first = torch.arange(config.history - 1, -1, -1, device=device)
         self._last = depth - 1
@@ -151,6 +156,11 @@ class _Memory:
         self.is_new.zero_()
         if self._max_delay == 0:
             return self.values.flatten(1)
+        if self.next_lag is not None:
+            again = torch.rand(self.lag.shape, device=self.lag.device) < self._jitter
+            write_rows(self.next_lag, again, self._drawn())
+            # One more per step at most: the newest value is then the same as in the step before, and not an older one.
+            torch.minimum(self.lag + 1, self.next_lag, out=self.lag)
         # With a delay, the newest value is lag rows before the last.
         rows = self._last - self.lag.unsqueeze(1) - self._newest_first
         rows = rows.unsqueeze(2).expand(-1, -1, value.shape[1])
@@ -159,4 +169,10 @@ class _Memory:
     def reset(self, mask: torch.Tensor) -> None:
         self.is_new |= mask
         if self._max_delay > 0:
-            write_rows(self.lag, mask, torch.randint_like(self.lag, self._min_delay, self._max_delay + 1))
+            drawn = self._drawn()
+            write_rows(self.lag, mask, drawn)
+            if self.next_lag is not None:
+                write_rows(self.next_lag, mask, drawn)
+
+    def _drawn(self) -> torch.Tensor:
+        return torch.randint_like(self.lag, self._min_delay, self._max_delay + 1)

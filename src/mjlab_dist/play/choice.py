@@ -45,10 +45,13 @@ def without_disturbances(env: EnvConfig) -> EnvConfig:
     """
     return dataclasses.replace(
         env,
-        actions={name: dataclasses.replace(action, latency=(0, 0)) for name, action in env.actions.items()},
+        actions={
+            name: dataclasses.replace(action, latency=(0, 0), latency_jitter=0.0)
+            for name, action in env.actions.items()
+        },
         observations={
             group: {
-                name: dataclasses.replace(term, uniform_noise=0.0, gaussian_noise=0.0, delay=(0, 0))
+                name: dataclasses.replace(term, uniform_noise=0.0, gaussian_noise=0.0, delay=(0, 0), delay_jitter=0.0)
                 for name, term in terms.items()
             }
             for group, terms in env.observations.items()

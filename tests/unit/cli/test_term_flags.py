@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from legged import EVERYTHING
 
 import mjlab_dist
 from mjlab_dist import registry
@@ -136,6 +137,9 @@ def test_without_disturbances_nothing_is_random_but_the_start() -> None:
     assert not calm.randomizations
     assert set(DEFAULT.env.events) - set(calm.events) == {"push"}
     assert calm.rewards == DEFAULT.env.rewards
+    calm = without_disturbances(EVERYTHING)
+    assert not any(action.latency_jitter for action in calm.actions.values())
+    assert not any(term.delay_jitter for group in calm.observations.values() for term in group.values())
 
 
 def test_terms_can_be_removed_from_python() -> None:

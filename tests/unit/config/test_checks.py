@@ -209,6 +209,10 @@ def test_mini_batches_of_recurrent_networks_contain_whole_envs(config: TrainConf
     [
         ("env.actions.rear.latency", (2, 1), "--env.actions.rear.latency 2 1", ""),
         ("env.actions.rear.latency", (-1, 1), "--env.actions.rear.latency -1 1", "0"),
+        ("env.actions.front.latency_jitter", 1.5, "--env.actions.front.latency-jitter 1.5", "0 to 1"),
+        ("env.actions.rear.latency_jitter", 0.5, "--env.actions.rear.latency-jitter 0.5", "latency is 1 1"),
+        ("env.observations.actor.joints.delay_jitter", -0.1, "--env.observations.actor.joints.delay-jitter -0.1", "0"),
+        ("env.observations.actor.joints.delay_jitter", 0.1, "--env.observations.actor.joints.delay-jitter 0.1", "0 0"),
         ("env.actions.front.clip", (1.0, -1.0), "--env.actions.front.clip 1.0 -1.0", ""),
         ("env.actions.front.clip", (float("nan"), 1.0), "--env.actions.front.clip nan 1.0", ""),
         ("env.observations.actor.joints.delay", (3, 1), "--env.observations.actor.joints.delay 3 1", ""),

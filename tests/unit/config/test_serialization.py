@@ -259,6 +259,8 @@ def test_a_task_with_every_kind_of_term_is_valid_and_survives_the_file(tmp_path:
         ("--env.actions.rear.clip -1 1", "env.actions.rear.clip", (-1.0, 1.0)),
         ("--env.actions.front.clip None", "env.actions.front.clip", None),
         ("--env.actions.rear.latency 0 3", "env.actions.rear.latency", (0, 3)),
+        ("--env.actions.rear.latency-jitter 0.1", "env.actions.rear.latency_jitter", 0.1),
+        ("--env.observations.actor.joints.delay-jitter 0.1", "env.observations.actor.joints.delay_jitter", 0.1),
         ("--env.observations.actor.joints.history 5", "env.observations.actor.joints.history", 5),
         ("--env.observations.actor.joints.delay 1 2", "env.observations.actor.joints.delay", (1, 2)),
         ("--env.observations.actor.joints.clip -0.5 inf", "env.observations.actor.joints.clip", (-0.5, float("inf"))),

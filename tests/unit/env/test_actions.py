@@ -184,6 +184,34 @@ def test_every_latency_is_equally_likely() -> None:
     assert shares.tolist() == pytest.approx([0, 0.25, 0.25, 0.25, 0.25], abs=0.05)
 
 
+def test_with_jitter_actions_arrive_in_order_and_every_latency_is_drawn() -> None:
+    """The commands are the number of the step: what arrives tells when it was sent."""
+    num, jitter = 2000, 0.3
+    legs = ActionConfig(actuators=("F._leg",), latency=(1, 4), latency_jitter=jitter)
+    rear = ActionConfig(actuators=("R._leg",), latency=(0, 2))
+    env = make(num, episode_length_s=10.0, actions={"legs": legs, "rear": rear})
+    names = [env.sim.model.actuator(i).name for i in range(env.sim.model.nu)]
+    columns = [[names.index(name) for name in group] for group in (("FL_leg", "FR_leg"), ("RL_leg", "RR_leg"))]
+    arrived, fixed = np.zeros(num), env.state()["actions.lag"][:, 2].clone()
+    changes = []
+    for now in range(1, 25):
+        state = env.state()
+        lag, before = state["actions.lag"].clone(), state["actions.next_lag"].clone()
+        env.step(torch.full((num, 4), 1e-3 * now))
+        front, back = (float64(env.sim.ctrl[:, ids]) * 1e3 for ids in columns)
+        assert np.array_equal(front[:, 0], front[:, 1])
+        np.testing.assert_allclose(front[:, 0], np.maximum(now - float64(lag[:, 0]), 0), rtol=0, atol=1e-4)
+        np.testing.assert_allclose(back[:, 0], np.maximum(now - float64(fixed), 0), rtol=0, atol=1e-4)
+        assert (front[:, 0] >= arrived - 1e-4).all()
+        arrived = front[:, 0]
+        state = env.state()
+        assert torch.equal(state["actions.lag"][:, :2], torch.minimum(lag + 1, state["actions.next_lag"])[:, :2])
+        changes.append(float((state["actions.next_lag"][:, 0] != before[:, 0]).double().mean()))
+    assert np.mean(changes) == pytest.approx(jitter * 3 / 4, abs=0.01)
+    shares = torch.bincount(env.state()["actions.next_lag"][:, 0], minlength=5) / num
+    assert shares.tolist() == pytest.approx([0, 0.25, 0.25, 0.25, 0.25], abs=0.05)
+
+
 def test_the_offset_applies_until_the_first_action_arrives() -> None:
     env = make(4, actions={"legs": ActionConfig(actuators=(".*_leg",), offset="home", latency=(2, 2))})
     for arrives in (False, False, True, True):

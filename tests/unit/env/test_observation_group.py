@@ -270,6 +270,43 @@ def test_every_delay_is_equally_likely_and_drawn_per_env() -> None:
     assert not torch.equal(lag[only], kept[only])
 
 
+@pytest.mark.parametrize(("delay", "jitter", "history"), [((0, 3), 0.3, 1), ((1, 4), 1.0, 1), ((0, 2), 0.1, 3)])
+def test_with_jitter_values_arrive_in_order_and_every_delay_is_drawn(
+    delay: tuple[int, int], jitter: float, history: int
+) -> None:
+    torch.manual_seed(8)
+    source = Source(1, NOISY)
+    observed = group({"x": (source, config(delay=delay, delay_jitter=jitter, history=history))}, NOISY)
+    everywhere = torch.ones(NOISY, dtype=torch.bool)
+    observed.reset(everywhere)
+    state = dict(observed.state())
+    arrived = np.zeros((NOISY, history), dtype=int)
+    changes = []
+    for now in range(30):
+        source.time = now
+        if now == 15:
+            observed.reset(everywhere)
+            arrived[:] = now
+            assert torch.equal(state["x.lag"], state["x.next_lag"])
+        before = state["x.lag"].clone(), state["x.next_lag"].clone()
+        # Columns are the same term: the time that each was measured at
+        values = observed.observe().double().numpy() - source.at(np.zeros(NOISY))
+        times = values.round().astype(int)
+        start = 15 * (now >= 15)
+        lag = state["x.lag"].numpy()
+        assert np.array_equal(times[:, -1], np.maximum(now - lag, start))
+        assert (times >= arrived).all()
+        assert (np.diff(times, axis=1) <= 1).all()
+        arrived = times
+        assert torch.equal(state["x.lag"], torch.minimum(before[0] + 1, state["x.next_lag"]))
+        changes.append(float((state["x.next_lag"] != before[1]).double().mean()))
+    # A draw leaves the delay as it was in one of k cases.
+    num = delay[1] - delay[0] + 1
+    assert np.mean(changes) == pytest.approx(jitter * (1 - 1 / num), abs=0.01)
+    shares = torch.bincount(state["x.next_lag"], minlength=delay[1] + 1) / NOISY
+    assert shares.tolist() == pytest.approx([0.0] * delay[0] + [1 / num] * num, abs=0.04)
+
+
 def test_a_past_value_keeps_its_original_noise() -> None:
     torch.manual_seed(7)
     observed = group({"x": (constant(0.0), config(uniform_noise=1.0, scale=3.0, delay=(1, 1), history=2))})
