@@ -212,6 +212,9 @@ class RandomizationConfig:
     """Field of mujoco_warp.Model: geom_friction, body_mass, dof_damping, actuator_gainprm, gravity, ..."""
     names: tuple[str, ...] = (".*",)
     """Regular expressions that match the names of the bodies, joints, geoms, ... to randomize."""
+    entity: str | None = None
+    """Entity of these bodies, joints, geoms, ..., whose names are then without its prefix; empty for sim.model. None:
+    the whole scene."""
     columns: tuple[int, ...] = ()
     """Indices of the values to randomize, such as 0 for the sliding friction of geom_friction; empty for all."""
     low: float = -math.inf

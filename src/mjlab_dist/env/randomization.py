@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import mujoco
 import torch
@@ -11,8 +11,9 @@ import torch
 from mjlab_dist.config import EnvConfig, RandomizationConfig
 from mjlab_dist.env.columns import uniform, write_rows
 from mjlab_dist.errors import UserError
-from mjlab_dist.names import find_names
+from mjlab_dist.names import check_entity, find_names
 from mjlab_dist.sim import Simulation
+from mjlab_dist.sim.entities import element_names
 from mjlab_dist.sim.model_fields import MOVING_STATIC
 
 _OBJECTS = {
@@ -64,8 +65,8 @@ class Randomizations:
             UserError: If a name matches no object, a column does not exist, or a bound is invalid.
         """
         # Startup, and the constants that derive from the drawn fields
-        configs = config.randomizations
-        draws = {name: _Draw(f"--env.randomizations.{name}", one, sim) for name, one in configs.items()}
+        configs, entities = config.randomizations, config.sim.entities
+        draws = {name: _Draw(f"--env.randomizations.{name}", one, sim, entities) for name, one in configs.items()}
         everywhere = torch.ones(sim.num_envs, dtype=torch.bool, device=sim.device)
         for name, draw in draws.items():
             if configs[name].when == "startup":
@@ -120,12 +121,12 @@ class Randomizations:
 class _Draw:
     """One randomization of one field."""
 
-    def __init__(self, flag: str, config: RandomizationConfig, sim: Simulation) -> None:
+    def __init__(self, flag: str, config: RandomizationConfig, sim: Simulation, entities: Collection[str]) -> None:
         _validate(flag, config)
         self.name = config.field
         self.field = sim.field(config.field)
         self._config = config
-        self._chosen = _chosen(flag, config, sim.model, self.field)
+        self._chosen = _chosen(flag, config, sim.model, self.field, entities)
         self._low, self._high = config.low, config.high
         if config.distribution == "log-uniform":
             self._low, self._high = math.log(config.low), math.log(config.high)
@@ -171,7 +172,9 @@ def _validate(flag: str, config: RandomizationConfig) -> None:
         raise UserError(f"{flag}: {config.distribution} needs finite low and high; give both")
 
 
-def _chosen(flag: str, config: RandomizationConfig, model: mujoco.MjModel, field: torch.Tensor) -> torch.Tensor:
+def _chosen(
+    flag: str, config: RandomizationConfig, model: mujoco.MjModel, field: torch.Tensor, entities: Collection[str]
+) -> torch.Tensor:
     """Return a mask of the selected values, with the shape of the field without its first dimension."""
     # Rows, by the names of their objects
     has_objects = config.field.partition("_")[0] in _OBJECTS
@@ -180,10 +183,12 @@ def _chosen(flag: str, config: RandomizationConfig, model: mujoco.MjModel, field
             raise UserError(
                 f"{flag}.names {' '.join(config.names)}: {config.field} belongs to the whole env; omit names"
             )
+        if config.entity is not None:
+            raise UserError(f"{flag}.entity {config.entity}: {config.field} belongs to the whole env; omit entity")
         rows = torch.ones(1, dtype=torch.bool)
         field = field.unsqueeze(1)
     else:
-        rows = torch.tensor(_rows(flag, config, model, field.shape[1]))
+        rows = torch.tensor(_rows(flag, config, model, field.shape[1], entities))
     # Columns
     chosen = rows.view(-1, *[1] * (field.dim() - 2)).expand(field.shape[1:]).clone()
     if config.columns:
@@ -198,13 +203,17 @@ def _chosen(flag: str, config: RandomizationConfig, model: mujoco.MjModel, field
     return (chosen if has_objects else chosen.squeeze(0)).to(field.device)
 
 
-def _rows(flag: str, config: RandomizationConfig, model: mujoco.MjModel, num_rows: int) -> list[bool]:
+def _rows(
+    flag: str, config: RandomizationConfig, model: mujoco.MjModel, num_rows: int, entities: Collection[str]
+) -> list[bool]:
     """Return whether the config selects the object of each row."""
     prefix = config.field.partition("_")[0]
     # A joint with several degrees of freedom has several rows; its name selects all of them.
     of_qpos = _joint_of_qpos(model)
     owners = {"dof": list(model.dof_jntid), "qpos0": of_qpos, "qpos": of_qpos}.get(prefix, list(range(num_rows)))
-    names = [mujoco.mj_id2name(model, _OBJECTS[prefix], int(owner)) or "" for owner in owners]
+    check_entity(f"{flag}.entity", config.entity, entities)
+    elements = element_names(model, _OBJECTS[prefix], config.entity, entities)
+    names = [elements[int(owner)] for owner in owners]
     found = set(find_names(f"{flag}.names", config.names, names))
     return [row in found for row in range(num_rows)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zipfile
 from typing import TYPE_CHECKING, Any
 
+import mujoco
 import mujoco_warp as mjw
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from mjlab_dist.env.term import Range, Term
 from mjlab_dist.errors import UserError
 from mjlab_dist.mdp import kernels
 from mjlab_dist.names import find_names
+from mjlab_dist.sim.entities import element_names
 from mjlab_dist.sim.scene import find_file
 
 if TYPE_CHECKING:
@@ -151,10 +153,12 @@ class Wrench(Term):
     def __init__(
         self,
         env: Env,
+        *,
         bodies: tuple[str, ...],
         force_n: Range = (0.0, 0.0),
         torque_n_m: Range = (0.0, 0.0),
         duration_s: Range = (0.1, 0.1),
+        entity: str | None = None,
     ) -> None:
         """Look up the bodies.
 
@@ -164,9 +168,10 @@ class Wrench(Term):
             force_n: Range of each component of the force at the center of mass, in the world frame.
             torque_n_m: Range of each component of the torque, in the world frame.
             duration_s: Range of the duration.
+            entity: Entity of the bodies.
         """
-        model = env.sim.model
-        ids = find_names("bodies", bodies, [model.body(i).name for i in range(model.nbody)])
+        names = element_names(env.sim.model, mujoco.mjtObj.mjOBJ_BODY, entity, env.cfg.sim.entities)
+        ids = find_names("bodies", bodies, names)
         self._bodies = Columns(ids, env.device)
         self._applied = env.sim.view("xfrc_applied")
         ends = torch.tensor([force_n] * 3 + [torque_n_m] * 3, device=env.device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any
 
+import mujoco
 import mujoco_warp as mjw
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from mjlab_dist.env.term import LazySensor
 from mjlab_dist.errors import UserError
 from mjlab_dist.mdp import kernels
 from mjlab_dist.names import find_names
+from mjlab_dist.sim.entities import element_names
 
 if TYPE_CHECKING:
     from mjlab_dist.env.env import Env
@@ -48,6 +50,7 @@ class HeightScan(LazySensor):
         offset_m: float = 0.5,
         geoms: tuple[str, ...] = ("floor",),
         joint: str = "root",
+        entity: str | None = None,
     ) -> None:
         """Look up the geoms, and record the ray casting.
 
@@ -58,17 +61,14 @@ class HeightScan(LazySensor):
             offset_m: Distance that is subtracted, so that the values are about 0 on flat ground.
             geoms: Regular expressions that match the names of the geoms to scan. Rays pass through all other geoms.
             joint: The robot's free joint.
+            entity: Entity of the geoms.
 
         Raises:
             UserError: If an expression matches no geom, or size and spacing do not define a grid.
         """
-        if not (0 < spacing_m < np.inf and min(size_m) >= 0 and max(size_m) < np.inf):
-            raise UserError(
-                f"height scan: size_m {size_m[0]} {size_m[1]} and spacing_m {spacing_m} make no grid; size_m must be "
-                "at least 0, and spacing_m positive"
-            )
         model = env.sim.model
-        chosen = find_names("geoms", geoms, [model.geom(i).name for i in range(model.ngeom)])
+        names = element_names(model, mujoco.mjtObj.mjOBJ_GEOM, entity, env.cfg.sim.entities)
+        chosen = find_names("geoms", geoms, names)
         self.offsets = torch.from_numpy(_grid(size_m, spacing_m)).to(env.device)
         env.base(joint)  # raises if the joint is not a free joint
         pose = env.sim.qpos[:, env.joints[joint].qpos]
@@ -115,6 +115,11 @@ def height_scan(env: Env, sensor: str) -> torch.Tensor:
 
 def _grid(size_m: tuple[float, float], spacing_m: float) -> np.ndarray:
     """Return the points of a grid around 0, (k, 2): rows from back to front, and from right to left in each row."""
+    if not (0 < spacing_m < np.inf and min(size_m) >= 0 and max(size_m) < np.inf):
+        raise UserError(
+            f"height scan: size_m {size_m[0]} {size_m[1]} and spacing_m {spacing_m} make no grid; size_m must be "
+            "at least 0, and spacing_m positive"
+        )
     sides = []
     for size in size_m:
         num = int(size / spacing_m + 1e-6) + 1

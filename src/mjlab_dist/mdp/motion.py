@@ -11,6 +11,7 @@ import math
 import re
 from typing import TYPE_CHECKING
 
+import mujoco
 import torch
 
 from mjlab_dist.env.columns import Columns, write_rows
@@ -18,7 +19,8 @@ from mjlab_dist.env.term import Command
 from mjlab_dist.errors import UserError
 from mjlab_dist.mdp.motion_file import Robot, make_reference, read_motions
 from mjlab_dist.mdp.rotation import angle_between, conjugate, from_euler, multiply, rotate, rotate_inverse
-from mjlab_dist.names import find_names
+from mjlab_dist.names import find_names, local_name
+from mjlab_dist.sim.entities import element_names
 
 if TYPE_CHECKING:
     from mjlab_dist.env.env import Env
@@ -52,6 +54,7 @@ class Motion(Command):
         motions: tuple[str, ...] = (".*",),
         sites: tuple[str, ...] = (),
         joint: str = "root",
+        entity: str | None = None,
     ) -> None:
         """Read the motions, and resample them to control steps.
 
@@ -61,6 +64,7 @@ class Motion(Command):
             motions: Regular expressions that match the names of the motions to play.
             sites: Regular expressions that match the names of the sites to track, such as feet.
             joint: The robot's free joint.
+            entity: Entity of the robot, whose joints and sites are then named without its prefix.
 
         Raises:
             UserError: If there is no such file, motion, joint or site, or the file is not a motion file.
@@ -68,11 +72,13 @@ class Motion(Command):
         model = env.sim.model
         found = read_motions(file)
         self.root = env.joints[joint]
-        self.joints = env.find_joints(tuple(map(re.escape, found.joints)))
-        order = [*range(7), *(7 + found.joints.index(name) for name in self.joints.names)]
+        self.joints = env.find_joints(tuple(map(re.escape, found.joints)), entity)
+        local = [local_name(name, entity, env.cfg.sim.entities) for name in self.joints.names]
+        order = [*range(7), *(7 + found.joints.index(name) for name in local if name is not None)]
         names = list(found.motions)
         chosen = [found.motions[names[i]][:, order] for i in find_names(f"motions {file}", motions, names)]
-        ids = find_names("sites", sites, [model.site(i).name for i in range(model.nsite)]) if sites else []
+        site_names = element_names(model, mujoco.mjtObj.mjOBJ_SITE, entity, env.cfg.sim.entities)
+        ids = find_names("sites", sites, site_names) if sites else []
         self._body = int(model.joint(joint).bodyid[0])
         robot = Robot(
             model,

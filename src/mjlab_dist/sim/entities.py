@@ -15,19 +15,32 @@ _COUNTS = {
     mujoco.mjtObj.mjOBJ_JOINT: "njnt",
     mujoco.mjtObj.mjOBJ_GEOM: "ngeom",
     mujoco.mjtObj.mjOBJ_SITE: "nsite",
+    mujoco.mjtObj.mjOBJ_CAMERA: "ncam",
+    mujoco.mjtObj.mjOBJ_LIGHT: "nlight",
+    mujoco.mjtObj.mjOBJ_TENDON: "ntendon",
+    mujoco.mjtObj.mjOBJ_ACTUATOR: "nu",
+    mujoco.mjtObj.mjOBJ_PAIR: "npair",
+    mujoco.mjtObj.mjOBJ_EQUALITY: "neq",
+    mujoco.mjtObj.mjOBJ_SENSOR: "nsensor",
+    mujoco.mjtObj.mjOBJ_MATERIAL: "nmat",
 }
 
 _BODIES = {
     mujoco.mjtObj.mjOBJ_JOINT: "jnt_bodyid",
     mujoco.mjtObj.mjOBJ_GEOM: "geom_bodyid",
     mujoco.mjtObj.mjOBJ_SITE: "site_bodyid",
+    mujoco.mjtObj.mjOBJ_CAMERA: "cam_bodyid",
+    mujoco.mjtObj.mjOBJ_LIGHT: "light_bodyid",
 }
 
 
 def element_names(
     model: mujoco.MjModel, kind: mujoco.mjtObj, entity: str | None, entities: Collection[str]
 ) -> list[str | None]:
-    """Return the name of each body, joint, geom or site within an entity; None for elements of other entities.
+    """Return the name of each element of a kind within an entity; None for elements of other entities.
+
+    An element without a name belongs to the entity of the nearest body that has one. If it has no body either, as a
+    tendon, it belongs to no entity.
 
     Args:
         model: The model.
@@ -39,12 +52,16 @@ def element_names(
         UserError: If there is no such entity.
     """
     check_entity("entity", entity, entities)
-    names = []
+    names: list[str | None] = []
     for i in range(getattr(model, _COUNTS[kind])):
         name = mujoco.mj_id2name(model, kind, i) or ""
-        # An element without a name belongs to the entity of the nearest body that has one.
-        local = local_name(name or _nearest_body(model, kind, i), entity, entities)
-        names.append(local if name or local is None else "")
+        if name or entity is None:
+            names.append(local_name(name, entity, entities))
+        elif kind == _BODY or kind in _BODIES:
+            owner = local_name(_nearest_body(model, kind, i), entity, entities)
+            names.append(None if owner is None else "")
+        else:
+            names.append(None)
     return names
 
 
