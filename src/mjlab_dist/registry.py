@@ -14,6 +14,7 @@ from importlib.metadata import EntryPoint, EntryPoints, entry_points
 
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.errors import UserError
+from mjlab_dist.places import describe
 from mjlab_dist.wording import did_you_mean
 
 GROUP = "mjlab_dist.tasks"
@@ -33,11 +34,12 @@ def task_config(name: str) -> TrainConfig:
     Raises:
         UserError: If no such task is installed, or its config cannot be imported or built.
     """
-    make = _load(_find(name, entry_points(group=GROUP)))
+    point = _find(name, entry_points(group=GROUP))
+    make = _load(point)
     try:
         return dataclasses.replace(make(), task=name)
     except Exception as error:
-        raise UserError(f"task {name}: its config cannot be created: {_what(error)}") from error
+        raise UserError(f"task {name}: its config cannot be created: {describe(error, point.value)}") from error
 
 
 def task_summaries(prefix: str = "") -> dict[str, str]:
@@ -74,8 +76,6 @@ def _load(point: EntryPoint) -> Callable[[], TrainConfig]:
         return point.load()
     except Exception as error:
         # A third-party package may raise anything when it is imported; the other tasks must stay usable.
-        raise UserError(f"task {point.name}: {point.value} cannot be imported: {_what(error)}") from error
-
-
-def _what(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise UserError(
+            f"task {point.name}: {point.value} cannot be imported: {describe(error, point.value)}"
+        ) from error

@@ -42,6 +42,7 @@ from mjlab_dist.errors import Exit, HangError, LostRankError, NonFiniteError, Us
 from mjlab_dist.faults import read_fault
 from mjlab_dist.imports import import_learner, start_up
 from mjlab_dist.messages import emit
+from mjlab_dist.places import with_notes
 from mjlab_dist.run_dir import ERRORS_DIR, checkpoint_path, read_history, write_ranks
 from mjlab_dist.seeding import seed_generators
 
@@ -380,7 +381,7 @@ def _die(error: BaseException, stack: str, rank: int, control: Control, run_dir:
         "type": type(error).__name__,
         "exit_code": int(exit_code_of(error)),
         "follows": _follows_another(error),
-        "message": str(error),
+        "message": with_notes(error),
         "traceback": stack,
     }
     _logger.error("%s", stack)  # logged, since printed text is forwarded by a thread, which ends with this process

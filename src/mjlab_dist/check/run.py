@@ -28,6 +28,7 @@ from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.checks import validate
 from mjlab_dist.errors import UserError
 from mjlab_dist.learn.random_state import random_state, restore_random_state
+from mjlab_dist.places import with_notes
 from mjlab_dist.seeding import seed_generators
 from mjlab_dist.sim import start_warp
 
@@ -171,8 +172,9 @@ class _Subject:
         if isinstance(error, UserError):
             return text
         place = self._env.watch.place if self._env is not None else RETURNED
-        notes = getattr(error, "__notes__", [])  # name the term, also before envs are built
-        where = f"{place}: " if place != RETURNED else "".join(f"{note}: " for note in notes)
+        if place == RETURNED and hasattr(error, "__notes__"):
+            return f"{type(error).__name__}: {with_notes(error)}"  # name the term, also before envs are built
+        where = f"{place}: " if place != RETURNED else ""
         return f"{where}{type(error).__name__}: {text} ({_line_of(error)})"
 
 

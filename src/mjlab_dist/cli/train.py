@@ -19,6 +19,7 @@ from mjlab_dist.config.alternatives import ALTERNATIVES, drop_replaced
 from mjlab_dist.config.checks import validate
 from mjlab_dist.distributed import outside_launcher
 from mjlab_dist.errors import Exit, RankError, UserError, exit_code_of
+from mjlab_dist.places import with_notes
 from mjlab_dist.run_dir import find_run_to_resume, read_config_file, to_yaml
 from mjlab_dist.wording import listed
 
@@ -67,7 +68,7 @@ def main(argv: Sequence[str], prog: str) -> None:
         console.failed(error.report, str(error))
         raise
     except Exception as error:
-        console.failed(traceback.format_exc(), f"failed: {type(error).__name__}: {error}")
+        console.failed(traceback.format_exc(), f"failed: {type(error).__name__}: {with_notes(error)}")
         raise RankError(str(error), 0, exit_code=exit_code_of(error)) from error
     console.finished(result.run_dir, result.stopped)
     if result.stopped:

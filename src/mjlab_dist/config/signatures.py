@@ -182,7 +182,10 @@ def _tree(module: str) -> ast.Module | None:
     if spec is None or not spec.has_location or spec.origin is None or not spec.origin.endswith(".py"):
         return None
     with open(spec.origin, encoding="utf-8") as file:  # noqa: PTH123 (pathlib would have to be imported)
-        return ast.parse(file.read())
+        try:
+            return ast.parse(file.read())
+        except SyntaxError:
+            return None  # the import of the module reports it, with its line
 
 
 def _spec(module: str) -> importlib.machinery.ModuleSpec | None:

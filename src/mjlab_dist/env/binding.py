@@ -27,6 +27,7 @@ from mjlab_dist.env.action import Action, ActionBlock
 from mjlab_dist.env.observation_group import ObservationGroup
 from mjlab_dist.env.term import Curriculum, OutsideOfGraphs, Term, is_capturable
 from mjlab_dist.errors import UserError
+from mjlab_dist.places import describe, place_of
 
 if TYPE_CHECKING:
     from mjlab_dist.env.env import Env
@@ -78,7 +79,7 @@ class Binder:
         Raises:
             UserError: If the function does not exist or does not accept these parameters.
         """
-        term = NamedTerm(f"env.{where}", self._make(where, func, params, num_args=num_args))
+        term = NamedTerm(f"env.{where}", func, self._make(where, func, params, num_args=num_args))
         return self.outside_of_graphs(term)
 
     def make_calls(
@@ -252,7 +253,10 @@ def bind(
         found = resolve(func)
     except UserError as error:  # such as a curriculum with a renamed method, when its module is imported
         raise UserError(f"{flag} {func}: {error}") from error
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
+    except Exception as error:
+        # The module belongs to the user, so any exception is an error in the value of this flag.
+        if place_of(error, func):
+            raise UserError(f"{flag} {func}: {describe(error, func)}") from error
         raise UserError(f"{flag} {func}: {error}; write package.module:function") from error
     if not callable(found):
         raise UserError(f"{flag} {func}: is not a function; write package.module:function")
@@ -267,7 +271,7 @@ def bind(
     _check_lengths(flag, found, params)
     if not is_class:
         return functools.partial(found, **params)
-    with naming(flag.removeprefix("--").removesuffix(".func")):
+    with naming(flag.removeprefix("--").removesuffix(".func"), func):
         return found(*args, **params)
 
 
@@ -278,14 +282,15 @@ class NamedTerm:
         capturable: Whether the term can be part of a CUDA graph.
     """
 
-    def __init__(self, where: str, call: Callable[..., Any]) -> None:
+    def __init__(self, where: str, func: str, call: Callable[..., Any]) -> None:
         """Store the term.
 
         Args:
             where: Path of the term in the config, such as ``env.rewards.slip``.
+            func: Its function or class, as package.module:name.
             call: The term.
         """
-        self._where, self._call = where, call
+        self._where, self._func, self._call = where, func, call
         self.capturable = is_capturable(call)
 
     def __call__(self, *args: Any) -> Any:
@@ -293,16 +298,17 @@ class NamedTerm:
         try:
             return self._call(*args)
         except Exception as error:
-            with naming(self._where):
+            with naming(self._where, self._func):
                 raise error
 
 
 @contextlib.contextmanager
-def naming(where: str) -> Iterator[None]:
-    """Name a term in the errors that its code raises.
+def naming(where: str, func: str) -> Iterator[None]:
+    """Name a term, and the line of its package, in the errors that its code raises.
 
     Args:
         where: Path of the term in the config, such as ``env.rewards.slip``.
+        func: Its function or class, as package.module:name.
 
     Raises:
         UserError: If the term looked up a name that the model or the task does not have.
@@ -317,13 +323,18 @@ def naming(where: str) -> Iterator[None]:
         # MuJoCo's lookups by name, such as model.site("foot")
         match = re.fullmatch(r"Invalid name '(.*)'\. Valid names: (\[.*\])", str(error.args[0]))
         if match is None:
-            error.add_note(f"in the term {where}")
+            error.add_note(_note(where, func, error))
             raise
         known = ", ".join(filter(None, ast.literal_eval(match[2])))
         raise UserError(f"{where}: {match[1]}: there is no such name; the model has {known or 'none'}") from error
     except Exception as error:
-        error.add_note(f"in the term {where}")
+        error.add_note(_note(where, func, error))
         raise
+
+
+def _note(where: str, func: str, error: Exception) -> str:
+    place = place_of(error, func)
+    return f"in the term {where}" + (f" ({place})" if place else "")
 
 
 def _check_lengths(flag: str, func: Callable[..., Any], params: Mapping[str, ParamValue]) -> None:

@@ -16,6 +16,7 @@ from mjlab_dist.config import ActuatorConfig, EntityConfig, OptionsConfig, Param
 from mjlab_dist.config.references import resolve
 from mjlab_dist.config.signatures import check_model_params, is_function
 from mjlab_dist.errors import UserError
+from mjlab_dist.places import describe, place_of
 from mjlab_dist.sim.sensors import add_contacts, add_distances
 from mjlab_dist.sim.terrain import add_terrain
 
@@ -138,13 +139,17 @@ def _compile(flag: str, work: Callable[[], T]) -> T:
 
 def _call(flag: str, function: str, params: Mapping[str, ParamValue]) -> mujoco.MjSpec:
     try:
-        made = resolve(function)(**params)
+        found = resolve(function)
+    except Exception as error:
+        # The module belongs to the user, so any exception is an error in the value of this flag.
+        fix = "" if place_of(error, function) else "; write package.module:file or package.module:function"
+        raise UserError(f"{flag}: {describe(error, function)}{fix}") from error
+    try:
+        made = found(**params)
     except UserError:
         raise  # names the fix already
     except Exception as error:
-        # The function belongs to the user, so any exception is an error in the value of this flag.
-        what = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise UserError(f"{flag}: {what}; write package.module:file or package.module:function") from error
+        raise UserError(f"{flag}: {describe(error, function)}") from error
     if not isinstance(made, mujoco.MjSpec):
         raise UserError(f"{flag}: returns {type(made).__name__}; it must return a mujoco.MjSpec")
     return made
