@@ -75,6 +75,8 @@ def _renderer(env: Env) -> Callable[[], np.ndarray]:
     """Return MuJoCo's renderer if EGL (or the backend in MUJOCO_GL) works, else MuJoCo Warp's, without OpenGL."""
     import mujoco
 
+    from mjlab_dist.sim.quiet import quiet  # noqa: PLC0415 (imports MuJoCo)
+
     model = _drawn_model(env)
     height, width = VIDEO_SIZE
     model.vis.global_.offheight, model.vis.global_.offwidth = height, width
@@ -90,7 +92,8 @@ def _renderer(env: Env) -> Callable[[], np.ndarray]:
     def draw() -> np.ndarray:
         for name, pose in poses_of(env).items():
             getattr(data, name)[:] = pose.numpy()
-        mujoco.mj_forward(model, data)
+        with quiet():
+            mujoco.mj_forward(model, data)
         renderer.update_scene(data, camera)
         return renderer.render()
 
@@ -103,11 +106,13 @@ def _ray_tracer(env: Env) -> Callable[[], np.ndarray]:
     import numpy as np  # noqa: PLC0415
     import warp as wp
 
+    from mjlab_dist.sim.quiet import quiet  # noqa: PLC0415 (imports MuJoCo)
+
     # Model, data and renderer of one env
     model = _drawn_model(env)
     height, width = VIDEO_SIZE
     data = mujoco.MjData(model)
-    with wp.ScopedDevice("cpu"):
+    with wp.ScopedDevice("cpu"), quiet():
         warp_model = mjw.put_model(model)
         warp_data = mjw.put_data(model, data, nworld=1)
         context = mjw.create_render_context(

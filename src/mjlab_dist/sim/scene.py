@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import math
 import re
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -17,6 +16,7 @@ from mjlab_dist.config.references import resolve
 from mjlab_dist.config.signatures import check_model_params, is_function
 from mjlab_dist.errors import UserError
 from mjlab_dist.places import describe, place_of
+from mjlab_dist.sim.quiet import quiet
 from mjlab_dist.sim.sensors import add_contacts, add_distances
 from mjlab_dist.sim.terrain import add_terrain
 
@@ -44,6 +44,7 @@ _CONES = {"pyramidal": mujoco.mjtCone.mjCONE_PYRAMIDAL, "elliptic": mujoco.mjtCo
 _SOLVERS = {"newton": mujoco.mjtSolver.mjSOL_NEWTON, "cg": mujoco.mjtSolver.mjSOL_CG}
 
 
+@quiet()
 def build_model(config: SimConfig) -> mujoco.MjModel:
     """Assemble a scene and compile it.
 
@@ -76,6 +77,7 @@ def build_model(config: SimConfig) -> mujoco.MjModel:
     return model
 
 
+@quiet()
 def load_model(model: str) -> mujoco.MjModel:
     """Compile an MJCF without anything added to it.
 
@@ -129,10 +131,7 @@ def _compiled(flag: str, spec: mujoco.MjSpec) -> mujoco.MjSpec:
 
 def _compile(flag: str, work: Callable[[], T]) -> T:
     try:
-        with warnings.catch_warnings():
-            # Deprecated attributes concern the author of the MJCF, and the warning would appear at every start.
-            warnings.filterwarnings("ignore", ".*is deprecated")
-            return work()
+        return work()
     except ValueError as error:
         raise UserError(f"{flag}: {' '.join(str(error).split())}") from error
 

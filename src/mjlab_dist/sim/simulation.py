@@ -16,6 +16,7 @@ from mjlab_dist.errors import UserError
 from mjlab_dist.messages import emit
 from mjlab_dist.sim import kernels, model_fields, recording, rows
 from mjlab_dist.sim.memory import array_bytes
+from mjlab_dist.sim.quiet import quiet
 
 BUFFER_BITS = int(mjw.OverflowType.ALL & ~(mjw.OverflowType.ITERATIONS | mjw.OverflowType.LS_ITERATIONS))
 """Overflows that drop contacts or constraints. The others mean that the solver reached its maximum of iterations."""
@@ -106,7 +107,7 @@ class Simulation:
         self.launch: Callable[[Callable[[], None]], None] = _launch_now
 
         # Model and data on the device
-        with wp.ScopedDevice(device):
+        with wp.ScopedDevice(device), quiet():
             self._warp_model = model_fields.put_model(model, config.model, num_envs, per_env_fields)
             moves_static = not model_fields.MOVING_STATIC.isdisjoint(fields)
             self._unanchored = model_fields.unanchored(self._warp_model) if moves_static else None

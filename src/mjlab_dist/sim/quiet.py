@@ -1,0 +1,49 @@
+"""Warnings of MuJoCo and MuJoCo Warp as events, instead of lines on stderr and in a file MUJOCO_LOG.TXT."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+import mujoco
+
+from mjlab_dist.messages import emit
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Turn warnings of MuJoCo into events of the kind ``debug`` until the context ends. ``--verbose`` prints them.
+
+    MuJoCo's C code would print them, and append them to the file MUJOCO_LOG.TXT in the current directory. Its bindings
+    and MuJoCo Warp would issue Python warnings. Python warnings of other code are issued as usual.
+    """
+    texts: dict[str, None] = {}
+
+    def store(text: str) -> None:
+        texts[text] = None
+
+    handler = mujoco.get_mju_user_warning()
+    mujoco.set_mju_user_warning(store)
+    caught: list[warnings.WarningMessage] = []
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield
+    finally:
+        mujoco.set_mju_user_warning(handler)
+        for warning in caught:
+            if _is_of_mujoco(warning, texts):
+                texts[str(warning.message)] = None
+            else:
+                warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+        for text in texts:
+            emit("debug", text=f"MuJoCo: {' '.join(text.split())}")
+
+
+def _is_of_mujoco(warning: warnings.WarningMessage, texts: Collection[str]) -> bool:
+    """Return whether a Python warning is from MuJoCo Warp, or from MuJoCo's bindings, which name the caller's line."""
+    text = str(warning.message)
+    is_repeated = bool(texts) and text.startswith(tuple(texts))
+    return is_repeated or "is deprecated" in text or "mujoco_warp" in Path(warning.filename).parts
