@@ -206,8 +206,9 @@ class DrawStates(Term):
 
         Args:
             env: The envs.
-            file: Path of an npz file, or ``package.module:file``, with ``qpos`` (states, nq) and ``qvel`` (states, nv)
-                in MuJoCo's order and units. On terrain, positions of free joints are relative to the env's origin.
+            file: Path of the file, or ``package.module:file``: an npz file with ``qpos`` (states, nq) and ``qvel``
+                (states, nv), or an npy file with both side by side, (states, nq + nv), in MuJoCo's order and units. On
+                terrain, positions of free joints are relative to the env's origin.
 
         Raises:
             UserError: If there is no such file, or its arrays have other shapes.
@@ -227,17 +228,21 @@ class DrawStates(Term):
 
 
 def _read_states(env: Env, file: str) -> list[np.ndarray]:
-    flag = f"states {file}"
+    flag, nq, nv = f"states {file}", env.sim.model.nq, env.sim.model.nv
     path = find_file(flag, file)
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            found = {name: np.asarray(arrays[name]) for name in ("qpos", "qvel")}
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile, AttributeError) as error:
+        loaded = np.load(path, allow_pickle=False)
+        if not isinstance(loaded, np.ndarray):
+            with loaded:
+                loaded = {name: np.asarray(loaded[name]) for name in ("qpos", "qvel")}
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(
-            f"{flag}: is not an npz file with the arrays qpos and qvel; write it with numpy.savez"
+            f"{flag}: is neither an npz file with the arrays qpos and qvel, nor an npy file; write it with numpy.savez "
+            "or numpy.save"
         ) from error
+    found = _split(flag, loaded, nq, nv) if isinstance(loaded, np.ndarray) else loaded
     num_states = found["qpos"].shape[0] if found["qpos"].ndim else 0
-    for name, width in (("qpos", env.sim.model.nq), ("qvel", env.sim.model.nv)):
+    for name, width in (("qpos", nq), ("qvel", nv)):
         states = found[name]
         if states.shape != (num_states, width) or not num_states or states.dtype.kind not in "fiu":
             raise UserError(
@@ -247,3 +252,13 @@ def _read_states(env: Env, file: str) -> list[np.ndarray]:
         if not np.isfinite(states).all():
             raise UserError(f"{flag}: {name} contains numbers that are not finite; remove these states")
     return [found[name].astype(np.float32) for name in ("qpos", "qvel")]
+
+
+def _split(flag: str, states: np.ndarray, nq: int, nv: int) -> dict[str, np.ndarray]:
+    """Return the positions and velocities of an array with both, (states, nq + nv)."""
+    if states.ndim != 2 or states.shape[1] != nq + nv:
+        raise UserError(
+            f"{flag}: has the shape {states.shape}; it must be (states, {nq + nv}), {nq} positions and then {nv} "
+            "velocities"
+        )
+    return {"qpos": states[:, :nq], "qvel": states[:, nq:]}

@@ -232,6 +232,31 @@ def test_episodes_start_in_random_states_of_a_file(tmp_path: Path) -> None:
     assert np.array_equal(in_file, ends.numpy())
 
 
+def test_states_of_one_array_are_those_of_two(tmp_path: Path) -> None:
+    qpos, qvel = states_file(tmp_path / "states.npz", 7, make(1))
+    np.save(tmp_path / "states.npy", np.hstack([qpos, qvel]))
+    one, two = (make(8, events=event("DrawStates", file=str(tmp_path / f"states.{end}"))) for end in ("npy", "npz"))
+    assert torch.equal(one.sim.qpos, two.sim.qpos)
+    assert torch.equal(one.sim.qvel, two.sim.qvel)
+
+
+@pytest.mark.parametrize(
+    ("states", "problem"),
+    [
+        (np.zeros((3, 12)), "has the shape (3, 12); it must be (states, 23), 12 positions and then 11 velocities"),
+        (np.zeros(23), "has the shape (23,); it must be (states, 23)"),
+        (np.zeros((0, 23)), "qpos has the shape (0, 12)"),
+        (np.full((3, 23), np.nan), "qpos contains numbers that are not finite"),
+        (np.array([{}] * 23), "is neither an npz file with the arrays qpos and qvel, nor an npy file"),
+    ],
+)
+def test_an_array_without_states_is_refused(tmp_path: Path, states: np.ndarray, problem: str) -> None:
+    path = tmp_path / "states.npy"
+    np.save(path, states)
+    message = refused(events=event("DrawStates", file=str(path)))
+    assert message.startswith(f"env.events.DrawStates: states {path}: {problem}")
+
+
 def test_on_terrain_states_of_a_file_are_relative_to_the_origin(tmp_path: Path) -> None:
     qpos, _ = states_file(tmp_path / "states.npz", 1, make(1))
     terrain = TerrainConfig(parts={"flat": TerrainPartConfig(kind="flat")}, num_levels=2, num_columns=2, border_m=1.0)
