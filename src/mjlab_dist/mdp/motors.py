@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
-import warnings
 from typing import TYPE_CHECKING, Any, Literal
 
 import mujoco
@@ -17,7 +15,7 @@ from mjlab_dist.env.action import Action, ActionBlock, per_name
 from mjlab_dist.env.columns import write_rows
 from mjlab_dist.errors import UserError
 from mjlab_dist.mdp import motor_kernels
-from mjlab_dist.sim.scene import find_file
+from mjlab_dist.mdp.motor_file import read_layers
 
 if TYPE_CHECKING:
     from mjlab_dist.env.env import Env
@@ -27,12 +25,6 @@ _ACTIVATIONS: dict[str, int] = {
     "elu": motor_kernels.ELU,
     "relu": motor_kernels.RELU,
     "tanh": motor_kernels.TANH,
-}
-_FUNCTIONS = {
-    "softsign": torch.nn.functional.softsign,
-    "elu": torch.nn.functional.elu,
-    "relu": torch.nn.functional.relu,
-    "tanh": torch.tanh,
 }
 
 
@@ -152,8 +144,8 @@ class LearnedMotor(Action):
         Args:
             env: The envs.
             block: The block; its actuators are torque motors of hinge or slide joints, or force motors of tendons.
-            file: Path of the weights, or ``package.module:file``: a TorchScript module, or a state dict that
-                ``torch.save`` wrote. Its tensors are weight and bias of each layer, from the first to the last.
+            file: Path of the weights, or ``package.module:file``: a TorchScript module, an ONNX file, or a state dict
+                that ``torch.save`` wrote. Its tensors are weight and bias of each layer, from the first to the last.
             activation: Activation between the layers.
             history: Ages of the inputs, in physics steps; 0 is the current one.
             velocities_first: Whether the velocities come before the errors.
@@ -172,7 +164,7 @@ class LearnedMotor(Action):
             raise UserError(f"{flag}.activation {activation}: use {', '.join(_ACTIVATIONS)}")
         if not history or min(history) < 0:
             raise UserError(f"{flag}.history {' '.join(map(str, history))}: needs numbers of physics steps, 0 or more")
-        layers = _read_layers(f"{flag}.file {file}", file, 2 * len(history), activation)
+        layers = read_layers(f"{flag}.file {file}", file, 2 * len(history), activation)
         columns = self._find_positions(env)
         # State: errors and velocities of the latest physics steps, newest first
         shape = (env.num_envs, 1 + max(history), len(self.names))
@@ -225,64 +217,6 @@ class LearnedMotor(Action):
 
     def state(self) -> dict[str, torch.Tensor]:
         return {"errors": self._errors, "velocities": self._velocities, **self._lengths}
-
-
-def _read_layers(flag: str, file: str, num_inputs: int, activation: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Read the linear layers of a network with one output, as weights (outputs, inputs) and biases (outputs,).
-
-    Args:
-        flag: The flag and its value, for messages.
-        file: Path of a TorchScript module or of a state dict, or ``package.module:file``.
-        num_inputs: Number of inputs.
-        activation: Activation between the layers; a TorchScript module must compute the same outputs with it.
-
-    Raises:
-        UserError: If there is no such file, or it contains another network.
-    """
-    module, tensors = _read_network(flag, file)
-    weights, biases = tensors[::2], tensors[1::2]
-    widths = [num_inputs, *(len(bias) for bias in biases)]
-    fits = len(weights) == len(biases) > 0 and widths[-1] == 1
-    shapes = zip(widths[1:], widths[:-1], strict=True)
-    if (
-        not fits
-        or [tuple(weight.shape) for weight in weights] != list(shapes)
-        or any(bias.dim() != 1 for bias in biases)
-    ):
-        found = " ".join("x".join(map(str, tensor.shape)) for tensor in tensors) or "none"
-        raise UserError(
-            f"{flag}: its tensors are {found}; linear layers with biases, {num_inputs} inputs (two per entry of "
-            "history) and 1 output are needed"
-        )
-    layers = list(zip(weights, biases, strict=True))
-    if module is not None:
-        x = torch.linspace(-2.0, 2.0, 7 * num_inputs).view(num_inputs, 7).T.contiguous()
-        y = x
-        for i, (weight, bias) in enumerate(layers):
-            y = torch.nn.functional.linear(y, weight, bias)
-            y = y if i + 1 == len(layers) else _FUNCTIONS[activation](y)
-        if not torch.allclose(module(x), y, rtol=1e-3, atol=1e-4):
-            raise UserError(f"{flag}: computes other outputs than its layers with activation {activation}; change it")
-    return layers
-
-
-def _read_network(flag: str, file: str) -> tuple[torch.jit.ScriptModule | None, list[torch.Tensor]]:
-    """Return the TorchScript module, or None for a state dict, and its tensors in order."""
-    path = find_file(flag, file)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch.jit is deprecated, but most published networks are TorchScript
-        try:
-            module = torch.jit.load(path, map_location="cpu").eval()
-            state = module.state_dict()
-        except RuntimeError:
-            module = None
-            try:
-                state = torch.load(path, map_location="cpu", weights_only=True)
-            except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
-                raise UserError(f"{flag}: is neither a TorchScript module nor a state dict of torch.save") from error
-    if not isinstance(state, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in state.values()):
-        raise UserError(f"{flag}: is neither a TorchScript module nor a state dict of torch.save")
-    return module, [tensor.detach().float() for tensor in state.values()]
 
 
 def _at_least(flag: str, value: float | dict[str, float], least: float, names: tuple[str, ...]) -> list[float]:

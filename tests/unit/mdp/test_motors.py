@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import mujoco
 import numpy as np
+import onnx
 import pytest
 import torch
 from legged import end_episodes, float64
@@ -19,6 +21,7 @@ from mjlab_dist.config import ActionConfig, ActuatorConfig, OptionsConfig
 from mjlab_dist.config.terms import action
 from mjlab_dist.env import Env
 from mjlab_dist.errors import UserError
+from mjlab_dist.mdp.motor_file import read_layers
 from mjlab_dist.mdp.motors import DcMotor, LearnedMotor
 from mjlab_dist.sim import start_warp
 
@@ -127,7 +130,7 @@ def test_each_env_samples_its_delay_for_each_episode() -> None:
 NETWORK = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ELU(), torch.nn.Linear(8, 1))
 
 
-@pytest.mark.parametrize("kind", ["script", "state", "package"])
+@pytest.mark.parametrize("kind", ["script", "state", "package", "onnx"])
 @pytest.mark.parametrize("velocities_first", [False, True])
 def test_a_learned_motor_evaluates_the_network_in_every_physics_step(
     tmp_path: Path, kind: str, velocities_first: bool
@@ -139,6 +142,9 @@ def test_a_learned_motor_evaluates_the_network_in_every_physics_step(
         script(network, file)
     elif kind == "state":
         torch.save(network.state_dict(), file)
+    elif kind == "onnx":
+        file = str(tmp_path / "motor.onnx")
+        export(network, file)
     else:
         file, activation = MOTOR_FILE, "softsign"
         soft = torch.nn.Softsign()
@@ -231,6 +237,80 @@ def script(network: torch.nn.Module, file: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.jit.script(network).save(file)
+
+
+def export(network: torch.nn.Module, file: str, num_rows: int = 5, **options: Any) -> None:
+    """Write an ONNX file with torch."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            network.eval(), (torch.zeros(num_rows, 6),), file, **{"dynamo": False, "verbose": False, **options}
+        )
+
+
+class Split(torch.nn.Module):
+    """A network that torch exports with MatMul and Add, because its inputs have three dimensions inside."""
+
+    def __init__(self, activation: torch.nn.Module) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(6, 8), activation, torch.nn.Linear(8, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x.unsqueeze(0)).squeeze(0)
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize(
+    ("options", "num_rows"),
+    [({}, 5), ({"input_names": ["x"], "dynamic_axes": {"x": {0: "rows"}}}, 1), ({"dynamo": True}, 2)],
+    ids=["fixed", "any", "dynamo"],
+)
+@pytest.mark.parametrize("name", ["softsign", "elu", "relu", "tanh"])
+def test_layers_of_an_onnx_file_are_those_of_the_exported_network(
+    tmp_path: Path, name: str, options: dict[str, Any], num_rows: int, split: bool
+) -> None:
+    torch.manual_seed(1)
+    activation = {
+        "softsign": torch.nn.Softsign(), "elu": torch.nn.ELU(), "relu": torch.nn.ReLU(), "tanh": torch.nn.Tanh()
+    }[name]  # fmt: skip
+    network = Split(activation) if split else Split(activation).layers
+    file = str(tmp_path / "motor.onnx")
+    export(network, file, num_rows, **options)
+    layers = read_layers("file", file, 6, name)
+    found = [tensor for layer in layers for tensor in layer]
+    assert [tuple(tensor.shape) for tensor in found] == [(8, 6), (8,), (1, 8), (1,)]
+    for one, other in zip(found, network.state_dict().values(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_onnx_files_of_another_form_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = str(tmp_path / "motor.onnx")
+
+    def message(activation: str = "elu") -> str:
+        with pytest.raises(UserError) as refusal:
+            read_layers(f"file {file}", file, 6, activation)
+        assert "\n" not in str(refusal.value)
+        return str(refusal.value).removeprefix(f"file {file}: ")
+
+    Path(file).write_text("weights")
+    assert message().startswith("is not an ONNX file")
+    Path(file).write_bytes(b"")
+    assert message().startswith("has 0 inputs; ")
+    export(NETWORK, file)
+    assert message("tanh").startswith("computes other outputs than its layers with activation tanh")
+    export(torch.nn.Sequential(*NETWORK, torch.nn.Tanh()), file)
+    assert message().startswith("computes other outputs than its layers with activation elu")
+    export(torch.nn.Linear(6, 1, bias=False), file)
+    assert message().startswith("its tensors are 1x6; ")
+    export(torch.nn.LSTM(6, 1), file)
+    assert message().startswith("its tensors are none; ")
+    export(NETWORK, file)
+    model = onnx.load(file)
+    model.graph.node[1].op_type = "Mystery"
+    onnx.save(model, file)
+    assert message().startswith("cannot be evaluated: ")
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    assert message().startswith("the package onnx reads such files; install it")
 
 
 def test_networks_of_another_form_are_refused(tmp_path: Path) -> None:
