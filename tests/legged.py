@@ -98,9 +98,7 @@ EVERYTHING = EnvConfig(
     observations={
         "actor": {
             "joints": observe("JointPositions", uniform_noise=0.01, history=3),
-            "velocities": observe(
-                "JointVelocities", gaussian_noise=0.1, scale=0.1, clip=(-50.0, 50.0), delay=(0, 2), delay_jitter=0.2
-            ),
+            "velocities": observe("JointVelocities", gaussian_noise=0.1, scale=0.1, clip=(-50.0, 50.0), delay=(0, 2)),
             "gravity": observe("projected_gravity", delay=(1, 1), history=2),
             "angular": observe("base_angular_velocity", uniform_noise=0.1),
             "action": observe("last_action"),

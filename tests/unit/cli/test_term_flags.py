@@ -13,7 +13,7 @@ import mjlab_dist
 from mjlab_dist import registry
 from mjlab_dist.api import configured
 from mjlab_dist.cli import train
-from mjlab_dist.config import ParamValue, TermConfig, TrainConfig
+from mjlab_dist.config import ObservationConfig, ParamValue, TermConfig, TrainConfig
 from mjlab_dist.config.serialization import from_plain, to_plain
 from mjlab_dist.errors import UserError
 from mjlab_dist.play import without_disturbances
@@ -137,9 +137,10 @@ def test_without_disturbances_nothing_is_random_but_the_start() -> None:
     assert not calm.randomizations
     assert set(DEFAULT.env.events) - set(calm.events) == {"push"}
     assert calm.rewards == DEFAULT.env.rewards
-    calm = without_disturbances(EVERYTHING)
+    late = {"it": ObservationConfig(func="", delay=(0, 2), delay_jitter=0.2)}
+    calm = without_disturbances(dataclasses.replace(EVERYTHING, observations={"actor": late}))
     assert not any(action.latency_jitter for action in calm.actions.values())
-    assert not any(term.delay_jitter for group in calm.observations.values() for term in group.values())
+    assert not calm.observations["actor"]["it"].delay_jitter
 
 
 def test_terms_can_be_removed_from_python() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from mjlab_dist.check.replay import Recorder
 from mjlab_dist.config import ObservationConfig
 from mjlab_dist.env.observation_group import ObservationGroup
 from mjlab_dist.errors import UserError
@@ -385,3 +386,41 @@ def test_names_of_columns_that_are_not_finite_include_the_position_in_the_histor
     env = legged.make(2, observations={"actor": {"joints": ObservationConfig(func=JOINTS, history=2)}})
     assert column_names(env)["observation actor"] == ["joints"] * 10
     assert env.get_observations()["actor"].shape == (2, 10)
+
+
+JITTER: dict[str, Any] = {
+    "episode_length_s": 0.1,
+    "observations": {
+        "actor": {
+            "late": ObservationConfig(func=JOINTS, delay=(0, 3), delay_jitter=0.3, history=2),
+            "noisy": ObservationConfig(func=JOINTS, gaussian_noise=(0.1, 0.2, 0.0, 0.4, 0.5)),
+        }
+    },
+}
+
+
+def test_a_step_with_jitter_and_noise_per_column_is_a_replay() -> None:
+    env = legged.make(4, **JITTER)
+    recorder, actions = Recorder(env.sim, {}), torch.zeros(4, env.num_actions)
+
+    def take_step() -> dict[str, Any]:
+        return {"actor": env.step(actions)[0]["actor"]}
+
+    with torch.inference_mode():
+        obs = take_step()
+        for _ in range(15):
+            obs = recorder.record(take_step, obs, 0)
+
+
+def test_delays_with_jitter_are_resumed() -> None:
+    env, other = legged.make(NUM_ENVS, **JITTER), legged.make(NUM_ENVS, seed=5, **JITTER)
+    actions = torch.zeros(NUM_ENVS, env.num_actions)
+    for _ in range(7):
+        env.step(actions)
+    other.load_state(env.state())
+    assert (env.state()["observations.actor.late.next_lag"] != env.state()["observations.actor.late.lag"]).any()
+    for one in (env, other):
+        torch.manual_seed(1)
+        for _ in range(20):
+            one.step(actions)
+    assert all(torch.equal(tensor, other.state()[name]) for name, tensor in env.state().items())
