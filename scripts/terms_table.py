@@ -17,6 +17,7 @@ from typing import Any
 from generated_page import write_or_check
 
 from mjlab_dist.config.signatures import documented
+from mjlab_dist.wording import listed
 
 PAGE = Path(__file__).parents[1] / "docs" / "terms.md"
 
@@ -33,6 +34,8 @@ by `uv run python scripts/terms_table.py`.
   the MJCF of `sim.model`. By default, names are those of the whole scene, with prefixes.
 - `Range` is a tuple (low, high).
 - Parameters are also flags: `--env.terminations.tilted.params.max-rad 0.8`.
+- A [curriculum](add-a-task.md#schedules) can change every number of a function. The list says which
+  numbers of a class it can change. Names of classes start with a capital letter.
 """
 
 SECTIONS = (
@@ -82,6 +85,8 @@ def _entry(name: str, term: Callable[..., Any]) -> str:
         default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}".replace("'", '"')
         meaning = f": {described[parameter.name]}" if parameter.name in described else ""
         lines.append(_wrapped("  - ", f"`{parameter.name}: {_type(parameter)}{default}`{meaning}"))
+    if changes := getattr(term, "schedulable", ()):
+        lines.append(_wrapped("  - ", f"A curriculum can change {listed(f'`{name}`' for name in changes)}."))
     return "\n".join(lines) + "\n"
 
 

@@ -10,6 +10,7 @@ import mujoco_warp as mjw
 import pytest
 import torch
 from every_task import NAMES, config_of
+from legged import term
 from manipulator import BLOCKS
 from manipulator import CONFIG as ARM_CONFIG
 from tensordict import TensorDict
@@ -168,10 +169,40 @@ def test_a_step_with_each_class_of_actions_is_replayed_bit_for_bit(name: str) ->
     compare(Loop(Env(env, 4, "cpu"), config))
 
 
-def compare(loop: Loop) -> None:
+def test_replayed_steps_read_scheduled_parameters() -> None:
+    points = {
+        "rewards.linear.params.std_m_s": ((0, 0.5), (1, 0.1)),
+        "terminations.tilted.params.max_rad": ((0, 0.6), (1, 0.2)),
+        "events.push.params.linear_m_s": ((0, -0.5, 0.5), (1, 1.0, 3.0)),
+        "events.root.params.z_m": ((0, 0.0, 0.0), (1, 0.1, 0.3)),
+        "events.joints.params.position": ((0, -0.1, 0.1), (1, -0.5, 0.5)),
+        "observations.actor.joints.uniform_noise": ((0, 0.0), (1, 0.3)),
+        "randomizations.friction.high": ((0, 1.2), (1, 3.0)),
+    }
+    curricula = {
+        f"it{i}": term("curricula:Schedule", parameter=parameter, points=values)
+        for i, (parameter, values) in enumerate(points.items())
+    }
+    config = config_of("everything")
+    env = dataclasses.replace(config.env, curricula=config.env.curricula | curricula)
+    start_warp("cpu")
+    loop = Loop(Env(env, 4, "cpu"), dataclasses.replace(config, env=env))
+
+    def end_iteration() -> None:
+        loop.env.end_iteration(loop.env.pop_episode_totals())
+        assert [loop.env.find_parameter(name).tolist() for name in points] == [
+            pytest.approx(list(values[-1][1:])) for values in points.values()
+        ]
+
+    compare(loop, end_iteration)
+
+
+def compare(loop: Loop, after_recording: Callable[[], None] = lambda: None) -> None:
     """Compare recorded operations with the Python that they were recorded from, over many steps."""
     start = loop.start()
     recording = loop.record(loop.restore(start))
+    after_recording()
+    start = loop.start()
     python = loop.trace(loop.restore(start), loop.step)
     replay = loop.trace(loop.restore(start), lambda index, obs: recording.replay(obs, index % loop.num_rows))
     for index, (mine, theirs) in enumerate(zip(replay.steps, python.steps, strict=True)):

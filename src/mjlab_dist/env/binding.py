@@ -150,7 +150,8 @@ class Binder:
         """
         env = self._env
         calls = [functools.partial(call, env) for call in self.make_calls(f"observations.{group}", configs)]
-        return ObservationGroup(group, configs, calls, env.num_envs, env.device)
+        changing = env.parameters.numbers(f"observations.{group}.")
+        return ObservationGroup(group, configs, calls, env.num_envs, env.device, changing=changing)
 
     def measurements(
         self, configs: Mapping[str, MetricConfig]
@@ -249,6 +250,34 @@ def bind(
     Raises:
         UserError: If the function does not exist or does not accept these parameters.
     """
+    found = import_term(flag, func)
+    is_class = isinstance(found, type)
+    args = [env, *more_args] if is_class else [env] * num_args
+    try:
+        # bind_partial first, so that a misspelled parameter is reported as unknown and not as missing.
+        inspect.signature(found).bind_partial(*args, **params)
+        inspect.signature(found).bind(*args, **params)
+    except TypeError as error:
+        raise UserError(f"{flag} {func}: {error}; change the params of the term") from error
+    _check_lengths(flag, found, params)
+    where = flag.removeprefix("--").removesuffix(".func")
+    changing = env.parameters.within(f"{where.removeprefix('env.')}.params.")
+    if not is_class:
+        return functools.partial(found, **{**params, **changing})
+    with naming(where, func):
+        return found(*args, **{**params, **changing})
+
+
+def import_term(flag: str, func: str) -> Callable[..., Any]:
+    """Import a term.
+
+    Args:
+        flag: The flag of the term, for messages.
+        func: The function or class, as package.module:name.
+
+    Raises:
+        UserError: If there is no such function or class.
+    """
     try:
         found = resolve(func)
     except UserError as error:  # such as a curriculum with a renamed method, when its module is imported
@@ -260,19 +289,7 @@ def bind(
         raise UserError(f"{flag} {func}: {error}; write package.module:function") from error
     if not callable(found):
         raise UserError(f"{flag} {func}: is not a function; write package.module:function")
-    is_class = isinstance(found, type)
-    args = [env, *more_args] if is_class else [env] * num_args
-    try:
-        # bind_partial first, so that a misspelled parameter is reported as unknown and not as missing.
-        inspect.signature(found).bind_partial(*args, **params)
-        inspect.signature(found).bind(*args, **params)
-    except TypeError as error:
-        raise UserError(f"{flag} {func}: {error}; change the params of the term") from error
-    _check_lengths(flag, found, params)
-    if not is_class:
-        return functools.partial(found, **params)
-    with naming(flag.removeprefix("--").removesuffix(".func"), func):
-        return found(*args, **params)
+    return found
 
 
 class NamedTerm:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
+
+Number = float | torch.Tensor
+"""A parameter: a number, or a 0-dim tensor if a curriculum changes it."""
 
 
 class Columns:
@@ -99,15 +103,68 @@ def draw_until(
     return values, found
 
 
-def uniform(like: torch.Tensor, low: float, high: float) -> torch.Tensor:
+class Bounds:
+    """Minimum and maximum of several numbers, some of which a curriculum may change.
+
+    Attributes:
+        low: Minimum of each number, (k,).
+        high: Maximum of each number, (k,).
+    """
+
+    def __init__(self, ranges: Sequence[tuple[Number, Number]], device: str) -> None:
+        """Store the ranges.
+
+        Args:
+            ranges: Range of each number.
+            device: Device of the tensors.
+        """
+        ends = [end for column in zip(*ranges, strict=True) for end in column]
+        changes = any(isinstance(end, torch.Tensor) for end in ends)
+        tensors = [torch.as_tensor(end, dtype=torch.float32, device=device) for end in ends]
+        self._sources = tensors if changes else []
+        self._ends = torch.stack(tensors)
+        self.low, self.high = self._ends.view(2, -1)
+
+    def update(self) -> None:
+        """Read the current ranges. This takes no operation if no curriculum changes them."""
+        if self._sources:
+            torch.stack(self._sources, out=self._ends)
+
+
+def uniform(like: torch.Tensor, low: Number, high: Number) -> torch.Tensor:
     """Draw numbers uniformly between two bounds.
 
     Args:
         like: A tensor with the shape, type and device of the result.
-        low: One bound.
+        low: One bound: a number, or the 0-dim tensor of a parameter that a curriculum changes.
         high: The other bound; may be smaller than ``low``.
     """
+    if isinstance(low, torch.Tensor) or isinstance(high, torch.Tensor):
+        return torch.rand_like(like).mul_(high - low).add_(low)
     return torch.empty_like(like).uniform_(min(low, high), max(low, high))
+
+
+def normal(like: torch.Tensor, mean: Number, std: Number) -> torch.Tensor:
+    """Draw numbers from a normal distribution.
+
+    Args:
+        like: A tensor with the shape, type and device of the result.
+        mean: Mean: a number, or the 0-dim tensor of a parameter that a curriculum changes.
+        std: Standard deviation, as a number or 0-dim tensor.
+    """
+    if isinstance(mean, torch.Tensor) or isinstance(std, torch.Tensor):
+        return torch.randn_like(like).mul_(std).add_(mean)
+    return torch.empty_like(like).normal_(mean, std)
+
+
+def cos(number: Number) -> Number:
+    """Return the cosine of a parameter that a curriculum may change."""
+    return number.cos() if isinstance(number, torch.Tensor) else math.cos(number)
+
+
+def log(number: Number) -> Number:
+    """Return the logarithm of a parameter that a curriculum may change."""
+    return number.log() if isinstance(number, torch.Tensor) else math.log(number)
 
 
 def is_convertible(dtype: torch.dtype) -> bool:

@@ -25,6 +25,7 @@ from mjlab_dist.env.events import Events
 from mjlab_dist.env.finding import Finder
 from mjlab_dist.env.joints import all_joints
 from mjlab_dist.env.not_finite import NotFinite
+from mjlab_dist.env.parameters import Parameters
 from mjlab_dist.env.randomization import Randomizations, changed_fields
 from mjlab_dist.env.term import Command, Curriculum, LazySensor, Sensor, Term, state_part
 from mjlab_dist.errors import UserError
@@ -63,6 +64,7 @@ class Env(Finder, VecEnv):
         termination_names: ``time_limit``, then names of the termination terms, as in ``EpisodeTotals.terminations``.
         metric_names: Names of the metrics in rows, such as ``metric/success``, in the order of
             ``EpisodeTotals.metrics``.
+        parameters: Parameters of terms that curricula change.
         uncapturable_terms: Terms that cannot be part of a CUDA graph, as ``rewards.<name>``.
         step_dt_s: Simulated seconds per control step.
         env_ids: Ids of these envs in the whole run, (num_envs,) of int64, unique over all ranks. Terms use them where
@@ -121,6 +123,7 @@ class Env(Finder, VecEnv):
         self.termination_names = ("time_limit", *config.terminations)
         self.reward_scale = self.step_dt_s if config.reward_scale == "dt" else 1.0
         self.weights = torch.tensor([one.weight * self.reward_scale for one in config.rewards.values()], device=device)
+        self.parameters = Parameters(config, device)
         self._bind_terms()
         self._record_bookkeeping()
         self.reset()
@@ -133,7 +136,7 @@ class Env(Finder, VecEnv):
         self.num_actions = len(self.action_names)
         self.actions = self._actions.actions
         self.previous_actions = self._actions.previous
-        self._randomizations = Randomizations(config, self.sim)
+        self._randomizations = Randomizations(config, self.sim, self.parameters)
         self._sensors: dict[str, Sensor] = binder.make_classes("sensors", config.sensors, Sensor)
         self._commands = CommandGroup(self, config.commands, binder)
         self._rewards = binder.make_calls("rewards", config.rewards)

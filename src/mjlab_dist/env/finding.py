@@ -11,6 +11,7 @@ from mjlab_dist.config import EnvConfig
 from mjlab_dist.env.binding import look_up
 from mjlab_dist.env.frames import FrameKind, Frames, make_frames
 from mjlab_dist.env.joints import JointSelection, select_joints
+from mjlab_dist.env.parameters import Parameters
 from mjlab_dist.names import find_names
 from mjlab_dist.sim import Simulation
 from mjlab_dist.sim.entities import element_names
@@ -50,7 +51,22 @@ class Finder:
     sim: Simulation
     device: str
     cfg: EnvConfig
+    parameters: Parameters
     _frames: dict[tuple[FrameKind, tuple[int, ...]], Frames]
+
+    def find_parameter(self, path: str) -> torch.Tensor:
+        """Return a parameter that a curriculum changes in place, (k,) of float32; k is 1 for one number.
+
+        Call this in the constructor of a curriculum whose :meth:`Curriculum.changes` returns the path. Terms read the
+        current value.
+
+        Args:
+            path: Path of the parameter in the config, such as ``rewards.track.params.std_m_s``.
+
+        Raises:
+            UserError: If :meth:`Curriculum.changes` does not return the path.
+        """
+        return self.parameters.find(path)
 
     def find_joints(self, patterns: tuple[str, ...], entity: str | None = None) -> JointSelection:
         """Select hinge and slide joints.

@@ -27,6 +27,8 @@ class ObservationGroup:
         terms: Sequence[Callable[[], torch.Tensor]],
         num_envs: int,
         device: str,
+        *,
+        changing: Mapping[str, torch.Tensor],
     ) -> None:
         """Evaluate every term once to measure its width.
 
@@ -36,6 +38,8 @@ class ObservationGroup:
             terms: The terms, in the same order; each returns (num_envs, width).
             num_envs: Number of envs in the batch.
             device: Device of the tensors.
+            changing: Noise and scales that a curriculum changes, by ``<term>.<field>``: (1,), or (width,)
+                for a number per column.
 
         Raises:
             UserError: If a term returns another shape or type, or its noise has another number of columns.
@@ -49,12 +53,17 @@ class ObservationGroup:
         for (name, config), width in zip(configs.items(), self._widths, strict=True):
             _check_noise(f"--env.observations.{group}.{name}", config, width)
         per_term = list(configs.values())
+        changes = {
+            field: [changing.get(f"{name}.{field}") for name in configs]
+            for field in ("uniform_noise", "gaussian_noise", "scale")
+        }
+        self._changing: list[tuple[torch.Tensor, torch.Tensor]] = []
         # Noise, clip and scale of every column
-        self._uniform = self._row(device, [c.uniform_noise for c in per_term], 0.0)
-        self._gaussian = self._row(device, [c.gaussian_noise for c in per_term], 0.0)
+        self._uniform = self._row(device, [c.uniform_noise for c in per_term], 0.0, changes["uniform_noise"])
+        self._gaussian = self._row(device, [c.gaussian_noise for c in per_term], 0.0, changes["gaussian_noise"])
         self._low = self._row(device, [-math.inf if c.clip is None else c.clip[0] for c in per_term], -math.inf)
         self._high = self._row(device, [math.inf if c.clip is None else c.clip[1] for c in per_term], math.inf)
-        self._scale = self._row(device, [c.scale for c in per_term], 1.0)
+        self._scale = self._row(device, [c.scale for c in per_term], 1.0, changes["scale"])
         # Delay and history
         self._memories = [
             _Memory(config, num_envs, width, device) if config.history > 1 or config.delay[1] > 0 else None
@@ -68,6 +77,8 @@ class ObservationGroup:
     def observe(self) -> torch.Tensor:
         """Return the observation after a step, (num_envs, width). Call it once per step: it advances the history."""
         # Noise, clip and scale
+        for columns, number in self._changing:
+            columns.copy_(number)
         row = torch.cat([term() for term in self._terms], dim=-1)
         if self._uniform is not None:
             row = torch.addcmul(row, torch.rand_like(row).mul_(2.0).sub_(1.0), self._uniform)
@@ -106,11 +117,22 @@ class ObservationGroup:
                     yield f"{name}.next_lag", memory.next_lag
                 yield f"{name}.is_new", memory.is_new
 
-    def _row(self, device: str, values: Sequence[float | tuple[float, ...]], neutral: float) -> torch.Tensor | None:
-        """Return one value per column, or None if all values are neutral."""
+    def _row(
+        self,
+        device: str,
+        values: Sequence[float | tuple[float, ...]],
+        neutral: float,
+        changes: Sequence[torch.Tensor | None] = (),
+    ) -> torch.Tensor | None:
+        """Return one value per column, or None if all values are neutral and none of them changes."""
         pairs = zip(values, self._widths, strict=True)
         numbers = [one for value, width in pairs for one in (value if isinstance(value, tuple) else [value] * width)]
-        return None if all(one == neutral for one in numbers) else torch.tensor(numbers, device=device)
+        if all(one == neutral for one in numbers) and not any(change is not None for change in changes):
+            return None
+        row = torch.tensor(numbers, device=device)
+        parts = zip(row.split(self._widths), changes, strict=False)
+        self._changing += [(columns, change) for columns, change in parts if change is not None]
+        return row
 
 
 def _width(name: str, value: object, num_envs: int) -> int:

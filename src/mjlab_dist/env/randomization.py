@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any
 
 import mujoco
 import torch
 
 from mjlab_dist.config import EnvConfig, RandomizationConfig
-from mjlab_dist.env.columns import uniform, write_rows
+from mjlab_dist.env.columns import log, normal, uniform, write_rows
 from mjlab_dist.errors import UserError
 from mjlab_dist.names import check_entity, find_names
 from mjlab_dist.sim import Simulation
 from mjlab_dist.sim.entities import element_names
 from mjlab_dist.sim.model_fields import MOVING_STATIC
+
+if TYPE_CHECKING:
+    from mjlab_dist.env.parameters import Parameters
 
 _OBJECTS = {
     "body": mujoco.mjtObj.mjOBJ_BODY,
@@ -54,19 +58,25 @@ class Randomizations:
             and a mask, (num_envs,) of bool.
     """
 
-    def __init__(self, config: EnvConfig, sim: Simulation) -> None:
+    def __init__(self, config: EnvConfig, sim: Simulation, parameters: Parameters) -> None:
         """Look up the objects and apply the randomizations of startup.
 
         Args:
             config: The task.
             sim: The physics, whose randomized fields have one value per env.
+            parameters: Numbers that curricula change.
 
         Raises:
             UserError: If a name matches no object, a column does not exist, or a bound is invalid.
         """
         # Startup, and the constants that derive from the drawn fields
         configs, entities = config.randomizations, config.sim.entities
-        draws = {name: _Draw(f"--env.randomizations.{name}", one, sim, entities) for name, one in configs.items()}
+        draws = {
+            name: _Draw(
+                f"--env.randomizations.{name}", one, sim, entities, parameters.within(f"randomizations.{name}.")
+            )
+            for name, one in configs.items()
+        }
         everywhere = torch.ones(sim.num_envs, dtype=torch.bool, device=sim.device)
         for name, draw in draws.items():
             if configs[name].when == "startup":
@@ -121,15 +131,24 @@ class Randomizations:
 class _Draw:
     """One randomization of one field."""
 
-    def __init__(self, flag: str, config: RandomizationConfig, sim: Simulation, entities: Collection[str]) -> None:
+    def __init__(
+        self,
+        flag: str,
+        config: RandomizationConfig,
+        sim: Simulation,
+        entities: Collection[str],
+        changing: Mapping[str, torch.Tensor],
+    ) -> None:
         _validate(flag, config)
         self.name = config.field
         self.field = sim.field(config.field)
         self._config = config
         self._chosen = _chosen(flag, config, sim.model, self.field, entities)
-        self._low, self._high = config.low, config.high
-        if config.distribution == "log-uniform":
-            self._low, self._high = math.log(config.low), math.log(config.high)
+        numbers = {name: getattr(config, name) for name in ("low", "high", "mean", "std")}
+        if changing:  # operations that take two of them need two numbers or two tensors
+            given = {name: number for name, number in numbers.items() if number is not None}
+            numbers = {name: torch.tensor(number, device=sim.device) for name, number in given.items()} | dict(changing)
+        self._numbers: dict[str, Any] = numbers
 
     def apply(self, mask: torch.Tensor, before: torch.Tensor) -> None:
         """Draw new values.
@@ -148,12 +167,12 @@ class _Draw:
         torch.where(rows & self._chosen, drawn, self.field, out=self.field)
 
     def _draw(self, like: torch.Tensor) -> torch.Tensor:
+        low, high = self._numbers["low"], self._numbers["high"]
         if self._config.distribution == "normal":
-            assert self._config.mean is not None
-            assert self._config.std is not None
-            return like.normal_(self._config.mean, self._config.std).clamp_(self._low, self._high)
-        drawn = uniform(like, self._low, self._high)
-        return drawn.exp() if self._config.distribution == "log-uniform" else drawn
+            return normal(like, self._numbers["mean"], self._numbers["std"]).clamp_(low, high)
+        if self._config.distribution == "log-uniform":
+            return uniform(like, log(low), log(high)).exp()
+        return uniform(like, low, high)
 
 
 def _validate(flag: str, config: RandomizationConfig) -> None:

@@ -14,6 +14,7 @@ from mjlab_dist.env import kernels
 from mjlab_dist.errors import UserError
 
 if TYPE_CHECKING:
+    from mjlab_dist.config import ParamValue
     from mjlab_dist.env.env import Env
     from mjlab_dist.env.episodes import EpisodeTotals
     from mjlab_dist.sim import Simulation
@@ -32,9 +33,12 @@ class Term:
         capturable: Whether the term can be part of a CUDA graph (``--env.sim.capture step``). Set it to False if the
             term waits for the device or depends on Python values that change: replays then call it between two graphs.
             For functions, use :func:`not_capturable`.
+        schedulable: Names of the parameters that curricula may change. Such a parameter is a 0-dim float32 tensor (for
+            a tuple: a tuple of them) that changes in place, so the term must read it in every call.
     """
 
     capturable = True
+    schedulable: tuple[str, ...] = ()
 
     def reset(self, mask: torch.Tensor) -> None:
         """Reset the state of the term where an episode starts.
@@ -293,6 +297,21 @@ class Curriculum(Term):
         super().__init_subclass__(**kwargs)
         if hasattr(cls, "go_on"):
             raise UserError(f"{cls.__module__}.{cls.__qualname__}.go_on: this method is now named resume; rename it")
+
+    @classmethod
+    def changes(cls, params: Mapping[str, ParamValue]) -> Sequence[str]:  # noqa: ARG003 (for subclasses)
+        """Return the paths of the parameters of terms that the curriculum changes.
+
+        The env replaces them by tensors before it makes the terms. ``env.find_parameter(path)`` returns them. Weights
+        of rewards and ranges of commands are tensors in any case.
+
+        Args:
+            params: Parameters of the curriculum in the config.
+
+        Example:
+            ``["rewards.track.params.std_m_s", "events.push.params.linear_m_s"]``
+        """
+        return ()
 
     def episode_ends(self, env: Env, mask: torch.Tensor) -> None:
         """Process ended episodes before the next ones start. The env calls this in every step.

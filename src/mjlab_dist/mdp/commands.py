@@ -34,6 +34,8 @@ class Velocity(Command):
         error_rad_s: Difference between commanded and actual yaw rate in the latest step, (num_envs,).
     """
 
+    schedulable = ("standing_share", "heading_share", "heading_gain")
+
     def __init__(
         self,
         env: Env,
@@ -62,6 +64,7 @@ class Velocity(Command):
         """
         super().__init__(env, [forward_m_s, left_m_s, yaw_rad_s], 3, resample_s)
         self._shares, self._gain = (standing_share, heading_share), heading_gain
+        self._has_headings = isinstance(heading_share, torch.Tensor) or heading_share > 0.0
         self._base = env.base(joint)
         self.heading_rad = torch.zeros(env.num_envs, device=env.device)
         self.has_heading = torch.zeros(env.num_envs, dtype=torch.bool, device=env.device)
@@ -84,7 +87,7 @@ class Velocity(Command):
         write_rows(self.heading_rad, mask, angle.sub_(0.5).mul_(2.0 * math.pi))
 
     def follow(self, env: Env) -> None:  # noqa: ARG002 (every command takes the env)
-        if self._shares[1] == 0.0:
+        if not self._has_headings:
             return
         low, high = self.ranges[2]
         yaw = wrap_angle(self.heading_rad - self._base.heading).mul_(self._gain).clamp_(low, high)

@@ -12,6 +12,7 @@ from mjlab_dist.env.term import Curriculum
 from mjlab_dist.errors import UserError
 
 if TYPE_CHECKING:
+    from mjlab_dist.config import ParamValue
     from mjlab_dist.env.env import Env, EpisodeTotals
 
 MEAN_OVER_EPISODES = 100
@@ -217,11 +218,10 @@ class RewardWeight(Curriculum):
 
 
 class Schedule(Curriculum):
-    """Change the weight of a reward term, or a range of a command, by a table over iterations or control steps.
+    """Change a weight, a range of a command or a parameter of a term by a table over iterations or control steps.
 
     Values are interpolated linearly between the points of the table; before the first and after the last point they
-    are constant. They change between iterations. Parameters of other terms are Python numbers, which a recorded step
-    cannot change: for these, write a curriculum that changes a tensor of the term.
+    are constant. They change between iterations.
 
     Attributes:
         count: Number of iterations or control steps since the start of the run, (1,) of int64; the same on all ranks.
@@ -240,28 +240,37 @@ class Schedule(Curriculum):
 
         Args:
             env: The envs.
-            parameter: ``rewards.<name>`` for the weight of a reward term; ``commands.<name>.<number>`` for the range
-                of a number that a command draws, counted from 0.
-            points: Points (when, weight), or (when, low, high) for a range, in the order of time.
+            parameter: What changes. ``rewards.<name>``: the weight of a reward term. ``commands.<name>.<number>``: the
+                range of a number that a command draws, counted from 0. ``<kind>.<name>.params.<parameter>``: a
+                parameter of a term, a number or a tuple of numbers; with ``.<number>`` at the end, an element of the
+                tuple. ``observations.<group>.<name>.<field>``: uniform_noise, gaussian_noise or scale.
+                ``randomizations.<name>.<field>``: low, high, mean or std.
+            points: Points (when, value), or (when, low, high) for a range, in the order of time.
             by: Whether when is a number of iterations or of control steps.
             interpolate: Whether values change gradually; else each holds until the next point.
 
         Raises:
-            UserError: If there is no such reward term, command or number, or the points are not in order.
+            UserError: If there is no such term, number or parameter, or the points are not in order.
         """
         if by not in ("iteration", "step"):
             raise UserError(f"schedule: by {by}: write iteration or step")
         self._value, self._scale = _scheduled(env, parameter)
+        self._names = _names(len(self._value), "value" if _is_parameter(parameter) else "weight")
         width = 1 + len(self._value)
         times = [point[0] for point in points]
         if len(points) < 2 or any(len(point) != width for point in points) or times != sorted(set(times)):
-            kind = "when, weight" if width == 2 else "when, low, high"
+            kind = ", ".join(("when", *self._names))
             raise UserError(f"schedule: points {points}: needs two or more points ({kind}), in the order of time")
         table = torch.tensor(points, dtype=torch.float64, device=env.device)
         self._times, self._values = table[:, 0].contiguous(), table[:, 1:] * self._scale
         self._counts_steps, self._interpolate = by == "step", interpolate
         self.count = torch.zeros(1, dtype=torch.long, device=env.device)
         self._apply()
+
+    @classmethod
+    def changes(cls, params: Mapping[str, ParamValue]) -> list[str]:
+        parameter = str(params.get("parameter", ""))
+        return [parameter] if _is_parameter(parameter) else []
 
     def episode_ends(self, env: Env, mask: torch.Tensor) -> None:  # noqa: ARG002 (every curriculum takes them)
         if self._counts_steps:
@@ -276,8 +285,7 @@ class Schedule(Curriculum):
         return {"count": self.count, "value": self._value}
 
     def metrics(self) -> dict[str, torch.Tensor]:
-        names = ("weight",) if len(self._value) == 1 else ("low", "high")
-        return dict(zip(names, self._value / self._scale, strict=True))
+        return dict(zip(self._names, self._value / self._scale, strict=True))
 
     def _apply(self) -> None:
         last = len(self._times) - 1
@@ -291,8 +299,21 @@ class Schedule(Curriculum):
         self._value.copy_(torch.lerp(first, second, share.unsqueeze(1)).squeeze(0))
 
 
+def _is_parameter(path: str) -> bool:
+    """Return whether a path names a parameter of the config, and not a weight or a range of a command."""
+    kind, _, name = path.partition(".")
+    return ".params." in name or (bool(name) and kind not in ("rewards", "commands"))
+
+
+def _names(num_values: int, name: str) -> tuple[str, ...]:
+    """Return the names of the values of a schedule, for metrics and messages."""
+    return {1: (name,), 2: ("low", "high")}.get(num_values, tuple(f"value_{i}" for i in range(num_values)))
+
+
 def _scheduled(env: Env, parameter: str) -> tuple[torch.Tensor, float]:
-    """Return the tensor that a schedule changes, (1,) or (2,), and its units per unit of the config."""
+    """Return the tensor that a schedule changes, (k,), and its units per unit of the config."""
+    if _is_parameter(parameter):
+        return env.find_parameter(parameter), 1.0
     kind, _, name = parameter.partition(".")
     if kind == "rewards":
         at = _index_of(env, name)
@@ -305,7 +326,10 @@ def _scheduled(env: Env, parameter: str) -> tuple[torch.Tensor, float]:
         raise UserError(
             f"schedule: parameter {parameter}: the command {command} samples {len(ranges)} numbers, counted from 0"
         )
-    raise UserError(f"schedule: parameter {parameter}: write rewards.<name> or commands.<name>.<number>")
+    raise UserError(
+        f"schedule: parameter {parameter}: write rewards.<name>, commands.<name>.<number>, or the path of a parameter "
+        "such as terminations.<name>.params.<parameter>"
+    )
 
 
 class _Measure:

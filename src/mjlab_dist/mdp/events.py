@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import warp as wp
 
-from mjlab_dist.env.columns import Columns, uniform, write_rows
+from mjlab_dist.env.columns import Bounds, Columns, uniform, write_rows
 from mjlab_dist.env.term import Range, Term
 from mjlab_dist.errors import UserError
 from mjlab_dist.mdp import kernels
@@ -36,6 +36,8 @@ def draw_velocities(env: Env, mask: torch.Tensor, std: float) -> None:
 
 class DrawJoints(Term):
     """Randomize hinge and slide joints uniformly around the start state, within the joints' limits."""
+
+    schedulable = ("position", "velocity")
 
     def __init__(
         self,
@@ -67,6 +69,8 @@ class DrawJoints(Term):
 
 class DrawRoot(Term):
     """Randomize the pose of a floating base around its start pose at the env's origin, and sample its velocity."""
+
+    schedulable = ("x_m", "y_m", "z_m", "roll_rad", "pitch_rad", "yaw_rad", "linear_m_s", "angular_rad_s")
 
     def __init__(
         self,
@@ -102,24 +106,26 @@ class DrawRoot(Term):
         self._mask = torch.zeros(env.num_envs, dtype=torch.bool, device=env.device)
         self._drawn = torch.zeros(env.num_envs, len(ranges), device=env.device)
         home, pose, velocity = env.reference.qpos[:, qpos], env.sim.qpos[:, qpos], env.sim.qvel[:, qvel]
-        with wp.ScopedDevice(env.device):
-            low, high = (wp.array(ends, dtype=float) for ends in zip(*ranges, strict=True))
-        mask, drawn = wp.from_torch(self._mask), wp.from_torch(self._drawn)
-        tensors: list[Any] = [wp.from_torch(tensor) for tensor in (home, env.origins, pose, velocity)]
+        self._bounds = Bounds(ranges, env.device)
+        read = (self._mask, self._drawn, self._bounds.low, self._bounds.high, home, env.origins, pose, velocity)
+        arrays: list[Any] = [wp.from_torch(tensor) for tensor in read]
 
         def draw(model: mjw.Model, data: mjw.Data) -> None:  # noqa: ARG001 (the signature of recorded programs)
-            wp.launch(kernels.draw_root, env.num_envs, [mask, drawn, low, high, *tensors])
+            wp.launch(kernels.draw_root, env.num_envs, arrays)
 
         self._draw = env.sim.record(draw)
 
     def __call__(self, env: Env, mask: torch.Tensor) -> None:  # noqa: ARG002 (every event takes the env)
         self._mask.copy_(mask)
         self._drawn.uniform_()
+        self._bounds.update()
         self._draw()
 
 
 class Push(Term):
     """Push a floating base: add a random velocity to its current one."""
+
+    schedulable = ("linear_m_s", "angular_rad_s")
 
     def __init__(
         self, env: Env, linear_m_s: Range = (-0.5, 0.5), angular_rad_s: Range = (0.0, 0.0), joint: str = "root"
@@ -134,12 +140,12 @@ class Push(Term):
         """
         self._qvel = env.joints[joint].qvel
         ranges = [linear_m_s, linear_m_s, (0.0, 0.0), *[angular_rad_s] * 3]
-        self._low, high = torch.tensor(ranges, device=env.device).unbind(dim=1)
-        self._width = high - self._low
+        self._bounds = Bounds(ranges, env.device)
 
     def __call__(self, env: Env, mask: torch.Tensor) -> None:
         velocity = env.sim.qvel[:, self._qvel]
-        drawn = torch.addcmul(self._low, torch.rand_like(velocity), self._width)
+        self._bounds.update()
+        drawn = torch.lerp(self._bounds.low, self._bounds.high, torch.rand_like(velocity))
         velocity.add_(drawn.mul_(mask.unsqueeze(1)))
 
 
@@ -149,6 +155,8 @@ class Wrench(Term):
     Attributes:
         left_s: Time until the wrench ends in s, (num_envs,); 0 without one.
     """
+
+    schedulable = ("force_n", "torque_n_m", "duration_s")
 
     def __init__(
         self,
@@ -174,8 +182,7 @@ class Wrench(Term):
         ids = find_names("bodies", bodies, names)
         self._bodies = Columns(ids, env.device)
         self._applied = env.sim.view("xfrc_applied")
-        ends = torch.tensor([force_n] * 3 + [torque_n_m] * 3, device=env.device)
-        self._low, self._width = ends[:, 0].clone(), ends[:, 1] - ends[:, 0]
+        self._bounds = Bounds([force_n] * 3 + [torque_n_m] * 3, env.device)
         self._duration_s = duration_s
         self.left_s = torch.zeros(env.num_envs, device=env.device)
 
@@ -188,7 +195,8 @@ class Wrench(Term):
         self.left_s.masked_fill_(over, 0.0)
         # Start
         write_rows(self.left_s, mask, uniform(self.left_s, *self._duration_s))
-        drawn = torch.addcmul(self._low, torch.rand_like(kept), self._width)
+        self._bounds.update()
+        drawn = torch.lerp(self._bounds.low, self._bounds.high, torch.rand_like(kept))
         self._bodies.set(self._applied, torch.where(mask.view(-1, 1, 1), drawn, kept))
 
     def cleared(self) -> list[torch.Tensor]:

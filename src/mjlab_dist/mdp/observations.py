@@ -34,6 +34,8 @@ class JointPositions(Term):
         bias: Error of each encoder, constant in an episode, (num_envs, joints).
     """
 
+    schedulable = ("bias",)
+
     def __init__(
         self,
         env: Env,
@@ -52,18 +54,19 @@ class JointPositions(Term):
         self._columns = env.find_joints(joints, entity).qpos
         self._home = self._columns.of(env.reference.qpos)
         self._range = bias
+        self._is_biased = isinstance(bias[0], torch.Tensor) or bias != (0.0, 0.0)  # a curriculum may start from 0
         self.bias = torch.zeros_like(self._home)
 
     def __call__(self, env: Env) -> torch.Tensor:
         position = self._columns.of(env.sim.qpos) - self._home
-        return position if self._range == (0.0, 0.0) else position.add_(self.bias)
+        return position.add_(self.bias) if self._is_biased else position
 
     def reset(self, mask: torch.Tensor) -> None:
-        if self._range != (0.0, 0.0):
+        if self._is_biased:
             write_rows(self.bias, mask, uniform(self.bias, *self._range))
 
     def state(self) -> dict[str, torch.Tensor]:
-        return {} if self._range == (0.0, 0.0) else {"bias": self.bias}
+        return {"bias": self.bias} if self._is_biased else {}
 
 
 class JointVelocities(Term):

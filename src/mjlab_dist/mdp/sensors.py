@@ -9,6 +9,7 @@ import torch
 import warp as wp
 
 from mjlab_dist.env.binding import look_up
+from mjlab_dist.env.columns import Number
 from mjlab_dist.env.term import Sensor
 from mjlab_dist.errors import UserError
 from mjlab_dist.mdp import kernels
@@ -82,9 +83,9 @@ class Contact(Sensor):
         self._read = env.sim.record(read, changes_state=False)
         self._read_start = env.sim.record(read_start, changes_state=False)
 
-    def touching(self, min_force_n: float) -> torch.Tensor:
+    def touching(self, min_force_n: Number) -> torch.Tensor:
         """Return whether each body is in contact with a force of at least min_force_n, in N; (num_envs, k) of bool."""
-        if min_force_n <= 0.0:
+        if not isinstance(min_force_n, torch.Tensor) and min_force_n <= 0.0:
             return self.in_contact
         return self.in_contact & (self.force_n.norm(dim=2) >= min_force_n)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import torch
 
+from mjlab_dist.env.columns import cos
 from mjlab_dist.mdp.observations import base_height, projected_gravity
 from mjlab_dist.mdp.sensors import Contact
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def tilted(env: Env, max_rad: float, joint: str = "root") -> torch.Tensor:
     """Return whether the angle between the base's z axis and the vertical exceeds max_rad."""
-    return projected_gravity(env, joint)[:, 2] > -math.cos(max_rad)
+    return projected_gravity(env, joint)[:, 2] > -cos(max_rad)
 
 
 def too_low(env: Env, min_m: float, joint: str = "root") -> torch.Tensor:

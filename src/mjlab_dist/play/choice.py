@@ -38,11 +38,13 @@ def resolve(task: str, config: PlayConfig) -> tuple[TrainConfig, Path]:
 
 
 def without_disturbances(env: EnvConfig) -> EnvConfig:
-    """Return a task without noise, delays, interval events and randomizations.
+    """Return a task without noise, delays, interval events and randomizations, and without curricula that change these.
 
     Args:
         env: The task.
     """
+    removed = ("randomizations.", *(f"events.{name}." for name, one in env.events.items() if one.when == "interval"))
+    noise = (".uniform_noise", ".gaussian_noise")
     return dataclasses.replace(
         env,
         actions={
@@ -58,6 +60,13 @@ def without_disturbances(env: EnvConfig) -> EnvConfig:
         },
         events={name: event for name, event in env.events.items() if event.when != "interval"},
         randomizations={},
+        curricula={
+            name: term
+            for name, term in env.curricula.items()
+            if not any(
+                isinstance(v, str) and (v.startswith(removed) or v.endswith(noise)) for v in term.params.values()
+            )
+        },
     )
 
 

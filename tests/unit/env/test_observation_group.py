@@ -43,6 +43,7 @@ def group(terms: dict[str, tuple[Callable[[], torch.Tensor], ObservationConfig]]
         [term for term, _ in terms.values()],
         num_envs,
         "cpu",
+        changing={},
     )
 
 

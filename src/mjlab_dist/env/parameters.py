@@ -1,0 +1,167 @@
+"""Parameters of terms that curricula change: tensors take the place of the numbers of the config."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mjlab_dist.config import EnvConfig, ObservationConfig, ParamValue, RandomizationConfig
+from mjlab_dist.env.binding import import_term, naming
+from mjlab_dist.env.term import Curriculum
+from mjlab_dist.errors import UserError
+from mjlab_dist.wording import did_you_mean, listed
+
+_KINDS = ("actions", "commands", "events", "metrics", "randomizations", "rewards", "sensors", "terminations")
+
+_FIELDS: dict[type, tuple[str, ...]] = {
+    ObservationConfig: ("uniform_noise", "gaussian_noise", "scale"),
+    RandomizationConfig: ("low", "high", "mean", "std"),
+}
+"""Fields of configs that curricula may change, besides the parameters of functions and classes."""
+
+
+@dataclass(frozen=True)
+class _Parameter:
+    numbers: torch.Tensor
+    """The numbers, (k,) of float32; a curriculum changes them in place."""
+    value: torch.Tensor | tuple[torch.Tensor, ...]
+    """What the term gets: a 0-dim view of the number, or a tuple of views of the numbers."""
+
+
+class Parameters:
+    """The parameters that the curricula of a task change, by path, such as ``rewards.track.params.std_m_s``."""
+
+    def __init__(self, config: EnvConfig, device: str) -> None:
+        """Make a tensor for each parameter.
+
+        Args:
+            config: The task.
+            device: Device of the tensors.
+
+        Raises:
+            UserError: If there is no such parameter, it is not a number, or its term does not read it in every step.
+        """
+        self._device = device
+        self._terms = _terms(config)
+        self._found: dict[str, _Parameter] = {}
+        for name, one in config.curricula.items():
+            curriculum = import_term(f"--env.curricula.{name}.func", one.func)
+            if isinstance(curriculum, type) and issubclass(curriculum, Curriculum):
+                with naming(f"env.curricula.{name}", one.func):
+                    for path in curriculum.changes(one.params):
+                        self._add(path)
+
+    def find(self, path: str) -> torch.Tensor:
+        """Return the numbers of a parameter, (k,) of float32, to be changed in place; k is 1 for one number.
+
+        Args:
+            path: Path of a parameter or, with a number at the end, of an element of a tuple.
+
+        Raises:
+            UserError: If the curriculum does not return the path from :meth:`Curriculum.changes`.
+        """
+        if path in self._found:
+            return self._found[path].numbers
+        whole, _, index = path.rpartition(".")
+        if whole not in self._found or not index.isdecimal():
+            raise UserError(f"parameter {path}: is unknown to the env; return it from changes(params) of the class")
+        return self._found[whole].numbers[int(index) :][:1]
+
+    def within(self, where: str) -> dict[str, Any]:
+        """Return the values of the parameters of a term, by the rest of their paths.
+
+        Args:
+            where: Path of the term or group, with a dot at the end.
+
+        Returns:
+            0-dim tensors, and tuples of them.
+        """
+        return {path.removeprefix(where): one.value for path, one in self._found.items() if path.startswith(where)}
+
+    def numbers(self, where: str) -> dict[str, torch.Tensor]:
+        """Return the numbers of the parameters of a term, (k,) each, by the rest of their paths.
+
+        Args:
+            where: As in :meth:`within`.
+        """
+        return {path.removeprefix(where): one.numbers for path, one in self._found.items() if path.startswith(where)}
+
+    def _add(self, path: str) -> None:
+        # Find the number or tuple
+        where = next((where for where in self._terms if path.startswith(f"{where}.")), None)
+        if where is None:
+            raise UserError(f"parameter {path}: there is no such term; {self._near_term(path)}")
+        known = self._values(where)
+        whole, _, index = path.rpartition(".")
+        if whole not in known or not index.isdecimal():
+            whole, index = path, ""
+        if whole not in known:
+            numeric = [name.removeprefix(f"{where}.") for name, value in known.items() if _numbers(value)]
+            rest = path.removeprefix(f"{where}.")
+            near = did_you_mean(rest, numeric, f"{where} has {listed(numeric) or 'none'}")
+            raise UserError(f"parameter {path}: there is no such parameter; {near}")
+        # Check it
+        value, numbers = known[whole], _numbers(known[whole])
+        if not numbers:
+            raise UserError(f"parameter {path}: is {value!r}, not a number or a tuple of numbers; name another one")
+        if index and (not isinstance(value, tuple) or int(index) >= len(numbers)):
+            has = f"{len(numbers)} numbers, counted from 0" if isinstance(value, tuple) else f"one number; name {whole}"
+            raise UserError(f"parameter {path}: has {has}")
+        self._check_readable(path, where, whole)
+        # Make the tensor
+        if whole not in self._found:
+            tensor = torch.tensor(numbers, dtype=torch.float32, device=self._device)
+            self._found[whole] = _Parameter(tensor, tensor.unbind() if isinstance(value, tuple) else tensor[0])
+
+    def _near_term(self, path: str) -> str:
+        """Return a suggestion for a path without a term."""
+        kind, _, rest = path.partition(".")
+        if kind not in (*_KINDS, "observations"):
+            return did_you_mean(kind, (*_KINDS, "observations"), "write <kind>.<term>.params.<parameter>")
+        known = [where.removeprefix(f"{kind}.") for where in self._terms if where.startswith(f"{kind}.")]
+        return did_you_mean(rest.partition(".params")[0], known, f"the task has {listed(known) or f'no {kind}'}")
+
+    def _values(self, where: str) -> dict[str, Any]:
+        """Return what the config and the defaults of its function give to a term, by path."""
+        term = self._terms[where]
+        fields = {f"{where}.{name}": getattr(term, name) for name in _FIELDS.get(type(term), ())}
+        if isinstance(term, RandomizationConfig):
+            return fields
+        signature = inspect.signature(import_term(f"--env.{where}.func", term.func))
+        defaults = {name: one.default for name, one in signature.parameters.items() if one.default is not one.empty}
+        return fields | {f"{where}.params.{name}": value for name, value in {**defaults, **term.params}.items()}
+
+    def _check_readable(self, path: str, where: str, whole: str) -> None:
+        """Raise if the term would not see a change."""
+        term = self._terms[where]
+        if getattr(term, "when", "") == "startup":
+            raise UserError(f"parameter {path}: is read once, at startup; set --env.{where}.when reset or interval")
+        name = whole.removeprefix(f"{where}.params.")
+        if name == whole:
+            return  # a field, which the env itself reads
+        found = import_term(f"--env.{where}.func", term.func)
+        can_change: tuple[str, ...] = getattr(found, "schedulable", ())
+        if isinstance(found, type) and name not in can_change:
+            others = f", or name {listed(can_change, 'or')}" if can_change else ""
+            ranges = f"; the range of its first number is {where}.0" if where.startswith("commands.") else ""
+            raise UserError(
+                f"parameter {path}: the class {term.func} does not list it in schedulable; list it if the class reads "
+                f"it in every call{others}{ranges}"
+            )
+
+
+def _terms(config: EnvConfig) -> dict[str, Any]:
+    """Return the terms and randomizations of a task by path."""
+    terms = {f"{kind}.{name}": one for kind in _KINDS for name, one in getattr(config, kind).items()}
+    groups = config.observations.items()
+    return terms | {f"observations.{group}.{name}": one for group, found in groups for name, one in found.items()}
+
+
+def _numbers(value: ParamValue) -> list[float]:
+    """Return the numbers of a number or a tuple of numbers; nothing for any other value."""
+    parts = value if isinstance(value, tuple) else (value,)
+    numbers = [float(part) for part in parts if isinstance(part, int | float) and not isinstance(part, bool)]
+    return numbers if len(numbers) == len(parts) else []
