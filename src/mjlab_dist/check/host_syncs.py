@@ -39,6 +39,8 @@ class HostSyncs(TorchDispatchMode):
         aten._index_put_impl_,
         aten.index_fill_,
     )
+    READING_A_VALUE = (aten.masked_fill.Tensor, aten.masked_fill_.Tensor)
+    """Operations whose kernels for GPUs read a tensor without dimensions on the host."""
 
     def __init__(self, indices: bool = True) -> None:
         super().__init__()
@@ -76,7 +78,8 @@ class HostSyncs(TorchDispatchMode):
         masks = func is aten.index.Tensor and (
             self._indices or any(i is not None and i.dtype == torch.bool for i in args[1])
         )
-        return masks or func.overloadpacket in self.WAITING or self._moves(func, args, kwargs)
+        waits = func.overloadpacket in self.WAITING or func in self.READING_A_VALUE
+        return masks or waits or self._moves(func, args, kwargs)
 
     @staticmethod
     def _moves(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:

@@ -854,6 +854,8 @@ def test_a_missing_model_is_refused() -> None:
         lambda x: x[x > 0],
         lambda x: x[torch.tensor([0, 1])],
         lambda x: x.masked_select(x > 0),
+        lambda x: x.masked_fill(x > 0, x[0]),
+        lambda x: x.masked_fill_(x > 0, x[0]),
         lambda x: x.__setitem__(x > 0, torch.zeros(3)),
         lambda x: x.__setitem__(torch.tensor([0, 1]), 5.0),
         lambda x: x.unique(),
