@@ -420,8 +420,8 @@ def _put_data(model: mujoco.MjModel, key: int | None, num_envs: int, config: Sim
     if key is not None:
         mujoco.mj_resetDataKeyframe(model, start, key)
     mujoco.mj_forward(model, start)
-    njmax, nconmax = max(config.njmax, start.nefc), max(config.nconmax, start.ncon)
-    return mjw.put_data(model, start, nworld=num_envs, njmax=njmax, nconmax=nconmax)
+    njmax = max(config.njmax, start.nefc, 1)  # with 0, MuJoCo Warp's integrators read a result of the skipped solver
+    return mjw.put_data(model, start, nworld=num_envs, njmax=njmax, nconmax=max(config.nconmax, start.ncon))
 
 
 def copy_state(source: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor]) -> None:

@@ -197,6 +197,23 @@ def test_a_box_lands_as_in_c(box: Any) -> None:
     assert_close(ours, oracle, LANDING_TOL)
 
 
+@pytest.mark.parametrize("integrator", ["Euler", "implicit", "implicitfast", "RK4"])
+def test_a_pendulum_without_constraints_swings_as_in_c(integrator: str) -> None:
+    pendulum = f"""
+        <mujoco>
+          <option integrator="{integrator}"/>
+          <worldbody><body><joint axis="0 1 0"/><geom size=".1" pos=".5 0 0"/></body></worldbody>
+        </mujoco>"""
+    model = load_model(pendulum)
+    sim = Simulation(model, 1, "cpu", SimConfig(model=pendulum, njmax=0, nconmax=0))
+    data = mujoco.MjData(model)
+    for _ in range(100):
+        sim.step()
+        mujoco.mj_step(model, data)
+    assert abs(data.qvel[0]) > 3
+    np.testing.assert_allclose(sim.qvel[0].numpy(), data.qvel, rtol=1e-4)
+
+
 def test_forward_computes_poses_and_accelerations_as_c_without_moving(cartpole: Any) -> None:
     qpos, qvel, ctrl = random_cartpole(5)
     sim = simulate(cartpole)
