@@ -38,7 +38,9 @@ tokens = st.one_of(
 
 
 def typed(value: Any) -> list[str]:
-    """A value as arguments."""
+    """A value as arguments; a mapping as names and values in turn."""
+    if isinstance(value, dict):
+        return [str(part) for pair in value.items() for part in pair]
     return [str(part) for part in value] if isinstance(value, tuple) else [str(value)]
 
 
@@ -50,8 +52,13 @@ def values_of(hint: Any, value: Any) -> st.SearchStrategy[Any]:
     if hint == ParamValue:
         return values_of(tuple[type(value[0]), ...] if isinstance(value, tuple) else type(value), value)
     if origin in (typing.Union, types.UnionType):
-        # A number is read as one, also where texts are allowed.
-        return st.one_of(*(values_of(arg, value) for arg in args if arg is not str or int not in args))
+        # A number is read as one, also where texts or several numbers are allowed.
+        kinds = [values_of(arg, value) for arg in args if arg is not str or int not in args]
+        return st.one_of(kinds).filter(
+            lambda drawn: float not in args or not isinstance(drawn, tuple) or len(drawn) > 1
+        )
+    if origin is dict:
+        return st.dictionaries(values_of(args[0], value), values_of(args[1], value), min_size=1, max_size=3)
     if origin is tuple and args[-1] is Ellipsis:
         return st.lists(values_of(args[0], value), min_size=1, max_size=3).map(tuple)
     if origin is tuple:
@@ -82,7 +89,7 @@ def test_what_is_typed_is_in_the_config_and_nothing_else_changes(data: st.DataOb
         *group, name = (step.replace("_", "-") for step in steps)
         if isinstance(new, bool):
             argv.append(f"--{'.'.join([*group, name if new else f'no-{name}'])}")
-        elif not isinstance(new, tuple) and data.draw(st.booleans(), label="with ="):
+        elif not isinstance(new, tuple | dict) and data.draw(st.booleans(), label="with ="):
             argv.append(f"--{'.'.join([*group, name])}={new}")
         else:
             argv += [f"--{'.'.join([*group, name])}", *typed(new)]
