@@ -69,6 +69,28 @@ class JointPositions(Term):
         return {"bias": self.bias} if self._is_biased else {}
 
 
+class JointAngles(Term):
+    """Sines, then cosines, of the positions of hinges relative to the start state; (num_envs, 2 * joints).
+
+    Unlike positions, these numbers have no jumps and no limits if a hinge turns around completely.
+    """
+
+    def __init__(self, env: Env, joints: tuple[str, ...], entity: str | None = None) -> None:
+        """Look up the joints.
+
+        Args:
+            env: The envs.
+            joints: Regular expressions that match the names of the hinges.
+            entity: Entity that the joints belong to; None for all.
+        """
+        self._columns = env.find_joints(joints, entity).qpos
+        self._home = self._columns.of(env.reference.qpos)
+
+    def __call__(self, env: Env) -> torch.Tensor:
+        angle = self._columns.of(env.sim.qpos) - self._home
+        return torch.cat([angle.sin(), angle.cos()], dim=1)
+
+
 class JointVelocities(Term):
     """Velocities of hinge and slide joints, in rad/s or m/s; (num_envs, joints)."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,6 +29,12 @@ def out_of_bounds(env: Env, max_m: float, joint: str = "root") -> torch.Tensor:
     """Return whether the horizontal distance from the env's origin to the base exceeds max_m."""
     position = env.sim.qpos[:, env.joints[joint].qpos][:, :2]
     return (position - env.origins[:, :2]).norm(dim=1) > max_m
+
+
+def joint_out_of_range(env: Env, joint: str, low: float = -math.inf, high: float = math.inf) -> torch.Tensor:
+    """Return whether the position of a hinge (in rad) or slide joint (in m) is below low or above high."""
+    position = env.sim.qpos[:, env.joints[joint].qpos].squeeze(1)
+    return (position < low) | (position > high)
 
 
 def illegal_contact(env: Env, sensor: str, min_n: float = 0.0) -> torch.Tensor:

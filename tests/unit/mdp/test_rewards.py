@@ -94,6 +94,11 @@ OBSERVATIONS: dict[str, tuple[str, dict[str, Any], Expected]] = {
     "some joints": (
         "JointPositions", {"joints": ("tail", ".R_hip")}, lambda o: (o.joints - HOME.numpy())[:, [1, 3, 4]]
     ),
+    "angles": (
+        "JointAngles",
+        {"joints": ("tail", ".R_hip")},
+        lambda o: np.concatenate([f((o.joints - HOME.numpy())[:, [1, 3, 4]]) for f in (np.sin, np.cos)], axis=1),
+    ),
     "joint velocities": ("JointVelocities", {}, lambda o: o.joint_velocities),
     "some velocities": ("JointVelocities", {"joints": (".L_hip",)}, lambda o: o.joint_velocities[:, [0, 2]]),
     "linear": ("base_linear_velocity", {}, lambda o: o.linear),
@@ -446,6 +451,13 @@ def test_tilted_ends_episodes_of_robots_whose_axis_leaves_the_cone() -> None:
 def test_low_ends_episodes_of_robots_below_the_height() -> None:
     _, ended, oracle = ends_of("too_low", {"min_m": 0.5})
     assert np.array_equal(ended, oracle.qpos[:, 2] < 0.5)
+
+
+def test_a_joint_out_of_its_range_ends_episodes() -> None:
+    _, ended, oracle = ends_of("joint_out_of_range", {"joint": "FR_hip", "low": -0.2, "high": 0.3})
+    assert np.array_equal(ended, (oracle.qpos[:, 8] < -0.2) | (oracle.qpos[:, 8] > 0.3))
+    _, ended, oracle = ends_of("joint_out_of_range", {"joint": "FR_hip", "high": 0.1})
+    assert np.array_equal(ended, oracle.qpos[:, 8] > 0.1)
 
 
 def test_out_of_bounds_ends_episodes_at_a_horizontal_distance() -> None:
