@@ -199,7 +199,7 @@ def test_a_task_may_have_the_name_of_a_module_that_its_config_imports(tmp_path: 
     mjcf = tmp_path / "arm.xml"
     mjcf.write_text(ARM)
     config, imports_torch = shown_config(create(task, mjcf, tmp_path))
-    assert config["env"]["rewards"]["reached"]["func"] == f"{task}.terms:Reached"
+    assert config["env"]["rewards"]["reached"]["func"] == f"{task}.terms:AtTarget"
     assert config["env"]["rewards"]["effort"]["func"] == "mjlab_dist.mdp.rewards:action_size"
     assert not imports_torch
 
@@ -247,8 +247,9 @@ def test_an_arm_of_gymnasium_becomes_a_task_of_a_checkout_that_trains(command: C
     assert (checkout / "pyproject.toml").read_text().replace(line, "") == before
     env = install(checkout, checkout / "site")
     listed = command("list-tasks", env=env).out
-    assert re.search(r"^my-reacher +Move the joints to target positions, with reacher.xml\.$", listed, re.MULTILINE)
-    row = trained(command, "my-reacher", env, "--env.rewards.effort.weight", "0", "--env.rewards.distance.weight", "0")
+    aim = "Move the end effector to target positions"
+    assert re.search(rf"^my-reacher +{aim}, with reacher.xml\.$", listed, re.MULTILINE)
+    row = trained(command, "my-reacher", env, "--env.rewards.effort.weight", "0", "--env.rewards.near.weight", "0")
     assert 0 < row["mean_step_reward"] < 1
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from mjlab_dist.cli.parsing import parse, split_task
 from mjlab_dist.errors import UserError
@@ -23,6 +23,10 @@ class NewTaskConfig:
 
     mjcf: str = ""
     """The robot's MJCF."""
+    goal: Literal["walk", "reach", "balance", "swing-up", "hold", "none"] | None = None
+    """Goal of the task. walk: move forward. reach: move the end effector to targets. balance, swing-up: keep or bring
+    the last link of a pendulum up. hold: move the joints to targets, or stand still. none: no goal; write your own
+    rewards. Default: a guess from the MJCF."""
     dir: str | None = None
     """Directory to create a package in, even in a checkout of mjlab_dist. Default: the current directory."""
 
@@ -42,16 +46,21 @@ def main(argv: Sequence[str], prog: str) -> None:
 
     from mjlab_dist.new_task import create  # noqa: PLC0415 (--help does not need it)
 
-    _show(create(task, Path(config.mjcf), None if config.dir is None else Path(config.dir)))
+    _show(create(task, Path(config.mjcf), None if config.dir is None else Path(config.dir), config.goal))
 
 
 def _show(made: NewTask) -> None:
     robot = made.robot
-    kind = f"has a floating base (joint {robot.base.joint})" if robot.base else "is fixed to the world"
+    kind = "is fixed to the world"
+    if robot.base:
+        kind = f"{'has a floating base' if robot.base.is_free else 'moves along a plane'} (joint {robot.base.joint})"
     drives = "motors are added to its joints" if robot.motors else "its own actuators drive it"
     print(f"The robot {kind}; {drives}; {robot.control_hz:.4g} control steps per second.")
-    aim = "walks forward" if robot.base else "moves its joints to commanded positions"
-    print(f"{made.task} {aim}. Its files, to read and change:")
+    if robot.stands is not None:
+        falls = "" if robot.stands else ", in which it falls"
+        print(f"It starts on bent legs, in a pose that was found by simulation{falls}.")
+    print(f"The goal is {robot.goal}; other goals: --goal {'|'.join(one for one in robot.goals if one != robot.goal)}.")
+    print(f"The files of {made.task}, to read and change:")
     for name, what in (
         ("config.py", "the simulation, observations, actions and rewards"),
         ("terms.py", "its own terms"),

@@ -16,6 +16,7 @@ import mjlab_dist
 from mjlab_dist import registry
 from mjlab_dist.errors import UserError
 from mjlab_dist.new_task.files import copy_files, find_files
+from mjlab_dist.new_task.goals import Goal
 from mjlab_dist.new_task.loading import load
 from mjlab_dist.new_task.robot import Robot, examine
 from mjlab_dist.new_task.source import (
@@ -55,7 +56,7 @@ class NewTask:
     """Files that the MJCF names by an absolute path, which were not copied."""
 
 
-def create(task: str, mjcf: Path, directory: Path | None) -> NewTask:
+def create(task: str, mjcf: Path, directory: Path | None, goal: Goal | None = None) -> NewTask:
     """Create a task.
 
     In a checkout of this project the task is added to its tasks. Elsewhere, or with ``directory``, it becomes a package
@@ -65,6 +66,7 @@ def create(task: str, mjcf: Path, directory: Path | None) -> NewTask:
         task: Name of the task: lowercase letters, digits and hyphens.
         mjcf: The MJCF of the robot.
         directory: Directory in which the package is created; the current directory by default.
+        goal: Goal of the task; by default it is guessed.
 
     Raises:
         UserError: If the task cannot be created; in that case nothing is written.
@@ -82,7 +84,7 @@ def create(task: str, mjcf: Path, directory: Path | None) -> NewTask:
 
     # Files of the MJCF, and the robot in it
     files, apart = find_files(mjcf)
-    robot = examine(mjcf)
+    robot = examine(mjcf, goal=goal)
 
     # Files of the task
     with _made_at_once(folder) as made:

@@ -1,34 +1,33 @@
-"""Actuation of a robot: by the actuators of its MJCF, or by motors with estimated parameters."""
+"""Action blocks: how the policy drives the actuators of an MJCF, or the motors that are added to it."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from mjlab_dist.new_task.base import GRAVITY_M_S2, ground_height
-from mjlab_dist.new_task.joints import actuated_joint, is_hinge, root_body
+from mjlab_dist.new_task.joints import actuated_joint, is_finger, is_hinge
+from mjlab_dist.new_task.motors import MARGIN, dof_inertias
 from mjlab_dist.new_task.rounding import rounded
 
 if TYPE_CHECKING:
     import mujoco
-
-SAG_RAD = 0.25
-"""Deflection of a hinge under its load, with estimated motors."""
-
-SAG_M = 0.01
-"""Deflection of a slide joint under its load."""
-
-DAMPING_S = 0.05
-"""Damping of these motors divided by their stiffness, in s."""
+    from numpy.typing import NDArray
 
 HINGE_REACH_RAD = 0.5
 """Change of the target of a hinge's position motor by an action of 1."""
+
+STRONG = 30.0
+"""Maximum torque or force for an action of 1, divided by the load of the joint, and ..."""
+
+STRONG_RAD_S2 = 300.0
+"""... the acceleration that it causes, if that is more. Some MJCFs have limits that no motor has."""
+
+Kind = Literal["position", "velocity", "effort", "muscle"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +36,7 @@ class Block:
 
     actuators: tuple[str, ...]
     """Names of the actuators, or regular expressions that match them."""
-    kind: Literal["position", "velocity", "effort"]
+    kind: Kind
     """The quantity that the actuator input sets."""
     scale: float
     """Input per unit of action."""
@@ -45,130 +44,160 @@ class Block:
     """Input at action 0."""
 
 
-POSITIONS = Block(actuators=(".*",), kind="position", scale=HINGE_REACH_RAD, offset="home")
-"""Action block of all position motors of hinges."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Motors:
-    """Position motors for joints of an MJCF without actuators."""
-
-    joints: tuple[str, ...]
-    """Names of the joints, or regular expressions that match them."""
-    stiffness: float
-    """Stiffness in N m/rad (slide joints: N/m)."""
-    damping: float
-    """Damping in N m s/rad (slide joints: N s/m)."""
-    effort_limit: float
-    """Maximum torque in N m (slide joints: force in N)."""
-
-
-def find_blocks(model: mujoco.MjModel) -> dict[str, Block]:
-    """Return the action blocks by name. Actuators with the same kind, scale and offset share a block.
+def find_blocks(model: mujoco.MjModel, start: mujoco.MjData, loads: Mapping[int, float]) -> dict[str, Block]:
+    """Return the action blocks of a model's actuators by name. Those with the same kind, scale and offset share one.
 
     Args:
         model: The MuJoCo model.
+        start: The start state.
+        loads: Torque in N m (slide joints: force in N) that each joint must hold.
     """
-    # Actuators by block
-    alike: dict[Block, list[str]] = {}
+    masses = dof_inertias(model, start)[0]
+    strong = {j: max(STRONG * load, STRONG_RAD_S2 * float(masses[model.jnt_dofadr[j]])) for j, load in loads.items()}
+    blocks: dict[str, Block] = {}
     for i in range(model.nu):
-        alike.setdefault(_block(model, i), []).append(model.actuator(i).name)
+        block, joint = _block(model, start, i, loads), actuated_joint(model, i)
+        gain = abs(float(model.actuator_gainprm[i, 0] * model.actuator_gear[i, 0]))
+        if block is not None and block.kind == "effort" and joint is not None and block.scale * gain > strong[joint]:
+            block = dataclasses.replace(block, scale=rounded(strong[joint] / gain))
+        if block is not None:
+            blocks[model.actuator(i).name] = block
+    return _named(blocks, model.nu)
 
-    # Names: the kind, with a number if several blocks have it
+
+def motor_blocks(model: mujoco.MjModel, joints: Sequence[int]) -> dict[str, Block]:
+    """Return the action blocks of position motors that are added to joints, and named like them.
+
+    Args:
+        model: The MuJoCo model.
+        joints: The joints.
+    """
+    return _named({model.joint(joint).name: _position_of(model, joint) for joint in joints}, len(joints))
+
+
+def action_inputs(
+    model: mujoco.MjModel, pose: NDArray[np.float64], blocks: Mapping[str, Block]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the input of each actuator at action 0 and its change per unit of action, (nu,) each.
+
+    Args:
+        model: The MuJoCo model.
+        pose: Positions of all joints in the start state, (nq,).
+        blocks: The action blocks.
+    """
+    offsets, scales = np.zeros((2, model.nu))
+    for i in range(model.nu):
+        name, joint = model.actuator(i).name, int(model.actuator_trnid[i, 0])
+        for block in blocks.values():
+            if name in block.actuators or block.actuators == (".*",):
+                offsets[i] = pose[model.jnt_qposadr[joint]] if block.offset == "home" else block.offset
+                scales[i] = block.scale
+    return offsets, scales
+
+
+def _named(blocks: dict[str, Block], num_actuators: int) -> dict[str, Block]:
+    """Return the blocks by name: their kind, with a number if several blocks have it."""
+    alike: dict[Block, list[str]] = {}
+    for name, block in blocks.items():
+        alike.setdefault(block, []).append(name)
     kinds = Counter(block.kind for block in alike)
     seen: Counter[str] = Counter()
     named: dict[str, Block] = {}
     for block, names in alike.items():
         seen[block.kind] += 1
         ending = f"_{seen[block.kind]}" if kinds[block.kind] > 1 else ""
-        actuators = tuple(names) if len(alike) > 1 else (".*",)
+        actuators = (".*",) if len(names) == num_actuators else tuple(names)
         named[f"{block.kind}{ending}"] = dataclasses.replace(block, actuators=actuators)
     return named
 
 
-def _block(model: mujoco.MjModel, actuator: int) -> Block:
-    """Return the action block of one actuator, without its name."""
+def _block(model: mujoco.MjModel, start: mujoco.MjData, actuator: int, loads: Mapping[int, float]) -> Block | None:
+    """Return the action block of one actuator, without its name; None if nothing drives it."""
     import mujoco
 
-    gain, bias = model.actuator_gainprm[actuator], model.actuator_biasprm[actuator]
+    gain, bias = float(model.actuator_gainprm[actuator, 0]), model.actuator_biasprm[actuator]
     joint = actuated_joint(model, actuator)
     has_range = bool(model.actuator_ctrllimited[actuator])
     low, high = map(float, model.actuator_ctrlrange[actuator])
     is_affine = (
         model.actuator_gaintype[actuator] == mujoco.mjtGain.mjGAIN_FIXED
         and model.actuator_biastype[actuator] == mujoco.mjtBias.mjBIAS_AFFINE
+        and gain != 0.0
     )
-    # Position: offset by the start state. Hinges have a fixed scale, slide joints a quarter of their range.
-    if is_affine and bias[1] < 0 and joint is not None:
-        scale = POSITIONS.scale if is_hinge(model, joint) else rounded(_reach(model, joint) / 4)
-        return dataclasses.replace(POSITIONS, actuators=(), scale=scale)
+    is_integrated = model.actuator_dyntype[actuator] == mujoco.mjtDyn.mjDYN_INTEGRATOR
+    kind: Kind = "effort"
+    if model.actuator_gaintype[actuator] == mujoco.mjtGain.mjGAIN_MUSCLE:
+        return Block(actuators=(), kind="muscle", scale=0.5, offset=0.5)
+    if is_affine and bias[1] < 0 and not is_integrated:
+        return _position(model, start, actuator)
+    if is_integrated or (is_affine and bias[2] < 0 and bias[1] == 0):
+        kind = "velocity"
+        if _has_position(model, actuator):
+            return None  # the damper of a position motor: its input stays 0
     # Velocity or effort: actions of -1 and 1 are the ends of the input's range, or of the force's.
-    kind = "velocity" if is_affine and bias[2] < 0 and bias[1] == 0 else "effort"
     if has_range:
         return Block(actuators=(), kind=kind, scale=rounded((high - low) / 2), offset=rounded((high + low) / 2))
-    max_force = float(model.actuator_forcerange[actuator, 1])
-    if kind == "effort" and model.actuator_forcelimited[actuator] and gain[0] > 0:
-        return Block(actuators=(), kind=kind, scale=rounded(max_force / float(gain[0])), offset=0.0)
+    if kind == "effort" and gain > 0:
+        scale = _max_force(model, actuator, joint, loads) / gain
+        return Block(actuators=(), kind=kind, scale=rounded(scale), offset=0.0)
     return Block(actuators=(), kind=kind, scale=1.0, offset=0.0)
 
 
-def make_motors(
-    model: mujoco.MjModel, start: mujoco.MjData, joints: Sequence[int], free: int | None
-) -> dict[str, Motors]:
-    """Return estimated position motors that can hold the robot, by name; joints with similar loads share parameters.
+def _position(model: mujoco.MjModel, start: mujoco.MjData, actuator: int) -> Block:
+    """Return the block of a position motor: action 0 holds the start state.
 
-    Args:
-        model: The MuJoCo model.
-        start: The start state.
-        joints: Joints that get a motor.
-        free: The free joint of a floating robot.
+    The force of such a motor is gain * input + b0 + b1 * length + b2 * velocity.
     """
-    # Joints by type and by load, in steps of a factor of 4
-    alike: dict[tuple[bool, int], list[int]] = {}
-    loads = {joint: _load_of(model, start, joint, free) for joint in joints}
-    for joint in joints:
-        alike.setdefault((is_hinge(model, joint), round(math.log(loads[joint], 4))), []).append(joint)
-    # In each group, the joint with the largest load determines the parameters.
-    groups: dict[str, Motors] = {}
-    for n, ((hinge, _), members) in enumerate(sorted(alike.items(), reverse=True), start=1):
-        load = max(loads[joint] for joint in members)
-        stiffness = load / (SAG_RAD if hinge else SAG_M)
-        groups["motors" if len(alike) == 1 else f"motors_{n}"] = Motors(
-            joints=tuple(model.joint(joint).name for joint in members) if len(alike) > 1 else (".*",),
-            stiffness=rounded(stiffness),
-            damping=rounded(stiffness * DAMPING_S),
-            effort_limit=rounded(2.0 * load),
-        )
-    return groups
+    joint = actuated_joint(model, actuator)
+    gain, (b0, b1) = float(model.actuator_gainprm[actuator, 0]), model.actuator_biasprm[actuator, :2]
+    per_length = -float(b1) / gain
+    gear = abs(float(model.actuator_gear[actuator, 0]))
+    # Hinges and slide joints whose input is their position
+    if joint is not None and abs(per_length - 1.0) < 1e-3 and b0 == 0.0 and model.actuator_gear[actuator, 0] == 1.0:
+        return _position_of(model, joint)
+    # Others: the input at which the force is 0
+    held = -(float(b0) + float(b1) * float(start.actuator_length[actuator])) / gain
+    low, high = map(float, model.actuator_ctrlrange[actuator])
+    limited = bool(model.actuator_ctrllimited[actuator])
+    if joint is not None:
+        block = _position_of(model, joint)
+        scale = block.scale * gear * per_length
+    else:
+        scale = (high - low) / 2 if limited else per_length * max(abs(float(start.actuator_length[actuator])), 0.1) / 4
+    if limited:
+        held = float(np.clip(held, low, high)) if joint is not None else (high + low) / 2
+    return Block(actuators=(), kind="position", scale=rounded(scale), offset=rounded(held))
 
 
-def _load_of(model: mujoco.MjModel, start: mujoco.MjData, joint: int, free: int | None) -> float:
-    """Return an estimate of the torque in N m (slide joints: force in N) that a joint must hold.
-
-    A joint of a floating robot holds half the weight of the robot; other joints hold the bodies below them in the tree.
-    """
-    body = int(model.jnt_bodyid[joint])
-    minimum = 1e-3
-    if free is not None:
-        root = root_body(model, free)
-        weight_n = GRAVITY_M_S2 * float(model.body_subtreemass[root])
-        height_m = max(float(start.xpos[root, 2]) - ground_height(model, start), 0.1)
-        return max(weight_n * (height_m if is_hinge(model, joint) else 1.0) / 2, minimum)
-    weight_n = GRAVITY_M_S2 * float(model.body_subtreemass[body])
-    if not is_hinge(model, joint):
-        return max(weight_n, minimum)
-    below = [b for b in range(body, model.nbody) if _is_below(model, b, body)]
-    lever_m = max(float(np.linalg.norm(start.xipos[b] - start.xanchor[joint])) for b in below)
-    return max(weight_n * lever_m, minimum)
+def _position_of(model: mujoco.MjModel, joint: int) -> Block:
+    """Return the block of a motor whose input is the target position of a joint."""
+    low, high = map(float, model.jnt_range[joint])
+    block = Block(actuators=(), kind="position", scale=HINGE_REACH_RAD, offset="home")
+    if is_hinge(model, joint):
+        return block
+    if not model.jnt_limited[joint]:
+        return dataclasses.replace(block, scale=0.25)
+    if is_finger(model, joint):  # actions of -1 and 1 are the ends of the range
+        return dataclasses.replace(block, scale=rounded((high - low) / 2), offset=rounded((high + low) / 2))
+    return dataclasses.replace(block, scale=rounded((high - low) / 4))
 
 
-def _is_below(model: mujoco.MjModel, body: int, ancestor: int) -> bool:
-    while body > ancestor:  # parents come first
-        body = int(model.body_parentid[body])
-    return body == ancestor
+def _has_position(model: mujoco.MjModel, actuator: int) -> bool:
+    """Return whether another actuator of the same joint or tendon is a position motor."""
+    alike = (model.actuator_trntype == model.actuator_trntype[actuator]) & (
+        model.actuator_trnid[:, 0] == model.actuator_trnid[actuator, 0]
+    )
+    alike[actuator] = False
+    return bool((alike & (model.actuator_biasprm[:, 1] < 0)).any())
 
 
-def _reach(model: mujoco.MjModel, joint: int) -> float:
-    """Return the width of a joint's range in m or rad, or 1 without a range."""
-    low, high = model.jnt_range[joint]
-    return float(high - low) if model.jnt_limited[joint] else 1.0
+def _max_force(model: mujoco.MjModel, actuator: int, joint: int | None, loads: Mapping[int, float]) -> float:
+    """Return the force for an action of 1: the limit of the actuator or of its joint, or enough for the load."""
+    if model.actuator_forcelimited[actuator]:
+        return float(model.actuator_forcerange[actuator, 1])
+    if joint is None:
+        return 1.0
+    gear = abs(float(model.actuator_gear[actuator, 0])) or 1.0
+    if model.jnt_actfrclimited[joint]:
+        return float(model.jnt_actfrcrange[joint, 1]) / gear
+    return MARGIN * loads[joint] / gear if gear == 1.0 and joint in loads else 1.0

@@ -1,12 +1,16 @@
-"""The floating base of a robot: its height, and a walking speed for the robot."""
+"""The base of a robot that moves: its joints, its height, and a walking speed for the robot."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from mjlab_dist.new_task.joints import is_hinge
+from mjlab_dist.new_task.legs import corners_below
 
 if TYPE_CHECKING:
     import mujoco
@@ -22,6 +26,12 @@ UPRIGHT = 0.8
 FALLEN_SHARE = 0.2
 """Ground clearance of the base of a fallen robot, as a share of the clearance at the start."""
 
+MAX_BELLY = 0.9
+"""Maximum distance of the base from the lowest point of its body for a standing robot, as a share of its height."""
+
+FLUID_KG_M3 = 100.0
+"""Density of the medium above which a robot swims. Air has 1.2 kg/m3, water 1000 kg/m3."""
+
 FROUDE = 0.25
 """Froude number v^2 / (g h) of the walking speed.
 
@@ -31,46 +41,87 @@ Animals walk up to about 0.5 (Alexander 1984, The gaits of bipedal and quadruped
 
 @dataclass(frozen=True, kw_only=True)
 class Base:
-    """The floating base of a robot."""
+    """The base of a robot that moves: a floating one, or one on slide joints and hinges, such as a planar robot."""
 
     joint: str
-    """Name of the free joint."""
+    """Name of the free joint; without one, of the slide joint along which the robot moves forward."""
+    is_free: bool
+    """Whether the joint is a free joint."""
+    height_joint: str | None
+    """Name of the vertical slide joint, if there is one."""
+    tilt_joints: tuple[str, ...]
+    """Names of the horizontal hinges."""
+    can_fall: bool
+    """Whether the robot can fall: it has gravity, can move vertically, and does not swim."""
     is_upright: bool
     """Whether the z axis of the base points up at the start."""
     rise_m: float
     """Depth of the start state in the ground; 0 if it is not in the ground."""
     min_height_m: float
-    """Height of the free joint below which the robot has fallen."""
+    """Height of the base below which the robot has fallen; without a free joint, position of the vertical joint."""
     speed_m_s: float
-    """Walking speed for legs of this length."""
+    """Walking speed for legs of this length; for a swimmer, half its length per second."""
 
 
-def find_base(model: mujoco.MjModel, start: mujoco.MjData, free: int) -> Base:
-    """Measure the base of a floating robot.
+def find_base(model: mujoco.MjModel, start: mujoco.MjData, root: Sequence[int]) -> Base:
+    """Measure the base of a robot that moves.
 
     Args:
         model: The MuJoCo model.
         start: The start state.
-        free: The free joint.
+        root: The joints that connect the robot to the world.
     """
+    import mujoco
+
+    # Joints
+    is_free = bool(model.jnt_type[root[0]] == mujoco.mjtJoint.mjJNT_FREE)
+    slides = [j for j in root if not is_free and not is_hinge(model, j)]
+    hinges = [j for j in root if not is_free and is_hinge(model, j)]
+    forward = root[0] if is_free else max(slides, key=lambda j: abs(start.xaxis[j, 0]))
+    vertical = [j for j in slides if abs(start.xaxis[j, 2]) > UPRIGHT]
     # Depth of the start state in the ground, and height of the base when it is lifted out
-    body = int(model.jnt_bodyid[free])
+    body = int(model.jnt_bodyid[root[0]])
     ground_m = ground_height(model, start)
     depth_m = max((-c.dist for c in start.contact if 0 in model.body_weldid[model.geom_bodyid[c.geom]]), default=0.0)
     rise_m = depth_m if depth_m > TOLERATED_DEPTH_M else 0.0
     height_m = float(start.xpos[body, 2]) + rise_m - ground_m
     belly_m = min(_clearance(model, start, body), height_m)
+    if belly_m > MAX_BELLY * height_m:  # the robot lies, or its bounding boxes reach the ground
+        belly_m = 0.5 * height_m
+    min_height_m = ground_m + belly_m + FALLEN_SHARE * (height_m - belly_m)
+    if vertical:
+        min_height_m -= float(start.xpos[body, 2] - start.qpos[model.jnt_qposadr[vertical[0]]])
+    # Speed
+    can_fall = has_weight(model) and (is_free or bool(vertical))
+    corners = corners_below(model, start, body)
+    length_m = float(np.ptp(corners, axis=0).max()) if len(corners) else 0.2
     return Base(
-        joint=model.joint(free).name,
+        joint=model.joint(forward).name,
+        is_free=is_free,
+        height_joint=model.joint(vertical[0]).name if vertical else None,
+        tilt_joints=tuple(model.joint(j).name for j in hinges if abs(start.xaxis[j, 2]) < 1.0 - UPRIGHT),
+        can_fall=can_fall,
         is_upright=bool(start.xmat[body, 8] > UPRIGHT),
         rise_m=rise_m,
-        min_height_m=ground_m + belly_m + FALLEN_SHARE * (height_m - belly_m),
-        speed_m_s=math.sqrt(FROUDE * GRAVITY_M_S2 * max(height_m, 0.1)),
+        min_height_m=min_height_m,
+        speed_m_s=math.sqrt(FROUDE * GRAVITY_M_S2 * max(height_m, 0.1)) if can_fall else length_m / 2,
     )
 
 
+def has_weight(model: mujoco.MjModel) -> bool:
+    """Return whether gravity pulls the robot down: it is not off, and the robot does not float in a fluid.
+
+    Args:
+        model: The MuJoCo model.
+    """
+    import mujoco
+
+    is_off = model.opt.disableflags & int(mujoco.mjtDisableBit.mjDSBL_GRAVITY) or not model.opt.gravity.any()
+    return not is_off and model.opt.density < FLUID_KG_M3
+
+
 def ground_height(model: mujoco.MjModel, data: mujoco.MjData) -> float:
-    """Return the height of the highest plane, or 0 without one, in m.
+    """Return the height of the highest level plane, or 0 without one, in m.
 
     Args:
         model: The MuJoCo model.
@@ -78,7 +129,8 @@ def ground_height(model: mujoco.MjModel, data: mujoco.MjData) -> float:
     """
     import mujoco
 
-    planes = model.geom_type == int(mujoco.mjtGeom.mjGEOM_PLANE)
+    is_level = data.geom_xmat[:, 8] > UPRIGHT  # and not a wall
+    planes = is_level & (model.geom_type == int(mujoco.mjtGeom.mjGEOM_PLANE))
     return float(data.geom_xpos[planes, 2].max(initial=-np.inf)) if planes.any() else 0.0
 
 

@@ -1,8 +1,7 @@
-"""Joints of an MJCF: the driven joints, and the free joint of a floating robot."""
+"""Joints of an MJCF: the driven joints, and the joints that connect a moving robot to the world."""
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,33 +9,66 @@ import numpy as np
 if TYPE_CHECKING:
     import mujoco
 
+FINGER_M = 0.12
+"""Maximum range of a finger that slides."""
 
-def find_free_joint(model: mujoco.MjModel) -> int | None:
-    """Return the free joint with the most driven joints in its tree; None if there is none.
 
-    Free joints of trees without driven joints, such as that of a cube, do not count.
+def find_root(model: mujoco.MjModel) -> list[int]:
+    """Return the joints that connect a moving robot to the world; none for a robot that is fixed to it.
+
+    They are a free joint; or, at a body that is attached to the world, several hinges and slide joints without
+    actuators, such as those for x, z and the pitch of a planar robot. The tree behind them has driven joints: that of a
+    cube does not count. If there are several, the one with the most driven joints counts.
 
     Args:
         model: The MuJoCo model.
     """
     import mujoco
 
-    trees = Counter(root_body(model, i) for i in driven_joints(model, None))
-    free = np.flatnonzero(model.jnt_type == int(mujoco.mjtJoint.mjJNT_FREE)).tolist()
-    return max((i for i in free if trees[root_body(model, i)]), key=lambda i: trees[root_body(model, i)], default=None)
+    actuated = _actuated(model)
+    simple = set(simple_joints(model))
+    candidates: list[tuple[int, list[int]]] = []
+    for body in range(1, model.nbody):
+        joints = [j for j in range(model.njnt) if model.jnt_bodyid[j] == body]
+        if model.body_weldid[model.body_parentid[body]] != 0 or not joints or actuated & set(joints):
+            continue
+        is_free = model.jnt_type[joints[0]] == mujoco.mjtJoint.mjJNT_FREE
+        slides = any(model.jnt_type[j] == mujoco.mjtJoint.mjJNT_SLIDE for j in joints)
+        is_planar = len(joints) > 1 and slides and simple.issuperset(joints)
+        behind = {j for j in actuated or simple if is_below(model, int(model.jnt_bodyid[j]), body)} - set(joints)
+        if (is_free or is_planar) and behind:
+            candidates.append((len(behind), joints))
+    return max(candidates, default=(0, []), key=lambda one: one[0])[1]
 
 
-def driven_joints(model: mujoco.MjModel, free: int | None) -> list[int]:
-    """Return the joints with an actuator; if there is none, all hinge and slide joints of the robot.
+def driven_joints(model: mujoco.MjModel, root: list[int]) -> list[int]:
+    """Return the hinge and slide joints that actuators move; if there is no actuator, those to add motors to.
+
+    Joints that an equality constraint couples to another joint follow it, and are not driven. Motors never drive the
+    joints of the root. Of a cart with poles, they drive the cart only.
 
     Args:
         model: The MuJoCo model.
-        free: The free joint of a floating robot.
+        root: The joints that connect a moving robot to the world.
     """
-    driven = {joint for i in range(model.nu) if (joint := actuated_joint(model, i)) is not None}
+    driven = _actuated(model)
     if not driven:
-        driven = {i for i in simple_joints(model) if free is None or root_body(model, i) == root_body(model, free)}
-    return sorted(driven)
+        base = int(model.jnt_bodyid[root[0]]) if root else 0
+        driven = {j for j in simple_joints(model) if j not in root and is_below(model, int(model.jnt_bodyid[j]), base)}
+        driven = set(_carts(model, sorted(driven))) or driven
+    return sorted(driven - set(followers(model)) or driven)
+
+
+def followers(model: mujoco.MjModel) -> dict[int, int]:
+    """Return the joints whose position is a function of another joint's, with that joint.
+
+    Args:
+        model: The MuJoCo model.
+    """
+    import mujoco
+
+    coupled = np.flatnonzero((model.eq_type == int(mujoco.mjtEq.mjEQ_JOINT)) & (model.eq_obj2id >= 0))
+    return {int(model.eq_obj1id[i]): int(model.eq_obj2id[i]) for i in coupled if model.eq_active0[i]}
 
 
 def actuated_joint(model: mujoco.MjModel, actuator: int) -> int | None:
@@ -77,11 +109,77 @@ def is_hinge(model: mujoco.MjModel, joint: int) -> bool:
     return bool(model.jnt_type[joint] == mujoco.mjtJoint.mjJNT_HINGE)
 
 
-def root_body(model: mujoco.MjModel, joint: int) -> int:
-    """Return the root body of a joint's tree.
+def is_endless(model: mujoco.MjModel, joint: int) -> bool:
+    """Return whether a joint is a hinge that can turn around completely.
 
     Args:
         model: The MuJoCo model.
         joint: The joint.
     """
-    return int(model.body_rootid[model.jnt_bodyid[joint]])
+    low, high = model.jnt_range[joint]
+    return is_hinge(model, joint) and (not model.jnt_limited[joint] or bool(high - low >= 2.0 * np.pi))
+
+
+def is_finger(model: mujoco.MjModel, joint: int) -> bool:
+    """Return whether a joint is a slide joint of a short range, such as that of a gripper's finger.
+
+    Args:
+        model: The MuJoCo model.
+        joint: The joint.
+    """
+    low, high = model.jnt_range[joint]
+    return not is_hinge(model, joint) and bool(model.jnt_limited[joint]) and bool(high - low <= FINGER_M)
+
+
+def is_below(model: mujoco.MjModel, body: int, ancestor: int) -> bool:
+    """Return whether a body is another one, or below it in the tree.
+
+    Args:
+        model: The MuJoCo model.
+        body: The body.
+        ancestor: The other body.
+    """
+    while body > ancestor:  # parents come first
+        body = int(model.body_parentid[body])
+    return body == ancestor
+
+
+def _actuated(model: mujoco.MjModel) -> set[int]:
+    """Return the hinge and slide joints that the actuators move in the reference pose, directly or by tendons."""
+    import mujoco
+
+    moving = (mujoco.mjtTrn.mjTRN_JOINT, mujoco.mjtTrn.mjTRN_JOINTINPARENT, mujoco.mjtTrn.mjTRN_TENDON)
+    data = mujoco.MjData(model)
+    mujoco.mj_forward(model, data)
+    joints: set[int] = set()
+    for i in range(model.nu):
+        if not np.isin(model.actuator_trntype[i], moving):
+            continue
+        row = slice(data.moment_rowadr[i], data.moment_rowadr[i] + data.moment_rownnz[i])
+        dofs = data.moment_colind[row][data.actuator_moment[row] != 0.0]
+        joints |= {int(model.dof_jntid[dof]) for dof in dofs}
+    return joints & set(simple_joints(model))
+
+
+def _carts(model: mujoco.MjModel, joints: list[int]) -> list[int]:
+    """Return the slide joint of a cart with poles: a chain of one horizontal slide joint and hinges of wide ranges.
+
+    The hinges are horizontal, and the poles are above them in the reference pose; otherwise nothing is returned.
+    """
+    import mujoco
+
+    data = mujoco.MjData(model)
+    mujoco.mj_forward(model, data)
+    slides = [j for j in joints if not is_hinge(model, j)]
+    poles = [j for j in joints if is_hinge(model, j)]
+    if len(slides) != 1 or not poles or joints[0] != slides[0] or abs(data.xaxis[slides[0], 2]) > 0.1:
+        return []
+    for pole in poles:
+        body = int(model.jnt_bodyid[pole])
+        to_mass = data.subtree_com[body] - data.xanchor[pole]
+        low, high = model.jnt_range[pole]
+        is_wide = not model.jnt_limited[pole] or (low < -0.5 and high > 0.5)
+        is_pole = is_wide and to_mass[2] > 0.9 * np.linalg.norm(to_mass) > 0.0 and abs(data.xaxis[pole, 2]) < 0.1
+        if not is_pole or not is_below(model, body, int(model.jnt_bodyid[slides[0]])):
+            return []
+    return slides

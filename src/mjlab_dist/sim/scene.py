@@ -65,7 +65,7 @@ def build_model(config: SimConfig) -> mujoco.MjModel:
         add_terrain(spec, config.terrain)
     for name, entity in config.entities.items():
         _attach(spec, name, entity)
-    motors = _add_motors(spec, config.actuators)
+    motors = add_motors(spec, config.actuators)
     add_contacts(spec, config.contacts, config.entities)
     add_distances(spec, config.distances, config.entities)
     _set_options(spec.option, config.options)
@@ -182,8 +182,16 @@ def _attach(spec: mujoco.MjSpec, name: str, entity: EntityConfig) -> None:
     _compile(f"{flag}.model {_shown(entity.model)}", spec.compile)
 
 
-def _add_motors(spec: mujoco.MjSpec, configs: Mapping[str, ActuatorConfig]) -> dict[str, ActuatorConfig]:
-    """Add the motors of the config; return the config of each driven joint by its name."""
+def add_motors(spec: mujoco.MjSpec, configs: Mapping[str, ActuatorConfig]) -> dict[str, ActuatorConfig]:
+    """Add the motors of a config to a scene, and return the config of each driven joint by its name.
+
+    Args:
+        spec: The scene, changed in place.
+        configs: Groups of motors by name.
+
+    Raises:
+        UserError: If a config is wrong.
+    """
     added: dict[str, ActuatorConfig] = {}
     for name, config in configs.items():
         flag = f"--env.sim.actuators.{name}"

@@ -4,6 +4,8 @@ Every field is also a flag of the command line:
     train template --env.rewards.forward.weight 2
 Terms are functions and classes, so that editors can jump to them and type checkers check their parameters. For a list
 of all terms, and for writing your own, see docs/add-a-task.md of mjlab-dist.
+
+The goal of the task is walk. new-task --goal walk|hold|none makes a task with another goal.
 """
 
 from mjlab_dist.config import (
@@ -76,7 +78,7 @@ def _env() -> EnvConfig:
         },
         # Reward per control step: the sum of weight * term. The console prints the mean of each term.
         rewards={
-            # 1 at 0.74 m/s forward, see terms.py.
+            # 1 at 0.74 m/s forward, see terms.py. The speed is a guess from the size of the robot.
             "forward": reward(1.0, terms.forward_speed, max_m_s=0.74, joint=_ROOT),
             # 1 in every step in which the episode is not terminated.
             "alive": reward(0.5, rewards.alive),
@@ -115,6 +117,6 @@ def _sim() -> SimConfig:
         #     mjlab-dist size-buffers template
         njmax=20,
         nconmax=8,
-        # Off to save time: poses and sensors are then one substep late, but no term below reads them.
+        # Off to save time: poses and sensors are then one substep late, but no observation below reads them.
         forward_before_observation=False,
     )

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from mjlab_dist.new_task.actuation import Block, Motors
-from mjlab_dist.new_task.base import Base
+import re
+
+from mjlab_dist.new_task.actuation import Block
+from mjlab_dist.new_task.motors import Motors
 from mjlab_dist.new_task.robot import Robot
-from mjlab_dist.new_task.rounding import rounded, rounded_up
+from mjlab_dist.new_task.source.fixed import fixed_source
+from mjlab_dist.new_task.source.moving import moving_source
 from mjlab_dist.new_task.source.names import FUNCTIONS, MODULES, Names
 from mjlab_dist.new_task.source.python import indented, joined, text, tuple_lines
+
+_SUMMARIES = {
+    "walk": "Move forward",
+    "reach": "Move the end effector to target positions",
+    "balance": "Balance the last link",
+    "swing-up": "Swing the last link up and balance it",
+    "hold": "Move the joints to target positions",
+    "none": "A task without rewards",
+}
+"""First lines of the docstrings of tasks, by goal."""
 
 
 def config_source(names: Names, robot: Robot) -> str:
@@ -17,14 +30,30 @@ def config_source(names: Names, robot: Robot) -> str:
         names: Names of the task and its files.
         robot: The robot in the MJCF.
     """
-    summary = "Walk forward" if robot.base else "Move the joints to target positions"
-    return f'''{_imports_source(names, robot)}
+    body = _body_source(names, robot)
+    constants = [line for name, lines in _constants(robot).items() if re.search(rf"\b{name}\b", body) for line in lines]
+    return (
+        f"{_imports_source(names, robot, body)}\n\n{joined([*constants, *([''] * 2 if constants else [''])])}\n{body}"
+    )
 
-{joined(_parts_source(robot))}
+
+def summary(robot: Robot) -> str:
+    """Return what the task is about, in a few words.
+
+    Args:
+        robot: The robot in the MJCF.
+    """
+    if robot.base is None:
+        return _SUMMARIES[robot.goal]
+    return {"walk": "Walk forward" if robot.base.can_fall else "Swim forward", "hold": "Stand still"}.get(
+        robot.goal, _SUMMARIES[robot.goal]
+    )
 
 
-def {names.function}() -> TrainConfig:
-    """{summary}, with {names.file}."""
+def _body_source(names: Names, robot: Robot) -> str:
+    parts = moving_source(robot.base, robot) if robot.base is not None else fixed_source(robot)
+    return f'''def {names.function}() -> TrainConfig:
+    """{summary(robot)}, with {names.file}."""
     return TrainConfig(
         task={text(names.task)},
         # Number of envs (copies of the robot) on each GPU or CPU process. A GPU can simulate thousands.
@@ -51,7 +80,7 @@ def _env() -> EnvConfig:
         # Time limit of an episode, in simulated seconds.
         episode_length_s=10.0,
 {_actions_source(robot)}
-{_floating_source(robot.base, robot) if robot.base else _fixed_source(robot)}
+{indented(parts, 8)}
     )
 
 
@@ -62,32 +91,58 @@ def _sim() -> SimConfig:
 '''
 
 
-def _imports_source(names: Names, robot: Robot) -> str:
-    imports = ["ActionConfig", "AgentConfig", "EnvConfig", "SimConfig", "TrainConfig"]
-    imports += [name for name in FUNCTIONS if name != ("term" if robot.base else "termination")]
-    imports += ["OptionsConfig"] if robot.has_pgs or robot.has_rk4 else []
-    imports += ["ActuatorConfig"] if robot.motors else []
-    modules = [name for name in MODULES if name != "terminations" or robot.base]
+def _imports_source(names: Names, robot: Robot, body: str) -> str:
+    code = joined(line for line in body.splitlines() if not line.lstrip().startswith("#"))
+    imports = [
+        "ActionConfig",
+        "AgentConfig",
+        "EnvConfig",
+        "SimConfig",
+        "TrainConfig",
+        "OptionsConfig",
+        "ActuatorConfig",
+    ]
+    imports = [name for name in (*imports, *FUNCTIONS) if re.search(rf"\b{name}\b", code)]
+    modules = [name for name in MODULES if re.search(rf"(?<!\.)\b{name}\.", code)]
+    own = f"{_own_import_gap(names)}from {names.module} import terms" if re.search(r"\bterms\.", code) else ""
+    example = next((name for name in ("forward", "upright", "reached") if f'"{name}": reward' in body), "effort")
     return f'''"""The task {names.task}: simulation, observations, actions, rewards and terminations.
 
 Every field is also a flag of the command line:
-    train {names.task} --env.rewards.{"forward" if robot.base else "reached"}.weight 2
+    train {names.task} --env.rewards.{example}.weight 2
 Terms are functions and classes, so that editors can jump to them and type checkers check their parameters. For a list
 of all terms, and for writing your own, see docs/add-a-task.md of mjlab-dist.
+
+The goal of the task is {robot.goal}. new-task --goal {"|".join(robot.goals)} makes a task with another goal.
 """
 
 from mjlab_dist.config import (
 {joined(f"    {name}," for name in sorted(imports))}
 )
 from mjlab_dist.mdp import {", ".join(modules)}
-{_own_import_gap(names)}from {names.module} import terms'''
+{own}'''.rstrip()
 
 
-def _parts_source(robot: Robot) -> list[str]:
-    """Return the constants that terms use as parameters."""
-    if robot.base is None:
-        return ["# The driven joints.", *tuple_lines("_JOINTS = ", robot.joints, "", 0)]
-    return ["# The free joint of the robot's base.", f"_ROOT = {text(robot.base.joint)}"]
+def _constants(robot: Robot) -> dict[str, list[str]]:
+    """Return the lines of the constants that terms use as parameters, by name."""
+    found: dict[str, list[str]] = {}
+    if robot.base is not None:
+        what = "The free joint of the robot's base." if robot.base.is_free else "The joint along which the robot moves."
+        found["_ROOT"] = [f"# {what}", f"_ROOT = {text(robot.base.joint)}"]
+    if robot.end is not None and robot.end.site is not None:
+        found["_SITE"] = ["# The site of the end effector.", f"_SITE = {text(robot.end.site)}"]
+    found["_JOINTS"] = ["# The driven joints.", *tuple_lines("_JOINTS = ", robot.joints, "", 0)]
+    if robot.pendulum is not None:
+        found["_BODY"] = ["# The last link.", f"_BODY = {text(robot.pendulum_body)}"]
+        found["_HINGES"] = tuple_lines("_HINGES = ", robot.pendulum.hinges, "", 0)
+        found["_SLIDES"] = tuple_lines("_SLIDES = ", robot.pendulum.slides, "", 0)
+    observed = robot.observed
+    found["_POSITIONS"] = [
+        "# Joints whose positions are observed.",
+        *tuple_lines("_POSITIONS = ", observed.positions, "", 0),
+    ]
+    found["_ANGLES"] = ["# Hinges without limits.", *tuple_lines("_ANGLES = ", observed.angles, "", 0)]
+    return found
 
 
 def _own_import_gap(names: Names) -> str:
@@ -101,16 +156,19 @@ def _sim_source(names: Names, robot: Robot) -> str:
     what = f"model.py adds what {names.file} lacks." if robot.lacks else "The MJCF, a file of this package."
     lines = [f"# {what}", f"model={text(model)},"]
     if robot.keyframe is not None:
-        lines += ["# The keyframe that episodes start from.", f"keyframe={text(robot.keyframe)},"]
+        what = "The pose that model.py adds, in which" if robot.lacks.home else "The keyframe that"
+        what += " the robot stands." if robot.lacks.home and robot.stands else " episodes start from."
+        what = what.replace("in which episodes start from", "from which episodes start")
+        lines += [f"# {what}", f"keyframe={text(robot.keyframe)},"]
     if robot.motors:
         lines += _motors_source(robot.motors)
     # Options that differ from the MJCF
-    if robot.has_pgs or robot.has_rk4:
+    if robot.has_pgs or robot.integrator is not None:
         lines += ["options=OptionsConfig("]
         if robot.has_pgs:
             lines += ["    # The MJCF uses PGS, which MuJoCo Warp does not support.", '    solver="newton",']
-        if robot.has_rk4:
-            lines += ["    # The MJCF uses RK4, which takes four times as long.", '    integrator="implicitfast",']
+        if robot.integrator is not None:
+            lines += [f"    # {_INTEGRATORS[robot.integrator]}", '    integrator="implicitfast",']
         lines += ["),"]
     # Step and buffer sizes
     lines += [
@@ -121,17 +179,26 @@ def _sim_source(names: Names, robot: Robot) -> str:
         f"#     mjlab-dist size-buffers {names.task}",
         f"njmax={robot.njmax},",
         f"nconmax={robot.nconmax},",
-        "# Off to save time: poses and sensors are then one substep late, but no term below reads them.",
-        "forward_before_observation=False,",
     ]
+    if robot.goal != "reach":
+        lines += [
+            "# Off to save time: poses and sensors are then one substep late, but no observation below reads them.",
+            "forward_before_observation=False,",
+        ]
     return indented(lines, 8)
+
+
+_INTEGRATORS = {
+    "rk4": "The MJCF uses RK4, which takes four times as long.",
+    "euler": "The MJCF uses Euler, which is less stable with the damping of these motors.",
+}
 
 
 def _motors_source(motors: dict[str, Motors]) -> list[str]:
     lines = [
-        "# The MJCF has no actuators. These motors hold target positions. Their parameters are estimates from the",
-        "# weight of the robot: replace them with those of your motors. Units: N m/rad, N m s/rad and N m (slide",
-        "# joints: N/m, N s/m and N).",
+        "# The MJCF has no actuators. These motors hold target positions. Their parameters are estimates from what",
+        "# hangs on each joint: replace them with those of your motors. Armature is added where links are too light",
+        "# for stable motors. Units: N m/rad, N m s/rad, N m and kg m2 (slide joints: N/m, N s/m, N and kg).",
         "actuators={",
     ]
     for name, motor in motors.items():
@@ -141,14 +208,17 @@ def _motors_source(motors: dict[str, Motors]) -> list[str]:
             f"        stiffness={motor.stiffness!r},",
             f"        damping={motor.damping!r},",
             f"        effort_limit={motor.effort_limit!r},",
+            *([f"        armature={motor.armature!r},"] if motor.armature is not None else []),
             "    ),",
         ]
     return [*lines, "},"]
 
 
 _MEANINGS = {
-    "position": "Position motors: target = position in the start state + scale * action.",
+    "home": "Position motors: target = position in the start state + scale * action.",
+    "position": "Position motors: target = offset + scale * action.",
     "velocity": "Velocity motors: target = offset + scale * action.",
+    "muscle": "Muscles: activation = offset + scale * action.",
     "effort": "Torque or force motors: input = offset + scale * action.",
 }
 
@@ -164,106 +234,10 @@ def _actions_source(robot: Robot) -> str:
 def _block_source(name: str, block: Block) -> list[str]:
     offset = text(block.offset) if isinstance(block.offset, str) else repr(block.offset)
     return [
-        f"    # {_MEANINGS[block.kind]}",
+        f"    # {_MEANINGS['home' if block.offset == 'home' else block.kind]}",
         f"    {text(name)}: ActionConfig(",
         *(f"        {line}" for line in tuple_lines("actuators=", block.actuators, ",", 16)),
         f"        scale={block.scale!r},",
         *([] if block.offset == 0.0 else [f"        offset={offset},"]),
         "    ),",
     ]
-
-
-def _floating_source(base: Base, robot: Robot) -> str:
-    size = rounded(-0.05 / max(1, len(robot.joints)))
-    speed = rounded(base.speed_m_s)
-    start = "event(events.DrawRoot, yaw_rad=(-3.14, 3.14), joint=_ROOT)"
-    if base.rise_m:
-        start = f"""event(
-        events.DrawRoot,
-        # The start state of the MJCF penetrates the ground; this lifts it, in m.
-        z_m=({rounded_up(base.rise_m)!r}, {rounded_up(base.rise_m)!r}),
-        yaw_rad=(-3.14, 3.14),
-        joint=_ROOT,
-    )"""
-    lines = f"""# Observations of the policy. Add a second group named critic for the value function only.
-observations={{
-    "actor": {{
-        # Direction of gravity in the robot's frame, velocities of the robot, and its height.
-        "gravity": observation(observations.projected_gravity, joint=_ROOT),
-        "velocity": observation(observations.base_linear_velocity, joint=_ROOT),
-        "turning": observation(observations.base_angular_velocity, joint=_ROOT),
-        "height": observation(observations.base_height, joint=_ROOT),
-        # All hinge and slide joints.
-        "positions": observation(observations.JointPositions),
-        "velocities": observation(observations.JointVelocities),
-        "last_action": observation(observations.last_action),
-    }},
-}},
-# Reward per control step: the sum of weight * term. The console prints the mean of each term.
-rewards={{
-    # 1 at {speed!r} m/s forward, see terms.py.
-    "forward": reward(1.0, terms.forward_speed, max_m_s={speed!r}, joint=_ROOT),
-    # 1 in every step in which the episode is not terminated.
-    "alive": reward(0.5, rewards.alive),
-    # A cost for large actions.
-    "effort": reward({size!r}, rewards.action_size),
-}},
-# Conditions that end an episode before its time limit.
-terminations={{""".splitlines()
-    if base.is_upright:
-        lines += [
-            "    # The base is tilted by more than this angle.",
-            '    "tilted": termination(terminations.tilted, max_rad=1.0, joint=_ROOT),',
-        ]
-    lines += f"""    # The base is lower than this height.
-    "fallen": termination(terminations.too_low, min_m={rounded(base.min_height_m)!r}, joint=_ROOT),
-}},
-# Events at the start of an episode.
-events={{
-    # The robot starts with a random heading.
-    "start": {start},
-    # Joints start near the start state, within their limits.
-    "joints": event(events.DrawJoints, position=(-0.1, 0.1)),
-    # Pushes every 5 to 10 seconds make the policy robust; uncomment to enable them:
-    # "push": event(events.Push, linear_m_s=(-0.5, 0.5), joint=_ROOT).every(5.0, 10.0),
-}},""".splitlines()
-    return indented(lines, 8)
-
-
-def _fixed_source(robot: Robot) -> str:
-    size = rounded(-0.05 / max(1, len(robot.joints)))
-    lines = f"""# Commands: target positions of the joints, resampled every few seconds. See terms.py.
-commands={{
-    # Targets differ from the start state by at most reach, in rad (slide joints: m), within the joint limits.
-    "target": term(terms.JointTargets, joints=_JOINTS, reach=1.0, resample_s=(2.0, 4.0)),
-}},
-# Observations of the policy. Add a second group named critic for the value function only.
-observations={{
-    "actor": {{
-        # Distances to the targets.
-        "to_target": observation(terms.ToTarget, command="target", joints=_JOINTS),
-        # All hinge and slide joints.
-        "positions": observation(observations.JointPositions),
-        "velocities": observation(observations.JointVelocities),
-        "last_action": observation(observations.last_action),
-    }},
-}},
-# Reward per control step: the sum of weight * term. The console prints the mean of each term.
-rewards={{
-    # A cost for the distance of joints from their targets, which has a gradient also far away from them.
-    "distance": reward(-0.3, terms.Distance, command="target", joints=_JOINTS),
-    # 1 if all joints are at their targets.
-    "reached": reward(1.0, terms.Reached, command="target", joints=_JOINTS, std=0.3),
-    # A cost for large actions.
-    "effort": reward({size!r}, rewards.action_size),
-}},
-# Conditions that end an episode before its time limit: none.
-terminations={{
-    # "broken": termination(terms.your_function),  # import termination from mjlab_dist.config
-}},
-# Events at the start of an episode.
-events={{
-    # Joints start near the start state, within their limits.
-    "joints": event(events.DrawJoints, joints=_JOINTS, position=(-0.5, 0.5)),
-}},""".splitlines()
-    return indented(lines, 8)

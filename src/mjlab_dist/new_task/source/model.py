@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mjlab_dist.new_task.base import Base
+from mjlab_dist.new_task.lacks import END_SITE, HOME, TARGET
 from mjlab_dist.new_task.robot import Robot
 from mjlab_dist.new_task.rounding import rounded
 from mjlab_dist.new_task.source.names import Names
@@ -22,18 +22,35 @@ def model_source(names: Names, robot: Robot) -> str:
         *_names_source("joints", "Joints", lacks.joint_names),
         *_names_source("actuators", "Actuators", lacks.actuator_names),
     ]
+    body += _names_source("bodies", "Bodies", lacks.body_names)
     if lacks.keyframe_name is not None:
         body += ["# The keyframe without a name.", f"spec.keys[0].name = {text(lacks.keyframe_name)}"]
-    if lacks.ground:
-        body += _GROUND.splitlines()
-    if lacks.camera and robot.base is not None:
+    if lacks.home:
+        body += _home_source(robot)
+    if lacks.end_site is not None:
+        name, pos = lacks.end_site
         body += [
-            "# A camera that follows the robot, for play --video.",
-            f"spec.joint({text(robot.base.joint)}).parent.add_camera(",
-            '    name="track",',
-            "    mode=mujoco.mjtCamLight.mjCAMLIGHT_TRACKCOM,",
-            f"    pos=[0.0, {_camera_m(robot.base)!r}, {rounded(-_camera_m(robot.base) / 3)!r}],",
-            "    xyaxes=[1.0, 0.0, 0.0, 0.0, 0.3, 1.0],",
+            "# The point that reaches for targets: the tip of the last link, or the middle of the fingers.",
+            f"spec.body({text(name)}).add_site(name={text(END_SITE)}, pos={_rounded(pos)!r})",
+        ]
+    if lacks.target:
+        body += [
+            "# A sphere that shows the target.",
+            f"target = spec.worldbody.add_body(name={text(TARGET)}, mocap=True)",
+            f"target.add_site(size=[{rounded(robot.view.extent_m / 60)!r}, 0.0, 0.0], rgba=[0.9, 0.2, 0.1, 1.0])",
+        ]
+    if lacks.ground or lacks.backdrop:
+        body += _ground_source(robot)
+    body += _camera_source(robot) if lacks.camera else []
+    if lacks.light:
+        body += [
+            "# A light from above.",
+            "spec.worldbody.add_light(",
+            '    name="sun",',
+            "    type=mujoco.mjtLightType.mjLIGHT_DIRECTIONAL,",
+            "    pos=[0.0, 0.0, 4.0],",
+            "    dir=[0.2, 0.3, -1.0],",
+            "    diffuse=[0.6, 0.6, 0.6],",
             ")",
         ]
     # The file
@@ -61,8 +78,58 @@ def robot() -> mujoco.MjSpec:
 '''
 
 
-_GROUND = """# A floor, without which the robot would fall forever.
-spec.add_texture(
+def _home_source(robot: Robot) -> list[str]:
+    stands = "in which the robot stands" if robot.stands else "in which the legs are bent; the robot falls in it"
+    values = [f"{number:.4g}" if number % 1 else f"{number:.1f}" for number in robot.lacks.home]
+    rows = [", ".join(values[i : i + 12]) + "," for i in range(0, len(values), 12)]
+    return [
+        f"# A start pose, {stands}. It was found by simulation. Positions of all joints, in their",
+        "# order; those of a free joint are a point and a quaternion.",
+        "spec.add_key(",
+        f"    name={text(HOME)},",
+        "    # fmt: off",
+        "    qpos=[",
+        *(f"        {row}" for row in rows),
+        "    ],",
+        "    # fmt: on",
+        ")",
+    ]
+
+
+def _ground_source(robot: Robot) -> list[str]:
+    what = "A floor, without which the robot would fall forever."
+    mask, low_m = 1, 0.0
+    if not robot.lacks.ground:
+        what, mask = "A floor for videos. Nothing collides with it.", 0
+        low_m = min(0.0, rounded(robot.view.center_m[2] - robot.view.extent_m))
+    return [f"# {what}", *_GROUND.format(mask=mask, z=low_m).splitlines()]
+
+
+def _camera_source(robot: Robot) -> list[str]:
+    if robot.base is not None:
+        return [
+            "# A camera that follows the robot, for play --video.",
+            f"spec.joint({text(robot.base.joint)}).parent.add_camera(",
+            '    name="track",',
+            "    mode=mujoco.mjtCamLight.mjCAMLIGHT_TRACKCOM,",
+            f"    pos=[0.0, {_camera_m(robot)!r}, {rounded(-_camera_m(robot) / 3)!r}],",
+            "    xyaxes=[1.0, 0.0, 0.0, 0.0, 0.3, 1.0],",
+            ")",
+        ]
+    x, y, z = robot.view.center_m
+    size = robot.view.extent_m
+    position = _rounded((x + 0.9 * size, y - 1.2 * size, z + 0.6 * size))
+    return [
+        "# A camera that shows the whole robot, for play --video.",
+        "spec.worldbody.add_camera(",
+        '    name="overview",',
+        f"    pos={position!r},",
+        "    xyaxes=[0.8, 0.6, 0.0, -0.22, 0.29, 0.93],",
+        ")",
+    ]
+
+
+_GROUND = """spec.add_texture(
     name="tiles",
     type=mujoco.mjtTexture.mjTEXTURE_2D,
     builtin=mujoco.mjtBuiltin.mjBUILTIN_CHECKER,
@@ -76,11 +143,17 @@ tiles.textures[mujoco.mjtTextureRole.mjTEXROLE_RGB] = "tiles"
 spec.worldbody.add_geom(
     name="floor",
     type=mujoco.mjtGeom.mjGEOM_PLANE,
+    pos=[0.0, 0.0, {z!r}],
     size=[0.0, 0.0, 0.1],
-    contype=1,
-    conaffinity=1,
+    contype={mask},
+    conaffinity={mask},
     material="tiles",
 )"""
+
+
+def _rounded(point: tuple[float, float, float]) -> list[float]:
+    """Return a point rounded to millimeters."""
+    return [round(coordinate, 3) for coordinate in point]
 
 
 def _names_source(attribute: str, what: str, names: dict[int, str]) -> list[str]:
@@ -95,6 +168,7 @@ def _names_source(attribute: str, what: str, names: dict[int, str]) -> list[str]
     ]
 
 
-def _camera_m(base: Base) -> float:
+def _camera_m(robot: Robot) -> float:
     """Return the y position of the camera in m, to the right of the robot; further away from larger, faster robots."""
-    return rounded(-max(1.0, 2.0 * base.speed_m_s))
+    speed_m_s = robot.base.speed_m_s if robot.base is not None else 0.0
+    return rounded(-max(1.0, 2.0 * speed_m_s))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 FUNCTIONS = ("event", "observation", "reward", "term", "termination")
 """Functions that a config may import."""
 
-MODULES = ("events", "observations", "rewards", "terminations")
+MODULES = ("commands", "events", "observations", "rewards", "terminations")
 """Modules of ``mjlab_dist.mdp`` that a config imports."""
 
 

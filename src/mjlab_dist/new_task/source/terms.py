@@ -24,8 +24,100 @@ mask; use torch.where.
 import torch
 {gap}from mjlab_dist.env import Env
 '''
-    return head + (_FLOATING_TERMS if robot.base else _FIXED_TERMS)
+    return head + _terms_of(robot)
 
+
+def _terms_of(robot: Robot) -> str:
+    if robot.goal == "none":
+        return _NO_TERMS
+    if robot.base is None:
+        return {"reach": _REACH_TERMS, "hold": _FIXED_TERMS}.get(robot.goal, _PENDULUM_TERMS)
+    if robot.goal == "hold":
+        return _FREE_DRIFT if robot.base.is_free else _DRIFT
+    return _FLOATING_TERMS if robot.base.is_free else _PLANAR_TERMS
+
+
+_NO_TERMS = '''
+
+def your_function(env: Env) -> torch.Tensor:
+    """Reward: an example, 1 in every step; (num_envs,)."""
+    return torch.ones(env.num_envs, device=env.device)
+'''
+
+_PLANAR_TERMS = '''
+
+def forward_speed(env: Env, max_m_s: float, joint: str) -> torch.Tensor:
+    """Reward: velocity of a slide joint divided by max_m_s, clipped to [-1, 1]; (num_envs,)."""
+    return env.sim.qvel[:, env.joints[joint].qvel][:, 0].clamp(-max_m_s, max_m_s) / max_m_s
+'''
+
+_DRIFT = '''
+
+def drift(env: Env, joint: str) -> torch.Tensor:
+    """Reward: speed of a slide joint in m/s; (num_envs,)."""
+    return env.sim.qvel[:, env.joints[joint].qvel][:, 0].abs()
+'''
+
+_FREE_DRIFT = '''
+
+def drift(env: Env, joint: str = "root") -> torch.Tensor:
+    """Reward: horizontal speed of the base in m/s; (num_envs,)."""
+    return env.sim.qvel[:, env.joints[joint].qvel][:, :2].norm(dim=1)
+'''
+
+_REACH_TERMS = '''from mjlab_dist.env.term import Term
+
+
+class ToTarget(Term):
+    """Observation: vector from a site to the target, in m; (num_envs, 3)."""
+
+    def __init__(self, env: Env, command: str, site: str) -> None:
+        self._command = command
+        self._site = env.find_sites((site,))
+
+    def __call__(self, env: Env) -> torch.Tensor:
+        """Return the vectors, (num_envs, 3)."""
+        return env.command(self._command)[:, :3] - self._site.pos[:, 0]
+
+
+class AtTarget(Term):
+    """Reward: exp(-distance^2 / std_m^2) of a site and the target; (num_envs,)."""
+
+    def __init__(self, env: Env, command: str, site: str, std_m: float) -> None:
+        self._to_target = ToTarget(env, command, site)
+        self._std_m = std_m
+
+    def __call__(self, env: Env) -> torch.Tensor:
+        """Return the rewards, (num_envs,)."""
+        return torch.exp(-self._to_target(env).square().sum(dim=1) / self._std_m**2)
+'''
+
+_PENDULUM_TERMS = '''from mjlab_dist.env.term import Term
+
+
+class Height(Term):
+    """Reward: height of a body's center of mass, 0 at low_m and 1 at high_m; (num_envs,)."""
+
+    def __init__(self, env: Env, body: str, low_m: float, high_m: float) -> None:
+        self._height_m = env.sim.view("xipos")[:, env.sim.model.body(body).id, 2]
+        self._low_m, self._range_m = low_m, high_m - low_m
+
+    def __call__(self, env: Env) -> torch.Tensor:  # noqa: ARG002 (every reward takes the env)
+        """Return the rewards, (num_envs,)."""
+        return (self._height_m - self._low_m) / self._range_m
+
+
+class Below(Term):
+    """Termination: whether a body's center of mass is below min_m; (num_envs,) of bool."""
+
+    def __init__(self, env: Env, body: str, min_m: float) -> None:
+        self._height_m = env.sim.view("xipos")[:, env.sim.model.body(body).id, 2]
+        self._min_m = min_m
+
+    def __call__(self, env: Env) -> torch.Tensor:  # noqa: ARG002 (every termination takes the env)
+        """Return whether the body is too low, (num_envs,)."""
+        return self._height_m < self._min_m
+'''
 
 _FLOATING_TERMS = '''from mjlab_dist.mdp.observations import base_linear_velocity
 
@@ -37,6 +129,7 @@ def forward_speed(env: Env, max_m_s: float, joint: str = "root") -> torch.Tensor
 
 _FIXED_TERMS = '''from mjlab_dist.env.columns import write_rows
 from mjlab_dist.env.term import Command, Term
+from mjlab_dist.mdp.rotation import wrap_angle
 
 
 class JointTargets(Command):
@@ -59,34 +152,45 @@ class JointTargets(Command):
 
 
 class ToTarget(Term):
-    """Observation: distances of joints to their targets, in rad or m; (num_envs, joints)."""
+    """Observation: distances of joints to their targets, in rad or m; (num_envs, joints).
 
-    def __init__(self, env: Env, command: str, joints: tuple[str, ...]) -> None:
+    Those of the hinges in endless are the shortest way around.
+    """
+
+    def __init__(self, env: Env, command: str, joints: tuple[str, ...], endless: tuple[str, ...] = ()) -> None:
+        found = env.find_joints(joints)
         self._command = command
-        self._columns = env.find_joints(joints).qpos
+        self._columns = found.qpos
+        self._wraps = torch.tensor([name in endless for name in found.names], device=env.device)
 
     def __call__(self, env: Env) -> torch.Tensor:
         """Return the distances, (num_envs, joints)."""
-        return env.command(self._command) - self._columns.of(env.sim.qpos)
+        distance = env.command(self._command) - self._columns.of(env.sim.qpos)
+        return torch.where(self._wraps, wrap_angle(distance), distance)
 
 
 class Distance(Term):
-    """Reward: mean distance of joints from their targets, in rad or m; (num_envs,)."""
+    """Reward: mean over joints of the distance divided by half the range of the targets; (num_envs,)."""
 
-    def __init__(self, env: Env, command: str, joints: tuple[str, ...]) -> None:
-        self._to_target = ToTarget(env, command, joints)
+    def __init__(self, env: Env, command: str, joints: tuple[str, ...], endless: tuple[str, ...] = ()) -> None:
+        self._to_target = ToTarget(env, command, joints, endless)
+        low, high = env.find_command(command).ranges.unbind(dim=1)
+        self._half = 0.5 * (high - low).clamp(min=1e-6)
 
     def __call__(self, env: Env) -> torch.Tensor:
         """Return the rewards, (num_envs,)."""
-        return self._to_target(env).abs().mean(dim=1)
+        return (self._to_target(env) / self._half).abs().mean(dim=1)
 
 
 class Reached(Term):
-    """Reward: mean over joints of exp(-distance^2 / std^2), 1 with all joints at their targets; (num_envs,)."""
+    """Reward: mean over joints of exp(-distance^2 / (std * half range)^2), 1 with all at their targets; (num_envs,)."""
 
-    def __init__(self, env: Env, command: str, joints: tuple[str, ...], std: float) -> None:
-        self._to_target = ToTarget(env, command, joints)
-        self._std = std
+    def __init__(
+        self, env: Env, command: str, joints: tuple[str, ...], std: float, endless: tuple[str, ...] = ()
+    ) -> None:
+        self._to_target = ToTarget(env, command, joints, endless)
+        low, high = env.find_command(command).ranges.unbind(dim=1)
+        self._std = std * 0.5 * (high - low).clamp(min=1e-6)
 
     def __call__(self, env: Env) -> torch.Tensor:
         """Return the rewards, (num_envs,)."""

@@ -1,0 +1,256 @@
+"""What a robot can learn: the goal of its first task, and what the goal needs of the model."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from mjlab_dist.errors import UserError
+from mjlab_dist.new_task.base import GRAVITY_M_S2, has_weight
+from mjlab_dist.new_task.joints import followers, is_below, is_finger, is_hinge, simple_joints
+from mjlab_dist.wording import listed
+
+if TYPE_CHECKING:
+    import mujoco
+    from numpy.typing import NDArray
+
+Goal = Literal["walk", "reach", "balance", "swing-up", "hold", "none"]
+"""Goal of a task."""
+
+MAX_PASSIVE = 3
+"""Maximum number of joints without a motor in a pendulum."""
+
+MIN_FINGERS = 4
+"""Minimum number of ends of a hand; with fewer, it is a gripper."""
+
+UPPER_SHARE = 0.9
+"""Minimum height of a balanced tip, as a share of the distance between its lowest and highest position."""
+
+END_NAMES = re.compile(
+    r".*(ee|eef|end.?effector|grip.*|pinch|tcp|tool.*|attachment.*|grasp|finger.?tip|tip)(_site)?", re.I
+)
+"""Names of sites that mark an end effector."""
+
+NUM_REACHED = 500
+"""Number of random poses that determine where targets are."""
+
+REACH_RAD = 0.7
+"""Maximum distance of a hinge from the start state in these poses."""
+
+REACH_M = 0.3
+"""The same for slide joints."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pendulum:
+    """A chain of joints whose last link is balanced or swung up."""
+
+    body: int
+    """The last link."""
+    slides: tuple[str, ...]
+    """Names of its slide joints."""
+    hinges: tuple[str, ...]
+    """Names of its hinges."""
+    low_m: float
+    """Lowest height of the link's center of mass."""
+    high_m: float
+    """Its greatest height."""
+    start_m: float
+    """Its height in the start state."""
+    can_hold: bool
+    """Whether a motor drives every joint, and is strong enough to hold the pendulum in any pose."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndEffector:
+    """The point of an arm that reaches for targets."""
+
+    body: int
+    """The body of the last link."""
+    site: str | None
+    """Name of its site in the MJCF, if there is one."""
+    pos: tuple[float, float, float]
+    """Its position in the frame of the body, in m."""
+    box: tuple[tuple[float, float], tuple[float, float], tuple[float, float]]
+    """Ranges of x, y and z of targets in the world frame, in m."""
+
+
+def possible_goals(is_moving: bool, pendulum: Pendulum | None, end: EndEffector | None) -> tuple[Goal, ...]:
+    """Return the goals that a robot can have, the most fitting ones first.
+
+    Args:
+        is_moving: Whether the robot moves; otherwise it is fixed to the world.
+        pendulum: The robot as a pendulum.
+        end: The end effector of the robot.
+    """
+    goals: list[Goal] = []
+    if is_moving:
+        goals.append("walk")
+    elif pendulum is not None:
+        goals.extend(("balance", "swing-up"))
+    if not is_moving and end is not None:
+        goals.append("reach")
+    return (*goals, "hold", "none")
+
+
+def choose_goal(wish: Goal | None, goals: Sequence[Goal], pendulum: Pendulum | None) -> Goal:
+    """Return the goal of a task: the user's wish, or a guess.
+
+    Args:
+        wish: The user's wish.
+        goals: The goals that the robot can have.
+        pendulum: The robot as a pendulum.
+
+    Raises:
+        UserError: If the robot cannot have this goal.
+    """
+    if wish is not None and wish not in goals:
+        raise UserError(f"--goal {wish}: does not suit this robot; choose {listed(goals, 'or')}")
+    if wish is not None:
+        return wish
+    if "balance" in goals and pendulum is not None and not pendulum.can_hold:
+        share = (pendulum.start_m - pendulum.low_m) / (pendulum.high_m - pendulum.low_m)
+        return "balance" if share > UPPER_SHARE else "swing-up"
+    return next(goal for goal in goals if goal not in {"balance", "swing-up"})
+
+
+def find_pendulum(model: mujoco.MjModel, start: mujoco.MjData, joints: Sequence[int]) -> Pendulum | None:
+    """Return the robot as a pendulum; None if it is not one.
+
+    A pendulum is a chain of at most one slide joint and up to three hinges, of which at least as many are free as are
+    driven, or a single driven hinge.
+
+    Args:
+        model: The MuJoCo model.
+        start: The start state.
+        joints: The driven joints.
+    """
+    if not has_weight(model):
+        return None
+    coupled = followers(model)
+    trees = {int(model.body_rootid[model.jnt_bodyid[j]]) for j in joints}
+    chain = [j for j in simple_joints(model) if int(model.body_rootid[model.jnt_bodyid[j]]) in trees]
+    hinges = [j for j in chain if is_hinge(model, j)]
+    slides = [j for j in chain if not is_hinge(model, j)]
+    passive = [j for j in chain if j not in joints and j not in coupled and model.jnt_stiffness[j] == 0.0]
+    is_chain = all(
+        is_below(model, int(model.jnt_bodyid[b]), int(model.jnt_bodyid[a])) for a, b in itertools.pairwise(chain)
+    )
+    is_small = len(trees) == 1 and len(slides) <= 1 and 1 <= len(hinges) <= MAX_PASSIVE
+    is_single = len(chain) == 1
+    if not is_chain or not is_small or not (is_single or len(joints) <= len(passive) <= MAX_PASSIVE):
+        return None
+    body = max(int(model.jnt_bodyid[j]) for j in hinges)
+    heights = _heights(model, start, hinges, body)
+    if np.ptp(heights) < 1e-3:
+        return None
+    return Pendulum(
+        body=body,
+        slides=tuple(model.joint(j).name for j in slides),
+        hinges=tuple(model.joint(j).name for j in hinges),
+        low_m=float(heights.min()),
+        high_m=float(heights.max()),
+        start_m=float(start.xipos[body, 2]),
+        can_hold=is_single and _torque(model, joints[0]) > _weight_torque(model, start, joints[0]),
+    )
+
+
+def find_end(model: mujoco.MjModel, start: mujoco.MjData, joints: Sequence[int]) -> EndEffector | None:
+    """Return the end effector of an arm: of a chain of two or more driven joints, perhaps with a gripper.
+
+    Args:
+        model: The MuJoCo model.
+        start: The start state.
+        joints: The driven joints.
+    """
+    # The joints that move all ends
+    bodies = {int(model.jnt_bodyid[j]) for j in (*joints, *followers(model))}
+    ends = [b for b in bodies if not any(other != b and is_below(model, other, b) for other in bodies)]
+    moving_all = [j for j in joints if all(is_below(model, end, int(model.jnt_bodyid[j])) for end in ends)]
+    arm = [j for j in moving_all if not is_finger(model, j)]
+    if len(arm) < 2 or len(ends) >= MIN_FINGERS:
+        return None
+    body = int(model.jnt_bodyid[arm[-1]])
+    # The site of the MJCF, the middle of the fingers, or the tip of the last link
+    sites = [s for s in range(model.nsite) if is_below(model, int(model.site_bodyid[s]), body)]
+    named = [s for s in sites if END_NAMES.fullmatch(model.site(s).name)]
+    if named:
+        body, point, site = int(model.site_bodyid[named[0]]), start.site_xpos[named[0]], model.site(named[0]).name
+    else:
+        site = None
+        fingers = [start.subtree_com[end] for end in ends]
+        tip = 2.0 * start.subtree_com[body] - start.xanchor[arm[-1]]
+        point = np.mean(fingers, axis=0) if len(ends) > 1 else tip
+    local = start.xmat[body].reshape(3, 3).T @ (point - start.xpos[body])
+    points = _reached(model, start, arm, body, local)
+    low, high = np.quantile(points, [0.05, 0.95], axis=0)
+    box = [(round(float(a), 2), round(float(b), 2)) for a, b in zip(low, high, strict=True)]
+    return EndEffector(
+        body=body, site=site, pos=(float(local[0]), float(local[1]), float(local[2])), box=(box[0], box[1], box[2])
+    )
+
+
+def _heights(model: mujoco.MjModel, start: mujoco.MjData, hinges: Sequence[int], body: int) -> NDArray[np.float64]:
+    """Return the heights of a body's center of mass in m, for a grid of hinge positions."""
+    import mujoco
+
+    data = mujoco.MjData(model)
+    data.qpos[:] = start.qpos
+    limits = [map(float, model.jnt_range[j]) if model.jnt_limited[j] else (-np.pi, np.pi) for j in hinges]
+    home = [float(start.qpos[model.jnt_qposadr[j]]) for j in hinges]
+    grids = [[*np.linspace(low, high, 9), at] for (low, high), at in zip(limits, home, strict=True)]
+    heights: list[float] = []
+    for position in itertools.product(*grids):
+        data.qpos[model.jnt_qposadr[list(hinges)]] = position
+        mujoco.mj_kinematics(model, data)
+        heights.append(float(data.xipos[body, 2]))
+    return np.array(heights)
+
+
+def _reached(
+    model: mujoco.MjModel, start: mujoco.MjData, arm: Sequence[int], body: int, local: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the positions of a point of a body in random poses near the start state, (NUM_REACHED, 3)."""
+    import mujoco
+
+    data = mujoco.MjData(model)
+    data.qpos[:] = start.qpos
+    columns = model.jnt_qposadr[list(arm)]
+    limited = model.jnt_limited[list(arm)].astype(bool)
+    width = np.array([REACH_RAD if is_hinge(model, j) else REACH_M for j in arm])
+    low, high = start.qpos[columns] - width, start.qpos[columns] + width
+    low = np.where(limited, np.maximum(model.jnt_range[list(arm), 0], low), low)
+    high = np.where(limited, np.minimum(model.jnt_range[list(arm), 1], high), high)
+    rng = np.random.default_rng(0)
+    points: list[NDArray[np.float64]] = []
+    for _ in range(NUM_REACHED):
+        data.qpos[columns] = rng.uniform(low, high)
+        mujoco.mj_kinematics(model, data)
+        points.append(data.xpos[body] + data.xmat[body].reshape(3, 3) @ local)
+    return np.array(points)
+
+
+def _torque(model: mujoco.MjModel, joint: int) -> float:
+    """Return the maximum torque of the actuators of a joint in N m; infinity without limits."""
+    total = 0.0
+    for i in range(model.nu):
+        if model.actuator_trnid[i, 0] != joint:
+            continue
+        gear = abs(float(model.actuator_gear[i, 0]))
+        by_force = float(model.actuator_forcerange[i, 1]) if model.actuator_forcelimited[i] else np.inf
+        by_input = np.inf
+        if model.actuator_ctrllimited[i] and not model.actuator_biastype[i]:
+            by_input = float(model.actuator_ctrlrange[i, 1] * model.actuator_gainprm[i, 0])
+        total += gear * min(by_force, by_input)
+    return total if model.nu else np.inf
+
+
+def _weight_torque(model: mujoco.MjModel, start: mujoco.MjData, joint: int) -> float:
+    body = int(model.jnt_bodyid[joint])
+    lever_m = float(np.linalg.norm(start.subtree_com[body] - start.xanchor[joint]))
+    return GRAVITY_M_S2 * float(model.body_subtreemass[body]) * lever_m

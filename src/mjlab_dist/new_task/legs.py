@@ -1,0 +1,113 @@
+"""The legs of a robot: the chains of joints that end in its lowest links."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mjlab_dist.new_task.joints import is_below
+
+if TYPE_CHECKING:
+    import mujoco
+    from numpy.typing import NDArray
+
+SAME_HEIGHT = 0.15
+"""Maximum height of a foot above the lowest one, as a share of the height of the base."""
+
+SOLE = 0.02
+"""Maximum height of a point of the sole above its lowest point, as a share of the height of the base."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leg:
+    """A leg."""
+
+    joints: tuple[int, ...]
+    """Its driven joints, from the base to the foot."""
+    body: int
+    """The body that the last joint moves."""
+    sole: NDArray[np.float64]
+    """Center of the lowest points of the foot in the frame of this body, in m, (3,)."""
+    size_m: float
+    """Distance from the center to the farthest of these points."""
+
+
+def find_legs(model: mujoco.MjModel, data: mujoco.MjData, base: int, joints: Sequence[int]) -> list[Leg]:
+    """Return the legs of a robot.
+
+    A foot is a link without driven joints behind it that is about as low as the lowest one, and below the base.
+
+    Args:
+        model: The MuJoCo model.
+        data: A state in which the robot stands, or its legs are stretched.
+        base: The body of the base.
+        joints: The driven joints.
+    """
+    # The ends of all chains of joints that start at the base
+    bodies = {int(model.jnt_bodyid[joint]) for joint in joints} - {base}
+    ends = [body for body in bodies if is_below(model, body, base) and not _is_inner(model, body, bodies)]
+    corners = {body: corners_below(model, data, body) for body in sorted(ends)}
+    corners = {body: points for body, points in corners.items() if len(points)}
+    if not corners:
+        return []
+    # The lowest of them
+    lowest_m = min(float(points[:, 2].min()) for points in corners.values())
+    height_m = float(data.xpos[base, 2]) - lowest_m
+    legs: list[Leg] = []
+    for body, points in corners.items():
+        low_m = float(points[:, 2].min())
+        if low_m - lowest_m > SAME_HEIGHT * height_m:
+            continue
+        sole = points[points[:, 2] <= low_m + SOLE * height_m]
+        center = sole.mean(axis=0)
+        legs.append(
+            Leg(
+                joints=tuple(chain_to(model, base, body, joints)),
+                body=body,
+                sole=data.xmat[body].reshape(3, 3).T @ (center - data.xpos[body]),
+                size_m=float(np.linalg.norm(sole - center, axis=1).max()),
+            )
+        )
+    return legs
+
+
+def chain_to(model: mujoco.MjModel, base: int, body: int, joints: Sequence[int]) -> list[int]:
+    """Return the driven joints between the base and a body, from the base on.
+
+    Args:
+        model: The MuJoCo model.
+        base: The body of the base.
+        body: The body.
+        joints: The driven joints.
+    """
+    chain: list[int] = []
+    while body not in {base, 0}:
+        chain = [joint for joint in joints if model.jnt_bodyid[joint] == body] + chain
+        body = int(model.body_parentid[body])
+    return chain
+
+
+def corners_below(model: mujoco.MjModel, data: mujoco.MjData, body: int) -> NDArray[np.float64]:
+    """Return the corners of the bounding boxes of the colliding geoms of a body and those below it, in m, (n, 3).
+
+    They are in the world frame.
+
+    Args:
+        model: The MuJoCo model.
+        data: Its state.
+        body: The body.
+    """
+    below = [is_below(model, int(b), body) for b in model.geom_bodyid]
+    geoms = np.flatnonzero(np.array(below) & ((model.geom_contype | model.geom_conaffinity) != 0))
+    signs = np.array(np.meshgrid(*[[-1.0, 1.0]] * 3)).reshape(3, -1).T
+    boxes = model.geom_aabb[geoms]
+    local = boxes[:, None, :3] + signs * boxes[:, None, 3:]
+    rotation = data.geom_xmat[geoms].reshape(-1, 3, 3)
+    return (np.einsum("gij,gcj->gci", rotation, local) + data.geom_xpos[geoms][:, None]).reshape(-1, 3)
+
+
+def _is_inner(model: mujoco.MjModel, body: int, bodies: set[int]) -> bool:
+    return any(other != body and is_below(model, other, body) for other in bodies)

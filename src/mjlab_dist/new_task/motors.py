@@ -1,0 +1,260 @@
+"""Position motors for the joints of an MJCF without actuators, with parameters from what hangs on each joint."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mjlab_dist.new_task.joints import is_below, is_hinge, simple_joints
+from mjlab_dist.new_task.legs import Leg
+from mjlab_dist.new_task.rounding import rounded
+
+if TYPE_CHECKING:
+    import mujoco
+    from numpy.typing import NDArray
+
+MARGIN = 2.0
+"""Effort limit divided by the load of a joint."""
+
+LEG_MARGIN = 1.5
+"""The same for joints of legs, whose load is an overestimate for bent legs."""
+
+MIN_DAMPING_S = 0.04
+"""Minimum damping divided by the stiffness, in s. Through the legs, motors also move the body."""
+
+UPRIGHT_MARGIN = 1.3
+"""Stiffness of the joints of one or two legs divided by that at which the robot falls over."""
+
+DAMPING_RATIO = {True: 0.5, False: 1.0}
+"""Damping ratio of a joint with its motor: for robots that move, whose legs are fast, and for fixed ones."""
+
+FIXED_SAG = (0.1, 0.01)
+"""Deflection of a hinge (rad) and of a slide joint (m) under its load, for robots that are fixed to the world."""
+
+MOVING_SAG = (0.5, 0.05)
+"""The same for robots that move. Their motors are softer, for the impacts of the feet."""
+
+MIN_HZ = 2.0
+"""Minimum natural frequency of a joint with its motor."""
+
+MAX_HZ = 10.0
+"""Maximum natural frequency; armature is added to joints that would have a higher one."""
+
+MAX_STEP = 0.3
+"""Maximum natural frequency in rad per physics step. The explicit integration of a spring is unstable above 2."""
+
+MIN_SHARE = 0.02
+"""Minimum load of a joint, as a share of the largest load of the robot's joints."""
+
+VERTICAL = 0.99
+"""Minimum cosine of the angle between a vertical axis and gravity."""
+
+MIN_LEG_SHARE = 0.25
+"""Minimum load of a joint of a leg, as a share of the largest load of the leg."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Motors:
+    """Position motors for joints of an MJCF without actuators."""
+
+    joints: tuple[str, ...]
+    """Names of the joints, or regular expressions that match them."""
+    stiffness: float
+    """Stiffness in N m/rad (slide joints: N/m)."""
+    damping: float
+    """Damping in N m s/rad (slide joints: N s/m)."""
+    effort_limit: float
+    """Maximum torque in N m (slide joints: force in N)."""
+    armature: float | None
+    """Inertia of the rotor in kg m2 (slide joints: kg); None to keep that of the MJCF."""
+
+
+def make_motors(
+    model: mujoco.MjModel, start: mujoco.MjData, joints: Sequence[int], legs: Sequence[Leg], *, is_moving: bool
+) -> dict[str, Motors]:
+    """Return position motors that can hold the robot, by name. Similar joints share their motors' parameters.
+
+    - The effort limit is that of the MJCF (``actuatorfrcrange``), or twice the load of the joint.
+    - The stiffness follows from the deflection under the load, and from a minimum natural frequency.
+    - Armature is added where this stiffness would be too large for the inertia of the links at this timestep.
+    - The damping, with that of the MJCF, follows from the joint's element of the mass matrix.
+
+    Args:
+        model: The MuJoCo model.
+        start: The start state.
+        joints: Joints that get a motor.
+        legs: The legs of a robot that stands on them.
+        is_moving: Whether the robot moves; otherwise it is fixed to the world.
+    """
+    loads = joint_loads(model, start, joints, legs)
+    inertias, free_inertias = dof_inertias(model, start)
+    min_rad_s = 2.0 * math.pi * MIN_HZ
+    max_rad_s = min(2.0 * math.pi * MAX_HZ, MAX_STEP / model.opt.timestep)
+    sags = MOVING_SAG if is_moving else FIXED_SAG
+    upright = _upright_stiffness(model, start, legs)
+    of_legs = {joint for leg in legs for joint in leg.joints}
+    made: dict[int, Motors] = {}
+    for joint in joints:
+        dof, hinge = int(model.jnt_dofadr[joint]), is_hinge(model, joint)
+        given = _given_effort(model, joint)
+        load = given / 2.0 if given else loads[joint]
+        # Stiffness and effort limit. Where the limit is given, it is reached at twice the deflection.
+        stiffness = max(load / sags[not hinge], inertias[dof] * min_rad_s**2)
+        if joint in of_legs:
+            stiffness = max(stiffness, upright)
+        margin = LEG_MARGIN if joint in of_legs else MARGIN
+        effort = given or margin * max(load, inertias[dof] * min_rad_s**2 * sags[not hinge])
+        # Armature and damping
+        armature = max(stiffness / max_rad_s**2 - free_inertias[dof], 0.0)
+        critical = 2.0 * math.sqrt(stiffness * (inertias[dof] + armature))
+        damping = max(DAMPING_RATIO[is_moving] * critical, MIN_DAMPING_S * stiffness)
+        made[joint] = Motors(
+            joints=(model.joint(joint).name,),
+            stiffness=stiffness,
+            damping=max(damping - float(model.dof_damping[dof]), 0.0),
+            effort_limit=effort,
+            armature=float(model.dof_armature[dof]) + armature if armature else None,
+        )
+    return _grouped(model, made)
+
+
+def joint_loads(
+    model: mujoco.MjModel, start: mujoco.MjData, joints: Sequence[int], legs: Sequence[Leg]
+) -> dict[int, float]:
+    """Return the torque in N m (slide joints: force in N) that each joint must hold.
+
+    A joint holds the links behind it in the pose in which they are heaviest. A joint of a leg holds half the weight of
+    the robot at the distance of the foot: two legs of a quadruped carry it while the others swing.
+
+    Args:
+        model: The MuJoCo model.
+        start: The start state.
+        joints: The joints.
+        legs: The legs.
+    """
+    gravity_m_s2 = float(np.linalg.norm(model.opt.gravity)) or 9.81
+    loads = {joint: gravity_m_s2 * _first_moment(model, start, joint) for joint in joints}
+    # Legs
+    weight_n = gravity_m_s2 * max((float(model.body_subtreemass[_root(model, leg)]) for leg in legs), default=0.0)
+    share = max(min(len(legs), 2), len(legs) / 2)
+    wanted = set(joints)
+    for leg in legs:
+        foot = start.xpos[leg.body] + start.xmat[leg.body].reshape(3, 3) @ leg.sole
+        carried = {joint: weight_n / share * _lever_m(model, start, joint, foot, leg.size_m) for joint in leg.joints}
+        least = MIN_LEG_SHARE * max(carried.values())
+        loads |= {joint: max(load, least, loads[joint]) for joint, load in carried.items() if joint in wanted}
+    # Joints without a load, such as those with a vertical axis
+    largest = {
+        kind: max((loads[j] for j in joints if is_hinge(model, j) == kind), default=0.0) for kind in (True, False)
+    }
+    total_n = gravity_m_s2 * sum(float(model.body_mass[b]) for b in range(model.nbody) if model.body_weldid[b])
+    least = {True: MIN_SHARE * largest[True], False: MIN_SHARE * total_n}
+    return {joint: max(load, least[is_hinge(model, joint)]) for joint, load in loads.items()}
+
+
+def _upright_stiffness(model: mujoco.MjModel, start: mujoco.MjData, legs: Sequence[Leg]) -> float:
+    """Return the stiffness in N m/rad with which the joints of one or two legs keep a robot from falling over.
+
+    An inverted pendulum of mass m and height h needs more than m g h. More legs support each other: 0 is returned.
+    """
+    if not 1 <= len(legs) <= 2:
+        return 0.0
+    root = _root(model, legs[0])
+    foot_m = min(float((start.xpos[leg.body] + start.xmat[leg.body].reshape(3, 3) @ leg.sole)[2]) for leg in legs)
+    weight_n = float(np.linalg.norm(model.opt.gravity) * model.body_subtreemass[root])
+    return UPRIGHT_MARGIN * weight_n * (float(start.subtree_com[root, 2]) - foot_m) / len(legs)
+
+
+def _first_moment(model: mujoco.MjModel, start: mujoco.MjData, joint: int) -> float:
+    """Return the mass behind a joint times its distance from the axis, in kg m (slide joints: the mass in kg).
+
+    It is 0 for an axis along which, or about which, gravity does nothing in any pose.
+    """
+    body = int(model.jnt_bodyid[joint])
+    mass_kg = float(model.body_subtreemass[body])
+    axis = start.xaxis[joint]
+    gravity = model.opt.gravity / (np.linalg.norm(model.opt.gravity) or 1.0)
+    along = abs(float(axis @ gravity))
+    turns_before = any(
+        is_below(model, body, int(model.jnt_bodyid[j])) and _tips(model, j, start.xaxis[j] @ gravity)
+        for j in range(joint)
+    )
+    if not is_hinge(model, joint):
+        return mass_kg if turns_before else mass_kg * along
+    arm = start.subtree_com[body] - start.xanchor[joint]
+    lever_m = float(np.linalg.norm(np.cross(axis, arm)))
+    return mass_kg * lever_m * (1.0 if turns_before else math.sqrt(max(0.0, 1.0 - along**2)))
+
+
+def _tips(model: mujoco.MjModel, joint: int, along: float) -> bool:
+    """Return whether a joint can change the direction of gravity in the frames behind it."""
+    import mujoco
+
+    kind = model.jnt_type[joint]
+    if kind == mujoco.mjtJoint.mjJNT_HINGE:
+        return abs(along) < VERTICAL
+    return bool(kind != mujoco.mjtJoint.mjJNT_SLIDE)
+
+
+def _lever_m(
+    model: mujoco.MjModel, start: mujoco.MjData, joint: int, foot: NDArray[np.float64], size_m: float
+) -> float:
+    """Return the distance of a foot from the axis of a hinge in m, at least half its size; 1 for a slide joint."""
+    if not is_hinge(model, joint):
+        return 1.0
+    return max(float(np.linalg.norm(np.cross(start.xaxis[joint], foot - start.xanchor[joint]))), size_m)
+
+
+def dof_inertias(model: mujoco.MjModel, start: mujoco.MjData) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the inertia of each degree of freedom, with all others held and with all others free, (nv,) each.
+
+    Args:
+        model: The MuJoCo model.
+        start: A state.
+    """
+    import mujoco
+
+    mass = np.zeros((model.nv, model.nv), dtype=np.float64)
+    mujoco.mj_fullM(model, start, mass)
+    return mass.diagonal().copy(), (1.0 / np.linalg.inv(mass).diagonal()).astype(np.float64)
+
+
+def _given_effort(model: mujoco.MjModel, joint: int) -> float:
+    """Return the effort limit of the MJCF, or 0 without one."""
+    return float(np.abs(model.jnt_actfrcrange[joint]).min()) if model.jnt_actfrclimited[joint] else 0.0
+
+
+def _root(model: mujoco.MjModel, leg: Leg) -> int:
+    return int(model.body_rootid[leg.body])
+
+
+def _grouped(model: mujoco.MjModel, made: dict[int, Motors]) -> dict[str, Motors]:
+    """Group the motors of similar joints: of the same type, and within a factor of 2 in limit and stiffness.
+
+    In each group, the largest parameters count.
+    """
+    alike: dict[tuple[bool, float, int], list[int]] = {}
+    for joint, motor in made.items():
+        effort = _given_effort(model, joint) or 2.0 ** round(math.log2(motor.effort_limit))
+        key = is_hinge(model, joint), effort, round(math.log2(motor.stiffness))
+        alike.setdefault(key, []).append(joint)
+    groups: dict[str, Motors] = {}
+    for n, (_, members) in enumerate(sorted(alike.items(), reverse=True), start=1):
+        motors = [made[joint] for joint in members]
+        names = tuple(motor.joints[0] for motor in motors)
+        armature = 0.0
+        if any(motor.armature for motor in motors):
+            own = max(float(model.dof_armature[model.jnt_dofadr[joint]]) for joint in members)
+            armature = max(own, *(motor.armature or 0.0 for motor in motors))
+        groups["motors" if len(alike) == 1 else f"motors_{n}"] = Motors(
+            joints=(".*",) if len(names) == len(simple_joints(model)) else names,
+            stiffness=rounded(max(motor.stiffness for motor in motors)),
+            damping=rounded(max(motor.damping for motor in motors)),
+            effort_limit=rounded(max(motor.effort_limit for motor in motors)),
+            armature=rounded(armature) if armature else None,
+        )
+    return groups

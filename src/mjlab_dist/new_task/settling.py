@@ -1,0 +1,174 @@
+"""How a robot is driven, and the pose that it starts in: its motors must hold the pose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mjlab_dist.config import ActuatorConfig
+from mjlab_dist.new_task.actuation import Block, action_inputs, find_blocks, motor_blocks
+from mjlab_dist.new_task.base import UPRIGHT, has_weight
+from mjlab_dist.new_task.joints import simple_joints
+from mjlab_dist.new_task.legs import find_legs
+from mjlab_dist.new_task.loading import compile_spec
+from mjlab_dist.new_task.motors import Motors, joint_loads, make_motors
+from mjlab_dist.new_task.stance import SETTLED_S, find_stance, standing
+
+if TYPE_CHECKING:
+    import mujoco
+    from numpy.typing import NDArray
+
+HOME_NAMES = ("home", "stand", "standing", "default")
+"""Names of keyframes to start from, in order of preference; without any of these, the first keyframe is used."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Actuation:
+    """How a robot is driven, and the pose that it starts in."""
+
+    blocks: dict[str, Block]
+    """Action blocks by name."""
+    motors: dict[str, Motors]
+    """Motors to add, by name of the group of joints; empty if the MJCF has actuators."""
+    home: tuple[float, ...] = ()
+    """Positions of all joints in the start pose, if it is not that of the MJCF."""
+    stands: bool | None = None
+    """Whether the robot stands in this pose for some time; None without such a pose."""
+
+
+def actuate(spec: mujoco.MjSpec, root: Sequence[int], joints: Sequence[int]) -> Actuation:
+    """Return actions, motors and a start pose for a robot.
+
+    A pose is only searched for if the MJCF has no keyframe, and the robot has weight and position motors.
+
+    Args:
+        spec: The MJCF.
+        root: The joints that connect a moving robot to the world.
+        joints: The driven joints.
+    """
+    model = compile_spec(spec)
+    key = find_key(model)
+    start = start_state(model, key)
+    base = int(model.jnt_bodyid[root[0]]) if root else 0
+    stands_on_legs = bool(root) and has_weight(model)
+
+    def at(data: mujoco.MjData) -> tuple[dict[str, Block], dict[str, Motors]]:
+        legs = find_legs(model, data, base, joints) if stands_on_legs else []
+        if not model.nu:
+            return motor_blocks(model, joints), make_motors(model, data, joints, legs, is_moving=bool(root))
+        return find_blocks(model, data, joint_loads(model, data, simple_joints(model), legs)), {}
+
+    def settle(pose: NDArray[np.float64]) -> mujoco.MjData:
+        return _settled(spec, *at(_posed(model, pose)), pose)
+
+    blocks, motors = at(start)
+    lift = _lift(model, start, root)
+    can_hold = all(block.kind == "position" for block in blocks.values())
+    if key is None and lift is not None and can_hold and stands_on_legs:
+        found = find_stance(model, base, lift, joints, settle)
+        if found is not None and (found[1] or standing(model, base, start.qpos, settle(start.qpos)) < 1.0):
+            pose, stands = found
+            blocks, motors = at(_posed(model, pose))
+            return Actuation(blocks=blocks, motors=motors, home=tuple(pose.tolist()), stands=stands)
+    return Actuation(blocks=blocks, motors=motors)
+
+
+def add_motors(spec: mujoco.MjSpec, motors: dict[str, Motors]) -> None:
+    """Add motors, and the integrator that suits them, as the generated config does.
+
+    Args:
+        spec: The MJCF, changed in place.
+        motors: The motors by group; without any, nothing is changed.
+    """
+    import mujoco
+
+    from mjlab_dist.sim import scene  # noqa: PLC0415 (imports Warp)
+
+    if not motors:
+        return
+    configs = {
+        name: ActuatorConfig(
+            joints=motor.joints,
+            stiffness=motor.stiffness,
+            damping=motor.damping,
+            effort_limit=motor.effort_limit,
+            armature=motor.armature,
+        )
+        for name, motor in motors.items()
+    }
+    scene.add_motors(spec, configs)
+    if spec.option.integrator in {mujoco.mjtIntegrator.mjINT_EULER, mujoco.mjtIntegrator.mjINT_RK4}:
+        spec.option.integrator = mujoco.mjtIntegrator.mjINT_IMPLICITFAST
+
+
+def start_state(model: mujoco.MjModel, key: int | None) -> mujoco.MjData:
+    """Return the start state, with joints clipped to their ranges as at the start of an episode.
+
+    Args:
+        model: The MuJoCo model.
+        key: The keyframe; None for the reference pose.
+    """
+    import mujoco
+
+    data = mujoco.MjData(model)
+    if key is not None:
+        mujoco.mj_resetDataKeyframe(model, data, key)
+    for i in simple_joints(model):
+        if model.jnt_limited[i]:
+            data.qpos[model.jnt_qposadr[i]] = np.clip(data.qpos[model.jnt_qposadr[i]], *model.jnt_range[i])
+    mujoco.mj_forward(model, data)
+    return data
+
+
+def find_key(model: mujoco.MjModel) -> int | None:
+    """Return the keyframe that episodes start from; None without one.
+
+    Args:
+        model: The MuJoCo model.
+    """
+    names = [model.key(i).name for i in range(model.nkey)]
+    known = [names.index(name) for name in HOME_NAMES if name in names]
+    if known or not names:
+        return known[0] if known else None
+    # <size nkey=.../> makes keyframes without a name that equal the reference pose.
+    return 0 if names[0] or not np.allclose(model.key_qpos[0], model.qpos0) else None
+
+
+def _posed(model: mujoco.MjModel, pose: NDArray[np.float64]) -> mujoco.MjData:
+    import mujoco
+
+    data = mujoco.MjData(model)
+    data.qpos[:] = pose
+    mujoco.mj_forward(model, data)
+    return data
+
+
+def _settled(
+    spec: mujoco.MjSpec, blocks: dict[str, Block], motors: dict[str, Motors], pose: NDArray[np.float64]
+) -> mujoco.MjData:
+    """Return the state after ``SETTLED_S`` in which the motors have held a pose, in MuJoCo's C code."""
+    import mujoco
+
+    copy = spec.copy()
+    add_motors(copy, motors)
+    model = compile_spec(copy)
+    data = _posed(model, pose)
+    data.ctrl[:] = action_inputs(model, pose, blocks)[0]
+    for _ in range(round(SETTLED_S / model.opt.timestep)):
+        mujoco.mj_step(model, data)
+    return data
+
+
+def _lift(model: mujoco.MjModel, start: mujoco.MjData, root: Sequence[int]) -> int | None:
+    """Return the index in qpos of the height of the base; None if it has none."""
+    import mujoco
+
+    for joint in root:
+        if model.jnt_type[joint] == mujoco.mjtJoint.mjJNT_FREE:
+            return int(model.jnt_qposadr[joint]) + 2
+        if model.jnt_type[joint] == mujoco.mjtJoint.mjJNT_SLIDE and start.xaxis[joint, 2] > UPRIGHT:
+            return int(model.jnt_qposadr[joint])
+    return None

@@ -1,0 +1,159 @@
+"""Commands, observations, rewards, terminations and events of a new task for a robot that is fixed to the world."""
+
+from __future__ import annotations
+
+import math
+
+from mjlab_dist.new_task.goals import EndEffector, Pendulum
+from mjlab_dist.new_task.lacks import TARGET
+from mjlab_dist.new_task.robot import Robot
+from mjlab_dist.new_task.rounding import rounded
+from mjlab_dist.new_task.source.parts import action_cost, call, joint_observations
+from mjlab_dist.new_task.source.python import text
+
+FALLEN_SHARE = 0.8
+"""Height below which a pendulum that is balanced has fallen, as a share of its range of heights."""
+
+
+def fixed_source(robot: Robot) -> list[str]:
+    """Return the lines of the parts of the env's config.
+
+    Args:
+        robot: The robot in the MJCF.
+    """
+    observed, rewards, terminations = [], [], []
+    commands: list[str] = []
+    start = '"joints": event(events.DrawJoints, joints=_JOINTS, position=(-0.1, 0.1)),'
+    if robot.end is not None:
+        commands = _reach_command(robot.end)
+        observed = [
+            "# Vector from the end effector to the target.",
+            '"to_target": observation(terms.ToTarget, command="target", site=_SITE),',
+        ]
+        rewards = _reach_rewards(robot.end)
+    elif robot.pendulum is not None:
+        rewards, terminations = _pendulum_rewards(robot.pendulum), _pendulum_terminations(robot, robot.pendulum)
+        width = 3.14 if robot.goal == "swing-up" else 0.1
+        start = f'"joints": event(events.DrawJoints, joints=_HINGES, position=({-width!r}, {width!r})),'
+    elif robot.goal == "hold":
+        commands = _joint_command()
+        observed = [
+            "# Distances to the targets.",
+            f'"to_target": observation(terms.ToTarget, command="target", joints=_JOINTS{_turning(robot)}),',
+        ]
+        rewards = _joint_rewards(robot)
+        start = '"joints": event(events.DrawJoints, joints=_JOINTS, position=(-0.5, 0.5)),'
+    else:
+        rewards = ["# Your own rewards, such as terms.your_function."]
+    return [
+        *commands,
+        "# Observations of the policy. Add a second group named critic for the value function only.",
+        "observations={",
+        '    "actor": {',
+        *(f"        {line}" for line in (*observed, *joint_observations(robot))),
+        "    },",
+        "},",
+        "# Reward per control step: the sum of weight * term. The console prints the mean of each term.",
+        "rewards={",
+        *(f"    {line}" for line in (*rewards, *action_cost(robot))),
+        "},",
+        *(terminations or _NO_TERMINATIONS),
+        "# Events at the start of an episode.",
+        "events={",
+        "    # Joints start near the start state, within their limits."
+        if robot.goal != "swing-up"
+        else "    # The hinges start at any angle.",
+        f"    {start}",
+        "},",
+    ]
+
+
+_NO_TERMINATIONS = [
+    "# Conditions that end an episode before its time limit: none.",
+    "terminations={",
+    '    # "broken": termination(terms.your_function),  # import termination from mjlab_dist.config',
+    "},",
+]
+
+
+def _turning(robot: Robot) -> str:
+    """Return the argument with the hinges whose distances wrap, if there are any."""
+    return ", endless=_ANGLES" if set(robot.observed.angles) & set(robot.joints) else ""
+
+
+def _joint_command() -> list[str]:
+    return [
+        "# Commands: target positions of the joints, resampled every few seconds. See terms.py.",
+        "commands={",
+        "    # Targets differ from the start state by at most reach, in rad or m, and are within the joint limits.",
+        '    "target": term(terms.JointTargets, joints=_JOINTS, reach=1.0, resample_s=(2.0, 4.0)),',
+        "},",
+    ]
+
+
+def _joint_rewards(robot: Robot) -> list[str]:
+    turning = _turning(robot)
+    return [
+        "# A cost for the distance of joints from their targets, which has a gradient also far away from them.",
+        "# Distances are relative to the ranges of the targets, so that hinges and fingers count alike.",
+        f'"distance": reward(-0.3, terms.Distance, command="target", joints=_JOINTS{turning}),',
+        "# 1 if all joints are at their targets.",
+        f'"reached": reward(1.0, terms.Reached, command="target", joints=_JOINTS{turning}, std=0.3),',
+    ]
+
+
+def _reach_command(end: EndEffector) -> list[str]:
+    x, y, z = end.box
+    items = [
+        "commands.Pose,",
+        f"x_m={x!r},",
+        f"y_m={y!r},",
+        f"z_m={z!r},",
+        "resample_s=(3.0, 5.0),",
+        "# The body that shows the target in videos.",
+        f"marker={text(TARGET)},",
+    ]
+    return [
+        "# Commands: positions of the target, resampled every few seconds. The box contains most points that the end",
+        "# effector reaches if each joint moves by up to 0.7 rad (slide joints: 0.3 m).",
+        "commands={",
+        *(f"    {line}" for line in call('"target": term(', items)),
+        "},",
+    ]
+
+
+def _reach_rewards(end: EndEffector) -> list[str]:
+    half_m = max(math.dist(*zip(*end.box, strict=True)) / 2, 0.02)
+    wide, narrow = rounded(half_m), rounded(half_m / 5)
+    return [
+        "# 1 at the target, 0.37 at a distance of std_m. The second one rewards precision.",
+        f'"near": reward(0.5, terms.AtTarget, command="target", site=_SITE, std_m={wide!r}),',
+        f'"reached": reward(1.0, terms.AtTarget, command="target", site=_SITE, std_m={narrow!r}),',
+    ]
+
+
+def _pendulum_rewards(pendulum: Pendulum) -> list[str]:
+    low, high = rounded(pendulum.low_m), rounded(pendulum.high_m)
+    lines = [
+        "# 0 with the last link at its lowest height, 1 at its greatest. Heights are those of its center of mass.",
+        f'"upright": reward(1.0, terms.Height, body=_BODY, low_m={low!r}, high_m={high!r}),',
+    ]
+    if pendulum.slides:
+        lines += [
+            "# A cost for the distance from the middle, in m.",
+            '"centered": reward(-0.1, rewards.JointDeviation, joints=_SLIDES),',
+        ]
+    return lines
+
+
+def _pendulum_terminations(robot: Robot, pendulum: Pendulum) -> list[str]:
+    if robot.goal != "balance":
+        return []
+    fallen_m = pendulum.low_m + FALLEN_SHARE * (pendulum.high_m - pendulum.low_m)
+    return [
+        "# Conditions that end an episode before its time limit.",
+        "terminations={",
+        "    # The center of mass of the last link is lower than this height.",
+        f'    "fallen": termination(terms.Below, body=_BODY, min_m={rounded(fallen_m)!r}),',
+        "},",
+    ]

@@ -1,0 +1,127 @@
+"""Observations, rewards, terminations and events of a new task for a robot that moves."""
+
+from __future__ import annotations
+
+from mjlab_dist.new_task.base import Base
+from mjlab_dist.new_task.robot import Robot
+from mjlab_dist.new_task.rounding import rounded, rounded_up
+from mjlab_dist.new_task.source.parts import action_cost, call, joint_observations
+from mjlab_dist.new_task.source.python import text
+
+
+def moving_source(base: Base, robot: Robot) -> list[str]:
+    """Return the lines of the parts of the env's config.
+
+    Args:
+        base: The base of the robot.
+        robot: The robot in the MJCF.
+    """
+    return [
+        "# Observations of the policy. Add a second group named critic for the value function only.",
+        "observations={",
+        '    "actor": {',
+        *(f"        {line}" for line in (*_base_observations(base), *joint_observations(robot))),
+        "    },",
+        "},",
+        "# Reward per control step: the sum of weight * term. The console prints the mean of each term.",
+        "rewards={",
+        *(f"    {line}" for line in _rewards(base, robot)),
+        "},",
+        *_terminations(base),
+        "# Events at the start of an episode.",
+        "events={",
+        *(f"    {line}" for line in _events(base)),
+        "},",
+    ]
+
+
+def _base_observations(base: Base) -> list[str]:
+    if not base.is_free:
+        return []
+    return [
+        f"# Direction of gravity in the robot's frame, velocities of the robot{', and its height' * base.can_fall}.",
+        '"gravity": observation(observations.projected_gravity, joint=_ROOT),',
+        '"velocity": observation(observations.base_linear_velocity, joint=_ROOT),',
+        '"turning": observation(observations.base_angular_velocity, joint=_ROOT),',
+        *(['"height": observation(observations.base_height, joint=_ROOT),'] if base.can_fall else []),
+    ]
+
+
+def _rewards(base: Base, robot: Robot) -> list[str]:
+    lines: list[str] = []
+    if robot.goal == "walk":
+        speed = rounded(base.speed_m_s)
+        lines += [
+            f"# 1 at {speed!r} m/s forward, see terms.py. The speed is a guess from the size of the robot.",
+            f'"forward": reward(1.0, terms.forward_speed, max_m_s={speed!r}, joint=_ROOT),',
+        ]
+    if robot.goal == "hold":
+        lines += [
+            "# Costs for the horizontal speed in m/s, and for the distance of the joints from the start state.",
+            '"drift": reward(-1.0, terms.drift, joint=_ROOT),',
+            '"pose": reward(-0.1, rewards.JointDeviation, joints=_JOINTS),',
+        ]
+    if robot.goal == "none":
+        lines += ["# Your own rewards, such as terms.your_function."]
+    if base.can_fall:
+        lines += [
+            "# 1 in every step in which the episode is not terminated.",
+            '"alive": reward(0.5, rewards.alive),',
+        ]
+    return [*lines, *action_cost(robot)]
+
+
+def _terminations(base: Base) -> list[str]:
+    lines: list[str] = []
+    if base.can_fall and base.is_free and base.is_upright:
+        lines += [
+            "# The base is tilted by more than this angle.",
+            '"tilted": termination(terminations.tilted, max_rad=1.0, joint=_ROOT),',
+        ]
+    if base.can_fall and base.is_free:
+        lines += [
+            "# The base is lower than this height.",
+            f'"fallen": termination(terminations.too_low, min_m={rounded(base.min_height_m)!r}, joint=_ROOT),',
+        ]
+    if base.can_fall and not base.is_free:
+        for i, joint in enumerate(base.tilt_joints, start=1):
+            name = "tilted" if len(base.tilt_joints) == 1 else f"tilted_{i}"
+            found = f"terminations.joint_out_of_range, joint={text(joint)}, low=-1.0, high=1.0"
+            lines += ["# The base is tilted by more than this angle.", f'"{name}": termination({found}),']
+    if base.can_fall and base.height_joint is not None:
+        low = rounded(base.min_height_m)
+        found = f"terminations.joint_out_of_range, joint={text(base.height_joint)}, low={low!r}"
+        lines += ["# The base is lower than this position of its vertical joint.", f'"fallen": termination({found}),']
+    if not lines:
+        return ["# The robot cannot fall: only the time limit ends an episode."]
+    head = "# Conditions that end an episode before its time limit."
+    return [head, "terminations={", *(f"    {line}" for line in lines), "},"]
+
+
+def _events(base: Base) -> list[str]:
+    rise = f"({rounded_up(base.rise_m)!r}, {rounded_up(base.rise_m)!r})"
+    lifts = "# The start state of the MJCF penetrates the ground; this lifts it, in m."
+    lines: list[str] = []
+    if base.is_free and base.rise_m:
+        items = [lifts, f"z_m={rise},", "yaw_rad=(-3.14, 3.14),", "joint=_ROOT,"]
+        lines += ["# The robot starts with a random heading.", *call('"start": event(', ["events.DrawRoot,", *items])]
+    elif base.is_free:
+        lines += [
+            "# The robot starts with a random heading.",
+            '"start": event(events.DrawRoot, yaw_rad=(-3.14, 3.14), joint=_ROOT),',
+        ]
+    elif base.rise_m and base.height_joint is not None:
+        joints = f"({text(base.height_joint)},)"
+        lines += [lifts, f'"start": event(events.DrawJoints, joints={joints}, position={rise}),']
+    lines += ["# Joints start near the start state, within their limits."]
+    lines += [
+        '"joints": event(events.DrawJoints, position=(-0.1, 0.1)),'
+        if base.is_free
+        else '"joints": event(events.DrawJoints, joints=_JOINTS, position=(-0.1, 0.1)),'
+    ]
+    if base.is_free and base.can_fall:
+        lines += [
+            "# Pushes every 5 to 10 seconds make the policy robust; uncomment to enable them:",
+            '# "push": event(events.Push, linear_m_s=(-0.5, 0.5), joint=_ROOT).every(5.0, 10.0),',
+        ]
+    return lines

@@ -1,0 +1,53 @@
+"""Parts of configs that the new tasks of all robots share."""
+
+from __future__ import annotations
+
+from mjlab_dist.new_task.robot import Robot
+from mjlab_dist.new_task.rounding import rounded
+
+
+def joint_observations(robot: Robot) -> list[str]:
+    """Return the lines of the observations of joints and actions.
+
+    Args:
+        robot: The robot in the MJCF.
+    """
+    observed = robot.observed
+    lines: list[str] = []
+    if observed.are_all:
+        lines += ["# All hinge and slide joints.", '"positions": observation(observations.JointPositions),']
+    elif observed.positions:
+        lines += [
+            "# Hinges and slide joints, but not how far the robot has moved, and no hinges without limits.",
+            '"positions": observation(observations.JointPositions, joints=_POSITIONS),',
+        ]
+    if observed.angles:
+        lines += [
+            "# Sines and cosines of the hinges without limits, which are the same after a full turn.",
+            '"angles": observation(observations.JointAngles, joints=_ANGLES),',
+        ]
+    return [
+        *lines,
+        '"velocities": observation(observations.JointVelocities),',
+        '"last_action": observation(observations.last_action),',
+    ]
+
+
+def action_cost(robot: Robot) -> list[str]:
+    """Return the lines of the cost of large actions.
+
+    Args:
+        robot: The robot in the MJCF.
+    """
+    size = rounded(-0.05 / max(1, len(robot.joints)))
+    return ["# A cost for large actions.", f'"effort": reward({size!r}, rewards.action_size),']
+
+
+def call(start: str, items: list[str]) -> list[str]:
+    """Return the lines of a call with one argument per line.
+
+    Args:
+        start: Text up to the opening parenthesis.
+        items: The arguments, with commas.
+    """
+    return [start, *(f"    {item}" for item in items), "),"]
