@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -22,12 +22,14 @@ from mjlab_dist.check.checks import (
     measure_speed,
     passed,
 )
+from mjlab_dist.check.physics import PhysicsProbe
 from mjlab_dist.check.replay import is_library
 from mjlab_dist.check.watch import RETURNED, Entry, WatchedEnv
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.checks import validate
 from mjlab_dist.errors import UserError
 from mjlab_dist.learn.random_state import random_state, restore_random_state
+from mjlab_dist.messages import emit
 from mjlab_dist.places import with_notes
 from mjlab_dist.seeding import seed_generators
 from mjlab_dist.sim import start_warp
@@ -57,6 +59,22 @@ def check(config: TrainConfig) -> Iterator[Check]:
     Raises:
         UserError: If the config cannot train, or the number of envs is auto.
     """
+    yield from _with_envs(config, _checks)
+
+
+def try_out(config: TrainConfig) -> Iterator[Check]:
+    """Build a task, step it, and check its physics: numbers, speeds, contacts and buffers.
+
+    Args:
+        config: The task, and the number of envs.
+
+    Raises:
+        UserError: If the config cannot train, or the number of envs is auto.
+    """
+    yield from _with_envs(config, _trial)
+
+
+def _with_envs(config: TrainConfig, checks: Callable[[TrainConfig, int], Iterator[Check]]) -> Iterator[Check]:
     # The rollout of so few envs need not divide into mini-batches.
     validate(dataclasses.replace(config, num_envs="auto", total_num_envs=None))
     num_envs = config.num_envs if config.total_num_envs is None else config.total_num_envs
@@ -69,9 +87,28 @@ def check(config: TrainConfig) -> Iterator[Check]:
     before = random_state("cpu")
     try:
         with torch.inference_mode(False), torch.no_grad():
-            yield from _checks(config, num_envs)
+            yield from checks(config, num_envs)
     finally:
         restore_random_state(before, "cpu")
+
+
+def _trial(config: TrainConfig, num_envs: int) -> Iterator[Check]:
+    emit("status", text="Building the envs...")
+    subject = _Subject(config, num_envs, config.seed)
+    result = subject.build()
+    yield result
+    if not result.passed:
+        return
+    emit("status", text=f"Stepping {num_envs} envs {NUM_STEPS} times with random actions...")
+    error = subject.run()
+    if warning := subject.physics.warning():
+        emit("warning", text=warning)
+    yield subject.physics.check()
+    if error is not None:
+        yield error
+        return
+    yield check_finite(subject.env, subject.trace, subject.num_resets)
+    yield subject.buffers.check()
 
 
 def _checks(config: TrainConfig, num_envs: int) -> Iterator[Check]:
@@ -90,6 +127,7 @@ def _checks(config: TrainConfig, num_envs: int) -> Iterator[Check]:
             yield error
             return
     env = first.env
+    yield first.physics.check()
     yield check_finite(env, first.trace, first.num_resets)
     yield check_seeds((first.trace, second.trace), other.trace, config.seed, first.draws)
 
@@ -133,6 +171,7 @@ class _Subject:
             generator = torch.Generator().manual_seed(0)
             shape = (NUM_STEPS + NUM_RESUMED + 1, env.num_envs, env.num_actions)
             self.actions = self._config.agent.init_std * torch.randn(shape, generator=generator)
+            self.physics = PhysicsProbe(env)
             env.watched_step(1, self.actions[1])
         except Exception as error:  # noqa: BLE001 (terms are code of users, which may raise anything)
             return failed("terms", self._describe(error))
@@ -149,7 +188,9 @@ class _Subject:
             result = self.build()
             if not result.passed:
                 return result
-        return self.steps(range(2, NUM_STEPS + 1))
+        error = self.steps(range(2, NUM_STEPS + 1))
+        self.physics.remove()
+        return error
 
     def steps(self, indices: Sequence[int]) -> Check | None:
         """Make steps and trace them; return an error."""

@@ -9,7 +9,11 @@ from pathlib import Path
 
 import mujoco
 
+import mjlab_dist
 from mjlab_dist.messages import emit
+
+_PACKAGE = Path(mjlab_dist.__file__).parent
+"""Folder of this package, which itself issues no Python warnings."""
 
 
 @contextlib.contextmanager
@@ -44,6 +48,7 @@ def quiet() -> Iterator[None]:
 
 def _is_of_mujoco(warning: warnings.WarningMessage, texts: Collection[str]) -> bool:
     """Return whether a Python warning is from MuJoCo Warp, or from MuJoCo's bindings, which name the caller's line."""
-    text = str(warning.message)
+    text, file = str(warning.message), Path(warning.filename)
     is_repeated = bool(texts) and text.startswith(tuple(texts))
-    return is_repeated or "is deprecated" in text or "mujoco_warp" in Path(warning.filename).parts
+    is_of_call = file.is_relative_to(_PACKAGE) or "is deprecated" in text
+    return is_repeated or is_of_call or "mujoco_warp" in file.parts

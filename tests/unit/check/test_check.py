@@ -20,7 +20,7 @@ from mjlab_dist.config import TrainConfig, event, observation, reward, term, ter
 from mjlab_dist.errors import CheckError, UserError
 from mjlab_dist.learn.random_state import random_state
 
-NAMES_OF_CHECKS = ["terms", "finite", "seeds", "resume", "host syncs", "replay", "buffers", "speed"]
+NAMES_OF_CHECKS = ["terms", "physics", "finite", "seeds", "resume", "host syncs", "replay", "buffers", "speed"]
 
 
 def with_term(kind: str, one: Any) -> TrainConfig:

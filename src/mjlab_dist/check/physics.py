@@ -1,0 +1,236 @@
+"""Check of the physics of a task: speeds, depths of contacts, and the same steps in MuJoCo's C code."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import mujoco
+import torch
+import warp as wp
+
+from mjlab_dist.check.checks import Check, failed, passed
+from mjlab_dist.check.watch import WatchedEnv
+from mjlab_dist.sim.quiet import quiet
+
+MAX_RAD_S = 10_000.0
+"""Maximum angular velocity of a stable simulation."""
+
+MAX_M_S = 1000.0
+"""Maximum velocity of a stable simulation."""
+
+PLAUSIBLE = 0.1
+"""Maximum speed of a plausible motion, as a share of these: fast electric motors reach half of it."""
+
+MAX_DEPTH = 0.1
+"""Maximum depth of a contact that lasts, as a share of the size of the model (``mujoco.MjStatistic.extent``)."""
+
+LASTING_STEPS = 25
+"""Number of consecutive control steps after which a contact counts as lasting."""
+
+COMPARED_EVERY = 20
+"""Number of control steps after which one is compared with MuJoCo's C code."""
+
+NUM_COMPARED = 4
+"""Number of envs in which it is compared."""
+
+MAX_DIFFERENCE = 0.05
+"""Maximum median of the difference to MuJoCo's C code, as a share of the change of the velocities.
+
+Float32 and other contact points make single steps differ more, but not half of them.
+"""
+
+_BREAKS = (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL, mujoco.mjtWarning.mjWARN_BADQACC)
+"""Warnings of MuJoCo's C code after which it starts again from the reference positions."""
+
+_FIX = "lower gains, forces or the scale of its actions in the config, or give it armature or damping in the MJCF"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Break:
+    """The first step with a number that is not finite or a speed that is not plausible."""
+
+    step: int
+    """Number of the step."""
+    joint: str
+    """The fastest joint, with its speed and unit."""
+    is_finite: bool
+    """Whether all numbers are finite."""
+    in_c: bool
+    """Whether the same step also breaks in MuJoCo's C code."""
+
+
+class PhysicsProbe:
+    """Observer of the physics of an env, from its construction until :meth:`remove`."""
+
+    def __init__(self, env: WatchedEnv) -> None:
+        """Observe the next steps.
+
+        Args:
+            env: The envs.
+        """
+        self._env, self._sim_step, self._num_steps = env, env.sim.step, 0
+        # Why steps cannot be repeated in C, if they cannot
+        self._reason = ""
+        if env.sim.fields:
+            self._reason = "the model differs between envs"
+        elif env.sim._substep_programs:
+            self._reason = "kernels of actions run before every physics step"
+        elif env.cfg.sim.terrain.parts:
+            self._reason = "the terrain has contacts of its own"
+        # Results
+        self._broken: _Break | None = None
+        self._max_speeds = torch.zeros(env.sim.model.nv)
+        self._num_deep = torch.zeros(env.num_envs, dtype=torch.int64)
+        self._deepest: tuple[float, str] | None = None
+        self._differences: list[float] = []
+        # Limits of the speeds of all degrees of freedom
+        angular = _is_angular(env.sim.model)
+        self._limits = torch.where(angular, MAX_RAD_S, MAX_M_S)
+        self._units = ["rad/s" if one else "m/s" for one in angular.tolist()]
+        self._max_depth_m = MAX_DEPTH * float(env.sim.model.stat.extent)
+        env.sim.step = self._step
+
+    def remove(self) -> None:
+        """Stop observing."""
+        self._env.sim.step = self._sim_step
+
+    def _step(self) -> None:
+        """Make a step of the physics, and observe it."""
+        with quiet():
+            self._observe()
+
+    def _observe(self) -> None:
+        sim = self._env.sim
+        before = {name: tensor.clone() for name, tensor in sim.physics.items()}
+        self._sim_step()
+        self._num_steps += 1
+        speeds = sim.qvel.abs()
+        is_finite = speeds.isfinite().all(dim=1) & sim.qpos.isfinite().all(dim=1)
+        fine = is_finite & (speeds <= self._limits).all(dim=1)
+        if self._env.cfg.nan_policy == "reset":  # the env handles numbers that are not finite
+            fine |= ~is_finite
+            speeds = torch.where(is_finite[:, None], speeds, 0.0)
+        if self._broken is None and not fine.all():
+            self._broken = self._break_of(before, int((~fine).nonzero()[0]))
+        if self._broken is None:
+            self._max_speeds = torch.maximum(self._max_speeds, speeds.amax(dim=0)) if speeds.numel() else speeds
+            self._measure_depths()
+            if self._num_steps % COMPARED_EVERY == 1 and not self._reason:
+                for env in range(min(NUM_COMPARED, self._env.num_envs)):
+                    self._compare(before, env)
+
+    def _break_of(self, before: Mapping[str, torch.Tensor], env: int) -> _Break:
+        sim = self._env.sim
+        after = sim.qvel[env]
+        is_finite = bool(after.isfinite().all() and sim.qpos[env].isfinite().all())
+        # The fastest joint, before the step if the speeds after it are not numbers
+        speeds = (after if is_finite else before["qvel"][env]).abs()
+        dof = int((speeds / self._limits).argmax())
+        in_c = False
+        if not self._reason:
+            data = self._step_in_c(before, env)
+            is_fast = not bool((torch.from_numpy(data.qvel).abs() <= self._limits).all())
+            in_c = is_fast or any(data.warning[bit].number for bit in _BREAKS)
+        return _Break(step=self._num_steps, joint=self._speed(dof, speeds), is_finite=is_finite, in_c=in_c)
+
+    def _speed(self, dof: int, speeds: torch.Tensor) -> str:
+        model = self._env.sim.model
+        name = model.joint(int(model.dof_jntid[dof])).name
+        return f"joint {name} at {float(speeds[dof]):,.0f} {self._units[dof]}"
+
+    def _measure_depths(self) -> None:
+        """Count the consecutive steps in which each env has a deep contact."""
+        sim = self._env.sim
+        contact, num_contacts = sim._data.contact, int(sim.view("nacon")[0])
+        depths = -wp.to_torch(contact.dist)[:num_contacts]
+        envs = wp.to_torch(contact.worldid)[:num_contacts].long()
+        deep = depths > self._max_depth_m
+        is_deep = torch.zeros_like(self._num_deep).index_add_(0, envs, deep.long()) > 0
+        self._num_deep = torch.where(is_deep, self._num_deep + 1, 0)
+        lasting = deep & (self._num_deep[envs] >= LASTING_STEPS)
+        if self._deepest is None and lasting.any():
+            worst = int(torch.where(lasting, depths, -1.0).argmax())
+            geoms = [geom for geom in wp.to_torch(contact.geom)[worst].tolist() if geom >= 0]  # not flexes
+            self._deepest = float(depths[worst]), " and ".join(_geom_name(sim.model, geom) for geom in geoms)
+
+    def _step_in_c(self, before: Mapping[str, torch.Tensor], env: int) -> mujoco.MjData:
+        """Return the result of a control step of one env in MuJoCo's C code."""
+        model = self._env.sim.model
+        data = mujoco.MjData(model)
+        for name, tensor in before.items():
+            value = tensor[env].double().numpy()
+            if name == "time":
+                data.time = float(value)
+            elif hasattr(data, name) and getattr(data, name).size == value.size:
+                getattr(data, name)[:] = value.reshape(getattr(data, name).shape)
+        data.ctrl[:] = self._env.sim.ctrl[env].double().numpy()
+        for _ in range(self._env.cfg.sim.decimation):
+            mujoco.mj_step(model, data)
+        return data
+
+    def _compare(self, before: Mapping[str, torch.Tensor], env: int) -> None:
+        start = before["qvel"][env].double()
+        mine, theirs = self._env.sim.qvel[env].double(), torch.from_numpy(self._step_in_c(before, env).qvel)
+        if len(start):
+            change = float((theirs - start).abs().max()) + 0.01 * float(theirs.abs().max()) + 1e-3
+            self._differences.append(float((mine - theirs).abs().max()) / change)
+
+    def warning(self) -> str:
+        """Return a warning about a speed that is stable, but not plausible; empty if there is none."""
+        if self._broken is not None or not len(self._max_speeds):
+            return ""
+        dof = int((self._max_speeds / self._limits).argmax())
+        if self._max_speeds[dof] <= PLAUSIBLE * self._limits[dof]:
+            return ""
+        return f"{self._speed(dof, self._max_speeds)} with random actions; {_FIX}"
+
+    def check(self) -> Check:
+        """Check what was observed."""
+        broken = self._broken
+        if broken is not None:
+            also = ", in MuJoCo's C code too" if broken.in_c else ""
+            if not broken.is_finite:
+                what = f"numbers are not finite in step {broken.step}{also}; the fastest is {broken.joint}"
+                return failed("physics", f"{what}: {_FIX}, or use a smaller timestep")
+            return failed("physics", f"{broken.joint} in step {broken.step}{also}; {_FIX}")
+        if self._deepest is not None:
+            depth_m, geoms = self._deepest
+            return failed(
+                "physics",
+                f"{geoms} overlap by {depth_m:.2g} m in {LASTING_STEPS} consecutive steps; move them apart in the "
+                "start state, or exclude the pair in the MJCF",
+            )
+        difference = statistics.median(self._differences) if self._differences else 0.0
+        if difference > MAX_DIFFERENCE:
+            return failed(
+                "physics",
+                f"velocities differ from MuJoCo's C code by {difference:.0%} of their change in a control step; use "
+                "more solver iterations or a smaller timestep",
+            )
+        return passed("physics", f"{self._fastest()}; {self._comparison(difference)}")
+
+    def _comparison(self, difference: float) -> str:
+        if self._reason:
+            return f"not compared with MuJoCo's C code, because {self._reason}"
+        return f"velocities equal MuJoCo's C code within {max(difference, 1e-6):.1g} of their change"
+
+    def _fastest(self) -> str:
+        if not len(self._max_speeds):
+            return "no joint"
+        dof = int((self._max_speeds / self._limits).argmax())
+        return f"at most {float(self._max_speeds[dof]):.2g} {self._units[dof]}"
+
+
+def _is_angular(model: mujoco.MjModel) -> torch.Tensor:
+    """Return which degrees of freedom are rotations, (nv,)."""
+    types = torch.from_numpy(model.jnt_type)[torch.from_numpy(model.dof_jntid).long()]
+    within = torch.arange(model.nv) - torch.from_numpy(model.jnt_dofadr)[torch.from_numpy(model.dof_jntid).long()]
+    is_free = types == int(mujoco.mjtJoint.mjJNT_FREE)
+    return torch.where(is_free, within >= 3, types != int(mujoco.mjtJoint.mjJNT_SLIDE))
+
+
+def _geom_name(model: mujoco.MjModel, geom: int) -> str:
+    name = model.geom(geom).name
+    return f"geom {name}" if name else f"a geom of body {model.body(int(model.geom_bodyid[geom])).name or 'world'}"

@@ -1,0 +1,110 @@
+"""The check of the physics: explosions, overlaps, implausible speeds, and differences to MuJoCo's C code."""
+
+from __future__ import annotations
+
+import re
+
+import mujoco
+import pytest
+import torch
+
+from mjlab_dist.check.checks import Check
+from mjlab_dist.check.physics import PhysicsProbe
+from mjlab_dist.check.run import try_out
+from mjlab_dist.check.watch import WatchedEnv
+from mjlab_dist.config import ActionConfig, EnvConfig, SimConfig, TrainConfig, observation, reward
+from mjlab_dist.mdp import observations, rewards
+from mjlab_dist.messages import Event, listening
+from mjlab_dist.sim import start_warp
+
+PENDULUM = """
+<mujoco>
+  <option timestep="{timestep}" integrator="Euler"/>
+  <worldbody>
+    <body pos="0 0 {height}">
+      <joint name="hinge" axis="0 1 0" damping="{damping}"/>
+      <geom name="rod" type="capsule" fromto="0 0 0 {length} 0 0" size=".02"/>
+    </body>
+    <geom name="wall" type="box" size="1 1 1" pos="0 0 -1"/>
+  </worldbody>
+  <actuator><{motor} joint="hinge"/></actuator>
+</mujoco>
+"""
+
+
+def config(motor: str, *, damping: float = 0.1, length: float = 0.3, height: float = 1.0) -> TrainConfig:
+    model = PENDULUM.format(motor=motor, damping=damping, length=length, height=height, timestep=0.005)
+    return TrainConfig(
+        task="pendulum",
+        num_envs=2,
+        env=EnvConfig(
+            sim=SimConfig(model=model, decimation=4, njmax=20, nconmax=20),
+            episode_length_s=10.0,
+            actions={"all": ActionConfig(actuators=(".*",))},
+            observations={"actor": {"positions": observation(observations.JointPositions)}},
+            rewards={"alive": reward(1.0, rewards.alive)},
+        ),
+    )
+
+
+def physics(task: TrainConfig) -> Check:
+    return next(check for check in try_out(task) if check.name == "physics")
+
+
+def test_a_plausible_motion_equals_that_of_the_c_code() -> None:
+    result = physics(config("motor gear='.5'"))
+    assert result.passed
+    found = re.fullmatch(
+        r"at most ([\d.]+) rad/s; velocities equal MuJoCo's C code within (\S+) of their change", result.text
+    )
+    assert found is not None
+    assert 1 < float(found[1]) < 50
+    assert float(found[2]) < 1e-4
+
+
+def test_gains_that_are_too_large_are_found_with_the_joint() -> None:
+    result = physics(config("velocity kv='-1e5'"))
+    assert not result.passed
+    assert re.match(r"(numbers are not finite in step \d+.*; the fastest is )?joint hinge at [\d,]+ rad/s", result.text)
+    assert "in MuJoCo's C code too" in result.text
+    assert "armature" in result.text
+
+
+def test_a_stable_but_implausible_speed_is_a_warning() -> None:
+    events: list[Event] = []
+    with listening(events.append):
+        result = physics(config("motor gear='400'", damping=0.1))
+    assert result.passed
+    (warning,) = [event["text"] for event in events if event["kind"] == "warning"]
+    assert warning.startswith("joint hinge at ")
+
+
+def test_a_lasting_overlap_is_found_with_its_geoms() -> None:
+    result = physics(config("motor gear='.1'", height=-1.0))
+    assert not result.passed
+    assert re.match(
+        r"geom (rod and geom wall|wall and geom rod) overlap by [\d.]+ m in 25 consecutive steps", result.text
+    )
+
+
+def test_a_difference_to_the_c_code_is_found() -> None:
+    start_warp("cpu")
+    env = WatchedEnv(config("motor gear='.5'").env, 2)
+    probe = PhysicsProbe(env)
+    env.sim.model.opt.gravity[2] = -5.0  # that of the C code only
+    for _ in range(30):
+        env.step(torch.zeros(2, 1))
+    result = probe.check()
+    assert not result.passed
+    assert "velocities differ from MuJoCo's C code by" in result.text
+
+
+def test_nothing_is_observed_after_removal(monkeypatch: pytest.MonkeyPatch) -> None:
+    start_warp("cpu")
+    env = WatchedEnv(config("motor gear='.5'").env, 2)
+    probe = PhysicsProbe(env)
+    env.step(torch.zeros(2, 1))
+    probe.remove()
+    monkeypatch.delattr(mujoco, "mj_step")  # which comparisons would call
+    for _ in range(30):
+        env.step(torch.zeros(2, 1))
