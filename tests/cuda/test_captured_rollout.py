@@ -55,7 +55,7 @@ def train(config: TrainConfig, *, captured: bool) -> tuple[list[dict[str, torch.
     env.episode_length_buf.copy_(env.max_episode_length - 4 - 3 * torch.arange(NUM_ENVS))
     obs, seen = env.get_observations(), []
     for iteration in range(1, NUM_ITERATIONS + 1):
-        obs, sample = runner._iteration(obs, iteration, saves=False)
+        obs, sample = runner._iteration(obs, iteration)
         seen.append(
             {
                 **env.state(),

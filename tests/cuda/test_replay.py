@@ -247,7 +247,7 @@ def test_steps_of_all_iterations_are_the_same(
     env.reset()
     obs = env.get_observations()
     for iteration in range(3):
-        obs, sample = runner._iteration(obs, iteration, saves=False)
+        obs, sample = runner._iteration(obs, iteration)
         env.end_iteration(sample.totals)
     assert len(recorder.recording.operations) > 100
 

@@ -163,7 +163,7 @@ def _local_updates(rank: Rank) -> dict[str, Any]:
     orders = [permutation(rank.rank, i) for i in range(ITERATIONS)]
     history = train(learner, _envs(rank), rank.world_size * NUM_ENVS, orders)
     before = state_of(learner)
-    spread = learner.average()
+    spread = learner.replicas.average()
     return {"first": history[0]["state"], "before": before, "after": state_of(learner), "spread": spread.item()}
 
 

@@ -74,12 +74,12 @@ def probe(own: RankDevice) -> dict[str, Any]:
 
             self.alg.synchronizer.reduce = watch
 
-        def _iteration(self, obs: Any, iteration: int, saves: bool) -> Any:
+        def _iteration(self, obs: Any, iteration: int) -> Any:
             self.settle()
             # Until the next iteration begins: rollout, update, metrics.
             self.watches.append(Watch())
             self.watches[-1].__enter__()
-            return super()._iteration(obs, iteration, saves)
+            return super()._iteration(obs, iteration)
 
         def settle(self) -> None:
             """Take note of what the iteration before came to."""

@@ -12,6 +12,7 @@ import torch
 from conftest import Command
 
 from mjlab_dist.errors import Exit
+from mjlab_dist.learn.ppo import flatten
 from mjlab_dist.run_dir import checkpoint_path, list_checkpoints, read_metrics
 
 BASE = ("train", "cartpole-balance", "--cpu-ranks", "2", "--num-envs", "16", "--agent.num-steps-per-env", "8")
@@ -70,14 +71,40 @@ def test_a_rank_that_drifts_ends_the_run(command: Command, flags: tuple[str, ...
     )
 
 
+TIMES = {"elapsed_s", "steps_per_s", "collect_s", "learn_s", "wait_s", "wait_share"}
+
+
+def rows_without_times(run: Path) -> list[dict[str, Any]]:
+    return [{name: value for name, value in row.items() if name not in TIMES} for row in read_metrics(run)]
+
+
 @pytest.mark.slow
-def test_local_updates_are_averaged_when_due_and_before_checkpoints(command: Command) -> None:
-    done = command(*BASE, "--sync.period", "3", "--checkpoint.interval", "4", "--max-iterations", "7")
-    assert done.code == 0, done.err
-    rows = read_metrics(only_run(command.cwd))
-    assert [row["iteration"] for row in rows if row["parameter_spread"] is not None] == [3, 4, 6, 7]
+def test_checkpoints_between_averages_change_nothing_and_resume_exactly(command: Command) -> None:
+    base = (*BASE, "--sync.period", "3", "--agent.obs-normalization")
+    runs: dict[str, Path] = {}
+    for name, steps in (
+        ("plain", [("--checkpoint.interval", "100", "--max-iterations", "7")]),
+        ("saved", [("--checkpoint.interval", "4", "--max-iterations", "5"), ("--resume", "latest")]),
+    ):
+        for flags in steps:
+            end = ("--max-iterations", "7") if "--resume" in flags else ()
+            done = command(*base, "--log-root", name, *flags, *end)
+            assert done.code == 0, done.err
+        (runs[name],) = (command.cwd / name / "cartpole-balance").iterdir()
+    rows = rows_without_times(runs["plain"])
+    assert [row["iteration"] for row in rows if row["parameter_spread"] is not None] == [3, 6]
     assert all(row["parameter_spread"] > 0 for row in rows if row["parameter_spread"] is not None)
-    assert all(0 < row["wait_share"] < 1 for row in rows)
+    assert all(0 < row["wait_share"] < 1 for row in read_metrics(runs["plain"]))
+    assert rows_without_times(runs["saved"]) == rows
+    assert sorted(list_checkpoints(runs["saved"])) == [4, 5, 7]
+    # What is saved is the average over ranks, and it is the same whatever was saved before.
+    finals = [flatten(checkpoint(run, 7)) for run in runs.values()]
+    assert finals[0].keys() == finals[1].keys()
+    assert all(torch.equal(tensor, finals[1][name]) for name, tensor in finals[0].items())
+    saved = checkpoint(runs["saved"], 4)
+    own = [rank["learner/parameter/0"] for rank in saved["ranks"]]
+    assert not torch.equal(own[0], own[1])
+    torch.testing.assert_close(flatten(saved)["actor.distribution.std_param"], (own[0] + own[1]) / 2)
 
 
 @pytest.mark.slow

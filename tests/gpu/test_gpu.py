@@ -252,7 +252,7 @@ def test_captured_rollouts_train_like_eager_ones(task: str) -> None:
         runner.alg.train_mode()
         obs, seen = runner.env.get_observations(), []
         for iteration in range(1, 6):
-            obs, sample = runner._iteration(obs, iteration, saves=False)
+            obs, sample = runner._iteration(obs, iteration)
             seen.append(sample.reward.item())
             assert sample.not_finite == 0
         assert isinstance(runner._roll_out, CapturedCall) == (capture == "step")
@@ -420,13 +420,13 @@ def test_an_iteration_never_waits_for_the_gpu(task: str, monkeypatch: pytest.Mon
         torch.cuda.set_sync_debug_mode(mode)
 
     monkeypatch.setattr(torch.cuda, "synchronize", allowed)
-    obs, _ = runner._iteration(runner.env.get_observations(), 1, saves=False)
+    obs, _ = runner._iteration(runner.env.get_observations(), 1)
     step = runner.alg._step
     assert isinstance(step, CapturedStep)
     assert step._batch is not None, "the update was not recorded"
     torch.cuda.set_sync_debug_mode("error")
     try:
-        _, sample = runner._iteration(obs, 2, saves=False)
+        _, sample = runner._iteration(obs, 2)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert sample.reward.isfinite()

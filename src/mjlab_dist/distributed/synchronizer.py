@@ -20,7 +20,7 @@ class Synchronizer(Protocol):
 
     Attributes:
         keeps_equal: Whether :meth:`reduce` leaves the same values on every rank, so that parameters never differ. If
-            not, parameters and Adam's moments are averaged when :meth:`due` returns True, and before every checkpoint.
+            not, parameters and Adam's moments are averaged when :meth:`due` returns True, and at the end of the run.
     """
 
     keeps_equal: bool

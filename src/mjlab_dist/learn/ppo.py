@@ -15,7 +15,7 @@ from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
 from mjlab_dist.config import AgentConfig, TrainConfig
-from mjlab_dist.distributed.group import sum_over_ranks, world_size
+from mjlab_dist.distributed.group import world_size
 from mjlab_dist.distributed.sharding import Sharding
 from mjlab_dist.distributed.synchronizer import FORMATS, Synchronizer
 from mjlab_dist.learn.capture import CapturedCall, CapturedStep
@@ -27,6 +27,7 @@ from mjlab_dist.learn.mini_batches import Batch, recurrent_mini_batches, shuffle
 from mjlab_dist.learn.moments import NormalizerMoments, RewardScale, advantage_moments, normalize
 from mjlab_dist.learn.networks import make_networks
 from mjlab_dist.learn.optimizer import Adam, adapt_rate, load_whole_state, whole_state
+from mjlab_dist.learn.replicas import Replicas
 from mjlab_dist.patching import patched
 
 
@@ -45,6 +46,7 @@ class PPO(rsl_rl.algorithms.PPO):
         sharding: Which parameters are sharded over ranks.
         clock: Counts the time spent in collectives.
         rate: The learning rate, a scalar tensor.
+        replicas: This rank's copy of the learner, among those of the other ranks.
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class PPO(rsl_rl.algorithms.PPO):
         # Optimizer, moments for normalization, and CUDA graphs
         self._make_optimizer(config)
         self._make_moments(agent)
+        self.replicas = Replicas(self._parameters, self.optimizer, self.rate, self._normalizers, self.clock)
         self._make_programs(agent)
 
     def _make_optimizer(self, config: TrainConfig) -> None:
@@ -181,7 +184,7 @@ class PPO(rsl_rl.algorithms.PPO):
     def compute_returns(self, obs: TensorDict) -> None:
         """Compute returns and advantages; the arguments are rsl_rl's."""
         if self._reward_scale is not None:
-            self._sum([self._reward_scale.pending])
+            self.replicas.sum([self._reward_scale.pending])
             # The stored rewards also contain the values of timed-out episodes, which are in scaled units already.
             self.storage.rewards += self._raw_rewards * (self._reward_scale.apply() - 1.0)
         self._compute_returns(obs)
@@ -209,26 +212,6 @@ class PPO(rsl_rl.algorithms.PPO):
         self.storage.clear()
         means = self._totals / (self.num_learning_epochs * self.num_mini_batches)
         return dict(zip(("value", "surrogate", "entropy", "kl"), means.unbind(), strict=True))
-
-    def average(self) -> torch.Tensor:
-        """Average parameters, Adam's moments and learning rates over ranks, and merge their observation moments.
-
-        Returns:
-            Sum over parameters of this rank's squared distances from the mean, a scalar.
-        """
-        before = torch.cat([p.detach().flatten() for p in self._parameters])
-        moments = [state[key] for state in self.optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")]
-        # Parameters, Adam's moments, learning rate
-        tensors = [*(p.detach() for p in self._parameters), *moments, self.rate]
-        for tensor in tensors:
-            tensor.div_(world_size())
-        self._sum(tensors)
-        # Observation normalizers
-        self._sum([moments.pending for moments in self._normalizers.values()])
-        for normalizer in self._normalizers.values():
-            normalizer.apply()
-            normalizer.rebase()
-        return (before - torch.cat([p.detach().flatten() for p in self._parameters])).square().sum()
 
     def save(self) -> dict[str, Any]:
         """Return whole tensors in rsl_rl's layout, which stock rsl_rl can load; a collective if any are sharded."""
@@ -318,17 +301,8 @@ class PPO(rsl_rl.algorithms.PPO):
         shared = [] if self._advantage_normalization == "rank" else [sums]
         if self.synchronizer.keeps_equal:
             shared += [moments.pending for moments in self._normalizers.values()]
-        self._sum(shared)
+        self.replicas.sum(shared)
         return normalize(rows, sums).view_as(advantages)
-
-    def _sum(self, tensors: list[torch.Tensor]) -> None:
-        """Sum tensors of one dtype over ranks, in place, in one collective."""
-        if not tensors or world_size() == 1:
-            return
-        with self.clock.waiting():
-            total = sum_over_ranks(torch.cat([t.flatten() for t in tensors]))
-        for tensor, part in zip(tensors, total.split([t.numel() for t in tensors]), strict=True):
-            tensor.copy_(part.view_as(tensor))
 
     def _make_step(self) -> Callable[[Batch], None]:
         if self._captures:

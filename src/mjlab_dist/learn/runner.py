@@ -232,18 +232,27 @@ class Runner:
     def _restore(self, state: RankState, obs: TensorDict) -> TensorDict:
         self.env.load_state(state_part(state, "env/"))
         self.alg.load_memory(state_part(state, "memory/"))
+        learner = state_part(state, "learner/")
+        if learner and not self.alg.synchronizer.keeps_equal:
+            self.alg.replicas.restore(learner)
         for group, saved in state_part(state, "obs/").items():
             obs[group] = saved.to(self.env.device)
         restore_random_state(state_part(state, "random/"), self.env.device)  # last: the steps above may draw
         return obs
 
-    def _rank_state(self, obs: TensorDict) -> RankState:
-        """Return the per-rank state between two iterations."""
+    def _rank_state(self, obs: TensorDict, learner: RankState | None = None) -> RankState:
+        """Return the per-rank state between two iterations.
+
+        Args:
+            obs: The next observations.
+            learner: This rank's learner, if it differs from those of the other ranks.
+        """
         parts = {
             "env/": self.env.state(),
             "memory/": self.alg.memory(),
             "obs/": dict(obs.items()),
             "random/": random_state(self.env.device),
+            "learner/": learner or {},
         }
         return {prefix + name: tensor for prefix, part in parts.items() for name, tensor in part.items()}
 
@@ -260,7 +269,7 @@ class Runner:
             # Rollout and update
             for hook in self.hooks:
                 hook.before_iteration(self, iteration)
-            obs, sample = self._iteration(obs, iteration, saves)
+            obs, sample = self._iteration(obs, iteration)
             for hook in self.hooks:
                 hook.after_iteration(self, iteration, sample)
             self.current_learning_iteration = iteration
@@ -277,11 +286,13 @@ class Runner:
             # Checkpoint, which compares the ranks too
             if self._run_dir and (saves or stops or save_is_due):
                 self._checkpoint(obs, metrics, row)
-            elif self._check_is_due(averaged=row["parameter_spread"] is not None):
+            elif self._are_ranks_equal(row) and self._check_is_due():
                 self._compared_state()
             self._control.beat(iteration)
             if stops:
                 break
+        if row and not self._are_ranks_equal(row):
+            self.alg.replicas.average()
         return row
 
     def _write(self, row: Row, outputs: list[Writer]) -> None:
@@ -293,9 +304,10 @@ class Runner:
 
     def _checkpoint(self, obs: TensorDict, metrics: Metrics, row: Row) -> None:
         """Compare the ranks, then let rank 0 write a checkpoint of all of them."""
-        # Learner, equal on all ranks
-        if not self.alg.synchronizer.keeps_equal and row["parameter_spread"] is None:
-            self.alg.average()
+        # Learner, equal on all ranks. An average is only saved: whether there is a checkpoint does not change training.
+        learner = None if self._are_ranks_equal(row) else self.alg.replicas.own()
+        if learner:
+            self.alg.replicas.average()
         content = self._compared_state()
         # The check of losses does not cover the parameters after the last optimizer step.
         numbers = {name: t for name, t in flatten(content).items() if t.is_floating_point()}
@@ -304,7 +316,7 @@ class Runner:
         if broken:
             raise NonFiniteError(f"iteration {row['iteration']}: not finite after the update: {', '.join(broken[:4])}")
         # State of every rank
-        own = self._rank_state(obs)
+        own = self._rank_state(obs, learner)
         packed = gather_on_main(pack(own))
         self._saved_at = time.monotonic()
         # File
@@ -312,11 +324,16 @@ class Runner:
             ranks = [unpack(one, own) for one in packed]
             full = {**content, "infos": None, "counters": metrics.counters(), "ranks": ranks}
             self._store.save(self.current_learning_iteration, full, row["mean_return"])
+        if learner:
+            self.alg.replicas.restore(learner)
 
-    def _check_is_due(self, averaged: bool) -> bool:
-        comparable = self.alg.synchronizer.keeps_equal or averaged
+    def _are_ranks_equal(self, row: Row) -> bool:
+        """Return whether all ranks have the same learner after the iteration of a row."""
+        return self.alg.synchronizer.keeps_equal or row["parameter_spread"] is not None
+
+    def _check_is_due(self) -> bool:
         interval = self._config.sync.check_interval
-        return comparable and self.current_learning_iteration // interval > self._last_check // interval
+        return self.current_learning_iteration // interval > self._last_check // interval
 
     def _compared_state(self) -> dict[str, Any]:
         """Return the learner's state with its iteration and task, after checking that all ranks have the same."""
@@ -337,7 +354,7 @@ class Runner:
                 f"mjlab-dist size-buffers {self._config.task} measures the sizes that the task needs",
             )
 
-    def _iteration(self, obs: TensorDict, iteration: int, saves: bool) -> tuple[TensorDict, Sample]:
+    def _iteration(self, obs: TensorDict, iteration: int) -> tuple[TensorDict, Sample]:
         clock = self.alg.clock
         # Rollout. The update reuses parameters that FSDP2 gathers here, and cannot use tensors of inference mode.
         start = clock.mark()
@@ -352,8 +369,8 @@ class Runner:
             losses = self.alg.update()
         # Averaging of parameters, where gradients are not averaged
         spread = torch.full((), math.nan, device=self.env.device)
-        if not self.alg.synchronizer.keeps_equal and (saves or self.alg.synchronizer.due(iteration)):
-            spread = self.alg.average()
+        if not self.alg.synchronizer.keeps_equal and self.alg.synchronizer.due(iteration):
+            spread = self.alg.replicas.average()
         # Times: CUDA events can be read only after the device has done the work before them.
         done = clock.mark()
         if self.env.device != "cpu":

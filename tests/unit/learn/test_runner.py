@@ -48,6 +48,6 @@ def test_only_large_updates_use_all_threads(
 
     watch(runner.env, "step")
     watch(runner.alg, "update")
-    runner._iteration(runner.env.get_observations(), 1, saves=False)
+    runner._iteration(runner.env.get_observations(), 1)
     assert seen == {"step": {1}, "update": {expected}}
     assert torch.get_num_threads() == 2
