@@ -34,6 +34,30 @@ class Drifting(AllReduce):
 """
 
 
+HOLDER = """
+import torch
+import torch.distributed as dist
+
+class Holder:
+    '''Holds a process group, which cannot be copied or pickled.'''
+    keeps_equal = True
+    made = []
+
+    def __init__(self):
+        self.made.append(self)
+        self.group = dist.new_group()
+
+    def reduce(self, buffer):
+        assert self.made == [self], "another object was made"
+        buffer /= dist.get_world_size()
+        dist.all_reduce(buffer, group=self.group)
+        print("reduced by the group")
+
+    def due(self, iteration):
+        return False
+"""
+
+
 def only_run(cwd: Path) -> Path:
     (run,) = (cwd / "logs" / "cartpole-balance").iterdir()
     return run
@@ -131,6 +155,18 @@ def test_the_documented_synchronizer_trains(command: Command) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("num_ranks", [2, 1])
+def test_a_synchronizer_can_hold_a_process_group(command: Command, num_ranks: int) -> None:
+    (command.cwd / "holder.py").write_text(HOLDER)
+    flags = ("--cpu-ranks", str(num_ranks), "--max-iterations", "1", "--sync.synchronizer", "holder:Holder")
+    done = command(*BASE, *flags, env={"PYTHONPATH": "."})
+    assert done.code == 0, done.err
+    logs = list((only_run(command.cwd) / "torchrunx").rglob("*].log"))
+    assert len(logs) == (num_ranks if num_ranks > 1 else 0)
+    assert all("reduced by the group" in log.read_text() for log in logs)
+
+
+@pytest.mark.slow
 def test_sharded_recurrent_policy_in_bf16_trains_and_plays(command: Command) -> None:
     """Flags that have nothing to do with each other, in one launch."""
     done = command(
@@ -154,7 +190,8 @@ def test_sharded_recurrent_policy_in_bf16_trains_and_plays(command: Command) -> 
     ("path", "said"),
     [
         ("error_feedback:Feedback", "module 'error_feedback' has no attribute 'Feedback'"),
-        ("json:JSONDecoder", " keeps_equal; "),
+        ("json:JSONDecoder", " reduce; "),
+        ("argparse:Action", "'option_strings'"),
     ],
 )
 def test_a_class_that_is_not_a_synchronizer_is_refused(command: Command, path: str, said: str) -> None:

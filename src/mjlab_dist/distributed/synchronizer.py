@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -16,7 +18,7 @@ FORMATS = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Synchronizer(Protocol):
-    """Interface of a synchronization method. Every rank creates one, without arguments; a single rank does not use it.
+    """Interface of a synchronization method. Each of several ranks creates one, without arguments, after it has joined.
 
     Attributes:
         keeps_equal: Whether :meth:`reduce` leaves the same values on every rank, so that parameters never differ. If
@@ -92,24 +94,47 @@ class LocalUpdates:
 
 
 def make_synchronizer(config: SyncConfig) -> Synchronizer:
-    """Return the synchronizer that a config selects.
+    """Return the synchronizer that a config selects, for the ranks of the process group.
+
+    A class of the user is only created if there are several ranks: its constructor may need the process group.
 
     Raises:
         UserError: If there is no such class, or it does not implement the protocol.
     """
-    if config.synchronizer is not None:
-        return _load(config.synchronizer)
+    make = None if config.synchronizer is None else find_synchronizer(config.synchronizer)
+    if world_size() == 1:
+        return AllReduce()
+    if make is not None:
+        return _create(f"--sync.synchronizer {config.synchronizer}", make)
     return AllReduce(config.compression) if config.period == 1 else LocalUpdates(config.period)
 
 
-def _load(path: str) -> Synchronizer:
+def find_synchronizer(path: str) -> Callable[[], Synchronizer]:
+    """Return the class of a user's synchronizer, without creating an instance.
+
+    Args:
+        path: The class, as ``package.module:Class``.
+
+    Raises:
+        UserError: If there is no such class, or it needs arguments or lacks a method of the protocol.
+    """
+    flag = f"--sync.synchronizer {path}"
     try:
-        made = resolve(path)()
+        found = resolve(path)
+        inspect.signature(found).bind()
     except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise UserError(
-            f"--sync.synchronizer {path}: {error}; give package.module:Class, a class without required arguments"
-        ) from error
-    missing = [part for part in ("keeps_equal", "reduce", "due") if not hasattr(made, part)]
-    if missing:
-        raise UserError(f"--sync.synchronizer {path}: has no {missing[0]}; see mjlab_dist.distributed.synchronizer")
+        raise UserError(f"{flag}: {error}; give package.module:Class, a class without required arguments") from error
+    _check(flag, found, "reduce", "due")
+    return found
+
+
+def _create(flag: str, make: Callable[[], Synchronizer]) -> Synchronizer:
+    made = make()
+    _check(flag, made, "keeps_equal")
     return made
+
+
+def _check(flag: str, found: object, *parts: str) -> None:
+    for part in parts:
+        if not hasattr(found, part):
+            raise UserError(f"{flag}: has no {part}; see mjlab_dist.distributed.synchronizer")

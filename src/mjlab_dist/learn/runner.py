@@ -19,7 +19,7 @@ from mjlab_dist.control import Control
 from mjlab_dist.distributed.consistency import check_equal
 from mjlab_dist.distributed.group import broadcast_from_main, gather_on_main
 from mjlab_dist.distributed.rank import Rank, in_words
-from mjlab_dist.distributed.synchronizer import AllReduce, make_synchronizer
+from mjlab_dist.distributed.synchronizer import make_synchronizer
 from mjlab_dist.env import Env
 from mjlab_dist.env.term import state_part
 from mjlab_dist.errors import NonFiniteError
@@ -77,10 +77,8 @@ class Runner:
         self._interval, self._interval_s = parse_interval(config.checkpoint.interval)
         self._saved_at = 0.0
         self._last_check = 0
-        # Learner. The synchronizer is also made where it is not used, so that a wrong name is reported on one rank too.
+        # Learner
         synchronizer = make_synchronizer(config.sync)
-        if rank.world_size == 1:
-            synchronizer = AllReduce()  # a user-defined one could need a process group, and there is none
         self.alg = make_ppo(config, env.get_observations(), env.num_actions, synchronizer, env.device)
         if rank.is_main and config.fsdp_devices > 1:
             emit("status", text=self.alg.sharding.table(config.fsdp_min_size_mb))
