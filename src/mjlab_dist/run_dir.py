@@ -26,7 +26,7 @@ import platform
 import re
 import subprocess
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -128,6 +128,30 @@ def locked_run_dir(run_dir: Path) -> Iterator[None]:
         yield
     finally:
         os.close(directory)
+
+
+def log_dir(config: TrainConfig, run_dir: Path, environ: Mapping[str, str]) -> Path | None:
+    """Return the directory of the ranks' log files, or None for no files.
+
+    Args:
+        config: The run's config.
+        run_dir: The run directory, which contains the files by default.
+        environ: Environment variables.
+    """
+    chosen = chosen_log_dir(config, environ)
+    if chosen is None:
+        return run_dir / "torchrunx"
+    return Path(chosen) if chosen else None
+
+
+def chosen_log_dir(config: TrainConfig, environ: Mapping[str, str]) -> str | None:
+    """Return the directory in TORCHRUNX_LOG_DIR or in the flag; empty for no log files, None if neither is set.
+
+    Args:
+        config: The run's config.
+        environ: Environment variables.
+    """
+    return environ.get("TORCHRUNX_LOG_DIR", config.torchrunx_log_dir)
 
 
 def write_origin(run_dir: Path, config: TrainConfig, argv: Sequence[str], devices: Sequence[str]) -> None:

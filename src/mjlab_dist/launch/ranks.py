@@ -40,6 +40,7 @@ from mjlab_dist.launch.supervision import Ranks
 from mjlab_dist.machine.processes import LAUNCH, end_children, temporary_directory
 from mjlab_dist.messages import Event, EventHandler, Listener
 from mjlab_dist.patching import patched
+from mjlab_dist.run_dir import log_dir
 from mjlab_dist.worker import Entry, die_with_parent, run_or_die
 
 if TYPE_CHECKING:
@@ -191,17 +192,6 @@ def _end_processes(config: TrainConfig, hosts: Sequence[str], launch: str, liste
 
 def _debug(listen: Listener, text: str) -> None:
     listen({"kind": "debug", "text": f"launcher: {text}"})
-
-
-def log_dir(config: TrainConfig, run_dir: Path, environ: Mapping[str, str]) -> Path | None:
-    """Return the directory of the ranks' log files, from TORCHRUNX_LOG_DIR, the flag or the default; None for no files.
-
-    The first of these that is set is used.
-    """
-    chosen = environ.get("TORCHRUNX_LOG_DIR", config.torchrunx_log_dir)
-    if chosen is None:
-        return run_dir / "torchrunx"
-    return Path(chosen) if chosen else None
 
 
 def exported_names(environ: Mapping[str, str]) -> list[str]:

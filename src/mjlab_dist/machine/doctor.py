@@ -18,7 +18,14 @@ from mjlab_dist.machine.control_groups import cpu_quota, memory_room
 from mjlab_dist.machine.devices import cores, find_gpus
 from mjlab_dist.machine.findings import GB, Finding, Status, dotted
 from mjlab_dist.machine.gpu_checks import check_gpus, check_torch, check_warp, driver_cuda
-from mjlab_dist.machine.preflight import LOW_BYTES, check_directory, check_loopback, check_versions
+from mjlab_dist.machine.preflight import (
+    LOW_BYTES,
+    LOW_CACHE_BYTES,
+    check_directory,
+    check_loopback,
+    check_versions,
+    kernel_cache,
+)
 from mjlab_dist.machine.processes import LAUNCH, run_program
 from mjlab_dist.machine.wandb_check import check_wandb
 from mjlab_dist.wording import byte_size
@@ -31,9 +38,6 @@ RANK_BYTES = 0.6 * GB
 
 LOW_MEMORY_BYTES = 2 * GB
 """Available memory below which a few ranks may not fit."""
-
-LOW_CACHE_BYTES = 200 * 10**6
-"""Free space that kernels or temporary files may need; those of the tasks here take 13 MB."""
 
 LOW_SHARED_BYTES = 0.5 * GB
 """Space in /dev/shm that NCCL may need for several GPUs; a container has 64 MB by default."""
@@ -230,16 +234,6 @@ def check_leftovers() -> Finding:
     pids = " ".join(map(str, sorted(left)))
     figure = f"{len(left)} of an earlier launch, which use memory and time"
     return Finding(name="leftover processes", figure=figure, status=Status.WARNING, fix=f"kill -9 {pids}")
-
-
-def kernel_cache(environ: Mapping[str, str]) -> Path:
-    """Return the directory where Warp stores compiled kernels.
-
-    Args:
-        environ: The environment.
-    """
-    caches = Path(environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
-    return Path(environ.get("WARP_CACHE_PATH", caches / "warp"))
 
 
 def _is_own(address: str) -> bool:

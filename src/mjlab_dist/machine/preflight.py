@@ -25,6 +25,7 @@ from mjlab_dist.machine.devices import Gpu
 from mjlab_dist.machine.findings import GB, Finding, Status
 from mjlab_dist.machine.gpu_checks import check_gpus, check_torch, check_warp
 from mjlab_dist.machine.wandb_check import check_wandb
+from mjlab_dist.run_dir import chosen_log_dir
 from mjlab_dist.wording import byte_size
 
 PACKAGE = "mjlab-dist"
@@ -35,6 +36,9 @@ NEEDED_BYTES = 10**6
 
 LOW_BYTES = GB
 """Free space below which a run may fill the disk."""
+
+LOW_CACHE_BYTES = 200 * 10**6
+"""Free space that kernels or temporary files may need; those of the tasks here take 13 MB."""
 
 WANDB_TIMEOUT_S = 1.0
 """Seconds to wait for the server of Weights & Biases before a run starts."""
@@ -62,13 +66,19 @@ def check_machine(
     Raises:
         PreflightError: If something would make the run fail.
     """
-    # Versions, log root and loopback
+    # Versions, directories that will be written, and loopback
     flag, directory = ("--log-root", Path(config.log_root)) if resumed is None else ("--resume", resumed)
-    found = [
-        ("", check_versions()),
-        (f"{flag} ", check_directory("log root", directory, LOW_BYTES, flag)),
-        ("", check_loopback()),
-    ]
+    found = [("", check_versions()), (f"{flag} ", check_directory("log root", directory, LOW_BYTES, flag))]
+    logs = chosen_log_dir(config, environ)
+    if logs:
+        flag = "TORCHRUNX_LOG_DIR" if "TORCHRUNX_LOG_DIR" in environ else "--torchrunx-log-dir"
+        found.append((f"{flag} ", check_directory("logs of the ranks", Path(logs), LOW_BYTES, flag)))
+    for name, directory, flag in (
+        ("kernel cache", kernel_cache(environ), "WARP_CACHE_PATH"),
+        ("temporary files", Path(tempfile.gettempdir()), "TMPDIR"),
+    ):
+        found.append((f"{flag} ", check_directory(name, directory, 0, flag)))
+    found.append(("", check_loopback()))
     # GPUs
     if devices[0].device != "cpu":
         found += [("", check_torch()), ("", check_warp())]
@@ -134,6 +144,16 @@ def check_directory(name: str, directory: Path, low_bytes: int, setting: str) ->
     if free < low_bytes:
         return Finding(name=name, figure=figure, status=Status.WARNING, fix=more_space)
     return Finding(name=name, figure=figure)
+
+
+def kernel_cache(environ: Mapping[str, str]) -> Path:
+    """Return the directory where Warp stores compiled kernels.
+
+    Args:
+        environ: The environment.
+    """
+    caches = Path(environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
+    return Path(environ.get("WARP_CACHE_PATH", caches / "warp"))
 
 
 def check_loopback() -> Finding:

@@ -9,6 +9,7 @@ import shlex
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Iterator
@@ -69,9 +70,9 @@ def checked(config: TrainConfig, environ: dict[str, str] | None = None, run_dir:
     return check_machine(config, plan_devices(config, {}, []), environ or {}, [], run_dir)
 
 
-def refusal_of(config: TrainConfig, run_dir: Path | None = None) -> str:
+def refusal_of(config: TrainConfig, run_dir: Path | None = None, environ: dict[str, str] | None = None) -> str:
     with pytest.raises(PreflightError) as caught:
-        checked(config, run_dir=run_dir)
+        checked(config, environ, run_dir)
     assert caught.value.exit_code == Exit.PREFLIGHT
     message = str(caught.value)
     assert "\n" not in message
@@ -124,6 +125,18 @@ def test_a_log_root_below_a_file_is_refused(tmp_path: Path):
 def test_a_directory_that_cannot_be_written_is_refused():
     message = refusal_of(chosen(log_root="/proc/nothing"))
     assert message.startswith("--log-root /proc/nothing: No such file or directory; ")
+
+
+def test_every_directory_that_is_written_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file = tmp_path / "file"
+    file.touch()
+    wrong = str(file / "logs")
+    assert refusal_of(chosen(torchrunx_log_dir=wrong)).startswith(f"--torchrunx-log-dir {wrong}: Not a directory;")
+    for variable in ("TORCHRUNX_LOG_DIR", "WARP_CACHE_PATH"):
+        assert refusal_of(chosen(), environ={variable: wrong}).startswith(f"{variable} {wrong}: Not a directory;")
+    assert checked(chosen(torchrunx_log_dir=wrong), {"TORCHRUNX_LOG_DIR": ""}) == checked(chosen()), "no log files"
+    monkeypatch.setattr(tempfile, "tempdir", wrong)
+    assert refusal_of(chosen()).startswith(f"TMPDIR {wrong}: Not a directory;")
 
 
 def test_a_resumed_run_is_checked_by_its_own_directory(tmp_path: Path):
