@@ -26,7 +26,7 @@ import platform
 import re
 import subprocess
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -230,23 +230,33 @@ def read_config_file(path: Path) -> TrainConfig:
         raise UserError(f"--config {path}: {error}") from error
 
 
-def find_run(log_root: str, task: str, run: str, flag: str = "--run") -> Path:
+def find_run(
+    log_root: str, task: str, run: str, flag: str = "--run", warn: Callable[[str], None] | None = None
+) -> Path:
     """Find a run to play or resume.
 
     Args:
         log_root: Directory that contains all runs.
         task: The task that the run must have trained.
-        run: Path of a run directory, or ``latest`` for the newest run of the task.
+        run: Path of a run directory, or ``latest`` for the newest run of the task that has a checkpoint.
         flag: The flag that names the run, for messages.
+        warn: Called with one line if ``latest`` skips newer runs, which have no checkpoint.
 
     Raises:
         UserError: If there is no such run, or it trained another task.
     """
     if run == "latest":
         runs = sorted((p.parent for p in Path(log_root, task).glob(f"*/{CONFIG_FILE}")), key=_by_start)
-        if not runs:
-            raise UserError(f"{flag} latest: no run of {task} under {log_root}; train one, or set --log-root")
-        return runs[-1]
+        with_checkpoint = [run_dir for run_dir in runs if list_checkpoints(run_dir)]
+        if not with_checkpoint:
+            what = "run" if not runs else "checkpoint"
+            raise UserError(f"{flag} latest: no {what} of {task} under {log_root}; train one, or set --log-root")
+        newer = runs[runs.index(with_checkpoint[-1]) + 1 :]
+        if newer and warn is not None:
+            others = f" and {len(newer) - 1} more" if len(newer) > 1 else ""
+            have = "have" if others else "has"
+            warn(f"{flag} latest: is {with_checkpoint[-1]}; {newer[-1]}{others} {have} no checkpoint")
+        return with_checkpoint[-1]
     run_dir = Path(run)
     if not (run_dir / CONFIG_FILE).is_file():
         raise UserError(
@@ -258,13 +268,14 @@ def find_run(log_root: str, task: str, run: str, flag: str = "--run") -> Path:
     return run_dir
 
 
-def find_run_to_resume(log_root: str, task: str | None, run: str) -> Path:
+def find_run_to_resume(log_root: str, task: str | None, run: str, warn: Callable[[str], None] | None = None) -> Path:
     """Find a run to resume.
 
     Args:
         log_root: Directory that contains all runs.
         task: The task that the run must have trained; None to read it from the run directory.
         run: As for :func:`find_run`, or the path of a W&B run, entity/project/id.
+        warn: As for :func:`find_run`.
 
     Raises:
         UserError: If there is no such run, or it trained another task.
@@ -276,7 +287,7 @@ def find_run_to_resume(log_root: str, task: str | None, run: str) -> Path:
         task = read_config_file(Path(run)).task
     if not is_run_dir and re.fullmatch(r"[^/]+/[^/]+/[^/]+", run) and not Path(run).exists():
         return find_wandb_run(log_root, task, run)
-    return find_run(log_root, task, run, "--resume")
+    return find_run(log_root, task, run, "--resume", warn)
 
 
 def find_checkpoint(run_dir: Path) -> Path:
@@ -324,8 +335,25 @@ def checkpoint_path(run_dir: Path, iteration: int) -> Path:
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """Return all complete rows of a run's metrics.jsonl; the last row may be incomplete while it is written."""
-    return [json.loads(line) for line in _complete_lines(run_dir / METRICS_FILE)]
+    """Return all complete rows of a run's metrics.jsonl; the last row may be incomplete while it is written.
+
+    Args:
+        run_dir: The run directory.
+
+    Raises:
+        UserError: If a line is not a row.
+    """
+    path = run_dir / METRICS_FILE
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(_complete_lines(path), start=1):
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise UserError(f"{path}: line {number} is not JSON; restore the file, or remove the line") from error
+        if not isinstance(row, dict) or not isinstance(row.get("iteration"), int):
+            raise UserError(f"{path}: line {number} is not a row of metrics; restore the file, or remove the line")
+        rows.append(row)
+    return rows
 
 
 def cut_metrics(run_dir: Path, iteration: int) -> None:
@@ -338,9 +366,10 @@ def cut_metrics(run_dir: Path, iteration: int) -> None:
     path = run_dir / METRICS_FILE
     if not path.is_file():
         return
-    lines = _complete_lines(path)
-    while lines and json.loads(lines[-1])["iteration"] > iteration:
+    lines, rows = _complete_lines(path), read_metrics(run_dir)
+    while rows and rows[-1]["iteration"] > iteration:
         lines.pop()
+        rows.pop()
     with path.open("r+b") as file:
         file.truncate(sum(map(len, lines)))
         os.fsync(file.fileno())

@@ -126,7 +126,7 @@ def test_a_wrong_file_is_refused_in_one_line(command: Command) -> None:
         (TASK, PlayConfig(nan_dump=str(weights)), f"--nan-dump {weights}: "),
     ):
         with pytest.raises(UserError) as caught:
-            play.replay(*play.resolve(task, config), config)
+            play.replay(*play.resolve(task, config, print), config)
         assert re.search(says, str(caught.value))
         assert "\n" not in str(caught.value)
     done = command("play", TASK, "--nan-dump", str(weights))
@@ -142,4 +142,4 @@ def test_a_dump_of_another_model_is_refused(command: Command) -> None:
     checkpoint.save(dump, content)
     config = PlayConfig(nan_dump=str(dump))
     with pytest.raises(UserError, match=r"--nan-dump .* qpos .*\(2, 1\).*\(2, 2\)"):
-        play.replay(*play.resolve(TASK, config), config)
+        play.replay(*play.resolve(TASK, config, print), config)

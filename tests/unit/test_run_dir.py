@@ -7,6 +7,7 @@ import datetime
 import json
 import os
 import re
+import shutil
 import subprocess
 import types
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from mjlab_dist import play, registry
 from mjlab_dist.config import PlayConfig, TrainConfig
 from mjlab_dist.config.serialization import to_plain
 from mjlab_dist.errors import UserError
+from mjlab_dist.launch.plan import find_resumed
 from mjlab_dist.run_dir import (
     BEST_LINK,
     CHECKPOINTS_DIR,
@@ -55,11 +57,17 @@ def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make_run(config: TrainConfig, name: str) -> Path:
-    """A run directory of a given name, with nothing but its config."""
+    """A run directory of a given name, with its config and an empty checkpoint."""
     run_dir = Path(config.log_root, config.task, name)
-    run_dir.mkdir(parents=True)
+    add_checkpoint(run_dir, 1)
     (run_dir / CONFIG_FILE).write_text(yaml.safe_dump(to_plain(config)))
     return run_dir
+
+
+def add_checkpoint(run_dir: Path, iteration: int) -> None:
+    path = checkpoint_path(run_dir, iteration)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
 
 
 def latest(config: TrainConfig) -> Path:
@@ -134,6 +142,7 @@ def test_latest_is_the_last_run_of_the_same_second(config: TrainConfig):
     for _ in range(12):
         last = create_run_dir(config)
         (last / CONFIG_FILE).touch()
+        add_checkpoint(last, 1)
         assert latest(config) == last
 
 
@@ -142,6 +151,7 @@ def test_latest_is_the_last_run_of_the_same_second_with_different_names(config: 
     for run_name in ("zebra", "ant"):
         last = create_run_dir(dataclasses.replace(config, run_name=run_name))
         (last / CONFIG_FILE).touch()
+        add_checkpoint(last, 1)
     assert latest(config).name.endswith("ant")
 
 
@@ -155,6 +165,41 @@ def test_latest_skips_runs_of_another_task(config: TrainConfig):
     run_dir = make_run(config, "2026-11-21_03-14-25")
     make_run(dataclasses.replace(config, task="cartpole-swingup"), "2026-11-21_03-14-26")
     assert latest(config) == run_dir
+
+
+def test_latest_skips_runs_without_a_checkpoint_and_says_so(config: TrainConfig):
+    run_dir = make_run(config, "2026-11-21_03-14-25")
+    for name in ("2026-11-21_03-14-26", "2026-11-21_03-14-27"):
+        shutil.rmtree(make_run(config, name) / CHECKPOINTS_DIR)
+    lines: list[str] = []
+    assert find_run(config.log_root, config.task, "latest", warn=lines.append) == run_dir
+    (line,) = lines
+    assert line.startswith(f"--run latest: is {run_dir};")
+    assert "2026-11-21_03-14-27 and 1 more" in line
+    shutil.rmtree(run_dir / CHECKPOINTS_DIR)
+    assert "no checkpoint" in refusal_of(config.log_root, config.task, "latest")
+
+
+def test_a_run_whose_checkpoints_are_gone_is_not_resumed(config: TrainConfig):
+    run_dir = make_run(config, "2026-11-21_03-14-25")
+    metrics = run_dir / METRICS_FILE
+    metrics.write_text('{"iteration": 1}\n{"iteration": 2}\n')
+    resumed = dataclasses.replace(config, resume=str(run_dir))
+    assert find_resumed(resumed, print) == run_dir
+    shutil.rmtree(run_dir / CHECKPOINTS_DIR)
+    with pytest.raises(UserError, match=f"^--resume {run_dir}: .*2 iterations.*no checkpoint"):
+        find_resumed(resumed, print)
+    metrics.unlink()
+    assert find_resumed(resumed, print) == run_dir, "no iteration would be overwritten"
+
+
+@pytest.mark.parametrize("line", ["{broken", "[1]", '{"loss": 1}', "\udcff"])
+def test_a_line_of_metrics_that_cannot_be_read_is_named(config: TrainConfig, line: str):
+    run_dir = make_run(config, "2026-11-21_03-14-25")
+    rows = f'{{"iteration": 1}}\n{line}\n{{"iteration": 3}}\n'
+    (run_dir / METRICS_FILE).write_bytes(rows.encode(errors="surrogateescape"))
+    with pytest.raises(UserError, match=f"^{run_dir / METRICS_FILE}: line 2 "):
+        find_resumed(dataclasses.replace(config, resume=str(run_dir)), print)
 
 
 def test_no_run_at_all_is_refused(config: TrainConfig):
@@ -213,13 +258,13 @@ def test_checkpoints_are_listed_from_the_oldest(tmp_path: Path):
 
 def test_play_finds_the_newest_and_the_best_by_name(config: TrainConfig):
     run_dir = make_run(config, "2026-11-21_03-14-25")
-    (run_dir / CHECKPOINTS_DIR).mkdir()
+    checkpoint_path(run_dir, 1).unlink()
 
     def played(checkpoint: str | None) -> Path:
-        return play.resolve(config.task, PlayConfig(checkpoint=checkpoint, log_root=config.log_root))[1]
+        return play.resolve(config.task, PlayConfig(checkpoint=checkpoint, log_root=config.log_root), print)[1]
 
     for name in (None, "latest"):
-        with pytest.raises(UserError, match=f"^--run {run_dir}: "):
+        with pytest.raises(UserError, match=r"^--run latest: no checkpoint "):
             played(name)
     for iteration in (10, 20, 30):
         checkpoint_path(run_dir, iteration).touch()

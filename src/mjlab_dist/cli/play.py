@@ -44,14 +44,16 @@ def main(argv: Sequence[str], prog: str) -> None:
 
     from mjlab_dist import play  # noqa: PLC0415 (--help does not need it)
 
-    train_config, checkpoint = play.resolve(task, config)
+    printer = EventPrinter(Console(highlight=False, soft_wrap=True))
+    train_config, checkpoint = play.resolve(
+        task, config, lambda text: printer.listen({"kind": "warning", "text": text})
+    )
     if changes:
         train_config = parse_config(train_config, changes, f"{prog} {task}")
         validate(train_config)
     if not config.disturbances:
         calm = play.without_disturbances(train_config.env)
         train_config = dataclasses.replace(train_config, env=calm)
-    printer = EventPrinter(Console(highlight=False, soft_wrap=True))
     if config.nan_dump is not None:
         with printer, listening(printer.listen):
             replayed = play.replay(train_config, checkpoint, config)

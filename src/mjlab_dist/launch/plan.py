@@ -16,7 +16,7 @@ from mjlab_dist.faults import read_fault
 from mjlab_dist.launch.hosts import HERE, choose_hosts
 from mjlab_dist.machine.devices import Gpu, plan_devices
 from mjlab_dist.machine.preflight import check_machine
-from mjlab_dist.run_dir import find_run_to_resume, list_checkpoints
+from mjlab_dist.run_dir import METRICS_FILE, find_run_to_resume, list_checkpoints, read_metrics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +64,9 @@ def plan_run(
     devices = plan_devices(config, environ, gpus)
     hosts = tuple(choose_hosts(config, environ))
     budget = plan_budget(config, len(hosts) * len(devices))
-    resumed = find_resumed(config)
-    warnings = check_machine(config, devices, environ, gpus, resumed)
+    warnings: list[str] = []
+    resumed = find_resumed(config, warnings.append)
+    warnings += check_machine(config, devices, environ, gpus, resumed)
     return RunPlan(
         hosts=hosts,
         devices=devices,
@@ -96,16 +97,26 @@ def check_config(config: TrainConfig) -> None:
         )
 
 
-def find_resumed(config: TrainConfig) -> Path | None:
+def find_resumed(config: TrainConfig, warn: Callable[[str], None]) -> Path | None:
     """Return the directory of the run to resume; None for a new run.
 
+    Args:
+        config: The run's config.
+        warn: Called with one line per warning.
+
     Raises:
-        UserError: If there is no such run, or it has already reached its last iteration.
+        UserError: If there is no such run, its checkpoints are missing, or it has already reached its last iteration.
     """
     if config.resume is None:
         return None
-    run_dir = find_run_to_resume(config.log_root, config.task, config.resume)
+    run_dir = find_run_to_resume(config.log_root, config.task, config.resume, warn)
     newest = max(list_checkpoints(run_dir), default=0)
+    rows = read_metrics(run_dir) if (run_dir / METRICS_FILE).is_file() else []
+    if rows and not newest:
+        raise UserError(
+            f"--resume {run_dir}: has metrics of {len(rows)} iterations, but no checkpoint to continue from, and would "
+            "overwrite them; restore a checkpoint from a backup, or start a new run"
+        )
     if newest >= config.max_iterations and config.total_timesteps is None:
         raise UserError(
             f"--max-iterations {config.max_iterations}: is the run's total, and {run_dir} has done {newest} already; "

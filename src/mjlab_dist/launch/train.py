@@ -131,7 +131,7 @@ def _train_as_one_of_many(config: TrainConfig, listen: Listener, control: Contro
     with contextlib.ExitStack() as stack:
         run_dir = None
         if rank.is_main:
-            resumed = find_resumed(config)
+            resumed = find_resumed(config, lambda text: listen({"kind": "warning", "text": text}))
             run_dir = resumed or create_run_dir(config)
             stack.enter_context(_reserved(run_dir, config, names, is_new=resumed is None))
             stack.enter_context(listening(listen))

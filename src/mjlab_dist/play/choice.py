@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 from mjlab_dist.config import EnvConfig, PlayConfig, TrainConfig
@@ -11,8 +12,13 @@ from mjlab_dist.errors import UserError
 from mjlab_dist.run_dir import CONFIG_FILE, ERRORS_DIR, find_best, find_checkpoint, find_run, read_config_file
 
 
-def resolve(task: str, config: PlayConfig) -> tuple[TrainConfig, Path]:
+def resolve(task: str, config: PlayConfig, warn: Callable[[str], None]) -> tuple[TrainConfig, Path]:
     """Return the run's config, and its checkpoint or dump.
+
+    Args:
+        task: Name of the task.
+        config: What to play.
+        warn: Called with one line if ``latest`` skips newer runs.
 
     Raises:
         UserError: If there is no such run or file, it belongs to another task, or a number cannot be used.
@@ -27,7 +33,7 @@ def resolve(task: str, config: PlayConfig) -> tuple[TrainConfig, Path]:
     if config.nan_dump is not None:
         return _resolve_dump(task, Path(config.nan_dump), config)
     if config.checkpoint in (None, "latest", "best"):
-        run_dir = find_run(config.log_root, task, config.run)
+        run_dir = find_run(config.log_root, task, config.run, warn=warn)
         find = find_best if config.checkpoint == "best" else find_checkpoint
         return read_config_file(run_dir), find(run_dir)
     checkpoint = Path(config.checkpoint)
