@@ -286,6 +286,13 @@ def test_init_from_starts_a_new_run_with_old_weights(command: Command) -> None:
     new = final(only_run(command.cwd))
     assert new["iter"] == 1
     assert_equal(new["actor_state_dict"], final(old)["actor_state_dict"])
+    # Other networks: refused, without a new run
+    other = ("--agent.actor-hidden-dims", "8", "--log-root", "third")
+    refused = command(*one, *other, "--init-from", str(find_checkpoint(old)))
+    assert refused.code == Exit.USAGE, refused.err
+    assert len(refused.err.splitlines()) == 1
+    assert "actor" in refused.err
+    assert not list((command.cwd / "third" / "cartpole-balance").iterdir())
 
 
 @pytest.mark.slow

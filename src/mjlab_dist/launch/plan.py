@@ -85,10 +85,12 @@ def check_config(config: TrainConfig) -> None:
     """
     validate(config)
     read_fault(os.environ)
-    if config.init_from is not None and not Path(config.init_from).is_file():
-        raise UserError(
-            f"--init-from {config.init_from}: there is no such file; give a checkpoint, model_<iteration>.pt"
-        )
+    if config.init_from is not None:
+        _check_init_from(config.init_from)
+    if config.sync.synchronizer is not None:
+        from mjlab_dist.distributed.synchronizer import find_synchronizer  # noqa: PLC0415 (imports torch)
+
+        find_synchronizer(config.sync.synchronizer)
     launcher = outside_launcher(os.environ)
     if launcher and config.hosts:
         shown = " ".join(config.hosts)
@@ -123,3 +125,16 @@ def find_resumed(config: TrainConfig, warn: Callable[[str], None]) -> Path | Non
             "use a higher number"
         )
     return run_dir
+
+
+def _check_init_from(file: str) -> None:
+    """Raise if a file is not a checkpoint with a policy. Ranks check whether it fits the task's networks."""
+    flag = f"--init-from {file}"
+    if not Path(file).is_file():
+        raise UserError(f"{flag}: there is no such file; give a checkpoint, model_<iteration>.pt")
+    from mjlab_dist.learn import checkpoint  # noqa: PLC0415 (imports torch)
+
+    content = checkpoint.load(Path(file), "cpu")
+    for part in ("actor_state_dict", "critic_state_dict"):
+        if not isinstance(content.get(part), dict):
+            raise UserError(f"{flag}: has no {part}; give a checkpoint of a run, model_<iteration>.pt")

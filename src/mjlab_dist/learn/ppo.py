@@ -18,6 +18,7 @@ from mjlab_dist.config import AgentConfig, TrainConfig
 from mjlab_dist.distributed.group import world_size
 from mjlab_dist.distributed.sharding import Sharding
 from mjlab_dist.distributed.synchronizer import FORMATS, Synchronizer
+from mjlab_dist.errors import UserError
 from mjlab_dist.learn.capture import CapturedCall, CapturedStep
 from mjlab_dist.learn.clock import Clock
 from mjlab_dist.learn.distribution import BoundedGaussian
@@ -238,6 +239,27 @@ class PPO(rsl_rl.algorithms.PPO):
             load_whole_state(self.optimizer, loaded_dict["optimizer_state_dict"], self._parameters, self.sharding)
             self._step = self._make_step()  # recorded graphs use the old tensors
         return chosen.get("iteration", False)
+
+    def check_fit(self, saved: Mapping[str, Any], flag: str) -> None:
+        """Raise if the networks of a checkpoint have other shapes than these.
+
+        Args:
+            saved: Result of :meth:`save`, or of stock rsl_rl.
+            flag: The flag and file that name the checkpoint, for the message.
+
+        Raises:
+            UserError: With the first tensor that differs.
+        """
+        for name, model in self._models.items():
+            own = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
+            found = {key: tuple(tensor.shape) for key, tensor in saved[f"{name}_state_dict"].items()}
+            for key in [*own, *found]:
+                if own.get(key) != found.get(key):
+                    there, here = (shapes.get(key, "missing") for shapes in (found, own))
+                    raise UserError(
+                        f"{flag}: has other networks: {name} {key} is {there} there and {here} here; use a checkpoint "
+                        "of a task with the same observations and actions, and the same --agent"
+                    )
 
     def memory(self) -> dict[str, torch.Tensor]:
         """Return the state that belongs to this rank's envs.

@@ -191,6 +191,7 @@ class Runner:
         """Start a run and return the first observations."""
         if self._config.init_from is not None:
             content = checkpoint.load(Path(self._config.init_from), self.env.device)
+            self.alg.check_fit(content, f"--init-from {self._config.init_from}")
             self.alg.load(content, {"actor": True, "critic": True}, strict=True)
         self.env.stagger()
         return self.env.get_observations()

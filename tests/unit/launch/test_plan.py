@@ -1,0 +1,41 @@
+"""Checks of a config before a run starts: files and classes that its flags name."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from mjlab_dist import registry
+from mjlab_dist.config import SyncConfig, TrainConfig
+from mjlab_dist.errors import UserError
+from mjlab_dist.launch.plan import check_config
+
+
+@pytest.fixture
+def config() -> TrainConfig:
+    return registry.task_config("cartpole-balance")
+
+
+@pytest.mark.parametrize("content", [{"model": {}}, {"actor_state_dict": {}, "critic_state_dict": 1}, [1.0]])
+def test_a_foreign_file_is_no_initial_policy(config: TrainConfig, tmp_path: Path, content: object):
+    file = tmp_path / "model.pt"
+    torch.save(content, file)
+    with pytest.raises(UserError, match=str(file)) as caught:
+        check_config(dataclasses.replace(config, init_from=str(file)))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_damaged_file_is_no_initial_policy(config: TrainConfig, tmp_path: Path):
+    file = tmp_path / "model.pt"
+    file.write_text("not a checkpoint")
+    with pytest.raises(UserError, match=str(file)):
+        check_config(dataclasses.replace(config, init_from=str(file)))
+
+
+@pytest.mark.parametrize("name", ["no_such_module:Average", "pathlib:NoSuchClass", "pathlib:Path", "no-colon"])
+def test_a_synchronizer_that_cannot_be_made_is_refused(config: TrainConfig, name: str):
+    with pytest.raises(UserError, match=rf"^--sync\.synchronizer {name}: "):
+        check_config(dataclasses.replace(config, sync=SyncConfig(synchronizer=name)))
