@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
 
 from mjlab_dist.buffer_sizes import MARGIN, can_constrain, can_touch, size_for
 from mjlab_dist.errors import UserError
@@ -43,7 +45,7 @@ class Observed:
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """The scene, for a camera."""
+    """What a camera must show."""
 
     center_m: tuple[float, float, float]
     """Its center."""
@@ -82,7 +84,7 @@ class Robot:
     stands: bool | None
     """Whether the robot stands in the pose that was found for it; None if none was searched for."""
     view: View
-    """The scene, for a camera."""
+    """What a camera must show."""
     decimation: int
     """Substeps per control step."""
     control_hz: float
@@ -110,33 +112,18 @@ def examine(mjcf: Path, flag: str | None = None, goal: Goal | None = None) -> Ro
         UserError: If MuJoCo or MuJoCo Warp does not accept it, it has no hinge or slide joint, or the robot cannot have
             this goal.
     """
-    import mujoco
-
-    # The MJCF with missing names, and with a solver that MuJoCo Warp supports
+    # The MJCF with missing names, and the robot in it
     flag = flag or f"--mjcf {mjcf}"
-    spec, model = load(flag, mjcf)
-    names = find_names(spec, model, find_key(model))
-    supply(spec, names)
-    integrator, has_pgs = int(model.opt.integrator), bool(model.opt.solver == mujoco.mjtSolver.mjSOL_PGS)
-    if has_pgs:
-        spec.option.solver = mujoco.mjtSolver.mjSOL_NEWTON
-    model = compile_spec(spec)
+    loaded = _load(flag, mjcf)
+    spec, model = loaded.spec, compile_spec(loaded.spec)
     root = find_root(model)
     joints = driven_joints(model, root)
     if not joints:
         raise UserError(f"{flag}: has no hinge or slide joint to drive; choose another MJCF")
 
-    # The goal, and the parts that it needs
-    start = start_state(model, find_key(model))
-    base = find_base(model, start, root) if root else None
-    pendulum, end = find_pendulum(model, start, joints), find_end(model, start, joints)
-    goals = possible_goals(base is not None, pendulum, end)
-    goal = choose_goal(goal, goals, pendulum)
-    scenery = find_scenery(model, is_moving=bool(root), can_fall=base is not None and base.can_fall)
-    scenery = _with_marks(model, scenery, goal, pendulum, end)
-    supply(spec, scenery)
-
-    # Actions, motors and the start pose
+    # The goal and the parts that it needs; actions, motors and the start pose
+    plan = _plan(model, root, joints, goal)
+    supply(spec, plan.lacks)
     actuation = actuate(spec, root, joints)
     if actuation.home:
         supply(spec, Lacks(home=actuation.home))
@@ -151,33 +138,105 @@ def examine(mjcf: Path, flag: str | None = None, goal: Goal | None = None) -> Ro
     blocks = calmed(model, start, decimation, actuation.blocks)
     rows, contacts = sample_sizes(model, start, decimation, blocks)
     return Robot(
-        goal=goal,
-        goals=goals,
+        goal=plan.goal,
+        goals=plan.goals,
         base=find_base(model, start, root) if root else None,
-        pendulum=pendulum if goal in {"balance", "swing-up"} else None,
-        pendulum_body=model.body(pendulum.body).name if pendulum is not None else "",
-        end=replace(end, site=end.site or END_SITE) if end is not None and goal == "reach" else None,
+        pendulum=plan.pendulum,
+        pendulum_body=model.body(plan.pendulum.body).name if plan.pendulum is not None else "",
+        end=None if plan.end is None else replace(plan.end, site=plan.end.site or END_SITE),
         joints=tuple(model.joint(i).name for i in joints),
         observed=_observed(model, start, root),
         blocks=blocks,
         motors=actuation.motors,
-        lacks=replace(
-            scenery,
-            joint_names=names.joint_names,
-            actuator_names=names.actuator_names,
-            keyframe_name=names.keyframe_name,
-            home=actuation.home,
-        ),
+        lacks=_with_names(loaded.names, replace(plan.lacks, home=actuation.home)),
         keyframe=None if key is None else model.key(key).name,
         stands=actuation.stands,
-        view=View(center_m=model.stat.center.tolist(), extent_m=float(model.stat.extent)),
+        view=_view(model, start),
         decimation=decimation,
         control_hz=1.0 / (decimation * model.opt.timestep),
-        has_pgs=has_pgs,
-        integrator=_integrator(integrator, actuation.motors),
+        has_pgs=loaded.has_pgs,
+        integrator=_integrator(loaded.integrator, actuation.motors),
         njmax=size_for(MARGIN * rows, touches or can_constrain(model)),
         nconmax=size_for(MARGIN * contacts, touches),
     )
+
+
+class _Loaded(NamedTuple):
+    """An MJCF with names for everything, and with a solver that MuJoCo Warp supports."""
+
+    spec: mujoco.MjSpec
+    names: Lacks
+    integrator: int
+    has_pgs: bool
+
+
+def _load(flag: str, mjcf: Path) -> _Loaded:
+    import mujoco
+
+    spec, model = load(flag, mjcf)
+    names = find_names(spec, model, find_key(model))
+    supply(spec, names)
+    has_pgs = bool(model.opt.solver == mujoco.mjtSolver.mjSOL_PGS)
+    if has_pgs:
+        spec.option.solver = mujoco.mjtSolver.mjSOL_NEWTON
+    return _Loaded(spec, names, int(model.opt.integrator), has_pgs)
+
+
+def _with_names(names: Lacks, lacks: Lacks) -> Lacks:
+    """Return missing parts with missing names."""
+    return replace(
+        lacks,
+        joint_names=names.joint_names,
+        actuator_names=names.actuator_names,
+        keyframe_name=names.keyframe_name,
+    )
+
+
+class _Plan(NamedTuple):
+    """The goal of a task, and what it needs."""
+
+    goal: Goal
+    goals: tuple[Goal, ...]
+    pendulum: Pendulum | None
+    end: EndEffector | None
+    lacks: Lacks
+
+
+def _plan(model: mujoco.MjModel, root: Sequence[int], joints: Sequence[int], wish: Goal | None) -> _Plan:
+    """Choose the goal, and find the parts that the MJCF lacks for it, apart from names.
+
+    Raises:
+        UserError: If the robot cannot have the goal that the user wishes.
+    """
+    start = start_state(model, find_key(model))
+    pendulum, end = find_pendulum(model, start, joints), find_end(model, start, joints)
+    goals = possible_goals(bool(root), pendulum, end)
+    goal = choose_goal(wish, goals, pendulum)
+    pendulum = pendulum if goal in {"balance", "swing-up"} else None
+    end = end if goal == "reach" else None
+    can_fall = bool(root) and find_base(model, start, root).can_fall
+    lacks = find_scenery(model, is_moving=bool(root), can_fall=can_fall)
+    # Names and marks
+    body = pendulum.body if pendulum is not None else end.body if end is not None else None
+    if body is not None and not model.body(body).name:
+        lacks = replace(lacks, body_names={body: "hand" if pendulum is None else "pole"})
+    if end is not None:
+        name = lacks.body_names.get(end.body, model.body(end.body).name)
+        has_target = TARGET in [model.body(i).name for i in range(model.nbody)]
+        lacks = replace(lacks, end_site=None if end.site else (name, end.pos), target=not has_target)
+    return _Plan(goal, goals, pendulum, end, lacks)
+
+
+def _view(model: mujoco.MjModel, start: mujoco.MjData) -> View:
+    """Return the center and the size of everything that moves; of a floor, only a part matters."""
+    moves = model.body_weldid[model.geom_bodyid] != 0
+    radius_m = model.geom_rbound[moves, None]
+    low, high = start.geom_xpos[moves] - radius_m, start.geom_xpos[moves] + radius_m
+    if not moves.any():
+        return View(center_m=(0.0, 0.0, 0.0), extent_m=1.0)
+    ends = low.min(axis=0), high.max(axis=0)
+    x, y, z = map(float, (ends[0] + ends[1]) / 2)
+    return View(center_m=(x, y, z), extent_m=float(np.linalg.norm(ends[1] - ends[0])))
 
 
 def _integrator(integrator: int, motors: dict[str, Motors]) -> Literal["euler", "rk4"] | None:
@@ -201,18 +260,3 @@ def _observed(model: mujoco.MjModel, start: mujoco.MjData, root: Sequence[int]) 
         angles=tuple(model.joint(j).name for j in endless),
         are_all=positions == simple,
     )
-
-
-def _with_marks(
-    model: mujoco.MjModel, lacks: Lacks, goal: Goal, pendulum: Pendulum | None, end: EndEffector | None
-) -> Lacks:
-    """Return the missing parts with the names, the site and the target that the goal needs."""
-    body = pendulum.body if pendulum is not None and goal in {"balance", "swing-up"} else None
-    body = end.body if end is not None and goal == "reach" else body
-    if body is not None and not model.body(body).name:
-        lacks = replace(lacks, body_names={body: "pole" if goal != "reach" else "hand"})
-    if end is None or goal != "reach":
-        return lacks
-    name = lacks.body_names.get(end.body, model.body(end.body).name)
-    mocap = {model.body(i).name for i in range(model.nbody) if model.body_mocapid[i] >= 0}
-    return replace(lacks, end_site=None if end.site else (name, end.pos), target=TARGET not in mocap)

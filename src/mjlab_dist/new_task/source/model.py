@@ -16,7 +16,32 @@ def model_source(names: Names, robot: Robot) -> str:
         names: Names of the task and its files.
         robot: The robot in the MJCF.
     """
-    # Statements that add the missing parts
+    return f'''"""The model of the task {names.task}: {names.file} and the parts that it lacks.
+
+Change the model here, or in the MJCF itself.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import mujoco
+
+
+def robot() -> mujoco.MjSpec:
+    """Return {names.file} with the parts that it lacks."""
+    import mujoco
+
+    spec = mujoco.MjSpec.from_file(str(Path(__file__).parent / {text(names.file)}))
+{indented(_statements(robot), 4)}
+    return spec
+'''
+
+
+def _statements(robot: Robot) -> list[str]:
+    """Return the lines that add the missing parts."""
     lacks = robot.lacks
     body = [
         *_names_source("joints", "Joints", lacks.joint_names),
@@ -53,29 +78,7 @@ def model_source(names: Names, robot: Robot) -> str:
             "    diffuse=[0.6, 0.6, 0.6],",
             ")",
         ]
-    # The file
-    return f'''"""The model of the task {names.task}: {names.file} and the parts that it lacks.
-
-Change the model here, or in the MJCF itself.
-"""
-
-from __future__ import annotations
-
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import mujoco
-
-
-def robot() -> mujoco.MjSpec:
-    """Return {names.file} with the parts that it lacks."""
-    import mujoco
-
-    spec = mujoco.MjSpec.from_file(str(Path(__file__).parent / {text(names.file)}))
-{indented(body, 4)}
-    return spec
-'''
+    return body
 
 
 def _home_source(robot: Robot) -> list[str]:
@@ -98,11 +101,11 @@ def _home_source(robot: Robot) -> list[str]:
 
 def _ground_source(robot: Robot) -> list[str]:
     what = "A floor, without which the robot would fall forever."
-    mask, low_m = 1, 0.0
+    name, mask, low_m = "floor", 1, 0.0
     if not robot.lacks.ground:
-        what, mask = "A floor for videos. Nothing collides with it.", 0
+        what, name, mask = "A floor for videos. Nothing collides with it.", "backdrop", 0
         low_m = min(0.0, rounded(robot.view.center_m[2] - robot.view.extent_m))
-    return [f"# {what}", *_GROUND.format(mask=mask, z=low_m).splitlines()]
+    return [f"# {what}", *_GROUND.format(name=name, mask=mask, z=low_m).splitlines()]
 
 
 def _camera_source(robot: Robot) -> list[str]:
@@ -141,7 +144,7 @@ _GROUND = """spec.add_texture(
 tiles = spec.add_material(name="tiles", texrepeat=[1.0, 1.0], texuniform=True)
 tiles.textures[mujoco.mjtTextureRole.mjTEXROLE_RGB] = "tiles"
 spec.worldbody.add_geom(
-    name="floor",
+    name="{name}",
     type=mujoco.mjtGeom.mjGEOM_PLANE,
     pos=[0.0, 0.0, {z!r}],
     size=[0.0, 0.0, 0.1],
