@@ -1,0 +1,209 @@
+"""What new-task finds out about robots: how they move, what their first task is, and what the config contains."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import gymnasium
+import mujoco
+import numpy as np
+import pytest
+import torch
+
+from mjlab_dist.env import Env
+from mjlab_dist.errors import UserError
+from mjlab_dist.new_task import create
+from mjlab_dist.new_task.goals import Goal
+from mjlab_dist.new_task.robot import Robot, examine
+from mjlab_dist.sim import start_warp
+
+ASSETS = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
+
+HEAD = '<mujoco><compiler angle="radian" autolimits="true"/><option timestep="0.005"/>'
+
+
+def arm(num_fingers: int = 0, num_links: int = 3, actuators: str = "") -> str:
+    """An arm of links of 0.2 m, with fingers that slide 4 cm."""
+    fingers = "".join(
+        f'<body pos=".2 {0.02 * i} 0"><joint name="finger{i}" type="slide" axis="0 1 0" range="0 .04"/>'
+        '<geom type="box" size=".03 .005 .01" mass=".02"/></body>'
+        for i in range(num_fingers)
+    )
+    axes = ["0 0 1", *["0 1 0"] * num_links]
+    links = "".join(
+        f'<body pos="{0.2 * bool(i)} 0 0"><joint name="j{i}" axis="{axes[i]}" range="-2 2"/>'
+        '<geom type="capsule" fromto="0 0 0 .2 0 0" size=".02" mass="1"/>'
+        for i in range(num_links)
+    )
+    return f"""{HEAD}
+      <worldbody><body pos="0 0 .5">{links}{fingers}{"</body>" * num_links}</body></worldbody>{actuators}
+    </mujoco>"""
+
+
+def cart(pole_m: float, actuators: str = "") -> str:
+    return f"""{HEAD}
+      <worldbody><body pos="0 0 1">
+        <joint name="cart" type="slide" axis="1 0 0" range="-1 1"/><geom type="box" size=".1 .1 .05" mass="1"/>
+        <body><joint name="pole" axis="0 1 0"/>
+          <geom type="capsule" fromto="0 0 0 0 0 {pole_m}" size=".02" mass=".1" contype="0" conaffinity="0"/>
+        </body>
+      </body></worldbody>{actuators}
+    </mujoco>"""
+
+
+CAR_MOTOR = '<actuator><motor joint="cart" ctrlrange="-10 10"/></actuator>'
+
+FISH = f"""{HEAD.replace('"0.005"', '"0.005" density="1000"')}
+  <worldbody><body pos="0 0 1"><freejoint/><geom type="ellipsoid" size=".1 .03 .05" mass=".5"/>
+    <body pos="-.1 0 0"><joint name="tail" axis="0 0 1" range="-1 1"/>
+      <geom type="box" size=".05 .005 .03" pos="-.05 0 0" mass=".05"/>
+    </body>
+  </body></worldbody>
+</mujoco>"""
+
+
+def examined(tmp_path: Path, xml: str, goal: Goal | None = None) -> Robot:
+    mjcf = tmp_path / "robot.xml"
+    mjcf.write_text(xml)
+    return examine(mjcf, goal=goal)
+
+
+@pytest.mark.parametrize(
+    ("name", "goal", "root", "can_fall"),
+    [
+        ("half_cheetah", "walk", "rootx", True),
+        ("hopper", "walk", "rootx", True),
+        ("walker2d", "walk", "rootx", True),
+        ("swimmer", "walk", "slider1", False),
+        ("ant", "walk", "root", True),
+        ("humanoid", "walk", "root", True),
+        ("inverted_pendulum", "balance", None, None),
+        ("inverted_double_pendulum", "balance", None, None),
+        ("reacher", "reach", None, None),
+        ("pusher_v5", "reach", None, None),
+    ],
+)
+def test_the_kind_and_the_goal_of_the_robots_of_gymnasium(
+    name: str, goal: Goal, root: str | None, *, can_fall: bool | None
+) -> None:
+    robot = examine(ASSETS / f"{name}.xml")
+    assert robot.goal == goal
+    assert (robot.base and robot.base.joint) == root
+    assert (robot.base and robot.base.can_fall) == can_fall
+    assert robot.keyframe in {None, "home"}
+    if name in {"half_cheetah", "hopper", "walker2d"}:
+        assert robot.base is not None
+        assert (robot.base.height_joint, robot.base.tilt_joints) == ("rootz", ("rooty",))
+        assert "rootx" not in robot.observed.positions, "how far it has come"
+        assert robot.observed.angles == ("rooty",), "it may turn over"
+
+
+@pytest.mark.parametrize(
+    ("xml", "goal"),
+    [
+        (cart(0.5), "balance"),
+        (cart(0.5, CAR_MOTOR), "balance"),
+        (cart(-0.5, CAR_MOTOR), "swing-up"),
+        (arm(), "reach"),
+        (arm(2), "reach"),
+        (arm(5), "hold"),
+        (arm(0, 1), "hold"),
+        (FISH, "walk"),
+    ],
+)
+def test_the_goal_is_guessed(tmp_path: Path, xml: str, goal: Goal) -> None:
+    assert examined(tmp_path, xml).goal == goal
+
+
+def test_only_the_cart_of_a_cart_pole_gets_a_motor(tmp_path: Path) -> None:
+    robot = examined(tmp_path, cart(0.5))
+    assert robot.joints == ("cart",)
+    assert robot.pendulum is not None
+    assert robot.pendulum.high_m - robot.pendulum.low_m == pytest.approx(0.5)
+    assert robot.pendulum.start_m == pytest.approx(robot.pendulum.high_m)
+
+
+@pytest.mark.parametrize(("xml", "goal"), [(cart(0.5), "walk"), (FISH, "reach"), (arm(5), "balance")])
+def test_a_goal_that_does_not_suit_the_robot_is_refused(tmp_path: Path, xml: str, goal: Goal) -> None:
+    with pytest.raises(UserError, match=rf"^--goal {goal}: .*; choose .* or none$"):
+        examined(tmp_path, xml, goal)
+
+
+def test_an_end_effector_is_the_tip_of_an_arm_or_the_middle_of_its_fingers(tmp_path: Path) -> None:
+    tip = examined(tmp_path, arm()).end
+    assert tip is not None
+    np.testing.assert_allclose(tip.pos, [0.2, 0.0, 0.0], atol=1e-3)
+    grip = examined(tmp_path, arm(2)).end
+    assert grip is not None
+    np.testing.assert_allclose(grip.pos, [0.2, 0.01, 0.0], atol=1e-3)
+    # Targets are where the arm gets: within its length, and not at its base.
+    for low, high in tip.box:
+        assert low < high
+    corners = np.array(np.meshgrid(*tip.box)).reshape(3, -1).T - [0.0, 0.0, 0.5]
+    assert np.median(np.linalg.norm(corners, axis=1)) < 0.75
+
+
+def test_a_fish_needs_no_ground_and_cannot_fall(tmp_path: Path) -> None:
+    robot = examined(tmp_path, FISH)
+    assert robot.base is not None
+    assert not robot.base.can_fall
+    assert not robot.lacks.ground
+    assert robot.stands is None
+
+
+def test_what_is_missing_for_videos_is_added_without_contacts(tmp_path: Path) -> None:
+    robot = examined(tmp_path, arm())
+    lacks = robot.lacks
+    assert (lacks.ground, lacks.backdrop, lacks.camera, lacks.light) == (False, True, True, True)
+    made = create("films", tmp_path / "robot.xml", tmp_path)
+    names: dict[str, object] = {"__file__": str(made.package / "model.py")}
+    exec((made.package / "model.py").read_text(), names)
+    spec = names["robot"]()  # pyright: ignore[reportCallIssue]
+    model = spec.compile()
+    assert (model.ncam, model.nlight, model.nmocap) == (1, 1, 1)
+    floor = model.geom("backdrop")
+    assert floor.contype[0] == floor.conaffinity[0] == 0
+    data = mujoco.MjData(model)
+    mujoco.mj_forward(model, data)
+    # The camera looks at the robot.
+    axis = -data.cam_xmat[0].reshape(3, 3)[:, 2]
+    to_robot = robot.view.center_m - data.cam_xpos[0]
+    assert axis @ to_robot / np.linalg.norm(to_robot) > 0.9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "xml", "goal"),
+    [
+        ("cart_balance", cart(0.5), None),
+        ("cart_swing", cart(0.5), "swing-up"),
+        ("arm_reach", arm(2), None),
+        ("arm_hold", arm(2).replace('range="-2 2"', "", 1), "hold"),
+        ("arm_none", arm(), "none"),
+        ("fish_walk", FISH, None),
+        ("cheetah_walk", (ASSETS / "half_cheetah.xml").read_text(), None),
+        ("cheetah_hold", (ASSETS / "half_cheetah.xml").read_text(), "hold"),
+        ("ant_hold", (ASSETS / "ant.xml").read_text(), "hold"),
+        ("ant_none", (ASSETS / "ant.xml").read_text(), "none"),
+    ],
+)
+def test_each_task_steps_with_random_actions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, xml: str, goal: Goal | None
+) -> None:
+    mjcf = tmp_path / "robot.xml"
+    mjcf.write_text(xml)
+    made = create(name, mjcf, tmp_path, goal)
+    monkeypatch.syspath_prepend(str(made.folder))
+    config = getattr(importlib.import_module(f"{name}.config"), name)()
+    start_warp("cpu")
+    env = Env(config.env, 4, "cpu")
+    torch.manual_seed(0)
+    for _ in range(60):
+        observed, reward, _, _ = env.step(torch.randn(4, env.num_actions))
+        assert observed["actor"].isfinite().all()
+        assert reward.isfinite().all()
+        assert env.sim.qpos.isfinite().all()
+    for module in [module for module in sys.modules if module.split(".")[0] == name]:
+        del sys.modules[module]
