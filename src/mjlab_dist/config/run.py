@@ -24,7 +24,7 @@ class SyncConfig:
     mini-batch instead, so that ranks never differ."""
     compression: str = "none"
     """Number format in which ranks exchange gradients: none (fp32), bf16 or fp16. Gradients are divided by the world
-    size before the exchange, and converted back to fp32 after it."""
+    size before the exchange, and converted back to fp32 after it. Rounding errors are added to the next gradients."""
     check_interval: int = 100
     """Iterations between comparisons of the parameters, optimizer states and normalizers of all ranks. A difference
     ends the run. Ranks are also compared before every checkpoint."""

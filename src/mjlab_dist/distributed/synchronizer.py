@@ -46,7 +46,15 @@ class Synchronizer(Protocol):
 
 
 class AllReduce:
-    """Mean of all ranks' gradients, with one all-reduce per mini-batch."""
+    """Mean of all ranks' gradients, with one all-reduce per mini-batch.
+
+    Compressed gradients have error feedback (Karimireddy et al. 2019, arXiv:1901.09847): the rounding error of each
+    mini-batch is added to the gradients of the next one.
+
+    Attributes:
+        error: This rank's rounding error of the last mini-batch, as large as the buffer; None before the first one, and
+            without compression.
+    """
 
     keeps_equal = True
 
@@ -57,6 +65,7 @@ class AllReduce:
             compression: A key of :data:`FORMATS`.
         """
         self._format = FORMATS[compression]
+        self.error: torch.Tensor | None = None
 
     def reduce(self, buffer: torch.Tensor) -> None:
         """Replace the buffer by its mean over ranks."""
@@ -65,7 +74,17 @@ class AllReduce:
         if self._format is None:
             sum_over_ranks(buffer)
         else:
-            buffer.copy_(sum_over_ranks(buffer.to(self._format)))
+            buffer.copy_(sum_over_ranks(self._compressed(buffer, self._format)))
+
+    def _compressed(self, buffer: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        # The error has another size if a run resumes with another --fsdp-devices.
+        if self.error is None or self.error.shape != buffer.shape:
+            self.error = torch.zeros_like(buffer)
+        self.error += buffer
+        sent = self.error.to(dtype)
+        self.error -= sent
+        self.error[-1] = 0.0  # the KL divergence is a measurement, and carries no error over
+        return sent
 
     def due(self, iteration: int) -> bool:  # noqa: ARG002 (the protocol's)
         """Return False: parameters are always equal."""

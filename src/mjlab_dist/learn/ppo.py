@@ -17,7 +17,7 @@ from tensordict import TensorDict
 from mjlab_dist.config import AgentConfig, TrainConfig
 from mjlab_dist.distributed.group import world_size
 from mjlab_dist.distributed.sharding import Sharding
-from mjlab_dist.distributed.synchronizer import FORMATS, Synchronizer
+from mjlab_dist.distributed.synchronizer import FORMATS, AllReduce, Synchronizer
 from mjlab_dist.errors import UserError
 from mjlab_dist.learn.capture import CapturedCall, CapturedStep
 from mjlab_dist.learn.clock import Clock
@@ -98,6 +98,7 @@ class PPO(rsl_rl.algorithms.PPO):
             )
         # Synchronizer and options that rsl_rl does not have
         self.synchronizer = synchronizer
+        self._all_reduce = synchronizer if isinstance(synchronizer, AllReduce) else None
         self.clock = Clock(device)
         self._advantage_normalization = agent.advantage_normalization
         self._models = {"actor": self._raw_actor, "critic": self._raw_critic}
@@ -199,6 +200,8 @@ class PPO(rsl_rl.algorithms.PPO):
         """
         # Mini-batches, with advantages normalized
         batches = self._mini_batches()
+        if self.use_mixed_precision:
+            self._round_old(batches)
         # Epochs: backward, reduction over ranks, optimizer step
         self._totals.zero_()
         for _ in range(self.num_learning_epochs):
@@ -262,13 +265,15 @@ class PPO(rsl_rl.algorithms.PPO):
                     )
 
     def memory(self) -> dict[str, torch.Tensor]:
-        """Return the state that belongs to this rank's envs.
+        """Return the state that belongs to this rank alone.
 
         Returns:
             For recurrent networks their hidden states, (layers, num_envs, width) each; for normalized rewards
-            ``reward``, (num_envs,).
+            ``reward``, (num_envs,); for compressed gradients ``error``, see :class:`AllReduce`.
         """
         sums = {} if self._reward_scale is None else {"reward": self._reward_scale.discounted}
+        if self._all_reduce is not None and self._all_reduce.error is not None:
+            sums["error"] = self._all_reduce.error
         states = {name: model.get_hidden_state() for name, model in self._models.items()}
         return sums | {
             f"{name}/{i}": part
@@ -278,13 +283,15 @@ class PPO(rsl_rl.algorithms.PPO):
         }
 
     def load_memory(self, memory: Mapping[str, torch.Tensor]) -> None:
-        """Restore the state of this rank's envs.
+        """Restore the state of this rank.
 
         Args:
             memory: Result of :meth:`memory`.
         """
         if self._reward_scale is not None:
             self._reward_scale.discounted.copy_(memory["reward"])
+        if self._all_reduce is not None and "error" in memory:
+            self._all_reduce.error = memory["error"].to(self.device, copy=True)
         for name, model in self._models.items():
             match [memory[key].to(self.device) for key in sorted(memory) if key.startswith(f"{name}/")]:
                 case [hidden, cell]:
@@ -339,12 +346,34 @@ class PPO(rsl_rl.algorithms.PPO):
     def _backward(self, batch: Batch) -> None:
         """Compute this rank's gradients and KL divergence of a mini-batch, into the buffer."""
         self._gradients.buffer.zero_()
-        with torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=self.use_mixed_precision):
+        with self._autocast():
             surrogate, value, entropy, kl = self._losses(batch)
             loss = surrogate + self.value_loss_coef * value - self.entropy_coef * entropy
         loss.backward()
         self._gradients.extra.copy_(kl)
         self._totals[:3] += torch.stack([value, surrogate, entropy]).detach()
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=self.use_mixed_precision)
+
+    @torch.no_grad()
+    def _round_old(self, batches: list[Batch]) -> None:
+        """Compute what the rollout computed in fp32 again, in the precision of the update.
+
+        Otherwise the difference in rounding would count as a change of the policy and of the values: in the KL
+        divergence, and in what is clipped.
+        """
+        for batch in batches:
+            assert batch.actions is not None
+            actor_memory, critic_memory = batch.hidden_states
+            with self._autocast():
+                mean = self.actor(batch.observations, masks=batch.masks, hidden_state=actor_memory)
+                self._distribution.update(mean)
+                batch.old_actions_log_prob = self._raw_actor.get_output_log_prob(batch.actions).unsqueeze(-1)
+                values = self.critic(batch.observations, masks=batch.masks, hidden_state=critic_memory)
+            params = self._raw_actor.output_distribution_params
+            batch.old_distribution_params = tuple(p.float() for p in params)
+            batch.values = values.float()
 
     def _losses(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         assert batch.observations is not None

@@ -26,6 +26,7 @@ from rsl_rl.modules import EmpiricalNormalization
 from tensordict import TensorDict
 
 from mjlab_dist.check.host_syncs import HostSyncs
+from mjlab_dist.distributed.synchronizer import AllReduce
 from mjlab_dist.learn.moments import NormalizerMoments, advantage_moments, normalize
 
 NUM_ENVS = 8
@@ -155,15 +156,68 @@ def test_the_scale_of_rewards_is_restored_from_a_checkpoint() -> None:
 
 
 def test_mixed_precision_equals_stock_rsl_rl() -> None:
-    """Compare up to bf16's rounding. The learning rate is fixed, because an adaptive one jumps at small errors."""
+    """Compare up to bf16's rounding, where stock rsl_rl is given a rollout in bf16 instead of fp32.
+
+    The learning rate is fixed, because an adaptive one jumps at small errors.
+    """
     stock, ours = both(precision="bf16", schedule="fixed")
     _, full = both(schedule="fixed")
     for learner in (stock, ours, full):
-        learn(learner, 0)
+        collect(learner, make_data(NUM_ENVS, 0))
+        if learner is stock:
+            round_rollout(stock)
+        torch.manual_seed(0)
+        learner.update()
     theirs, mine, exact = (torch.cat([p.detach().flatten() for p in x.actor.parameters()]) for x in (stock, ours, full))
     assert (mine - theirs).norm() < 0.5 * (theirs - exact).norm()
     assert (mine - exact).norm() > 1e-3, "else nothing was computed in bf16"
     assert all(p.dtype == torch.float32 for p in ours.actor.parameters())
+
+
+def round_rollout(learner: Any) -> None:
+    """Replace what a rollout computed in fp32 by the same in bf16."""
+    storage = learner.storage
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        for step in range(STEPS):
+            obs = storage.observations[step]
+            learner.actor(obs, stochastic_output=True)
+            storage.actions_log_prob[step] = learner.actor.get_output_log_prob(storage.actions[step]).unsqueeze(-1)
+            for stored, new in zip(storage.distribution_params, learner.actor.output_distribution_params, strict=True):
+                stored[step] = new
+            storage.values[step] = learner.critic(obs)
+
+
+@pytest.mark.parametrize("rnn", ["none", "lstm"])
+def test_mixed_precision_is_not_measured_as_a_change_of_the_policy(rnn: str) -> None:
+    """Without a step of the optimizer, the policy's KL divergence from itself is 0, and nothing is clipped."""
+    losses: list[dict[str, float]] = []
+    for clips in (True, False):
+        fields = {"rnn": rnn, "learning_rate": 0.0, "init_std": 0.02, "use_clipped_value_loss": clips}
+        _, ours = both(precision="bf16", schedule="fixed", **fields)
+        with torch.no_grad():
+            ours.critic.mlp[-1].bias.fill_(300.0)  # bf16 rounds values near 300 by up to 1, the clip range is 0.2
+        collect(ours, make_data(NUM_ENVS, 0))
+        torch.manual_seed(0)
+        losses.append({name: loss.item() for name, loss in ours.update().items()})
+    for measured in losses:
+        assert measured["kl"] == 0
+        assert measured["surrogate"] == pytest.approx(0, abs=1e-6), (
+            "the mean of normalized advantages, if every ratio is 1"
+        )
+    assert losses[0]["value"] == losses[1]["value"]
+
+
+def test_the_error_of_compressed_gradients_is_restored_from_a_checkpoint() -> None:
+    config = train_config(AGENT)
+    whole, first, second = (make_learner(config, NUM_ENVS, AllReduce("bf16")) for _ in range(3))
+    first.load(whole.save(), None, True)
+    learn(whole, 0)
+    learn(first, 0)
+    second.load(first.save(), None, True)
+    second.load_memory(first.memory())
+    learn(whole, 1)
+    learn(second, 1)
+    assert difference(state_of(second), state_of(whole))[0] == 0
 
 
 def learn(learner: Any, seed: int) -> None:
