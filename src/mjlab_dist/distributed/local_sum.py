@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import select
@@ -29,7 +30,7 @@ HELLO_BYTES = TOKEN_BYTES + 4
 """Length of the first message to a peer: the peer's token and the sender's rank."""
 
 HELLO_TIMEOUT_S = 10
-"""Seconds to wait for this message."""
+"""Seconds after which a connection without this message is closed."""
 
 SIZE_BYTES = 8
 """Length of the size that precedes every tensor."""
@@ -69,12 +70,7 @@ class LocalSum:
             peers = exchange(store, rank, world_size, "local_sum", (server.getsockname()[1], token.hex()))
             # Connect to lower ranks; higher ranks connect to this one
             connected = {other: _connect(other, peers[other], rank, timeout_s) for other in range(rank)}
-            server.settimeout(timeout_s)
-            while missing := [other for other in range(rank + 1, world_size) if other not in connected]:
-                try:
-                    connected |= _accept(server, token)
-                except TimeoutError as error:
-                    raise _silent(missing, timeout_s) from error
+            connected |= _accept(server, token, range(rank + 1, world_size), timeout_s)
         self._links = [_Link(other, connected[other]) for other in sorted(connected)]
         self._buffers: dict[tuple[int, torch.dtype], torch.Tensor] = {}
 
@@ -226,17 +222,73 @@ def _connect(other: int, peer: tuple[int, str], rank: int, timeout_s: float) -> 
     return connection
 
 
-def _accept(server: socket.socket, token: bytes) -> dict[int, socket.socket]:
-    """Accept one connection and return it by the peer's rank; return an empty dict if its token is wrong."""
-    connection, _ = server.accept()
-    connection.settimeout(HELLO_TIMEOUT_S)
-    hello = b""
+def _accept(server: socket.socket, token: bytes, ranks: Sequence[int], timeout_s: float) -> dict[int, socket.socket]:
+    """Accept the connections of other ranks, and return them by rank. Other connections are closed, and delay nothing.
+
+    Args:
+        server: Listens.
+        token: This rank's token.
+        ranks: The ranks that connect to this one.
+        timeout_s: Seconds until all of them must have connected.
+    """
+    deadline = time.monotonic() + timeout_s
+    accepted: dict[int, socket.socket] = {}
+    guests: list[_Guest] = []
+    server.setblocking(False)
     try:
-        while len(hello) < HELLO_BYTES and (got := connection.recv(HELLO_BYTES - len(hello))):
-            hello += got
-    except OSError:
-        pass
-    if not hello.startswith(token) or len(hello) < HELLO_BYTES:
-        connection.close()
-        return {}
-    return {int.from_bytes(hello[TOKEN_BYTES:], "big"): connection}
+        while missing := [rank for rank in ranks if rank not in accepted]:
+            # Wait for a connection, or for data on one
+            now = time.monotonic()
+            if now >= deadline:
+                raise _silent(missing, timeout_s)
+            until = min([deadline, *(guest.deadline for guest in guests)])
+            poll = select.poll()
+            for each in (server, *(guest.connection for guest in guests)):
+                poll.register(each, select.POLLIN)
+            poll.poll(max(0.0, until - now) * 1000)
+            with contextlib.suppress(OSError):
+                guests.append(_Guest(server.accept()[0]))
+            # Sort out the connections that are done
+            for guest in [guest for guest in guests if guest.is_done()]:
+                guests.remove(guest)
+                rank = guest.rank(token)
+                if rank in missing and rank not in accepted:
+                    accepted[rank] = guest.connection
+                else:
+                    guest.connection.close()
+    finally:
+        for guest in guests:
+            guest.connection.close()
+    return accepted
+
+
+class _Guest:
+    """A connection whose first message is not complete.
+
+    Attributes:
+        connection: The connection.
+        deadline: When the message must be complete, by the monotonic clock.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self.connection = connection
+        self.deadline = time.monotonic() + HELLO_TIMEOUT_S
+        self._hello = b""
+
+    def is_done(self) -> bool:
+        """Receive without waiting, and return whether no more of the message will arrive."""
+        try:
+            received = self.connection.recv(HELLO_BYTES - len(self._hello))
+        except BlockingIOError:
+            return time.monotonic() >= self.deadline
+        except OSError:
+            return True
+        self._hello += received
+        return not received or len(self._hello) == HELLO_BYTES
+
+    def rank(self, token: bytes) -> int | None:
+        """Return the peer's rank; None if it has not sent the token."""
+        if len(self._hello) < HELLO_BYTES or not self._hello.startswith(token):
+            return None
+        return int.from_bytes(self._hello[TOKEN_BYTES:], "big")

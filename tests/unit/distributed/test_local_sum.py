@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import re
 import socket
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -135,6 +137,46 @@ def test_connections_without_the_token_are_rejected(monkeypatch: pytest.MonkeyPa
     assert len(strangers) == 6
     for stranger in strangers:
         stranger.close()
+
+
+def test_silent_strangers_do_not_delay_the_ranks(monkeypatch: pytest.MonkeyPatch):
+    strangers: list[socket.socket] = []
+
+    def listen(*args: object, **kwargs: object) -> socket.socket:
+        server = create_server(*args, **kwargs)  # type: ignore[arg-type]
+        strangers.extend(socket.create_connection(server.getsockname()) for _ in range(2))
+        return server
+
+    create_server = socket.create_server
+    monkeypatch.setattr(socket, "create_server", listen)
+    started = time.monotonic()
+    on_ranks(2, lambda _, summing: summing.sum_(torch.ones(3)))
+    assert time.monotonic() - started < local_sum.HELLO_TIMEOUT_S
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_strangers_do_not_extend_the_time_to_connect():
+    store = HashStore()
+    store.set("local_sum/1", json.dumps((1, bytes(local_sum.TOKEN_BYTES).hex())))
+    store.set("local_sum/read/1", "")
+    is_over = threading.Event()
+
+    def knock() -> None:
+        port, _ = json.loads(store.get("local_sum/0"))
+        while not is_over.wait(0.2):
+            with contextlib.suppress(OSError):
+                socket.create_connection((local_sum.LOOPBACK, port)).close()
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(knock)
+        threading.Timer(8.0, is_over.set).start()
+        started = time.monotonic()
+        with pytest.raises(LostRankError, match=r"\brank 1 .*\b1 s$"):
+            LocalSum(store, rank=0, world_size=2, timeout_s=1.0)
+        took_s = time.monotonic() - started
+        is_over.set()
+    assert took_s < 5
 
 
 def test_a_rank_that_exits_before_connecting_is_named():
