@@ -26,7 +26,7 @@ import platform
 import re
 import subprocess
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -130,30 +130,6 @@ def locked_run_dir(run_dir: Path) -> Iterator[None]:
         os.close(directory)
 
 
-def log_dir(config: TrainConfig, run_dir: Path, environ: Mapping[str, str]) -> Path | None:
-    """Return the directory of the ranks' log files, or None for no files.
-
-    Args:
-        config: The run's config.
-        run_dir: The run directory, which contains the files by default.
-        environ: Environment variables.
-    """
-    chosen = chosen_log_dir(config, environ)
-    if chosen is None:
-        return run_dir / "torchrunx"
-    return Path(chosen) if chosen else None
-
-
-def chosen_log_dir(config: TrainConfig, environ: Mapping[str, str]) -> str | None:
-    """Return the directory in TORCHRUNX_LOG_DIR or in the flag; empty for no log files, None if neither is set.
-
-    Args:
-        config: The run's config.
-        environ: Environment variables.
-    """
-    return environ.get("TORCHRUNX_LOG_DIR", config.torchrunx_log_dir)
-
-
 def write_origin(run_dir: Path, config: TrainConfig, argv: Sequence[str], devices: Sequence[str]) -> None:
     """Write the files that make a run reproducible: config, provenance, git diff.
 
@@ -248,9 +224,12 @@ def find_run(
     if run == "latest":
         runs = sorted((p.parent for p in Path(log_root, task).glob(f"*/{CONFIG_FILE}")), key=_by_start)
         with_checkpoint = [run_dir for run_dir in runs if list_checkpoints(run_dir)]
+        if not runs:
+            raise UserError(f"{flag} latest: no run of {task} under {log_root}; train one, or set --log-root")
         if not with_checkpoint:
-            what = "run" if not runs else "checkpoint"
-            raise UserError(f"{flag} latest: no {what} of {task} under {log_root}; train one, or set --log-root")
+            raise UserError(
+                f"{flag} latest: {runs[-1]} has no checkpoint, and no earlier run has one; name another run"
+            )
         newer = runs[runs.index(with_checkpoint[-1]) + 1 :]
         if newer and warn is not None:
             others = f" and {len(newer) - 1} more" if len(newer) > 1 else ""

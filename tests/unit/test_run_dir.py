@@ -34,13 +34,10 @@ from mjlab_dist.run_dir import (
     find_checkpoint,
     find_run,
     list_checkpoints,
-    log_dir,
     read_config_file,
     read_metrics,
     write_origin,
 )
-
-RUN_DIR = Path("logs/run")
 
 
 @pytest.fixture
@@ -264,7 +261,7 @@ def test_play_finds_the_newest_and_the_best_by_name(config: TrainConfig):
         return play.resolve(config.task, PlayConfig(checkpoint=checkpoint, log_root=config.log_root), print)[1]
 
     for name in (None, "latest"):
-        with pytest.raises(UserError, match=r"^--run latest: no checkpoint "):
+        with pytest.raises(UserError, match=r"^--run latest: .*no checkpoint"):
             played(name)
     for iteration in (10, 20, 30):
         checkpoint_path(run_dir, iteration).touch()
@@ -407,24 +404,3 @@ def test_the_config_of_a_run_directory_reads_back(config: TrainConfig, run_dir: 
     provenance_of(run_dir, config)
     assert read_config_file(run_dir) == config
     assert read_config_file(run_dir / CONFIG_FILE) == config
-
-
-@pytest.mark.parametrize(
-    ("variable", "flag", "directory"),
-    [
-        (None, None, RUN_DIR / "torchrunx"),
-        (None, "by-flag", Path("by-flag")),
-        ("by-variable", None, Path("by-variable")),
-        ("by-variable", "by-flag", Path("by-variable")),
-        (None, "", None),
-        ("", None, None),
-        ("", "by-flag", None),
-        ("by-variable", "", Path("by-variable")),
-    ],
-)
-def test_the_log_directory_follows_the_variable_then_the_flag_then_the_default(
-    variable: str | None, flag: str | None, directory: Path | None
-):
-    config = dataclasses.replace(registry.task_config("cartpole-balance"), torchrunx_log_dir=flag)
-    environ = {} if variable is None else {"TORCHRUNX_LOG_DIR": variable}
-    assert log_dir(config, RUN_DIR, environ) == directory

@@ -15,7 +15,8 @@ from mjlab_dist.launch.hosts import HERE
 from mjlab_dist.launch.plan import RunPlan, check_config, plan_run
 from mjlab_dist.machine.devices import find_gpus
 from mjlab_dist.messages import Listener, listening
-from mjlab_dist.run_dir import list_checkpoints, log_dir, next_run_dir
+from mjlab_dist.rank_logs import log_dir
+from mjlab_dist.run_dir import list_checkpoints, next_run_dir
 from mjlab_dist.wording import byte_size, listed
 from mjlab_dist.worker import prepare_process
 

@@ -129,12 +129,11 @@ def find_resumed(config: TrainConfig, warn: Callable[[str], None]) -> Path | Non
 
 def _check_init_from(file: str) -> None:
     """Raise if a file is not a checkpoint with a policy. Ranks check whether it fits the task's networks."""
-    flag = f"--init-from {file}"
     if not Path(file).is_file():
-        raise UserError(f"{flag}: there is no such file; give a checkpoint, model_<iteration>.pt")
+        raise UserError(f"--init-from {file}: there is no such file; give a checkpoint, model_<iteration>.pt")
     from mjlab_dist.learn import checkpoint  # noqa: PLC0415 (imports torch)
 
     content = checkpoint.load(Path(file), "cpu")
     for part in ("actor_state_dict", "critic_state_dict"):
         if not isinstance(content.get(part), dict):
-            raise UserError(f"{flag}: has no {part}; give a checkpoint of a run, model_<iteration>.pt")
+            raise UserError(f"--init-from {file}: has no {part}; give a checkpoint of a run, model_<iteration>.pt")

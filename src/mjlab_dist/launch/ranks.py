@@ -40,7 +40,7 @@ from mjlab_dist.launch.supervision import Ranks
 from mjlab_dist.machine.processes import LAUNCH, end_children, temporary_directory
 from mjlab_dist.messages import Event, EventHandler, Listener
 from mjlab_dist.patching import patched
-from mjlab_dist.run_dir import log_dir
+from mjlab_dist.rank_logs import log_dir
 from mjlab_dist.worker import Entry, die_with_parent, run_or_die
 
 if TYPE_CHECKING:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rsl_rl.models import MLPModel, RNNModel
 from rsl_rl.modules import MLP, EmpiricalNormalization
@@ -13,6 +15,7 @@ from torch import nn
 
 from mjlab_dist.config import AgentConfig, TrainConfig
 from mjlab_dist.env import Env
+from mjlab_dist.errors import UserError
 from mjlab_dist.learn import checkpoint
 from mjlab_dist.learn.distribution import BoundedGaussian
 from mjlab_dist.learn.moments import ClippedNormalization
@@ -125,3 +128,26 @@ def _activate_in_place(network: nn.Module) -> None:
             for layer in mlp:
                 if isinstance(layer, IN_PLACE):
                     layer.inplace = True
+
+
+def check_fit(models: Mapping[str, nn.Module], saved: Mapping[str, Any], flag: str) -> None:
+    """Raise if the networks of a checkpoint have other shapes.
+
+    Args:
+        models: The networks by name.
+        saved: The checkpoint.
+        flag: The flag and file that name the checkpoint, for the message.
+
+    Raises:
+        UserError: With the first tensor that differs.
+    """
+    for name, model in models.items():
+        own = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
+        found = {key: tuple(tensor.shape) for key, tensor in saved[f"{name}_state_dict"].items()}
+        for key in [*own, *found]:
+            if own.get(key) != found.get(key):
+                there, here = (shapes.get(key, "missing") for shapes in (found, own))
+                raise UserError(
+                    f"{flag}: has other networks: {name} {key} is {there} there and {here} here; use a checkpoint of a "
+                    "task with the same observations and actions, and the same --agent"
+                )

@@ -18,7 +18,6 @@ from mjlab_dist.config import AgentConfig, TrainConfig
 from mjlab_dist.distributed.group import world_size
 from mjlab_dist.distributed.sharding import Sharding
 from mjlab_dist.distributed.synchronizer import FORMATS, AllReduce, Synchronizer
-from mjlab_dist.errors import UserError
 from mjlab_dist.learn.capture import CapturedCall, CapturedStep
 from mjlab_dist.learn.clock import Clock
 from mjlab_dist.learn.distribution import BoundedGaussian
@@ -45,6 +44,7 @@ class PPO(rsl_rl.algorithms.PPO):
     Attributes:
         synchronizer: What happens to gradients between backward and optimizer step.
         sharding: Which parameters are sharded over ranks.
+        models: The policy ``actor`` and the value function ``critic``.
         clock: Counts the time spent in collectives.
         rate: The learning rate, a scalar tensor.
         replicas: This rank's copy of the learner, among those of the other ranks.
@@ -101,7 +101,7 @@ class PPO(rsl_rl.algorithms.PPO):
         self._all_reduce = synchronizer if isinstance(synchronizer, AllReduce) else None
         self.clock = Clock(device)
         self._advantage_normalization = agent.advantage_normalization
-        self._models = {"actor": self._raw_actor, "critic": self._raw_critic}
+        self.models = {"actor": self._raw_actor, "critic": self._raw_critic}
         self._is_recurrent = actor.is_recurrent or critic.is_recurrent
         # Optimizer, moments for normalization, and CUDA graphs
         self._make_optimizer(config)
@@ -114,11 +114,11 @@ class PPO(rsl_rl.algorithms.PPO):
         if world_size() > 1:
             self.broadcast_parameters()
         compression = FORMATS[config.sync.compression]
-        self.sharding = Sharding(self._models, config.fsdp_devices, config.fsdp_min_size_mb, self.device, compression)
-        self._parameters = list(chain.from_iterable(model.parameters() for model in self._models.values()))
+        self.sharding = Sharding(self.models, config.fsdp_devices, config.fsdp_min_size_mb, self.device, compression)
+        self._parameters = list(chain.from_iterable(model.parameters() for model in self.models.values()))
         # Gradients: FSDP2 reduces those of sharded parameters itself.
         self._gradients = FlatGradients(
-            [[p for p in model.parameters() if id(p) not in self.sharding.sharded] for model in self._models.values()],
+            [[p for p in model.parameters() if id(p) not in self.sharding.sharded] for model in self.models.values()],
             self.device,
         )
         # Optimizer
@@ -132,7 +132,7 @@ class PPO(rsl_rl.algorithms.PPO):
     def _make_moments(self, agent: AgentConfig) -> None:
         self._normalizers = {
             name: NormalizerMoments(model.obs_normalizer)
-            for name, model in self._models.items()
+            for name, model in self.models.items()
             if isinstance(model.obs_normalizer, EmpiricalNormalization)
         }
         scales = agent.reward_normalization
@@ -220,7 +220,7 @@ class PPO(rsl_rl.algorithms.PPO):
     def save(self) -> dict[str, Any]:
         """Return whole tensors in rsl_rl's layout, which stock rsl_rl can load; a collective if any are sharded."""
         optimizer = whole_state(self.optimizer, self._parameters, self.sharding)
-        states = {f"{name}_state_dict": self.sharding.whole_state(model) for name, model in self._models.items()}
+        states = {f"{name}_state_dict": self.sharding.whole_state(model) for name, model in self.models.items()}
         scale = {} if self._reward_scale is None else {"reward_sums": self._reward_scale.sums}
         return {**states, "optimizer_state_dict": optimizer, **scale}
 
@@ -228,7 +228,7 @@ class PPO(rsl_rl.algorithms.PPO):
         """Load the result of :meth:`save`, or of stock rsl_rl; arguments and result are rsl_rl's."""
         # Policy and value function
         chosen = load_cfg or dict.fromkeys(("actor", "critic", "optimizer", "iteration"), True)
-        for name, model in self._models.items():
+        for name, model in self.models.items():
             if chosen.get(name):
                 self.sharding.load_state(model, loaded_dict[f"{name}_state_dict"], strict)
         self._distribution.project()  # min_std may have been lower when this was saved
@@ -243,27 +243,6 @@ class PPO(rsl_rl.algorithms.PPO):
             self._step = self._make_step()  # recorded graphs use the old tensors
         return chosen.get("iteration", False)
 
-    def check_fit(self, saved: Mapping[str, Any], flag: str) -> None:
-        """Raise if the networks of a checkpoint have other shapes than these.
-
-        Args:
-            saved: Result of :meth:`save`, or of stock rsl_rl.
-            flag: The flag and file that name the checkpoint, for the message.
-
-        Raises:
-            UserError: With the first tensor that differs.
-        """
-        for name, model in self._models.items():
-            own = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
-            found = {key: tuple(tensor.shape) for key, tensor in saved[f"{name}_state_dict"].items()}
-            for key in [*own, *found]:
-                if own.get(key) != found.get(key):
-                    there, here = (shapes.get(key, "missing") for shapes in (found, own))
-                    raise UserError(
-                        f"{flag}: has other networks: {name} {key} is {there} there and {here} here; use a checkpoint "
-                        "of a task with the same observations and actions, and the same --agent"
-                    )
-
     def memory(self) -> dict[str, torch.Tensor]:
         """Return the state that belongs to this rank alone.
 
@@ -274,7 +253,7 @@ class PPO(rsl_rl.algorithms.PPO):
         sums = {} if self._reward_scale is None else {"reward": self._reward_scale.discounted}
         if self._all_reduce is not None and self._all_reduce.error is not None:
             sums["error"] = self._all_reduce.error
-        states = {name: model.get_hidden_state() for name, model in self._models.items()}
+        states = {name: model.get_hidden_state() for name, model in self.models.items()}
         return sums | {
             f"{name}/{i}": part
             for name, state in states.items()
@@ -292,7 +271,7 @@ class PPO(rsl_rl.algorithms.PPO):
             self._reward_scale.discounted.copy_(memory["reward"])
         if self._all_reduce is not None and "error" in memory:
             self._all_reduce.error = memory["error"].to(self.device, copy=True)
-        for name, model in self._models.items():
+        for name, model in self.models.items():
             match [memory[key].to(self.device) for key in sorted(memory) if key.startswith(f"{name}/")]:
                 case [hidden, cell]:
                     model.reset(hidden_state=(hidden, cell))
@@ -321,7 +300,7 @@ class PPO(rsl_rl.algorithms.PPO):
         # Moments of the observations
         observations = self.storage.observations.flatten(0, 1)
         for name, moments in self._normalizers.items():
-            model = self._models[name]
+            model = self.models[name]
             moments.observe(torch.cat([observations[group] for group in model.obs_groups], dim=-1))
         # Moments of the advantages
         rows = advantages if self._advantage_normalization == "mini-batch" else advantages.reshape(1, -1)
@@ -412,7 +391,7 @@ class PPO(rsl_rl.algorithms.PPO):
         if self.schedule == "adaptive":
             adapt_rate(self.rate, kl, self.desired_kl)
         # Clipping, separately for policy and value function
-        for name, gradients in zip(self._models, self._gradients.groups, strict=True):
+        for name, gradients in zip(self.models, self._gradients.groups, strict=True):
             self._clip(gradients, self.sharding.collect_gradients(f"{name}."))
         # Optimizer step
         self.optimizer.step()

@@ -29,6 +29,7 @@ from mjlab_dist.learn.checkpoint import CheckpointStore
 from mjlab_dist.learn.finite import FiniteCheck, describe
 from mjlab_dist.learn.hooks import Hook
 from mjlab_dist.learn.metrics import Metrics, Row, Sample
+from mjlab_dist.learn.networks import check_fit
 from mjlab_dist.learn.optimizer import linear_rate
 from mjlab_dist.learn.ppo import flatten, make_ppo
 from mjlab_dist.learn.random_state import random_state, restore_random_state
@@ -191,7 +192,7 @@ class Runner:
         """Start a run and return the first observations."""
         if self._config.init_from is not None:
             content = checkpoint.load(Path(self._config.init_from), self.env.device)
-            self.alg.check_fit(content, f"--init-from {self._config.init_from}")
+            check_fit(self.alg.models, content, f"--init-from {self._config.init_from}")
             self.alg.load(content, {"actor": True, "critic": True}, strict=True)
         self.env.stagger()
         return self.env.get_observations()

@@ -1,0 +1,32 @@
+"""Where the log files of ranks go. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from mjlab_dist.config import TrainConfig
+
+
+def log_dir(config: TrainConfig, run_dir: Path, environ: Mapping[str, str]) -> Path | None:
+    """Return the directory of the ranks' log files, or None for no files.
+
+    Args:
+        config: The run's config.
+        run_dir: The run directory, which contains the files by default.
+        environ: Environment variables.
+    """
+    chosen = chosen_log_dir(config, environ)
+    if chosen is None:
+        return run_dir / "torchrunx"
+    return Path(chosen) if chosen else None
+
+
+def chosen_log_dir(config: TrainConfig, environ: Mapping[str, str]) -> str | None:
+    """Return the directory in TORCHRUNX_LOG_DIR or in the flag; empty for no log files, None if neither is set.
+
+    Args:
+        config: The run's config.
+        environ: Environment variables.
+    """
+    return environ.get("TORCHRUNX_LOG_DIR", config.torchrunx_log_dir)
