@@ -174,4 +174,4 @@ def _names_source(attribute: str, what: str, names: dict[int, str]) -> list[str]
 def _camera_m(robot: Robot) -> float:
     """Return the y position of the camera in m, to the right of the robot; further away from larger, faster robots."""
     speed_m_s = robot.base.speed_m_s if robot.base is not None else 0.0
-    return rounded(-max(1.0, 2.0 * speed_m_s))
+    return rounded(-max(1.3 * robot.view.extent_m, 2.0 * speed_m_s))
