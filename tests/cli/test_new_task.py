@@ -406,9 +406,9 @@ NO_MESH = DOG.replace("deep/trunk", "deep/gone")
         (["cartpole-balance", "--mjcf", "dog.xml"], "cartpole-balance: "),
         (["numpy", "--mjcf", "dog.xml"], "numpy: a Python module numpy "),
         (["there", "--mjcf", "dog.xml"], "there: there "),
-        (["my-robot", "--mjcf", "dog.xml", "--dir", "gone"], "--dir gone: "),
+        (["my-robot", "--mjcf", "joint.xml", "--dir", "gone"], "--mjcf joint.xml: "),
         (["my-robot", "--mjcf", "no.xml"], "no.xml: is not XML: "),
-        (["my-robot", "--mjcf", "urdf.xml"], "mujoco.MjSpec.from_file"),
+        (["my-robot", "--mjcf", "urdf.xml"], "has no hinge or slide joint"),
         (["my-robot", "--mjcf", "joint.xml"], "--mjcf joint.xml: "),
         (["my-robot", "--mjcf", "mesh.xml"], "Error opening file"),
         (["my-robot", "--mjcff", "dog.xml"], "--mjcff: "),
@@ -431,8 +431,28 @@ def test_invalid_input_is_refused_in_one_line_and_leaves_no_files(command: Comma
     assert done.code == 2
     assert says in done.err
     assert len(done.err.splitlines()) == 1
-    assert done.out == ""
+    assert all(line.startswith("Reading ") for line in done.out.splitlines())
     assert sorted(command.cwd.rglob("*")) == before
+
+
+@pytest.mark.slow
+def test_a_task_that_fails_its_trial_is_not_ready_and_keeps_its_files(command: Command) -> None:
+    actuator = '<actuator><velocity name="wild" joint="elbow" kv="-1e5"/></actuator>'
+    (command.cwd / "arm.xml").write_text(ARM.replace("</mujoco>", f"{actuator}</mujoco>"))
+    done = command(*NEW_TASK, "my-arm", "--mjcf", "arm.xml")
+    assert done.code == 1
+    (line,) = done.err.splitlines()
+    assert line.startswith("mjlab-dist new-task: my-arm is not ready: ")
+    assert "joint elbow at " in line
+    assert line.endswith("; its files are in my_arm/my_arm")
+    assert done.out.splitlines()[-3:] == [
+        "After a change, check it with:",
+        "  uv pip install -e my_arm",
+        "  mjlab-dist check my-arm",
+    ]
+    kept = {path.name for path in (command.cwd / "my_arm" / "my_arm").iterdir()}
+    assert kept == {"__init__.py", "arm.xml", "config.py", "model.py", "terms.py"}
+    assert not (command.cwd / "MUJOCO_LOG.TXT").exists()
 
 
 @pytest.mark.slow

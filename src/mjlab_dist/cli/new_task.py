@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from rich.console import Console
+
+from mjlab_dist.cli.console import EventPrinter
 from mjlab_dist.cli.parsing import parse, split_task
-from mjlab_dist.errors import UserError
+from mjlab_dist.errors import Exit, UserError
+from mjlab_dist.messages import listening
 
 if TYPE_CHECKING:
     from mjlab_dist.new_task import NewTask
@@ -16,19 +21,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class NewTaskConfig:
-    """Create a task from an MJCF: a config, terms, and a copy of the MJCF with its meshes.
+    """Create a task from an MJCF or URDF: a config, terms, and a copy of the file with its meshes.
 
     In a checkout of mjlab_dist the task is added to its tasks; elsewhere it is a new package.
     """
 
     mjcf: str = ""
-    """The robot's MJCF."""
+    """The robot's MJCF or URDF."""
+    floating: bool = False
+    """Add a free joint to the root link of a URDF, for a robot that walks."""
     goal: Literal["walk", "reach", "balance", "swing-up", "hold", "none"] | None = None
     """Goal of the task. walk: move forward. reach: move the end effector to targets. balance, swing-up: keep or bring
     the last link of a pendulum up. hold: move the joints to targets, or stand still. none: no goal; write your own
     rewards. Default: a guess from the MJCF."""
     dir: str | None = None
-    """Directory to create a package in, even in a checkout of mjlab_dist. Default: the current directory."""
+    """Directory to create a package in, even in a checkout of mjlab_dist. It is created if it does not exist.
+    Default: the current directory."""
 
 
 def main(argv: Sequence[str], prog: str) -> None:
@@ -46,21 +54,29 @@ def main(argv: Sequence[str], prog: str) -> None:
 
     from mjlab_dist.new_task import create  # noqa: PLC0415 (--help does not need it)
 
-    _show(create(task, Path(config.mjcf), None if config.dir is None else Path(config.dir), config.goal))
+    with EventPrinter(Console(highlight=False, soft_wrap=True)) as printer, listening(printer.listen):
+        directory = None if config.dir is None else Path(config.dir)
+        made = create(task, Path(config.mjcf), directory, goal=config.goal, floating=config.floating)
+    _show(made)
+    if made.problem:
+        where = f"its files are in {_short(made.package)}"
+        print(f"{prog}: {task} is not ready: {made.problem}; {where}", file=sys.stderr)
+        sys.exit(Exit.FAILED)
 
 
 def _show(made: NewTask) -> None:
-    robot = made.robot
-    kind = "is fixed to the world"
-    if robot.base:
-        kind = f"{'has a floating base' if robot.base.is_free else 'moves along a plane'} (joint {robot.base.joint})"
-    drives = "motors are added to its joints" if robot.motors else "its own actuators drive it"
-    print(f"The robot {kind}; {drives}; {robot.control_hz:.4g} control steps per second.")
-    if robot.stands is not None:
-        falls = "" if robot.stands else ", in which it falls"
-        print(f"It starts on bent legs, in a pose that was found by simulation{falls}.")
-    print(f"The goal is {robot.goal}; other goals: --goal {'|'.join(one for one in robot.goals if one != robot.goal)}.")
-    print(f"The files of {made.task}, to read and change:")
+    """Print what was found and guessed, the files, and the commands to run next."""
+    from mjlab_dist.new_task.summary import first_flags, found, guessed  # noqa: PLC0415 (as above)
+
+    # The robot
+    print(f"Found: {found(made.robot)}.")
+    print("Guessed:")
+    for line in guessed(made.robot):
+        print(f"  {line}")
+    for file in made.apart:
+        print(f"{file} is referred to by an absolute path, and is not copied.")
+    # The files
+    print("Files to read and change:")
     for name, what in (
         ("config.py", "the simulation, observations, actions and rewards"),
         ("terms.py", "its own terms"),
@@ -68,16 +84,21 @@ def _show(made: NewTask) -> None:
     ):
         if (made.package / name).is_file():
             print(f"  {_short(made.package / name)}  {what}")
-    for file in made.apart:
-        print(f"{file} is referred to by an absolute path, and is not copied.")
-    print("Next:")
-    if made.is_in_checkout:
-        print(f"  uv run train {made.task}")
-        print(f"  uv run play {made.task} --video {made.task}.mp4")
-        return
-    print(f"  uv pip install -e {_short(made.folder)}")
-    print(f"  mjlab-dist train {made.task}")
-    print(f"  mjlab-dist play {made.task} --video {made.task}.mp4")
+    if made.config is not None:
+        print("Flags to try first:")
+        for flag in first_flags(made.config):
+            print(f"  {flag}")
+    # The commands
+    run = "uv run " if made.is_in_checkout else "mjlab-dist "
+    install = [] if made.is_in_checkout else [f"uv pip install -e {_short(made.folder)}"]
+    if made.problem:
+        print("After a change, check it with:")
+        commands = [*install, f"{'uv run ' if made.is_in_checkout else ''}mjlab-dist check {made.task}"]
+    else:
+        print(f"{made.task} is ready. Next:")
+        commands = [*install, f"{run}train {made.task}", f"{run}play {made.task} --video {made.task}.mp4"]
+    for command in commands:
+        print(f"  {command}")
 
 
 def _short(path: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.util
 import keyword
 import re
@@ -14,8 +15,11 @@ from pathlib import Path
 
 import mjlab_dist
 from mjlab_dist import registry
+from mjlab_dist.buffer_sizes import MIN_SIZE
+from mjlab_dist.config import TrainConfig
 from mjlab_dist.errors import UserError
-from mjlab_dist.new_task.files import copy_files, find_files
+from mjlab_dist.messages import emit
+from mjlab_dist.new_task.files import copy_files, find_files, parse
 from mjlab_dist.new_task.goals import Goal
 from mjlab_dist.new_task.loading import load
 from mjlab_dist.new_task.robot import Robot, examine
@@ -30,9 +34,14 @@ from mjlab_dist.new_task.source import (
     project_source,
     terms_source,
 )
+from mjlab_dist.new_task.trial import try_task
+from mjlab_dist.new_task.urdf import convert
 
 TASKS = Path("tasks", "mjlab_dist_tasks")
 """Folder of the tasks in a checkout of this project."""
+
+MAX_RETRIES = 3
+"""Maximum number of times that a task is tried again with larger buffers."""
 
 HEADER = f'[project.entry-points."{registry.GROUP}"]'
 """Header of the tasks in a pyproject.toml."""
@@ -54,19 +63,26 @@ class NewTask:
     """The robot in the MJCF."""
     apart: list[Path]
     """Files that the MJCF names by an absolute path, which were not copied."""
+    config: TrainConfig | None
+    """Its config; None if it cannot be imported."""
+    problem: str
+    """What is wrong with the task, in one line; empty if it is ready."""
 
 
-def create(task: str, mjcf: Path, directory: Path | None, goal: Goal | None = None) -> NewTask:
-    """Create a task.
+def create(
+    task: str, mjcf: Path, directory: Path | None, *, goal: Goal | None = None, floating: bool = False
+) -> NewTask:
+    """Create a task, and try it on the CPU.
 
     In a checkout of this project the task is added to its tasks. Elsewhere, or with ``directory``, it becomes a package
-    of its own.
+    of its own. The files of a task that fails its trial stay, because some of them must be changed.
 
     Args:
         task: Name of the task: lowercase letters, digits and hyphens.
-        mjcf: The MJCF of the robot.
+        mjcf: The MJCF or URDF of the robot.
         directory: Directory in which the package is created; the current directory by default.
         goal: Goal of the task; by default it is guessed.
+        floating: Whether to add a free joint to the root link of a URDF.
 
     Raises:
         UserError: If the task cannot be created; in that case nothing is written.
@@ -77,35 +93,30 @@ def create(task: str, mjcf: Path, directory: Path | None, goal: Goal | None = No
     base = checkout / TASKS if checkout else directory or Path()
     folder = base / module
     _refuse_taken(task, module, folder, checkout)
-    if not base.is_dir():
-        raise UserError(f"--dir {base}: there is no such directory; create it first")
     if not mjcf.is_file():
-        raise UserError(f"--mjcf {mjcf}: there is no such file")
+        raise UserError(f"--mjcf {mjcf}: {'is a directory' if mjcf.is_dir() else 'there is no such file'}")
+    emit("status", text=f"Reading {mjcf}...")
 
-    # Files of the MJCF, and the robot in it
-    files, apart = find_files(mjcf)
-    robot = examine(mjcf, goal=goal)
+    from mjlab_dist.sim.quiet import quiet  # noqa: PLC0415 (imports torch, which takes a while)
 
-    # Files of the task
-    with _made_at_once(folder) as made:
-        package = made if checkout else made / module
-        package.mkdir(exist_ok=True)
-        names = Names(
-            task=task,
-            module=f"{TASKS.name}.{module}" if checkout else module,
-            function=function_name(module),
-            file=copy_files(files, package),
-        )
-        load(f"--mjcf {mjcf}: a copy of it", package / names.file)
-        (package / "__init__.py").write_text(package_source(names))
-        (package / "config.py").write_text(config_source(names, robot))
-        (package / "terms.py").write_text(terms_source(names, robot))
-        if robot.lacks:
-            (package / "model.py").write_text(model_source(names, robot))
-        if not checkout:
-            (made / "pyproject.toml").write_text(project_source(names))
-            if robot.lacks:
-                _write_stub(made)
+    with tempfile.TemporaryDirectory(prefix="new-task-") as scratch, quiet():
+        # Files of the MJCF, and the robot in it
+        flag = f"--mjcf {mjcf}"
+        files, apart = find_files(_as_mjcf(flag, mjcf, Path(scratch), floating=floating))
+        robot = examine(files[0], flag, goal)
+
+        # Files of the task, and the trial
+        with _made_at_once(folder) as made:
+            package = made if checkout else made / module
+            package.mkdir(exist_ok=True)
+            names = Names(
+                task=task,
+                module=f"{TASKS.name}.{module}" if checkout else module,
+                function=function_name(module),
+                file=copy_files(files, package),
+            )
+            load(f"{flag}: a copy of it", package / names.file)
+            robot, config, problem = _write_and_try(names, robot, package, None if checkout else made)
     if checkout:
         _register(checkout / "pyproject.toml", names, folder)
     return NewTask(
@@ -115,7 +126,51 @@ def create(task: str, mjcf: Path, directory: Path | None, goal: Goal | None = No
         is_in_checkout=checkout is not None,
         robot=robot,
         apart=apart,
+        config=config,
+        problem=problem,
     )
+
+
+def _as_mjcf(flag: str, file: Path, scratch: Path, *, floating: bool) -> Path:
+    """Return the MJCF itself, or that of a URDF, which is written to a folder."""
+    tree = parse(file)
+    if tree.tag == "robot":
+        return convert(flag, file, tree, scratch, floating=floating)
+    if floating:
+        raise UserError(f"{flag}: is an MJCF; instead of --floating, add <freejoint/> to the body of its base")
+    return file
+
+
+def _write_and_try(
+    names: Names, robot: Robot, package: Path, project: Path | None
+) -> tuple[Robot, TrainConfig | None, str]:
+    """Write the files of a task and try it; if its buffers are too small, write it again with larger ones.
+
+    Returns:
+        The robot, with the sizes of the buffers; the config; and what is wrong with the task, or an empty string.
+    """
+    for is_last in (False,) * MAX_RETRIES + (True,):
+        _write_files(names, robot, package, project)
+        config, failed = try_task(names, package.parent)
+        if failed is None or failed.name != "buffers" or is_last:
+            return robot, config, failed.text if failed else ""
+        sizes = {"njmax": max(2 * robot.njmax, MIN_SIZE), "nconmax": max(2 * robot.nconmax, MIN_SIZE)}
+        robot = dataclasses.replace(robot, **sizes)
+        emit("status", text=f"Trying again with njmax {robot.njmax} and nconmax {robot.nconmax}...")
+    raise AssertionError
+
+
+def _write_files(names: Names, robot: Robot, package: Path, project: Path | None) -> None:
+    """Write the Python files of a task, and those of its project if it is a package of its own."""
+    (package / "__init__.py").write_text(package_source(names))
+    (package / "config.py").write_text(config_source(names, robot))
+    (package / "terms.py").write_text(terms_source(names, robot))
+    if robot.lacks:
+        (package / "model.py").write_text(model_source(names, robot))
+    if project is not None:
+        (project / "pyproject.toml").write_text(project_source(names))
+        if robot.lacks:
+            _write_stub(project)
 
 
 def find_checkout(directory: Path) -> Path | None:
@@ -151,29 +206,37 @@ def _refuse_taken(task: str, module: str, folder: Path, checkout: Path | None) -
 def _write_stub(project: Path) -> None:
     """Write a stub for MuJoCo, which the module model of the task imports."""
     stub = project / "typings" / "mujoco" / "__init__.pyi"
-    stub.parent.mkdir(parents=True)
+    stub.parent.mkdir(parents=True, exist_ok=True)
     stub.write_text(STUB_SOURCE)
 
 
 @contextlib.contextmanager
 def _made_at_once(folder: Path) -> Iterator[Path]:
-    """Create a folder under a temporary name, rename it when it is complete, and remove it on failure.
+    """Create a folder inside of a temporary one, move it when it is complete, and remove it on failure.
+
+    Parents that do not exist are created.
 
     Raises:
         UserError: If it cannot be written.
     """
+    missing = [parent for parent in folder.parents if not parent.exists()]
     try:
-        made = Path(tempfile.mkdtemp(prefix=".new-task-", dir=folder.parent))
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        around = Path(tempfile.mkdtemp(prefix=".new-task-", dir=folder.parent))
     except OSError as error:
         raise UserError(f"{folder}: cannot be written: {error.strerror}; choose another --dir") from error
     try:
+        made = around / folder.name
+        made.mkdir()
         yield made
-        made.chmod(0o755)
         made.rename(folder)
     except OSError as error:
         raise UserError(f"{folder}: cannot be written: {error.strerror}") from error
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(around, ignore_errors=True)
+        for parent in missing:
+            with contextlib.suppress(OSError):  # it contains the task
+                parent.rmdir()
 
 
 def _register(project: Path, names: Names, folder: Path) -> None:

@@ -13,6 +13,9 @@ from mjlab_dist.errors import UserError
 _FOLDERS = ("meshdir", "texturedir", "assetdir")
 """Attributes of the element ``compiler`` that name the folders of meshes and textures."""
 
+ROOTS = ("mujoco", "mujocoinclude", "robot")
+"""Root elements of MJCFs, of files to include, and of URDFs."""
+
 
 def find_files(mjcf: Path) -> tuple[list[Path], list[Path]]:
     """Find all files that an MJCF refers to.
@@ -24,7 +27,7 @@ def find_files(mjcf: Path) -> tuple[list[Path], list[Path]]:
         The files to copy, with the MJCF first; and the files that are named by an absolute path, which are not copied.
 
     Raises:
-        UserError: If the MJCF or an included file is not XML, or is a URDF.
+        UserError: If the MJCF or an included file is not XML, or another kind of file.
     """
     mjcf = _normal(mjcf)
     found = {mjcf: False}
@@ -73,7 +76,7 @@ def _trees(mjcf: Path) -> dict[Path, ET.Element]:
         file = todo.pop()
         if file in trees:
             continue
-        trees[file] = _parse(file)
+        trees[file] = parse(file)
         for tag, name in _references(trees[file]):
             place = _locate(name, (mjcf.parent, file.parent), [""]) if tag == "include" else None
             if place is not None:
@@ -81,13 +84,25 @@ def _trees(mjcf: Path) -> dict[Path, ET.Element]:
     return trees
 
 
-def _parse(file: Path) -> ET.Element:
+def parse(file: Path) -> ET.Element:
+    """Return the XML tree of a file.
+
+    Args:
+        file: An MJCF, an included file, or a URDF.
+
+    Raises:
+        UserError: If it is none of these.
+    """
+    flag = f"--mjcf {file}"
     try:
         root = ET.parse(file).getroot()  # noqa: S314 (a file of the user's own)
-    except (ET.ParseError, OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--mjcf {file}: is not XML: {error}") from error
-    if root.tag == "robot":
-        raise UserError(f"--mjcf {file}: is a URDF; convert it first, with mujoco.MjSpec.from_file(urdf).to_file(mjcf)")
+    except (ET.ParseError, OSError, ValueError) as error:
+        what = "is empty" if not file.stat().st_size else f"is not XML: {error}"
+        raise UserError(f"{flag}: {what}; give an MJCF or a URDF") from error
+    if root.tag not in ROOTS:
+        raise UserError(f"{flag}: its root element is {root.tag}; give an MJCF (mujoco) or a URDF (robot)")
+    if any("xacro" in element.tag for element in root.iter()):
+        raise UserError(f"{flag}: contains xacro macros; expand them first: xacro {file.name} > robot.urdf")
     return root
 
 

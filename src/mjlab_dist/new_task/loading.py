@@ -12,6 +12,12 @@ if TYPE_CHECKING:
     import mujoco
     import mujoco_warp as mjw
 
+MIN_TIMESTEP_S = 1e-4
+"""Minimum timestep. With a smaller one, a control step of 20 ms would take more than 200 physics steps."""
+
+MAX_TIMESTEP_S = 0.05
+"""Maximum timestep, which already is several times that of robots with contacts."""
+
 
 def load(flag: str, mjcf: Path) -> tuple[mujoco.MjSpec, mujoco.MjModel]:
     """Load an MJCF and compile it.
@@ -27,9 +33,17 @@ def load(flag: str, mjcf: Path) -> tuple[mujoco.MjSpec, mujoco.MjModel]:
 
     try:
         spec = mujoco.MjSpec.from_file(str(mjcf))
-        return spec, compile_spec(spec)
+        spec.nkey = len(spec.keys)  # <size nkey> adds keyframes that contain nothing
+        model = compile_spec(spec)
     except ValueError as error:
         raise UserError(f"{flag}: {' '.join(str(error).split())}") from error
+    if not MIN_TIMESTEP_S <= model.opt.timestep <= MAX_TIMESTEP_S:
+        what = "not stable" if model.opt.timestep > MAX_TIMESTEP_S else "too slow"
+        raise UserError(
+            f'{flag}: its timestep of {model.opt.timestep:g} s is {what}; set <option timestep="0.005"/> or another '
+            f"value from {MIN_TIMESTEP_S:g} to {MAX_TIMESTEP_S:g}"
+        )
+    return spec, model
 
 
 def compile_spec(spec: mujoco.MjSpec) -> mujoco.MjModel:

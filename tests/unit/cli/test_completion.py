@@ -75,7 +75,10 @@ def test_commands_of_the_umbrella():
         (("mjlab-dist", "size-buffers", "cartpole-balance", "--st"), ["--steps"]),
         (("mjlab-dist", "doctor", "--j"), ["--json"]),
         (("mjlab-dist", "new-task", ""), []),
-        (("mjlab-dist", "new-task", "my-robot", "--"), ["--mjcf", "--dir", "--help", "--help-all"]),
+        (
+            ("mjlab-dist", "new-task", "my-robot", "--"),
+            ["--mjcf", "--floating", "--goal", "--dir", "--help", "--help-all"],
+        ),
         (("mjlab-dist", "completion", ""), ["bash", "zsh", "fish"]),
         (("list-tasks", "-"), ["--help"]),
         ((*TRAIN, "--zzz"), []),

@@ -1,0 +1,95 @@
+"""Summary of a new task: what was found in the MJCF, what was guessed, and which flags to try first."""
+
+from __future__ import annotations
+
+from mjlab_dist.config import TrainConfig
+from mjlab_dist.new_task.robot import Robot
+from mjlab_dist.wording import listed
+
+
+def found(robot: Robot) -> str:
+    """Return what the MJCF contains, in one line.
+
+    Args:
+        robot: The robot in the MJCF.
+    """
+    kinds = listed(dict.fromkeys(block.kind for block in robot.blocks.values()))
+    base = "a fixed base"
+    if robot.base is not None:
+        kind = "a floating base" if robot.base.is_free else "a base that moves along a plane"
+        base = f"{kind} (joint {robot.base.joint})"
+    parts = [
+        base,
+        _counted(len(robot.joints), "driven joint"),
+        "no actuators" if robot.motors else f"actuators ({kinds})",
+        "no keyframe" if robot.keyframe is None or robot.lacks.home else f"the keyframe {robot.keyframe}",
+    ]
+    return listed(parts)
+
+
+def guessed(robot: Robot) -> list[str]:
+    """Return the guesses in the config, one per line, each with the place to change it.
+
+    Args:
+        robot: The robot in the MJCF.
+    """
+    others = " or ".join(f"--goal {goal}" for goal in robot.goals if goal != robot.goal)
+    lines = [f"its goal is {robot.goal}" + (f" (or: {others})" if others else "")]
+    if robot.base is not None and robot.goal == "walk":
+        lines.append(f"it can move at up to {robot.base.speed_m_s:.2g} m/s (rewards)")
+    if robot.motors:
+        lines.append("gains and torques of its motors, from the inertia and weight on each joint (sim.actuators)")
+    if robot.stands is not None:
+        falls = "" if robot.stands else ", in which it falls"
+        lines.append(f"it starts on bent legs, in a pose that was found by simulation{falls}")
+    elif robot.keyframe is None:
+        lines.append("it starts in the reference positions of its joints (sim.keyframe)")
+    lacks = robot.lacks
+    added = [
+        text
+        for text, is_added in (
+            ("a ground", lacks.ground),
+            ("a floor for videos", lacks.backdrop),
+            ("a camera", lacks.camera),
+            ("a light", lacks.light),
+            ("a site at its end effector", lacks.end_site is not None),
+            ("a body that shows the target", lacks.target),
+            (f"names for {_counted(len(lacks.joint_names), 'joint')}", bool(lacks.joint_names)),
+            (f"names for {_counted(len(lacks.actuator_names), 'actuator')}", bool(lacks.actuator_names)),
+        )
+        if is_added
+    ]
+    if added:
+        lines.append(f"it needs {listed(added)} (model.py)")
+    return lines
+
+
+def first_flags(config: TrainConfig) -> list[str]:
+    """Return the three flags to try first, with the values of the config.
+
+    They are the first number of the most important reward, the size of the actions, and the stiffness of added motors
+    or, without these, the weight of the last reward.
+
+    Args:
+        config: The config of the task.
+    """
+    env = config.env
+    flags: dict[str, object] = {}
+    for name, term in list(env.rewards.items())[:1]:
+        numbers = {f"params.{key}": value for key, value in term.params.items() if isinstance(value, float)}
+        key, value = next(iter(numbers.items()), ("weight", term.weight))
+        flags[f"rewards.{name}.{key}"] = value
+    for name, block in list(env.actions.items())[:1]:
+        flags[f"actions.{name}.scale"] = block.scale
+    for name, motor in list(env.sim.actuators.items())[:1]:
+        flags[f"sim.actuators.{name}.stiffness"] = motor.stiffness
+    if not env.sim.actuators:
+        for name, term in list(env.rewards.items())[-1:]:
+            flags[f"rewards.{name}.weight"] = term.weight
+    return [
+        f"--env.{path.replace('_', '-')} {value}" for path, value in flags.items() if isinstance(value, float | int)
+    ]
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

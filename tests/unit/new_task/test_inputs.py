@@ -1,0 +1,286 @@
+"""Files for new-task: each becomes a task whose model compiles, or is refused in one line. No kernels are built."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import struct
+import zlib
+from pathlib import Path
+
+import mujoco
+import numpy as np
+import pytest
+
+import mjlab_dist.new_task as new_task
+from mjlab_dist.config import TrainConfig
+from mjlab_dist.errors import UserError
+from mjlab_dist.new_task import NewTask, create
+from mjlab_dist.new_task.source import Names
+from mjlab_dist.new_task.trial import importable
+from mjlab_dist.sim import build_model
+
+ARM = """
+<body name="arm">
+  <joint name="hinge" axis="0 1 0"/>
+  <geom type="capsule" fromto="0 0 0 .3 0 0" size=".02"/>
+</body>"""
+
+WALKER = """
+<body pos="{x} 0 1">
+  <freejoint name="base_{name}"/>
+  <geom size=".1"/>
+  <body><joint name="leg_{name}" axis="0 1 0"/><geom size=".05" pos=".2 0 0"/></body>
+</body>"""
+
+BALL = """
+<body>
+  <joint name="ball" type="ball"/>
+  <geom size=".1" pos=".2 0 0"/>
+  <body pos=".3 0 0"><joint name="hinge"/><geom size=".05" pos=".1 0 0"/></body>
+</body>"""
+
+TENDON = """
+<tendon><spatial name="cord"><site site="fixed"/><site site="moving"/></spatial></tendon>
+<actuator><muscle name="pull" tendon="cord"/></actuator>"""
+
+SITED = """
+<site name="fixed" pos="0 0 .5"/>
+<body>
+  <joint name="hinge" axis="0 1 0"/>
+  <geom type="capsule" fromto="0 0 0 .3 0 0" size=".02"/>
+  <site name="moving" pos=".3 0 0"/>
+</body>"""
+
+FLEX = '<flexcomp name="cloth" type="grid" count="3 3 1" spacing=".1 .1 .1" pos="1 0 1" dim="2" radius=".01"/>'
+
+TORUS = """
+<extension><plugin plugin="mujoco.sdf.torus"><instance name="torus"/></plugin></extension>
+<asset><mesh name="ring"><plugin instance="torus"/></mesh></asset>
+<worldbody>
+  <body pos="1 0 0"><freejoint/><geom type="sdf" mesh="ring"><plugin instance="torus"/></geom></body>
+</worldbody>"""
+
+PID = """
+<extension><plugin plugin="mujoco.pid"/></extension>
+<actuator>
+  <plugin name="hold" joint="hinge" plugin="mujoco.pid" actdim="0"><config key="kp" value="4"/></plugin>
+</actuator>"""
+
+CUBE = """
+v -.1 -.1 -.1
+v .1 -.1 -.1
+v -.1 .1 -.1
+v -.1 -.1 .1
+f 1 3 2
+f 1 2 4
+f 1 4 3
+f 2 3 4
+"""
+
+URDF = """
+<robot name="two">
+  <link name="base">
+    <inertial><mass value="1"/><inertia ixx=".01" iyy=".01" izz=".01" ixy="0" ixz="0" iyz="0"/></inertial>
+    <collision><geometry><box size=".2 .2 .1"/></geometry></collision>
+  </link>
+  <link name="arm">
+    <inertial><mass value="1"/><inertia ixx=".01" iyy=".01" izz=".01" ixy="0" ixz="0" iyz="0"/></inertial>
+    <visual><geometry><mesh filename="{visual}"/></geometry></visual>
+    <collision><geometry><mesh filename="{collision}"/></geometry></collision>
+  </link>
+  <joint name="hinge" type="revolute">
+    <parent link="base"/><child link="arm"/><origin xyz="0 0 .3"/><axis xyz="0 1 0"/>
+    <limit lower="-1" upper="1" effort="20" velocity="5"/>
+  </joint>
+</robot>"""
+
+LATIN = '<?xml version="1.0" encoding="latin-1"?>'
+
+XACRO = '<robot xmlns:xacro="http://www.ros.org/wiki/xacro"><xacro:include filename="b"/></robot>'
+
+IN_PACKAGE = "package://two_description/meshes/cube.obj"
+
+
+def mjcf(bodies: str = ARM, rest: str = "", option: str = "") -> str:
+    return f"<mujoco>{option}<worldbody>{bodies}</worldbody>{rest}</mujoco>"
+
+
+def png() -> bytes:
+    """A picture of 4 x 4 gray pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    rows = b"".join(b"\0" + bytes([40 * i] * 4) for i in range(4))
+    header = struct.pack(">IIBBBBB", 4, 4, 8, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+@pytest.fixture(autouse=True)
+def _only_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace the trial by the compilation of the model."""
+
+    def compile_only(names: Names, parent: Path) -> tuple[TrainConfig, None]:
+        with importable(names.module, parent):
+            config: TrainConfig = getattr(importlib.import_module(f"{names.module}.config"), names.function)()
+            build_model(config.env.sim)
+        return config, None
+
+    monkeypatch.setattr(new_task, "try_task", compile_only)
+
+
+def created(folder: Path, files: dict[str, str | bytes], *, floating: bool = False) -> NewTask:
+    """Write files, and create a task from the first of them."""
+    for name, content in files.items():
+        file = folder / "input" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return create("made-for-test", folder / "input" / next(iter(files)), folder / "made" / "here", floating=floating)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        pytest.param({"a.xml": mjcf(WALKER.format(x=0, name="a") + WALKER.format(x=2, name="b"))}, id="two robots"),
+        pytest.param({"a.xml": mjcf(BALL)}, id="ball joint"),
+        pytest.param({"a.xml": mjcf(SITED, TENDON)}, id="tendon"),
+        pytest.param(
+            {
+                "a.xml": mjcf(
+                    f'<geom type="hfield" hfield="hills"/>{ARM}',
+                    '<asset><hfield name="hills" file="hills.png" size="1 1 1 .1"/></asset>',
+                ),
+                "hills.png": png(),
+            },
+            id="height field",
+        ),
+        pytest.param(
+            {
+                "a.xml": '<mujoco><include file="parts/b.xml"/></mujoco>',
+                "parts/b.xml": '<mujoco><include file="parts/deep/c.xml"/></mujoco>',
+                "parts/deep/c.xml": mjcf(),
+            },
+            id="nested includes",
+        ),
+        pytest.param(
+            {
+                "xml/a.xml": mjcf(
+                    '<body><joint name="hinge"/><geom type="mesh" mesh="cube"/></body>',
+                    '<asset><mesh file="../meshes/cube.obj"/></asset>',
+                ),
+                "meshes/cube.obj": CUBE,
+            },
+            id="mesh by relative path",
+        ),
+        pytest.param(
+            {
+                "a.xml": mjcf(
+                    '<body><joint/><geom size=".1" pos=".1 0 0"/><attach model="b" body="arm" prefix="b_"/></body>',
+                    '<asset><model name="b" file="parts/b.xml"/></asset>',
+                ),
+                "parts/b.xml": mjcf(),
+            },
+            id="attached model",
+        ),
+        pytest.param({"a.xml": mjcf(ARM + FLEX)}, id="flex"),
+        pytest.param({"a.xml": mjcf(ARM, TORUS)}, id="plugin of a shape"),
+        pytest.param({"a.xml": mjcf(ARM, "", '<size nkey="1"/>')}, id="empty keyframe"),
+        pytest.param(
+            {"a.xml": f'<?xml version="1.0" encoding="latin-1"?>{mjcf()}<!-- \xe9 -->'.encode("latin-1")}, id="latin"
+        ),
+    ],
+)
+def test_a_file_becomes_a_task_whose_model_compiles(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], files: dict[str, str | bytes]
+) -> None:
+    made = created(tmp_path, files)
+    assert made.problem == ""
+    assert made.robot.joints
+    assert made.package.is_dir()
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.xml", "", "is empty"),
+        ("a.xml", "<mujoco><worldbody>", "is not XML: no element found"),
+        ("a.stl", bytes(range(256)), "is not XML"),
+        ("a.sdf", "<sdf version='1.6'/>", "its root element is sdf; give an MJCF"),
+        ("a.xml", "<mujocoinclude><asset/></mujocoinclude>", "Unrecognized XML model type: 'mujocoinclude'"),
+        ("a.xacro", XACRO, "xacro a.xacro > robot.urdf"),
+        ("a.xml", mjcf("<boddy/>"), "Schema violation: unrecognized element Element 'boddy', line 1"),
+        ("a.xml", mjcf('<body><composite type="cable"/></body>'), "unrecognized element Element 'composite'"),
+        ("a.xml", mjcf(ARM + ARM), "repeated name 'arm' in body"),
+        ("a.xml", mjcf('<body><joint name="j"/></body>'), "mass and inertia of moving bodies must be larger"),
+        ("a.xml", mjcf('<geom size="1"/>'), "has no hinge or slide joint"),
+        ("a.xml", mjcf(rest='<include file="gone.xml"/>'), "Error opening file 'gone.xml'"),
+        ("a.xml", '<mujoco><include file="a.xml"/></mujoco>', "File 'a.xml' already included"),
+        ("a.xml", mjcf(rest=PID), "MuJoCo Warp: Actuator plugins not supported"),
+        (
+            "a.xml",
+            mjcf(option='<option timestep="1"/>'),
+            'timestep of 1 s is not stable; set <option timestep="0.005"/>',
+        ),
+        ("a.xml", mjcf(option='<option timestep="1e-6"/>'), "timestep of 1e-06 s is too slow"),
+        ("a.urdf", "<robot name='dog'><link name='trunk'/></robot>", "has no hinge or slide joint"),
+        ("a.urdf", URDF.format(visual="gone.obj", collision="gone.obj"), "its mesh gone.obj is missing"),
+    ],
+)
+def test_a_file_that_cannot_become_a_task_is_refused_in_one_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str, content: str | bytes, says: str
+) -> None:
+    with pytest.raises(UserError) as info:
+        created(tmp_path, {name: content})
+    assert str(info.value).startswith(f"--mjcf {tmp_path / 'input' / name}: ")
+    assert says in str(info.value)
+    assert "\n" not in str(info.value)
+    assert capfd.readouterr().err == ""
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("mesh", [IN_PACKAGE, "../meshes/cube.obj"])
+@pytest.mark.parametrize("floating", [False, True])
+def test_a_urdf_is_converted_with_its_meshes(tmp_path: Path, mesh: str, floating: bool) -> None:
+    files = {"two_description/urdf/two.urdf": URDF.format(visual=mesh, collision=mesh)}
+    made = created(tmp_path, {**files, "two_description/meshes/cube.obj": CUBE}, floating=floating)
+    assert {str(f.relative_to(made.package)) for f in made.package.rglob("*.obj")} == {"meshes/cube.obj"}
+    model = mujoco.MjModel.from_xml_path(str(made.package / "two.xml"))
+    assert model.njnt == 1 + floating
+    assert model.nmesh == 1
+    hinge = model.joint("hinge").id
+    np.testing.assert_allclose(model.jnt_range[hinge], [-1, 1])
+    np.testing.assert_allclose(model.jnt_actfrcrange[hinge], [-20, 20])
+    assert (made.robot.base is not None) == floating
+    if floating:
+        assert model.jnt_type[0] == mujoco.mjtJoint.mjJNT_FREE
+        assert model.body("base").mass == 1
+
+
+def test_visuals_of_a_urdf_that_cannot_be_read_are_left_out(tmp_path: Path) -> None:
+    made = created(tmp_path, {"a.urdf": URDF.format(visual="arm.dae", collision="cube.obj"), "cube.obj": CUBE})
+    model = mujoco.MjModel.from_xml_path(str(made.package / "a.xml"))
+    assert model.ngeom == 2, "a box and the mesh of a collision"
+
+
+def test_meshes_of_a_urdf_with_equal_names_stay_apart(tmp_path: Path) -> None:
+    text = URDF.format(visual="visual/cube.obj", collision="collision/cube.obj")
+    made = created(tmp_path, {"a.urdf": text, "visual/cube.obj": CUBE, "collision/cube.obj": CUBE.replace(".1", ".2")})
+    assert mujoco.MjModel.from_xml_path(str(made.package / "a.xml")).nmesh == 2
+
+
+def test_a_mesh_of_a_collision_in_another_format_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"does not read its mesh arm.dae; convert it to STL or OBJ$"):
+        created(tmp_path, {"a.urdf": URDF.format(visual="arm.dae", collision="arm.dae"), "arm.dae": "<COLLADA/>"})
+
+
+def test_floating_is_for_urdfs(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=re.escape("instead of --floating, add <freejoint/> to the body of its base")):
+        created(tmp_path, {"a.xml": mjcf()}, floating=True)
+
+
+def test_a_directory_is_created_and_removed_on_failure(tmp_path: Path) -> None:
+    created(tmp_path, {"a.xml": mjcf()})
+    assert (tmp_path / "made" / "here" / "made_for_test" / "pyproject.toml").is_file()
+    assert [path.name for path in (tmp_path / "made" / "here").iterdir()] == ["made_for_test"]
