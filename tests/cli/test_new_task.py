@@ -461,14 +461,18 @@ def test_a_checkout_is_unchanged_if_a_task_cannot_be_registered(command: Command
     project = checkout / "pyproject.toml"
     text = project.read_text()
     project.write_text(text.replace("mjlab_dist.tasks", "other.tasks"))
-    before = sorted((checkout / "tasks").rglob("*"))
+
+    def files() -> list[Path]:
+        return sorted(path for path in (checkout / "tasks").rglob("*") if "__pycache__" not in path.parts)
+
+    before = files()
     try:
         done = command(*NEW_TASK, "unregistered", "--mjcf", str(TEMPLATE / "robot.xml"), env=env)
     finally:
         project.write_text(text)
     assert done.code == 2
     assert '[project.entry-points."mjlab_dist.tasks"]' in done.err
-    assert sorted(p for p in (checkout / "tasks").rglob("*") if "__pycache__" not in p.parts) == before
+    assert files() == before
 
 
 # What the guide says

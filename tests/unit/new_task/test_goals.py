@@ -194,7 +194,7 @@ def test_each_task_steps_with_random_actions(
 ) -> None:
     mjcf = tmp_path / "robot.xml"
     mjcf.write_text(xml)
-    made = create(name, mjcf, tmp_path, goal)
+    made = create(name, mjcf, tmp_path, goal=goal)
     monkeypatch.syspath_prepend(str(made.folder))
     config = getattr(importlib.import_module(f"{name}.config"), name)()
     start_warp("cpu")
