@@ -109,10 +109,12 @@ def probe() -> dict[str, Any]:
             results[variant] = _train_here(rank, config(variant))
         torch.set_default_dtype(torch.float64)
         results["local"] = _local_updates(rank)
+        results["agreed"] = _agreed(rank, config("mlp"))
         for fsdp_devices in (2, 4):
             if rank.world_size == 4:
                 sharded = dataclasses.replace(config("mlp"), fsdp_devices=fsdp_devices, fsdp_min_size_mb=TINY_MB)
                 results[f"fsdp {fsdp_devices}"] = _train_here(rank, sharded)
+                results[f"fsdp {fsdp_devices} agreed"] = _agreed(rank, sharded)
                 results[f"fsdp {fsdp_devices} loaded"] = _load(rank, sharded, results["mlp"])
         if rank.world_size == 4:
             results["fsdp lstm"] = _train_here(
@@ -165,6 +167,25 @@ def _local_updates(rank: Rank) -> dict[str, Any]:
     before = state_of(learner)
     spread = learner.replicas.average()
     return {"first": history[0]["state"], "before": before, "after": state_of(learner), "spread": spread.item()}
+
+
+def _agreed(rank: Rank, run: Any) -> dict[str, Any]:
+    """Learn once, then change the learner of every rank, and take rank 0's. Replicas of shards are F ranks apart."""
+    learner = _make(rank, run)
+    train(learner, _envs(rank), rank.world_size * NUM_ENVS, [permutation(rank.rank, 0)])
+    with torch.no_grad():
+        for tensors in learner.optimizer.state.values():
+            tensors["exp_avg"] += rank.rank // run.fsdp_devices
+        for group in learner.optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.add_(rank.rank // run.fsdp_devices)
+        for model in (learner.actor, learner.critic):
+            model.obs_normalizer._mean += rank.rank // run.fsdp_devices
+        learner.rate += rank.rank // run.fsdp_devices
+    before = state_of(learner)
+    learner.replicas.unlike_ranks = [1]
+    learner.replicas.agree()
+    return {"before": before, "after": state_of(learner)}
 
 
 def _reduced(rank: Rank, name: str) -> dict[str, torch.Tensor]:

@@ -107,6 +107,17 @@ def test_local_updates_are_averaged(ranks: Results) -> None:
                 torch.testing.assert_close(after.double(), mean, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", ["agreed", "fsdp 2 agreed", "fsdp 4 agreed"])
+def test_ranks_that_differ_take_the_learner_of_rank_0(ranks: Results, name: str) -> None:
+    if name != "agreed" and len(ranks) != 4:
+        assert name not in ranks[0]
+        return
+    first = ranks[0][name]["before"]
+    for rank in ranks:
+        assert difference(rank[name]["after"], first)[0] == 0
+    assert (difference(ranks[-1][name]["before"], first)[0] > 0) == (name != "fsdp 4 agreed")
+
+
 def test_spread_is_the_distance_from_the_mean(ranks: Results) -> None:
     names = [n for n in ranks[0]["local"]["before"] if ".mlp." in n or n.endswith("std_param")]
     for rank in ranks:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import datetime
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 import torch
@@ -164,3 +164,20 @@ def broadcast_from_main(value: T) -> T:
     box: list[T] = [value]
     dist.broadcast_object_list(box, src=0)
     return box[0]
+
+
+def overwrite_by_main(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | None = None) -> None:
+    """Overwrite tensors by those of the first rank of a group, in one message.
+
+    Args:
+        tensors: Tensors of any dtypes on one device; the same dtypes and shapes on every rank.
+        group: The ranks; None for all ranks.
+    """
+    if not tensors or not dist.is_initialized():
+        return
+    parts = [t.contiguous().view(-1).view(torch.uint8) for t in tensors]
+    packed = torch.cat(parts)
+    dist.broadcast(packed, group_src=0, group=group)
+    for tensor, part in zip(tensors, packed.split([len(p) for p in parts]), strict=True):
+        # A copy: a part of the message may not be aligned for the dtype.
+        tensor.copy_(part.clone().view(tensor.dtype).view_as(tensor))

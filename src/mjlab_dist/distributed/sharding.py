@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from mjlab_dist.distributed.group import world_size
+from mjlab_dist.distributed.group import overwrite_by_main, world_size
 
 # FSDP2 takes half a second to import, and few runs shard.
 if TYPE_CHECKING:
@@ -153,6 +153,15 @@ class Sharding:
         """Sum a tensor over the ranks that share one copy, in place, and return it."""
         dist.all_reduce(value, group=self._mesh.get_group("fsdp"))
         return value
+
+    def overwrite_by_first_replica(self, parts: Sequence[torch.Tensor]) -> None:
+        """Overwrite this rank's parts by those of the first rank with the same parts, in one message.
+
+        Args:
+            parts: Parts of sharded parameters, or of their Adam moments.
+        """
+        if parts:
+            overwrite_by_main(parts, self._mesh.get_group("batch"))
 
     def whole(self, parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
         """Return a whole tensor; a collective if the parameter is sharded.

@@ -84,6 +84,10 @@ class NormalizerMoments:
         self._count, self._mean, self._var = state["count"], state["_mean"].squeeze(0), state["_var"].squeeze(0)
         self.pending = torch.zeros(1 + 2 * len(self._mean), dtype=torch.float64, device=self._mean.device)
 
+    def normalized(self) -> list[torch.Tensor]:
+        """Return the tensors of the normalizer itself; not copies."""
+        return list(self._normalizer.state_dict().values())
+
     def state(self) -> dict[str, torch.Tensor]:
         """Return the tensors of the normalizer, the agreed state and the pending sums, by name; not copies."""
         agreed = {"agreed_count": self._count, "agreed_mean": self._mean, "agreed_var": self._var}

@@ -106,7 +106,6 @@ class PPO(rsl_rl.algorithms.PPO):
         # Optimizer, moments for normalization, and CUDA graphs
         self._make_optimizer(config)
         self._make_moments(agent)
-        self.replicas = Replicas(self._parameters, self.optimizer, self.rate, self._normalizers, self.clock)
         self._make_programs(agent)
 
     def _make_optimizer(self, config: TrainConfig) -> None:
@@ -135,6 +134,14 @@ class PPO(rsl_rl.algorithms.PPO):
             for name, model in self.models.items()
             if isinstance(model.obs_normalizer, EmpiricalNormalization)
         }
+        self.replicas = Replicas(
+            self._parameters,
+            self.optimizer,
+            self.rate,
+            self._normalizers,
+            sharding=self.sharding,
+            clock=self.clock,
+        )
         scales = agent.reward_normalization
         self._reward_scale = RewardScale(self.storage.num_envs, self.gamma, self.device) if scales else None
         self._raw_rewards = torch.zeros_like(self.storage.rewards) if scales else torch.empty(0)
@@ -210,8 +217,8 @@ class PPO(rsl_rl.algorithms.PPO):
         # Observation normalizers. During the epochs, observations must be normalized as in the rollout.
         for moments in self._normalizers.values():
             moments.apply()
-            if self.synchronizer.keeps_equal:
-                moments.rebase()
+        if self.synchronizer.keeps_equal:
+            self.replicas.agree()
         # Metrics
         self.storage.clear()
         means = self._totals / (self.num_learning_epochs * self.num_mini_batches)

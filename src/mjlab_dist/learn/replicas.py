@@ -1,12 +1,21 @@
-"""The copies of the learner on all ranks: their average where every rank trains its own copy."""
+"""The copies of the learner on all ranks: their average where every rank trains its own copy, and rank 0's copy.
+
+Ranks compute the same update from the same gradients. Their results are equal bit for bit if their devices round in
+the same way: GPUs of one model, or CPUs with the same instruction set.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 
 import torch
 
-from mjlab_dist.distributed.group import sum_over_ranks, world_size
+from mjlab_dist.distributed.consistency import checksum
+from mjlab_dist.distributed.group import gather, overwrite_by_main, sum_over_ranks, world_size
+from mjlab_dist.distributed.rank import in_words
+from mjlab_dist.distributed.rank_info import describe_device
+from mjlab_dist.distributed.sharding import Sharding
 from mjlab_dist.learn.clock import Clock
 from mjlab_dist.learn.moments import NormalizerMoments
 from mjlab_dist.learn.optimizer import Adam
@@ -16,7 +25,11 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Replicas:
-    """This rank's copy of the learner, among those of the other ranks."""
+    """This rank's copy of the learner, among those of the other ranks.
+
+    Attributes:
+        unlike_ranks: Ranks that round differently than rank 0, in ascending order; equal on all ranks.
+    """
 
     def __init__(
         self,
@@ -24,22 +37,36 @@ class Replicas:
         optimizer: Adam,
         rate: torch.Tensor,
         normalizers: Mapping[str, NormalizerMoments],
+        *,
+        sharding: Sharding,
         clock: Clock,
     ) -> None:
-        """Store references to what a learner consists of.
+        """Store references to the parts of a learner, and compare how ranks round; a collective.
 
         Args:
             parameters: Parameters of policy and value function.
             optimizer: Updates them.
             rate: The learning rate, a scalar.
             normalizers: Moments of the observations, by network.
+            sharding: Which parameters are sharded.
             clock: Counts the time spent in collectives.
         """
+        size = sum(p.numel() for p in parameters)
+        self.unlike_ranks = find_unlike_ranks(size, str(rate.device)) if world_size() > 1 else []
+        self._sharding = sharding
         self._parameters = parameters
         self._optimizer = optimizer
         self._rate = rate
         self._normalizers = normalizers
         self._clock = clock
+
+    def difference(self) -> str:
+        """Return one line about the ranks that round differently."""
+        verb = "rounds" if len(self.unlike_ranks) == 1 else "round"
+        return (
+            f"{in_words(self.unlike_ranks)} {verb} differently than rank 0, because of other devices or instruction "
+            "sets: rank 0's learner is copied to all ranks after every update."
+        )
 
     def sum(self, tensors: Sequence[torch.Tensor]) -> None:
         """Sum tensors of one dtype over ranks, in place, in one collective."""
@@ -66,8 +93,28 @@ class Replicas:
         self.sum([moments.pending for moments in self._normalizers.values()])
         for normalizer in self._normalizers.values():
             normalizer.apply()
-            normalizer.rebase()
+        self.agree()
         return (before - torch.cat([p.detach().flatten() for p in self._parameters])).square().sum()
+
+    def agree(self) -> None:
+        """Start the next iteration from equal copies: from rank 0's, in one message, if any rank rounds differently.
+
+        Call this after :meth:`NormalizerMoments.apply`. Replicas of sharded parameters take a second message.
+        """
+        if self.unlike_ranks:
+            normalizers = [t for moments in self._normalizers.values() for t in moments.normalized()]
+            sharded = {id(entry.local) for entry in self._sharding.sharded.values()}
+            parts: list[torch.Tensor] = []
+            whole = [self._rate, *normalizers]
+            for parameter in (self._sharding.optimized(p) for p in self._parameters):
+                state = self._optimizer.state[parameter]
+                copies = parts if id(parameter) in sharded else whole
+                copies += [parameter.detach(), *(state[key] for key in MOMENTS)]
+            with self._clock.waiting():
+                overwrite_by_main(whole)
+                self._sharding.overwrite_by_first_replica(parts)
+        for moments in self._normalizers.values():
+            moments.rebase()
 
     def own(self) -> dict[str, torch.Tensor]:
         """Return copies of all tensors that differ between ranks since the last average, by name."""
@@ -97,3 +144,35 @@ class Replicas:
             for name, tensor in moments.state().items()
         }
         return {**self._averaged(), **normalizers}
+
+
+def find_unlike_ranks(size: int, device: str) -> list[int]:
+    """Return the ranks that round differently than rank 0, by device, instruction set and results; a collective.
+
+    Args:
+        size: Number of parameters: some libraries choose other instructions for other sizes.
+        device: This rank's device.
+    """
+    info = describe_device(device, None)
+    instructions = torch.backends.cpu.get_cpu_capability() if device == "cpu" else ""
+    name = f"{info.name}, {info.capability}, {instructions}".encode()
+    digest = torch.tensor(int.from_bytes(hashlib.blake2b(name, digest_size=7).digest()), device=device)
+    own, *others = gather(torch.stack([digest, checksum(_sample_results(size, device))])).tolist()
+    return [rank for rank, other in enumerate(others, 1) if other != own]
+
+
+def _sample_results(size: int, device: str) -> torch.Tensor:
+    """Return results of the operations of an update, on fixed numbers: (results,) in fp32."""
+    # Numbers between -0.5 and 0.5, from integers, which all devices convert exactly
+    integers = torch.arange(max(size, 64 * 64), device=device) * 2654435761 % 2**32
+    numbers = (integers.double() / 2**32 - 0.5).float()
+    # Norms: some libraries choose instructions by the alignment of a tensor, which differs between networks.
+    norms = torch.stack([numbers[start:].dot(numbers[start:]).sqrt() for start in range(8)])
+    matrix = numbers[: 64 * 64].view(64, 64)
+    # Two steps of Adam
+    parameters = numbers.flip(0).requires_grad_()
+    parameters.grad = numbers / (norms[0] + 1e-6)
+    optimizer = Adam([parameters], lr=torch.full((), 1e-3, device=device), fused=True, capturable=device != "cpu")
+    for _ in range(2):
+        optimizer.step()
+    return torch.cat([norms, (matrix @ matrix).flatten(), parameters.detach()])

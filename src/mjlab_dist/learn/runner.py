@@ -83,6 +83,8 @@ class Runner:
         self.alg = make_ppo(config, env.get_observations(), env.num_actions, synchronizer, env.device)
         if rank.is_main and config.fsdp_devices > 1:
             emit("status", text=self.alg.sharding.table(config.fsdp_min_size_mb))
+        if rank.is_main and self.alg.replicas.unlike_ranks:
+            emit("status", text=self.alg.replicas.difference())
         # Rollout
         self._finite = FiniteCheck(env, self.alg.storage)
         self._roll_out: Callable[[TensorDict], TensorDict] = self._take_steps

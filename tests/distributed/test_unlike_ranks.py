@@ -1,0 +1,40 @@
+"""Two ranks on one machine, one of which computes with other instructions and so rounds differently."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+import torch
+from conftest import Command
+
+from mjlab_dist.learn.ppo import flatten
+from mjlab_dist.run_dir import checkpoint_path
+
+FLAGS = ("--num-envs", "16", "--agent.num-steps-per-env", "8", "--agent.obs-normalization", "--max-iterations", "6")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variable", [("ATEN_CPU_CAPABILITY", "default"), ("MKL_CBWR", "COMPATIBLE")], ids=str)
+@pytest.mark.parametrize("flags", [(), ("--sync.period", "2"), ("--fsdp-devices", "2", "--fsdp-min-size-mb", "0.01")])
+def test_ranks_with_other_instructions_stay_equal(
+    command: Command, variable: tuple[str, str], flags: tuple[str, ...]
+) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    own = [{}, dict([variable])]
+    ranks = [
+        command.start(
+            *("train", "cartpole-balance", "--gpu-ids", "None", *FLAGS, "--sync.check-interval", "1", *flags),
+            env={**world, "RANK": str(rank), "LOCAL_RANK": str(rank), **own[rank]},
+        )
+        for rank in range(2)
+    ]
+    done = [command.finish(rank) for rank in ranks]
+    assert [one.code for one in done] == [0, 0], [one.err for one in done]
+    assert "rank 1 rounds differently" in done[0].out
+    (run,) = (command.cwd / "logs" / "cartpole-balance").iterdir()
+    saved = flatten(torch.load(checkpoint_path(run, 6), weights_only=True))
+    assert all(tensor.isfinite().all() for tensor in saved.values())
