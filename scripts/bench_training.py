@@ -16,14 +16,19 @@ from pathlib import Path
 
 from timed import BIN, clean_environment
 
+RANKS = (1, 2)
+
+SEEDS = tuple(range(1, 1 + 3 * max(RANKS), max(RANKS)))
+"""Rank r uses seed + r, so seeds of independent runs are as far apart as there are ranks."""
+
 
 def main() -> None:
     """Print one line per run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     args = parser.parse_args()
-    for ranks in ("1", "2"):
+    for ranks in RANKS:
         for seed in args.seeds:
             with tempfile.TemporaryDirectory() as root:
                 # One run, as a command
@@ -34,7 +39,7 @@ def main() -> None:
                     "--gpu-ids",
                     "None",
                     "--cpu-ranks",
-                    ranks,
+                    str(ranks),
                     "--seed",
                     str(seed),
                 ]

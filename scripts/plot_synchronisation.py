@@ -23,6 +23,9 @@ TASK = "cartpole-swingup"
 RANKS = (1, 2, 4)
 PERIODS = (1, 4, 16)
 
+SEEDS = tuple(range(1, 1 + 3 * max(RANKS), max(RANKS)))
+"""Rank r uses seed + r, so seeds of independent runs are as far apart as there are ranks."""
+
 
 def returns(args: argparse.Namespace, ranks: int, period: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the steps, (iterations,), and the mean returns of each seed's run, (seeds, iterations)."""
@@ -57,7 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--total-num-envs", type=int, default=512)
     parser.add_argument("--iterations", type=int, default=300)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     parser.add_argument("--log-root", default="logs")
     parser.add_argument("--output", type=Path, default=Path("synchronisation.png"))
     args = parser.parse_args()

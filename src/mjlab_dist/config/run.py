@@ -60,7 +60,7 @@ class TrainConfig:
     """Control steps to train, over all envs of all ranks, instead of max-iterations; rounded down to whole
     iterations."""
     seed: int = 1
-    """Random seed; rank r uses seed + r."""
+    """Random seed; rank r uses seed + r. Give independent runs seeds that are at least the number of ranks apart."""
     gpu_ids: tuple[int, ...] | Literal["auto", "all"] | None = "auto"
     """GPUs or MIG instances to train on, one rank each; None for the CPU. Numbers are nvidia-smi's indices, or indices
     into CUDA_VISIBLE_DEVICES if that is set. all: every usable GPU, with a warning about the others. auto: the first
