@@ -45,6 +45,7 @@ CONFIG_FILE = "config.yaml"
 PROVENANCE_FILE = "provenance.json"
 RANKS_FILE = "ranks.json"
 METRICS_FILE = "metrics.jsonl"
+RANK_METRICS_FILE = "rank_metrics.jsonl"
 WANDB_FILE = "wandb.json"
 CHECKPOINTS_DIR = "checkpoints"
 LATEST_LINK = "latest.pt"
@@ -313,16 +314,17 @@ def checkpoint_path(run_dir: Path, iteration: int) -> Path:
     return run_dir / CHECKPOINTS_DIR / f"model_{iteration}.pt"
 
 
-def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """Return all complete rows of a run's metrics.jsonl; the last row may be incomplete while it is written.
+def read_metrics(run_dir: Path, name: str = METRICS_FILE) -> list[dict[str, Any]]:
+    """Return all complete rows of a run's metrics; the last row may be incomplete while it is written.
 
     Args:
         run_dir: The run directory.
+        name: metrics.jsonl, or rank_metrics.jsonl of a run with ``--log-ranks``.
 
     Raises:
         UserError: If a line is not a row.
     """
-    path = run_dir / METRICS_FILE
+    path = run_dir / name
     rows: list[dict[str, Any]] = []
     for number, line in enumerate(_complete_lines(path), start=1):
         try:
@@ -335,17 +337,18 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def cut_metrics(run_dir: Path, iteration: int) -> None:
-    """Remove the rows of later iterations and an incomplete last row from metrics.jsonl, in one atomic operation.
+def cut_metrics(run_dir: Path, iteration: int, name: str = METRICS_FILE) -> None:
+    """Remove the rows of later iterations and an incomplete last row from a file, in one atomic operation.
 
     Args:
         run_dir: The run directory.
         iteration: The last iteration to keep.
+        name: As in :func:`read_metrics`.
     """
-    path = run_dir / METRICS_FILE
+    path = run_dir / name
     if not path.is_file():
         return
-    lines, rows = _complete_lines(path), read_metrics(run_dir)
+    lines, rows = _complete_lines(path), read_metrics(run_dir, name)
     while rows and rows[-1]["iteration"] > iteration:
         lines.pop()
         rows.pop()

@@ -9,6 +9,7 @@ import signal
 import socket
 import stat
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +18,14 @@ import torch
 from conftest import Command
 
 from mjlab_dist.errors import Exit
-from mjlab_dist.run_dir import find_checkpoint, follow_link, list_checkpoints, read_config_file, read_metrics
+from mjlab_dist.run_dir import (
+    RANK_METRICS_FILE,
+    find_checkpoint,
+    follow_link,
+    list_checkpoints,
+    read_config_file,
+    read_metrics,
+)
 
 SMALL = ("--num-envs", "32", "--agent.num-steps-per-env", "8", "--env.episode-length-s", "0.1")
 TWO = ("--gpu-ids", "None", "--cpu-ranks", "2")
@@ -26,6 +34,31 @@ TWO = ("--gpu-ids", "None", "--cpu-ranks", "2")
 def only_run(root: Path) -> Path:
     (run,) = (root / "logs" / "cartpole-balance").iterdir()
     return run
+
+
+@pytest.mark.slow
+def test_metrics_of_ranks_add_up_to_those_of_the_run(command: Command) -> None:
+    done = command("train", "cartpole-balance", *TWO, *SMALL, "--max-iterations", "3", "--log-ranks")
+    assert done.code == 0, done.err
+    run = only_run(command.cwd)
+    rows, of_ranks = read_metrics(run), read_metrics(run, RANK_METRICS_FILE)
+    assert [(one["iteration"], one["rank"]) for one in of_ranks] == [(i, rank) for i in (1, 2, 3) for rank in (0, 1)]
+    for row in rows:
+        own = [one for one in of_ranks if one["iteration"] == row["iteration"]]
+        assert sum(one["episodes"] for one in own) == row["episodes"]
+        assert sum(one["wait_s"] for one in own) / 2 == pytest.approx(row["wait_s"])
+        assert max(one["collect_s"] for one in own) == row["collect_s"]
+        assert all(one["steps_per_s"] == pytest.approx(32 * 8 / (one["collect_s"] + one["learn_s"])) for one in own)
+        assert all(100 < one["memory_mb"] < 5000 for one in own)
+    ended = [one for one in of_ranks if one["episodes"]]
+    assert ended
+    assert all(0 < one["mean_return"] <= 10 for one in ended), "10 steps an episode, at most 1 of reward each"
+    total = sum(one["episodes"] * one["mean_return"] for one in ended) / sum(one["episodes"] for one in ended)
+    if sum(one["episodes"] for one in ended if one["iteration"] < 3) < 100:
+        assert total == pytest.approx(rows[-1]["mean_return"])
+    script = Path(__file__).parents[2] / "scripts" / "plot_run.py"
+    subprocess.run([sys.executable, script, run, "--ranks", "--output", run / "ranks.png"], check=True)
+    assert (run / "ranks.png").stat().st_size > 0
 
 
 @pytest.mark.slow

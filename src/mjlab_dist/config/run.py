@@ -101,6 +101,9 @@ class TrainConfig:
     """Logger for curves, next to metrics.jsonl. wandb works offline with WANDB_MODE=offline."""
     wandb_project: str = "mjlab_dist"
     """Weights & Biases project."""
+    log_ranks: bool = False
+    """Also log the speed, waiting time, return and memory of every rank: in rank_metrics.jsonl, one row per rank and
+    iteration, and as curves."""
     torchrunx_log_dir: str | None = None
     """Directory for the ranks' log files. Default: <run directory>/torchrunx. An empty string turns the files off. The
     variable TORCHRUNX_LOG_DIR takes precedence over this flag."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import collections
 import math
+import os
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +21,15 @@ Row = dict[str, float | int | None]
 
 WINDOW_EPISODES = 100
 """Minimum number of episodes in the mean return and the mean length: the newest ones."""
+
+
+def memory_mb(device: torch.device) -> float:
+    """Return the memory in use, in MB (10^6 bytes): of the GPU, or of this process on a CPU."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return (total - free) / 1e6
+    resident_pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return resident_pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 class Sample(NamedTuple):
@@ -71,6 +82,8 @@ class Outcome(NamedTuple):
     """Whether a checkpoint is due by any rank's clock."""
     not_finite: list[int]
     """Ranks with envs whose numbers are not finite."""
+    ranks: list[Row]
+    """Metrics of each rank, if they are logged."""
 
 
 class Metrics:
@@ -90,6 +103,7 @@ class Metrics:
         episode_names: Sequence[str],
         num_parameters: int,
         clock: Clock,
+        log_ranks: bool = False,
         iteration: int = 0,
         counters: Mapping[str, Any] | None = None,
     ) -> None:
@@ -103,6 +117,7 @@ class Metrics:
                 ``termination/<reason>``, then metrics.
             num_parameters: Parameters of policy and value function, for the root of their mean squared spread.
             clock: Counts the time of the collective.
+            log_ranks: Whether to return metrics of each rank.
             iteration: Iterations done before.
             counters: Result of :meth:`counters` after those iterations; None at the start of a run.
         """
@@ -113,6 +128,7 @@ class Metrics:
         self._episode_names = tuple(episode_names)
         self._num_parameters = num_parameters
         self._clock = clock
+        self._log_ranks = log_ranks
         # Sums of the newest episodes, one list per iteration. Those of a task with other columns are dropped.
         width = 2 + len(self._episode_names)
         self._episodes: collections.deque[list[float]] = collections.deque(
@@ -183,13 +199,42 @@ class Metrics:
             stop=sums["stop"] > 0,
             save=sums["save"] > 0,
             not_finite=[r for r in range(self._world_size) if sums[f"not_finite/{r}"]],
+            ranks=[self._rank_row(r, iteration, sums) for r in range(self._world_size)] if self._log_ranks else [],
+        )
+
+    def _rank_row(self, rank: int, iteration: int, sums: Mapping[str, float]) -> Row:
+        """Return the metrics of one rank."""
+        own = {name.removesuffix(f"/{rank}"): total for name, total in sums.items() if name.endswith(f"/{rank}")}
+        return {
+            "iteration": iteration,
+            "rank": rank,
+            "steps_per_s": self.num_samples / self._world_size / (own["collect_s"] + own["learn_s"]),
+            **{name: own[name] for name in ("collect_s", "learn_s", "wait_s")},
+            "episodes": round(own["episodes"]),
+            "mean_return": own["return"] / own["episodes"] if own["episodes"] else None,
+            "memory_mb": own["memory_mb"],
+        }
+
+    def _of_ranks(self, sample: Sample) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+        """Return this rank's slots and zeros in those of the other ranks: tensors on the device, and numbers."""
+        device = sample.reward.device
+        tensors = {"not_finite": sample.not_finite}
+        numbers = {"collect_s": sample.collect_s, "learn_s": sample.learn_s}
+        if self._log_ranks:
+            tensors |= {"episodes": sample.totals.episodes, "return": sample.totals.terms.sum()}
+            numbers |= {"wait_s": sample.wait_s, "memory_mb": memory_mb(device)}
+        ranks = [(r, r == self._rank) for r in range(self._world_size)]
+        return (
+            {f"{name}/{r}": t if own else torch.zeros_like(t) for name, t in tensors.items() for r, own in ranks},
+            {f"{name}/{r}": number * own for name, number in numbers.items() for r, own in ranks},
         )
 
     def _sum(self, sample: Sample) -> tuple[dict[str, float], EpisodeTotals]:
         """Sum over ranks. Return the sums by name, and those of episodes also as tensors.
 
-        Times have a slot per rank, 0 except for this rank's own, so that the sum contains those of all ranks.
+        Quantities of single ranks have a slot per rank, 0 except for this rank's own, so that the sum contains all.
         """
+        slots, times = self._of_ranks(sample)
         # Tensors on the device
         device = sample.reward.device
         of_episodes = (sample.totals.terms, sample.totals.terminations, sample.totals.metrics)
@@ -207,16 +252,10 @@ class Metrics:
             "spread": sample.spread,
             "overflows": sample.overflows,
             "nan_resets": sample.nan_resets,
-            **{
-                f"not_finite/{r}": sample.not_finite if r == self._rank else torch.zeros_like(sample.not_finite)
-                for r in range(self._world_size)
-            },
+            **slots,
         }
         # Numbers on the host
-        times = {"wait_s": sample.wait_s, "stop": float(sample.wants_stop), "save": float(sample.wants_save)}
-        for r in range(self._world_size):
-            own = r == self._rank
-            times |= {f"collect_s/{r}": sample.collect_s * own, f"learn_s/{r}": sample.learn_s * own}
+        times |= {"wait_s": sample.wait_s, "stop": float(sample.wants_stop), "save": float(sample.wants_save)}
         # One collective, then one transfer
         packed = torch.cat(
             [

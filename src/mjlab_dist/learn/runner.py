@@ -159,6 +159,7 @@ class Runner:
                 ],
                 num_parameters=self.alg.num_parameters,
                 clock=self.alg.clock,
+                log_ranks=self._config.log_ranks,
                 iteration=done,
                 counters=content and content.get("counters"),
             )
@@ -276,7 +277,7 @@ class Runner:
                 hook.after_iteration(self, iteration, sample)
             self.current_learning_iteration = iteration
             # Metrics of all ranks, in one collective
-            row, totals, stops, save_is_due, not_finite = metrics.outcome(iteration, sample)
+            row, totals, stops, save_is_due, not_finite, ranks = metrics.outcome(iteration, sample)
             self._raise_if_not_finite(row, not_finite, sample)
             # Curricula
             self.env.end_iteration(totals)
@@ -284,7 +285,7 @@ class Runner:
             # Rows, and errors of the thread that writes checkpoints
             if self._store:
                 self._store.check()
-                self._write(row, outputs)
+                self._write(row, ranks, outputs)
             # Checkpoint, which compares the ranks too
             if self._run_dir and (saves or stops or save_is_due):
                 self._checkpoint(obs, metrics, row)
@@ -297,11 +298,11 @@ class Runner:
             self.alg.replicas.average()
         return row
 
-    def _write(self, row: Row, outputs: list[Writer]) -> None:
+    def _write(self, row: Row, ranks: list[Row], outputs: list[Writer]) -> None:
         assert self._run_dir is not None
         with checkpoint.explaining(self._run_dir, self._run_dir / METRICS_FILE):
             for writer in outputs:
-                writer.write(row)
+                writer.write(row, ranks)
         emit("iteration", row=row)
 
     def _checkpoint(self, obs: TensorDict, metrics: Metrics, row: Row) -> None:

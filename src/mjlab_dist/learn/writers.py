@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,7 +24,7 @@ from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.serialization import to_plain
 from mjlab_dist.learn.metrics import Row
 from mjlab_dist.messages import emit
-from mjlab_dist.run_dir import METRICS_FILE, WandbRun, cut_metrics, read_wandb_run, write_wandb_run
+from mjlab_dist.run_dir import METRICS_FILE, RANK_METRICS_FILE, WandbRun, cut_metrics, read_wandb_run, write_wandb_run
 
 START_S = 60.0
 """Maximum seconds for Weights & Biases to start; after that, rows are stored offline. Training does not wait for it."""
@@ -47,33 +48,43 @@ Message = dict[str, Any]
 class Writer(Protocol):
     """A destination of rows."""
 
-    def write(self, row: Row) -> None:
-        """Write one row."""
+    def write(self, row: Row, ranks: Sequence[Row] = ()) -> None:
+        """Write one row.
+
+        Args:
+            row: Metrics of an iteration.
+            ranks: Metrics of each rank in it, with ``--log-ranks``.
+        """
 
     def close(self) -> None:
         """Finish. Nothing is written afterwards."""
 
 
 class JsonlWriter:
-    """metrics.jsonl: one JSON object per line, complete after every iteration."""
+    """metrics.jsonl and rank_metrics.jsonl: one JSON object per line, complete after every iteration."""
 
     def __init__(self, run_dir: Path, resumed_at: int | None) -> None:
-        """Open the file.
+        """Open metrics.jsonl.
 
         Args:
             run_dir: The run directory.
             resumed_at: See :func:`writers`.
         """
         if resumed_at is not None:
-            cut_metrics(run_dir, resumed_at)
+            for name in (METRICS_FILE, RANK_METRICS_FILE):
+                cut_metrics(run_dir, resumed_at, name)
         self._file = (run_dir / METRICS_FILE).open("a", buffering=1)
+        self._path_of_ranks = run_dir / RANK_METRICS_FILE
 
-    def write(self, row: Row) -> None:
-        """Append one row."""
-        self._file.write(json.dumps({k: _jsonable(v) for k, v in row.items()}) + "\n")
+    def write(self, row: Row, ranks: Sequence[Row] = ()) -> None:
+        """Append one row, and one for each rank."""
+        self._file.write(_line_of(row))
+        if ranks:
+            with self._path_of_ranks.open("a") as file:
+                file.write("".join(map(_line_of, ranks)))
 
     def close(self) -> None:
-        """Close the file."""
+        """Close metrics.jsonl."""
         self._file.close()
 
 
@@ -92,9 +103,9 @@ class TensorBoardWriter:
         purge_step = None if resumed_at is None else resumed_at + 1
         self._writer = SummaryWriter(log_dir=str(run_dir), purge_step=purge_step)
 
-    def write(self, row: Row) -> None:
+    def write(self, row: Row, ranks: Sequence[Row] = ()) -> None:
         """Add one scalar per metric."""
-        for name, value in scalars(row).items():
+        for name, value in scalars(row, ranks).items():
             self._writer.add_scalar(name, value, row["iteration"])
         # So that the file of a killed run has all points up to its newest checkpoint. This takes 0.2 ms.
         self._writer.flush()
@@ -132,11 +143,11 @@ class WandbWriter:
         except OSError as error:
             self._give_up(f"could not be started ({error})")
 
-    def write(self, row: Row) -> None:
+    def write(self, row: Row, ranks: Sequence[Row] = ()) -> None:
         """Send one row."""
         if self._process is None:
             return
-        self._waiting.append({"step": row["iteration"], "values": scalars(row)})
+        self._waiting.append({"step": row["iteration"], "values": scalars(row, ranks)})
         if len(self._waiting) > MAX_WAITING_ROWS:
             self._give_up(f"has accepted no rows since iteration {self._waiting[0]['step']}")
             return
@@ -326,13 +337,23 @@ def writers(config: TrainConfig, run_dir: Path, resumed_at: int | None) -> list[
     return [rows, chosen]
 
 
-def scalars(row: Row) -> dict[str, float]:
-    """Return the values of a row that can be plotted; names start with the group that they are shown in."""
+def scalars(row: Row, ranks: Sequence[Row] = ()) -> dict[str, float]:
+    """Return the values of rows that can be plotted; names start with the group that they are shown in.
+
+    Args:
+        row: Metrics of an iteration.
+        ranks: Metrics of each rank in it; ``rank_steps_per_s/0`` is one of rank 0.
+    """
+    of_ranks = {f"rank_{name}/{own['rank']}": value for own in ranks for name, value in own.items() if name != "rank"}
     return {
         name if "/" in name else f"{'perf' if name.endswith('_s') else 'train'}/{name}": float(value)
-        for name, value in row.items()
-        if value is not None and name != "iteration"
+        for name, value in {**row, **of_ranks}.items()
+        if value is not None and name != "iteration" and not name.startswith("rank_iteration/")
     }
+
+
+def _line_of(row: Row) -> str:
+    return json.dumps({k: _jsonable(v) for k, v in row.items()}) + "\n"
 
 
 def _line(message: Message) -> bytes:

@@ -30,6 +30,7 @@ from mjlab_dist.learn.writers import JsonlWriter, TensorBoardWriter, WandbWriter
 from mjlab_dist.messages import listening
 from mjlab_dist.run_dir import (
     METRICS_FILE,
+    RANK_METRICS_FILE,
     WANDB_FILE,
     WandbRun,
     cut_metrics,
@@ -53,6 +54,35 @@ def row(iteration: int, value: float = 0.5) -> Row:
 def fill(writer: Writer, iterations: range, value: float = 0.5) -> None:
     for iteration in iterations:
         writer.write(row(iteration, value))
+
+
+def test_rows_of_ranks_have_their_own_file_and_curves(tmp_path: Path) -> None:
+    def fill_both(resumed_at: int | None, iterations: range) -> None:
+        made = writers(
+            dataclasses.replace(registry.task_config("cartpole-balance"), log_ranks=True), tmp_path, resumed_at
+        )
+        for iteration in iterations:
+            ranks: list[Row] = [
+                {"iteration": iteration, "rank": rank, "steps_per_s": 100.0 * rank, "mean_return": None}
+                for rank in range(2)
+            ]
+            for writer in made:
+                writer.write(row(iteration), ranks)
+        for writer in made:
+            writer.close()
+
+    fill_both(None, range(1, 5))
+    fill_both(2, range(3, 4))
+    rows = read_metrics(tmp_path, RANK_METRICS_FILE)
+    assert [(one["iteration"], one["rank"]) for one in rows] == [(i, rank) for i in (1, 2, 3) for rank in (0, 1)]
+    assert all(one["steps_per_s"] == 100 * one["rank"] for one in rows)
+    assert [one["iteration"] for one in read_metrics(tmp_path)] == [1, 2, 3]
+    curves = EventAccumulator(str(tmp_path))
+    curves.Reload()
+    assert {tag for tag in curves.Tags()["scalars"] if tag.startswith("rank_")} == {
+        "rank_steps_per_s/0",
+        "rank_steps_per_s/1",
+    }
 
 
 def strict(line: str) -> Any:
