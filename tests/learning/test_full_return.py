@@ -31,3 +31,17 @@ def test_task_trains_to_a_full_return(command: Command, task: str, iterations: s
     assert played.code == 0, played.err
     mean = float(played.out.split("mean return ")[1].split()[0])
     assert mean >= share * MAXIMUM, "without exploration noise"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "flags",
+    [("--sync.compression", "bf16"), ("--sync.compression", "fp16"), ("--agent.precision", "bf16")],
+    ids=" ".join,
+)
+def test_fewer_bits_train_to_a_full_return(command: Command, flags: tuple[str, str]) -> None:
+    ranks = ("--gpu-ids", "None", "--cpu-ranks", "2", "--total-num-envs", "512", "--seed", "1")
+    done = command("train", "cartpole-balance", *ranks, *flags, "--max-iterations", "100", timeout_s=800)
+    assert done.code == 0, done.err
+    (run,) = (command.cwd / "logs" / "cartpole-balance").iterdir()
+    assert read_metrics(run)[-1]["mean_return"] >= 0.95 * MAXIMUM
