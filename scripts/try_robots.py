@@ -1,0 +1,261 @@
+"""Make a task of every robot in some folders, train it for three iterations, and draw it.
+
+uv run python scripts/try_robots.py .venv/lib/python3.11/site-packages/gymnasium --work robots --output docs/robots.md
+
+An MJCF counts as a robot if MuJoCo compiles it and it has a hinge or slide joint. Results are kept in the folder
+--work: a second call continues, and skips what is known.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import imageio.v3 as imageio
+import mujoco
+import numpy as np
+import torch
+from PIL import Image, ImageDraw
+
+import mjlab_dist
+from mjlab_dist.config import TrainConfig
+from mjlab_dist.env import Env
+from mjlab_dist.play.video import Video
+from mjlab_dist.sim import start_warp
+
+TIMEOUT_S = 900.0
+"""Maximum time of a command for one robot."""
+
+NUM_ENVS = 16
+"""Envs of a training run."""
+
+ITERATIONS = 3
+"""Iterations of a training run."""
+
+SETTLE_STEPS = 10
+"""Control steps before a robot is drawn."""
+
+THUMBNAIL = (192, 144)
+"""Width and height of a robot in the picture of a package, in pixels."""
+
+COLUMNS = 6
+"""Robots in a row of such a picture."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Tried:
+    """What became of one MJCF."""
+
+    package: str
+    """Name of the folder that was searched."""
+    file: str
+    """The MJCF, relative to this folder."""
+    kind: str
+    """What new-task says about it; empty if it made no task."""
+    problem: str
+    """Why it does not train; empty if it does."""
+
+
+def main() -> None:
+    """Try all robots, or train and draw one."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("folders", type=Path, nargs="+", help="folders with MJCFs; a folder is a section of the page")
+    parser.add_argument("--work", type=Path, required=True, help="folder for tasks, runs and results")
+    parser.add_argument("--output", type=Path, help="page to write; pictures go to a folder next to it")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="robots at the same time")
+    parser.add_argument("--train", metavar="MODULE:FUNCTION", help="train and draw this task, of a folder on the path")
+    args = parser.parse_args()
+    if args.train:
+        train_and_draw(args.train, args.work)
+        return
+
+    # Robots that have not been tried
+    args.work.mkdir(parents=True, exist_ok=True)
+    jobs = [(folder, path) for folder in args.folders for path in find_robots(folder)]
+    with ThreadPoolExecutor(args.processes) as pool:
+        results = list(pool.map(lambda job: try_once(job[0], job[1], args.work), jobs))
+    trained = sum(not tried.problem for tried in results)
+    print(f"{trained} of {len(results)} robots train")
+    if args.output:
+        args.output.parent.mkdir(exist_ok=True)
+        args.output.write_text(page(results, args.work, args.output.parent / "pictures"))
+        print(args.output)
+
+
+def find_robots(folder: Path) -> Iterator[Path]:
+    """Yield the MJCFs in a folder that MuJoCo compiles and that have a joint to drive.
+
+    Args:
+        folder: The folder.
+    """
+    mujoco.set_mju_user_warning(lambda _: None)
+    for path in sorted(folder.rglob("*.xml")):
+        try:
+            model = mujoco.MjModel.from_xml_path(str(path))
+        except (ValueError, UnicodeDecodeError):
+            continue
+        if np.isin(model.jnt_type, (mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_SLIDE)).any():
+            yield path
+
+
+def try_once(folder: Path, path: Path, work: Path) -> Tried:
+    """Return the known result of a robot, or try it.
+
+    Args:
+        folder: The folder that was searched.
+        path: The MJCF.
+        work: Folder for tasks, runs and results.
+    """
+    relative = path.relative_to(folder)
+    name = slug(f"{folder.name}-{relative.with_suffix('')}")
+    place = work / name
+    known = place / "result.json"
+    if not known.is_file():
+        place.mkdir(exist_ok=True)
+        kind, problem = _try(name, path, place)
+        known.write_text(json.dumps(dataclasses.asdict(Tried(folder.name, str(relative), kind, problem))))
+        print(f"{folder.name}/{relative}: {problem or kind}", flush=True)
+    return Tried(**json.loads(known.read_text()))
+
+
+def _try(name: str, path: Path, place: Path) -> tuple[str, str]:
+    """Make a task of an MJCF and train it; return what new-task says, and the problem."""
+    module = name.replace("-", "_")
+    made = _run([str(Path(sys.executable).parent / "mjlab-dist"), "new-task", name, "--mjcf", str(path)], place, {})
+    kind = next((line for line in made.stdout.splitlines() if line.startswith("The robot")), "")
+    if made.returncode:
+        return "", _last_line(made)
+    trained = _run(
+        [sys.executable, __file__, ".", "--work", str(place), "--train", f"{module}.config:{module}"],
+        place,
+        {"PYTHONPATH": str(place / module)},
+    )
+    return kind, _last_line(trained) if trained.returncode else ""
+
+
+def _run(command: list[str], place: Path, extra: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            command, cwd=place, env=os.environ | extra, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 1, "", f"took longer than {TIMEOUT_S:.0f} s")
+
+
+def _last_line(done: subprocess.CompletedProcess[str]) -> str:
+    lines = done.stderr.strip().splitlines() or done.stdout.strip().splitlines()
+    return lines[-1] if lines else f"exit code {done.returncode}"
+
+
+def train_and_draw(reference: str, work: Path) -> None:
+    """Train a task for some iterations, and write a picture of it.
+
+    Args:
+        reference: The task, as module:function.
+        work: Folder for the run and the picture.
+
+    Raises:
+        SystemExit: If a metric of the last iteration is not finite.
+    """
+    module, _, function = reference.partition(":")
+    config: TrainConfig = getattr(importlib.import_module(module), function)()
+    result = mjlab_dist.train(
+        dataclasses.replace(config, num_envs=NUM_ENVS, max_iterations=ITERATIONS),
+        gpu_ids=None,
+        log_root=str(work / "logs"),
+        quiet=True,
+    )
+    if not np.isfinite(result.history["loss/value"]).all():
+        raise SystemExit("the loss is not finite")
+    start_warp("cpu")
+    env = Env(config.env, num_envs=1, device="cpu")
+    env.reset()
+    for _ in range(SETTLE_STEPS):
+        env.step(torch.zeros(1, env.num_actions))
+    clip = work / "robot.mp4"
+    video = Video(clip, env)
+    video.frame()
+    video.close()
+    Image.fromarray(imageio.imread(clip, index=0)).resize(THUMBNAIL).save(work / "robot.png")
+
+
+def slug(text: str) -> str:
+    """Return a text as the name of a task: lowercase letters, digits and hyphens.
+
+    Args:
+        text: Any text.
+    """
+    kept = "".join(char if char.isalnum() else "-" for char in text.lower())
+    return "-".join(filter(None, kept.split("-")))
+
+
+def page(results: list[Tried], work: Path, pictures: Path) -> str:
+    """Return the page with all results, and write its pictures.
+
+    Args:
+        results: Results of all robots.
+        work: Folder with the pictures of the robots.
+        pictures: Folder for the pictures of the page.
+    """
+    trained = sum(not tried.problem for tried in results)
+    lines = [
+        "# Robots",
+        "",
+        "After reading this page, you know which public robots `new-task` turns into a task that trains, and what it",
+        "says about the others.",
+        "",
+        "`new-task` was called for each MJCF of these packages that MuJoCo compiles and that has a joint to drive.",
+        f"Each task was trained for {ITERATIONS} iterations with {NUM_ENVS} envs. {trained} of {len(results)} train.",
+    ]
+    for package in dict.fromkeys(tried.package for tried in results):
+        of_package = [tried for tried in results if tried.package == package]
+        trained = sum(not tried.problem for tried in of_package)
+        lines += ["", f"## {package}", f"{trained} of {len(of_package)} train."]
+        drawn = draw_sheet([tried for tried in of_package if not tried.problem], work)
+        if drawn is not None:
+            pictures.mkdir(exist_ok=True)
+            file = pictures / f"robots-{slug(package)}.png"
+            drawn.save(file, optimize=True)
+            lines += ["", f"![The robots of {package} after {SETTLE_STEPS} steps]({pictures.name}/{file.name})"]
+        lines += ["", "| MJCF | result |", "|---|---|"]
+        lines += [f"| `{tried.file}` | {tried.problem or tried.kind} |" for tried in of_package]
+    return "\n".join(lines) + "\n"
+
+
+def draw_sheet(results: list[Tried], work: Path) -> Image.Image | None:
+    """Return a picture with all robots in rows; None without any.
+
+    Args:
+        results: Results of the robots.
+        work: Folder with their pictures.
+    """
+    files = [(tried, work / slug(f"{tried.package}-{Path(tried.file).with_suffix('')}")) for tried in results]
+    found = [(tried, place / "robot.png") for tried, place in files if (place / "robot.png").is_file()]
+    if not found:
+        return None
+    width, height = THUMBNAIL
+    rows = -(-len(found) // COLUMNS)
+    sheet = Image.new("RGB", (COLUMNS * width, rows * height), "white")
+    draw = ImageDraw.Draw(sheet)
+    for i, (tried, file) in enumerate(found):
+        corner = (i % COLUMNS * width, i // COLUMNS * height)
+        sheet.paste(Image.open(file), corner)
+        name = Path(tried.file).stem
+        draw.text(
+            (corner[0] + 4, corner[1] + 2), name if name != "robot" else Path(tried.file).parent.name, fill="white"
+        )
+    return sheet
+
+
+if __name__ == "__main__":
+    main()
