@@ -132,7 +132,10 @@ def _try(name: str, path: Path, place: Path) -> tuple[str, str]:
     """Make a task of an MJCF and train it; return what new-task says, and the problem."""
     module = name.replace("-", "_")
     made = _run([str(Path(sys.executable).parent / "mjlab-dist"), "new-task", name, "--mjcf", str(path)], place, {})
-    kind = next((line for line in made.stdout.splitlines() if line.startswith("The robot")), "")
+    lines = [line.strip() for line in made.stdout.splitlines()]
+    said = [line.removeprefix("Found: ") for line in lines if line.startswith("Found: ")]
+    said += [line.partition(" (")[0] for line in lines if line.startswith("its goal is ")]
+    kind = " ".join(said)
     if made.returncode:
         return "", _last_line(made)
     trained = _run(

@@ -497,3 +497,30 @@ def test_the_terms_of_the_guide_work_and_never_wait() -> None:
     assert torch.equal(bent, (env.sim.qpos[:, 7] + 0.05).clamp_min(0.0))
     torch.testing.assert_close(changed, (env.sim.qvel[:, 8:10] - before).square().sum(dim=1))
     assert torch.equal(jerk(env), torch.zeros(8))
+
+
+@pytest.mark.slow
+def test_a_robot_is_found_by_its_name(command: Command) -> None:
+    robots = command.cwd / "robots" / "boxes"
+    robots.mkdir(parents=True)
+    shutil.copy(TEMPLATE / "robot.xml", robots / "box_dog.xml")
+    done = command(*NEW_TASK, "found", "--robot", "box-dog", "--robots-dir", "robots")
+    assert done.code == 0, done.err
+    assert (command.cwd / "found" / "found" / "box_dog.xml").is_file()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (),
+        ("--mjcf", "a.xml", "--robot", "go2"),
+        ("--mjcf", "a.xml", "--robots-dir", "."),
+        ("--robot", "go2", "--robots-dir", "none"),
+    ],
+    ids=str,
+)
+def test_a_robot_is_named_in_one_way(command: Command, flags: tuple[str, ...]) -> None:
+    done = command(*NEW_TASK, "unnamed", *flags)
+    assert done.code == 2
+    assert len(done.err.splitlines()) == 1
+    assert not (command.cwd / "unnamed").exists()

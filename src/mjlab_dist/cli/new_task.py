@@ -28,6 +28,10 @@ class NewTaskConfig:
 
     mjcf: str = ""
     """The robot's MJCF or URDF."""
+    robot: str = ""
+    """Name of the robot, such as go2, instead of --mjcf. The package robot_descriptions downloads its files."""
+    robots_dir: str | None = None
+    """Directory to search for the robot instead, such as a checkout of MuJoCo Menagerie."""
     floating: bool = False
     """Add a free joint to the root link of a URDF, for a robot that walks."""
     goal: Literal["walk", "reach", "balance", "swing-up", "hold", "none"] | None = None
@@ -49,14 +53,19 @@ def main(argv: Sequence[str], prog: str) -> None:
     config = parse(NewTaskConfig, NewTaskConfig(), flags, f"{prog} {task or 'NAME'}")
     if task is None:
         raise UserError(f"the new task has no name; type {prog} my-robot --mjcf robot.xml")
-    if not config.mjcf:
-        raise UserError(f"--mjcf: is missing; type {prog} {task} --mjcf robot.xml")
+    if bool(config.mjcf) == bool(config.robot):
+        raise UserError(f"--mjcf or --robot: one of them is needed; type {prog} {task} --mjcf robot.xml")
+    if config.robots_dir is not None and not config.robot:
+        raise UserError(f"--robots-dir {config.robots_dir}: needs a --robot to search for")
 
     from mjlab_dist.new_task import create  # noqa: PLC0415 (--help does not need it)
+    from mjlab_dist.new_task.lookup import find_robot  # noqa: PLC0415 (as above)
 
     with EventPrinter(Console(highlight=False, soft_wrap=True)) as printer, listening(printer.listen):
         directory = None if config.dir is None else Path(config.dir)
-        made = create(task, Path(config.mjcf), directory, goal=config.goal, floating=config.floating)
+        robots = None if config.robots_dir is None else Path(config.robots_dir)
+        file = find_robot(config.robot, robots) if config.robot else Path(config.mjcf)
+        made = create(task, file, directory, goal=config.goal, floating=config.floating, robot=config.robot)
     _show(made)
     if made.problem:
         where = f"its files are in {_short(made.package)}"

@@ -70,7 +70,7 @@ class NewTask:
 
 
 def create(
-    task: str, mjcf: Path, directory: Path | None, *, goal: Goal | None = None, floating: bool = False
+    task: str, mjcf: Path, directory: Path | None, *, goal: Goal | None = None, floating: bool = False, robot: str = ""
 ) -> NewTask:
     """Create a task, and try it on the CPU.
 
@@ -83,6 +83,7 @@ def create(
         directory: Directory in which the package is created; the current directory by default.
         goal: Goal of the task; by default it is guessed.
         floating: Whether to add a free joint to the root link of a URDF.
+        robot: Name of the robot, to find its published motors, besides those of the file, folder and model.
 
     Raises:
         UserError: If the task cannot be created; in that case nothing is written.
@@ -90,11 +91,9 @@ def create(
     # Place and names
     module = _module_name(task)
     checkout = find_checkout(Path.cwd()) if directory is None else None
-    base = checkout / TASKS if checkout else directory or Path()
-    folder = base / module
+    folder = (checkout / TASKS if checkout else directory or Path()) / module
     _refuse_taken(task, module, folder, checkout)
-    if not mjcf.is_file():
-        raise UserError(f"--mjcf {mjcf}: {'is a directory' if mjcf.is_dir() else 'there is no such file'}")
+    _refuse_missing(mjcf)
     emit("status", text=f"Reading {mjcf}...")
 
     from mjlab_dist.sim.quiet import quiet  # noqa: PLC0415 (imports torch, which takes a while)
@@ -103,20 +102,17 @@ def create(
         # Files of the MJCF, and the robot in it
         flag = f"--mjcf {mjcf}"
         files, apart = find_files(_as_mjcf(flag, mjcf, Path(scratch), floating=floating))
-        robot = examine(files[0], flag, goal)
+        found = examine(files[0], flag, goal, robot_names=(robot, mjcf.stem, mjcf.absolute().parent.name))
 
         # Files of the task, and the trial
         with _made_at_once(folder) as made:
             package = made if checkout else made / module
             package.mkdir(exist_ok=True)
-            names = Names(
-                task=task,
-                module=f"{TASKS.name}.{module}" if checkout else module,
-                function=function_name(module),
-                file=copy_files(files, package),
-            )
-            load(f"{flag}: a copy of it", package / names.file)
-            robot, config, problem = _write_and_try(names, robot, package, None if checkout else made)
+            full_name = f"{TASKS.name}.{module}" if checkout else module
+            file = copy_files(files, package)
+            names = Names(task=task, module=full_name, function=function_name(module), file=file)
+            load(f"{flag}: a copy of it", package / file)
+            found, config, problem = _write_and_try(names, found, package, None if checkout else made)
     if checkout:
         _register(checkout / "pyproject.toml", names, folder)
     return NewTask(
@@ -124,11 +120,16 @@ def create(
         folder=folder,
         package=folder if checkout else folder / module,
         is_in_checkout=checkout is not None,
-        robot=robot,
+        robot=found,
         apart=apart,
         config=config,
         problem=problem,
     )
+
+
+def _refuse_missing(mjcf: Path) -> None:
+    if not mjcf.is_file():
+        raise UserError(f"--mjcf {mjcf}: {'is a directory' if mjcf.is_dir() else 'there is no such file'}")
 
 
 def _as_mjcf(flag: str, file: Path, scratch: Path, *, floating: bool) -> Path:

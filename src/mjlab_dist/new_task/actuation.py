@@ -44,35 +44,30 @@ class Block:
     """Input at action 0."""
 
 
-def find_blocks(model: mujoco.MjModel, start: mujoco.MjData, loads: Mapping[int, float]) -> dict[str, Block]:
+def find_blocks(
+    model: mujoco.MjModel, start: mujoco.MjData, loads: Mapping[int, float], motored: Sequence[int] = ()
+) -> dict[str, Block]:
     """Return the action blocks of a model's actuators by name. Those with the same kind, scale and offset share one.
 
     Args:
         model: The MuJoCo model.
         start: The start state.
         loads: Torque in N m (slide joints: force in N) that each joint must hold.
+        motored: Joints whose actuators are replaced by position motors, which are named like them.
     """
     masses = dof_inertias(model, start)[0]
     strong = {j: max(STRONG * load, STRONG_RAD_S2 * float(masses[model.jnt_dofadr[j]])) for j, load in loads.items()}
     blocks: dict[str, Block] = {}
-    for i in range(model.nu):
+    kept = [i for i in range(model.nu) if actuated_joint(model, i) not in motored]
+    for i in kept:
         block, joint = _block(model, start, i, loads), actuated_joint(model, i)
         gain = abs(float(model.actuator_gainprm[i, 0] * model.actuator_gear[i, 0]))
         if block is not None and block.kind == "effort" and joint is not None and block.scale * gain > strong[joint]:
             block = dataclasses.replace(block, scale=rounded(strong[joint] / gain))
         if block is not None:
             blocks[model.actuator(i).name] = block
-    return _named(blocks, model.nu)
-
-
-def motor_blocks(model: mujoco.MjModel, joints: Sequence[int]) -> dict[str, Block]:
-    """Return the action blocks of position motors that are added to joints, and named like them.
-
-    Args:
-        model: The MuJoCo model.
-        joints: The joints.
-    """
-    return _named({model.joint(joint).name: _position_of(model, joint) for joint in joints}, len(joints))
+    blocks |= {model.joint(joint).name: _position_of(model, joint) for joint in motored}
+    return _named(blocks, len(kept) + len(motored))
 
 
 def action_inputs(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mjlab_dist.config import ActuatorConfig
 from mjlab_dist.new_task.joints import is_below, is_hinge, simple_joints
 from mjlab_dist.new_task.legs import Leg
 from mjlab_dist.new_task.rounding import rounded
@@ -57,25 +57,9 @@ MIN_LEG_SHARE = 0.25
 """Minimum load of a joint of a leg, as a share of the largest load of the leg."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Motors:
-    """Position motors for joints of an MJCF without actuators."""
-
-    joints: tuple[str, ...]
-    """Names of the joints, or regular expressions that match them."""
-    stiffness: float
-    """Stiffness in N m/rad (slide joints: N/m)."""
-    damping: float
-    """Damping in N m s/rad (slide joints: N s/m)."""
-    effort_limit: float
-    """Maximum torque in N m (slide joints: force in N)."""
-    armature: float | None
-    """Inertia of the rotor in kg m2 (slide joints: kg); None to keep that of the MJCF."""
-
-
 def make_motors(
     model: mujoco.MjModel, start: mujoco.MjData, joints: Sequence[int], legs: Sequence[Leg], *, is_moving: bool
-) -> dict[str, Motors]:
+) -> dict[str, ActuatorConfig]:
     """Return position motors that can hold the robot, by name. Similar joints share their motors' parameters.
 
     - The effort limit is that of the MJCF (``actuatorfrcrange``), or twice the load of the joint.
@@ -97,7 +81,7 @@ def make_motors(
     sags = MOVING_SAG if is_moving else FIXED_SAG
     upright = _upright_stiffness(model, start, legs)
     of_legs = {joint for leg in legs for joint in leg.joints}
-    made: dict[int, Motors] = {}
+    made: dict[int, ActuatorConfig] = {}
     for joint in joints:
         dof, hinge = int(model.jnt_dofadr[joint]), is_hinge(model, joint)
         given = _given_effort(model, joint)
@@ -112,7 +96,7 @@ def make_motors(
         armature = max(stiffness / max_rad_s**2 - free_inertias[dof], 0.0)
         critical = 2.0 * math.sqrt(stiffness * (inertias[dof] + armature))
         damping = max(DAMPING_RATIO[is_moving] * critical, MIN_DAMPING_S * stiffness)
-        made[joint] = Motors(
+        made[joint] = ActuatorConfig(
             joints=(model.joint(joint).name,),
             stiffness=stiffness,
             damping=max(damping - float(model.dof_damping[dof]), 0.0),
@@ -232,17 +216,17 @@ def _root(model: mujoco.MjModel, leg: Leg) -> int:
     return int(model.body_rootid[leg.body])
 
 
-def _grouped(model: mujoco.MjModel, made: dict[int, Motors]) -> dict[str, Motors]:
+def _grouped(model: mujoco.MjModel, made: dict[int, ActuatorConfig]) -> dict[str, ActuatorConfig]:
     """Group the motors of similar joints: of the same type, and within a factor of 2 in limit and stiffness.
 
     In each group, the largest parameters count.
     """
     alike: dict[tuple[bool, float, int], list[int]] = {}
     for joint, motor in made.items():
-        effort = _given_effort(model, joint) or 2.0 ** round(math.log2(motor.effort_limit))
+        effort = _given_effort(model, joint) or 2.0 ** round(math.log2(motor.effort_limit or 1.0))
         key = is_hinge(model, joint), effort, round(math.log2(motor.stiffness))
         alike.setdefault(key, []).append(joint)
-    groups: dict[str, Motors] = {}
+    groups: dict[str, ActuatorConfig] = {}
     for n, (_, members) in enumerate(sorted(alike.items(), reverse=True), start=1):
         motors = [made[joint] for joint in members]
         names = tuple(motor.joints[0] for motor in motors)
@@ -250,11 +234,11 @@ def _grouped(model: mujoco.MjModel, made: dict[int, Motors]) -> dict[str, Motors
         if any(motor.armature for motor in motors):
             own = max(float(model.dof_armature[model.jnt_dofadr[joint]]) for joint in members)
             armature = max(own, *(motor.armature or 0.0 for motor in motors))
-        groups["motors" if len(alike) == 1 else f"motors_{n}"] = Motors(
+        groups["motors" if len(alike) == 1 else f"motors_{n}"] = ActuatorConfig(
             joints=(".*",) if len(names) == len(simple_joints(model)) else names,
             stiffness=rounded(max(motor.stiffness for motor in motors)),
             damping=rounded(max(motor.damping for motor in motors)),
-            effort_limit=rounded(max(motor.effort_limit for motor in motors)),
+            effort_limit=rounded(max(motor.effort_limit or 0.0 for motor in motors)),
             armature=rounded(armature) if armature else None,
         )
     return groups

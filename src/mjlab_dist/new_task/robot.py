@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from mjlab_dist.buffer_sizes import MARGIN, can_constrain, can_touch, size_for
+from mjlab_dist.config import ActuatorConfig
 from mjlab_dist.errors import UserError
 from mjlab_dist.new_task.actuation import Block
 from mjlab_dist.new_task.base import UPRIGHT, Base, find_base
@@ -17,7 +18,7 @@ from mjlab_dist.new_task.goals import EndEffector, Goal, Pendulum, choose_goal, 
 from mjlab_dist.new_task.joints import driven_joints, find_root, is_endless, simple_joints
 from mjlab_dist.new_task.lacks import END_SITE, TARGET, Lacks, find_names, find_scenery, supply
 from mjlab_dist.new_task.loading import compile_spec, load, put_on_device
-from mjlab_dist.new_task.motors import Motors
+from mjlab_dist.new_task.presets import Preset, find_preset
 from mjlab_dist.new_task.sampling import calmed, sample_sizes
 from mjlab_dist.new_task.settling import actuate, add_motors, find_key, start_state
 
@@ -75,8 +76,10 @@ class Robot:
     """The joints that the policy observes."""
     blocks: dict[str, Block]
     """Action blocks by name."""
-    motors: dict[str, Motors]
-    """Motors to add, by name of the group of joints; empty if the MJCF has actuators."""
+    motors: dict[str, ActuatorConfig]
+    """Motors to add, by name of the group of joints; empty if those of the MJCF are used."""
+    preset: Preset | None
+    """The published motors among these; None if all are estimates, or none are added."""
     lacks: Lacks
     """Parts that the MJCF lacks."""
     keyframe: str | None
@@ -100,17 +103,17 @@ class Robot:
     """Contacts to allocate per env."""
 
 
-def examine(mjcf: Path, flag: str | None = None, goal: Goal | None = None) -> Robot:
+def examine(mjcf: Path, flag: str | None = None, goal: Goal | None = None, *, robot_names: Sequence[str] = ()) -> Robot:
     """Load an MJCF and examine the robot in it.
 
     Args:
         mjcf: The file.
         flag: The flag that names it, for messages; ``--mjcf`` and the file by default.
         goal: The goal of the task; by default it is guessed.
+        robot_names: Names of the robot, in addition to the name of the model in the MJCF.
 
     Raises:
-        UserError: If MuJoCo or MuJoCo Warp does not accept it, it has no hinge or slide joint, or the robot cannot have
-            this goal.
+        UserError: If MuJoCo or MuJoCo Warp does not accept it, no joint can be driven, or the goal does not suit it.
     """
     # The MJCF with missing names, and the robot in it
     flag = flag or f"--mjcf {mjcf}"
@@ -124,13 +127,13 @@ def examine(mjcf: Path, flag: str | None = None, goal: Goal | None = None) -> Ro
     # The goal and the parts that it needs; actions, motors and the start pose
     plan = _plan(model, root, joints, goal)
     supply(spec, plan.lacks)
-    actuation = actuate(spec, root, joints)
+    preset = _preset(spec, model, joints, robot_names)
+    actuation = actuate(spec, root, joints, preset)
     if actuation.home:
         supply(spec, Lacks(home=actuation.home))
     add_motors(spec, actuation.motors)
     model = compile_spec(spec)
-    key = find_key(model)
-    start = start_state(model, key)
+    key, start = find_key(model), start_state(model, find_key(model))
 
     # Sizes of the buffers
     touches = can_touch(model, put_on_device(flag, model))
@@ -148,6 +151,7 @@ def examine(mjcf: Path, flag: str | None = None, goal: Goal | None = None) -> Ro
         observed=_observed(model, start, root),
         blocks=blocks,
         motors=actuation.motors,
+        preset=preset,
         lacks=_with_names(loaded.names, replace(plan.lacks, home=actuation.home)),
         keyframe=None if key is None else model.key(key).name,
         stands=actuation.stands,
@@ -239,7 +243,24 @@ def _view(model: mujoco.MjModel, start: mujoco.MjData) -> View:
     return View(center_m=(x, y, z), extent_m=float(np.linalg.norm(ends[1] - ends[0])))
 
 
-def _integrator(integrator: int, motors: dict[str, Motors]) -> Literal["euler", "rk4"] | None:
+def _has_position_motors(model: mujoco.MjModel) -> bool:
+    """Return whether an actuator of the MJCF holds a position. Its gains are then those of the file's author."""
+    import mujoco
+
+    has_bias = model.actuator_biastype == int(mujoco.mjtBias.mjBIAS_AFFINE)
+    return bool((has_bias & (model.actuator_biasprm[:, 1] < 0)).any())
+
+
+def _preset(
+    spec: mujoco.MjSpec, model: mujoco.MjModel, joints: Sequence[int], robot_names: Sequence[str]
+) -> Preset | None:
+    """Return the published motors of the robot; None if it is not known, or its MJCF has position motors."""
+    if _has_position_motors(model):
+        return None
+    return find_preset([spec.modelname, *robot_names], [model.joint(joint).name for joint in joints])
+
+
+def _integrator(integrator: int, motors: dict[str, ActuatorConfig]) -> Literal["euler", "rk4"] | None:
     """Return the integrator of the MJCF if the task replaces it by implicitfast; None if the task keeps it."""
     import mujoco
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -9,12 +10,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mjlab_dist.config import ActuatorConfig
-from mjlab_dist.new_task.actuation import Block, action_inputs, find_blocks, motor_blocks
+from mjlab_dist.new_task.actuation import Block, action_inputs, find_blocks
 from mjlab_dist.new_task.base import UPRIGHT, has_weight
 from mjlab_dist.new_task.joints import simple_joints
 from mjlab_dist.new_task.legs import find_legs
 from mjlab_dist.new_task.loading import compile_spec
-from mjlab_dist.new_task.motors import Motors, joint_loads, make_motors
+from mjlab_dist.new_task.motors import joint_loads, make_motors
+from mjlab_dist.new_task.presets import Preset, matched_joints
 from mjlab_dist.new_task.stance import SETTLED_S, find_stance, standing
 
 if TYPE_CHECKING:
@@ -31,15 +33,15 @@ class Actuation:
 
     blocks: dict[str, Block]
     """Action blocks by name."""
-    motors: dict[str, Motors]
-    """Motors to add, by name of the group of joints; empty if the MJCF has actuators."""
+    motors: dict[str, ActuatorConfig]
+    """Motors to add, by name of the group of joints; empty if those of the MJCF are used."""
     home: tuple[float, ...] = ()
     """Positions of all joints in the start pose, if it is not that of the MJCF."""
     stands: bool | None = None
     """Whether the robot stands in this pose for some time; None without such a pose."""
 
 
-def actuate(spec: mujoco.MjSpec, root: Sequence[int], joints: Sequence[int]) -> Actuation:
+def actuate(spec: mujoco.MjSpec, root: Sequence[int], joints: Sequence[int], preset: Preset | None) -> Actuation:
     """Return actions, motors and a start pose for a robot.
 
     A pose is only searched for if the MJCF has no keyframe, and the robot has weight and position motors.
@@ -48,6 +50,7 @@ def actuate(spec: mujoco.MjSpec, root: Sequence[int], joints: Sequence[int]) -> 
         spec: The MJCF.
         root: The joints that connect a moving robot to the world.
         joints: The driven joints.
+        preset: Published motors of the robot, which replace its actuators; None without any.
     """
     model = compile_spec(spec)
     key = find_key(model)
@@ -55,11 +58,14 @@ def actuate(spec: mujoco.MjSpec, root: Sequence[int], joints: Sequence[int]) -> 
     base = int(model.jnt_bodyid[root[0]]) if root else 0
     stands_on_legs = bool(root) and has_weight(model)
 
-    def at(data: mujoco.MjData) -> tuple[dict[str, Block], dict[str, Motors]]:
+    def at(data: mujoco.MjData) -> tuple[dict[str, Block], dict[str, ActuatorConfig]]:
         legs = find_legs(model, data, base, joints) if stands_on_legs else []
-        if not model.nu:
-            return motor_blocks(model, joints), make_motors(model, data, joints, legs, is_moving=bool(root))
-        return find_blocks(model, data, joint_loads(model, data, simple_joints(model), legs)), {}
+        motors, known = _published(model, joints, preset)
+        others = [joint for joint in joints if joint not in known] if not model.nu else []
+        if others:
+            motors |= make_motors(model, data, others, legs, is_moving=bool(root))
+        loads = joint_loads(model, data, simple_joints(model), legs)
+        return find_blocks(model, data, loads, [joint for joint in joints if joint in known or joint in others]), motors
 
     def settle(pose: NDArray[np.float64]) -> mujoco.MjData:
         return _settled(spec, *at(_posed(model, pose)), pose)
@@ -76,7 +82,17 @@ def actuate(spec: mujoco.MjSpec, root: Sequence[int], joints: Sequence[int]) -> 
     return Actuation(blocks=blocks, motors=motors)
 
 
-def add_motors(spec: mujoco.MjSpec, motors: dict[str, Motors]) -> None:
+def _published(
+    model: mujoco.MjModel, joints: Sequence[int], preset: Preset | None
+) -> tuple[dict[str, ActuatorConfig], list[int]]:
+    """Return the motors of a preset with the names of their joints, and these joints."""
+    names = {model.joint(joint).name: joint for joint in joints}
+    groups = {} if preset is None else {name: (one, matched_joints(one, names)) for name, one in preset.motors.items()}
+    motors = {name: dataclasses.replace(one, joints=found) for name, (one, found) in groups.items()}
+    return motors, [names[name] for motor in motors.values() for name in motor.joints]
+
+
+def add_motors(spec: mujoco.MjSpec, motors: dict[str, ActuatorConfig]) -> None:
     """Add motors, and the integrator that suits them, as the generated config does.
 
     Args:
@@ -89,17 +105,7 @@ def add_motors(spec: mujoco.MjSpec, motors: dict[str, Motors]) -> None:
 
     if not motors:
         return
-    configs = {
-        name: ActuatorConfig(
-            joints=motor.joints,
-            stiffness=motor.stiffness,
-            damping=motor.damping,
-            effort_limit=motor.effort_limit,
-            armature=motor.armature,
-        )
-        for name, motor in motors.items()
-    }
-    scene.add_motors(spec, configs)
+    scene.add_motors(spec, motors)
     if spec.option.integrator in {mujoco.mjtIntegrator.mjINT_EULER, mujoco.mjtIntegrator.mjINT_RK4}:
         spec.option.integrator = mujoco.mjtIntegrator.mjINT_IMPLICITFAST
 
@@ -147,7 +153,7 @@ def _posed(model: mujoco.MjModel, pose: NDArray[np.float64]) -> mujoco.MjData:
 
 
 def _settled(
-    spec: mujoco.MjSpec, blocks: dict[str, Block], motors: dict[str, Motors], pose: NDArray[np.float64]
+    spec: mujoco.MjSpec, blocks: dict[str, Block], motors: dict[str, ActuatorConfig], pose: NDArray[np.float64]
 ) -> mujoco.MjData:
     """Return the state after ``SETTLED_S`` in which the motors have held a pose, in MuJoCo's C code."""
     import mujoco

@@ -13,7 +13,7 @@ def found(robot: Robot) -> str:
     Args:
         robot: The robot in the MJCF.
     """
-    kinds = listed(dict.fromkeys(block.kind for block in robot.blocks.values()))
+    kinds = dict.fromkeys(block.kind for block in robot.blocks.values())
     base = "a fixed base"
     if robot.base is not None:
         kind = "a floating base" if robot.base.is_free else "a base that moves along a plane"
@@ -21,7 +21,7 @@ def found(robot: Robot) -> str:
     parts = [
         base,
         _counted(len(robot.joints), "driven joint"),
-        "no actuators" if robot.motors else f"actuators ({kinds})",
+        _actuators(robot, listed(kinds)),
         "no keyframe" if robot.keyframe is None or robot.lacks.home else f"the keyframe {robot.keyframe}",
     ]
     return listed(parts)
@@ -37,7 +37,7 @@ def guessed(robot: Robot) -> list[str]:
     lines = [f"its goal is {robot.goal}" + (f" (or: {others})" if others else "")]
     if robot.base is not None and robot.goal == "walk":
         lines.append(f"it can move at up to {robot.base.speed_m_s:.2g} m/s (rewards)")
-    if robot.motors:
+    if robot.motors and (robot.preset is None or robot.preset.motors.keys() != robot.motors.keys()):
         lines.append("gains and torques of its motors, from the inertia and weight on each joint (sim.actuators)")
     if robot.stands is not None:
         falls = "" if robot.stands else ", in which it falls"
@@ -89,6 +89,12 @@ def first_flags(config: TrainConfig) -> list[str]:
     return [
         f"--env.{path.replace('_', '-')} {value}" for path, value in flags.items() if isinstance(value, float | int)
     ]
+
+
+def _actuators(robot: Robot, kinds: str) -> str:
+    if robot.preset is not None:
+        return f"the published motors of the {robot.preset.label}"
+    return "no actuators" if robot.motors else f"actuators ({kinds})"
 
 
 def _counted(number: int, what: str) -> str:

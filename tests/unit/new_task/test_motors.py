@@ -35,7 +35,7 @@ def actuated(xml: str) -> tuple[mujoco.MjSpec, mujoco.MjModel, Actuation]:
     spec = mujoco.MjSpec.from_string(xml)
     model = spec.compile()
     root = find_root(model)
-    found = actuate(spec, root, driven_joints(model, root))
+    found = actuate(spec, root, driven_joints(model, root), None)
     if found.home:
         spec.add_key(name="home", qpos=found.home)
     add_motors(spec, found.motors)
@@ -109,7 +109,7 @@ def quadruped(hip_m: float = 0.21, trunk_kg: float = 6.0) -> str:
 def test_a_quadruped_of_12_kg_stands_on_bent_legs_with_motors_of_the_usual_size() -> None:
     _, model, found = actuated(quadruped())
     assert found.stands
-    limits = [motor.effort_limit for motor in found.motors.values()]
+    limits = [motor.effort_limit or 0.0 for motor in found.motors.values()]
     assert 15 < min(limits) <= max(limits) < 40
     assert 24 <= max(limits) <= 36
     # It holds the pose in MuJoCo C.

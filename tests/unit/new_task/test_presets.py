@@ -1,8 +1,13 @@
 """Presets of motors: each belongs to the files of one robot, and drives each of its joints once."""
 
+from pathlib import Path
+
 import pytest
 
 from mjlab_dist.new_task.presets import find_preset, matched_joints
+from mjlab_dist.new_task.robot import Robot, examine
+from mjlab_dist.new_task.source import Names, config_source
+from mjlab_dist.new_task.summary import found, guessed
 
 LEGS = ("FR", "FL", "RR", "RL")
 UNITREE = [f"{leg}_{joint}_joint" for leg in LEGS for joint in ("hip", "thigh", "calf")]
@@ -71,3 +76,59 @@ def test_additional_joints_do_not_matter() -> None:
     preset = find_preset(["panda"], [*PANDA, "finger_joint1", "finger_joint2"])
     assert preset is not None
     assert preset.name == "panda"
+
+
+def arm(name: str, joints: list[str], more: str = "") -> str:
+    """A chain of links with the given joints."""
+    head = "".join(
+        f"""<body pos="0 0 .2"><joint name="{joint}" axis="{i % 2} {1 - i % 2} 0" range="-90 90"/>
+        <geom type="capsule" size=".03" fromto="0 0 0 0 0 .2" mass="1"/>"""
+        for i, joint in enumerate(joints)
+    )
+    return f"""<mujoco model="{name}"><worldbody>{head}{"</body>" * len(joints)}</worldbody>{more}</mujoco>"""
+
+
+def motors(kind: str, joints: list[str]) -> str:
+    return "<actuator>" + "".join(f'<{kind} name="{joint}" joint="{joint}"/>' for joint in joints) + "</actuator>"
+
+
+def examined(tmp_path: Path, xml: str, *names: str) -> Robot:
+    mjcf = tmp_path / "robot.xml"
+    mjcf.write_text(xml)
+    return examine(mjcf, robot_names=names)
+
+
+@pytest.mark.parametrize("more", ["", motors("motor", UR5E)], ids=["no actuators", "torques"])
+def test_a_known_robot_gets_its_published_motors(tmp_path: Path, more: str) -> None:
+    robot = examined(tmp_path, arm("ur5e", UR5E, more))
+    assert robot.preset is not None
+    assert {joint for motor in robot.motors.values() for joint in motor.joints} == set(UR5E)
+    assert {motor.effort_limit for motor in robot.motors.values()} == {150.0, 28.0}
+    (block,) = robot.blocks.values()
+    assert (block.actuators, block.kind, block.offset) == ((".*",), "position", "home")
+    source = config_source(Names(task="arm", module="arm", function="arm", file="arm.xml"), robot)
+    assert "Universal Robots UR5e" in source
+    assert "effort_limit=150.0" in source
+    assert "published motors" in found(robot)
+    assert not [line for line in guessed(robot) if "motors" in line]
+
+
+def test_position_motors_of_the_file_are_kept(tmp_path: Path) -> None:
+    robot = examined(tmp_path, arm("ur5e", UR5E, motors("position", UR5E)))
+    assert robot.preset is None
+    assert not robot.motors
+
+
+def test_the_name_of_the_robot_may_be_given(tmp_path: Path) -> None:
+    xml = arm("scene", UR5E)
+    assert examined(tmp_path, xml).preset is None
+    assert examined(tmp_path, xml, "ur5e").preset is not None
+
+
+def test_joints_that_a_preset_does_not_know_get_estimated_motors(tmp_path: Path) -> None:
+    robot = examined(tmp_path, arm("ur5e", [*UR5E, "finger"]))
+    assert robot.preset is not None
+    estimated = [motor for name, motor in robot.motors.items() if name not in robot.preset.motors]
+    assert [motor.joints for motor in estimated] == [("finger",)]
+    assert robot.motors.keys() > robot.preset.motors.keys()
+    assert [line for line in guessed(robot) if "motors" in line]

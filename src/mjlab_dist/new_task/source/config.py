@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
+import textwrap
 
 from mjlab_dist.new_task.actuation import Block
-from mjlab_dist.new_task.motors import Motors
 from mjlab_dist.new_task.robot import Robot
 from mjlab_dist.new_task.source.fixed import fixed_source
 from mjlab_dist.new_task.source.moving import moving_source
@@ -161,7 +161,7 @@ def _sim_source(names: Names, robot: Robot) -> str:
         what = what.replace("in which episodes start from", "from which episodes start")
         lines += [f"# {what}", f"keyframe={text(robot.keyframe)},"]
     if robot.motors:
-        lines += _motors_source(robot.motors)
+        lines += _motors_source(robot)
     # Options that differ from the MJCF
     if robot.has_pgs or robot.integrator is not None:
         lines += ["options=OptionsConfig("]
@@ -194,20 +194,27 @@ _INTEGRATORS = {
 }
 
 
-def _motors_source(motors: dict[str, Motors]) -> list[str]:
-    lines = [
-        "# The MJCF has no actuators. These motors hold target positions. Their parameters are estimates from what",
-        "# hangs on each joint: replace them with those of your motors. Armature is added where links are too light",
-        "# for stable motors. Units: N m/rad, N m s/rad, N m and kg m2 (slide joints: N/m, N s/m, N and kg).",
-        "actuators={",
-    ]
-    for name, motor in motors.items():
+def _motors_source(robot: Robot) -> list[str]:
+    about = (
+        "The MJCF has no actuators. These motors hold target positions. Their parameters are estimates from what hangs "
+        "on each joint: replace them with those of your motors. Armature is added where links are too light for stable "
+        "motors."
+    )
+    if robot.preset is not None:
+        others = "" if robot.preset.motors.keys() == robot.motors.keys() else " The other motors are estimates."
+        about = (
+            f"Motors of the {robot.preset.label}, which hold target positions. Source: {robot.preset.source}.{others}"
+        )
+    about += " Units: N m/rad, N m s/rad, N m, rad/s and kg m2 (slide joints: N/m, N s/m, N, m/s and kg)."
+    lines = [*(f"# {line}" for line in textwrap.wrap(about, 104)), "actuators={"]
+    for name, motor in robot.motors.items():
         lines += [
             f"    {text(name)}: ActuatorConfig(",
             *(f"        {line}" for line in tuple_lines("joints=", motor.joints, ",", 16)),
             f"        stiffness={motor.stiffness!r},",
             f"        damping={motor.damping!r},",
             f"        effort_limit={motor.effort_limit!r},",
+            *([f"        velocity_limit={motor.velocity_limit!r},"] if motor.velocity_limit is not None else []),
             *([f"        armature={motor.armature!r},"] if motor.armature is not None else []),
             "    ),",
         ]
