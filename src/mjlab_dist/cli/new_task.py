@@ -53,8 +53,10 @@ def main(argv: Sequence[str], prog: str) -> None:
     config = parse(NewTaskConfig, NewTaskConfig(), flags, f"{prog} {task or 'NAME'}")
     if task is None:
         raise UserError(f"the new task has no name; type {prog} my-robot --mjcf robot.xml")
-    if bool(config.mjcf) == bool(config.robot):
-        raise UserError(f"--mjcf or --robot: one of them is needed; type {prog} {task} --mjcf robot.xml")
+    if config.mjcf and config.robot:
+        raise UserError(f"--mjcf {config.mjcf}: cannot be combined with --robot {config.robot}; drop one of the two")
+    if not config.mjcf and not config.robot:
+        raise UserError(f"--mjcf: is missing; type {prog} {task} --mjcf robot.xml, or name a known --robot")
     if config.robots_dir is not None and not config.robot:
         raise UserError(f"--robots-dir {config.robots_dir}: needs a --robot to search for")
 

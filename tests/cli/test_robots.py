@@ -1,0 +1,69 @@
+"""scripts/try_robots.py: new-task on the robots of the packages that are installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "try_robots.py"
+
+PACKAGES = ("gymnasium", "gymnasium_robotics", "dm_control", "robosuite", "metaworld")
+
+PENDULUM = """
+<mujoco model="pendulum">
+  <worldbody><body><joint name="hinge" axis="0 1 0"/><geom type="capsule" size=".02" fromto="0 0 0 0 0 -.5"/></body>
+  </worldbody>
+  <actuator><motor joint="hinge" ctrlrange="-1 1"/></actuator>
+</mujoco>
+"""
+
+BALLS = '<mujoco><worldbody><body><joint name="b" type="ball"/><geom size=".1"/></body></worldbody></mujoco>'
+
+
+def tried(work: Path) -> list[dict[str, str]]:
+    return [json.loads(file.read_text()) for file in sorted(work.glob("*/result.json"))]
+
+
+@pytest.mark.slow
+def test_robots_are_tried_once_and_listed_with_pictures(tmp_path: Path) -> None:
+    robots = tmp_path / "robots"
+    (robots / "deep").mkdir(parents=True)
+    (robots / "deep" / "pendulum.xml").write_text(PENDULUM)
+    (robots / "balls.xml").write_text(BALLS)  # has no joint to drive
+    (robots / "broken.xml").write_text("<mujoco>")
+    command = [sys.executable, str(SCRIPT), str(robots), "--work", str(tmp_path / "work"), "--processes", "1"]
+    command += ["--output", str(tmp_path / "page" / "robots.md")]
+    first = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert "1 of 1 robots train" in first
+    (result,) = tried(tmp_path / "work")
+    assert result["problem"] == ""
+    assert "driven joint" in result["kind"]
+    page = (tmp_path / "page" / "robots.md").read_text()
+    assert "deep/pendulum.xml" in page
+    assert (tmp_path / "page" / "pictures" / "robots-robots.png").is_file()
+    # What is known is not tried again
+    again = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert "pendulum.xml" not in again
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("package", PACKAGES)
+def test_nine_of_ten_robots_of_a_package_train(tmp_path: Path, package: str) -> None:
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:
+        pytest.skip(f"{package} is not installed")
+    work = tmp_path / "work"
+    subprocess.run([sys.executable, str(SCRIPT), str(Path(found.origin).parent), "--work", str(work)], check=True)
+    results = tried(work)
+    shutil.rmtree(work)
+    problems = [result["problem"] for result in results if result["problem"]]
+    assert len(problems) <= 0.1 * len(results), problems
+    assert not [problem for problem in problems if "Error:" in problem or "\n" in problem], "one line of a UserError"
