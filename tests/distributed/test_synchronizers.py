@@ -201,7 +201,7 @@ def test_a_class_that_is_not_a_synchronizer_is_refused(command: Command, path: s
     (line,) = done.err.splitlines()
     assert line.startswith(f"train: --sync.synchronizer {path}: ")
     assert said in line
-    assert not list((command.cwd / "logs" / "cartpole-balance").iterdir())
+    assert not (command.cwd / "logs").exists()
 
 
 @pytest.mark.slow

@@ -77,7 +77,7 @@ def test_commands_of_the_umbrella():
         (("mjlab-dist", "new-task", ""), []),
         (
             ("mjlab-dist", "new-task", "my-robot", "--"),
-            ["--mjcf", "--floating", "--goal", "--dir", "--help", "--help-all"],
+            ["--mjcf", "--robot", "--robots-dir", "--floating", "--goal", "--dir", "--help", "--help-all"],
         ),
         (("mjlab-dist", "completion", ""), ["bash", "zsh", "fish"]),
         (("list-tasks", "-"), ["--help"]),
@@ -143,6 +143,7 @@ def test_values(words: list[str], found: dict[str, str]):
 @pytest.mark.parametrize("words", [
     (*TRAIN, "--config", ""), (*TRAIN, "--config=lo"), (*TRAIN, "--resume", "lo"), (*TRAIN, "--init-from", ""),
     ("play", "cartpole-balance", "--video", "a"), ("mjlab-dist", "new-task", "my-robot", "--mjcf", ""),
+    ("mjlab-dist", "new-task", "my-robot", "--robot", "go2", "--robots-dir", ""),
     ("train", "quadruped-tracking", "--env.commands.motion.params.file", ""), ("mjlab-dist", "unknown", ""),
 ])  # fmt: skip
 def test_paths_are_left_to_the_shell(words: tuple[str, ...]):
