@@ -12,6 +12,7 @@ import warp as wp
 
 from mjlab_dist.check.checks import Check, failed, passed
 from mjlab_dist.check.watch import WatchedEnv
+from mjlab_dist.sim import Simulation
 from mjlab_dist.sim.quiet import quiet
 
 MAX_RAD_S = 10_000.0
@@ -104,14 +105,17 @@ class PhysicsProbe:
     def _observe(self) -> None:
         sim = self._env.sim
         before = {name: tensor.clone() for name, tensor in sim.physics.items()}
+        was_finite = _is_finite(sim)
         self._sim_step()
         self._num_steps += 1
-        speeds = sim.qvel.abs()
-        is_finite = speeds.isfinite().all(dim=1) & sim.qpos.isfinite().all(dim=1)
+        speeds, is_finite = sim.qvel.abs(), _is_finite(sim)
         fine = is_finite & (speeds <= self._limits).all(dim=1)
-        if self._env.cfg.nan_policy == "reset":  # the env handles numbers that are not finite
-            fine |= ~is_finite
-            speeds = torch.where(is_finite[:, None], speeds, 0.0)
+        # Terms that write numbers that are not finite are found by another check, and some envs handle such numbers.
+        ignored = ~was_finite
+        if self._env.cfg.nan_policy == "reset":
+            ignored |= ~is_finite
+        fine |= ignored
+        speeds = torch.where(ignored[:, None], 0.0, speeds)
         if self._broken is None and not fine.all():
             self._broken = self._break_of(before, int((~fine).nonzero()[0]))
         if self._broken is None:
@@ -221,6 +225,11 @@ class PhysicsProbe:
             return "no joint"
         dof = int((self._max_speeds / self._limits).argmax())
         return f"at most {float(self._max_speeds[dof]):.2g} {self._units[dof]}"
+
+
+def _is_finite(sim: Simulation) -> torch.Tensor:
+    """Return whether the state of each env is finite, (num_envs,)."""
+    return sim.qvel.isfinite().all(dim=1) & sim.qpos.isfinite().all(dim=1)
 
 
 def _is_angular(model: mujoco.MjModel) -> torch.Tensor:

@@ -26,8 +26,8 @@ SCRIPTS = {
 """How to install the script of each shell."""
 
 PATHS = {
-    "checkpoint", "config", "dir", "init_from", "log_root", "mjcf", "nan_dump", "resume", "robots_dir", "run", "ssh_config",
-    "torchrunx_log_dir", "video",
+    "checkpoint", "config", "dir", "init_from", "log_root", "mjcf", "nan_dump", "resume", "robots_dir", "run",
+    "ssh_config", "torchrunx_log_dir", "video",
 }  # fmt: skip
 """Flags whose values are files or directories, in addition to the parameters of terms that are named ``file``."""
 
