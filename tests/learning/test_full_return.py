@@ -12,9 +12,14 @@ MAXIMUM = 1000.0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", ["1", "2"])
 @pytest.mark.parametrize(
-    ("task", "iterations", "share"), [("cartpole-balance", "100", 0.95), ("cartpole-swingup", "180", 0.80)]
+    ("task", "iterations", "share", "ranks"),
+    [
+        ("cartpole-balance", "100", 0.95, "1"),
+        ("cartpole-swingup", "180", 0.80, "2"),
+        pytest.param("cartpole-balance", "100", 0.95, "2", marks=pytest.mark.long),
+        pytest.param("cartpole-swingup", "180", 0.80, "1", marks=pytest.mark.long),
+    ],
 )
 def test_task_trains_to_a_full_return(command: Command, task: str, iterations: str, share: float, ranks: str) -> None:
     # Two ranks share the envs of one, so that both take the same time; which is only a limit for a hang here.

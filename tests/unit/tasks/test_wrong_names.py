@@ -15,12 +15,12 @@ from configs import changed
 from conftest import Command
 from every_task import NAMES, config_of
 
-from mjlab_dist.config import DistanceConfig, EnvConfig, TrainConfig, event, observation, term
+from mjlab_dist.config import DistanceConfig, EnvConfig, TrainConfig, event, observation, term, termination
 from mjlab_dist.config.signatures import parameters
 from mjlab_dist.env import Env
 from mjlab_dist.env.term import Term
 from mjlab_dist.errors import UserError
-from mjlab_dist.mdp import curricula, events, observations
+from mjlab_dist.mdp import curricula, events, observations, terminations
 from mjlab_dist.sim import start_warp
 
 WRONG = "nonexistent"
@@ -60,6 +60,10 @@ def config_with_more(task: str) -> TrainConfig:
     config = changed(
         config, "env.events.wrench", event(events.Wrench, bodies=("trunk",), force_n=(0.0, 1.0)).every(1, 2)
     )
+    angles = observation(observations.JointAngles, joints=("FL_hip",))
+    config = changed(config, "env.observations.critic.angles", angles)
+    out_of_range = termination(terminations.joint_out_of_range, joint="FL_hip", high=9.0)
+    config = changed(config, "env.terminations.out_of_range", out_of_range)
     gap = DistanceConfig(names=("trunk",), other_names=("floor",), max_m=1.0)
     config = changed(config, "env.sim.distances", {"gap": gap})
     surface = observation(observations.SurfaceDistances, distances="gap")
