@@ -230,7 +230,9 @@ _YAM = Preset(
         "joint5": _motors("joint5", stiffness=1.44, damping=0.459, effort=10.0, velocity=30.0, armature=0.0018),
         "joint6": _motors("joint6", stiffness=0.453, damping=0.144, effort=10.0, velocity=30.0, armature=0.0018),
         # Through a crank of 0.0263 m/rad, with a tenth of the force
-        "gripper": _motors("left_finger", stiffness=110.0, damping=69.9, effort=38.0, velocity=0.789, armature=2.6),
+        "gripper": _motors(
+            "(left|right)_finger", stiffness=110.0, damping=69.9, effort=38.0, velocity=0.789, armature=2.6
+        ),
     },
 )
 

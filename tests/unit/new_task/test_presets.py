@@ -49,6 +49,7 @@ YAM = [f"joint{i}" for i in range(1, 7)]
         ("Franka Emika Panda", ["panda"], [f"panda_{name}" for name in PANDA]),
         ("Universal Robots UR5e", ["ur5e"], UR5E),
         ("I2RT YAM", ["yam_v0"], [*YAM, "left_finger"]),
+        ("I2RT YAM", ["yam_v0"], [*YAM, "right_finger"]),
     ],
 )
 def test_a_preset_drives_each_joint_of_its_robot_once(label: str, names: list[str], joints: list[str]) -> None:
