@@ -13,6 +13,7 @@ import dataclasses
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -133,9 +134,9 @@ def _try(name: str, path: Path, place: Path) -> tuple[str, str]:
     module = name.replace("-", "_")
     made = _run([str(Path(sys.executable).parent / "mjlab-dist"), "new-task", name, "--mjcf", str(path)], place, {})
     lines = [line.strip() for line in made.stdout.splitlines()]
-    said = [line.removeprefix("Found: ") for line in lines if line.startswith("Found: ")]
-    said += [line.partition(" (")[0] for line in lines if line.startswith("its goal is ")]
-    kind = " ".join(said)
+    said = [line.removeprefix("Found: ").rstrip(".") for line in lines if line.startswith("Found: ")]
+    said += [line.removeprefix("its ").partition(" (")[0] for line in lines if line.startswith("its goal is ")]
+    kind = "; ".join(said)
     if made.returncode:
         return "", _last_line(made)
     trained = _run(
@@ -157,7 +158,11 @@ def _run(command: list[str], place: Path, extra: dict[str, str]) -> subprocess.C
 
 def _last_line(done: subprocess.CompletedProcess[str]) -> str:
     lines = done.stderr.strip().splitlines() or done.stdout.strip().splitlines()
-    return lines[-1] if lines else f"exit code {done.returncode}"
+    last = lines[-1] if lines else f"exit code {done.returncode}"
+    # Without the name of the command or of the exception, and without paths
+    return re.sub(r"^(mjlab-dist new-task: (\S+ is not ready: )?|[\w.]+Error: )", "", last).partition(
+        "; its files are"
+    )[0]
 
 
 def train_and_draw(reference: str, work: Path) -> None:
@@ -214,16 +219,19 @@ def page(results: list[Tried], work: Path, pictures: Path) -> str:
     lines = [
         "# Robots",
         "",
-        "After reading this page, you know which public robots `new-task` turns into a task that trains, and what it",
-        "says about the others.",
+        "After reading this page, you know which public robots `new-task` turns into a task that trains, what",
+        "it finds in their files, and why it refuses the others.",
         "",
-        "`new-task` was called for each MJCF of these packages that MuJoCo compiles and that has a joint to drive.",
-        f"Each task was trained for {ITERATIONS} iterations with {NUM_ENVS} envs. {trained} of {len(results)} train.",
+        "`new-task` was called for each MJCF in these folders that MuJoCo compiles and that has a joint to",
+        f"drive. Each task was trained for {ITERATIONS} iterations with {NUM_ENVS} envs on a CPU:",
+        f"{trained} of {len(results)} train. This",
+        "does not show that they learn. The pictures are taken with the camera of the MJCF, if it has one.",
+        "`scripts/try_robots.py` makes this page.",
     ]
     for package in dict.fromkeys(tried.package for tried in results):
         of_package = [tried for tried in results if tried.package == package]
         trained = sum(not tried.problem for tried in of_package)
-        lines += ["", f"## {package}", f"{trained} of {len(of_package)} train."]
+        lines += ["", f"## {package}", "", f"{trained} of {len(of_package)} train."]
         drawn = draw_sheet([tried for tried in of_package if not tried.problem], work)
         if drawn is not None:
             pictures.mkdir(exist_ok=True)
