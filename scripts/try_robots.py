@@ -3,7 +3,7 @@
 uv run python scripts/try_robots.py .venv/lib/python3.11/site-packages/gymnasium --work robots --output docs/robots.md
 
 An MJCF counts as a robot if MuJoCo compiles it and it has a hinge or slide joint. Results are kept in the folder
---work: a second call continues, and skips what is known.
+--work: a second call continues, and skips what is known. The page lists all results in it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -27,7 +27,7 @@ import torch
 from PIL import Image, ImageDraw
 
 import mjlab_dist
-from mjlab_dist.config import TrainConfig
+from mjlab_dist.config import PlayConfig, TrainConfig
 from mjlab_dist.env import Env
 from mjlab_dist.play.video import Video
 from mjlab_dist.sim import start_warp
@@ -50,6 +50,19 @@ THUMBNAIL = (192, 144)
 COLUMNS = 6
 """Robots in a row of such a picture."""
 
+NOTES = {
+    "gymnasium_robotics": (
+        "Copies of the robots of gymnasium, and of the hands with touch sensors, are left out. Code of this",
+        "package moves the base and the hand of the Fetch; here, motors move its joints.",
+    ),
+    "metaworld": (
+        "All 43 scenes have the same arm: the arm itself and two scenes were tried. Code of this package",
+        "moves the hand by a mocap body, and actuators only the fingers. The file of the arm has no",
+        "actuators: it gets motors.",
+    ),
+}
+"""What the page says about folders, in lines."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Tried:
@@ -70,8 +83,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("folders", type=Path, nargs="+", help="folders with MJCFs; a folder is a section of the page")
-    parser.add_argument("--work", type=Path, required=True, help="folder for tasks, runs and results")
+    parser.add_argument(
+        "folders", type=_absolute, nargs="+", help="folders with MJCFs; a folder is a section of the page"
+    )
+    parser.add_argument("--work", type=_absolute, required=True, help="folder for tasks, runs and results")
+    parser.add_argument("--only", nargs="+", default=["**/*.xml"], help="patterns of the MJCFs to try; default: all")
     parser.add_argument("--output", type=Path, help="page to write; pictures go to a folder next to it")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="robots at the same time")
     parser.add_argument("--train", metavar="MODULE:FUNCTION", help="train and draw this task, of a folder on the path")
@@ -82,25 +98,33 @@ def main() -> None:
 
     # Robots that have not been tried
     args.work.mkdir(parents=True, exist_ok=True)
-    jobs = [(folder, path) for folder in args.folders for path in find_robots(folder)]
+    jobs = [(folder, path) for folder in args.folders for path in find_robots(folder, args.only)]
     with ThreadPoolExecutor(args.processes) as pool:
         results = list(pool.map(lambda job: try_once(job[0], job[1], args.work), jobs))
     trained = sum(not tried.problem for tried in results)
     print(f"{trained} of {len(results)} robots train")
     if args.output:
         args.output.parent.mkdir(exist_ok=True)
-        args.output.write_text(page(results, args.work, args.output.parent / "pictures"))
+        known = [Tried(**json.loads(file.read_text())) for file in args.work.glob("*/result.json")]
+        known.sort(key=lambda tried: (tried.package, tried.file))
+        args.output.write_text(page(known, args.work, args.output.parent / "pictures"))
         print(args.output)
 
 
-def find_robots(folder: Path) -> Iterator[Path]:
+def _absolute(path: str) -> Path:
+    """Return an absolute path without following links, because commands run in other folders."""
+    return Path(path).absolute()
+
+
+def find_robots(folder: Path, patterns: Sequence[str]) -> Iterator[Path]:
     """Yield the MJCFs in a folder that MuJoCo compiles and that have a joint to drive.
 
     Args:
         folder: The folder.
+        patterns: Patterns of their paths relative to the folder.
     """
     mujoco.set_mju_user_warning(lambda _: None)
-    for path in sorted(folder.rglob("*.xml")):
+    for path in sorted({path for pattern in patterns for path in folder.glob(pattern)}):
         try:
             model = mujoco.MjModel.from_xml_path(str(path))
         except (ValueError, UnicodeDecodeError):
@@ -191,7 +215,7 @@ def train_and_draw(reference: str, work: Path) -> None:
     for _ in range(SETTLE_STEPS):
         env.step(torch.zeros(1, env.num_actions))
     clip = work / "robot.mp4"
-    video = Video(clip, env)
+    video = Video(PlayConfig(video=str(clip)), env)
     video.frame()
     video.close()
     Image.fromarray(imageio.imread(clip, index=0)).resize(THUMBNAIL).save(work / "robot.png")
@@ -224,14 +248,15 @@ def page(results: list[Tried], work: Path, pictures: Path) -> str:
         "",
         "`new-task` was called for each MJCF in these folders that MuJoCo compiles and that has a joint to",
         f"drive. Each task was trained for {ITERATIONS} iterations with {NUM_ENVS} envs on a CPU:",
-        f"{trained} of {len(results)} train. This",
-        "does not show that they learn. The pictures are taken with the camera of the MJCF, if it has one.",
+        f"{trained} of {len(results)} train. How far four of them learn is in",
+        "[performance.md](performance.md#robots-of-new-task). The pictures are taken with the camera of the",
+        "MJCF, if it shows the robot.",
         "`scripts/try_robots.py` makes this page.",
     ]
     for package in dict.fromkeys(tried.package for tried in results):
         of_package = [tried for tried in results if tried.package == package]
         trained = sum(not tried.problem for tried in of_package)
-        lines += ["", f"## {package}", "", f"{trained} of {len(of_package)} train."]
+        lines += ["", f"## {package}", "", f"{trained} of {len(of_package)} train.", *NOTES.get(package, ())]
         drawn = draw_sheet([tried for tried in of_package if not tried.problem], work)
         if drawn is not None:
             pictures.mkdir(exist_ok=True)

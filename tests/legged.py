@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from mjlab_dist.check.replay import Recorder
 from mjlab_dist.config import (
     ActionConfig,
     ContactConfig,
@@ -268,3 +269,16 @@ def c_step(env: Env, copies: list[mujoco.MjData], ctrl: np.ndarray) -> None:
         data.ctrl = row
         for _ in range(env.cfg.sim.decimation):
             mujoco.mj_step(env.sim.model, data)
+
+
+def assert_replays(env: Env, num_steps: int = 15) -> None:
+    """Every step issues the same operations on the same memory."""
+    recorder, actions = Recorder(env.sim, {}), torch.zeros(env.num_envs, env.num_actions)
+
+    def take_step() -> dict[str, Any]:
+        return {"actor": env.step(actions)[0]["actor"]}
+
+    with torch.inference_mode():
+        obs = take_step()
+        for _ in range(num_steps):
+            obs = recorder.record(take_step, obs, 0)

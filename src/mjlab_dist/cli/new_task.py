@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from rich.console import Console
-
-from mjlab_dist.cli.console import EventPrinter
+from mjlab_dist.cli.console import EventPrinter, make_console
 from mjlab_dist.cli.parsing import parse, split_task
 from mjlab_dist.errors import Exit, UserError
 from mjlab_dist.messages import listening
@@ -63,7 +61,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     from mjlab_dist.new_task import create  # noqa: PLC0415 (--help does not need it)
     from mjlab_dist.new_task.lookup import find_robot  # noqa: PLC0415 (as above)
 
-    with EventPrinter(Console(highlight=False, soft_wrap=True)) as printer, listening(printer.listen):
+    with EventPrinter(make_console(soft_wrap=True)) as printer, listening(printer.listen):
         directory = None if config.dir is None else Path(config.dir)
         robots = None if config.robots_dir is None else Path(config.robots_dir)
         file = find_robot(config.robot, robots) if config.robot else Path(config.mjcf)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import mjlab_dist
 from mjlab_dist import registry
-from mjlab_dist.buffer_sizes import MIN_SIZE
+from mjlab_dist.buffers import MIN_SIZE
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.errors import UserError
 from mjlab_dist.messages import emit
@@ -101,8 +101,8 @@ def create(
     with tempfile.TemporaryDirectory(prefix="new-task-") as scratch, quiet():
         # Files of the MJCF, and the robot in it
         flag = f"--mjcf {mjcf}"
-        files, apart = find_files(_as_mjcf(flag, mjcf, Path(scratch), floating=floating))
-        found = examine(files[0], flag, goal, robot_names=(robot, mjcf.stem, mjcf.absolute().parent.name))
+        files = find_files(_as_mjcf(flag, mjcf, Path(scratch), floating=floating))
+        found = examine(files.to_copy[0], flag, goal, names=(robot, mjcf.stem, mjcf.absolute().parent.name))
 
         # Files of the task, and the trial
         with _made_at_once(folder) as made:
@@ -121,7 +121,7 @@ def create(
         package=folder if checkout else folder / module,
         is_in_checkout=checkout is not None,
         robot=found,
-        apart=apart,
+        apart=files.apart,
         config=config,
         problem=problem,
     )
@@ -153,8 +153,9 @@ def _write_and_try(
     for is_last in (False,) * MAX_RETRIES + (True,):
         _write_files(names, robot, package, project)
         config, failed = try_task(names, package.parent)
-        if failed is None or failed.name != "buffers" or is_last:
-            return robot, config, failed.text if failed else ""
+        # Constraints that are dropped can be the cause of all other problems.
+        if is_last or all(check.name != "buffers" for check in failed):
+            return robot, config, failed[0].text if failed else ""
         sizes = {"njmax": max(2 * robot.njmax, MIN_SIZE), "nconmax": max(2 * robot.nconmax, MIN_SIZE)}
         robot = dataclasses.replace(robot, **sizes)
         emit("status", text=f"Trying again with njmax {robot.njmax} and nconmax {robot.nconmax}...")

@@ -6,7 +6,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -42,10 +42,16 @@ class Block:
     """Input per unit of action."""
     offset: float | Literal["home"]
     """Input at action 0."""
+    is_clipped: bool = False
+    """Whether actions are clipped to [-1, 1]: stronger inputs, which the actuators allow, are not stable."""
 
 
 def find_blocks(
-    model: mujoco.MjModel, start: mujoco.MjData, loads: Mapping[int, float], motored: Sequence[int] = ()
+    model: mujoco.MjModel,
+    start: mujoco.MjData,
+    loads: Mapping[int, float],
+    motored: Sequence[int] = (),
+    wheels: Mapping[int, float] | None = None,
 ) -> dict[str, Block]:
     """Return the action blocks of a model's actuators by name. Those with the same kind, scale and offset share one.
 
@@ -54,7 +60,9 @@ def find_blocks(
         start: The start state.
         loads: Torque in N m (slide joints: force in N) that each joint must hold.
         motored: Joints whose actuators are replaced by position motors, which are named like them.
+        wheels: Joints that get velocity motors, with the velocity for an action of 1, in rad/s.
     """
+    wheels = wheels or {}
     masses = dof_inertias(model, start)[0]
     strong = {j: max(STRONG * load, STRONG_RAD_S2 * float(masses[model.jnt_dofadr[j]])) for j, load in loads.items()}
     blocks: dict[str, Block] = {}
@@ -63,31 +71,62 @@ def find_blocks(
         block, joint = _block(model, start, i, loads), actuated_joint(model, i)
         gain = abs(float(model.actuator_gainprm[i, 0] * model.actuator_gear[i, 0]))
         if block is not None and block.kind == "effort" and joint is not None and block.scale * gain > strong[joint]:
-            block = dataclasses.replace(block, scale=rounded(strong[joint] / gain))
+            block = dataclasses.replace(block, scale=rounded(strong[joint] / gain), is_clipped=True)
         if block is not None:
             blocks[model.actuator(i).name] = block
     blocks |= {model.joint(joint).name: _position_of(model, joint) for joint in motored}
-    return _named(blocks, len(kept) + len(motored))
+    rolling = Block(actuators=(), kind="velocity", scale=1.0, offset=0.0)
+    blocks |= {model.joint(j).name: dataclasses.replace(rolling, scale=rad_s) for j, rad_s in wheels.items()}
+    return _named(blocks, len(kept) + len(motored) + len(wheels))
 
 
-def action_inputs(
-    model: mujoco.MjModel, pose: NDArray[np.float64], blocks: Mapping[str, Block]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the input of each actuator at action 0 and its change per unit of action, (nu,) each.
+def driving(model: mujoco.MjModel, blocks: Mapping[str, Block], joint: int) -> list[str]:
+    """Return the names of the action blocks that drive a joint.
+
+    Args:
+        model: The MuJoCo model.
+        blocks: The action blocks.
+        joint: The joint.
+    """
+    found = [_block_of(blocks, model.actuator(i).name) for i in range(model.nu) if actuated_joint(model, i) == joint]
+    return [name for name, block in blocks.items() if block in found]
+
+
+def _block_of(blocks: Mapping[str, Block], actuator: str) -> Block | None:
+    """Return the block that drives an actuator; None if none does."""
+    return next((one for one in blocks.values() if actuator in one.actuators or one.actuators == (".*",)), None)
+
+
+class Inputs(NamedTuple):
+    """The inputs of all actuators as a function of actions."""
+
+    offsets: NDArray[np.float64]
+    """Inputs at action 0, (nu,)."""
+    scales: NDArray[np.float64]
+    """Change of the inputs per unit of action, (nu,)."""
+    bounds: NDArray[np.float64]
+    """Size to which actions are clipped, (nu,)."""
+
+    def of(self, actions: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the inputs for actions, (nu,)."""
+        return self.offsets + self.scales * np.clip(actions, -self.bounds, self.bounds)
+
+
+def action_inputs(model: mujoco.MjModel, pose: NDArray[np.float64], blocks: Mapping[str, Block]) -> Inputs:
+    """Return the inputs of all actuators as a function of actions.
 
     Args:
         model: The MuJoCo model.
         pose: Positions of all joints in the start state, (nq,).
         blocks: The action blocks.
     """
-    offsets, scales = np.zeros((2, model.nu))
+    offsets, scales, bounds = np.zeros((3, model.nu))
     for i in range(model.nu):
-        name, joint = model.actuator(i).name, int(model.actuator_trnid[i, 0])
-        for block in blocks.values():
-            if name in block.actuators or block.actuators == (".*",):
-                offsets[i] = pose[model.jnt_qposadr[joint]] if block.offset == "home" else block.offset
-                scales[i] = block.scale
-    return offsets, scales
+        block, joint = _block_of(blocks, model.actuator(i).name), int(model.actuator_trnid[i, 0])
+        if block is not None:
+            offsets[i] = pose[model.jnt_qposadr[joint]] if block.offset == "home" else block.offset
+            scales[i], bounds[i] = block.scale, 1.0 if block.is_clipped else np.inf
+    return Inputs(offsets, scales, bounds)
 
 
 def _named(blocks: dict[str, Block], num_actuators: int) -> dict[str, Block]:

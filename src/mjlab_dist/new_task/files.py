@@ -7,6 +7,7 @@ import shutil
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from mjlab_dist.errors import UserError
 
@@ -17,20 +18,29 @@ ROOTS = ("mujoco", "mujocoinclude", "robot")
 """Root elements of MJCFs, of files to include, and of URDFs."""
 
 
-def find_files(mjcf: Path) -> tuple[list[Path], list[Path]]:
+class Files(NamedTuple):
+    """An MJCF and all files that it refers to."""
+
+    to_copy: list[Path]
+    """The files to copy, with the MJCF first."""
+    apart: list[Path]
+    """The files that are named by an absolute path, which are not copied."""
+    base: Path
+    """Folder that contains the files to copy and every folder that their paths go through."""
+
+
+def find_files(mjcf: Path) -> Files:
     """Find all files that an MJCF refers to.
 
     Args:
         mjcf: The MJCF.
-
-    Returns:
-        The files to copy, with the MJCF first; and the files that are named by an absolute path, which are not copied.
 
     Raises:
         UserError: If the MJCF or an included file is not XML, or another kind of file.
     """
     mjcf = _normal(mjcf)
     found = {mjcf: False}
+    tops = [mjcf.parent]
     models = [mjcf]
     for model in models:  # the loop appends models that are attached with <model file=...>
         # Settings apply to all included files.
@@ -43,29 +53,32 @@ def find_files(mjcf: Path) -> tuple[list[Path], list[Path]]:
                 place = _locate(asset, (model.parent, file.parent), folders)
                 if place is None:
                     continue  # MuJoCo reports a missing file when it loads the MJCF
-                path, is_absolute = place
+                path, is_absolute, top = place
+                if not is_absolute:
+                    tops.append(top)
                 if tag == "model" and path not in models:
                     models.append(path)
                 found[path] = found.get(path, True) and is_absolute
-    return [file for file, apart in found.items() if not apart], [file for file, apart in found.items() if apart]
+    to_copy = [file for file, apart in found.items() if not apart]
+    base = Path(os.path.commonpath([*tops, *(file.parent for file in to_copy)]))
+    return Files(to_copy, [file for file, apart in found.items() if apart], base)
 
 
-def copy_files(files: list[Path], target: Path) -> str:
+def copy_files(files: Files, target: Path) -> str:
     """Copy an MJCF and its files, which keep their paths relative to each other.
 
     Args:
-        files: The files from :func:`find_files`.
+        files: The files.
         target: Folder to copy to.
 
     Returns:
         Path of the MJCF relative to the folder.
     """
-    base = Path(os.path.commonpath([file.parent for file in files]))
-    for file in files:
-        copy = target / file.relative_to(base)
+    for file in files.to_copy:
+        copy = target / file.relative_to(files.base)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, copy)
-    return files[0].relative_to(base).as_posix()
+    return files.to_copy[0].relative_to(files.base).as_posix()
 
 
 def _trees(mjcf: Path) -> dict[Path, ET.Element]:
@@ -80,7 +93,7 @@ def _trees(mjcf: Path) -> dict[Path, ET.Element]:
         for tag, name in _references(trees[file]):
             place = _locate(name, (mjcf.parent, file.parent), [""]) if tag == "include" else None
             if place is not None:
-                todo.append(place[0])
+                todo.append(place.path)
     return trees
 
 
@@ -119,13 +132,24 @@ def _settings(tree: ET.Element, attributes: tuple[str, ...]) -> Iterator[str]:
         yield from filter(None, map(compiler.get, attributes))
 
 
-def _locate(name: str, bases: tuple[Path, ...], folders: list[str]) -> tuple[Path, bool] | None:
-    """Return the path of a file and whether the MJCF names it by an absolute path; None if there is no such file."""
+class _Place(NamedTuple):
+    """The path of a file, and how an MJCF names it."""
+
+    path: Path
+    is_absolute: bool
+    top: Path
+    """The highest folder that a relative path goes through: that of ../robot/arm.obj contains the folder robot."""
+
+
+def _locate(name: str, bases: tuple[Path, ...], folders: list[str]) -> _Place | None:
+    """Return the place of a file; None if there is no such file."""
     for base in bases:
         for folder in folders:
-            path = _normal(base / folder / name)
+            relative = Path(folder, name)
+            path = _normal(base / relative)
             if path.is_file():
-                return path, Path(folder, name).is_absolute()
+                steps = [_normal(base.joinpath(*relative.parts[:i])) for i in range(len(relative.parts))]
+                return _Place(path, relative.is_absolute(), min(steps, key=lambda step: len(step.parts)))
     return None
 
 

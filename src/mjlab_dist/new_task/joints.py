@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -11,6 +11,18 @@ if TYPE_CHECKING:
 
 FINGER_M = 0.12
 """Maximum range of a finger that slides."""
+
+MAX_DAMPING = 1e6
+"""Damping in N s/m or N m s/rad above which a joint is fixed: 1000 N move it by 1 mm/s."""
+
+
+class Trees(NamedTuple):
+    """Robots and other objects that have hinges or slide joints, by the name of their first body or joint."""
+
+    driven: tuple[str, ...]
+    """The robots that are driven. The base and the goal are those of one of them."""
+    idle: tuple[str, ...]
+    """The others."""
 
 
 def find_root(model: mujoco.MjModel) -> list[int]:
@@ -29,7 +41,7 @@ def find_root(model: mujoco.MjModel) -> list[int]:
     simple = set(simple_joints(model))
     candidates: list[tuple[int, list[int]]] = []
     for body in range(1, model.nbody):
-        joints = [j for j in range(model.njnt) if model.jnt_bodyid[j] == body]
+        joints = [j for j in range(model.njnt) if model.jnt_bodyid[j] == body and not is_stuck(model, j)]
         if model.body_weldid[model.body_parentid[body]] != 0 or not joints or actuated & set(joints):
             continue
         is_free = model.jnt_type[joints[0]] == mujoco.mjtJoint.mjJNT_FREE
@@ -54,9 +66,23 @@ def driven_joints(model: mujoco.MjModel, root: list[int]) -> list[int]:
     driven = _actuated(model)
     if not driven:
         base = int(model.jnt_bodyid[root[0]]) if root else 0
-        driven = {j for j in simple_joints(model) if j not in root and is_below(model, int(model.jnt_bodyid[j]), base)}
+        free = [j for j in simple_joints(model) if j not in root and not is_stuck(model, j)]
+        driven = {j for j in free if is_below(model, int(model.jnt_bodyid[j]), base)}
         driven = set(_carts(model, sorted(driven))) or driven
     return sorted(driven - set(followers(model)) or driven)
+
+
+def find_trees(model: mujoco.MjModel, joints: list[int]) -> Trees:
+    """Return the robots and other objects that have hinges or slide joints.
+
+    Args:
+        model: The MuJoCo model.
+        joints: The driven joints.
+    """
+    driven = {int(model.body_rootid[model.jnt_bodyid[j]]) for j in joints}
+    names = {int(model.body_rootid[model.jnt_bodyid[j]]): model.joint(j).name for j in reversed(simple_joints(model))}
+    names = {body: model.body(body).name or names[body] for body in sorted(names)}
+    return Trees(tuple(names[b] for b in names if b in driven), tuple(names[b] for b in names if b not in driven))
 
 
 def followers(model: mujoco.MjModel) -> dict[int, int]:
@@ -87,14 +113,15 @@ def actuated_joint(model: mujoco.MjModel, actuator: int) -> int | None:
 
 
 def simple_joints(model: mujoco.MjModel) -> list[int]:
-    """Return all hinge and slide joints.
+    """Return all hinge and slide joints, apart from those of the vertices of soft bodies (flexes).
 
     Args:
         model: The MuJoCo model.
     """
     import mujoco
 
-    return np.flatnonzero(np.isin(model.jnt_type, (mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_SLIDE))).tolist()
+    is_simple = np.isin(model.jnt_type, (mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_SLIDE))
+    return np.flatnonzero(is_simple & ~np.isin(model.jnt_bodyid, model.flex_vertbodyid)).tolist()
 
 
 def is_hinge(model: mujoco.MjModel, joint: int) -> bool:
@@ -107,6 +134,30 @@ def is_hinge(model: mujoco.MjModel, joint: int) -> bool:
     import mujoco
 
     return bool(model.jnt_type[joint] == mujoco.mjtJoint.mjJNT_HINGE)
+
+
+def is_stuck(model: mujoco.MjModel, joint: int) -> bool:
+    """Return whether damping keeps a joint from moving, as the base of a robot that other code moves.
+
+    Args:
+        model: The MuJoCo model.
+        joint: The joint.
+    """
+    return bool(model.dof_damping[model.jnt_dofadr[joint]] > MAX_DAMPING)
+
+
+def mocap_welds(model: mujoco.MjModel) -> list[int]:
+    """Return the active equality constraints that hold a body at a mocap body.
+
+    Args:
+        model: The MuJoCo model.
+    """
+    import mujoco
+
+    welds = np.isin(model.eq_type, (mujoco.mjtEq.mjEQ_WELD, mujoco.mjtEq.mjEQ_CONNECT))
+    welds &= model.eq_active0.astype(bool) & (model.eq_objtype == int(mujoco.mjtObj.mjOBJ_BODY))
+    is_mocap = model.body_mocapid >= 0
+    return [i for i in np.flatnonzero(welds).tolist() if is_mocap[[model.eq_obj1id[i], model.eq_obj2id[i]]].any()]
 
 
 def is_endless(model: mujoco.MjModel, joint: int) -> bool:

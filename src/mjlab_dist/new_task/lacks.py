@@ -6,6 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from mjlab_dist.new_task.joints import mocap_welds
+
 if TYPE_CHECKING:
     import mujoco
 
@@ -18,6 +22,9 @@ HOME = "home"
 
 END_SITE = "end_effector"
 """Name of the site that is added to an end effector."""
+
+TOUCHING_M = 1e-3
+"""Maximum distance of geoms that touch."""
 
 TARGET = "reach_target"
 """Name of the body that shows the target of an end effector."""
@@ -37,6 +44,12 @@ class Lacks:
     """Names for bodies that the config refers to, by their index in ``mujoco.MjSpec.bodies``."""
     home: tuple[float, ...] = ()
     """Positions of all joints in the pose in which the robot stands, if that is not the reference pose."""
+    weightless: tuple[str, ...] = ()
+    """Names of the first bodies of arms that sag under torque motors, whose controllers must compensate gravity."""
+    mocap_welds: tuple[int, ...] = ()
+    """Constraints that hold a robot without actuators at a mocap body, by index: motors move it instead."""
+    touching: tuple[tuple[str, str], ...] = ()
+    """Names of a fixed body and of the link on it, if they touch: MuJoCo ignores contacts of other links only."""
     end_site: tuple[str, tuple[float, float, float]] | None = None
     """Body of the end effector, and the position of its site in the frame of the body, if the MJCF has no such site."""
     target: bool = False
@@ -45,8 +58,8 @@ class Lacks:
     """Whether a ground is missing, without which a floating robot would fall forever."""
     backdrop: bool = False
     """Whether a floor is missing, on which videos show a robot that is fixed to the world."""
-    camera: bool = False
-    """Whether a camera is missing, without which a moving robot would leave the picture."""
+    camera: str = ""
+    """Name for a camera, if the first one of the MJCF does not show the robot, or there is none."""
     light: bool = False
     """Whether a light is missing."""
 
@@ -77,23 +90,59 @@ def find_names(spec: mujoco.MjSpec, model: mujoco.MjModel, key: int | None) -> L
     )
 
 
-def find_scenery(model: mujoco.MjModel, *, is_moving: bool, can_fall: bool) -> Lacks:
-    """Find the ground, the camera and the light that an MJCF lacks.
+def find_scenery(model: mujoco.MjModel, *, is_moving: bool, can_fall: bool, is_shown: bool) -> Lacks:
+    """Find the ground, the camera and the light that an MJCF lacks, and what holds it at a mocap body.
 
     Args:
         model: The model.
         is_moving: Whether the robot moves; otherwise it is fixed to the world.
         can_fall: Whether the robot can fall.
+        is_shown: Whether the first camera of the MJCF shows the robot.
     """
     collides = (model.geom_contype | model.geom_conaffinity) != 0
     in_world = model.body_weldid[model.geom_bodyid] == 0
     has_plane = (in_world & (model.geom_type == 0)).any()
     return Lacks(
+        mocap_welds=() if model.nu else tuple(mocap_welds(model)),
         ground=can_fall and not (in_world & collides).any(),
         backdrop=not is_moving and not has_plane,
-        camera=not model.ncam,
+        camera="" if is_shown else _new_camera(model, "track" if is_moving else "overview"),
         light=not model.nlight,
     )
+
+
+def find_touching(model: mujoco.MjModel, start: mujoco.MjData) -> list[tuple[int, int]]:
+    """Find the links that touch the fixed body that they are attached to.
+
+    Between such links, MuJoCo ignores contacts only if both move. A contact that the joint cannot open has no solution,
+    and makes the numbers of MuJoCo Warp infinite.
+
+    Args:
+        model: The model.
+        start: The start state.
+
+    Returns:
+        Pairs of a fixed body and a link.
+    """
+    import mujoco
+
+    found: list[tuple[int, int]] = []
+    collides = (model.geom_contype | model.geom_conaffinity) != 0
+    excluded = {(int(pair) >> 16, int(pair) & 0xFFFF) for pair in model.exclude_signature}
+    for link in range(1, model.nbody):
+        fixed = int(model.body_parentid[link])
+        is_first = model.body_weldid[link] != 0 and model.body_weldid[fixed] == 0
+        while is_first and fixed != 0:
+            pairs = [
+                (a, b)
+                for a in np.flatnonzero(collides & (model.geom_bodyid == fixed))
+                for b in np.flatnonzero(collides & (model.geom_bodyid == link))
+            ]
+            touch = any(mujoco.mj_geomDistance(model, start, a, b, TOUCHING_M, None) < TOUCHING_M for a, b in pairs)
+            if touch and (fixed, link) not in excluded and (link, fixed) not in excluded:
+                found.append((fixed, link))
+            fixed = int(model.body_parentid[fixed])
+    return found
 
 
 def supply(spec: mujoco.MjSpec, lacks: Lacks) -> None:
@@ -105,16 +154,18 @@ def supply(spec: mujoco.MjSpec, lacks: Lacks) -> None:
     """
     import mujoco
 
-    for i, name in lacks.joint_names.items():
-        spec.joints[i].name = name
-    for i, name in lacks.actuator_names.items():
-        spec.actuators[i].name = name
-    for i, name in lacks.body_names.items():
-        spec.bodies[i].name = name
+    _supply_names(spec, lacks)
+    for i in lacks.mocap_welds:
+        spec.equalities[i].active = False
+    for fixed, link in lacks.touching:
+        spec.add_exclude(bodyname1=fixed, bodyname2=link)
     if lacks.keyframe_name is not None:
         spec.keys[0].name = lacks.keyframe_name
     if lacks.home:
         spec.add_key(name=HOME, qpos=lacks.home)
+    for name in lacks.weightless:
+        for body in (spec.body(name), *spec.body(name).find_all("body")):
+            body.gravcomp = 1.0
     if lacks.end_site is not None:
         spec.body(lacks.end_site[0]).add_site(name=END_SITE, pos=lacks.end_site[1])
     if lacks.target:
@@ -123,6 +174,21 @@ def supply(spec: mujoco.MjSpec, lacks: Lacks) -> None:
         spec.worldbody.add_geom(
             name="floor", type=mujoco.mjtGeom.mjGEOM_PLANE, size=[0, 0, 0.1], contype=1, conaffinity=1
         )
+
+
+def _supply_names(spec: mujoco.MjSpec, lacks: Lacks) -> None:
+    for elements, names in (
+        (spec.joints, lacks.joint_names),
+        (spec.actuators, lacks.actuator_names),
+        (spec.bodies, lacks.body_names),
+    ):
+        for i, name in names.items():
+            elements[i].name = name
+
+
+def _new_camera(model: mujoco.MjModel, wish: str) -> str:
+    names = [model.camera(i).name or "camera" for i in range(model.ncam)]
+    return _new_names([*names, ""], [*names, wish])[len(names)]
 
 
 def _new_names(names: Sequence[str], wishes: Sequence[str]) -> dict[int, str]:

@@ -7,20 +7,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-import numpy as np
-
-from mjlab_dist.buffer_sizes import MARGIN, can_constrain, can_touch, size_for
+from mjlab_dist.buffer_sizes import can_constrain, can_touch
+from mjlab_dist.buffers import MARGIN, size_for
 from mjlab_dist.config import ActuatorConfig
 from mjlab_dist.errors import UserError
 from mjlab_dist.new_task.actuation import Block
 from mjlab_dist.new_task.base import UPRIGHT, Base, find_base
+from mjlab_dist.new_task.camera import View, find_view, shows_robot
 from mjlab_dist.new_task.goals import EndEffector, Goal, Pendulum, choose_goal, find_end, find_pendulum, possible_goals
-from mjlab_dist.new_task.joints import driven_joints, find_root, is_endless, simple_joints
-from mjlab_dist.new_task.lacks import END_SITE, TARGET, Lacks, find_names, find_scenery, supply
+from mjlab_dist.new_task.joints import Trees, driven_joints, find_root, find_trees, is_endless, simple_joints
+from mjlab_dist.new_task.lacks import END_SITE, TARGET, Lacks, find_names, find_scenery, find_touching, supply
 from mjlab_dist.new_task.loading import compile_spec, load, put_on_device
 from mjlab_dist.new_task.presets import Preset, find_preset
 from mjlab_dist.new_task.sampling import calmed, sample_sizes
-from mjlab_dist.new_task.settling import actuate, add_motors, find_key, start_state
+from mjlab_dist.new_task.settling import Actuation, actuate, add_motors, find_key, start_state
 
 if TYPE_CHECKING:
     import mujoco
@@ -42,16 +42,8 @@ class Observed:
     """Names of the hinges without limits, whose sine and cosine are observed."""
     are_all: bool
     """Whether the positions are those of all hinges and slide joints."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class View:
-    """What a camera must show."""
-
-    center_m: tuple[float, float, float]
-    """Its center."""
-    extent_m: float
-    """Its size."""
+    is_soft: bool
+    """Whether the model has soft bodies, whose joints are neither observed nor moved at the start."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +64,8 @@ class Robot:
     """The end effector, for the goal reach; it has a site."""
     joints: tuple[str, ...]
     """Names of the driven hinge and slide joints."""
+    trees: Trees
+    """The robots in the MJCF, and other objects with joints."""
     observed: Observed
     """The joints that the policy observes."""
     blocks: dict[str, Block]
@@ -103,14 +97,14 @@ class Robot:
     """Contacts to allocate per env."""
 
 
-def examine(mjcf: Path, flag: str | None = None, goal: Goal | None = None, *, robot_names: Sequence[str] = ()) -> Robot:
+def examine(mjcf: Path, flag: str | None = None, goal: Goal | None = None, *, names: Sequence[str] = ()) -> Robot:
     """Load an MJCF and examine the robot in it.
 
     Args:
         mjcf: The file.
         flag: The flag that names it, for messages; ``--mjcf`` and the file by default.
         goal: The goal of the task; by default it is guessed.
-        robot_names: Names of the robot, in addition to the name of the model in the MJCF.
+        names: Names of the robot, in addition to the name of the model in the MJCF.
 
     Raises:
         UserError: If MuJoCo or MuJoCo Warp does not accept it, no joint can be driven, or the goal does not suit it.
@@ -127,13 +121,12 @@ def examine(mjcf: Path, flag: str | None = None, goal: Goal | None = None, *, ro
     # The goal and the parts that it needs; actions, motors and the start pose
     plan = _plan(model, root, joints, goal)
     supply(spec, plan.lacks)
-    preset = _preset(spec, model, joints, robot_names)
+    preset = _preset(spec, model, joints, names)
     actuation = actuate(spec, root, joints, preset)
-    if actuation.home:
-        supply(spec, Lacks(home=actuation.home))
+    lacks = _supply_rest(spec, model, plan, actuation, joints)
     add_motors(spec, actuation.motors)
     model = compile_spec(spec)
-    key, start = find_key(model), start_state(model, find_key(model))
+    start = start_state(model, find_key(model))
 
     # Sizes of the buffers
     touches = can_touch(model, put_on_device(flag, model))
@@ -148,14 +141,15 @@ def examine(mjcf: Path, flag: str | None = None, goal: Goal | None = None, *, ro
         pendulum_body=model.body(plan.pendulum.body).name if plan.pendulum is not None else "",
         end=None if plan.end is None else replace(plan.end, site=plan.end.site or END_SITE),
         joints=tuple(model.joint(i).name for i in joints),
+        trees=find_trees(model, joints),
         observed=_observed(model, start, root),
         blocks=blocks,
         motors=actuation.motors,
         preset=preset,
-        lacks=_with_names(loaded.names, replace(plan.lacks, home=actuation.home)),
-        keyframe=None if key is None else model.key(key).name,
+        lacks=_with_names(loaded.names, lacks),
+        keyframe=_keyframe(model),
         stands=actuation.stands,
-        view=_view(model, start),
+        view=find_view(model, start),
         decimation=decimation,
         control_hz=1.0 / (decimation * model.opt.timestep),
         has_pgs=loaded.has_pgs,
@@ -163,6 +157,12 @@ def examine(mjcf: Path, flag: str | None = None, goal: Goal | None = None, *, ro
         njmax=size_for(MARGIN * rows, touches or can_constrain(model)),
         nconmax=size_for(MARGIN * contacts, touches),
     )
+
+
+def _keyframe(model: mujoco.MjModel) -> str | None:
+    """Return the name of the keyframe of the start pose; None if there is none."""
+    key = find_key(model)
+    return None if key is None else model.key(key).name
 
 
 class _Loaded(NamedTuple):
@@ -219,11 +219,16 @@ def _plan(model: mujoco.MjModel, root: Sequence[int], joints: Sequence[int], wis
     pendulum = pendulum if goal in {"balance", "swing-up"} else None
     end = end if goal == "reach" else None
     can_fall = bool(root) and find_base(model, start, root).can_fall
-    lacks = find_scenery(model, is_moving=bool(root), can_fall=can_fall)
+    lacks = find_scenery(model, is_moving=bool(root), can_fall=can_fall, is_shown=shows_robot(model, start))
+    # Links that touch the fixed body they are attached to
+    pairs = find_touching(model, start)
+    unnamed = {b: f"body_{b}" for b in {b for pair in pairs for b in pair} if not model.body(b).name}
+    names = {b: unnamed.get(b, model.body(b).name) for pair in pairs for b in pair}
+    lacks = replace(lacks, body_names=unnamed, touching=tuple((names[a], names[b]) for a, b in pairs))
     # Names and marks
     body = pendulum.body if pendulum is not None else end.body if end is not None else None
-    if body is not None and not model.body(body).name:
-        lacks = replace(lacks, body_names={body: "hand" if pendulum is None else "pole"})
+    if body is not None and not model.body(body).name and body not in unnamed:
+        lacks = replace(lacks, body_names=unnamed | {body: "hand" if pendulum is None else "pole"})
     if end is not None:
         name = lacks.body_names.get(end.body, model.body(end.body).name)
         has_target = TARGET in [model.body(i).name for i in range(model.nbody)]
@@ -231,16 +236,18 @@ def _plan(model: mujoco.MjModel, root: Sequence[int], joints: Sequence[int], wis
     return _Plan(goal, goals, pendulum, end, lacks)
 
 
-def _view(model: mujoco.MjModel, start: mujoco.MjData) -> View:
-    """Return the center and the size of everything that moves; of a floor, only a part matters."""
-    moves = model.body_weldid[model.geom_bodyid] != 0
-    radius_m = model.geom_rbound[moves, None]
-    low, high = start.geom_xpos[moves] - radius_m, start.geom_xpos[moves] + radius_m
-    if not moves.any():
-        return View(center_m=(0.0, 0.0, 0.0), extent_m=1.0)
-    ends = low.min(axis=0), high.max(axis=0)
-    x, y, z = map(float, (ends[0] + ends[1]) / 2)
-    return View(center_m=(x, y, z), extent_m=float(np.linalg.norm(ends[1] - ends[0])))
+def _supply_rest(
+    spec: mujoco.MjSpec, model: mujoco.MjModel, plan: _Plan, actuation: Actuation, joints: Sequence[int]
+) -> Lacks:
+    """Add the missing parts that depend on the motors to an MJCF, and return all missing parts."""
+    bodies: dict[int, str] = {}
+    if actuation.sags and plan.goal in {"reach", "hold"}:
+        roots = sorted({int(model.body_rootid[model.jnt_bodyid[j]]) for j in joints})
+        bodies = {body: plan.lacks.body_names.get(body) or model.body(body).name for body in roots}
+    unnamed = {body: f"robot_{body}" for body, name in bodies.items() if not name}
+    late = Lacks(home=actuation.home, body_names=unnamed, weightless=tuple((bodies | unnamed).values()))
+    supply(spec, late)
+    return replace(plan.lacks, home=late.home, body_names=plan.lacks.body_names | unnamed, weightless=late.weightless)
 
 
 def _has_position_motors(model: mujoco.MjModel) -> bool:
@@ -251,13 +258,11 @@ def _has_position_motors(model: mujoco.MjModel) -> bool:
     return bool((has_bias & (model.actuator_biasprm[:, 1] < 0)).any())
 
 
-def _preset(
-    spec: mujoco.MjSpec, model: mujoco.MjModel, joints: Sequence[int], robot_names: Sequence[str]
-) -> Preset | None:
+def _preset(spec: mujoco.MjSpec, model: mujoco.MjModel, joints: Sequence[int], names: Sequence[str]) -> Preset | None:
     """Return the published motors of the robot; None if it is not known, or its MJCF has position motors."""
     if _has_position_motors(model):
         return None
-    return find_preset([spec.modelname, *robot_names], [model.joint(joint).name for joint in joints])
+    return find_preset([spec.modelname, *names], [model.joint(joint).name for joint in joints])
 
 
 def _integrator(integrator: int, motors: dict[str, ActuatorConfig]) -> Literal["euler", "rk4"] | None:
@@ -279,5 +284,6 @@ def _observed(model: mujoco.MjModel, start: mujoco.MjData, root: Sequence[int]) 
     return Observed(
         positions=tuple(model.joint(j).name for j in positions),
         angles=tuple(model.joint(j).name for j in endless),
-        are_all=positions == simple,
+        are_all=positions == simple and not model.nflex,
+        is_soft=bool(model.nflex),
     )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mjlab_dist.new_task.actuation import Block, action_inputs
+from mjlab_dist.new_task.actuation import Block, action_inputs, driving
 from mjlab_dist.new_task.rounding import rounded
 
 if TYPE_CHECKING:
@@ -19,13 +20,19 @@ SAMPLED_S = 2.0
 """Length in simulated seconds of the episodes in which constraints and contacts are counted."""
 
 STABLE_S = 5.0
-"""Length in simulated seconds of the episode in which the physics must stay finite."""
+"""Length in simulated seconds of the episodes in which the physics must stay finite."""
 
 MAX_SPEED = 300.0
-"""Maximum speed of any joint in this episode, in rad/s or m/s."""
+"""Maximum speed of any joint in these episodes, in rad/s or m/s."""
+
+HELD_STEPS = (1, 25)
+"""Control steps for which random actions are held: as at the start of training, and as a policy can learn to do."""
 
 MAX_HALVINGS = 12
-"""Maximum number of times that the torques are halved."""
+"""Maximum number of times that the torques of a block are halved."""
+
+MAX_LEAD = 3
+"""Maximum number of times that they are halved more often than those of other blocks."""
 
 NUM_SAMPLED = 20
 """Number of these episodes."""
@@ -34,38 +41,56 @@ NUM_SAMPLED = 20
 def calmed(model: mujoco.MjModel, start: mujoco.MjData, decimation: int, blocks: dict[str, Block]) -> dict[str, Block]:
     """Return action blocks whose torques and forces are halved until random actions do not make the physics unstable.
 
+    Each time, those of the block that drives the fastest joint are halved. If no block drives it, or this has not
+    helped, the least halved blocks are halved.
+
     Args:
         model: The MuJoCo model.
         start: The start state.
         decimation: Substeps per control step.
         blocks: The action blocks.
     """
-    for _ in range(MAX_HALVINGS):
-        if not any(block.kind == "effort" for block in blocks.values()) or _is_stable(model, start, decimation, blocks):
-            return blocks
-        blocks = {
-            name: replace(block, scale=rounded(block.scale / 2)) if block.kind == "effort" else block
-            for name, block in blocks.items()
-        }
+    num_halved = dict.fromkeys([name for name, block in blocks.items() if block.kind == "effort"], 0)
+    while num_halved and max(num_halved.values()) < MAX_HALVINGS:
+        episodes = map(functools.partial(_too_fast, model, start, decimation, blocks), HELD_STEPS)
+        fastest = next((joint for joint in episodes if joint is not None), None)
+        if fastest is None:
+            break
+        least = min(num_halved.values())
+        causes = [name for name in driving(model, blocks, fastest) if name in num_halved]
+        if not causes or num_halved[causes[0]] >= least + MAX_LEAD:  # something else moves it
+            causes = [name for name, number in num_halved.items() if number == least]
+        for name in causes:
+            num_halved[name] += 1
+            blocks = blocks | {name: replace(blocks[name], scale=rounded(blocks[name].scale / 2), is_clipped=True)}
     return blocks
 
 
-def _is_stable(model: mujoco.MjModel, start: mujoco.MjData, decimation: int, blocks: Mapping[str, Block]) -> bool:
-    """Return whether the physics stays calm in one long episode of random actions, in MuJoCo's C code."""
+def _too_fast(
+    model: mujoco.MjModel, start: mujoco.MjData, decimation: int, blocks: Mapping[str, Block], held: int
+) -> int | None:
+    """Return the fastest joint when one long episode of random actions becomes unstable, in MuJoCo's C code.
+
+    Each action is held for a number of control steps. Returns None if the physics stays calm.
+    """
     import mujoco
 
     bad = (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL, mujoco.mjtWarning.mjWARN_BADQACC)
     rng = np.random.default_rng(1)
-    offsets, scales = action_inputs(model, start.qpos, blocks)
+    inputs = action_inputs(model, start.qpos, blocks)
     data = mujoco.MjData(model)
     data.qpos[:] = start.qpos
     for step in range(round(STABLE_S / model.opt.timestep)):
-        if step % decimation == 0:
-            data.ctrl[:] = offsets + scales * rng.normal(size=model.nu)
+        if step % (held * decimation) == 0:
+            data.ctrl[:] = inputs.of(rng.normal(size=model.nu))
+        speeds = np.abs(data.qvel)
         mujoco.mj_step(model, data)
-        if any(data.warning[kind].number for kind in bad) or np.abs(data.qvel).max(initial=0.0) > MAX_SPEED:
-            return False
-    return True
+        if np.abs(data.qvel).max(initial=0.0) > MAX_SPEED:
+            speeds = np.abs(data.qvel)
+        elif not any(data.warning[kind].number for kind in bad):
+            continue
+        return int(model.dof_jntid[speeds.argmax()])
+    return None
 
 
 def sample_sizes(
@@ -87,7 +112,7 @@ def sample_sizes(
     rng = np.random.default_rng(0)
     data = mujoco.MjData(model)
     planes, others = _plane_pairs(model)
-    offsets, scales = action_inputs(model, start.qpos, blocks)
+    inputs = action_inputs(model, start.qpos, blocks)
     # Episodes
     rows = contacts = 0
     for _ in range(NUM_SAMPLED):
@@ -95,7 +120,7 @@ def sample_sizes(
         data.qpos[:] = start.qpos
         for step in range(round(SAMPLED_S / model.opt.timestep)):
             if step % decimation == 0:
-                data.ctrl[:] = offsets + scales * rng.uniform(-1.0, 1.0, model.nu)
+                data.ctrl[:] = inputs.of(rng.uniform(-1.0, 1.0, model.nu))
             mujoco.mj_step(model, data)
             rows = max(rows, data.nefc)
             # Pairs that pass the broad phase for planes

@@ -11,13 +11,14 @@ import numpy as np
 
 from mjlab_dist.config import ActuatorConfig
 from mjlab_dist.new_task.actuation import Block, action_inputs, find_blocks
-from mjlab_dist.new_task.base import UPRIGHT, has_weight
-from mjlab_dist.new_task.joints import simple_joints
+from mjlab_dist.new_task.base import UPRIGHT, find_base, has_weight
+from mjlab_dist.new_task.joints import is_hinge, simple_joints
 from mjlab_dist.new_task.legs import find_legs
 from mjlab_dist.new_task.loading import compile_spec
 from mjlab_dist.new_task.motors import joint_loads, make_motors
 from mjlab_dist.new_task.presets import Preset, matched_joints
 from mjlab_dist.new_task.stance import SETTLED_S, find_stance, standing
+from mjlab_dist.new_task.wheels import find_wheels, wheel_motors
 
 if TYPE_CHECKING:
     import mujoco
@@ -25,6 +26,13 @@ if TYPE_CHECKING:
 
 HOME_NAMES = ("home", "stand", "standing", "default")
 """Names of keyframes to start from, in order of preference; without any of these, the first keyframe is used."""
+
+
+SAGGED_RAD = 0.1
+"""Change of a hinge within ``SETTLED_S`` from which a robot sags."""
+
+SAGGED_M = 0.05
+"""The same for a slide joint."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +47,8 @@ class Actuation:
     """Positions of all joints in the start pose, if it is not that of the MJCF."""
     stands: bool | None = None
     """Whether the robot stands in this pose for some time; None without such a pose."""
+    sags: bool = False
+    """Whether a robot that is fixed to the world, and has torque motors, sags at action 0."""
 
 
 def actuate(spec: mujoco.MjSpec, root: Sequence[int], joints: Sequence[int], preset: Preset | None) -> Actuation:
@@ -58,14 +68,20 @@ def actuate(spec: mujoco.MjSpec, root: Sequence[int], joints: Sequence[int], pre
     base = int(model.jnt_bodyid[root[0]]) if root else 0
     stands_on_legs = bool(root) and has_weight(model)
 
+    wheels = find_wheels(model, start, base, joints) if stands_on_legs and not model.nu else {}
+    speed_m_s = find_base(model, start, root).speed_m_s if wheels else 0.0
+    rolling, speeds = wheel_motors(model, base, wheels, speed_m_s)
+
     def at(data: mujoco.MjData) -> tuple[dict[str, Block], dict[str, ActuatorConfig]]:
         legs = find_legs(model, data, base, joints) if stands_on_legs else []
         motors, known = _published(model, joints, preset)
-        others = [joint for joint in joints if joint not in known] if not model.nu else []
+        motors |= rolling
+        others = [joint for joint in joints if joint not in known and joint not in wheels] if not model.nu else []
         if others:
             motors |= make_motors(model, data, others, legs, is_moving=bool(root))
         loads = joint_loads(model, data, simple_joints(model), legs)
-        return find_blocks(model, data, loads, [joint for joint in joints if joint in known or joint in others]), motors
+        motored = [joint for joint in joints if joint in known or joint in others]
+        return find_blocks(model, data, loads, motored, speeds), motors
 
     def settle(pose: NDArray[np.float64]) -> mujoco.MjData:
         return _settled(spec, *at(_posed(model, pose)), pose)
@@ -79,7 +95,9 @@ def actuate(spec: mujoco.MjSpec, root: Sequence[int], joints: Sequence[int], pre
             pose, stands = found
             blocks, motors = at(_posed(model, pose))
             return Actuation(blocks=blocks, motors=motors, home=tuple(pose.tolist()), stands=stands)
-    return Actuation(blocks=blocks, motors=motors)
+    has_torques = not root and has_weight(model) and any(block.kind == "effort" for block in blocks.values())
+    sags = has_torques and _sags(model, start, settle(start.qpos), joints)
+    return Actuation(blocks=blocks, motors=motors, sags=sags)
 
 
 def _published(
@@ -162,10 +180,17 @@ def _settled(
     add_motors(copy, motors)
     model = compile_spec(copy)
     data = _posed(model, pose)
-    data.ctrl[:] = action_inputs(model, pose, blocks)[0]
+    data.ctrl[:] = action_inputs(model, pose, blocks).offsets
     for _ in range(round(SETTLED_S / model.opt.timestep)):
         mujoco.mj_step(model, data)
     return data
+
+
+def _sags(model: mujoco.MjModel, start: mujoco.MjData, after: mujoco.MjData, joints: Sequence[int]) -> bool:
+    """Return whether a driven joint has left its start position."""
+    columns = model.jnt_qposadr[list(joints)]
+    tolerated = np.array([SAGGED_RAD if is_hinge(model, joint) else SAGGED_M for joint in joints])
+    return bool((np.abs(after.qpos[columns] - start.qpos[columns]) > tolerated).any())
 
 
 def _lift(model: mujoco.MjModel, start: mujoco.MjData, root: Sequence[int]) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mjlab_dist.config import TrainConfig
+from mjlab_dist.new_task.lacks import Lacks
 from mjlab_dist.new_task.robot import Robot
 from mjlab_dist.wording import listed
 
@@ -35,33 +36,19 @@ def guessed(robot: Robot) -> list[str]:
     """
     others = " or ".join(f"--goal {goal}" for goal in robot.goals if goal != robot.goal)
     lines = [f"its goal is {robot.goal}" + (f" (or: {others})" if others else "")]
+    lines += _several(robot)
     if robot.base is not None and robot.goal == "walk":
         lines.append(f"it can move at up to {robot.base.speed_m_s:.2g} m/s (rewards)")
     if robot.motors and (robot.preset is None or robot.preset.motors.keys() != robot.motors.keys()):
         lines.append("gains and torques of its motors, from the inertia and weight on each joint (sim.actuators)")
+    if "wheels" in robot.motors:
+        lines.append(f"it drives on {listed(robot.motors['wheels'].joints)}, whose velocities are actions (actions)")
     if robot.stands is not None:
         falls = "" if robot.stands else ", in which it falls"
         lines.append(f"it starts on bent legs, in a pose that was found by simulation{falls}")
     elif robot.keyframe is None:
         lines.append("it starts in the reference positions of its joints (sim.keyframe)")
-    lacks = robot.lacks
-    added = [
-        text
-        for text, is_added in (
-            ("a ground", lacks.ground),
-            ("a floor for videos", lacks.backdrop),
-            ("a camera", lacks.camera),
-            ("a light", lacks.light),
-            ("a site at its end effector", lacks.end_site is not None),
-            ("a body that shows the target", lacks.target),
-            (f"names for {_counted(len(lacks.joint_names), 'joint')}", bool(lacks.joint_names)),
-            (f"names for {_counted(len(lacks.actuator_names), 'actuator')}", bool(lacks.actuator_names)),
-        )
-        if is_added
-    ]
-    if added:
-        lines.append(f"it needs {listed(added)} (model.py)")
-    return lines
+    return [*lines, *_changes(robot.lacks)]
 
 
 def first_flags(config: TrainConfig) -> list[str]:
@@ -82,13 +69,52 @@ def first_flags(config: TrainConfig) -> list[str]:
     for name, block in list(env.actions.items())[:1]:
         flags[f"actions.{name}.scale"] = block.scale
     for name, motor in list(env.sim.actuators.items())[:1]:
-        flags[f"sim.actuators.{name}.stiffness"] = motor.stiffness
+        gain = "stiffness" if motor.kind == "position" else "damping"
+        flags[f"sim.actuators.{name}.{gain}"] = getattr(motor, gain)
     if not env.sim.actuators:
         for name, term in list(env.rewards.items())[-1:]:
             flags[f"rewards.{name}.weight"] = term.weight
     return [
         f"--env.{path.replace('_', '-')} {value}" for path, value in flags.items() if isinstance(value, float | int)
     ]
+
+
+def _several(robot: Robot) -> list[str]:
+    """Return which of several robots and objects is driven, one guess per line."""
+    lines: list[str] = []
+    if len(robot.trees.driven) > 1:
+        whose = f"; the goal is that of the base with the joint {robot.base.joint}" if robot.base is not None else ""
+        lines.append(f"one policy drives {listed(robot.trees.driven)} (actions){whose}")
+    if robot.trees.idle:
+        lines.append(f"it drives {listed(robot.trees.driven)}, and not {listed(robot.trees.idle)} (actions)")
+    return lines
+
+
+def _changes(lacks: Lacks) -> list[str]:
+    """Return what model.py changes and adds, one change per line."""
+    lines: list[str] = []
+    lines += [f"{fixed} and {link} touch, and do not collide (model.py)" for fixed, link in lacks.touching]
+    if lacks.mocap_welds:
+        lines.append("its motors move it, and not its mocap body (model.py)")
+    if lacks.weightless:
+        lines.append("its torque motors only hold it up because gravity is compensated (model.py)")
+    added = [
+        text
+        for text, is_added in (
+            ("a ground", lacks.ground),
+            ("a floor for videos", lacks.backdrop),
+            ("a camera", bool(lacks.camera)),
+            ("a light", lacks.light),
+            ("a site at its end effector", lacks.end_site is not None),
+            ("a body that shows the target", lacks.target),
+            (f"names for {_counted(len(lacks.joint_names), 'joint')}", bool(lacks.joint_names)),
+            (f"names for {_counted(len(lacks.actuator_names), 'actuator')}", bool(lacks.actuator_names)),
+        )
+        if is_added
+    ]
+    if added:
+        lines.append(f"it needs {listed(added)} (model.py)")
+    return lines
 
 
 def _actuators(robot: Robot, kinds: str) -> str:

@@ -22,7 +22,7 @@ NUM_ENVS = 8
 """Envs that are stepped."""
 
 
-def try_task(names: Names, parent: Path) -> tuple[TrainConfig | None, Check | None]:
+def try_task(names: Names, parent: Path) -> tuple[TrainConfig | None, list[Check]]:
     """Import the config of a task, build its envs on the CPU, and step them.
 
     Args:
@@ -30,7 +30,7 @@ def try_task(names: Names, parent: Path) -> tuple[TrainConfig | None, Check | No
         parent: Folder that contains the task's package. The package need not be installed.
 
     Returns:
-        The config, or None if it cannot be imported; and the first check that failed, or None if the task is ready.
+        The config, or None if it cannot be imported; and the checks that failed, none if the task is ready.
     """
     from mjlab_dist.check.checks import failed  # noqa: PLC0415 (imports torch)
     from mjlab_dist.check.run import try_out  # noqa: PLC0415 (as above)
@@ -39,12 +39,12 @@ def try_task(names: Names, parent: Path) -> tuple[TrainConfig | None, Check | No
         try:
             config: TrainConfig = getattr(importlib.import_module(f"{names.module}.config"), names.function)()
         except Exception as error:  # noqa: BLE001 (the config is code, which may raise anything)
-            return None, failed("config", describe(error, names.module))
+            return None, [failed("config", describe(error, names.module))]
         try:
             checks = try_out(dataclasses.replace(config, num_envs=NUM_ENVS, total_num_envs=None))
-            return config, next((check for check in checks if not check.passed), None)
+            return config, [check for check in checks if not check.passed]
         except UserError as error:
-            return config, failed("config", str(error))
+            return config, [failed("config", str(error))]
 
 
 @contextlib.contextmanager

@@ -17,6 +17,8 @@ from mjlab_dist.errors import UserError
 from mjlab_dist.new_task import create
 from mjlab_dist.new_task.goals import Goal
 from mjlab_dist.new_task.robot import Robot, examine
+from mjlab_dist.new_task.source import Names, config_source, model_source
+from mjlab_dist.new_task.summary import guessed
 from mjlab_dist.sim import start_warp
 
 ASSETS = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
@@ -68,6 +70,14 @@ def examined(tmp_path: Path, xml: str, goal: Goal | None = None) -> Robot:
     mjcf = tmp_path / "robot.xml"
     mjcf.write_text(xml)
     return examine(mjcf, goal=goal)
+
+
+def compiled(tmp_path: Path, robot: Robot) -> mujoco.MjModel:
+    """The model with the parts that the MJCF lacks."""
+    source = model_source(Names(task="a", module="a", function="a", file="robot.xml"), robot)
+    names: dict[str, object] = {"__file__": str(tmp_path / "model.py")}
+    exec(source, names)
+    return names["robot"]().compile()  # pyright: ignore[reportCallIssue]
 
 
 @pytest.mark.parametrize(
@@ -153,10 +163,103 @@ def test_a_fish_needs_no_ground_and_cannot_fall(tmp_path: Path) -> None:
     assert robot.stands is None
 
 
+def test_the_summary_says_which_of_several_robots_is_driven(tmp_path: Path) -> None:
+    def walker(name: str, legs: int) -> str:
+        leg = '<body><joint name="{0}" axis="0 1 0"/><geom size=".05" pos="0 0 -.2"/></body>'
+        joints = "".join(leg.format(f"{name}_{i}") for i in range(legs))
+        return f'<body name="{name}" pos="{legs} 0 1"><freejoint name="of_{name}"/><geom size=".1"/>{joints}</body>'
+
+    door = '<body name="door"><joint/><geom size=".1" pos=".1 0 0"/></body>'
+    motors = "".join(f'<motor joint="{joint}" ctrlrange="-1 1"/>' for joint in ("a_0", "b_0"))
+    xml = f"{HEAD}<worldbody>{walker('a', 1)}{walker('b', 2)}{door}</worldbody>%s</mujoco>"
+    assert "it drives b, and not a and door (actions)" in guessed(examined(tmp_path, xml % ""))
+    lines = guessed(examined(tmp_path, xml % f"<actuator>{motors}</actuator>"))
+    assert "one policy drives a and b (actions); the goal is that of the base with the joint of_a" in lines
+    assert not [line for line in guessed(examined(tmp_path, arm())) if "drives" in line]
+
+
+def test_an_arm_with_torque_motors_floats_at_action_0(tmp_path: Path) -> None:
+    motors = "".join(f'<motor joint="j{i}" ctrlrange="-20 20"/>' for i in range(3))
+    robot = examined(tmp_path, arm(actuators=f"<actuator>{motors}</actuator>"))
+    assert robot.lacks.weightless == ("robot_1",)
+    assert "its torque motors only hold it up because gravity is compensated (model.py)" in guessed(robot)
+    model = compiled(tmp_path, robot)
+    data = mujoco.MjData(model)
+    while data.time < 3.0:
+        mujoco.mj_step(model, data)
+    np.testing.assert_allclose(data.qpos, model.qpos0, atol=1e-6)
+    # Position motors hold it, and a pendulum is to fall.
+    assert not examined(tmp_path, arm()).lacks.weightless
+    pole = '<body name="pole"><joint name="j" axis="0 1 0"/><geom size=".1" pos=".3 0 0"/></body>'
+    motor = '<actuator><motor joint="j" ctrlrange="-.1 .1"/></actuator>'
+    swinging = examined(tmp_path, f"{HEAD}<worldbody>{pole}</worldbody>{motor}</mujoco>", "swing-up")
+    assert not swinging.lacks.weightless
+
+
+def test_soft_bodies_are_not_driven(tmp_path: Path) -> None:
+    cloth = '<flexcomp name="cloth" type="grid" count="3 3 1" spacing=".1 .1 .1" pos="1 0 1" dim="2" radius=".01"/>'
+    robot = examined(tmp_path, arm().replace("</worldbody>", f"{cloth}</worldbody>"))
+    assert robot.goal == "reach"
+    assert robot.joints == ("j0", "j1", "j2")
+    assert robot.observed.positions == robot.joints
+    assert not robot.observed.are_all
+    source = config_source(Names(task="a", module="a", function="a", file="robot.xml"), robot)
+    assert "observation(observations.JointVelocities, joints=(*_POSITIONS, *_ANGLES))" in source
+
+
+@pytest.mark.parametrize("gap_m", [-0.03, 0.0, 0.01])
+def test_a_link_does_not_collide_with_the_fixed_body_that_it_touches(tmp_path: Path, gap_m: float) -> None:
+    base = f'<geom type="cylinder" size=".05 .1" pos="0 0 {-0.12 - gap_m}"/>'
+    xml = arm().replace('<body pos="0 0 .5">', f'<body name="base" pos="0 0 .5">{base}', 1)
+    robot = examined(tmp_path, xml)
+    assert robot.lacks.touching == ((("base", "body_2"),) if gap_m <= 0 else ())
+    model = compiled(tmp_path, robot)
+    data = mujoco.MjData(model)
+    mujoco.mj_forward(model, data)
+    assert data.ncon == 0
+
+
+def test_a_robot_that_a_mocap_body_moves_gets_motors_instead(tmp_path: Path) -> None:
+    base = '<joint name="x" type="slide" axis="1 0 0" damping="1e11"/><joint name="lift" type="slide" damping="1e7"/>'
+    base += '<geom size=".1"/>'
+    xml = arm().replace('<body pos="0 0 .5">', f'<body name="mocap" mocap="true"/><body pos="0 0 .5">{base}', 1)
+    xml = xml.replace("</worldbody>", '</worldbody><equality><weld body1="mocap" body2="link"/></equality>')
+    robot = examined(tmp_path, xml.replace('<body pos="0.2 0 0">', '<body name="link" pos="0.2 0 0">', 1))
+    assert robot.goal == "reach", "the base is stuck"
+    assert robot.joints == ("j0", "j1", "j2")
+    assert "its motors move it, and not its mocap body (model.py)" in guessed(robot)
+    assert not compiled(tmp_path, robot).eq_active0.any()
+
+
+AHEAD = '<camera name="overview" pos=".3 -2 .1" xyaxes="1 0 0 0 0 1"/>'
+
+
+@pytest.mark.parametrize(
+    ("camera", "added"),
+    [
+        (AHEAD, ""),
+        (AHEAD.replace("-2", "-.2"), "overview_2"),  # inside of the arm
+        (AHEAD.replace("-2", "2"), "overview_2"),  # looks away from it
+        (AHEAD.replace("-2", "-200"), "overview_2"),  # too far away
+    ],
+)
+def test_a_camera_is_added_if_that_of_the_file_does_not_show_the_robot(tmp_path: Path, camera: str, added: str) -> None:
+    robot = examined(tmp_path, arm().replace("<worldbody>", f"<worldbody>{camera}"))
+    assert robot.lacks.camera == added
+    model = compiled(tmp_path, robot)
+    shown = model.camera(added or "overview").id
+    # The middle of the arm is in the middle of the picture.
+    data = mujoco.MjData(model)
+    mujoco.mj_forward(model, data)
+    to_robot = data.subtree_com[model.body(1).id] - data.cam_xpos[shown]
+    looking = -data.cam_xmat[shown].reshape(3, 3)[:, 2]
+    assert looking @ to_robot > 0.97 * np.linalg.norm(to_robot)
+
+
 def test_what_is_missing_for_videos_is_added_without_contacts(tmp_path: Path) -> None:
     robot = examined(tmp_path, arm())
     lacks = robot.lacks
-    assert (lacks.ground, lacks.backdrop, lacks.camera, lacks.light) == (False, True, True, True)
+    assert (lacks.ground, lacks.backdrop, lacks.camera, lacks.light) == (False, True, "overview", True)
     made = create("films", tmp_path / "robot.xml", tmp_path)
     names: dict[str, object] = {"__file__": str(made.package / "model.py")}
     exec((made.package / "model.py").read_text(), names)

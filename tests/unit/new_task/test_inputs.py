@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import mjlab_dist.new_task as new_task
+from mjlab_dist.check.checks import Check
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.errors import UserError
 from mjlab_dist.new_task import NewTask, create
@@ -121,11 +122,11 @@ def png() -> bytes:
 def _only_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace the trial by the compilation of the model."""
 
-    def compile_only(names: Names, parent: Path) -> tuple[TrainConfig, None]:
+    def compile_only(names: Names, parent: Path) -> tuple[TrainConfig, list[Check]]:
         with importable(names.module, parent):
             config: TrainConfig = getattr(importlib.import_module(f"{names.module}.config"), names.function)()
             build_model(config.env.sim)
-        return config, None
+        return config, []
 
     monkeypatch.setattr(new_task, "try_task", compile_only)
 
@@ -172,6 +173,16 @@ def created(folder: Path, files: dict[str, str | bytes], *, floating: bool = Fal
                 "meshes/cube.obj": CUBE,
             },
             id="mesh by relative path",
+        ),
+        pytest.param(
+            {
+                "arm/a.xml": mjcf(
+                    '<body><joint name="hinge"/><geom type="mesh" mesh="cube"/></body>',
+                    '<asset><mesh file="../arm/cube.obj"/></asset>',
+                ),
+                "arm/cube.obj": CUBE,
+            },
+            id="mesh by a path that leaves its folder and returns",
         ),
         pytest.param(
             {

@@ -12,6 +12,7 @@ from mjlab_dist.new_task.actuation import action_inputs, find_blocks
 from mjlab_dist.new_task.joints import driven_joints, find_root, simple_joints
 from mjlab_dist.new_task.legs import find_legs
 from mjlab_dist.new_task.motors import joint_loads
+from mjlab_dist.new_task.sampling import calmed
 from mjlab_dist.new_task.settling import Actuation, actuate, add_motors, start_state
 
 GRAVITY = 9.81
@@ -120,7 +121,7 @@ def test_a_quadruped_of_12_kg_stands_on_bent_legs_with_motors_of_the_usual_size(
     for hip, foot in zip(hips, feet, strict=True):
         assert np.abs(data.geom_xpos[foot, :2] - hip[:2]).max() < 0.06, "below the hip"
         assert 0.2 < hip[2] - data.geom_xpos[foot, 2] < 0.38, "bent"
-    data.ctrl[:] = action_inputs(model, data.qpos, found.blocks)[0]
+    data.ctrl[:] = action_inputs(model, data.qpos, found.blocks).offsets
     start = data.qpos.copy()
     while data.time < 5:
         mujoco.mj_step(model, data)
@@ -149,12 +150,12 @@ def test_light_wrists_are_stable_under_random_actions(timestep: float) -> None:
       </body></worldbody>
     </mujoco>"""
     _, model, found = actuated(xml)
-    offsets, scales = action_inputs(model, model.qpos0, found.blocks)
+    inputs = action_inputs(model, model.qpos0, found.blocks)
     rng = np.random.default_rng(0)
     data = mujoco.MjData(model)
     for step in range(round(5 / timestep)):
         if step % max(1, round(0.02 / timestep)) == 0:
-            data.ctrl[:] = offsets + scales * rng.normal(size=model.nu)
+            data.ctrl[:] = inputs.of(rng.normal(size=model.nu))
         mujoco.mj_step(model, data)
         assert np.abs(data.qvel[6:]).max() < 100.0
     assert not any(warning.number for warning in data.warning)
@@ -261,7 +262,7 @@ def test_the_input_at_action_0_holds_the_start_state() -> None:
     model = mujoco.MjModel.from_xml_string(ACTUATED % gears)
     data = start_state(model, 0)
     blocks = find_blocks(model, data, joint_loads(model, data, simple_joints(model), []))
-    data.ctrl[:] = action_inputs(model, data.qpos, blocks)[0]
+    data.ctrl[:] = action_inputs(model, data.qpos, blocks).offsets
     mujoco.mj_forward(model, data)
     np.testing.assert_allclose(data.actuator_force, 0.0, atol=0.02 * 40)  # numbers have two digits
 
@@ -272,6 +273,42 @@ def test_the_damper_of_a_position_motor_is_not_driven() -> None:
     blocks = find_blocks(model, start_state(model, 0), {0: 1.0, 1: 4.0})
     assert {block.actuators for block in blocks.values()} == {("p",), ("m",)}
     assert blocks["effort"].scale == 8.0, "twice the load, without a limit"
+
+
+TORQUES = """
+<mujoco>
+  <option timestep=".002"/>
+  <worldbody><body>
+    <joint name="shoulder" axis="0 1 0" damping=".1"/>
+    <inertial pos=".3 0 0" mass="5" diaginertia=".1 .1 .1"/>
+    <body pos=".6 0 0">
+      <joint name="wrist" axis="1 0 0" damping=".01"/>
+      <inertial pos=".05 0 .001" mass=".5" diaginertia="3e-4 6e-4 6e-4"/>
+    </body>
+  </body></worldbody>
+  <actuator>
+    <motor name="shoulder" joint="shoulder" ctrlrange="-40 40"/>
+    <motor name="wrist" joint="wrist" ctrlrange="-13 13"/>
+  </actuator>
+</mujoco>"""
+
+
+def test_torques_on_a_light_link_are_limited_to_those_with_which_it_is_stable() -> None:
+    model = mujoco.MjModel.from_xml_string(TORQUES)
+    data = start_state(model, None)
+    found = find_blocks(model, data, joint_loads(model, data, simple_joints(model), []))
+    blocks = {block.actuators[0]: block for block in calmed(model, data, 10, found).values()}
+    assert (blocks["shoulder"].scale, blocks["shoulder"].is_clipped) == (40.0, False), "all of it, for its heavy link"
+    assert blocks["wrist"].is_clipped
+    # The strongest input that an action can cause, held for 5 s
+    inputs = action_inputs(model, data.qpos, blocks)
+    data.ctrl[:] = inputs.of(np.array([0.0, 100.0]))
+    assert data.ctrl[1] == blocks["wrist"].scale
+    fastest = 0.0
+    for _ in range(2500):
+        mujoco.mj_step(model, data)
+        fastest = max(fastest, float(np.abs(data.qvel).max()))
+    assert 10.0 < fastest < 300.0
 
 
 def test_a_leg_carries_the_robot_and_not_only_itself() -> None:

@@ -96,7 +96,7 @@ def motors(kind: str, joints: list[str]) -> str:
 def examined(tmp_path: Path, xml: str, *names: str) -> Robot:
     mjcf = tmp_path / "robot.xml"
     mjcf.write_text(xml)
-    return examine(mjcf, robot_names=names)
+    return examine(mjcf, names=names)
 
 
 @pytest.mark.parametrize("more", ["", motors("motor", UR5E)], ids=["no actuators", "torques"])

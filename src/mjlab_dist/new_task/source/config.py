@@ -205,13 +205,17 @@ def _motors_source(robot: Robot) -> list[str]:
         about = (
             f"Motors of the {robot.preset.label}, which hold target positions. Source: {robot.preset.source}.{others}"
         )
+    if any(motor.kind == "velocity" for motor in robot.motors.values()):
+        about += " The motors of wheels hold target velocities; they are as strong as the friction of the wheels."
     about += " Units: N m/rad, N m s/rad, N m, rad/s and kg m2 (slide joints: N/m, N s/m, N, m/s and kg)."
     lines = [*(f"# {line}" for line in textwrap.wrap(about, 104)), "actuators={"]
     for name, motor in robot.motors.items():
         lines += [
             f"    {text(name)}: ActuatorConfig(",
             *(f"        {line}" for line in tuple_lines("joints=", motor.joints, ",", 16)),
-            f"        stiffness={motor.stiffness!r},",
+            f"        stiffness={motor.stiffness!r},"
+            if motor.kind == "position"
+            else f"        kind={text(motor.kind)},",
             f"        damping={motor.damping!r},",
             f"        effort_limit={motor.effort_limit!r},",
             *([f"        velocity_limit={motor.velocity_limit!r},"] if motor.velocity_limit is not None else []),
@@ -242,9 +246,11 @@ def _block_source(name: str, block: Block) -> list[str]:
     offset = text(block.offset) if isinstance(block.offset, str) else repr(block.offset)
     return [
         f"    # {_MEANINGS['home' if block.offset == 'home' else block.kind]}",
+        *(["    # Actions are clipped to the inputs with which the physics is stable."] if block.is_clipped else []),
         f"    {text(name)}: ActionConfig(",
         *(f"        {line}" for line in tuple_lines("actuators=", block.actuators, ",", 16)),
         f"        scale={block.scale!r},",
         *([] if block.offset == 0.0 else [f"        offset={offset},"]),
+        *(["        clip=(-1.0, 1.0),"] if block.is_clipped else []),
         "    ),",
     ]

@@ -8,7 +8,7 @@ from mjlab_dist.new_task.goals import EndEffector, Pendulum
 from mjlab_dist.new_task.lacks import TARGET
 from mjlab_dist.new_task.robot import Robot
 from mjlab_dist.new_task.rounding import rounded
-from mjlab_dist.new_task.source.parts import action_cost, call, joint_observations
+from mjlab_dist.new_task.source.parts import action_cost, call, env_parts, joint_observations
 from mjlab_dist.new_task.source.python import text
 
 FALLEN_SHARE = 0.8
@@ -45,26 +45,16 @@ def fixed_source(robot: Robot) -> list[str]:
         start = '"joints": event(events.DrawJoints, joints=_JOINTS, position=(-0.5, 0.5)),'
     else:
         rewards = ["# Your own rewards, such as terms.your_function."]
+    where = "at any angle" if robot.goal == "swing-up" else "near the start state, within their limits"
+    what = "The hinges" if robot.goal == "swing-up" else "Joints"
     return [
         *commands,
-        "# Observations of the policy. Add a second group named critic for the value function only.",
-        "observations={",
-        '    "actor": {',
-        *(f"        {line}" for line in (*observed, *joint_observations(robot))),
-        "    },",
-        "},",
-        "# Reward per control step: the sum of weight * term. The console prints the mean of each term.",
-        "rewards={",
-        *(f"    {line}" for line in (*rewards, *action_cost(robot))),
-        "},",
-        *(terminations or _NO_TERMINATIONS),
-        "# Events at the start of an episode.",
-        "events={",
-        "    # Joints start near the start state, within their limits."
-        if robot.goal != "swing-up"
-        else "    # The hinges start at any angle.",
-        f"    {start}",
-        "},",
+        *env_parts(
+            observed=[*observed, *joint_observations(robot)],
+            rewards=[*rewards, *action_cost(robot)],
+            terminations=terminations or _NO_TERMINATIONS,
+            events=[f"# {what} start {where}.", start],
+        ),
     ]
 
 

@@ -6,7 +6,7 @@ from mjlab_dist.new_task.lacks import END_SITE, HOME, TARGET
 from mjlab_dist.new_task.robot import Robot
 from mjlab_dist.new_task.rounding import rounded
 from mjlab_dist.new_task.source.names import Names
-from mjlab_dist.new_task.source.python import indented, text
+from mjlab_dist.new_task.source.python import indented, text, tuple_lines
 
 
 def model_source(names: Names, robot: Robot) -> str:
@@ -52,6 +52,25 @@ def _statements(robot: Robot) -> list[str]:
         body += ["# The keyframe without a name.", f"spec.keys[0].name = {text(lacks.keyframe_name)}"]
     if lacks.home:
         body += _home_source(robot)
+    for fixed, link in lacks.touching:
+        body += [
+            "# MuJoCo ignores contacts between links that a joint connects, but not if one of them is fixed.",
+            f"spec.add_exclude(bodyname1={text(fixed)}, bodyname2={text(link)})",
+        ]
+    if lacks.mocap_welds:
+        body += [
+            "# Constraints that hold the robot at a mocap body: motors move it instead.",
+            f"for i in {lacks.mocap_welds!r}:",
+            "    spec.equalities[i].active = False",
+        ]
+    if lacks.weightless:
+        body += [
+            "# Torque motors do not hold a pose at action 0. This compensates gravity, as the controllers of such",
+            "# arms do. Delete it if yours does not.",
+            *tuple_lines("for name in ", lacks.weightless, ":", 4),
+            '    for body in (spec.body(name), *spec.body(name).find_all("body")):',
+            "        body.gravcomp = 1.0",
+        ]
     if lacks.end_site is not None:
         name, pos = lacks.end_site
         body += [
@@ -113,7 +132,7 @@ def _camera_source(robot: Robot) -> list[str]:
         return [
             "# A camera that follows the robot, for play --video.",
             f"spec.joint({text(robot.base.joint)}).parent.add_camera(",
-            '    name="track",',
+            f"    name={text(robot.lacks.camera)},",
             "    mode=mujoco.mjtCamLight.mjCAMLIGHT_TRACKCOM,",
             f"    pos=[0.0, {_camera_m(robot)!r}, {rounded(-_camera_m(robot) / 3)!r}],",
             "    xyaxes=[1.0, 0.0, 0.0, 0.0, 0.3, 1.0],",
@@ -125,7 +144,7 @@ def _camera_source(robot: Robot) -> list[str]:
     return [
         "# A camera that shows the whole robot, for play --video.",
         "spec.worldbody.add_camera(",
-        '    name="overview",',
+        f"    name={text(robot.lacks.camera)},",
         f"    pos={position!r},",
         "    xyaxes=[0.8, 0.6, 0.0, -0.22, 0.29, 0.93],",
         ")",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mjlab_dist.new_task.base import Base
 from mjlab_dist.new_task.robot import Robot
 from mjlab_dist.new_task.rounding import rounded, rounded_up
-from mjlab_dist.new_task.source.parts import action_cost, call, joint_observations
+from mjlab_dist.new_task.source.parts import action_cost, call, env_parts, joint_observations
 from mjlab_dist.new_task.source.python import text
 
 
@@ -16,23 +16,12 @@ def moving_source(base: Base, robot: Robot) -> list[str]:
         base: The base of the robot.
         robot: The robot in the MJCF.
     """
-    return [
-        "# Observations of the policy. Add a second group named critic for the value function only.",
-        "observations={",
-        '    "actor": {',
-        *(f"        {line}" for line in (*_base_observations(base), *joint_observations(robot))),
-        "    },",
-        "},",
-        "# Reward per control step: the sum of weight * term. The console prints the mean of each term.",
-        "rewards={",
-        *(f"    {line}" for line in _rewards(base, robot)),
-        "},",
-        *_terminations(base),
-        "# Events at the start of an episode.",
-        "events={",
-        *(f"    {line}" for line in _events(base)),
-        "},",
-    ]
+    return env_parts(
+        observed=[*_base_observations(base), *joint_observations(robot)],
+        rewards=_rewards(base, robot),
+        terminations=_terminations(base),
+        events=_events(base, robot),
+    )
 
 
 def _base_observations(base: Base) -> list[str]:
@@ -98,7 +87,7 @@ def _terminations(base: Base) -> list[str]:
     return [head, "terminations={", *(f"    {line}" for line in lines), "},"]
 
 
-def _events(base: Base) -> list[str]:
+def _events(base: Base, robot: Robot) -> list[str]:
     rise = f"({rounded_up(base.rise_m)!r}, {rounded_up(base.rise_m)!r})"
     lifts = "# The start state of the MJCF penetrates the ground; this lifts it, in m."
     lines: list[str] = []
@@ -116,7 +105,7 @@ def _events(base: Base) -> list[str]:
     lines += ["# Joints start near the start state, within their limits."]
     lines += [
         '"joints": event(events.DrawJoints, position=(-0.1, 0.1)),'
-        if base.is_free
+        if base.is_free and not robot.observed.is_soft
         else '"joints": event(events.DrawJoints, joints=_JOINTS, position=(-0.1, 0.1)),'
     ]
     if base.is_free and base.can_fall:

@@ -6,6 +6,34 @@ from mjlab_dist.new_task.robot import Robot
 from mjlab_dist.new_task.rounding import rounded
 
 
+def env_parts(observed: list[str], rewards: list[str], terminations: list[str], events: list[str]) -> list[str]:
+    """Return the lines of the terms of an env.
+
+    Args:
+        observed: Lines of the observations of the policy.
+        rewards: Lines of the rewards.
+        terminations: Lines of the terminations, with their name and comment.
+        events: Lines of the events.
+    """
+    return [
+        "# Observations of the policy. Add a second group named critic for the value function only.",
+        "observations={",
+        '    "actor": {',
+        *(f"        {line}" for line in observed),
+        "    },",
+        "},",
+        "# Reward per control step: the sum of weight * term. The console prints the mean of each term.",
+        "rewards={",
+        *(f"    {line}" for line in rewards),
+        "},",
+        *terminations,
+        "# Events at the start of an episode.",
+        "events={",
+        *(f"    {line}" for line in events),
+        "},",
+    ]
+
+
 def joint_observations(robot: Robot) -> list[str]:
     """Return the lines of the observations of joints and actions.
 
@@ -18,7 +46,9 @@ def joint_observations(robot: Robot) -> list[str]:
         lines += ["# All hinge and slide joints.", '"positions": observation(observations.JointPositions),']
     elif observed.positions:
         lines += [
-            "# Hinges and slide joints, but not how far the robot has moved, and no hinges without limits.",
+            "# Joints of the robot, but not how far it has moved, and no hinges without limits."
+            if observed.is_soft
+            else "# Hinges and slide joints, but not how far the robot has moved, and no hinges without limits.",
             '"positions": observation(observations.JointPositions, joints=_POSITIONS),',
         ]
     if observed.angles:
@@ -28,7 +58,9 @@ def joint_observations(robot: Robot) -> list[str]:
         ]
     return [
         *lines,
-        '"velocities": observation(observations.JointVelocities),',
+        '"velocities": observation(observations.JointVelocities, joints=(*_POSITIONS, *_ANGLES)),'
+        if observed.is_soft
+        else '"velocities": observation(observations.JointVelocities),',
         '"last_action": observation(observations.last_action),',
     ]
 

@@ -1,0 +1,81 @@
+"""What a camera must show, and whether the first camera of an MJCF shows it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mjlab_dist.play.choice import VIDEO_SIZE
+
+if TYPE_CHECKING:
+    import mujoco
+    from numpy.typing import NDArray
+
+ASPECT = VIDEO_SIZE[0] / VIDEO_SIZE[1]
+"""Width of a frame of a video, divided by its height."""
+
+MIN_INSIDE = 0.8
+"""Minimum share of the corners of a robot's bounding boxes that a camera must show."""
+
+MIN_SIZE = 0.02
+"""Minimum size of the robot in the picture, as a share of the picture's height."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """What a camera must show."""
+
+    center_m: tuple[float, float, float]
+    """Its center."""
+    extent_m: float
+    """Its size."""
+
+
+def find_view(model: mujoco.MjModel, start: mujoco.MjData) -> View:
+    """Return the center and the size of everything that moves, with what it is attached to.
+
+    Args:
+        model: The model.
+        start: The start state.
+    """
+    corners = _corners(model, start)
+    if not len(corners):
+        return View(center_m=(0.0, 0.0, 0.0), extent_m=1.0)
+    low, high = corners.min(axis=0), corners.max(axis=0)
+    x, y, z = map(float, (low + high) / 2)
+    return View(center_m=(x, y, z), extent_m=float(np.linalg.norm(high - low)))
+
+
+def shows_robot(model: mujoco.MjModel, start: mujoco.MjData) -> bool:
+    """Return whether the first camera, which videos use, shows the whole robot in the start state.
+
+    Args:
+        model: The model.
+        start: The start state.
+    """
+    corners = _corners(model, start)
+    if not model.ncam or not len(corners):
+        return bool(model.ncam)
+    # In the frame of the camera, which looks along -z; on the picture, whose top is at 1
+    local = (corners - start.cam_xpos[0]) @ start.cam_xmat[0].reshape(3, 3)
+    depth_m = -local[:, 2]
+    in_front = depth_m > model.vis.map.znear * model.stat.extent
+    picture = local[:, :2] / np.where(in_front, depth_m, 1.0)[:, None]
+    picture /= math.tan(math.radians(float(model.cam_fovy[0])) / 2)
+    inside = in_front & (np.abs(picture) <= (ASPECT, 1.0)).all(axis=1)
+    if inside.mean() < MIN_INSIDE:
+        return False
+    return bool(np.ptp(picture[inside], axis=0).max() >= 2 * MIN_SIZE)
+
+
+def _corners(model: mujoco.MjModel, data: mujoco.MjData) -> NDArray[np.float64]:
+    """Return the corners of the boxes around all geoms of the trees that move, (8 * geoms, 3), in m."""
+    roots = np.unique(model.body_rootid[model.body_weldid != 0])
+    shown = np.isin(model.body_rootid[model.geom_bodyid], roots) & (model.geom_bodyid != 0)
+    rotation = data.geom_xmat[shown].reshape(-1, 3, 3)
+    signs = np.array(np.meshgrid(*[(-1.0, 1.0)] * 3)).reshape(3, 8).T
+    boxes = model.geom_aabb[shown, None, :3] + signs * model.geom_aabb[shown, None, 3:]
+    return (data.geom_xpos[shown, None] + np.einsum("gij,gcj->gci", rotation, boxes)).reshape(-1, 3)

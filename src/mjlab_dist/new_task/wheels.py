@@ -1,0 +1,97 @@
+"""Wheels of a robot without actuators: how to recognize them, and their velocity motors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mjlab_dist.config import ActuatorConfig
+from mjlab_dist.new_task.joints import is_below, is_endless, simple_joints
+from mjlab_dist.new_task.rounding import rounded
+
+if TYPE_CHECKING:
+    import mujoco
+
+LEVEL = 0.2
+"""Maximum cosine of the angle between the axis of a wheel and the vertical."""
+
+CENTERED = 0.1
+"""Maximum distance of the axis from the center of a wheel, as a share of its radius."""
+
+REACHES = 0.25
+"""Maximum height of a wheel above the lowest point of the robot, as a share of its radius."""
+
+FULL_SPEED = 2.0
+"""Speed of the robot for actions of 1, divided by its speed in the reward."""
+
+LAG = 0.25
+"""Difference from the target velocity at which a motor is at its limit, as a share of that for an action of 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wheel:
+    """A wheel on which a robot stands."""
+
+    radius_m: float
+    """Its radius."""
+    direction: int
+    """1 if the robot moves forward at a positive velocity of the joint, else -1."""
+
+
+def find_wheels(model: mujoco.MjModel, start: mujoco.MjData, base: int, joints: Sequence[int]) -> dict[int, Wheel]:
+    """Return the driven joints that are wheels: they turn without end, and reach the ground; none if there is only one.
+
+    Args:
+        model: The MuJoCo model.
+        start: The start state.
+        base: The body of the base.
+        joints: The driven joints.
+    """
+    collides = (model.geom_contype | model.geom_conaffinity) != 0
+    up = np.abs(start.geom_xmat[:, 6:])
+    lowest_m = start.geom_xpos[:, 2] - (up * model.geom_aabb[:, 3:]).sum(axis=1)
+    of_robot = collides & [is_below(model, int(body), base) for body in model.geom_bodyid]
+    found: dict[int, Wheel] = {}
+    for joint in joints:
+        body, axis = int(model.jnt_bodyid[joint]), start.xaxis[joint]
+        geoms = collides & (model.geom_bodyid == body)
+        is_last = not any(is_below(model, int(model.jnt_bodyid[j]), body) for j in simple_joints(model) if j != joint)
+        if not is_endless(model, joint) or abs(axis[2]) > LEVEL or not is_last or not geoms.any():
+            continue
+        radius_m = float(start.xanchor[joint, 2] - lowest_m[geoms].min())
+        offsets_m = start.geom_xpos[geoms] - start.xanchor[joint]
+        offsets_m -= np.outer(offsets_m @ axis, axis)
+        is_centered = bool((np.linalg.norm(offsets_m, axis=1) < CENTERED * radius_m).all())
+        if is_centered and lowest_m[geoms].min() < lowest_m[of_robot].min() + REACHES * radius_m:
+            forward = float(np.cross(axis, [0.0, 0.0, 1.0]) @ start.xmat[base].reshape(3, 3)[:, 0])
+            found[joint] = Wheel(radius_m=radius_m, direction=1 if forward >= 0.0 else -1)
+    return found if len(found) > 1 else {}
+
+
+def wheel_motors(
+    model: mujoco.MjModel, base: int, wheels: dict[int, Wheel], speed_m_s: float
+) -> tuple[dict[str, ActuatorConfig], dict[int, float]]:
+    """Return velocity motors that are as strong as the friction of the wheels, and their velocities for actions of 1.
+
+    Args:
+        model: The MuJoCo model.
+        base: The body of the base.
+        wheels: The wheels.
+        speed_m_s: Speed of the robot in the reward.
+    """
+    if not wheels:
+        return {}, {}
+    weight_n = float(np.linalg.norm(model.opt.gravity) * model.body_subtreemass[base])
+    radius_m = float(np.mean([wheel.radius_m for wheel in wheels.values()]))
+    effort = weight_n / len(wheels) * radius_m
+    speed_rad_s = FULL_SPEED * speed_m_s / radius_m
+    motor = ActuatorConfig(
+        joints=tuple(model.joint(joint).name for joint in wheels),
+        kind="velocity",
+        damping=rounded(effort / (LAG * speed_rad_s)),
+        effort_limit=rounded(effort),
+    )
+    return {"wheels": motor}, {joint: rounded(wheel.direction * speed_rad_s) for joint, wheel in wheels.items()}

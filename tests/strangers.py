@@ -1,0 +1,37 @@
+"""Processes that connect to a listener of a launch without its secret."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+from collections.abc import Callable, Iterator, Sequence
+
+from mjlab_dist.launch.handshake import MAX_UNPROVEN
+
+LEAVING = 8
+"""Number of strangers that disconnect before the others."""
+
+
+@contextlib.contextmanager
+def silent_strangers(address: tuple[str, int], wait_for: Callable[[Callable[[], bool]], None]) -> Iterator[None]:
+    """Connect twice as many strangers as the listener may serve at a time, and check that it serves no more.
+
+    Args:
+        address: Host and port of the listener.
+        wait_for: Waits until a condition holds, or fails.
+    """
+    with contextlib.ExitStack() as connected:
+        strangers = [
+            connected.enter_context(socket.create_connection(address, timeout=None)) for _ in range(2 * MAX_UNPROVEN)
+        ]
+        wait_for(lambda: num_served(strangers) == MAX_UNPROVEN)
+        for stranger in strangers[:LEAVING]:
+            stranger.close()
+        wait_for(lambda: num_served(strangers[LEAVING:]) == MAX_UNPROVEN)
+        yield
+
+
+def num_served(strangers: Sequence[socket.socket]) -> int:
+    """Return how many have received the number with which the listener greets whoever it serves."""
+    return len(select.select(strangers, [], [], 0)[0])
