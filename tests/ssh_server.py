@@ -12,12 +12,17 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import IO, Self
 
 import paramiko
 from paramiko.common import AUTH_FAILED, AUTH_SUCCESSFUL, OPEN_SUCCEEDED
+
+
+def known_host(port: int, key: paramiko.PKey) -> str:
+    """A line of a known_hosts file for a server here."""
+    return f"[127.0.0.1]:{port} {key.get_name()} {key.get_base64()}\n"
 
 
 def host_entry(host: str, port: int, key_file: Path) -> str:
@@ -34,6 +39,7 @@ class SshServer:
         port: The same; 0 for any that is free.
         paths: What commands find there in place of a path of this machine: the host has other files.
         environ: The environment of commands.
+        host_keys: The keys that the host shows, one per type; None to make one.
     """
 
     def __init__(
@@ -44,13 +50,15 @@ class SshServer:
         port: int = 0,
         paths: Mapping[str, str] | None = None,
         environ: Mapping[str, str] | None = None,
+        host_keys: Sequence[paramiko.PKey] | None = None,
     ) -> None:
         self.user_key = user_key
         self.paths = dict(paths or {})
         coverage = {name: value for name, value in os.environ.items() if name.startswith("COVERAGE_")}
         self.environ = {"PATH": "/usr/bin:/bin", "HOME": os.environ.get("HOME", "/"), **coverage, **(environ or {})}
-        self.host_key = paramiko.ECDSAKey.generate()
+        self.host_keys: list[paramiko.PKey] = list(host_keys or [paramiko.ECDSAKey.generate()])
         self.commands: list[str] = []
+        self.input: list[str] = []
         self.processes: list[subprocess.Popen[bytes]] = []
         self._transports: list[paramiko.Transport] = []
         self._listener = socket.create_server((address, port))
@@ -77,7 +85,8 @@ class SshServer:
                 connection, _ = self._listener.accept()
                 transport = paramiko.Transport(connection)
                 self._transports.append(transport)
-                transport.add_server_key(self.host_key)
+                for key in self.host_keys:
+                    transport.add_server_key(key)
                 # With an event it returns at once.
                 transport.start_server(event=threading.Event(), server=_Session(self, transport))
 
@@ -88,7 +97,7 @@ class SshServer:
         self.commands.append(command)
         process = subprocess.Popen(
             ["/bin/sh", "-c", command],
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=self.environ,
@@ -97,8 +106,10 @@ class SshServer:
         self.processes.append(process)
         # An answer to this shows that the client knows that its command runs: nothing may overtake that.
         transport.global_request("are you there")
+        assert process.stdin
         assert process.stdout
         assert process.stderr
+        threading.Thread(target=_receive, args=(channel, process.stdin, self.input), daemon=True).start()
         with process.stdout as out, process.stderr as err:
             senders = [
                 threading.Thread(target=_send, args=(out.fileno(), channel.sendall), daemon=True),
@@ -112,6 +123,14 @@ class SshServer:
         with contextlib.suppress(OSError, EOFError):
             channel.send_exit_status(code if code >= 0 else 128 - code)
             channel.close()
+
+
+def _receive(channel: paramiko.Channel, stdin: IO[bytes], record: list[str]) -> None:
+    with contextlib.suppress(OSError, EOFError), stdin:
+        while data := channel.recv(65536):
+            record.append(data.decode())
+            stdin.write(data)
+            stdin.flush()
 
 
 def _send(fd: int, send: Callable[[bytes], object]) -> None:
@@ -139,3 +158,7 @@ class _Session(paramiko.ServerInterface):
     def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
         threading.Thread(target=self.server.run, args=(command.decode(), channel, self.transport), daemon=True).start()
         return True
+
+
+Add = Callable[..., SshServer]
+"""Switches a host on: see the fixture add_host."""

@@ -5,6 +5,7 @@ Seconds are printed (``pytest -s``); docs/reliability.md has them in a table. Bo
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -24,10 +25,11 @@ import torch
 from conftest import Command, Done
 
 from mjlab_dist.errors import Exit
+from mjlab_dist.lease import LEASE_FILE, leased
+from mjlab_dist.provenance import PROVENANCE_FILE
 from mjlab_dist.run_dir import (
     ERRORS_DIR,
     METRICS_FILE,
-    PROVENANCE_FILE,
     RANKS_FILE,
     checkpoint_path,
     find_checkpoint,
@@ -138,8 +140,8 @@ def test_rows_2_and_7_a_killed_run_resumes_with_identical_results(
     run = only_run(command.cwd)
     # Rank 1 is slow in its seventh iteration, so that the agent is killed in the middle of it.
     wait_for(checkpoint_path(run, 6).is_file)
-    (agent,) = (p for p in command.processes() if "mjlab_dist.launch.agent" in p.cmdline())
-    agent.kill()
+    agents = [p for p in command.processes() if "mjlab_dist.launch.agent" in p.cmdline()]
+    min(agents, key=lambda agent: agent.create_time()).kill()  # not that of the spare launch
     done = command.finish(process)
     assert done.code == Exit.DONE, done.out + done.err
     assert re.search(r"^Warning: .*\brank 1 .*\(1 of 2\)", done.out, re.MULTILINE)
@@ -156,8 +158,19 @@ def test_row_3_a_repeated_fault_ends_the_run(command: Command) -> None:
     flags = ("--checkpoint.interval", "1", "--max-restarts", "5")
     done = command(*TRAIN, *flags, env={"MJLAB_DIST_FAULT": "1:3:exit,1:3:exit,1:3:exit"})
     assert done.code == Exit.INFRASTRUCTURE
-    assert re.findall(r"\(\d of \d\)", done.out) == ["(1 of 5)"]
+    assert re.findall(r"Restarting.* \(\d of \d\)", done.out) == ["Restarting (1 of 5)", "Restarting in 1 s (2 of 5)"]
     assert find_checkpoint(only_run(command.cwd)).name == "model_2.pt"
+
+
+@pytest.mark.slow
+def test_row_3_a_loss_before_the_first_iteration_does_not_end_the_run(command: Command, unharmed: Path) -> None:
+    flags = ("--max-iterations", "8", "--checkpoint.interval", "2", "--max-restarts", "5")
+    done = command(*TRAIN, *flags, env={"MJLAB_DIST_FAULT": "1:1:sigkill,0:4:exit,0:3:raise"})
+    assert done.code == Exit.DONE, done.err
+    # Pauses: after the first attempt, and after the third, which starts at iteration 2 and fails at once.
+    assert re.findall(r"Restarting( in \d s)?", done.out) == [" in 1 s", "", " in 2 s"]
+    assert_equal(final(only_run(command.cwd)), final(unharmed))
+    assert untimed(only_run(command.cwd)) == untimed(unharmed)
 
 
 @pytest.mark.slow
@@ -216,11 +229,131 @@ def test_row_5_a_second_ctrl_c_ends_at_once(
 
 
 @pytest.mark.slow
-def test_row_6_no_process_outlives_the_launcher(command: Command, training: Training, wait_for: WaitFor) -> None:
-    process = training()
+def test_row_6_nothing_outlives_the_launcher(command: Command, training: Training, wait_for: WaitFor) -> None:
+    temporary = private_temporary_directory(command)
+    process = training("--max-restarts", "1", env={"TMPDIR": str(temporary)})
+    wait_for(lambda: len(list(temporary.iterdir())) == 2)  # of this launch, and of the next one
     process.kill()
     process.communicate()
+    wait_for(lambda: not command.leftovers() and not list(temporary.iterdir()))
+
+
+def take_over(run: Path) -> None:
+    """Replace the lease of a run, as a launch on another machine does after this one was suspended."""
+    path = run / LEASE_FILE
+    other = {**json.loads(path.read_text()), "token": "other", "host": "node7", "system": "another machine"}
+    changed = path.with_suffix(".new")
+    changed.write_text(json.dumps(other))
+    changed.replace(path)
+
+
+LAUNCHERS = {
+    "2 ranks": TRAIN,
+    "2 ranks, restarts": (*TRAIN, "--max-restarts", "3"),
+    "1 rank": ("train", "cartpole-balance", "--gpu-ids", "None", *SMALL),
+    "torchrun": ("torchrun", "--nproc-per-node", "2", "--no-python"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "launcher", ["2 ranks", "1 rank", "torchrun", pytest.param("2 ranks, restarts", marks=pytest.mark.long)]
+)
+def test_row_29_a_run_that_another_machine_has_taken_over_writes_no_more(
+    command: Command, wait_for: WaitFor, launcher: str
+) -> None:
+    args = LAUNCHERS[launcher]
+    if launcher == "torchrun":
+        args = (*args, command.program("train"), "cartpole-balance", "--gpu-ids", "None", *SMALL)
+    process = command.start(*args, "--max-iterations", "100000")
+    logs = command.cwd / "logs"
+    wait_for(lambda: any(path.stat().st_size > 3000 for path in logs.rglob(METRICS_FILE)))
+    run = only_run(command.cwd)
+    take_over(run)
+    rows = run / METRICS_FILE
+    # Whatever this launch writes from now on goes to the file that it has open, and is visible here.
+    written = rows.stat().st_size
+    done = command.finish(process)
+    assert done.code == Exit.FAILED, done.out + done.err
+    lines = [line for line in done.err.splitlines() if "node7" in line]
+    assert lines
+    assert lines[0].startswith("train: ")
+    assert "(1 of 3)" not in done.out
+    assert rows.stat().st_size - written < 2000, "at most the row that was being written"
+    assert json.loads((run / LEASE_FILE).read_text())["token"] == "other"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["1 rank", "torchrun", pytest.param("2 ranks", marks=pytest.mark.long)])
+def test_row_29_a_run_of_another_machine_is_not_resumed(command: Command, wait_for: WaitFor, launcher: str) -> None:
+    args = LAUNCHERS[launcher]
+    if launcher == "torchrun":
+        args = (*args, command.program("train"), "cartpole-balance", "--gpu-ids", "None", *SMALL)
+    one = command(*LAUNCHERS["1 rank"], "--max-iterations", "2")
+    assert one.code == Exit.DONE, one.err
+    run = only_run(command.cwd)
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
+    with leased(run, lambda _: None):
+        take_over(run)
+        process = command.start(*args, "--resume", str(run), "--max-iterations", "4")
+        # The other machine renews until this one has given up, as it is alive.
+        wait_for(lambda: (os.utime(run / LEASE_FILE), process.poll() is not None)[1])
+        done = command.finish(process)
+    assert done.code == (Exit.FAILED if launcher == "torchrun" else Exit.USAGE), done.out + done.err
+    assert re.search(rf"^train: --resume \S*{run.name}: process \d+ on node7 ", done.err, re.MULTILINE)
+    (run / LEASE_FILE).unlink()
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.slow
+def test_row_29_a_killed_run_is_resumed_at_once(command: Command, training: Training, wait_for: WaitFor) -> None:
+    process = training("--checkpoint.interval", "5")
+    process.kill()
+    process.communicate()
+    run = only_run(command.cwd)
+    assert (run / LEASE_FILE).is_file()
+    # Ranks train on for some seconds, until the kernel has ended them one after the other.
+    last = max(list_checkpoints(run)) + 300
+    again = command("train", "--resume", str(run), "--max-iterations", str(last), "--checkpoint.interval", "100")
+    assert again.code == Exit.DONE, again.err
+    assert "waiting" not in again.out
+    assert [row["iteration"] for row in read_metrics(run)] == list(range(1, last + 1))
+    assert not (run / LEASE_FILE).exists()
     wait_for(lambda: not command.leftovers())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        pytest.param(TWO, id="2 ranks"),
+        pytest.param(("--gpu-ids", "None", "--cpu-ranks", "1"), id="1 rank", marks=pytest.mark.long),
+    ],
+)
+def test_row_35_a_run_with_damaged_files_is_resumed(command: Command, unharmed: Path, ranks: tuple[str, ...]) -> None:
+    run = command.cwd / "logs" / "cartpole-balance" / unharmed.name
+    shutil.copytree(unharmed, run, symlinks=True)
+    for name in (PROVENANCE_FILE, RANKS_FILE):
+        (run / name).write_bytes((run / name).read_bytes()[:60])
+    rows = (run / METRICS_FILE).read_bytes().splitlines(keepends=True)
+    (run / METRICS_FILE).write_bytes(b"".join(rows[:5]) + bytes(len(b"".join(rows[5:]))))
+    content = torch.load(checkpoint_path(run, 8), weights_only=True)
+    del content["optimizer_state_dict"]
+    torch.save(content, checkpoint_path(run, 8))
+    done = command("train", "--resume", str(run), *ranks, "--max-iterations", "9")
+    assert done.code == Exit.DONE, done.err
+    assert not done.err
+    warnings = [line for line in done.out.splitlines() if line.startswith("Warning: ")]
+    for name in (PROVENANCE_FILE, METRICS_FILE, "model_8.pt"):
+        assert len([line for line in warnings if name in line]) == 1, done.out
+    assert "Resuming from iteration 6" in done.out
+    assert [row["iteration"] for row in read_metrics(run)] == [1, 2, 3, 4, 5, 7, 8, 9]
+    assert {"provenance.json.unreadable", "model_8.pt.unreadable"} <= {path.name for path in run.rglob("*")}
+    (run / METRICS_FILE).write_bytes((run / METRICS_FILE).read_bytes() + bytes(4096))
+    played = command("play", "cartpole-balance", "--run", str(run), "--num-envs", "2")
+    assert played.code == Exit.DONE, played.err
+    compared = command("mjlab-dist", "compare", str(run), "--output", "curves.png")
+    assert compared.code == Exit.DONE, compared.err
 
 
 @pytest.mark.slow
@@ -238,6 +371,18 @@ def test_row_8_a_hang_is_detected_and_the_run_resumes(command: Command, unharmed
         assert "in sum_over_ranks" in done.out, "the stack says where rank 0 waits"
     assert_equal(final(run), final(unharmed))
     assert untimed(run) == untimed(unharmed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [1, *(pytest.param(rank, marks=pytest.mark.long) for rank in (0, 2))])
+def test_row_8_the_rank_that_skips_a_collective_is_named(command: Command, rank: int) -> None:
+    three = ("--gpu-ids", "None", "--cpu-ranks", "3", "--hang-timeout", "60")
+    fault = {"MJLAB_DIST_FAULT": f"{rank}:2:skip_collective"}
+    done = command("train", "cartpole-balance", *three, *SMALL, "--max-iterations", "4", env=fault)
+    assert done.code == Exit.FAILED, done.err
+    (line,) = (line for line in done.err.splitlines() if line.startswith("train: "))
+    assert line.startswith(f"train: rank {rank} "), done.err
+    assert f"localhost[{rank}].log" in line
 
 
 @pytest.mark.slow
@@ -421,9 +566,13 @@ def writers_of(lines: list[str], name: str) -> dict[int, set[str]]:
     return found
 
 
-def attack(port: int, payload: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
-        connection.sendall(struct.pack(">L", len(payload)) + payload)
+def attack(port: int, *, payload: bytes = b"", framed: bool = True) -> None:
+    """Send something to a port; its owner may close the connection at any time."""
+    with (
+        contextlib.suppress(ConnectionError),
+        socket.create_connection(("127.0.0.1", port), timeout=5) as connection,
+    ):
+        connection.sendall((struct.pack(">L", len(payload)) if framed else b"") + payload + b"\n")
 
 
 class Payload:
@@ -436,27 +585,44 @@ class Payload:
         return os.system, (f"touch {self.target}",)
 
 
+def forged(kind: str, **data: object) -> bytes:
+    """A log record with an event of rank 0, as ranks send them."""
+    event = {"kind": kind, "rank": 0, **data}
+    record = {"name": "root", "hostname": "localhost", "local_rank": 0, "levelno": 20, "msg": "", "event": event}
+    return json.dumps(record).encode()
+
+
 @pytest.mark.slow
-def test_row_21_a_pickle_sent_to_the_log_port_is_not_executed(
+def test_row_21_a_stranger_reaches_nothing_and_is_not_believed(
     command: Command, training: Training, wait_for: WaitFor
 ) -> None:
     process = training()
-    run = only_run(command.cwd)
-    ports = {
-        c.laddr.port: p
+    bystander = subprocess.Popen(["sleep", "600"])
+    listening = [
+        c
         for p in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-        for c in p.net_connections("tcp")
-        if c.status == psutil.CONN_LISTEN and c.laddr.ip == "127.0.0.1"
-    }
-    assert ports, "the log server listens"
+        for c in p.net_connections("inet")
+        if c.status == psutil.CONN_LISTEN
+    ]
+    assert listening
+    assert {c.laddr.ip for c in listening} == {"127.0.0.1"}
     target = command.cwd / "executed"
-    for port in ports:
-        attack(port, pickle.dumps(Payload(target)))
-        attack(port, pickle.dumps({"name": "x", "event": Payload(target)}))
-    log = next(iter((run / "torchrunx").rglob("localhost.log")))
-    wait_for(lambda: "posix.system" in log.read_text())
+    try:
+        for port in {c.laddr.port for c in listening}:
+            attack(port, payload=pickle.dumps(Payload(target)))
+            attack(port, payload=pickle.dumps({"name": "x", "event": Payload(target)}))
+            attack(port, payload=b"half a record"[:5], framed=False)
+            attack(port, payload=forged("result", result={"stopped": False}), framed=False)
+            attack(port, payload=forged("joined", pid=bystander.pid, host="localhost"), framed=False)
+            attack(port, payload=forged("no such kind"), framed=False)
+        run = only_run(command.cwd)
+        rows = len(read_metrics(run))
+        wait_for(lambda: len(read_metrics(run)) > rows)
+        process.send_signal(signal.SIGINT)
+        done = command.finish(process)
+        assert done.code == Exit.RESUMABLE, done.out + done.err
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
     assert not target.exists()
-    rows = len(read_metrics(run))
-    wait_for(lambda: len(read_metrics(run)) > rows)
-    process.send_signal(signal.SIGTERM)
-    assert command.finish(process).code == Exit.RESUMABLE

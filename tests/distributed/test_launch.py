@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -9,10 +10,10 @@ import signal
 import socket
 import stat
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import imageio.v3 as iio
 import pytest
 import torch
 from conftest import Command
@@ -56,9 +57,18 @@ def test_metrics_of_ranks_add_up_to_those_of_the_run(command: Command) -> None:
     total = sum(one["episodes"] * one["mean_return"] for one in ended) / sum(one["episodes"] for one in ended)
     if sum(one["episodes"] for one in ended if one["iteration"] < 3) < 100:
         assert total == pytest.approx(rows[-1]["mean_return"])
-    script = Path(__file__).parents[2] / "scripts" / "plot_run.py"
-    subprocess.run([sys.executable, script, run, "--ranks", "--output", run / "ranks.png"], check=True)
-    assert (run / "ranks.png").stat().st_size > 0
+    compare = ("mjlab-dist", "compare", str(run), "--ranks")
+    done = command(*compare, "--metric", "wait_s", "--json", "--output", "ranks.png")
+    assert done.code == 0, done.err
+    assert iio.imread(command.cwd / "ranks.png").ndim == 3
+    compared = json.loads(done.out)["groups"]
+    assert [group["name"].rpartition(", ")[2] for group in compared] == ["rank 0", "rank 1"]
+    last = [row["wait_s"] for row in of_ranks if row["iteration"] == rows[-1]["iteration"]]
+    assert [group["mean"] for group in compared] == last
+    assert all(group["steps"] == rows[-1]["total_steps"] for group in compared)
+    wrong = command(*compare, "--metric", "value_loss")
+    assert wrong.code == 2
+    assert "--metric value_loss" in wrong.err
 
 
 @pytest.mark.slow
@@ -176,7 +186,9 @@ def test_a_signal_stops_one_rank_cleanly(
 def test_a_signal_before_training_ends_the_run_at_once(
     command: Command, assert_within: Callable[[float, float], None], signum: int, code: int
 ) -> None:
-    process = command.start("train", "cartpole-balance", *TWO, *SMALL)
+    # A program that starts the command may have blocked these signals
+    block = functools.partial(signal.pthread_sigmask, signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
+    process = command.start("train", "cartpole-balance", *TWO, *SMALL, preexec_fn=block)
     assert process.stdout is not None
     process.stdout.readline()  # ranks are being started
     process.send_signal(signum)

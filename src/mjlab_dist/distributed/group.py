@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import datetime
+import sys
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store, TCPStore
+from torch._C._distributed_c10d import FileStore, Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
 from mjlab_dist.distributed.local_sum import LocalSum
@@ -26,8 +26,6 @@ START_TIMEOUT_S = 7200
 It matters if a rank fails and the launcher does not end the others, such as srun without --kill-on-bad-exit.
 """
 
-T = TypeVar("T")
-
 _local_sum: contextvars.ContextVar[LocalSum | None] = contextvars.ContextVar("local_sum", default=None)
 """Sums tensors while CPU ranks of one machine train; otherwise None. One per process, like the default group."""
 
@@ -40,8 +38,10 @@ def meet(rank: Rank) -> Store | None:
     if rank.world_size == 1:
         return None
     timeout = datetime.timedelta(seconds=TIMEOUT_S)
-    if rank.joins_store:
-        store: Store = TCPStore(rank.master_address, rank.master_port, is_master=False, timeout=timeout)
+    if rank.store_file:
+        store: Store = FileStore(rank.store_file, rank.world_size)
+    elif rank.joins_store:
+        store = TCPStore(rank.master_address, rank.master_port, is_master=False, timeout=timeout)
     else:
         url = f"tcp://{rank.master_address}:{rank.master_port}"
         # Under torchrun this connects to the agent's store, which already listens on the port.
@@ -78,6 +78,7 @@ def process_group(rank: Rank, device: str, backend: str, store: Store | None) ->
     # Join
     timeout = datetime.timedelta(seconds=TIMEOUT_S)
     store.set_timeout(timeout)  # all ranks have compiled their kernels
+    excepthook = sys.excepthook
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if backend == "nccl" else backend,
         store=store,
@@ -86,6 +87,7 @@ def process_group(rank: Rank, device: str, backend: str, store: Store | None) ->
         timeout=timeout,
         device_id=torch.device(device) if backend == "nccl" else None,
     )
+    sys.excepthook = excepthook  # torch's would put [rank0]: in front of the caller's later tracebacks
     # Train, then leave
     try:
         with _local_sums(rank, device, store):
@@ -111,6 +113,21 @@ def _local_sums(rank: Rank, device: str, store: Store | None) -> Iterator[None]:
     finally:
         _local_sum.reset(before)
         local_sum.close()
+
+
+def wait_for_all(store: Store | None, rank: Rank, key: str) -> None:
+    """Wait until every rank has called this, for up to :data:`START_TIMEOUT_S`: ranks may be compiling kernels.
+
+    Args:
+        store: Result of :func:`meet`.
+        rank: Which rank this is.
+        key: Name of what the ranks wait for. Each can be used once.
+    """
+    if store is None:
+        return
+    if store.add(f"{key}/arrived", 1) == rank.world_size:
+        store.set(f"{key}/all", "")
+    store.wait([f"{key}/all"], datetime.timedelta(seconds=START_TIMEOUT_S))
 
 
 def world_size() -> int:
@@ -157,13 +174,26 @@ def gather(values: torch.Tensor) -> torch.Tensor:
     return table.view(-1, len(values))
 
 
-def broadcast_from_main(value: T) -> T:
-    """Return rank 0's object on every rank; the arguments of the other ranks are ignored."""
+def broadcast_from_main(data: bytes | None) -> bytes | None:
+    """Return rank 0's bytes on every rank; the arguments of the other ranks are ignored.
+
+    Objects would be sent as pickles, and gloo accepts connections from anyone.
+    """
     if not dist.is_initialized():
-        return value
-    box: list[T] = [value]
-    dist.broadcast_object_list(box, src=0)
-    return box[0]
+        return data
+    # Length; -1 for None
+    assert data != b""
+    length = torch.tensor([-1 if data is None else len(data)])
+    dist.broadcast(length, src=0)
+    size = int(length)
+    if size < 0:
+        return None
+    # Bytes
+    values = torch.empty(size, dtype=torch.uint8)
+    if data is not None and dist.get_rank() == 0:
+        values.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+    dist.broadcast(values, src=0)
+    return values.numpy().tobytes()
 
 
 def overwrite_by_main(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | None = None) -> None:

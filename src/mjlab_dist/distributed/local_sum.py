@@ -83,8 +83,14 @@ class LocalSum:
         Raises:
             LostRankError: If another rank has ended, sends no data for the timeout, or sums a tensor of another size.
         """
+        try:
+            self._sum(values.view(-1))
+        except LostRankError as error:
+            error.sum_bytes = values.nbytes  # the launcher compares it, to find the rank that skipped a sum
+            raise
+
+    def _sum(self, flat: torch.Tensor) -> None:
         # Whole tensors
-        flat = values.view(-1)
         if self._world_size == 2 or flat.nbytes <= MAX_WHOLE_BYTES:
             self._add_up(flat, send=[flat] * self._world_size)
             return

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from mjlab_dist.budget import Budget
+from mjlab_dist.lease import Lease
 
 ORDER, BY_BUS = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
 """Variable that sets CUDA's order of GPUs, and its value for the order of NVML and nvidia-smi."""
@@ -41,6 +42,8 @@ class RankPlan:
     """Number of envs and iterations; None if ranks first measure how many envs fit in memory."""
     run_dir: Path
     """The run directory; rank 0 writes there."""
+    lease: Lease | None = None
+    """The launch's lease of the run, which rank 0 checks before it writes; None if no other launch knows the run."""
 
 
 def number_by_bus(environ: MutableMapping[str, str]) -> None:

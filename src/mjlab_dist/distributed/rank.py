@@ -10,7 +10,7 @@ from typing import Literal
 LOOPBACK = "127.0.0.1"
 
 MEETING_POINT = "MJLAB_DIST_MEETING_POINT"
-"""Variable with the address, as host:port, of the store that our launcher opens for its ranks."""
+"""Variable with the store where the ranks of our launcher meet: host:port, or on one machine the path of a file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +31,8 @@ class Rank:
     """Port of the store on that host."""
     joins_store: bool = False
     """Whether the launcher has already opened the store; if not, rank 0 opens it."""
+    store_file: str | None = None
+    """File where ranks meet instead of a store; None for a store."""
 
     @property
     def is_main(self) -> bool:
@@ -64,7 +66,9 @@ def rank_from_environment(environ: Mapping[str, str]) -> Rank:
     if launcher == "torchrun":
         world_size = int(environ["WORLD_SIZE"])
         on_one_machine = int(environ.get("LOCAL_WORLD_SIZE", "0")) == world_size
-        host, _, port = environ.get(MEETING_POINT, "").rpartition(":")
+        meeting_point = environ.get(MEETING_POINT, "")
+        store_file = meeting_point if meeting_point.startswith("/") else None
+        host, _, port = ("" if store_file else meeting_point).rpartition(":")
         return Rank(
             rank=int(environ["RANK"]),
             local_rank=int(environ["LOCAL_RANK"]),
@@ -74,6 +78,7 @@ def rank_from_environment(environ: Mapping[str, str]) -> Rank:
             master_address=host or (LOOPBACK if on_one_machine else environ["MASTER_ADDR"]),
             master_port=int(port or environ["MASTER_PORT"]),
             joins_store=bool(host),
+            store_file=store_file,
         )
     if launcher == "slurm":
         return Rank(

@@ -1,4 +1,4 @@
-"""torchrunx's agent on the launcher's machine, which starts the ranks.
+"""torchrunx's agent on one machine, which starts the machine's ranks.
 
 The agent starts before its arguments are available, so that it imports its libraries at the same time as the launcher
 and the process that ranks are forked from. torchrunx itself starts the agent only after the launcher has imported
@@ -7,19 +7,31 @@ torch, and the agent starts ranks only after it has imported torch.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
 import runpy
+import shutil
+import signal
 import sys
+import tempfile
+import threading
 from multiprocessing import forkserver
+from pathlib import Path
 from types import SimpleNamespace
 
 from mjlab_dist.imports import start_up
+from mjlab_dist.launch.log_records import RecordSender
+from mjlab_dist.launch.rank_entry import run_rank
+from mjlab_dist.machine.processes import LAUNCH, TEMPORARY, temporary_directory
 from mjlab_dist.patching import patched
 
 FORK = "--fork"
 """Argument to fork ranks from a process that has imported their libraries."""
+
+OWN_DIRECTORY = "--own-directory"
+"""Argument to make a temporary directory for the launch's processes on this machine."""
 
 MAX_DIRECTORY = 70
 """Maximum length of TMPDIR in bytes. The fork server creates a Unix socket below it, whose path is limited to 107."""
@@ -28,8 +40,18 @@ MAX_DIRECTORY = 70
 def main() -> None:
     """Import libraries, read torchrunx's arguments as one line of JSON, and run its agent.
 
-    Return without running it if the launcher ends first.
+    Return without running it if the launcher ends first. Once it runs, it ends with the launcher.
     """
+    if OWN_DIRECTORY not in sys.argv:
+        _run()
+        return
+    with temporary_directory(os.environ[LAUNCH]) as path:
+        os.environ["TMPDIR"] = path
+        tempfile.tempdir = None  # read TMPDIR again
+        _run()
+
+
+def _run() -> None:
     # Fork server, which imports the ranks' libraries
     forks = FORK in sys.argv and len(os.fsencode(os.environ.get("TMPDIR", ""))) <= MAX_DIRECTORY
     if forks:
@@ -39,17 +61,42 @@ def main() -> None:
     with start_up():
         import torch.distributed.elastic.multiprocessing as elastic
         import torchrunx.agent
+        import torchrunx.utils.log_streaming
+
+        from mjlab_dist.launch.agent_group import AgentGroup  # noqa: PLC0415 (imports torch)
 
     # Arguments from the launcher
     line = sys.stdin.readline()
     if not line:
+        _remove_own_directory()
         return
     sys.argv[1:] = json.loads(line)
-    # torchrunx's agent, with its start method replaced
+    threading.Thread(target=_end_with_launcher, name="launcher", daemon=True).start()
+    # torchrunx's agent, with its start method and its connections replaced
     start = functools.partial(elastic.start_processes, start_method="forkserver" if forks else "spawn")
     adapted = SimpleNamespace(start_processes=start, DefaultLogsSpecs=elastic.DefaultLogsSpecs)
-    with patched(torchrunx.agent, "dist_mp", adapted):
+    with (
+        patched(torchrunx.agent, "dist_mp", adapted),
+        patched(torchrunx.agent, "LauncherAgentGroup", AgentGroup),
+        patched(torchrunx.agent, "worker_entrypoint", run_rank),
+        patched(torchrunx.utils.log_streaming, "SocketHandler", RecordSender),
+    ):
         runpy.run_module("torchrunx", run_name="__main__")
+
+
+def _remove_own_directory() -> None:
+    """Remove the temporary directory of the launch, which a killed launcher leaves."""
+    directory = Path(tempfile.gettempdir())
+    if directory.name.startswith(TEMPORARY):
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _end_with_launcher() -> None:
+    """Kill this process when the launcher has ended, however it did: its ranks end with it."""
+    with contextlib.suppress(OSError):
+        sys.stdin.read()
+    _remove_own_directory()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":

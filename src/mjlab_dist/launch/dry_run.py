@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from mjlab_dist import videos
 from mjlab_dist.budget import Budget, budget_of
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.distributed import Rank, RankDevice, outside_launcher
@@ -19,6 +20,9 @@ from mjlab_dist.rank_logs import log_dir
 from mjlab_dist.run_dir import list_checkpoints, next_run_dir
 from mjlab_dist.wording import byte_size, listed
 from mjlab_dist.worker import prepare_process
+
+TITLES = {"tensorboard": "TensorBoard", "wandb": "Weights & Biases"}
+"""Names of loggers in the table."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,12 +100,12 @@ def describe(config: TrainConfig, run: DryRun) -> list[tuple[str, str]]:
         ),
         ("Run", f"{plan.run_dir} ({'new' if plan.is_new else 'resumed'})"),
         ("Checkpoints", f"every {config.checkpoint.interval}{unit}; keeps {kept}"),
-        ("Curves", "metrics.jsonl and " + {"tensorboard": "TensorBoard", "wandb": "Weights & Biases"}[config.logger]),
+        ("Curves", listed(["metrics.jsonl", *(TITLES.get(name, name) for name in config.logger)])),
+        ("Videos", "none" if config.video_interval is None else videos.describe(config)),
         ("Rank logs", "none" if logs is None or plan.num_ranks == 1 else str(logs)),
     ]
     # Notes and warnings
-    if budget.note:
-        rows.append(("Note", budget.note))
+    rows += [("Note", note) for note in (budget.note, videos.note(config)) if note]
     rows += [("Warning", warning) for warning in plan.warnings]
     if needed > run.usable_bytes:
         rows.append(("Warning", "the envs may not fit in memory; lower --num-envs, or use --num-envs auto"))

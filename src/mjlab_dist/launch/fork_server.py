@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 
 from mjlab_dist.imports import import_learner, start_up
-from mjlab_dist.worker import die_with_parent
+from mjlab_dist.machine.processes import die_with_parent
 
 die_with_parent()
 with start_up(), contextlib.suppress(Exception):  # a rank repeats the import and reports the error

@@ -1,7 +1,7 @@
 """Other machines to train on: choose them, check them, and kill processes left there. Imports no torch.
 
-The checks do what torchrunx does when it starts ranks: they use the same name lookup, SSH library and config files,
-Python interpreter and working directory.
+The checks do what torchrunx does when it starts ranks: they use the same name lookup, SSH library, config files and
+known hosts, Python interpreter and working directory.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import ipaddress
 import json
 import logging
 import os
+import platform
 import shlex
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, TypeVar
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.distributed.rank import LOOPBACK
 from mjlab_dist.errors import PreflightError, UserError
-from mjlab_dist.machine.processes import LAUNCH
+from mjlab_dist.machine.processes import LAUNCH, TEMPORARY
 
 if TYPE_CHECKING:
     import fabric
@@ -39,25 +40,25 @@ HERE = "localhost"
 CONNECT_TIMEOUT_S = 5
 """Seconds to wait for a host's SSH server to answer."""
 
-PACKAGES = ("mjlab-dist", "torchrunx", "torch")
-"""Packages whose versions must be equal on all machines: processes exchange pickles and run the same collectives."""
+PACKAGES = ("mjlab-dist", "torchrunx", "torch", "rsl-rl-lib", "tensordict", "warp-lang", "mujoco", "mujoco-warp")
+"""Packages whose versions must be equal on all machines: ranks run the same collectives, and the same physics."""
 
-PROBE = (
-    "import importlib.metadata as m, json, sys, mjlab_dist; print(json.dumps({n: m.version(n) for n in sys.argv[1:]}))"
-)
-"""Program that prints the versions of the packages given as arguments."""
+PROBE = """
+import importlib.metadata as m, json, os, platform, sys, sysconfig, mjlab_dist
+library = os.path.dirname(os.path.dirname(json.__file__))
+is_own = os.path.realpath(library) == os.path.realpath(sysconfig.get_path("stdlib"))
+python = [platform.python_implementation(), platform.python_version(), None if is_own else library]
+print(json.dumps([python, {name: m.version(name) for name in sys.argv[1:]}]))
+"""
+"""Program that prints what it runs with: the implementation and the version of Python, and the directory of the
+standard library if that is not Python's own; then the versions of the packages given as arguments."""
 
 CALL = f"import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), {CONNECT_TIMEOUT_S})"
 """Program that connects to an address and a port, its two arguments."""
 
-OWN_ADDRESS = "import socket; print(socket.gethostbyname(socket.gethostname()))"
-"""Program that prints the address of a machine's own name, which gloo announces to other machines by default."""
-
-INTERFACE = "GLOO_SOCKET_IFNAME"
-"""Variable that names the network interface whose address gloo announces instead."""
-
 END = """
-import glob, os, signal, sys, time
+import glob, os, shutil, signal, sys, tempfile, time
+_, _, launch = sys.argv[1].partition("=")
 for _ in range(20):
     found = False
     for file in glob.glob("/proc/[0-9]*/environ"):
@@ -65,16 +66,26 @@ for _ in range(20):
             with open(file, "rb") as environ:
                 if sys.argv[1].encode() not in environ.read().split(b"\\0"):
                     continue
-            os.kill(int(file.split("/")[2]), signal.SIGKILL)
+            with open(os.path.join(os.path.dirname(file), "cmdline"), "rb") as command:
+                is_tracker = b"multiprocessing.resource_tracker" in command.read()
             found = True
+            if not is_tracker:
+                os.kill(int(file.split("/")[2]), signal.SIGKILL)
         except OSError:
             pass
     if not found:
+        for directory in glob.glob(os.path.join(tempfile.gettempdir(), sys.argv[2] + launch + "-*")):
+            if os.path.isdir(directory):
+                shutil.rmtree(directory, ignore_errors=True)
         sys.exit()
     time.sleep(0.1)
 sys.exit(1)
 """
-"""Program that kills all processes started with a variable ``name=value``; fails if any is left after two seconds."""
+"""Program that kills all processes started with a variable ``name=value``; fails if any is left after two seconds.
+
+multiprocessing's resource trackers end by themselves, and remove semaphores first. The program also removes the
+processes' temporary directory: the second argument is the prefix of its name, which the value follows.
+"""
 
 END_TIMEOUT_S = 10.0
 """Seconds to wait until all hosts have run that program."""
@@ -82,12 +93,11 @@ END_TIMEOUT_S = 10.0
 SAME = "install the same environment there, under the same path"
 
 
-def choose_hosts(config: TrainConfig, environ: Mapping[str, str]) -> tuple[str, ...]:
+def choose_hosts(config: TrainConfig) -> tuple[str, ...]:
     """Return the machines to start ranks on, after checking that each of them can train.
 
     Args:
         config: The run's config.
-        environ: The environment.
 
     Returns:
         Host names for torchrunx; the first is this machine, which without ``--hosts`` is the only one.
@@ -110,13 +120,8 @@ def choose_hosts(config: TrainConfig, environ: Mapping[str, str]) -> tuple[str, 
     if not others:
         return (HERE,)
 
-    # Without a chosen interface, gloo announces the address of each machine's own name
-    needs_address = INTERFACE not in environ
-    if needs_address and (fault := _check_own_name()):
-        raise PreflightError(f"this machine: {fault}")
-
     # The other machines
-    check_hosts(others, config.ssh_config, needs_address=needs_address)
+    check_hosts(others, config.ssh_config)
     return (HERE, *others)
 
 
@@ -149,8 +154,8 @@ def end_on_hosts(hosts: Sequence[str], ssh_config: str | None, launch: str) -> l
     """
 
     def end(host: str) -> bool:
-        with _connection(host, ssh_config) as connection:
-            return _run(connection, _program(END, f"{LAUNCH}={launch}")).ok
+        with connect(host, ssh_config) as connection:
+            return _run(connection, program(END, f"{LAUNCH}={launch}", TEMPORARY)).ok
 
     deadline = time.monotonic() + END_TIMEOUT_S
     ended = {host: _start(f"end on {host}", lambda host=host: end(host)) for host in hosts[1:]}
@@ -162,16 +167,13 @@ def end_on_hosts(hosts: Sequence[str], ssh_config: str | None, launch: str) -> l
     return sorted(left)
 
 
-def check_hosts(
-    hosts: Sequence[str], ssh_config: str | None, timeout_s: float = 12.0, *, needs_address: bool = False
-) -> None:
+def check_hosts(hosts: Sequence[str], ssh_config: str | None, timeout_s: float = 12.0) -> None:
     """Raise if at least one host cannot run ranks. Hosts are checked in parallel, and all faults are reported at once.
 
     Args:
         hosts: Names or addresses. Names of this machine always pass.
         ssh_config: SSH's config file; None for the user's and the system's.
         timeout_s: Seconds after which a host that has not answered all checks fails.
-        needs_address: Whether a host's own name must resolve to an address that other machines can reach.
 
     Raises:
         UserError: If SSH's config file cannot be read.
@@ -181,7 +183,7 @@ def check_hosts(
 
     # SSH connections, which are opened later
     try:
-        connections = {host: _connection(host, ssh_config) for host in hosts}
+        connections = {host: connect(host, ssh_config) for host in hosts}
     except (OSError, ValueError, paramiko.SSHException) as error:
         raise UserError(f"--ssh-config {ssh_config or '~/.ssh/config'}: {error}") from error
     # paramiko also logs the errors that it raises; without a handler they would be printed with tracebacks.
@@ -190,7 +192,7 @@ def check_hosts(
     # Checks, each host in its own thread
     deadline = time.monotonic() + timeout_s
     checks = {
-        host: _start(f"check {host}", lambda h=host, c=connection: _check_host(h, c, needs_address=needs_address))
+        host: _start(f"check {host}", lambda h=host, c=connection: _check_host(h, c))
         for host, connection in connections.items()
     }
 
@@ -240,12 +242,20 @@ def _resolves_to_this_machine(host: str) -> bool:
         return False
 
 
-def _connection(host: str, ssh_config: str | None) -> fabric.Connection:
+def connect(host: str, ssh_config: str | None) -> fabric.Connection:
+    """Return a connection to a host, which is yet to be opened.
+
+    Args:
+        host: Name or address.
+        ssh_config: SSH's config file; None for the user's and the system's.
+    """
     import fabric  # noqa: PLC0415 (not needed if all ranks run on this machine)
+
+    from mjlab_dist.launch.ssh import verifying  # noqa: PLC0415 (the same)
 
     # One config per host, because fabric adds the keys of the host's entry to it
     config = fabric.Config(runtime_ssh_path=ssh_config)
-    return fabric.Connection(host, config=config, connect_timeout=CONNECT_TIMEOUT_S)
+    return verifying(fabric.Connection(host, config=config, connect_timeout=CONNECT_TIMEOUT_S), ssh_config)
 
 
 def _start(name: str, function: Callable[[], T]) -> Future[T]:
@@ -262,7 +272,7 @@ def _start(name: str, function: Callable[[], T]) -> Future[T]:
     return future
 
 
-def _check_host(host: str, connection: fabric.Connection, *, needs_address: bool) -> str | None:
+def _check_host(host: str, connection: fabric.Connection) -> str | None:
     """Return why ranks cannot be started on a host, with the fix; None if they can."""
     try:
         address = _address(host)
@@ -276,35 +286,22 @@ def _check_host(host: str, connection: fabric.Connection, *, needs_address: bool
         return f"cannot be compared with this machine, whose own name {own} does not resolve; add {own} to /etc/hosts"
     if address.version == 6:
         return "torchrunx's log server does not support IPv6; give the host's IPv4 address"
-    return _check_ssh(host, connection, needs_address=needs_address)
+    return _check_ssh(host, connection)
 
 
-def _check_own_name(address: str | None = None) -> str | None:
-    """Return why other machines cannot reach a machine by its own name; None if they can.
-
-    Args:
-        address: Address that the name resolves to; None to look up this machine's.
-    """
-    if address is None:
-        with contextlib.suppress(OSError):  # a name that does not resolve is reported for each host
-            address = socket.gethostbyname(socket.gethostname())
-    if address is None or not ipaddress.ip_address(address).is_loopback:
-        return None
-    return (
-        f"its own name resolves to {address}, which other machines cannot reach; give that name another address in "
-        f"/etc/hosts, or set {INTERFACE} to the network interface if it has the same name on all machines"
-    )
-
-
-def _check_ssh(host: str, connection: fabric.Connection, *, needs_address: bool) -> str | None:
+def _check_ssh(host: str, connection: fabric.Connection) -> str | None:
     import paramiko  # noqa: PLC0415
+
+    from mjlab_dist.launch.ssh import HostKeyError  # noqa: PLC0415
 
     client = connection.client
     assert isinstance(client, paramiko.SSHClient)
     start = time.monotonic()
     try:
         connection.open()
-        return _check_environment(connection) or _check_network(host, connection, needs_address=needs_address)
+        return _check_environment(connection) or _check_network(host, connection)
+    except HostKeyError as error:
+        return str(error)
     except (paramiko.SSHException, EOFError) as error:
         transport = client.get_transport()
         is_ssh = transport is not None and transport.initial_kex_done
@@ -334,24 +331,25 @@ def _describe_socket_error(error: OSError, port: int | None) -> str:
     return f"cannot be reached ({why} on port {port}); is its SSH server running?"
 
 
-def _check_network(host: str, connection: fabric.Connection, *, needs_address: bool) -> str | None:
+def _check_network(host: str, connection: fabric.Connection) -> str | None:
     address = own_address((HERE, host))
     with socket.create_server((address, 0)) as server:
-        if not _run(connection, _program(CALL, address, str(server.getsockname()[1]))).ok:
+        if not _run(connection, program(CALL, address, str(server.getsockname()[1]))).ok:
             return f"cannot connect to this machine at {address}; allow all ports in the firewalls between them"
-    if not needs_address:
-        return None
-    answer = _run(connection, _program(OWN_ADDRESS))
-    # gloo uses the loopback address if the name does not resolve.
-    return _check_own_name(answer.stdout.strip().rpartition("\n")[2] if answer.ok else LOOPBACK)
+    return None
 
 
 def _run(connection: fabric.Connection, command: str) -> Result:
     return connection.run(command, hide=True, warn=True, in_stream=False)
 
 
-def _program(code: str, *args: str) -> str:
-    """Return the shell command for a Python program that needs only the standard library."""
+def program(code: str, *args: str) -> str:
+    """Return the shell command for a Python program that needs only the standard library.
+
+    Args:
+        code: The program.
+        args: Its arguments.
+    """
     return shlex.join((sys.executable, "-I", "-S", "-c", code, *args))
 
 
@@ -371,11 +369,33 @@ def _check_environment(connection: fabric.Connection) -> str | None:
         last_line = answer.stderr.strip().rpartition("\n")[2]
         return f"{sys.executable} failed there ({last_line or f'exit code {answer.exited}'}); {SAME}"
 
-    # Versions of packages
-    there = json.loads(answer.stdout.strip().rpartition("\n")[2])  # the shell may print lines first when it starts
+    # Versions of Python and of packages
+    python, there = json.loads(answer.stdout.strip().rpartition("\n")[2])  # the shell may print lines first
+    if fault := _compare_python(*python):
+        return fault
     here = {name: importlib.metadata.version(name) for name in PACKAGES}
     differing = [name for name in PACKAGES if there[name] != here[name]]
     if differing:
         has = " and ".join(f"{name} {there[name]}" for name in differing)
         return f"has {has}, but this machine has {' and '.join(here[name] for name in differing)}; {SAME}"
+    return None
+
+
+def _compare_python(kind: str, version: str, library: str | None) -> str | None:
+    """Return why a host's Python cannot run ranks of this one; None if it can.
+
+    Another patch release can: it reads the same bytecode and loads the same compiled packages. But the compiled modules
+    of a standard library only work with their own release.
+
+    Args:
+        kind: Implementation, such as CPython.
+        version: Version.
+        library: Directory of the standard library that it finds first; None if that is its own.
+    """
+    own_kind, own_version = platform.python_implementation(), platform.python_version()
+    has = f"has {kind} {version}, but this machine has {own_kind} {own_version}"
+    if (kind, version.split(".")[:2]) != (own_kind, own_version.split(".")[:2]):
+        return f"{has}; {SAME}"
+    if version != own_version and library is not None:
+        return f"{has}, and {library}, the standard library of this machine, exists there too; {SAME}"
     return None

@@ -1,38 +1,120 @@
-"""Log records that torchrunx sends over a socket, read as plain data. Imports no torch."""
+"""Log records and events that agents and ranks send to torchrunx's log server. Imports no torch.
+
+torchrunx's own server unpickles what anyone sends to its port. This one expects a proof that the sender belongs to the
+launch, and then a line of JSON per record.
+"""
 
 from __future__ import annotations
 
-import io
+import json
 import logging
-import pickle
-from typing import Any, Never
+import os
+import socket
+import socketserver
+import threading
+from collections.abc import Sequence
+from logging.handlers import SocketHandler
+from typing import Any
 
+from mjlab_dist.launch.handshake import MAX_UNPROVEN, authenticate, secret_of
 from mjlab_dist.launch.hosts import HERE
 
+MAX_RECORD_BYTES = 64 * 1024**2
+"""Maximum length of a record. A longer one ends its connection."""
 
-class _PlainUnpickler(pickle.Unpickler):
-    """Unpickler for containers, text and numbers only."""
-
-    def find_class(self, module: str, name: str) -> Never:
-        raise pickle.UnpicklingError(f"a log record must not contain a {module}.{name}")
+REQUIRED = frozenset({"hostname", "local_rank", "name", "msg", "levelno"})
+"""Fields that every record has."""
 
 
-def plain_record(data: bytes) -> dict[str, Any]:
-    """Read a log record that logging's SocketHandler wrote, without running code from the pickle.
+class RecordSender(SocketHandler):
+    """Sends log records to the log server of the launch. Takes the place of logging's SocketHandler in torchrunx."""
+
+    def makeSocket(self, timeout: float = 10.0) -> socket.socket:  # noqa: N802 (logging's name)
+        """Connect to the server."""
+        connection = super().makeSocket(timeout)
+        try:
+            authenticate(connection, secret_of(os.environ), listens=False)
+        except OSError:
+            connection.close()
+            raise
+        return connection
+
+    def makePickle(self, record: logging.LogRecord) -> bytes:  # noqa: N802 (logging's name)
+        """Encode a record as a line of JSON."""
+        exc_info = record.exc_info
+        if exc_info:
+            self.format(record)  # sets exc_text
+        fields = {**vars(record), "msg": record.getMessage(), "args": None, "exc_info": None}
+        return json.dumps(fields, default=str).encode() + b"\n"
+
+
+class LogServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
+    """Passes the log records of agents and ranks to handlers. Takes the place of torchrunx's server."""
+
+    daemon_threads = True
+
+    def __init__(self, listener: socket.socket, secret: bytes, handlers: Sequence[logging.Handler]) -> None:
+        """Serve a socket.
+
+        Args:
+            listener: Listening socket.
+            secret: The secret of the launch.
+            handlers: Receive the records; called from several threads.
+        """
+        super().__init__(listener.getsockname(), _RecordReader, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listener
+        self.secret = secret
+        self.handlers = handlers
+        self.unproven = threading.Semaphore(MAX_UNPROVEN)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Handle a connection in a thread of its own, which releases the semaphore."""
+        self.unproven.acquire()
+        super().process_request(request, client_address)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Ignore a connection that fails: its sender has ended, or was nobody of this launch."""
+
+
+class _RecordReader(socketserver.BaseRequestHandler):
+    """One connection."""
+
+    server: LogServer
+    request: socket.socket
+
+    def handle(self) -> None:
+        """Pass records to the handlers until the connection ends."""
+        try:
+            authenticate(self.request, self.server.secret, listens=True)
+        finally:
+            self.server.unproven.release()
+        with self.request.makefile("rb") as lines:
+            while (line := lines.readline(MAX_RECORD_BYTES)).endswith(b"\n"):
+                record = read_record(line)
+                for handler in self.server.handlers:
+                    handler.handle(record)
+
+
+def read_record(line: bytes) -> logging.LogRecord:
+    """Read a log record in torchrunx's form: its logger is ``torchrunx.<host>``, then the local rank if a rank sent it.
 
     Args:
-        data: A pickle.
+        line: A line of JSON.
 
     Returns:
-        The record's fields; if the pickle contains anything else, the fields of a warning for the agent's log.
+        The record. If the line is no complete record, a warning for the log of this machine's agent.
     """
     try:
-        record = _PlainUnpickler(io.BytesIO(data)).load()
-        known = isinstance(record, dict) and {"hostname", "local_rank", "name", "msg", "levelno"} <= record.keys()
-        reason = "" if known else "required fields are missing"
-    except Exception as error:  # noqa: BLE001 (a damaged pickle raises many types of errors)
-        record, reason = {}, str(error)
+        fields = json.loads(line)
+        reason = "" if isinstance(fields, dict) and fields.keys() >= REQUIRED else "required fields are missing"
+    except ValueError as error:
+        fields, reason = {}, str(error)
     if reason:
-        record = {"name": "root", "hostname": HERE, "local_rank": None, "levelno": logging.WARNING}
-        record |= {"levelname": "WARNING", "msg": f"a log record was rejected: {reason}"}
-    return record
+        fields = {"name": "root", "hostname": HERE, "local_rank": None, "levelno": logging.WARNING}
+        fields |= {"levelname": "WARNING", "msg": f"a log record was rejected: {reason}"}
+    if fields["name"] != "root":
+        fields["msg"] = f"{fields['name']}:{fields['msg']}"
+    ranks = [] if fields["local_rank"] is None else [str(fields["local_rank"])]
+    fields["name"] = ".".join(["torchrunx", fields["hostname"], *ranks])
+    return logging.makeLogRecord(fields)

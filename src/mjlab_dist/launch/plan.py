@@ -9,14 +9,20 @@ from pathlib import Path
 
 from mjlab_dist.budget import Budget, plan_budget
 from mjlab_dist.config import TrainConfig
-from mjlab_dist.config.checks import validate
+from mjlab_dist.config.checks import episode_steps, validate
 from mjlab_dist.distributed import RankDevice, RankPlan, outside_launcher
 from mjlab_dist.errors import UserError
 from mjlab_dist.faults import read_fault
 from mjlab_dist.launch.hosts import HERE, choose_hosts
-from mjlab_dist.machine.devices import Gpu, plan_devices
+from mjlab_dist.lease import Lease
+from mjlab_dist.logger import check_loggers
+from mjlab_dist.machine.devices import Gpu, plan_devices, shared_cores
+from mjlab_dist.machine.memory import check_memory
 from mjlab_dist.machine.preflight import check_machine
 from mjlab_dist.run_dir import METRICS_FILE, find_run_to_resume, list_checkpoints, read_metrics
+
+MAX_TIMESTEP_S = 0.05
+"""Seconds that no physics step exceeds. For shorter episodes, the model is built to compute the control step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +39,8 @@ class RunPlan:
     """The run directory, on this machine."""
     is_new: bool = True
     """Whether the directory was created for this run; False for a run that is resumed."""
+    lease: Lease | None = None
+    """The lease of the run; None before it is acquired."""
     warnings: tuple[str, ...] = ()
     """Warnings about this machine, one line each."""
 
@@ -44,7 +52,10 @@ class RunPlan:
     @property
     def rank_plans(self) -> tuple[RankPlan, ...]:
         """Plan of each rank of a machine, in order of local rank."""
-        return tuple(RankPlan(device=device, budget=self.budget, run_dir=self.run_dir) for device in self.devices)
+        return tuple(
+            RankPlan(device=device, budget=self.budget, run_dir=self.run_dir, lease=self.lease)
+            for device in self.devices
+        )
 
 
 def plan_run(
@@ -62,9 +73,11 @@ def plan_run(
         UserError: If the config cannot train here.
     """
     devices = plan_devices(config, environ, gpus)
-    hosts = tuple(choose_hosts(config, environ))
+    hosts = tuple(choose_hosts(config))
     budget = plan_budget(config, len(hosts) * len(devices))
-    warnings: list[str] = []
+    if budget is not None:
+        check_memory(config, budget.num_envs, devices, gpus)
+    warnings = shared_cores(config)
     resumed = find_resumed(config, warnings.append)
     warnings += check_machine(config, devices, environ, gpus, resumed)
     return RunPlan(
@@ -84,6 +97,11 @@ def check_config(config: TrainConfig) -> None:
         UserError: If the config is invalid, or contradicts the environment.
     """
     validate(config)
+    if config.env.episode_length_s < MAX_TIMESTEP_S * config.env.sim.decimation:
+        from mjlab_dist.sim import build_model  # noqa: PLC0415 (imports torch)
+
+        timestep_s = float(build_model(config.env.sim).opt.timestep)
+        episode_steps(config.env, timestep_s * config.env.sim.decimation)
     read_fault(os.environ)
     if config.init_from is not None:
         _check_init_from(config.init_from)
@@ -91,6 +109,7 @@ def check_config(config: TrainConfig) -> None:
         from mjlab_dist.distributed.synchronizer import find_synchronizer  # noqa: PLC0415 (imports torch)
 
         find_synchronizer(config.sync.synchronizer)
+    check_loggers(config.logger)
     launcher = outside_launcher(os.environ)
     if launcher and config.hosts:
         shown = " ".join(config.hosts)

@@ -1,79 +1,48 @@
-"""Start ranks through torchrunx, receive their events, end their processes. Only this module uses torchrunx's API."""
+"""Start ranks through torchrunx, receive their events, end their processes."""
 
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import functools
 import gc
 import json
 import logging
-import multiprocessing
 import os
+import queue
 import shlex
 import signal
-import socket
-import subprocess
-import sys
-import tempfile
 import threading
-import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from multiprocessing.process import BaseProcess
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO, TYPE_CHECKING, Any, TextIO, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from mjlab_dist.config import TrainConfig
-from mjlab_dist.control import Control
-from mjlab_dist.distributed import RankDevice
-from mjlab_dist.distributed.rank import LOOPBACK, MEETING_POINT
+from mjlab_dist.control import STOP_SIGNALS, Control
 from mjlab_dist.errors import RankError
-from mjlab_dist.faults import ATTEMPT
 from mjlab_dist.imports import start_up
-from mjlab_dist.launch.agent import FORK
-from mjlab_dist.launch.hosts import end_on_hosts, own_address
-from mjlab_dist.launch.log_records import plain_record
+from mjlab_dist.launch.agents import Agent
+from mjlab_dist.launch.log_records import LogServer
 from mjlab_dist.launch.plan import RunPlan
-from mjlab_dist.launch.supervision import Ranks
-from mjlab_dist.machine.processes import LAUNCH, end_children, temporary_directory
+from mjlab_dist.launch.preparation import Launch, end_processes, prepared
+from mjlab_dist.launch.spare import Spare
+from mjlab_dist.launch.supervision import SETTLED_S, Ended, Ranks
+from mjlab_dist.machine.processes import die_with_parent
 from mjlab_dist.messages import Event, EventHandler, Listener
 from mjlab_dist.patching import patched
 from mjlab_dist.rank_logs import log_dir
-from mjlab_dist.worker import Entry, die_with_parent, run_or_die
+from mjlab_dist.streams import child_errors
+from mjlab_dist.worker import Entry, run_or_die
 
 if TYPE_CHECKING:
     import torchrunx
-    from torch._C._distributed_c10d import Store
 
 T = TypeVar("T")
 
-ENVIRONMENT = (
-    "PATH",
-    "HOME",
-    "LANG",
-    "LC_*",
-    "LD_LIBRARY_PATH",
-    "LIBRARY_PATH",
-    "PYTHON*",
-    "CUDA*",
-    "TORCH*",
-    "PYTORCH*",
-    "NCCL*",
-    "GLOO*",
-    "OMP*",
-    "MKL*",
-    "MUJOCO*",
-    "WARP*",
-    "WANDB*",
-    "XDG_CACHE_HOME",
-    "MJLAB_DIST*",
-)
-"""Environment variables that ranks need, as patterns, including those that torchrunx does not copy by default."""
-
-SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
-"""Substrings in the names of secret variables. These must not appear in a command line, which any user can read."""
+LONGEST_S = 20 * 24 * 3600
+"""Nearly the longest time for which poll(2) can wait, in seconds."""
 
 
 def run_ranks(
@@ -84,6 +53,7 @@ def run_ranks(
     *,
     listen: Listener,
     control: Control,
+    spare: Spare | None = None,
     attempt: int = 0,
 ) -> list[T]:
     """Start ranks on one or several machines, and wait for their results.
@@ -95,6 +65,7 @@ def run_ranks(
         plan: Devices, hosts and run directory.
         listen: Called with the ranks' events for the user, in a thread of its own.
         control: Its stop request is forwarded to the ranks.
+        spare: May have prepared this launch; None if there are no restarts.
         attempt: Number of earlier starts of these ranks.
 
     Returns:
@@ -104,69 +75,39 @@ def run_ranks(
         RankError: If a rank ended early or hung.
         UserError: If a rank ended because of something that the user can fix.
     """
-    # Names, addresses and log files of this launch
-    launch, address, logs = uuid.uuid4().hex, own_address(plan.hosts), log_dir(config, plan.run_dir, os.environ)
     ranks = Ranks(plan.hosts, len(plan.devices), listen, control)
-    with temporary_directory() as temporary, _child_errors() as errors, contextlib.ExitStack() as stack:
-        # Socket of the store where ranks meet. If rank 0 opened it seconds later, another process could take the port
-        # in the meantime.
-        meeting_point = stack.enter_context(_listen(here_only=len(plan.hosts) == 1))
-        variables = _own_variables(launch, f"{address}:{meeting_point.getsockname()[1]}", attempt)
-        # Agent of this machine, which imports its libraries while this process imports its own
-        agent = None
-        if len(plan.hosts) == 1:
-            variables["TMPDIR"] = temporary  # torchrunx's agent leaves a directory there
-            agent = stack.enter_context(_waiting_agent(plan.devices, variables, listen))
+    logs = log_dir(config, plan.run_dir, os.environ)
+    with child_errors() as errors, contextlib.ExitStack() as stack:
+        # Agents, which import their libraries while this process imports its own
+        preparing = prepared(config, plan, attempt, listen) if spare is None else spare.launch(attempt)
+        launch = stack.enter_context(preparing)
         with start_up():
             import torchrunx  # noqa: F401
         # Store. It is closed when this variable is deleted.
-        _debug(listen, f"ranks meet at {variables[MEETING_POINT]}; log files in {logs}")
-        _store = _open_store(meeting_point)
+        _debug(listen, f"ranks meet at {launch.meeting_point}; log files in {logs}")
+        _store = launch.open_store()
         # Ranks, and the wait for their results
         pipe = stack.enter_context(_event_pipe(ranks.receive))
-        stack.enter_context(_adapted_torchrunx(address, agent))
-        launcher = _torchrunx_launcher(config, plan, variables, logs, pipe)
+        log_servers = stack.enter_context(_adapted_torchrunx(launch))
+        launcher = _torchrunx_launcher(config, plan, logs, pipe)
         rank: Callable[..., object] = run_or_die
         with _in_thread(lambda: launcher.run(rank, entry, config, plan.rank_plans)) as future:
             try:
-                results = ranks.wait(future, config.hang_timeout)
+                results = ranks.wait(future, config.hang_timeout, lambda: _ended_helper(launch.agents, log_servers))
             except RankError as error:
-                raise _with_log(error, logs, plan, errors) from None
+                raise _with_log(error, logs, plan, launch.errors, errors) from None
             finally:
-                _end_processes(config, plan.hosts, launch, listen)
+                # torchrunx asks its agents to end but does not wait
+                end_processes(config, plan.hosts, launch.name, listen)
     return [_decoded(result_type, result) for result in results]
 
 
-def _own_variables(launch: str, meeting_point: str, attempt: int) -> dict[str, str]:
-    """Return the environment variables that a launch sets for its ranks."""
-    return {
-        # All of sys.path, as in multiprocessing: it includes the directory of the user's script.
-        "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)),
-        LAUNCH: launch,
-        MEETING_POINT: meeting_point,
-        ATTEMPT: str(attempt),
-    }
-
-
-def _open_store(meeting_point: socket.socket) -> Store:
-    """Return a key-value store that listens at a socket, until it is garbage-collected."""
-    from torch._C._distributed_c10d import TCPStore
-
-    # Reference cycles of a traceback may keep an earlier attempt's process groups alive, with threads and sockets.
-    gc.collect()
-    port = meeting_point.getsockname()[1]
-    return TCPStore(LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=meeting_point.detach())
-
-
-def _torchrunx_launcher(
-    config: TrainConfig, plan: RunPlan, variables: Mapping[str, str], logs: Path | None, pipe: int
-) -> torchrunx.Launcher:
+def _torchrunx_launcher(config: TrainConfig, plan: RunPlan, logs: Path | None, pipe: int) -> torchrunx.Launcher:
     """Return torchrunx's launcher for a run.
 
     Args:
         config: The run's config.
         plan: Devices, hosts and run directory.
-        variables: Variables to set for the ranks, in addition to those that they inherit.
         logs: Directory of the ranks' log files; None for no files.
         pipe: Descriptor that events are written to.
     """
@@ -175,41 +116,30 @@ def _torchrunx_launcher(
     return torchrunx.Launcher(
         hostnames=list(plan.hosts),
         workers_per_host=len(plan.devices),
-        ssh_config_file=config.ssh_config,
         backend=None,
-        copy_env_vars=tuple(exported_names(os.environ)),
-        extra_env_vars=dict(variables),
+        agent_timeout=_agent_timeout_s(config, plan),
+        copy_env_vars=(),  # agents have their environment already
     ).set_logging_handlers(functools.partial(_log_handlers, logs, plan.hosts, len(plan.devices), pipe))
 
 
-def _end_processes(config: TrainConfig, hosts: Sequence[str], launch: str, listen: Listener) -> None:
-    """Kill all processes of a launch, and wait for them: torchrunx asks its agents to end but does not wait."""
-    end_children(launch)
-    if left := end_on_hosts(hosts, config.ssh_config, launch):
-        text = f"no answer from {', '.join(left)}: processes of this run may still be running there"
-        listen({"kind": "warning", "text": text})
+def _agent_timeout_s(config: TrainConfig, plan: RunPlan) -> int:
+    """Return how long torchrunx's agents and its launcher wait for each other, which may be stopped by Ctrl-Z.
+
+    On one machine, neither outlives the other. Agents on other machines need the timeout: they do not notice that the
+    machine of the launcher has failed.
+    """
+    return LONGEST_S if len(plan.hosts) == 1 else max(60, round(config.hang_timeout))
 
 
 def _debug(listen: Listener, text: str) -> None:
     listen({"kind": "debug", "text": f"launcher: {text}"})
 
 
-def exported_names(environ: Mapping[str, str]) -> list[str]:
-    """Return the names of the variables that torchrunx copies to ranks. It writes their values into a command line.
-
-    Processes on this machine inherit all other variables as well, including secrets.
-    """
-    return [
-        name
-        for name in environ
-        if any(fnmatch.fnmatch(name, pattern) for pattern in ENVIRONMENT) and not any(word in name for word in SECRET)
-    ]
-
-
-def _with_log(error: RankError, logs: Path | None, plan: RunPlan, errors: IO[str]) -> RankError:
+def _with_log(error: RankError, logs: Path | None, plan: RunPlan, *outputs: IO[str]) -> RankError:
     """Return an error with the path of the rank's log and, if it has no report, the error output of child processes."""
-    errors.seek(0)
-    message, report = str(error), error.report or errors.read()
+    for output in outputs:
+        output.seek(0)
+    message, report = str(error), error.report or "".join(output.read() for output in outputs)
     if logs and error.rank is not None:
         host_index, local_rank = divmod(error.rank, len(plan.devices))
         found = sorted(logs.glob(f"*/{plan.hosts[host_index]}[[]{local_rank}].log"))
@@ -223,100 +153,78 @@ def _decoded(result_type: type[T], plain: dict[str, Any]) -> T:
     return dacite.from_dict(result_type, plain, config=dacite.Config(cast=[Path], strict=True))  # pyright: ignore[reportArgumentType]
 
 
-def _listen(here_only: bool) -> socket.socket:
-    """Listen on a free port, which the kernel chooses, of the loopback address or of all addresses."""
-    if here_only:
-        return socket.create_server((LOOPBACK, 0))
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", 0))
-
-
-def can_fork(devices: Sequence[RankDevice], environ: Mapping[str, str]) -> bool:
-    """Return whether ranks may be forked from a process that has imported their libraries.
-
-    With MUJOCO_GL set, MuJoCo initializes EGL or OSMesa at its import. Neither survives a fork; nor does CUDA.
-    """
-    return all(device.device == "cpu" for device in devices) and "MUJOCO_GL" not in environ
-
-
 @contextlib.contextmanager
-def _waiting_agent(
-    devices: Sequence[RankDevice], variables: Mapping[str, str], listen: Listener
-) -> Iterator[subprocess.Popen[str]]:
-    """Start the agent of this machine, protected from Ctrl-C and SIGTERM; it waits for torchrunx's arguments.
+def _adapted_torchrunx(launch: Launch) -> Iterator[Sequence[_LogProcess]]:
+    """Patch torchrunx to use the agents and the sockets of a launch.
 
-    Args:
-        devices: Devices of the ranks.
-        variables: Variables to set for the agent and the ranks.
-        listen: Receives a line for ``--verbose``.
-    """
-    forks = can_fork(devices, os.environ)
-    command = [sys.executable, "-u", "-m", "mjlab_dist.launch.agent", *([FORK] if forks else [])]
-    environ = {**os.environ, **variables}
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})  # children inherit the mask
-    try:
-        agent = subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, text=True, start_new_session=True)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    try:
-        how = "forked" if forks else "spawned"
-        _debug(listen, f"started torchrunx's agent (process {agent.pid}), ranks are {how}")
-        yield agent
-    finally:
-        agent.kill()  # its fork server and the ranks end with it
-        agent.communicate()
+    The log process is killed on exit. After an early interrupt, torchrunx would end it only minutes later, and this
+    process waits for it.
 
-
-@contextlib.contextmanager
-def _adapted_torchrunx(address: str, agent: subprocess.Popen[str] | None) -> Iterator[None]:
-    """Patch torchrunx to use an address of this machine, and an agent that does not receive Ctrl-C from the terminal.
-
-    - The machine's own name may not resolve, or may not be reachable from the machine itself.
-    - An agent that receives SIGINT kills its ranks.
-    - The log process is killed on exit. After an early interrupt, torchrunx would end it only minutes later, and this
-      process waits for it.
-
-    Args:
-        address: Address of this machine.
-        agent: Agent on this machine, which waits for its arguments; None if torchrunx starts all agents.
+    Yields:
+        The log process, as soon as torchrunx has started it; the sequence is empty before.
     """
     import torchrunx.launcher
-    import torchrunx.utils.environment
+    import torchrunx.utils.log_streaming
 
-    started: list[BaseProcess] = []
+    from mjlab_dist.launch.agent_group import LauncherGroup  # noqa: PLC0415 (imports torch)
+
+    started: list[_LogProcess] = []
 
     # Record the log process, so that it can be killed on exit
-    def context(method: str) -> SimpleNamespace:
-        def make(**kwargs: Any) -> BaseProcess:
-            started.append(multiprocessing.get_context(method).Process(**kwargs))  # pyright: ignore[reportAttributeAccessIssue]
-            return started[-1]
+    def make(**kwargs: Any) -> _LogProcess:
+        started.append(_LogProcess(**kwargs))
+        return started[-1]
 
-        return SimpleNamespace(Process=make)
+    # Pass arguments to the agents, which are already running; otherwise, torchrunx runs `kill` for one
+    def execute(command: str, hostname: str, **_: str | None) -> None:
+        (agent,) = [agent for agent in launch.agents if agent.host == hostname]
+        _program, separator, arguments = command.partition(" -m torchrunx ")
+        if separator:
+            agent.run(shlex.split(arguments))
+        else:
+            agent.end(SETTLED_S)
 
-    # Pass the arguments to the agent that is already running here; start other agents in sessions of their own
-    def popen(command: str, **kwargs: Any) -> subprocess.Popen[str]:
-        _, starts_agent, arguments = command.partition(" -m torchrunx ")
-        if agent is None or not starts_agent:
-            return subprocess.Popen(command, start_new_session=True, **kwargs)
-        assert agent.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # torchrunx detects an ended agent, which never connects
-            agent.stdin.write(json.dumps(shlex.split(arguments)) + "\n")
-            agent.stdin.flush()
-        return agent
+    def log_server(handlers: Sequence[logging.Handler], **_: object) -> LogServer:
+        return LogServer(launch.log_listener, launch.secret, handlers)
 
-    own_session = SimpleNamespace(Popen=popen, PIPE=subprocess.PIPE)
+    ports = iter([launch.agent_listener.getsockname()[1], launch.log_listener.getsockname()[1]])
+    group = LauncherGroup.listening(launch.agent_listener, launch.secret)
     with (
-        patched(torchrunx.launcher, "socket", SimpleNamespace(getfqdn=lambda: address)),
-        patched(torchrunx.launcher, "get_context", context),
-        patched(torchrunx.utils.environment, "subprocess", own_session),
+        patched(torchrunx.launcher, "socket", SimpleNamespace(getfqdn=lambda: launch.address)),
+        patched(torchrunx.launcher, "get_open_port", lambda: next(ports)),
+        patched(torchrunx.launcher, "get_context", lambda _: SimpleNamespace(Process=make)),
+        patched(torchrunx.launcher, "LauncherAgentGroup", group),
+        patched(torchrunx.launcher, "execute_command", execute),
+        patched(torchrunx.utils.log_streaming, "_LogRecordSocketReceiver", log_server),
     ):
         try:
-            yield
+            yield started
         finally:
             for process in started:
                 if process.pid is not None:
                     process.kill()
+
+
+class _LogProcess(ForkProcess):
+    """Log process of torchrunx, which remembers whether torchrunx has killed it: it does so when its launch ends."""
+
+    is_stopped = False
+
+    def kill(self) -> None:
+        """Kill the process."""
+        self.is_stopped = self.exitcode is None
+        super().kill()
+
+
+def _ended_helper(agents: Sequence[Agent], log_processes: Sequence[_LogProcess]) -> Ended | None:
+    """Return a process that has ended although no result can arrive without it; None if all run."""
+    for agent in agents:
+        if ended := agent.ended():
+            return ended
+    for process in log_processes:
+        if process.pid is not None and not process.is_stopped and process.exitcode is not None:
+            return Ended("torchrunx's log server", process.exitcode)
+    return None
 
 
 @contextlib.contextmanager
@@ -327,7 +235,10 @@ def _event_pipe(listen: Listener) -> Iterator[int]:
     def read() -> None:
         with os.fdopen(read_fd) as lines:
             for line in lines:
-                listen(json.loads(line))
+                try:
+                    listen(json.loads(line))
+                except Exception:  # a rank whose events are not read would wait, and seem to hang
+                    logging.getLogger(__name__).exception("an event was dropped: %s", line.rstrip())
 
     reader = threading.Thread(target=read, name="events", daemon=True)
     reader.start()
@@ -348,8 +259,8 @@ def _in_thread(function: Callable[[], T]) -> Iterator[Future[T]]:
     future: Future[T] = Future()
 
     def run() -> None:
-        # Schedulers send SIGTERM to every process; the ranks' log process must survive it.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        # Schedulers send SIGTERM to every process, and a terminal SIGHUP; the ranks' log process must survive them.
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:
             future.set_result(function())
         except BaseException as error:  # noqa: BLE001
@@ -364,39 +275,10 @@ def _in_thread(function: Callable[[], T]) -> Iterator[Future[T]]:
         thread.join(timeout=2)
 
 
-@contextlib.contextmanager
-def _child_errors() -> Iterator[IO[str]]:
-    """Redirect the standard error of child processes to a file; this process still prints to the console or notebook.
-
-    For example, torchrunx runs ``kill`` for agents that may have ended already, and ``kill`` prints an error then.
-    """
-    console = os.dup(2)
-    with (
-        tempfile.TemporaryFile("w+", errors="replace") as file,
-        os.fdopen(os.dup(2), "w", buffering=1) as stderr,
-        contextlib.redirect_stderr(stderr if _is_descriptor_2(sys.stderr) else sys.stderr),
-    ):
-        os.dup2(file.fileno(), 2)
-        try:
-            yield file
-        finally:
-            os.dup2(console, 2)
-            os.close(console)
-
-
-def _is_descriptor_2(stream: TextIO | None) -> bool:
-    """Return whether a stream writes to the process's standard error; that of a notebook does not."""
-    try:
-        return stream is not None and stream.fileno() == 2
-    except (OSError, ValueError):
-        return False
-
-
 def _log_handlers(
     directory: Path | None, hosts: Sequence[str], ranks_per_host: int, pipe: int
 ) -> list[logging.Handler]:
     """Return handlers that write log files and send events to the launcher. Runs in torchrunx's log process."""
-    from torchrunx.utils import log_streaming
     from torchrunx.utils.log_handling import file_handlers
 
     # Keep the objects of an earlier attempt. Its process groups join threads when they are freed; this fork does not
@@ -404,15 +286,18 @@ def _log_handlers(
     gc.freeze()
     die_with_parent()
 
-    # Plain data only: otherwise anyone who can connect to the port could run code here by sending a pickle.
-    log_streaming.__dict__["pickle"] = SimpleNamespace(loads=plain_record)
-    # Events, and log files
-    handlers: list[logging.Handler] = [EventHandler(lambda event: _write_line(pipe, event))]
+    # Events, and log files. Ranks must not wait if the launcher is stopped for so long that the pipe is full.
+    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    threading.Thread(target=_write_lines, args=(pipe, events), name="events", daemon=True).start()
+    handlers: list[logging.Handler] = [EventHandler(events.put)]
     if directory is not None:
         counts = [ranks_per_host] * len(hosts)
         handlers += file_handlers(list(hosts), counts, log_dir=directory, log_level=logging.INFO)
     return handlers
 
 
-def _write_line(fd: int, event: Event) -> None:
-    os.write(fd, (json.dumps(event) + "\n").encode())
+def _write_lines(fd: int, events: queue.SimpleQueue[Event]) -> None:
+    with os.fdopen(fd, "w") as file:
+        while True:
+            file.write(json.dumps(events.get()) + "\n")
+            file.flush()

@@ -3,59 +3,121 @@
 from __future__ import annotations
 
 from mjlab_dist import worker
+from mjlab_dist.buffers import with_sizes
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.control import Control
 from mjlab_dist.errors import Exit, RankError
 from mjlab_dist.launch.plan import RunPlan
+from mjlab_dist.launch.spare import Spare
 from mjlab_dist.messages import Event, Listener
+from mjlab_dist.run_dir import list_checkpoints, read_config_file, read_metrics
 from mjlab_dist.worker import RunResult
+
+FIRST_PAUSE_S = 1.0
+"""Seconds before the restart after the first attempt without progress; they double with every further one."""
+
+MAX_PAUSE_S = 60.0
+"""Maximum of these seconds."""
 
 
 def run_with_restarts(config: TrainConfig, plan: RunPlan, listen: Listener, control: Control) -> RunResult:
-    """Start ranks, and restart them up to ``max_restarts`` times as long as each attempt gets further than the last.
+    """Start ranks, and restart them up to ``max_restarts`` times, unless two attempts in a row make no progress.
 
     Args:
         config: The run's config.
         plan: Plan of the run; ranks resume from the newest checkpoint in its run directory.
         listen: Receives progress.
-        control: A stop request also prevents restarts.
+        control: A stop request also prevents restarts, and ends the pause before one. The run then ends as requested,
+            with its newest checkpoint, although it was lost.
 
     Returns:
-        The result of rank 0.
+        The result of rank 0, or that of the newest checkpoint if a stop was requested and the ranks were lost.
 
     Raises:
         RankError: If a rank ended early and the run is not restarted.
+        TakenOverError: If it is not restarted because another launch trains this run now.
     """
+    with Spare(config, plan, listen) as spare:
+        return _run_with_restarts(config, plan, listen, control, spare)
+
+
+def _run_with_restarts(
+    config: TrainConfig, plan: RunPlan, listen: Listener, control: Control, spare: Spare
+) -> RunResult:
     from mjlab_dist.launch.ranks import run_ranks  # noqa: PLC0415 (torchrunx imports torch)
 
-    # The furthest iteration of all attempts
-    reached = 0
+    # The furthest iteration of all attempts, and the number of attempts without progress
+    attempt = reached = num_idle = 0
+    was_idle = False
 
     def listen_for_progress(event: Event) -> None:
         nonlocal reached
         if event["kind"] == "iteration":
             reached = max(reached, event["row"]["iteration"])
+            if attempt < config.max_restarts:
+                spare.prepare(attempt + 1)
         listen(event)
 
     for attempt in range(config.max_restarts + 1):
         before = reached
         try:
             results = run_ranks(
-                worker.run, RunResult, config, plan, listen=listen_for_progress, control=control, attempt=attempt
+                worker.run,
+                RunResult,
+                config,
+                plan,
+                listen=listen_for_progress,
+                control=control,
+                spare=spare,
+                attempt=attempt,
             )
             return _raise_if_stopped_by_others(results[0], control)
         except RankError as error:
-            # Non-finite numbers and ranks that differ would recur
-            if config.max_restarts == 0 or error.exit_code is Exit.NUMERICS or control.stop_requested:
-                raise
-            if attempt == config.max_restarts:
-                raise _with_reason(error, f"Giving up after {attempt} restart{'s' if attempt > 1 else ''}") from None
-            if reached == before:
-                raise _with_reason(error, "Not restarting: this attempt completed no new iteration") from None
+            if control.stop_requested and (stopped := _at_checkpoint(error, config, plan, listen)):
+                return stopped
+            _raise_if_final(error, config, plan, control, attempt)
+            # A machine or a network may need a moment: only a second attempt without progress is final
+            is_idle = reached == before
+            if is_idle and was_idle:
+                raise _with_reason(error, "Not restarting: two attempts in a row completed no new iteration") from None
+            was_idle = is_idle
+            pause_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2**num_idle) if is_idle else 0.0
+            num_idle += is_idle
             # Restart
             listen({"kind": "status", "text": error.report.rstrip()})
-            listen({"kind": "warning", "text": f"{error}. Restarting ({attempt + 1} of {config.max_restarts})."})
+            config = _with_grown_buffers(config, plan)
+            when = f" in {pause_s:g} s" if pause_s else ""
+            listen({"kind": "warning", "text": f"{error}. Restarting{when} ({attempt + 1} of {config.max_restarts})."})
+            if control.wait_for_stop(pause_s):
+                if stopped := _at_checkpoint(error, config, plan, listen):
+                    return stopped
+                raise _with_reason(error, "Not restarting: a stop was requested") from None
     raise AssertionError("the last attempt returns or raises")
+
+
+def _at_checkpoint(error: RankError, config: TrainConfig, plan: RunPlan, listen: Listener) -> RunResult | None:
+    """Return the result of a run that was lost while it was to stop; None if it could not have been restarted."""
+    checkpoints = list_checkpoints(plan.run_dir)
+    if config.max_restarts == 0 or error.exit_code is Exit.NUMERICS or not checkpoints:
+        return None
+    newest = max(checkpoints)
+    text = f"{error}. Not restarting: a stop was requested. The newest checkpoint is of iteration {newest}."
+    listen({"kind": "warning", "text": text})
+    rows = [row for row in read_metrics(plan.run_dir) if row["iteration"] <= newest]
+    return RunResult(
+        run_dir=plan.run_dir, checkpoint=checkpoints[newest], metrics=rows[-1] if rows else {}, stopped=True
+    )
+
+
+def _raise_if_final(error: RankError, config: TrainConfig, plan: RunPlan, control: Control, attempt: int) -> None:
+    """Raise the error of an attempt if no other may follow, and renew the run's lease otherwise."""
+    # Non-finite numbers and ranks that differ would recur
+    if config.max_restarts == 0 or error.exit_code is Exit.NUMERICS or control.stop_requested:
+        raise error
+    if plan.lease is not None:
+        plan.lease.renew()
+    if attempt == config.max_restarts:
+        raise _with_reason(error, f"Giving up after {attempt} restart{'s' if attempt > 1 else ''}") from None
 
 
 def _raise_if_stopped_by_others(result: RunResult, control: Control) -> RunResult:
@@ -70,6 +132,14 @@ def _raise_if_stopped_by_others(result: RunResult, control: Control) -> RunResul
             exit_code=Exit.INFRASTRUCTURE,
         )
     return result
+
+
+def _with_grown_buffers(config: TrainConfig, plan: RunPlan) -> TrainConfig:
+    """Return the config with the sizes of buffers that the ranks have grown to, which are in config.yaml."""
+    if config.env.sim.on_overflow != "grow":
+        return config
+    sim = read_config_file(plan.run_dir, trust=True).env.sim
+    return with_sizes(config, {"njmax": sim.njmax, "nconmax": sim.nconmax})
 
 
 def _with_reason(error: RankError, reason: str) -> RankError:

@@ -1,20 +1,17 @@
-"""Ctrl-C and SIGTERM: stop a run gracefully, after its iteration and with a checkpoint, or at once."""
+"""Ctrl-C, SIGTERM and SIGHUP: stop a run gracefully, after its iteration and with a checkpoint, or at once."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Protocol
 
-from mjlab_dist.control import Control
-from mjlab_dist.machine.processes import TEMPORARY, end_children
+from mjlab_dist.control import STOP_SIGNALS, Control
+from mjlab_dist.machine.processes import end_children, remove_own
 
 
 class Stopper(Protocol):
@@ -34,11 +31,11 @@ class Stopper(Protocol):
 
 @contextlib.contextmanager
 def stopping_on_signal(control: Control, stopper: Stopper) -> Iterator[None]:
-    """Stop a command's run gracefully at SIGINT or SIGTERM; stop it at once before training, or at a second Ctrl-C.
+    """Stop a command's run gracefully at a stop signal; stop it at once before training, or at a second Ctrl-C.
 
     A separate thread handles the signals. Python runs signal handlers in the main thread only when that thread returns
-    to Python code, which takes seconds in a collective. A terminal sends Ctrl-C to every process; children started
-    inside the context block it.
+    to Python code, which takes seconds in a collective. A terminal sends Ctrl-C and SIGHUP to every process; children
+    started inside the context block them.
 
     Args:
         control: Control of the run.
@@ -50,10 +47,11 @@ def stopping_on_signal(control: Control, stopper: Stopper) -> Iterator[None]:
     signal.set_wakeup_fd(write_fd)
 
     def watch() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # the parent may have blocked some
         while True:
             signum = os.read(read_fd, 1)[0]
             if control.stop_requested and signum != signal.SIGINT:
-                continue  # schedulers repeat SIGTERM
+                continue  # schedulers repeat SIGTERM, and a shell repeats its terminal's SIGHUP
             # First signal: stop gracefully
             if stopper.can_stop_gracefully and not control.stop_requested:
                 stopper.stopping(signum)
@@ -64,16 +62,21 @@ def stopping_on_signal(control: Control, stopper: Stopper) -> Iterator[None]:
             _end(signum, stopper.stopped)
 
     # Only signals with a Python handler reach the wakeup descriptor; the handlers do nothing else
-    for signum in (signal.SIGINT, signal.SIGTERM):
+    for signum in handled_signals():
         signal.signal(signum, lambda *_: None)
     threading.Thread(target=watch, name="stop", daemon=True).start()
-    # The thread above still receives SIGINT. The main thread, and processes that it forks from now on, do not.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    # The thread above still receives these signals. The main thread, and processes that it forks from now on, do not.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
     try:
         yield
     finally:
         if at_once.is_set():
             threading.Event().wait()  # any error here was caused by the signal; the thread ends this process
+
+
+def handled_signals() -> set[signal.Signals]:
+    """Return the signals that stop a command: SIGHUP is not one if it is ignored, as in a command under ``nohup``."""
+    return {s for s in STOP_SIGNALS if s != signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN}
 
 
 @contextlib.contextmanager
@@ -90,8 +93,7 @@ def stopping_with_others(control: Control) -> Iterator[None]:
 def _end(signum: int, stopped: Callable[[int], None]) -> None:
     try:
         end_children()
-        for path in Path(tempfile.gettempdir()).glob(f"{TEMPORARY}{os.getpid()}-*"):
-            shutil.rmtree(path, ignore_errors=True)
+        remove_own()
         stopped(signum)
         sys.stdout.flush()
     finally:

@@ -6,14 +6,16 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NamedTuple
 
 from mjlab_dist.control import Control
 from mjlab_dist.distributed.rank import in_words
-from mjlab_dist.errors import Exit, HangError, RankError, UserError
+from mjlab_dist.errors import BufferOverflowError, Exit, HangError, PreflightError, RankError, TakenOverError, UserError
 from mjlab_dist.messages import Event, Listener
+from mjlab_dist.places import named
+from mjlab_dist.wording import listed
 
 POLL_S = 0.2
 """Interval between checks of the processes, in seconds."""
@@ -30,11 +32,23 @@ LOST_S = 5.0
 PATIENCE_S = 20.0
 """Seconds to wait for the failed rank's report if only ranks that lost it have reported: it may still write files."""
 
+PAUSE_S = 2.0
+"""Seconds between two checks after which this process was stopped, such as by Ctrl-Z, or did not get a core."""
+
 LAST_RESORT_S = 10.0
 """Seconds beyond the ranks' own timeout after which the launcher considers them hung, such as when all are stopped."""
 
 Report = dict[str, Any]
 """Report of a rank that fails; ``worker`` writes it."""
+
+
+class Ended(NamedTuple):
+    """A process that has ended although ranks depend on it."""
+
+    name: str
+    """Name for messages."""
+    code: int
+    """Exit code; negative if a signal killed the process, or -1 if it is on a machine that cannot be reached."""
 
 
 class Ranks:
@@ -82,12 +96,13 @@ class Ranks:
                     return
             self._changed.notify()
 
-    def wait(self, launched: Future[Any], hang_timeout_s: float) -> list[Any]:
+    def wait(self, launched: Future[Any], hang_timeout_s: float, helper_ended: Callable[[], Ended | None]) -> list[Any]:
         """Wait for all ranks' results.
 
         Args:
             launched: Future of torchrunx's launch. Ranks end themselves, so it is done only if torchrunx failed.
             hang_timeout_s: Seconds without an iteration after which ranks end themselves.
+            helper_ended: Returns a process that has ended although ranks depend on it; None if there is none.
 
         Returns:
             The ranks' results, in order of rank.
@@ -96,10 +111,16 @@ class Ranks:
             RankError: If a rank ended early or hung.
             UserError: If a rank ended because of something that the user can fix.
         """
+        checked_at = time.monotonic()
         while True:
             # Next event, or next check of the processes
             with self._changed:
                 self._changed.wait(POLL_S)
+                # Events that arrived while this process was stopped are yet to be read: count from now on
+                paused_s = time.monotonic() - checked_at
+                if paused_s > PAUSE_S:
+                    self._advanced_at += paused_s
+                checked_at = time.monotonic()
 
             # All ranks are done
             if len(self._results) == self._num_ranks:
@@ -111,11 +132,14 @@ class Ranks:
             # Failure: a rank reported an error, a process ended, torchrunx raised, or no iteration ended in time
             # Results may arrive while reports are awaited: processes end right after they send one.
             hangs = bool(self._iterations) and time.monotonic() - self._advanced_at > hang_timeout_s + LAST_RESORT_S
-            if self._reports or self._lost() or launched.done() or hangs:
-                self._wait_for_reports(launched, hangs)
+            helper = helper_ended()
+            stops = hangs or helper is not None
+            if self._reports or self._lost() or launched.done() or stops:
+                self._wait_for_reports(launched, briefly=stops)
                 if len(self._results) == self._num_ranks:
                     break
-                raise self._failure(hangs, launched.exception() if launched.done() else None)
+                # Ranks end together with their agent, and may be noticed before it
+                raise self._failure(hangs, helper or helper_ended(), launched.exception() if launched.done() else None)
         return [self._results[rank] for rank in range(self._num_ranks)]
 
     def _forward_stop(self) -> None:
@@ -136,7 +160,7 @@ class Ranks:
         """Return the ranks that have sent neither a result nor a report."""
         return [rank for rank in range(self._num_ranks) if rank not in self._results and rank not in self._reports]
 
-    def _wait_for_reports(self, launched: Future[Any], hangs: bool) -> None:
+    def _wait_for_reports(self, launched: Future[Any], briefly: bool) -> None:
         """Wait until the remaining events have arrived, and until ranks that wait for the failed one notice it."""
         started = time.monotonic()
         while True:
@@ -151,11 +175,11 @@ class Ranks:
                 return
             # Peers of a killed rank may never notice: with NCCL they wait in a kernel.
             one_is_lost = bool(lost) or launched.done()
-            if waited_s > (GRACE_S if hangs or first_failed else LOST_S if one_is_lost else PATIENCE_S):
+            if waited_s > (GRACE_S if briefly or first_failed else LOST_S if one_is_lost else PATIENCE_S):
                 return
             time.sleep(POLL_S)
 
-    def _failure(self, hangs: bool, error: BaseException | None) -> RankError | UserError:
+    def _failure(self, hangs: bool, helper: Ended | None, error: BaseException | None) -> RankError | UserError:
         """Return the error of the rank that failed first: its own, or one that names it as missing or hung."""
         # A rank with an error of its own
         reports = sorted(
@@ -164,16 +188,22 @@ class Ranks:
         first = reports[0] if reports else None
         if first and not first["follows"] and first["type"] != HangError.__name__:
             return _as_error(first)
+        # A process on which ranks depend
+        if helper is not None and (helper.code < 0 or not (self._lost() or _ended_after_a_rank(helper, error))):
+            how = f"ended (exit code {helper.code})"
+            if helper.code < 0:
+                how = "is lost" if helper.code == -1 else f"was killed (signal {-helper.code})"
+            return RankError(f"{helper.name} {how}; no rank can report without it", exit_code=Exit.INFRASTRUCTURE)
         # Hung ranks
         if hangs or any(report["type"] == HangError.__name__ for report in reports):
             return self._hang()
         # No rank is missing, but all that failed report that they lost another
         pending = self._pending()
         if first and not pending:
-            return _as_error(first)
+            return _skipped_sum(reports) or _as_error(first)
         # A rank without a report. If some processes have ended, the other pending ranks only wait for them.
         missing = self._lost() or pending
-        symptom = first["message"] if first else str(error or "its process is gone")
+        symptom = (first["message"] or first["type"]) if first else str(error or "") or "its process is gone"
         return RankError(
             f"{in_words(missing)} ended without a report: killed (out of memory?) or crashed outside of Python. "
             f"First symptom: {' '.join(symptom.split())}",
@@ -213,12 +243,51 @@ class Ranks:
         return f"its process exists ({status}) but sent no report"
 
 
+def _ended_after_a_rank(agent: Ended, error: BaseException | None) -> bool:
+    """Return whether an agent has ended because a rank on another machine has, whose process cannot be inspected.
+
+    If a rank is lost, all of torchrunx's agents end with code 0, or with another one if they lose their connections
+    meanwhile; torchrunx's launcher then raises WorkerFailedError.
+    """
+    return agent.code == 0 or type(error).__name__ == "WorkerFailedError"
+
+
+def _skipped_sum(reports: Sequence[Report]) -> RankError | None:
+    """Return the error of ranks that took part in different sums; None if they did not.
+
+    The rank that skipped a sum cannot notice it. If most ranks are in the same sum, the others have skipped one.
+    """
+    ranks: dict[int, list[int]] = {}
+    for report in sorted(reports, key=lambda report: report["rank"]):
+        if report["sum_bytes"] is not None:
+            ranks.setdefault(report["sum_bytes"], []).append(report["rank"])
+    if len(ranks) < 2:
+        return None
+    sums = listed(f"{in_words(those)} {'is' if len(those) == 1 else 'are'} at one of {n}" for n, those in ranks.items())
+    most, *others = sorted(ranks.values(), key=len, reverse=True)
+    guilty = sorted(rank for those in others for rank in those)
+    if len(most) <= len(guilty):
+        text = f"ranks are at sums of different sizes in bytes, so at least one skipped a sum: {sums}"
+        return RankError(text, report=reports[0]["traceback"], exit_code=Exit(reports[0]["exit_code"]))
+    report = next(report for report in reports if report["rank"] == guilty[0])
+    return RankError(
+        f"{in_words(guilty)} skipped a sum: in bytes, {sums}",
+        guilty[0] if len(guilty) == 1 else None,
+        report["traceback"],
+        Exit(report["exit_code"]),
+    )
+
+
 def _as_error(report: Report) -> RankError | UserError:
     code = Exit(report["exit_code"])
-    if code in (Exit.USAGE, Exit.PREFLIGHT):
+    if code is Exit.USAGE:
         return UserError(report["message"])
+    if code is Exit.PREFLIGHT:
+        return PreflightError(f"rank {report['rank']} on {report['host']}: {report['message']}")
+    if report["type"] in (BufferOverflowError.__name__, TakenOverError.__name__):
+        return RankError(report["message"], exit_code=code)  # of the whole run, and no traceback would help
     return RankError(
-        f"rank {report['rank']} failed: {report['type']}: {report['message']}",
+        f"rank {report['rank']} failed: {named(report['type'], report['message'])}",
         report["rank"],
         report["traceback"],
         code,

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from mjlab_dist import worker
+from mjlab_dist import videos, worker
 from mjlab_dist.budget import Budget, plan_budget
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.control import Control
@@ -22,9 +22,12 @@ from mjlab_dist.errors import UserError
 from mjlab_dist.imports import import_learner, start_up
 from mjlab_dist.launch.plan import check_config, find_resumed, plan_run
 from mjlab_dist.launch.restarts import run_with_restarts
+from mjlab_dist.lease import Lease, leased
 from mjlab_dist.machine.devices import find_gpus, in_this_process, plan_own_device
+from mjlab_dist.machine.memory import check_memory
 from mjlab_dist.messages import Listener, listening
-from mjlab_dist.run_dir import create_run_dir, locked_run_dir, write_origin
+from mjlab_dist.provenance import write_origin
+from mjlab_dist.run_dir import create_run_dir
 from mjlab_dist.worker import RunResult
 
 _training = threading.Lock()
@@ -82,10 +85,12 @@ def _train(
     gpus = find_gpus()
     plan = plan_run(config, os.environ, gpus, create_run_dir)
     names = [device.name for device in plan.devices] * len(plan.hosts)
-    with _reserved(plan.run_dir, config, names, is_new=plan.is_new):
+    with _reserved(plan.run_dir, config, names, listen, is_new=plan.is_new) as lease:
+        plan = dataclasses.replace(plan, lease=lease)
         started(plan.run_dir, plan.num_ranks)
         listen({"kind": "debug", "text": f"launcher: devices {', '.join(names)}; hosts {', '.join(plan.hosts)}"})
         _report_rounding(plan.budget, listen)
+        _report_videos(config, listen)
         for warning in plan.warnings:
             listen({"kind": "warning", "text": warning})
         # A single rank in this process. With restarts it gets a process of its own, because it may be killed or crash.
@@ -94,7 +99,7 @@ def _train(
             if device is not None:
                 if own_process:
                     import_learner()
-                own = RankPlan(device=device, budget=plan.budget, run_dir=plan.run_dir)
+                own = RankPlan(device=device, budget=plan.budget, run_dir=plan.run_dir, lease=lease)
                 with listening(listen), _egl_device_restored():
                     return worker.run(config, own, control)
 
@@ -117,35 +122,40 @@ def _train_as_one_of_many(config: TrainConfig, listen: Listener, control: Contro
         import_learner()
     # Budget
     budget = plan_budget(config, rank.world_size)
+    if budget is not None:
+        check_memory(config, budget.num_envs, [device], gpus)
     if rank.is_main:
         _report_rounding(budget, listen)
+        _report_videos(config, listen)
 
     # Store where ranks meet
     with start_up():
         from mjlab_dist.distributed.group import meet  # noqa: PLC0415 (imports torch)
 
-        worker.set_gloo_interface(rank, os.environ)
+        worker.set_interfaces(rank, os.environ)
         store = meet(rank)
     # Run directory, which rank 0 creates or finds; the other ranks receive its path
     names = exchange(store, rank.rank, rank.world_size, "name", device.name)
     with contextlib.ExitStack() as stack:
-        run_dir = None
+        run_dir = lease = None
         if rank.is_main:
             resumed = find_resumed(config, lambda text: listen({"kind": "warning", "text": text}))
             run_dir = resumed or create_run_dir(config)
-            stack.enter_context(_reserved(run_dir, config, names, is_new=resumed is None))
+            lease = stack.enter_context(_reserved(run_dir, config, names, listen, is_new=resumed is None))
             stack.enter_context(listening(listen))
         run_dirs = exchange(store, rank.rank, rank.world_size, "run_dir", str(run_dir))
 
         # Training
         stack.enter_context(_egl_device_restored())
-        own = RankPlan(device=device, budget=budget, run_dir=Path(run_dirs[0]))
+        own = RankPlan(device=device, budget=budget, run_dir=Path(run_dirs[0]), lease=lease)
         return worker.run(config, own, control, store)
 
 
 @contextlib.contextmanager
-def _reserved(run_dir: Path, config: TrainConfig, devices: Sequence[str], *, is_new: bool) -> Iterator[None]:
-    """Lock the run directory against other launches, and write the run's config and origin into it.
+def _reserved(
+    run_dir: Path, config: TrainConfig, devices: Sequence[str], listen: Listener, *, is_new: bool
+) -> Iterator[Lease]:
+    """Hold the lease of the run, and write the run's config and origin into its directory.
 
     A new directory is removed again at a UserError: the run cannot train, and ``--run latest`` must not find it.
 
@@ -153,12 +163,14 @@ def _reserved(run_dir: Path, config: TrainConfig, devices: Sequence[str], *, is_
         run_dir: The run directory.
         config: The run's config.
         devices: Name of each rank's device.
+        listen: Receives progress.
         is_new: Whether the directory was created for this run.
     """
-    with locked_run_dir(run_dir):
+    with leased(run_dir, listen) as lease:
         try:
-            write_origin(run_dir, dataclasses.replace(config, resume=None), sys.argv, devices)
-            yield
+            own = dataclasses.replace(config, resume=None)
+            write_origin(run_dir, own, sys.argv, devices, lambda text: listen({"kind": "warning", "text": text}))
+            yield lease
         except UserError:
             if is_new:
                 shutil.rmtree(run_dir)
@@ -179,3 +191,8 @@ def _egl_device_restored() -> Iterator[None]:
 def _report_rounding(budget: Budget | None, listen: Listener) -> None:
     if budget is not None and budget.note is not None:
         listen({"kind": "status", "text": budget.note})
+
+
+def _report_videos(config: TrainConfig, listen: Listener) -> None:
+    if note := videos.note(config):
+        listen({"kind": "status", "text": note})

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import HANG_S
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.distributed_c10d import BackendConfig
 
@@ -55,6 +59,30 @@ def test_after_an_error_only_groups_without_nccl_are_destroyed(backend: str, des
     ):
         raise RuntimeError("injected")
     assert destroy.call_count == destroyed
+
+
+FAILS_LATER = """
+import sys
+import torch.distributed as dist
+from mjlab_dist.distributed import Rank, group
+
+rank, file = int(sys.argv[1]), sys.argv[2]
+with group.process_group(Rank(rank=rank, world_size=2), "cpu", "gloo", dist.FileStore(file, 2)):
+    pass
+raise ValueError("of the caller")
+"""
+
+
+def test_a_later_traceback_of_the_caller_has_no_prefix(tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", FAILS_LATER]
+    ranks = [
+        subprocess.Popen([*argv, str(rank), str(tmp_path / "store")], stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    for rank in ranks:
+        lines = rank.communicate(timeout=HANG_S)[1].splitlines()
+        assert "Traceback (most recent call last):" in lines
+        assert lines[-1] == "ValueError: of the caller"
 
 
 @pytest.mark.parametrize(("num_visible", "is_refused"), [(1, False), (8, True)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import subprocess
 from pathlib import Path
 
@@ -161,14 +160,19 @@ def test_torchrun_under_srun_is_torchrun():
 def test_gloo_uses_the_network_interface_that_reaches_rank_0() -> None:
     apart = Rank(rank=1, world_size=2, master_address="127.0.0.1")
     chosen: dict[str, str] = {}
-    worker.set_gloo_interface(apart, chosen)
+    worker.set_interfaces(apart, chosen)
     assert chosen == {"GLOO_SOCKET_IFNAME": "lo"}
 
     kept = {"GLOO_SOCKET_IFNAME": "ib0"}
-    worker.set_gloo_interface(apart, kept)
+    worker.set_interfaces(apart, kept)
     assert kept == {"GLOO_SOCKET_IFNAME": "ib0"}
 
-    for alone in (Rank(), dataclasses.replace(apart, on_one_machine=True)):
-        unset: dict[str, str] = {}
-        worker.set_gloo_interface(alone, unset)
-        assert unset == {}
+
+def test_ranks_of_one_machine_listen_on_the_loopback_interface_only() -> None:
+    chosen = {"NCCL_SOCKET_IFNAME": "eth1"}
+    worker.set_interfaces(Rank(rank=1, world_size=2, on_one_machine=True, master_address="192.0.2.1"), chosen)
+    assert chosen == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "eth1"}
+
+    alone: dict[str, str] = {}
+    worker.set_interfaces(Rank(), alone)
+    assert alone == {}

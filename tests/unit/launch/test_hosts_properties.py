@@ -26,7 +26,7 @@ elsewhere = st.one_of(
 
 
 def chosen(*hosts: str) -> tuple[str, ...]:
-    return choose_hosts(dataclasses.replace(CONFIG, hosts=hosts), {})
+    return choose_hosts(dataclasses.replace(CONFIG, hosts=hosts))
 
 
 @given(host=here)

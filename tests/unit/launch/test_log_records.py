@@ -1,53 +1,150 @@
-"""What torchrunx's log process takes from its port."""
+"""What the log server takes from its port."""
 
 from __future__ import annotations
 
+import json
 import logging
-import os
 import pickle
-from logging.handlers import SocketHandler
-from pathlib import Path
+import queue
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import pytest
+from strangers import silent_strangers
 
-from mjlab_dist.launch.log_records import plain_record
+from mjlab_dist.launch.handshake import SECRET, authenticate, new_secret
+from mjlab_dist.launch.log_records import LogServer, RecordSender, read_record
 
-
-class Touch:
-    """Makes a file where it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return os.mkdir, (str(self.path),)
+KNOWN = new_secret()
 
 
-def test_a_log_record_of_a_rank_arrives_unchanged():
-    record = logging.makeLogRecord(
-        {"name": "mjlab_dist", "levelno": logging.INFO, "msg": "%s is %d", "args": ("x", 3), "hostname": "node7"}
+def make_record(text: str = "%s is %d", args: tuple[object, ...] = ("x", 3), **fields: object) -> logging.LogRecord:
+    return logging.makeLogRecord(
+        {"name": "root", "levelno": logging.INFO, "msg": text, "args": args, "hostname": "node7", "local_rank": 1}
+        | fields
     )
-    record.local_rank = 1
-    record.event = {"kind": "iteration", "row": {"iteration": 3, "kl": 0.5, "mean_return": None}}
-    data = SocketHandler("nowhere", 0).makePickle(record)[4:]
-    fields = plain_record(data)
-    assert fields["msg"] == "x is 3"
-    assert fields["local_rank"] == 1
-    assert fields["event"]["row"] == {"iteration": 3, "kl": 0.5, "mean_return": None}
 
 
-@pytest.mark.parametrize("nested", [False, True])
-def test_a_record_that_would_run_code_becomes_a_warning(tmp_path: Path, nested: bool):
-    target = tmp_path / "executed"
-    fields = plain_record(pickle.dumps({"event": Touch(target)} if nested else Touch(target)))
-    assert not target.exists()
-    record = logging.makeLogRecord(fields)
+@dataclass
+class Server:
+    port: int
+    records: queue.SimpleQueue[logging.LogRecord]
+
+    def next(self) -> logging.LogRecord:
+        return self.records.get(timeout=60)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """A log server of a launch that this process belongs to."""
+    monkeypatch.setenv(SECRET, KNOWN)
+    records: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            records.put(record)
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = LogServer(listener, bytes.fromhex(KNOWN), [Handler()])
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield Server(listener.getsockname()[1], records)
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def ended(connection: socket.socket) -> bool:
+    """Whether the other end closes the connection, once it has read what was sent."""
+    connection.settimeout(60)
+    try:
+        while connection.recv(1024):
+            pass
+    except ConnectionError:
+        pass
+    return True
+
+
+def test_a_record_of_a_rank_arrives(server: Server):
+    sender = RecordSender("127.0.0.1", server.port)
+    row = {"iteration": 3, "kl": 0.5, "mean_return": None}
+    sender.emit(make_record(event={"kind": "iteration", "row": row}))
+    record = server.next()
+    assert record.getMessage() == "x is 3"
+    assert record.name == "torchrunx.node7.1"
+    assert record.event["row"] == row  # pyright: ignore[reportAttributeAccessIssue]
+    sender.emit(make_record("of an agent", (), name="paramiko", local_rank=None))
+    record = server.next()
+    assert (record.name, record.getMessage()) == ("torchrunx.node7", "paramiko:of an agent")
+    sender.close()
+
+
+def test_an_exception_arrives_as_text(server: Server):
+    sender = RecordSender("127.0.0.1", server.port)
+    try:
+        raise ValueError("no such thing")
+    except ValueError as error:
+        sender.emit(make_record("failed", (), exc_info=(ValueError, error, error.__traceback__)))
+    assert "no such thing" in str(server.next().exc_text)
+    sender.close()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        json.dumps({"name": "root", "hostname": "node7", "local_rank": 0, "levelno": 20, "msg": "forged"}).encode(),
+        struct.pack(">L", 5) + pickle.dumps(1),
+        struct.pack(">L", 2**32 - 1) + b"half a record",
+    ],
+)
+def test_nothing_of_a_stranger_is_read(server: Server, sent: bytes):
+    with socket.create_connection(("127.0.0.1", server.port)) as stranger:
+        stranger.sendall(sent.ljust(200) + b"\n")
+        assert ended(stranger)
+    sender = RecordSender("127.0.0.1", server.port)
+    sender.emit(make_record("ours", ()))
+    assert server.next().getMessage() == "ours"
+    assert server.records.empty()
+    sender.close()
+
+
+def test_strangers_that_send_nothing_delay_records_but_use_up_nothing(
+    server: Server, wait_for: Callable[[Callable[[], bool]], None]
+) -> None:
+    sender = RecordSender("127.0.0.1", server.port)
+    with ThreadPoolExecutor(1) as pool, silent_strangers(("127.0.0.1", server.port), wait_for):
+        pool.submit(sender.emit, make_record("late", ()))
+    assert server.next().getMessage() == "late"
+    sender.close()
+
+
+def test_half_a_record_is_dropped_with_its_connection(server: Server):
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        authenticate(connection, bytes.fromhex(KNOWN), listens=False)
+        connection.sendall(b'{"name": "ro')
+        connection.shutdown(socket.SHUT_WR)
+        assert ended(connection)
+    assert server.records.empty()
+
+
+def test_a_sender_with_another_secret_drops_its_records(server: Server, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(SECRET, new_secret())
+    sender = RecordSender("127.0.0.1", server.port)
+    sender.emit(make_record("forged", ()))
+    monkeypatch.setenv(SECRET, KNOWN)
+    other = RecordSender("127.0.0.1", server.port)
+    other.emit(make_record("ours", ()))
+    assert server.next().getMessage() == "ours"
+    assert server.records.empty()
+    other.close()
+
+
+@pytest.mark.parametrize("line", [b"", b"nonsense\n", b"[1, 2]\n", b'{"name": "x"}\n', b"\xff\n"])
+def test_a_line_that_is_no_record_becomes_a_warning(line: bytes):
+    record = read_record(line)
     assert record.levelno == logging.WARNING
-    assert "mkdir" in record.getMessage()
-
-
-@pytest.mark.parametrize("data", [b"", b"nonsense", pickle.dumps([1, 2]), pickle.dumps({"name": "x"})])
-def test_data_that_is_not_a_record_becomes_a_warning(data: bytes):
-    record = logging.makeLogRecord(plain_record(data))
-    assert record.levelno == logging.WARNING
-    assert record.name == "root"
+    assert record.name == "torchrunx.localhost"

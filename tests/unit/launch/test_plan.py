@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from mjlab_dist import registry
 from mjlab_dist.config import SyncConfig, TrainConfig
 from mjlab_dist.errors import UserError
 from mjlab_dist.launch.plan import check_config
+from mjlab_dist.sim import build_model
 
 
 @pytest.fixture
@@ -39,3 +41,13 @@ def test_a_damaged_file_is_no_initial_policy(config: TrainConfig, tmp_path: Path
 def test_a_synchronizer_that_cannot_be_made_is_refused(config: TrainConfig, name: str):
     with pytest.raises(UserError, match=rf"^--sync\.synchronizer {name}: "):
         check_config(dataclasses.replace(config, sync=SyncConfig(synchronizer=name)))
+
+
+@pytest.mark.parametrize(("decimation", "is_refused"), [(2, False), (6, True)])
+def test_an_episode_shorter_than_a_control_step_is_refused(config: TrainConfig, decimation: int, is_refused: bool):
+    sim = dataclasses.replace(config.env.sim, decimation=decimation)
+    timestep_s = build_model(sim).opt.timestep
+    env = dataclasses.replace(config.env, sim=sim, episode_length_s=2 * timestep_s)
+    refused = pytest.raises(UserError, match=r"^--env\.episode-length-s ") if is_refused else contextlib.nullcontext()
+    with refused:
+        check_config(dataclasses.replace(config, env=env))

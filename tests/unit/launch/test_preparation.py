@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mjlab_dist.distributed import RankDevice
-from mjlab_dist.launch.ranks import can_fork, exported_names
+from mjlab_dist.launch.preparation import can_fork, exported_names
 
 EXPORTED = [
     "PATH",
@@ -24,6 +24,7 @@ EXPORTED = [
     "NCCL_SOCKET_IFNAME",
     "CUDA_VISIBLE_DEVICES",
     "CUDA_HOME",
+    "CUDA-DIR",
     "TORCH_HOME",
     "PYTORCH_CUDA_ALLOC_CONF",
 ]
@@ -34,6 +35,9 @@ NOT_EXPORTED = [
     "TORCH_HUB_TOKEN",
     "MUJOCO_PASSWORD",
     "PYTHON_SECRET",
+    "WANDB_PASS",
+    "TORCH_CREDENTIALS",
+    "NCCL_AUTH",
     "AWS_SECRET_ACCESS_KEY",
     "GITHUB_TOKEN",
     "EDITOR",
@@ -43,6 +47,12 @@ NOT_EXPORTED = [
 
 def test_variables_that_ranks_need_are_exported():
     assert set(exported_names(dict.fromkeys([*EXPORTED, *NOT_EXPORTED], "x"))) == set(EXPORTED)
+
+
+@pytest.mark.parametrize("address", ["https://me:word@host/", "socks5://:word@host:1080"])
+def test_addresses_with_passwords_are_not_exported(address: str):
+    assert exported_names({"WANDB_BASE_URL": address}) == []
+    assert exported_names({"WANDB_BASE_URL": "https://host:8080/me@home"}) == ["WANDB_BASE_URL"]
 
 
 @pytest.mark.parametrize("name", NOT_EXPORTED)

@@ -1,0 +1,41 @@
+"""Commands that start ranks and wait for their results."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from collections.abc import Iterator
+
+from mjlab_dist.cli.console import EventPrinter, make_console
+from mjlab_dist.errors import RankError
+from mjlab_dist.messages import Listener
+
+
+@contextlib.contextmanager
+def waiting_for_ranks(prog: str) -> Iterator[Listener]:
+    """Print events on standard error, and exit at a signal, after the ranks have ended and their files are removed.
+
+    Args:
+        prog: The command, for messages.
+
+    Yields:
+        Prints an event.
+
+    Raises:
+        RankError: If a rank failed; its report was printed.
+    """
+    from mjlab_dist.launch.signals import handled_signals  # noqa: PLC0415 (--help does not need it)
+
+    # SIGTERM and SIGHUP exit like Ctrl-C: the ranks end, and their files are removed.
+    for signum in handled_signals() - {signal.SIGINT}:
+        signal.signal(signum, lambda signum, _: sys.exit(128 + signum))
+    try:
+        with EventPrinter(make_console(stderr=True, soft_wrap=True)) as printer:
+            yield printer.listen
+    except KeyboardInterrupt:
+        print("Stopped by Ctrl-C; every process has ended.", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
+    except RankError as error:
+        print(f"{error.report}{prog}: {error}", file=sys.stderr)
+        raise

@@ -1,0 +1,151 @@
+"""Connections between torchrunx's launcher and its agents, over which they exchange pickles.
+
+torchrunx itself uses gloo and a TCPStore, which listen on all addresses and let in everyone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from multiprocessing.connection import Connection, wait
+from typing import Any, ClassVar
+
+import cloudpickle
+from torchrunx.utils.comm import LauncherAgentGroup
+from torchrunx.utils.errors import AgentFailedError
+
+from mjlab_dist.launch.handshake import MAX_UNPROVEN, authenticate, secret_of
+
+RANK_BYTES = 4
+"""Length of an agent's first message: its rank in the group."""
+
+
+class LauncherGroup(LauncherAgentGroup[Any]):
+    """The launcher's end: a connection to each agent. torchrunx creates it, so what it needs is in a subclass.
+
+    Attributes:
+        listener: Socket that agents connect to.
+        secret: The secret of the launch.
+    """
+
+    listener: ClassVar[socket.socket]
+    secret: ClassVar[bytes]
+
+    @classmethod
+    def listening(cls, listener: socket.socket, secret: bytes) -> type[LauncherGroup]:
+        """Return the class to create groups from.
+
+        Args:
+            listener: Socket that agents connect to.
+            secret: The secret of the launch.
+        """
+        return type(cls.__name__, (cls,), {"listener": listener, "secret": secret})
+
+    def __class_getitem__(cls, _: object) -> type[LauncherGroup]:
+        """Return the class itself: the type of results does not matter here."""
+        return cls
+
+    def __post_init__(self) -> None:
+        """Wait until every agent has connected.
+
+        Raises:
+            AgentFailedError: If any has not after ``agent_timeout`` seconds.
+        """
+        self._agents: dict[int, Connection] = {}
+        self._connected = threading.Condition()
+        self._unproven = threading.Semaphore(MAX_UNPROVEN)
+        threading.Thread(target=self._accept, name="agents", daemon=True).start()
+        with self._connected:
+            if not self._connected.wait_for(lambda: len(self._agents) == self.world_size - 1, self.agent_timeout):
+                raise AgentFailedError
+
+    def _accept(self) -> None:
+        """Accept connections until the listener is closed. A peer that does not answer delays no other."""
+        while True:
+            self._unproven.acquire()
+            try:
+                peer, _ = self.listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._admit, args=(peer,), name="agent", daemon=True).start()
+
+    def _admit(self, peer: socket.socket) -> None:
+        """Add an agent's connection; close that of anyone else."""
+        try:
+            authenticate(peer, self.secret, listens=True)
+        except OSError:
+            peer.close()
+            return
+        finally:
+            self._unproven.release()
+        connection = Connection(peer.detach())
+        rank = int.from_bytes(connection.recv_bytes(RANK_BYTES), "big")
+        with self._connected:
+            self._agents[rank] = connection
+            self._connected.notify()
+
+    def _all_gather(self, obj: Any) -> list[Any]:
+        """Send all objects to all agents, and return them: this one, then the agents' in order of rank.
+
+        Raises:
+            AgentFailedError: If an agent has ended, or does not answer in time.
+        """
+        try:
+            # Objects of the agents, as they arrive
+            objects: dict[int, Any] = {0: obj}
+            deadline = time.monotonic() + self.agent_timeout
+            while missing := {connection: rank for rank, connection in self._agents.items() if rank not in objects}:
+                ready = wait(list(missing), max(0.0, deadline - time.monotonic()))
+                if not ready:
+                    raise AgentFailedError
+                for connection in ready:
+                    assert isinstance(connection, Connection)
+                    objects[missing[connection]] = cloudpickle.loads(connection.recv_bytes())
+            # All objects
+            gathered = [objects[rank] for rank in range(self.world_size)]
+            message = cloudpickle.dumps(gathered)
+            for connection in self._agents.values():
+                connection.send_bytes(message)
+        except (OSError, EOFError) as error:
+            raise AgentFailedError from error
+        return gathered
+
+    def shutdown(self) -> None:
+        """Close the connections, and end the thread that accepts them."""
+        with contextlib.suppress(OSError):
+            self.listener.shutdown(socket.SHUT_RDWR)  # unlike close, this wakes who waits in accept
+        self.listener.close()
+        for connection in self._agents.values():
+            connection.close()
+
+
+class AgentGroup(LauncherAgentGroup[Any]):
+    """An agent's end: a connection to the launcher."""
+
+    def __post_init__(self) -> None:
+        """Connect to the launcher."""
+        peer = socket.create_connection((self.launcher_hostname, self.launcher_port), self.agent_timeout)
+        authenticate(peer, secret_of(os.environ), listens=False)
+        self._launcher = Connection(peer.detach())
+        self._launcher.send_bytes(self.rank.to_bytes(RANK_BYTES, "big"))
+
+    def _all_gather(self, obj: Any) -> list[Any]:
+        """Return the objects of the launcher and of all agents, in order of rank.
+
+        Raises:
+            AgentFailedError: If the launcher has ended, or does not answer in time.
+        """
+        try:
+            self._launcher.send_bytes(cloudpickle.dumps(obj))
+            if not self._launcher.poll(self.agent_timeout):
+                raise AgentFailedError
+            return cloudpickle.loads(self._launcher.recv_bytes())
+        except (OSError, EOFError) as error:
+            raise AgentFailedError from error
+
+    def shutdown(self) -> None:
+        """Close the connection."""
+        self._launcher.close()

@@ -1,0 +1,172 @@
+"""Start torchrunx's agents: one on each machine, which starts the ranks of that machine.
+
+torchrunx would start agents by a shell command that exports the environment, and every user of a machine can read
+command lines. Here, an agent on this machine inherits its environment, and agents on other machines read it from SSH's
+standard input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import IO, Protocol
+
+from mjlab_dist.control import STOP_SIGNALS
+from mjlab_dist.errors import Exit, PreflightError, RankError
+from mjlab_dist.launch.agent import OWN_DIRECTORY
+from mjlab_dist.launch.hosts import connect, program
+from mjlab_dist.launch.supervision import Ended
+
+MODULE = ("-u", "-W", "ignore:resource_tracker", "-m", "mjlab_dist.launch.agent")
+"""Arguments of Python for an agent. If it is killed, its resource tracker removes its semaphores, with a warning."""
+
+START = """
+import json, os, sys
+environ, command = json.loads(open(0, "rb", buffering=0, closefd=False).readline())
+os.execve(command[0], command, {**os.environ, **environ})
+"""
+"""Program that reads an environment and a command as a line of JSON, and becomes that command."""
+
+
+class Agent(Protocol):
+    """An agent, which waits for torchrunx's arguments."""
+
+    host: str
+    """Name of its machine."""
+
+    def run(self, arguments: Sequence[str]) -> None:
+        """Pass torchrunx's arguments to it. Nothing happens if it has ended."""
+        ...
+
+    def ended(self) -> Ended | None:
+        """Return how it ended; None while it runs, and if :meth:`end` has ended it."""
+        ...
+
+    def end(self, patience_s: float = 0.0) -> None:
+        """Kill it. Its ranks end with it.
+
+        Args:
+            patience_s: Seconds to wait first whether it has ended by itself: its connections close slightly earlier.
+        """
+        ...
+
+
+@contextlib.contextmanager
+def waiting_agents(
+    hosts: Sequence[str],
+    ssh_config: str | None,
+    arguments: Sequence[str],
+    *,
+    here: Mapping[str, str],
+    there: Mapping[str, str],
+    errors: IO[str],
+) -> Iterator[list[Agent]]:
+    """Start an agent on each machine, protected from signals that stop a run; end them when the context ends.
+
+    Args:
+        hosts: Machines; the first is this one.
+        ssh_config: SSH's config file; None for the user's and the system's.
+        arguments: Arguments of the agents.
+        here: Environment of the agent on this machine.
+        there: Variables to set for the agents on other machines, in addition to those that SSH sets.
+        errors: File for the standard error of the agent on this machine and of its ranks.
+
+    Yields:
+        The agents, in order of host.
+
+    Raises:
+        RankError: If a machine cannot be reached, so that a restart may help.
+    """
+    command = [sys.executable, *MODULE, *arguments]
+    with contextlib.ExitStack() as stack:
+        agents: list[Agent] = [_LocalAgent(hosts[0], command, here, errors)]
+        stack.callback(agents[0].end)
+        # Agents on other machines, in parallel; if one cannot be started, the others are ended
+        with ThreadPoolExecutor(max(1, len(hosts) - 1)) as pool:
+            starting = [
+                pool.submit(_RemoteAgent, host, ssh_config, [*command, OWN_DIRECTORY], there) for host in hosts[1:]
+            ]
+        for started in starting:
+            if started.exception() is None:
+                agents.append(started.result())
+                stack.callback(agents[-1].end)
+        for host, started in zip(hosts[1:], starting, strict=True):
+            if isinstance(error := started.exception(), PreflightError):
+                raise error
+            if error is not None:
+                raise RankError(f"{host}: the agent cannot be started: {error}", exit_code=Exit.INFRASTRUCTURE)
+        yield agents
+
+
+class _LocalAgent:
+    """Agent on this machine."""
+
+    def __init__(self, host: str, command: Sequence[str], environ: Mapping[str, str], errors: IO[str]) -> None:
+        self.host = host
+        self._is_stopped = False
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # children inherit the mask
+        try:
+            self._process = subprocess.Popen(
+                command, env=environ, stdin=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    def run(self, arguments: Sequence[str]) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(arguments) + "\n")
+            self._process.stdin.flush()
+
+    def ended(self) -> Ended | None:
+        code = self._process.poll()
+        return None if code is None or self._is_stopped else Ended("torchrunx's agent", code)
+
+    def end(self, patience_s: float = 0.0) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(patience_s)
+        self._is_stopped = self._process.poll() is None
+        self._process.kill()  # its fork server and the ranks end with it
+        self._process.communicate()
+
+
+class _RemoteAgent:
+    """Agent on another machine. It ends when this process closes the connection, or ends."""
+
+    def __init__(self, host: str, ssh_config: str | None, command: Sequence[str], variables: Mapping[str, str]) -> None:
+        self.host = host
+        self._is_stopped = False
+        self._connection = connect(host, ssh_config)
+        try:
+            self._connection.open()
+            self._channel = self._connection.create_session()
+            self._channel.exec_command(f"cd {shlex.quote(str(Path.cwd()))} && exec {program(START)}")
+        except BaseException:
+            self._connection.close()
+            raise
+        self._send([variables, command])
+
+    def _send(self, message: object) -> None:
+        with contextlib.suppress(OSError):
+            self._channel.sendall((json.dumps(message) + "\n").encode())
+
+    def run(self, arguments: Sequence[str]) -> None:
+        self._send(arguments)
+
+    def ended(self) -> Ended | None:
+        if self._is_stopped or not self._channel.exit_status_ready():
+            return None
+        # -1 if a signal killed it, or the connection is lost
+        return Ended(f"torchrunx's agent on {self.host}", self._channel.recv_exit_status())
+
+    def end(self, patience_s: float = 0.0) -> None:
+        self._channel.status_event.wait(patience_s)
+        self._is_stopped = not self._channel.exit_status_ready()
+        self._connection.close()

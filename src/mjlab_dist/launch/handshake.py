@@ -1,0 +1,88 @@
+"""Proof that both ends of a connection belong to one launch. Imports the standard library only."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import socket
+import time
+from collections.abc import Mapping
+
+SECRET = "MJLAB_DIST_SECRET"  # noqa: S105 (the name of a variable)
+"""Variable with the secret of a launch in hexadecimal. Other users cannot read the environment of a process."""
+
+SECRET_BYTES = 32
+"""Length of the secret, and of the random number that each end sends."""
+
+TIMEOUT_S = 10.0
+"""Seconds that a process that connects has for its proof."""
+
+PATIENCE_S = 60.0
+"""Seconds that the listener has, which may be busy with strangers."""
+
+MAX_UNPROVEN = 64
+"""Maximum number of connections of a listener that have not proven anything yet. Others wait to be accepted, so that
+strangers cannot use up the descriptors and threads of the launch.
+"""
+
+
+class NotOursError(OSError):
+    """The other end does not know the secret."""
+
+
+def new_secret() -> str:
+    """Return a secret for a launch, in hexadecimal."""
+    return secrets.token_hex(SECRET_BYTES)
+
+
+def secret_of(environ: Mapping[str, str]) -> bytes:
+    """Return the secret of the launch that started this process.
+
+    Args:
+        environ: The process's environment.
+    """
+    return bytes.fromhex(environ[SECRET])
+
+
+def authenticate(connection: socket.socket, secret: bytes, *, listens: bool) -> None:
+    """Prove to the other end that this process knows the secret, and check that the other does.
+
+    The secret itself is not sent, and what is sent proves nothing on another connection.
+
+    Args:
+        connection: Connected socket, whose timeout is changed to none.
+        secret: The secret of the launch.
+        listens: Whether this process accepted the connection; False if it opened it.
+
+    Raises:
+        NotOursError: If the other end does not know the secret.
+        OSError: If the connection fails, or the other end does not answer in time.
+    """
+    timeout_s = TIMEOUT_S if listens else PATIENCE_S
+    deadline = time.monotonic() + timeout_s
+    connection.settimeout(timeout_s)
+    # Random numbers of both ends
+    own = secrets.token_bytes(SECRET_BYTES)
+    connection.sendall(own)
+    other = _receive(connection, SECRET_BYTES, deadline)
+    # Proofs. Each names its sender, so that neither end can be made to prove something for the other.
+    numbers = own + other if listens else other + own
+    proofs = [hmac.digest(secret, role + numbers, "sha256") for role in (b"caller", b"listener")]
+    connection.sendall(proofs[listens])
+    if not hmac.compare_digest(_receive(connection, len(proofs[0]), deadline), proofs[not listens]):
+        raise NotOursError("the other end does not know the secret of the launch")
+    connection.settimeout(None)
+
+
+def _receive(connection: socket.socket, size: int, deadline: float) -> bytes:
+    received = b""
+    while len(received) < size:
+        # The other end may send single bytes, so each may take only what is left of the time
+        connection.settimeout(max(1e-3, deadline - time.monotonic()))
+        part = connection.recv(size - len(received))
+        if not part:
+            raise NotOursError("the other end closed the connection")
+        if time.monotonic() > deadline:
+            raise TimeoutError("the other end took too long for its proof")
+        received += part
+    return received

@@ -1,0 +1,201 @@
+"""What a launch needs before torchrunx starts its ranks: secret, sockets, temporary files, agents. Imports no torch."""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import gc
+import os
+import socket
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from mjlab_dist.config import TrainConfig
+from mjlab_dist.distributed import RankDevice
+from mjlab_dist.distributed.rank import MEETING_POINT
+from mjlab_dist.errors import UserError
+from mjlab_dist.faults import ATTEMPT
+from mjlab_dist.launch.agent import FORK
+from mjlab_dist.launch.agents import Agent, waiting_agents
+from mjlab_dist.launch.handshake import SECRET, new_secret
+from mjlab_dist.launch.hosts import end_on_hosts, own_address
+from mjlab_dist.launch.plan import RunPlan
+from mjlab_dist.machine.processes import LAUNCH, end_children, temporary_directory
+from mjlab_dist.masking import LOGIN, SECRETS
+from mjlab_dist.messages import Listener
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+ENVIRONMENT = (
+    "PATH",
+    "HOME",
+    "LANG",
+    "LC_*",
+    "LD_LIBRARY_PATH",
+    "LIBRARY_PATH",
+    "PYTHON*",
+    "CUDA*",
+    "TORCH*",
+    "PYTORCH*",
+    "NCCL*",
+    "GLOO*",
+    "OMP*",
+    "MKL*",
+    "MUJOCO*",
+    "WARP*",
+    "WANDB*",
+    "XDG_CACHE_HOME",
+    "MJLAB_DIST*",
+)
+"""Environment variables that ranks on other machines need, as patterns."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """A launch whose agents wait for torchrunx."""
+
+    name: str
+    """Value of the variable that marks all its processes."""
+    secret: bytes
+    """Secret that its processes prove to each other."""
+    address: str
+    """Address of this machine for the others; the loopback address if all ranks are on this machine."""
+    agent_listener: socket.socket
+    """Socket that agents connect to."""
+    log_listener: socket.socket
+    """Socket that agents and ranks send their log to."""
+    store_listener: socket.socket | None
+    """Socket of the store where ranks meet; None on one machine, where the store is a file."""
+    meeting_point: str
+    """Where ranks meet: host:port, or the path of a file."""
+    agents: Sequence[Agent]
+    """The agents, one per machine."""
+    errors: IO[str]
+    """Error output of the agent on this machine and of its ranks."""
+
+    def open_store(self) -> Store | None:
+        """Return the store where ranks meet, open until it is garbage-collected; None if it is a file."""
+        if self.store_listener is None:
+            return None
+        from torch._C._distributed_c10d import TCPStore
+
+        # Reference cycles of a traceback may keep an earlier attempt's store alive, with threads and sockets.
+        gc.collect()
+        host, port = self.store_listener.getsockname()
+        return TCPStore(
+            host, port, is_master=True, wait_for_workers=False, master_listen_fd=self.store_listener.detach()
+        )
+
+
+@contextlib.contextmanager
+def prepared(config: TrainConfig, plan: RunPlan, attempt: int, listen: Listener) -> Iterator[Launch]:
+    """Prepare a launch; end its agents when the context ends.
+
+    Args:
+        config: The run's config.
+        plan: Devices, hosts and run directory.
+        attempt: Number of earlier starts of these ranks.
+        listen: Receives a line for ``--verbose``.
+    """
+    # Short, because sockets are created in directories with this name; the pid is for remove_own
+    name = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    address, secret = own_address(plan.hosts), new_secret()
+    is_local = len(plan.hosts) == 1
+    with (
+        temporary_directory(name) as temporary,
+        tempfile.TemporaryFile("w+", errors="replace") as errors,
+        contextlib.ExitStack() as stack,
+    ):
+        # Sockets. If they were opened later, another process could take the ports in the meantime.
+        agent_listener, log_listener = (stack.enter_context(_listen(address, config.port_range)) for _ in range(2))
+        store_listener = None if is_local else stack.enter_context(_listen(address, config.port_range))
+        meeting_point = (
+            f"{address}:{store_listener.getsockname()[1]}" if store_listener else str(Path(temporary) / "store")
+        )
+        # Agents
+        variables = {
+            # All of sys.path, as in multiprocessing: it includes the directory of the user's script.
+            "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)),
+            LAUNCH: name,
+            SECRET: secret,
+            MEETING_POINT: meeting_point,
+            ATTEMPT: str(attempt),
+        }
+        forks = can_fork(plan.devices, os.environ)
+        agents = stack.enter_context(
+            waiting_agents(
+                plan.hosts,
+                config.ssh_config,
+                [FORK] if forks else [],
+                here={**os.environ, **variables, "TMPDIR": temporary},
+                there={**{each: os.environ[each] for each in exported_names(os.environ)}, **variables},
+                errors=errors,
+            )
+        )
+        how = "forked" if forks else "spawned"
+        listen({"kind": "debug", "text": f"launcher: started torchrunx's agents, ranks are {how}"})
+        yield Launch(
+            name=name,
+            secret=bytes.fromhex(secret),
+            address=address,
+            agent_listener=agent_listener,
+            log_listener=log_listener,
+            store_listener=store_listener,
+            meeting_point=meeting_point,
+            agents=agents,
+            errors=errors,
+        )
+
+
+def end_processes(config: TrainConfig, hosts: Sequence[str], launch: str, listen: Listener) -> None:
+    """Kill all processes of a launch, on all machines, and wait for them.
+
+    Args:
+        config: The run's config.
+        hosts: Machines; the first is this one.
+        launch: Name of the launch.
+        listen: Receives a warning if a machine does not answer.
+    """
+    end_children(launch)
+    if left := end_on_hosts(hosts, config.ssh_config, launch):
+        text = f"no answer from {', '.join(left)}: processes of this run may still be running there"
+        listen({"kind": "warning", "text": text})
+
+
+def exported_names(environ: Mapping[str, str]) -> list[str]:
+    """Return the names of the variables that ranks on other machines get. Those on this machine inherit all.
+
+    Args:
+        environ: The process's environment.
+    """
+    return [
+        name
+        for name, value in environ.items()
+        if any(fnmatch.fnmatch(name, pattern) for pattern in ENVIRONMENT)
+        and not any(word in name for word in SECRETS)
+        and not LOGIN.search(value)
+    ]
+
+
+def can_fork(devices: Sequence[RankDevice], environ: Mapping[str, str]) -> bool:
+    """Return whether ranks may be forked from a process that has imported their libraries.
+
+    With MUJOCO_GL set, MuJoCo initializes EGL or OSMesa at its import. Neither survives a fork; nor does CUDA.
+    """
+    return all(device.device == "cpu" for device in devices) and "MUJOCO_GL" not in environ
+
+
+def _listen(address: str, ports: tuple[int, int] | None) -> socket.socket:
+    """Listen on a free port of an address: one of a range, or any that the kernel chooses."""
+    if ports is None:
+        return socket.create_server((address, 0))
+    for port in range(ports[0], ports[1] + 1):
+        with contextlib.suppress(OSError):
+            return socket.create_server((address, port))
+    raise UserError(f"--port-range {ports[0]} {ports[1]}: a launch needs three free ports; give a wider range")

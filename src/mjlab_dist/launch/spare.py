@@ -1,0 +1,96 @@
+"""A launch prepared for the next restart while ranks train, so that a restart waits for no imports."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+from mjlab_dist.config import TrainConfig
+from mjlab_dist.launch.plan import RunPlan
+from mjlab_dist.launch.preparation import Launch, end_processes, prepared
+from mjlab_dist.machine.findings import GB
+from mjlab_dist.machine.memory import free_cpu_bytes
+from mjlab_dist.messages import Listener
+
+NEEDED_BYTES = 4 * GB
+"""Memory that must be free, of which a spare takes about a fifth: ranks may have been killed for lack of memory."""
+
+
+class Spare:
+    """Prepares launches of one run, one at a time."""
+
+    def __init__(self, config: TrainConfig, plan: RunPlan, listen: Listener) -> None:
+        """Prepare nothing yet.
+
+        Args:
+            config: The run's config.
+            plan: Devices, hosts and run directory.
+            listen: Receives lines for ``--verbose``.
+        """
+        self._config = config
+        self._plan = plan
+        self._listen = listen
+        self._preparing: threading.Thread | None = None
+        self._waiting: contextlib.ExitStack | None = None
+        self._launch: Launch | None = None
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        """End the launch that waits."""
+        self._discard()
+
+    def prepare(self, attempt: int) -> None:
+        """Prepare a launch in a thread of its own, unless that was begun before.
+
+        Args:
+            attempt: As for :func:`prepared`.
+        """
+        if self._preparing is None:
+            self._preparing = threading.Thread(target=self._prepare, args=(attempt,), name="spare", daemon=True)
+            self._preparing.start()
+
+    def _prepare(self, attempt: int) -> None:
+        if free_cpu_bytes() < NEEDED_BYTES:
+            return
+        # Without a spare, for lack of a port or a connection, the restart prepares its launch itself
+        with contextlib.suppress(Exception), contextlib.ExitStack() as stack:
+            self._launch = stack.enter_context(prepared(self._config, self._plan, attempt, self._listen))
+            self._waiting = stack.pop_all()
+
+    @contextlib.contextmanager
+    def launch(self, attempt: int) -> Iterator[Launch]:
+        """Return the launch that waits, or a new one if there is none or an agent of it has ended.
+
+        Args:
+            attempt: As for :func:`prepared`.
+        """
+        with contextlib.ExitStack() as stack:
+            if self._is_usable():
+                assert self._waiting is not None
+                assert self._launch is not None
+                stack.enter_context(self._waiting)
+                launch = self._launch
+                self._preparing = self._waiting = self._launch = None
+            else:
+                self._discard()
+                launch = stack.enter_context(prepared(self._config, self._plan, attempt, self._listen))
+            yield launch
+
+    def _is_usable(self) -> bool:
+        if self._preparing is not None:
+            self._preparing.join()
+        return self._launch is not None and not any(agent.ended() for agent in self._launch.agents)
+
+    def _discard(self) -> None:
+        if self._preparing is not None:
+            self._preparing.join()
+        if self._waiting is not None and self._launch is not None:
+            end_processes(self._config, self._plan.hosts, self._launch.name, self._listen)
+            self._waiting.close()
+        self._preparing = self._waiting = self._launch = None

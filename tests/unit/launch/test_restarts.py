@@ -1,0 +1,116 @@
+"""Restarts without real ranks: how often, and with which pauses; tests/distributed/test_faults.py has real ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mjlab_dist import registry
+from mjlab_dist.control import Control
+from mjlab_dist.distributed import RankDevice
+from mjlab_dist.errors import Exit, RankError
+from mjlab_dist.launch import restarts
+from mjlab_dist.launch.plan import RunPlan
+from mjlab_dist.launch.restarts import run_with_restarts
+from mjlab_dist.messages import Event
+from mjlab_dist.run_dir import METRICS_FILE, checkpoint_path
+from mjlab_dist.worker import RunResult
+
+CPU = RankDevice(device="cpu", name="CPU", torch_threads=1, backend="gloo")
+
+
+class Attempts:
+    """Attempts that reach iterations, and then fail."""
+
+    def __init__(self, reached: list[int], exit_code: Exit = Exit.INFRASTRUCTURE) -> None:
+        self.reached = iter(reached)
+        self.exit_code = exit_code
+        self.pauses: list[float] = []
+        self.control = Control()
+
+    def run_ranks(self, *_: Any, listen: Any, **__: Any) -> list[Any]:
+        listen({"kind": "iteration", "row": {"iteration": next(self.reached)}})
+        raise RankError("lost", exit_code=self.exit_code)
+
+    def listen(self, event: Event) -> None:
+        if event["kind"] == "warning":
+            self.pauses.append(float(match[1]) if (match := re.search(r" in (\d+) s", event["text"])) else 0.0)
+
+
+def run(attempts: Attempts, run_dir: Path, monkeypatch: pytest.MonkeyPatch, max_restarts: int = 500) -> RunResult:
+    """Run attempts to the end."""
+    monkeypatch.setattr("mjlab_dist.launch.ranks.run_ranks", attempts.run_ranks)
+    config = dataclasses.replace(registry.task_config("cartpole-balance"), max_restarts=max_restarts)
+    plan = RunPlan(devices=(CPU, CPU), budget=None, run_dir=run_dir)
+    return run_with_restarts(config, plan, attempts.listen, attempts.control)
+
+
+def test_pauses_double_with_every_attempt_without_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    attempts = Attempts([0, 3, 3, 7, 7, 9, *(n for i in range(10, 16) for n in (i, i)), 15])
+    monkeypatch.setattr(Control, "wait_for_stop", lambda _, timeout_s: waited.append(timeout_s))
+    with pytest.raises(RankError):
+        run(attempts, tmp_path, monkeypatch)
+    assert attempts.pauses == waited == [1, 0, 2, 0, 4, 0, 0, 8, 0, 16, 0, 32, 0, 60, 0, 60, 0, 60]
+
+
+def test_two_attempts_in_a_row_without_progress_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restarts, "FIRST_PAUSE_S", 0.0)
+    attempts = Attempts([0, 1, 1, 2, 2, 2, 3])
+    with pytest.raises(RankError):
+        run(attempts, tmp_path, monkeypatch)
+    assert next(attempts.reached) == 3
+
+
+def saved_run(run_dir: Path) -> Path:
+    """Write two checkpoints, and metrics of later iterations."""
+    checkpoint_path(run_dir, 3).parent.mkdir()
+    for iteration in (3, 12):
+        checkpoint_path(run_dir, iteration).touch()
+    rows = "".join(json.dumps({"iteration": iteration}) + "\n" for iteration in range(1, 16))
+    (run_dir / METRICS_FILE).write_text(rows)
+    return run_dir
+
+
+def stopping(attempts: Attempts, during: str) -> Attempts:
+    """Request a stop at a kind of event."""
+    told = attempts.listen
+
+    def listen(event: Event) -> None:
+        told(event)
+        if event["kind"] == during:
+            attempts.control.request_stop()
+
+    attempts.listen = listen
+    return attempts
+
+
+@pytest.mark.parametrize("during", ["iteration", "warning"])
+@pytest.mark.parametrize("reached", [[5, 6], [0, 1]])
+def test_a_run_lost_while_it_stops_is_resumable(
+    during: str, reached: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restarts, "FIRST_PAUSE_S", 1e5)
+    attempts = stopping(Attempts(reached), during)
+    result = run(attempts, saved_run(tmp_path), monkeypatch)
+    assert next(attempts.reached) == reached[1]
+    newest = checkpoint_path(tmp_path, 12)
+    assert result == RunResult(run_dir=tmp_path, checkpoint=newest, metrics={"iteration": 12}, stopped=True)
+
+
+def test_a_run_lost_while_it_stops_fails_without_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RankError):
+        run(stopping(Attempts([5, 6]), "iteration"), tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(("max_restarts", "exit_code"), [(0, Exit.INFRASTRUCTURE), (9, Exit.NUMERICS)])
+def test_a_run_that_cannot_be_restarted_fails_also_while_it_stops(
+    max_restarts: int, exit_code: Exit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(RankError):
+        run(stopping(Attempts([5, 6], exit_code), "iteration"), saved_run(tmp_path), monkeypatch, max_restarts)

@@ -1,0 +1,104 @@
+"""Which rank the launcher blames, from the reports of all ranks; tests/distributed/test_faults.py has real ones."""
+
+from __future__ import annotations
+
+import re
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+from torchrunx.utils.errors import AgentFailedError, WorkerFailedError
+
+from mjlab_dist.control import Control
+from mjlab_dist.errors import Exit, PreflightError, RankError, UserError
+from mjlab_dist.launch.supervision import Ended, Ranks
+
+
+def report(rank: int, **fields: Any) -> dict[str, Any]:
+    """A report of a rank that lost another."""
+    return {
+        "rank": rank,
+        "host": "localhost",
+        "time": float(rank),
+        "iteration": 1,
+        "type": "LostRankError",
+        "exit_code": int(Exit.FAILED),
+        "follows": True,
+        "sum_bytes": None,
+        "message": "rank 0 has ended",
+        "traceback": f"traceback of {rank}",
+        **fields,
+    }
+
+
+def blamed(*reports: dict[str, Any]) -> RankError | UserError:
+    ranks = Ranks(["localhost"], len(reports), lambda _: None, Control())
+    for one in reports:
+        ranks.receive({"kind": "failed", "report": one})
+    with pytest.raises((RankError, UserError)) as caught:
+        ranks.wait(Future(), 300.0, lambda: None)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("sizes", "guilty"),
+    [
+        ((800, 800, 40), 2),
+        ((40, 800, 800), 0),
+        ((800, 40, 800, 800), 1),
+        ((None, 800, 800, 40), 3),
+        ((800, 40), None),
+        ((800, 800, 40, 40), None),
+    ],
+)
+def test_the_rank_in_another_sum_than_most_is_blamed(sizes: tuple[int | None, ...], guilty: int | None) -> None:
+    error = blamed(*(report(rank, sum_bytes=size) for rank, size in enumerate(sizes)))
+    assert isinstance(error, RankError)
+    assert error.rank == guilty
+    assert {"800", "40"} <= set(re.findall(r"\d+", str(error)))
+    if guilty is not None:
+        assert str(error).startswith(f"rank {guilty} ")
+        assert error.report == f"traceback of {guilty}"
+
+
+def test_ranks_of_the_same_sum_blame_the_first_report() -> None:
+    error = blamed(*(report(rank, sum_bytes=800) for rank in range(3)))
+    assert isinstance(error, RankError)
+    assert error.rank == 0
+
+
+def test_a_machine_that_is_not_ready_is_named() -> None:
+    fields = {"follows": False, "exit_code": int(Exit.PREFLIGHT), "message": "no space left"}
+    error = blamed(report(0), report(1, host="node7", **fields))
+    assert isinstance(error, PreflightError)
+    assert str(error) == "rank 1 on node7: no space left"
+
+
+def test_an_error_without_a_message_is_named_by_its_type() -> None:
+    error = blamed(report(0), report(1, follows=False, type="AssertionError", message=""))
+    assert str(error) == "rank 1 failed: AssertionError"
+
+
+@pytest.mark.parametrize(
+    ("code", "launched", "rank"),
+    [
+        (0, WorkerFailedError("signal 9"), 1),
+        (1, WorkerFailedError("signal 9"), 1),
+        (0, None, 1),  # torchrunx has not ended yet
+        (1, AgentFailedError("no connection"), None),
+        (1, None, None),
+        (-9, WorkerFailedError("signal 15"), None),  # its ranks end with it
+    ],
+)
+def test_an_agent_that_ends_after_a_rank_of_another_machine_is_not_blamed(
+    code: int, launched: Exception | None, rank: int | None
+) -> None:
+    ranks = Ranks(["localhost", "node7"], 1, lambda _: None, Control())
+    ranks.receive({"kind": "failed", "report": report(0, message="rank 1 closed its connection")})
+    future: Future[None] = Future()
+    if launched is not None:
+        future.set_exception(launched)
+    with pytest.raises(RankError) as caught:
+        ranks.wait(future, 300.0, lambda: Ended("the agent", code))
+    assert caught.value.rank == rank
+    assert str(caught.value).startswith("rank 1 " if rank else "the agent ")
