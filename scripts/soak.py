@@ -1,76 +1,210 @@
-"""Restart a run many times by random faults, and check what is left: ``uv run python scripts/soak.py --restarts 200``.
+"""Disturb a run many times from outside, and compare it with an undisturbed one: ``uv run python scripts/soak.py``.
 
-Trains cartpole-balance on two CPU ranks. Every attempt resumes from the newest checkpoint. One of the faults of
-docs/reliability.md ends it after one or two iterations. In the end, the policy must be as good as without faults, and
-no process, port or temporary file may be left.
+Trains cartpole-balance on several CPU ranks, with ``--max-restarts``. At random moments, also while ranks start or
+save, a random process of the run gets a signal. If the command itself is killed or ends, it is started again with
+``--resume``. In the end, the final checkpoint must be equal to that of a run without faults, and no process, port,
+semaphore or temporary file may be left.
+
+With ``--hosts``, ranks run on several machines. Only processes of this machine get signals.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import math
 import os
 import random
 import shutil
+import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
+import torch
 
-from mjlab_dist.run_dir import CHECKPOINTS_DIR, read_metrics
-
-KINDS = {"raise": 3, "sigkill": 3, "exit": 2, "sigstop": 1, "skip_collective": 1}
-"""Relative frequency of each fault."""
+from mjlab_dist.errors import Exit
+from mjlab_dist.learn import checkpoint
+from mjlab_dist.run_dir import CHECKPOINTS_DIR, CONFIG_FILE, METRICS_FILE, find_checkpoint, read_metrics
 
 MARK = "MJLAB_DIST_SOAK"
 """Environment variable that all processes of the soak test inherit."""
 
-FULL_RETURN = 950.0
-"""Minimum of the final mean return, of at most 1,000."""
+FAULTS = {
+    "rank killed": 8,
+    "rank stopped": 1,
+    "rank terminated": 2,
+    "agent killed": 3,
+    "log server killed": 3,
+    "spare killed": 1,
+    "launcher paused": 2,
+    "launcher killed": 2,
+    "launcher terminated": 2,
+    "launcher interrupted twice": 1,
+    "rank raises an error": 2,
+}
+"""Relative frequency of each fault."""
+
+MEAN_PAUSE_S = 2.0
+"""Mean time from one fault to the next, in seconds, or from the first row of metrics after it."""
+
+HANG_TIMEOUT_S = 10
+"""Seconds after which a stopped rank is noticed."""
+
+PATIENCE_S = 180.0
+"""Seconds without a new row after which the test gives up."""
 
 
-def main() -> None:
-    """Run the soak test, print the results, and exit with 1 if anything is left behind or lost."""
-    parser = argparse.ArgumentParser(description="Restart a run many times by random faults, and check what is left")
-    parser.add_argument("--restarts", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--log-root", default="logs/soak")
-    args = parser.parse_args()
-    # Faults: each in a random rank, one or two iterations after the previous one
-    draw = random.Random(args.seed)
-    kinds = draw.choices(list(KINDS), weights=list(KINDS.values()), k=args.restarts)
-    faults = [f"{draw.randrange(2)}:{2 * i + 2 + draw.randrange(2)}:{kind}" for i, kind in enumerate(kinds)]
-    # Run
-    log_root = args.log_root
-    command = [
-        *("train", "cartpole-balance", "--gpu-ids", "None", "--cpu-ranks", "2", "--log-root", log_root),
-        *("--max-iterations", str(max(150, 2 * args.restarts + 50)), "--checkpoint.interval", "1"),
-        *("--max-restarts", str(args.restarts), "--hang-timeout", "10"),
-    ]
-    start = time.monotonic()
-    temporary = tempfile.mkdtemp(prefix="soak-")
-    environ = {**os.environ, "MJLAB_DIST_FAULT": ",".join(faults), MARK: "1", "TMPDIR": temporary}
-    done = subprocess.run(command, env=environ, check=False, stdout=subprocess.PIPE, text=True)
-    took_s = time.monotonic() - start
-    # Its metrics, and everything that is left behind
-    run_dir = max(Path(log_root, "cartpole-balance").iterdir())
-    rows = read_metrics(run_dir)
-    unfinished = [p.name for p in (run_dir / CHECKPOINTS_DIR).iterdir() if p.name.endswith(".tmp")]
-    restarts, reached = done.stdout.count("Restarting"), rows[-1]["mean_return"] or 0.0
-    numbers = [row["iteration"] for row in rows]
-    left = [*leftovers(), *(p.name for p in Path(temporary).iterdir()), *unfinished]
-    shutil.rmtree(temporary)
-    # Results
-    print(f"{restarts} restarts in {took_s / 60:.0f} minutes, {took_s / (restarts + 1):.1f} s each")
-    print(f"faults: {dict(collections.Counter(kinds[:restarts]))}")
-    print(f"exit code {done.returncode}, mean return {reached:.1f} at iteration {numbers[-1]}; {run_dir}")
-    print(f"left behind: {', '.join(left) or 'nothing'}")
-    in_order = numbers == list(range(1, len(numbers) + 1))
-    good = done.returncode == 0 and restarts == args.restarts and reached >= FULL_RETURN
-    sys.exit(0 if good and in_order and not left else 1)
+class Soak:
+    """A run that is disturbed.
+
+    Attributes:
+        counts: Number of faults of each kind.
+        recovered_s: Times from a killed rank to the next row of metrics, in seconds.
+    """
+
+    def __init__(self, flags: list[str], log_root: Path, temporary: str, draw: random.Random) -> None:
+        self.counts: collections.Counter[str] = collections.Counter()
+        self.recovered_s: list[float] = []
+        self._flags = flags
+        self._log_root = log_root
+        self._draw = draw
+        self._environ = {**os.environ, MARK: "1", "TMPDIR": temporary}
+        self._command: subprocess.Popen[bytes] | None = None
+
+    def run(self, num_faults: int) -> Path:
+        """Train with faults, then stop with a checkpoint; return the run directory."""
+        self._start()
+        while sum(self.counts.values()) < num_faults:
+            # Half of the faults hit a run that trains, the others often one that starts
+            if self._draw.random() < 0.5:
+                before = self._num_rows()
+                self._wait_until(lambda before=before: self._num_rows() > before)
+            self._wait(self._draw.expovariate(1 / MEAN_PAUSE_S))
+            (kind,) = self._draw.choices(list(FAULTS), weights=list(FAULTS.values()))
+            if self._cause(kind):
+                self.counts[kind] += 1
+        # Stop
+        before = self._num_rows()
+        self._wait_until(lambda: self._num_rows() > before)
+        assert self._command is not None
+        self._command.send_signal(signal.SIGTERM)
+        code = self._command.wait()
+        assert code == Exit.RESUMABLE, f"exit code {code}"
+        return self._run_dir()
+
+    def _start(self) -> None:
+        """Start the command, or start it again."""
+        started = any(self._log_root.rglob(CONFIG_FILE))
+        if not started:
+            shutil.rmtree(self._log_root, ignore_errors=True)  # killed before it wrote anything
+        how = ["--resume", str(self._run_dir())] if started else ["cartpole-balance", "--log-root", str(self._log_root)]
+        environ = dict(self._environ)
+        if self._draw.random() < FAULTS["rank raises an error"] / sum(FAULTS.values()):
+            environ["MJLAB_DIST_FAULT"] = f"1:{self._num_rows() + self._draw.randrange(2, 30)}:raise"
+            self.counts["rank raises an error"] += 1
+        self._command = subprocess.Popen(["train", *how, *self._flags], env=environ, stdout=subprocess.DEVNULL)
+
+    def _cause(self, kind: str) -> bool:
+        """Cause a fault; return False if there is no such process now."""
+        assert self._command is not None
+        launcher = psutil.Process(self._command.pid)
+        ranks, agents, log_servers = self._processes()
+        match kind:
+            case "rank killed" | "rank stopped" | "rank terminated" if ranks:
+                number = {"rank killed": signal.SIGKILL, "rank stopped": signal.SIGSTOP}.get(kind, signal.SIGTERM)
+                os.kill(self._draw.choice(ranks).pid, number)
+                if kind == "rank killed":
+                    self._measure_recovery()
+            case "agent killed" if agents:
+                agents[0].kill()
+            case "spare killed" if len(agents) > 1:
+                agents[-1].kill()
+            case "log server killed" if log_servers:
+                log_servers[0].kill()
+            case "launcher paused":
+                launcher.suspend()
+                time.sleep(self._draw.uniform(0.1, 1.5 * HANG_TIMEOUT_S))
+                launcher.resume()
+            case "launcher killed":
+                launcher.kill()
+            case "launcher terminated":
+                launcher.terminate()
+            case "launcher interrupted twice":
+                launcher.send_signal(signal.SIGINT)
+                launcher.send_signal(signal.SIGINT)
+            case _:
+                return False
+        return True
+
+    def _measure_recovery(self) -> None:
+        """Wait for the next row after a killed rank, and note the time, unless the command has ended."""
+        assert self._command is not None
+        # Rows that were on their way when the rank was killed
+        self._wait(0.5)
+        rows, start = self._num_rows(), time.monotonic() - 0.5
+        command = self._command
+        self._wait_until(lambda: self._num_rows() != rows or self._command is not command)
+        if self._command is command:
+            self.recovered_s.append(time.monotonic() - start)
+
+    def _wait(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        self._wait_until(lambda: time.monotonic() >= until)
+
+    def _wait_until(self, condition: Callable[[], bool]) -> None:
+        """Wait until a condition holds; start the command again if it ends."""
+        assert self._command is not None
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            if self._command.poll() is not None:
+                code = self._command.returncode
+                expected = {Exit.RESUMABLE, Exit.INFRASTRUCTURE, Exit.FAILED, 128 + signal.SIGINT, 128 + signal.SIGTERM}
+                assert code < 0 or code in expected, f"exit code {code}"
+                self._start()
+            assert time.monotonic() < deadline, "the run does not continue"
+            time.sleep(0.02)
+
+    def _num_rows(self) -> int:
+        files = list(self._log_root.rglob(METRICS_FILE))
+        return files[0].read_bytes().count(b"\n") if files else 0
+
+    def _run_dir(self) -> Path:
+        (run_dir,) = (self._log_root / "cartpole-balance").iterdir()
+        return run_dir
+
+    def _processes(self) -> tuple[list[psutil.Process], list[psutil.Process], list[psutil.Process]]:
+        """Return the ranks, the agents (the spare last) and the log servers of the command."""
+        assert self._command is not None
+        ranks: list[psutil.Process] = []
+        agents: list[psutil.Process] = []
+        log_servers: list[psutil.Process] = []
+        for process, parent, command in descendants(self._command.pid):
+            if "mjlab_dist.launch.agent" in command:
+                agents.append(process)
+            elif "multiprocessing.forkserver" in command and "multiprocessing.forkserver" in parent:
+                ranks.append(process)
+            elif parent == command:
+                log_servers.append(process)
+        return ranks, sorted(agents, key=lambda agent: agent.create_time()), log_servers
+
+
+def descendants(pid: int) -> Iterator[tuple[psutil.Process, str, str]]:
+    """Yield the descendants of a process, each with the commands of its parent and of itself."""
+    try:
+        found = psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return
+    for process in found:
+        try:
+            yield process, " ".join(psutil.Process(process.ppid()).cmdline()), " ".join(process.cmdline())
+        except psutil.Error:
+            continue
 
 
 def leftovers() -> list[str]:
@@ -84,6 +218,79 @@ def leftovers() -> list[str]:
         except psutil.Error:
             continue
     return found
+
+
+def differences(a: object, b: object, where: str = "") -> list[str]:
+    """Return where two checkpoints differ."""
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return [] if torch.equal(a.nan_to_num(), b.nan_to_num()) else [where]
+    if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
+        return [found for key in a for found in differences(a[key], b[key], f"{where}.{key}")]
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple) and len(a) == len(b):
+        pairs = enumerate(zip(a, b, strict=True))
+        return [found for i, (x, y) in pairs for found in differences(x, y, f"{where}[{i}]")]
+    same = a == b or (isinstance(a, float) and isinstance(b, float) and math.isnan(a) and math.isnan(b))
+    return [] if same else [where]
+
+
+def main() -> None:
+    """Run the soak test, print the results, and exit with 1 if the run differs or anything is left behind."""
+    parser = argparse.ArgumentParser(description="Disturb a run many times, and compare it with an undisturbed one")
+    parser.add_argument("--faults", type=int, default=500)
+    parser.add_argument("--ranks", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--hosts", nargs="*", default=[])
+    parser.add_argument("--ssh-config")
+    args = parser.parse_args()
+    flags = [
+        *("--gpu-ids", "None", "--cpu-ranks", str(args.ranks), "--num-envs", "64", "--seed", str(args.seed)),
+        *(["--hosts", *args.hosts] if args.hosts else []),
+        *(["--ssh-config", args.ssh_config] if args.ssh_config else []),
+    ]
+    disturbed = ["--checkpoint.interval", "1", "--max-restarts", "1000", "--hang-timeout", str(HANG_TIMEOUT_S)]
+    temporary = tempfile.mkdtemp(prefix="soak-")
+    log_root = Path(tempfile.mkdtemp(prefix="soak-logs-"))
+    semaphores = set(Path("/dev/shm").iterdir())
+    # Run with faults
+    start = time.monotonic()
+    soak = Soak(
+        [*flags, *disturbed, "--max-iterations", "1000000"], log_root / "disturbed", temporary, random.Random(args.seed)
+    )
+    run_dir = soak.run(args.faults)
+    took_s = time.monotonic() - start
+    # What it left behind
+    time.sleep(2)  # killed launches end asynchronously
+    unfinished = [p.name for p in (run_dir / CHECKPOINTS_DIR).iterdir() if p.name.endswith(".tmp")]
+    new_semaphores = [p.name for p in set(Path("/dev/shm").iterdir()) - semaphores]
+    left = [*leftovers(), *unfinished, *new_semaphores]
+    # The same run without faults
+    rows = read_metrics(run_dir)
+    num_iterations = rows[-1]["iteration"]
+    reference = log_root / "undisturbed"
+    subprocess.run(
+        ["train", "cartpole-balance", "--log-root", str(reference), *flags, "--max-iterations", str(num_iterations)],
+        check=True,
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "TMPDIR": temporary},
+    )
+    (undisturbed,) = (reference / "cartpole-balance").iterdir()
+    final, expected = (checkpoint.load(find_checkpoint(each), "cpu") for each in (run_dir, undisturbed))
+    del final["counters"]["elapsed_s"], expected["counters"]["elapsed_s"]
+    differing = differences(final, expected)
+    # Launches that were killed are cleaned up by a later launch
+    left += [p.name for p in Path(temporary).iterdir()]
+    # Results
+    in_order = [row["iteration"] for row in rows] == list(range(1, num_iterations + 1))
+    print(f"{sum(soak.counts.values())} faults in {took_s / 60:.0f} minutes, {num_iterations} iterations")
+    print(f"faults: {dict(soak.counts.most_common())}")
+    if soak.recovered_s:
+        middle, worst = statistics.median(soak.recovered_s), max(soak.recovered_s)
+        print(f"from a killed rank to the next row: median {middle:.1f} s, maximum {worst:.1f} s")
+    print(f"rows {'complete' if in_order else 'NOT complete'}; differing tensors: {', '.join(differing) or 'none'}")
+    print(f"left behind: {', '.join(left) or 'nothing'}")
+    for path in (temporary, log_root):
+        shutil.rmtree(path)
+    sys.exit(0 if in_order and not differing and not left else 1)
 
 
 if __name__ == "__main__":

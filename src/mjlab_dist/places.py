@@ -14,7 +14,17 @@ def describe(error: BaseException, reference: str) -> str:
         reference: The function or module that raised it, as ``package.module:name``.
     """
     place = place_of(error, reference)
-    return f"{type(error).__name__}: {_message(error)}" + (f" ({place})" if place else "")
+    return named(type(error).__name__, _message(error)) + (f" ({place})" if place else "")
+
+
+def named(kind: str, message: str) -> str:
+    """Return the type and the message of an error; some errors, such as those of assert, have no message.
+
+    Args:
+        kind: Name of the type.
+        message: The message.
+    """
+    return ": ".join(filter(None, (kind, message)))
 
 
 def with_notes(error: BaseException) -> str:
@@ -23,7 +33,7 @@ def with_notes(error: BaseException) -> str:
     Args:
         error: The error.
     """
-    return ", ".join([_message(error), *getattr(error, "__notes__", [])])
+    return ", ".join(filter(None, [_message(error), *getattr(error, "__notes__", [])]))
 
 
 def place_of(error: BaseException, reference: str) -> str:

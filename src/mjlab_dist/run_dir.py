@@ -1,8 +1,9 @@
-"""The run directory: its layout, the provenance of a run, and the search for runs and checkpoints.
+"""The run directory: its layout, its config and metrics, and the search for runs and checkpoints.
 
 <log-root>/<task>/<UTC time>[_<run-name>]/
     config.yaml        the run's config; --config reads it back
     provenance.json    versions, git commit, command line, devices, host
+    lease.json         the launch that trains the run; removed at its end
     ranks.json         for each rank: host, device, its model and memory, first env, number of envs, seed
     git.diff           uncommitted changes, if there are any
     metrics.jsonl      one row per iteration
@@ -10,6 +11,7 @@
     wandb/, wandb.json Weights & Biases: its files, and the id of its run
     checkpoints/       model_<iteration>.pt; latest.pt and best.pt are links to the newest checkpoint and to the one
                        with the highest return
+    videos/            iteration_<iteration>.mp4, with --video-interval
     torchrunx/         log files of the ranks
     errors/            rank<N>.json, written by a rank that fails
 """
@@ -19,23 +21,22 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
-import fcntl
 import json
 import os
-import platform
 import re
-import subprocess
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mjlab_dist.atomic import write_atomically
 from mjlab_dist.config import TrainConfig
-from mjlab_dist.config.serialization import from_plain, to_plain
+from mjlab_dist.config.lines import line_of_field, line_of_problem
+from mjlab_dist.config.serialization import FieldError, from_plain, to_plain
 from mjlab_dist.distributed.rank_info import RankInfo
 from mjlab_dist.errors import UserError
+from mjlab_dist.trust import refuse_foreign
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,18 +52,7 @@ CHECKPOINTS_DIR = "checkpoints"
 LATEST_LINK = "latest.pt"
 BEST_LINK = "best.pt"
 ERRORS_DIR = "errors"
-
-_PACKAGES = (
-    "mjlab-dist",
-    "torch",
-    "torchrunx",
-    "warp-lang",
-    "mujoco",
-    "mujoco-warp",
-    "rsl-rl-lib",
-    "numpy",
-    "tensordict",
-)
+VIDEOS_DIR = "videos"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,63 +97,6 @@ def next_run_dir(config: TrainConfig) -> Path:
     return parent / f"{stamp}{f'-{number}' if number > 1 else ''}{name}"
 
 
-@contextlib.contextmanager
-def locked_run_dir(run_dir: Path) -> Iterator[None]:
-    """Lock a run directory against other launches, until the context or this process ends.
-
-    Args:
-        run_dir: The run directory.
-
-    Raises:
-        UserError: If another launch holds the lock.
-    """
-    directory = os.open(run_dir, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # some file systems have no locks
-            try:
-                fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UserError(
-                    f"--resume {run_dir}: another launch is training this run; stop it, or wait until it ends"
-                ) from None
-        yield
-    finally:
-        os.close(directory)
-
-
-def write_origin(run_dir: Path, config: TrainConfig, argv: Sequence[str], devices: Sequence[str]) -> None:
-    """Write the files that make a run reproducible: config, provenance, git diff.
-
-    Args:
-        run_dir: The run directory.
-        config: The run's config.
-        argv: The command line.
-        devices: Name of each rank's device.
-    """
-    # Config
-    (run_dir / CONFIG_FILE).write_text(to_yaml(config))
-    # Provenance
-    commit, diff = _git_state()
-    provenance: dict[str, Any] = {
-        "command": list(argv),
-        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "host": platform.node(),
-        "platform": platform.platform(),
-        "python": platform.python_version(),
-        "cpu_cores": len(os.sched_getaffinity(0)),
-        "devices": list(devices),
-        "git_commit": commit,
-        "git_dirty": bool(diff),
-        "versions": {name: _version(name) for name in _PACKAGES},
-    }
-    if (run_dir / PROVENANCE_FILE).is_file():  # a resumed run keeps its first provenance
-        first = json.loads((run_dir / PROVENANCE_FILE).read_text())
-        provenance = {**first, "resumed": [*first.get("resumed", []), provenance]}
-    (run_dir / PROVENANCE_FILE).write_text(json.dumps(provenance, indent=2) + "\n")
-    if diff:
-        (run_dir / "git.diff").write_bytes(diff)
-
-
 def write_ranks(run_dir: Path, ranks: Sequence[RankInfo]) -> None:
     """Write the host, device and envs of each rank.
 
@@ -171,7 +104,7 @@ def write_ranks(run_dir: Path, ranks: Sequence[RankInfo]) -> None:
         run_dir: The run directory.
         ranks: All ranks of the run.
     """
-    (run_dir / RANKS_FILE).write_text(json.dumps([dataclasses.asdict(rank) for rank in ranks], indent=2) + "\n")
+    write_atomically(run_dir / RANKS_FILE, json.dumps([dataclasses.asdict(rank) for rank in ranks], indent=2) + "\n")
 
 
 def to_yaml(config: TrainConfig) -> str:
@@ -181,30 +114,46 @@ def to_yaml(config: TrainConfig) -> str:
     return yaml.safe_dump(to_plain(config), sort_keys=False)
 
 
-def read_config_file(path: Path) -> TrainConfig:
+def read_config_file(path: Path, *, trust: bool = False, uses_ssh: bool = True) -> TrainConfig:
     """Read a config file.
 
     Args:
         path: A ``config.yaml``, or a run directory that contains one.
+        trust: Whether the config may name any function, and so run any code.
+        uses_ssh: Whether the config's ``ssh_config`` will be used: not if the command starts no ranks, or has its own.
 
     Raises:
-        UserError: If there is no such file, or it does not contain a config.
+        UserError: If there is no such file, or it does not contain a config, or one that can run foreign code. The
+            message names the line.
     """
     import yaml  # noqa: PLC0415 (not needed to print help)
 
     path = path / CONFIG_FILE if path.is_dir() else path
+    data = b""
     try:
-        plain = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--config {path}: {getattr(error, 'strerror', error)}") from error
+        data = path.read_bytes()
+        plain = yaml.safe_load(text := data.decode())
+    except OSError as error:
+        raise UserError(f"--config {path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise UserError(f"--config {path}: line {line}: is not UTF-8") from error
     except yaml.YAMLError as error:
-        raise UserError(f"--config {path}: is not YAML: {' '.join(str(error).split())}") from error
+        line, problem = line_of_problem(error, data.decode())
+        raise UserError(f"--config {path}: line {line}: is not YAML ({problem})") from error
     if not isinstance(plain, dict):
         raise UserError(f"--config {path}: contains no config; use the {CONFIG_FILE} of a run directory")
     try:
-        return from_plain(plain)
-    except UserError as error:
-        raise UserError(f"--config {path}: {error}") from error
+        config = from_plain(plain)
+    except FieldError as error:
+        line = line_of_field(text, error.path, error.value)
+        raise UserError(f"--config {path}: {f'line {line}: ' if line else ''}{error}") from error
+    if not trust:
+        try:
+            refuse_foreign(config, path, uses_ssh=uses_ssh)
+        except UserError as error:
+            raise UserError(f"--config {path}: {error}") from error
+    return config
 
 
 def find_run(
@@ -242,10 +191,39 @@ def find_run(
         raise UserError(
             f"{flag} {run}: is not a run directory (it has no {CONFIG_FILE}); name one under {log_root}, or latest"
         )
-    trained = read_config_file(run_dir).task
+    trained = read_config_file(run_dir, trust=True).task  # only a name
     if trained != task:
         raise UserError(f"{flag} {run}: is a run of {trained}, not of {task}; use {trained}, or choose another run")
     return run_dir
+
+
+def list_runs(log_root: str) -> list[Path]:
+    """Return the run directories of all tasks, oldest first.
+
+    Args:
+        log_root: Directory that contains all runs.
+    """
+    return sorted((path.parent for path in Path(log_root).glob(f"*/*/{CONFIG_FILE}")), key=_by_start)
+
+
+def find_any_run(log_root: str, run: str) -> Path:
+    """Find a run of any task; it need not have a checkpoint.
+
+    Args:
+        log_root: Directory that contains all runs.
+        run: Path of a run directory, or ``latest`` for the newest run.
+
+    Raises:
+        UserError: If there is no such run.
+    """
+    if run == "latest":
+        runs = list_runs(log_root)
+        if not runs:
+            raise UserError(f"latest: there is no run under {log_root}; train one, or set --log-root")
+        return runs[-1]
+    if not os.path.isfile(Path(run) / CONFIG_FILE):  # noqa: PTH113 (also takes names that no file can have)
+        raise UserError(f"{run}: is not a run directory (it has no {CONFIG_FILE}); name one, or latest")
+    return Path(run)
 
 
 def find_run_to_resume(log_root: str, task: str | None, run: str, warn: Callable[[str], None] | None = None) -> Path:
@@ -264,7 +242,7 @@ def find_run_to_resume(log_root: str, task: str | None, run: str, warn: Callable
     if task is None:
         if not is_run_dir:
             raise UserError(f"--resume {run}: is not a run directory; name the task first, or a run directory")
-        task = read_config_file(Path(run)).task
+        task = read_config_file(Path(run), trust=True).task
     if not is_run_dir and re.fullmatch(r"[^/]+/[^/]+/[^/]+", run) and not Path(run).exists():
         return find_wandb_run(log_root, task, run)
     return find_run(log_root, task, run, "--resume", warn)
@@ -314,6 +292,22 @@ def checkpoint_path(run_dir: Path, iteration: int) -> Path:
     return run_dir / CHECKPOINTS_DIR / f"model_{iteration}.pt"
 
 
+def list_videos(run_dir: Path) -> list[int]:
+    """Return the iterations of which a run has videos, in order."""
+    files = (run_dir / VIDEOS_DIR).glob("*.mp4")
+    return sorted(int(m[1]) for p in files if (m := re.fullmatch(r"iteration_(\d+)\.mp4", p.name)))
+
+
+def video_path(run_dir: Path, iteration: int) -> Path:
+    """Return the path of the video of a checkpoint."""
+    return run_dir / VIDEOS_DIR / f"iteration_{iteration}.mp4"
+
+
+def animation_path(run_dir: Path, iteration: int) -> Path:
+    """Return the path of the same as an animated GIF, which exists until TensorBoard's writer has read it."""
+    return run_dir / VIDEOS_DIR / f".iteration_{iteration}.gif"
+
+
 def read_metrics(run_dir: Path, name: str = METRICS_FILE) -> list[dict[str, Any]]:
     """Return all complete rows of a run's metrics; the last row may be incomplete while it is written.
 
@@ -324,36 +318,35 @@ def read_metrics(run_dir: Path, name: str = METRICS_FILE) -> list[dict[str, Any]
     Raises:
         UserError: If a line is not a row.
     """
-    path = run_dir / name
-    rows: list[dict[str, Any]] = []
-    for number, line in enumerate(_complete_lines(path), start=1):
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise UserError(f"{path}: line {number} is not JSON; restore the file, or remove the line") from error
-        if not isinstance(row, dict) or not isinstance(row.get("iteration"), int):
-            raise UserError(f"{path}: line {number} is not a row of metrics; restore the file, or remove the line")
-        rows.append(row)
-    return rows
+    return [row for _, row in _read_rows(run_dir / name)]
 
 
-def cut_metrics(run_dir: Path, iteration: int, name: str = METRICS_FILE) -> None:
-    """Remove the rows of later iterations and an incomplete last row from a file, in one atomic operation.
+def cut_metrics(
+    run_dir: Path, iteration: int, name: str = METRICS_FILE, warn: Callable[[str], None] = lambda _: None
+) -> None:
+    """Remove the rows of later iterations and damaged rows from a file, in one atomic operation.
 
     Args:
         run_dir: The run directory.
         iteration: The last iteration to keep.
         name: As in :func:`read_metrics`.
+        warn: Called with one line if a power failure has damaged the file.
     """
     path = run_dir / name
     if not path.is_file():
         return
-    lines, rows = _complete_lines(path), read_metrics(run_dir, name)
-    while rows and rows[-1]["iteration"] > iteration:
-        lines.pop()
+    data, rows = path.read_bytes(), _read_rows(path)
+    last = rows[-1][1]["iteration"] if rows else 0
+    while rows and rows[-1][1]["iteration"] > iteration:
         rows.pop()
+    kept = b"".join(line for line, _ in rows)
+    if b"\0" in data or (last < iteration and name == METRICS_FILE):
+        warn(f"{path}: is damaged, as after a power failure; {_lost(rows, iteration)} and training continues")
+    if not data.startswith(kept):
+        write_atomically(path, kept.decode())
+        return
     with path.open("r+b") as file:
-        file.truncate(sum(map(len, lines)))
+        file.truncate(len(kept))
         os.fsync(file.fileno())
 
 
@@ -366,25 +359,33 @@ def read_history(run_dir: Path) -> dict[str, NDArray[np.float64]]:
     Returns:
         Each column that occurs in any row, (iterations,); NaN where a row has no value.
     """
+    return by_column(read_metrics(run_dir))
+
+
+def by_column(rows: Sequence[dict[str, Any]]) -> dict[str, NDArray[np.float64]]:
+    """Return each column that occurs in any row, (rows,); NaN where a row has no value.
+
+    Args:
+        rows: Numbers by column; None is no value.
+    """
     import numpy as np  # noqa: PLC0415 (not needed to print help)
 
-    rows = read_metrics(run_dir)
     columns = dict.fromkeys(name for row in rows for name in row)
     # NumPy converts None to NaN.
     return {name: np.array([row.get(name) for row in rows], dtype=np.float64) for name in columns}
 
 
 def write_wandb_run(run_dir: Path, run: WandbRun) -> None:
-    """Write the id of the Weights & Biases run atomically, so that readers never find an incomplete file."""
-    temporary = run_dir / f".{WANDB_FILE}.tmp"
-    temporary.write_text(json.dumps(dataclasses.asdict(run)) + "\n")
-    temporary.replace(run_dir / WANDB_FILE)
+    """Write the id of the Weights & Biases run."""
+    write_atomically(run_dir / WANDB_FILE, json.dumps(dataclasses.asdict(run)) + "\n")
 
 
 def read_wandb_run(run_dir: Path) -> WandbRun | None:
     """Return the Weights & Biases run of a run directory; None if there is none, or the file is damaged."""
     with contextlib.suppress(OSError, ValueError, TypeError):
-        return WandbRun(**json.loads((run_dir / WANDB_FILE).read_text()))
+        run = WandbRun(**json.loads((run_dir / WANDB_FILE).read_text()))
+        if isinstance(run.id, str) and isinstance(run.project, str):
+            return run
     return None
 
 
@@ -411,36 +412,38 @@ def find_wandb_run(log_root: str, task: str, path: str) -> Path:
     )
 
 
-def _complete_lines(path: Path) -> list[bytes]:
-    """Return the lines of a file with their line ends, without an incomplete last line."""
+def _read_rows(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
+    """Return the lines of a file of metrics with their rows, without an incomplete last line.
+
+    Lines with NUL characters are skipped: file systems have these in place of data that was lost in a power failure.
+    """
     lines = path.read_bytes().splitlines(keepends=True)
-    return lines[:-1] if lines and not lines[-1].endswith(b"\n") else lines
+    rows: list[tuple[bytes, dict[str, Any]]] = []
+    for number, line in enumerate(lines, start=1):
+        if number == len(lines) and not line.endswith(b"\n"):
+            break
+        if b"\0" in line:
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise UserError(f"{path}: line {number} is not JSON; restore the file, or remove the line") from error
+        if not isinstance(row, dict) or not isinstance(row.get("iteration"), int):
+            raise UserError(f"{path}: line {number} is not a row of metrics; restore the file, or remove the line")
+        rows.append((line, row))
+    return rows
+
+
+def _lost(rows: list[tuple[bytes, dict[str, Any]]], iteration: int) -> str:
+    """Describe which rows up to an iteration are lost, given those that are left."""
+    first = rows[0][1]["iteration"] if rows else 1
+    num_lost = iteration - first + 1 - len({row["iteration"] for _, row in rows})
+    if not num_lost:
+        return "no row is lost,"
+    return f"the rows of {num_lost} iteration{'s' if num_lost > 1 else ''} are lost,"
 
 
 def _by_start(run_dir: Path) -> tuple[str, int, str]:
     """Return the sort key of a run directory; it sorts the tenth run of the same second after the ninth."""
     match = re.match(r"(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)(?:-(\d+))?", run_dir.name)
     return (match[1], int(match[2] or 1), run_dir.name) if match else ("", 0, run_dir.name)
-
-
-def _git_state() -> tuple[str | None, bytes]:
-    commit = _git("rev-parse", "HEAD")
-    if not commit:
-        return None, b""
-    # Ignore the user's settings of colors and external diff tools, so that `git apply` restores the checkout.
-    return commit.decode().strip(), _git("diff", "--no-color", "--no-ext-diff", "--binary", "HEAD")
-
-
-def _git(*args: str) -> bytes:
-    try:
-        done = subprocess.run(["git", *args], capture_output=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return b""
-    return done.stdout if done.returncode == 0 else b""
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import re
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,11 +13,10 @@ import torch
 from conftest import BIN, Command, Done
 
 from mjlab_dist.config import CheckpointConfig
+from mjlab_dist.errors import Exit
 from mjlab_dist.learn import checkpoint
 from mjlab_dist.learn.checkpoint import CheckpointStore
 from mjlab_dist.run_dir import CHECKPOINTS_DIR, checkpoint_path, list_checkpoints
-
-REFUSED = 77
 
 TRAIN_AND_INSPECT = """
 train=$1 python=$2 this=$3
@@ -32,24 +31,10 @@ OnASmallDisk = Callable[..., Done]
 
 
 @pytest.fixture
-def on_a_small_disk(command: Command) -> OnASmallDisk:
+def on_a_small_disk(command: Command, with_mounts: Callable[..., Done]) -> OnASmallDisk:
     """Run a shell script, given arguments, where ./disk has 3 MB."""
-    unshare = shutil.which("unshare")
-    if unshare is None:
-        pytest.skip("needs unshare, of util-linux")
     (command.cwd / "disk").mkdir()
-
-    def run(script: str, *args: str) -> Done:
-        mounted = f"mount -t tmpfs -o size=3m none disk || exit {REFUSED}\n{script}"
-        done = command(
-            *(unshare, "--user", "--map-root-user", "--mount", "sh", "-c", mounted, "sh", *args),
-            env={"PYTHONPATH": str(Path(__file__).parents[1])},  # for conftest
-        )
-        if done.code == REFUSED or done.err.startswith("unshare:"):
-            pytest.skip(f"needs a mount namespace of its own, which is refused here: {done.err.strip()}")
-        return done
-
-    return run
+    return functools.partial(with_mounts, "mount -t tmpfs -o size=3m none disk")
 
 
 def inspect() -> None:
@@ -99,6 +84,39 @@ def test_a_full_disk_ends_training_with_the_reason(on_a_small_disk: OnASmallDisk
     assert iterations == list(range(1, len(iterations) + 1))
     assert len(iterations) > 5
     assert beside in ("latest.pt", "best.pt latest.pt")
+
+
+NOT_READY = {
+    "train": ("train", "cartpole-balance", "--gpu-ids", "None"),
+    "check": ("mjlab-dist", "check", "cartpole-balance"),
+    "torchrun": ("torchrun", "--nproc-per-node", "2", "--no-python"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NOT_READY)
+def test_a_cache_of_kernels_that_cannot_be_created_is_named(command: Command, name: str) -> None:
+    (command.cwd / "file").touch()
+    args = NOT_READY[name]
+    if name == "torchrun":
+        args = (*args, command.program("train"), *NOT_READY["train"][1:])
+    cache = command.cwd / "file" / "cache"
+    done = command(*args, env={"WARP_CACHE_PATH": str(cache)})
+    assert done.code == (Exit.FAILED if name == "torchrun" else Exit.PREFLIGHT), done.err
+    lines = [line for line in done.err.splitlines() if "WARP_CACHE_PATH" in line]
+    assert len(lines) == (2 if name == "torchrun" else 1), done.err
+    assert all(re.match(rf"(train|mjlab-dist check): WARP_CACHE_PATH {command.cwd}/file", line) for line in lines)
+    assert name == "torchrun" or "Traceback" not in done.err
+    assert not list(command.cwd.glob("logs/*/*"))
+
+
+@pytest.mark.slow
+def test_a_cache_of_kernels_that_is_read_only_is_named(on_a_small_disk: OnASmallDisk) -> None:
+    check = 'mount -o remount,ro,size=3m none disk && WARP_CACHE_PATH=$PWD/disk "$1" check cartpole-balance'
+    done = on_a_small_disk(check, str(BIN / "mjlab-dist"))
+    assert done.code == Exit.PREFLIGHT, done.err
+    (line,) = done.err.splitlines()
+    assert line.startswith("mjlab-dist check: WARP_CACHE_PATH ")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from mjlab_dist import registry
 from mjlab_dist.check.run import check
 from mjlab_dist.config import RewardConfig, SimConfig
 from mjlab_dist.errors import UserError
-from mjlab_dist.places import describe, place_of
+from mjlab_dist.places import describe, place_of, with_notes
 from mjlab_dist.sim import build_model
 
 CODE = """import mujoco
@@ -116,3 +116,10 @@ def test_the_place_is_the_innermost_line_of_the_package() -> None:
     assert place_of(info.value, "users_package.code:fails") == "users_package/code.py:18"
     assert place_of(info.value, "another_package:fails") == ""
     assert describe(info.value, "users_package").endswith("'sim' (users_package/code.py:18)")
+
+
+def test_an_error_without_a_message_is_named_by_its_type():
+    assert describe(AssertionError(), "users_package:f") == "AssertionError"
+    error = ValueError()
+    error.add_note("in env.rewards.smooth")
+    assert with_notes(error) == "in env.rewards.smooth"

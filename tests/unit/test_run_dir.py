@@ -1,18 +1,14 @@
-"""The run directory: names, provenance, finding runs and checkpoints."""
+"""The run directory: names, finding runs and checkpoints."""
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
-import json
-import os
 import re
 import shutil
-import subprocess
 import types
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -28,7 +24,6 @@ from mjlab_dist.run_dir import (
     CONFIG_FILE,
     LATEST_LINK,
     METRICS_FILE,
-    PROVENANCE_FILE,
     checkpoint_path,
     create_run_dir,
     find_checkpoint,
@@ -36,7 +31,7 @@ from mjlab_dist.run_dir import (
     list_checkpoints,
     read_config_file,
     read_metrics,
-    write_origin,
+    to_yaml,
 )
 
 
@@ -295,112 +290,43 @@ def test_metrics_read_back_in_order(tmp_path: Path):
     ]
 
 
-@pytest.fixture
-def run_dir(tmp_path: Path) -> Path:
-    directory = tmp_path / "run"
-    directory.mkdir()
-    return directory
-
-
-@pytest.fixture
-def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A git repository with one commit, in which the process works."""
-    directory = tmp_path / "repository"
-    directory.mkdir()
-    for who in ("AUTHOR", "COMMITTER"):
-        monkeypatch.setenv(f"GIT_{who}_NAME", "test")
-        monkeypatch.setenv(f"GIT_{who}_EMAIL", "test@localhost")
-    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
-    monkeypatch.setenv("GIT_CONFIG_SYSTEM", os.devnull)
-    monkeypatch.chdir(directory)
-    git("init", "--quiet")
-    Path("code.py").write_text("one\ntwo\n")
-    Path("mesh.stl").write_bytes(bytes(range(256)))
-    git("add", ".")
-    git("commit", "--quiet", "--message", "first")
-    return directory
-
-
-def git(*args: str) -> str:
-    return subprocess.run(["git", *args], check=True, capture_output=True, text=True).stdout.strip()
-
-
-def provenance_of(run_dir: Path, config: TrainConfig) -> dict[str, Any]:
-    write_origin(run_dir, config, ["train", "cartpole-balance", "--seed", "3"], ["cpu", "cpu"])
-    return json.loads((run_dir / PROVENANCE_FILE).read_text())
-
-
-@pytest.mark.usefixtures("repository")
-def test_origin_of_a_clean_checkout(config: TrainConfig, run_dir: Path):
-    provenance = provenance_of(run_dir, config)
-    assert provenance["git_commit"] == git("rev-parse", "HEAD")
-    assert provenance["git_dirty"] is False
-    assert not (run_dir / "git.diff").exists()
-
-
-@pytest.mark.usefixtures("repository")
-def test_origin_of_a_dirty_checkout_contains_the_diff(config: TrainConfig, run_dir: Path):
-    Path("code.py").write_text("one\nthree\n")
-    provenance = provenance_of(run_dir, config)
-    assert provenance["git_commit"] == git("rev-parse", "HEAD")
-    assert provenance["git_dirty"] is True
-    git("checkout", "--quiet", ".")
-    git("apply", str(run_dir / "git.diff"))
-    assert Path("code.py").read_text() == "one\nthree\n"
-
-
-@pytest.mark.usefixtures("repository")
 @pytest.mark.parametrize(
-    ("file", "content", "setting"),
+    ("before", "after"),
     [
-        ("mesh.stl", bytes(reversed(range(256))), None),
-        ("code.py", b"one\r\nthree\r\n", None),
-        ("code.py", b"one\nthree\n", "color.ui=always"),
-        ("code.py", b"one\nthree\n", "diff.external=true"),
+        ("seed: 3", "seed: three"),
+        ("seed: 3", "sead: 3"),
+        ("  gamma: 0.99", "  gamma: high"),
+        ("seed: 3", "seed: \0\0"),
+        ("seed: 3", "seed: \udcff"),
+        ("sigma: 0.5", "sigma: [wide"),
     ],
-    ids=["binary", "crlf", "colour", "external"],
 )
-def test_the_diff_restores_the_checkout_for_all_changes_and_git_settings(
-    config: TrainConfig, run_dir: Path, file: str, content: bytes, setting: str | None
+def test_what_is_wrong_in_a_config_file_is_named_with_its_line(
+    config: TrainConfig, tmp_path: Path, before: str, after: str
 ):
-    if setting:
-        git("config", *setting.split("="))
-    Path(file).write_bytes(content)
-    provenance = provenance_of(run_dir, config)
-    assert provenance["git_dirty"] is True
-    git("checkout", "--quiet", ".")
-    subprocess.run(["git", "apply", str(run_dir / "git.diff")], check=True)
-    assert Path(file).read_bytes() == content
+    path = tmp_path / CONFIG_FILE
+    lines = to_yaml(dataclasses.replace(config, seed=3)).splitlines()
+    number = next((i for i, line in enumerate(lines) if line == before), len(lines) - 1)
+    lines[number] = after
+    path.write_bytes("\n".join(lines).encode(errors="surrogateescape"))
+    with pytest.raises(UserError, match=rf"^--config {path}: line {number + 1}: ") as caught:
+        read_config_file(tmp_path)
+    assert len(str(caught.value).splitlines()) == 1
 
 
-def test_origin_outside_of_git(config: TrainConfig, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    provenance = provenance_of(run_dir, config)
-    assert provenance["git_commit"] is None
-    assert provenance["git_dirty"] is False
-    assert not (run_dir / "git.diff").exists()
+def test_a_parameter_of_the_wrong_type_is_found_among_others_of_its_name(config: TrainConfig, tmp_path: Path):
+    path = tmp_path / CONFIG_FILE
+    plain = to_plain(config)
+    *_, last = plain["env"]["rewards"]
+    plain["env"]["rewards"][last]["weight"] = "heavy"
+    path.write_text(text := yaml.safe_dump(plain, sort_keys=False))
+    number = text.splitlines().index("      weight: heavy") + 1
+    with pytest.raises(UserError, match=rf"^--config {path}: line {number}: .*heavy"):
+        read_config_file(path)
 
 
-@pytest.mark.usefixtures("repository")
-def test_origin_where_git_is_not_installed(config: TrainConfig, run_dir: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("PATH", str(run_dir))
-    assert provenance_of(run_dir, config)["git_commit"] is None
-
-
-def test_origin_records_command_machine_and_versions(config: TrainConfig, run_dir: Path):
-    before = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
-    provenance = provenance_of(run_dir, config)
-    assert provenance["command"] == ["train", "cartpole-balance", "--seed", "3"]
-    assert provenance["devices"] == ["cpu", "cpu"]
-    assert before <= datetime.datetime.fromisoformat(provenance["started"]) <= datetime.datetime.now(datetime.UTC)
-    assert provenance["cpu_cores"] == len(os.sched_getaffinity(0))
-    assert {"mjlab-dist", "torch", "torchrunx", "warp-lang", "mujoco", "rsl-rl-lib"} <= provenance["versions"].keys()
-    assert None not in provenance["versions"].values()
-
-
-def test_the_config_of_a_run_directory_reads_back(config: TrainConfig, run_dir: Path):
+def test_the_config_of_a_run_directory_reads_back(config: TrainConfig):
     config = dataclasses.replace(config, gpu_ids=(0, 1), seed=7)
-    provenance_of(run_dir, config)
+    run_dir = make_run(config, "run")
     assert read_config_file(run_dir) == config
     assert read_config_file(run_dir / CONFIG_FILE) == config

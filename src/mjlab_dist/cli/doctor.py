@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mjlab_dist.cli.console import make_console
 from mjlab_dist.cli.parsing import parse
 from mjlab_dist.errors import Exit
 
@@ -63,7 +63,7 @@ def _show(findings: Sequence[Finding], num_failed: int) -> None:
             seen.append(f"\nFix: {finding.fix}", style="cyan")
         word = "FAIL" if finding.status == "fail" else finding.status
         table.add_row(finding.name, seen, Text(word, style=STYLES[finding.status]))
-    console = Console(highlight=False)
+    console = make_console()
     console.print(table)
     checks = "1 check fails" if num_failed == 1 else f"{num_failed} checks fail"
     console.print(f"{checks}: fix that before training." if num_failed else "This machine can train.")

@@ -21,6 +21,10 @@ CPU_FIX = "use --gpu-ids None to train on the CPU"
 
 OTHER_GPUS = "see nvidia-smi, or choose other GPUs"
 
+MAX_RANKS_PER_CORE = 4
+"""CPU ranks per core that a run may have without --oversubscribe. Tests with a few ranks work on small machines; beyond
+that, a number is probably mistyped, and ranks wait so long for each other that they seem to hang."""
+
 MIG = "MIG-"
 """Prefix of the UUIDs of MIG instances."""
 
@@ -87,7 +91,7 @@ def plan_devices(config: TrainConfig, environ: Mapping[str, str], gpus: list[Gpu
 
     Raises:
         UserError: If the chosen GPUs do not exist, cannot be used, are repeated, are combined with CPU ranks, or have
-            no name that is valid on all hosts.
+            no name that is valid on all hosts; or if there are far more CPU ranks than cores.
     """
     # CPU ranks
     chosen = config.gpu_ids
@@ -99,6 +103,7 @@ def plan_devices(config: TrainConfig, environ: Mapping[str, str], gpus: list[Gpu
                 f"--cpu-ranks {config.cpu_ranks}: cannot be combined with --gpu-ids {_shown(chosen)}; "
                 "remove one of them"
             )
+        _check_cores(config.cpu_ranks, cores(), oversubscribe=config.oversubscribe)
         return _cpus(config.cpu_ranks, max(1, cores() // config.cpu_ranks))
     if chosen is None:
         return _cpus(1, cores())
@@ -118,6 +123,14 @@ def plan_devices(config: TrainConfig, environ: Mapping[str, str], gpus: list[Gpu
     if environ.get("CUDA_VISIBLE_DEVICES") != "":
         logger.warning("No GPU found: training on the CPU (use --gpu-ids None to avoid this warning).")
     return _cpus(1, cores())
+
+
+def shared_cores(config: TrainConfig) -> list[str]:
+    """Return a warning if ranks on the CPU share cores; an empty list otherwise."""
+    num_ranks, num_cores = config.cpu_ranks or 1, cores()
+    if num_ranks <= num_cores:
+        return []
+    return [f"--cpu-ranks {num_ranks}: this machine has {_cores(num_cores)}, which the ranks share"]
 
 
 def plan_own_device(config: TrainConfig, rank: Rank, environ: Mapping[str, str], gpus: list[Gpu]) -> RankDevice:
@@ -228,6 +241,20 @@ def _query(function: Callable[[Any], Any], handle: Any) -> Any:
         if getattr(error, "value", None) == pynvml.NVML_ERROR_GPU_IS_LOST:
             raise
         return None
+
+
+def _check_cores(num_ranks: int, num_cores: int, *, oversubscribe: bool) -> None:
+    """Raise if there are far more CPU ranks than cores."""
+    limit = MAX_RANKS_PER_CORE * num_cores
+    if num_ranks > limit and not oversubscribe:
+        raise UserError(
+            f"--cpu-ranks {num_ranks}: is more than {MAX_RANKS_PER_CORE} per core, and this machine has "
+            f"{_cores(num_cores)}; use up to {limit}, or add --oversubscribe"
+        )
+
+
+def _cores(number: int) -> str:
+    return "1 core" if number == 1 else f"{number} cores"
 
 
 def _cpus(num_ranks: int, torch_threads: int) -> tuple[RankDevice, ...]:

@@ -6,7 +6,6 @@ import ctypes
 import os
 import resource
 import shutil
-import socket
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,10 +22,11 @@ from mjlab_dist.machine.preflight import (
     LOW_CACHE_BYTES,
     check_directory,
     check_loopback,
+    check_semaphores,
     check_versions,
     kernel_cache,
 )
-from mjlab_dist.machine.processes import LAUNCH, run_program
+from mjlab_dist.machine.processes import LAUNCH
 from mjlab_dist.machine.wandb_check import check_wandb
 from mjlab_dist.wording import byte_size
 
@@ -51,9 +51,6 @@ LOW_FILES = 1024
 NETWORK_TIMEOUT_S = 3.0
 """Seconds to wait for a server on the network."""
 
-OWN_ADDRESS = "import socket; print(socket.gethostbyname(socket.gethostname()))"
-"""Program that prints the address of this machine's own name."""
-
 
 def examine(log_root: Path, environ: Mapping[str, str]) -> list[Finding]:
     """Check this machine, in a few seconds at most.
@@ -71,8 +68,8 @@ def examine(log_root: Path, environ: Mapping[str, str]) -> list[Finding]:
         check_directory("temporary files", Path(tempfile.gettempdir()), LOW_CACHE_BYTES, "TMPDIR"),
         check_directory("kernel cache", kernel_cache(environ), LOW_CACHE_BYTES, "WARP_CACHE_PATH"),
         check_open_files(),
+        check_semaphores(),
         check_loopback(),
-        check_own_name(),
         check_drawing(environ),
         check_leftovers(),
         check_wandb(environ, NETWORK_TIMEOUT_S),
@@ -190,22 +187,6 @@ def check_open_files() -> Finding:
     )
 
 
-def check_own_name() -> Finding:
-    """Check whether this machine's own name resolves to it."""
-    name = socket.gethostname()
-    try:
-        address = run_program(OWN_ADDRESS, timeout_s=NETWORK_TIMEOUT_S)
-    except OSError as error:
-        figure = f"{name}: {error}"
-    else:
-        figure = f"{name}: {address}"
-        if _is_own(address):
-            return Finding(name="own name", figure=figure)
-        figure += ", which is not this machine"
-    fix = f"one machine does not need it; for several machines, add to /etc/hosts: 127.0.1.1 {name}"
-    return Finding(name="own name", figure=figure, status=Status.WARNING, fix=fix)
-
-
 def check_drawing(environ: Mapping[str, str], library: str = "libEGL.so.1") -> Finding:
     """Check whether MuJoCo can draw without a screen.
 
@@ -234,15 +215,6 @@ def check_leftovers() -> Finding:
     pids = " ".join(map(str, sorted(left)))
     figure = f"{len(left)} of an earlier launch, which use memory and time"
     return Finding(name="leftover processes", figure=figure, status=Status.WARNING, fix=f"kill -9 {pids}")
-
-
-def _is_own(address: str) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind((address, 0))
-        except OSError:
-            return False
-    return True
 
 
 def _is_of_a_launch(process: psutil.Process, uid: int) -> bool:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from mjlab_dist.machine.devices import CPU_FIX, Gpu
 from mjlab_dist.machine.findings import GB, Finding, Status, dotted
@@ -139,14 +140,33 @@ def check_gpus(gpus: Sequence[Gpu]) -> list[Finding]:
         pynvml.nvmlShutdown()
 
 
+def total_bytes(gpu: Gpu) -> int | None:
+    """Return the memory of a GPU in bytes; None if it is unknown."""
+    import pynvml  # noqa: PLC0415
+
+    pynvml.nvmlInit()
+    try:
+        return int(pynvml.nvmlDeviceGetMemoryInfo(_handle(gpu)).total)
+    except pynvml.NVMLError:
+        return None
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _handle(gpu: Gpu) -> Any:
+    """Return NVML's handle of a GPU or MIG instance."""
+    import pynvml  # noqa: PLC0415
+
+    return pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid) if gpu.is_mig else pynvml.nvmlDeviceGetHandleByIndex(gpu.card)
+
+
 def _check_gpu(gpu: Gpu) -> Finding:
     import pynvml  # noqa: PLC0415
 
     if gpu.fault:
         return _unusable(gpu, gpu.fault)
     try:
-        by_uuid, by_index = pynvml.nvmlDeviceGetHandleByUUID, pynvml.nvmlDeviceGetHandleByIndex
-        handle = by_uuid(gpu.uuid) if gpu.is_mig else by_index(gpu.card)
+        handle = _handle(gpu)
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
         pids = [process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
     except pynvml.NVMLError as error:

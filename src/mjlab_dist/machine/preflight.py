@@ -31,6 +31,9 @@ from mjlab_dist.wording import byte_size
 PACKAGE = "mjlab-dist"
 """The distribution whose requirements the installed packages must meet."""
 
+SEMAPHORES_BYTES = 64 * 1024
+"""Space in shared memory for the semaphores of a launch: about ten, of at least a page each."""
+
 NEEDED_BYTES = 10**6
 """Size of a file that is written as a test: free space does not show quotas."""
 
@@ -66,7 +69,7 @@ def check_machine(
     Raises:
         PreflightError: If something would make the run fail.
     """
-    # Versions, directories that will be written, and loopback
+    # Versions, directories that will be written, shared memory and loopback
     flag, directory = ("--log-root", Path(config.log_root)) if resumed is None else ("--resume", resumed)
     found = [("", check_versions()), (f"{flag} ", check_directory("log root", directory, LOW_BYTES, flag))]
     logs = chosen_log_dir(config, environ)
@@ -78,14 +81,14 @@ def check_machine(
         ("temporary files", Path(tempfile.gettempdir()), "TMPDIR"),
     ):
         found.append((f"{flag} ", check_directory(name, directory, 0, flag)))
-    found.append(("", check_loopback()))
+    found += [("", check_semaphores()), ("", check_loopback())]
     # GPUs
     if devices[0].device != "cpu":
         found += [("", check_torch()), ("", check_warp())]
         chosen = [gpu for gpu in gpus if any(gpu.index == device.gpu_id for device in devices)]
         found += [(f"{finding.name}: ", finding) for finding in check_gpus(chosen)]
     # Weights & Biases
-    if config.logger == "wandb":
+    if "wandb" in config.logger:
         wandb = check_wandb(environ, WANDB_TIMEOUT_S)
         found.append((f"{wandb.name}: ", wandb))
     # First failure, or all warnings
@@ -154,6 +157,19 @@ def kernel_cache(environ: Mapping[str, str]) -> Path:
     """
     caches = Path(environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
     return Path(environ.get("WARP_CACHE_PATH", caches / "warp"))
+
+
+def check_semaphores() -> Finding:
+    """Check whether there is room for semaphores, which starting several ranks needs."""
+    name, directory = "semaphores", Path("/dev/shm")  # noqa: S108 (where Linux keeps semaphores)
+    try:
+        with tempfile.TemporaryFile(dir=directory) as file:
+            file.write(bytes(SEMAPHORES_BYTES))
+            file.flush()
+    except OSError as error:
+        fix = "remove files that ended programs left there, or make it larger (docker run --shm-size)"
+        return Finding(name=name, figure=f"{directory}: {error.strerror}", status=Status.FAIL, fix=fix)
+    return Finding(name=name, figure=f"{directory}: {byte_size(shutil.disk_usage(directory).free)} free")
 
 
 def check_loopback() -> Finding:

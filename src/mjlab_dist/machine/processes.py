@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,39 +20,81 @@ if TYPE_CHECKING:
     import psutil
 
 TEMPORARY = "mjlab-dist-launch-"
-"""Prefix of the names of launches' temporary directories; the launcher's pid follows."""
+"""Prefix of the names of launches' temporary directories; the name of the launch follows, which starts with a pid."""
 
-YOUNG_S = 60.0
-"""Age below which such a directory may not be locked yet."""
+DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+"""Flags to open a directory, and nothing else that another user may have put in its place."""
 
 LAUNCH = "MJLAB_DIST_LAUNCH"
 """Variable that distinguishes the processes of one launch from other descendants of this process."""
 
+TRACKER = "multiprocessing.resource_tracker"
+"""Part of the command of multiprocessing's resource tracker, which each agent has."""
+
+PR_SET_PDEATHSIG = 1
+"""Operation of prctl(2) that sets the signal a process receives when the thread that started it ends."""
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent ends, so that no process is left behind (Linux only)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def kill_with_descendants(process: subprocess.Popen[bytes]) -> None:
+    """Kill a child process and all processes that it started, and wait for it briefly."""
+    import psutil  # noqa: PLC0415 (slow to import, and needed at the end only)
+
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for descendant in psutil.Process(process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                descendant.kill()
+    process.kill()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=1)  # longer would not help if it hangs in the kernel
+
 
 @contextlib.contextmanager
-def temporary_directory() -> Iterator[str]:
+def temporary_directory(launch: str) -> Iterator[str]:
     """Make a directory for the temporary files of all processes of a launch, and remove it afterwards.
 
     Directories of killed launches are removed first.
+
+    Args:
+        launch: Name of the launch.
     """
     remove_leftovers()
-    prefix = f"{TEMPORARY}{os.getpid()}-"
-    with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as path:
-        directory = os.open(path, os.O_RDONLY)
-        try:
-            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield path
-        finally:
-            os.close(directory)
+    path, lock = _make_locked(f"{TEMPORARY}{launch}-")
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(lock)
+
+
+def _make_locked(prefix: str) -> tuple[str, int]:
+    """Make a temporary directory and lock it; return its path and the descriptor that holds the lock.
+
+    Until it is locked, another launch may take it for that of a killed launch and remove it: then, make another one.
+    """
+    while True:
+        path = tempfile.mkdtemp(prefix=prefix)
+        with contextlib.suppress(FileNotFoundError, BlockingIOError):
+            lock = os.open(path, DIRECTORY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.stat(path)  # noqa: PTH116 (only whether it is still there)
+            except OSError:
+                os.close(lock)
+                raise
+            return path, lock
 
 
 def remove_leftovers() -> None:
     """Remove the temporary directories of launches that have ended: a launch holds a lock on its own."""
-    for path in Path(tempfile.gettempdir()).glob(f"{TEMPORARY}*"):
-        with contextlib.suppress(OSError):  # it is in use, belongs to another user, or was just removed
-            if time.time() - path.stat().st_mtime < YOUNG_S:
-                continue
-            directory = os.open(path, os.O_RDONLY)
+    for path in _own_directories(TEMPORARY):
+        with contextlib.suppress(OSError):  # it is in use, or was just removed
+            directory = os.open(path, DIRECTORY)
             try:
                 fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(path, ignore_errors=True)
@@ -59,8 +102,32 @@ def remove_leftovers() -> None:
                 os.close(directory)
 
 
+def remove_own() -> None:
+    """Remove the temporary directories of the launches of this process, which is about to end at once."""
+    for path in _own_directories(f"{TEMPORARY}{os.getpid()}-"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _own_directories(prefix: str) -> list[Path]:
+    """Return the directories of this user among all temporary files.
+
+    Every user can create files of any name there. Opening a FIFO would wait for somebody to write to it.
+    """
+    with os.scandir(tempfile.gettempdir()) as files:
+        return [Path(file.path) for file in files if file.name.startswith(prefix) and _is_own_directory(file)]
+
+
+def _is_own_directory(file: os.DirEntry[str]) -> bool:
+    try:
+        return file.is_dir(follow_symlinks=False) and file.stat(follow_symlinks=False).st_uid == os.geteuid()
+    except FileNotFoundError:
+        return False  # it was just removed
+
+
 def end_children(launch: str | None = None) -> None:
     """Kill processes that descend from this one, and wait until they are gone.
+
+    multiprocessing's resource trackers end by themselves once the others are gone, and remove their semaphores first.
 
     Args:
         launch: Kill only those that inherited this value of :data:`LAUNCH`, because a notebook has children of its own;
@@ -71,12 +138,13 @@ def end_children(launch: str | None = None) -> None:
     children = psutil.Process().children(recursive=True)
     if launch is not None:
         children = [child for child in children if _environ(child).get(LAUNCH) == launch]
-    for child in children:
-        try:
-            child.kill()
-        except psutil.NoSuchProcess:
-            continue
-    psutil.wait_procs(children, timeout=5)
+    trackers = [child for child in children if TRACKER in _command(child)]
+    for group in ([child for child in children if child not in trackers], trackers):
+        _, alive = psutil.wait_procs(group, timeout=5 if group is trackers else 0)
+        for child in alive:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        psutil.wait_procs(alive, timeout=5)
 
 
 def run_program(program: str, *args: str, timeout_s: float) -> str:
@@ -101,6 +169,15 @@ def run_program(program: str, *args: str, timeout_s: float) -> str:
         raised = done.stderr.strip().rpartition("\n")[2]
         raise OSError(re.sub(r"^[\w.]+: (\[Errno -?\d+\] )?", "", raised))
     return done.stdout.strip()
+
+
+def _command(process: psutil.Process) -> str:
+    import psutil  # noqa: PLC0415
+
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""  # it has just ended
 
 
 def _environ(process: psutil.Process) -> dict[str, str]:

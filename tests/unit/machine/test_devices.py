@@ -20,7 +20,7 @@ from mjlab_dist.config import TrainConfig
 from mjlab_dist.distributed import Rank, RankDevice
 from mjlab_dist.errors import UserError
 from mjlab_dist.machine import devices
-from mjlab_dist.machine.devices import Gpu, find_gpus, in_this_process, plan_devices, plan_own_device
+from mjlab_dist.machine.devices import Gpu, find_gpus, in_this_process, plan_devices, plan_own_device, shared_cores
 
 A, B, C, D = (f"GPU-{letter}1-22" for letter in "abcd")
 
@@ -247,6 +247,25 @@ def test_less_than_one_cpu_rank_is_refused(cpu_ranks: int):
 @pytest.mark.parametrize(("ranks", "threads"), [(1, 12), (4, 3), (5, 2), (12, 1), (40, 1)])
 def test_cpu_ranks_share_the_cores(ranks: int, threads: int):
     assert planned(chosen(cpu_ranks=ranks), {}, []).torch_threads == threads
+
+
+def test_more_cpu_ranks_than_cores_are_warned_about():
+    assert not shared_cores(chosen(cpu_ranks=NUM_CORES))
+    assert not shared_cores(chosen("all"))
+    assert len(planned(chosen(cpu_ranks=NUM_CORES + 1), {}, [])) == NUM_CORES + 1
+    (warning,) = shared_cores(chosen(cpu_ranks=NUM_CORES + 1))
+    assert warning.startswith(f"--cpu-ranks {NUM_CORES + 1}: ")
+    assert f" {NUM_CORES} cores" in warning
+
+
+def test_far_more_cpu_ranks_than_cores_are_refused_unless_asked_for():
+    limit = 4 * NUM_CORES
+    assert len(planned(chosen(cpu_ranks=limit), {}, [])) == limit
+    message = refusal_of("auto", cpu_ranks=limit + 1)
+    assert message.startswith(f"--cpu-ranks {limit + 1}: ")
+    assert f" {limit}, " in message
+    asked = dataclasses.replace(chosen(cpu_ranks=limit + 1), oversubscribe=True)
+    assert len(planned(asked, {}, [])) == limit + 1
 
 
 def test_gpu_ranks_share_the_cores():

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import tempfile
 from pathlib import Path
 
 import pytest
 
-from mjlab_dist.machine.processes import TEMPORARY, remove_leftovers, temporary_directory
+from mjlab_dist.machine.processes import TEMPORARY, remove_leftovers, remove_own, temporary_directory
 
 
 @pytest.fixture
@@ -18,25 +19,74 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def age(path: Path) -> None:
-    os.utime(path, (0, 0))
-
-
 def test_a_launch_leaves_no_temporary_directory(directory: Path):
-    with temporary_directory() as path:
+    with temporary_directory("launch") as path:
         assert Path(path).parent == directory
         (Path(path) / "torchrunx").mkdir()
     assert not list(directory.iterdir())
 
 
 def test_only_directories_of_killed_launches_are_removed(directory: Path):
-    left, young, foreign = (directory / name for name in (f"{TEMPORARY}1-x", f"{TEMPORARY}2-x", "somebody-elses"))
-    for path in (left, young, foreign):
+    left, foreign = (directory / name for name in (f"{TEMPORARY}1-x", "somebody-elses"))
+    for path in (left, foreign):
         path.mkdir()
         (path / "file").touch()
-    age(left)
-    age(foreign)
-    with temporary_directory() as path:
-        age(Path(path))
+    with temporary_directory("launch") as path:
         remove_leftovers()
-        assert {p.name for p in directory.iterdir()} == {young.name, foreign.name, Path(path).name}
+        assert {p.name for p in directory.iterdir()} == {foreign.name, Path(path).name}
+
+
+@pytest.mark.parametrize("is_removed", [False, True], ids=["while it is removed", "after it was removed"])
+def test_a_directory_that_another_launch_removes_before_it_is_locked_is_made_again(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, is_removed: bool
+) -> None:
+    make, first = tempfile.mkdtemp, []
+
+    def make_and_lose(prefix: str) -> str:
+        path = make(prefix=prefix)
+        if not first:
+            first.append(os.open(path, os.O_RDONLY))
+            fcntl.flock(first[0], fcntl.LOCK_EX)
+            if is_removed:
+                Path(path).rmdir()
+        return path
+
+    monkeypatch.setattr(tempfile, "mkdtemp", make_and_lose)
+    with temporary_directory("launch") as path:
+        remove_leftovers()
+        assert Path(path) in set(directory.iterdir())
+    os.close(first[0])
+
+
+def test_files_that_others_put_there_are_left_alone(directory: Path):
+    victim = directory / "victim"
+    victim.mkdir()
+    (victim / "file").touch()
+    for number in (1, os.getpid()):
+        os.mkfifo(directory / f"{TEMPORARY}{number}-fifo")  # opening it would wait for somebody to write
+        (directory / f"{TEMPORARY}{number}-link").symlink_to(victim)
+        (directory / f"{TEMPORARY}{number}-file").touch()
+    before = {path.name for path in directory.iterdir()}
+    with temporary_directory("launch"):
+        pass
+    remove_own()
+    assert {path.name for path in directory.iterdir()} == before
+    assert (victim / "file").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_directories_of_other_users_are_left_alone(directory: Path):
+    foreign = directory / f"{TEMPORARY}1-x"
+    foreign.mkdir()
+    os.chown(foreign, 12345, 12345)
+    remove_leftovers()
+    assert foreign.exists()
+
+
+def test_the_directory_of_a_process_that_ends_at_once_is_removed(directory: Path):
+    with temporary_directory(f"{os.getpid()}-launch") as path:
+        (Path(path) / "file").touch()
+        other = directory / f"{TEMPORARY}{os.getpid()}0-x"
+        other.mkdir()
+        remove_own()
+        assert list(directory.iterdir()) == [other]

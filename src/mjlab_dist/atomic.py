@@ -1,0 +1,21 @@
+"""Files that are replaced at once. Imports the standard library only."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def write_atomically(path: Path, contents: str | bytes) -> None:
+    """Write a file. At any time, also after a power failure, it has either the old contents or the new ones.
+
+    Args:
+        path: The file.
+        contents: Its contents; text is written in UTF-8.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("wb") as file:
+        file.write(contents.encode() if isinstance(contents, str) else contents)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)

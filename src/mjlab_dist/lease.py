@@ -1,0 +1,316 @@
+"""The lease of a run: one launch at a time trains it. Imports the standard library only.
+
+``lease.json`` in the run directory names the launch that trains the run. A thread of its owner, and every row of
+metrics, renew the modification time of the file. Locks of the kernel would not do: many network file systems have
+none. Clocks of two machines are never compared: a launch that waits watches whether the file changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from mjlab_dist.errors import TakenOverError, UserError
+from mjlab_dist.messages import Listener
+
+LEASE_FILE = "lease.json"
+
+RENEWED_S = 5.0
+"""Seconds between two renewals."""
+
+EXPIRED_S = 60.0
+"""Seconds without a renewal after which the owner on another machine is considered dead."""
+
+POLL_S = 0.5
+"""Seconds between two looks at the lease of another launch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Owner:
+    """The process that trains a run, as ``lease.json`` describes it."""
+
+    token: str
+    """Name of the lease; no two have the same."""
+    host: str
+    """Name of its machine."""
+    pid: int
+    """Process ID on its machine."""
+    started: int | None
+    """Start of the process, in clock ticks since the start of the machine; None if the system has no /proc."""
+    system: str | None
+    """Identifies the start of the machine, and the container: processes with the same value have different process IDs.
+    None if the system has no /proc."""
+
+    @property
+    def is_alive(self) -> bool | None:
+        """Whether the process is running, or stopped; None if this process cannot see it."""
+        if self.system is None or self.system != _system():
+            return None
+        if (running := _process(self.pid)) is not None:
+            return running.state not in "ZX" and running.started == self.started  # otherwise the ID is used again
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass
+        return None  # the system hides the processes of other users
+
+
+class _Look(NamedTuple):
+    """What a lease file contains at one time."""
+
+    owner: _Owner | None
+    """None while the file is being written."""
+    renewed_ns: int
+    """Modification time, by the clock of the file system."""
+
+
+@dataclass(kw_only=True)
+class Lease:
+    """A lease that this launch has acquired. Rank 0 gets a copy if it has its own process."""
+
+    run_dir: Path
+    """The run directory."""
+    token: str
+    """Name of the lease."""
+    _renewed_at: float = field(default=0.0, repr=False)
+
+    def renew(self) -> None:
+        """Renew the lease if that is due, after checking that no other launch has taken it over.
+
+        A file system that does not answer raises no error here: whoever writes to it will notice.
+
+        Raises:
+            TakenOverError: If another launch has taken over the run, so that this one must write nothing more.
+        """
+        path = self.run_dir / LEASE_FILE
+        with contextlib.suppress(OSError):
+            look = _look_at(path)
+            if look is None:
+                raise TakenOverError(f"{path}: is gone, so another launch may train this run; resume it with --resume")
+            if look.owner is not None and look.owner.token != self.token:
+                raise TakenOverError(
+                    f"process {look.owner.pid} on {look.owner.host} has taken over {self.run_dir}, because this launch "
+                    f"did not renew {LEASE_FILE} for {EXPIRED_S:g} s (suspended?); this launch writes nothing more"
+                )
+            now = time.monotonic()
+            if now - self._renewed_at >= RENEWED_S:
+                os.utime(path)
+                self._renewed_at = now
+
+    def release(self) -> None:
+        """Remove the file, unless another launch has taken it over."""
+        path = self.run_dir / LEASE_FILE
+        with contextlib.suppress(OSError):
+            look = _look_at(path)
+            if look is not None and look.owner is not None and look.owner.token == self.token:
+                path.unlink()
+
+
+@contextlib.contextmanager
+def leased(run_dir: Path, listen: Listener) -> Iterator[Lease]:
+    """Hold the lease of a run until the context ends.
+
+    Args:
+        run_dir: The run directory.
+        listen: Receives a line if another machine must be waited for.
+
+    Raises:
+        UserError: If another launch trains the run, or the directory cannot be written.
+    """
+    lease = acquire(run_dir, listen)
+    ended = threading.Event()
+
+    def keep() -> None:
+        with contextlib.suppress(TakenOverError):  # rank 0 finds it too, before it writes
+            while not ended.wait(RENEWED_S):
+                lease.renew()
+
+    keeper = threading.Thread(target=keep, name="lease", daemon=True)
+    keeper.start()
+    try:
+        yield lease
+    finally:
+        ended.set()
+        keeper.join(timeout=RENEWED_S)  # a network file system may not answer
+        lease.release()
+
+
+def acquire(
+    run_dir: Path,
+    listen: Listener,
+    now: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Lease:
+    """Acquire the lease of a run.
+
+    An owner that was killed is replaced at once, or after :data:`EXPIRED_S` if this process cannot see whether it runs.
+
+    Args:
+        run_dir: The run directory.
+        listen: Receives a line before waiting.
+        now: Clock, in seconds.
+        sleep: Waits for seconds.
+
+    Raises:
+        UserError: If another launch trains the run, or the directory cannot be written.
+    """
+    own = _this_process()
+    path = run_dir / LEASE_FILE
+    first: _Look | None = None
+    since = 0.0
+    try:
+        while not _create(path, own):
+            look = _look_at(path)
+            if look is None:
+                continue  # it has just been released
+            if look.owner == own:
+                break
+            # Alive: the process is running, or the file has changed
+            is_alive = None if look.owner is None else look.owner.is_alive
+            if is_alive or (first is not None and look != first):
+                raise UserError(
+                    f"--resume {run_dir}: {_named(look.owner)} is training this run; stop it, or wait until it ends"
+                )
+            # Dead: the process has ended, or the file has not changed for long
+            if is_alive is False or (first is not None and now() - since >= EXPIRED_S):
+                _replace(path, own)
+                continue
+            # Unknown: wait, and look again
+            if first is None:
+                first, since = look, now()
+                text = f"{_named(look.owner)} may be training {run_dir}; waiting up to {EXPIRED_S:g} s for a sign of it"
+                listen({"kind": "status", "text": text})
+            sleep(POLL_S)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror or error}; choose a directory that you can write to") from error
+    return Lease(run_dir=run_dir, token=own.token)
+
+
+Held = Literal["yes", "no", "lost", "unknown"]
+"""Whether a launch trains a run; lost: its launch has died, or gives no sign of life; unknown: not known yet."""
+
+
+class LeaseWatch:
+    """Finds out whether a launch trains a run, by looking at its lease again and again. It writes nothing."""
+
+    def __init__(self, run_dir: Path, now: Callable[[], float] = time.monotonic) -> None:
+        """Start without a look.
+
+        Args:
+            run_dir: The run directory.
+            now: Clock, in seconds.
+        """
+        self._path = run_dir / LEASE_FILE
+        self._now = now
+        self._last: _Look | None = None
+        self._since = 0.0
+        self._is_renewed = False
+
+    def look(self) -> Held:
+        """Look at the lease.
+
+        An owner that this process cannot see is alive if the file changes. An owner whose file has not changed for
+        :data:`EXPIRED_S` is lost even if its process exists: the directory is then a copy, or the launch is suspended.
+        """
+        try:
+            look = _look_at(self._path)
+        except OSError:
+            return "unknown"  # a network file system that does not answer
+        if look is None:
+            self._last, self._is_renewed = None, False
+            return "no"
+        if look != self._last:
+            self._is_renewed = self._last is not None
+            self._last, self._since = look, self._now()
+        is_alive = None if look.owner is None else look.owner.is_alive
+        if is_alive is False or self._now() - self._since >= EXPIRED_S:
+            return "lost"
+        return "yes" if is_alive or self._is_renewed else "unknown"
+
+
+class _Process(NamedTuple):
+    """A process, as the kernel describes it."""
+
+    state: str
+    """State, one letter."""
+    started: int
+    """As in :class:`_Owner`."""
+
+
+def _process(pid: int) -> _Process | None:
+    """Describe a process; None if it has ended, or the system hides it."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return _Process(fields[0], int(fields[19]))
+
+
+def _system() -> str | None:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return None
+
+
+def _this_process() -> _Owner:
+    running = _process(os.getpid())
+    return _Owner(
+        token=uuid.uuid4().hex,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        started=running and running.started,
+        system=_system(),
+    )
+
+
+def _named(owner: _Owner | None) -> str:
+    return "another launch" if owner is None else f"process {owner.pid} on {owner.host}"
+
+
+def _text(owner: _Owner) -> str:
+    return json.dumps(dataclasses.asdict(owner)) + "\n"
+
+
+def _create(path: Path, owner: _Owner) -> bool:
+    """Create a lease; return False if there is one."""
+    try:
+        with path.open("x") as file:
+            file.write(_text(owner))
+    except FileExistsError:
+        return False
+    return True
+
+
+def _replace(path: Path, owner: _Owner) -> None:
+    """Replace a lease. If two launches do so at the same time, one of them stays, and the other notices."""
+    temporary = path.with_name(f".{path.name}.{owner.token}.tmp")
+    temporary.write_text(_text(owner))
+    temporary.replace(path)
+
+
+def _look_at(path: Path) -> _Look | None:
+    """Read a lease; None if there is none."""
+    try:
+        # Network file systems cache the properties of files, but update them when a file is opened.
+        with path.open("rb") as file:
+            renewed_ns, text = os.fstat(file.fileno()).st_mtime_ns, file.read()
+    except FileNotFoundError:
+        return None
+    try:
+        return _Look(_Owner(**json.loads(text)), renewed_ns)
+    except (ValueError, TypeError):
+        return _Look(None, renewed_ns)

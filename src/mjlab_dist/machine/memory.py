@@ -1,0 +1,123 @@
+"""Memory of this machine, and the least memory that a run needs. Imports no torch."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from mjlab_dist.config import AgentConfig, TrainConfig
+from mjlab_dist.distributed import RankDevice
+from mjlab_dist.errors import UserError
+from mjlab_dist.machine.control_groups import memory_room
+from mjlab_dist.machine.devices import Gpu
+from mjlab_dist.machine.gpu_checks import total_bytes
+from mjlab_dist.wording import byte_size
+
+FLOAT_BYTES = 4
+
+ROW_BYTES = 40
+"""Bytes of a constraint row, at least: MuJoCo Warp has 10 numbers for each, and the row of the Jacobian."""
+
+CONTACT_BYTES = 160
+"""Bytes of a contact, at least: MuJoCo Warp has 48 numbers for each."""
+
+
+def free_cpu_bytes() -> int:
+    """Return the bytes of main memory that this process can still allocate."""
+    return int(min(psutil.virtual_memory().available, memory_room(Path("/"))))
+
+
+def learner_bytes(agent: AgentConfig, observations: Mapping[str, int], num_actions: int, device: str) -> int:
+    """Return the memory that the learner needs per env, in bytes.
+
+    This includes the rollout, a shuffled copy of it, temporaries of normalization in fp64, and the activations of a
+    mini-batch. If the update is recorded as CUDA graphs, it also includes the mini-batch that they read.
+
+    Args:
+        agent: The learner.
+        observations: Numbers per env in each observation group.
+        num_actions: Actions per env.
+        device: ``cpu`` or ``cuda:<index>``.
+    """
+    # Rollout: action, its mean and its standard deviation; reward, done, value, return, advantage, log-probability.
+    stored = sum(observations.values()) + 3 * num_actions + 6
+    # Actor and critic have recurrent layers each. An LSTM stores four gates and two states per unit; a GRU fewer.
+    recurrent = 0 if agent.rnn == "none" else 2 * agent.rnn_num_layers * agent.rnn_hidden_dim
+    widths = sum(agent.actor_hidden_dims) + sum(agent.critic_hidden_dims) + 6 * recurrent
+    # Temporaries in fp64, never both at once: four values per advantage; two per observation, and a copy in fp32.
+    normalized = max([8, *(5 * width for width in observations.values() if agent.obs_normalization)])
+    records = agent.capture and device != "cpu" and agent.rnn == "none"
+    recorded = stored / agent.num_mini_batches if records else 0
+    per_step = 2 * stored + 2 * recurrent + normalized + recorded + 2 * widths / agent.num_mini_batches
+    return math.ceil(FLOAT_BYTES * agent.num_steps_per_env * per_step)
+
+
+def min_env_bytes(config: TrainConfig) -> int:
+    """Return a lower bound of the memory of an env in bytes, which needs neither the model nor the width of its terms.
+
+    ``--num-envs auto`` and ``--dry-run`` measure the memory instead.
+
+    Args:
+        config: The run's config.
+    """
+    sim = config.env.sim
+    observations = {
+        group: sum(term.history for term in terms.values()) for group, terms in config.env.observations.items()
+    }
+    buffers = ROW_BYTES * sim.njmax + CONTACT_BYTES * sim.nconmax
+    learner = learner_bytes(config.agent, observations, len(config.env.actions), "cpu")
+    return buffers + learner // 2  # not all of it is held at once: measured peaks are 0.5 to 1 times this
+
+
+def min_network_bytes(agent: AgentConfig) -> int:
+    """Return a lower bound of the memory of the networks in bytes: weights, gradients and Adam moments.
+
+    Args:
+        agent: The learner.
+    """
+    networks = (agent.actor_hidden_dims, agent.critic_hidden_dims)
+    weights = sum(fan_in * fan_out for widths in networks for fan_in, fan_out in itertools.pairwise(widths))
+    recurrent = 0 if agent.rnn == "none" else 2 * 3 * agent.rnn_num_layers * agent.rnn_hidden_dim**2
+    return 4 * FLOAT_BYTES * (weights + recurrent)
+
+
+def check_memory(config: TrainConfig, num_envs: int, devices: Sequence[RankDevice], gpus: Sequence[Gpu]) -> None:
+    """Raise if the envs cannot fit into memory, before anything is built.
+
+    Args:
+        config: The run's config.
+        num_envs: Envs per rank.
+        devices: Device of each rank of this machine.
+        gpus: The machine's GPUs.
+
+    Raises:
+        UserError: If a lower bound of the needed memory exceeds the free main memory, or all memory of a GPU.
+    """
+    per_env, networks = min_env_bytes(config), min_network_bytes(config.agent)
+    for device in devices[:1] if devices[0].device == "cpu" else devices:
+        if device.device == "cpu":
+            room = free_cpu_bytes() // len(devices)
+        else:
+            total = next((total_bytes(gpu) for gpu in gpus if gpu.index == device.gpu_id), None)
+            if total is None:
+                continue
+            room = total
+        if networks + per_env * num_envs <= room:
+            continue
+        fits, whose = (room - networks) // per_env, f"{device.name} has {byte_size(room)} for a rank"
+        if fits < 1:
+            raise UserError(
+                f"--num-envs {num_envs}: an env and the networks need at least {byte_size(per_env + networks)}, and "
+                f"{whose}; lower --agent.num-steps-per-env, the sizes of the networks, --env.sim.njmax or "
+                "--env.sim.nconmax"
+            )
+        total_envs = config.total_num_envs
+        flag = f"--num-envs {num_envs}" if total_envs is None else f"--total-num-envs {total_envs}"
+        raise UserError(
+            f"{flag}: needs at least {byte_size(networks + per_env * num_envs)} per rank, and {whose}, at most "
+            f"{fits} envs; use fewer, or --num-envs auto"
+        )

@@ -1,0 +1,120 @@
+"""The files of a run directory that make the run reproducible: config, provenance, uncommitted changes."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from mjlab_dist.atomic import write_atomically
+from mjlab_dist.config import TrainConfig
+from mjlab_dist.masking import masked
+from mjlab_dist.run_dir import CONFIG_FILE, PROVENANCE_FILE, to_yaml
+
+_PACKAGES = (
+    "mjlab-dist",
+    "torch",
+    "torchrunx",
+    "warp-lang",
+    "mujoco",
+    "mujoco-warp",
+    "rsl-rl-lib",
+    "numpy",
+    "tensordict",
+)
+
+
+def write_origin(
+    run_dir: Path,
+    config: TrainConfig,
+    argv: Sequence[str],
+    devices: Sequence[str],
+    warn: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Write the files that make a run reproducible: config, provenance, git diff.
+
+    Args:
+        run_dir: The run directory.
+        config: The run's config.
+        argv: The command line.
+        devices: Name of each rank's device.
+        warn: As for :func:`read_provenance`.
+    """
+    # Config
+    write_atomically(run_dir / CONFIG_FILE, to_yaml(config))
+    # Provenance
+    commit, diff = _git_state()
+    provenance: dict[str, Any] = {
+        "command": masked(argv),
+        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "host": platform.node(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "cpu_cores": len(os.sched_getaffinity(0)),
+        "devices": list(devices),
+        "git_commit": commit,
+        "git_dirty": bool(diff),
+        "versions": versions(),
+    }
+    if first := read_provenance(run_dir, warn):  # a resumed run keeps its first provenance
+        provenance = {**first, "resumed": [*first.get("resumed", []), provenance]}
+    write_atomically(run_dir / PROVENANCE_FILE, json.dumps(provenance, indent=2) + "\n")
+    if diff:
+        (run_dir / "git.diff").write_bytes(diff)
+
+
+def read_provenance(run_dir: Path, warn: Callable[[str], None]) -> dict[str, Any]:
+    """Return the provenance of a run; empty if there is none.
+
+    Args:
+        run_dir: The run directory.
+        warn: Called with one line if the file is damaged. It is then renamed.
+    """
+    path = run_dir / PROVENANCE_FILE
+    try:
+        found = json.loads(path.read_text())
+        if isinstance(found, dict) and all(isinstance(found.get(key, []), list) for key in ("resumed", "grown")):
+            return found
+        reason = "it holds no provenance"
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        reason = str(error)
+    aside = path.with_name(f"{path.name}.unreadable")
+    path.replace(aside)
+    warn(f"{path}: cannot be read ({reason}); the file is now {aside.name}, and a new one is written")
+    return {}
+
+
+def versions() -> dict[str, str | None]:
+    """Return the versions of the packages that results depend on; None for one that is not installed."""
+    return {name: _version(name) for name in _PACKAGES}
+
+
+def _git_state() -> tuple[str | None, bytes]:
+    commit = _git("rev-parse", "HEAD")
+    if not commit:
+        return None, b""
+    # Ignore the user's settings of colors and external diff tools, so that `git apply` restores the checkout.
+    return commit.decode().strip(), _git("diff", "--no-color", "--no-ext-diff", "--binary", "HEAD")
+
+
+def _git(*args: str) -> bytes:
+    try:
+        done = subprocess.run(["git", *args], capture_output=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return b""
+    return done.stdout if done.returncode == 0 else b""
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,91 @@
+"""Standard streams of a command: training continues if nobody can read its output."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from typing import IO, TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+STANDARD = (0, 1, 2)
+"""Descriptors of standard input, output and error."""
+
+
+def keep_streams_usable() -> None:
+    """Make ``sys.stdout`` and ``sys.stderr`` of this process usable until it ends.
+
+    A stream that is closed is opened as the null device; otherwise the next file or socket would get its descriptor. If
+    writing fails because a terminal was closed, the reader of a pipe has ended, or a disk is full, the output is lost
+    from then on.
+    """
+    for descriptor in STANDARD:
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # opened with the lowest number that is free
+    sys.stdout = unfailing(1, sys.stdout, by_line=os.isatty(1))
+    sys.stderr = unfailing(2, sys.stderr, by_line=True)
+
+
+def unfailing(descriptor: int, like: TextIO | None, *, by_line: bool) -> TextIO:
+    """Return a text stream whose writes never fail.
+
+    Args:
+        descriptor: Where it writes; not closed with the stream. When a write fails, it becomes the null device.
+        like: Stream with the encoding and the handling of errors to use; None for UTF-8.
+        by_line: Whether each line is written at once.
+    """
+    raw = _Unfailing(descriptor, "w", closefd=False)
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw),
+        encoding=like.encoding if like else "utf-8",
+        errors=(like.errors if like else None) or "backslashreplace",
+        line_buffering=by_line,
+    )
+
+
+@contextlib.contextmanager
+def child_errors() -> Iterator[IO[str]]:
+    """Redirect the standard error of child processes to a file; this process still prints to the console or notebook.
+
+    For example, torchrunx runs ``kill`` for agents that may have ended already, and ``kill`` prints an error then.
+    """
+    console = os.dup(2)
+    try:
+        with (
+            tempfile.TemporaryFile("w+", errors="replace") as file,
+            unfailing(console, sys.stderr, by_line=True) as stderr,
+            contextlib.redirect_stderr(stderr if _is_descriptor_2(sys.stderr) else sys.stderr),
+        ):
+            os.dup2(file.fileno(), 2)
+            try:
+                yield file
+            finally:
+                os.dup2(console, 2)
+    finally:
+        os.close(console)
+
+
+class _Unfailing(io.FileIO):
+    def write(self, data: ReadableBuffer, /) -> int | None:
+        try:
+            return super().write(data)
+        except OSError:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self.fileno())
+            os.close(null)
+            return memoryview(data).nbytes
+
+
+def _is_descriptor_2(stream: TextIO | None) -> bool:
+    """Return whether a stream writes to the process's standard error; that of a notebook does not."""
+    try:
+        return stream is not None and stream.fileno() == 2
+    except (OSError, ValueError):
+        return False

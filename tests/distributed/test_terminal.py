@@ -1,0 +1,162 @@
+"""Runs whose terminal is closed, whose output is not read, or that are stopped with Ctrl-Z; and lost helpers."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import signal
+import subprocess
+import termios
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import Command
+
+from mjlab_dist.errors import Exit
+from mjlab_dist.run_dir import METRICS_FILE, find_checkpoint, read_metrics
+
+SMALL = ("--gpu-ids", "None", "--num-envs", "32", "--agent.num-steps-per-env", "8")
+TRAIN = ("train", "cartpole-balance", *SMALL)
+ENDLESS = ("--max-iterations", "100000")
+
+Within = Callable[[float, float], None]
+WaitFor = Callable[[Callable[[], bool]], None]
+
+pytestmark = pytest.mark.slow
+
+
+def run_of(command: Command) -> Path:
+    (run,) = (command.cwd / "logs/cartpole-balance").iterdir()
+    return run
+
+
+def num_rows(command: Command) -> int:
+    files = (command.cwd / "logs").rglob(METRICS_FILE)
+    return sum(file.read_bytes().count(b"\n") for file in files)
+
+
+@pytest.mark.parametrize("num_ranks", ["1", "2"])
+def test_a_run_ends_normally_although_nobody_reads_its_output(command: Command, num_ranks: str) -> None:
+    flags = ("--cpu-ranks", num_ranks, "--max-iterations", "12")
+    process = command.start(*TRAIN, *flags, stderr=subprocess.STDOUT)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(timeout=120) == Exit.DONE
+    assert len(read_metrics(run_of(command))) == 12
+
+
+def start_in_terminal(command: Command, *flags: str, ignores_hangup: bool) -> tuple[subprocess.Popen[str], int]:
+    """Start a run in a terminal, and return it with the other end of the terminal."""
+    screen, terminal = pty.openpty()
+
+    def become_foreground() -> None:
+        fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+        if ignores_hangup:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    process = command.start(
+        *TRAIN, *flags, preexec_fn=become_foreground, stdin=terminal, stdout=terminal, stderr=terminal
+    )
+    os.close(terminal)
+    return process, screen
+
+
+@pytest.mark.parametrize("num_ranks", ["1", "2"])
+def test_a_closed_terminal_stops_a_run_with_a_checkpoint(command: Command, num_ranks: str, wait_for: WaitFor) -> None:
+    process, screen = start_in_terminal(command, "--cpu-ranks", num_ranks, *ENDLESS, ignores_hangup=False)
+    wait_for(lambda: num_rows(command) > 2)
+    os.close(screen)
+    assert process.wait(timeout=60) == Exit.RESUMABLE
+    done = read_metrics(run_of(command))[-1]["iteration"]
+    assert find_checkpoint(run_of(command)).name == f"model_{done}.pt"
+
+
+def test_a_run_that_ignores_hangups_trains_on_without_a_terminal(command: Command, wait_for: WaitFor) -> None:
+    flags = ("--cpu-ranks", "2", "--max-iterations", "60")
+    process, screen = start_in_terminal(command, *flags, ignores_hangup=True)
+    wait_for(lambda: num_rows(command) > 2)
+    os.close(screen)
+    assert process.wait(timeout=120) == Exit.DONE
+    assert len(read_metrics(run_of(command))) == 60
+
+
+def test_a_launcher_that_was_stopped_for_long_continues(command: Command, wait_for: WaitFor) -> None:
+    process = command.start(*TRAIN, "--cpu-ranks", "2", *ENDLESS, "--hang-timeout", "2")
+    wait_for(lambda: num_rows(command) > 2)
+    # Ctrl-Z stops the group of the launcher, without the ranks
+    os.killpg(process.pid, signal.SIGSTOP)
+    # Longer than the hang timeout and the launcher's own tolerance, and until the events would fill the pipe to it
+    until, full = time.monotonic() + 15, num_rows(command) + 300
+    wait_for(lambda: time.monotonic() > until and num_rows(command) > full)
+    before = num_rows(command)
+    os.killpg(process.pid, signal.SIGCONT)
+    wait_for(lambda: num_rows(command) > before + 5)
+    process.send_signal(signal.SIGTERM)
+    stopped = command.finish(process)
+    assert stopped.code == Exit.RESUMABLE, stopped.out + stopped.err
+    assert stopped.err == ""
+
+
+@pytest.mark.parametrize("helper", ["agent", "log server"])
+def test_a_lost_helper_of_the_launch_is_noticed_and_named(
+    command: Command, helper: str, wait_for: WaitFor, assert_within: Within
+) -> None:
+    process = command.start(*TRAIN, "--cpu-ranks", "2", *ENDLESS)
+    wait_for(lambda: num_rows(command) > 2)
+    agents = agents_of(process)
+    others = [child for child in psutil.Process(process.pid).children() if child not in agents]
+    (lost,) = agents if helper == "agent" else others
+    lost.kill()
+    done = command.finish(process)
+    assert done.code == Exit.INFRASTRUCTURE
+    assert helper in done.err
+    assert_within(done.took_s, 5)
+
+
+def agents_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """The agents of a run, the oldest first."""
+
+    def is_agent(child: psutil.Process) -> bool:
+        try:
+            return "mjlab_dist.launch.agent" in child.cmdline()
+        except psutil.Error:
+            return False
+
+    agents = [child for child in psutil.Process(process.pid).children() if is_agent(child)]
+    return sorted(agents, key=lambda agent: agent.create_time())
+
+
+def test_an_agent_that_ends_at_its_start_is_noticed_and_named(
+    command: Command, wait_for: WaitFor, assert_within: Within
+) -> None:
+    process = command.start(*TRAIN, "--cpu-ranks", "2", *ENDLESS)
+    wait_for(lambda: bool(agents_of(process)))
+    agents_of(process)[0].kill()
+    done = command.finish(process)
+    assert done.code == Exit.INFRASTRUCTURE
+    assert "agent" in done.err
+    assert_within(done.took_s, 5)
+
+
+@pytest.mark.parametrize("spare_is_lost", [False, True])
+def test_a_restart_uses_the_spare_launch_unless_that_is_lost(
+    command: Command, wait_for: WaitFor, spare_is_lost: bool
+) -> None:
+    process = command.start(*TRAIN, "--cpu-ranks", "2", *ENDLESS, "--max-restarts", "9", "--checkpoint.interval", "1")
+    wait_for(lambda: len(agents_of(process)) == 2)
+    used, spare = agents_of(process)
+    if spare_is_lost:
+        spare.kill()
+        wait_for(lambda: spare.status() == psutil.STATUS_ZOMBIE)
+    # The ranks end with their agent. The next launch begins with the spare, and gets another one once it trains
+    used.kill()
+    wait_for(lambda: len(set(agents_of(process)) - {used, spare}) == 1 + spare_is_lost)
+    assert (spare in agents_of(process)) is not spare_is_lost
+    process.send_signal(signal.SIGTERM)
+    stopped = command.finish(process)
+    assert stopped.code == Exit.RESUMABLE, stopped.out + stopped.err

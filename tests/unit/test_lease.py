@@ -1,0 +1,185 @@
+"""The lease of a run: who gets it, who must wait, and who notices that it is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from mjlab_dist import lease
+from mjlab_dist.errors import TakenOverError, UserError
+from mjlab_dist.lease import EXPIRED_S, LEASE_FILE, acquire, leased
+from mjlab_dist.messages import Event
+
+
+def change(run_dir: Path, **fields: Any) -> None:
+    """Change fields of the owner, as another launch writes them."""
+    path = run_dir / LEASE_FILE
+    changed = path.with_suffix(".new")
+    changed.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+    changed.replace(path)
+
+
+def elsewhere(run_dir: Path) -> None:
+    """Leave the lease of a launch on another machine."""
+    acquire(run_dir, ignore)
+    change(run_dir, token="other", host="node7", pid=1, system="another start of another machine")
+
+
+def ignore(_: Event) -> None:
+    """Drop an event."""
+
+
+def refuse(_: float) -> None:
+    """Fail instead of sleeping."""
+    pytest.fail("waited")
+
+
+class Clock:
+    """A clock that goes on only while somebody sleeps."""
+
+    def __init__(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        self.now_s = 0.0
+        self._meanwhile = meanwhile
+
+    def now(self) -> float:
+        return self.now_s
+
+    def sleep(self, duration_s: float) -> None:
+        self.now_s += duration_s
+        self._meanwhile()
+
+
+def test_a_lease_is_removed_at_the_end_and_can_be_acquired_again(tmp_path: Path) -> None:
+    for _ in range(2):
+        with leased(tmp_path, ignore) as own:
+            own.renew()
+            assert [path.name for path in tmp_path.iterdir()] == [LEASE_FILE]
+        assert not list(tmp_path.iterdir())
+
+
+def test_a_run_of_another_process_is_refused_even_if_that_is_stopped(tmp_path: Path) -> None:
+    program = "import sys; from pathlib import Path; from mjlab_dist.lease import acquire; "
+    program += "acquire(Path(sys.argv[1]), print); print(flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        psutil.Process(process.pid).suspend()
+        with pytest.raises(UserError, match=rf"^--resume {tmp_path}: process {process.pid} on "):
+            acquire(tmp_path, ignore, sleep=Clock().sleep)
+        process.kill()
+        process.wait()
+    # Its end is noticed at once: nobody sleeps.
+    acquire(tmp_path, ignore, sleep=refuse).renew()
+
+
+def test_a_zombie_does_not_train(tmp_path: Path) -> None:
+    acquire(tmp_path, ignore)
+    with subprocess.Popen(["true"]) as process:
+        while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:
+            pass
+        started = int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[19])
+        change(tmp_path, token="other", pid=process.pid, started=started)
+        acquire(tmp_path, ignore, sleep=refuse).renew()
+
+
+def test_a_process_id_that_is_used_again_is_not_the_owner(tmp_path: Path) -> None:
+    acquire(tmp_path, ignore)
+    change(tmp_path, token="other", started=1)
+    acquire(tmp_path, ignore, sleep=refuse).renew()
+
+
+def test_another_machine_that_renews_is_refused_whatever_its_clock_shows(tmp_path: Path) -> None:
+    elsewhere(tmp_path)
+    hours = iter(range(100, 0, -1))
+
+    def renew_in_the_past() -> None:
+        if clock.now_s > EXPIRED_S / 2:
+            os.utime(tmp_path / LEASE_FILE, (0, next(hours)))
+
+    clock = Clock(renew_in_the_past)
+    events: list[Event] = []
+    with pytest.raises(UserError, match=r"process 1 on node7 "):
+        acquire(tmp_path, events.append, clock.now, clock.sleep)
+    assert [event["kind"] for event in events] == ["status"]
+    assert "node7" in events[0]["text"]
+
+
+def test_another_machine_that_does_not_renew_is_replaced(tmp_path: Path) -> None:
+    elsewhere(tmp_path)
+    os.utime(tmp_path / LEASE_FILE, (2e9, 2e9))  # far in the future
+    clock = Clock()
+    own = acquire(tmp_path, ignore, clock.now, clock.sleep)
+    assert clock.now_s == pytest.approx(EXPIRED_S, abs=1)
+    own.renew()
+    assert [path.name for path in tmp_path.iterdir()] == [LEASE_FILE]
+
+
+def test_a_lease_that_is_released_while_another_launch_waits_is_free(tmp_path: Path) -> None:
+    elsewhere(tmp_path)
+    clock = Clock((tmp_path / LEASE_FILE).unlink)
+    acquire(tmp_path, ignore, clock.now, clock.sleep).renew()
+    assert clock.now_s < 1
+
+
+@pytest.mark.parametrize("content", [b"", bytes(300), b"[]", b'{"token": "a"}'])
+def test_a_damaged_lease_is_replaced_after_a_wait(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / LEASE_FILE).write_bytes(content)
+    clock = Clock()
+    acquire(tmp_path, ignore, clock.now, clock.sleep).renew()
+    assert clock.now_s == pytest.approx(EXPIRED_S, abs=1)
+
+
+def test_whoever_was_replaced_notices_and_leaves_the_file_alone(tmp_path: Path) -> None:
+    with leased(tmp_path, ignore) as own:
+        elsewhere_after = pickle.loads(pickle.dumps(own))  # the copy of rank 0
+        change(tmp_path, token="other", host="node7")
+        for one in (own, elsewhere_after):
+            with pytest.raises(TakenOverError, match=rf" on node7 .*{tmp_path}"):
+                one.renew()
+    assert json.loads((tmp_path / LEASE_FILE).read_text())["token"] == "other"
+    (tmp_path / LEASE_FILE).unlink()
+    with pytest.raises(TakenOverError):
+        own.renew()
+
+
+def test_renewing_changes_the_time_of_the_file_and_rarely_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    clock.now_s = 1000.0
+    monkeypatch.setattr("mjlab_dist.lease.time.monotonic", clock.now)
+    own = acquire(tmp_path, ignore)
+    changed: list[bool] = []
+    for _ in range(3):
+        os.utime(tmp_path / LEASE_FILE, (0, 0))
+        own.renew()
+        changed.append((tmp_path / LEASE_FILE).stat().st_mtime > 0)
+        clock.now_s += 0.6 * lease.RENEWED_S
+    assert changed == [True, False, True]
+
+
+def test_one_of_many_launches_at_once_gets_a_free_lease(tmp_path: Path) -> None:
+    def attempt(_: int) -> bool:
+        try:
+            acquire(tmp_path, ignore)
+        except UserError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(attempt, range(8))) == 1
+
+
+def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=rf"^{tmp_path / 'none'}"):
+        acquire(tmp_path / "none", ignore)

@@ -1,0 +1,234 @@
+"""A config of somebody else runs no code but that of this package, of task packages, and of the user."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from configs import LEGGED, changed
+from every_task import NAMES, config_of
+
+from mjlab_dist.config import EntityConfig, TermConfig, TrainConfig
+from mjlab_dist.errors import UserError
+from mjlab_dist.run_dir import CONFIG_FILE, read_config_file, to_yaml
+
+TERM = "def reached(env):\n    return env\n\n\nclass Reached:\n    def __init__(self, env):\n        pass\n"
+
+OWN_TERMS = """
+import functools, os
+from os import system
+from torch import load as read
+from .shared import reached as again
+from . import shared
+from ...far import beyond
+copy = system
+made = functools.partial(again, 1)
+try:
+    from .shared import Reached as Other
+except ImportError:
+    pass
+"""
+
+Read = Callable[..., TrainConfig]
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Read:
+    """Write a config into a run directory, and read it."""
+
+    def read(config: TrainConfig, **kwargs: Any) -> TrainConfig:
+        run_dir = tmp_path / "logs" / "task" / "run"
+        run_dir.mkdir(parents=True, exist_ok=True)
+        (run_dir / CONFIG_FILE).write_text(to_yaml(config))
+        return read_config_file(run_dir, **kwargs)
+
+    return read
+
+
+def with_term(reference: str) -> TrainConfig:
+    return changed(LEGGED, "env.terminations.extra", TermConfig(func=reference))
+
+
+def refusal(read: Read, config: TrainConfig) -> str:
+    with pytest.raises(UserError) as caught:
+        read(config)
+    message = str(caught.value)
+    assert message.startswith("--config ")
+    assert f"/{CONFIG_FILE}: " in message
+    assert "--trust" in message
+    return message
+
+
+@pytest.mark.parametrize("task", NAMES)
+def test_tasks_are_trusted(task: str, read: Read):
+    config = config_of(task)
+    assert read(config) == config
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        "pydoc:pipepager",
+        "os:system",
+        "posix:system",
+        "subprocess:run",
+        "torch:load",
+        "torch.serialization:load",
+        "six.moves:reload_module",
+        "yaml:unsafe_load",
+        "mjlab_dist.machine.processes:run_program",
+        "mjlab_dist.config.references:resolve",
+        "mjlab_dist.mdp.motor_file:torch.load",
+        "mjlab_dist.mdp.rewards:tilt.__globals__.clear",
+        "mjlab_dist.mdp.rewards:no_such_name",
+        "mjlab_dist.mdp_of_others:run",
+        "mjlab_dist.mdp.rewards:tilt\n",
+        "no_such_module:run",
+        ":run",
+        "os:",
+    ],
+)
+def test_other_functions_are_refused(reference: str, read: Read):
+    config = with_term(reference)
+    message = refusal(read, config)
+    assert f"env.terminations.extra.func {reference.splitlines()[0]}" in message
+    assert read(config, trust=True) == config  # pyright: ignore[reportCallIssue]
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("env.rewards.params", TermConfig(func="os:system")),
+        ("env.sim.model", "os:system"),
+        ("env.sim.entities.model_params", EntityConfig(model="os:system")),
+        ("sync.synchronizer", "os:system"),
+        ("logger", "os:system"),
+        ("ssh_config", "cluster/ssh_config"),
+        ("ssh_config", "~nobody_at_all/.ssh/config"),
+    ],
+)
+def test_every_field_counts(path: str, value: Any, read: Read):
+    if path == "env.rewards.params":  # a term of this name is no list of parameters
+        value = next(iter(LEGGED.env.rewards.values())).__class__(func="os:system", weight=1.0)
+    message = refusal(read, changed(LEGGED, path, value))
+    assert (path if isinstance(value, str) else f"{path}.") in message
+
+
+def test_every_logger_counts(read: Read):
+    config = changed(LEGGED, "logger", ("tensorboard", "wandb", "os:system"))
+    assert "logger os:system" in refusal(read, config)
+    assert read(config, trust=True) == config  # pyright: ignore[reportCallIssue]
+    config = changed(LEGGED, "logger", ("tensorboard", "wandb", "trackio"))
+    assert read(config) == config
+
+
+@pytest.mark.usefixtures("project")
+def test_a_logger_of_the_user_is_trusted(read: Read):
+    config = changed(LEGGED, "logger", ("own_robot.terms:Reached",))
+    assert read(config) == config
+
+
+@pytest.mark.parametrize("file", ["~/.ssh/config", "/etc/ssh/cluster"])
+def test_ssh_s_own_files_are_trusted(file: str, read: Read):
+    config = changed(LEGGED, "ssh_config", file)
+    assert read(config) == config
+
+
+def test_a_file_of_ssh_that_is_not_used_is_not_refused(read: Read):
+    config = changed(LEGGED, "ssh_config", "cluster/ssh_config")
+    assert read(config, uses_ssh=False) == config
+
+
+def test_values_of_parameters_name_no_functions(read: Read):
+    term = TermConfig(func="mjlab_dist.mdp.rewards:tilt", params={"func": "os:system", "model": "os:system"})
+    config = changed(LEGGED, "env.terminations.extra", term)
+    assert read(config) == config
+
+
+def test_nothing_is_imported(tmp_path: Path, read: Read, monkeypatch: pytest.MonkeyPatch):
+    installed = tmp_path / "site-packages"
+    (installed / "evil").mkdir(parents=True)
+    for name in ("__init__.py", "terms.py"):
+        (installed / "evil" / name).write_text(f"raise AssertionError\n{TERM}")
+    monkeypatch.syspath_prepend(str(installed))
+    refusal(read, with_term("evil.terms:reached"))
+    assert read(changed(LEGGED, "env.sim.model", "evil.terms:robot.xml"))
+    from mjlab_dist.sim.scene import find_file
+
+    with pytest.raises(UserError, match="there is no file"):
+        find_file("--env.sim.model", "evil.terms:robot.xml")
+    assert "evil" not in sys.modules
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory of modules of the user, outside of the current directory."""
+    folder = tmp_path / "project"
+    package = folder / "own_robot"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "shared.py").write_text(TERM)
+    (package / "terms.py").write_text(OWN_TERMS + TERM)
+    monkeypatch.syspath_prepend(str(folder))
+
+
+@pytest.mark.parametrize("name", ["reached", "Reached", "Reached.mro", "again", "made", "Other"])
+@pytest.mark.usefixtures("project")
+def test_the_user_s_own_modules_are_trusted(name: str, read: Read):
+    config = with_term(f"own_robot.terms:{name}")
+    assert read(config) == config
+
+
+@pytest.mark.parametrize(
+    "name", ["system", "read", "os.system", "copy", "beyond", "Reached.__init__", "shared.reached", "nothing"]
+)
+@pytest.mark.usefixtures("project")
+def test_what_they_import_is_not(name: str, read: Read):
+    refusal(read, with_term(f"own_robot.terms:{name}"))
+
+
+def test_modules_in_a_run_directory_are_not_the_user_s_own(tmp_path: Path, read: Read, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    read(LEGGED)
+    (tmp_path / "logs" / "task" / "run" / "brought.py").write_text(TERM)
+    (tmp_path / "logs" / "task" / "beside.py").write_text(TERM)
+    refusal(read, with_term("logs.task.run.brought:reached"))
+    assert read(with_term("logs.task.beside:reached"))
+    monkeypatch.chdir(tmp_path / "logs" / "task" / "run")
+    importlib.invalidate_caches()
+    assert read(with_term("brought:reached")), "the user has put the directory on the import path"
+
+
+def test_a_distribution_of_tasks_is_trusted_as_a_whole(tmp_path: Path, read: Read, monkeypatch: pytest.MonkeyPatch):
+    installed = tmp_path / "lib" / "site-packages"
+    for name in ("two_robots", "two_sensors", "two_others"):
+        (installed / name).mkdir(parents=True)
+        (installed / name / "__init__.py").write_text(TERM)
+        info = installed / f"{name}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (info / "top_level.txt").write_text(f"{name}\n")
+    robots = installed / "two_robots-1.0.dist-info"
+    (robots / "entry_points.txt").write_text("[mjlab_dist.tasks]\ntwo = two_robots.config:two\n")
+    (robots / "top_level.txt").write_text("two_robots\ntwo_sensors\n")
+    monkeypatch.syspath_prepend(str(installed))
+    assert read(with_term("two_robots:reached"))
+    assert read(with_term("two_sensors:reached"))
+    refusal(read, with_term("two_others:reached"))
+
+
+def test_installed_modules_that_are_links_are_not_the_user_s_own(
+    tmp_path: Path, read: Read, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "linked.py").write_text(TERM)
+    installed = tmp_path / "site-packages"
+    installed.mkdir()
+    (installed / "linked.py").symlink_to(tmp_path / "cache" / "linked.py")
+    monkeypatch.syspath_prepend(str(installed))
+    refusal(read, with_term("linked:reached"))
