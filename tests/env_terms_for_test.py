@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from mjlab_dist.env import Env, EpisodeTotals
@@ -217,3 +219,8 @@ def add_mass_by_env(env: Env, mask: torch.Tensor, body: str) -> None:
     """Event: add as many kg to the mass of a body as the id of the env."""
     column = env.sim.field("body_mass")[:, env.sim.model.body(body).id]
     write_rows(column, mask, column + env.env_ids)
+
+
+def beyond(env: Env, limit_m: float = math.inf) -> torch.Tensor:
+    """Termination, where the first coordinate is above a limit; by default, there is none."""
+    return env.sim.qpos[:, 0] > limit_m

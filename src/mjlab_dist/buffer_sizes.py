@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mjlab_dist.buffers import CONTACT_OVERFLOWS, MARGIN, MIN_SIZE, ROW_OVERFLOWS, SHARED_MARGIN, size_for, with_sizes
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.distributed import Rank, RankDevice
 from mjlab_dist.imports import start_up
@@ -23,29 +22,11 @@ if TYPE_CHECKING:
 
     from mjlab_dist.env import Env
 
-MARGIN = 1.25
-"""Size of the buffer of each env divided by the maximum number of constraint rows in one env."""
-
-SHARED_MARGIN = 1.5
-"""The same factor for the list of contacts that all envs share.
-
-It is larger because the list is sized by a mean over envs, which depends more on the policy than the maximum does.
-"""
-
 FEW = 16
 """Number of envs in the smallest batch that the sizes must suffice for.
 
 All envs share one list of contacts, and the fewer envs there are, the more the number of contacts per env varies.
 """
-
-ROW_OVERFLOWS = frozenset({"NEFC", "NJMAX_NNZ"})
-"""Overflows that a larger njmax fixes, by the names of ``mujoco_warp.OverflowType``."""
-
-CONTACT_OVERFLOWS = frozenset({"BROADPHASE", "NARROWPHASE", "CCD"})
-"""Overflows that a larger nconmax fixes."""
-
-MIN_SIZE = 4
-"""Minimum size of a buffer, in rows or contacts per env, if the model can have any."""
 
 MAX_DOUBLINGS = 8
 """Maximum number of times that a buffer is doubled."""
@@ -99,17 +80,6 @@ class Attempt:
     """Use of the buffers."""
     overflows: tuple[str, ...]
     """Buffers that overflowed, by the names of ``mujoco_warp.OverflowType``."""
-
-
-def size_for(number: float, is_possible: bool) -> int:
-    """Return a buffer size per env. Sizes are rounded up, because kernels are compiled again for each new size.
-
-    Args:
-        number: Number of rows or contacts that must fit.
-        is_possible: Whether the model can have any; the size is then at least :data:`MIN_SIZE`.
-    """
-    step = MIN_SIZE if number <= 32 else 8 if number <= 64 else 16
-    return max(math.ceil(number / step) * step, MIN_SIZE if is_possible else 0)
 
 
 def can_constrain(model: mujoco.MjModel) -> bool:
@@ -226,9 +196,7 @@ def _larger(config: TrainConfig, attempt: Attempt) -> TrainConfig | None:
     # With nconmax 0, MuJoCo Warp skips collision, so nothing overflows.
     if not CONTACT_OVERFLOWS.isdisjoint(attempt.overflows) or (sim.nconmax == 0 and attempt.usage.can_touch):
         changes["nconmax"] = max(2 * sim.nconmax, MIN_SIZE)
-    if not changes:
-        return None
-    return dataclasses.replace(config, env=dataclasses.replace(config.env, sim=dataclasses.replace(sim, **changes)))
+    return with_sizes(config, changes) if changes else None
 
 
 class BufferGauge:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from browsing import choose
 from conftest import Command
+from playwright.sync_api import Page as Tab
 from rsl_rl.storage import RolloutStorage
 
 from mjlab_dist import play, registry
@@ -18,7 +21,8 @@ from mjlab_dist.env import Env
 from mjlab_dist.errors import UserError
 from mjlab_dist.learn import checkpoint
 from mjlab_dist.learn.finite import FiniteCheck
-from mjlab_dist.run_dir import ERRORS_DIR, create_run_dir, write_origin
+from mjlab_dist.provenance import write_origin
+from mjlab_dist.run_dir import ERRORS_DIR, create_run_dir
 from mjlab_dist.sim import start_warp
 
 TASK = "cartpole-balance"
@@ -101,6 +105,30 @@ def test_a_diverging_step_is_reproduced_and_rendered(command: Command) -> None:
         assert not torch.tensor([after, again]).isfinite().any()
         assert block.splitlines()[-1].strip().startswith("reproduced: ")
     assert iio.imread(command.cwd / "blow_up.mp4").shape == (1, 480, 848, 3)
+
+
+@pytest.mark.slow
+def test_a_page_shows_the_states_before_and_what_was_not_finite(
+    command: Command, open_tab: Callable[[str], Tab]
+) -> None:
+    dump = leave_dump(command.cwd / "logs", 0.01, spoil)
+    process = command.start("play", TASK, "--nan-dump", str(dump), "--viewer", "web")
+    assert process.stdout is not None
+    url = next(found[0] for line in process.stdout if (found := re.search(r"http://[^ ]+", line)))
+    tab = open_tab(url)
+    tab.get_by_text("Step 4 of 4").wait_for()
+    tab.get_by_text("slider, hinge").first.wait_for()
+    tab.get_by_text("the picture shows that after step 3").wait_for()
+    tab.get_by_text("Previous", exact=True).click()
+    tab.get_by_text("Step 3 of 4").wait_for()
+    choose(tab, "Env", "42")
+    tab.get_by_text("Step 4 of 4").wait_for()
+    tab.get_by_text("Next", exact=True).click()
+    process.send_signal(signal.SIGINT)
+    assert command.finish(process).code == 0
+    # A file that is no dump
+    done = command("play", TASK, "--nan-dump", str(dump.parent.parent / "config.yaml"), "--viewer", "web")
+    assert done.code == 2, done.err
 
 
 def row_of(label: str, block: str) -> list[float]:

@@ -17,7 +17,7 @@ from mjlab_dist.env import Env
 from mjlab_dist.env.columns import write_rows
 from mjlab_dist.env.term import Term, not_capturable
 from mjlab_dist.learn import Runner
-from mjlab_dist.learn.capture import CapturedCall
+from mjlab_dist.learn.capture import CapturedCall, can_capture_steps
 from mjlab_dist.messages import listening
 
 NUM_ENVS = 4
@@ -168,7 +168,7 @@ def test_terms_that_opt_out_run_between_the_graphs() -> None:
     texts: list[str] = []
     runner.env.device = "cuda:0"
     with listening(lambda event: texts.append(event["text"])):
-        assert runner._can_capture_steps()
+        assert can_capture_steps(runner.env, config.agent, is_main=True)
     (text,) = texts
     for name in ("rewards.counts", "observations.actor.speed", "events.pushes"):
         assert f"env.{name}" in text

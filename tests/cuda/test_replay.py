@@ -156,7 +156,13 @@ def _groups(obs: TensorDict) -> dict[str, torch.Tensor]:
 # Every task
 
 
-@pytest.mark.parametrize("task", NAMES)
+HEAVY = {"humanoid-velocity-flat", "gym-humanoid", "quadruped-tracking"}
+"""Tasks whose step takes longest."""
+
+
+@pytest.mark.parametrize(
+    "task", [pytest.param(name, marks=pytest.mark.long) if name in HEAVY else name for name in NAMES]
+)
 def test_a_step_is_replayed_bit_for_bit(task: str, build_env: Callable[[str], Env]) -> None:
     compare(Loop(build_env(task), config_of(task)))
 

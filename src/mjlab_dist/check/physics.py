@@ -42,6 +42,9 @@ MAX_DIFFERENCE = 0.05
 Float32 and other contact points make single steps differ more, but not half of them.
 """
 
+NEGLIGIBLE = 0.1
+"""Change of the velocities in rad/s or m/s below which float32 matters: objects that rest on others jitter."""
+
 _BREAKS = (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL, mujoco.mjtWarning.mjWARN_BADQACC)
 """Warnings of MuJoCo's C code after which it starts again from the reference positions."""
 
@@ -178,7 +181,7 @@ class PhysicsProbe:
         start = before["qvel"][env].double()
         mine, theirs = self._env.sim.qvel[env].double(), torch.from_numpy(self._step_in_c(before, env).qvel)
         if len(start):
-            change = float((theirs - start).abs().max()) + 0.01 * float(theirs.abs().max()) + 1e-3
+            change = float((theirs - start).abs().max()) + 0.01 * float(theirs.abs().max()) + NEGLIGIBLE
             self._differences.append(float((mine - theirs).abs().max()) / change)
 
     def warning(self) -> str:

@@ -30,7 +30,7 @@ from mjlab_dist.config.checks import validate
 from mjlab_dist.errors import UserError
 from mjlab_dist.learn.random_state import random_state, restore_random_state
 from mjlab_dist.messages import emit
-from mjlab_dist.places import with_notes
+from mjlab_dist.places import named, with_notes
 from mjlab_dist.seeding import seed_generators
 from mjlab_dist.sim import start_warp
 
@@ -104,10 +104,7 @@ def _trial(config: TrainConfig, num_envs: int) -> Iterator[Check]:
     if warning := subject.physics.warning():
         emit("warning", text=warning)
     yield subject.physics.check()
-    if error is not None:
-        yield error
-        return
-    yield check_finite(subject.env, subject.trace, subject.num_resets)
+    yield error or check_finite(subject.env, subject.trace, subject.num_resets)
     yield subject.buffers.check()
 
 
@@ -214,9 +211,9 @@ class _Subject:
             return text
         place = self._env.watch.place if self._env is not None else RETURNED
         if place == RETURNED and hasattr(error, "__notes__"):
-            return f"{type(error).__name__}: {with_notes(error)}"  # name the term, also before envs are built
+            return named(type(error).__name__, with_notes(error))  # name the term, also before envs are built
         where = f"{place}: " if place != RETURNED else ""
-        return f"{where}{type(error).__name__}: {text} ({_line_of(error)})"
+        return f"{where}{named(type(error).__name__, text)} ({_line_of(error)})"
 
 
 def _check_resume(subject: _Subject, other: _Subject) -> Check:

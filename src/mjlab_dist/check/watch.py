@@ -155,7 +155,7 @@ class WatchedEnv(Env):
         self._rewards = self._all("rewards", config.rewards, self._rewards)
         self._terminations = self._all("terminations", config.terminations, self._terminations)
         self._metrics = self._all("metrics", config.metrics, self._metrics)
-        for name, group in self._observations.items():
+        for name, group in self.observation_groups.items():
             group._terms = self._all(f"observations.{name}", config.observations[name], group._terms)
         self._measurements = self._methods(self._measurements)
         # Terms that change the state

@@ -6,11 +6,10 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.text import Text
 
 from mjlab_dist.check import NUM_CHECKED
-from mjlab_dist.cli.console import EventPrinter
+from mjlab_dist.cli.console import EventPrinter, make_console
 from mjlab_dist.cli.help import Page
 from mjlab_dist.cli.train import read_config
 from mjlab_dist.errors import Exit
@@ -36,7 +35,7 @@ def main(argv: Sequence[str], prog: str) -> None:
 
     from mjlab_dist.check.run import check  # noqa: PLC0415 (--help does not need it)
 
-    console, results = Console(highlight=False, soft_wrap=True), []
+    console, results = make_console(soft_wrap=True), []
     with EventPrinter(console) as printer, listening(printer.listen):
         for result in check(config):
             console.print(_line(result))

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
 
 from mjlab_dist import registry
-from mjlab_dist.cli.console import EventPrinter
+from mjlab_dist.cli.console import EventPrinter, make_console
 from mjlab_dist.cli.help import Flag, Page
-from mjlab_dist.cli.parsing import split_task, take_flag
+from mjlab_dist.cli.parsing import split_task, take_flag, whole_number
 from mjlab_dist.cli.train import read_config
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.errors import UserError
@@ -77,7 +76,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     # Measurement
     actions = "random actions" if checkpoint is None else f"the policy of {checkpoint}"
     print(f"Stepping {config.task} {num_steps} times with {budget.num_envs} envs and {actions}, on {device.name}.")
-    with EventPrinter(Console(highlight=False, soft_wrap=True)) as printer, listening(printer.listen):
+    with EventPrinter(make_console(soft_wrap=True)) as printer, listening(printer.listen):
         attempts = measure(
             config, device, num_envs=budget.num_envs, num_steps=num_steps, checkpoint=checkpoint, log=print
         )
@@ -85,9 +84,13 @@ def main(argv: Sequence[str], prog: str) -> None:
 
 
 def _positive(flag: str, text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
+    try:
+        number = whole_number(text)
+    except ValueError:
+        number = 0
+    if number < 1:
         raise UserError(f"{flag} {text}: must be a whole number, at least 1")
-    return int(text)
+    return number
 
 
 def _of_run(run: str, argv: Sequence[str]) -> tuple[Path, list[str]]:
@@ -101,7 +104,7 @@ def _of_run(run: str, argv: Sequence[str]) -> tuple[Path, list[str]]:
 
 
 def _show(attempts: Sequence[Attempt]) -> None:
-    console = Console(highlight=False)
+    console = make_console()
     first, last = attempts[0], attempts[-1]
     usage = last.usage
     # Table

@@ -112,6 +112,13 @@ class Action(Term):
             env: The envs, in the state at the start of the step.
         """
 
+    def to_inputs(self) -> torch.nn.Module | None:
+        """Return a module from values, (n, len(names)), to inputs of the block's actuators, (n, num_actuators).
+
+        Exported policies contain it. None if the inputs do not follow from the values alone.
+        """
+        return torch.nn.Identity() if self.is_direct else None
+
     def substep(self, model: mjw.Model, data: mjw.Data) -> None:
         """Launch Warp kernels before every physics step; they are recorded with it.
 

@@ -27,6 +27,7 @@ class Actions:
     """The blocks of actions: values = offset + scale * clip(action), delayed by ``lag`` steps, for their classes.
 
     Attributes:
+        terms: The blocks, in the order of their actions.
         names: Name of each action: that of its actuator, or ``<block>.<name>``.
         actions: The policy's latest output, (num_envs, num_actions).
         previous: The output before that, (num_envs, num_actions).
@@ -51,7 +52,7 @@ class Actions:
         actuators = [actuator for block in found for actuator in block.ids]
         if len(set(actuators)) < len(actuators):
             raise UserError("--env.actions: an actuator is driven by two actions; name each actuator once")
-        terms = binder.make_actions(found)
+        self.terms = terms = tuple(binder.make_actions(found))
         configs = [term.block.config for term in terms for _ in term.names]
         self.names = [
             name if name in term.block.actuators else f"{term.block.name}.{name}"

@@ -15,6 +15,7 @@ from rsl_rl.env import VecEnv
 from tensordict import TensorDict
 
 from mjlab_dist.config import EnvConfig
+from mjlab_dist.config.checks import episode_steps
 from mjlab_dist.env import kernels
 from mjlab_dist.env.actions import Actions
 from mjlab_dist.env.base import Base
@@ -52,12 +53,14 @@ class Env(Finder, VecEnv):
         actions: The policy's latest output, (num_envs, num_actions).
         previous_actions: The output before that, (num_envs, num_actions).
         action_names: Name of each action: that of the actuator that it drives, or ``<block>.<name>``.
+        action_terms: The blocks of actions.
         terminated: Envs whose episode was terminated in this step, (num_envs,) of bool.
         timed_out: Envs whose episode is cut off in this step, by the time limit or a term, (num_envs,) of bool.
         joints: Joints by name.
         reference: The start state before events.
         terrain: The terrain; None if the task has none.
         origins: Start position of each env's episode in the world frame, in m, (num_envs, 3); 0 without terrain.
+        observation_groups: Observation groups by name.
         weights: Weights of the reward terms per control step, (num_terms,); a curriculum may change them.
         reward_scale: Factor from weights of the config to weights per control step.
         reward_names: Names of the reward terms, in the order of ``EpisodeTotals.terms``.
@@ -102,11 +105,7 @@ class Env(Finder, VecEnv):
         fields = changed_fields(config)
         self.sim = Simulation(build_model(config.sim), num_envs, device, config.sim, fields)
         self.step_dt_s = self.sim.dt_s
-        self.max_episode_length = round(config.episode_length_s / self.step_dt_s)
-        if self.max_episode_length < 1:
-            raise UserError(
-                f"--env.episode-length-s {config.episode_length_s}: is less than one control step of {self.step_dt_s} s"
-            )
+        self.max_episode_length = episode_steps(config, self.step_dt_s)
         # Start state, and objects that terms look up
         self._everywhere = torch.ones(num_envs, dtype=torch.bool, device=device)
         self.sim.reset(self._everywhere)
@@ -133,6 +132,7 @@ class Env(Finder, VecEnv):
         self._memories, self.uncapturable_terms = binder.memories, binder.uncapturable
         self._actions = Actions(config.actions, self, binder)
         self.action_names = self._actions.names
+        self.action_terms = self._actions.terms
         self.num_actions = len(self.action_names)
         self.actions = self._actions.actions
         self.previous_actions = self._actions.previous
@@ -148,7 +148,7 @@ class Env(Finder, VecEnv):
         self._events.start_up(self, self._everywhere)
         self._randomizations.end_startup()
         # Observations come last: measuring their widths calls them, which needs sensors, commands and origins.
-        self._observations = {
+        self.observation_groups = {
             group: binder.make_observations(group, terms) for group, terms in config.observations.items()
         }
         # Episodes, when all terms that measure something are known
@@ -340,6 +340,10 @@ class Env(Finder, VecEnv):
         names = (*(f"termination/{name}" for name in self.termination_names), *self.metric_names)
         return dict(zip(names, self._episodes.outcomes(), strict=True))
 
+    def reward_terms(self) -> torch.Tensor:
+        """Return the weighted reward of each term in the latest step, (num_terms, num_envs)."""
+        return self.weights.unsqueeze(1) * self._episodes.earned
+
     def pop_nan_resets(self) -> torch.Tensor:
         """Return the number of resets by ``nan_policy`` since the previous call, a scalar; 0 with policy stop."""
         resets = self._not_finite.num_resets.clone()
@@ -381,7 +385,7 @@ class Env(Finder, VecEnv):
 
     def observation_columns(self) -> dict[str, dict[str, slice]]:
         """Return the columns of each term in each observation group."""
-        return {name: group.columns for name, group in self._observations.items()}
+        return {name: group.columns for name, group in self.observation_groups.items()}
 
     def _held(self) -> dict[str, torch.Tensor]:
         return {
@@ -402,7 +406,7 @@ class Env(Finder, VecEnv):
         parts = {
             "randomized": self._randomizations.state(),
             "actions": dict(self._actions.state()),
-            **{f"observations.{name}": dict(group.state()) for name, group in self._observations.items()},
+            **{f"observations.{name}": dict(group.state()) for name, group in self.observation_groups.items()},
             **{where: term.state() for where, term in self._memories.items()},
         }
         return {f"{part}.{name}": tensor for part, state in parts.items() for name, tensor in state.items()}
@@ -419,7 +423,7 @@ class Env(Finder, VecEnv):
         self._actions.reset()
         for reset in self._resets:
             reset(mask)
-        for group in self._observations.values():
+        for group in self.observation_groups.values():
             group.reset(mask)
         self._events.draw_times(mask)
         self._clear()
@@ -431,7 +435,7 @@ class Env(Finder, VecEnv):
             self.sim.forward()
             for start in self._sensor_starts:
                 start(self, mask)
-        groups = {name: group.observe() for name, group in self._observations.items()}
+        groups = {name: group.observe() for name, group in self.observation_groups.items()}
         if self.cfg.nan_policy == "reset":
             groups = self._not_finite.replace(groups)
         self._observed = TensorDict(groups, batch_size=[self.num_envs], device=self.device)

@@ -18,6 +18,9 @@ class ObservationGroup:
 
     Attributes:
         columns: Columns of each term, by name; with a history, the columns of all its values.
+        measured: Values of all terms at the latest observation, without noise, clip, scale, delay and history,
+            (num_envs, sum of widths).
+        widths: Number of columns of each term in ``measured``, by name.
     """
 
     def __init__(
@@ -64,6 +67,8 @@ class ObservationGroup:
         self._low = self._row(device, [-math.inf if c.clip is None else c.clip[0] for c in per_term], -math.inf)
         self._high = self._row(device, [math.inf if c.clip is None else c.clip[1] for c in per_term], math.inf)
         self._scale = self._row(device, [c.scale for c in per_term], 1.0, changes["scale"])
+        self.widths = dict(zip(configs, self._widths, strict=True))
+        self.measured = torch.zeros(num_envs, sum(self._widths), device=device)
         # Delay and history
         self._memories = [
             _Memory(config, num_envs, width, device) if config.history > 1 or config.delay[1] > 0 else None
@@ -79,7 +84,7 @@ class ObservationGroup:
         # Noise, clip and scale
         for columns, number in self._changing:
             columns.copy_(number)
-        row = torch.cat([term() for term in self._terms], dim=-1)
+        row = self.measured = torch.cat([term() for term in self._terms], dim=-1)
         if self._uniform is not None:
             row = torch.addcmul(row, torch.rand_like(row).mul_(2.0).sub_(1.0), self._uniform)
         if self._gaussian is not None:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-import psutil
 import torch
 
-from mjlab_dist.config import AgentConfig, TrainConfig
+from mjlab_dist.config import TrainConfig
 from mjlab_dist.env.env import Env
 from mjlab_dist.errors import UserError
-from mjlab_dist.machine.control_groups import memory_room
+from mjlab_dist.machine.memory import free_cpu_bytes, learner_bytes
 from mjlab_dist.wording import byte_size
 
 MAX_NUM_ENVS = 16384
@@ -34,8 +32,6 @@ PROBE_SIZES = (64, 256)
 
 GPU_PROBE_SIZE = 2048
 """Size of the batch that is measured on a GPU: large compared to the 32 MiB granularity of CUDA allocations."""
-
-FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,31 +72,6 @@ def choose_num_envs(rooms: Sequence[Room]) -> tuple[int, str]:
     return num_envs, f"--num-envs auto: {num_envs} envs per rank{limit}. An env needs {needed}; {where}."
 
 
-def learner_bytes(agent: AgentConfig, observations: Mapping[str, int], num_actions: int, device: str) -> int:
-    """Return the memory that the learner needs per env, in bytes.
-
-    This includes the rollout, a shuffled copy of it, temporaries of normalization in fp64, and the activations of a
-    mini-batch. If the update is recorded as CUDA graphs, it also includes the mini-batch that they read.
-
-    Args:
-        agent: The learner.
-        observations: Numbers per env in each observation group.
-        num_actions: Actions per env.
-        device: ``cpu`` or ``cuda:<index>``.
-    """
-    # Rollout: action, its mean and its standard deviation; reward, done, value, return, advantage, log-probability.
-    stored = sum(observations.values()) + 3 * num_actions + 6
-    # Actor and critic have recurrent layers each. An LSTM stores four gates and two states per unit; a GRU fewer.
-    recurrent = 0 if agent.rnn == "none" else 2 * agent.rnn_num_layers * agent.rnn_hidden_dim
-    widths = sum(agent.actor_hidden_dims) + sum(agent.critic_hidden_dims) + 6 * recurrent
-    # Temporaries in fp64, never both at once: four values per advantage; two per observation, and a copy in fp32.
-    normalized = max([8, *(5 * width for width in observations.values() if agent.obs_normalization)])
-    records = agent.capture and device != "cpu" and agent.rnn == "none"
-    recorded = stored / agent.num_mini_batches if records else 0
-    per_step = 2 * stored + 2 * recurrent + normalized + recorded + 2 * widths / agent.num_mini_batches
-    return math.ceil(FLOAT_BYTES * agent.num_steps_per_env * per_step)
-
-
 def measure_room(config: TrainConfig, device: str, num_ranks_here: int) -> Room:
     """Build small batches of envs to measure their memory, and read how much is free. Random states are preserved.
 
@@ -129,7 +100,7 @@ def free_bytes(device: str) -> int:
         device: ``cpu`` or ``cuda:<index>``.
     """
     if device == "cpu":
-        return int(min(psutil.virtual_memory().available, memory_room(Path("/"))))
+        return free_cpu_bytes()
     torch.cuda.synchronize(device)
     free, _ = torch.cuda.mem_get_info(device)
     return free

@@ -212,10 +212,12 @@ class Command(Term):
         value: The command that terms read, (num_envs, k).
         ranges: Minimum and maximum of each number drawn, (d, 2); a curriculum may change them.
         left_s: Time until the next draw in s, (num_envs,).
+        drawn_names: Name of each number drawn, with its unit, for viewers; empty to number them.
     """
 
     value: torch.Tensor
     ranges: torch.Tensor
+    drawn_names: tuple[str, ...] = ()
 
     def __init__(self, env: Env, ranges: list[Range], width: int, resample_s: Range) -> None:
         """Allocate the values.
@@ -236,6 +238,8 @@ class Command(Term):
         self.ranges = torch.tensor(ranges, device=env.device)
         self.left_s, self._drawn_s = torch.zeros(2, env.num_envs, device=env.device)
         self._resample_s = resample_s
+        self._held: torch.Tensor | None = None
+        self._is_held_anew = False
         self._due = torch.zeros(env.num_envs, dtype=torch.bool, device=env.device)
         arrays: list[Any] = [wp.from_torch(tensor) for tensor in (self._drawn_s, self.left_s, self._due)]
 
@@ -278,14 +282,29 @@ class Command(Term):
         """
         self._drawn_s.uniform_(*self._resample_s)
         self._advance()
+        if self._is_held_anew:
+            self._due.fill_(True)
+            self._is_held_anew = False
         self.draw(env, self._due)
+
+    def hold(self, numbers: Sequence[float] | None) -> None:
+        """Draw these numbers instead of random ones: in the next step in every env, and whenever a draw is due.
+
+        Args:
+            numbers: One number per row of ``ranges``, which may be outside of it; None to draw at random again.
+        """
+        self._held = None if numbers is None else torch.tensor(numbers, device=self.value.device)
+        assert self._held is None or len(self._held) == len(self.ranges)
+        self._is_held_anew = True
 
     def state(self) -> dict[str, torch.Tensor]:
         # The ranges belong to all envs: curricula that change them include them in their own state.
         return {"value": self.value, "left_s": self.left_s}
 
     def uniform(self) -> torch.Tensor:
-        """Draw every number uniformly from its range, in every env, (num_envs, d)."""
+        """Draw every number uniformly from its range, in every env, (num_envs, d); return held numbers instead."""
+        if self._held is not None:
+            return self._held.repeat(len(self.left_s), 1)
         low, high = self.ranges.unbind(dim=1)
         return torch.lerp(low, high, torch.rand(len(self.left_s), len(low), device=low.device))
 

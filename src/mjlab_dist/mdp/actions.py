@@ -142,16 +142,36 @@ class Binary(Action):
             UserError: If an expression matches no actuator, or an actuator no expression.
         """
         super().__init__(env, block)
-        self._opened, self._closed = (
-            torch.tensor(per_name(f"{block.flag}.params.{name}", value, block.actuators), device=env.device)
-            for name, value in (("opened", opened), ("closed", closed))
+        self._choice = _Choice(
+            *(
+                torch.tensor(per_name(f"{block.flag}.params.{name}", value, block.actuators), device=env.device)
+                for name, value in (("opened", opened), ("closed", closed))
+            )
         )
 
     def action_names(self) -> tuple[str, ...]:
         return ("open",)
 
     def apply(self, env: Env) -> None:  # noqa: ARG002 (every action takes the env)
-        self.send(torch.where(self.values >= 0.0, self._opened, self._closed))
+        self.send(self._choice(self.values))
+
+    def to_inputs(self) -> torch.nn.Module:
+        return self._choice
+
+
+class _Choice(torch.nn.Module):
+    """Chooses between two rows of inputs by the sign of a value, (n, 1)."""
+
+    opened: torch.Tensor
+    closed: torch.Tensor
+
+    def __init__(self, opened: torch.Tensor, closed: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("opened", opened)
+        self.register_buffer("closed", closed)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return torch.where(values >= 0.0, self.opened, self.closed)
 
 
 class DifferentialIK(Action):

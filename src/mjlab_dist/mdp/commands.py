@@ -35,6 +35,7 @@ class Velocity(Command):
     """
 
     schedulable = ("standing_share", "heading_share", "heading_gain")
+    drawn_names = ("forward m/s", "left m/s", "yaw rad/s")
 
     def __init__(
         self,
@@ -65,6 +66,7 @@ class Velocity(Command):
         super().__init__(env, [forward_m_s, left_m_s, yaw_rad_s], 3, resample_s)
         self._shares, self._gain = (standing_share, heading_share), heading_gain
         self._has_headings = isinstance(heading_share, torch.Tensor) or heading_share > 0.0
+        self._held_heading: float | None = None
         self._base = env.base(joint)
         self.heading_rad = torch.zeros(env.num_envs, device=env.device)
         self.has_heading = torch.zeros(env.num_envs, dtype=torch.bool, device=env.device)
@@ -78,8 +80,22 @@ class Velocity(Command):
 
         self._measure = env.sim.record(measure, changes_state=False)
 
+    def hold_heading(self, angle_rad: float | None) -> None:
+        """Set the target heading that held velocities have; the yaw rate then follows from it.
+
+        Args:
+            angle_rad: The heading; None to use the held yaw rate.
+        """
+        self._held_heading = angle_rad
+        self._is_held_anew = True
+
     def draw(self, env: Env, mask: torch.Tensor) -> None:
         drawn = self.uniform()
+        if self._held is not None:
+            write_rows(self.value, mask, drawn)
+            write_rows(self.has_heading, mask, self._held_heading is not None)
+            write_rows(self.heading_rad, mask, self._held_heading or 0.0)
+            return
         angle, *chances = torch.rand(3, env.num_envs, device=env.device)
         stands, has_heading = (chance < share for chance, share in zip(chances, self._shares, strict=True))
         write_rows(self.value, mask, drawn.masked_fill_(stands.unsqueeze(1), 0.0))
@@ -87,7 +103,7 @@ class Velocity(Command):
         write_rows(self.heading_rad, mask, angle.sub_(0.5).mul_(2.0 * math.pi))
 
     def follow(self, env: Env) -> None:  # noqa: ARG002 (every command takes the env)
-        if not self._has_headings:
+        if not self._has_headings and self._held_heading is None:
             return
         low, high = self.ranges[2]
         yaw = wrap_angle(self.heading_rad - self._base.heading).mul_(self._gain).clamp_(low, high)
@@ -108,6 +124,8 @@ class Pose(Command):
     Attributes:
         value: Position in m and unit quaternion (w, x, y, z), (num_envs, 7).
     """
+
+    drawn_names = ("x m", "y m", "z m", "roll rad", "pitch rad", "yaw rad")
 
     def __init__(
         self,

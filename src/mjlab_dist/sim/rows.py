@@ -3,7 +3,7 @@
 # Warp reads the annotations of kernels at run time, and its language is not Python's: no type checker understands it.
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 # pyright: reportIndexIssue=false, reportInvalidTypeForm=false, reportOperatorIssue=false
-# ruff: noqa: ANN201
+# ruff: noqa: ANN201, PLR0917
 
 import warp as wp
 
@@ -44,13 +44,30 @@ def choose_keys(mask: wp.array[wp.bool], key: int, keys: wp.array[int]):
 
 
 @wp.kernel
-def collect_overflow(newest: wp.array[int], bits: int, overflow: wp.array[int]):
-    """Accumulate the overflow bits of a step.
+def collect_overflow(
+    newest: wp.array[int],
+    bits: int,
+    num_rows: wp.array[int],
+    num_contacts: wp.array[int],
+    num_pairs: wp.array[int],
+    overflow: wp.array[int],
+    demand: wp.array[int],
+):
+    """Accumulate the overflow bits of a step, and the maximum numbers that had to fit into the buffers.
 
     Args:
         newest: Bits of this step, (num_envs,).
         bits: Bits to accumulate.
+        num_rows: Constraint rows, (num_envs,), also those that did not fit.
+        num_contacts: Contacts in the whole batch, (1,), also those that did not fit.
+        num_pairs: Near pairs of geoms in the whole batch, (1,), also those that did not fit.
         overflow: Accumulated bits, (num_envs,), updated in place.
+        demand: Maximum number of rows of each env, then of contacts or pairs in the batch, (num_envs + 1,), updated in
+            place.
     """
     env = wp.tid()
     overflow[env] = overflow[env] | (newest[env] & bits)
+    demand[env] = wp.max(demand[env], num_rows[env])
+    if env == 0:
+        batch = demand.shape[0] - 1
+        demand[batch] = wp.max(demand[batch], wp.max(num_contacts[0], num_pairs[0]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -13,7 +12,7 @@ import mujoco
 
 from mjlab_dist.config import ActuatorConfig, EntityConfig, OptionsConfig, ParamValue, SimConfig
 from mjlab_dist.config.references import resolve
-from mjlab_dist.config.signatures import check_model_params, is_function
+from mjlab_dist.config.signatures import check_model_params, find_module, is_function
 from mjlab_dist.errors import UserError
 from mjlab_dist.places import describe, place_of
 from mjlab_dist.sim.quiet import quiet
@@ -155,10 +154,7 @@ def _call(flag: str, function: str, params: Mapping[str, ParamValue]) -> mujoco.
 
 
 def _folder_of(flag: str, module: str) -> Path:
-    try:
-        spec = importlib.util.find_spec(module)
-    except (ImportError, ValueError):
-        spec = None
+    spec = find_module(module)  # imports nothing
     if spec is None:
         raise UserError(f"{flag}: there is no package {module}")
     if spec.submodule_search_locations:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 
@@ -15,6 +14,7 @@ from mjlab_dist.config import SimConfig
 from mjlab_dist.errors import UserError
 from mjlab_dist.messages import emit
 from mjlab_dist.sim import kernels, model_fields, recording, rows
+from mjlab_dist.sim.data import find_key, per_env_names, put_data
 from mjlab_dist.sim.memory import array_bytes
 from mjlab_dist.sim.quiet import quiet
 
@@ -59,6 +59,8 @@ class Simulation:
         reset_mask: Envs of the latest :meth:`reset`, a Warp array (num_envs,) of bool, for recorded programs.
         overflow: Bits of ``mujoco_warp.OverflowType``, (num_envs,), for buffers that have been too small at any time;
             resets keep them.
+        demand: Maximum number of constraint rows of each env, and last of contacts or near pairs in the batch,
+            (num_envs + 1,), since construction; also of those that did not fit. Counted in the last substep of a step.
         launch: Function that launches a captured program. It is replaced while torch operations are recorded as a CUDA
             graph, because the launch of a graph cannot be recorded in another graph.
         physics: Fields that the next step depends on, by their names in ``mujoco_warp.Data``, (num_envs, ...) each;
@@ -95,7 +97,7 @@ class Simulation:
         self.device = device
         self.dt_s = float(model.opt.timestep) * config.decimation
         self._config = config
-        self._key = _find_key(model, config.keyframe)
+        self._key = find_key(model, config.keyframe)
         per_env_fields = model_fields.with_derived(model, fields)
         self._groups = model_fields.groups(model, fields)
 
@@ -111,16 +113,16 @@ class Simulation:
             self._warp_model = model_fields.put_model(model, config.model, num_envs, per_env_fields)
             moves_static = not model_fields.MOVING_STATIC.isdisjoint(fields)
             self._unanchored = model_fields.unanchored(self._warp_model) if moves_static else None
-            self._data = _put_data(model, self._key, num_envs, config)
-            self.reset_mask = wp.zeros(num_envs, dtype=wp.bool)
-            self._keys = wp.full(num_envs, -1, dtype=int)
-            self._overflow = wp.zeros(num_envs, dtype=int)
+            self._data = put_data(model, self._key, num_envs, config)
+            self.reset_mask, self._keys = wp.zeros(num_envs, dtype=wp.bool), wp.full(num_envs, -1, dtype=int)
+            self._overflow, self._demand = (wp.zeros(size, dtype=int) for size in (num_envs, num_envs + 1))
 
         # Torch views. All are created here, because a recording of torch operations would not include their creation.
-        self._views = {name: wp.to_torch(getattr(self._data, name)) for name in _per_env_names()}
+        self._views = {name: wp.to_torch(getattr(self._data, name)) for name in per_env_names()}
         self._field_views: dict[str, torch.Tensor] = {}
         self.qpos, self.qvel, self.ctrl = self.view("qpos"), self.view("qvel"), self.view("ctrl")
-        self.overflow, self._torch_mask = wp.to_torch(self._overflow), wp.to_torch(self.reset_mask)
+        self.overflow, self.demand = wp.to_torch(self._overflow), wp.to_torch(self._demand)
+        self._torch_mask = wp.to_torch(self.reset_mask)
         carried = _INTEGRATION + (_CARRIED if model.neq else ())
         self.physics = {name: view for name in carried if (view := self.view(name)).numel()}
         self.fields = {name: self.field(name) for name in per_env_fields}
@@ -328,6 +330,11 @@ class Simulation:
 
         return clear
 
+    @property
+    def buffer_sizes(self) -> tuple[int, int]:
+        """Constraint rows and contacts allocated per env; more than in the config if the start state needs them."""
+        return self._data.njmax, self._data.naconmax // self.num_envs
+
     def state(self) -> dict[str, torch.Tensor]:
         """Return everything that the future of the envs depends on, by name: views, (num_envs, ...) each.
 
@@ -340,7 +347,7 @@ class Simulation:
 
     def _everything(self) -> dict[str, torch.Tensor]:
         """Return all data per env, which is needed with sleeping bodies: their poses are not recomputed."""
-        return {name: view for name in _per_env_names() if (view := self.view(name)).numel()}
+        return {name: view for name in per_env_names() if (view := self.view(name)).numel()}
 
     # The programs of the physics
 
@@ -349,7 +356,9 @@ class Simulation:
             for program in self._substep_programs:
                 program(self._warp_model, self._data)
             mjw.step(self._warp_model, self._data)
-        wp.launch(rows.collect_overflow, self.num_envs, [self._data.overflow, BUFFER_BITS, self._overflow])
+        counts = (self._data.nefc, self._data.nacon, self._data.ncollision)
+        buffers = (self._overflow, self._demand)
+        wp.launch(rows.collect_overflow, self.num_envs, [self._data.overflow, BUFFER_BITS, *counts, *buffers])
 
     def _forward(self) -> None:
         mjw.forward(self._warp_model, self._data)
@@ -407,23 +416,6 @@ def _launch_now(launch: Callable[[], None]) -> None:
     launch()
 
 
-def _find_key(model: mujoco.MjModel, name: str | None) -> int | None:
-    keys = [model.key(i).name for i in range(model.nkey)]
-    if name is not None and name not in keys:
-        raise UserError(f"--env.sim.keyframe {name}: the model has {', '.join(filter(None, keys)) or 'none'}")
-    return None if name is None else keys.index(name)
-
-
-def _put_data(model: mujoco.MjModel, key: int | None, num_envs: int, config: SimConfig) -> mjw.Data:
-    """Put the start state of every env on the current device; its contacts and constraints must fit the buffers."""
-    start = mujoco.MjData(model)
-    if key is not None:
-        mujoco.mj_resetDataKeyframe(model, start, key)
-    mujoco.mj_forward(model, start)
-    njmax = max(config.njmax, start.nefc, 1)  # with 0, MuJoCo Warp's integrators read a result of the skipped solver
-    return mjw.put_data(model, start, nworld=num_envs, njmax=njmax, nconmax=max(config.nconmax, start.ncon))
-
-
 def copy_state(source: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor]) -> None:
     """Copy tensors by name into others, in place, because recorded graphs contain the addresses of the targets.
 
@@ -443,8 +435,3 @@ def copy_state(source: Mapping[str, torch.Tensor], target: Mapping[str, torch.Te
             )
     for name, tensor in target.items():
         tensor.copy_(source[name])
-
-
-def _per_env_names() -> list[str]:
-    """Return the fields of ``mujoco_warp.Data`` with a row per env."""
-    return [field.name for field in dataclasses.fields(mjw.Data) if getattr(field.type, "shape", ("",))[0] == "nworld"]

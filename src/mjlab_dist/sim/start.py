@@ -8,16 +8,34 @@ from collections.abc import Iterator
 
 import warp as wp
 
+from mjlab_dist.errors import PreflightError
+
 
 def start_warp(device: str) -> None:
     """Initialize Warp. On the CPU, hide its warning that there is no NVIDIA driver, which no setting disables.
 
     Args:
         device: ``cpu`` or ``cuda:<index>``.
+
+    Raises:
+        PreflightError: If the directory for compiled kernels cannot be created or written to.
     """
     wp.config.log_level = wp.LOG_WARNING
-    with _native_stderr_closed() if device == "cpu" else contextlib.nullcontext():
-        wp.init()
+    try:
+        with _native_stderr_closed() if device == "cpu" else contextlib.nullcontext():
+            wp.init()
+    except OSError as error:
+        if error.filename is None:
+            raise  # a library of Warp cannot be loaded
+        raise _unwritable(error.filename, error.strerror) from error
+    assert wp.config.kernel_cache_dir is not None
+    if not os.access(wp.config.kernel_cache_dir, os.W_OK | os.X_OK):
+        raise _unwritable(wp.config.kernel_cache_dir, "cannot be written")
+
+
+def _unwritable(directory: str, why: str | None) -> PreflightError:
+    setting = "WARP_CACHE_PATH"
+    return PreflightError(f"{setting} {directory}: {why}; choose a directory that you can write to with {setting}")
 
 
 @contextlib.contextmanager

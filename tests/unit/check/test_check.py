@@ -39,8 +39,14 @@ def failures(config: TrainConfig) -> dict[str, str]:
     return {name: result.text for name, result in results(config).items() if not result.passed}
 
 
+QUICK = {"arm-reach", "cartpole-balance", "everything", "gym-reacher", "quadruped-velocity-flat"}
+"""Tasks of each kind. The others are checked by the long tests."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("task", NAMES)
+@pytest.mark.parametrize(
+    "task", [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in NAMES]
+)
 def test_every_task_passes(task: str) -> None:
     found = results(dataclasses.replace(config_of(task), num_envs=8, total_num_envs=None))
     assert list(found) == NAMES_OF_CHECKS

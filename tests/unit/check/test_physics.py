@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import mujoco
@@ -85,6 +86,21 @@ def test_a_lasting_overlap_is_found_with_its_geoms() -> None:
     assert re.match(
         r"geom (rod and geom wall|wall and geom rod) overlap by [\d.]+ m in 25 consecutive steps", result.text
     )
+
+
+def test_the_jitter_of_a_resting_object_is_no_difference_to_the_c_code() -> None:
+    task = config("motor gear='.001'", damping=10.0, height=3.0)
+    puck = """
+        <body pos="0 0 .02"><freejoint/>
+          <inertial pos="0 0 0" mass=".75" diaginertia="9e-4 9e-4 9e-4"/>
+          <geom type="cylinder" size=".02 .02" solimp=".99 .99 .01" solref=".01 1" friction="1 .1 .002" condim="4"/>
+        </body>"""
+    option = '<option timestep="0.0025" cone="elliptic" iterations="50" tolerance="1e-10" gravity="0 0 -9.81"/>'
+    model = str(task.env.sim.model).replace('<geom name="wall"', f'{puck}<geom name="wall"')
+    model = re.sub("<option.*?/>", option, model).replace('axis="0 1 0"', 'axis="0 0 1"')
+    sim = dataclasses.replace(task.env.sim, model=model, decimation=8)
+    result = physics(dataclasses.replace(task, env=dataclasses.replace(task.env, sim=sim)))
+    assert result.passed, result.text
 
 
 def test_a_difference_to_the_c_code_is_found() -> None:

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from mjlab_dist.check.replay import Recorder
 from mjlab_dist.config import ObservationConfig
 from mjlab_dist.env.observation_group import ObservationGroup
 from mjlab_dist.errors import UserError
@@ -402,15 +401,7 @@ JITTER: dict[str, Any] = {
 
 def test_a_step_with_jitter_and_noise_per_column_is_a_replay() -> None:
     env = legged.make(4, **JITTER)
-    recorder, actions = Recorder(env.sim, {}), torch.zeros(4, env.num_actions)
-
-    def take_step() -> dict[str, Any]:
-        return {"actor": env.step(actions)[0]["actor"]}
-
-    with torch.inference_mode():
-        obs = take_step()
-        for _ in range(15):
-            obs = recorder.record(take_step, obs, 0)
+    legged.assert_replays(env)
 
 
 def test_delays_with_jitter_are_resumed() -> None:

@@ -9,9 +9,18 @@ import mujoco
 import numpy as np
 import pytest
 import torch
-from legged import CONFIG, DT_S, assert_independent, assert_uniform, end_episodes, float64, make, refused
+from legged import (
+    CONFIG,
+    DT_S,
+    assert_independent,
+    assert_replays,
+    assert_uniform,
+    end_episodes,
+    float64,
+    make,
+    refused,
+)
 
-from mjlab_dist.check.replay import Recorder
 from mjlab_dist.config import ActionConfig, EventConfig, ObservationConfig, RandomizationConfig, SimConfig
 from mjlab_dist.env import Env
 from mjlab_dist.errors import UserError
@@ -441,15 +450,7 @@ CHANGING: dict[str, Any] = {
 
 def test_a_step_that_changes_the_model_is_a_replay() -> None:
     env = make(4, **CHANGING)
-    recorder, actions = Recorder(env.sim, {}), torch.zeros(4, env.num_actions)
-
-    def take_step() -> dict[str, Any]:
-        return {"actor": env.step(actions)[0]["actor"]}
-
-    with torch.inference_mode():
-        obs = take_step()
-        for _ in range(15):
-            obs = recorder.record(take_step, obs, 0)
+    assert_replays(env)
 
 
 def test_a_changed_model_is_resumed() -> None:

@@ -26,9 +26,10 @@ from mjlab_dist.config import ActionConfig, AgentConfig, TrainConfig
 from mjlab_dist.control import Control
 from mjlab_dist.distributed import RankDevice, RankPlan
 from mjlab_dist.env import Env, sizing
-from mjlab_dist.env.sizing import MAX_NUM_ENVS, Room, choose_num_envs, learner_bytes
+from mjlab_dist.env.sizing import MAX_NUM_ENVS, Room, choose_num_envs
 from mjlab_dist.errors import UserError
 from mjlab_dist.learn import mini_batches
+from mjlab_dist.machine.memory import learner_bytes, min_env_bytes
 from mjlab_dist.messages import listening
 from mjlab_dist.run_dir import checkpoint_path, create_run_dir
 from mjlab_dist.sim import start_warp
@@ -254,6 +255,7 @@ def train(config: TrainConfig) -> tuple[worker.RunResult, list[dict[str, Any]]]:
 def test_a_rank_trains_with_the_number_of_envs_that_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     config = small(tmp_path, num_envs="auto", total_timesteps=5 * 128 * 4 + 1)
     env_bytes = sizing.measure_room(config, "cpu", 1).env_bytes
+    assert 0.2 * env_bytes < min_env_bytes(config) < env_bytes, "a lower bound, and of the same magnitude"
     monkeypatch.setattr(sizing, "free_bytes", lambda _: int(200 * env_bytes / sizing.CPU_SHARE))
     result, events = train(config)
 

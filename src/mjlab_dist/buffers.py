@@ -1,0 +1,69 @@
+"""Sizes of the buffers for contacts and constraint rows. Imports the standard library only."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+from mjlab_dist.config import TrainConfig
+
+MARGIN = 1.25
+"""Size of the buffer of each env divided by the maximum number of constraint rows in one env."""
+
+SHARED_MARGIN = 1.5
+"""The same factor for the list of contacts that all envs share.
+
+It is larger because the list is sized by a mean over envs, which depends more on the policy than the maximum does.
+"""
+
+ROW_OVERFLOWS = frozenset({"NEFC", "NJMAX_NNZ"})
+"""Overflows that a larger njmax fixes, by the names of ``mujoco_warp.OverflowType``."""
+
+CONTACT_OVERFLOWS = frozenset({"BROADPHASE", "NARROWPHASE", "CCD"})
+"""Overflows that a larger nconmax fixes."""
+
+MIN_SIZE = 4
+"""Minimum size of a buffer, in rows or contacts per env, if the model can have any."""
+
+MAX_SIZE = 10_000
+"""Maximum size that a run chooses for itself, in rows or contacts per env; more suggests that the physics explodes."""
+
+MIN_GROWTH = 1.25
+"""Minimum ratio of the number that must fit to the size that was too small.
+
+Counts may be too low: rows of contacts that were dropped are not counted.
+"""
+
+
+def with_sizes(config: TrainConfig, sizes: Mapping[str, int]) -> TrainConfig:
+    """Return a config with other sizes of buffers.
+
+    Args:
+        config: A run's config.
+        sizes: Sizes by field of SimConfig: njmax, nconmax.
+    """
+    sim = dataclasses.replace(config.env.sim, **sizes)
+    return dataclasses.replace(config, env=dataclasses.replace(config.env, sim=sim))
+
+
+def larger_size(size: int, needed: int, margin: float) -> int:
+    """Return a size for a buffer that was too small.
+
+    Args:
+        size: Its size, in rows or contacts per env.
+        needed: Number that had to fit, as far as it is known.
+        margin: :data:`MARGIN` or :data:`SHARED_MARGIN`.
+    """
+    return size_for(margin * max(needed, MIN_GROWTH * size), is_possible=True)
+
+
+def size_for(number: float, is_possible: bool) -> int:
+    """Return a buffer size per env. Sizes are rounded up, because kernels are compiled again for each new size.
+
+    Args:
+        number: Number of rows or contacts that must fit.
+        is_possible: Whether the model can have any; the size is then at least :data:`MIN_SIZE`.
+    """
+    step = MIN_SIZE if number <= 32 else 8 if number <= 64 else 16
+    return max(math.ceil(number / step) * step, MIN_SIZE if is_possible else 0)

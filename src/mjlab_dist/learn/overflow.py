@@ -1,0 +1,162 @@
+"""Buffers of the physics that were too small: warn, end the run, or restart it with larger ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import mujoco_warp as mjw
+import torch
+
+from mjlab_dist.atomic import write_atomically
+from mjlab_dist.buffers import CONTACT_OVERFLOWS, MARGIN, MAX_SIZE, ROW_OVERFLOWS, SHARED_MARGIN, larger_size
+from mjlab_dist.config import TrainConfig
+from mjlab_dist.distributed.group import gather
+from mjlab_dist.env import Env
+from mjlab_dist.errors import BufferOverflowError
+from mjlab_dist.learn.metrics import Row
+from mjlab_dist.messages import emit
+from mjlab_dist.provenance import read_provenance
+from mjlab_dist.run_dir import CONFIG_FILE, PROVENANCE_FILE, list_checkpoints, to_yaml
+from mjlab_dist.wording import listed
+
+
+class Shortage(NamedTuple):
+    """A buffer that was too small on some rank."""
+
+    field: str
+    """Field of SimConfig with its size."""
+    what: str
+    """What it holds."""
+    size: int
+    """Its size, per env."""
+    needed: int
+    """Number that had to fit, per env, as far as it is known."""
+    larger: int
+    """Size that should suffice."""
+
+
+class OverflowCheck:
+    """Checks the buffers once per iteration, with the same result on every rank."""
+
+    def __init__(self, env: Env, config: TrainConfig, *, is_main: bool) -> None:
+        """Create the check.
+
+        Args:
+            env: This rank's envs.
+            config: The run's config.
+            is_main: Whether this rank reports a warning.
+        """
+        self._env, self._config, self._is_main = env, config, is_main
+        self._has_warned = False
+        self._pending: BufferOverflowError | None = None
+
+    def ignore_restored(self) -> None:
+        """Clear overflows that a checkpoint recorded, unless they are only counted: buffers may be larger now."""
+        if self._config.env.sim.on_overflow != "warn":
+            self._env.sim.overflow.zero_()
+
+    def must_end(self, row: Row) -> bool:
+        """Return whether the run must end with a checkpoint; :meth:`raise_pending` then raises. Warn once otherwise.
+
+        Ranks communicate only after an overflow.
+
+        Args:
+            row: Metrics of the iteration, over all ranks.
+
+        Raises:
+            BufferOverflowError: If the run restarts with larger buffers, without this iteration.
+        """
+        if not row["overflowed_envs"]:
+            return False
+        if self._config.env.sim.on_overflow != "warn":
+            shortages = self._shortages()
+            if shortages:
+                error = _as_error(f"iteration {row['iteration']}", shortages, self._config.env.sim.on_overflow)
+                if error.larger:
+                    raise error
+                self._pending = error
+                return True
+        if self._is_main and not self._has_warned:
+            sim = self._config.env.sim
+            emit(
+                "warning",
+                text=f"{row['overflowed_envs']} envs had more contacts or constraints than fit, and some were "
+                f"dropped; raise --env.sim.nconmax {sim.nconmax} and --env.sim.njmax {sim.njmax}, or let "
+                f"--env.sim.on-overflow grow do so; mjlab-dist size-buffers {self._config.task} measures the sizes "
+                "that the task needs",
+            )
+        self._has_warned = True
+        return False
+
+    def raise_pending(self) -> None:
+        """Raise the error of a run that had to end, if any."""
+        if self._pending:
+            raise self._pending
+
+    def _shortages(self) -> list[Shortage]:
+        """Return the buffers that were too small on any rank."""
+        sim = self._env.sim
+        # Over all ranks: whether contacts and rows overflowed, contacts in a batch, rows in an env
+        flags = [sum(int(mjw.OverflowType[name]) for name in names) for names in (CONTACT_OVERFLOWS, ROW_OVERFLOWS)]
+        bits = [((sim.overflow & flag) != 0).any() for flag in flags]
+        counts = [sim.demand[-1], sim.demand[:-1].max()]
+        over_ranks = gather(torch.stack([number.long() for number in (*bits, *counts)])).amax(dim=0)
+        has_contacts, has_rows, contacts, rows = over_ranks.tolist()
+        # Sizes
+        njmax, nconmax = sim.buffer_sizes
+        per_env = math.ceil(contacts / sim.num_envs)
+        found = [
+            Shortage(
+                "nconmax", "contacts or near pairs", nconmax, per_env, larger_size(nconmax, per_env, SHARED_MARGIN)
+            ),
+            Shortage("njmax", "constraint rows", njmax, rows, larger_size(njmax, rows, MARGIN)),
+        ]
+        return [one for one, is_short in zip(found, (has_contacts, has_rows), strict=True) if is_short]
+
+
+def _as_error(when: str, shortages: list[Shortage], policy: Literal["grow", "stop"]) -> BufferOverflowError:
+    problems = [
+        f"--env.sim.{one.field} {one.size} is too small for {one.needed} {one.what} per env"
+        if one.needed > one.size
+        else f"--env.sim.{one.field} {one.size} is too small for the {one.what} of an env"
+        for one in shortages
+    ]
+    problem = f"{when}: {listed(problems)}"
+    larger = {one.field: one.larger for one in shortages}
+    flags = _flags(larger)
+    if policy == "stop":
+        return BufferOverflowError(f"{problem}; resume with {flags}, or with --env.sim.on-overflow grow")
+    if max(larger.values()) > MAX_SIZE:
+        return BufferOverflowError(
+            f"{problem}; more than {MAX_SIZE} per env suggest that the physics is not stable; if the task needs them, "
+            f"resume with {flags}"
+        )
+    return BufferOverflowError(problem, larger)
+
+
+def _flags(sizes: Mapping[str, int]) -> str:
+    return " ".join(f"--env.sim.{field} {size}" for field, size in sizes.items())
+
+
+def record_growth(run_dir: Path, config: TrainConfig, overflow: BufferOverflowError) -> None:
+    """Write larger buffers into config.yaml and provenance.json, and report them; for rank 0.
+
+    Args:
+        run_dir: The run directory.
+        config: The config with the larger buffers.
+        overflow: The error that asks for them.
+    """
+    done = max(list_checkpoints(run_dir), default=0)
+    emit("warning", text=f"{overflow}; restarting from iteration {done} with {_flags(overflow.larger)}")
+    provenance = read_provenance(run_dir, lambda text: emit("warning", text=text))
+    time = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    growth = {"time": time, "reason": str(overflow), "restarted_from": done, **overflow.larger}
+    provenance["grown"] = [*provenance.get("grown", []), growth]
+    write_atomically(run_dir / CONFIG_FILE, to_yaml(dataclasses.replace(config, resume=None)))
+    write_atomically(run_dir / PROVENANCE_FILE, json.dumps(provenance, indent=2) + "\n")

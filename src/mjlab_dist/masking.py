@@ -1,0 +1,37 @@
+"""What is secret: it must stand in no command line and no file. Imports the standard library only."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+MASK = "***"
+"""Shown in place of a secret."""
+
+SECRETS = ("KEY", "TOKEN", "SECRET", "PASS", "CRED", "AUTH")
+"""Substrings in the names of secret variables. Only rank 0 may need them, on this machine."""
+
+LOGIN = re.compile(r"(://[^/:\s]*:)[^/\s]*@")
+"""An address with a user's name and password."""
+
+SECRET_FLAG = re.compile(r"(.*[-_])?(\w*key|\w*token|secrets?|pass(wd|word|phrase)?|cred(ential)?s?|auth)")
+"""Matches the last part of the names of secret flags, such as --db.password, in lower case."""
+
+
+def masked(argv: Sequence[str]) -> list[str]:
+    """Return a command line without the passwords in addresses and the values of secret flags and variables.
+
+    Args:
+        argv: The command line. That of a user's script may have flags of its own.
+    """
+    shown: list[str] = []
+    is_secret = False
+    for arg in argv:
+        name, has_value, _ = arg.partition("=")
+        if arg.startswith("--") or (has_value and name.isidentifier()):
+            hides = SECRET_FLAG.fullmatch(name.lower().lstrip("-").rpartition(".")[2]) is not None
+            is_secret = hides and not has_value
+            shown.append(f"{name}={MASK}" if hides and has_value else LOGIN.sub(rf"\1{MASK}@", arg))
+        else:
+            shown.append(MASK if is_secret else LOGIN.sub(rf"\1{MASK}@", arg))
+    return shown

@@ -1,0 +1,49 @@
+"""MuJoCo Warp's data: its start state, its buffers, its fields."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import mujoco
+import mujoco_warp as mjw
+
+from mjlab_dist.config import SimConfig
+from mjlab_dist.errors import UserError
+
+
+def find_key(model: mujoco.MjModel, name: str | None) -> int | None:
+    """Return the index of the keyframe that episodes start from; None for the reference positions of the joints.
+
+    Args:
+        model: The MuJoCo model.
+        name: Name of the keyframe, if any.
+
+    Raises:
+        UserError: If there is no such keyframe.
+    """
+    keys = [model.key(i).name for i in range(model.nkey)]
+    if name is not None and name not in keys:
+        raise UserError(f"--env.sim.keyframe {name}: the model has {', '.join(filter(None, keys)) or 'none'}")
+    return None if name is None else keys.index(name)
+
+
+def put_data(model: mujoco.MjModel, key: int | None, num_envs: int, config: SimConfig) -> mjw.Data:
+    """Put the start state of every env on the current device; its contacts and constraints must fit the buffers.
+
+    Args:
+        model: The MuJoCo model.
+        key: Index of the keyframe to start from, if any.
+        num_envs: Number of envs.
+        config: Sizes of the buffers.
+    """
+    start = mujoco.MjData(model)
+    if key is not None:
+        mujoco.mj_resetDataKeyframe(model, start, key)
+    mujoco.mj_forward(model, start)
+    njmax = max(config.njmax, start.nefc, 1)  # with 0, MuJoCo Warp's integrators read a result of the skipped solver
+    return mjw.put_data(model, start, nworld=num_envs, njmax=njmax, nconmax=max(config.nconmax, start.ncon))
+
+
+def per_env_names() -> list[str]:
+    """Return the fields of ``mujoco_warp.Data`` with a row per env."""
+    return [field.name for field in dataclasses.fields(mjw.Data) if getattr(field.type, "shape", ("",))[0] == "nworld"]

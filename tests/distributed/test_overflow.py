@@ -1,0 +1,97 @@
+"""Runs of two ranks whose buffers are too small."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from conftest import Command
+
+from mjlab_dist.errors import Exit
+from mjlab_dist.run_dir import list_checkpoints, read_config_file, read_metrics
+
+TASK = "gym-ant"
+# The ants fall, and touch the ground after some iterations.
+RUN = (
+    TASK, "--gpu-ids", "None", "--num-envs", "8", "--max-iterations", "6", "--checkpoint.interval", "1",
+    "--agent.num-steps-per-env", "2", "--agent.num-mini-batches", "1", "--env.sim.njmax", "20",
+)  # fmt: skip
+TIMES = ("elapsed_s", "steps_per_s", "collect_s", "learn_s", "wait_s", "wait_share")
+
+pytestmark = pytest.mark.slow
+
+
+def only_run(cwd: Path) -> Path:
+    (run,) = (cwd / "logs" / TASK).iterdir()
+    return run
+
+
+def numbers(run: Path) -> list[dict[str, float]]:
+    """Rows of metrics.jsonl without times."""
+    return [{name: value for name, value in row.items() if name not in TIMES} for row in read_metrics(run)]
+
+
+@pytest.mark.parametrize("launcher", ["train", pytest.param("torchrun", marks=pytest.mark.long)])
+def test_growing_equals_a_run_with_large_buffers(command: Command, tmp_path: Path, launcher: str) -> None:
+    start = (
+        ("train", *RUN, "--cpu-ranks", "2")
+        if launcher == "train"
+        else ("torchrun", "--nproc-per-node", "2", "--no-python", command.program("train"), *RUN)
+    )
+    done = command(*start, "--env.sim.nconmax", "1", "--env.sim.on-overflow", "grow")
+    assert done.code == 0, done.err
+    run = only_run(tmp_path)
+    # One line says what happened, and the files have the new sizes.
+    (line,) = (line for line in (done.out + done.err).splitlines() if "is too small" in line)
+    grown = re.search(
+        r"iteration (\d+): --env\.sim\.nconmax 1 is too small for (\d+) contacts .*; "
+        r"restarting from iteration (\d+) with --env\.sim\.nconmax (\d+)$",
+        line,
+    )
+    assert grown, line
+    failed, needed, resumed, size = map(int, grown.groups())
+    assert 1 <= resumed == failed - 1
+    assert size > needed > 1
+    assert read_config_file(run).env.sim.nconmax == size
+    (record,) = json.loads((run / "provenance.json").read_text())["grown"]
+    assert (record["nconmax"], record["restarted_from"]) == (size, resumed)
+    # Every iteration is that of a run that had this size from the start.
+    other = Command(command.mark, tmp_path / "large")
+    other.cwd.mkdir()
+    large = other("train", *RUN, "--cpu-ranks", "2", "--env.sim.nconmax", str(size))
+    assert large.code == 0, large.err
+    assert [row["iteration"] for row in numbers(run)] == [1, 2, 3, 4, 5, 6]
+    assert numbers(run) == numbers(only_run(other.cwd))
+    assert numbers(run)[-1]["overflowed_envs"] == 0
+
+
+def test_stopping_names_the_flags_to_resume_with(command: Command, tmp_path: Path) -> None:
+    done = command("train", *RUN, "--cpu-ranks", "2", "--env.sim.nconmax", "1", "--env.sim.on-overflow", "stop")
+    assert done.code == Exit.NUMERICS
+    assert "Traceback" not in done.err
+    (line,) = (line for line in done.err.splitlines() if "is too small" in line)
+    stopped = re.match(
+        r"train: iteration (\d+): --env\.sim\.nconmax 1 is .*; resume with (--env\.sim\.nconmax \d+), ", line
+    )
+    assert stopped, line
+    run = only_run(tmp_path)
+    assert max(list_checkpoints(run)) == int(stopped[1]) == len(read_metrics(run))
+    # The flags of the message
+    resumed = command("train", "--resume", str(run), "--cpu-ranks", "2", *stopped[2].split())
+    assert resumed.code == 0, resumed.err
+    assert [row["iteration"] for row in read_metrics(run)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_ranks_that_restart_keep_the_larger_buffers(command: Command, tmp_path: Path) -> None:
+    done = command(
+        "train", *RUN, "--cpu-ranks", "2", "--max-restarts", "1",
+        "--env.sim.nconmax", "1", "--env.sim.on-overflow", "grow", env={"MJLAB_DIST_FAULT": "1:6:raise"},
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    lines = (done.out + done.err).splitlines()
+    assert len([line for line in lines if "Restarting (1 of 1)" in line]) == 1
+    assert len([line for line in lines if "is too small" in line]) == 1
+    assert numbers(only_run(tmp_path))[-1]["iteration"] == 6
+    assert numbers(only_run(tmp_path))[-1]["overflowed_envs"] == 0

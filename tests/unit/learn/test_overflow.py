@@ -1,0 +1,117 @@
+"""Counts of buffers that were too small, and what a run does about them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any, Literal
+
+import mujoco
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mjlab_dist.buffers import MARGIN, SHARED_MARGIN, larger_size
+from mjlab_dist.config import SimConfig
+from mjlab_dist.errors import BufferOverflowError, Exit
+from mjlab_dist.learn import overflow
+from mjlab_dist.learn.overflow import OverflowCheck
+from mjlab_dist.sim import Simulation, load_model, start_warp
+
+BOX = SimConfig(model=str(Path(__file__).parents[2] / "data" / "models" / "box.xml"), njmax=3, nconmax=1)
+NUM_ENVS = 3
+
+
+@pytest.fixture(scope="module")
+def landed() -> tuple[Simulation, mujoco.MjData]:
+    """Boxes that have just touched the floor, with too small buffers, and the same in MuJoCo's C code."""
+    start_warp("cpu")
+    sim = Simulation(load_model(BOX.model), NUM_ENVS, "cpu", dataclasses.replace(BOX, capture="off"))
+    data = mujoco.MjData(sim.model)
+    while not data.ncon:
+        mujoco.mj_step(sim.model, data)
+        sim.step()
+    return sim, data
+
+
+@pytest.fixture
+def fallen(landed: tuple[Simulation, mujoco.MjData]) -> Simulation:
+    return landed[0]
+
+
+def check_of(sim: Simulation, policy: Literal["warn", "grow", "stop"]) -> OverflowCheck:
+    from mjlab_dist import registry
+
+    config = registry.task_config("cartpole-balance")
+    config = dataclasses.replace(
+        config, env=dataclasses.replace(config.env, sim=dataclasses.replace(BOX, on_overflow=policy))
+    )
+    env: Any = type("Envs", (), {"sim": sim})()
+    return OverflowCheck(env, config, is_main=False)
+
+
+ROW: dict[str, float | int | None] = {"iteration": 7, "overflowed_envs": NUM_ENVS}
+
+
+def test_counts_include_what_did_not_fit(landed: tuple[Simulation, mujoco.MjData]) -> None:
+    """MuJoCo's C code has no buffers that are too small."""
+    sim, data = landed
+    assert data.ncon == 4
+    assert sim.demand[-1] == NUM_ENVS * data.ncon
+    assert sim.buffer_sizes == (3, 1)
+    # Rows of the contacts that were dropped are not counted: the three envs share a list of three contacts.
+    rows_per_contact = data.nefc // data.ncon
+    assert sim.demand[:-1].sum() == NUM_ENVS * rows_per_contact
+    assert (sim.overflow != 0).all()
+
+
+def test_growing_raises_with_sizes_that_suffice(fallen: Simulation) -> None:
+    with pytest.raises(BufferOverflowError, match=r"^iteration 7: --env\.sim\.nconmax 1 is too small for 4 ") as caught:
+        check_of(fallen, "grow").must_end(ROW)
+    assert caught.value.larger["nconmax"] >= 4
+    assert caught.value.larger["njmax"] > 3
+    assert caught.value.exit_code is Exit.NUMERICS
+
+
+def test_stopping_ends_the_run_after_its_checkpoint(fallen: Simulation) -> None:
+    check = check_of(fallen, "stop")
+    check.raise_pending()
+    assert check.must_end(ROW)
+    with pytest.raises(
+        BufferOverflowError, match=r"; resume with --env\.sim\.nconmax 8 --env\.sim\.njmax \d+, or"
+    ) as caught:
+        check.raise_pending()
+    assert not caught.value.larger
+    assert "\n" not in str(caught.value)
+
+
+def test_absurd_sizes_end_the_run(fallen: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overflow, "MAX_SIZE", 7)
+    check = check_of(fallen, "grow")
+    assert check.must_end(ROW)
+    with pytest.raises(BufferOverflowError, match="more than 7 per env suggest"):
+        check.raise_pending()
+
+
+def test_a_warning_does_not_end_the_run(fallen: Simulation) -> None:
+    check = check_of(fallen, "warn")
+    assert not check.must_end(ROW)
+    check.raise_pending()
+
+
+@pytest.mark.parametrize(("policy", "remains"), [("warn", True), ("grow", False), ("stop", False)])
+def test_only_new_overflows_count_after_a_resume(policy: Literal["warn", "grow", "stop"], remains: bool) -> None:
+    sim: Any = type("Sim", (), {"overflow": torch.ones(2, dtype=torch.int32)})()
+    check_of(sim, policy).ignore_restored()
+    assert bool(sim.overflow.any()) is remains
+
+
+@given(st.integers(0, 9000), st.integers(0, 20000), st.sampled_from([MARGIN, SHARED_MARGIN]))
+def test_larger_sizes_fit_and_grow_by_a_factor(size: int, needed: int, margin: float) -> None:
+    larger = larger_size(size, needed, margin)
+    assert larger >= margin * needed
+    assert larger > size
+    assert larger >= 1.5 * size
+    assert larger <= max(4, math.ceil(margin * max(needed, 1.25 * size)) + 16)
