@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import statistics
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
-from rich.console import Console
-
-from mjlab_dist import registry
-from mjlab_dist.cli.console import EventPrinter
-from mjlab_dist.cli.parsing import parse, split_task, take_group
+from mjlab_dist.cli.console import EventPrinter, make_console
+from mjlab_dist.cli.parsing import known_task, parse, split_task, take_group
 from mjlab_dist.cli.term_flags import parse_config
-from mjlab_dist.config import PlayConfig
+from mjlab_dist.config import PlayConfig, TrainConfig
 from mjlab_dist.config.checks import validate
-from mjlab_dist.errors import UserError
+from mjlab_dist.errors import Exit
 from mjlab_dist.messages import listening
-from mjlab_dist.wording import listed
+from mjlab_dist.view.choice import choose_viewer
 
 if TYPE_CHECKING:
-    from mjlab_dist.play import Replayed
+    from mjlab_dist.play import PlayResult, Replayed
 
 SHOWN = 4
 """Maximum number of envs of a dump to print."""
 
 
 def main(argv: Sequence[str], prog: str) -> None:
-    """Play a policy, print its returns, and write a video if asked to.
+    """Play a policy, print its returns, and write a video or a strip of frames if asked to.
 
     Raises:
         UserError: If the command line is wrong, or the run does not exist or cannot be played.
@@ -37,23 +36,30 @@ def main(argv: Sequence[str], prog: str) -> None:
     changes, flags = take_group(flags, "--env.")
     if task is None:
         parse(PlayConfig, PlayConfig(), flags, f"{prog} TASK")  # prints help and exits if asked to
-        names = registry.task_names()
-        raise UserError(f"no task is named; type {prog} TASK, with one of {listed(names, 'or')}")
-    registry.task_config(task)  # refuses an unknown task
-    config = parse(PlayConfig, PlayConfig(), flags, f"{prog} {task}")
+    task = known_task(task, prog)
+    show(task, parse(PlayConfig, PlayConfig(), flags, f"{prog} {task}"), prog, changes)
 
+
+def show(task: str, config: PlayConfig, prog: str, changes: Sequence[str] = ()) -> None:
+    """Play a policy, and print its returns, unless a viewer shows it until Ctrl-C: then, this process ends.
+
+    Args:
+        task: Name of the task.
+        config: What to play, and how.
+        prog: The command, for messages.
+        changes: Flags that change the env.
+
+    Raises:
+        UserError: If the run does not exist or cannot be played.
+    """
     from mjlab_dist import play  # noqa: PLC0415 (--help does not need it)
 
-    printer = EventPrinter(Console(highlight=False, soft_wrap=True))
-    train_config, checkpoint = play.resolve(
-        task, config, lambda text: printer.listen({"kind": "warning", "text": text})
-    )
-    if changes:
-        train_config = parse_config(train_config, changes, f"{prog} {task}")
-        validate(train_config)
-    if not config.disturbances:
-        calm = play.without_disturbances(train_config.env)
-        train_config = dataclasses.replace(train_config, env=calm)
+    viewer = choose_viewer(config, os.environ)
+
+    printer = EventPrinter(make_console(soft_wrap=True))
+    train_config, checkpoint = chosen_run(task, config, prog, changes, _warner(printer))
+    if viewer is not None:
+        _view(train_config, checkpoint, config, printer)
     if config.nan_dump is not None:
         with printer, listening(printer.listen):
             replayed = play.replay(train_config, checkpoint, config)
@@ -62,16 +68,72 @@ def main(argv: Sequence[str], prog: str) -> None:
     print(f"Playing {checkpoint}")
     with printer, listening(printer.listen):
         result = play.play(train_config, checkpoint, config)
+    _print_result(result)
+    if config.video:
+        print(f"Video: {config.video}")
+    if config.frames:
+        print(f"Frames, one every {result.frame_interval_s:.3g} s: {config.frames}")
+
+
+def chosen_run(
+    task: str, config: PlayConfig, prog: str, changes: Sequence[str], warn: Callable[[str], None]
+) -> tuple[TrainConfig, Path]:
+    """Return the run's config, with the env to play in, and its checkpoint or dump.
+
+    Args:
+        task: Name of the task.
+        config: What to play.
+        prog: The command, for messages.
+        changes: Flags that change the env.
+        warn: Called with one line if ``latest`` skips newer runs.
+
+    Raises:
+        UserError: If the run does not exist, or its env cannot be changed so.
+    """
+    from mjlab_dist import play  # noqa: PLC0415 (--help does not need it)
+
+    train_config, path = play.resolve(task, config, warn)
+    if changes:
+        train_config = parse_config(train_config, changes, f"{prog} {task}")
+        validate(train_config)
+    if not config.disturbances:
+        train_config = dataclasses.replace(train_config, env=play.without_disturbances(train_config.env))
+    return train_config, path
+
+
+def _warner(printer: EventPrinter) -> Callable[[str], None]:
+    return lambda text: printer.listen({"kind": "warning", "text": text})
+
+
+def _view(train_config: TrainConfig, path: Path, config: PlayConfig, printer: EventPrinter) -> NoReturn:
+    """Show a checkpoint or a dump in a viewer, and end the process without waiting for open pages to close."""
+    from mjlab_dist.view.run import view, view_dump  # noqa: PLC0415 (--help does not need it)
+
+    print(f"Playing {path}", flush=True)
+    with printer, listening(printer.listen):
+        start = view if config.nan_dump is None else view_dump
+        start(train_config, path, config, _print_line, _warner(printer))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(Exit.DONE)
+
+
+def _print_line(text: str) -> None:
+    print(text, flush=True)
+
+
+def _print_result(result: PlayResult) -> None:
+    if not result.returns:
+        print("No episode ended in this time; raise --seconds for a mean return.")
+        return
     spread = f" (from {min(result.returns):.1f} to {max(result.returns):.1f})" if len(result.returns) > 1 else ""
     print(
-        f"{len(result.returns)} episodes: mean return {statistics.mean(result.returns):.1f}{spread}, "
-        f"mean length {statistics.mean(result.lengths):.0f} steps"
+        f"{len(result.returns)} episode{'s' if len(result.returns) > 1 else ''}: mean return "
+        f"{statistics.mean(result.returns):.1f}{spread}, mean length {statistics.mean(result.lengths):.0f} steps"
     )
     width = max(map(len, result.outcomes))
     for name, value in result.outcomes.items():
         print(f"  {name:<{width}}  {value:.4g}")
-    if config.video:
-        print(f"Video: {config.video}")
 
 
 def _print_replayed(dump: Path, envs: Sequence[Replayed]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,25 @@ from mjlab_dist.config import EnvConfig, PlayConfig, TrainConfig
 from mjlab_dist.config.checks import validate_seed
 from mjlab_dist.errors import UserError
 from mjlab_dist.run_dir import CONFIG_FILE, ERRORS_DIR, find_best, find_checkpoint, find_run, read_config_file
+from mjlab_dist.wording import listed
+
+VIDEO_FIELDS = frozenset({"env", "camera", "width", "height"})
+"""Fields of PlayConfig that only change the video or the strip."""
+
+VIDEO_SIZE = (848, 480)
+"""Width and height of a video, in pixels, unless the user chooses others."""
+
+STRIP_SIZE = (1200, 200)
+"""Width and height of a strip."""
+
+STRIP_S = 3.0
+"""Simulated time that a strip shows, in s, unless the user chooses another."""
+
+MIN_PIXELS = 16
+"""Minimum width and height of a picture."""
+
+MAX_PIXELS = 4096
+"""Maximum width and height of a picture, which decoders of H.264 support."""
 
 
 def resolve(task: str, config: PlayConfig, warn: Callable[[str], None]) -> tuple[TrainConfig, Path]:
@@ -23,24 +43,25 @@ def resolve(task: str, config: PlayConfig, warn: Callable[[str], None]) -> tuple
     Raises:
         UserError: If there is no such run or file, it belongs to another task, or a number cannot be used.
     """
-    if config.num_envs < 1:
-        raise UserError(f"--num-envs {config.num_envs}: must be at least 1")
+    if config.num_played < 1:
+        raise UserError(f"--num-envs {config.num_played}: must be at least 1")
     validate_seed(config.seed)
-    if config.video is not None and not Path(config.video).resolve().parent.is_dir():
-        raise UserError(f"--video {config.video}: there is no directory {Path(config.video).parent}; create it first")
-    if config.video is not None and Path(config.video).suffix not in {".mp4", ".gif", ".webm"}:
-        raise UserError(f"--video {config.video}: give a file that ends in .mp4, .webm or .gif")
+    if config.seconds is not None and not 0 < config.seconds < math.inf:
+        raise UserError(f"--seconds {config.seconds:g}: must be a number above 0")
+    _validate_pictures(config)
     if config.nan_dump is not None:
         return _resolve_dump(task, Path(config.nan_dump), config)
     if config.checkpoint in (None, "latest", "best"):
         run_dir = find_run(config.log_root, task, config.run, warn=warn)
         find = find_best if config.checkpoint == "best" else find_checkpoint
-        return read_config_file(run_dir), find(run_dir)
+        return read_config_file(run_dir, trust=config.trust, uses_ssh=False), find(run_dir)
     checkpoint = Path(config.checkpoint)
     if not checkpoint.is_file():
         raise UserError(f"--checkpoint {checkpoint}: there is no such file; name one, or latest or best of the --run")
     run_dir = checkpoint.resolve().parent.parent
-    return read_config_file(find_run(config.log_root, task, str(run_dir))), checkpoint
+    return read_config_file(
+        find_run(config.log_root, task, str(run_dir)), trust=config.trust, uses_ssh=False
+    ), checkpoint
 
 
 def without_disturbances(env: EnvConfig) -> EnvConfig:
@@ -76,7 +97,106 @@ def without_disturbances(env: EnvConfig) -> EnvConfig:
     )
 
 
+def size_of(config: PlayConfig) -> tuple[int, int]:
+    """Return width and height of the video or the strip, in pixels."""
+    width, height = VIDEO_SIZE if config.frames is None else STRIP_SIZE
+    return (width if config.width is None else config.width), (height if config.height is None else config.height)
+
+
+def num_frames(config: PlayConfig) -> int:
+    """Return the number of nearly square frames that fit into a strip."""
+    width, height = size_of(config)
+    return round(width / height)
+
+
+def _validate_pictures(config: PlayConfig) -> None:
+    if config.video is None and config.frames is None:
+        given = [f.name for f in dataclasses.fields(config) if f.name in VIDEO_FIELDS]
+        changed = [f"--{name}" for name in given if getattr(config, name) != getattr(PlayConfig(), name)]
+        if changed:
+            raise UserError(
+                f"{listed(changed)}: there is no video or strip to change; add --video FILE or --frames FILE"
+            )
+        return
+    if config.video is not None and config.frames is not None:
+        raise UserError(
+            f"--frames {config.frames}: cannot be combined with --video {config.video}, which has another size; "
+            "play once for each"
+        )
+    # Envs
+    missing = [env for env in config.env if not 0 <= env < config.num_played]
+    if missing or not config.env:
+        raise UserError(
+            f"--env {' '.join(map(str, config.env))}: name one or more of the envs 0 to {config.num_played - 1} "
+            f"(--num-envs {config.num_played})"
+        )
+    if config.video is not None:
+        _validate_video(config, config.video)
+    elif config.frames is not None:
+        _validate_strip(config, config.frames)
+
+
+def _validate_file(flag: str, file: str) -> None:
+    if not Path(file).resolve().parent.is_dir():
+        raise UserError(f"{flag} {file}: there is no directory {Path(file).parent}; create it first")
+
+
+def _validate_strip(config: PlayConfig, file: str) -> None:
+    _validate_file("--frames", file)
+    if Path(file).suffix != ".png":
+        raise UserError(f"--frames {file}: give a file that ends in .png; --video records a video")
+    if config.nan_dump is not None:
+        raise UserError(
+            f"--frames {file}: cannot be combined with --nan-dump {config.nan_dump}, which repeats a few steps; use "
+            "--video"
+        )
+    if len(config.env) > 1:
+        raise UserError(f"--env {' '.join(map(str, config.env))}: a strip shows one env; name one")
+    width, height = size_of(config)
+    for flag, pixels in (("--width", width), ("--height", height)):
+        if not MIN_PIXELS <= pixels <= MAX_PIXELS:
+            raise UserError(f"{flag} {pixels}: must be from {MIN_PIXELS} to {MAX_PIXELS}")
+    if width < 2 * height:
+        raise UserError(
+            f"--width {width}: is too small for two frames of --height {height} side by side; use {2 * height} or "
+            "more, or lower --height"
+        )
+
+
+def _validate_video(config: PlayConfig, file: str) -> None:
+    _validate_file("--video", file)
+    if Path(file).suffix not in {".mp4", ".gif", ".webm"}:
+        raise UserError(f"--video {file}: give a file that ends in .mp4, .webm or .gif")
+    # Size of the video, and of the picture of each env
+    for flag, pixels, parts in zip(("--width", "--height"), size_of(config), grid(len(config.env)), strict=True):
+        if not MIN_PIXELS <= pixels <= MAX_PIXELS or pixels % 2:
+            raise UserError(
+                f"{flag} {pixels}: must be an even number from {MIN_PIXELS} to {MAX_PIXELS}, as video codecs require"
+            )
+        if pixels < 2 * MIN_PIXELS * parts and parts > 1:
+            raise UserError(
+                f"{flag} {pixels}: is too small for {len(config.env)} envs side by side; use "
+                f"{2 * MIN_PIXELS * parts} or more, or name fewer with --env"
+            )
+
+
+def grid(num_pictures: int) -> tuple[int, int]:
+    """Return the numbers of columns and rows of a grid of pictures.
+
+    Args:
+        num_pictures: Number of pictures, at least 1.
+    """
+    columns = math.ceil(math.sqrt(num_pictures))
+    return columns, math.ceil(num_pictures / columns)
+
+
 def _resolve_dump(task: str, dump: Path, config: PlayConfig) -> tuple[TrainConfig, Path]:
+    for flag, value, default in (("--env", config.env, PlayConfig.env), ("--seconds", config.seconds, None)):
+        if value != default:
+            raise UserError(
+                f"--nan-dump {dump}: cannot be combined with {flag}, since it repeats a few steps of the envs in the "
+                f"file, and the video shows the first of them; drop {flag}"
+            )
     if config.checkpoint is not None:
         raise UserError(
             f"--nan-dump {dump}: cannot be combined with --checkpoint {config.checkpoint}, since no policy is played; "
@@ -90,4 +210,4 @@ def _resolve_dump(task: str, dump: Path, config: PlayConfig) -> tuple[TrainConfi
             f"--nan-dump {dump}: is not in a run's {ERRORS_DIR} directory, so that the config is not known; leave the "
             "file where the run wrote it"
         )
-    return read_config_file(find_run(config.log_root, task, str(run_dir))), dump
+    return read_config_file(find_run(config.log_root, task, str(run_dir)), trust=config.trust, uses_ssh=False), dump

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import dataclasses
 import os
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +19,8 @@ if TYPE_CHECKING:
 
     from mjlab_dist.env import Env
 
-from mjlab_dist.play.video import Video
+from mjlab_dist.play.choice import STRIP_S
+from mjlab_dist.play.video import Strip, Video
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,11 +30,14 @@ class PlayResult:
     checkpoint: Path
     """The checkpoint that was played."""
     returns: list[float]
-    """Return of each env's episode."""
+    """Return of each episode, in the order in which they ended."""
     lengths: list[int]
-    """Control steps of each env's episode."""
+    """Control steps of each episode."""
     outcomes: dict[str, float]
-    """Means over the episodes by name: shares that ended by ``termination/<reason>``, and metrics."""
+    """Means over the episodes by name: shares that ended by ``termination/<reason>``, and metrics. Empty without
+    episodes."""
+    frame_interval_s: float | None = None
+    """Time between two frames of the strip, in s; None without a strip."""
 
 
 def load_env_and_policy(train_config: TrainConfig, checkpoint: Path, num_envs: int, seed: int) -> tuple[Env, MLPModel]:
@@ -45,55 +52,109 @@ def load_env_and_policy(train_config: TrainConfig, checkpoint: Path, num_envs: i
     Returns:
         The env, and the policy without exploration noise, which maps observations to actions.
     """
-    os.environ.setdefault("MUJOCO_GL", "egl")  # works without a screen
+    env = load_env(train_config, num_envs, seed)
+
+    from mjlab_dist.learn import load_policy  # noqa: PLC0415
+
+    return env, load_policy(env, train_config, checkpoint)
+
+
+def load_env(train_config: TrainConfig, num_envs: int, seed: int) -> Env:
+    """Make a run's env on the CPU.
+
+    Args:
+        train_config: The run's config.
+        num_envs: Number of envs.
+        seed: Random seed.
+    """
+    choose_opengl(os.environ)
 
     with start_up():
         from mjlab_dist.env import Env  # noqa: PLC0415
-        from mjlab_dist.learn import load_policy  # noqa: PLC0415
         from mjlab_dist.sim import start_warp  # noqa: PLC0415
 
     start_warp("cpu")
     seed_generators(seed)
-    env = Env(train_config.env, num_envs, "cpu")
-    return env, load_policy(env, train_config, checkpoint)
+    return Env(train_config.env, num_envs, "cpu")
+
+
+def choose_opengl(environ: MutableMapping[str, str]) -> None:
+    """Choose EGL for MuJoCo's rendering, because it works without a screen, unless the user has made a choice.
+
+    Without EGL's library, choose no OpenGL: importing MuJoCo would fail. The ray tracer renders then.
+
+    Args:
+        environ: The process's environment, before MuJoCo is imported.
+    """
+    if "MUJOCO_GL" not in environ:
+        try:
+            ctypes.CDLL("libEGL.so.1")
+        except OSError:
+            environ["MUJOCO_GL"] = "disable"
+        else:
+            environ["MUJOCO_GL"] = "egl"
 
 
 def play(train_config: TrainConfig, checkpoint: Path, config: PlayConfig) -> PlayResult:
-    """Play one episode in each env, on the CPU.
+    """Play on the CPU: one episode in each env, or all episodes that end within some seconds.
 
     Args:
         train_config: The run's config.
         checkpoint: Checkpoint file of the policy.
-        config: Number of episodes, seed, and video file.
+        config: Number of envs, seconds, seed, and video or strip.
+
+    Raises:
+        UserError: If the checkpoint does not fit, or the model does not have the camera.
     """
-    env, policy = load_env_and_policy(train_config, checkpoint, config.num_envs, config.seed)
+    env, policy = load_env_and_policy(train_config, checkpoint, config.num_played, config.seed)
+    return play_policy(env, policy, checkpoint, config)
+
+
+def play_policy(env: Env, policy: MLPModel, checkpoint: Path, config: PlayConfig) -> PlayResult:
+    """Play a loaded policy, as :func:`play` does.
+
+    Args:
+        env: Envs of the run's task, as many as the config has.
+        policy: The policy.
+        checkpoint: Its checkpoint.
+        config: Number of envs, seconds, seed, and video or strip.
+
+    Raises:
+        UserError: If the model does not have the camera.
+    """
     import torch
 
-    # Sums over the first episode of each env
-    video = Video(Path(config.video), env) if config.video else None
-    returns = torch.zeros(config.num_envs)
-    lengths = torch.zeros(config.num_envs, dtype=torch.long)
-    outcomes = {name: torch.zeros(config.num_envs) for name in env.episode_outcomes()}
-    playing = torch.ones(config.num_envs, dtype=torch.bool)
-    # Steps, until this episode has ended in every env
+    pictures = Video(config, env) if config.video else Strip(config, env) if config.frames else None
+    seconds = STRIP_S if config.seconds is None and config.frames else config.seconds
+    num_steps = None if seconds is None else max(1, round(seconds / env.step_dt_s))
+    # Sums over the current episode of each env, and the episodes that count
+    current_return = torch.zeros(config.num_played)
+    length = torch.zeros(config.num_played, dtype=torch.long)
+    result = PlayResult(checkpoint=checkpoint, returns=[], lengths=[], outcomes={})
+    outcomes = dict.fromkeys(env.episode_outcomes(), 0.0)
+    playing = torch.ones(config.num_played, dtype=torch.bool)
+    # Steps, until this episode has ended in every env or the time is over
+    step = 0
     obs = env.reset()
     with torch.inference_mode():
-        while playing.any():
-            if video and playing[0]:
-                video.frame()
+        while playing.any() if num_steps is None else step < num_steps:
+            if pictures:
+                pictures.frame()
             obs, rewards, dones, _ = env.step(policy(obs))
-            returns += rewards * playing
-            lengths += playing
-            for name, value in env.episode_outcomes().items():
-                outcomes[name] += value * (playing & dones)
-            playing &= ~dones
             policy.reset(dones)
+            step += 1
+            current_return += rewards
+            length += 1
+            # Episodes that end. Without a time, only the first of each env: short ones would count more often.
+            counted = dones & playing if num_steps is None else dones
+            result.returns.extend(current_return[counted].tolist())
+            result.lengths.extend(length[counted].tolist())
+            for name, value in env.episode_outcomes().items():
+                outcomes[name] += float(value[counted].sum())
+            playing &= ~dones
+            current_return[dones], length[dones] = 0.0, 0
     # Results
-    if video:
-        video.close()
-    return PlayResult(
-        checkpoint=checkpoint,
-        returns=returns.tolist(),
-        lengths=lengths.tolist(),
-        outcomes={name: float(values.mean()) for name, values in outcomes.items()},
-    )
+    interval_s = pictures.close() if pictures else None
+    if result.returns:
+        result.outcomes.update({name: total / len(result.returns) for name, total in outcomes.items()})
+    return dataclasses.replace(result, frame_interval_s=interval_s)

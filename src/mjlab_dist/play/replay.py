@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from mjlab_dist.env import Env
     from mjlab_dist.learn.finite import Dump
 
+from mjlab_dist.play.episodes import choose_opengl
 from mjlab_dist.play.video import Video, poses_of
 
 DUMP_FPS = 10
@@ -55,7 +56,7 @@ def replay(train_config: TrainConfig, path: Path, config: PlayConfig) -> list[Re
     Raises:
         UserError: If the file is damaged, is not a dump, or belongs to another model.
     """
-    os.environ.setdefault("MUJOCO_GL", "egl")
+    choose_opengl(os.environ)
 
     with start_up():
         import torch
@@ -102,7 +103,7 @@ def replay(train_config: TrainConfig, path: Path, config: PlayConfig) -> list[Re
     ]
     if config.video:
         poses = {name: dump["state"][name][: replayed[0].step + 1, 0] for name in poses_of(env)}
-        _draw_states(Path(config.video), env, poses)
+        _draw_states(config, env, poses)
     return replayed
 
 
@@ -125,17 +126,17 @@ def _labels(field: str, names: list[str]) -> list[str]:
     ]
 
 
-def _draw_states(path: Path, env: Env, poses: dict[str, torch.Tensor]) -> None:
+def _draw_states(config: PlayConfig, env: Env, poses: dict[str, torch.Tensor]) -> None:
     steps = range(len(poses["qpos"]))
     drawable = [step for step in steps if all(states[step].isfinite().all() for states in poses.values())]
     if not drawable:
         print("There is no state to draw: no state of the first env is finite.")
         return
-    video = Video(path, env, DUMP_FPS)
+    video = Video(config, env, DUMP_FPS)
     shown = poses_of(env)
     for step in drawable:
         for name, pose in shown.items():
             pose.copy_(poses[name][step])
         video.frame()
     video.close()
-    print(f"Video: {path}")
+    print(f"Video: {config.video}")

@@ -1,11 +1,14 @@
-"""Render the first env, and write a video."""
+"""Render envs, and write a video or a strip of frames."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from mjlab_dist.config import PlayConfig
+from mjlab_dist.errors import UserError
+from mjlab_dist.messages import emit
+from mjlab_dist.play.choice import grid, num_frames, size_of
 
 if TYPE_CHECKING:
     import mujoco
@@ -14,83 +17,209 @@ if TYPE_CHECKING:
 
     from mjlab_dist.env import Env
 
+    Poses = dict[str, torch.Tensor]
+    Renderer = Callable[[Poses], np.ndarray]
+    """Function from the poses of an env to its picture, (height, width, 3) of uint8."""
+
 
 VIDEO_FPS = 30
 """Maximum number of frames per second; steps in between are not rendered."""
 
 
-VIDEO_SIZE = (480, 848)
-"""Height and width of a frame in pixels; multiples of 16, as video codecs require."""
+GAP = 2
+"""Pixels between the pictures of two envs."""
 
 
 DRAWN_GROUND_M = 10.0
-"""Distance from the first env's origin up to which terrain is rendered, in m.
+"""Distance from an env's origin up to which terrain is rendered, in m.
 
 Without a GPU, a complete terrain takes many seconds per frame.
 """
 
 
 class Video:
-    """Video file of env 0."""
+    """Video file of one env, or of several in a grid, row by row."""
 
-    def __init__(self, path: Path, env: Env, steps_per_s: float | None = None) -> None:
+    def __init__(self, config: PlayConfig, env: Env, steps_per_s: float | None = None) -> None:
+        """Make the renderers, and open the file.
+
+        Args:
+            config: File, envs, camera and size.
+            env: The envs.
+            steps_per_s: Steps of the env to show per second; None for the speed of the simulation.
+
+        Raises:
+            UserError: If the model has no such camera.
+        """
+        assert config.video is not None
         import imageio  # noqa: PLC0415 (slow to import)
 
-        self._env = env
         self._stride = 1 if steps_per_s else max(1, round(1 / (VIDEO_FPS * env.step_dt_s)))
         self._step = 0
-        self._render = _renderer(env)
+        width, height = size_of(config)
+        self._size = (height, width)
+        self._columns, rows = grid(len(config.env))
+        self._tile = ((height + GAP) // rows - GAP, (width + GAP) // self._columns - GAP)
+        renderers = _Renderers(self._tile, _find_camera(env, config.camera))
+        self._views = [_View(env, index, renderers) for index in config.env]
         fps = steps_per_s or 1 / (env.step_dt_s * self._stride)
         self._writer = (
-            imageio.get_writer(path, fps=fps)
-            if path.suffix != ".gif"
-            else imageio.get_writer(path, duration=1000 / fps)
+            imageio.get_writer(config.video, fps=fps, macro_block_size=2)
+            if not config.video.endswith(".gif")
+            else imageio.get_writer(config.video, duration=1000 / fps)
         )
 
     def frame(self) -> None:
         """Render the current state, if a frame is due."""
         if self._step % self._stride == 0:
-            self._writer.append_data(self._render())
+            self._writer.append_data(self._picture())
         self._step += 1
+
+    def _picture(self) -> np.ndarray:
+        """Return the pictures of all shown envs as one, (height, width, 3). What they leave is black."""
+        import numpy as np  # noqa: PLC0415
+
+        whole = np.zeros((*self._size, 3), dtype=np.uint8)
+        height, width = self._tile
+        for i, view in enumerate(self._views):
+            top, left = i // self._columns * (height + GAP), i % self._columns * (width + GAP)
+            whole[top : top + height, left : left + width] = view.picture()
+        return whole
 
     def close(self) -> None:
         """Finish writing the file."""
         self._writer.close()
 
 
-def poses_of(env: Env) -> dict[str, torch.Tensor]:
-    """Return views of the state that defines all poses in the first env, by field of MuJoCo's data."""
-    return {name: env.sim.physics[name][0] for name in ("qpos", "mocap_pos", "mocap_quat") if name in env.sim.physics}
+class Strip:
+    """Strip of frames of one env, at equal intervals over what is played. They are drawn at the end."""
+
+    def __init__(self, config: PlayConfig, env: Env) -> None:
+        """Prepare a strip.
+
+        Args:
+            config: File, env, camera, size and seconds. Without seconds, it shows no second episode.
+            env: The envs.
+
+        Raises:
+            UserError: If the model has no such camera.
+        """
+        assert config.frames is not None
+        self._config, self._env, self._file, self._index = config, env, config.frames, config.env[0]
+        self._camera = _find_camera(env, config.camera)
+        self._states: list[tuple[tuple[float, float], Poses]] = []
+        self._has_ended = False
+
+    def frame(self) -> None:
+        """Record the current state."""
+        starts_again = bool(self._states) and int(self._env.episode_length_buf[self._index]) == 0
+        self._has_ended |= starts_again and self._config.seconds is None
+        if not self._has_ended:
+            poses = {name: pose.clone() for name, pose in poses_of(self._env, self._index).items()}
+            self._states.append((_place(self._env, self._index), poses))
+
+    def close(self) -> float:
+        """Draw the frames and write the file. Return the time between two frames, in s."""
+        import imageio.v3 as imageio  # noqa: PLC0415 (slow to import)
+        import numpy as np  # noqa: PLC0415
+
+        # Which states
+        count = min(num_frames(self._config), len(self._states))
+        stride = (len(self._states) - 1) // max(1, count - 1)
+        # Frames side by side, on white
+        width, height = size_of(self._config)
+        tile = (height, (width + GAP) // count - GAP)
+        renderers = _Renderers(tile, self._camera)
+        strip = np.full((height, width, 3), 255, dtype=np.uint8)
+        for i in range(count):
+            place, poses = self._states[i * stride]
+            left = i * (width + GAP) // count
+            strip[:, left : left + tile[1]] = renderers.at(self._env, place)(poses)
+        imageio.imwrite(self._file, strip)
+        return stride * self._env.step_dt_s
 
 
-def _drawn_model(env: Env) -> mujoco.MjModel:
-    """Return the model with only the terrain around the first env."""
-    from mjlab_dist.sim.terrain import crop_terrain  # noqa: PLC0415 (with MuJoCo, which is slow to import)
+def poses_of(env: Env, index: int = 0) -> Poses:
+    """Return views of the state that defines all poses in an env, by field of MuJoCo's data.
 
-    x, y, _ = env.origins[0].tolist()
-    return crop_terrain(env.sim.model, (x, y), DRAWN_GROUND_M)
+    Args:
+        env: The envs.
+        index: Index of the env.
+    """
+    fields = ("qpos", "mocap_pos", "mocap_quat")
+    return {name: env.sim.physics[name][index] for name in fields if name in env.sim.physics}
 
 
-def _renderer(env: Env) -> Callable[[], np.ndarray]:
+def _find_camera(env: Env, name: str | None) -> int:
+    """Return the index of a camera; without a name that of the first, or -1 if there is none."""
+    model = env.sim.model
+    names = [model.camera(i).name for i in range(model.ncam)]
+    if name is None:
+        return 0 if names else -1
+    if name not in names:
+        known = ", ".join(filter(None, names))
+        raise UserError(f"--camera {name}: the model has {known or 'no cameras with a name; drop --camera'}")
+    return names.index(name)
+
+
+def _place(env: Env, index: int) -> tuple[float, float]:
+    """Return the position of an env's origin on the ground, in m."""
+    x, y, _ = env.origins[index].tolist()
+    return x, y
+
+
+class _Renderers:
+    """Makes renderers, one for all envs that are drawn with the same model."""
+
+    def __init__(self, size: tuple[int, int], camera: int) -> None:
+        self._size, self._camera = size, camera
+        self._of_whole: Renderer | None = None
+
+    def at(self, env: Env, origin: tuple[float, float]) -> Renderer:
+        """Return a renderer of the model with only the terrain around an origin."""
+        from mjlab_dist.sim.terrain import crop_terrain  # noqa: PLC0415 (with MuJoCo, which is slow to import)
+
+        model = crop_terrain(env.sim.model, origin, DRAWN_GROUND_M)
+        if model is not env.sim.model:
+            return _renderer(model, self._size, self._camera)
+        if self._of_whole is None:
+            self._of_whole = _renderer(model, self._size, self._camera)
+        return self._of_whole
+
+
+class _View:
+    """Picture of one env. The renderer changes with the env's place on a terrain, at resets."""
+
+    def __init__(self, env: Env, index: int, renderers: _Renderers) -> None:
+        self._env, self._index, self._renderers = env, index, renderers
+        self._origin = _place(env, index)
+        self._render = renderers.at(env, self._origin)
+
+    def picture(self) -> np.ndarray:
+        origin = _place(self._env, self._index)
+        if origin != self._origin:
+            self._origin, self._render = origin, self._renderers.at(self._env, origin)
+        return self._render(poses_of(self._env, self._index))
+
+
+def _renderer(model: mujoco.MjModel, size: tuple[int, int], camera: int) -> Renderer:
     """Return MuJoCo's renderer if EGL (or the backend in MUJOCO_GL) works, else MuJoCo Warp's, without OpenGL."""
     import mujoco
 
     from mjlab_dist.sim.quiet import quiet  # noqa: PLC0415 (imports MuJoCo)
 
-    model = _drawn_model(env)
-    height, width = VIDEO_SIZE
+    height, width = size
     model.vis.global_.offheight, model.vis.global_.offwidth = height, width
-    camera = 0 if model.ncam else -1
     data = mujoco.MjData(model)
     try:
         renderer = mujoco.Renderer(model, height, width)
     except Exception as error:  # noqa: BLE001
         # Without a driver, PyOpenGL raises various errors: AttributeError, ImportError, EGLError, RuntimeError.
-        print(f"MuJoCo cannot render here ({error}); using MuJoCo Warp's slower ray tracer.", file=sys.stderr)
-        return _ray_tracer(env)
+        emit("warning", text=f"MuJoCo cannot render here ({error}); using MuJoCo Warp's slower ray tracer.")
+        return _ray_tracer(model, size, camera)
 
-    def draw() -> np.ndarray:
-        for name, pose in poses_of(env).items():
+    def draw(poses: Poses) -> np.ndarray:
+        for name, pose in poses.items():
             getattr(data, name)[:] = pose.numpy()
         with quiet():
             mujoco.mj_forward(model, data)
@@ -100,7 +229,7 @@ def _renderer(env: Env) -> Callable[[], np.ndarray]:
     return draw
 
 
-def _ray_tracer(env: Env) -> Callable[[], np.ndarray]:
+def _ray_tracer(model: mujoco.MjModel, size: tuple[int, int], camera: int) -> Renderer:
     import mujoco
     import mujoco_warp as mjw
     import numpy as np  # noqa: PLC0415
@@ -109,8 +238,7 @@ def _ray_tracer(env: Env) -> Callable[[], np.ndarray]:
     from mjlab_dist.sim.quiet import quiet  # noqa: PLC0415 (imports MuJoCo)
 
     # Model, data and renderer of one env
-    model = _drawn_model(env)
-    height, width = VIDEO_SIZE
+    height, width = size
     data = mujoco.MjData(model)
     with wp.ScopedDevice("cpu"), quiet():
         warp_model = mjw.put_model(model)
@@ -119,17 +247,17 @@ def _ray_tracer(env: Env) -> Callable[[], np.ndarray]:
             model,
             nworld=1,
             cam_res=(width, height),
-            cam_active=[0],
+            cam_active=[max(camera, 0)],
             render_rgb=True,
             use_shadows=True,
             render_skybox=True,
         )
         pixels: Any = wp.zeros((1, height, width), dtype=wp.vec3)
 
-    # A frame: copy the poses of the first env, and trace rays
-    def draw() -> np.ndarray:
+    # A frame: copy the poses, and trace rays
+    def draw(poses: Poses) -> np.ndarray:
         with wp.ScopedDevice("cpu"):
-            for name, pose in poses_of(env).items():
+            for name, pose in poses.items():
                 getattr(warp_data, name).assign(pose.unsqueeze(0).numpy())
             mjw.kinematics(warp_model, warp_data)
             mjw.camlight(warp_model, warp_data)

@@ -1,0 +1,66 @@
+"""demo: a small trained policy, which is part of the package, in a viewer or a video."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from mjlab_dist.cli.parsing import parse
+from mjlab_dist.cli.play import show
+from mjlab_dist.config import PlayConfig
+from mjlab_dist.config.signatures import find_module
+from mjlab_dist.errors import UserError
+from mjlab_dist.registry import GROUP
+
+TASK = "quadruped-velocity-flat"
+"""The task of the policy."""
+
+RUN_DIR = "demo"
+"""Its run directory, next to the module of the task. scripts/make_demo.py writes it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoConfig:
+    """Let a small trained quadruped walk on a page for a browser, and steer it with sliders. Needs no training."""
+
+    video: str | None = None
+    """Video file to write instead, such as demo.mp4."""
+    seconds: float = 10.0
+    """Simulated time of the video, in s."""
+    port: int | None = None
+    """Port of the page. Default: a free one, from 8080."""
+    host: str = "127.0.0.1"
+    """Address on which the page can be opened. Other machines need the token that is printed for addresses other than
+    127.0.0.1."""
+
+
+def main(argv: Sequence[str], prog: str) -> None:
+    """Play the policy without noise and pushes.
+
+    Raises:
+        UserError: If a flag is wrong, or the tasks of mjlab_dist are not installed.
+    """
+    config = parse(DemoConfig, DemoConfig(), argv, prog)
+    run = str(_run_dir())
+    if config.video is None:
+        if config.seconds != DemoConfig.seconds:
+            raise UserError(f"--seconds {config.seconds:g}: there is no video; add --video FILE, or drop --seconds")
+        page = PlayConfig(run=run, viewer="web", port=config.port, host=config.host, disturbances=False)
+        show(TASK, page, prog)
+        return
+    for flag, value, default in (("port", config.port, None), ("host", config.host, DemoConfig.host)):
+        if value != default:
+            raise UserError(f"--{flag} {value}: --video {config.video} opens no page; drop one of the two")
+    video = PlayConfig(run=run, video=config.video, seconds=config.seconds, num_envs=1, disturbances=False)
+    show(TASK, video, prog)
+
+
+def _run_dir() -> Path:
+    """Return the run directory, without importing the task."""
+    for point in entry_points(group=GROUP, name=TASK):
+        module = find_module(point.module)
+        if module is not None and module.origin is not None:
+            return Path(module.origin).parent / RUN_DIR
+    raise UserError(f"the task {TASK} is not installed; install mjlab-dist again")

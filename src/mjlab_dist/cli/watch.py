@@ -1,0 +1,48 @@
+"""watch: show a run while it trains."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from mjlab_dist.cli.console import EventPrinter, make_console
+from mjlab_dist.cli.parsing import parse, split_task
+from mjlab_dist.config import WatchConfig
+from mjlab_dist.errors import Exit, UserError
+from mjlab_dist.messages import listening
+from mjlab_dist.run_dir import find_any_run, read_config_file
+from mjlab_dist.view.choice import check_port
+
+
+def main(argv: Sequence[str], prog: str) -> None:
+    """Serve the page of a run until Ctrl-C, and end the process.
+
+    Raises:
+        UserError: If the command line is wrong, there is no such run, or its config must not be used.
+    """
+    run, flags = split_task(argv)
+    config = parse(WatchConfig, WatchConfig(), flags, f"{prog} RUN")
+    if run is None:
+        raise UserError(f"no run is named; type {prog} RUN, with a run directory or latest")
+    if config.num_envs < 1:
+        raise UserError(f"--num-envs {config.num_envs}: must be at least 1")
+    check_port(config.port)
+    run_dir = find_any_run(config.log_root, run)
+    train_config = read_config_file(run_dir, trust=config.trust, uses_ssh=False)
+    print(f"Watching {run_dir}", flush=True)
+
+    from mjlab_dist.view.run import watch  # noqa: PLC0415 (--help does not need it)
+
+    printer = EventPrinter(make_console(soft_wrap=True))
+    with printer, listening(printer.listen):
+        watch(
+            run_dir,
+            train_config,
+            config,
+            lambda text: print(text, flush=True),
+            lambda text: printer.listen({"kind": "warning", "text": text}),
+        )
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(Exit.DONE)  # without waiting for open pages to close

@@ -1,0 +1,46 @@
+"""When videos of a run are made during training. Imports the standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from mjlab_dist.config import TrainConfig
+from mjlab_dist.config.checks import parse_interval
+
+
+def due_checkpoint(
+    checkpoints: Collection[int], videos: Collection[int], interval: int, *, is_last: bool
+) -> int | None:
+    """Return the checkpoint to make a video of; None if no video is due.
+
+    A video is due once per ``interval`` iterations, of the first checkpoint then. If several are due, because videos
+    take longer than training, only the newest is made.
+
+    Args:
+        checkpoints: Iterations of the run's checkpoints.
+        videos: Iterations of its videos. Those after the newest checkpoint are of a part of the run that is repeated.
+        interval: Iterations between videos.
+        is_last: Whether training has ended: the newest checkpoint then gets a video in any case.
+    """
+    newest = max(checkpoints, default=0)
+    before = max((video for video in videos if video <= newest), default=0)
+    is_due = newest > before if is_last else newest // interval > before // interval
+    return newest if is_due else None
+
+
+def describe(config: TrainConfig) -> str:
+    """Return when a run makes videos, and of which length, in words."""
+    return f"{config.video_length:g} s, every {config.video_interval} iterations"
+
+
+def note(config: TrainConfig) -> str | None:
+    """Return a line for the user if videos show other iterations than the interval suggests; None otherwise."""
+    interval = config.video_interval
+    iterations, seconds = parse_interval(config.checkpoint.interval)
+    if interval is None or (iterations is not None and interval % iterations == 0):
+        return None
+    unit = f"{iterations} iterations" if seconds is None else f"{seconds:g} s"
+    return (
+        f"Videos show checkpoints, which are written every {unit}: each is of the first checkpoint after a multiple of "
+        f"{interval} iterations (--video-interval {interval}, --checkpoint.interval {config.checkpoint.interval})."
+    )

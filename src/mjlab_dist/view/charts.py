@@ -1,0 +1,102 @@
+"""Charts of a page: a bar per reward term, and plots of observations, actions and commands over time."""
+
+from __future__ import annotations
+
+import colorsys
+import html
+from collections.abc import Sequence
+
+import numpy as np
+import viser
+from viser import uplot
+
+from mjlab_dist.view.player import Frame
+
+MAX_LINES = 12
+"""Maximum number of lines in a plot."""
+
+PLOT_HEIGHT = 170
+"""Height of a plot, in pixels."""
+
+
+class RewardBars:
+    """A bar per reward term: its weighted value in the latest step of an env. The longest bar of late is full width."""
+
+    def __init__(self, server: viser.ViserServer, names: Sequence[str]) -> None:
+        """Add the bars to the current folder of the page.
+
+        Args:
+            server: The server.
+            names: Names of the terms.
+        """
+        self._names = names
+        self._scale = 0.0
+        self._element = server.gui.add_html("")
+
+    def update(self, frame: Frame, env_id: int) -> None:
+        """Show a step.
+
+        Args:
+            frame: The step.
+            env_id: Index of the env.
+        """
+        values = np.nan_to_num(frame.rewards[:, env_id])
+        self._scale = max(0.98 * self._scale, float(np.abs(values).max(initial=0.0)), 1e-9)
+        rows = [self._row(name, float(value)) for name, value in zip(self._names, values, strict=True)]
+        total = f"<b>sum {values.sum():+.4f}</b> &nbsp; return so far {frame.returns[env_id]:+.2f}"
+        self._element.content = f'<div style="font-size:0.8em;padding:0 0.8em">{total}{"".join(rows)}</div>'
+
+    def _row(self, name: str, value: float) -> str:
+        color = "#2f9e44" if value >= 0 else "#e03131"
+        bar = f"width:{100 * abs(value) / self._scale:.1f}%;height:0.5em;background:{color}"
+        label = f'<div style="display:flex;justify-content:space-between"><span>{html.escape(name)}</span>'
+        return f'{label}<span>{value:+.4f}</span></div><div style="{bar}"></div>'
+
+
+class Plot:
+    """Lines over the latest seconds."""
+
+    def __init__(self, server: viser.ViserServer, title: str, names: Sequence[str]) -> None:
+        """Add the plot to the current folder of the page.
+
+        Args:
+            server: The server.
+            title: Its title.
+            names: Names of the lines; those after the first :data:`MAX_LINES` are not shown.
+        """
+        self._num_lines = min(len(names), MAX_LINES)
+        series = [uplot.Series(label=name, stroke=line_color(i), width=1.5) for i, name in enumerate(names[:MAX_LINES])]
+        shown = f" (first {MAX_LINES} of {len(names)})" if len(names) > MAX_LINES else ""
+        empty = np.zeros(1)
+        self._element = server.gui.add_uplot(
+            data=(empty,) * (1 + self._num_lines),
+            series=(uplot.Series(label="s"), *series),
+            title=title + shown,
+            scales={"x": uplot.Scale(time=False, auto=True), "y": uplot.Scale(auto=True)},
+            legend=uplot.Legend(show=self._num_lines <= 6),
+            height=PLOT_HEIGHT,
+        )
+
+    def update(self, times_s: np.ndarray, values: np.ndarray) -> None:
+        """Show values.
+
+        Args:
+            times_s: Times, (steps,).
+            values: Values, (steps, lines).
+        """
+        lines = np.nan_to_num(values[:, : self._num_lines].astype(np.float64))
+        self._element.data = (times_s, *lines.T.copy())
+
+    def remove(self) -> None:
+        """Remove the plot from the page."""
+        self._element.remove()
+
+
+def line_color(i: int) -> str:
+    """Return the color of a line in CSS.
+
+    Args:
+        i: Index of the line.
+    """
+    red, green, blue = colorsys.hls_to_rgb(i * 0.381966 % 1.0, 0.42, 0.75)  # golden ratio: neighbors differ
+    return f"rgb({255 * red:.0f},{255 * green:.0f},{255 * blue:.0f})"

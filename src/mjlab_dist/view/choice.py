@@ -1,0 +1,85 @@
+"""Which viewer to use, and whether the flags suit it. Imports neither torch nor a viewer."""
+
+from __future__ import annotations
+
+import ipaddress
+import sys
+from collections.abc import Mapping
+from typing import Literal
+
+from mjlab_dist.config import PlayConfig
+from mjlab_dist.errors import UserError
+
+MAX_PORT = 65535
+"""Highest port of TCP."""
+
+
+def choose_viewer(config: PlayConfig, environ: Mapping[str, str]) -> Literal["web", "native"] | None:
+    """Return the viewer to use; None for none.
+
+    Args:
+        config: What to play.
+        environ: The process's environment.
+
+    Raises:
+        UserError: If flags contradict each other, or there is no display for the native viewer.
+    """
+    viewer = config.viewer
+    if viewer == "auto":
+        viewer = "native" if _has_display(environ) and config.nan_dump is None else "web"
+    if viewer != "web":
+        for flag, value, default in (("port", config.port, None), ("host", config.host, PlayConfig.host)):
+            if value != default:
+                raise UserError(f"--{flag} {value}: there is no page to serve; add --viewer web, or drop --{flag}")
+    if viewer == "none":
+        return None
+    _check_flags(config)
+    if viewer == "native":
+        if config.nan_dump is not None:
+            raise UserError(f"--nan-dump {config.nan_dump}: is shown by --viewer web only; use that, or drop --viewer")
+        if not _has_display(environ):
+            raise UserError(
+                "--viewer native: there is no display (DISPLAY and WAYLAND_DISPLAY are not set); use --viewer web"
+            )
+    return viewer
+
+
+def _check_flags(config: PlayConfig) -> None:
+    for flag, file in (("video", config.video), ("frames", config.frames)):
+        if file is not None:
+            raise UserError(f"--{flag} {file}: cannot be combined with --viewer {config.viewer}; drop one of the two")
+    if config.seconds is not None:
+        raise UserError(
+            f"--seconds {config.seconds:g}: cannot be combined with --viewer {config.viewer}, which ends with Ctrl-C; "
+            "drop one of the two"
+        )
+    check_port(config.port)
+
+
+def check_port(port: int | None) -> None:
+    """Raise if a port cannot be used.
+
+    Args:
+        port: The port; None for a free one.
+
+    Raises:
+        UserError: If there is no such port.
+    """
+    if port is not None and not 1 <= port <= MAX_PORT:
+        raise UserError(f"--port {port}: must be from 1 to {MAX_PORT}")
+
+
+def is_reachable_from_elsewhere(host: str) -> bool:
+    """Return whether other machines may be able to connect to an address.
+
+    Args:
+        host: An address or name of this machine.
+    """
+    try:
+        return not ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host != "localhost"
+
+
+def _has_display(environ: Mapping[str, str]) -> bool:
+    return sys.platform == "darwin" or bool(environ.get("DISPLAY") or environ.get("WAYLAND_DISPLAY"))

@@ -1,0 +1,97 @@
+"""Learning curves of a run: return, episode length, reward terms and speed over iterations, also of each rank."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import viser
+from viser import uplot
+
+from mjlab_dist.view.charts import MAX_LINES, PLOT_HEIGHT, line_color
+from mjlab_dist.view.rows import History
+from mjlab_dist.view.runs import Run
+
+OF_RUN = {"return": "mean_return", "episode length": "mean_episode_length", "steps/s": "steps_per_s"}
+"""Columns of metrics.jsonl with a plot each, by title."""
+
+OF_RANKS = {"return of each rank": "mean_return", "steps/s of each rank": "steps_per_s"}
+"""Columns of rank_metrics.jsonl with a plot each, by title."""
+
+
+class Curves:
+    """Plots of a run in a tab. They appear with the first rows."""
+
+    def __init__(self, server: viser.ViserServer) -> None:
+        """Add the plots to the current tab of the page.
+
+        Args:
+            server: The server.
+        """
+        self._server = server
+        self._empty = server.gui.add_html('<div style="padding:0 0.8em">The first iteration has not ended yet.</div>')
+        self._folder = server.gui.add_folder(None)
+        self._plots: dict[str, viser.GuiUplotHandle] = {}
+        self._lines: dict[str, tuple[str, ...]] = {}
+
+    def update(self, run: Run) -> None:
+        """Show all rows that the run has.
+
+        Args:
+            run: The run.
+        """
+        plots = {title: [("", run.history, column)] for title, column in OF_RUN.items()}
+        terms = [name for name in run.history.newest or {} if name.startswith("reward/")]
+        plots["reward terms"] = [(name.removeprefix("reward/"), run.history, name) for name in terms]
+        for title, column in OF_RANKS.items():
+            plots[title] = [(f"rank {rank}", history, column) for rank, history in sorted(run.ranks.items())]
+        with self._server.atomic():
+            self._empty.visible = run.history.newest is None
+            for title, lines in plots.items():
+                self._show(title, lines[:MAX_LINES], len(lines))
+
+    def _show(self, title: str, lines: Sequence[tuple[str, History, str]], num_lines: int) -> None:
+        """Show the lines of a plot: label, rows and column of each."""
+        data = _joined([(history, column) for _, history, column in lines])
+        labels = tuple(label for label, _, _ in lines)
+        is_same = title in self._plots and labels == self._lines[title]
+        if is_same and len(data[0]):
+            self._plots[title].data = data
+            return
+        if title in self._plots:
+            self._plots.pop(title).remove()
+        if not len(data[0]):
+            return
+        shown = f"{title} (first {len(lines)} of {num_lines})" if num_lines > len(lines) else title
+        series = [uplot.Series(label=label or title, stroke=line_color(i), width=1.5) for i, label in enumerate(labels)]
+        with self._folder:
+            self._plots[title] = self._server.gui.add_uplot(
+                data=data,
+                series=(uplot.Series(label="iteration"), *series),
+                title=shown,
+                scales={"x": uplot.Scale(time=False, auto=True), "y": uplot.Scale(auto=True)},
+                legend=uplot.Legend(show=len(lines) > 1),
+                height=PLOT_HEIGHT,
+                order=float([*OF_RUN, "reward terms", *OF_RANKS].index(title)),
+            )
+        self._lines[title] = labels
+
+
+def _joined(lines: Sequence[tuple[History, str]]) -> tuple[np.ndarray, ...]:
+    """Return iterations, and the values of each line in them, from the first in which every line has had a value.
+
+    A line without a value, as of a rank in which no episode has ended, keeps the one before: uPlot draws nothing at all
+    if there is a NaN.
+    """
+    values: list[Mapping[float, float]] = []
+    for history, column in lines:
+        pairs = zip(history.column("iteration"), history.column(column), strict=True)
+        values.append({iteration: value for iteration, value in pairs if math.isfinite(value)})
+    rows: list[list[float]] = []
+    latest: dict[int, float] = {}
+    for iteration in sorted(set().union(*values)):
+        latest |= {i: line[iteration] for i, line in enumerate(values) if iteration in line}
+        if len(latest) == len(lines):
+            rows.append([iteration, *(latest[i] for i in range(len(lines)))])
+    return tuple(np.array(rows, dtype=np.float64).reshape(-1, 1 + len(lines)).T.copy())

@@ -1,0 +1,171 @@
+"""The page of a dump: the recorded states before a number that is not finite, step by step."""
+
+from __future__ import annotations
+
+import html
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import mujoco
+import numpy as np
+import viser
+
+from mjlab_dist.config import TrainConfig
+from mjlab_dist.errors import UserError
+from mjlab_dist.learn import finite
+from mjlab_dist.sim import build_model
+from mjlab_dist.view.robot import Robot
+from mjlab_dist.view.scene import Scene
+
+FRAME_S = 0.05
+"""Time between two looks at the controls, in s."""
+
+SHOWN_FIELDS = ("qpos", "qvel", "ctrl", "mocap_pos", "mocap_quat")
+"""Fields of the recorded states that the scene needs."""
+
+
+class DumpPage:
+    """A slider over the recorded states of an env, the names of what was not finite, and the bodies concerned."""
+
+    def __init__(self, server: viser.ViserServer, train_config: TrainConfig, path: Path) -> None:
+        """Read a dump, and add everything to the server's page.
+
+        Args:
+            server: The server.
+            train_config: The run's config.
+            path: The dump that the run wrote.
+
+        Raises:
+            UserError: If the file is damaged, is not a dump, or belongs to another model.
+        """
+        self._dump = finite.load(path, train_config.task)
+        self._model = build_model(train_config.env.sim)
+        state = self._dump["state"]
+        self._state = {name: state[name].numpy() for name in SHOWN_FIELDS if name in state}
+        width = self._state["qpos"].shape[2]
+        if width != self._model.nq:
+            raise UserError(
+                f"--nan-dump {path}: has {width} positions, and the model {self._model.nq}; drop the --env flags that "
+                "change the model"
+            )
+        self._root = Robot.of(self._model).root
+        self._scene = Scene(server, self._model, 1)
+        self._server, self._is_changed, self._num_clients = server, True, 0
+        self._add_controls()
+        server.on_client_connect(self._place_camera)
+
+    def run(self, is_over: Callable[[], bool] = lambda: False) -> None:
+        """Show what the controls choose, until it is over or Ctrl-C.
+
+        Args:
+            is_over: Returns whether to return.
+        """
+        while not is_over():
+            num_clients = len(self._server.get_clients())
+            if self._is_changed or num_clients > self._num_clients:
+                self._is_changed = False
+                self._show()
+            self._num_clients = num_clients
+            time.sleep(FRAME_S)
+
+    def _add_controls(self) -> None:
+        gui, dump = self._server.gui, self._dump
+        self._env = gui.add_dropdown("Env", [str(i) for i in dump["env_ids"].tolist()])
+        self._step = gui.add_slider("Step", min=0, max=self._last_step() or 1, step=1, initial_value=self._last_step())
+        back = gui.add_button("Previous", icon=viser.Icon.PLAYER_TRACK_PREV)
+        ahead = gui.add_button("Next", icon=viser.Icon.PLAYER_TRACK_NEXT)
+        follow = gui.add_checkbox("Follow the robot", initial_value=True)
+        self._text = gui.add_html("")
+
+        @self._env.on_update
+        def _(_: object) -> None:
+            self._step.max = self._last_step() or 1
+            self._step.value = self._last_step()
+            self._is_changed = True
+
+        @self._step.on_update
+        def _(_: object) -> None:
+            self._is_changed = True
+
+        @back.on_click
+        def _(_: object) -> None:
+            self._step.value = max(0, self._step.value - 1)
+
+        @ahead.on_click
+        def _(_: object) -> None:
+            self._step.value = min(self._last_step(), self._step.value + 1)
+
+        @follow.on_update
+        def _(_: object) -> None:
+            self._scene.follows_robot = follow.value
+            self._is_changed = True
+
+    def _row(self) -> int:
+        """Return the row of the chosen env in the dump."""
+        return self._dump["env_ids"].tolist().index(int(self._env.value))
+
+    def _last_step(self) -> int:
+        return int(self._dump["steps"][self._row()])
+
+    def _show(self) -> None:
+        row, step = self._row(), min(int(self._step.value), self._last_step())
+        names = self._dump["names"][row]
+        finite_steps = [t for t in range(step + 1) if _is_finite({k: v[t, row] for k, v in self._state.items()})]
+        shown = finite_steps[-1] if finite_steps else None
+        with self._server.atomic():
+            if shown is not None:
+                state = {name: values[shown, row : row + 1] for name, values in self._state.items()}
+                self._scene.show(state, self._origin(state))
+                self._scene.mark(concerned_bodies(self._model, names), state)
+            self._text.content = self._describe(names, row, step, shown)
+
+    def _origin(self, state: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Return the place whose terrain is shown, (1, 3): that of the robot, because a dump has no origins."""
+        place = np.zeros((1, 3))
+        if self._root is not None:
+            place[:, :2] = state["qpos"][:, self._root.qpos][:, :2]
+        return place
+
+    def _describe(self, names: Mapping[str, list[str]], row: int, step: int, shown: int | None) -> str:
+        last = self._last_step()
+        lines = [f"Step {step} of {last}; in step {last}, these were not finite:"]
+        lines += [f"<b>{html.escape(kind)}</b>: {html.escape(', '.join(found))}" for kind, found in names.items()]
+        if step > 0:
+            actions = ", ".join(f"{value:.4g}" for value in self._dump["actions"][step - 1, row].tolist())
+            lines.append(f"actions of step {step}: {actions}")
+        for field in ("qpos", "qvel"):
+            numbers = ", ".join(f"{value:.4g}" for value in self._state[field][step, row].tolist())
+            lines.append(f"{field}: {numbers}")
+        if shown is None:
+            lines.append("No recorded state is finite; the start pose is shown.")
+        elif shown != step:
+            lines.append(f"This state is not finite; the picture shows that after step {shown}.")
+        return f'<div style="font-size:0.85em;padding:0 0.8em">{"<br/>".join(lines)}</div>'
+
+    def _place_camera(self, client: viser.ClientHandle) -> None:
+        client.camera.position, client.camera.look_at = self._scene.camera()
+
+
+def concerned_bodies(model: mujoco.MjModel, names: Mapping[str, list[str]]) -> dict[str, int]:
+    """Return the ids of the bodies of joints and actuators, by the names of the bodies.
+
+    Args:
+        model: The model.
+        names: Names of what was not finite, by kind, as in a dump.
+    """
+    joints = {model.joint(i).name: int(model.jnt_bodyid[i]) for i in range(model.njnt)}
+    driven = {
+        model.actuator(i).name: int(model.jnt_bodyid[model.actuator_trnid[i, 0]])
+        for i in range(model.nu)
+        if model.actuator_trntype[i] == mujoco.mjtTrn.mjTRN_JOINT
+    }
+    known = {"physics qpos": joints, "physics qvel": joints, "physics act": driven, "action": driven}
+    bodies = [
+        known[kind][name] for kind, found in names.items() if kind in known for name in found if name in known[kind]
+    ]
+    return {model.body(body).name or f"body {body}": body for body in bodies}
+
+
+def _is_finite(state: Mapping[str, np.ndarray]) -> bool:
+    return all(np.isfinite(values).all() for values in state.values())

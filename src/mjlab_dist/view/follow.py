@@ -1,0 +1,124 @@
+"""A player whose policy follows the newest checkpoint of a run that another process trains."""
+
+from __future__ import annotations
+
+import functools
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mjlab_dist.config import TrainConfig
+from mjlab_dist.errors import UserError
+from mjlab_dist.play.episodes import load_env
+from mjlab_dist.view.runs import Run, stamp_of
+
+if TYPE_CHECKING:
+    from mjlab_dist.env import Env
+    from mjlab_dist.view.player import Player
+
+SEED = 1
+"""Seed of the start states."""
+
+
+class Follower:
+    """Makes the player of a run when there is a checkpoint, and loads other checkpoints into it.
+
+    A checkpoint that cannot be read is skipped until its file changes: it may just have been removed, or a copy of it
+    may not be complete.
+
+    Attributes:
+        run: The run.
+        player: Its player; None without a checkpoint that can be read.
+        shown: The checkpoint that is played.
+        chosen: The checkpoint to play; None to follow the newest.
+    """
+
+    def __init__(self, run: Run, train_config: TrainConfig, num_envs: int) -> None:
+        """Start without a player.
+
+        Args:
+            run: The run, which the caller looks at.
+            train_config: Its config.
+            num_envs: Number of envs to play.
+        """
+        self.run, self.player = run, None
+        self.player: Player | None
+        self.shown: Path | None = None
+        self.chosen: Path | None = None
+        self._train_config, self._num_envs = train_config, num_envs
+        self._env: Env | None = None
+        self._loading: tuple[Path, tuple[int, int], Future[None]] | None = None
+        self._refused: dict[Path, tuple[int, int]] = {}
+
+    @property
+    def unreadable(self) -> Path | None:
+        """The checkpoint that would be played if it could be read; None if it is played."""
+        due = self.chosen or next(reversed(self.run.checkpoints.values()), None)
+        return due if due is not None and self._is_refused(due) else None
+
+    def update(self) -> None:
+        """Make the player, or start or finish to load a checkpoint, as far as there is something to load.
+
+        Raises:
+            UserError: If the task cannot be built.
+        """
+        if self.player is None:
+            self._make_player()
+            return
+        if self._loading is not None:
+            self._finish()
+        if self._loading is None and (path := self._wanted()) is not None:
+            self._loading = (path, stamp_of(path), self.player.load(path))
+
+    def close(self) -> None:
+        """Stop the player."""
+        if self.player is not None:
+            self.player.stop()
+
+    def _make_player(self) -> None:
+        from mjlab_dist.learn import load_policy  # noqa: PLC0415 (imports torch)
+        from mjlab_dist.view.player import Player  # noqa: PLC0415 (imports torch)
+
+        readable = [path for path in reversed(self.run.checkpoints.values()) if not self._is_refused(path)]
+        if readable and self._env is None:
+            self._env = load_env(self._train_config, self._num_envs, SEED)
+        for path in readable:
+            assert self._env is not None
+            stamp = stamp_of(path)
+            try:
+                policy = load_policy(self._env, self._train_config, path)
+            except UserError:
+                self._refused[path] = stamp
+                continue
+            self.player = Player(self._env, policy, functools.partial(load_policy, self._env, self._train_config))
+            self.shown = path
+            return
+
+    def _wanted(self) -> Path | None:
+        """Return the checkpoint to load now; None if the right one is played."""
+        if self.chosen is not None:
+            return self.chosen if self.chosen != self.shown and not self._is_refused(self.chosen) else None
+        for path in reversed(self.run.checkpoints.values()):
+            if path == self.shown:
+                return None
+            if not self._is_refused(path):
+                return path
+        return None
+
+    def _finish(self) -> None:
+        """Take the result of loading a checkpoint, if it is there."""
+        assert self._loading is not None
+        path, stamp, done = self._loading
+        if not done.done():
+            return
+        self._loading = None
+        error = done.exception()
+        if error is None:
+            self.shown = path
+        elif isinstance(error, UserError):
+            self._refused[path] = stamp
+        else:
+            raise error
+
+    def _is_refused(self, path: Path) -> bool:
+        return path in self._refused and self._refused[path] == stamp_of(path)

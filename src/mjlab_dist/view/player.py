@@ -1,0 +1,331 @@
+"""Steps envs in real time and takes requests from viewers: pause, speed, reset, push, commands, actions, checkpoint."""
+
+from __future__ import annotations
+
+import collections
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import torch
+
+from mjlab_dist.mdp.commands import Velocity
+from mjlab_dist.view.robot import Robot
+
+if TYPE_CHECKING:
+    import numpy as np
+    from tensordict import TensorDict
+
+    from mjlab_dist.env import Env
+
+
+class Policy(Protocol):
+    """What actions come from: a trained network of rsl_rl, or any other function of the observations."""
+
+    def __call__(self, obs: TensorDict, /) -> torch.Tensor:
+        """Return actions, (num_envs, num_actions)."""
+        ...
+
+    def reset(self, dones: torch.Tensor, /) -> None:
+        """Forget the past of envs whose episode has ended, (num_envs,) of bool."""
+
+
+Source = Literal["policy", "zero", "random"]
+"""Where actions come from: the policy, zeros, or uniform numbers in [-1, 1]."""
+
+SOURCES: tuple[Source, ...] = ("policy", "zero", "random")
+"""All sources of actions."""
+
+HISTORY_S = 6.0
+"""Simulated time of the steps that are kept for plots, in s."""
+
+MAX_LAG_S = 0.1
+"""Delay behind real time that is caught up, in s; a longer one is dropped, so that the player never runs fast."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """What envs did in one step. Arrays are copies on the host, with one row per env unless noted."""
+
+    step: int
+    """Number of steps since the start."""
+    time_s: float
+    """Simulated time since the start."""
+    state: Mapping[str, np.ndarray]
+    """Fields of MuJoCo's data that define the poses and the forces: qpos, qvel, ctrl, act, mocap_pos, mocap_quat."""
+    origins: np.ndarray
+    """Start position of each env's episode in the world frame, in m, (num_envs, 3)."""
+    observations: Mapping[str, np.ndarray]
+    """Observations by group, after resets."""
+    actions: np.ndarray
+    """Actions of the step."""
+    commands: Mapping[str, np.ndarray]
+    """Values of the commands by name, after resets."""
+    rewards: np.ndarray
+    """Weighted reward of each term in the step, (num_terms, num_envs)."""
+    returns: np.ndarray
+    """Return of the running episode up to this step, (num_envs,)."""
+    episode_steps: np.ndarray
+    """Length of the running episode in steps, (num_envs,)."""
+
+
+class Player:
+    """Envs with a policy, stepped by one thread at the speed of real time or a multiple of it.
+
+    Methods may be called from any thread. Requests that touch the envs are done by the thread that steps, between two
+    steps, and return futures. Without :meth:`start`, :meth:`step` does them.
+
+    Attributes:
+        env: The envs. Other threads must not touch its tensors.
+        frame: What the latest step did.
+        history: Frames of the latest seconds, oldest first.
+        paused: Whether time stands still.
+        is_watched: Whether anyone watches; otherwise time stands still too, and requests are still done.
+        speed: Simulated seconds per second of real time.
+        source: Where actions come from.
+        robot: Which parts of the model are the robot.
+        velocity_command: Name of the first velocity command; None if the task has none.
+        measured_speed: Speed over the latest seconds; 0 while paused.
+        failure: The error that ended the thread, if one did.
+    """
+
+    def __init__(self, env: Env, policy: Policy, load: Callable[[Path], Policy] | None = None) -> None:
+        """Start episodes.
+
+        Args:
+            env: The envs.
+            policy: Maps observations to actions.
+            load: Loads another policy from a checkpoint; may raise ``UserError``.
+        """
+        self.env = env
+        self.paused, self.speed = False, 1.0
+        self.is_watched = True
+        self.source: Source = "policy"
+        self.measured_speed = 0.0
+        self.failure: BaseException | None = None
+        self.robot = Robot.of(env.sim.model)
+        commands = [name for name in env.cfg.commands if isinstance(env.find_command(name), Velocity)]
+        self.velocity_command = commands[0] if commands else None
+        self._policy, self._load = policy, load
+        self._requests: collections.deque[tuple[Callable[[], None], Future[None]]] = collections.deque()
+        self._wake, self._is_stopping = threading.Event(), False
+        self._thread: threading.Thread | None = None
+        self._num_due = 0  # single steps asked for while paused
+        self._num_steps = 0
+        self._returns = torch.zeros(env.num_envs)
+        self.history: collections.deque[Frame] = collections.deque(maxlen=max(2, round(HISTORY_S / env.step_dt_s)))
+        with torch.inference_mode():
+            self._reset()
+
+    # Requests
+
+    def pause(self, paused: bool = True) -> None:
+        """Stop or continue time.
+
+        Args:
+            paused: Whether to stop it.
+        """
+        self.paused = paused
+        self._wake.set()
+
+    def watch(self, is_watched: bool) -> None:
+        """Stop time while nobody watches, or continue it.
+
+        Args:
+            is_watched: Whether anyone watches.
+        """
+        if is_watched != self.is_watched:
+            self.is_watched = is_watched
+            self._wake.set()
+
+    def step_once(self) -> None:
+        """Step once while paused."""
+        self._num_due += 1
+        self._wake.set()
+
+    def set_speed(self, speed: float) -> None:
+        """Change the speed.
+
+        Args:
+            speed: Simulated seconds per second of real time, above 0.
+        """
+        assert speed > 0
+        self.speed = speed
+        self._wake.set()
+
+    def reset(self) -> Future[None]:
+        """Start a new episode in every env."""
+        return self._ask(self._reset)
+
+    def push(self, size: float = 1.0) -> Future[None]:
+        """Add a velocity in a random direction to each robot.
+
+        Args:
+            size: Horizontal speed that is added to a floating base, in m/s. A fixed robot's joints get normally
+                distributed velocities with this standard deviation, in rad/s or m/s.
+        """
+        return self._ask(lambda: self._push(size))
+
+    def hold_command(
+        self, name: str, numbers: Sequence[float] | None, heading_rad: float | None = None
+    ) -> Future[None]:
+        """Hold a command at these numbers from the next step on, instead of drawing it.
+
+        Args:
+            name: Name of the command.
+            numbers: One number per row of its ``ranges``; None to draw again.
+            heading_rad: Target heading of a velocity command; None to use its yaw rate.
+        """
+
+        def hold() -> None:
+            command = self.env.find_command(name)
+            command.hold(numbers)
+            if isinstance(command, Velocity):
+                command.hold_heading(heading_rad)
+
+        return self._ask(hold)
+
+    def load(self, checkpoint: Path) -> Future[None]:
+        """Replace the policy. The future has the ``UserError`` if the checkpoint cannot be loaded.
+
+        Args:
+            checkpoint: The checkpoint.
+        """
+
+        def replace() -> None:
+            assert self._load is not None
+            with torch.inference_mode(False):
+                self._policy = self._load(checkpoint)
+
+        return self._ask(replace)
+
+    def _ask(self, request: Callable[[], None]) -> Future[None]:
+        future: Future[None] = Future()
+        self._requests.append((request, future))
+        self._wake.set()
+        return future
+
+    # Time
+
+    def start(self) -> None:
+        """Start the thread that steps."""
+        self._thread = threading.Thread(target=self._run, name="player", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop the thread, and wait for the end of its step."""
+        self._is_stopping = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def step(self) -> Frame:
+        """Do all requests and one step; only without :meth:`start`. Return what it did."""
+        with torch.inference_mode():
+            self._obey()
+            self._step()
+        return self.frame
+
+    def _run(self) -> None:
+        try:
+            with torch.inference_mode():
+                self._keep_time()
+        except BaseException as error:  # noqa: BLE001 (the thread that shows the frames raises it)
+            self.failure = error
+
+    def _keep_time(self) -> None:
+        due_s = since_s = time.monotonic()
+        num_before = self._num_steps
+        while not self._is_stopping:
+            self._wake.clear()
+            self._obey()
+            now_s = time.monotonic()
+            # Speed, twice per second
+            if now_s - since_s > 0.5:
+                self.measured_speed = (self._num_steps - num_before) * self.env.step_dt_s / (now_s - since_s)
+                since_s, num_before = now_s, self._num_steps
+            # Paused: single steps only
+            if self.paused or not self.is_watched:
+                if self._num_due > 0:
+                    self._num_due -= 1
+                    self._step()
+                else:
+                    self._wake.wait(0.5)
+                due_s = time.monotonic()
+                continue
+            # A step, when it is due
+            self._num_due = 0
+            if now_s < due_s:
+                self._wake.wait(due_s - now_s)
+                continue
+            self._step()
+            due_s = max(due_s, now_s - MAX_LAG_S) + self.env.step_dt_s / self.speed
+
+    def _obey(self) -> None:
+        while self._requests:
+            request, future = self._requests.popleft()
+            try:
+                request()
+            except Exception as error:  # noqa: BLE001 (the caller decides)
+                future.set_exception(error)
+            else:
+                future.set_result(None)
+
+    # Envs
+
+    def _step(self) -> None:
+        actions = self._act()
+        observations, reward, dones, _ = self.env.step(actions)
+        self._policy.reset(dones)
+        self._num_steps += 1
+        self._returns = (self._returns + reward).masked_fill(dones, 0.0)
+        self._observations = observations
+        self._publish(actions)
+
+    def _act(self) -> torch.Tensor:
+        if self.source == "policy":
+            return self._policy(self._observations)
+        shape = (self.env.num_envs, self.env.num_actions)
+        return torch.zeros(shape) if self.source == "zero" else torch.rand(shape).mul_(2.0).sub_(1.0)
+
+    def _reset(self) -> None:
+        self._observations = self.env.reset()
+        self._policy.reset(torch.ones(self.env.num_envs, dtype=torch.bool))
+        self._returns = torch.zeros(self.env.num_envs)
+        self._publish(torch.zeros(self.env.num_envs, self.env.num_actions))
+
+    def _push(self, size: float) -> None:
+        velocities = self.env.sim.qvel
+        if self.robot.root is None:
+            velocities[:, self.robot.joints] += size * torch.randn(self.env.num_envs, len(self.robot.joints))
+        else:
+            angle = 2.0 * math.pi * torch.rand(self.env.num_envs)
+            start = self.robot.root.qvel.start
+            velocities[:, start : start + 2] += size * torch.stack([angle.cos(), angle.sin()], dim=1)
+        self._publish(self.env.actions)
+
+    def _publish(self, actions: torch.Tensor) -> None:
+        env = self.env
+        fields = [
+            name for name in ("qpos", "qvel", "ctrl", "act", "mocap_pos", "mocap_quat") if name in env.sim.physics
+        ]
+        self.frame = Frame(
+            step=self._num_steps,
+            time_s=self._num_steps * env.step_dt_s,
+            state={name: env.sim.physics[name].numpy().copy() for name in fields},
+            origins=env.origins.numpy().copy(),
+            observations={name: self._observations[name].numpy().copy() for name in env.cfg.observations},
+            actions=actions.numpy().copy(),
+            commands={name: env.command(name).numpy().copy() for name in env.cfg.commands},
+            rewards=env.reward_terms().numpy(),
+            returns=self._returns.numpy().copy(),
+            episode_steps=env.episode_length_buf.numpy().copy(),
+        )
+        if self.history and self.history[-1].step == self._num_steps:
+            self.history.pop()  # a reset or a push: the state after it replaces that of the same step
+        self.history.append(self.frame)

@@ -1,0 +1,129 @@
+"""Follows files of metrics while they are written: reads only what is new, and keeps few rows of long ones."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+Row = dict[str, Any]
+"""A row of metrics.jsonl or rank_metrics.jsonl."""
+
+MAX_POINTS = 500
+"""Maximum number of rows that are kept for a curve."""
+
+CHUNK = 1 << 22
+"""Maximum number of bytes that are read at a time."""
+
+
+class New(NamedTuple):
+    """What a look at a file has found."""
+
+    rows: list[Row]
+    """Complete rows that have not been returned before."""
+    is_cut: bool
+    """Whether rows that were returned before are no longer in the file, so that all of it is read again."""
+    is_complete: bool
+    """Whether all complete rows have been returned; otherwise another look returns more."""
+
+
+class RowReader:
+    """Reads the rows that a run appends. A resume cuts the file or replaces it; the last row may be incomplete."""
+
+    def __init__(self, path: Path) -> None:
+        """Start before the first row.
+
+        Args:
+            path: The file, which need not exist yet.
+        """
+        self._path = path
+        self._offset, self._last_line = 0, b""
+
+    def read(self) -> New:
+        """Return the rows that are new; none if the file cannot be read. Damaged rows are skipped."""
+        # The last line is read again, to notice a file that was cut and has grown since then.
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset - len(self._last_line))
+                data = file.read(len(self._last_line) + CHUNK)
+                is_cut = not data.startswith(self._last_line)
+                if is_cut:
+                    file.seek(0)
+                    self._offset, self._last_line = 0, b""
+                    data = file.read(CHUNK)
+        except OSError:
+            return New([], is_cut=False, is_complete=True)
+        fresh = data[len(self._last_line) :]
+        lines = fresh[: fresh.rfind(b"\n") + 1].splitlines(keepends=True)
+        if lines:
+            self._offset += sum(map(len, lines))
+            self._last_line = lines[-1]
+        rows = [row for line in lines if (row := parse_row(line)) is not None]
+        return New(rows, is_cut=is_cut, is_complete=len(fresh) < CHUNK or not lines)
+
+
+def parse_row(line: bytes) -> Row | None:
+    """Return the row of a line of metrics; None if it is damaged.
+
+    Args:
+        line: The line.
+    """
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) and isinstance(row.get("iteration"), int) else None
+
+
+class History:
+    """The rows of a file, thinned to at most :data:`MAX_POINTS` at equal distances, and the newest ones.
+
+    Attributes:
+        newest: The newest row; None if there is none.
+        before: The row before it.
+    """
+
+    def __init__(self) -> None:
+        """Start without rows."""
+        self.newest: Row | None = None
+        self.before: Row | None = None
+        self._kept: list[Row] = []
+        self._stride, self._num_rows = 1, 0
+
+    def add(self, row: Row) -> None:
+        """Add a row. It replaces earlier rows of the same and later iterations, which a resume repeats.
+
+        Args:
+            row: The row.
+        """
+        if self.newest is not None and row["iteration"] <= self.newest["iteration"]:
+            self._kept = [kept for kept in self._kept if kept["iteration"] < row["iteration"]]
+            self.newest = self._kept[-1] if self._kept else None
+        if self._num_rows % self._stride == 0:
+            self._kept.append(row)
+        self._num_rows += 1
+        self.before, self.newest = self.newest, row
+        if len(self._kept) > MAX_POINTS - 1:
+            self._kept = self._kept[::2]
+            self._stride *= 2
+
+    @property
+    def rows(self) -> list[Row]:
+        """Rows for curves, oldest first; the newest is the last."""
+        if self.newest is None or (self._kept and self._kept[-1] is self.newest):
+            return self._kept
+        return [*self._kept, self.newest]
+
+    def column(self, name: str) -> list[float]:
+        """Return the values of a column in :attr:`rows`; NaN where there is none.
+
+        Args:
+            name: Name of the column.
+        """
+        return [_number(row.get(name)) for row in self.rows]
+
+
+def _number(value: Any) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number else math.nan

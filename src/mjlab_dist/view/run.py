@@ -1,0 +1,160 @@
+"""Show a policy in a viewer until Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mjlab_dist.config import PlayConfig, TrainConfig, WatchConfig
+from mjlab_dist.play import load_env_and_policy
+from mjlab_dist.run_dir import CHECKPOINTS_DIR, list_checkpoints
+from mjlab_dist.view.choice import choose_viewer, is_reachable_from_elsewhere
+
+if TYPE_CHECKING:
+    from mjlab_dist.view.player import Player
+    from mjlab_dist.view.server import Server
+
+NICE = 10
+"""Added to the niceness of a process that watches a run, so that ranks on the same cores are scheduled first."""
+
+
+def view(
+    train_config: TrainConfig,
+    checkpoint: Path,
+    config: PlayConfig,
+    show: Callable[[str], None],
+    warn: Callable[[str], None],
+) -> None:
+    """Play a policy in a viewer until Ctrl-C, or until the native viewer's window is closed.
+
+    Threads of the viewer continue to run: end the process afterwards.
+
+    Args:
+        train_config: The run's config.
+        checkpoint: Checkpoint file of the policy.
+        config: The viewer and its address, the number of envs, and the seed.
+        show: Called with the line to print when the viewer is ready.
+        warn: Called with a line if other machines can connect.
+
+    Raises:
+        UserError: If the port is taken, or the checkpoint does not fit.
+    """
+    with contextlib.suppress(KeyboardInterrupt):
+        if choose_viewer(config, os.environ) == "web":
+            server = serve(config, warn)
+            _show_page(server, _load(train_config, checkpoint, config), checkpoint, show)
+        else:
+            from mjlab_dist.view.native import run_native  # noqa: PLC0415 (needs a display)
+
+            run_native(_load(train_config, checkpoint, config), show)
+
+
+def view_dump(
+    train_config: TrainConfig,
+    path: Path,
+    config: PlayConfig,
+    show: Callable[[str], None],
+    warn: Callable[[str], None],
+) -> None:
+    """Show the states that led to numbers that are not finite, on a page, until Ctrl-C.
+
+    Threads of the viewer continue to run: end the process afterwards.
+
+    Args:
+        train_config: The run's config.
+        path: The dump that the run wrote.
+        config: The address of the page.
+        show: Called with the line to print when the page is ready.
+        warn: Called with a line if other machines can connect.
+
+    Raises:
+        UserError: If the port is taken, or the file is damaged or belongs to another model.
+    """
+    with contextlib.suppress(KeyboardInterrupt):
+        server = serve(config, warn)
+
+        from mjlab_dist.view.dump import DumpPage  # noqa: PLC0415 (imports viser)
+
+        page = DumpPage(server, train_config, path)
+        show(f"Viewer: {server.url}  (Ctrl-C ends it)")
+        page.run()
+
+
+def watch(
+    run_dir: Path,
+    train_config: TrainConfig,
+    config: WatchConfig,
+    show: Callable[[str], None],
+    warn: Callable[[str], None],
+) -> None:
+    """Watch a run that another process trains, on a page, until Ctrl-C.
+
+    Threads of the viewer continue to run: end the process afterwards.
+
+    Args:
+        run_dir: The run directory. Nothing is written into it.
+        train_config: Its config.
+        config: Address of the page, number of robots, and directory of the other runs.
+        show: Called with the line to print when the page can be opened.
+        warn: Called with a line if other machines can connect.
+
+    Raises:
+        UserError: If the port is taken, or the run's task cannot be built.
+    """
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # GPUs belong to the training
+    with contextlib.suppress(KeyboardInterrupt):
+        server = serve(config, warn)
+
+        from mjlab_dist.view.watch import Watcher  # noqa: PLC0415 (imports torch)
+
+        os.nice(NICE)  # after the imports, which would take a minute beside a training
+        watcher = Watcher(server, config)
+        watcher.open(run_dir, train_config)
+        show(f"Viewer: {server.url}  (Ctrl-C ends it)")
+        watcher.run()
+
+
+def serve(config: PlayConfig | WatchConfig, warn: Callable[[str], None]) -> Server:
+    """Start the server of a page, before anything slow, because the port may be taken.
+
+    Args:
+        config: Address and port.
+        warn: Called with a line if other machines can connect.
+
+    Raises:
+        UserError: If the port is taken, or the address is not of this machine.
+    """
+    from mjlab_dist.view.server import open_server  # noqa: PLC0415 (imports viser)
+
+    if is_reachable_from_elsewhere(config.host):
+        warn(
+            f"--host {config.host}: other machines can open the page with the token in its address, and the connection "
+            "is not encrypted; an SSH tunnel to 127.0.0.1 is safer"
+        )
+    return open_server(config.host, config.port)
+
+
+def _load(train_config: TrainConfig, checkpoint: Path, config: PlayConfig) -> Player:
+    env, policy = load_env_and_policy(train_config, checkpoint, config.num_played, config.seed)
+
+    from mjlab_dist.learn import load_policy  # noqa: PLC0415 (imports torch)
+    from mjlab_dist.view.player import Player  # noqa: PLC0415 (imports torch)
+
+    return Player(env, policy, functools.partial(load_policy, env, train_config))
+
+
+def _show_page(server: Server, player: Player, checkpoint: Path, show: Callable[[str], None]) -> None:
+    from mjlab_dist.view.page import Page  # noqa: PLC0415 (imports viser)
+
+    def checkpoints() -> list[Path]:
+        in_run = checkpoint.resolve().parent.name == CHECKPOINTS_DIR
+        return list(list_checkpoints(checkpoint.resolve().parent.parent).values()) if in_run else [checkpoint]
+
+    page = Page(server, player, checkpoints, checkpoint)
+    player.start()
+    show(f"Viewer: {server.url}  (Ctrl-C ends it)")
+    page.run()

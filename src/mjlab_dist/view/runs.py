@@ -1,0 +1,247 @@
+"""Follows runs by their files, which another process or machine writes: progress, checkpoints, and whether they train.
+
+Nothing is written here. Files may be in a copy, or on a network file system.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from mjlab_dist.lease import Held, LeaseWatch
+from mjlab_dist.run_dir import CONFIG_FILE, METRICS_FILE, RANK_METRICS_FILE, list_checkpoints, list_runs
+from mjlab_dist.view.rows import History, Row, RowReader, parse_row
+
+State = Literal["running", "finished", "stopped", "lost", "unknown"]
+"""Whether a run trains; lost: its launch has died without ending it; unknown: not known yet."""
+
+STATES: dict[State, str] = {
+    "running": "running",
+    "finished": "finished",
+    "stopped": "stopped before its last iteration",
+    "lost": "lost (its launch is dead or suspended, or this is a copy)",
+    "unknown": "not known yet whether it is running",
+}
+"""The states in words."""
+
+MAX_LISTED = 50
+"""Maximum number of runs in a list: the newest."""
+
+TAIL_BYTES = 1 << 16
+"""Number of bytes at the end of a file of metrics that contain its last two rows."""
+
+
+class Length(NamedTuple):
+    """What a run's config says about its length."""
+
+    task: str
+    """Name of the task."""
+    max_iterations: int | None
+    """Iterations of the whole run; None if steps are given instead, or it is not known."""
+    total_timesteps: int | None
+    """Steps of the whole run, over all envs and ranks."""
+
+    def iterations(self, newest: Row | None, before: Row | None) -> int | None:
+        """Return the number of iterations of the whole run; None if it is not known yet.
+
+        Args:
+            newest: The newest row of metrics.
+            before: The row before it.
+        """
+        if self.total_timesteps is None or newest is None:
+            return self.max_iterations
+        # As the runner counts: whole iterations of the present size
+        now, start = (_whole(str((row or {}).get("total_steps", 0))) or 0 for row in (newest, before))
+        per_iteration = (now - start) // max(1, newest["iteration"] - (before or {"iteration": 0})["iteration"])
+        return newest["iteration"] + max(0, self.total_timesteps - now) // max(1, per_iteration)
+
+
+def read_length(run_dir: Path) -> Length:
+    """Read the task and the length of a run from its config, without the rest of it.
+
+    Args:
+        run_dir: The run directory.
+    """
+    try:
+        text = (run_dir / CONFIG_FILE).read_text(errors="replace")
+    except OSError:
+        text = ""
+    found = dict(re.findall(r"^(task|max_iterations|total_timesteps): *['\"]?(.+?)['\"]?$", text, re.MULTILINE))
+    steps = _whole(found.get("total_timesteps"))
+    return Length(found.get("task", "?"), None if steps else _whole(found.get("max_iterations")), steps)
+
+
+def _whole(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() else None
+
+
+def state_of(held: Held, newest: Row | None, iterations: int | None) -> State:
+    """Return the state of a run.
+
+    Args:
+        held: Whether a launch holds its lease.
+        newest: The newest row of metrics.
+        iterations: Iterations of the whole run, if known.
+    """
+    is_done = newest is not None and iterations is not None and newest["iteration"] >= iterations
+    if held == "no":
+        return "finished" if is_done else "stopped"
+    return "running" if held == "yes" else held
+
+
+class Run:
+    """A run that is followed.
+
+    Attributes:
+        run_dir: The run directory.
+        task: Name of its task.
+        history: Rows of metrics.jsonl.
+        ranks: Rows of rank_metrics.jsonl by rank; empty without ``--log-ranks``.
+        state: Whether it trains.
+        checkpoints: Its checkpoints by iteration, oldest first.
+        iterations: Iterations of the whole run; None if not known.
+    """
+
+    def __init__(self, run_dir: Path, now: Callable[[], float] = time.monotonic) -> None:
+        """Look at the files for the first time.
+
+        Args:
+            run_dir: The run directory.
+            now: Clock, in seconds.
+        """
+        self.run_dir = run_dir
+        self._lease = LeaseWatch(run_dir, now)
+        self._metrics, self._rank_metrics = RowReader(run_dir / METRICS_FILE), RowReader(run_dir / RANK_METRICS_FILE)
+        self.history, self.ranks = History(), dict[int, History]()
+        self.checkpoints: dict[int, Path] = {}
+        self.look()
+
+    def look(self) -> bool:
+        """Look at all files. Return whether a file of metrics had more rows than are read at a time."""
+        # The lease first: a launch that has released it has written all rows.
+        held = self._lease.look()
+        length = read_length(self.run_dir)
+        metrics, of_ranks = self._metrics.read(), self._rank_metrics.read()
+        if metrics.is_cut:
+            self.history = History()
+        for row in metrics.rows:
+            self.history.add(row)
+        if of_ranks.is_cut:
+            self.ranks = {}
+        for row in of_ranks.rows:
+            self.ranks.setdefault(row.get("rank", 0), History()).add(row)
+        self.task = length.task
+        self.iterations = length.iterations(self.history.newest, self.history.before)
+        self.state: State = state_of(held, self.history.newest, self.iterations)
+        with contextlib.suppress(OSError):  # a network file system that does not answer
+            self.checkpoints = list_checkpoints(self.run_dir)
+        return not (metrics.is_complete and of_ranks.is_complete)
+
+    @property
+    def progress(self) -> str:
+        """Iteration, time left and speed, in words."""
+        row = self.history.newest
+        if row is None:
+            return "no iteration yet"
+        parts = [f"iteration {row['iteration']:,}" + (f" of {self.iterations:,}" if self.iterations else "")]
+        if self.state == "running" and self.iterations and isinstance(row.get("elapsed_s"), int | float):
+            left_s = row["elapsed_s"] / row["iteration"] * max(0, self.iterations - row["iteration"])
+            parts.append(f"{datetime.timedelta(seconds=round(left_s))} left")
+        if isinstance(row.get("steps_per_s"), int | float):
+            parts.append(f"{row['steps_per_s']:,.0f} steps/s")
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listed:
+    """A run in a list."""
+
+    run_dir: Path
+    """The run directory."""
+    task: str
+    """Name of its task."""
+    state: State
+    """Whether it trains."""
+    iteration: int | None
+    """Its newest iteration."""
+    mean_return: float | None
+    """Mean return in it."""
+
+
+class RunList:
+    """The newest runs of all tasks. Files that have not changed are not read again."""
+
+    def __init__(self, log_root: str, now: Callable[[], float] = time.monotonic) -> None:
+        """Start without a look.
+
+        Args:
+            log_root: Directory that contains all runs.
+            now: Clock, in seconds.
+        """
+        self._log_root, self._now = log_root, now
+        self._leases: dict[Path, LeaseWatch] = {}
+        self._read: dict[Path, tuple[tuple[int, ...], Length, Sequence[Row]]] = {}
+
+    def look(self, also: Path) -> list[Listed]:
+        """Return the runs, newest first.
+
+        Args:
+            also: A run directory to list too, wherever it is.
+        """
+        found = list_runs(self._log_root)[: -MAX_LISTED - 1 : -1]
+        if also.resolve() not in {path.resolve() for path in found}:
+            found.insert(0, also)
+        return [self._listed(run_dir) for run_dir in found]
+
+    def _listed(self, run_dir: Path) -> Listed:
+        held = self._leases.setdefault(run_dir, LeaseWatch(run_dir, self._now)).look()
+        length, rows = self._length_and_rows(run_dir)
+        newest, before = [None, None, *rows][-1], [None, None, *rows][-2]
+        mean_return = newest.get("mean_return") if newest is not None else None
+        return Listed(
+            run_dir=run_dir,
+            task=length.task,
+            state=state_of(held, newest, length.iterations(newest, before)),
+            iteration=newest["iteration"] if newest is not None else None,
+            mean_return=mean_return if isinstance(mean_return, int | float) else None,
+        )
+
+    def _length_and_rows(self, run_dir: Path) -> tuple[Length, Sequence[Row]]:
+        """Return the length and the last two rows of a run."""
+        files = (run_dir / CONFIG_FILE, run_dir / METRICS_FILE)
+        stamp = tuple(number for file in files for number in stamp_of(file))
+        if self._read.get(run_dir, ((),))[0] != stamp:
+            self._read[run_dir] = (stamp, read_length(run_dir), _last_rows(run_dir / METRICS_FILE))
+        return self._read[run_dir][1:]
+
+
+def stamp_of(file: Path) -> tuple[int, int]:
+    """Return the modification time of a file in ns, and its size in bytes; zeros if it cannot be seen.
+
+    Args:
+        file: The file.
+    """
+    try:
+        stat = file.stat()
+    except OSError:
+        return 0, 0
+    return stat.st_mtime_ns, stat.st_size
+
+
+def _last_rows(file: Path) -> list[Row]:
+    """Return the last two complete rows of a file of metrics."""
+    try:
+        with file.open("rb") as opened:
+            opened.seek(0, 2)
+            opened.seek(max(0, opened.tell() - TAIL_BYTES))
+            lines = opened.read().splitlines(keepends=True)
+    except OSError:
+        return []
+    rows = [row for line in lines[-4:] if line.endswith(b"\n") and (row := parse_row(line)) is not None]
+    return rows[-2:]

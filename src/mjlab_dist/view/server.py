@@ -1,0 +1,194 @@
+"""The web server of a page: who may connect, and on which address and port."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import hmac
+import http
+import io
+import ipaddress
+import logging
+import secrets
+import socket
+from collections.abc import Callable
+from http.cookies import CookieError, SimpleCookie
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import viser
+import websockets.asyncio.server
+from websockets.asyncio.server import ServerConnection
+from websockets.datastructures import Headers
+from websockets.http11 import Request, Response
+
+from mjlab_dist.errors import UserError
+from mjlab_dist.patching import patched
+
+FIRST_PORT = 8080
+"""Port that is tried first."""
+
+NUM_PORTS = 100
+"""Number of ports that are tried before any free one is used."""
+
+LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
+"""Names of this machine in URLs. A page elsewhere cannot use them, unlike a name that it lets resolve to 127.0.0.1."""
+
+
+class Server(viser.ViserServer):
+    """viser's server behind a :class:`Gate`. It never opens a tunnel through viser's public relay.
+
+    Attributes:
+        url: Address of the page, with the token if one is required.
+    """
+
+    url: str
+
+    def request_share_url(self, verbose: bool = True) -> str | None:  # noqa: ARG002
+        return None
+
+    def clear(self) -> None:
+        """Remove everything from the page, to show something else on it."""
+        self._client_connect_cb.clear()  # viser has no method for it
+        self.gui.reset()
+        self.scene.reset()
+
+    def stop(self) -> None:
+        with contextlib.redirect_stdout(io.StringIO()):  # viser prints that it stops
+            super().stop()
+
+
+def open_server(host: str, port: int | None) -> Server:
+    """Start a server.
+
+    Args:
+        host: Address to listen on.
+        port: Port to listen on; None for a free one.
+
+    Raises:
+        UserError: If the port is taken, or the address is not of this machine.
+    """
+    listener = _listen(host, port)
+    address, bound = str(listener.getsockname()[0]), int(listener.getsockname()[1])
+    gate = Gate(None if ipaddress.ip_address(address).is_loopback else secrets.token_urlsafe(32), bound)
+    serve, calls = websockets.asyncio.server.serve, 0
+
+    # viser offers no hook into its server: give it our socket, and ask the gate before its own handler of requests.
+    def serve_behind_gate(
+        handler: Any, _host: str, _port: int, *, process_request: Callable[..., Response | None], **options: Any
+    ) -> Any:
+        nonlocal calls
+        calls += 1
+        quiet = logging.Logger("mjlab_dist.view", logging.CRITICAL)  # refused connections are no errors
+        guarded = functools.partial(gate.process, process_request)
+        return serve(handler, sock=listener, process_request=guarded, logger=quiet, **options)
+
+    # viser also prints addresses, which have no token.
+    with patched(websockets.asyncio.server, "serve", serve_behind_gate), contextlib.redirect_stdout(io.StringIO()):
+        server = Server(host=address, port=bound, verbose=False)
+    assert calls == 1, "viser has opened a server without the gate"
+    server.url = f"http://{_shown(host, address)}:{bound}/{f'?token={gate.token}' if gate.token else ''}"
+    server.gui.configure_theme(show_logo=False, show_share_button=False, control_width="large")
+    return server
+
+
+class Gate:
+    """Decides which requests a server answers.
+
+    On a loopback address, programs of this machine may connect, but pages of other sites in a browser may not: a
+    browser sends the site as the request's origin, and the name in the URL as its host. On other addresses, a token is
+    required. The first request has it in its URL, and gets a cookie in exchange.
+
+    Attributes:
+        token: The token; None on a loopback address.
+    """
+
+    def __init__(self, token: str | None, port: int) -> None:
+        """Store the token.
+
+        Args:
+            token: The token that clients must know; None to accept only clients that use a name of this machine.
+            port: The server's port, which is part of the cookie's name, because cookies are shared between ports.
+        """
+        self.token = token
+        self._cookie = f"viewer-{port}"
+
+    def process(
+        self,
+        answer: Callable[[ServerConnection, Request], Response | None],
+        connection: ServerConnection,
+        request: Request,
+    ) -> Response | None:
+        """Answer a request, or refuse it.
+
+        Args:
+            answer: Answers accepted requests; returns None to continue with a websocket.
+            connection: The connection.
+            request: Its HTTP request, which may ask for a websocket.
+        """
+        return self.refusal(request) or answer(connection, request)
+
+    def refusal(self, request: Request) -> Response | None:
+        """Return the response to a request that is not answered otherwise; None to answer it.
+
+        Args:
+            request: The request.
+        """
+        host, origin = (request.headers.get_all(name) for name in ("Host", "Origin"))
+        if len(host) != 1 or len(origin) > 1 or (origin and urlsplit(origin[0]).netloc != host[0]):
+            return _response(http.HTTPStatus.FORBIDDEN, "Another site may not use this page.\n")
+        if self.token is None:
+            if urlsplit(f"//{host[0]}").hostname in LOOPBACK_NAMES:
+                return None
+            return _response(http.HTTPStatus.FORBIDDEN, "Use the address that the command printed.\n")
+        if self._is_token(self._from_cookies(request)):
+            return None
+        url = urlsplit(request.path)
+        if self._is_token(parse_qs(url.query).get("token", [""])[0]):
+            cookie = f"{self._cookie}={self.token}; Path=/; HttpOnly; SameSite=Lax"
+            return _response(http.HTTPStatus.SEE_OTHER, "", ("Location", "/"), ("Set-Cookie", cookie))
+        return _response(http.HTTPStatus.FORBIDDEN, "Use the whole address that the command printed.\n")
+
+    def _is_token(self, given: str) -> bool:
+        assert self.token is not None
+        return hmac.compare_digest(given.encode(), self.token.encode())
+
+    def _from_cookies(self, request: Request) -> str:
+        for line in request.headers.get_all("Cookie"):
+            with contextlib.suppress(CookieError):
+                if (morsel := SimpleCookie(line).get(self._cookie)) is not None:
+                    return morsel.value
+        return ""
+
+
+def _response(status: http.HTTPStatus, text: str, *headers: tuple[str, str]) -> Response:
+    body = text.encode()
+    fixed = [("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", str(len(body))), ("Connection", "close")]
+    return Response(status.value, status.phrase, Headers([*fixed, *headers]), body)
+
+
+def _listen(host: str, port: int | None) -> socket.socket:
+    """Return a socket that listens."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise UserError(f"--host {host}: is no address of this machine ({error.strerror}); use 127.0.0.1") from error
+    family, _, _, _, address = found[0]
+    ports = [port] if port is not None else [*range(FIRST_PORT, FIRST_PORT + NUM_PORTS), 0]
+    for number in ports:
+        try:
+            return socket.create_server((str(address[0]), number), family=family)
+        except PermissionError as error:
+            raise UserError(f"--port {port}: needs more rights; use a port above 1023") from error
+        except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise UserError(f"--host {host}: is no address of this machine; use 127.0.0.1") from error
+    raise UserError(f"--port {port}: is used by another program; choose another port, or drop --port")
+
+
+def _shown(host: str, address: str) -> str:
+    """Return the name of the host in URLs."""
+    if ipaddress.ip_address(address).is_unspecified:
+        return socket.gethostname()
+    return f"[{address}]" if ":" in address else host

@@ -1,0 +1,292 @@
+"""Watch a run while another process trains it: its newest policy, its learning curves, and the other runs."""
+
+from __future__ import annotations
+
+import html
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+import viser
+
+from mjlab_dist.config import TrainConfig, WatchConfig
+from mjlab_dist.errors import UserError
+from mjlab_dist.run_dir import read_config_file
+from mjlab_dist.view.curves import Curves
+from mjlab_dist.view.follow import Follower
+from mjlab_dist.view.page import Page
+from mjlab_dist.view.runs import STATES, Listed, Run, RunList
+from mjlab_dist.view.server import Server
+
+LOOK_S = 1.0
+"""Time between two looks at the files of the run, in s."""
+
+LIST_S = 5.0
+"""Time between two looks at the other runs, in s."""
+
+FRAME_S = 1 / 20
+"""Time between two updates of the scene, in s."""
+
+NO_CHOICE: str = "-"
+"""Choice while there is nothing to choose from."""
+
+STYLE = "font-size:0.85em;padding:0 0.8em 0.4em"
+"""Style of texts on the page, in CSS."""
+
+
+class Watcher:
+    """A page that follows a run, and can switch to others. While no page is open, it only looks at files."""
+
+    def __init__(self, server: Server, config: WatchConfig) -> None:
+        """Prepare to show runs on a server.
+
+        Args:
+            server: The server.
+            config: Number of robots, and directory of all runs.
+        """
+        torch.set_num_threads(1)
+        self._server, self._config = server, config
+        self._list = RunList(config.log_root)
+        self._wake = threading.Event()
+        self._wanted: Path | None = None  # run to switch to
+        self._has_switched = False
+        self._shown: _Shown
+
+    def open(self, run_dir: Path, train_config: TrainConfig) -> None:
+        """Show a run instead of the one before. Its robot appears with its first checkpoint.
+
+        Args:
+            run_dir: The run directory.
+            train_config: Its config.
+        """
+        self._server.clear()
+        self._server.on_client_connect(lambda _: self._wake.set())
+        self._shown = _Shown(self._server, Run(run_dir), train_config, self._config.num_envs, self._want)
+        self._look_due_s = self._list_due_s = 0.0
+
+    def run(self, is_over: Callable[[], bool] = lambda: False) -> None:
+        """Follow the run, until it is over or Ctrl-C.
+
+        Args:
+            is_over: Returns whether to return.
+
+        Raises:
+            UserError: If the task of the first run cannot be built.
+            BaseException: The error that ended the player.
+        """
+        while not is_over():
+            is_watched = bool(self._server.get_clients())
+            self._look(is_watched)
+            self._shown.update(is_watched)
+            if self._wanted is not None:
+                self._switch(self._wanted)
+            self._wake.wait(FRAME_S if is_watched else LOOK_S)
+            self._wake.clear()
+
+    def close(self) -> None:
+        """Stop the player."""
+        self._shown.follower.close()
+
+    def _want(self, run_dir: Path) -> None:
+        self._wanted = run_dir
+        self._wake.set()
+
+    def _look(self, is_watched: bool) -> None:
+        """Look at the files, as far as that is due."""
+        now_s = time.monotonic()
+        if now_s < self._look_due_s:
+            return
+        has_more = self._shown.follower.run.look()
+        self._look_due_s = now_s if has_more else now_s + LOOK_S
+        try:
+            self._shown.follow(is_watched)
+        except Exception as error:
+            if not self._has_switched:
+                raise
+            self._shown.fail(error)  # a broken task must not end the page of the others
+        if is_watched and now_s >= self._list_due_s:
+            self._list_due_s = now_s + LIST_S
+            self._shown.show_runs(self._list.look(self._shown.follower.run.run_dir))
+
+    def _switch(self, run_dir: Path) -> None:
+        self._wanted = None
+        try:
+            train_config = read_config_file(run_dir, trust=self._config.trust, uses_ssh=False)
+        except UserError as error:
+            for client in self._server.get_clients().values():
+                client.add_notification("Not opened", str(error), color="red")
+            return
+        self._has_switched = True
+        self.close()
+        self.open(run_dir, train_config)
+
+
+class _Shown:
+    """The page of one run: its state above tabs with the robot's controls, the curves, and the runs."""
+
+    def __init__(
+        self, server: Server, run: Run, train_config: TrainConfig, num_envs: int, want: Callable[[Path], None]
+    ) -> None:
+        self.follower = Follower(run, train_config, num_envs)
+        self._server, self._task, self._want = server, train_config.task, want
+        self._page: Page | None = None
+        self._problem = ""
+        self._runs: dict[str, Path] = {}
+        self._names: Sequence[str] = ()  # of checkpoints
+        # State and checkpoints
+        gui = server.gui
+        self._status = gui.add_html("")
+        hint = "Load each new checkpoint"
+        self._follows = gui.add_checkbox("Follow newest", initial_value=True, hint=hint, visible=False)
+        self._checkpoint = gui.add_dropdown("Checkpoint", (NO_CHOICE,), visible=False)
+        self._follows.on_update(self._follow_or_stay)
+        self._checkpoint.on_update(self._choose)
+        # Tabs, until the page of the robot has its own
+        self._tabs = gui.add_tab_group()
+        self._add_tabs(self._tabs)
+
+    def follow(self, is_watched: bool) -> None:
+        """Load what is new, and show the state and the curves.
+
+        Args:
+            is_watched: Whether a page is open. Otherwise no other checkpoint is loaded.
+
+        Raises:
+            UserError: If the task cannot be built.
+        """
+        follower = self.follower
+        if not self._problem and (is_watched or follower.player is None):
+            if follower.player is None and follower.run.checkpoints:
+                self._show_status("loading the task and its policy ...")
+            follower.update()
+            if follower.player is not None and self._page is None:
+                self._add_page()
+        self._show_status(self._policy())
+        if is_watched:
+            self._show_checkpoints()
+            newest = follower.run.history.newest
+            if newest is not self._newest:
+                self._newest = newest
+                self._curves.update(follower.run)
+
+    def update(self, is_watched: bool) -> None:
+        """Let time pass while the page is open, and show the robot.
+
+        Args:
+            is_watched: Whether a page is open.
+
+        Raises:
+            BaseException: The error that ended the player.
+        """
+        if (player := self.follower.player) is None or self._page is None:
+            return
+        player.watch(is_watched)
+        if is_watched:
+            self._page.update()
+        if player.failure is not None:
+            raise player.failure
+
+    def fail(self, error: Exception) -> None:
+        """Show that the robot cannot be shown.
+
+        Args:
+            error: Why.
+        """
+        text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        self._problem = f"the robot cannot be shown: {text}"
+
+    def show_runs(self, runs: Sequence[Listed]) -> None:
+        """Show the list of runs.
+
+        Args:
+            runs: The runs, newest first.
+        """
+        rows = "".join(map(self._row, runs))
+        head = "<tr><th>run</th><th>state</th><th>iteration</th><th>return</th></tr>"
+        style = "font-size:0.8em;border-spacing:0.7em 0.2em;text-align:left"
+        _set(self._table, f'<table style="{style}">{head}{rows}</table>')
+        self._runs = {f"{run.task}/{run.run_dir.name}": run.run_dir for run in runs}
+        if tuple(self._runs) != tuple(self._run.options):
+            own = self.follower.run.run_dir.resolve()
+            self._run.options = tuple(self._runs)
+            self._run.value = next(label for label, path in self._runs.items() if path.resolve() == own)
+
+    # Parts of the page
+
+    def _add_page(self) -> None:
+        assert self.follower.player is not None
+        self._tabs.remove()
+        self._page = Page(self._server, self.follower.player, None)
+        self._tabs = self._page.tabs
+        self._add_tabs(self._tabs)
+        self._follows.visible = self._checkpoint.visible = True
+        self.follower.player.start()
+
+    def _add_tabs(self, tabs: viser.GuiTabGroupHandle) -> None:
+        gui = self._server.gui
+        with tabs.add_tab("Curves", viser.Icon.CHART_LINE):
+            self._curves = Curves(self._server)
+        self._newest: object = None
+        with tabs.add_tab("Runs", viser.Icon.LIST):
+            self._table = gui.add_html("")
+            self._run = gui.add_dropdown("Show run", tuple(self._runs) or (NO_CHOICE,))
+            self._run.on_update(self._open_other)
+
+    def _show_status(self, policy: str) -> None:
+        run = self.follower.run
+        lines = (f"{self._task} {run.run_dir.name}", f"{STATES[run.state]}: {run.progress}", policy)
+        title, *rest = (f"<div>{html.escape(line)}</div>" for line in lines)
+        _set(self._status, f'<div style="{STYLE}"><b>{title}</b>{"".join(rest)}</div>')
+
+    def _policy(self) -> str:
+        """Return which policy is shown, in words."""
+        follower = self.follower
+        shown = follower.shown
+        text = f"policy of iteration {shown.stem.removeprefix('model_')}" if shown else "no checkpoint yet"
+        if follower.unreadable is not None:
+            text += f"; {follower.unreadable.name} cannot be used"
+        return self._problem or text
+
+    def _show_checkpoints(self) -> None:
+        names = tuple(path.name for path in reversed(self.follower.run.checkpoints.values()))
+        shown = self.follower.shown
+        if shown is None:
+            return
+        names = names if shown.name in names else (shown.name, *names)
+        if names != self._names:
+            self._names = names
+            self._checkpoint.options = names
+        self._checkpoint.value = (self.follower.chosen or shown).name
+
+    # What the controls do. Changes by this process have no client.
+
+    def _choose(self, event: viser.GuiEvent[viser.GuiDropdownHandle[str]]) -> None:
+        if event.client is not None:
+            checkpoints = {path.name: path for path in self.follower.run.checkpoints.values()}
+            self.follower.chosen = checkpoints.get(self._checkpoint.value, self.follower.shown)
+            self._follows.value = False
+
+    def _follow_or_stay(self, event: viser.GuiEvent[viser.GuiCheckboxHandle]) -> None:
+        if event.client is not None:
+            self.follower.chosen = None if self._follows.value else self.follower.shown
+
+    def _open_other(self, event: viser.GuiEvent[viser.GuiDropdownHandle[str]]) -> None:
+        run_dir = self._runs.get(self._run.value)
+        if event.client is not None and run_dir is not None:
+            self._want(run_dir)
+
+    @staticmethod
+    def _row(run: Listed) -> str:
+        iteration = "" if run.iteration is None else f"{run.iteration:,}"
+        mean_return = "" if run.mean_return is None else f"{run.mean_return:.1f}"
+        name = f"{html.escape(run.task)}<br/>{html.escape(run.run_dir.name)}"
+        cells = (name, run.state, iteration, mean_return)
+        return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+
+
+def _set(element: viser.GuiHtmlHandle, content: str) -> None:
+    """Change a text on the page, if it is another one."""
+    if element.content != content:
+        element.content = content

@@ -1,0 +1,32 @@
+"""Controls of a viewer's page, in a tab of a real browser."""
+
+from __future__ import annotations
+
+from playwright.sync_api import Locator, Page
+
+ARGS = ("--no-sandbox", "--use-gl=angle", "--use-angle=swiftshader", "--enable-unsafe-swiftshader")
+"""Flags of Chromium without a display and a GPU."""
+
+WAIT_MS = 200_000
+"""Limit of every wait for the browser; a busy machine is slow, because it draws without a GPU."""
+
+FEW_PIXELS = "?fixedDpr=0.2"
+"""End of the address of a page that is drawn coarsely, and so faster."""
+
+
+def row(tab: Page, label: str) -> Locator:
+    """Return the row of a control."""
+    return tab.get_by_text(label, exact=True).locator("xpath=ancestor::div[2]")
+
+
+def number(tab: Page, label: str, value: str) -> None:
+    """Type a number next to a slider."""
+    box = row(tab, label).locator("input").last
+    box.fill(value)
+    box.press("Enter")
+
+
+def choose(tab: Page, label: str, option: str) -> None:
+    """Choose an option of a dropdown."""
+    row(tab, label).locator("input").first.click()
+    tab.get_by_role("option", name=option, exact=True).click()

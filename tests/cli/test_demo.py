@@ -1,0 +1,44 @@
+"""mjlab-dist demo: refusals, and its page; tests/cli/test_wheel.py makes its video."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import signal
+
+import pytest
+from conftest import Command
+
+from mjlab_dist.cli.demo import TASK
+from mjlab_dist.errors import Exit
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (("--seconds", "3"), "--seconds 3: "),
+        (("--video", "a.mp4", "--port", "8080"), "--port 8080: "),
+        (("--video", "a.mp4", "--host", "0.0.0.0"), "--host 0.0.0.0: "),
+        (("--video", "a.txt"), "--video a.txt: "),
+        (("--run", "latest"), "--run"),
+    ],
+)
+def test_bad_flags_are_refused_in_one_line(flags: tuple[str, ...], named: str, command: Command) -> None:
+    done = command("mjlab-dist", "demo", *flags)
+    assert done.code == Exit.USAGE
+    assert f"mjlab-dist demo: {named}" in done.err.splitlines()[0]
+    assert list(command.cwd.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_the_page_is_served_until_ctrl_c(command: Command) -> None:
+    process = command.start("mjlab-dist", "demo")
+    assert process.stdout is not None
+    lines = iter(process.stdout.readline, "")
+    assert TASK.partition("-")[0] in next(lines)
+    port = next(found[1] for line in lines if (found := re.search(r"http://127\.0\.0\.1:(\d+)/", line)))
+    connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=60)
+    connection.request("GET", "/")
+    assert connection.getresponse().status == http.HTTPStatus.OK
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == Exit.DONE

@@ -1,0 +1,116 @@
+"""Videos and strips of play: size, camera, several envs, episodes that end."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import imageio.v3 as iio
+import numpy as np
+import pytest
+from conftest import Command, Done
+
+import mjlab_dist_tasks.cartpole
+
+TASK = "cartpole-balance"
+PLAY = ("play", TASK, "--num-envs", "4", "--seconds", "0.9", "--env.episode-length-s", "0.3", "--no-disturbances")
+SMALL = ("--width", "160", "--height", "120")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directory with a run of a cartpole whose MJCF has a second camera, which looks down."""
+    place = tmp_path_factory.mktemp("play")
+    mjcf = (Path(mjlab_dist_tasks.cartpole.__file__).parent / "cartpole.xml").read_text()
+    above = '<camera name="above" pos="0 0 4"/>'
+    (place / "two_cameras.xml").write_text(mjcf.replace("</worldbody>", f"{above}</worldbody>"))
+    done = Command("trained", place)(
+        "train", TASK, "--gpu-ids", "None", "--num-envs", "8", "--max-iterations", "1",
+        "--env.sim.model", str(place / "two_cameras.xml"),
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    return place
+
+
+def test_the_video_goes_on_after_resets_and_shows_several_envs(command: Command, trained: Path) -> None:
+    command.cwd = trained
+    # Three envs in a grid of two columns
+    done = command(*PLAY, "--env", "1", "3", "0", "--width", "322", "--height", "242", "--video", "grid.mp4")
+    assert done.code == 0, done.err
+    assert re.search(r"^12 episodes: .* mean length 30 steps$", done.out, re.MULTILINE), done.out
+    assert done.out.splitlines()[-1] == "Video: grid.mp4"
+    frames = iio.imread(trained / "grid.mp4").astype(int)
+    assert frames.shape == (30, 242, 322, 3), "0.9 s: 90 steps of 10 ms, every third drawn"
+    assert frames[:, 124:, 164:].max() < 30, "there is no fourth env"
+    # The start of the second episode differs from the end of the first more than two frames that follow each other
+    jumps = np.abs(np.diff(frames[:, :, :160], axis=0)).mean(axis=(1, 2, 3))
+    assert set(jumps.argsort()[-2:]) == {9, 19}, jumps
+    # One env alone
+    done = command(*PLAY, "--env", "3", *SMALL, "--video", "one.mp4")
+    assert done.code == 0, done.err
+    one = iio.imread(trained / "one.mp4").astype(int)
+    assert one.shape == (30, 120, 160, 3)
+    assert np.abs(frames[:, :120, 162:] - one).mean() < 3, "it is the upper right picture of the grid"
+    assert np.abs(frames[:, :120, :160] - one).mean() > np.abs(frames[:, :120, 162:] - one).mean() + 0.2
+
+
+def test_a_camera_is_chosen_by_name(command: Command, trained: Path) -> None:
+    command.cwd = trained
+    frames: dict[str, np.ndarray] = {}
+    for name, flags in {"default": (), "side": ("--camera", "side"), "above": ("--camera", "above")}.items():
+        done = command("play", TASK, "--num-envs", "1", "--seconds", "0.1", *flags, *SMALL, "--video", f"{name}.gif")
+        assert done.code == 0, done.err
+        assert "No episode ended in this time" in done.out
+        frames[name] = iio.imread(trained / f"{name}.gif").astype(int)
+    assert frames["side"].shape == (4, 120, 160, 3)
+    assert (frames["side"] == frames["default"]).all(), "the first camera is the default"
+    assert np.abs(frames["above"] - frames["side"]).mean() > 10
+    wrong = command("play", TASK, "--num-envs", "1", "--camera", "top", "--video", "top.mp4")
+    assert wrong.code == 2
+    assert wrong.err.splitlines()[-1] == "play: --camera top: the model has side, above"
+    assert not (trained / "top.mp4").exists()
+
+
+def test_a_strip_shows_frames_at_equal_intervals(command: Command, trained: Path) -> None:
+    command.cwd = trained
+    once = ("play", TASK, "--num-envs", "4", "--env.episode-length-s", "0.3", "--no-disturbances", "--env", "2")
+    done = command(*once, "--seconds", "0.9", "--width", "500", "--height", "100", "--frames", "three.png")
+    assert done.code == 0, done.err
+    # 0.9 s are 90 states, which fit four equal intervals of 22 steps of 10 ms
+    assert done.out.splitlines()[-1] == "Frames, one every 0.22 s: three.png"
+    strip = iio.imread(trained / "three.png").astype(int)
+    assert strip.shape == (100, 500, 3)
+    frames = [strip[:, left : left + 98] for left in (0, 100, 200, 301, 401)]
+    assert (strip[:, [98, 99, 198, 298, 300, 399]] == 255).all(), "white gaps"
+    assert all(frame.min() < 200 for frame in frames)
+    # The default size; the strip ends with the episode of its env, of 30 steps
+    done = command(*once, "--frames", "default.png")
+    assert done.code == 0, done.err
+    assert done.out.splitlines()[-1] == "Frames, one every 0.05 s: default.png"
+    strip = iio.imread(trained / "default.png").astype(int)
+    assert strip.shape == (200, 1200, 3)
+    differences = [np.abs(strip[:, 200 * i : 200 * i + 195] - strip[:, :195]).mean() for i in range(6)]
+    assert differences[0] == 0
+    assert min(differences[1:]) > 0, "the cart moves"
+
+
+WITHOUT_EGL = """
+unset MUJOCO_GL
+"$1" cartpole-balance --run "$2" --num-envs 1 --seconds 0.1 --width 64 --height 48 --video drawn.gif
+"""
+
+
+def test_without_the_library_of_egl_the_ray_tracer_draws(
+    command: Command, trained: Path, with_mounts: Callable[..., Done]
+) -> None:
+    ctypes.CDLL("libEGL.so.1")
+    library = next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libEGL." in line)
+    (run,) = (trained / "logs" / TASK).iterdir()
+    done = with_mounts(f"mount --bind /dev/null {library}", WITHOUT_EGL, command.program("play"), str(run))
+    assert done.code == 0, done.err
+    assert "Warning: MuJoCo cannot render here" in done.out
+    assert iio.imread(command.cwd / "drawn.gif").shape[1:] == (48, 64, 3)

@@ -1,0 +1,178 @@
+"""Videos during training, by the installed train command: they cost training nothing, and no failure reaches it."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import imageio.v3 as iio
+import psutil
+import pytest
+from conftest import Command
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from mjlab_dist.errors import Exit
+from mjlab_dist.run_dir import VIDEOS_DIR, list_videos, read_config_file, read_metrics, video_path
+
+TRAIN = (
+    "train", "cartpole-balance", "--gpu-ids", "None", "--num-envs", "8", "--agent.num-steps-per-env", "8",
+    "--checkpoint.interval", "5",
+)  # fmt: skip
+VIDEOS = ("--video-interval", "5", "--video-length", "0.5")
+NUM_FRAMES = 17  # of 50 steps of 10 ms, every third
+
+TIMES = ("elapsed_s", "steps_per_s", "collect_s", "learn_s", "wait_s", "wait_share")
+
+WaitFor = Callable[[Callable[[], bool]], None]
+
+pytestmark = pytest.mark.slow
+
+
+def runs(root: Path) -> list[Path]:
+    return sorted((root / "logs" / "cartpole-balance").glob("*"))
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    return [{k: v for k, v in row.items() if k not in TIMES} for row in read_metrics(run)]
+
+
+def warnings(out: str) -> list[str]:
+    return [line for line in out.splitlines() if line.startswith("Warning: ")]
+
+
+def films(command: Command) -> list[psutil.Process]:
+    """The processes of a command that make videos."""
+    found: list[psutil.Process] = []
+    for process in command.processes():
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            if "mjlab_dist.play.film" in process.cmdline():
+                found.append(process)
+    return found
+
+
+def num_videos(root: Path) -> int:
+    return sum(len(list_videos(run)) for run in runs(root))
+
+
+def test_two_ranks_train_as_without_videos_and_end_with_one(command: Command) -> None:
+    two = (*TRAIN, "--cpu-ranks", "2", "--max-iterations", "12")
+    done, without = command(*two, *VIDEOS), command(*two)
+    assert done.code == without.code == 0, done.err + without.err
+    first, second = runs(command.cwd)
+    assert rows(first) == rows(second)
+    assert not (second / VIDEOS_DIR).exists()
+    # The last checkpoint has a video, although 12 is no multiple of 5
+    assert list_videos(first)[-1] == 12
+    assert f"Video: {video_path(first, 12).relative_to(command.cwd)}" in done.out
+    assert warnings(done.out) == []
+    for iteration in list_videos(first):
+        assert iio.imread(video_path(first, iteration)).shape == (NUM_FRAMES, 480, 848, 3)
+    assert {path.suffix for path in (first / VIDEOS_DIR).iterdir()} == {".mp4"}
+    # TensorBoard has the same
+    (events,) = first.glob("events.out.*")
+    shown = EventAccumulator(str(events))
+    shown.Reload()
+    images = shown.Images("video")
+    assert [image.step for image in images] == list_videos(first)
+    animation = iio.imread(images[-1].encoded_image_string)
+    assert animation.shape == (6, 240, 424, 3)
+    assert (animation[0] != animation[-1]).any(), "the pole moves"
+    # Both fields are in the run's config
+    config = read_config_file(first)
+    assert (config.video_interval, config.video_length) == (5, 0.5)
+
+
+def test_training_continues_when_the_process_is_killed(command: Command, wait_for: WaitFor) -> None:
+    process = command.start(*TRAIN, *VIDEOS, "--max-iterations", "1000000")
+    for killed in range(2):
+        wait_for(lambda killed=killed: num_videos(command.cwd) > killed and len(films(command)) == 1)
+        films(command)[0].kill()
+    wait_for(lambda: not films(command))
+    (run,) = runs(command.cwd)
+    num_rows = len(read_metrics(run))
+    wait_for(lambda: len(read_metrics(run)) > num_rows + 5)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == Exit.RESUMABLE, err
+    first, second = warnings(out)
+    assert "killed (signal 9)" in first
+    assert "started again" in first
+    assert "without videos" in second
+
+
+def test_ctrl_c_ends_the_wait_for_the_last_video(command: Command, wait_for: WaitFor) -> None:
+    process = command.start(*TRAIN, *VIDEOS, "--cpu-ranks", "2", "--max-iterations", "3", stderr=subprocess.STDOUT)
+    wait_for(lambda: len(films(command)) == 1)
+    films(command)[0].suspend()  # the video is never finished
+    assert process.stdout is not None
+    lines: list[str] = []
+    while "Making the video of iteration 3" not in (lines or [""])[-1]:
+        lines.append(process.stdout.readline())
+        assert lines[-1], lines
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, out
+    assert "ending without the last video" in out
+    assert "Trained 3 iterations" in out
+    assert num_videos(command.cwd) == 0
+    # A resumed run makes it
+    done = command("train", "--resume", str(runs(command.cwd)[0]), "--max-iterations", "4")
+    assert done.code == 0, done.err
+    assert list_videos(runs(command.cwd)[0]) == [4]
+
+
+def test_without_opengl_the_ray_tracer_draws_and_without_ffmpeg_there_is_one_warning(command: Command) -> None:
+    short = (*TRAIN, *VIDEOS, "--max-iterations", "2")
+    done = command(*short, env={"MUJOCO_GL": "disable"})
+    assert done.code == 0, done.err
+    (warning,) = warnings(done.out)
+    assert "cannot render" in warning
+    assert iio.imread(video_path(runs(command.cwd)[0], 2)).shape[0] == NUM_FRAMES
+    done = command(*short, env={"IMAGEIO_FFMPEG_EXE": str(command.cwd / "none")})
+    assert done.code == 0, done.err
+    (warning,) = warnings(done.out)
+    assert "without videos" in warning
+    assert list_videos(runs(command.cwd)[1]) == []
+
+
+def test_the_process_ends_with_a_killed_launcher(command: Command, wait_for: WaitFor) -> None:
+    process = command.start(*TRAIN, *VIDEOS, "--cpu-ranks", "2", "--max-iterations", "1000000")
+    wait_for(lambda: num_videos(command.cwd) > 0 and len(films(command)) == 1)
+    (film,) = films(command)
+    assert film.nice() == 10 + psutil.Process().nice()
+    assert len(film.cpu_affinity()) == 1
+    process.kill()
+    process.communicate()
+    wait_for(lambda: not command.leftovers())
+
+
+def test_weights_and_biases_gets_the_video(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NETRC", "WANDB_CONFIG_DIR", "WANDB_CACHE_DIR"):
+        monkeypatch.setenv(name, str(command.cwd / name.lower()))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    done = command(*TRAIN, *VIDEOS, "--max-iterations", "2", "--logger", "wandb")
+    assert done.code == 0, done.err
+    assert warnings(done.out) == []
+    (run,) = runs(command.cwd)
+    (logged,) = run.glob("wandb/offline-run-*/files/media/videos/video_2_*.mp4")
+    assert logged.read_bytes() == video_path(run, 2).read_bytes()
+    assert [path.name for path in (run / VIDEOS_DIR).iterdir()] == ["iteration_2.mp4"]
+
+
+WITHOUT = """
+import sys, threading
+import mjlab_dist
+
+mjlab_dist.train("cartpole-balance", gpu_ids=None, num_envs=8, max_iterations=1, quiet=True)
+assert not {"mjlab_dist.learn.videos", "mjlab_dist.play", "imageio"} & set(sys.modules)
+assert "videos" not in [thread.name for thread in threading.enumerate()]
+"""
+
+
+def test_nothing_is_imported_or_started_without_the_flag(command: Command) -> None:
+    done = command("python", "-c", WITHOUT)
+    assert done.code == 0, done.err

@@ -1,0 +1,34 @@
+"""Pictures of envs whose place on a terrain changes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from mjlab_dist.play.video import _View
+
+
+def test_the_terrain_around_a_new_place_is_drawn() -> None:
+    places: list[tuple[float, float]] = []
+
+    class Renderers:
+        def at(self, _: Any, origin: tuple[float, float]) -> Any:
+            places.append(origin)
+            return lambda poses: np.array([*origin, poses["qpos"].item()])
+
+    qpos = torch.tensor([[1.0], [2.0]])
+    env: Any = SimpleNamespace(origins=torch.zeros(2, 3), sim=SimpleNamespace(physics={"qpos": qpos}))
+    renderers: Any = Renderers()
+    view = _View(env, 1, renderers)
+    assert view.picture().tolist() == [0, 0, 2]
+    qpos[1] = 3.0
+    assert view.picture().tolist() == [0, 0, 3]
+    assert places == [(0, 0)], "the renderer is kept while the env stays"
+    # A curriculum moves the env.
+    env.origins[1] = torch.tensor([8.0, -8.0, 0.5])
+    assert view.picture().tolist() == [8, -8, 3]
+    assert view.picture().tolist() == [8, -8, 3]
+    assert places == [(0, 0), (8, -8)]

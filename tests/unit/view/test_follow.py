@@ -1,0 +1,129 @@
+"""Following the newest checkpoint of a run: new ones are loaded, damaged ones are skipped."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mjlab_dist
+from mjlab_dist.run_dir import checkpoint_path, read_config_file
+from mjlab_dist.view.follow import Follower
+from mjlab_dist.view.runs import Run
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Run directory with the checkpoints of three iterations."""
+    fields: dict[str, Any] = {"checkpoint.interval": 1}
+    result = mjlab_dist.train(
+        "cartpole-balance", num_envs=4, gpu_ids=None, max_iterations=3, quiet=True,
+        log_root=str(tmp_path_factory.mktemp("logs")), **fields,
+    )  # fmt: skip
+    return result.run_dir
+
+
+@pytest.fixture
+def copy(trained: Path, tmp_path: Path) -> Path:
+    """The run before its first checkpoint."""
+    run_dir = tmp_path / "copy"
+    (run_dir / "checkpoints").mkdir(parents=True)
+    shutil.copy(trained / "config.yaml", run_dir)
+    return run_dir
+
+
+@pytest.fixture
+def follower(copy: Path) -> Iterator[Follower]:
+    follower = Follower(Run(copy), read_config_file(copy), 1)
+    yield follower
+    follower.close()
+
+
+def _update(follower: Follower) -> Path | None:
+    """Let a follower do all there is to do; return the checkpoint that it shows."""
+    follower.run.look()
+    follower.update()
+    if follower.player is not None:
+        follower.player.step()
+        follower.update()
+    return follower.shown
+
+
+def test_each_new_checkpoint_is_loaded(follower: Follower, trained: Path, copy: Path) -> None:
+    assert _update(follower) is None
+    assert follower.player is None
+    for iteration in (1, 2, 3):
+        shutil.copy(checkpoint_path(trained, iteration), copy / "checkpoints")
+        assert _update(follower) == checkpoint_path(copy, iteration)
+    assert follower.unreadable is None
+
+
+def test_a_damaged_checkpoint_is_skipped_until_it_changes(follower: Follower, trained: Path, copy: Path) -> None:
+    # The first: there is no robot yet
+    first = checkpoint_path(copy, 1)
+    first.write_bytes(checkpoint_path(trained, 1).read_bytes()[:1000])
+    assert _update(follower) is None
+    assert (follower.player, follower.unreadable) == (None, first)
+    shutil.copy(checkpoint_path(trained, 1), first)
+    assert _update(follower) == first
+    # A later one: the one before stays
+    second = checkpoint_path(copy, 2)
+    second.write_bytes(b"damaged")
+    for _ in range(2):
+        assert _update(follower) == first
+        assert follower.unreadable == second
+    shutil.copy(checkpoint_path(trained, 2), second)
+    assert _update(follower) == second
+
+
+def test_a_checkpoint_that_disappears_while_it_is_read(follower: Follower, trained: Path, copy: Path) -> None:
+    for iteration in (1, 2):
+        shutil.copy(checkpoint_path(trained, iteration), copy / "checkpoints")
+    assert _update(follower) == checkpoint_path(copy, 2)
+    shutil.copy(checkpoint_path(trained, 3), copy / "checkpoints")
+    follower.run.look()
+    checkpoint_path(copy, 3).unlink()
+    follower.update()
+    assert follower.player is not None
+    follower.player.step()
+    follower.update()
+    assert _update(follower) == checkpoint_path(copy, 2)
+
+
+def test_a_chosen_checkpoint_stays(follower: Follower, trained: Path, copy: Path) -> None:
+    for iteration in (1, 2):
+        shutil.copy(checkpoint_path(trained, iteration), copy / "checkpoints")
+    _update(follower)
+    follower.chosen = checkpoint_path(copy, 1)
+    shutil.copy(checkpoint_path(trained, 3), copy / "checkpoints")
+    assert _update(follower) == checkpoint_path(copy, 1)
+    # Removed by the run: what was loaded stays
+    checkpoint_path(copy, 1).unlink()
+    assert _update(follower) == checkpoint_path(copy, 1)
+    follower.chosen = None
+    assert _update(follower) == checkpoint_path(copy, 3)
+
+
+def test_time_stands_still_while_nobody_watches(
+    follower: Follower, trained: Path, copy: Path, wait_for: Callable[[Callable[[], bool]], None]
+) -> None:
+    shutil.copy(checkpoint_path(trained, 1), copy / "checkpoints")
+    _update(follower)
+    player = follower.player
+    assert player is not None
+    player.watch(is_watched=False)
+    player.start()
+    player.reset().result()  # requests are done
+    at = player.frame.step
+    shutil.copy(checkpoint_path(trained, 2), copy / "checkpoints")
+    follower.run.look()
+    follower.update()
+    wait_for(lambda: (follower.update(), follower.shown == checkpoint_path(copy, 2))[1])
+    assert player.frame.step == at
+    player.watch(is_watched=True)
+    wait_for(lambda: player.frame.step > at)

@@ -1,0 +1,114 @@
+"""Reading files of metrics while they are written."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from mjlab_dist.run_dir import cut_metrics
+from mjlab_dist.view import rows
+from mjlab_dist.view.rows import MAX_POINTS, History, RowReader
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "metrics.jsonl"
+
+
+def _append(file: Path, *iterations: int, end: str = "") -> None:
+    with file.open("a") as opened:
+        opened.writelines(json.dumps({"iteration": n, "mean_return": float(n)}) + "\n" for n in iterations)
+        opened.write(end)
+
+
+def _read(reader: RowReader) -> list[int]:
+    return [row["iteration"] for row in reader.read().rows]
+
+
+def test_only_new_rows_are_returned(file: Path) -> None:
+    reader = RowReader(file)
+    assert reader.read() == ([], False, True)  # no file yet
+    _append(file, 1, 2)
+    assert _read(reader) == [1, 2]
+    assert _read(reader) == []
+    _append(file, 3)
+    assert _read(reader) == [3]
+
+
+def test_a_partial_row_is_returned_when_it_is_complete(file: Path) -> None:
+    reader = RowReader(file)
+    _append(file, 1, end='{"iteration": 2, "mean')
+    assert _read(reader) == [1]
+    assert _read(reader) == []
+    with file.open("a") as opened:
+        opened.write('_return": 2.0}\n')
+    assert _read(reader) == [2]
+
+
+def test_damaged_rows_are_skipped(file: Path) -> None:
+    reader = RowReader(file)
+    _append(file, 1)
+    with file.open("ab") as opened:
+        opened.write(b'\0\0\0\n[1]\n{"iteration": "x"}\nnonsense \xff\n')
+    _append(file, 2)
+    assert _read(reader) == [1, 2]
+
+
+@pytest.mark.parametrize("grown", [(3,), (3, 4, 5, 6, 7)])
+def test_a_file_that_a_resume_cuts_is_read_again(file: Path, grown: tuple[int, ...]) -> None:
+    reader = RowReader(file)
+    _append(file, 1, 2, 3, 4)
+    assert _read(reader) == [1, 2, 3, 4]
+    cut_metrics(file.parent, 2)
+    # The rows that follow are the same as before, or others
+    with file.open("a") as opened:
+        opened.writelines(json.dumps({"iteration": n, "mean_return": -n}) + "\n" for n in grown)
+    new = reader.read()
+    assert new.is_cut
+    assert [row["iteration"] for row in new.rows] == [1, 2, *grown]
+
+
+def test_a_replaced_file_and_one_that_is_gone(file: Path) -> None:
+    reader = RowReader(file)
+    _append(file, 1, 2)
+    assert _read(reader) == [1, 2]
+    file.rename(file.with_suffix(".old"))
+    assert reader.read() == ([], False, True)
+    _append(file, 1)
+    assert reader.read().is_cut
+
+
+def test_long_files_are_read_in_parts(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "CHUNK", 300)
+    _append(file, *range(1, 101))
+    reader, found = RowReader(file), list[int]()
+    while not (new := reader.read()).is_complete:
+        assert 0 < len(new.rows) < 10
+        found += [row["iteration"] for row in new.rows]
+    assert [*found, *(row["iteration"] for row in new.rows)] == list(range(1, 101))
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, MAX_POINTS - 1, MAX_POINTS, MAX_POINTS + 1, 7 * MAX_POINTS + 13])
+def test_long_curves_are_thinned_and_end_with_the_newest_row(num_rows: int) -> None:
+    history = History()
+    for n in range(1, num_rows + 1):
+        history.add({"iteration": n})
+        assert len(history.rows) <= MAX_POINTS
+        assert history.rows[-1]["iteration"] == n
+    iterations = [row["iteration"] for row in history.rows]
+    assert iterations[0] == 1
+    assert len(iterations) >= min(num_rows, MAX_POINTS // 2)
+    assert len({after - before for before, after in itertools.pairwise(iterations[:-1])}) <= 1
+
+
+def test_repeated_iterations_replace_earlier_ones() -> None:
+    history = History()
+    for n, value in ((1, 1.0), (2, 2.0), (3, 3.0), (2, -2.0), (3, None)):
+        history.add({"iteration": n, "mean_return": value})
+    assert history.column("iteration") == [1, 2, 3]
+    assert history.column("mean_return")[:2] == [1.0, -2.0]
+    assert math.isnan(history.column("mean_return")[2])

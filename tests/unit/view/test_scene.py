@@ -1,0 +1,77 @@
+"""Pages of various tasks: their models have a scene, and commands, observations and actions controls and charts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from mjlab_dist.env import Env
+from mjlab_dist.view.page import Page
+from mjlab_dist.view.player import Player
+from mjlab_dist.view.robot import Robot
+from mjlab_dist.view.server import Server, open_server
+
+TASKS = ("arm-lift-cube", "gym-reacher", "quadruped-tracking", "quadruped-velocity-rough", "everything")
+"""Tasks with meshes or objects, a fixed robot, a motion, terrain, and every kind of term."""
+
+
+class Nothing:
+    """A policy that does nothing."""
+
+    def __init__(self, env: Env) -> None:
+        self._action = torch.zeros(env.num_envs, env.num_actions)
+
+    def __call__(self, *_: object) -> torch.Tensor:
+        return self._action
+
+    def reset(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = open_server("127.0.0.1", None)
+    yield server
+    server.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", TASKS)
+def test_a_task_has_a_page(task: str, server: Server, build_env: Callable[[str], Env]) -> None:
+    env = build_env(task)
+    player = Player(env, Nothing(env))
+    page = Page(server, player, list)
+    player.push()
+    for name in env.cfg.commands:
+        if len(ranges := env.find_command(name).ranges):
+            player.hold_command(name, ranges.mean(dim=1).tolist())
+    frame = [player.step() for _ in range(3)][-1]
+    scene = page.scene
+    for env_id in (0, env.num_envs - 1):
+        scene.env_id, scene.shows_contacts, scene.shows_collision_geoms = env_id, True, True
+        scene.show(frame.state, frame.origins, frame.commands)
+        body = env.sim.model.body(Robot.of(env.sim.model).body).id
+        assert np.allclose(scene.place_of(body, frame.state), 0.0, atol=1e-9), "the camera follows the robot"
+    scene.hides_others = True
+    broken = {name: np.full_like(value, np.nan) for name, value in frame.state.items()}
+    scene.show(broken, frame.origins, frame.commands)
+    page.update()
+    for name in env.cfg.commands:
+        player.hold_command(name, None)
+    player.step()
+
+
+def test_the_robot_is_what_actuators_move(build_env: Callable[[str], Env]) -> None:
+    for task, is_floating in {
+        "arm-lift-cube": False,
+        "quadruped-velocity-flat": True,
+        "cartpole-balance": False,
+    }.items():
+        model = build_env(task).sim.model
+        robot = Robot.of(model)
+        assert (robot.root is not None) == is_floating, task
+        assert robot.joints, task
+        assert model.body_dofnum[robot.body], task
