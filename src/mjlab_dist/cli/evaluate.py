@@ -1,0 +1,134 @@
+"""evaluate: measure a trained policy over many episodes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from mjlab_dist.cli.console import make_console
+from mjlab_dist.cli.parsing import by_flag, known_task, parse, split_task, take_group
+from mjlab_dist.cli.play import chosen_run
+from mjlab_dist.cli.with_ranks import waiting_for_ranks
+from mjlab_dist.config import EvaluateConfig, PlayConfig
+from mjlab_dist.errors import Exit
+
+if TYPE_CHECKING:
+    from mjlab_dist.evaluate.run import Estimate, Evaluated
+
+
+def main(argv: Sequence[str], prog: str) -> None:
+    """Evaluate a policy, print the results, and exit with 1 if the mean return is below ``--min-return``.
+
+    Raises:
+        UserError: If the command line is wrong, or the run cannot be evaluated.
+        RankError: If a rank failed; already shown.
+    """
+    # Flags
+    task, flags = split_task(argv)
+    changes, flags = take_group(_joined(flags, "--vary"), "--env.")
+    config = parse(EvaluateConfig, EvaluateConfig(), flags, f"{prog} {task or 'TASK'}")
+    task = known_task(task, prog)
+
+    from mjlab_dist.evaluate.plot import check_plot, plot  # noqa: PLC0415 (--help does not need it)
+    from mjlab_dist.evaluate.run import check, evaluate  # noqa: PLC0415
+
+    check(config)
+    if config.plot is not None:
+        check_plot(config.plot, len(config.vary))
+
+    # Episodes
+    with waiting_for_ranks(prog) as listen:
+        same = ("run", "checkpoint", "disturbances", "seed", "log_root", "trust")
+        chosen = PlayConfig(**{name: getattr(config, name) for name in same})
+        train_config, checkpoint = chosen_run(
+            task, chosen, prog, changes, lambda text: listen({"kind": "warning", "text": text})
+        )
+        results = evaluate(train_config, checkpoint, config, listen)
+
+    # Report
+    if config.json:
+        plain = list(map(_plain, results))
+        print(json.dumps({"task": task, "checkpoint": str(checkpoint), "results": plain}))
+    else:
+        _show(results, make_console())
+    if config.plot is not None:
+        plot(results, f"{task}, {checkpoint.stem}", config.plot)
+        print(f"Plot: {config.plot}", file=sys.stderr)
+    if config.min_return is not None:
+        means = [result.columns["return"].mean for result in results]
+        if low := [mean for mean in means if not mean >= config.min_return]:  # or it is not a number
+            print(f"{prog}: the mean return is {low[0]:.6g}, below --min-return {config.min_return:g}", file=sys.stderr)
+            sys.exit(Exit.FAILED)
+
+
+def _joined(argv: Sequence[str], flag: str) -> list[str]:
+    """Return argv with all values of a flag, which may be given several times, after one flag at the end."""
+    values = [value for name, given in by_flag(argv) if name == flag for value in given]
+    rest = [word for name, given in by_flag(argv) if name != flag for word in (name, *given)]
+    return [*rest, flag, *values] if values else list(argv)
+
+
+def _plain(result: Evaluated) -> dict[str, object]:
+    """Return a result as plain data, with None in place of NaN, which JSON does not have."""
+    columns = {
+        name: {end: value if value is None or math.isfinite(value) else None for end, value in vars(estimate).items()}
+        for name, estimate in result.columns.items()
+    }
+    return {**dataclasses.asdict(result), "columns": columns}
+
+
+def _show(results: Sequence[Evaluated], console: Console) -> None:
+    """Print all columns of one or two results, or the main columns of more."""
+    if results[0].varied:
+        console.print(_grid(results))
+    else:
+        console.print(_columns(results))
+
+
+def _columns(results: Sequence[Evaluated]) -> Table:
+    count = results[0].num_episodes
+    table = Table()
+    table.add_column(f"{count} episode{'s' if count > 1 else ''}", no_wrap=True)
+    if len(results) == 1:
+        table.add_column("mean", justify="right")
+        table.add_column("95% interval", justify="right")
+        for name, estimate in results[0].columns.items():
+            table.add_row(name, *_cells(estimate))
+        return table
+    for result in results:
+        table.add_column(f"{result.actions} actions", justify="right")
+    for name in results[0].columns:
+        table.add_row(name, *(_with_margin(result.columns[name]) for result in results))
+    return table
+
+
+def _grid(results: Sequence[Evaluated]) -> Table:
+    has_kinds = len({result.actions for result in results}) > 1
+    table = Table(*results[0].varied, *(["actions"] if has_kinds else []))
+    for title in ("mean return", "95% interval", "mean length", "ended early"):
+        table.add_column(title, justify="right")
+    for result in results:
+        values = [f"{value:.4g}" for value in result.varied.values()]
+        mean, interval = _cells(result.columns["return"])
+        limit = result.columns["termination/time_limit"].mean
+        length = f"{result.columns['length'].mean:.4g}"
+        table.add_row(*values, *([result.actions] if has_kinds else []), mean, interval, length, f"{1 - limit:.1%}")
+    return table
+
+
+def _cells(estimate: Estimate) -> tuple[str, str]:
+    interval = "" if estimate.low is None else f"{estimate.low:.4g} to {estimate.high:.4g}"
+    return f"{estimate.mean:.4g}", interval
+
+
+def _with_margin(estimate: Estimate) -> str:
+    """Return a mean with half the width of its interval."""
+    margin = "" if estimate.high is None else f" ± {estimate.high - estimate.mean:.3g}"
+    return f"{estimate.mean:.4g}{margin}"

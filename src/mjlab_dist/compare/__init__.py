@@ -1,0 +1,1 @@
+"""Compare runs by their files: curves, final values and configs. Imports no torch."""

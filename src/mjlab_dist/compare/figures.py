@@ -1,0 +1,164 @@
+"""Figures of groups of runs: curves, final values, time to a threshold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mjlab_dist.compare.runs import AXES, Group, Run
+
+NUM_POINTS = 200
+"""Number of points of a curve."""
+
+NUM_RESAMPLES = 2000
+"""Number of bootstrap resamples."""
+
+CUT = 0.25
+"""Share of the runs that an interquartile mean leaves out at each end (Agarwal et al. 2021, arXiv:2108.13264)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reached:
+    """When the runs of a group first reached a threshold; means over the runs that did."""
+
+    num_runs: int
+    """Number of runs that reached it."""
+    steps: float | None
+    """Control steps of all ranks; None if no run reached it."""
+    seconds: float | None
+    """Seconds of training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """Figures of a group."""
+
+    name: str
+    """Name of the group."""
+    runs: list[str]
+    """Its run directories."""
+    final: list[float]
+    """Last value of the metric in each run."""
+    mean: float
+    """Mean of the last values."""
+    std: float | None
+    """Their standard deviation, as of a sample; None with one run."""
+    iqm: float
+    """Their interquartile mean."""
+    iqm_low: float | None
+    """Lower end of the 95% bootstrap interval of the interquartile mean; None with one run."""
+    iqm_high: float | None
+    """Upper end of this interval."""
+    steps: float
+    """Control steps of all ranks, mean over the runs."""
+    seconds: float
+    """Seconds of training, mean over the runs."""
+    reached: Reached | None
+    """When the threshold was reached; None without a threshold."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Curve of a group, up to the end of its shortest run."""
+
+    x: NDArray[np.float64]
+    """Positions, (num_points,)."""
+    middle: NDArray[np.float64]
+    """The curve, (num_points,)."""
+    low: NDArray[np.float64] | None
+    """Lower edge of the band, (num_points,); None with one run."""
+    high: NDArray[np.float64] | None
+    """Upper edge of the band, (num_points,)."""
+
+
+def interquartile_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the mean without the lowest and highest quarter, over the last axis.
+
+    Args:
+        values: Values, (..., num_runs).
+    """
+    cut = int(CUT * values.shape[-1])
+    return np.sort(values, axis=-1)[..., cut : values.shape[-1] - cut].mean(axis=-1)
+
+
+def bootstrap(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the ends of the 95% bootstrap interval of the interquartile mean. The resamples are always the same.
+
+    Args:
+        values: Values, (..., num_runs).
+    """
+    draws = np.random.default_rng(0).integers(values.shape[-1], size=(NUM_RESAMPLES, values.shape[-1]))
+    means = np.stack([interquartile_mean(values[..., draw]) for draw in draws])
+    low, high = np.percentile(means, [2.5, 97.5], axis=0)
+    return low, high
+
+
+def summarize(group: Group, metric: str, threshold: float | None) -> Summary:
+    """Return the figures of a group.
+
+    Args:
+        group: The runs.
+        metric: Column of metrics.jsonl.
+        threshold: Value to reach; None for none.
+    """
+    series = [_series(run, metric, "iterations") for run in group.runs]
+    final = np.array([values[-1] for _, values in series])
+    has_spread = len(final) > 1
+    low, high = bootstrap(final) if has_spread else (None, None)
+    return Summary(
+        name=group.name,
+        runs=[str(run.path) for run in group.runs],
+        final=final.tolist(),
+        mean=float(final.mean()),
+        std=float(final.std(ddof=1)) if has_spread else None,
+        iqm=float(interquartile_mean(final)),
+        iqm_low=None if low is None else float(low),
+        iqm_high=None if high is None else float(high),
+        steps=float(np.mean([run.history["total_steps"][-1] for run in group.runs])),
+        seconds=float(np.mean([run.history["elapsed_s"][-1] for run in group.runs])),
+        reached=None if threshold is None else _reached(group, metric, threshold),
+    )
+
+
+def curve(group: Group, metric: str, over: str, band: Literal["std", "iqm"]) -> Curve:
+    """Return the curve of a group.
+
+    Args:
+        group: The runs.
+        metric: Column of metrics.jsonl.
+        over: One of :data:`~mjlab_dist.compare.runs.AXES`.
+        band: As in :class:`~mjlab_dist.config.CompareConfig`.
+    """
+    series = [_series(run, metric, over) for run in group.runs]
+    if len(series) == 1:
+        return Curve(*series[0], None, None)
+    first, last = max(x[0] for x, _ in series), min(x[-1] for x, _ in series)
+    x = np.linspace(first, max(first, last), NUM_POINTS)
+    values = np.stack([np.interp(x, *one) for one in series], axis=-1)
+    if band == "iqm":
+        return Curve(x, interquartile_mean(values), *bootstrap(values))
+    mean, std = values.mean(axis=-1), values.std(axis=-1, ddof=1)
+    return Curve(x, mean, mean - std, mean + std)
+
+
+def _series(run: Run, metric: str, over: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return positions and values of the rows that have a value."""
+    x, values = run.history[AXES[over]], run.history[metric]
+    known = np.isfinite(values) & np.isfinite(x)
+    return x[known], values[known]
+
+
+def _reached(group: Group, metric: str, threshold: float) -> Reached:
+    found: list[tuple[float, float]] = []
+    for run in group.runs:
+        rows: Sequence[int] = np.flatnonzero(run.history[metric] >= threshold).tolist()
+        if rows:
+            found.append((float(run.history["total_steps"][rows[0]]), float(run.history["elapsed_s"][rows[0]])))
+    if not found:
+        return Reached(num_runs=0, steps=None, seconds=None)
+    steps, seconds = np.mean(found, axis=0).tolist()
+    return Reached(num_runs=len(found), steps=steps, seconds=seconds)

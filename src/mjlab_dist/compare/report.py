@@ -1,0 +1,89 @@
+"""Picture and page of a comparison."""
+
+from __future__ import annotations
+
+import html
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mjlab_dist.atomic import write_atomically
+from mjlab_dist.figure_files import DPI, save_png
+
+if TYPE_CHECKING:
+    from mjlab_dist.compare.figures import Curve
+
+LABELS = {
+    "steps": "control steps of all ranks",
+    "time": "seconds of training",
+    "iterations": "iterations",
+}
+"""Label of each horizontal axis."""
+
+STYLE = """
+:root { color-scheme: light dark; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
+svg { width: 100%; height: auto; background: white; }
+div { overflow-x: auto; }
+table { border-collapse: collapse; margin: 1rem 0; }
+th, td { border-bottom: 1px solid #8886; padding: 0.25rem 0.75rem; text-align: left; }
+"""
+
+
+def write_report(
+    file: str,
+    curves: Mapping[str, Curve],
+    *,
+    metric: str,
+    over: str,
+    threshold: float | None,
+    tables: Mapping[str, Sequence[Sequence[str]]],
+) -> None:
+    """Write a picture of the curves, or a page with curves and tables.
+
+    Args:
+        file: PNG or HTML file.
+        curves: Curve by name of the group.
+        metric: Column of metrics.jsonl.
+        over: Horizontal axis, one of :data:`LABELS`.
+        threshold: Value to draw as a line; None for none.
+        tables: Tables of the page by title; the first row of each is its head.
+    """
+    from matplotlib.figure import Figure  # noqa: PLC0415 (an extra, and slow to import)
+    from matplotlib.ticker import EngFormatter  # noqa: PLC0415
+
+    figure = Figure(figsize=(7.0, 4.2), dpi=DPI, layout="constrained")
+    axes = figure.add_subplot()
+    for name, curve in curves.items():
+        (line,) = axes.plot(curve.x, curve.middle, label=name, linewidth=1.5)
+        if curve.low is not None and curve.high is not None:
+            axes.fill_between(curve.x, curve.low, curve.high, alpha=0.2, color=line.get_color(), linewidth=0)
+    if threshold is not None:
+        axes.axhline(threshold, color="black", linestyle="--", linewidth=1)
+    axes.set(xlabel=LABELS[over], ylabel=metric.replace("_", " "))
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
+    if file.endswith(".png"):
+        save_png(figure, file)
+        return
+    data = io.StringIO()
+    figure.savefig(data, format="svg")
+    svg = data.getvalue()
+    write_atomically(Path(file), _page(f"Comparison of {metric}", svg[svg.index("<svg") :], tables))
+
+
+def _page(title: str, svg: str, tables: Mapping[str, Sequence[Sequence[str]]]) -> str:
+    parts = [
+        '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width">',
+        f"<title>{html.escape(title)}</title>\n<style>{STYLE}</style>",
+        f"<h1>{html.escape(title)}</h1>\n{svg}",
+    ]
+    for name, (head, *rows) in tables.items():
+        cells = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
+        lines = [f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows]
+        body = "\n".join(lines)
+        parts.append(f"<h2>{html.escape(name)}</h2>\n<div><table>\n<tr>{cells}</tr>\n{body}\n</table></div>")
+    return "\n".join(parts) + "\n"

@@ -1,0 +1,225 @@
+"""Runs to compare, in groups that differ only in the seed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mjlab_dist.config.serialization import paths, to_plain
+from mjlab_dist.errors import UserError
+from mjlab_dist.provenance import read_provenance
+from mjlab_dist.run_dir import (
+    CONFIG_FILE,
+    METRICS_FILE,
+    RANK_METRICS_FILE,
+    by_column,
+    find_any_run,
+    read_config_file,
+    read_history,
+    read_metrics,
+)
+from mjlab_dist.wording import did_you_mean
+
+IRRELEVANT = frozenset({
+    "seed", "gpu_ids", "cpu_ranks", "hosts", "run_name", "log_root", "resume", "max_restarts", "hang_timeout",
+    "logger", "wandb_project", "log_ranks", "evaluate_interval", "evaluate_episodes", "video_interval",
+    "video_length", "torchrunx_log_dir", "port_range", "ssh_config", "oversubscribe", "require_same_devices",
+    "checkpoint",
+})  # fmt: skip
+"""Fields of a config that do not change what a run learns, apart from chance."""
+
+AXES = {"steps": "total_steps", "time": "elapsed_s", "iterations": "iteration"}
+"""Column of metrics.jsonl by horizontal axis."""
+
+MAX_NAMED = 2
+"""Maximum number of differences in the name of a group."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Files of a run."""
+
+    path: Path
+    """The run directory."""
+    config: Mapping[str, Any]
+    """Values of the config by dotted name, without those that do not change what a run learns, and the number of
+    ranks."""
+    origin: Mapping[str, Any]
+    """Versions, commit and devices by name."""
+    history: Mapping[str, NDArray[np.float64]]
+    """Columns of metrics.jsonl by name, (iterations,)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Runs with the same config, up to the seed."""
+
+    name: str
+    """Name to display."""
+    runs: Sequence[Run]
+    """The runs."""
+
+
+def find_runs(words: Sequence[str], log_root: str) -> list[Path]:
+    """Return run directories.
+
+    Args:
+        words: Run directories, directories that contain run directories, or ``latest``.
+        log_root: Directory of all runs, for ``latest``.
+
+    Raises:
+        UserError: If there is no such run, or a run is given twice.
+    """
+    found: list[Path] = []
+    for word in words:
+        inside = sorted(file.parent for file in Path(word).glob(f"*/{CONFIG_FILE}"))
+        found += inside if inside and not (Path(word) / CONFIG_FILE).is_file() else [find_any_run(log_root, word)]
+    resolved = [path.resolve() for path in found]
+    for path in found:
+        if resolved.count(path.resolve()) > 1:
+            raise UserError(f"{path}: is given twice; give each run once")
+    return found
+
+
+def read_groups(paths: Sequence[Path], metric: str, *, of_ranks: bool) -> list[Group]:
+    """Read runs, and return groups of them with the same config, in the order of their first runs.
+
+    Args:
+        paths: The run directories.
+        metric: Column that each run must have.
+        of_ranks: Return a group for each rank of each run instead.
+
+    Raises:
+        UserError: As :func:`read_run` and :func:`read_ranks` do.
+    """
+    if of_ranks:
+        return [group for path in paths for group in read_ranks(path, metric)]
+    return group_runs([read_run(path, metric) for path in paths])
+
+
+def read_run(path: Path, metric: str) -> Run:
+    """Read a run.
+
+    Args:
+        path: The run directory.
+        metric: Column of metrics.jsonl that the run must have.
+
+    Raises:
+        UserError: If the files cannot be read, or no row has a value of the metric.
+    """
+    # Nothing of the config is executed here, so any config may be read
+    plain = to_plain(read_config_file(path, trust=True))
+    config = {name: value for name, value in paths(plain) if not isinstance(value, Mapping)}
+    if not (path / METRICS_FILE).is_file():
+        raise UserError(f"{path}: has no {METRICS_FILE}; leave out runs that have not finished an iteration")
+    history = read_history(path)
+    _check_metric(history, metric, str(path))
+    provenance = read_provenance(path, lambda _: None)
+    return Run(
+        path=path,
+        config={
+            **{name: value for name, value in config.items() if name.partition(".")[0] not in IRRELEVANT},
+            "ranks": len(provenance.get("devices") or [None]),
+        },
+        origin=_origin(provenance),
+        history=history,
+    )
+
+
+def read_ranks(path: Path, metric: str) -> list[Group]:
+    """Read the ranks of a run, one group each. They have the steps and the time of the whole run.
+
+    Args:
+        path: The run directory.
+        metric: Column of rank_metrics.jsonl that each rank must have.
+
+    Raises:
+        UserError: If the files cannot be read, or a rank has no value of the metric.
+    """
+    file = path / RANK_METRICS_FILE
+    if not file.is_file():
+        raise UserError(f"--ranks: {path} has no {RANK_METRICS_FILE}; train with --log-ranks")
+    rows = read_metrics(path, RANK_METRICS_FILE)
+    of_run = {row["iteration"]: row for row in read_metrics(path)}
+    groups: list[Group] = []
+    for rank in sorted({row["rank"] for row in rows}):
+        own = [
+            {name: of_run[row["iteration"]][name] for name in AXES.values()} | row
+            for row in rows
+            if row["rank"] == rank and row["iteration"] in of_run
+        ]
+        history = by_column(own)
+        _check_metric(history, metric, f"rank {rank} of {path}")
+        run = Run(path=path, config={}, origin={}, history=history)
+        groups.append(Group(name=f"{path.name}, rank {rank}", runs=[run]))
+    return groups
+
+
+def _check_metric(history: Mapping[str, NDArray[np.float64]], metric: str, where: str) -> None:
+    if metric not in history:
+        near = did_you_mean(metric, history, "see its file")
+        raise UserError(f"--metric {metric}: {where} has no such column; {near}")
+    if not np.isfinite(history[metric]).any():
+        raise UserError(f"--metric {metric}: has no value in any row of {where}; leave the run out, or train longer")
+
+
+def group_runs(runs: Sequence[Run]) -> list[Group]:
+    """Return groups of runs with the same config, in the order of their first runs."""
+    groups: list[list[Run]] = []
+    for run in runs:
+        same = next((group for group in groups if group[0].config == run.config), None)
+        if same is None:
+            groups.append([run])
+        else:
+            same.append(run)
+    differences = config_differences([group[0] for group in groups])
+    names = [_name(group[0], differences) for group in groups]
+    if len(set(names)) < len(names):
+        names = [group[0].path.name for group in groups]
+    if len(set(names)) < len(names):
+        names = [str(group[0].path) for group in groups]
+    return [Group(name=name, runs=group) for name, group in zip(names, groups, strict=True)]
+
+
+def config_differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
+    """Return the values of the configs that are not the same in all runs, by dotted name; None where one is missing."""
+    names = dict.fromkeys(name for run in runs for name in run.config)
+    values = {name: [run.config.get(name) for run in runs] for name in names}
+    return {name: each for name, each in values.items() if any(value != each[0] for value in each)}
+
+
+def origin_differences(groups: Sequence[Group]) -> dict[str, list[str]]:
+    """Return versions, commits and devices that are not the same in all runs: one text per group, by name."""
+    names = dict.fromkeys(name for group in groups for run in group.runs for name in run.origin)
+    found: dict[str, list[str]] = {}
+    for name in names:
+        texts = [", ".join(dict.fromkeys(str(run.origin.get(name, "-")) for run in group.runs)) for group in groups]
+        if len({str(run.origin.get(name, "-")) for group in groups for run in group.runs}) > 1:
+            found[name] = texts
+    return found
+
+
+def _name(run: Run, differences: Mapping[str, Sequence[Any]]) -> str:
+    if "task" in differences:
+        return str(run.config["task"])
+    if not 0 < len(differences) <= MAX_NAMED:
+        return run.path.name
+    return ", ".join(
+        f"{name.removeprefix('agent.').removeprefix('env.')} {run.config.get(name)}" for name in differences
+    )
+
+
+def _origin(provenance: Mapping[str, Any]) -> dict[str, Any]:
+    commit = provenance.get("git_commit")
+    devices = provenance.get("devices") or []
+    origin: dict[str, Any] = {
+        "git commit": f"{commit[:10]}{' with changes' if provenance.get('git_dirty') else ''}" if commit else "none",
+        "devices": f"{len(devices)} x {devices[0]}" if len(set(devices)) == 1 else ", ".join(map(str, devices)),
+        "python": provenance.get("python"),
+    }
+    return origin | (provenance.get("versions") or {})

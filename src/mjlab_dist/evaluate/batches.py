@@ -1,0 +1,138 @@
+"""Batches of episodes, which ranks play. Each batch has draws of its own, so it does not matter which rank plays it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mjlab_dist.config import TrainConfig
+from mjlab_dist.control import Control
+from mjlab_dist.distributed import RankPlan, rank_from_environment
+from mjlab_dist.imports import start_up
+from mjlab_dist.learner import free_earlier_run
+from mjlab_dist.messages import emit
+from mjlab_dist.seeding import seed_generators
+from mjlab_dist.worker import prepare_process
+
+if TYPE_CHECKING:
+    import torch
+    from tensordict import TensorDict
+
+MAX_REPORTS = 10
+"""Maximum number of reports of progress."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Episodes that are simulated together."""
+
+    point: int
+    """Index of the config."""
+    sampled: bool
+    """Whether actions are sampled."""
+    index: int
+    """Index of the batch among those of the same config and actions, which sets its draws."""
+    first_env_id: int
+    """Id of its first env."""
+    num_envs: int
+    """Number of envs; one episode of each counts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """All batches of an evaluation."""
+
+    configs: tuple[TrainConfig, ...]
+    """The configs."""
+    batches: tuple[Batch, ...]
+    """The batches, in order."""
+    checkpoint: Path
+    """Checkpoint file of the policy."""
+    seed: int
+    """Random seed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchSums:
+    """Sums over the episodes of a batch."""
+
+    position: int
+    """Position of the batch in the job."""
+    num_episodes: int
+    """Number of episodes."""
+    sums: dict[str, float]
+    """Sum by column."""
+    squares: dict[str, float]
+    """Sum of the squares by column."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankSums:
+    """Results of a rank."""
+
+    batches: list[BatchSums]
+    """Its batches, in order."""
+
+
+def split(num_episodes: int, num_envs: int) -> list[tuple[int, int]]:
+    """Return the first env id and the number of envs of each batch.
+
+    Args:
+        num_episodes: Number of episodes, one per env.
+        num_envs: Maximum number of envs of a batch.
+    """
+    return [(first, min(num_envs, num_episodes - first)) for first in range(0, num_episodes, num_envs)]
+
+
+def play_batches(job: Job, config: TrainConfig, plan: RankPlan, control: Control) -> RankSums:  # noqa: ARG001 (an Entry)
+    """Play the batches of this rank: every n-th of all, with n ranks.
+
+    Args:
+        job: The batches.
+        config: The run's config.
+        plan: Device of this rank.
+        control: Receives a heartbeat after every few steps.
+    """
+    rank = rank_from_environment(os.environ)
+    with start_up():
+        prepare_process(plan.device, rank, job.seed)
+    own = range(rank.rank, len(job.batches), rank.world_size)
+    results, reported = [], 0
+    for count, position in enumerate(own):
+        results.append(_play(job, position, plan.device.device, control))
+        # Progress, of this rank in place of all
+        reached = MAX_REPORTS * (count + 1) // len(own)
+        if rank.is_main and reached > reported:
+            reported = reached
+            emit("status", text=f"Played {100 * (count + 1) // len(own)}% of {len(job.batches)} batches.")
+    return RankSums(batches=results)
+
+
+def _play(job: Job, position: int, device: str, control: Control) -> BatchSums:
+    """Play a batch in new envs."""
+    from mjlab_dist.env import Env  # noqa: PLC0415 (imports torch)
+    from mjlab_dist.env.whole_episodes import episode_columns, play_episodes  # noqa: PLC0415
+    from mjlab_dist.learn import load_policy  # noqa: PLC0415
+
+    # Envs and policy
+    batch = job.batches[position]
+    config = job.configs[batch.point]
+    free_earlier_run(device)
+    seed_generators(job.seed, batch.index)
+    env = Env(config.env, batch.num_envs, device, batch.first_env_id)
+    policy = load_policy(env, config, job.checkpoint)
+
+    # Episodes
+    def act(obs: TensorDict) -> torch.Tensor:
+        return policy(obs, stochastic_output=batch.sampled)
+
+    values = play_episodes(env, act, policy.reset, lambda: control.beat(position))
+    names = episode_columns(env)
+    return BatchSums(
+        position=position,
+        num_episodes=batch.num_envs,
+        sums=dict(zip(names, values.sum(dim=1).tolist(), strict=True)),
+        squares=dict(zip(names, values.square().sum(dim=1).tolist(), strict=True)),
+    )

@@ -1,0 +1,159 @@
+"""Evaluate a policy: plan the batches, play them on all ranks, and combine the results. Imports no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mjlab_dist.config import EvaluateConfig, TrainConfig
+from mjlab_dist.config.checks import validate
+from mjlab_dist.control import Control
+from mjlab_dist.distributed import outside_launcher
+from mjlab_dist.errors import UserError
+from mjlab_dist.evaluate.batches import Batch, BatchSums, Job, RankSums, play_batches, split
+from mjlab_dist.evaluate.vary import Point, make_points
+from mjlab_dist.launch.plan import RunPlan
+from mjlab_dist.machine.devices import find_gpus, plan_devices
+from mjlab_dist.machine.memory import check_memory
+from mjlab_dist.messages import Listener, listening
+
+Z_95 = 1.96
+"""Standard errors on each side of a mean that contain the true mean in 95% of all evaluations."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Estimate of a mean over episodes."""
+
+    mean: float
+    """Mean of the counted episodes."""
+    low: float | None
+    """Lower end of the 95% interval of the true mean; None with one episode."""
+    high: float | None
+    """Upper end of this interval."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """Result at one combination of varied values, with one kind of actions."""
+
+    varied: Mapping[str, float]
+    """Varied values by name; empty if nothing varies."""
+    actions: str
+    """mean or sampled."""
+    num_episodes: int
+    """Number of counted episodes."""
+    columns: Mapping[str, Estimate]
+    """Estimates by name: ``return``, ``length`` in control steps, ``reward/<term>`` (weighted, sums over an episode),
+    ``termination/<reason>`` (share of the episodes), ``metric/<name>`` and ``command/<name>/<metric>``."""
+
+
+def evaluate(train_config: TrainConfig, checkpoint: Path, config: EvaluateConfig, listen: Listener) -> list[Evaluated]:
+    """Evaluate a policy on the chosen devices.
+
+    Args:
+        train_config: The run's config, with the env to evaluate in.
+        checkpoint: Checkpoint file of the policy.
+        config: Number of episodes, devices, varied values.
+        listen: Receives progress.
+
+    Returns:
+        The results: by combination of values, the last one varying fastest, then by kind of actions.
+
+    Raises:
+        UserError: If the policy cannot be evaluated here.
+        RankError: If one of several ranks ended early. An error of a single rank is raised unchanged.
+    """
+    # Batches
+    points = make_points(train_config, config.vary)
+    kinds = ("mean", "sampled") if config.actions == "both" else (config.actions,)
+    batches = [
+        Batch(point=i, sampled=kind == "sampled", index=index, first_env_id=first, num_envs=num_envs)
+        for i in range(len(points))
+        for kind in kinds
+        for index, (first, num_envs) in enumerate(split(config.num_episodes, config.num_envs))
+    ]
+    job = Job(
+        configs=tuple(point.config for point in points),
+        batches=tuple(batches),
+        checkpoint=checkpoint.resolve(),
+        seed=config.seed,
+    )
+    # Ranks, and their results in the order of the batches
+    ranks = _play(job, _on_devices(train_config, config), listen)
+    played = sorted((batch for rank in ranks for batch in rank.batches), key=lambda batch: batch.position)
+    groups: dict[tuple[int, bool], list[BatchSums]] = {}
+    for batch, sums in zip(batches, played, strict=True):
+        groups.setdefault((batch.point, batch.sampled), []).append(sums)
+    return [_combined(points[i], "sampled" if sampled else "mean", sums) for (i, sampled), sums in groups.items()]
+
+
+def check(config: EvaluateConfig) -> None:
+    """Raise if numbers cannot be used, or another launcher has started this process.
+
+    Raises:
+        UserError: One line that names the flag, its value and the fix.
+    """
+    for flag, value in (("--num-episodes", config.num_episodes), ("--num-envs", config.num_envs)):
+        if value < 1:
+            raise UserError(f"{flag} {value}: must be at least 1")
+    if config.min_return is not None and math.isnan(config.min_return):
+        raise UserError(f"--min-return {config.min_return}: must be a number")
+    if launcher := outside_launcher(os.environ):
+        raise UserError(f"evaluate: starts its own ranks; run it without {launcher}")
+
+
+def _on_devices(train_config: TrainConfig, config: EvaluateConfig) -> TrainConfig:
+    """Return the run's config with the devices to evaluate on, on this machine."""
+    return dataclasses.replace(
+        train_config,
+        gpu_ids=config.gpu_ids,
+        cpu_ranks=config.cpu_ranks,
+        hosts=(),
+        num_envs=min(config.num_envs, config.num_episodes),
+        total_num_envs=None,
+        total_timesteps=None,
+        resume=None,
+        max_restarts=0,
+        torchrunx_log_dir="",
+    )
+
+
+def _play(job: Job, config: TrainConfig, listen: Listener) -> list[RankSums]:
+    """Play all batches: in this process with one rank, else on ranks of their own."""
+    validate(config)
+    gpus = find_gpus()
+    devices = plan_devices(config, os.environ, gpus)[: len(job.batches)]
+    check_memory(config, max(batch.num_envs for batch in job.batches), devices, gpus)
+    names = ", ".join(device.name for device in devices)
+    num_episodes = sum(batch.num_envs for batch in job.batches)
+    listen({"kind": "status", "text": f"Playing {num_episodes} episodes on {names}."})
+    entry = functools.partial(play_batches, job)
+    with tempfile.TemporaryDirectory(prefix="mjlab-dist-evaluate-") as directory:
+        plan = RunPlan(devices=devices, budget=None, run_dir=Path(directory))
+        if len(devices) == 1:
+            with listening(listen):
+                return [entry(config, plan.rank_plans[0], Control())]
+        from mjlab_dist.launch.ranks import run_ranks  # noqa: PLC0415 (torchrunx imports torch)
+
+        return run_ranks(entry, RankSums, config, plan, listen=listen, control=Control())
+
+
+def _combined(point: Point, actions: str, batches: Sequence[BatchSums]) -> Evaluated:
+    count = sum(batch.num_episodes for batch in batches)
+    columns = {}
+    for name in batches[0].sums:
+        mean = sum(batch.sums[name] for batch in batches) / count
+        square = sum(batch.squares[name] for batch in batches) / count
+        if count == 1:
+            columns[name] = Estimate(mean=mean, low=None, high=None)
+            continue
+        error = Z_95 * math.sqrt(max(0.0, square - mean**2) / (count - 1))
+        columns[name] = Estimate(mean=mean, low=mean - error, high=mean + error)
+    return Evaluated(varied=point.values, actions=actions, num_episodes=count, columns=columns)

@@ -1,0 +1,174 @@
+"""The values of ``--vary``: the grid of configs to evaluate. Imports no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mjlab_dist.config import EventConfig, RandomizationConfig, TrainConfig
+from mjlab_dist.config.checks import validate
+from mjlab_dist.config.entries import entry, replaced
+from mjlab_dist.config.serialization import from_plain, paths, to_plain
+from mjlab_dist.config.signatures import PARAMETERS, REQUIRED, parameters_of
+from mjlab_dist.errors import UserError
+from mjlab_dist.wording import did_you_mean, listed
+
+MAX_POINTS = 1000
+"""Maximum number of combinations of values."""
+
+SYNTAX = "write NAME=START:STOP:COUNT or NAME=VALUE,VALUE,..."
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A varied value."""
+
+    name: str
+    """What varies, as the user has written it."""
+    values: tuple[float, ...]
+    """Its values."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A combination of values."""
+
+    values: Mapping[str, float]
+    """Value by name of the axis; empty if nothing varies."""
+    config: TrainConfig
+    """The run's config with these values."""
+
+
+def parse_axis(text: str) -> Axis:
+    """Parse an argument of ``--vary``.
+
+    Args:
+        text: Such as ``push=0:2:5`` or ``friction=0.3,0.6,1``.
+
+    Raises:
+        UserError: If the text has another form, or a number is not finite.
+    """
+    name, separator, numbers = text.partition("=")
+    try:
+        if not (name and separator):
+            raise ValueError
+        if ":" in numbers:
+            start, stop, count = numbers.split(":")
+            values = _spaced(float(start), float(stop), int(count))
+        else:
+            values = tuple(map(float, numbers.split(",")))
+    except ValueError:
+        raise UserError(f"--vary {text}: is no list of values; {SYNTAX}") from None
+    if not values or not all(map(math.isfinite, values)):
+        raise UserError(f"--vary {text}: needs finite numbers, and a count of at least 1; {SYNTAX}")
+    return Axis(name, values)
+
+
+def make_points(config: TrainConfig, texts: Sequence[str]) -> list[Point]:
+    """Return all combinations of the values; the run's own config if nothing varies. The last axis varies fastest.
+
+    Args:
+        config: The run's config.
+        texts: The arguments of ``--vary``.
+
+    Raises:
+        UserError: If an argument cannot be parsed, or the env has nothing of its name.
+    """
+    axes = [parse_axis(text) for text in texts]
+    names = [axis.name for axis in axes]
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"--vary {repeated[0]}: is given twice; list all its values in one")
+    count = math.prod(len(axis.values) for axis in axes)
+    if count > MAX_POINTS:
+        raise UserError(f"--vary {' '.join(texts)}: makes {count} combinations; the maximum is {MAX_POINTS}")
+    points = []
+    for values in itertools.product(*(axis.values for axis in axes)):
+        varied, changed = dict(zip(names, values, strict=True)), config
+        for name, value in varied.items():
+            changed = with_value(changed, name, value)
+        points.append(Point(varied, _checked(changed, varied) if varied else config))
+    return points
+
+
+def with_value(config: TrainConfig, name: str, value: float) -> TrainConfig:
+    """Return a config with another value.
+
+    A randomization always samples the value. Ranges of an event, such as the velocity of a push, reach from minus the
+    value to the value. Other ranges contain only the value.
+
+    Args:
+        config: The run's config.
+        name: Name of a randomization or an event, or path to it, to a number or to a range of two numbers.
+        value: The value.
+
+    Raises:
+        UserError: If there is no such entry, or it is no number or range. Whether the value is possible is not checked.
+    """
+    path, found = _find(config, name)
+    if isinstance(found, RandomizationConfig):
+        constant = {"low": value, "high": value, "mean": None, "std": None, "distribution": "uniform"}
+        return replaced(config, path, dataclasses.replace(found, **constant))
+    if isinstance(found, EventConfig):
+        ranges = {param: (-value, value) for param, given in found.params.items() if _is_range(given)}
+        if not ranges:
+            raise UserError(f"--vary {name}: this event has no range in its params; name a number or range of the env")
+        return replaced(config, (*path, "params"), {**found.params, **ranges})
+    if _is_range(found):
+        low = -value if path[:2] == ["env", "events"] else value
+        return replaced(config, path, (low, value))
+    if isinstance(found, bool) or not isinstance(found, int | float | None):
+        raise UserError(f"--vary {name}: is no number or range; name one, or a randomization or an event")
+    if isinstance(found, int):
+        if not value.is_integer():
+            raise UserError(f"--vary {name}: takes whole numbers; {value:g} is not whole")
+        value = int(value)
+    return replaced(config, path, value)
+
+
+def _find(config: TrainConfig, name: str) -> tuple[list[str], Any]:
+    """Return the path of what a name means, and its value. Dashes may stand for underscores."""
+    env, spelled = config.env, name.replace("-", "_")
+    short = {key: ["env", "events", key] for key in env.events}
+    short |= {key: ["env", "randomizations", key] for key in env.randomizations}
+    path = short.get(spelled, spelled.split("."))
+    known = [path for path, _ in paths({"env": to_plain(env)})]
+    if ".".join(path) in known:
+        return path, entry(config, path)
+    # A parameter that the config does not name has its default
+    *term, field, last = ["", *path]
+    if field in PARAMETERS and ".".join(term[1:]) in known:
+        default = parameters_of(entry(config, term[1:]), field).get(last)
+        if default is not None and default.default is not REQUIRED:
+            return path, default.default
+    has = f"the task has {listed(sorted(short))}" if short else "the task has no randomizations and no events"
+    raise UserError(f"--vary {name}: the env has nothing of this name; {did_you_mean(name, [*short, *known], has)}")
+
+
+def _is_range(value: Any) -> bool:
+    """Return whether a value is two numbers."""
+    return (
+        isinstance(value, tuple | list)
+        and len(value) == 2
+        and all(isinstance(part, int | float) and not isinstance(part, bool) for part in value)
+    )
+
+
+def _spaced(start: float, stop: float, count: int) -> tuple[float, ...]:
+    """Return equally spaced values, both ends included."""
+    if count == 1:
+        return (start,)
+    return tuple(start + (stop - start) * i / (count - 1) for i in range(count))
+
+
+def _checked(config: TrainConfig, values: Mapping[str, float]) -> TrainConfig:
+    """Return a config, or raise if a value has a wrong type or is impossible."""
+    try:
+        checked = from_plain(to_plain(config))
+        validate(checked)
+    except UserError as error:
+        raise UserError(f"--vary {' '.join(f'{name}={value:g}' for name, value in values.items())}: {error}") from None
+    return checked

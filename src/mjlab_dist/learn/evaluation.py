@@ -1,0 +1,101 @@
+"""Evaluations during training: whole episodes of the current policy without exploration, between iterations."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+from mjlab_dist.config import EnvConfig, TrainConfig
+from mjlab_dist.control import Control
+from mjlab_dist.distributed.group import sum_over_ranks
+from mjlab_dist.distributed.rank import Rank
+from mjlab_dist.env import Env
+from mjlab_dist.env.whole_episodes import episode_columns, play_episodes
+from mjlab_dist.learn.hooks import Hook
+from mjlab_dist.learn.metrics import Row
+from mjlab_dist.learn.networks import make_networks
+from mjlab_dist.learn.random_state import random_state, restore_random_state
+from mjlab_dist.learn.runner import Runner
+from mjlab_dist.messages import emit
+from mjlab_dist.seeding import seed_generators
+
+NUM_ENVS = 16
+"""Number of envs of a batch. Each batch has its own draws, and any rank can play it: the number of ranks has no effect.
+"""
+
+
+class Evaluation(Hook):
+    """Adds columns ``evaluation/...`` to the rows of some iterations.
+
+    The envs, their draws and the copy of the policy are separate, so that training stays the same bit by bit. Every
+    evaluation starts from the same states.
+    """
+
+    def __init__(self, config: TrainConfig, rank: Rank, control: Control) -> None:
+        """Choose the batches of this rank.
+
+        Args:
+            config: The run's config, with ``evaluate_interval``.
+            rank: Which rank this is.
+            control: Receives heartbeats.
+        """
+        self._config = config
+        self._control = control
+        self._rank = rank
+        self._firsts = range(0, config.evaluate_episodes, NUM_ENVS)
+        self._built: EnvConfig | None = None
+        self._envs: dict[int, Env] = {}
+        self._starts: dict[int, dict[str, torch.Tensor]] = {}
+
+    def columns(self, runner: Runner, iteration: int) -> Row:
+        """Play all batches, if an evaluation is due, and return the means over all episodes."""
+        interval = self._config.evaluate_interval
+        if interval is None or (iteration % interval and iteration != runner.max_iterations):
+            return {}
+        state = runner.alg.sharding.whole_state(runner.alg.models["actor"])  # a collective if it is sharded
+        names = episode_columns(runner.env)
+        sums = torch.zeros(len(self._firsts), len(names), dtype=torch.float64)
+        with self._separate_draws(runner.env.device):
+            self._build(runner.env)
+            obs, num_actions = runner.env.get_observations(), runner.env.num_actions
+            actor, _ = make_networks(self._config.agent, obs, num_actions, runner.env.device)
+            actor.load_state_dict(state)
+            actor.eval()
+            with torch.inference_mode():  # tensors of the envs may have been made in it before
+                for index, env in self._envs.items():
+                    seed_generators(self._config.seed, index)
+                    env.load_state(self._starts[index])
+                    actor.reset()
+                    values = play_episodes(env, actor, actor.reset, lambda: self._control.beat(iteration))
+                    sums[index] = values.sum(dim=1)
+        # Every batch has a row that is 0 on all ranks but one, so the sum over ranks is exact
+        total = sum_over_ranks(sums.to(runner.env.device)).cpu().sum(dim=0) / self._config.evaluate_episodes
+        row: Row = {f"evaluation/{name}": mean for name, mean in zip(names, total.tolist(), strict=True)}
+        if self._rank.is_main:
+            mean = row["evaluation/return"]
+            emit("status", text=f"Iteration {iteration}: mean return {mean:.4g} without exploration.")
+        return row
+
+    def _build(self, training: Env) -> None:
+        """Build the envs of this rank's batches, with the config of the training's, whose buffers may have grown."""
+        if self._built is training.cfg:
+            return
+        self._built = training.cfg
+        self._envs.clear()
+        for index in range(self._rank.rank, len(self._firsts), self._rank.world_size):
+            first = self._firsts[index]
+            num_envs = min(NUM_ENVS, self._config.evaluate_episodes - first)
+            seed_generators(self._config.seed, index)
+            self._envs[index] = Env(training.cfg, num_envs, training.device, first)
+            self._starts[index] = self._envs[index].state()
+
+    @contextlib.contextmanager
+    def _separate_draws(self, device: str) -> Iterator[None]:
+        """Restore all random generators afterwards."""
+        before = random_state(device)
+        try:
+            yield
+        finally:
+            restore_random_state(before, device)

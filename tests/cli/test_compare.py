@@ -1,0 +1,142 @@
+"""Comparison of runs: groups, figures, differences, pictures, pages."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import imageio.v3 as iio
+import numpy as np
+import pytest
+from configs import changed
+from conftest import Command
+
+from mjlab_dist import registry
+from mjlab_dist.compare.figures import curve
+from mjlab_dist.compare.runs import Group, group_runs, read_run
+from mjlab_dist.config import RewardConfig, TrainConfig
+from mjlab_dist.provenance import write_origin
+from mjlab_dist.run_dir import METRICS_FILE
+
+CONFIG = registry.task_config("cartpole-balance")
+
+
+def make_run(run_dir: Path, returns: Sequence[float | None], config: TrainConfig = CONFIG, num_ranks: int = 1) -> Path:
+    """Write the files of a run with 100 control steps and 2 s per iteration."""
+    run_dir.mkdir(parents=True)
+    write_origin(run_dir, config, ["train"], ["cpu"] * num_ranks)
+    rows = [
+        {"iteration": i, "total_steps": 100 * i, "elapsed_s": 2.0 * i, "mean_return": value}
+        for i, value in enumerate(returns, start=1)
+    ]
+    (run_dir / METRICS_FILE).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return run_dir
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """Directory of three seeds, and of two seeds with another learning rate."""
+    for seed, last in enumerate((10.0, 14.0, 21.0), start=1):
+        own = dataclasses.replace(CONFIG, seed=seed, gpu_ids=(seed,))
+        make_run(tmp_path / "runs" / f"a{seed}", [None, 1.0, 5.0, last], own)
+    for seed in (1, 2):
+        own = changed(dataclasses.replace(CONFIG, seed=seed), "agent.learning_rate", 3e-4)
+        make_run(tmp_path / "runs" / f"b{seed}", [None, 2.0, 8.0], own)
+    return tmp_path / "runs"
+
+
+def compared(command: Command, *words: str) -> dict[str, Any]:
+    done = command("mjlab-dist", "compare", *words, "--json")
+    assert done.code == 0, done.err
+    return json.loads(done.out)
+
+
+def test_seeds_form_groups_with_figures(command: Command, runs: Path):
+    result = compared(command, str(runs), "--threshold", "10")
+    first, second = result["groups"]
+    assert [len(one["runs"]) for one in (first, second)] == [3, 2]
+    assert first["final"] == [10, 14, 21]
+    assert first["mean"] == pytest.approx(15)
+    assert first["std"] == pytest.approx(statistics.stdev([10, 14, 21]))
+    assert 10 <= first["iqm_low"] < first["iqm"] < first["iqm_high"] <= 21
+    assert first["reached"] == {"num_runs": 3, "steps": 400, "seconds": 8}
+    assert second["reached"] == {"num_runs": 0, "steps": None, "seconds": None}
+    assert (second["std"], second["iqm_low"], second["iqm_high"]) == (0, 8, 8)
+    assert (first["steps"], first["seconds"]) == (400, 8)
+    assert result["configs"] == {"agent.learning_rate": [CONFIG.agent.learning_rate, 3e-4]}
+    assert first["name"] == f"learning_rate {CONFIG.agent.learning_rate}"
+    assert not result["origins"]
+
+
+def test_the_tables_and_the_page_show_the_same(command: Command, runs: Path):
+    done = command("mjlab-dist", "compare", str(runs), "--threshold", "10", "--output", "page.html")
+    assert done.code == 0, done.err
+    page = (command.cwd / "page.html").read_text()
+    for text in ("15 ± 5.57", "3 of 3", "0 of 2", "agent.learning_rate", "0.0003"):
+        assert text in done.out
+        assert text in page
+    assert "<svg" in page
+    assert not re.search(r"(src|href)=.?(https?:)?//", page), "loads nothing from elsewhere"
+    again = command("mjlab-dist", "compare", str(runs), "--band", "iqm", "--over", "time", "--output", "curves.png")
+    assert again.code == 0, again.err
+    assert iio.imread(command.cwd / "curves.png").std() > 10
+
+
+def test_ranks_versions_and_tasks_make_groups(tmp_path: Path):
+    one = make_run(tmp_path / "one", [1.0])
+    two = make_run(tmp_path / "two", [1.0], num_ranks=2)
+    other = make_run(tmp_path / "other", [1.0], registry.task_config("cartpole-swingup"))
+    groups = group_runs([read_run(path, "mean_return") for path in (one, two)])
+    assert [group.name for group in groups] == ["ranks 1", "ranks 2"]
+    groups = group_runs([read_run(path, "mean_return") for path in (one, other)])
+    assert [group.name for group in groups] == ["cartpole-balance", "cartpole-swingup"]
+
+
+def test_curves_are_interpolated_up_to_the_end_of_the_shortest_run(tmp_path: Path):
+    paths = [make_run(tmp_path / "long", [None, 0.0, 2.0, 4.0]), make_run(tmp_path / "short", [2.0, 4.0, 6.0])]
+    group = Group(name="", runs=[read_run(path, "mean_return") for path in paths])
+    found = curve(group, "mean_return", "steps", "std")
+    assert (found.x[0], found.x[-1]) == (200, 300)
+    assert found.low is not None
+    assert np.allclose(found.middle, np.linspace(2, 4, len(found.x)))
+    assert np.allclose(found.middle - found.low, np.sqrt(8))
+
+
+def test_nothing_that_a_config_names_is_imported(command: Command, tmp_path: Path):
+    (tmp_path / "evil.py").write_text("open('executed', 'w')\ndef term(env): pass\n")
+    config = changed(CONFIG, "env.rewards", {"evil": RewardConfig(func="evil:term", weight=1.0)})
+    foreign = make_run(tmp_path / "foreign", [1.0], config)
+    done = command("mjlab-dist", "compare", str(foreign), env={"PYTHONPATH": str(tmp_path)})
+    assert done.code == 0, done.err
+    assert not (command.cwd / "executed").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ((), "RUN"),
+        (("nowhere",), "nowhere"),
+        (("latest", "--log-root", "nowhere"), "nowhere"),
+        (("runs/a1", "runs/a1"), "runs/a1"),
+        (("runs", "--metric", "mean_retrun"), "mean_return"),
+        (("runs", "--over", "days"), "--over"),
+        (("runs", "--output", "curves.pdf"), "--output"),
+        (("runs", "--output", "nowhere/curves.png"), "--output"),
+        (("empty",), "metrics.jsonl"),
+        (("young",), "mean_return"),
+    ],
+)
+def test_mistakes_are_refused_in_one_line(command: Command, runs: Path, words: tuple[str, ...], named: str):
+    command.cwd = runs.parent
+    make_run(command.cwd / "young", [None])
+    (make_run(command.cwd / "empty", []) / METRICS_FILE).unlink()
+    done = command("mjlab-dist", "compare", *words)
+    assert done.code == 2
+    assert not done.out
+    (line,) = done.err.splitlines()
+    assert named in line
