@@ -1,0 +1,74 @@
+"""export: write a trained policy as files that run without this package."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from mjlab_dist.cli.console import EventPrinter, make_console
+from mjlab_dist.cli.parsing import known_task, parse, split_task
+from mjlab_dist.cli.play import chosen_run
+from mjlab_dist.config import ExportConfig, PlayConfig
+from mjlab_dist.errors import CheckError
+from mjlab_dist.messages import listening
+
+if TYPE_CHECKING:
+    from mjlab_dist.export.run import Exported
+
+
+def main(argv: Sequence[str], prog: str) -> None:
+    """Export a policy, and print what its inputs and outputs are. Exit with 1 if a file does not act like the policy.
+
+    Raises:
+        UserError: If the command line is wrong, or the run cannot be exported.
+    """
+    # Flags
+    task, flags = split_task(argv)
+    config = parse(ExportConfig, ExportConfig(), flags, f"{prog} {task or 'TASK'}")
+    task = known_task(task, prog)
+
+    from mjlab_dist.export.run import check, export  # noqa: PLC0415 (--help does not need it)
+
+    check(config)
+
+    # Export
+    console = make_console(soft_wrap=True)
+    printer = EventPrinter(console)
+
+    def warn(text: str) -> None:
+        printer.listen({"kind": "warning", "text": text})
+
+    same = ("run", "checkpoint", "seed", "log_root", "trust")
+    chosen = PlayConfig(**{name: getattr(config, name) for name in same})
+    train_config, checkpoint = chosen_run(task, chosen, prog, (), warn)
+    console.print(f"Exporting {checkpoint}")
+    try:
+        with printer, listening(printer.listen):
+            exported = export(train_config, checkpoint, config, warn)
+    except CheckError as error:
+        print(f"{prog}: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+    # Report
+    _show(exported, console)
+    print(f"Largest difference from the policy in {exported.num_checked} observations: {exported.max_difference:.1e}")
+    for file in exported.files:
+        print(f"Wrote {file}")
+
+
+def _show(exported: Exported, console: Console) -> None:
+    table = Table("observation", "columns of obs", "scale", "history")
+    for one in exported.description["observations"]:
+        columns = one["columns"]
+        where = "inside" if columns is None else f"{columns[0]} to {columns[1] - 1}"
+        table.add_row(one["name"], where, f"{one['scale']:g}", str(one["history"]))
+    console.print(table)
+    table = Table("action", "scale", "offset", "clip")
+    for one in exported.description["actions"]:
+        clip = "" if one["clip"] is None else "{:g} to {:g}".format(*one["clip"])
+        table.add_row(one["name"], f"{one['scale']:g}", f"{one['offset']:g}", clip)
+    console.print(table)

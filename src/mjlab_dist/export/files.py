@@ -1,0 +1,150 @@
+"""Exported policies as the contents of files, and the programs that run them."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import mujoco
+import numpy as np
+import torch
+
+from mjlab_dist.export.network import ExportedPolicy
+
+OPSET = 18
+"""Version of ONNX's operators, of December 2022."""
+
+DESCRIPTION = "description.json"
+"""Name of the description inside a TorchScript file."""
+
+
+class Runner(Protocol):
+    """An exported policy that runs."""
+
+    def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
+        """Compute one control step of n envs.
+
+        Args:
+            inputs: As for :meth:`ExportedPolicy.forward`.
+        """
+        ...
+
+
+def to_onnx(exported: ExportedPolicy, description: Mapping[str, Any]) -> bytes:
+    """Return a policy as an ONNX file.
+
+    Inputs are ``obs`` and, if there is something to remember, ``state``; outputs are ``actions``, ``targets`` and
+    ``next_state``. The number of rows is free.
+
+    Args:
+        exported: The policy.
+        description: Its description; every entry is JSON in the file's metadata.
+    """
+    import onnx  # noqa: PLC0415 (an extra)
+
+    has_state = exported.num_states > 0
+    num_rows = torch.export.Dim("rows")
+    with _quietly():
+        program = torch.onnx.export(
+            exported,
+            _example(exported),
+            dynamo=True,
+            opset_version=OPSET,
+            input_names=["obs", "state"][: 1 + has_state],
+            output_names=["actions", "targets", "next_state"][: 2 + has_state],
+            dynamic_shapes=({0: num_rows}, {0: num_rows})[: 1 + has_state],
+            verbose=False,
+        )
+    assert program is not None
+    model = program.model_proto
+    # The oldest format with these operators, so that older runtimes of robots read the file
+    model.ir_version = onnx.helper.find_min_ir_version_for(model.opset_import)
+    texts = {name: json.dumps(value, allow_nan=False) for name, value in description.items()}
+    onnx.helper.set_model_props(model, texts)
+    onnx.checker.check_model(model)
+    return model.SerializeToString()
+
+
+def run_onnx(contents: bytes) -> Runner:
+    """Return an ONNX file that ONNX Runtime runs on one core.
+
+    Args:
+        contents: The file.
+    """
+    import onnxruntime  # noqa: PLC0415 (an extra)
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(contents, options, providers=["CPUExecutionProvider"])
+    names = [one.name for one in session.get_inputs()]
+
+    def run(*inputs: torch.Tensor) -> list[torch.Tensor]:
+        outputs = session.run(None, dict(zip(names, (one.numpy() for one in inputs), strict=True)))
+        return [torch.from_numpy(np.asarray(one)) for one in outputs]
+
+    return run
+
+
+def to_torchscript(exported: ExportedPolicy, description: Mapping[str, Any]) -> bytes:
+    """Return a policy as a TorchScript file, with the inputs and outputs of the ONNX file.
+
+    Args:
+        exported: The policy.
+        description: Its description, which becomes ``description.json`` in the file.
+    """
+    file = io.BytesIO()
+    with _quietly(), torch.no_grad():
+        traced = torch.jit.trace(exported, _example(exported), check_trace=False)
+        torch.jit.save(traced, file, _extra_files={DESCRIPTION: json.dumps(description, allow_nan=False)})
+    return file.getvalue()
+
+
+def run_torchscript(contents: bytes) -> Runner:
+    """Return a TorchScript file that torch runs.
+
+    Args:
+        contents: The file.
+    """
+    with _quietly():
+        module = torch.jit.load(io.BytesIO(contents))
+
+    def run(*inputs: torch.Tensor) -> list[torch.Tensor]:
+        with torch.no_grad():
+            return list(module(*inputs))
+
+    return run
+
+
+def to_mjb(model: mujoco.MjModel) -> bytes:
+    """Return a model as a file for the same version of MuJoCo, with all of its meshes.
+
+    Args:
+        model: The model.
+    """
+    buffer = np.zeros(mujoco.mj_sizeModel(model), dtype=np.uint8)
+    mujoco.mj_saveModel(model, None, buffer)
+    return buffer.tobytes()
+
+
+def _example(exported: ExportedPolicy) -> tuple[torch.Tensor, ...]:
+    """Return inputs of two rows: with one, torch would take the number of rows for a constant."""
+    obs = torch.zeros(2, exported.num_inputs)
+    return (obs, torch.zeros(2, exported.num_states)) if exported.num_states else (obs,)
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Hide torch's warnings, which are about its own code and its plans for TorchScript."""
+    before = logging.root.manager.disable
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)
+        try:
+            yield
+        finally:
+            logging.disable(before)

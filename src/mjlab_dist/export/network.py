@@ -1,0 +1,292 @@
+"""A policy with everything between the measured observations and the actuators, as one torch module."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import mujoco
+import torch
+from rsl_rl.models import MLPModel, RNNModel
+from torch import nn
+
+from mjlab_dist.config import ObservationConfig
+from mjlab_dist.env import Env
+from mjlab_dist.env.action import Action
+from mjlab_dist.errors import UserError
+
+ACTOR = "actor"
+"""The observation group that a policy reads."""
+
+LAST_ACTION = "mjlab_dist.mdp.observations:last_action"
+"""Observation that an exported policy remembers itself: its last output."""
+
+
+@dataclass(frozen=True)
+class ObservedTerm:
+    """An observation term of the policy."""
+
+    name: str
+    """Name in the config."""
+    config: ObservationConfig
+    """Its config."""
+    width: int
+    """Number of values that are measured in one step."""
+    columns: slice | None
+    """Columns of the exported policy's input; None if the policy remembers the values itself."""
+
+
+def observed_terms(env: Env) -> list[ObservedTerm]:
+    """Return the terms that the policy reads, in the order of the config.
+
+    Args:
+        env: Envs of the run's task.
+    """
+    widths, terms, start = env.observation_groups[ACTOR].widths, [], 0
+    for name, config in env.cfg.observations[ACTOR].items():
+        is_inside = config.func == LAST_ACTION
+        columns = None if is_inside else slice(start, start + widths[name])
+        start += 0 if is_inside else widths[name]
+        terms.append(ObservedTerm(name, config, widths[name], columns))
+    return terms
+
+
+def measured(env: Env) -> torch.Tensor:
+    """Return the exported policy's input at the env's latest observation, (num_envs, num_inputs).
+
+    Args:
+        env: Envs without noise and delays.
+    """
+    terms = observed_terms(env)
+    parts = env.observation_groups[ACTOR].measured.split([term.width for term in terms], dim=1)
+    return torch.cat([part for part, term in zip(parts, terms, strict=True) if term.columns is not None], dim=1)
+
+
+class Target(NamedTuple):
+    """What a target of an exported policy is."""
+
+    name: str
+    """Name of the actuator; of the action, if the target is not the input of an actuator."""
+    block: str
+    """Block of actions."""
+    actuator: str | None
+    """Actuator whose input the target is; None if the block's class computes the inputs from more than the target."""
+
+
+class ExportedPolicy(nn.Module):
+    """From measured observations to actions and to inputs of the actuators, for one control step.
+
+    Clip, scale, history and normalization of the observations are inside, and so are the last action and the hidden
+    state of recurrent layers. One tensor, the state, holds what is remembered from step to step; it is 0 at the start
+    of an episode.
+
+    Attributes:
+        num_inputs: Number of measured values.
+        num_states: Number of values of the state; 0 if nothing must be remembered.
+        targets: What each target is.
+    """
+
+    def __init__(self, policy: MLPModel, env: Env) -> None:
+        """Copy the policy and the constants of the env.
+
+        Args:
+            policy: The policy.
+            env: Envs of the run's task.
+
+        Raises:
+            UserError: If a curriculum changes the scale of an observation.
+        """
+        super().__init__()
+        # Networks, without exploration
+        self._normalizer = copy.deepcopy(policy.obs_normalizer)
+        self._rnn = copy.deepcopy(policy.rnn.rnn) if isinstance(policy, RNNModel) else None
+        self._mlp = copy.deepcopy(policy.mlp)
+        # Observations
+        self._terms = observed_terms(env)
+        _refuse_changing_scales(self._terms, env)
+        self._processing = nn.ModuleList(_Processing(term) for term in self._terms)
+        self.num_inputs = sum(term.width for term in self._terms if term.columns is not None)
+        # Actions
+        self._actions = _Actions(env.action_terms, env.sim.model)
+        self.targets = self._actions.targets
+        # State: whether the episode has begun, last actions, histories, recurrent layers
+        keeps_actions = any(term.columns is None for term in self._terms)
+        self._sizes = [
+            1,
+            env.num_actions if keeps_actions else 0,
+            *(one.num_kept for one in self._processing),
+            *([] if self._rnn is None else [self._rnn.num_layers * self._rnn.hidden_size] * _num_tensors(self._rnn)),
+        ]
+        self.num_states = sum(self._sizes) if sum(self._sizes) > 1 else 0
+        self.eval().requires_grad_(requires_grad=False)
+
+    def forward(self, obs: torch.Tensor, state: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
+        """Compute one control step of n envs.
+
+        Args:
+            obs: Measured values, (n, num_inputs).
+            state: The state, (n, num_states); None if ``num_states`` is 0.
+
+        Returns:
+            Actions, (n, num_actions); targets, (n, len(targets)); and the next state if ``num_states`` is not 0.
+        """
+        if state is None:
+            latent = self._normalizer(torch.cat(self._processed(obs, None, None, ()), dim=1))
+            actions = self._mlp(latent)
+            return actions, self._actions(actions)
+        # Observations
+        begun, last_actions, *rest = state.split(self._sizes, dim=1)
+        kept = self._processed(obs, begun, last_actions, rest)
+        latent = self._normalizer(torch.cat(kept, dim=1))
+        # Networks
+        hidden = rest[len(self._terms) :]
+        if self._rnn is not None:
+            latent, hidden = self._recur(latent, hidden)
+        actions = self._mlp(latent)
+        # Next state
+        histories = [one for one, process in zip(kept, self._processing, strict=True) if process.num_kept]
+        remembered = [actions] if self._sizes[1] else []
+        next_state = torch.cat([torch.ones_like(begun), *remembered, *histories, *hidden], dim=1)
+        return actions, self._actions(actions), next_state
+
+    def _processed(
+        self,
+        obs: torch.Tensor,
+        begun: torch.Tensor | None,
+        last_actions: torch.Tensor | None,
+        histories: Sequence[torch.Tensor],
+    ) -> list[torch.Tensor]:
+        parts: list[torch.Tensor] = []
+        for i, (term, process) in enumerate(zip(self._terms, self._processing, strict=True)):
+            value = last_actions if term.columns is None else obs[:, term.columns]
+            parts.append(process(value, begun, histories[i] if histories else None))
+        return parts
+
+    def _recur(self, latent: torch.Tensor, hidden: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        assert self._rnn is not None
+        shape = (self._rnn.num_layers, self._rnn.hidden_size)
+        before = [one.unflatten(1, shape).transpose(0, 1).contiguous() for one in hidden]
+        out, after = self._rnn(latent.unsqueeze(0), before[0] if len(before) == 1 else tuple(before))
+        flat = [one.transpose(0, 1).flatten(1) for one in (after if len(before) > 1 else [after])]
+        return out.squeeze(0), flat
+
+
+class _Processing(nn.Module):
+    """Clip, scale and history of a term.
+
+    Attributes:
+        num_kept: Number of values that are kept for the next step; 0 without a history.
+    """
+
+    def __init__(self, term: ObservedTerm) -> None:
+        super().__init__()
+        self._clip = term.config.clip
+        self._history, self._width = term.config.history, term.width
+        self._scale = term.config.scale
+        self.num_kept = self._history * self._width if self._history > 1 else 0
+
+    def forward(self, value: torch.Tensor, begun: torch.Tensor | None, history: torch.Tensor | None) -> torch.Tensor:
+        if self._clip is not None:
+            value = value.clamp(*self._clip)
+        if self._scale != 1.0:
+            value = value * self._scale
+        if not self.num_kept:
+            return value
+        assert history is not None
+        assert begun is not None
+        # Oldest first; the first value of an episode fills the whole history
+        shifted = torch.cat([history[:, self._width :], value], dim=1)
+        return torch.where(begun > 0.5, shifted, value.repeat(1, self._history))
+
+
+class _Actions(nn.Module):
+    """Clip, scale and offset of actions, and the inputs of actuators where they follow from these alone.
+
+    Attributes:
+        targets: What each target is.
+    """
+
+    _low: torch.Tensor
+    _high: torch.Tensor
+    _scale: torch.Tensor
+    _offset: torch.Tensor
+
+    def __init__(self, blocks: Sequence[Action], model: mujoco.MjModel) -> None:
+        super().__init__()
+        self._widths = [len(block.names) for block in blocks]
+        # Values
+        configs = [block.block.config for block in blocks for _ in block.names]
+        self._is_clipped = any(config.clip is not None for config in configs)
+        clips = [config.clip or (-math.inf, math.inf) for config in configs]
+        self.register_buffer("_low", torch.tensor([low for low, _ in clips]))
+        self.register_buffer("_high", torch.tensor([high for _, high in clips]))
+        self.register_buffer("_scale", torch.cat([block.scale for block in blocks]).clone())
+        self.register_buffer("_offset", torch.cat([block.offset for block in blocks]).clone())
+        # Inputs of actuators, within their limits
+        self.targets: list[Target] = []
+        self._inputs = nn.ModuleList()
+        for block in blocks:
+            to_inputs = block.to_inputs()
+            if to_inputs is None:
+                self.targets += [Target(name, block.block.name, None) for name in block.names]
+                self._inputs.append(nn.Identity())
+            else:
+                self.targets += [Target(name, block.block.name, name) for name in block.block.actuators]
+                self._inputs.append(nn.Sequential(copy.deepcopy(to_inputs), _Limits(model, block.block.ids)))
+
+    def forward(self, actions: torch.Tensor) -> torch.Tensor:
+        """Return the targets, (n, len(targets))."""
+        if self._is_clipped:
+            actions = torch.maximum(torch.minimum(actions, self._high), self._low)
+        values = (actions * self._scale + self._offset).split(self._widths, dim=1)
+        return torch.cat([to_inputs(own) for to_inputs, own in zip(self._inputs, values, strict=True)], dim=1)
+
+
+class _Limits(nn.Module):
+    """Limits inputs of actuators to their control ranges, as MuJoCo does."""
+
+    _low: torch.Tensor
+    _high: torch.Tensor
+
+    def __init__(self, model: mujoco.MjModel, actuators: Sequence[int]) -> None:
+        super().__init__()
+        low, high = control_limits(model, actuators)
+        self._is_limited = bool(low.isfinite().any() or high.isfinite().any())
+        self.register_buffer("_low", low)
+        self.register_buffer("_high", high)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return torch.maximum(torch.minimum(inputs, self._high), self._low) if self._is_limited else inputs
+
+
+def control_limits(model: mujoco.MjModel, actuators: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the lower and upper limits of inputs, (num_actuators,) each; infinite where MuJoCo has none.
+
+    Args:
+        model: The model.
+        actuators: Ids of the actuators.
+    """
+    limits = torch.tensor(model.actuator_ctrlrange[list(actuators)], dtype=torch.float32)
+    is_limited = torch.tensor(model.actuator_ctrllimited[list(actuators)], dtype=torch.bool)
+    if model.opt.disableflags & mujoco.mjtDisableBit.mjDSBL_CLAMPCTRL:
+        is_limited.zero_()
+    low, high = limits.unbind(dim=1)
+    return torch.where(is_limited, low, -math.inf), torch.where(is_limited, high, math.inf)
+
+
+def _num_tensors(rnn: nn.Module) -> int:
+    """Return the number of state tensors of recurrent layers: an LSTM has a cell state and a hidden state."""
+    return 2 if isinstance(rnn, nn.LSTM) else 1
+
+
+def _refuse_changing_scales(terms: Sequence[ObservedTerm], env: Env) -> None:
+    for term in terms:
+        path = f"observations.{ACTOR}.{term.name}.scale"
+        if env.parameters.numbers(path):
+            raise UserError(
+                f"--env.{path}: a curriculum changes it, so the scale that the policy was trained with last is not "
+                "known; an exported policy needs a constant scale (--agent.obs-normalization adapts to any)"
+            )

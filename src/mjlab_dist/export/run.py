@@ -1,0 +1,199 @@
+"""Export a policy: make its files, check that they act like the policy, and write them."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mjlab_dist.atomic import write_atomically
+from mjlab_dist.config import ExportConfig, TrainConfig
+from mjlab_dist.errors import CheckError, UserError
+from mjlab_dist.imports import start_up
+
+if TYPE_CHECKING:
+    import torch
+    from rsl_rl.models import MLPModel
+
+    from mjlab_dist.env import Env
+    from mjlab_dist.export.files import Runner
+
+MAX_ENVS = 16
+"""Maximum number of envs that the checked observations are from."""
+
+TOLERANCE = 1e-5
+"""Maximum difference of a number, relative to its magnitude; absolute if that is below 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """What an export has written."""
+
+    files: tuple[Path, ...]
+    """The files."""
+    description: dict[str, Any]
+    """Description of the policy, as in the files."""
+    num_checked: int
+    """Number of observations that were checked: those of whole steps of all envs."""
+    max_difference: float
+    """Largest difference between the actions or targets of a file and those of the policy in its env."""
+
+
+def check(config: ExportConfig) -> None:
+    """Raise if a number cannot be used, or a package is missing.
+
+    Raises:
+        UserError: One line that names the flag, its value and the fix.
+    """
+    if config.num_checked < 1:
+        raise UserError(f"--num-checked {config.num_checked}: must be at least 1")
+    if missing := [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]:
+        raise UserError(f"export: needs the package {missing[0]}; install mjlab-dist[export]")
+
+
+def export(train_config: TrainConfig, checkpoint: Path, config: ExportConfig, warn: Callable[[str], None]) -> Exported:
+    """Export a policy.
+
+    Args:
+        train_config: The run's config. The files are checked in its env without noise and delays.
+        checkpoint: Checkpoint file of the policy.
+        config: Where to, and how much to check.
+        warn: Called with one line if a file of the run is damaged.
+
+    Returns:
+        What has been written.
+
+    Raises:
+        UserError: If the checkpoint does not fit, the policy cannot be exported, or the files cannot be written.
+        CheckError: If a file does not act like the policy. Nothing is written then.
+    """
+    # Directory, before anything that takes time
+    directory = checkpoint.resolve().parent.parent / "exported" if config.output is None else Path(config.output)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(directory, error) from error
+
+    # Env and policy
+    from mjlab_dist.play import load_env_and_policy, without_disturbances  # noqa: PLC0415 (imports torch)
+
+    num_envs = min(MAX_ENVS, config.num_checked)
+    calm = dataclasses.replace(train_config, env=without_disturbances(train_config.env))
+    env, policy = load_env_and_policy(calm, checkpoint, num_envs, config.seed)
+    with start_up():
+        from mjlab_dist.export import files  # noqa: PLC0415 (imports torch)
+        from mjlab_dist.export.description import describe  # noqa: PLC0415 (imports torch)
+        from mjlab_dist.export.network import ExportedPolicy  # noqa: PLC0415 (imports torch)
+    # Contents of the files
+    exported = ExportedPolicy(policy, env)
+    description = describe(env, train_config, checkpoint, exported, warn)
+    contents = {
+        "policy.onnx": files.to_onnx(exported, description),
+        "policy.pt": files.to_torchscript(exported, description),
+        "model.mjb": files.to_mjb(env.sim.model),
+    }
+    # Check
+    runners = {
+        "policy.onnx": files.run_onnx(contents["policy.onnx"]),
+        "policy.pt": files.run_torchscript(contents["policy.pt"]),
+    }
+    num_steps = -(-config.num_checked // num_envs)
+    max_difference = largest_difference(env, policy, runners, exported.num_states, num_steps)
+    # Write
+    try:
+        for name, data in contents.items():
+            write_atomically(directory / name, data)
+    except OSError as error:
+        raise _unwritable(directory, error) from error
+    return Exported(
+        files=tuple(directory / name for name in contents),
+        description=description,
+        num_checked=num_steps * num_envs,
+        max_difference=max_difference,
+    )
+
+
+def _unwritable(directory: Path, error: OSError) -> UserError:
+    return UserError(f"--output {directory}: cannot be written ({error.strerror}); name another directory")
+
+
+def largest_difference(
+    env: Env, policy: MLPModel, runners: Mapping[str, Runner], num_states: int, num_steps: int
+) -> float:
+    """Play the policy, let exported ones compute the same steps, and return their largest difference from it.
+
+    Compared are actions, and targets that are inputs of actuators with those that the env sets.
+
+    Args:
+        env: Envs without noise and delays.
+        policy: The policy.
+        runners: Exported policies by name.
+        num_states: Size of their state.
+        num_steps: Number of control steps.
+
+    Raises:
+        CheckError: If a difference is above the tolerance.
+    """
+    import torch
+
+    from mjlab_dist.export.network import measured  # noqa: PLC0415 (imports torch)
+
+    states = {name: torch.zeros(env.num_envs, num_states) for name in runners}
+    max_difference = 0.0
+    obs = env.reset()
+    for step in range(num_steps):
+        # Episodes that end by their time limit may be longer than the check: start some anyway
+        if step == num_steps // 2:
+            obs = env.reset()
+            policy.reset()
+            states = {name: torch.zeros_like(state) for name, state in states.items()}
+        row = measured(env).clone()
+        with torch.inference_mode():
+            actions = policy(obs)
+            obs, _, dones, _ = env.step(actions)
+            policy.reset(dones)
+        for name, run in runners.items():
+            outputs = run(row, states[name]) if num_states else run(row)
+            pairs = {"actions": (outputs[0], actions), "targets": _inputs(env, outputs[1], dones)}
+            for what, (given, expected) in pairs.items():
+                difference = _difference(given, expected)
+                if not difference <= TOLERANCE:  # or it is not a number
+                    raise CheckError(
+                        f"{name}: its {what} differ from the policy's in the env by {difference:.3g} of their "
+                        f"magnitude; {TOLERANCE:g} is accepted, and no file has been written"
+                    )
+                max_difference = max(max_difference, difference)
+            if num_states:
+                states[name] = torch.where(dones.unsqueeze(1), 0.0, outputs[2])
+    return max_difference
+
+
+def _inputs(env: Env, targets: torch.Tensor, dones: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the targets that are inputs of actuators, and the env's inputs, in envs whose episode goes on."""
+    import torch
+
+    from mjlab_dist.export.network import control_limits  # noqa: PLC0415 (imports torch)
+
+    given: list[torch.Tensor] = []
+    expected: list[torch.Tensor] = []
+    start = 0
+    for block in env.action_terms:
+        ids = list(block.block.ids)
+        is_input = block.to_inputs() is not None
+        width = len(ids) if is_input else len(block.names)
+        if is_input:
+            low, high = control_limits(env.sim.model, ids)
+            given.append(targets[:, start : start + width])
+            expected.append(torch.maximum(torch.minimum(env.sim.ctrl[:, ids], high), low))
+        start += width
+    none = targets[:, :0]
+    return torch.cat([none, *given], dim=1)[~dones], torch.cat([none, *expected], dim=1)[~dones]
+
+
+def _difference(given: torch.Tensor, expected: torch.Tensor) -> float:
+    if given.numel() == 0:
+        return 0.0
+    return float(((given - expected).abs() / expected.abs().clamp(min=1.0)).max())

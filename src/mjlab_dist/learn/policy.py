@@ -1,0 +1,62 @@
+"""A trained policy as a function, for programs of users."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from tensordict import TensorDict
+
+from mjlab_dist.config import TrainConfig
+from mjlab_dist.learn.networks import load_policy_without_env
+
+
+class Policy:
+    """A trained policy without exploration: from observations to actions, on one device.
+
+    Attributes:
+        config: The run's config.
+        checkpoint: The checkpoint.
+        num_observations: Width of the observations.
+        num_actions: Number of actions.
+    """
+
+    def __init__(self, config: TrainConfig, checkpoint: Path, device: str) -> None:
+        """Load the policy.
+
+        Args:
+            config: The run's config.
+            checkpoint: A checkpoint of the run.
+            device: ``cpu`` or ``cuda:<index>``.
+
+        Raises:
+            UserError: If the checkpoint is damaged, or its networks have other sizes than the config's.
+        """
+        self.config = config
+        self.checkpoint = checkpoint
+        with torch.random.fork_rng():  # weights are drawn before they are loaded
+            self._network = load_policy_without_env(config, checkpoint, device)
+        self.num_observations = self._network.obs_dim
+        layers = [layer for layer in self._network.mlp if isinstance(layer, torch.nn.Linear)]
+        self.num_actions = layers[-1].out_features
+
+    @torch.no_grad()
+    def __call__(self, observations: torch.Tensor) -> torch.Tensor:
+        """Return the actions, (num_envs, num_actions).
+
+        A recurrent policy remembers earlier observations of each row; see :meth:`reset`.
+
+        Args:
+            observations: Observations of the group ``actor`` as the env returns them, (num_envs, num_observations):
+                with scale, clip and history, but not normalized.
+        """
+        return self._network(TensorDict({"actor": observations}, batch_size=[len(observations)]))
+
+    @torch.no_grad()
+    def reset(self, dones: torch.Tensor | None = None) -> None:
+        """Forget earlier observations where an episode has ended.
+
+        Args:
+            dones: Rows whose episode has ended, (num_envs,) of bool; None for all.
+        """
+        self._network.reset(dones)
