@@ -13,7 +13,7 @@ import torch
 import torchrunx
 from rollouts import AGENT, difference
 
-from mjlab_dist.launch.ranks import exported_names
+from mjlab_dist.launch.preparation import exported_names
 
 Results = list[dict[str, Any]]
 
@@ -27,7 +27,9 @@ def parameters(learned: dict[str, Any]) -> torch.Tensor:
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module", params=[2, 4], ids=["2 ranks", "4 ranks"])
+@pytest.fixture(
+    scope="module", params=[pytest.param(2, id="2 ranks"), pytest.param(4, id="4 ranks", marks=pytest.mark.long)]
+)
 def ranks(request: pytest.FixtureRequest) -> Iterator[Results]:
     here = Path(__file__).parent
     with pytest.MonkeyPatch.context() as patch:

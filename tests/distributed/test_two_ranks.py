@@ -14,7 +14,7 @@ import pytest
 import torchrunx
 
 from mjlab_dist.distributed import RankDevice
-from mjlab_dist.launch.ranks import exported_names
+from mjlab_dist.launch.preparation import exported_names
 from mjlab_dist.machine.devices import cores
 
 pytestmark = pytest.mark.slow

@@ -14,9 +14,29 @@ from mjlab_dist.run_dir import checkpoint_path
 FLAGS = ("--num-envs", "16", "--agent.num-steps-per-env", "8", "--agent.obs-normalization", "--max-iterations", "6")
 
 
+OTHER_TORCH = ("ATEN_CPU_CAPABILITY", "default")
+
+OTHER_MKL = ("MKL_CBWR", "COMPATIBLE")
+
+PERIOD = ("--sync.period", "2")
+
+SHARDED = ("--fsdp-devices", "2", "--fsdp-min-size-mb", "0.01")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("variable", [("ATEN_CPU_CAPABILITY", "default"), ("MKL_CBWR", "COMPATIBLE")], ids=str)
-@pytest.mark.parametrize("flags", [(), ("--sync.period", "2"), ("--fsdp-devices", "2", "--fsdp-min-size-mb", "0.01")])
+@pytest.mark.parametrize(
+    ("variable", "flags"),
+    [
+        (OTHER_TORCH, ()),
+        (OTHER_MKL, PERIOD),
+        (OTHER_TORCH, SHARDED),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in [(OTHER_MKL, ()), (OTHER_TORCH, PERIOD), (OTHER_MKL, SHARDED)]
+        ),
+    ],
+    ids=str,
+)
 def test_ranks_with_other_instructions_stay_equal(
     command: Command, variable: tuple[str, str], flags: tuple[str, ...]
 ) -> None:

@@ -83,6 +83,30 @@ def test_row_21_the_key_is_in_no_command_line_and_no_file(command: Command, wait
     assert not [path for path in files if KEY.encode() in path.read_bytes()]
 
 
+SCRIPT = """
+import mjlab_dist
+
+small = {"num_envs": 32, "agent.num_steps_per_env": 8, "env.episode_length_s": 0.1}
+mjlab_dist.train("cartpole-balance", gpu_ids=None, max_iterations=300, logger="wandb", wandb_project="proj", **small)
+"""
+"""A run that is long enough for Weights & Biases to start: at its end, it waits only for some seconds."""
+
+
+@pytest.mark.slow
+def test_passwords_of_a_script_are_in_no_file_and_files_follow_the_umask(command: Command) -> None:
+    (command.cwd / "script.py").write_text(SCRIPT)
+    secrets = ("--db.password", KEY, f"--api-key={KEY}", "--from", f"postgres://me:{KEY}@host/x")
+    done = command.finish(command.start("python", "script.py", *secrets, umask=0o027))
+    assert done.code == 0, done.err
+    assert has_wandb_rows(command.cwd)
+    run = only_run(command.cwd)
+    files = [path for path in run.rglob("*") if path.is_file()]
+    assert not [path for path in files if KEY.encode() in path.read_bytes()]
+    own = [run, *(path for path in run.rglob("*") if "wandb" not in path.parts and not path.is_symlink())]
+    assert len(own) > 5
+    assert {(path.is_dir(), path.stat().st_mode & 0o777) for path in own} == {(True, 0o750), (False, 0o640)}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["no key", "no network", "killed", "hung"])
 def test_row_20_training_continues_without_wandb(

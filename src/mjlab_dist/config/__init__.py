@@ -2,7 +2,16 @@
 
 from mjlab_dist.config.agent import AgentConfig
 from mjlab_dist.config.references import lazy_modules
-from mjlab_dist.config.run import CheckpointConfig, PlayConfig, SyncConfig, TrainConfig
+from mjlab_dist.config.run import (
+    CheckpointConfig,
+    CompareConfig,
+    EvaluateConfig,
+    ExportConfig,
+    PlayConfig,
+    SyncConfig,
+    TrainConfig,
+    WatchConfig,
+)
 from mjlab_dist.config.sensors import ContactConfig, DistanceConfig
 from mjlab_dist.config.task import (
     ActionConfig,
@@ -32,11 +41,14 @@ __all__ = [
     "AgentConfig",
     "CaptureMode",
     "CheckpointConfig",
+    "CompareConfig",
     "ContactConfig",
     "DistanceConfig",
     "EntityConfig",
     "EnvConfig",
+    "EvaluateConfig",
     "EventConfig",
+    "ExportConfig",
     "MetricConfig",
     "ObservationConfig",
     "OptionsConfig",
@@ -52,6 +64,7 @@ __all__ = [
     "TerrainConfig",
     "TerrainPartConfig",
     "TrainConfig",
+    "WatchConfig",
     "action",
     "event",
     "lazy_modules",

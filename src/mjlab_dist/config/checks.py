@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
+from typing import Any
 
 from mjlab_dist.config.agent import MIN_STD, AgentConfig
+from mjlab_dist.config.entries import entry
+from mjlab_dist.config.loggers import validate_loggers
 from mjlab_dist.config.run import COMPRESSIONS, TrainConfig
-from mjlab_dist.config.signatures import check_model_params
+from mjlab_dist.config.serialization import paths, to_plain
+from mjlab_dist.config.signatures import PARAMETERS, check_model_params, parameters_of
 from mjlab_dist.config.task import EnvConfig, ObservationConfig, TerrainConfig, TerrainPartConfig
 from mjlab_dist.errors import UserError
 from mjlab_dist.wording import listed
@@ -15,6 +20,15 @@ from mjlab_dist.wording import listed
 _MAX_POINTS = 4e7
 """Maximum number of points of a terrain's height field."""
 
+
+_BOUND = re.compile(r"(clip|low|high)|(min|max)_\w+")
+"""Names of bounds, where infinity means that there is no bound."""
+
+_NOT_IN_PATHS = re.compile(r"[\0\ud800-\udc7f\udd00-\udfff]")
+"""Matches characters that no path can have: NUL, and surrogates that do not stand for a byte."""
+
+MAX_VIDEO_S = 60.0
+"""Maximum length of a video that is made during training, in s."""
 
 _SEED_LIMIT = 2**63
 """Seeds are less than this: torch's are below 2**64, and a rank's own seed is higher than the run's."""
@@ -37,7 +51,14 @@ def validate(config: TrainConfig) -> None:
         validate_rollout(config.agent, config.num_envs)
     _validate_sync(config)
     _validate_hosts(config.hosts)
+    if config.port_range is not None:
+        first, last = config.port_range
+        if first < 1024 or last < first + 2 or last > 65535:
+            raise UserError(
+                f"--port-range {first} {last}: give the first and the last of at least three ports from 1024 to 65535"
+            )
     parse_interval(config.checkpoint.interval)
+    validate_loggers(config.logger)
     if config.resume is not None and config.init_from is not None:
         raise UserError(
             f"--init-from {config.init_from}: cannot be combined with --resume {config.resume}, which continues from "
@@ -45,7 +66,10 @@ def validate(config: TrainConfig) -> None:
         )
     if "/" in config.run_name or config.run_name.startswith("."):
         raise UserError(f"--run-name {config.run_name}: must be a plain name, without / and not starting with a dot")
+    if not config.run_name.isprintable():
+        raise UserError(f"--run-name {config.run_name!r}: must be a plain name, on one line and without control codes")
     _validate_env(config.env)
+    _validate_values(config)
 
 
 def validate_rollout(agent: AgentConfig, num_envs: int) -> None:
@@ -73,6 +97,24 @@ def validate_rollout(agent: AgentConfig, num_envs: int) -> None:
             f"{num_envs} x --agent.num-steps-per-env {agent.num_steps_per_env} = {rollout} samples; "
             f"use {_nearest_divisor(rollout, agent.num_mini_batches)}"
         )
+
+
+def episode_steps(env: EnvConfig, step_dt_s: float) -> int:
+    """Return the maximum number of control steps of an episode.
+
+    Args:
+        env: The task.
+        step_dt_s: Simulated seconds per control step.
+
+    Raises:
+        UserError: If an episode is shorter than a control step.
+    """
+    num_steps = round(env.episode_length_s / step_dt_s)
+    if num_steps < 1:
+        raise UserError(
+            f"--env.episode-length-s {env.episode_length_s}: is less than one control step of {step_dt_s} s"
+        )
+    return num_steps
 
 
 def validate_seed(seed: int) -> None:
@@ -165,6 +207,9 @@ def _validate_numbers(config: TrainConfig) -> None:
         (1, "--max-iterations", config.max_iterations),
         (1, "--total-timesteps", config.total_timesteps),
         (1, "--fsdp-devices", config.fsdp_devices),
+        (1, "--video-interval", config.video_interval),
+        (1, "--evaluate-interval", config.evaluate_interval),
+        (1, "--evaluate-episodes", config.evaluate_episodes),
         (1, "--sync.period", config.sync.period),
         (1, "--sync.check-interval", config.sync.check_interval),
         (0, "--checkpoint.keep-last", config.checkpoint.keep_last),
@@ -176,8 +221,6 @@ def _validate_numbers(config: TrainConfig) -> None:
         (1, "--agent.num-steps-per-env", agent.num_steps_per_env),
         (1, "--agent.num-learning-epochs", agent.num_learning_epochs),
         (1, "--agent.num-mini-batches", agent.num_mini_batches),
-        *((1, "--agent.actor-hidden-dims", width) for width in agent.actor_hidden_dims),
-        *((1, "--agent.critic-hidden-dims", width) for width in agent.critic_hidden_dims),
         (1, "--agent.rnn-hidden-dim", agent.rnn_hidden_dim),
         (1, "--agent.rnn-num-layers", agent.rnn_num_layers),
     ):
@@ -195,6 +238,12 @@ def _validate_numbers(config: TrainConfig) -> None:
     ):
         if not 0 < value < math.inf:
             raise UserError(f"{flag} {value}: must be positive and finite")
+    if not 0 < config.video_length <= MAX_VIDEO_S:
+        raise UserError(
+            f"--video-length {config.video_length:g}: must be above 0, and at most {MAX_VIDEO_S:g} s; play --video "
+            "records longer ones"
+        )
+    _validate_hidden_dims(agent)
     _validate_obs_clip(agent)
     _validate_std(agent)
     for flag, value in (
@@ -207,6 +256,48 @@ def _validate_numbers(config: TrainConfig) -> None:
     for flag, value in (("--agent.gamma", agent.gamma), ("--agent.lam", agent.lam)):
         if not 0 <= value <= 1:
             raise UserError(f"{flag} {value}: must be between 0 and 1")
+
+
+def _validate_values(config: TrainConfig) -> None:
+    """Raise if any number is NaN, or infinite where it is not a bound, or any text cannot be part of a path."""
+    for name, value in paths(to_plain(config)):
+        if isinstance(value, str) and _NOT_IN_PATHS.search(value):
+            raise UserError(f"--{name.replace('_', '-')} {value!r}: contains a character that no path can have")
+        numbers = list(_floats(value))
+        if any(map(math.isnan, numbers)) or (any(map(math.isinf, numbers)) and not _is_bound(config, name.split("."))):
+            shown = " ".join(map(str, value)) if isinstance(value, list) else value
+            raise UserError(f"--{name.replace('_', '-')} {shown}: must be finite")
+
+
+def _floats(value: Any) -> Iterator[float]:
+    if isinstance(value, float):
+        yield value
+    elif isinstance(value, list):
+        for part in value:
+            yield from _floats(part)
+
+
+def _is_bound(config: TrainConfig, path: list[str]) -> bool:
+    """Return whether infinity in an entry means that there is no bound: by its name, or by the function's default."""
+    *parent, name = path
+    if _BOUND.fullmatch(name):
+        return True
+    if not parent or parent[-1] not in PARAMETERS:
+        return False
+    parameter = parameters_of(entry(config, parent[:-1]), parent[-1]).get(name)
+    return parameter is not None and isinstance(parameter.default, float) and math.isinf(parameter.default)
+
+
+def _validate_hidden_dims(agent: AgentConfig) -> None:
+    for flag, widths in (
+        ("--agent.actor-hidden-dims", agent.actor_hidden_dims),
+        ("--agent.critic-hidden-dims", agent.critic_hidden_dims),
+    ):
+        if not widths:
+            raise UserError(f"{flag}: is empty; give the width of at least one hidden layer, such as 64")
+        for width in widths:
+            if width < 1:
+                raise UserError(f"{flag} {width}: must be at least 1")
 
 
 def _validate_std(agent: AgentConfig) -> None:

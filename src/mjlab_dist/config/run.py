@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from mjlab_dist.config.agent import AgentConfig
+from mjlab_dist.config.loggers import LOGGERS
 from mjlab_dist.config.task import EnvConfig
 
 COMPRESSIONS = ("none", "bf16", "fp16")
@@ -67,12 +68,17 @@ class TrainConfig:
     usable GPU, else the CPU."""
     cpu_ranks: int | None = None
     """Number of processes to train with on the CPU. They share the cores equally."""
+    oversubscribe: bool = False
+    """Allow more than 4 CPU ranks per core."""
     hosts: tuple[str, ...] = ()
     """Machines to train on, by name or address. Each uses the devices of gpu-ids or cpu-ranks. Default: this machine.
     This machine must be the first; SSH connects to the others. All need the same Python environment under the same
     path."""
     ssh_config: str | None = None
     """SSH config file for hosts. Default: ~/.ssh/config, then /etc/ssh/ssh_config."""
+    port_range: tuple[int, int] | None = None
+    """First and last port for connections to the launcher, for a firewall between hosts. Three must be free. Ranks
+    connect to each other on other ports. Default: any free ports."""
     require_same_devices: bool = False
     """Refuse to train if the ranks' devices differ in model, memory or compute capability. Otherwise, differences are
     only reported."""
@@ -93,17 +99,29 @@ class TrainConfig:
     init_from: str | None = None
     """Checkpoint file from which a new run takes its policy, value function and normalizers."""
     max_restarts: int = 0
-    """Maximum number of restarts from the newest checkpoint after a rank is killed, hangs or fails. A restart that
-    makes no progress ends the run."""
+    """Maximum number of restarts from the newest checkpoint after a rank is killed, hangs or fails. Two in a row that
+    make no progress end the run."""
     hang_timeout: float = 300.0
     """Seconds without an iteration after which a rank is considered hung. The run then ends or restarts."""
-    logger: Literal["tensorboard", "wandb"] = "tensorboard"
-    """Logger for curves, next to metrics.jsonl. wandb works offline with WANDB_MODE=offline."""
+    logger: LOGGERS = ("tensorboard",)
+    """Loggers: tensorboard, wandb, trackio, own. Separate several by spaces, and name your own class as
+    package.module:Class. metrics.jsonl is always written. wandb works offline with WANDB_MODE=offline, and trackio
+    needs the package trackio. See docs/loggers.md."""
     wandb_project: str = "mjlab_dist"
-    """Weights & Biases project."""
+    """Project in Weights & Biases and trackio."""
     log_ranks: bool = False
     """Also log the speed, waiting time, return and memory of every rank: in rank_metrics.jsonl, one row per rank and
     iteration, and as curves."""
+    evaluate_interval: int | None = None
+    """Iterations between evaluations: whole episodes without exploration, in envs of their own. Their means are the
+    columns evaluation/... of the metrics. Also after the last iteration. Default: no evaluations."""
+    evaluate_episodes: int = 64
+    """Number of episodes of an evaluation. The ranks share them in batches of 16."""
+    video_interval: int | None = None
+    """Iterations between videos. A separate process makes them on one core while the ranks train: of the first
+    checkpoint after so many iterations, and of the last one. Default: no videos."""
+    video_length: float = 5.0
+    """Length of these videos, in simulated seconds; at most 60."""
     torchrunx_log_dir: str | None = None
     """Directory for the ranks' log files. Default: <run directory>/torchrunx. An empty string turns the files off. The
     variable TORCHRUNX_LOG_DIR takes precedence over this flag."""
@@ -116,10 +134,15 @@ class TrainConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     """Checkpoints."""
 
+    def __post_init__(self) -> None:
+        """Accept a single logger, as older versions did."""
+        if isinstance(self.logger, str):
+            object.__setattr__(self, "logger", (self.logger,))
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlayConfig:
-    """Play a trained policy: print its returns over whole episodes, and record a video of one.
+    """Play a trained policy: print its returns over whole episodes, and record a video or a strip of frames.
 
     All --env flags of train also work, and change the env: --env.commands.velocity.params.forward-m-s 1 1.
     """
@@ -133,12 +156,160 @@ class PlayConfig:
     """File errors/nan_rank<N>.pt of a run that stopped because a number was not finite. play repeats the step that led
     to the number, instead of playing the policy."""
     video: str | None = None
-    """Video file to write, such as balance.mp4. Default: no video."""
-    num_envs: int = 16
-    """Number of episodes to play in parallel."""
+    """Video file to write, such as balance.mp4. It shows all that is played, also after an env has started a new
+    episode. Default: no video."""
+    frames: str | None = None
+    """PNG file to write, such as walking.png: a strip of frames of one env, at equal intervals. As many frames as fit
+    are drawn, nearly square. Default: no strip."""
+    seconds: float | None = None
+    """Simulated time to play, in s. Returns are those of all episodes that end in this time. Default: until one
+    episode has ended in every env; with frames 3 s, and the strip ends with the first episode of its env."""
+    num_envs: int | None = None
+    """Number of envs to play in parallel. Default: 16, or 1 with a viewer."""
+    viewer: Literal["web", "native", "none", "auto"] = "none"
+    """Where to watch the policy, until Ctrl-C: web (a page for a browser), native (MuJoCo's window, which needs a
+    display), or auto (native if there is a display, else web)."""
+    port: int | None = None
+    """Port of the page. Default: a free one, from 8080."""
+    host: str = "127.0.0.1"
+    """Address on which the page can be opened. Other machines need the token that is printed for addresses other than
+    127.0.0.1."""
+    env: tuple[int, ...] = (0,)
+    """Envs that the video shows: one, such as 3, or several side by side, such as 0 1 2 3. A strip shows one."""
+    camera: str | None = None
+    """Name of the model's camera that records. Default: the first camera, or a view of the whole scene if the model
+    has none."""
+    width: int | None = None
+    """Width of the video or the strip, in pixels. Default: 848 of a video, 1200 of a strip."""
+    height: int | None = None
+    """Height of the video or the strip, in pixels. Default: 480 of a video, 200 of a strip."""
     disturbances: bool = True
     """Whether to play with the noise, delays, interval events (such as pushes) and randomizations of training."""
     seed: int = 1
     """Seed of the start states."""
     log_root: str = "logs"
     """Directory of all runs."""
+    trust: bool = False
+    """Allow the run's config to name functions of any module, and so to run any code."""
+
+    @property
+    def num_played(self) -> int:
+        """Number of envs to play in parallel."""
+        return self.num_envs if self.num_envs is not None else 16 if self.viewer == "none" else 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchConfig:
+    """Show a run on a page, while it trains or afterwards: the robot with the newest policy, and the learning curves.
+
+    Only reads the run's files, which may be on another machine's disk or in a copy.
+    """
+
+    port: int | None = None
+    """Port of the page. Default: a free one, from 8080."""
+    host: str = "127.0.0.1"
+    """Address on which the page can be opened. Other machines need the token that is printed for addresses other than
+    127.0.0.1."""
+    num_envs: int = 1
+    """Number of robots to show."""
+    log_root: str = "logs"
+    """Directory of all runs. The page can switch to any of them."""
+    trust: bool = False
+    """Allow the run's config to name functions of any module, and so to run any code."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateConfig:
+    """Measure a trained policy over many episodes: return, reward terms, metrics and how episodes end.
+
+    All --env flags of train also work, and change the env.
+    """
+
+    run: str = "latest"
+    """Run directory, or latest for the task's newest run."""
+    checkpoint: str | None = None
+    """Checkpoint to evaluate: latest, best (the highest mean return), or a checkpoint file. Default: latest. With a
+    file, run is not needed."""
+    num_episodes: int = 256
+    """Number of episodes to count."""
+    num_envs: int = 64
+    """Number of envs that a rank simulates at a time, one episode in each: more are faster on a GPU. The draws, and so
+    the results, depend on it, but not on the number of ranks."""
+    actions: Literal["mean", "sampled", "both"] = "mean"
+    """Actions of the policy: its mean (deterministic), sampled (with the exploration noise of training), or both."""
+    vary: tuple[str, ...] = ()
+    """Evaluate at several values, as NAME=START:STOP:COUNT or NAME=VALUE,VALUE,...: of a randomization (friction), an
+    event (push), or a number or range of the config (env.commands.velocity.params.forward_m_s). With several, every
+    combination is evaluated."""
+    disturbances: bool = True
+    """Whether to keep the noise, delays, interval events (such as pushes) and randomizations of training."""
+    seed: int = 1
+    """Random seed."""
+    gpu_ids: tuple[int, ...] | Literal["auto", "all"] | None = "auto"
+    """GPUs to evaluate on, one rank each, as in train; None for the CPU."""
+    cpu_ranks: int | None = None
+    """Number of processes to evaluate with on the CPU. They share the cores equally."""
+    json: bool = False
+    """Print one JSON object instead of the table."""
+    plot: str | None = None
+    """PNG file to write: the mean return over one varied value, or a heat map over two. Needs the package
+    matplotlib."""
+    min_return: float | None = None
+    """Exit with 1 if the mean return is below this, anywhere if values are varied."""
+    log_root: str = "logs"
+    """Directory of all runs."""
+    trust: bool = False
+    """Allow the run's config to name functions of any module, and so to run any code."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportConfig:
+    """Write a trained policy as ONNX and TorchScript files, which run without this package, and check them.
+
+    Needs the packages onnx and onnxruntime.
+    """
+
+    run: str = "latest"
+    """Run directory, or latest for the task's newest run."""
+    checkpoint: str | None = None
+    """Checkpoint to export: latest, best (the highest mean return), or a checkpoint file. Default: latest. With a
+    file, run is not needed."""
+    output: str | None = None
+    """Directory for policy.onnx, policy.pt and model.mjb (the MuJoCo model). Default: exported in the run directory.
+    Files of an earlier export are replaced."""
+    num_checked: int = 1000
+    """Number of observations of the task for which the files must give the policy's actions."""
+    seed: int = 1
+    """Random seed of the episodes that the observations are from."""
+    log_root: str = "logs"
+    """Directory of all runs."""
+    trust: bool = False
+    """Allow the run's config to name functions of any module, and so to run any code."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareConfig:
+    """Compare runs: learning curves, final values, time to a threshold, and what differs between their configs.
+
+    Runs whose configs differ only in the seed form a group. Give run directories, or the directory of a task for all
+    its runs.
+    """
+
+    metric: str = "mean_return"
+    """Column of metrics.jsonl to compare."""
+    over: Literal["steps", "time", "iterations"] = "steps"
+    """Horizontal axis of the curves: control steps of all ranks, seconds of training, or iterations."""
+    band: Literal["std", "iqm"] = "std"
+    """Curve and band of a group: std (mean and standard deviation of the runs), or iqm (interquartile mean and its 95%
+    bootstrap interval)."""
+    ranks: bool = False
+    """Compare the ranks of each run instead of the runs, by the columns of rank_metrics.jsonl. The runs must have been
+    trained with --log-ranks."""
+    threshold: float | None = None
+    """Also report steps and seconds until the metric first reaches this value."""
+    output: str | None = None
+    """PNG picture of the curves, or HTML page with curves and tables, to write. Needs the package matplotlib."""
+    json: bool = False
+    """Print one JSON object instead of the tables."""
+    log_root: str = "logs"
+    """Directory of all runs, for latest."""

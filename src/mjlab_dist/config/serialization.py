@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import reprlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from mjlab_dist.config.loggers import LOGGERS
 from mjlab_dist.config.references import name_of
 from mjlab_dist.config.run import TrainConfig
+from mjlab_dist.config.type_words import in_words
 from mjlab_dist.errors import UserError
 
 MOVED_MODULES = {
@@ -36,6 +40,20 @@ MOVED_PARAMETERS = {
     "mjlab_dist_tasks.template.terms:forward_speed": {"most_m_s": "max_m_s"},
 }
 """For each function, former names of its parameters in config files of older versions, and their names now."""
+
+
+class FieldError(UserError):
+    """A field of a config is missing, unknown or of the wrong type.
+
+    Attributes:
+        path: Dotted name of the field. The names of entries, such as terms, may be left out.
+        value: Its value; None if it is missing or unknown.
+    """
+
+    def __init__(self, message: str, path: str, value: Any = None) -> None:
+        super().__init__(message)
+        self.path = path
+        self.value = value
 
 
 def to_plain(config: Any) -> Any:
@@ -93,13 +111,13 @@ def from_plain(plain: dict[str, Any]) -> TrainConfig:
     """Convert plain data from :func:`to_plain` back to a config.
 
     Raises:
-        UserError: If a field is missing, unknown or of the wrong type.
+        FieldError: If a field is missing, unknown or of the wrong type.
     """
     import dacite  # noqa: PLC0415 (not needed to print help)
 
-    def tuple_of_list(value: Any) -> tuple[Any, ...]:
+    def tuple_of_list(hint: Any, value: Any) -> tuple[Any, ...]:
         if not isinstance(value, list | tuple):  # parameters of terms are tuples already
-            raise dacite.WrongTypeError(tuple, value)
+            raise dacite.WrongTypeError(hint, value)
         return tuple(value)
 
     def without_bool(value: Any) -> Any:
@@ -118,19 +136,32 @@ def from_plain(plain: dict[str, Any]) -> TrainConfig:
         tuple[int, ...],
         tuple[float, ...],
         tuple[str, ...],
+        LOGGERS,
         tuple[int, int],
         *(tuple[(float,) * length] for length in (2, 3, 4)),
     )
-    hooks = {int: without_bool, float: real} | dict.fromkeys(tuples, tuple_of_list)
+    hooks = {int: without_bool, float: real} | {hint: functools.partial(tuple_of_list, hint) for hint in tuples}
     try:
         return dacite.from_dict(TrainConfig, _upgraded(plain), config=dacite.Config(type_hooks=hooks, strict=True))
-    except dacite.DaciteError as error:
-        raise UserError(str(error)) from error
+    except dacite.WrongTypeError as error:
+        given = reprlib.repr(error.value)
+        path = error.field_path or ""
+        raise FieldError(f"{path} {given}: takes {in_words(error.field_type)}", path, error.value) from error
+    except dacite.UnexpectedDataError as error:
+        unknown = sorted(map(str, error.keys))  # YAML has other keys too, such as numbers
+        raise FieldError(f"{', '.join(unknown)}: unknown field", unknown[0]) from error
+    except dacite.DaciteFieldError as error:
+        raise FieldError(str(error), error.field_path or "") from error
 
 
 def _upgraded(plain: dict[str, Any]) -> dict[str, Any]:
-    """Convert configs of older versions: ``env.sim.capture`` was a bool, modules and parameters had other names."""
+    """Convert configs of older versions.
+
+    ``env.sim.capture`` was a bool, ``logger`` a single name, and modules and parameters had other names.
+    """
     plain = _renamed(plain)
+    if isinstance(plain.get("logger"), str):
+        plain = {**plain, "logger": [plain["logger"]]}
     match plain:
         case {"env": {"sim": {"capture": bool(captures)} as sim} as env}:
             capture = "physics" if captures else "off"

@@ -7,8 +7,9 @@ import functools
 import importlib.machinery
 import importlib.util
 import inspect
+import pkgutil
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,7 +85,7 @@ def check_model_params(flag: str, model: str, params: Mapping[str, Any]) -> None
                 f"{flag}.model to package.module:function"
             )
         return
-    found = _find(*model.split(":", 1))
+    found = definition(*model.split(":", 1))
     if found is None or not isinstance(found[1], ast.FunctionDef):
         return
     known = parameters(model, passed=("self",))
@@ -111,7 +112,7 @@ def parameters(reference: str, passed: Collection[str] = _PASSED) -> dict[str, P
             a mask, a block of actions.
     """
     module, _, name = reference.partition(":")
-    found = _find(module, name)
+    found = definition(module, name)
     if found is None:
         return {}
     where, node = found
@@ -151,17 +152,57 @@ def _value(reference: str, name: str, default: ast.expr) -> Any:
         return inspect.signature(resolve(reference)).parameters[name].default
 
 
-def _find(module: str, name: str) -> tuple[str, ast.FunctionDef | ast.ClassDef] | None:
-    """Return a function or class and its module; follow imports."""
-    tree = _tree(module)
-    for node in tree.body if tree else []:
+def definition(module: str, name: str) -> tuple[str, ast.FunctionDef | ast.ClassDef] | None:
+    """Return the module that defines a function or class, and its source. Nothing is imported.
+
+    Args:
+        module: The module's name; it may import the function or class from another one.
+        name: The name there.
+
+    Returns:
+        None for a module without readable source, or if no statement of the module defines or imports the name.
+    """
+    for node in _statements(_tree(module)):
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
             return module, node
         if isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
                 if (alias.asname or alias.name) == name:
-                    return _find(node.module, alias.name)
+                    return definition(_absolute(module, node), alias.name)
     return None
+
+
+def makes(module: str, name: str) -> bool:
+    """Return whether a module makes a function by a call, such as ``near = functools.partial(distance, limit_m=1.0)``.
+
+    Args:
+        module: The module's name. It is not imported.
+        name: The function's name there.
+    """
+    return any(
+        isinstance(target, ast.Name) and target.id == name
+        for node in _statements(_tree(module))
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call | ast.Lambda)
+        for target in node.targets
+    )
+
+
+def _statements(tree: ast.AST | None) -> Iterator[ast.AST]:
+    """Yield the statements of a module, also inside ``if`` and ``try``, but not those of functions and classes."""
+    for node in ast.iter_child_nodes(tree) if tree is not None else ():
+        yield node
+        if isinstance(node, ast.If | ast.Try | ast.ExceptHandler | ast.With):
+            yield from _statements(node)
+
+
+def _absolute(module: str, node: ast.ImportFrom) -> str:
+    """Return the name of the module that another one imports from, maybe by a relative name."""
+    spec = find_module(module)
+    assert spec is not None
+    try:
+        return importlib.util.resolve_name(f"{'.' * node.level}{node.module}", spec.parent)
+    except ImportError:
+        return ""  # beyond the top-level package
 
 
 def _constructor(module: str, node: ast.ClassDef) -> tuple[str, ast.FunctionDef] | None:
@@ -170,7 +211,7 @@ def _constructor(module: str, node: ast.ClassDef) -> tuple[str, ast.FunctionDef]
         if isinstance(part, ast.FunctionDef) and part.name == "__init__":
             return module, part
     for base in node.bases:
-        found = _find(module, base.id) if isinstance(base, ast.Name) else None
+        found = definition(module, base.id) if isinstance(base, ast.Name) else None
         if found is not None and isinstance(found[1], ast.ClassDef):
             return _constructor(found[0], found[1])
     return None
@@ -178,7 +219,7 @@ def _constructor(module: str, node: ast.ClassDef) -> tuple[str, ast.FunctionDef]
 
 @functools.cache
 def _tree(module: str) -> ast.Module | None:
-    spec = _spec(module)
+    spec = find_module(module)
     if spec is None or not spec.has_location or spec.origin is None or not spec.origin.endswith(".py"):
         return None
     with open(spec.origin, encoding="utf-8") as file:  # noqa: PTH123 (pathlib would have to be imported)
@@ -188,8 +229,15 @@ def _tree(module: str) -> ast.Module | None:
             return None  # the import of the module reports it, with its line
 
 
-def _spec(module: str) -> importlib.machinery.ModuleSpec | None:
-    """Return where a module is, without importing its packages as ``importlib.util.find_spec`` does."""
+def find_module(module: str) -> importlib.machinery.ModuleSpec | None:
+    """Return where a module is, without importing its packages as ``importlib.util.find_spec`` does.
+
+    Args:
+        module: Its full name.
+
+    Returns:
+        None if there is no such module.
+    """
     package, *names = module.split(".")
     try:
         spec = importlib.util.find_spec(package)
@@ -199,8 +247,24 @@ def _spec(module: str) -> importlib.machinery.ModuleSpec | None:
         if spec is None or spec.submodule_search_locations is None:
             return None
         package += f".{name}"
-        spec = importlib.machinery.PathFinder.find_spec(package, spec.submodule_search_locations)
+        spec = _find_inside(package, spec.submodule_search_locations)
     return spec
+
+
+def _find_inside(module: str, folders: Iterable[str]) -> importlib.machinery.ModuleSpec | None:
+    """Return where a module of a package is. ``PathFinder`` fails in namespace packages that are not imported."""
+    parts: list[str] = []
+    for folder in folders:
+        finder = pkgutil.get_importer(folder)
+        spec = finder.find_spec(module) if finder is not None else None
+        if spec is not None and spec.loader is not None:
+            return spec
+        parts += spec.submodule_search_locations or () if spec is not None else ()
+    if not parts:
+        return None
+    namespace = importlib.machinery.ModuleSpec(module, None, is_package=True)
+    namespace.submodule_search_locations = parts
+    return namespace
 
 
 def documented(docstring: str) -> dict[str, str]:

@@ -12,6 +12,8 @@ import torch
 import warp as wp
 from tensordict import TensorDict
 
+from mjlab_dist.config import AgentConfig
+from mjlab_dist.env import Env
 from mjlab_dist.garbage_collection import no_gc
 from mjlab_dist.learn.mini_batches import Batch, copy_batch, tensors_of
 from mjlab_dist.messages import emit
@@ -221,6 +223,24 @@ class CapturedCall(Generic[T]):
                 yield
         finally:
             self._sim.launch = launch
+
+
+def can_capture_steps(env: Env, agent: AgentConfig, *, is_main: bool) -> bool:
+    """Return whether control steps can become CUDA graphs: those of recurrent policies wait for the device.
+
+    Args:
+        env: The envs.
+        agent: The learner.
+        is_main: Whether this is rank 0, which reports what is not captured.
+    """
+    recurrent = agent.rnn != "none"
+    if recurrent and is_main:
+        emit("status", text="--env.sim.capture step: a recurrent policy cannot be captured; only the physics is.")
+    can_capture = env.device != "cpu" and env.sim.captured and not recurrent
+    if can_capture and env.uncapturable_terms and is_main:
+        terms = ", ".join(f"env.{term}" for term in env.uncapturable_terms)
+        emit("status", text=f"--env.sim.capture step: not capturable, so called between graphs: {terms}.")
+    return can_capture
 
 
 def _refuse(kernel: wp.Kernel, *_: Any, **__: Any) -> None:

@@ -23,6 +23,7 @@ import torch
 from mjlab_dist.config import CheckpointConfig
 from mjlab_dist.errors import UserError
 from mjlab_dist.learn.host_copy import copy_to_host
+from mjlab_dist.lease import Lease
 from mjlab_dist.messages import emit
 from mjlab_dist.run_dir import (
     BEST_LINK,
@@ -33,6 +34,15 @@ from mjlab_dist.run_dir import (
     follow_link,
     list_checkpoints,
 )
+
+LEARNER: Mapping[str, type] = {
+    "iter": int,
+    "actor_state_dict": dict,
+    "critic_state_dict": dict,
+    "optimizer_state_dict.state": dict,
+    "optimizer_state_dict.param_groups": list,
+}
+"""Entries without which a run cannot be resumed, with their types; a dot separates the names of nested entries."""
 
 _PLAIN = (bool, int, float, str, bytes, type(None))
 
@@ -48,22 +58,26 @@ class CheckpointStore:
     files that a kill leaves behind.
     """
 
-    def __init__(self, run_dir: Path, config: CheckpointConfig) -> None:
+    def __init__(self, run_dir: Path, config: CheckpointConfig, lease: Lease | None = None) -> None:
         """Remove temporary files and outdated links of a killed writer.
 
         Args:
             run_dir: The run directory. Its metrics have the mean returns of its checkpoints.
             config: Number of checkpoints to keep.
+            lease: Allows this launch to write; None if there is no other launch.
 
         Raises:
             OSError: If the directory cannot be written. The message is one line with the fix.
+            TakenOverError: If another launch trains this run now.
         """
         self._run_dir = run_dir
+        self._lease = lease
         self._config = config
         self._directory = run_dir / CHECKPOINTS_DIR
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
         self._returns = _mean_returns(run_dir)
+        self.check()
         with explaining(self._run_dir, self._directory):
             self._directory.mkdir(parents=True, exist_ok=True)
             for path in self._directory.iterdir():
@@ -87,11 +101,14 @@ class CheckpointStore:
         self._writing = self._pool.submit(self._write, iteration, snapshot(content), mean_return)
 
     def check(self) -> None:
-        """Raise an error of the thread, once. Does not wait.
+        """Raise if files of the run must not be written, or if the thread has failed. Does not wait for the thread.
 
         Raises:
             OSError: If a checkpoint could not be written. Earlier ones are intact. The message names the fix.
+            TakenOverError: If another launch trains this run now.
         """
+        if self._lease is not None:
+            self._lease.renew()
         if self._writing is not None and self._writing.done():
             self._wait()
 
@@ -106,11 +123,14 @@ class CheckpointStore:
         finally:
             self._pool.shutdown()
 
-    def read_newest(self) -> tuple[Path, bytes] | None:
+    def read_newest(self, needed: Mapping[str, type] | None = None) -> tuple[Path, bytes] | None:
         """Find the newest checkpoint that can be read, for every rank to resume from.
 
         Rename newer ones that cannot be read, with a warning. Then remove the checkpoints that the last writer did not
         have time to remove.
+
+        Args:
+            needed: Entries that a checkpoint must have, as in :data:`LEARNER`.
 
         Returns:
             The path and the file's bytes; None if the run has no checkpoint yet.
@@ -125,7 +145,7 @@ class CheckpointStore:
         for path in reversed(list_checkpoints(self._run_dir).values()):
             try:
                 data = _read(path)
-                _unpack(data, "cpu")
+                _check_entries(_unpack(data, "cpu"), needed or {})
             except _UnreadableError as error:
                 refused[path] = error
                 continue
@@ -326,6 +346,16 @@ def _unpack(data: bytes, device: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise _UnreadableError(f"it holds a {type(content).__name__}, not a dict")
     return content
+
+
+def _check_entries(content: dict[str, Any], needed: Mapping[str, type]) -> None:
+    """Raise if a checkpoint lacks an entry, or has another type of value there."""
+    for name, kind in needed.items():
+        value: Any = content
+        for part in name.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        if not isinstance(value, kind):
+            raise _UnreadableError(f"it has no {name}" if value is None else f"{name} is a {type(value).__name__}")
 
 
 def _check_sums(data: bytes) -> None:

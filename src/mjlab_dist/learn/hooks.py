@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mjlab_dist.learn.metrics import Sample
+    from mjlab_dist.learn.metrics import Row, Sample
     from mjlab_dist.learn.runner import Runner
 
 
@@ -28,3 +28,25 @@ class Hook:
             iteration: The iteration that has ended.
             sample: Measurements of this rank.
         """
+
+    def columns(self, runner: Runner, iteration: int) -> Row:  # noqa: ARG002 (for subclasses)
+        """Return columns to add to the row of an iteration, on every rank; called after its metrics are known.
+
+        Args:
+            runner: The training loop.
+            iteration: The iteration.
+        """
+        return {}
+
+
+def hook_columns(runner: Runner, iteration: int) -> Row:
+    """Return the columns that all hooks add to the row of an iteration.
+
+    Args:
+        runner: The training loop.
+        iteration: The iteration.
+    """
+    row: Row = {}
+    for hook in runner.hooks:
+        row |= hook.columns(runner, iteration)
+    return row

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from rsl_rl.models import MLPModel, RNNModel
 from rsl_rl.modules import MLP, EmpiricalNormalization
 from tensordict import TensorDict
@@ -75,11 +76,49 @@ def load_policy(env: Env, config: TrainConfig, path: Path) -> MLPModel:
         The policy without exploration: from observations to actions.
 
     Raises:
-        UserError: If the checkpoint is damaged.
-        RuntimeError: If its networks have other sizes than the config's.
+        UserError: If the checkpoint is damaged, or its networks have other sizes than the config's.
     """
-    actor, _ = make_networks(config.agent, env.get_observations(), env.num_actions, env.device)
-    actor.load_state_dict(checkpoint.load(path, env.device)["actor_state_dict"])
+    content = checkpoint.load(path, env.device)
+    return _loaded(config, path, content, env.get_observations(), env.num_actions)
+
+
+def load_policy_without_env(config: TrainConfig, path: Path, device: str) -> MLPModel:
+    """Load a trained policy without its task: the checkpoint has the numbers of observations and actions.
+
+    Args:
+        config: The run's config.
+        path: A checkpoint of the run.
+        device: ``cpu`` or ``cuda:<index>``.
+
+    Returns:
+        The policy without exploration: from observations to actions.
+
+    Raises:
+        UserError: If the checkpoint is damaged, or its networks have other sizes than the config's.
+    """
+    content = checkpoint.load(path, device)
+    num_observations, num_actions = _sizes(content.get("actor_state_dict"))
+    obs = TensorDict({"actor": torch.zeros(1, num_observations, device=device)}, batch_size=[1])
+    return _loaded(config, path, content, obs, num_actions)
+
+
+def _sizes(weights: Any) -> tuple[int, int]:
+    """Return the numbers of observations and actions, from the first and the last layer of a policy.
+
+    Without layers, return any numbers: the comparison with the config's networks finds what is missing.
+    """
+    names = weights if isinstance(weights, dict) else {}
+    layers = [name for name in names if name.startswith("mlp.") and name.endswith(".weight")]
+    if not layers:
+        return 1, 1
+    first = "rnn.rnn.weight_ih_l0" if "rnn.rnn.weight_ih_l0" in names else layers[0]
+    return weights[first].shape[1], weights[layers[-1]].shape[0]
+
+
+def _loaded(config: TrainConfig, path: Path, content: Mapping[str, Any], obs: TensorDict, num_actions: int) -> MLPModel:
+    actor, _ = make_networks(config.agent, obs, num_actions, str(obs["actor"].device))
+    check_fit({"actor": actor}, content, f"checkpoint {path}")
+    actor.load_state_dict(content["actor_state_dict"])
     return actor.eval()
 
 
@@ -139,9 +178,11 @@ def check_fit(models: Mapping[str, nn.Module], saved: Mapping[str, Any], flag: s
         flag: The flag and file that name the checkpoint, for the message.
 
     Raises:
-        UserError: With the first tensor that differs.
+        UserError: With the network that is missing, or the first tensor that differs.
     """
     for name, model in models.items():
+        if not isinstance(saved.get(f"{name}_state_dict"), dict):
+            raise UserError(f"{flag}: has no {name}_state_dict; give a checkpoint of a run, model_<iteration>.pt")
         own = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
         found = {key: tuple(tensor.shape) for key, tensor in saved[f"{name}_state_dict"].items()}
         for key in [*own, *found]:

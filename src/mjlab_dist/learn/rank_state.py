@@ -82,3 +82,16 @@ def fits(state: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]) ->
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().contiguous().view(-1).view(torch.uint8)
+
+
+def difference(num_saved: int, world_size: int) -> str:
+    """Return why the envs of a checkpoint cannot continue their episodes.
+
+    Args:
+        num_saved: Number of ranks that saved their envs.
+        world_size: Number of ranks now.
+    """
+    if num_saved == world_size:
+        return " with new episodes: the envs differ from those of the checkpoint"
+    ranks = "1 rank" if num_saved == 1 else f"{num_saved} ranks"
+    return f" with new episodes: the checkpoint has the envs of {ranks}"

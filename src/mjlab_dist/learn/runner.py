@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDict
@@ -24,20 +24,25 @@ from mjlab_dist.env import Env
 from mjlab_dist.env.term import state_part
 from mjlab_dist.errors import NonFiniteError
 from mjlab_dist.learn import checkpoint
-from mjlab_dist.learn.capture import CapturedCall
-from mjlab_dist.learn.checkpoint import CheckpointStore
+from mjlab_dist.learn.capture import CapturedCall, can_capture_steps
+from mjlab_dist.learn.checkpoint import LEARNER, CheckpointStore
 from mjlab_dist.learn.finite import FiniteCheck, describe
-from mjlab_dist.learn.hooks import Hook
+from mjlab_dist.learn.hooks import Hook, hook_columns
 from mjlab_dist.learn.metrics import Metrics, Row, Sample
 from mjlab_dist.learn.networks import check_fit
 from mjlab_dist.learn.optimizer import linear_rate
+from mjlab_dist.learn.overflow import OverflowCheck
 from mjlab_dist.learn.ppo import flatten, make_ppo
 from mjlab_dist.learn.random_state import random_state, restore_random_state
-from mjlab_dist.learn.rank_state import RankState, fits, pack, unpack, upgraded
+from mjlab_dist.learn.rank_state import RankState, difference, fits, pack, unpack, upgraded
 from mjlab_dist.learn.writers import Writer, writers
+from mjlab_dist.lease import Lease
 from mjlab_dist.messages import emit
 from mjlab_dist.run_dir import ERRORS_DIR, METRICS_FILE
 from mjlab_dist.seeding import seed_generators
+
+if TYPE_CHECKING:
+    from mjlab_dist.learn.videos import VideoWriter
 
 MIN_SHARED_FLOP = 1e9
 """Number of floating-point operations from which a mini-batch uses several threads; below it, one thread is faster."""
@@ -54,7 +59,9 @@ class Runner:
         hooks: Called before and after each iteration, in this order.
     """
 
-    def __init__(self, env: Env, config: TrainConfig, rank: Rank, run_dir: Path | None = None) -> None:
+    def __init__(
+        self, env: Env, config: TrainConfig, rank: Rank, run_dir: Path | None = None, lease: Lease | None = None
+    ) -> None:
         """Build the learner and the storage of a rollout.
 
         Args:
@@ -62,6 +69,7 @@ class Runner:
             config: The run's config.
             rank: Which rank this is.
             run_dir: Directory that rank 0 writes to; None writes nothing.
+            lease: Checked by rank 0 before it writes there; None if no other launch can write there.
         """
         self.env = env
         self.current_learning_iteration = 0
@@ -70,11 +78,12 @@ class Runner:
         self._rank = rank
         self._config = config
         self._run_dir = run_dir
+        self._lease = lease
         self._num_steps = config.agent.num_steps_per_env
         self._control = Control()
-        self._warned = False
         # Checkpoints and comparisons of the ranks
         self._store: CheckpointStore | None = None
+        self._videos: VideoWriter | None = None
         self._interval, self._interval_s = parse_interval(config.checkpoint.interval)
         self._saved_at = 0.0
         self._last_check = 0
@@ -87,8 +96,9 @@ class Runner:
             emit("status", text=self.alg.replicas.difference())
         # Rollout
         self._finite = FiniteCheck(env, self.alg.storage)
+        self._overflow = OverflowCheck(env, config, is_main=rank.is_main)
         self._roll_out: Callable[[TensorDict], TensorDict] = self._take_steps
-        if config.env.sim.capture == "step" and self._can_capture_steps():
+        if config.env.sim.capture == "step" and can_capture_steps(env, config.agent, is_main=rank.is_main):
             self._roll_out = CapturedCall(self._take_steps, "the control step", env.device, env.sim)
         # Sum of the steps' mean rewards. It is always the same tensor: recorded steps add to its address.
         self._reward = torch.zeros((), device=env.device)
@@ -112,29 +122,21 @@ class Runner:
             if self.env.device == "cpu":
                 torch.set_num_threads(self._num_threads)
 
-    def _can_capture_steps(self) -> bool:
-        """Return whether control steps can become CUDA graphs: those of recurrent policies wait for the device."""
-        recurrent = self._config.agent.rnn != "none"
-        if recurrent and self._rank.is_main:
-            emit("status", text="--env.sim.capture step: a recurrent policy cannot be captured; only the physics is.")
-        can_capture = self.env.device != "cpu" and self.env.sim.captured and not recurrent
-        if can_capture and self.env.uncapturable_terms and self._rank.is_main:
-            terms = ", ".join(f"env.{term}" for term in self.env.uncapturable_terms)
-            emit("status", text=f"--env.sim.capture step: not capturable, so called between graphs: {terms}.")
-        return can_capture
-
-    def train(self, control: Control | None = None) -> Row:
+    def train(self, control: Control | None = None, parting: contextlib.ExitStack | None = None) -> Row:
         """Train up to ``max_iterations`` iterations, from the newest checkpoint of the run directory if there is one.
 
         Args:
             control: Receives progress, and can request a stop.
+            parting: Receives what waits for the last video; None if this function waits for it.
 
         Returns:
             The last row of metrics.
 
         Raises:
             NonFiniteError: On every rank, if a number of any rank is not finite. No checkpoint is written after that.
+            BufferOverflowError: On every rank, if a buffer of any rank is too small, and the config does not only warn.
             DesyncError: On every rank, if ranks differ that must be equal.
+            TakenOverError: On rank 0, if another launch trains this run now.
             OSError: On rank 0, if a file cannot be written.
         """
         self._control = control or Control()
@@ -142,7 +144,7 @@ class Runner:
         with contextlib.ExitStack() as stack:
             # Start or resume
             if self._output_dir:
-                self._store = CheckpointStore(self._output_dir, self._config.checkpoint)
+                self._store = CheckpointStore(self._output_dir, self._config.checkpoint, self._lease)
                 stack.callback(self._store.close)
             content = self._newest_checkpoint()
             obs = self._start() if content is None else self._resume(content)
@@ -171,9 +173,15 @@ class Runner:
                 emit("length", max_iterations=self.max_iterations)
             # Writers, then the iterations
             outputs = self._writers(done)
+            writing = stack.enter_context(contextlib.ExitStack())
             for writer in outputs:
-                stack.callback(writer.close)
-            return self._iterate(obs, metrics, outputs)
+                writing.callback(writer.close)
+            row = self._iterate(obs, metrics, outputs)
+            self._overflow.raise_pending()
+            if self._videos is not None and self.current_learning_iteration == self.max_iterations:
+                writing.push(self._videos.finishing(self._control))
+                (parting or stack).push(writing.pop_all())
+            return row
 
     @property
     def _output_dir(self) -> Path | None:
@@ -181,15 +189,23 @@ class Runner:
 
     def _newest_checkpoint(self) -> dict[str, Any] | None:
         """Return the newest checkpoint. Rank 0 reads it: the other ranks may not see the run directory."""
-        newest = broadcast_from_main(self._store.read_newest() if self._store else None)
-        return checkpoint.load(newest[1], "cpu") if newest else None
+        newest = self._store.read_newest(LEARNER) if self._store else None
+        data = broadcast_from_main(newest[1] if newest else None)
+        return checkpoint.load(data, "cpu") if data else None
 
     def _writers(self, done: int) -> list[Writer]:
         """Return the writers of rank 0. They drop rows of iterations after the checkpoint that the run resumes from."""
-        if not self._output_dir:
+        if not self._output_dir or not self._store:
             return []
+        self._store.check()
         has_rows = (self._output_dir / METRICS_FILE).exists()
-        return writers(self._config, self._output_dir, done if has_rows else None)
+        rows, loggers = writers(self._config, self._output_dir, done if has_rows else None)
+        if self._config.video_interval is not None:
+            from mjlab_dist.learn.videos import VideoWriter  # noqa: PLC0415 (only needed here)
+
+            self._videos = VideoWriter(self._output_dir, self._config, loggers)
+            return [rows, loggers, self._videos]
+        return [rows, loggers]
 
     def _start(self) -> TensorDict:
         """Start a run and return the first observations."""
@@ -203,6 +219,7 @@ class Runner:
     def _resume(self, content: dict[str, Any]) -> TensorDict:
         """Continue from a checkpoint and return the next observations."""
         # Learner
+        check_fit(self.alg.models, content, f"--resume {self._run_dir}")
         self.alg.load(content, None, strict=True)
         done = self.current_learning_iteration = self._last_check = content["iter"]
         # Whether the state of every rank can be restored
@@ -211,7 +228,10 @@ class Runner:
         states = [upgraded(state, own) for state in content.get("ranks") or []]
         same = len(states) == self._rank.world_size and fits(states[self._rank.rank], own)
         if self._rank.is_main:
-            emit("status", text=f"Resuming from iteration {done}{'' if same else self._difference(len(states))}.")
+            emit(
+                "status",
+                text=f"Resuming from iteration {done}{'' if same else difference(len(states), self._rank.world_size)}.",
+            )
         if same:
             return self._restore(states[self._rank.rank], obs)
         # Otherwise, new episodes. They must not repeat the random numbers of the start of the run.
@@ -221,19 +241,9 @@ class Runner:
         self.env.stagger()
         return self.env.get_observations()
 
-    def _difference(self, num_saved: int) -> str:
-        """Return why the envs of a checkpoint cannot continue their episodes.
-
-        Args:
-            num_saved: Number of ranks that saved their envs.
-        """
-        if num_saved == self._rank.world_size:
-            return " with new episodes: the envs differ from those of the checkpoint"
-        ranks = "1 rank" if num_saved == 1 else f"{num_saved} ranks"
-        return f" with new episodes: the checkpoint has the envs of {ranks}"
-
     def _restore(self, state: RankState, obs: TensorDict) -> TensorDict:
         self.env.load_state(state_part(state, "env/"))
+        self._overflow.ignore_restored()
         self.alg.load_memory(state_part(state, "memory/"))
         learner = state_part(state, "learner/")
         if learner and not self.alg.synchronizer.keeps_equal:
@@ -279,10 +289,11 @@ class Runner:
             # Metrics of all ranks, in one collective
             row, totals, stops, save_is_due, not_finite, ranks = metrics.outcome(iteration, sample)
             self._raise_if_not_finite(row, not_finite, sample)
+            row |= hook_columns(self, iteration)
             # Curricula
             self.env.end_iteration(totals)
-            self._warn_of_overflow(row)
-            # Rows, and errors of the thread that writes checkpoints
+            stops |= self._overflow.must_end(row)
+            # Rows, unless a checkpoint could not be written, or another launch trains this run now
             if self._store:
                 self._store.check()
                 self._write(row, ranks, outputs)
@@ -345,17 +356,6 @@ class Runner:
             check_equal(flatten(state), f"iteration {self.current_learning_iteration}")
         self._last_check = self.current_learning_iteration
         return {**state, "iter": self.current_learning_iteration, "task": self._config.task}
-
-    def _warn_of_overflow(self, row: Row) -> None:
-        if self._rank.is_main and row["overflowed_envs"] and not self._warned:
-            self._warned = True
-            sim = self._config.env.sim
-            emit(
-                "warning",
-                text=f"{row['overflowed_envs']} envs had more contacts or constraints than fit, and some were "
-                f"dropped; raise --env.sim.nconmax {sim.nconmax} and --env.sim.njmax {sim.njmax}; "
-                f"mjlab-dist size-buffers {self._config.task} measures the sizes that the task needs",
-            )
 
     def _iteration(self, obs: TensorDict, iteration: int) -> tuple[TensorDict, Sample]:
         clock = self.alg.clock
@@ -424,8 +424,7 @@ class Runner:
 
     def _is_save_due(self) -> bool:
         """Return whether a checkpoint is due by the clock of rank 0, which all ranks follow."""
-        interval_s = self._interval_s
-        return self._rank.is_main and interval_s is not None and time.monotonic() - self._saved_at >= interval_s
+        return self._rank.is_main and time.monotonic() - self._saved_at >= (self._interval_s or math.inf)
 
     def _raise_if_not_finite(self, row: Row, ranks: list[int], sample: Sample) -> None:
         """Raise on every rank if a number of any rank is not finite; ranks with such envs write a dump of them."""

@@ -9,11 +9,13 @@ import pytest
 from configs import LEGGED, changed
 
 from mjlab_dist import registry
-from mjlab_dist.config import ObservationConfig, TrainConfig
+from mjlab_dist.config import ObservationConfig, TerminationConfig, TrainConfig
 from mjlab_dist.config.checks import validate
 from mjlab_dist.errors import UserError
 
 TASKS = registry.task_names()
+
+INF, NAN = float("inf"), float("nan")
 
 
 def refusal_of(config: TrainConfig) -> str:
@@ -80,12 +82,39 @@ def test_every_task_is_valid(task: str):
         ("agent.lam", "--agent.lam", -0.1, "1"),
         ("run_name", "--run-name", "a/b", "/"),
         ("run_name", "--run-name", ".hidden", ""),
+        ("env.rewards.smooth.weight", "--env.rewards.smooth.weight", float("nan"), "finite"),
+        ("env.rewards.smooth.weight", "--env.rewards.smooth.weight", float("-inf"), "finite"),
+        ("env.actions.force.scale", "--env.actions.force.scale", float("inf"), "finite"),
+        ("env.sim.options.timestep_s", "--env.sim.options.timestep-s", float("nan"), "finite"),
     ],
 )
 def test_a_bad_value_is_refused(config: TrainConfig, path: str, flag: str, value: Any, fix: str):
     message = refusal_of(changed(config, path, value))
     assert message.startswith(f"{flag} {value}:")
     assert fix in message.removeprefix(f"{flag} {value}:")
+
+
+@pytest.mark.parametrize("flag", ["--agent.actor-hidden-dims", "--agent.critic-hidden-dims"])
+def test_networks_without_hidden_layers_are_refused(config: TrainConfig, flag: str):
+    path = flag.removeprefix("--").replace("-", "_")
+    assert refusal_of(changed(config, path, ())).startswith(f"{flag}: ")
+
+
+@pytest.mark.parametrize(
+    "name", ["two\nlines", "bell\a", "\x1b[31mred", "tab\tstop", "line\u2028separator", "not utf-8 \udcff"]
+)
+def test_control_characters_in_a_run_name_are_refused(config: TrainConfig, name: str):
+    message = refusal_of(changed(config, "run_name", name))
+    assert message.startswith(f"--run-name {name!r}: ")
+    assert message.isprintable()
+
+
+@pytest.mark.parametrize("path", ["log_root", "torchrunx_log_dir", "wandb_project", "env.sim.model"])
+@pytest.mark.parametrize("text", ["\0", "a\0b", "\ud94c"])
+def test_a_text_that_no_path_can_contain_is_refused(config: TrainConfig, path: str, text: str):
+    flag = f"--{path.replace('_', '-')}"
+    assert refusal_of(changed(config, path, text)).startswith(f"{flag} {text!r}: ")
+    validate(changed(config, "log_root", "not utf-8 \udcff"))
 
 
 @pytest.mark.parametrize(
@@ -107,6 +136,8 @@ def test_a_bad_value_is_refused(config: TrainConfig, path: str, flag: str, value
         ("agent.gamma", 1.0),
         ("agent.lam", 1.0),
         ("run_name", "a.b"),
+        ("logger", ()),
+        ("logger", ("trackio", "wandb", "tensorboard", "package.module:Class", "package.module:Other")),
         ("hosts", ("localhost",)),
         ("hosts", ("node-7", "node8.example.org", "192.0.2.7", "2001:db8::7")),
     ],
@@ -244,6 +275,18 @@ def test_mini_batches_of_recurrent_networks_contain_whole_envs(config: TrainConf
         ),
         ("env.events.push.interval_s", (2.0, 1.0), "--env.events.push.interval-s 2.0 1.0", ""),
         ("env.events.push.interval_s", (-1.0, 1.0), "--env.events.push.interval-s -1.0 1.0", "0"),
+        ("env.events.push.interval_s", (1.0, INF), "--env.events.push.interval-s 1.0 inf", "finite"),
+        ("env.actions.front.clip", (NAN, NAN), "--env.actions.front.clip nan nan", ""),
+        ("env.observations.actor.joints.scale", INF, "--env.observations.actor.joints.scale inf", "finite"),
+        ("env.events.push.params", {"a_b": INF}, "--env.events.push.params.a-b inf", "finite"),
+        (
+            "env.events.push.params",
+            {"ranges": ((0.0, 1.0), (0.0, NAN))},
+            "--env.events.push.params.ranges [0.0, 1.0] [0.0, nan]",
+            "finite",
+        ),
+        ("env.events.push.params", {"by": {"hip": (0.0, NAN)}}, "--env.events.push.params.by.hip 0.0 nan", "finite"),
+        ("env.terminations.fallen.params", {"max_m": NAN}, "--env.terminations.fallen.params.max-m nan", "finite"),
     ],
 )  # fmt: skip
 def test_a_bad_value_of_a_term_is_refused(path: str, value: Any, flag: str, fix: str):
@@ -260,7 +303,27 @@ def test_a_bad_value_of_a_term_is_refused(path: str, value: Any, flag: str, fix:
         ("env.observations.actor.joints.clip", (0.0, float("inf"))),
         ("env.observations.actor.joints.history", 1),
         ("env.events.push.interval_s", (0.0, 0.0)),
+        ("env.terminations.fallen.params", {"max_m": INF}),
+        ("env.terminations.fallen.params", {"low": (0.0, -INF), "high": INF}),
+        ("env.terminations.fallen", TerminationConfig(func="env_terms_for_test:beyond", params={"limit_m": INF})),
     ],
 )
 def test_a_value_of_a_term_at_its_limit_is_accepted(path: str, value: Any):
     validate(changed(LEGGED, path, value))
+
+
+@pytest.mark.parametrize(
+    ("names", "start", "fix"),
+    [
+        (("paper",), "--logger paper: ", "tensorboard, wandb and trackio, or package.module:Class"),
+        (("wandb", "tensorbord"), "--logger tensorbord: ", "did you mean tensorboard?"),
+        (("tensorboard,wandb",), "--logger tensorboard,wandb: ", "separated by spaces"),
+        (("",), "--logger : ", "package.module:Class"),
+        (("wandb", "a:B", "wandb"), "--logger wandb a:B wandb: ", "wandb is repeated; name each logger once"),
+        (("a:B", "a:B"), "--logger a:B a:B: ", "a:B is repeated; name each logger once"),
+    ],
+)
+def test_unknown_and_repeated_loggers_are_refused(config: TrainConfig, names: tuple[str, ...], start: str, fix: str):
+    message = refusal_of(changed(config, "logger", names))
+    assert message.startswith(start)
+    assert fix in message

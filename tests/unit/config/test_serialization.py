@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 from pathlib import Path
@@ -12,6 +13,7 @@ import yaml
 from configs import LEGGED, changed, value_at
 
 from mjlab_dist import registry
+from mjlab_dist.api import configured
 from mjlab_dist.cli.parsing import parse
 from mjlab_dist.config import ActionConfig, EventConfig, ParamValue, TrainConfig
 from mjlab_dist.config.checks import validate
@@ -36,7 +38,7 @@ def with_param(config: TrainConfig, value: ParamValue) -> TrainConfig:
 def write_and_read(config: TrainConfig, directory: Path) -> TrainConfig:
     file = directory / "config.yaml"
     file.write_text(yaml.safe_dump(to_plain(config), sort_keys=False))
-    return read_config_file(file)
+    return read_config_file(file, trust=True)
 
 
 def file_refusal(path: Path) -> str:
@@ -83,7 +85,9 @@ def test_a_file_reads_back_as_the_same_config(task: str, tmp_path: Path):
         ("run_name", "größer: #1"),
         ("torchrunx_log_dir", ""),
         ("torchrunx_log_dir", "elsewhere"),
-        ("logger", "wandb"),
+        ("logger", ("wandb",)),
+        ("logger", ("tensorboard", "trackio", "package.module:Class")),
+        ("logger", ()),
         ("agent.learning_rate", 1e-5),
         ("agent.learning_rate", 1e22),
         ("agent.max_grad_norm", 2),
@@ -195,6 +199,12 @@ def test_an_unknown_key_is_refused_by_name(config: TrainConfig, tmp_path: Path, 
     assert "bogus" in file_refusal(edited(config, tmp_path, path, 1))
 
 
+def test_a_key_that_is_no_text_is_refused(config: TrainConfig, tmp_path: Path):
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(to_plain(config) | {"env": {0: None, "bogus": 1}}, sort_keys=False))
+    assert "0, bogus: unknown field" in file_refusal(file)
+
+
 def test_a_missing_key_is_refused_by_name(config: TrainConfig, tmp_path: Path):
     file = tmp_path / "config.yaml"
     plain = to_plain(config)
@@ -216,7 +226,9 @@ def test_a_missing_key_is_refused_by_name(config: TrainConfig, tmp_path: Path):
         ("gpu_ids", ["a"]),
         ("hosts", "node7"),
         ("hosts", [7]),
-        ("logger", "paper"),
+        ("logger", 3),
+        ("logger", [3]),
+        ("logger", None),
         ("agent", [1]),
         ("agent.schedule", "sometimes"),
         ("agent.activation", "none"),
@@ -240,6 +252,14 @@ def test_a_value_of_the_wrong_type_is_refused_by_its_name(config: TrainConfig, t
     # A dict's entries are named by the dict: env.rewards for the weight of one of its terms.
     field = path.replace("params.low", "params").rpartition(".")[2]
     assert field in message.removeprefix(f"--config {tmp_path}")
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
+def test_a_single_logger_is_accepted_as_in_older_versions(config: TrainConfig, tmp_path: Path, name: str):
+    wanted = dataclasses.replace(config, logger=(name,))
+    assert dataclasses.replace(config, logger=name) == wanted
+    assert read_config_file(edited(config, tmp_path, "logger", name)) == wanted
+    assert configured(config, {"logger": name}) == wanted
 
 
 def test_a_task_with_every_kind_of_term_is_valid_and_survives_the_file(tmp_path: Path):

@@ -73,6 +73,16 @@ def test_nothing_is_imported_and_bases_are_followed() -> None:
     assert not found["names"].can_be_none
 
 
+def test_relative_imports_and_packages_without_init_are_followed(package: Path) -> None:
+    folder = package / "heavy_names" / "of_robots"
+    folder.mkdir(parents=True)
+    (folder / "base.py").write_text("raise ImportError\ndef slip(env, limit: float = 2.0): pass\n")
+    (folder / "terms.py").write_text("from .base import slip\nfrom ....far import beyond\n")
+    assert parameters("heavy_names.of_robots.terms:slip")["limit"].default == 2.0
+    assert parameters("heavy_names.of_robots.terms:beyond") == {}
+    assert parameters("heavy_names.of_ships.terms:slip") == {}
+
+
 @pytest.mark.parametrize("reference", ["no_such_module:f", "heavy_terms:no_such_name", "math:cos", "", "json"])
 @pytest.mark.usefixtures("package")
 def test_what_cannot_be_read_has_no_parameters(reference: str) -> None:

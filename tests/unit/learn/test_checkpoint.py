@@ -6,9 +6,10 @@ import json
 import multiprocessing
 import os
 import pickle
+import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from rollouts import AGENT, make_learner, train_config
 from mjlab_dist.config import CheckpointConfig
 from mjlab_dist.errors import UserError
 from mjlab_dist.learn import checkpoint
-from mjlab_dist.learn.checkpoint import CheckpointStore
+from mjlab_dist.learn.checkpoint import LEARNER, CheckpointStore
 from mjlab_dist.messages import Event, listening
 from mjlab_dist.run_dir import (
     BEST_LINK,
@@ -469,11 +470,13 @@ def spin(store: CheckpointStore) -> None:
         store.check()
 
 
-def read_newest(store: CheckpointStore) -> tuple[tuple[Path, bytes] | None, list[str]]:
+def read_newest(
+    store: CheckpointStore, needed: Mapping[str, type] | None = None
+) -> tuple[tuple[Path, bytes] | None, list[str]]:
     """What the store says is the newest, and its warnings."""
     events: list[Event] = []
     with listening(events.append):
-        found = store.read_newest()
+        found = store.read_newest(needed)
     assert {e["kind"] for e in events} <= {"warning"}
     return found, [e["text"] for e in events]
 
@@ -529,6 +532,33 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_previous_one(
     store.close()
     assert numbers(run_dir) == [20, 25]
     assert target(run_dir, LATEST_LINK) == "model_25.pt"
+
+
+WHOLE = {
+    "iter": 30,
+    "actor_state_dict": {},
+    "critic_state_dict": {},
+    "optimizer_state_dict": {"state": {}, "param_groups": []},
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [({name: None}, name) for name in WHOLE]
+    + [({"optimizer_state_dict": {"state": {}}}, "optimizer_state_dict.param_groups"), ({"iter": "30"}, "iter")],
+)
+def test_a_checkpoint_that_lacks_an_entry_falls_back_to_the_previous_one(
+    run_dir: Path, make_store: MakeStore, changed: dict[str, Any], named: str
+):
+    store = make_store()
+    store.save(20, WHOLE, None)
+    store.save(30, {name: value for name, value in (WHOLE | changed).items() if value is not None}, None)
+    store.close()
+    found, (warning,) = read_newest(make_store(), LEARNER)
+    assert found is not None
+    assert found[0] == checkpoint_path(run_dir, 20)
+    assert re.search(rf"model_30\.pt: .*\b{named}\b", warning)
+    assert checkpoint_path(run_dir, 30).with_name("model_30.pt.unreadable").is_file()
 
 
 def test_the_next_writer_removes_checkpoints_that_a_killed_one_left(run_dir: Path, make_store: MakeStore):

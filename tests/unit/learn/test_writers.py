@@ -10,7 +10,7 @@ import math
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,10 +24,14 @@ from wandb_files import logged_steps
 from mjlab_dist import registry
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.errors import UserError
-from mjlab_dist.learn import writers as module
+from mjlab_dist.learn.loggers import wandb_logger as module
+from mjlab_dist.learn.loggers.group import scalars
+from mjlab_dist.learn.loggers.tensorboard_logger import TensorBoardLogger
+from mjlab_dist.learn.loggers.wandb_logger import WandbLogger
 from mjlab_dist.learn.metrics import Row
-from mjlab_dist.learn.writers import JsonlWriter, TensorBoardWriter, WandbWriter, Writer, scalars, writers
-from mjlab_dist.messages import listening
+from mjlab_dist.learn.writers import JsonlWriter, writers
+from mjlab_dist.logger import Logger
+from mjlab_dist.messages import Event, listening
 from mjlab_dist.run_dir import (
     METRICS_FILE,
     RANK_METRICS_FILE,
@@ -51,9 +55,16 @@ def row(iteration: int, value: float = 0.5) -> Row:
     return {"iteration": iteration, "mean_return": value, "collect_s": 0.25, "loss/value": None}
 
 
-def fill(writer: Writer, iterations: range, value: float = 0.5) -> None:
+def fill(writer: JsonlWriter | Logger, iterations: range, value: float = 0.5) -> None:
     for iteration in iterations:
-        writer.write(row(iteration, value))
+        if isinstance(writer, JsonlWriter):
+            writer.write(row(iteration, value))
+        else:
+            writer.log(scalars(row(iteration, value)), iteration)
+
+
+def tensorboard(run_dir: Path, resumed_at: int | None) -> TensorBoardLogger:
+    return TensorBoardLogger(run_dir, registry.task_config("cartpole-balance"), resumed_at)
 
 
 def test_rows_of_ranks_have_their_own_file_and_curves(tmp_path: Path) -> None:
@@ -129,6 +140,51 @@ def test_rows_after_the_checkpoint_are_removed(tmp_path: Path, resumed_at: int, 
     assert read_metrics(tmp_path) == [row(i, 1.0 if i <= kept else 2.0) for i in range(1, 13)]
 
 
+LINE = json.dumps(row(1)) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("first", "size", "lost"),
+    [
+        (10 * len(LINE), 500, ()),
+        (9 * len(LINE), len(LINE), (10,)),
+        (8 * len(LINE) + 7, 2 * len(LINE), (9, 10)),
+        (2 * len(LINE) + 7, len(LINE), (3, 4)),
+        (0, 10 * len(LINE), range(1, 11)),
+    ],
+    ids=["after the end", "last row", "parts of rows", "in the middle", "all"],
+)
+@pytest.mark.parametrize("name", [METRICS_FILE, RANK_METRICS_FILE])
+def test_rows_that_a_power_failure_has_zeroed_are_dropped_with_a_warning(
+    tmp_path: Path, name: str, first: int, size: int, lost: Sequence[int]
+) -> None:
+    data = bytearray(b"".join((json.dumps(row(i % 10)) + "\n").encode() for i in range(1, 11)))
+    data[first : first + size] = bytes(size)
+    (tmp_path / name).write_bytes(data.replace(b'"iteration": 0', b'"iteration": 10'))
+    kept = [i for i in range(1, 11) if i not in lost]
+    if first != 2 * len(LINE) + 7:  # else the end of a row is left, which is no row
+        assert [one["iteration"] for one in read_metrics(tmp_path, name)] == kept
+    (tmp_path / METRICS_FILE).touch()
+    events: list[Event] = []
+    with listening(events.append):
+        JsonlWriter(tmp_path, 10 if name == RANK_METRICS_FILE or lost else 9).close()
+    text = "\n".join(event["text"] for event in events if str(tmp_path / name) in event["text"])
+    assert text
+    assert len(text.splitlines()) == 1
+    assert b"\0" not in (tmp_path / name).read_bytes()
+    assert f" {len(lost)} iteration" in text or not lost
+
+
+def test_rows_that_were_never_written_to_disk_are_reported(tmp_path: Path) -> None:
+    fill(JsonlWriter(tmp_path, None), range(1, 8))
+    events: list[Event] = []
+    with listening(events.append):
+        JsonlWriter(tmp_path, 10).close()
+    (event,) = events
+    assert event["kind"] == "warning"
+    assert " 3 iterations" in event["text"]
+
+
 def test_a_run_killed_before_its_first_row_resumes(tmp_path: Path):
     cut_metrics(tmp_path, 3)
     assert not (tmp_path / METRICS_FILE).exists()
@@ -160,15 +216,15 @@ def pass_to_the_next_second(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Non
 
 
 def test_tensorboard_shows_every_step_once_after_a_resume(tmp_path: Path, pass_to_the_next_second: Callable[[], None]):
-    fill(TensorBoardWriter(tmp_path, None), range(1, 21), value=1.0)  # never closed: it was killed
+    fill(tensorboard(tmp_path, None), range(1, 21), value=1.0)  # never closed: it was killed
     assert curve(tmp_path, "train/mean_return") == [(i, 1.0) for i in range(1, 21)]
     pass_to_the_next_second()
-    second = TensorBoardWriter(tmp_path, 10)
+    second = tensorboard(tmp_path, 10)
     fill(second, range(11, 16), value=2.0)
     assert curve(tmp_path, "train/mean_return") == [(i, 1.0 if i <= 10 else 2.0) for i in range(1, 16)]
     second.close()
     pass_to_the_next_second()
-    fill(TensorBoardWriter(tmp_path, 12), range(13, 31), value=3.0)
+    fill(tensorboard(tmp_path, 12), range(13, 31), value=3.0)
     expected = [(i, 1.0 if i <= 10 else 2.0 if i <= 12 else 3.0) for i in range(1, 31)]
     assert curve(tmp_path, "train/mean_return") == expected
     assert [step for step, _ in curve(tmp_path, "perf/collect_s")] == list(range(1, 31))
@@ -177,9 +233,9 @@ def test_tensorboard_shows_every_step_once_after_a_resume(tmp_path: Path, pass_t
 def test_tensorboard_shows_no_rows_from_before_a_start_from_scratch(
     tmp_path: Path, pass_to_the_next_second: Callable[[], None]
 ):
-    fill(TensorBoardWriter(tmp_path, None), range(1, 6), value=1.0)
+    fill(tensorboard(tmp_path, None), range(1, 6), value=1.0)
     pass_to_the_next_second()
-    fill(TensorBoardWriter(tmp_path, 0), range(1, 4), value=2.0)
+    fill(tensorboard(tmp_path, 0), range(1, 4), value=2.0)
     assert curve(tmp_path, "train/mean_return") == [(i, 2.0) for i in range(1, 4)]
 
 
@@ -281,19 +337,19 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stub:
     return put
 
 
-WriteUntil = Callable[[WandbWriter, Callable[[], object]], int]
+WriteUntil = Callable[[WandbLogger, Callable[[], object]], int]
 
 
 @pytest.fixture
 def write_until(wait_for: Callable[[Callable[[], bool]], None]) -> WriteUntil:
     """Write rows until something has happened; return their number."""
 
-    def write_until(writer: WandbWriter, condition: Callable[[], object]) -> int:
+    def write_until(writer: WandbLogger, condition: Callable[[], object]) -> int:
         rows: list[Row] = []
 
         def happens() -> bool:
             rows.append(row(len(rows) + 1))
-            writer.write(rows[-1])
+            writer.log(scalars(rows[-1]), len(rows))
             return bool(condition())
 
         wait_for(happens)
@@ -303,10 +359,10 @@ def write_until(wait_for: Callable[[Callable[[], bool]], None]) -> WriteUntil:
 
 
 @pytest.fixture
-def close(assert_within: Callable[[float, float], None]) -> Callable[[WandbWriter], None]:
+def close(assert_within: Callable[[float, float], None]) -> Callable[[WandbLogger], None]:
     """Close a writer, which takes at most five seconds."""
 
-    def close(writer: WandbWriter) -> None:
+    def close(writer: WandbLogger) -> None:
         start = time.monotonic()
         writer.close()
         assert_within(time.monotonic() - start, 5.0)
@@ -315,10 +371,10 @@ def close(assert_within: Callable[[float, float], None]) -> Callable[[WandbWrite
 
 
 def test_rows_reach_wandb_in_order(
-    config: TrainConfig, run_dir: Path, warnings: list[str], stub: Stub, close: Callable[[WandbWriter], None]
+    config: TrainConfig, run_dir: Path, warnings: list[str], stub: Stub, close: Callable[[WandbLogger], None]
 ):
     logged = stub()
-    writer = WandbWriter(run_dir, config)
+    writer = WandbLogger(run_dir, config, None)
     written = read_wandb_run(run_dir)
     assert written is not None, "known before wandb has started"
     fill(writer, range(1, 3001))
@@ -333,11 +389,11 @@ def test_rows_reach_wandb_in_order(
 
 
 def test_a_resume_continues_the_same_wandb_run(
-    config: TrainConfig, run_dir: Path, warnings: list[str], stub: Stub, close: Callable[[WandbWriter], None]
+    config: TrainConfig, run_dir: Path, warnings: list[str], stub: Stub, close: Callable[[WandbLogger], None]
 ):
     logged = stub()
     for project in ("proj", "another"):
-        writer = WandbWriter(run_dir, dataclasses.replace(config, wandb_project=project))
+        writer = WandbLogger(run_dir, dataclasses.replace(config, wandb_project=project), None)
         fill(writer, range(1, 2))
         close(writer)
     assert json.loads((run_dir / WANDB_FILE).read_text()) == {"entity": "team", "project": "proj", "id": "abc"}
@@ -348,6 +404,23 @@ def test_a_resume_continues_the_same_wandb_run(
     assert not warnings
 
 
+@pytest.mark.parametrize("damaged", [b"", bytes(60), b"[]", b'{"id": 3, "project": "proj"}', b'{"id": "abc", "proj'])
+def test_a_damaged_id_of_the_wandb_run_starts_a_new_one(
+    config: TrainConfig,
+    run_dir: Path,
+    warnings: list[str],
+    stub: Stub,
+    close: Callable[[WandbLogger], None],
+    damaged: bytes,
+):
+    stub()
+    (run_dir / WANDB_FILE).write_bytes(damaged)
+    close(WandbLogger(run_dir, config, None))
+    assert read_wandb_run(run_dir) is not None
+    (warning,) = warnings
+    assert str(run_dir / WANDB_FILE) in warning
+
+
 @pytest.mark.parametrize("behaviour", ["raise RuntimeError('no')", "time.sleep(99)"])
 def test_wandb_starts_offline_if_it_cannot_start_online(
     config: TrainConfig,
@@ -355,10 +428,10 @@ def test_wandb_starts_offline_if_it_cannot_start_online(
     warnings: list[str],
     stub: Stub,
     behaviour: str,
-    close: Callable[[WandbWriter], None],
+    close: Callable[[WandbLogger], None],
 ):
     logged = stub(init=f"if options['mode'] != 'offline': {behaviour}")
-    writer = WandbWriter(run_dir, config)
+    writer = WandbLogger(run_dir, config, None)
     fill(writer, range(1, 11))
     close(writer)
     assert [one["step"] for one in logged() if "step" in one] == list(range(1, 11))
@@ -391,12 +464,12 @@ def test_a_failing_wandb_causes_only_a_warning(
     behaviour: str,
     expected: list[str],
     write_until: WriteUntil,
-    close: Callable[[WandbWriter], None],
+    close: Callable[[WandbLogger], None],
 ):
     monkeypatch.setattr(module, "CLOSE_S", 2.0)
     monkeypatch.setattr(module, "CLOSE_START_S", 1.0)
     stub(**{where: behaviour})
-    writer = WandbWriter(run_dir, config)
+    writer = WandbLogger(run_dir, config, None)
     if where == "log" and "sleep" not in behaviour:
         write_until(writer, lambda: warnings)
     fill(writer, range(1, 11))
@@ -409,10 +482,10 @@ def test_a_failing_wandb_causes_only_a_warning(
 
 
 def test_a_run_waits_less_than_five_seconds_for_wandb_at_its_end(
-    config: TrainConfig, run_dir: Path, warnings: list[str], stub: Stub, close: Callable[[WandbWriter], None]
+    config: TrainConfig, run_dir: Path, warnings: list[str], stub: Stub, close: Callable[[WandbLogger], None]
 ):
     stub(finish="time.sleep(99)")
-    writer = WandbWriter(run_dir, config)
+    writer = WandbLogger(run_dir, config, None)
     fill(writer, range(1, 11))
     close(writer)
     (warning,) = warnings
@@ -425,11 +498,11 @@ def test_a_wandb_that_accepts_no_rows_is_stopped(
     warnings: list[str],
     stub: Stub,
     monkeypatch: pytest.MonkeyPatch,
-    close: Callable[[WandbWriter], None],
+    close: Callable[[WandbLogger], None],
 ):
     monkeypatch.setattr(module, "MAX_WAITING_ROWS", 100)
     stub(log="time.sleep(99)")
-    writer = WandbWriter(run_dir, config)
+    writer = WandbLogger(run_dir, config, None)
     fill(writer, range(1, 50_001))
     close(writer)
     (warning,) = warnings
@@ -437,9 +510,9 @@ def test_a_wandb_that_accepts_no_rows_is_stopped(
 
 
 def test_a_full_disk_does_not_fail_because_of_wandb(
-    config: TrainConfig, warnings: list[str], close: Callable[[WandbWriter], None]
+    config: TrainConfig, warnings: list[str], close: Callable[[WandbLogger], None]
 ):
-    writer = WandbWriter(Path("/dev/full/run"), config)
+    writer = WandbLogger(Path("/dev/full/run"), config, None)
     fill(writer, range(1, 3))
     close(writer)
     (warning,) = warnings
@@ -452,13 +525,15 @@ def test_offline_rows_are_on_disk_after_closing(
     warnings: list[str],
     monkeypatch: pytest.MonkeyPatch,
     write_until: WriteUntil,
-    close: Callable[[WandbWriter], None],
+    close: Callable[[WandbLogger], None],
 ):
     monkeypatch.setenv("WANDB_MODE", "offline")
     last: list[int] = []
     for resumed_at in (None, 10):
-        _, writer = writers(config, run_dir, resumed_at)
-        assert isinstance(writer, WandbWriter)
+        rows, group = writers(config, run_dir, resumed_at)
+        (writer,) = group.loggers
+        assert isinstance(writer, WandbLogger)
+        fill(rows, range(1 if resumed_at is None else 11, 11))
         last.append(write_until(writer, lambda writer=writer: writer._started) + 100)
         fill(writer, range(last[-1] - 99, last[-1] + 1))
         close(writer)
@@ -478,10 +553,10 @@ def test_without_a_key_rows_are_kept_for_later(
     warnings: list[str],
     monkeypatch: pytest.MonkeyPatch,
     write_until: WriteUntil,
-    close: Callable[[WandbWriter], None],
+    close: Callable[[WandbLogger], None],
 ):
     monkeypatch.delenv("WANDB_API_KEY")
-    writer = WandbWriter(run_dir, config)
+    writer = WandbLogger(run_dir, config, None)
     last = write_until(writer, lambda: writer._started)
     close(writer)
     (file,) = run_dir.glob("wandb/offline-run-*/*.wandb")
@@ -496,10 +571,10 @@ def test_without_a_network_rows_are_kept_for_later(
     warnings: list[str],
     monkeypatch: pytest.MonkeyPatch,
     write_until: WriteUntil,
-    close: Callable[[WandbWriter], None],
+    close: Callable[[WandbLogger], None],
 ):
     monkeypatch.setattr(module, "START_S", 10.0)
-    writer = WandbWriter(run_dir, config)
+    writer = WandbLogger(run_dir, config, None)
     last = write_until(writer, lambda: writer._started)
     close(writer)
     (file,) = run_dir.glob("wandb/offline-run-*/*.wandb")
@@ -515,10 +590,10 @@ def test_disabled_wandb_does_nothing(
     warnings: list[str],
     monkeypatch: pytest.MonkeyPatch,
     write_until: WriteUntil,
-    close: Callable[[WandbWriter], None],
+    close: Callable[[WandbLogger], None],
 ):
     monkeypatch.setenv("WANDB_MODE", "disabled")
-    writer = WandbWriter(run_dir, config)
+    writer = WandbLogger(run_dir, config, None)
     write_until(writer, lambda: writer._started)
     close(writer)
     assert not (run_dir / "wandb").exists()
@@ -592,11 +667,11 @@ def test_wandb_receives_the_steps_that_it_lacks(
     monkeypatch: pytest.MonkeyPatch,
     has_steps: int,
     write_until: WriteUntil,
-    close: Callable[[WandbWriter], None],
+    close: Callable[[WandbLogger], None],
 ):
     with service(has_steps) as (url, logged):
         monkeypatch.setenv("WANDB_BASE_URL", url)
-        writer = WandbWriter(run_dir, config)
+        writer = WandbLogger(run_dir, config, None)
         last = write_until(writer, lambda: writer._started)
         fill(writer, range(last + 1, last + 101))
         close(writer)

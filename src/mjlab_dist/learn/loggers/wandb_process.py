@@ -1,10 +1,10 @@
 """The process that runs Weights & Biases, so that training neither waits for it nor fails with it.
 
-:class:`~mjlab_dist.learn.writers.WandbWriter` runs this file as a script. Both communicate over the socket that is the
-script's standard input, with one JSON object per line:
+:class:`~mjlab_dist.learn.loggers.wandb_logger.WandbLogger` runs this file as a script. Both communicate over the
+socket that is the script's standard input, with one JSON object per line:
 
-- To the script: first the arguments of ``wandb.init``, then ``{"step": int, "values": {name: float}}`` per row, at the
-  end ``{"close": true}``.
+- To the script: first the arguments of ``wandb.init``, then ``{"step": int, "values": {name: float}}`` per row and
+  ``{"step": int, "video": {"file", "caption"}}`` per video, at the end ``{"close": true}``.
 - From the script: ``{"started": {"entity", "project", "id"}}``, ``{"finished": whether everything is uploaded}`` and
   ``{"failed": reason}``. After one of the last two it waits until it is killed, together with wandb's service process.
 """
@@ -97,7 +97,9 @@ def _serve(link: socket.socket, messages: Iterator[dict[str, Any]]) -> None:
                 _answer(link, finished=True)
             return
         # In a resumed run, wandb drops steps that it already has, with a warning.
-        run.log(message["values"], step=message["step"])
+        video = message.get("video")
+        values = message["values"] if video is None else {"video": wandb.Video(video["file"], caption=video["caption"])}
+        run.log(values, step=message["step"])
 
 
 def _answer(link: socket.socket, **message: Any) -> None:

@@ -1,0 +1,37 @@
+"""Names of loggers in a config. Imports the standard library only."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Sequence
+from typing import Literal
+
+from mjlab_dist.errors import UserError
+from mjlab_dist.wording import did_you_mean, listed
+
+LoggerName = Literal["tensorboard", "wandb", "trackio"]
+"""Name of a logger that is part of this package."""
+
+LOGGERS = tuple[LoggerName | str, ...]
+"""Type of the config's field ``logger``."""
+
+BUILT_IN: tuple[LoggerName, ...] = typing.get_args(LoggerName)
+"""All names of :data:`LoggerName`."""
+
+
+def validate_loggers(names: Sequence[str]) -> None:
+    """Raise if loggers have unknown names, or names that repeat. Classes of the user are not imported.
+
+    Args:
+        names: Value of ``--logger``.
+
+    Raises:
+        UserError: One line that names the flag, its value and the fix.
+    """
+    for name in names:
+        if name not in BUILT_IN and ":" not in name:
+            use = f"use {listed(BUILT_IN)}, or package.module:Class, separated by spaces"
+            fix = use if "," in name else did_you_mean(name, BUILT_IN, use)
+            raise UserError(f"--logger {name}: is not a logger; {fix}")
+        if names.count(name) > 1:
+            raise UserError(f"--logger {' '.join(names)}: {name} is repeated; name each logger once")

@@ -1,0 +1,1 @@
+"""The loggers of a run. Only rank 0 creates them."""

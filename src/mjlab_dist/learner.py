@@ -1,0 +1,88 @@
+"""The learner of one rank, which is built again in the same process if a buffer of the physics was too small."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mjlab_dist.buffers import with_sizes
+from mjlab_dist.config import TrainConfig
+from mjlab_dist.control import Control
+from mjlab_dist.distributed.rank_info import RankInfo
+from mjlab_dist.errors import BufferOverflowError
+
+if TYPE_CHECKING:
+    from mjlab_dist.learn import Runner
+    from mjlab_dist.learn.metrics import Row
+
+
+@dataclass(kw_only=True)
+class Learner:
+    """A rank's runner, after the rank has joined the others."""
+
+    config: TrainConfig
+    """The run's config, with the current sizes of the buffers."""
+    run_dir: Path
+    """The run directory."""
+    info: RankInfo
+    """Rank, device and envs of this process."""
+    runner: Runner
+    """Env and algorithm."""
+    build: Callable[[TrainConfig], Runner]
+    """Builds env and algorithm as at the start of a run, from another config; waits for the other ranks."""
+
+    def train(self, control: Control, parting: contextlib.ExitStack) -> Row:
+        """Train; with ``--env.sim.on-overflow grow``, restart with larger buffers as often as needed.
+
+        Args:
+            control: As for ``Runner.train``.
+            parting: As for ``Runner.train``.
+
+        Returns:
+            The last row of metrics.
+        """
+        while True:
+            try:
+                return self.runner.train(control, parting)
+            except BufferOverflowError as overflow:
+                if not overflow.larger:
+                    raise
+                self.config = with_sizes(self.config, overflow.larger)
+                if self.info.rank == 0:
+                    from mjlab_dist.learn.overflow import record_growth  # noqa: PLC0415 (imports torch)
+
+                    record_growth(self.run_dir, self.config, overflow)
+            control.last_beat = None  # compiling kernels for the new sizes may take longer than --hang-timeout
+            self._rebuild()
+
+    def _rebuild(self) -> None:
+        """Build the runner again, after freeing the memory of the old one; hooks stay."""
+        hooks, device = self.runner.hooks, self.runner.env.device
+        del self.runner
+        free_earlier_run(device)
+        self.runner = self.build(self.config)
+        self.runner.hooks = hooks
+
+
+def free_earlier_run(device: str) -> None:
+    """Free the memory of an earlier run in this process.
+
+    Env and runner are in reference cycles, which only the garbage collector frees. If the run failed in a notebook, the
+    last traceback also keeps its frames alive.
+
+    Args:
+        device: Device of that run.
+    """
+    traceback.clear_frames(getattr(sys, "last_traceback", None))
+    gc.collect()
+    if device != "cpu":
+        import torch
+
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()  # return memory from PyTorch's cache, so that Warp can use it

@@ -1,0 +1,254 @@
+"""The installed train command with several loggers, with loggers of the user, and with trackio."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import BIN, Command
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from mjlab_dist.errors import Exit
+from mjlab_dist.run_dir import CONFIG_FILE, read_config_file, read_metrics, video_path
+
+pytestmark = pytest.mark.slow
+
+TRAIN = (
+    "train", "cartpole-balance", "--gpu-ids", "None", "--num-envs", "8", "--agent.num-steps-per-env", "8",
+    "--sync.check-interval", "1", "--checkpoint.interval", "2",
+)  # fmt: skip
+
+LINES = """
+import json
+import os
+from pathlib import Path
+
+import mjlab_dist
+
+
+class Lines(mjlab_dist.Logger):
+    def __init__(self, run_dir, config, resumed_at):
+        self._write(start=[str(run_dir), config.num_envs, resumed_at, os.environ.get("RANK", "0")])
+
+    def log(self, row, step):
+        self._write(step=step, row=dict(row))
+
+    def video(self, file, iteration):
+        self._write(video=[str(file), iteration])
+
+    def close(self):
+        self._write(close=True)
+
+    def _write(self, **line):
+        with Path("lines.jsonl").open("a") as file:
+            file.write(json.dumps(line) + chr(10))
+
+
+class Failing(mjlab_dist.Logger):
+    def log(self, row, step):
+        if step == 2:
+            raise RuntimeError("the disk of curves is full")
+"""
+
+
+@pytest.fixture
+def own(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module of loggers that ranks can import."""
+    (command.cwd / "own_loggers.py").write_text(LINES)
+    monkeypatch.setenv("PYTHONPATH", str(command.cwd))
+
+
+def only_run(root: Path) -> Path:
+    (run,) = (root / "logs" / "cartpole-balance").iterdir()
+    return run
+
+
+def lines(root: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (root / "lines.jsonl").read_text().splitlines()]
+
+
+def warnings(out: str) -> list[str]:
+    return [line for line in out.splitlines() if line.startswith("Warning: ")]
+
+
+def returns(run: Path) -> list[tuple[int, float]]:
+    """What TensorBoard shows."""
+    events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
+    return [(event.step, event.value) for event in events.Scalars("train/mean_step_reward")]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.usefixtures("own")
+def test_own_logger_beside_tensorboard_and_its_resume(command: Command, num_ranks: int) -> None:
+    flags = (*TRAIN, "--cpu-ranks", str(num_ranks))
+    done = command(*flags, "--logger", "tensorboard", "own_loggers:Lines", "--max-iterations", "4")
+    assert done.code == 0, done.err
+    run = only_run(command.cwd)
+    assert yaml.safe_load((run / CONFIG_FILE).read_text())["logger"] == ["tensorboard", "own_loggers:Lines"]
+
+    first, *rows, last = lines(command.cwd)
+    assert first == {"start": [str(run.relative_to(command.cwd)), 8, None, "0"]}, "only rank 0 creates it"
+    assert last == {"close": True}
+    metrics = read_metrics(run)
+    assert [line["step"] for line in rows] == [row["iteration"] for row in metrics] == [1, 2, 3, 4]
+    for line, row in zip(rows, metrics, strict=True):
+        assert line["row"]["train/mean_step_reward"] == row["mean_step_reward"]
+        assert line["row"]["perf/steps_per_s"] == row["steps_per_s"]
+        assert line["row"]["loss/value"] == row["loss/value"]
+    assert returns(run) == [(row["iteration"], pytest.approx(row["mean_step_reward"])) for row in metrics]
+
+    # The loggers are those of the run's config
+    done = command(*flags, "--resume", "latest", "--max-iterations", "6")
+    assert done.code == 0, done.err
+    assert only_run(command.cwd) == run
+    first, *rows, last = lines(command.cwd)[6:]
+    assert first["start"][2:] == [4, "0"]
+    assert [line["step"] for line in rows] == [5, 6]
+    assert last == {"close": True}
+    assert warnings(done.out) == []
+    assert done.err == ""
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.usefixtures("own")
+def test_training_continues_without_a_logger_that_fails(command: Command, num_ranks: int) -> None:
+    names = ("own_loggers:Failing", "own_loggers:Lines")
+    done = command(*TRAIN, "--cpu-ranks", str(num_ranks), "--max-iterations", "5", "--logger", *names)
+    assert done.code == 0, done.err
+    (warning,) = warnings(done.out)
+    assert (
+        "logger own_loggers:Failing failed in log of iteration 2 (RuntimeError: the disk of curves is full)" in warning
+    )
+    run = only_run(command.cwd)
+    assert [row["iteration"] for row in read_metrics(run)] == [1, 2, 3, 4, 5]
+    assert [line["step"] for line in lines(command.cwd) if "step" in line] == [1, 2, 3, 4, 5]
+    assert not list(run.glob("events.out.*"))
+
+
+@pytest.mark.usefixtures("own")
+def test_own_logger_beside_tensorboard_gets_videos(command: Command) -> None:
+    flags = ("--video-interval", "2", "--video-length", "0.2", "--max-iterations", "2")
+    done = command(*TRAIN, *flags, "--logger", "own_loggers:Lines", "tensorboard")
+    assert done.code == 0, done.err
+    assert warnings(done.out) == []
+    run = only_run(command.cwd)
+    shown = [line["video"] for line in lines(command.cwd) if "video" in line]
+    assert shown == [[str(video_path(run.relative_to(command.cwd), 2)), 2]]
+    (image,) = EventAccumulator(str(run)).Reload().Images("video")
+    assert image.encoded_image_string.startswith(b"GIF")
+    assert "close" in lines(command.cwd)[-1]
+
+
+def test_the_example_of_the_docs_adds_rows_after_a_resume(command: Command) -> None:
+    examples = {"PYTHONPATH": str(Path(__file__).parents[2] / "docs" / "examples")}
+    done = command(*TRAIN, "--logger", "csv_logger:CsvLogger", "--max-iterations", "2", env=examples)
+    assert done.code == 0, done.err
+    done = command(*TRAIN, "--resume", "latest", "--max-iterations", "3", env=examples)
+    assert (done.code, warnings(done.out)) == (0, []), done.err
+    run = only_run(command.cwd)
+    head, *rows = csv.reader((run / "returns.csv").open())
+    assert head == ["iteration", "train/mean_return", "perf/steps_per_s"]
+    assert [(int(i), float(speed)) for i, _, speed in rows] == [
+        (row["iteration"], row["steps_per_s"]) for row in read_metrics(run)
+    ]
+
+
+@pytest.mark.usefixtures("own")
+def test_a_logger_that_does_not_exist_is_refused_before_anything_starts(command: Command) -> None:
+    for name, problem in (("own_loggers:Nothing", "Nothing"), ("own_logger:Lines", "own_logger"), ("paper", "use")):
+        done = command(*TRAIN, "--cpu-ranks", "2", "--logger", "tensorboard", name)
+        assert done.code == Exit.USAGE
+        (line,) = done.err.splitlines()
+        assert f"--logger {name}: " in line
+        assert problem in line.partition(name)[2]
+    assert not (command.cwd / "logs").exists()
+
+
+@pytest.mark.usefixtures("own")
+def test_a_config_of_an_older_version_names_one_logger(command: Command) -> None:
+    done = command(*TRAIN, "--logger", "own_loggers:Lines", "--max-iterations", "2")
+    assert done.code == 0, done.err
+    file = only_run(command.cwd) / CONFIG_FILE
+    text = file.read_text().replace("logger:\n- own_loggers:Lines\n", "logger: tensorboard\n")
+    file.write_text(text)
+    assert read_config_file(file).logger == ("tensorboard",)
+    done = command(*TRAIN, "--resume", "latest", "--max-iterations", "4")
+    assert done.code == 0, done.err
+    assert [step for step, _ in returns(only_run(command.cwd))] == [3, 4]
+    assert sum("start" in line for line in lines(command.cwd)) == 1
+
+
+# trackio
+
+
+@pytest.fixture
+def database(command: Command, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of trackio, without a network or settings of the user."""
+    for name in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL", "HF_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.setenv("HF_HOME", str(command.cwd / "hugging_face"))
+    monkeypatch.setenv("TRACKIO_DIR", str(command.cwd / "trackio"))
+    return command.cwd / "trackio"
+
+
+def from_trackio(command: Command, *args: str) -> dict[str, Any]:
+    """What its own command reads from the database."""
+    done = command(str(BIN / "trackio"), "get", *args, "--json")
+    assert done.code == 0, done.err
+    return json.loads(done.out)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_trackio_keeps_runs_in_its_database_without_a_network(command: Command, database: Path, num_ranks: int) -> None:
+    flags = (*TRAIN, "--cpu-ranks", str(num_ranks), "--logger", "tensorboard", "trackio", "--wandb-project", "proj")
+    done = command(*flags, "--max-iterations", "4")
+    assert done.code == 0, done.err
+    assert (warnings(done.out), done.err) == ([], "")
+    assert "rackio" not in done.out, "what it prints is for --verbose"
+    resumed = command(*flags, "--resume", "latest", "--max-iterations", "6")
+    assert resumed.code == 0, resumed.err
+    assert warnings(resumed.out) == []
+
+    run = only_run(command.cwd)
+    name = ("--project", "proj", "--run", f"cartpole-balance_{run.name}")
+    described = from_trackio(command, "run", *name)
+    assert described["config"]["task"] == "cartpole-balance"
+    assert described["last_step"] == 6
+    metrics = {row["iteration"]: row for row in read_metrics(run)}
+    for column in ("mean_step_reward", "episodes"):
+        values = from_trackio(command, "metric", *name, "--metric", f"train/{column}")["values"]
+        assert [(one["step"], one["value"]) for one in values] == [(i, metrics[i][column]) for i in range(1, 7)]
+    assert len(list(database.glob("*.db"))) == 1
+    assert len(returns(run)) == 6
+
+
+def test_trackio_gets_the_video(command: Command, database: Path) -> None:
+    flags = ("--video-interval", "2", "--video-length", "0.2", "--max-iterations", "2", "--verbose")
+    done = command(*TRAIN, *flags, "--logger", "trackio")
+    assert done.code == 0, done.err
+    assert warnings(done.out) == []
+    assert "Created new run" in done.out
+    run = only_run(command.cwd)
+    (logged,) = database.glob("media/**/*.mp4")
+    assert logged.read_bytes() == video_path(run, 2).read_bytes()
+    name = ("--project", "mjlab_dist", "--run", f"cartpole-balance_{run.name}")
+    assert Counter(from_trackio(command, "run", *name)["metrics"])["video"] == 1
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_trackio_that_cannot_write_causes_only_a_warning(command: Command, database: Path, num_ranks: int) -> None:
+    database.write_text("a file, not a directory")
+    done = command(*TRAIN, "--cpu-ranks", str(num_ranks), "--logger", "trackio", "--max-iterations", "3")
+    assert done.code == 0, done.err
+    (warning,) = warnings(done.out)
+    assert "trackio: " in warning
+    assert str(database) in warning
+    assert done.err == ""
+    assert [row["iteration"] for row in read_metrics(only_run(command.cwd))] == [1, 2, 3]
