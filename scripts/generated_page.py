@@ -18,5 +18,6 @@ def write_or_check(page: Path, text: str) -> None:
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the page is out of date")
     if not parser.parse_args().check:
         page.write_text(text)
+        print(page)
     elif page.read_text() != text:
         sys.exit(f"{page.name} is out of date: run uv run python scripts/{Path(sys.argv[0]).name}")

@@ -91,8 +91,10 @@ def _entry(name: str, term: Callable[..., Any]) -> str:
 
 
 def _wrapped(bullet: str, text: str) -> str:
-    indent = " " * len(bullet)
-    return textwrap.fill(text, 100, initial_indent=bullet, subsequent_indent=indent, break_long_words=False)
+    """Wrap a list item. A product stays on one line: a line that starts with its sign would be another list."""
+    indent, text = " " * len(bullet), text.replace(" * ", "\0*\0")
+    wrapped = textwrap.fill(text, 100, initial_indent=bullet, subsequent_indent=indent, break_long_words=False)
+    return wrapped.replace("\0", " ")
 
 
 def _type(parameter: inspect.Parameter) -> str:

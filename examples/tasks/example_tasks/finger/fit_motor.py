@@ -66,7 +66,7 @@ def main() -> None:
         schedule.step()
     file = Path(__file__).with_name("motor.pt")
     torch.save(network.state_dict(), file)
-    print(f"{file.name}: root mean square error {loss.sqrt().item():.2f} N")
+    print(f"{file}: root mean square error {loss.sqrt().item():.2f} N")
 
 
 if __name__ == "__main__":

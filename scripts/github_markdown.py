@@ -1,0 +1,112 @@
+"""Turn Markdown written for GitHub into what Python-Markdown reads alike: lists, and links to other files."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+_FENCE = re.compile(r" *(```+|~~~+)")
+
+_ITEM = re.compile(r"( *)([-*+]|\d+[.)])( +)(?=\S)")
+
+_STARTS = re.compile(r" *(#+ |>|\|)")
+"""Matches a heading, a quotation or a table, which end the paragraph above."""
+
+_LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^)\s]+)\)")
+
+
+def anchor(heading: str, separator: str = "-") -> str:
+    """Return the anchor of a heading, as GitHub names it."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", separator)
+
+
+@dataclass(frozen=True)
+class Links:
+    """Turns links of one page, which are relative to its file in the repository, into links of the site."""
+
+    source: str
+    """Path of the page in the repository."""
+    uri: str
+    """Path of the page's Markdown on the site."""
+    pages: dict[str, str]
+    """Paths of files in the repository, and on the site."""
+    repository: str
+    """Address of the repository; empty if it has none."""
+
+    def __call__(self, match: re.Match[str]) -> str:
+        """Return a link of the site. A link to a file that the site lacks becomes its text, as code."""
+        picture, label, link = match.groups()
+        path, hash_sign, heading = link.partition("#")
+        if not path or re.match(r"[a-z]+:", path):
+            return match[0]
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(self.source), path))
+        if target in self.pages:
+            to = posixpath.relpath(self.pages[target], posixpath.dirname(self.uri) or ".")
+            return f"{picture}[{self._title(label, target)}]({to}{hash_sign}{heading})"
+        if not (ROOT / target).exists():
+            return match[0]  # MkDocs reports it
+        if self.repository:
+            return f"{picture}[{label}]({self.repository.rstrip('/')}/blob/main/{target})"
+        return label if "`" in label else f"`{label}`"
+
+    def _title(self, label: str, target: str) -> str:
+        """Return a link's text; if it is the name of a page's file, the page's title."""
+        if not label.endswith(".md") or posixpath.basename(target) != posixpath.basename(label):
+            return label
+        return (ROOT / target).read_text().partition("\n")[0].removeprefix("# ")
+
+
+def relinked(markdown: str, links: Links) -> str:
+    """Replace the links outside of blocks of code."""
+    parts = re.split(r"(^ *```.*?^ *```$)", markdown, flags=re.MULTILINE | re.DOTALL)
+    return "".join(part if i % 2 else _LINK.sub(links, part) for i, part in enumerate(parts))
+
+
+def reindented(markdown: str) -> str:
+    """Indent the contents of lists by four spaces per level, and put empty lines before lists, tables and code.
+
+    GitHub takes the indentation from the first line of an item, and needs no empty lines. Python-Markdown does not.
+    """
+    lines: list[str] = []
+    levels: list[int] = []  # indentation of the contents of each open list
+    fence = ""  # end of the open block of code
+    above, is_text = "", False  # the line above, and whether it is text of a paragraph or item
+    for line in markdown.splitlines():
+        if fence:
+            lines.append(_moved(line, levels))
+            fence = "" if line.strip() == fence else fence
+            continue
+        indent, block = len(line) - len(line.lstrip()), _FENCE.match(line)
+        item = _item(line, is_text and not (levels and indent < levels[-1]))
+        # Close lists: text without an empty line above it belongs to the item
+        was_list = bool(levels)
+        if line.strip() and (item or block or not is_text or _STARTS.match(line)):
+            while levels and indent < levels[-1]:
+                levels.pop()
+        starts_list, starts_table = item and not was_list, line.startswith("|") and not above.startswith("|")
+        if above and (block or starts_list or starts_table):
+            lines.append("")
+        if item:
+            lines.append(f"{'    ' * len(levels)}{item[2].replace(')', '.')} {line[len(item[0]) :]}")
+            levels.append(len(item[0]))
+        else:  # a number that starts no list must not look like one
+            lines.append(re.sub(r"^( *\d+)\. ", r"\1\. ", _moved(line, levels)))
+        fence = block[1] if block else ""
+        above, is_text = line.strip(), bool(line.strip()) and not block
+    return "\n".join(lines) + "\n"
+
+
+def _item(line: str, is_in_paragraph: bool) -> re.Match[str] | None:
+    """Return the marker of a list that a line starts with. Inside a paragraph, no number but 1 is one."""
+    item = _ITEM.match(line)
+    return None if item and is_in_paragraph and item[2][:-1].isdigit() and item[2][:-1] != "1" else item
+
+
+def _moved(line: str, levels: list[int]) -> str:
+    """Return a line of the innermost open list with four spaces per level."""
+    indent = len(line) - len(line.lstrip())
+    return f"{'    ' * len(levels)}{line[min(indent, levels[-1] if levels else 0) :]}" if line.strip() else ""

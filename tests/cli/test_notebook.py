@@ -1,0 +1,79 @@
+"""The notebook runs from top to bottom in the Python of these tests, and has no outputs in git."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from conftest import Command
+
+NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook" / "cartpole.ipynb"
+
+PARAMETERS = {"NUM_ENVS": 16, "ITERATIONS": 33}
+"""Values for a short run. The first episodes end in iteration 32."""
+
+MP4 = b"ftyp"
+"""Bytes 4 to 7 of an MP4 file."""
+
+PNG = b"\x89PNG"
+
+
+def code_cells(path: Path) -> dict[str, dict[str, Any]]:
+    cells = json.loads(path.read_text())["cells"]
+    return {cell["id"]: cell for cell in cells if cell["cell_type"] == "code"}
+
+
+def printed(cell: dict[str, Any]) -> str:
+    return "".join("".join(output.get("text", "")) for output in cell["outputs"])
+
+
+def picture(cell: dict[str, Any]) -> bytes:
+    (encoded,) = (output["data"]["image/png"] for output in cell["outputs"] if "image/png" in output.get("data", {}))
+    return base64.b64decode(encoded)
+
+
+def test_the_notebook_has_no_outputs() -> None:
+    notebook = json.loads(NOTEBOOK.read_text())
+    nbformat.validate(notebook)
+    assert set(notebook["metadata"]) == {"kernelspec", "language_info"}
+    assert all(cell["metadata"] == {} for cell in notebook["cells"])
+    for name, cell in code_cells(NOTEBOOK).items():
+        assert cell["outputs"] == [], name
+        assert cell["execution_count"] is None, name
+
+
+def with_parameters(text: str) -> str:
+    for name, value in PARAMETERS.items():
+        text, count = re.subn(rf'"{name} = \d+', f'"{name} = {value}', text)
+        assert count == 1, name
+    return text
+
+
+@pytest.mark.slow
+def test_the_notebook_runs(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTEST_CURRENT_TEST")  # with it, a kernel does not show the output of child processes
+    (command.cwd / NOTEBOOK.name).write_text(with_parameters(NOTEBOOK.read_text()))
+    # Kernels and settings of the user have no effect
+    own = ("JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
+    env = {name: str(command.cwd / name.lower()) for name in own}
+    done = command("jupyter-execute", "--inplace", "--startup_timeout=240", NOTEBOOK.name, env=env)
+    assert done.code == 0, done.err
+
+    cells = code_cells(command.cwd / NOTEBOOK.name)
+    assert f"Trained {PARAMETERS['ITERATIONS']} iterations" in printed(cells["train"])
+    assert picture(cells["curves"]).startswith(PNG)
+    # Child processes print into the notebook
+    assert "Video: " in printed(cells["play"])
+    (html,) = (output["data"]["text/html"] for output in cells["play"]["outputs"] if "data" in output)
+    video = re.search(r'src="data:video/mp4;base64,([^"]+)"', "".join(html))
+    assert video
+    assert base64.b64decode(video[1])[4:8] == MP4
+    assert len(re.findall(r"angle .* rad: action ", printed(cells["policy"]))) == 3
+    difference = re.search(r"largest difference: (\S+)", printed(cells["export"]))
+    assert difference
+    assert float(difference[1]) < 1e-5
