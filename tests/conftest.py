@@ -1,8 +1,9 @@
-"""Fixtures for tests that run the installed commands, and for tests of every task."""
+"""Fixtures for tests that run the installed commands, for tests of every task, and for tests with SSH servers."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,13 +11,17 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import hypothesis
 import psutil
 import pytest
 
 if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+    from ssh_server import Add, SshServer
+
     from mjlab_dist.env import Env
 
 BIN = Path(sys.executable).parent
@@ -78,6 +83,13 @@ def _ctrl_c_is_delivered() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _environment_is_restored() -> Iterator[None]:
+    """Undo what code that runs in the test process sets, such as MUJOCO_GL, which later tests' commands inherit."""
+    with mock.patch.dict(os.environ):
+        yield
+
+
 NOT_INHERITED = ("OMP_NUM_THREADS", "TORCHRUNX_LOG_DIR", "PYTHONDONTWRITEBYTECODE")
 """Variables of the test process that installed commands do not get."""
 
@@ -93,16 +105,17 @@ class Command:
         """Path of an installed command."""
         return str(BIN / name)
 
-    def start(self, *args: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    def start(self, *args: str, env: dict[str, str] | None = None, **options: Any) -> subprocess.Popen[str]:
+        """Start a command in a session of its own, with pipes unless `options` of Popen say otherwise."""
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         inherited = {k: v for k, v in os.environ.items() if k not in NOT_INHERITED}
         return subprocess.Popen(
             [self.program(args[0]), *args[1:]],
             env={**inherited, **(env or {}), MARK: self.mark, "COLUMNS": "200"},
             cwd=self.cwd,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            **(pipes | options),
         )
 
     def __call__(self, *args: str, env: dict[str, str] | None = None, timeout_s: float = HANG_S) -> Done:
@@ -145,6 +158,30 @@ def command(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Command]
     assert not left, f"left running: {left}"
 
 
+REFUSED = 77
+"""Exit code of a script that may not mount."""
+
+
+@pytest.fixture
+def with_mounts(command: Command) -> Callable[..., Done]:
+    """Run a shell script with arguments, after commands that mount file systems for it alone."""
+    unshare = shutil.which("unshare")
+    if unshare is None:
+        pytest.skip("needs unshare, of util-linux")
+
+    def run(mounts: str, script: str, *args: str) -> Done:
+        done = command(
+            *(unshare, "--user", "--map-root-user", "--mount"),
+            *("sh", "-c", f"{mounts} || exit {REFUSED}\n{script}", "sh", *args),
+            env={"PYTHONPATH": str(Path(__file__).parent)},  # for this module
+        )
+        if done.code == REFUSED or done.err.startswith("unshare:"):
+            pytest.skip(f"needs a mount namespace of its own, which is refused here: {done.err.strip()}")
+        return done
+
+    return run
+
+
 @pytest.fixture
 def wait_for() -> Callable[[Callable[[], bool]], None]:
     """Wait until a condition holds, or fail."""
@@ -157,6 +194,48 @@ def wait_for() -> Callable[[Callable[[], bool]], None]:
             time.sleep(0.05)
 
     return wait
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """Chromium without a window."""
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("needs the program chromium (Debian: apt-get install chromium)")
+    from browsing import ARGS
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=ARGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_tab(browser: Browser) -> Iterator[Callable[[str], Page]]:
+    """Open a viewer's page in a tab; a request to another machine fails the test, and so does an error in the page."""
+    from browsing import FEW_PIXELS, WAIT_MS
+
+    context = browser.new_context(viewport={"width": 800, "height": 600})
+    context.set_default_timeout(WAIT_MS)
+    requests: list[str] = []
+    errors: list[str] = []
+    context.on("request", lambda request: requests.append(request.url))
+    context.on("weberror", lambda error: errors.append(str(error.error)))
+
+    def open_one(url: str) -> Page:
+        tab = context.new_page()
+        tab.on("websocket", lambda socket: requests.append(socket.url))
+        tab.goto(f"{url}{FEW_PIXELS}")
+        tab.get_by_text("Connected", exact=True).wait_for()
+        return tab
+
+    yield open_one
+    context.close()
+    assert not [
+        url for url in requests if not url.startswith(("http://127.0.0.1:", "ws://127.0.0.1:", "data:", "blob:"))
+    ]
+    assert not errors
 
 
 @pytest.fixture(scope="session")
@@ -178,3 +257,63 @@ def build_env() -> Callable[[str], Env]:
         return built[task]
 
     return build
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty home directory, so that keys and known hosts of whoever runs this do not count."""
+    home = tmp_path / "home"
+    (home / ".ssh").mkdir(parents=True)
+    monkeypatch.setenv("XDG_CACHE_HOME", os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache")))  # kernels
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    return home
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> Path:
+    """The key of the user."""
+    import paramiko
+
+    file = tmp_path / "key"
+    paramiko.ECDSAKey.generate().write_private_key_file(str(file))
+    return file
+
+
+@pytest.fixture
+def ssh_config(tmp_path: Path) -> Path:
+    """SSH's config file."""
+    file = tmp_path / "ssh_config"
+    file.touch()
+    return file
+
+
+@pytest.fixture
+def known_hosts(home: Path) -> Path:
+    """The user's file of known host keys."""
+    file = home / ".ssh" / "known_hosts"
+    file.touch()
+    return file
+
+
+@pytest.fixture
+def add_host(ssh_config: Path, key_file: Path, known_hosts: Path) -> Iterator[Add]:
+    """Switch on a host that SSH's config file knows; further arguments are the server's."""
+    import paramiko
+    from ssh_server import SshServer, host_entry, known_host
+
+    servers: list[SshServer] = []
+
+    def add(host: str, *, is_known: bool = True, **kwargs: object) -> SshServer:
+        server = SshServer(**{"user_key": paramiko.ECDSAKey.from_private_key_file(str(key_file)), **kwargs})
+        servers.append(server)
+        with ssh_config.open("a") as file:
+            file.write(host_entry(host, server.port, key_file))
+        if is_known:
+            with known_hosts.open("a") as file:
+                file.writelines(known_host(server.port, key) for key in server.host_keys)
+        return server
+
+    yield add
+    for server in servers:
+        server.__exit__()

@@ -17,14 +17,24 @@ from mjlab_dist.config.entries import entry, replaced, without
 from mjlab_dist.config.serialization import from_plain, paths, to_plain
 from mjlab_dist.config.signatures import PARAMETERS, parameters_of
 from mjlab_dist.errors import CheckError, UserError
-from mjlab_dist.run_dir import find_run_to_resume, read_config_file
+from mjlab_dist.run_dir import (
+    CHECKPOINTS_DIR,
+    find_any_run,
+    find_best,
+    find_checkpoint,
+    find_run_to_resume,
+    read_config_file,
+)
 from mjlab_dist.wording import did_you_mean
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mjlab_dist.learn.policy import Policy
     from mjlab_dist.worker import RunResult
 
 
-def train(task: str | TrainConfig, *, quiet: bool = False, **fields: Any) -> RunResult:
+def train(task: str | TrainConfig, *, quiet: bool = False, trust: bool = False, **fields: Any) -> RunResult:
     """Train a policy and wait for the result, like the command ``train``.
 
     A single rank trains in this process, and its errors are raised unchanged. Several ranks train in separate
@@ -33,6 +43,7 @@ def train(task: str | TrainConfig, *, quiet: bool = False, **fields: Any) -> Run
     Args:
         task: Name of a task, or the config to start from.
         quiet: Print no progress.
+        trust: Allow the config of a run to resume to name functions of any module. It can run any code: check it.
         fields: Fields of :class:`~mjlab_dist.config.TrainConfig`, such as ``gpu_ids="all"``, ``cpu_ranks=2`` or
             ``num_envs=64``. Nested fields are named as on the command line, but with underscores:
             ``**{"agent.learning_rate": 1e-3, "env.rewards.smooth.weight": 2.0}``.
@@ -45,23 +56,60 @@ def train(task: str | TrainConfig, *, quiet: bool = False, **fields: Any) -> Run
         RankError: If one of several ranks ended early. The error includes that rank's traceback.
     """
     # Config; mistakes are reported before anything heavy is imported
-    config = configured(_start(task, fields), fields)
+    config = configured(_start(task, fields, trust=trust), fields)
 
     from mjlab_dist.launch.train import train as launch  # noqa: PLC0415
 
     # Training
     if quiet:
         return launch(config, lambda _: None, lambda *_: None)
-    from rich.console import Console  # noqa: PLC0415
-
-    from mjlab_dist.cli.console import TrainConsole  # noqa: PLC0415
+    from mjlab_dist.cli.console import TrainConsole, make_console  # noqa: PLC0415
 
     # Plain lines, because a live display and the caller's own output would overwrite each other
-    plain = Console(force_terminal=False, force_jupyter=False, highlight=False, soft_wrap=True)
+    plain = make_console(force_terminal=False, force_jupyter=False, soft_wrap=True)
     console = TrainConsole(config.task, plain)
     result = launch(config, console.listen, console.started)
     console.finished(result.run_dir, result.stopped)
     return result
+
+
+def load_policy(
+    run: str | Path,
+    *,
+    checkpoint: str = "latest",
+    device: str = "cpu",
+    log_root: str = "logs",
+    trust: bool = False,
+) -> Policy:
+    """Load the policy of a run, without its task and without simulating anything.
+
+    Args:
+        run: Run directory, or ``latest`` for the newest run.
+        checkpoint: ``latest``, ``best`` (the highest mean return), or the name of a file in its checkpoints directory.
+        device: ``cpu`` or ``cuda:<index>``.
+        log_root: Directory of all runs, for ``latest``.
+        trust: Allow the run's config to name functions of any module. It can run any code: check it.
+
+    Returns:
+        A function from observations, (num_envs, width), to actions, (num_envs, num_actions), without exploration.
+
+    Raises:
+        UserError: If there is no such run or checkpoint, or it is damaged.
+    """
+    from mjlab_dist.learn.policy import Policy  # noqa: PLC0415 (imports torch)
+
+    run_dir = find_any_run(log_root, str(run))
+    config = read_config_file(run_dir, trust=trust, uses_ssh=False)
+    match checkpoint:
+        case "latest":
+            path = find_checkpoint(run_dir)
+        case "best":
+            path = find_best(run_dir)
+        case _:
+            path = run_dir / CHECKPOINTS_DIR / checkpoint
+            if not path.is_file():
+                raise UserError(f"checkpoint {path}: there is no such file; name one of the run, or latest or best")
+    return Policy(config, path, device)
 
 
 def check_task(task: str | TrainConfig, **fields: Any) -> None:
@@ -77,7 +125,9 @@ def check_task(task: str | TrainConfig, **fields: Any) -> None:
         UserError: If a field is unknown, or the config cannot train.
         CheckError: If the task fails checks. The message has one line for each, with the guilty term and the fix.
     """
-    base = dataclasses.replace(_start(task, {}), num_envs=NUM_CHECKED, total_num_envs=None, total_timesteps=None)
+    base = dataclasses.replace(
+        _start(task, {}, trust=False), num_envs=NUM_CHECKED, total_num_envs=None, total_timesteps=None
+    )
     config = configured(base, fields)
 
     from mjlab_dist.check.run import check  # noqa: PLC0415
@@ -87,14 +137,18 @@ def check_task(task: str | TrainConfig, **fields: Any) -> None:
         raise CheckError("\n".join([f"{config.task} fails {len(failures)} checks", *failures]))
 
 
-def _start(task: str | TrainConfig, fields: Mapping[str, Any]) -> TrainConfig:
+def _start(task: str | TrainConfig, fields: Mapping[str, Any], *, trust: bool) -> TrainConfig:
     """Return the config before fields are applied: that of the task, or of the run to resume."""
-    if not isinstance(task, str):
+    if isinstance(task, TrainConfig):
         return task
+    if not isinstance(task, str):
+        raise UserError(f"task {task!r}: takes the name of a task, or a TrainConfig")
     config = registry.task_config(task)
-    if fields.get("resume") is None:
+    asked = configured(config, {name: fields[name] for name in ("resume", "log_root") if name in fields})
+    if asked.resume is None:
         return config
-    return read_config_file(find_run_to_resume(fields.get("log_root", config.log_root), task, fields["resume"]))
+    run_dir = find_run_to_resume(asked.log_root, task, asked.resume)
+    return read_config_file(run_dir, trust=trust, uses_ssh="ssh_config" not in fields)
 
 
 def configured(base: TrainConfig, fields: Mapping[str, Any]) -> TrainConfig:

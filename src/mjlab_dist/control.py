@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -9,6 +10,9 @@ from typing import NamedTuple
 
 POLL_S = 0.5
 """Interval of the watchdog's checks, in seconds."""
+
+STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+"""Signals that stop a run. SIGHUP comes when the terminal is closed; ``nohup`` lets a command ignore it."""
 
 
 class Beat(NamedTuple):
@@ -42,6 +46,14 @@ class Control:
     def request_stop(self) -> None:
         """Request that training stops after the current iteration, with a checkpoint."""
         self._stop.set()
+
+    def wait_for_stop(self, timeout_s: float) -> bool:
+        """Wait until a stop is requested; return False if none is within the timeout.
+
+        Args:
+            timeout_s: Seconds to wait; 0 only looks.
+        """
+        return self._stop.wait(timeout_s)
 
     def beat(self, iteration: int) -> None:
         """Record a heartbeat of the training loop.

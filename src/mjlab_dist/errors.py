@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 
 
 class Exit(enum.IntEnum):
@@ -17,7 +18,8 @@ class Exit(enum.IntEnum):
     PREFLIGHT = 3
     """This machine is not ready; the command doctor shows why."""
     NUMERICS = 4
-    """A number was not finite, or parameters differed between ranks. A restart would not help."""
+    """A number was not finite, a buffer of the physics was too small, or parameters differed between ranks. A restart
+    would not help."""
     INFRASTRUCTURE = 5
     """A rank was killed or hung, and was not restarted (again)."""
     RESUMABLE = 75
@@ -68,6 +70,15 @@ class RankError(RuntimeError):
             self.add_note(report)  # Python prints notes below the message, for callers of mjlab_dist.train
 
 
+class TakenOverError(RuntimeError):
+    """Another launch trains this run now, so this launch must not write any more files.
+
+    The message is one line with the run and the other launch.
+    """
+
+    exit_code = Exit.FAILED
+
+
 class DesyncError(RuntimeError):
     """Parameters differ between ranks that must hold the same values.
 
@@ -81,7 +92,12 @@ class LostRankError(RuntimeError):
     """Another rank has ended, sends nothing, or sends data of a different sum. That rank's own report has the cause.
 
     The message is one line with the other rank.
+
+    Attributes:
+        sum_bytes: Size of the tensor that this rank was summing; None if it was not summing.
     """
+
+    sum_bytes: int | None = None
 
 
 class NonFiniteError(FloatingPointError):
@@ -98,6 +114,22 @@ class NonFiniteError(FloatingPointError):
     def __init__(self, message: str, *, of_another_rank: bool = False) -> None:
         super().__init__(message)
         self.of_another_rank = of_another_rank
+
+
+class BufferOverflowError(RuntimeError):
+    """Contacts or constraint rows did not fit into their buffers, and ``--env.sim.on-overflow`` is not warn.
+
+    The message is one line with the buffers, the numbers that were needed, and the flags.
+
+    Attributes:
+        larger: Sizes to restart with, by field of SimConfig; empty if the run must end.
+    """
+
+    exit_code = Exit.NUMERICS
+
+    def __init__(self, message: str, larger: Mapping[str, int] | None = None) -> None:
+        super().__init__(message)
+        self.larger = dict(larger or {})
 
 
 class HangError(RuntimeError):

@@ -10,7 +10,19 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-Kind = Literal["status", "warning", "debug", "compiling", "length", "iteration", "joined", "beat", "result", "failed"]
+Kind = Literal[
+    "status",
+    "warning",
+    "debug",
+    "compiling",
+    "length",
+    "iteration",
+    "last_video",
+    "joined",
+    "beat",
+    "result",
+    "failed",
+]
 
 NAME = "mjlab_dist"
 """Parent of all loggers of this package."""
@@ -21,7 +33,9 @@ Event = dict[str, Any]
 Listener = Callable[[Event], None]
 """Function that receives events; called from any thread."""
 
-_LEVELS = {"warning": logging.WARNING} | dict.fromkeys(("status", "compiling", "length", "iteration"), logging.INFO)
+_LEVELS = {"warning": logging.WARNING} | dict.fromkeys(
+    ("status", "compiling", "length", "iteration", "last_video"), logging.INFO
+)
 
 _logger = logging.getLogger(f"{NAME}.events")
 
@@ -37,6 +51,7 @@ def emit(kind: Kind, **data: Any) -> None:
       first with 0 done.
     - ``length``: the run's total number of iterations, ``max_iterations``. Sent once, before the first iteration.
     - ``iteration``: a ``row`` of metrics.
+    - ``last_video``: training has ended, and only its last video is missing; a line ``text`` to print.
 
     Events for the launcher:
 

@@ -6,8 +6,11 @@ import difflib
 from collections.abc import Iterable
 from typing import Literal
 
-MIN_SIMILARITY = 0.5
+MIN_SIMILARITY = 0.62
 """Similarity, from 0 to 1, from which a name is suggested in place of a mistyped one."""
+
+MIN_END = 3
+"""Letters of the last word of a name from which the name is suggested."""
 
 MAX_GAP = 0.1
 """Further suggestions are at most this much less similar than the first."""
@@ -31,7 +34,8 @@ def listed(items: Iterable[object], last: Literal["and", "or"] = "and") -> str:
 def nearest(name: str, known: Iterable[str], max_names: int = 1) -> list[str]:
     """Return the known names that are closest to a mistyped one, the closest first; none if all are very different.
 
-    Names that continue what was typed count as closest. Dashes in front of names are not compared.
+    Names that continue what was typed, or whose last words were typed, count as closest. Dashes in front of names are
+    not compared.
 
     Args:
         name: What was typed.
@@ -45,7 +49,12 @@ def nearest(name: str, known: Iterable[str], max_names: int = 1) -> list[str]:
     for candidate in known:
         bare = candidate.lstrip("-")
         matcher.set_seq1(bare)
-        similarity[candidate] = 1.0 if typed and bare.startswith(typed) else matcher.ratio()
+        ratio = matcher.ratio()
+        if typed and bare.startswith(typed):
+            ratio = 1.0
+        elif len(typed) >= MIN_END and bare.endswith((f"_{typed}", f"-{typed}", f".{typed}")):
+            ratio = 1.0 - MAX_GAP * (1.0 - ratio)  # the shortest of these first
+        similarity[candidate] = ratio
     least = max(MIN_SIMILARITY, max(similarity.values(), default=0.0) - MAX_GAP)
     close = [candidate for candidate in similarity if similarity[candidate] >= least]
     return sorted(close, key=lambda candidate: (-similarity[candidate], candidate))[:max_names]
@@ -62,6 +71,15 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str, max_names: int
     """
     near = nearest(name, known, max_names)
     return f"did you mean {listed(near, 'or')}?" if near else otherwise
+
+
+def printable(text: str) -> str:
+    r"""Return a text on one line: line breaks and control characters, which users may type, become escapes such as \n.
+
+    Args:
+        text: Any text.
+    """
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def byte_size(num_bytes: float) -> str:

@@ -7,9 +7,7 @@ too, and neither needs these libraries.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
-import gc
 import json
 import logging
 import os
@@ -22,7 +20,7 @@ import traceback
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from mjlab_dist.budget import Budget, budget_of
 from mjlab_dist.config import TrainConfig
@@ -30,6 +28,7 @@ from mjlab_dist.config.serialization import to_plain
 from mjlab_dist.control import Control, Watchdog
 from mjlab_dist.distributed import Rank, RankDevice, RankPlan, rank_from_environment
 from mjlab_dist.distributed.plan import number_by_bus
+from mjlab_dist.distributed.rank import LOOPBACK
 from mjlab_dist.distributed.rank_info import (
     DeviceInfo,
     RankInfo,
@@ -41,6 +40,8 @@ from mjlab_dist.distributed.rank_info import (
 from mjlab_dist.errors import Exit, HangError, LostRankError, NonFiniteError, UserError, exit_code_of
 from mjlab_dist.faults import read_fault
 from mjlab_dist.imports import import_learner, start_up
+from mjlab_dist.learner import Learner, free_earlier_run
+from mjlab_dist.machine.processes import die_with_parent
 from mjlab_dist.messages import emit
 from mjlab_dist.places import with_notes
 from mjlab_dist.run_dir import ERRORS_DIR, checkpoint_path, read_history, write_ranks
@@ -59,8 +60,8 @@ T = TypeVar("T")
 Entry = Callable[[TrainConfig, RankPlan, Control], T]
 """Function of a module that a rank runs. It takes config, plan and control, and returns a dataclass of plain data."""
 
-GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
-"""Variable that names the network interface whose address gloo announces to other ranks."""
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""Variables that name the network interface on which gloo and NCCL listen for other ranks."""
 
 EGL_DEVICE = "MUJOCO_EGL_DEVICE_ID"
 """Variable that selects the GPU for MuJoCo's rendering through EGL."""
@@ -69,9 +70,6 @@ DRAIN_S = 0.1
 """Seconds for a rank's last printed lines to reach its log."""
 
 _logger = logging.getLogger(__name__)
-
-PR_SET_PDEATHSIG = 1
-"""Operation of prctl(2) that sets the signal a process receives when its parent ends."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,15 +91,6 @@ class RunResult:
         return read_history(self.run_dir)
 
 
-class Learner(NamedTuple):
-    """A rank's runner, after the rank has joined the others."""
-
-    runner: Runner
-    """Env and algorithm."""
-    info: RankInfo
-    """Rank, device and envs of this process."""
-
-
 def run(config: TrainConfig, plan: RankPlan, control: Control, store: Store | None = None) -> RunResult:
     """Train on this rank. If the run directory has a checkpoint, resume from it.
 
@@ -111,9 +100,14 @@ def run(config: TrainConfig, plan: RankPlan, control: Control, store: Store | No
         control: Receives heartbeats; its stop request ends training.
         store: Key-value store of all ranks; None to connect to it here.
     """
-    with joined(config, plan, store) as learner:
+    # The last video is awaited after the ranks have parted, so that the others need not wait for it
+    with contextlib.ExitStack() as parting, joined(config, plan, store) as learner:
         _inject_fault(learner.runner, learner.info.rank)
-        row = learner.runner.train(control)
+        if config.evaluate_interval is not None:
+            from mjlab_dist.learn.evaluation import Evaluation  # noqa: PLC0415 (only needed here)
+
+            learner.runner.hooks.append(Evaluation(config, rank_from_environment(os.environ), control))
+        row = learner.train(control, parting)
         done = learner.runner.current_learning_iteration
         return RunResult(
             run_dir=plan.run_dir,
@@ -134,19 +128,19 @@ def joined(config: TrainConfig, plan: RankPlan, store: Store | None = None) -> I
     """
     rank = rank_from_environment(os.environ)
     device = plan.device.device
-    _free_earlier_run(device)
+    free_earlier_run(device)
     with start_up():
         # Device, threads and seed, before CUDA starts
         prepare_process(plan.device, rank, config.seed)
         _report_step(rank, f"device {device}, {_visible_device()}seed {config.seed + rank.rank}")
 
-        from mjlab_dist.distributed.group import meet, process_group  # noqa: PLC0415
+        from mjlab_dist.distributed.group import meet, process_group, wait_for_all  # noqa: PLC0415
         from mjlab_dist.env import Env  # noqa: PLC0415
         from mjlab_dist.learn import Runner  # noqa: PLC0415
 
         # Store. Before there is a process group, ranks exchange their backend, device and number of envs through it.
         if store is None:
-            set_gloo_interface(rank, os.environ)
+            set_interfaces(rank, os.environ)
             store = meet(rank)
         backends = exchange(store, rank.rank, rank.world_size, "backend", plan.device.backend)
         devices = _meet_devices(config, rank, store, device)
@@ -164,12 +158,23 @@ def joined(config: TrainConfig, plan: RankPlan, store: Store | None = None) -> I
         if rank.world_size > 1:
             _report_step(rank, f"joined the process group ({backend})")
         if rank.is_main:
+            if plan.lease is not None:
+                plan.lease.renew()
             write_ranks(plan.run_dir, ranks)
 
         # Learner
-        runner = Runner(env, config, rank, plan.run_dir)
+        runner = Runner(env, config, rank, plan.run_dir, plan.lease)
         _report_step(rank, f"built a learner with {runner.alg.num_parameters:,} parameters")
-        yield Learner(runner, ranks[rank.rank])
+
+        def build(new: TrainConfig) -> Runner:
+            seed_generators(new.seed, rank.rank)
+            env = Env(new.env, budget.num_envs, device, first_env_id=rank.rank * budget.num_envs)
+            wait_for_all(store, rank, f"buffers/{new.env.sim.njmax}/{new.env.sim.nconmax}")
+            return Runner(env, new, rank, plan.run_dir, plan.lease)
+
+        learner = Learner(config=config, run_dir=plan.run_dir, info=ranks[rank.rank], runner=runner, build=build)
+        del env, runner  # so that a rebuild can free them
+        yield learner
 
 
 def _report_step(rank: Rank, text: str) -> None:
@@ -234,25 +239,27 @@ def run_or_die(entry: Entry[Any], config: TrainConfig, plans: Sequence[RankPlan]
     _leave(Exit.DONE)
 
 
-def set_gloo_interface(rank: Rank, environ: MutableMapping[str, str]) -> None:
-    """Set the network interface for gloo to the one that connects to rank 0, unless the user chose an interface.
+def set_interfaces(rank: Rank, environ: MutableMapping[str, str]) -> None:
+    """Set the network interface for gloo and NCCL, unless the user chose one: the loopback interface on one machine.
 
-    By default gloo announces the address of the machine's own name, which is a loopback address on many machines.
+    On several machines, gloo uses the interface that connects to rank 0. By default it announces the address of the
+    machine's own name, which is a loopback address on many machines. NCCL chooses by itself there.
 
     Args:
         rank: Which rank this is.
         environ: The process's environment.
     """
-    if rank.world_size == 1 or rank.on_one_machine or GLOO_INTERFACE in environ:
+    if rank.world_size == 1:
         return
-    import psutil  # noqa: PLC0415 (only needed on several machines)
+    import psutil  # noqa: PLC0415 (slow to import)
 
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((rank.master_address, 1))  # sends nothing, and chooses the route
+        probe.connect((LOOPBACK if rank.on_one_machine else rank.master_address, 1))  # sends nothing; chooses the route
         own_address = probe.getsockname()[0]
         for name, addresses in psutil.net_if_addrs().items():
             if own_address in [each.address for each in addresses]:
-                environ[GLOO_INTERFACE] = name
+                for variable in INTERFACES if rank.on_one_machine else INTERFACES[:1]:
+                    environ.setdefault(variable, name)
 
 
 def _meet_devices(config: TrainConfig, rank: Rank, store: Store | None, device: str) -> list[DeviceInfo]:
@@ -300,21 +307,6 @@ def _describe_ranks(rank: Rank, store: Store | None, device: DeviceInfo, env: En
     )
     exchanged = exchange(store, rank.rank, rank.world_size, "rank", dataclasses.asdict(own))
     return [RankInfo(**fields) for fields in exchanged]
-
-
-def _free_earlier_run(device: str) -> None:
-    """Free the memory of an earlier run in this process.
-
-    Env and runner are in reference cycles, which only the garbage collector frees. If the run failed in a notebook, the
-    last traceback also keeps its frames alive.
-    """
-    traceback.clear_frames(getattr(sys, "last_traceback", None))
-    gc.collect()
-    if device != "cpu":
-        import torch
-
-        if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()  # return memory from PyTorch's cache, so that Warp can use it
 
 
 def _check_visible(device: RankDevice) -> None:
@@ -381,6 +373,7 @@ def _die(error: BaseException, stack: str, rank: int, control: Control, run_dir:
         "type": type(error).__name__,
         "exit_code": int(exit_code_of(error)),
         "follows": _follows_another(error),
+        "sum_bytes": getattr(error, "sum_bytes", None),
         "message": with_notes(error),
         "traceback": stack,
     }
@@ -411,9 +404,3 @@ def _follows_another(error: BaseException) -> bool:
         return True  # errors of the store, which is implemented in C++, have no Python frame
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and Path("torch", "distributed").as_posix() in Path(frames[-1].filename).as_posix()
-
-
-def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends, so that no process is left behind (Linux only)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -17,7 +17,9 @@ TASKS = {
 }
 
 
-@pytest.mark.parametrize("argv", [("list-tasks",), ("mjlab-dist", "list-tasks")])
+@pytest.mark.parametrize(
+    "argv", [("list-tasks",), ("mjlab-dist", "list-tasks"), (sys.executable, "-m", "mjlab_dist", "list-tasks")]
+)
 def test_list_tasks(command: Command, argv: tuple[str, ...]) -> None:
     done = command(*argv)
     assert done.code == 0
@@ -80,6 +82,7 @@ def test_help_shows_the_values_of_a_config_file(command: Command) -> None:
     [
         ("play", ["--video", "--nan-dump"]),
         ("verify", ["--json", "--max-iterations INT", "--sync.period"]),
+        ("demo", ["--video", "--port"]),
         ("doctor", ["--json", "--log-root"]),
         ("list-tasks", []),
         ("new-task", ["--mjcf", "--dir"]),
@@ -122,7 +125,7 @@ TRAIN_MISTAKES = {
     "cartpole-balanc": ["cartpole-balanc:", " cartpole-balance"],
     "cartpole-balance --num-env 3": ["--num-env:", " --num-envs?"],
     "cartpole-balance --env.rewards.smoth.weight 3": ["--env.rewards.smoth.weight:", " --env.rewards.smooth.weight?"],
-    "cartpole-balance --num-envs many": ["--num-envs many", "INT"],
+    "cartpole-balance --num-envs many": ["--num-envs many", "a whole number, or auto"],
     "cartpole-balance --num-envs 0": ["--num-envs 0:", " 1"],
     "cartpole-balance --num-envs auto --total-num-envs 8": [
         "--num-envs auto",
@@ -181,6 +184,8 @@ TRAIN_MISTAKES = {
     "--resume latest": ["--resume latest:"],
     "--resume x --config y": ["--resume x:", "--config y"],
     "cartpole-balance --init-from model.pt": ["--init-from model.pt:", "model_<iteration>.pt"],
+    "cartpole-balance --gpu-ids None --num-envs 1e12": ["--num-envs 1000000000000:", " GB per rank", "--num-envs auto"],
+    "cartpole-balance --gpu-ids None --num-envs 4 --agent.actor-hidden-dims 1e7 1e7": ["--num-envs 4:", "networks"],
     "cartpole-balance --gpu-ids None --run-name a/b": ["--run-name a/b:"],
     "": ["train TASK", "cartpole-balance"],
 }
@@ -244,7 +249,7 @@ def test_mistakes_in_play(command: Command) -> None:
 
 def write_config(run: Path, task: str) -> None:
     from mjlab_dist import registry
-    from mjlab_dist.run_dir import write_origin
+    from mjlab_dist.provenance import write_origin
 
     write_origin(run, registry.task_config(task), ["test"], ["cpu"])
 

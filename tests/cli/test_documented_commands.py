@@ -6,6 +6,7 @@ import functools
 import os
 import re
 import shlex
+import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from pathlib import Path
 import gymnasium
 import pytest
 from conftest import BIN, Command
+
+import mjlab_dist_tasks.quadruped
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,7 +27,7 @@ PAGES = (
     *sorted((ROOT / "tasks").glob("*/*/README.md")),
 )
 
-OWN_TASKS = {"my-ant", "my-robot"}
+OWN_TASKS = {"my-ant", "my-robot", "go1-walk"}
 """Tasks that a page has the reader create; the template stands in for them, since new-task creates the same config."""
 
 PROGRAMS = {"train", "play", "list-tasks", "mjlab-dist"}
@@ -146,6 +149,15 @@ def create_ant(command: Command) -> None:
     info.joinpath("entry_points.txt").write_text("[mjlab_dist.tasks]\nmy-ant = my_ant.config:my_ant\n")
 
 
+def export_demo(command: Command) -> None:
+    """Make the policy of the package a run of the working directory, and export it."""
+    task = "quadruped-velocity-flat"
+    run = command.cwd / "logs" / task / "demo"
+    shutil.copytree(Path(mjlab_dist_tasks.quadruped.__file__).parent / "demo", run)
+    done = command("mjlab-dist", "export", task, "--output", "quadruped", "--num-checked", "1")
+    assert done.code == 0, done.err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if python_blocks(page)], ids=lambda page: page.stem)
 def test_the_python_of_a_page_runs(command: Command, page: Path) -> None:
@@ -156,6 +168,8 @@ def test_the_python_of_a_page_runs(command: Command, page: Path) -> None:
     text = page.read_text()
     if "from my_ant import" in text:
         create_ant(command)
+    if "quadruped/policy.onnx" in text:
+        export_demo(command)
     # Files, and a program whose lines have the numbers that they have on the page
     lines = [""] * len(text.splitlines())
     for first, block in python_blocks(page):

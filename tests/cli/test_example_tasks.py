@@ -35,7 +35,9 @@ def environ(command: Command) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(
+    "task", ["example-hop", *(pytest.param(name, marks=pytest.mark.long) for name in TASKS if name != "example-hop")]
+)
 def test_an_example_passes_all_checks(installed: Command, task: str) -> None:
     done = installed("mjlab-dist", "check", task, env=environ(installed), timeout_s=600)
     assert done.code == 0, done.out + done.err

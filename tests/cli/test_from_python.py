@@ -203,10 +203,10 @@ def test_ctrl_c_while_ranks_start_is_handled_at_once(
 def test_a_notebook_shows_errors_where_they_occurred(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from mjlab_dist.launch.ranks import _child_errors
+    from mjlab_dist.streams import child_errors
 
     monkeypatch.setattr(sys, "stderr", cell := io.StringIO())
-    with _child_errors() as file:
+    with child_errors() as file:
         print("of this process", file=sys.stderr)
         subprocess.run(["sh", "-c", "echo of a child >&2"], check=True)
         file.seek(0)
@@ -219,8 +219,12 @@ MISTAKES = {
     "env.rewards.smoth.weight": (1.0, r"env.rewards.smoth.weight: .* env.rewards.smooth.weight\?"),
     "num_env": (1, r"num_env: .* num_envs\?"),
     "xyzzy": (1, "xyzzy: .*train --help"),
-    "num_envs": ("many", "num_envs"),
-    "agent.learning_rate": ("fast", "learning_rate"),
+    "num_envs": ("many", "num_envs 'many': takes a whole number, or auto$"),
+    "gpu_ids": (0, "gpu_ids 0: takes whole numbers, auto, all, or None$"),
+    "resume": (5, "resume 5: takes a text, or None$"),
+    "agent": (5, "agent 5: takes the fields of AgentConfig$"),
+    "agent.actor_hidden_dims": (64, "agent.actor_hidden_dims 64: takes whole numbers$"),
+    "agent.learning_rate": ("fast", "agent.learning_rate 'fast': takes a number$"),
     "agent.gamma": (1.5, "--agent.gamma 1.5: "),
 }
 
@@ -230,6 +234,13 @@ def test_mistakes_are_refused(name: str) -> None:
     value, part = MISTAKES[name]
     with pytest.raises(mjlab_dist.UserError, match=part):
         mjlab_dist.train("cartpole-balance", **{name: value})
+
+
+@pytest.mark.parametrize("task", [None, 5, [], ""])
+def test_what_is_no_task_is_refused(task: Any) -> None:
+    for function in (mjlab_dist.train, mjlab_dist.check_task):
+        with pytest.raises(mjlab_dist.UserError, match=f"task {re.escape(str(task))}: "):
+            function(task)
 
 
 @pytest.mark.parametrize("pair", [("num_envs", "total_num_envs"), ("max_iterations", "total_timesteps")])

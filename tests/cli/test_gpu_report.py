@@ -56,6 +56,7 @@ def printed(out: str) -> dict[str, str]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_dry_run_runs_all_parts_and_resumes(command: Callable[..., Any], tmp_path: Path) -> None:
     data, output = tmp_path / "data", tmp_path / "page"
     base = (sys.executable, str(SCRIPTS / "gpu_report.py"), "--dry-run", "--data", str(data), "--output", str(output))

@@ -169,7 +169,7 @@ def test_commands_behind_uv_run(terminal: Callable[..., Terminal], home: Path) -
     (home / "project" / ".venv").symlink_to(BIN.parent)
     shell = terminal(home / "project" / "docs")
     assert shell.completed("uv run train cartpole-b") == "uv run train cartpole-balance "
-    assert shell.completed("uv run play cartpole-balance --vi") == "uv run play cartpole-balance --video "
+    assert shell.completed("uv run play cartpole-balance --vid") == "uv run play cartpole-balance --video "
     outside = terminal()
     assert outside.completed("uv run train cartpole-b") == "uv run train cartpole-b"
     assert outside.completed("uv run python lo") == "uv run python logs/"

@@ -9,6 +9,7 @@ import sysconfig
 from pathlib import Path
 
 import gymnasium
+import imageio.v3 as imageio
 import pytest
 from conftest import BIN
 
@@ -62,6 +63,14 @@ def test_the_wheel_contains_commands_tasks_and_models(venv: Path) -> None:
     tasks = [line.split()[0] for line in listed.splitlines()]
     assert tasks == loaded.split()
     assert "cartpole-balance" in tasks
+
+
+@pytest.mark.slow
+def test_the_demo_works_from_the_wheel(venv: Path, tmp_path: Path) -> None:
+    video = tmp_path / "demo.mp4"
+    shown = run(venv / "bin" / "mjlab-dist", "demo", "--video", video, "--seconds", "0.2")
+    assert str(venv) in shown, "the policy is in the wheel"
+    assert len(imageio.imread(video)) == 5
 
 
 def type_errors(venv: Path, project: Path, mode: str, *files: str) -> list[str]:

@@ -15,9 +15,9 @@ MAXIMUM = 1000.0
 @pytest.mark.parametrize(
     ("task", "iterations", "share", "ranks"),
     [
-        ("cartpole-balance", "100", 0.95, "1"),
-        ("cartpole-swingup", "180", 0.80, "2"),
-        pytest.param("cartpole-balance", "100", 0.95, "2", marks=pytest.mark.long),
+        ("cartpole-balance", "100", 0.95, "2"),
+        pytest.param("cartpole-balance", "100", 0.95, "1", marks=pytest.mark.long),
+        pytest.param("cartpole-swingup", "180", 0.80, "2", marks=pytest.mark.long),
         pytest.param("cartpole-swingup", "180", 0.80, "1", marks=pytest.mark.long),
     ],
 )

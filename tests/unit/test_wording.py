@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 
 from mjlab_dist import registry
-from mjlab_dist.wording import byte_size, did_you_mean, listed, nearest
+from mjlab_dist.wording import byte_size, did_you_mean, listed, nearest, printable
 
-FLAGS = ["--num-envs", "--total-num-envs", "--max-iterations", "--agent.learning-rate", "--agent.gamma", "--video"]
+FLAGS = [
+    *("--num-envs", "--total-num-envs", "--max-iterations", "--agent.learning-rate", "--agent.gamma", "--video"),
+    *("--hosts", "--env.nan-policy"),
+]
 
 TASKS = ["cartpole-balance", "cartpole-swingup", "quadruped-tracking", "quadruped-velocity-flat", "template"]
 
@@ -30,6 +33,7 @@ def test_listed_joins_names(items: list[object], words: str):
         ("--learning-rate", "--agent.learning-rate"),
         ("--iterations", "--max-iterations"),
         ("--vidio", "--video"),
+        ("--policy", "--env.nan-policy"),
     ],
 )
 def test_the_nearest_name_is_suggested(typed: str, meant: str):
@@ -37,7 +41,7 @@ def test_the_nearest_name_is_suggested(typed: str, meant: str):
     assert did_you_mean(typed, FLAGS, "see --help") == f"did you mean {meant}?"
 
 
-@pytest.mark.parametrize("typed", ["--zzzzzzzz", "--nam", "--", ""])
+@pytest.mark.parametrize("typed", ["--zzzzzzzz", "--nam", "--banana-split", "--steps", "--", ""])
 def test_nothing_is_suggested_without_a_near_name(typed: str):
     assert nearest(typed, FLAGS) == []
     assert did_you_mean(typed, FLAGS, "see --help") == "see --help"
@@ -68,3 +72,16 @@ def test_the_number_of_suggested_names_is_limited():
 )
 def test_a_size_is_shown_in_the_largest_unit(num_bytes: int, text: str):
     assert byte_size(num_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain ü 名前", "plain ü 名前"),
+        ("a\nb\t", r"a\nb\t"),
+        ("\x1b[31m", r"\x1b[31m"),
+        ("\udcff\u2028", r"\udcff\u2028"),
+    ],
+)
+def test_a_printable_text_has_no_control_characters(text: str, shown: str):
+    assert printable(text) == shown

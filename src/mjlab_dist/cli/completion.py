@@ -14,7 +14,7 @@ from pathlib import Path
 from mjlab_dist import registry
 from mjlab_dist.cli.help import HELP_FLAGS, Flag, flags_of, general_config, shortened
 from mjlab_dist.cli.main import SUMMARIES
-from mjlab_dist.config import PlayConfig
+from mjlab_dist.config import CompareConfig, EvaluateConfig, ExportConfig, PlayConfig, WatchConfig
 from mjlab_dist.errors import Exit, UserError
 from mjlab_dist.wording import did_you_mean, listed
 
@@ -26,8 +26,8 @@ SCRIPTS = {
 """How to install the script of each shell."""
 
 PATHS = {
-    "checkpoint", "config", "dir", "init_from", "log_root", "mjcf", "nan_dump", "resume", "robots_dir", "run",
-    "ssh_config", "torchrunx_log_dir", "video",
+    "checkpoint", "config", "dir", "init_from", "log_root", "mjcf", "nan_dump", "output", "plot", "resume",
+    "robots_dir", "run", "ssh_config", "torchrunx_log_dir", "video",
 }  # fmt: skip
 """Flags whose values are files or directories, in addition to the parameters of terms that are named ``file``."""
 
@@ -95,7 +95,7 @@ def suggestions(words: Sequence[str]) -> Suggestions | None:
             return _values(flag, typed, flags)
 
     # A positional argument, or the name of a flag
-    if not before and not typed.startswith("-") and command not in ("doctor", "list-tasks"):
+    if not before and not typed.startswith("-") and command not in ("demo", "doctor", "list-tasks"):
         return _positional(command, typed)
     return _folded({spelling: _meaning(flag) for spelling, flag in flags.items()}, typed)
 
@@ -104,17 +104,11 @@ def _flags(command: str, task: str | None) -> list[Flag]:
     """Return the flags of a command, including those of the task if one is typed."""
     config = registry.task_config(task) if task is not None else general_config()
     run_flags = [flag for flag in flags_of(config) if flag.path != "task"]
-    if command == "play":
+    if command in (of_runs := {"play": PlayConfig, "evaluate": EvaluateConfig}):
         env_flags = [flag for flag in run_flags if flag.path.startswith("env.")]
-        return [*flags_of(PlayConfig()), *env_flags, *HELP_FLAGS]
-    if command == "doctor":
-        from mjlab_dist.cli.doctor import DoctorConfig  # noqa: PLC0415 (each command has imports of its own)
-
-        return [*flags_of(DoctorConfig()), *HELP_FLAGS]
-    if command == "new-task":
-        from mjlab_dist.cli.new_task import NewTaskConfig  # noqa: PLC0415
-
-        return [*flags_of(NewTaskConfig()), *HELP_FLAGS]
+        return [*flags_of(of_runs[command]()), *env_flags, *HELP_FLAGS]
+    if (own := _own_config(command)) is not None:
+        return [*flags_of(own), *HELP_FLAGS]
     if command == "train":
         from mjlab_dist.cli.train import HELP  # noqa: PLC0415
     elif command == "check":
@@ -128,11 +122,30 @@ def _flags(command: str, task: str | None) -> list[Flag]:
     return [*run_flags, *HELP.all_own, _HELP_ON_GROUP, HELP_FLAGS[1]]
 
 
-def _positional(command: str, typed: str) -> Suggestions:
+def _own_config(command: str) -> object | None:
+    """Return the config of a command whose flags are the fields of a config of its own; None for other commands."""
+    if command == "demo":
+        from mjlab_dist.cli.demo import DemoConfig  # noqa: PLC0415 (each command has imports of its own)
+
+        return DemoConfig()
+    if command == "doctor":
+        from mjlab_dist.cli.doctor import DoctorConfig  # noqa: PLC0415
+
+        return DoctorConfig()
+    if command == "new-task":
+        from mjlab_dist.cli.new_task import NewTaskConfig  # noqa: PLC0415
+
+        return NewTaskConfig()
+    return {"watch": WatchConfig(), "compare": CompareConfig(), "export": ExportConfig()}.get(command)
+
+
+def _positional(command: str, typed: str) -> Suggestions | None:
     if command == "completion":
         return _start_with(dict.fromkeys(SCRIPTS, ""), typed)
     if command == "new-task":
         return {}  # a name that the user chooses
+    if command in ("watch", "compare"):
+        return None if typed and not "latest".startswith(typed) else {"latest": "the newest run of all tasks"}
     return registry.task_summaries(typed)
 
 

@@ -29,6 +29,17 @@ REDRAW_EVERY_S = 0.25
 Row = dict[str, Any]
 
 
+def make_console(**options: Any) -> Console:
+    """Return a console that prints text unchanged.
+
+    Rich would take brackets in paths and messages, such as ``[0]``, as markup, and ``:ok:`` as an emoji.
+
+    Args:
+        options: More options of :class:`rich.console.Console`.
+    """
+    return Console(highlight=False, markup=False, emoji=False, **options)
+
+
 class EventPrinter:
     """Prints what ranks report, except for metrics: text, and the progress of compiling. Thread-safe."""
 
@@ -53,7 +64,7 @@ class EventPrinter:
         elif event["kind"] == "warning":
             self._console.print(Text(f"Warning: {event['text']}", style="yellow"))
         elif event["kind"] == "status":
-            self._console.print(event["text"], markup=False)
+            self._console.print(event["text"])
         elif event["kind"] == "debug" and self._verbose:
             line = f"[{time.monotonic() - self._started_at:6.2f} s] {event['text']}"
             self._console.print(Text(line, style="dim"))
@@ -106,12 +117,13 @@ class TrainConsole:
         """
         self._task = task
         self._max_iterations = 0  # a rank reports it before the first iteration
-        self._console = console or Console(highlight=False, soft_wrap=True)
+        self._console = console or make_console(soft_wrap=True)
         self._printer = EventPrinter(self._console, verbose=verbose)
         self._live: Live | None = None
         self._run_dir = Path()
         self._drawn_at = 0.0
         self._row: Row = {}
+        self._is_trained = False
         self._lock = threading.RLock()
 
     def started(self, run_dir: Path, num_ranks: int) -> None:
@@ -126,6 +138,9 @@ class TrainConsole:
             self._progress(event["row"])
         elif event["kind"] == "length":
             self._max_iterations = event["max_iterations"]
+        elif event["kind"] == "last_video":
+            self._is_trained = True
+            self.print_line(event["text"])
         else:
             self._printer.listen(event)
 
@@ -141,6 +156,9 @@ class TrainConsole:
 
     def stopping(self, signum: int) -> None:
         """Report that a signal arrived, and that the run stops after this iteration."""
+        if self._is_trained:
+            self.print_line(f"{_name(signum)}: ending without the last video.")
+            return
         again = " (press Ctrl-C again to end at once)" if signum == signal.SIGINT else ""
         self.print_line(f"{_name(signum)}: stopping after this iteration, with a checkpoint{again}.")
 
@@ -184,12 +202,13 @@ class TrainConsole:
         """Print why a run failed: first the traceback, then one line."""
         with self._lock:
             self._close()
-            if report:
-                sys.stdout.flush()
-                print(report.rstrip(), file=sys.stderr)
-            print(f"train: {message}", file=sys.stderr)
+            lines = [report.rstrip()] if report else []
+            lines.append(f"train: {message}")
             if self._run_dir.name:
-                print(f"The run's files are in {self._run_dir}", file=sys.stderr)
+                lines.append(f"The run's files are in {self._run_dir}")
+            sys.stdout.flush()
+            # In one piece: with torchrun, other ranks write to the same stream
+            sys.stderr.write("\n".join([*lines, ""]))
 
     def _print_run_dir(self) -> None:
         if not self._run_dir.name:

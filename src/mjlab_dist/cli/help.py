@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.signatures import PARAMETERS, REQUIRED, parameters_of
+from mjlab_dist.config.type_words import in_words
 from mjlab_dist.errors import UserError
 from mjlab_dist.wording import did_you_mean
 
@@ -34,7 +35,7 @@ EVERYDAY = {
         "hang_timeout",
     ),
     "Synchronizing": ("sync.period", "sync.compression", "sync.check_interval", "fsdp_devices"),
-    "Logging": ("logger", "wandb_project"),
+    "Logging": ("logger", "wandb_project", "video_interval"),
 }
 """Flags of the short page, as paths into the config, by the title of their group."""
 
@@ -52,6 +53,8 @@ class Flag:
     """Path into the config, such as sync.check_interval."""
     metavar: str
     """Form of the value, such as INT; empty for a switch."""
+    takes: str = ""
+    """The same in words, such as: a whole number."""
     default: str = ""
     """Value if the flag is not given; empty if it is not set, or a switch that is off."""
     text: str
@@ -102,8 +105,8 @@ class Page:
 
     @property
     def all_own(self) -> tuple[Flag, ...]:
-        """Flags that are no fields of a run's config: this command's, and --config."""
-        return CONFIG_FLAG, *self.own
+        """Flags that are no fields of a run's config: this command's, --config and --trust."""
+        return CONFIG_FLAG, TRUST_FLAG, *self.own
 
 
 _MORE = (
@@ -118,6 +121,12 @@ HELP_FLAGS = (
 """Flags that every command takes."""
 
 CONFIG_FLAG = Flag(path="config", metavar="FILE", text="Config file of an earlier run; other flags change it.")
+
+TRUST_FLAG = Flag(
+    path="trust",
+    metavar="",
+    text="Allow the config file, or that of the run to resume, to run any code.",
+)
 
 
 def take_help(argv: Sequence[str]) -> tuple[HelpRequest | None, list[str]]:
@@ -231,7 +240,7 @@ def _walk(path: str, value: Any, hint: Any, text: str) -> Iterator[Flag]:
     elif isinstance(value, Mapping) and not _is_union(hint):
         return
     elif not (value is None and dataclasses.is_dataclass(hint)):
-        yield Flag(path=path, metavar=_metavar(hint), default=_default(value), text=text)
+        yield Flag(path=path, metavar=_metavar(hint), takes=in_words(hint), default=_default(value), text=text)
 
 
 def _parameters(path: str, config: Any, field: str) -> Iterator[Flag]:
@@ -239,8 +248,9 @@ def _parameters(path: str, config: Any, field: str) -> Iterator[Flag]:
     known, given = parameters_of(config, field), getattr(config, field)
     defaults = {name: one.default for name, one in known.items() if one.default is not REQUIRED}
     for name, value in {**given, **{n: d for n, d in defaults.items() if n not in given}}.items():
-        text = known[name].text if name in known else ""
-        yield Flag(path=f"{path}.{name}", metavar=_metavar(_type_of(value)), default=_default(value), text=text)
+        text, hint = known[name].text if name in known else "", _type_of(value)
+        metavar, takes = _metavar(hint), in_words(hint)
+        yield Flag(path=f"{path}.{name}", metavar=metavar, takes=takes, default=_default(value), text=text)
 
 
 def _is_union(hint: Any) -> bool:
@@ -300,9 +310,13 @@ def _docs_of_module(name: str) -> dict[str, dict[str, str]]:
 
 
 def shortened(flag: Flag) -> Flag:
-    """Keep the text up to its first full stop or semicolon; leave out that None unsets a flag that is not set."""
+    """Keep the text up to its first full stop or semicolon; leave out that None unsets a flag that is not set.
+
+    Of names or any other text, such as loggers, only that they are names is kept.
+    """
     text = re.split(r"[.;](?:\s|$)", flag.text, maxsplit=1)[0] + "."
     metavar = flag.metavar if flag.default else flag.metavar.removesuffix("|None")
+    metavar = "NAME ..." if metavar.endswith("|STR ...") else metavar
     return dataclasses.replace(flag, text=text, metavar=metavar)
 
 

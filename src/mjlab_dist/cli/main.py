@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import importlib
 import os
 import sys
 from collections.abc import Callable, MutableMapping, Sequence
@@ -11,11 +11,17 @@ from typing import NoReturn
 from mjlab_dist.distributed import outside_launcher
 from mjlab_dist.distributed.plan import number_by_bus
 from mjlab_dist.errors import Exit, RankError, UserError
-from mjlab_dist.wording import did_you_mean, listed
+from mjlab_dist.streams import keep_streams_usable
+from mjlab_dist.wording import did_you_mean, listed, printable
 
 SUMMARIES = {
     "train": "train a policy",
     "play": "show what a trained policy does",
+    "evaluate": "measure a trained policy over many episodes",
+    "export": "write a trained policy as ONNX and TorchScript files, and check them",
+    "compare": "compare runs: curves, final values, what differs",
+    "demo": "let a small trained robot walk in the browser",
+    "watch": "show a run while it trains: its robot and its curves, in a browser",
     "check": "check a task: its terms, replays, seeds, resuming, buffers",
     "verify": "check that the ranks of this machine train one policy",
     "doctor": "check whether this machine can train",
@@ -29,21 +35,25 @@ SUMMARIES = {
 
 def train() -> None:
     """Entry point of ``train``."""
+    keep_streams_usable()
     _run("train", sys.argv[1:], "train")
 
 
 def play() -> None:
     """Entry point of ``play``."""
+    keep_streams_usable()
     _run("play", sys.argv[1:], "play")
 
 
 def list_tasks() -> None:
     """Entry point of ``list-tasks``."""
+    keep_streams_usable()
     _run("list-tasks", sys.argv[1:], "list-tasks")
 
 
 def umbrella() -> None:
     """Entry point of ``mjlab-dist``, with all commands. Other packages install a ``train`` too, which may hide ours."""
+    keep_streams_usable()
     argv = sys.argv[1:]
     if argv and argv[0] in SUMMARIES:
         _run(argv[0], argv[1:], f"mjlab-dist {argv[0]}")
@@ -54,7 +64,7 @@ def umbrella() -> None:
         print(usage)
         sys.exit(Exit.DONE if argv else Exit.USAGE)
     near = did_you_mean(argv[0], SUMMARIES, f"use {listed(SUMMARIES, 'or')}")
-    print(f"mjlab-dist: unknown command {argv[0]}: {near}", file=sys.stderr)
+    print(f"mjlab-dist: unknown command {printable(argv[0])}: {near}", file=sys.stderr)
     sys.exit(Exit.USAGE)
 
 
@@ -76,37 +86,15 @@ def _run(command: str, argv: Sequence[str], prog: str) -> None:
     try:
         _command(command)(argv, prog)
     except UserError as error:
-        print(f"{prog}: {error}", file=sys.stderr)
+        print(f"{prog}: {printable(str(error))}", file=sys.stderr)
         _leave(error.exit_code)
     except RankError as error:
         _leave(error.exit_code)
-    except BrokenPipeError:
-        # The reader of the output has closed it (`train --help | head`), so no error can be printed.
-        sys.stderr.close()
-        sys.exit(Exit.FAILED)
 
 
 def _command(name: str) -> Callable[[Sequence[str], str], None]:
     """Return a command's function. Only its module is imported, to start fast."""
-    if name == "train":
-        from mjlab_dist.cli.train import main  # noqa: PLC0415
-    elif name == "play":
-        from mjlab_dist.cli.play import main  # noqa: PLC0415
-    elif name == "check":
-        from mjlab_dist.cli.check import main  # noqa: PLC0415
-    elif name == "verify":
-        from mjlab_dist.cli.verify import main  # noqa: PLC0415
-    elif name == "doctor":
-        from mjlab_dist.cli.doctor import main  # noqa: PLC0415
-    elif name == "new-task":
-        from mjlab_dist.cli.new_task import main  # noqa: PLC0415
-    elif name == "size-buffers":
-        from mjlab_dist.cli.size_buffers import main  # noqa: PLC0415
-    elif name == "completion":
-        from mjlab_dist.cli.completion import main  # noqa: PLC0415
-    else:
-        from mjlab_dist.cli.list_tasks import main  # noqa: PLC0415
-    return main
+    return importlib.import_module(f"mjlab_dist.cli.{name.replace('-', '_')}").main
 
 
 def _leave(code: Exit) -> NoReturn:
@@ -115,8 +103,7 @@ def _leave(code: Exit) -> NoReturn:
     The shutdown aborts NCCL's communicators, which may wait for ranks that wait for this one.
     """
     if outside_launcher(os.environ):
-        with contextlib.suppress(OSError):  # the reader of the output may have gone
-            sys.stdout.flush()
-            sys.stderr.flush()
+        sys.stdout.flush()
+        sys.stderr.flush()
         os._exit(code)
     sys.exit(code)

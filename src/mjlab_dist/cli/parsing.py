@@ -7,13 +7,20 @@ import io
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
+from mjlab_dist import registry
 from mjlab_dist.cli.help import HELP_FLAGS, Flag, config_page, flags_of, take_help
 from mjlab_dist.errors import UserError
-from mjlab_dist.wording import did_you_mean
+from mjlab_dist.wording import did_you_mean, listed
+
+if TYPE_CHECKING:
+    from tyro.constructors import PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 ConfigT = TypeVar("ConfigT")
+
+_NUMBERS = re.compile(r"(INT|FLOAT)( (INT|FLOAT|\.\.\.))+")
+"""Matches the form of several numbers."""
 
 
 def parse(
@@ -38,14 +45,31 @@ def parse(
 
     import tyro  # noqa: PLC0415 (slow; short help needs none of it)
 
-    stderr = io.StringIO()
+    known, stderr = flags_of(default), io.StringIO()
+    args, rules = _split_lists(flags, known), tyro.constructors.ConstructorRegistry()
+    rules.primitive_rule(_whole_number_rule)
     try:
-        with contextlib.redirect_stderr(stderr):
-            return tyro.cli(config_type, default=default, args=flags, prog=prog)
+        with rules, contextlib.redirect_stderr(stderr):
+            return tyro.cli(config_type, default=default, args=args, prog=prog)
     except SystemExit as exit_:
         if exit_.code in (0, None):
             raise
-        raise UserError(_one_line(stderr.getvalue(), prog, [*flags_of(default), *own])) from None
+        raise UserError(_one_line(stderr.getvalue(), args, prog, [*known, *own])) from None
+
+
+def whole_number(text: str) -> int:
+    """Return the whole number that a text denotes, such as 1000, 1_000 or 1e3.
+
+    Raises:
+        ValueError: If the text is not a number, or the number is not whole.
+    """
+    try:
+        return int(text)
+    except ValueError:
+        number = float(text)
+        if not number.is_integer():
+            raise
+        return int(number)
 
 
 def refuse_unknown(argv: Sequence[str], flags: Iterable[Flag], prog: str) -> None:
@@ -71,6 +95,22 @@ def split_task(argv: Sequence[str]) -> tuple[str | None, list[str]]:
     if argv and not argv[0].startswith("-"):
         return argv[0], list(argv[1:])
     return None, list(argv)
+
+
+def known_task(task: str | None, prog: str) -> str:
+    """Return the name of a task if it exists.
+
+    Args:
+        task: The name; None if the user gave none.
+        prog: The command, for the message.
+
+    Raises:
+        UserError: If no task is named, or there is none of this name.
+    """
+    if task is None:
+        raise UserError(f"no task is named; type {prog} TASK, with one of {listed(registry.task_names(), 'or')}")
+    registry.task_config(task)
+    return task
 
 
 def take_flag(argv: Sequence[str], flag: str) -> tuple[str | None, list[str]]:
@@ -111,9 +151,53 @@ def take_group(argv: Sequence[str], prefix: str) -> tuple[list[str], list[str]]:
     return taken, rest
 
 
+def by_flag(argv: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Split argv into flags with their values; ``--flag=value`` becomes two parts. What precedes them has no flag."""
+    groups: list[tuple[str, list[str]]] = []
+    for arg in argv:
+        if arg.startswith("--"):
+            flag, is_equal, value = arg.partition("=")
+            groups.append((flag, [value] if is_equal else []))
+        elif groups:
+            groups[-1][1].append(arg)
+        else:
+            groups.append((arg, []))
+    return groups
+
+
 def is_given(argv: Sequence[str], flag: str) -> bool:
     """Return whether argv has a flag, as ``--the-flag value``, as ``--the-flag=value``, or with underscores."""
     return any(arg.partition("=")[0].replace("_", "-") == flag for arg in argv)
+
+
+def _whole_number_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int] | None:
+    """Let tyro read whole numbers by :func:`whole_number`."""
+    if info.type is not int:
+        return None
+    from tyro.constructors import PrimitiveConstructorSpec  # noqa: PLC0415 (as above)
+
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT",
+        instance_from_str=lambda args: whole_number(args[0]),
+        is_instance=lambda value: isinstance(value, int) and not isinstance(value, bool),
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+def _split_lists(argv: Iterable[str], flags: Iterable[Flag]) -> list[str]:
+    """Split lists of numbers at commas: ``--gpu-ids 0,1`` becomes ``--gpu-ids 0 1``."""
+    lists = {flag.spellings[0] for flag in flags if any(map(_NUMBERS.fullmatch, flag.metavar.split("|")))}
+    args: list[str] = []
+    is_list = False
+    for arg in argv:
+        flag, _, value = arg.partition("=")
+        if arg.startswith("--"):
+            is_list = flag.replace("_", "-") in lists
+            args += [flag, *filter(None, value.split(","))] if is_list and "," in value else [arg]
+        else:
+            args += filter(None, arg.split(",")) if is_list and "," in arg else [arg]
+    return args
 
 
 def _spellings(flags: Iterable[Flag]) -> list[str]:
@@ -128,33 +212,26 @@ def _unknown(flag: str, known: Iterable[str], prog: str) -> str:
     return f"{flag}: unknown flag; {f'{near} ({see})' if near else see}"
 
 
-def _one_line(box: str, prog: str, flags: Iterable[Flag]) -> str:
+def _one_line(box: str, argv: Sequence[str], prog: str, flags: Sequence[Flag]) -> str:
     """Return tyro's error message as one line; tyro draws a box around it, and colors it on a terminal."""
-    # First paragraph, without the box and colors
+    # First paragraph, without the box and colors; where tyro cannot draw a box, there are a title and lines of dashes
     lines = [line.strip("│ \t") for line in re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines()]
-    lines = [line for line in lines if not line.startswith(("╭", "╰"))]
-    paragraph = " ".join(
-        lines[: next((i for i, line in enumerate(lines) if not line or line.startswith("─")), len(lines))]
-    )
+    rules = [i for i, line in enumerate(lines) if re.fullmatch(r"-{3,}", line)]
+    lines = [line for line in lines[rules[0] + 1 if rules else 0 :] if not line.startswith(("╭", "╰"))]
+    ends = (i for i, line in enumerate(lines) if not line or re.fullmatch(r"─.*|-{3,}", line))
+    paragraph = " ".join(lines[: next(ends, len(lines))])
     # Unknown flag
     unknown = re.match(r"Unrecognized options?: (\S+?)(?:,|$| )", paragraph)
     if unknown:
         return _unknown(unknown[1], _spellings(flags), prog)
     see = f"see {prog} --help"
-    # Value of a wrong type
-    bad = re.match(r"Error parsing (\S+): (.*)", paragraph)
+    # Value of a wrong type, or that is not one of the choices
+    bad = re.match(r"Error parsing (\S+): |invalid choice .* for argument '(\S+)'\.", paragraph)
     if bad:
-        flag, reason = bad.groups()
-        given = " ".join(re.findall(r"'([^']*)'", reason.rpartition(" from ")[2]))
-        takes = next(
-            (line.removeprefix(flag).strip() for line in lines if line.startswith(f"{flag} ")), "another value"
-        )
-        return f"{flag} {given}: takes {takes}; {see}"
-    # Value that is not one of the choices
-    choice = re.match(r"invalid choice '(.*)' for argument '(\S+)'\. Expected one of \((.*?),?\)", paragraph)
-    if choice:
-        given, flag, choices = choice.groups()
-        return f"{flag} {given}: takes {choices.replace(chr(39), '')}; {see}"
+        flag = bad[1] or bad[2]
+        given = next((v for name, v in reversed(by_flag(argv)) if name.replace("_", "-") == flag), [])
+        takes = next((one.takes for one in flags if flag in one.spellings), "another value")
+        return f"{' '.join([flag, *given])}: takes {takes}; {see}"
     # Missing value
     missing = re.match(r"Missing value for argument '(\S+)'", paragraph)
     if missing:

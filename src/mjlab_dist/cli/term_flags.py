@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mjlab_dist.cli.help import Flag
-from mjlab_dist.cli.parsing import parse
+from mjlab_dist.cli.parsing import by_flag, parse
 from mjlab_dist.config import EnvConfig, TrainConfig
 from mjlab_dist.config.entries import entries, entry, replaced, without
 from mjlab_dist.config.serialization import as_tuples
@@ -35,7 +35,7 @@ def take_term_flags(config: TrainConfig, argv: Sequence[str]) -> tuple[TrainConf
         UserError: If a value cannot be read.
     """
     rest: list[str] = []
-    flags = _flags(argv)
+    flags = by_flag(argv)
     env = _with_functions(config.env, flags)  # first, because the parameters of a term depend on its function
     for flag, values in flags:
         found = _find(env, flag)
@@ -88,20 +88,6 @@ class _Entry:
     """The mapping; the entry may be missing."""
     name: str
     """Name of the entry."""
-
-
-def _flags(argv: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Split argv into flags with their values; ``--flag=value`` becomes two parts. What precedes them has no flag."""
-    groups: list[tuple[str, list[str]]] = []
-    for arg in argv:
-        if arg.startswith("--"):
-            flag, is_equal, value = arg.partition("=")
-            groups.append((flag, [value] if is_equal else []))
-        elif groups:
-            groups[-1][1].append(arg)
-        else:
-            groups.append((arg, []))
-    return groups
 
 
 def _find(env: EnvConfig, flag: str) -> _Entry | None:

@@ -18,8 +18,8 @@ from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.alternatives import ALTERNATIVES, drop_replaced
 from mjlab_dist.config.checks import validate
 from mjlab_dist.distributed import outside_launcher
-from mjlab_dist.errors import Exit, RankError, UserError, exit_code_of
-from mjlab_dist.places import with_notes
+from mjlab_dist.errors import BufferOverflowError, Exit, RankError, TakenOverError, UserError, exit_code_of
+from mjlab_dist.places import named, with_notes
 from mjlab_dist.run_dir import find_run_to_resume, read_config_file, to_yaml
 from mjlab_dist.wording import listed
 
@@ -67,8 +67,11 @@ def main(argv: Sequence[str], prog: str) -> None:
     except RankError as error:
         console.failed(error.report, str(error))
         raise
+    except (BufferOverflowError, TakenOverError) as error:
+        console.failed("", str(error))
+        raise RankError(str(error), exit_code=error.exit_code) from error
     except Exception as error:
-        console.failed(traceback.format_exc(), f"failed: {type(error).__name__}: {with_notes(error)}")
+        console.failed(traceback.format_exc(), f"failed: {named(type(error).__name__, with_notes(error))}")
         raise RankError(str(error), 0, exit_code=exit_code_of(error)) from error
     console.finished(result.run_dir, result.stopped)
     if result.stopped:
@@ -76,19 +79,18 @@ def main(argv: Sequence[str], prog: str) -> None:
 
 
 def _show_dry_run(config: TrainConfig) -> None:
-    from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    from mjlab_dist.cli.console import EventPrinter  # noqa: PLC0415
+    from mjlab_dist.cli.console import EventPrinter, make_console  # noqa: PLC0415
     from mjlab_dist.launch.dry_run import describe, dry_run  # noqa: PLC0415 (--help needs none of it)
 
-    with EventPrinter(Console(stderr=True, highlight=False, soft_wrap=True)) as printer:
+    with EventPrinter(make_console(stderr=True, soft_wrap=True)) as printer:
         run = dry_run(config, printer.listen)
     table = Table.grid(padding=(0, 2))
     for row in describe(config, run):
         table.add_row(*map(Text, row))
-    Console(highlight=False).print(table)
+    make_console().print(table)
     print("Nothing was started.")
 
 
@@ -107,17 +109,20 @@ def read_config(argv: Sequence[str], prog: str, page: Page, **defaults: Any) -> 
     asked, rest = take_help(argv)
     file, rest = take_flag(rest, "--config")
     run, rest = take_flag(rest, "--resume")
+    trust, rest = take_switch(rest, "--trust")
     task, flags = split_task(rest)
+    uses_ssh = not is_given(flags, "--ssh-config")
     if asked and task is None and asked.prefix in registry.task_names():
         task, asked = asked.prefix, HelpRequest()  # train --help TASK
     if run is not None:
         if file is not None:
             raise UserError(f"--resume {run}: takes the run's own config, not --config {file}; drop one of the two")
         run_dir = find_run_to_resume(take_flag(flags, "--log-root")[0] or TrainConfig.log_root, task, run)
-        default = dataclasses.replace(read_config_file(run_dir), resume=str(run_dir))
+        default = read_config_file(run_dir, trust=trust, uses_ssh=uses_ssh)
+        default = dataclasses.replace(default, resume=str(run_dir))
         registry.task_config(default.task)  # refuses a task that is not installed here
     elif file is not None:
-        default = read_config_file(Path(file))
+        default = read_config_file(Path(file), trust=trust, uses_ssh=uses_ssh)
         registry.task_config(default.task)  # refuses a task that is not installed here
         if task not in (None, default.task):
             raise UserError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import signal
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -13,11 +12,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mjlab_dist.cli.console import EventPrinter
+from mjlab_dist.cli.console import make_console
 from mjlab_dist.cli.help import EVERYDAY, Flag, Page
 from mjlab_dist.cli.parsing import take_switch
 from mjlab_dist.cli.train import read_config
-from mjlab_dist.errors import Exit, RankError
+from mjlab_dist.cli.with_ranks import waiting_for_ranks
+from mjlab_dist.errors import Exit
 
 if TYPE_CHECKING:
     from mjlab_dist.verify.judge import Check, RankRow, VerifyReport
@@ -56,19 +56,10 @@ def main(argv: Sequence[str], prog: str) -> None:
     from mjlab_dist.verify.run import verify  # noqa: PLC0415 (--help does not need it)
 
     # Checks
-    # SIGTERM exits like Ctrl-C: the ranks end, and their files are removed.
-    signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
-    try:
-        with EventPrinter(Console(stderr=True, highlight=False, soft_wrap=True)) as printer:
-            report = verify(config, printer.listen)
-    except KeyboardInterrupt:
-        print("Stopped by Ctrl-C; every process has ended.", file=sys.stderr)
-        sys.exit(128 + signal.SIGINT)
-    except RankError as error:
-        print(f"{error.report}{prog}: {error}", file=sys.stderr)
-        raise
+    with waiting_for_ranks(prog) as listen:
+        report = verify(config, listen)
     # Report
-    print(json.dumps(_plain(report))) if as_json else _show(report, Console(highlight=False))
+    print(json.dumps(_plain(report))) if as_json else _show(report, make_console())
     if not report.passed:
         sys.exit(Exit.FAILED)
 

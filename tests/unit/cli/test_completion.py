@@ -68,11 +68,19 @@ def test_commands_of_the_umbrella():
         ((*TRAIN, "--print"), ["--print-config"]),
         (("train", "--agent.lea"), ["--agent.learning-rate"]),
         (("train", "--env"), []),
-        (("play", "cartpole-balance", "--vi"), ["--video"]),
+        (("play", "cartpole-balance", "--vi"), ["--video", "--viewer"]),
         (("play", "cartpole-balance", "--env.nan"), ["--env.nan-policy"]),
         (("play", "cartpole-balance", "--agent"), []),
+        (("mjlab-dist", "evaluate", "cartpole-balance", "--num"), ["--num-episodes", "--num-envs"]),
+        (("mjlab-dist", "evaluate", "cartpole-balance", "--env.nan"), ["--env.nan-policy"]),
+        (("mjlab-dist", "export", "cartpole-balance", "--num"), ["--num-checked"]),
         (("mjlab-dist", "verify", "cartpole-balance", "--js"), ["--json"]),
         (("mjlab-dist", "size-buffers", "cartpole-balance", "--st"), ["--steps"]),
+        (("mjlab-dist", "demo", "--vi"), ["--video"]),
+        (("mjlab-dist", "watch", "lat"), ["latest"]),
+        (("mjlab-dist", "compare", "lat"), ["latest"]),
+        (("mjlab-dist", "compare", "latest", "--me"), ["--metric"]),
+        (("mjlab-dist", "watch", "latest", "--nu"), ["--num-envs"]),
         (("mjlab-dist", "doctor", "--j"), ["--json"]),
         (("mjlab-dist", "new-task", ""), []),
         (
@@ -121,11 +129,12 @@ def test_every_flag_is_reachable_and_a_group_is_never_the_only_suggestion():
 @pytest.mark.parametrize(
     ("words", "found"),
     [
-        (["--logger", ""], {"tensorboard": "default", "wandb": ""}),
+        (["--logger", ""], {"tensorboard": "default", "wandb": "", "trackio": ""}),
         (["--logger", "w"], {"wandb": ""}),
         (["--logger=w"], {"--logger=wandb": ""}),
+        (["--logger", "tensorboard", "t"], {"tensorboard": "default", "trackio": ""}),
         (["--logger", "=", "w"], {"wandb": ""}),
-        (["--logger", "="], {"tensorboard": "default", "wandb": ""}),
+        (["--logger", "="], {"tensorboard": "default", "wandb": "", "trackio": ""}),
         (["--num-envs", ""], {"auto": ""}),
         (["--num_envs", ""], {"auto": ""}),
         (["--num-envs", "4"], {}),
@@ -145,6 +154,7 @@ def test_values(words: list[str], found: dict[str, str]):
     ("play", "cartpole-balance", "--video", "a"), ("mjlab-dist", "new-task", "my-robot", "--mjcf", ""),
     ("mjlab-dist", "new-task", "my-robot", "--robot", "go2", "--robots-dir", ""),
     ("train", "quadruped-tracking", "--env.commands.motion.params.file", ""), ("mjlab-dist", "unknown", ""),
+    ("mjlab-dist", "watch", "logs/"),
 ])  # fmt: skip
 def test_paths_are_left_to_the_shell(words: tuple[str, ...]):
     assert suggestions(words) is None

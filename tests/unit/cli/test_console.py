@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import io
+import socket
+import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from mjlab_dist.cli.console import EventPrinter
+from mjlab_dist.cli.console import EventPrinter, TrainConsole, make_console
+from mjlab_dist.streams import unfailing
 
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 
@@ -56,7 +60,21 @@ def test_a_restart_shows_a_new_bar() -> None:
         assert "0/2" in out.getvalue()
 
 
-def test_text_is_printed_unchanged() -> None:
-    shown, out = printer(terminal=False)
-    shown.listen({"kind": "status", "text": "rank[0] [/red]"})
-    assert out.getvalue() == "rank[0] [/red]\n"
+@pytest.mark.parametrize("text", ["rank[0] [/red]", "logs[/x]", "[bold]", ":smile: 1.0"])
+def test_text_is_printed_unchanged(text: str) -> None:
+    out = io.StringIO()
+    console = make_console(file=out, soft_wrap=True)
+    EventPrinter(console).listen({"kind": "status", "text": text})
+    assert out.getvalue() == f"{text}\n"
+    TrainConsole(text, console).started(Path(text), 2)
+    assert out.getvalue().count(text) == 3
+
+
+def test_a_failure_is_written_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # keeps writes apart, unlike a pipe
+    with reader, writer:
+        monkeypatch.setattr(sys, "stderr", unfailing(writer.fileno(), None, by_line=True))
+        TrainConsole("a-task").failed("Traceback ...\nLostRankError: rank 0 has ended\n", "failed: LostRankError")
+        assert reader.recv(10_000) == (
+            b"Traceback ...\nLostRankError: rank 0 has ended\ntrain: failed: LostRankError\n"
+        )

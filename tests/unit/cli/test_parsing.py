@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import re
 import sys
 from pathlib import Path
@@ -83,7 +84,23 @@ def test_no_flags_leave_the_default():
         ("--gpu-ids all", "gpu_ids", "all"),
         ("--gpu-ids auto", "gpu_ids", "auto"),
         ("--gpu-ids -1", "gpu_ids", (-1,)),
+        ("--gpu-ids 0,1", "gpu_ids", (0, 1)),
+        ("--gpu-ids=0,1", "gpu_ids", (0, 1)),
+        ("--gpu_ids 0,1, 2", "gpu_ids", (0, 1, 2)),
+        ("--agent.actor-hidden-dims 2_5_6,1e2", "agent.actor_hidden_dims", (256, 100)),
+        ("--env.actions.force.clip -0.5,0.5", "env.actions[force].clip", (-0.5, 0.5)),
+        ("--run-name 0,1", "run_name", "0,1"),
+        ("--num-envs 1e3", "num_envs", 1000),
+        ("--max-iterations 1_000", "max_iterations", 1000),
+        ("--total-timesteps 2.5e8", "total_timesteps", 250_000_000),
+        ("--seed 64.0", "seed", 64),
+        ("--checkpoint.interval 1e2", "checkpoint.interval", 100),
+        ("--checkpoint.interval 600s", "checkpoint.interval", "600s"),
         ("--cpu-ranks 2", "cpu_ranks", 2),
+        ("--logger wandb", "logger", ("wandb",)),
+        ("--logger=wandb", "logger", ("wandb",)),
+        ("--logger tensorboard wandb my.module:Class", "logger", ("tensorboard", "wandb", "my.module:Class")),
+        ("--logger", "logger", ()),
         ("--torchrunx-log-dir=", "torchrunx_log_dir", ""),
     ],
 )
@@ -125,6 +142,13 @@ def test_an_unknown_flag_is_refused_with_the_nearest_flag(line: str, flag: str, 
     message = refusal_of(line)
     assert message.startswith(f"{flag}: ")
     assert f" {near}?" in message
+
+
+def test_an_unknown_flag_is_refused_in_an_ascii_locale_too(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    assert refusal_of("--num-env 3").startswith("--num-env: ")
+    assert refusal_of("--num-envs x").startswith("--num-envs x: takes a whole number, or auto")
+    assert refusal_of("--agent.schedule x").startswith("--agent.schedule x: takes ")
 
 
 def test_an_unknown_flag_without_a_near_name_is_refused_without_a_suggestion():
@@ -185,10 +209,12 @@ MISTAKES = [
     ("--agent.learning-rate fast", "--agent.learning-rate", "fast"),
     ("--env.rewards.smooth.weight heavy", "--env.rewards.smooth.weight", "heavy"),
     ("--gpu-ids foo", "--gpu-ids", "foo"),
-    ("--gpu-ids 0,1", "--gpu-ids", "0,1"),
+    ("--gpu-ids 0,x", "--gpu-ids", "0 x"),
+    ("--seed 1e999", "--seed", "1e999"),
+    ("--seed nan", "--seed", "nan"),
+    ("--seed 15e-1", "--seed", "15e-1"),
     ("--gpu-ids 0 all", "--gpu-ids", "0 all"),
     ("--cpu-ranks 1.5", "--cpu-ranks", "1.5"),
-    ("--logger paper", "--logger", "paper"),
     ("--agent.schedule sometimes", "--agent.schedule", "sometimes"),
     ("--agent.activation none", "--agent.activation", "none"),
 ]
@@ -199,6 +225,22 @@ def test_a_bad_value_is_refused_with_flag_and_value(line: str, flag: str, value:
     message = refusal_of(line)
     assert flag in message
     assert value in message
+
+
+@pytest.mark.parametrize(
+    ("line", "takes"),
+    [
+        ("--num-envs many", "takes a whole number, or auto; "),
+        ("--max-iterations many", "takes a whole number; "),
+        ("--agent.learning-rate fast", "takes a number; "),
+        ("--gpu-ids first", "takes whole numbers, auto, all, or None; "),
+        ("--agent.obs-clip x", "takes a number, or None; "),
+        ("--env.actions.force.clip a b", "takes 2 numbers, or None; "),
+        ("--env.events.pole.params.low x", "takes a number; "),
+    ],
+)
+def test_a_refusal_says_what_a_flag_takes_in_words(line: str, takes: str):
+    assert refusal_of(line).startswith(f"{line}: {takes}")
 
 
 @pytest.mark.parametrize(("line", "flag", "value"), [*MISTAKES, ("--num-envss 3", "--num-envss", "unknown flag")])
@@ -216,7 +258,6 @@ def test_a_mistake_is_one_plain_line_on_a_color_terminal_too(
 @pytest.mark.parametrize(
     ("line", "choices"),
     [
-        ("--logger paper", ("tensorboard", "wandb")),
         ("--agent.schedule sometimes", ("adaptive", "fixed", "linear")),
         ("--agent.activation none", ("elu", "identity")),
     ],
@@ -226,7 +267,7 @@ def test_a_bad_choice_is_refused_with_the_choices(line: str, choices: tuple[str,
     assert all(choice in message for choice in choices)
 
 
-@pytest.mark.parametrize("line", ["--num-envs", "--num-envs --seed 2", "--logger", "--env.rewards.smooth.weight"])
+@pytest.mark.parametrize("line", ["--num-envs", "--num-envs --seed 2", "--run-name", "--env.rewards.smooth.weight"])
 def test_a_missing_value_is_refused_with_the_flag(line: str):
     message = refusal_of(line)
     assert message.startswith(f"{line.split()[0]}: ")
@@ -377,7 +418,7 @@ def test_every_flag_has_a_description_and_a_known_type():
     ("gpu_ids", "--gpu-ids INT ...|auto|all|None"),
     ("require_same_devices", "--require-same-devices"),
     ("agent.capture", "--agent.[no-]capture"),
-    ("logger", "--logger {tensorboard,wandb}"),
+    ("logger", "--logger tensorboard|wandb|trackio|STR ..."),
     ("env.actions.force.clip", "--env.actions.force.clip FLOAT FLOAT|None"),
     ("env.actions.force.scale", "--env.actions.force.scale FLOAT|STR FLOAT ..."),
 ])  # fmt: skip
