@@ -234,6 +234,28 @@ def test_a_failing_rank_of_torchrun_skips_the_shutdown_of_the_interpreter(comman
     assert re.search(r"^RuntimeError: ", done.err, re.MULTILINE)  # the traceback of rank 1
 
 
+ABORTS_AT_SHUTDOWN = """
+import atexit, os
+
+@atexit.register
+def abort():
+    if "RANK" in os.environ:
+        os.abort()
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_of_torchrun_that_is_done_skips_the_shutdown_of_the_interpreter(command: Command) -> None:
+    """A thread of torch.distributed that still runs can abort the process there; here a handler does."""
+    (command.cwd / "sitecustomize.py").write_text(ABORTS_AT_SHUTDOWN)
+    done = command(
+        "torchrun", "--nproc-per-node", "2", "--no-python", command.program("train"), "cartpole-balance", "--gpu-ids",
+        "None", *SMALL, "--max-iterations", "2", env={"PYTHONPATH": str(command.cwd)},
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert read_metrics(only_run(command.cwd))[-1]["total_steps"] == 2 * 32 * 8 * 2
+
+
 @pytest.mark.slow
 def test_slurm_starts_the_ranks(command: Command) -> None:
     tools = command.cwd / "bin"

@@ -6,7 +6,6 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, MutableMapping, Sequence
-from typing import NoReturn
 
 from mjlab_dist.distributed import outside_launcher
 from mjlab_dist.distributed.plan import number_by_bus
@@ -83,13 +82,19 @@ def share_cores(environ: MutableMapping[str, str]) -> None:
 def _run(command: str, argv: Sequence[str], prog: str) -> None:
     share_cores(os.environ)
     number_by_bus(os.environ)
+    code: int = Exit.DONE
     try:
         _command(command)(argv, prog)
+    except SystemExit as end:
+        if not isinstance(end.code, int):
+            raise  # a message, for example of a task's module
+        code = end.code
     except UserError as error:
         print(f"{prog}: {printable(str(error))}", file=sys.stderr)
-        _leave(error.exit_code)
+        code = error.exit_code
     except RankError as error:
-        _leave(error.exit_code)
+        code = error.exit_code
+    _leave(code)
 
 
 def _command(name: str) -> Callable[[Sequence[str], str], None]:
@@ -97,13 +102,16 @@ def _command(name: str) -> Callable[[Sequence[str], str], None]:
     return importlib.import_module(f"mjlab_dist.cli.{name.replace('-', '_')}").main
 
 
-def _leave(code: Exit) -> NoReturn:
-    """Exit after an error. If torchrun or SLURM started this process, skip the interpreter's shutdown.
+def _leave(code: int) -> None:
+    """End with an exit code. If torchrun or SLURM started this process, skip the interpreter's shutdown.
 
-    The shutdown aborts NCCL's communicators, which may wait for ranks that wait for this one.
+    Threads of torch.distributed still run then. After an error the shutdown waits for NCCL's communicators, which may
+    wait for ranks that wait for this one; and a thread that needs the interpreter while it shuts down aborts the
+    process, so that a finished run would look failed.
     """
     if outside_launcher(os.environ):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-    sys.exit(code)
+    if code != Exit.DONE:
+        sys.exit(code)
