@@ -1,4 +1,4 @@
-"""``python -m mjlab_dist COMMAND ...`` runs the command ``mjlab-dist`` with this Python, such as that of a notebook."""
+"""``python -m mjlab_dist COMMAND ...`` is ``mjlab-dist COMMAND ...``, run by a certain Python."""
 
 from __future__ import annotations
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, contents: str | bytes) -> None:
-    """Write a file. At any time, also after a power failure, it has either the old contents or the new ones.
+    """Write a file. At any time, also after a power failure, the file has either the old contents or the new ones.
 
     Args:
         path: The file.
-        contents: Its contents; text is written in UTF-8.
+        contents: The new contents; text is written in UTF-8.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     with temporary.open("wb") as file:

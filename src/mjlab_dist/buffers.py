@@ -24,31 +24,32 @@ CONTACT_OVERFLOWS = frozenset({"BROADPHASE", "NARROWPHASE", "CCD"})
 """Overflows that a larger nconmax fixes."""
 
 MIN_SIZE = 4
-"""Minimum size of a buffer, in rows or contacts per env, if the model can have any."""
+"""Minimum size of a buffer, in rows or contacts per env; 0 for a model that cannot have any."""
 
 MAX_SIZE = 10_000
-"""Maximum size that a run chooses for itself, in rows or contacts per env; more suggests that the physics explodes."""
+"""Maximum size that a run chooses for itself, in rows or contacts per env; more suggests that the physics is
+unstable."""
 
 MIN_GROWTH = 1.25
-"""Minimum ratio of the number that must fit to the size that was too small.
+"""Minimum ratio of the new size, before the margin, to the size that was too small.
 
 Counts may be too low: rows of contacts that were dropped are not counted.
 """
 
 
 def with_sizes(config: TrainConfig, sizes: Mapping[str, int]) -> TrainConfig:
-    """Return a config with other sizes of buffers.
+    """Return a config with other buffer sizes.
 
     Args:
         config: A run's config.
-        sizes: Sizes by field of SimConfig: njmax, nconmax.
+        sizes: Sizes by field of SimConfig (njmax, nconmax).
     """
     sim = dataclasses.replace(config.env.sim, **sizes)
     return dataclasses.replace(config, env=dataclasses.replace(config.env, sim=sim))
 
 
 def larger_size(size: int, needed: int, margin: float) -> int:
-    """Return a size for a buffer that was too small.
+    """Return a larger size for a buffer that was too small.
 
     Args:
         size: Its size, in rows or contacts per env.

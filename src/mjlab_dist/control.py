@@ -12,7 +12,7 @@ POLL_S = 0.5
 """Interval of the watchdog's checks, in seconds."""
 
 STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-"""Signals that stop a run. SIGHUP comes when the terminal is closed; ``nohup`` lets a command ignore it."""
+"""Signals that stop a run. SIGHUP is sent when the terminal is closed; a command under ``nohup`` ignores it."""
 
 
 class Beat(NamedTuple):
@@ -48,10 +48,10 @@ class Control:
         self._stop.set()
 
     def wait_for_stop(self, timeout_s: float) -> bool:
-        """Wait until a stop is requested; return False if none is within the timeout.
+        """Wait until a stop is requested; return False after the timeout.
 
         Args:
-            timeout_s: Seconds to wait; 0 only looks.
+            timeout_s: Seconds to wait; 0 returns at once.
         """
         return self._stop.wait(timeout_s)
 

@@ -89,7 +89,7 @@ class DesyncError(RuntimeError):
 
 
 class LostRankError(RuntimeError):
-    """Another rank has ended, sends nothing, or sends data of a different sum. That rank's own report has the cause.
+    """Another rank has ended, sends nothing, or is in a different sum. The report of that rank contains the cause.
 
     The message is one line with the other rank.
 
@@ -122,7 +122,7 @@ class BufferOverflowError(RuntimeError):
     The message is one line with the buffers, the numbers that were needed, and the flags.
 
     Attributes:
-        larger: Sizes to restart with, by field of SimConfig; empty if the run must end.
+        larger: Buffer sizes to restart with, by field of SimConfig; empty if the run must end.
     """
 
     exit_code = Exit.NUMERICS

@@ -19,7 +19,7 @@ DPI = 150
 
 
 def check_figure_file(flag: str, file: str, suffixes: Sequence[str]) -> None:
-    """Raise if a figure cannot be drawn, or not be written to a file.
+    """Raise if a figure cannot be drawn, or cannot be written to a file.
 
     Args:
         flag: The flag that names the file, for the message.

@@ -211,7 +211,7 @@ class _Subject:
             return text
         place = self._env.watch.place if self._env is not None else RETURNED
         if place == RETURNED and hasattr(error, "__notes__"):
-            return named(type(error).__name__, with_notes(error))  # name the term, also before envs are built
+            return named(type(error).__name__, with_notes(error))  # the notes name the term, also before envs are built
         where = f"{place}: " if place != RETURNED else ""
         return f"{where}{named(type(error).__name__, text)} ({_line_of(error)})"
 

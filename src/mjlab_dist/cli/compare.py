@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mjlab_dist.compare.figures import Summary
 
 Rows = list[list[str]]
-"""A table; the first row is its head."""
+"""A table; the first row contains the titles of the columns."""
 
 
 def main(argv: Sequence[str], prog: str) -> None:

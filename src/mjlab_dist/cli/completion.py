@@ -123,7 +123,7 @@ def _flags(command: str, task: str | None) -> list[Flag]:
 
 
 def _own_config(command: str) -> object | None:
-    """Return the config of a command whose flags are the fields of a config of its own; None for other commands."""
+    """Return the config class whose fields are the flags of a command; None for commands without one."""
     if command == "demo":
         from mjlab_dist.cli.demo import DemoConfig  # noqa: PLC0415 (each command has imports of its own)
 

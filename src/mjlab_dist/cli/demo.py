@@ -23,7 +23,7 @@ RUN_DIR = "demo"
 
 @dataclass(frozen=True, kw_only=True)
 class DemoConfig:
-    """Let a small trained quadruped walk on a page for a browser, and steer it with sliders. Needs no training."""
+    """Show a small trained quadruped in the browser, where sliders steer it. Needs no training."""
 
     video: str | None = None
     """Video file to write instead, such as demo.mp4."""

@@ -28,7 +28,7 @@ def main(argv: Sequence[str], prog: str) -> None:
 
     Raises:
         UserError: If the command line is wrong, or the run cannot be evaluated.
-        RankError: If a rank failed; already shown.
+        RankError: If a rank failed; its error has already been printed.
     """
     # Flags
     task, flags = split_task(argv)

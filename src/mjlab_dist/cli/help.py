@@ -54,7 +54,7 @@ class Flag:
     metavar: str
     """Form of the value, such as INT; empty for a switch."""
     takes: str = ""
-    """The same in words, such as: a whole number."""
+    """Form of the value in words, such as "a whole number"."""
     default: str = ""
     """Value if the flag is not given; empty if it is not set, or a switch that is off."""
     text: str
@@ -312,7 +312,7 @@ def _docs_of_module(name: str) -> dict[str, dict[str, str]]:
 def shortened(flag: Flag) -> Flag:
     """Keep the text up to its first full stop or semicolon; leave out that None unsets a flag that is not set.
 
-    Of names or any other text, such as loggers, only that they are names is kept.
+    A flag that takes special names or any other text, such as --logger, is shown as ``NAME ...``.
     """
     text = re.split(r"[.;](?:\s|$)", flag.text, maxsplit=1)[0] + "."
     metavar = flag.metavar if flag.default else flag.metavar.removesuffix("|None")

@@ -152,7 +152,10 @@ def take_group(argv: Sequence[str], prefix: str) -> tuple[list[str], list[str]]:
 
 
 def by_flag(argv: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Split argv into flags with their values; ``--flag=value`` becomes two parts. What precedes them has no flag."""
+    """Split argv into flags with their values; ``--flag=value`` becomes two parts.
+
+    A word before the first flag counts as a flag without values.
+    """
     groups: list[tuple[str, list[str]]] = []
     for arg in argv:
         if arg.startswith("--"):
@@ -214,7 +217,7 @@ def _unknown(flag: str, known: Iterable[str], prog: str) -> str:
 
 def _one_line(box: str, argv: Sequence[str], prog: str, flags: Sequence[Flag]) -> str:
     """Return tyro's error message as one line; tyro draws a box around it, and colors it on a terminal."""
-    # First paragraph, without the box and colors; where tyro cannot draw a box, there are a title and lines of dashes
+    # First paragraph, without box and colors; if tyro cannot draw a box, it prints a title and lines of dashes
     lines = [line.strip("│ \t") for line in re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines()]
     rules = [i for i, line in enumerate(lines) if re.fullmatch(r"-{3,}", line)]
     lines = [line for line in lines[rules[0] + 1 if rules else 0 :] if not line.startswith(("╭", "╰"))]
@@ -225,7 +228,7 @@ def _one_line(box: str, argv: Sequence[str], prog: str, flags: Sequence[Flag]) -
     if unknown:
         return _unknown(unknown[1], _spellings(flags), prog)
     see = f"see {prog} --help"
-    # Value of a wrong type, or that is not one of the choices
+    # Value of a wrong type, or not one of the choices
     bad = re.match(r"Error parsing (\S+): |invalid choice .* for argument '(\S+)'\.", paragraph)
     if bad:
         flag = bad[1] or bad[2]

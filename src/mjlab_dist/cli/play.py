@@ -41,7 +41,7 @@ def main(argv: Sequence[str], prog: str) -> None:
 
 
 def show(task: str, config: PlayConfig, prog: str, changes: Sequence[str] = ()) -> None:
-    """Play a policy, and print its returns, unless a viewer shows it until Ctrl-C: then, this process ends.
+    """Play a policy and print its returns, or show it in a viewer until Ctrl-C and end this process.
 
     Args:
         task: Name of the task.
@@ -88,7 +88,7 @@ def chosen_run(
         warn: Called with one line if ``latest`` skips newer runs.
 
     Raises:
-        UserError: If the run does not exist, or its env cannot be changed so.
+        UserError: If the run does not exist, or the flags do not fit its env.
     """
     from mjlab_dist import play  # noqa: PLC0415 (--help does not need it)
 

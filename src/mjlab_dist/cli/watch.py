@@ -19,7 +19,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     """Serve the page of a run until Ctrl-C, and end the process.
 
     Raises:
-        UserError: If the command line is wrong, there is no such run, or its config must not be used.
+        UserError: If the command line is wrong, there is no such run, or its config is not trusted.
     """
     run, flags = split_task(argv)
     config = parse(WatchConfig, WatchConfig(), flags, f"{prog} RUN")

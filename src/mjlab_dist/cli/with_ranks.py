@@ -23,7 +23,7 @@ def waiting_for_ranks(prog: str) -> Iterator[Listener]:
         Prints an event.
 
     Raises:
-        RankError: If a rank failed; its report was printed.
+        RankError: If a rank failed; its report has been printed.
     """
     from mjlab_dist.launch.signals import handled_signals  # noqa: PLC0415 (--help does not need it)
 

@@ -1,4 +1,4 @@
-"""Figures of groups of runs: curves, final values, time to a threshold."""
+"""Statistics of groups of runs: curves, final values, time to a threshold."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CUT = 0.25
 
 @dataclass(frozen=True, kw_only=True)
 class Reached:
-    """When the runs of a group first reached a threshold; means over the runs that did."""
+    """When the runs of a group first reached a threshold: means over the runs that reached it."""
 
     num_runs: int
     """Number of runs that reached it."""
@@ -35,7 +35,7 @@ class Reached:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """Figures of a group."""
+    """Statistics of a group."""
 
     name: str
     """Name of the group."""
@@ -46,7 +46,7 @@ class Summary:
     mean: float
     """Mean of the last values."""
     std: float | None
-    """Their standard deviation, as of a sample; None with one run."""
+    """Their sample standard deviation; None with one run."""
     iqm: float
     """Their interquartile mean."""
     iqm_low: float | None
@@ -54,16 +54,16 @@ class Summary:
     iqm_high: float | None
     """Upper end of this interval."""
     steps: float
-    """Control steps of all ranks, mean over the runs."""
+    """Control steps over all ranks; mean over the runs."""
     seconds: float
-    """Seconds of training, mean over the runs."""
+    """Training time in s; mean over the runs."""
     reached: Reached | None
     """When the threshold was reached; None without a threshold."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Curve of a group, up to the end of its shortest run."""
+    """Curve of a group of runs, up to the end of the shortest run."""
 
     x: NDArray[np.float64]
     """Positions, (num_points,)."""
@@ -76,7 +76,7 @@ class Curve:
 
 
 def interquartile_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the mean without the lowest and highest quarter, over the last axis.
+    """Return the mean over the last axis, without the lowest and the highest quarter.
 
     Args:
         values: Values, (..., num_runs).
@@ -86,7 +86,7 @@ def interquartile_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def bootstrap(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the ends of the 95% bootstrap interval of the interquartile mean. The resamples are always the same.
+    """Return the ends of the 95% bootstrap interval of the interquartile mean. It uses the same resamples every time.
 
     Args:
         values: Values, (..., num_runs).
@@ -98,7 +98,7 @@ def bootstrap(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray
 
 
 def summarize(group: Group, metric: str, threshold: float | None) -> Summary:
-    """Return the figures of a group.
+    """Return the statistics of a group.
 
     Args:
         group: The runs.
@@ -146,7 +146,7 @@ def curve(group: Group, metric: str, over: str, band: Literal["std", "iqm"]) -> 
 
 
 def _series(run: Run, metric: str, over: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return positions and values of the rows that have a value."""
+    """Return horizontal positions and values of the rows that have a finite value."""
     x, values = run.history[AXES[over]], run.history[metric]
     known = np.isfinite(values) & np.isfinite(x)
     return x[known], values[known]

@@ -47,8 +47,8 @@ def write_report(
         curves: Curve by name of the group.
         metric: Column of metrics.jsonl.
         over: Horizontal axis, one of :data:`LABELS`.
-        threshold: Value to draw as a line; None for none.
-        tables: Tables of the page by title; the first row of each is its head.
+        threshold: Value to draw as a horizontal line, if any.
+        tables: Tables of the page by title; the first row of each contains the titles of its columns.
     """
     from matplotlib.figure import Figure  # noqa: PLC0415 (an extra, and slow to import)
     from matplotlib.ticker import EngFormatter  # noqa: PLC0415

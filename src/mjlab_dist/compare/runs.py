@@ -31,13 +31,13 @@ IRRELEVANT = frozenset({
     "video_length", "torchrunx_log_dir", "port_range", "ssh_config", "oversubscribe", "require_same_devices",
     "checkpoint",
 })  # fmt: skip
-"""Fields of a config that do not change what a run learns, apart from chance."""
+"""Fields of a config that have no effect on learning, apart from randomness."""
 
 AXES = {"steps": "total_steps", "time": "elapsed_s", "iterations": "iteration"}
 """Column of metrics.jsonl by horizontal axis."""
 
 MAX_NAMED = 2
-"""Maximum number of differences in the name of a group."""
+"""Maximum number of config values in the name of a group."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +47,7 @@ class Run:
     path: Path
     """The run directory."""
     config: Mapping[str, Any]
-    """Values of the config by dotted name, without those that do not change what a run learns, and the number of
-    ranks."""
+    """Values of the config by dotted name, without those that have no effect on learning; and the number of ranks."""
     origin: Mapping[str, Any]
     """Versions, commit and devices by name."""
     history: Mapping[str, NDArray[np.float64]]
@@ -57,7 +56,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Runs with the same config, up to the seed."""
+    """Runs whose configs differ only in the seed."""
 
     name: str
     """Name to display."""
@@ -112,7 +111,7 @@ def read_run(path: Path, metric: str) -> Run:
     Raises:
         UserError: If the files cannot be read, or no row has a value of the metric.
     """
-    # Nothing of the config is executed here, so any config may be read
+    # Reading runs no code of the config, so any config may be read
     plain = to_plain(read_config_file(path, trust=True))
     config = {name: value for name, value in paths(plain) if not isinstance(value, Mapping)}
     if not (path / METRICS_FILE).is_file():
@@ -132,7 +131,7 @@ def read_run(path: Path, metric: str) -> Run:
 
 
 def read_ranks(path: Path, metric: str) -> list[Group]:
-    """Read the ranks of a run, one group each. They have the steps and the time of the whole run.
+    """Read the ranks of a run, one group each. Steps and time are those of the whole run.
 
     Args:
         path: The run directory.
@@ -187,14 +186,14 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
 
 
 def config_differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
-    """Return the values of the configs that are not the same in all runs, by dotted name; None where one is missing."""
+    """Return the config values that differ between runs, by dotted name; None where a value is missing."""
     names = dict.fromkeys(name for run in runs for name in run.config)
     values = {name: [run.config.get(name) for run in runs] for name in names}
     return {name: each for name, each in values.items() if any(value != each[0] for value in each)}
 
 
 def origin_differences(groups: Sequence[Group]) -> dict[str, list[str]]:
-    """Return versions, commits and devices that are not the same in all runs: one text per group, by name."""
+    """Return the versions, commits and devices that differ between runs, by name, with one text per group."""
     names = dict.fromkeys(name for group in groups for run in group.runs for name in run.origin)
     found: dict[str, list[str]] = {}
     for name in names:

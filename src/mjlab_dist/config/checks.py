@@ -259,7 +259,7 @@ def _validate_numbers(config: TrainConfig) -> None:
 
 
 def _validate_values(config: TrainConfig) -> None:
-    """Raise if any number is NaN, or infinite where it is not a bound, or any text cannot be part of a path."""
+    """Raise if a number is NaN, if a number other than a bound is infinite, or if a text cannot be part of a path."""
     for name, value in paths(to_plain(config)):
         if isinstance(value, str) and _NOT_IN_PATHS.search(value):
             raise UserError(f"--{name.replace('_', '-')} {value!r}: contains a character that no path can have")
@@ -278,7 +278,7 @@ def _floats(value: Any) -> Iterator[float]:
 
 
 def _is_bound(config: TrainConfig, path: list[str]) -> bool:
-    """Return whether infinity in an entry means that there is no bound: by its name, or by the function's default."""
+    """Return whether infinity in an entry means "no bound": its name is that of a bound, or its default is infinite."""
     *parent, name = path
     if _BOUND.fullmatch(name):
         return True

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def line_of_problem(error: yaml.YAMLError, text: str) -> tuple[int, str]:
-    """Return the line at which a text is not YAML, from 1, and what is wrong there.
+    """Return the line number of a YAML error, counted from 1, and a description of the error.
 
     Args:
         error: The error of the parser.
@@ -25,12 +25,12 @@ def line_of_problem(error: yaml.YAMLError, text: str) -> tuple[int, str]:
 
 
 def line_of_field(text: str, path: str, value: Any) -> int | None:
-    """Return the line of a field in a config file, from 1; None if it is not there.
+    """Return the line number of a field in a config file, counted from 1; None if the file does not contain it.
 
     Args:
         text: The file, which is YAML.
         path: Dotted name of the field. The names of entries, such as terms, may be left out.
-        value: The field's value, which chooses one of several fields with the same name.
+        value: The field's value, which selects one of several fields with the same name.
     """
     import yaml  # noqa: PLC0415 (not needed to print help)
 

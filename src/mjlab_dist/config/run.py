@@ -118,10 +118,10 @@ class TrainConfig:
     evaluate_episodes: int = 64
     """Number of episodes of an evaluation. The ranks share them in batches of 16."""
     video_interval: int | None = None
-    """Iterations between videos. A separate process makes them on one core while the ranks train: of the first
-    checkpoint after so many iterations, and of the last one. Default: no videos."""
+    """Iterations between videos. A separate process on one core records the first checkpoint after each interval, and
+    the last one. Default: no videos."""
     video_length: float = 5.0
-    """Length of these videos, in simulated seconds; at most 60."""
+    """Length of each video, in simulated seconds; at most 60."""
     torchrunx_log_dir: str | None = None
     """Directory for the ranks' log files. Default: <run directory>/torchrunx. An empty string turns the files off. The
     variable TORCHRUNX_LOG_DIR takes precedence over this flag."""
@@ -156,14 +156,13 @@ class PlayConfig:
     """File errors/nan_rank<N>.pt of a run that stopped because a number was not finite. play repeats the step that led
     to the number, instead of playing the policy."""
     video: str | None = None
-    """Video file to write, such as balance.mp4. It shows all that is played, also after an env has started a new
-    episode. Default: no video."""
+    """Video file to write, such as balance.mp4. It continues with the next episode when one ends. Default: no video."""
     frames: str | None = None
-    """PNG file to write, such as walking.png: a strip of frames of one env, at equal intervals. As many frames as fit
-    are drawn, nearly square. Default: no strip."""
+    """PNG file to write, such as walking.png: a strip of frames of one env, at equal intervals. The size of the strip
+    sets the number of frames, which are nearly square. Default: no strip."""
     seconds: float | None = None
-    """Simulated time to play, in s. Returns are those of all episodes that end in this time. Default: until one
-    episode has ended in every env; with frames 3 s, and the strip ends with the first episode of its env."""
+    """Simulated time to play, in s. All episodes that end within this time count. Default: until every env has played
+    one episode. With frames, the default is 3 s, or one episode if it is shorter."""
     num_envs: int | None = None
     """Number of envs to play in parallel. Default: 16, or 1 with a viewer."""
     viewer: Literal["web", "native", "none", "auto"] = "none"
@@ -200,9 +199,9 @@ class PlayConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class WatchConfig:
-    """Show a run on a page, while it trains or afterwards: the robot with the newest policy, and the learning curves.
+    """Show a run in the browser, during training or afterwards: the robot with the newest policy, and learning curves.
 
-    Only reads the run's files, which may be on another machine's disk or in a copy.
+    The run's files are only read. They may be on a shared disk, or copies.
     """
 
     port: int | None = None
@@ -231,22 +230,22 @@ class EvaluateConfig:
     """Checkpoint to evaluate: latest, best (the highest mean return), or a checkpoint file. Default: latest. With a
     file, run is not needed."""
     num_episodes: int = 256
-    """Number of episodes to count."""
+    """Number of episodes to play."""
     num_envs: int = 64
-    """Number of envs that a rank simulates at a time, one episode in each: more are faster on a GPU. The draws, and so
-    the results, depend on it, but not on the number of ranks."""
+    """Number of envs that a rank simulates at a time, one episode in each; on a GPU, more are faster. Random numbers
+    and results depend on this number, but not on the number of ranks."""
     actions: Literal["mean", "sampled", "both"] = "mean"
     """Actions of the policy: its mean (deterministic), sampled (with the exploration noise of training), or both."""
     vary: tuple[str, ...] = ()
     """Evaluate at several values, as NAME=START:STOP:COUNT or NAME=VALUE,VALUE,...: of a randomization (friction), an
-    event (push), or a number or range of the config (env.commands.velocity.params.forward_m_s). With several, every
-    combination is evaluated."""
+    event (push), or a number or range of the config (env.commands.velocity.params.forward_m_s). If given several times,
+    every combination is evaluated."""
     disturbances: bool = True
-    """Whether to keep the noise, delays, interval events (such as pushes) and randomizations of training."""
+    """Keep the noise, delays, interval events (such as pushes) and randomizations of training."""
     seed: int = 1
     """Random seed."""
     gpu_ids: tuple[int, ...] | Literal["auto", "all"] | None = "auto"
-    """GPUs to evaluate on, one rank each, as in train; None for the CPU."""
+    """GPUs to evaluate on, with one rank each, as in train; None for the CPU."""
     cpu_ranks: int | None = None
     """Number of processes to evaluate with on the CPU. They share the cores equally."""
     json: bool = False
@@ -255,7 +254,7 @@ class EvaluateConfig:
     """PNG file to write: the mean return over one varied value, or a heat map over two. Needs the package
     matplotlib."""
     min_return: float | None = None
-    """Exit with 1 if the mean return is below this, anywhere if values are varied."""
+    """Exit with 1 if the mean return is below this value, or with vary at any of the varied values."""
     log_root: str = "logs"
     """Directory of all runs."""
     trust: bool = False
@@ -278,9 +277,9 @@ class ExportConfig:
     """Directory for policy.onnx, policy.pt and model.mjb (the MuJoCo model). Default: exported in the run directory.
     Files of an earlier export are replaced."""
     num_checked: int = 1000
-    """Number of observations of the task for which the files must give the policy's actions."""
+    """Number of observations for which the actions of the files are compared with the policy's."""
     seed: int = 1
-    """Random seed of the episodes that the observations are from."""
+    """Random seed of the episodes that provide the observations."""
     log_root: str = "logs"
     """Directory of all runs."""
     trust: bool = False
@@ -289,7 +288,7 @@ class ExportConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CompareConfig:
-    """Compare runs: learning curves, final values, time to a threshold, and what differs between their configs.
+    """Compare runs: learning curves, final values, time to a threshold, and the differences between their configs.
 
     Runs whose configs differ only in the seed form a group. Give run directories, or the directory of a task for all
     its runs.
@@ -306,7 +305,7 @@ class CompareConfig:
     """Compare the ranks of each run instead of the runs, by the columns of rank_metrics.jsonl. The runs must have been
     trained with --log-ranks."""
     threshold: float | None = None
-    """Also report steps and seconds until the metric first reaches this value."""
+    """Also report the steps and seconds until the metric first reaches this value."""
     output: str | None = None
     """PNG picture of the curves, or HTML page with curves and tables, to write. Needs the package matplotlib."""
     json: bool = False

@@ -173,7 +173,7 @@ def definition(module: str, name: str) -> tuple[str, ast.FunctionDef | ast.Class
 
 
 def makes(module: str, name: str) -> bool:
-    """Return whether a module makes a function by a call, such as ``near = functools.partial(distance, limit_m=1.0)``.
+    """Return whether a module creates a function by a call, such as ``near = functools.partial(distance)``.
 
     Args:
         module: The module's name. It is not imported.
@@ -196,7 +196,7 @@ def _statements(tree: ast.AST | None) -> Iterator[ast.AST]:
 
 
 def _absolute(module: str, node: ast.ImportFrom) -> str:
-    """Return the name of the module that another one imports from, maybe by a relative name."""
+    """Return the absolute name of the module that an import statement names, also if the statement is relative."""
     spec = find_module(module)
     assert spec is not None
     try:

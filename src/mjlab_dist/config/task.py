@@ -387,9 +387,9 @@ class SimConfig:
     nconmax: int
     """Contacts allocated per env; all envs of a rank share them. More contacts than necessary cost time."""
     on_overflow: Literal["warn", "grow", "stop"] = "warn"
-    """What to do in training if contacts or constraint rows do not fit, so that some are dropped. warn: report it once,
-    and count the envs. grow: restart from the newest checkpoint with larger buffers, which config.yaml then has. stop:
-    end the run with a checkpoint."""
+    """What to do during training if contacts or constraint rows do not fit into their buffers, so that some are
+    dropped. warn: print one warning, and count the envs. grow: restart from the newest checkpoint with larger buffers,
+    and write their sizes to config.yaml. stop: end the run with a checkpoint."""
     forward_before_observation: bool = True
     """Recompute poses and sensors before observing. Observations of joint positions and velocities alone do not need
     it."""

@@ -15,7 +15,7 @@ _WORDS = {
     bool: ("True or False", "True or False, several times"),
     type(None): ("None", "None, several times"),
 }
-"""Name of one value and of several values of a type."""
+"""Singular and plural of the name of a type's values."""
 
 
 def in_words(hint: Any) -> str:

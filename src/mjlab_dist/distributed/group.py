@@ -87,7 +87,7 @@ def process_group(rank: Rank, device: str, backend: str, store: Store | None) ->
         timeout=timeout,
         device_id=torch.device(device) if backend == "nccl" else None,
     )
-    sys.excepthook = excepthook  # torch's would put [rank0]: in front of the caller's later tracebacks
+    sys.excepthook = excepthook  # torch's own hook would prefix later tracebacks of the caller with [rank0]:
     # Train, then leave
     try:
         with _local_sums(rank, device, store):
@@ -121,7 +121,7 @@ def wait_for_all(store: Store | None, rank: Rank, key: str) -> None:
     Args:
         store: Result of :func:`meet`.
         rank: Which rank this is.
-        key: Name of what the ranks wait for. Each can be used once.
+        key: Name of this meeting point; use each name only once.
     """
     if store is None:
         return
@@ -177,7 +177,7 @@ def gather(values: torch.Tensor) -> torch.Tensor:
 def broadcast_from_main(data: bytes | None) -> bytes | None:
     """Return rank 0's bytes on every rank; the arguments of the other ranks are ignored.
 
-    Objects would be sent as pickles, and gloo accepts connections from anyone.
+    Sending objects would require pickles, and these are unsafe because gloo accepts connections from anyone.
     """
     if not dist.is_initialized():
         return data

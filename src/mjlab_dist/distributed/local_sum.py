@@ -86,7 +86,7 @@ class LocalSum:
         try:
             self._sum(values.view(-1))
         except LostRankError as error:
-            error.sum_bytes = values.nbytes  # the launcher compares it, to find the rank that skipped a sum
+            error.sum_bytes = values.nbytes  # the launcher compares these sizes, to find the rank that skipped a sum
             raise
 
     def _sum(self, flat: torch.Tensor) -> None:

@@ -115,7 +115,7 @@ class Action(Term):
     def to_inputs(self) -> torch.nn.Module | None:
         """Return a module from values, (n, len(names)), to inputs of the block's actuators, (n, num_actuators).
 
-        Exported policies contain it. None if the inputs do not follow from the values alone.
+        Exported policies contain it. Returns None if the inputs depend on more than the values.
         """
         return torch.nn.Identity() if self.is_direct else None
 

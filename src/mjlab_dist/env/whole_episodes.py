@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from mjlab_dist.env.env import Env
 
 CHECK_INTERVAL = 32
-"""Control steps between checks whether all episodes have ended, for which a GPU must wait."""
+"""Control steps between two checks whether all episodes have ended; the check waits for the GPU."""
 
 
 class Policy(Protocol):
@@ -23,7 +23,7 @@ class Policy(Protocol):
 
 
 def episode_columns(env: Env) -> list[str]:
-    """Return the names of what :func:`play_episodes` measures."""
+    """Return the names of the values that :func:`play_episodes` returns."""
     return ["return", "length", *(f"reward/{name}" for name in env.reward_names), *env.episode_outcomes()]
 
 
@@ -36,11 +36,11 @@ def play_episodes(
         env: The envs.
         policy: Chooses the actions.
         ended: Called after every step with the envs whose episode has ended, (num_envs,) of bool.
-        alive: Called once in a while.
+        alive: Called every few steps.
 
     Returns:
         Values of :func:`episode_columns`, (num_columns, num_envs) of float64 on the CPU: return and length in control
-        steps; for each reward term its share of the return; 1 for the reasons of the end; metrics.
+        steps; for each reward term its part of the return; 1 for each reason that ended the episode; metrics.
     """
     names = episode_columns(env)
     num_sums = 2 + len(env.reward_names)
@@ -55,7 +55,7 @@ def play_episodes(
                 alive()
             obs, rewards, dones, _ = env.step(policy(obs))
             ended(dones)
-            # Sums of return, length and reward terms, then outcomes, which are over all steps so far
+            # Sums of return, length and reward terms; then outcomes, which cover all steps so far
             values[:num_sums] += playing * torch.cat([rewards.unsqueeze(0), one, env.reward_terms()])
             outcomes = torch.stack(list(env.episode_outcomes().values()))
             values[num_sums:] = torch.where(playing, outcomes, values[num_sums:])

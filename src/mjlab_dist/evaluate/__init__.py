@@ -1,1 +1,1 @@
-"""Evaluate a trained policy: many episodes on all ranks, at several values of the env's parameters if asked to."""
+"""Evaluate a trained policy over many episodes on all ranks, also at several values of the env's parameters."""

@@ -1,4 +1,7 @@
-"""Batches of episodes, which ranks play. Each batch has draws of its own, so it does not matter which rank plays it."""
+"""Batches of episodes, which ranks play.
+
+Each batch has its own random seed, so the result does not depend on the rank that plays it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
     from tensordict import TensorDict
 
 MAX_REPORTS = 10
-"""Maximum number of reports of progress."""
+"""Maximum number of progress reports."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,15 +32,15 @@ class Batch:
     """Episodes that are simulated together."""
 
     point: int
-    """Index of the config."""
+    """Index of the config among those of the job."""
     sampled: bool
     """Whether actions are sampled."""
     index: int
-    """Index of the batch among those of the same config and actions, which sets its draws."""
+    """Index of the batch among those with the same config and kind of actions; it selects the random seed."""
     first_env_id: int
     """Id of its first env."""
     num_envs: int
-    """Number of envs; one episode of each counts."""
+    """Number of envs; each plays one episode."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +90,7 @@ def split(num_episodes: int, num_envs: int) -> list[tuple[int, int]]:
 
 
 def play_batches(job: Job, config: TrainConfig, plan: RankPlan, control: Control) -> RankSums:  # noqa: ARG001 (an Entry)
-    """Play the batches of this rank: every n-th of all, with n ranks.
+    """Play the batches of this rank: every n-th batch, if there are n ranks.
 
     Args:
         job: The batches.
@@ -102,7 +105,7 @@ def play_batches(job: Job, config: TrainConfig, plan: RankPlan, control: Control
     results, reported = [], 0
     for count, position in enumerate(own):
         results.append(_play(job, position, plan.device.device, control))
-        # Progress, of this rank in place of all
+        # Progress: rank 0 reports its own, as an estimate for all ranks
         reached = MAX_REPORTS * (count + 1) // len(own)
         if rank.is_main and reached > reported:
             reported = reached

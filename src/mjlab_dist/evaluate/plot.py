@@ -16,7 +16,7 @@ MAX_AXES = 2
 """Maximum number of varied values that a picture can show."""
 
 MAX_LABELLED = 150
-"""Maximum number of fields of a heat map that show their numbers."""
+"""Maximum number of cells of a heat map in which numbers are shown."""
 
 
 def check_plot(file: str, num_axes: int) -> None:
@@ -76,7 +76,7 @@ def _draw_line(axes: Axes, results: Sequence[Evaluated], label: str) -> None:
 
 
 def _draw_map(axes: Axes, results: Sequence[Evaluated]) -> None:
-    # Columns of the first value, rows of the second; the second varies fastest in the results
+    # Columns: first varied value; rows: second one, which varies fastest in the results
     first, second = results[0].varied
     columns, rows = (list(dict.fromkeys(result.varied[name] for result in results)) for name in (first, second))
     means = [result.columns["return"].mean for result in results]

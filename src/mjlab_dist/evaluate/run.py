@@ -24,12 +24,12 @@ from mjlab_dist.machine.memory import check_memory
 from mjlab_dist.messages import Listener, listening
 
 Z_95 = 1.96
-"""Standard errors on each side of a mean that contain the true mean in 95% of all evaluations."""
+"""Half the width of a 95% interval, in standard errors."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Estimate of a mean over episodes."""
+    """Estimated mean over episodes."""
 
     mean: float
     """Mean of the counted episodes."""
@@ -60,11 +60,11 @@ def evaluate(train_config: TrainConfig, checkpoint: Path, config: EvaluateConfig
     Args:
         train_config: The run's config, with the env to evaluate in.
         checkpoint: Checkpoint file of the policy.
-        config: Number of episodes, devices, varied values.
+        config: Number of episodes, devices and varied values.
         listen: Receives progress.
 
     Returns:
-        The results: by combination of values, the last one varying fastest, then by kind of actions.
+        One result for each combination of values and each kind of actions. Actions vary fastest, then the last value.
 
     Raises:
         UserError: If the policy cannot be evaluated here.
@@ -95,7 +95,7 @@ def evaluate(train_config: TrainConfig, checkpoint: Path, config: EvaluateConfig
 
 
 def check(config: EvaluateConfig) -> None:
-    """Raise if numbers cannot be used, or another launcher has started this process.
+    """Raise if a number is out of range, or if another launcher has started this process.
 
     Raises:
         UserError: One line that names the flag, its value and the fix.
@@ -126,7 +126,7 @@ def _on_devices(train_config: TrainConfig, config: EvaluateConfig) -> TrainConfi
 
 
 def _play(job: Job, config: TrainConfig, listen: Listener) -> list[RankSums]:
-    """Play all batches: in this process with one rank, else on ranks of their own."""
+    """Play all batches: in this process with one rank, otherwise on several ranks."""
     validate(config)
     gpus = find_gpus()
     devices = plan_devices(config, os.environ, gpus)[: len(job.batches)]

@@ -1,4 +1,4 @@
-"""The values of ``--vary``: the grid of configs to evaluate. Imports no torch."""
+"""The grid of configs that ``--vary`` evaluates. Imports no torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Axis:
     """A varied value."""
 
     name: str
-    """What varies, as the user has written it."""
+    """Name of what varies, as the user has written it."""
     values: tuple[float, ...]
     """Its values."""
 
@@ -47,7 +47,7 @@ def parse_axis(text: str) -> Axis:
     """Parse an argument of ``--vary``.
 
     Args:
-        text: Such as ``push=0:2:5`` or ``friction=0.3,0.6,1``.
+        text: The argument, such as ``push=0:2:5`` or ``friction=0.3,0.6,1``.
 
     Raises:
         UserError: If the text has another form, or a number is not finite.
@@ -69,7 +69,7 @@ def parse_axis(text: str) -> Axis:
 
 
 def make_points(config: TrainConfig, texts: Sequence[str]) -> list[Point]:
-    """Return all combinations of the values; the run's own config if nothing varies. The last axis varies fastest.
+    """Return all combinations of the values, the last axis varying fastest; the run's own config if nothing varies.
 
     Args:
         config: The run's config.
@@ -106,7 +106,8 @@ def with_value(config: TrainConfig, name: str, value: float) -> TrainConfig:
         value: The value.
 
     Raises:
-        UserError: If there is no such entry, or it is no number or range. Whether the value is possible is not checked.
+        UserError: If there is no such entry, or it is neither a number nor a range. Whether the value is possible is
+            not checked.
     """
     path, found = _find(config, name)
     if isinstance(found, RandomizationConfig):
@@ -130,7 +131,7 @@ def with_value(config: TrainConfig, name: str, value: float) -> TrainConfig:
 
 
 def _find(config: TrainConfig, name: str) -> tuple[list[str], Any]:
-    """Return the path of what a name means, and its value. Dashes may stand for underscores."""
+    """Return the path that a name refers to, and the value there. Dashes may stand for underscores."""
     env, spelled = config.env, name.replace("-", "_")
     short = {key: ["env", "events", key] for key in env.events}
     short |= {key: ["env", "randomizations", key] for key in env.randomizations}
@@ -149,7 +150,7 @@ def _find(config: TrainConfig, name: str) -> tuple[list[str], Any]:
 
 
 def _is_range(value: Any) -> bool:
-    """Return whether a value is two numbers."""
+    """Return whether a value is a range: two numbers."""
     return (
         isinstance(value, tuple | list)
         and len(value) == 2

@@ -1,1 +1,1 @@
-"""Policies as files that run without this package: ONNX and TorchScript."""
+"""Export policies as files that run without this package: ONNX and TorchScript."""

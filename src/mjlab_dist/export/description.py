@@ -1,4 +1,4 @@
-"""Description of an exported policy: what its inputs and outputs are, for programs that run it on a robot."""
+"""Description of the inputs and outputs of an exported policy, for programs that run it on a robot."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DC_STIFFNESS, DC_DAMPING, DC_SPEED = 4, 6, 7
 def describe(
     env: Env, config: TrainConfig, checkpoint: Path, exported: ExportedPolicy, warn: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Describe a policy by plain data; docs/deployment.md explains every entry.
+    """Describe a policy as plain data; docs/deployment.md explains every entry.
 
     Args:
         env: Envs of the run's task, without noise and delays.
@@ -128,7 +128,7 @@ def actuator(model: mujoco.MjModel, i: int) -> dict[str, Any]:
 
     Returns:
         Name, kind of the input, joint, gear, stiffness and damping at the joint, and limits; None where the actuator
-        has no such number or MuJoCo computes it in another way.
+        has no such number, or MuJoCo computes its force in another way.
     """
     one = model.actuator(i)
     on_joint = int(model.actuator_trntype[i]) in (mujoco.mjtTrn.mjTRN_JOINT, mujoco.mjtTrn.mjTRN_JOINTINPARENT)

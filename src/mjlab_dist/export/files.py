@@ -1,4 +1,4 @@
-"""Exported policies as the contents of files, and the programs that run them."""
+"""Convert exported policies to the contents of files, and run such files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DESCRIPTION = "description.json"
 
 
 class Runner(Protocol):
-    """An exported policy that runs."""
+    """Function that runs an exported policy."""
 
     def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
         """Compute one control step of n envs.
@@ -38,8 +38,8 @@ class Runner(Protocol):
 def to_onnx(exported: ExportedPolicy, description: Mapping[str, Any]) -> bytes:
     """Return a policy as an ONNX file.
 
-    Inputs are ``obs`` and, if there is something to remember, ``state``; outputs are ``actions``, ``targets`` and
-    ``next_state``. The number of rows is free.
+    The inputs are ``obs`` and ``state``, the outputs ``actions``, ``targets`` and ``next_state``. A policy without a
+    state lacks ``state`` and ``next_state``. Any number of rows is allowed.
 
     Args:
         exported: The policy.
@@ -62,7 +62,7 @@ def to_onnx(exported: ExportedPolicy, description: Mapping[str, Any]) -> bytes:
         )
     assert program is not None
     model = program.model_proto
-    # The oldest format with these operators, so that older runtimes of robots read the file
+    # The oldest format with these operators, so that older runtimes can read the file
     model.ir_version = onnx.helper.find_min_ir_version_for(model.opset_import)
     texts = {name: json.dumps(value, allow_nan=False) for name, value in description.items()}
     onnx.helper.set_model_props(model, texts)
@@ -71,7 +71,7 @@ def to_onnx(exported: ExportedPolicy, description: Mapping[str, Any]) -> bytes:
 
 
 def run_onnx(contents: bytes) -> Runner:
-    """Return an ONNX file that ONNX Runtime runs on one core.
+    """Return a function that runs an ONNX file with ONNX Runtime, on one core.
 
     Args:
         contents: The file.
@@ -105,7 +105,7 @@ def to_torchscript(exported: ExportedPolicy, description: Mapping[str, Any]) -> 
 
 
 def run_torchscript(contents: bytes) -> Runner:
-    """Return a TorchScript file that torch runs.
+    """Return a function that runs a TorchScript file with torch.
 
     Args:
         contents: The file.
@@ -121,7 +121,7 @@ def run_torchscript(contents: bytes) -> Runner:
 
 
 def to_mjb(model: mujoco.MjModel) -> bytes:
-    """Return a model as a file for the same version of MuJoCo, with all of its meshes.
+    """Return a model as the contents of a file for the same version of MuJoCo, with all meshes.
 
     Args:
         model: The model.
@@ -132,14 +132,14 @@ def to_mjb(model: mujoco.MjModel) -> bytes:
 
 
 def _example(exported: ExportedPolicy) -> tuple[torch.Tensor, ...]:
-    """Return inputs of two rows: with one, torch would take the number of rows for a constant."""
+    """Return inputs with two rows: with one row, torch would treat the number of rows as a constant."""
     obs = torch.zeros(2, exported.num_inputs)
     return (obs, torch.zeros(2, exported.num_states)) if exported.num_states else (obs,)
 
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Hide torch's warnings, which are about its own code and its plans for TorchScript."""
+    """Hide torch's warnings about its own code and its plans for TorchScript."""
     before = logging.root.manager.disable
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

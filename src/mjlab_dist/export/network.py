@@ -1,4 +1,4 @@
-"""A policy with everything between the measured observations and the actuators, as one torch module."""
+"""A torch module with a policy and everything between the measured observations and the actuators."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ACTOR = "actor"
 """The observation group that a policy reads."""
 
 LAST_ACTION = "mjlab_dist.mdp.observations:last_action"
-"""Observation that an exported policy remembers itself: its last output."""
+"""Observation that an exported policy keeps in its state: its last output."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class ObservedTerm:
     width: int
     """Number of values that are measured in one step."""
     columns: slice | None
-    """Columns of the exported policy's input; None if the policy remembers the values itself."""
+    """Columns of the exported policy's input; None if the values are in its state."""
 
 
 def observed_terms(env: Env) -> list[ObservedTerm]:
@@ -55,7 +55,7 @@ def observed_terms(env: Env) -> list[ObservedTerm]:
 
 
 def measured(env: Env) -> torch.Tensor:
-    """Return the exported policy's input at the env's latest observation, (num_envs, num_inputs).
+    """Return the exported policy's input for the env's latest observation, (num_envs, num_inputs).
 
     Args:
         env: Envs without noise and delays.
@@ -66,10 +66,10 @@ def measured(env: Env) -> torch.Tensor:
 
 
 class Target(NamedTuple):
-    """What a target of an exported policy is."""
+    """Meaning of a target of an exported policy."""
 
     name: str
-    """Name of the actuator; of the action, if the target is not the input of an actuator."""
+    """Name of the actuator, or of the action if the target is not the input of an actuator."""
     block: str
     """Block of actions."""
     actuator: str | None
@@ -77,16 +77,16 @@ class Target(NamedTuple):
 
 
 class ExportedPolicy(nn.Module):
-    """From measured observations to actions and to inputs of the actuators, for one control step.
+    """Maps measured observations to actions and to inputs of the actuators, for one control step.
 
-    Clip, scale, history and normalization of the observations are inside, and so are the last action and the hidden
-    state of recurrent layers. One tensor, the state, holds what is remembered from step to step; it is 0 at the start
-    of an episode.
+    It contains clip, scale, history and normalization of the observations. One tensor, the state, holds the values that
+    the next step needs: last action, histories, and hidden states of recurrent layers. It is 0 at the start of an
+    episode.
 
     Attributes:
         num_inputs: Number of measured values.
-        num_states: Number of values of the state; 0 if nothing must be remembered.
-        targets: What each target is.
+        num_states: Number of values of the state; 0 if there is no state.
+        targets: Meaning of each target.
     """
 
     def __init__(self, policy: MLPModel, env: Env) -> None:
@@ -112,7 +112,7 @@ class ExportedPolicy(nn.Module):
         # Actions
         self._actions = _Actions(env.action_terms, env.sim.model)
         self.targets = self._actions.targets
-        # State: whether the episode has begun, last actions, histories, recurrent layers
+        # Layout of the state: whether the episode has begun, last actions, histories, recurrent layers
         keeps_actions = any(term.columns is None for term in self._terms)
         self._sizes = [
             1,
@@ -206,7 +206,7 @@ class _Actions(nn.Module):
     """Clip, scale and offset of actions, and the inputs of actuators where they follow from these alone.
 
     Attributes:
-        targets: What each target is.
+        targets: Meaning of each target.
     """
 
     _low: torch.Tensor

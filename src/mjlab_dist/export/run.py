@@ -1,4 +1,4 @@
-"""Export a policy: make its files, check that they act like the policy, and write them."""
+"""Export a policy: make its files, check that they give the same actions as the policy, and write them."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ if TYPE_CHECKING:
     from mjlab_dist.export.files import Runner
 
 MAX_ENVS = 16
-"""Maximum number of envs that the checked observations are from."""
+"""Maximum number of envs that provide the checked observations."""
 
 TOLERANCE = 1e-5
-"""Maximum difference of a number, relative to its magnitude; absolute if that is below 1."""
+"""Maximum difference of a number, relative to its magnitude, or absolute if the magnitude is below 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """What an export has written."""
+    """Result of an export."""
 
     files: tuple[Path, ...]
     """The files."""
     description: dict[str, Any]
     """Description of the policy, as in the files."""
     num_checked: int
-    """Number of observations that were checked: those of whole steps of all envs."""
+    """Number of observations that were checked."""
     max_difference: float
     """Largest difference between the actions or targets of a file and those of the policy in its env."""
 
 
 def check(config: ExportConfig) -> None:
-    """Raise if a number cannot be used, or a package is missing.
+    """Raise if a number is out of range, or a package is missing.
 
     Raises:
         UserError: One line that names the flag, its value and the fix.
@@ -60,17 +60,17 @@ def export(train_config: TrainConfig, checkpoint: Path, config: ExportConfig, wa
     Args:
         train_config: The run's config. The files are checked in its env without noise and delays.
         checkpoint: Checkpoint file of the policy.
-        config: Where to, and how much to check.
+        config: Directory of the files, and number of observations to check.
         warn: Called with one line if a file of the run is damaged.
 
     Returns:
-        What has been written.
+        Files, description and largest difference.
 
     Raises:
         UserError: If the checkpoint does not fit, the policy cannot be exported, or the files cannot be written.
-        CheckError: If a file does not act like the policy. Nothing is written then.
+        CheckError: If a file differs from the policy. No file is written then.
     """
-    # Directory, before anything that takes time
+    # Directory first: it fails early
     directory = checkpoint.resolve().parent.parent / "exported" if config.output is None else Path(config.output)
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -123,9 +123,9 @@ def _unwritable(directory: Path, error: OSError) -> UserError:
 def largest_difference(
     env: Env, policy: MLPModel, runners: Mapping[str, Runner], num_states: int, num_steps: int
 ) -> float:
-    """Play the policy, let exported ones compute the same steps, and return their largest difference from it.
+    """Play the policy, compute the same steps with exported policies, and return the largest difference.
 
-    Compared are actions, and targets that are inputs of actuators with those that the env sets.
+    This compares actions, and the targets that are inputs of actuators with the inputs that the env sets.
 
     Args:
         env: Envs without noise and delays.
@@ -145,7 +145,7 @@ def largest_difference(
     max_difference = 0.0
     obs = env.reset()
     for step in range(num_steps):
-        # Episodes that end by their time limit may be longer than the check: start some anyway
+        # The check may be shorter than an episode: start new episodes halfway
         if step == num_steps // 2:
             obs = env.reset()
             policy.reset()
@@ -172,7 +172,7 @@ def largest_difference(
 
 
 def _inputs(env: Env, targets: torch.Tensor, dones: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the targets that are inputs of actuators, and the env's inputs, in envs whose episode goes on."""
+    """Return the targets that are inputs of actuators, and the env's inputs, in envs whose episode continues."""
     import torch
 
     from mjlab_dist.export.network import control_limits  # noqa: PLC0415 (imports torch)
