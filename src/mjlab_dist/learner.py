@@ -1,4 +1,4 @@
-"""The learner of one rank, which is built again in the same process if a buffer of the physics was too small."""
+"""The learner of one rank. If a buffer of the physics was too small, it is built again in the same process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class Learner:
-    """A rank's runner, after the rank has joined the others."""
+    """A rank's runner; the rank has already joined the process group."""
 
     config: TrainConfig
     """The run's config, with the current sizes of the buffers."""
@@ -35,7 +35,7 @@ class Learner:
     runner: Runner
     """Env and algorithm."""
     build: Callable[[TrainConfig], Runner]
-    """Builds env and algorithm as at the start of a run, from another config; waits for the other ranks."""
+    """Builds env and algorithm from a config, as at the start of a run; waits for the other ranks."""
 
     def train(self, control: Control, parting: contextlib.ExitStack) -> Row:
         """Train; with ``--env.sim.on-overflow grow``, restart with larger buffers as often as needed.
@@ -62,7 +62,7 @@ class Learner:
             self._rebuild()
 
     def _rebuild(self) -> None:
-        """Build the runner again, after freeing the memory of the old one; hooks stay."""
+        """Build the runner again, after freeing the memory of the old one; the hooks are kept."""
         hooks, device = self.runner.hooks, self.runner.env.device
         del self.runner
         free_earlier_run(device)

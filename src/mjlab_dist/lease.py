@@ -1,8 +1,8 @@
-"""The lease of a run: one launch at a time trains it. Imports the standard library only.
+"""The lease of a run, so that only one launch at a time trains it. Imports the standard library only.
 
-``lease.json`` in the run directory names the launch that trains the run. A thread of its owner, and every row of
-metrics, renew the modification time of the file. Locks of the kernel would not do: many network file systems have
-none. Clocks of two machines are never compared: a launch that waits watches whether the file changes.
+``lease.json`` in the run directory names the launch that trains the run. A thread of this launch, and every row of
+metrics, renew the modification time of the file. Locks of the kernel are not enough, because many network file systems
+have none. The clocks of two machines are never compared: a launch that waits checks whether the file changes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ EXPIRED_S = 60.0
 """Seconds without a renewal after which the owner on another machine is considered dead."""
 
 POLL_S = 0.5
-"""Seconds between two looks at the lease of another launch."""
+"""Seconds between two checks of the lease of another launch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,24 +40,24 @@ class _Owner:
     """The process that trains a run, as ``lease.json`` describes it."""
 
     token: str
-    """Name of the lease; no two have the same."""
+    """Unique name of the lease."""
     host: str
     """Name of its machine."""
     pid: int
     """Process ID on its machine."""
     started: int | None
-    """Start of the process, in clock ticks since the start of the machine; None if the system has no /proc."""
+    """Start time of the process, in clock ticks since the machine was booted; None if the system has no /proc."""
     system: str | None
-    """Identifies the start of the machine, and the container: processes with the same value have different process IDs.
+    """Identifies the boot of the machine, and the container. Processes with the same value have different process IDs.
     None if the system has no /proc."""
 
     @property
     def is_alive(self) -> bool | None:
-        """Whether the process is running, or stopped; None if this process cannot see it."""
+        """Whether the process exists (running or stopped); None if this process cannot check it."""
         if self.system is None or self.system != _system():
             return None
         if (running := _process(self.pid)) is not None:
-            return running.state not in "ZX" and running.started == self.started  # otherwise the ID is used again
+            return running.state not in "ZX" and running.started == self.started  # otherwise it reuses the ID
         try:
             os.kill(self.pid, 0)
         except ProcessLookupError:
@@ -68,17 +68,17 @@ class _Owner:
 
 
 class _Look(NamedTuple):
-    """What a lease file contains at one time."""
+    """Contents of a lease file at one time."""
 
     owner: _Owner | None
-    """None while the file is being written."""
+    """The owner; None while the file is being written."""
     renewed_ns: int
     """Modification time, by the clock of the file system."""
 
 
 @dataclass(kw_only=True)
 class Lease:
-    """A lease that this launch has acquired. Rank 0 gets a copy if it has its own process."""
+    """A lease that this launch has acquired. Rank 0 receives a copy if it has its own process."""
 
     run_dir: Path
     """The run directory."""
@@ -89,10 +89,10 @@ class Lease:
     def renew(self) -> None:
         """Renew the lease if that is due, after checking that no other launch has taken it over.
 
-        A file system that does not answer raises no error here: whoever writes to it will notice.
+        A file system that does not answer raises no error here; the next write to it does.
 
         Raises:
-            TakenOverError: If another launch has taken over the run, so that this one must write nothing more.
+            TakenOverError: If another launch has taken over the run. This launch must then write nothing more.
         """
         path = self.run_dir / LEASE_FILE
         with contextlib.suppress(OSError):
@@ -124,7 +124,7 @@ def leased(run_dir: Path, listen: Listener) -> Iterator[Lease]:
 
     Args:
         run_dir: The run directory.
-        listen: Receives a line if another machine must be waited for.
+        listen: Receives a line if this launch must wait for another machine.
 
     Raises:
         UserError: If another launch trains the run, or the directory cannot be written.
@@ -133,7 +133,7 @@ def leased(run_dir: Path, listen: Listener) -> Iterator[Lease]:
     ended = threading.Event()
 
     def keep() -> None:
-        with contextlib.suppress(TakenOverError):  # rank 0 finds it too, before it writes
+        with contextlib.suppress(TakenOverError):  # rank 0 also raises this error, before it writes
             while not ended.wait(RENEWED_S):
                 lease.renew()
 
@@ -155,7 +155,8 @@ def acquire(
 ) -> Lease:
     """Acquire the lease of a run.
 
-    An owner that was killed is replaced at once, or after :data:`EXPIRED_S` if this process cannot see whether it runs.
+    An owner that was killed is replaced: at once, or after :data:`EXPIRED_S` if this process cannot check whether it
+    runs.
 
     Args:
         run_dir: The run directory.
@@ -174,7 +175,7 @@ def acquire(
         while not _create(path, own):
             look = _look_at(path)
             if look is None:
-                continue  # it has just been released
+                continue  # the other launch has just released it
             if look.owner == own:
                 break
             # Alive: the process is running, or the file has changed
@@ -187,7 +188,7 @@ def acquire(
             if is_alive is False or (first is not None and now() - since >= EXPIRED_S):
                 _replace(path, own)
                 continue
-            # Unknown: wait, and look again
+            # Unknown: wait, and check again
             if first is None:
                 first, since = look, now()
                 text = f"{_named(look.owner)} may be training {run_dir}; waiting up to {EXPIRED_S:g} s for a sign of it"
@@ -199,14 +200,14 @@ def acquire(
 
 
 Held = Literal["yes", "no", "lost", "unknown"]
-"""Whether a launch trains a run; lost: its launch has died, or gives no sign of life; unknown: not known yet."""
+"""State of a launch that trains a run. lost: it was killed, or no longer renews its lease; unknown: not known yet."""
 
 
 class LeaseWatch:
-    """Finds out whether a launch trains a run, by looking at its lease again and again. It writes nothing."""
+    """Determines whether a launch trains a run, by checking its lease repeatedly. It writes nothing."""
 
     def __init__(self, run_dir: Path, now: Callable[[], float] = time.monotonic) -> None:
-        """Start without a look.
+        """Start without reading the lease.
 
         Args:
             run_dir: The run directory.
@@ -219,10 +220,11 @@ class LeaseWatch:
         self._is_renewed = False
 
     def look(self) -> Held:
-        """Look at the lease.
+        """Read the lease and return the state of its launch.
 
-        An owner that this process cannot see is alive if the file changes. An owner whose file has not changed for
-        :data:`EXPIRED_S` is lost even if its process exists: the directory is then a copy, or the launch is suspended.
+        If this process cannot check whether the owner runs, the owner is alive if the file changes. An owner whose file
+        has not changed for :data:`EXPIRED_S` is lost even if its process exists: the directory is then a copy, or the
+        launch is suspended.
         """
         try:
             look = _look_at(self._path)
@@ -241,7 +243,7 @@ class LeaseWatch:
 
 
 class _Process(NamedTuple):
-    """A process, as the kernel describes it."""
+    """The kernel's description of a process."""
 
     state: str
     """State, one letter."""
@@ -286,7 +288,7 @@ def _text(owner: _Owner) -> str:
 
 
 def _create(path: Path, owner: _Owner) -> bool:
-    """Create a lease; return False if there is one."""
+    """Create a lease file; return False if there already is one."""
     try:
         with path.open("x") as file:
             file.write(_text(owner))
@@ -296,14 +298,14 @@ def _create(path: Path, owner: _Owner) -> bool:
 
 
 def _replace(path: Path, owner: _Owner) -> None:
-    """Replace a lease. If two launches do so at the same time, one of them stays, and the other notices."""
+    """Replace a lease. If two launches do so at the same time, only one lease remains, and the other launch notices."""
     temporary = path.with_name(f".{path.name}.{owner.token}.tmp")
     temporary.write_text(_text(owner))
     temporary.replace(path)
 
 
 def _look_at(path: Path) -> _Look | None:
-    """Read a lease; None if there is none."""
+    """Read a lease; return None if there is none."""
     try:
         # Network file systems cache the properties of files, but update them when a file is opened.
         with path.open("rb") as file:

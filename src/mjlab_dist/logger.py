@@ -51,7 +51,7 @@ class Logger:
         raise NotImplementedError
 
     def video(self, file: Path, iteration: int) -> None:
-        """Receive a video of the policy, with ``--video-interval``; at most a few iterations after it was made.
+        """Receive a video of the policy, with ``--video-interval``, at most a few iterations after it is finished.
 
         Args:
             file: The mp4 file. It stays in the run directory.
@@ -60,14 +60,14 @@ class Logger:
         """
 
     def close(self) -> None:
-        """Finish: at the end of training, after a stop by Ctrl-C or SIGTERM, and after most errors.
+        """Close the logger: at the end of training, after a stop by Ctrl-C or SIGTERM, and after most errors.
 
         It is not called if the process is killed.
         """
 
 
 class MakeLogger(Protocol):
-    """A class of loggers, or a function that creates one."""
+    """A logger class, or a function that creates a logger."""
 
     def __call__(self, run_dir: Path, config: TrainConfig, resumed_at: int | None, /) -> Logger:
         """Create a logger. The arguments are those of :class:`Logger`."""
@@ -102,7 +102,7 @@ def find_logger(name: str) -> MakeLogger:
     flag = f"--logger {name}"
     try:
         found = resolve(name)
-    except Exception as error:  # an import can raise anything
+    except Exception as error:  # importing a module can raise any error
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise UserError(f"{flag}: cannot be imported ({reason}); give package.module:Class") from error
     for method in ("log", "video", "close"):

@@ -1,4 +1,4 @@
-"""What is secret: it must stand in no command line and no file. Imports the standard library only."""
+"""Find secrets, which must not appear in command lines and files. Imports the standard library only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MASK = "***"
 """Shown in place of a secret."""
 
 SECRETS = ("KEY", "TOKEN", "SECRET", "PASS", "CRED", "AUTH")
-"""Substrings in the names of secret variables. Only rank 0 may need them, on this machine."""
+"""Substrings in the names of secret variables. Only rank 0 can need these variables, on this machine."""
 
 LOGIN = re.compile(r"(://[^/:\s]*:)[^/\s]*@")
 """An address with a user's name and password."""
@@ -22,7 +22,7 @@ def masked(argv: Sequence[str]) -> list[str]:
     """Return a command line without the passwords in addresses and the values of secret flags and variables.
 
     Args:
-        argv: The command line. That of a user's script may have flags of its own.
+        argv: The command line. A user's script may have other flags than ``train``.
     """
     shown: list[str] = []
     is_secret = False

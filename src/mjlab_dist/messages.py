@@ -47,7 +47,7 @@ def emit(kind: Kind, **data: Any) -> None:
 
     - ``status``, ``warning``: a line ``text`` to print.
     - ``debug``: a line ``text`` to print with ``--verbose``.
-    - ``compiling``: ``done`` of ``total`` modules of physics kernels are compiled. Sent only if any must be compiled,
+    - ``compiling``: ``done`` of ``total`` modules of physics kernels are compiled. Sent only if some must be compiled,
       first with 0 done.
     - ``length``: the run's total number of iterations, ``max_iterations``. Sent once, before the first iteration.
     - ``iteration``: a ``row`` of metrics.

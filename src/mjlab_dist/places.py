@@ -18,7 +18,7 @@ def describe(error: BaseException, reference: str) -> str:
 
 
 def named(kind: str, message: str) -> str:
-    """Return the type and the message of an error; some errors, such as those of assert, have no message.
+    """Return the type and the message of an error; errors such as AssertionError may have no message.
 
     Args:
         kind: Name of the type.

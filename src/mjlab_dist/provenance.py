@@ -1,4 +1,4 @@
-"""The files of a run directory that make the run reproducible: config, provenance, uncommitted changes."""
+"""Write and read the files that make a run reproducible: config, provenance, uncommitted changes."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _git_state() -> tuple[str | None, bytes]:
     commit = _git("rev-parse", "HEAD")
     if not commit:
         return None, b""
-    # Ignore the user's settings of colors and external diff tools, so that `git apply` restores the checkout.
+    # Without the user's colors and diff tools, so that `git apply` can read the diff.
     return commit.decode().strip(), _git("diff", "--no-color", "--no-ext-diff", "--binary", "HEAD")
 
 

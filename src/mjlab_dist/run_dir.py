@@ -120,10 +120,11 @@ def read_config_file(path: Path, *, trust: bool = False, uses_ssh: bool = True) 
     Args:
         path: A ``config.yaml``, or a run directory that contains one.
         trust: Whether the config may name any function, and so run any code.
-        uses_ssh: Whether the config's ``ssh_config`` will be used: not if the command starts no ranks, or has its own.
+        uses_ssh: Whether the config's ``ssh_config`` will be used. It is not if the command starts no ranks, or has its
+            own flag.
 
     Raises:
-        UserError: If there is no such file, or it does not contain a config, or one that can run foreign code. The
+        UserError: If there is no such file, or it does not contain a config, or the config may run any code. The
             message names the line.
     """
     import yaml  # noqa: PLC0415 (not needed to print help)
@@ -191,7 +192,7 @@ def find_run(
         raise UserError(
             f"{flag} {run}: is not a run directory (it has no {CONFIG_FILE}); name one under {log_root}, or latest"
         )
-    trained = read_config_file(run_dir, trust=True).task  # only a name
+    trained = read_config_file(run_dir, trust=True).task  # only its task is read
     if trained != task:
         raise UserError(f"{flag} {run}: is a run of {trained}, not of {task}; use {trained}, or choose another run")
     return run_dir
@@ -304,7 +305,7 @@ def video_path(run_dir: Path, iteration: int) -> Path:
 
 
 def animation_path(run_dir: Path, iteration: int) -> Path:
-    """Return the path of the same as an animated GIF, which exists until TensorBoard's writer has read it."""
+    """Return the path of the video as an animated GIF, which exists until TensorBoard's writer has read it."""
     return run_dir / VIDEOS_DIR / f".iteration_{iteration}.gif"
 
 
@@ -363,7 +364,7 @@ def read_history(run_dir: Path) -> dict[str, NDArray[np.float64]]:
 
 
 def by_column(rows: Sequence[dict[str, Any]]) -> dict[str, NDArray[np.float64]]:
-    """Return each column that occurs in any row, (rows,); NaN where a row has no value.
+    """Return all columns that occur in any row, (rows,) each; NaN where a row has no value.
 
     Args:
         rows: Numbers by column; None is no value.
@@ -415,7 +416,7 @@ def find_wandb_run(log_root: str, task: str, path: str) -> Path:
 def _read_rows(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
     """Return the lines of a file of metrics with their rows, without an incomplete last line.
 
-    Lines with NUL characters are skipped: file systems have these in place of data that was lost in a power failure.
+    Lines with NUL characters are skipped: after a power failure, these replace lost data.
     """
     lines = path.read_bytes().splitlines(keepends=True)
     rows: list[tuple[bytes, dict[str, Any]]] = []
@@ -435,7 +436,7 @@ def _read_rows(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
 
 
 def _lost(rows: list[tuple[bytes, dict[str, Any]]], iteration: int) -> str:
-    """Describe which rows up to an iteration are lost, given those that are left."""
+    """Describe in words which rows up to an iteration are lost, given the remaining rows."""
     first = rows[0][1]["iteration"] if rows else 1
     num_lost = iteration - first + 1 - len({row["iteration"] for _, row in rows})
     if not num_lost:

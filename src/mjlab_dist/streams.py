@@ -1,4 +1,4 @@
-"""Standard streams of a command: training continues if nobody can read its output."""
+"""Make standard streams safe: training continues if its output cannot be written."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STANDARD = (0, 1, 2)
 def keep_streams_usable() -> None:
     """Make ``sys.stdout`` and ``sys.stderr`` of this process usable until it ends.
 
-    A stream that is closed is opened as the null device; otherwise the next file or socket would get its descriptor. If
+    A closed stream is opened as the null device; otherwise, the next file or socket would get its descriptor. If
     writing fails because a terminal was closed, the reader of a pipe has ended, or a disk is full, the output is lost
     from then on.
     """
@@ -28,7 +28,7 @@ def keep_streams_usable() -> None:
         try:
             os.fstat(descriptor)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # opened with the lowest number that is free
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the kernel uses the lowest free descriptor
     sys.stdout = unfailing(1, sys.stdout, by_line=os.isatty(1))
     sys.stderr = unfailing(2, sys.stderr, by_line=True)
 
@@ -37,7 +37,7 @@ def unfailing(descriptor: int, like: TextIO | None, *, by_line: bool) -> TextIO:
     """Return a text stream whose writes never fail.
 
     Args:
-        descriptor: Where it writes; not closed with the stream. When a write fails, it becomes the null device.
+        descriptor: Descriptor to write to; not closed with the stream. When a write fails, it becomes the null device.
         like: Stream with the encoding and the handling of errors to use; None for UTF-8.
         by_line: Whether each line is written at once.
     """

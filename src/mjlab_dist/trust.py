@@ -1,4 +1,4 @@
-"""Refuse configs of other people that would run any code. Nothing that they name is imported for that."""
+"""Refuse configs from files that could run any code. The check does not import what a config names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mjlab_dist.errors import UserError
 from mjlab_dist.registry import GROUP
 
 OURS = ("mjlab_dist.mdp", "mjlab_dist.distributed.synchronizer")
-"""Modules of this package whose functions are meant for configs; others may run programs."""
+"""Modules of this package whose functions are meant for configs; functions of other modules may run programs."""
 
 INSTALLED = {"site-packages", "dist-packages"}
 """Names of directories of installed packages."""
@@ -28,7 +28,7 @@ SSH_DIRS = ("~/.ssh", "/etc/ssh")
 
 
 def refuse_foreign(config: TrainConfig, file: Path, *, uses_ssh: bool) -> None:
-    """Raise if a config that was read from a file can run code that neither the user nor a task package wrote.
+    """Raise if a config that was read from a file can run code other than that of the user and of task packages.
 
     The functions and classes that it names must be this package's, those of a distribution that offers tasks, or those
     of the user's own modules: modules that are neither installed nor part of Python.
@@ -39,7 +39,8 @@ def refuse_foreign(config: TrainConfig, file: Path, *, uses_ssh: bool) -> None:
         uses_ssh: Whether its ``ssh_config`` will be used.
 
     Raises:
-        UserError: If it names another function, or a config of SSH that is used and not in SSH's own directories.
+        UserError: If it names another function, or an SSH config file that will be used and is not in SSH's own
+            directories.
     """
     tasks = entry_points(group=GROUP)
     for name, reference in _references(config):
@@ -68,7 +69,7 @@ def _names_model(name: str, value: str) -> bool:
 
 
 def _fault(reference: str, file: Path, tasks: EntryPoints) -> str | None:
-    """Return why a function may be foreign; None if it is not, or nothing can be imported by this name."""
+    """Return why a function is not trusted; None if it is, or if the text names no function."""
     module, colon, name = reference.partition(":")
     if not colon:
         return None
@@ -80,7 +81,7 @@ def _fault(reference: str, file: Path, tasks: EntryPoints) -> str | None:
         return foreign
     found = definition(module, first)
     if found is not None and not _is_trusted(found[0], file, tasks):
-        return foreign  # such as the function of a library that the module imports
+        return foreign  # such as a library's function that the module imports
     is_known = found is not None or (not attributes and makes(module, first))
     if not is_known or any(part.startswith("_") for part in attributes):
         return f"{module} defines no such function or class"
@@ -88,7 +89,7 @@ def _fault(reference: str, file: Path, tasks: EntryPoints) -> str | None:
 
 
 def _is_trusted(module: str, file: Path, tasks: EntryPoints) -> bool:
-    """Return whether a module is for configs, or belongs to a task package or the user."""
+    """Return whether a module is trusted: it is meant for configs, or belongs to a task package or to the user."""
     package = module.partition(".")[0]
     if package == "mjlab_dist":
         return any(module == one or module.startswith(f"{one}.") for one in OURS)
@@ -98,7 +99,7 @@ def _is_trusted(module: str, file: Path, tasks: EntryPoints) -> bool:
     if spec is None or not spec.has_location or spec.origin is None:
         return False
     if not _is_installed(spec.origin):
-        # Code in a run directory is not the user's, unless he has put the directory on the import path
+        # Code in a run directory is not the user's, unless the user has put the directory on the import path
         folder = file.resolve().parent
         is_imported = any(Path(entry).resolve().is_relative_to(folder) for entry in sys.path)
         return is_imported or not _is_within(spec.origin, (str(folder),))
@@ -114,11 +115,11 @@ def _is_installed(file: str) -> bool:
 
 
 def _is_within(file: str, folders: tuple[str, ...]) -> bool:
-    """Return whether a file is in one of some directories. Installers may link files, and users directories."""
+    """Return whether a file is in one of the directories. Installers may link files, and users may link directories."""
     return any(place.is_relative_to(root) for place in _places(file) for folder in folders for root in _places(folder))
 
 
 def _places(path: str) -> tuple[Path, Path]:
-    """Return both paths of a file: as it is named, and as links lead to it."""
+    """Return both paths of a file: the given one, and the one with all links resolved."""
     known = os.path.expanduser(path)  # noqa: PTH111 (keeps the names of users that do not exist)
     return Path(os.path.abspath(known)), Path(os.path.realpath(known))  # noqa: PTH100

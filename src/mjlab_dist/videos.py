@@ -1,4 +1,4 @@
-"""When videos of a run are made during training. Imports the standard library only."""
+"""Decide when videos of a run are made during training. Imports the standard library only."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ def due_checkpoint(
 ) -> int | None:
     """Return the checkpoint to make a video of; None if no video is due.
 
-    A video is due once per ``interval`` iterations, of the first checkpoint then. If several are due, because videos
+    In every ``interval`` iterations, a video of the first checkpoint is due. If several are due, because videos
     take longer than training, only the newest is made.
 
     Args:
         checkpoints: Iterations of the run's checkpoints.
-        videos: Iterations of its videos. Those after the newest checkpoint are of a part of the run that is repeated.
+        videos: Iterations of its videos. Videos after the newest checkpoint are ignored: that part of the run is
+            repeated.
         interval: Iterations between videos.
-        is_last: Whether training has ended: the newest checkpoint then gets a video in any case.
+        is_last: Whether training has ended; a video of the newest checkpoint is then always due.
     """
     newest = max(checkpoints, default=0)
     before = max((video for video in videos if video <= newest), default=0)
@@ -29,7 +30,7 @@ def due_checkpoint(
 
 
 def describe(config: TrainConfig) -> str:
-    """Return when a run makes videos, and of which length, in words."""
+    """Describe in words when a run makes videos, and their length."""
     return f"{config.video_length:g} s, every {config.video_interval} iterations"
 
 

@@ -10,7 +10,7 @@ MIN_SIMILARITY = 0.62
 """Similarity, from 0 to 1, from which a name is suggested in place of a mistyped one."""
 
 MIN_END = 3
-"""Letters of the last word of a name from which the name is suggested."""
+"""Minimum length of a typed text for which names that end with it are suggested."""
 
 MAX_GAP = 0.1
 """Further suggestions are at most this much less similar than the first."""
@@ -34,7 +34,7 @@ def listed(items: Iterable[object], last: Literal["and", "or"] = "and") -> str:
 def nearest(name: str, known: Iterable[str], max_names: int = 1) -> list[str]:
     """Return the known names that are closest to a mistyped one, the closest first; none if all are very different.
 
-    Names that continue what was typed, or whose last words were typed, count as closest. Dashes in front of names are
+    Names that start or end with the typed text count as closest. Dashes in front of names are
     not compared.
 
     Args:
@@ -53,7 +53,7 @@ def nearest(name: str, known: Iterable[str], max_names: int = 1) -> list[str]:
         if typed and bare.startswith(typed):
             ratio = 1.0
         elif len(typed) >= MIN_END and bare.endswith((f"_{typed}", f"-{typed}", f".{typed}")):
-            ratio = 1.0 - MAX_GAP * (1.0 - ratio)  # the shortest of these first
+            ratio = 1.0 - MAX_GAP * (1.0 - ratio)  # of these, the shortest first
         similarity[candidate] = ratio
     least = max(MIN_SIMILARITY, max(similarity.values(), default=0.0) - MAX_GAP)
     close = [candidate for candidate in similarity if similarity[candidate] >= least]

@@ -100,7 +100,7 @@ def run(config: TrainConfig, plan: RankPlan, control: Control, store: Store | No
         control: Receives heartbeats; its stop request ends training.
         store: Key-value store of all ranks; None to connect to it here.
     """
-    # The last video is awaited after the ranks have parted, so that the others need not wait for it
+    # Wait for the last video after the process group has ended, so that other ranks do not wait for it
     with contextlib.ExitStack() as parting, joined(config, plan, store) as learner:
         _inject_fault(learner.runner, learner.info.rank)
         if config.evaluate_interval is not None:
@@ -173,7 +173,7 @@ def joined(config: TrainConfig, plan: RankPlan, store: Store | None = None) -> I
             return Runner(env, new, rank, plan.run_dir, plan.lease)
 
         learner = Learner(config=config, run_dir=plan.run_dir, info=ranks[rank.rank], runner=runner, build=build)
-        del env, runner  # so that a rebuild can free them
+        del env, runner  # so that a rebuild can free their memory
         yield learner
 
 
@@ -242,8 +242,8 @@ def run_or_die(entry: Entry[Any], config: TrainConfig, plans: Sequence[RankPlan]
 def set_interfaces(rank: Rank, environ: MutableMapping[str, str]) -> None:
     """Set the network interface for gloo and NCCL, unless the user chose one: the loopback interface on one machine.
 
-    On several machines, gloo uses the interface that connects to rank 0. By default it announces the address of the
-    machine's own name, which is a loopback address on many machines. NCCL chooses by itself there.
+    On several machines, gloo uses the interface that connects to rank 0. By default, gloo announces the address of the
+    machine's own name, which is a loopback address on many machines. NCCL chooses an interface itself.
 
     Args:
         rank: Which rank this is.
@@ -254,7 +254,7 @@ def set_interfaces(rank: Rank, environ: MutableMapping[str, str]) -> None:
     import psutil  # noqa: PLC0415 (slow to import)
 
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((LOOPBACK if rank.on_one_machine else rank.master_address, 1))  # sends nothing; chooses the route
+        probe.connect((LOOPBACK if rank.on_one_machine else rank.master_address, 1))  # sends nothing
         own_address = probe.getsockname()[0]
         for name, addresses in psutil.net_if_addrs().items():
             if own_address in [each.address for each in addresses]:

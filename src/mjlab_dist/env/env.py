@@ -71,7 +71,7 @@ class Env(Finder, VecEnv):
         uncapturable_terms: Terms that cannot be part of a CUDA graph, as ``rewards.<name>``.
         step_dt_s: Simulated seconds per control step.
         env_ids: Ids of these envs in the whole run, (num_envs,) of int64, unique over all ranks. Terms use them where
-            envs differ (terrain tile, curriculum level), so that the result does not depend on the number of ranks.
+            envs differ (terrain tile, curriculum level), so that results do not depend on the number of ranks.
     """
 
     max_episode_length: int

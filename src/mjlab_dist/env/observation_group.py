@@ -18,7 +18,7 @@ class ObservationGroup:
 
     Attributes:
         columns: Columns of each term, by name; with a history, the columns of all its values.
-        measured: Values of all terms at the latest observation, without noise, clip, scale, delay and history,
+        measured: Values of all terms in the latest observation, before noise, clip, scale, delay and history,
             (num_envs, sum of widths).
         widths: Number of columns of each term in ``measured``, by name.
     """

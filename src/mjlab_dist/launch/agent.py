@@ -1,8 +1,8 @@
 """torchrunx's agent on one machine, which starts the machine's ranks.
 
-The agent starts before its arguments are available, so that it imports its libraries at the same time as the launcher
-and the process that ranks are forked from. torchrunx itself starts the agent only after the launcher has imported
-torch, and the agent starts ranks only after it has imported torch.
+The agent starts before its arguments are available. So it imports its libraries at the same time as the launcher and
+the process that ranks are forked from. torchrunx itself starts the agent only after the launcher has imported torch,
+and ranks only after the agent has imported torch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FORK = "--fork"
 """Argument to fork ranks from a process that has imported their libraries."""
 
 OWN_DIRECTORY = "--own-directory"
-"""Argument to make a temporary directory for the launch's processes on this machine."""
+"""Argument that asks the agent to make a temporary directory for the launch's processes on its machine."""
 
 MAX_DIRECTORY = 70
 """Maximum length of TMPDIR in bytes. The fork server creates a Unix socket below it, whose path is limited to 107."""
@@ -40,14 +40,14 @@ MAX_DIRECTORY = 70
 def main() -> None:
     """Import libraries, read torchrunx's arguments as one line of JSON, and run its agent.
 
-    Return without running it if the launcher ends first. Once it runs, it ends with the launcher.
+    Return without running the agent if the launcher ends first. A running agent ends when the launcher ends.
     """
     if OWN_DIRECTORY not in sys.argv:
         _run()
         return
     with temporary_directory(os.environ[LAUNCH]) as path:
         os.environ["TMPDIR"] = path
-        tempfile.tempdir = None  # read TMPDIR again
+        tempfile.tempdir = None  # so that tempfile reads TMPDIR again
         _run()
 
 
@@ -92,7 +92,7 @@ def _remove_own_directory() -> None:
 
 
 def _end_with_launcher() -> None:
-    """Kill this process when the launcher has ended, however it did: its ranks end with it."""
+    """Kill this process when the launcher ends for any reason. The ranks of this process then end too."""
     with contextlib.suppress(OSError):
         sys.stdin.read()
     _remove_own_directory()

@@ -1,6 +1,6 @@
 """Connections between torchrunx's launcher and its agents, over which they exchange pickles.
 
-torchrunx itself uses gloo and a TCPStore, which listen on all addresses and let in everyone.
+torchrunx itself uses gloo and a TCPStore, which listen on all addresses and accept any connection.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RANK_BYTES = 4
 
 
 class LauncherGroup(LauncherAgentGroup[Any]):
-    """The launcher's end: a connection to each agent. torchrunx creates it, so what it needs is in a subclass.
+    """The launcher's end: a connection to each agent. torchrunx creates it, so a subclass holds the attributes.
 
     Attributes:
         listener: Socket that agents connect to.
@@ -52,7 +52,7 @@ class LauncherGroup(LauncherAgentGroup[Any]):
         """Wait until every agent has connected.
 
         Raises:
-            AgentFailedError: If any has not after ``agent_timeout`` seconds.
+            AgentFailedError: If any agent has not connected after ``agent_timeout`` seconds.
         """
         self._agents: dict[int, Connection] = {}
         self._connected = threading.Condition()
@@ -63,7 +63,7 @@ class LauncherGroup(LauncherAgentGroup[Any]):
                 raise AgentFailedError
 
     def _accept(self) -> None:
-        """Accept connections until the listener is closed. A peer that does not answer delays no other."""
+        """Accept connections until the listener is closed. A peer that does not answer does not delay others."""
         while True:
             self._unproven.acquire()
             try:
@@ -88,7 +88,7 @@ class LauncherGroup(LauncherAgentGroup[Any]):
             self._connected.notify()
 
     def _all_gather(self, obj: Any) -> list[Any]:
-        """Send all objects to all agents, and return them: this one, then the agents' in order of rank.
+        """Send all objects to all agents, and return them: this object, then those of the agents in order of rank.
 
         Raises:
             AgentFailedError: If an agent has ended, or does not answer in time.
@@ -116,7 +116,7 @@ class LauncherGroup(LauncherAgentGroup[Any]):
     def shutdown(self) -> None:
         """Close the connections, and end the thread that accepts them."""
         with contextlib.suppress(OSError):
-            self.listener.shutdown(socket.SHUT_RDWR)  # unlike close, this wakes who waits in accept
+            self.listener.shutdown(socket.SHUT_RDWR)  # unlike close, this wakes a thread that waits in accept
         self.listener.close()
         for connection in self._agents.values():
             connection.close()

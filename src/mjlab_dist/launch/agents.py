@@ -32,7 +32,7 @@ import json, os, sys
 environ, command = json.loads(open(0, "rb", buffering=0, closefd=False).readline())
 os.execve(command[0], command, {**os.environ, **environ})
 """
-"""Program that reads an environment and a command as a line of JSON, and becomes that command."""
+"""Program that reads an environment and a command as a line of JSON, and then runs as that command."""
 
 
 class Agent(Protocol):
@@ -42,18 +42,19 @@ class Agent(Protocol):
     """Name of its machine."""
 
     def run(self, arguments: Sequence[str]) -> None:
-        """Pass torchrunx's arguments to it. Nothing happens if it has ended."""
+        """Pass torchrunx's arguments to the agent. This does nothing if it has ended."""
         ...
 
     def ended(self) -> Ended | None:
-        """Return how it ended; None while it runs, and if :meth:`end` has ended it."""
+        """Return how the agent ended; None while it runs, or if :meth:`end` has ended it."""
         ...
 
     def end(self, patience_s: float = 0.0) -> None:
         """Kill it. Its ranks end with it.
 
         Args:
-            patience_s: Seconds to wait first whether it has ended by itself: its connections close slightly earlier.
+            patience_s: Seconds to wait first for the agent to end by itself: its connections close slightly earlier
+                than the process.
         """
         ...
 
@@ -68,7 +69,7 @@ def waiting_agents(
     there: Mapping[str, str],
     errors: IO[str],
 ) -> Iterator[list[Agent]]:
-    """Start an agent on each machine, protected from signals that stop a run; end them when the context ends.
+    """Start an agent on each machine; end them when the context ends. The signals that stop a run do not reach them.
 
     Args:
         hosts: Machines; the first is this one.
@@ -82,7 +83,7 @@ def waiting_agents(
         The agents, in order of host.
 
     Raises:
-        RankError: If a machine cannot be reached, so that a restart may help.
+        RankError: If a machine cannot be reached; a restart may help.
     """
     command = [sys.executable, *MODULE, *arguments]
     with contextlib.ExitStack() as stack:
@@ -133,7 +134,7 @@ class _LocalAgent:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(patience_s)
         self._is_stopped = self._process.poll() is None
-        self._process.kill()  # its fork server and the ranks end with it
+        self._process.kill()  # its fork server and the ranks end when it ends
         self._process.communicate()
 
 

@@ -15,14 +15,14 @@ SECRET_BYTES = 32
 """Length of the secret, and of the random number that each end sends."""
 
 TIMEOUT_S = 10.0
-"""Seconds that a process that connects has for its proof."""
+"""Seconds that a connecting process has for the proof."""
 
 PATIENCE_S = 60.0
-"""Seconds that the listener has, which may be busy with strangers."""
+"""Seconds that the listener has for the proof; it may be busy with other connections."""
 
 MAX_UNPROVEN = 64
-"""Maximum number of connections of a listener that have not proven anything yet. Others wait to be accepted, so that
-strangers cannot use up the descriptors and threads of the launch.
+"""Maximum number of connections of a listener without a proof. More connections wait, so that other programs cannot use
+up the descriptors and threads of the launch.
 """
 
 
@@ -45,12 +45,12 @@ def secret_of(environ: Mapping[str, str]) -> bytes:
 
 
 def authenticate(connection: socket.socket, secret: bytes, *, listens: bool) -> None:
-    """Prove to the other end that this process knows the secret, and check that the other does.
+    """Prove to the other end that this process knows the secret, and verify the other end's proof.
 
-    The secret itself is not sent, and what is sent proves nothing on another connection.
+    The secret itself is not sent, and a proof is only valid for its connection.
 
     Args:
-        connection: Connected socket, whose timeout is changed to none.
+        connection: Connected socket; its timeout is removed.
         secret: The secret of the launch.
         listens: Whether this process accepted the connection; False if it opened it.
 
@@ -65,7 +65,7 @@ def authenticate(connection: socket.socket, secret: bytes, *, listens: bool) -> 
     own = secrets.token_bytes(SECRET_BYTES)
     connection.sendall(own)
     other = _receive(connection, SECRET_BYTES, deadline)
-    # Proofs. Each names its sender, so that neither end can be made to prove something for the other.
+    # Proofs. Each proof names its sender, so an attacker cannot send a proof back to the end that made it.
     numbers = own + other if listens else other + own
     proofs = [hmac.digest(secret, role + numbers, "sha256") for role in (b"caller", b"listener")]
     connection.sendall(proofs[listens])
@@ -77,7 +77,7 @@ def authenticate(connection: socket.socket, secret: bytes, *, listens: bool) -> 
 def _receive(connection: socket.socket, size: int, deadline: float) -> bytes:
     received = b""
     while len(received) < size:
-        # The other end may send single bytes, so each may take only what is left of the time
+        # The other end may send single bytes, so each read may take only the remaining time
         connection.settimeout(max(1e-3, deadline - time.monotonic()))
         part = connection.recv(size - len(received))
         if not part:

@@ -50,8 +50,8 @@ is_own = os.path.realpath(library) == os.path.realpath(sysconfig.get_path("stdli
 python = [platform.python_implementation(), platform.python_version(), None if is_own else library]
 print(json.dumps([python, {name: m.version(name) for name in sys.argv[1:]}]))
 """
-"""Program that prints what it runs with: the implementation and the version of Python, and the directory of the
-standard library if that is not Python's own; then the versions of the packages given as arguments."""
+"""Program that prints the implementation and the version of its Python, the directory of the standard library if that
+is not Python's own, and the versions of the packages given as arguments."""
 
 CALL = f"import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), {CONNECT_TIMEOUT_S})"
 """Program that connects to an address and a port, its two arguments."""
@@ -243,7 +243,7 @@ def _resolves_to_this_machine(host: str) -> bool:
 
 
 def connect(host: str, ssh_config: str | None) -> fabric.Connection:
-    """Return a connection to a host, which is yet to be opened.
+    """Return a connection to a host that is not open yet.
 
     Args:
         host: Name or address.
@@ -382,7 +382,7 @@ def _check_environment(connection: fabric.Connection) -> str | None:
 
 
 def _compare_python(kind: str, version: str, library: str | None) -> str | None:
-    """Return why a host's Python cannot run ranks of this one; None if it can.
+    """Return why a host's Python cannot run ranks for this machine; None if it can.
 
     Another patch release can: it reads the same bytecode and loads the same compiled packages. But the compiled modules
     of a standard library only work with their own release.
@@ -390,7 +390,7 @@ def _compare_python(kind: str, version: str, library: str | None) -> str | None:
     Args:
         kind: Implementation, such as CPython.
         version: Version.
-        library: Directory of the standard library that it finds first; None if that is its own.
+        library: Directory of the standard library that Python finds first; None if it is Python's own.
     """
     own_kind, own_version = platform.python_implementation(), platform.python_version()
     has = f"has {kind} {version}, but this machine has {own_kind} {own_version}"

@@ -1,7 +1,7 @@
 """Log records and events that agents and ranks send to torchrunx's log server. Imports no torch.
 
-torchrunx's own server unpickles what anyone sends to its port. This one expects a proof that the sender belongs to the
-launch, and then a line of JSON per record.
+torchrunx's own server unpickles any data that is sent to its port. This server expects a proof that the sender belongs
+to the launch, and then a line of JSON per record.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class LogServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
         super().process_request(request, client_address)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Ignore a connection that fails: its sender has ended, or was nobody of this launch."""
+        """Ignore a connection that fails: its sender has ended, or does not belong to this launch."""
 
 
 class _RecordReader(socketserver.BaseRequestHandler):
@@ -103,7 +103,7 @@ def read_record(line: bytes) -> logging.LogRecord:
         line: A line of JSON.
 
     Returns:
-        The record. If the line is no complete record, a warning for the log of this machine's agent.
+        The record. If the line is not a complete record, a warning for the log of this machine's agent.
     """
     try:
         fields = json.loads(line)

@@ -22,7 +22,8 @@ from mjlab_dist.machine.preflight import check_machine
 from mjlab_dist.run_dir import METRICS_FILE, find_run_to_resume, list_checkpoints, read_metrics
 
 MAX_TIMESTEP_S = 0.05
-"""Seconds that no physics step exceeds. For shorter episodes, the model is built to compute the control step."""
+"""Physics steps are at most this long, in s. If an episode is shorter, the model is built to compute the control
+step."""
 
 
 @dataclass(frozen=True, kw_only=True)

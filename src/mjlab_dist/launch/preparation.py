@@ -1,4 +1,4 @@
-"""What a launch needs before torchrunx starts its ranks: secret, sockets, temporary files, agents. Imports no torch."""
+"""Prepare a launch before torchrunx starts its ranks: secret, sockets, temporary files, agents. Imports no torch."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ class Launch:
     name: str
     """Value of the variable that marks all its processes."""
     secret: bytes
-    """Secret that its processes prove to each other."""
+    """Secret that its processes prove to each other that they know."""
     address: str
-    """Address of this machine for the others; the loopback address if all ranks are on this machine."""
+    """Address of this machine for the other machines; the loopback address if all ranks are on this machine."""
     agent_listener: socket.socket
     """Socket that agents connect to."""
     log_listener: socket.socket
@@ -80,7 +80,7 @@ class Launch:
     """Error output of the agent on this machine and of its ranks."""
 
     def open_store(self) -> Store | None:
-        """Return the store where ranks meet, open until it is garbage-collected; None if it is a file."""
+        """Return the store where ranks meet, open until it is garbage-collected; None if they meet in a file."""
         if self.store_listener is None:
             return None
         from torch._C._distributed_c10d import TCPStore
@@ -103,7 +103,7 @@ def prepared(config: TrainConfig, plan: RunPlan, attempt: int, listen: Listener)
         attempt: Number of earlier starts of these ranks.
         listen: Receives a line for ``--verbose``.
     """
-    # Short, because sockets are created in directories with this name; the pid is for remove_own
+    # Short, because sockets are created in directories with this name; remove_own needs the pid
     name = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
     address, secret = own_address(plan.hosts), new_secret()
     is_local = len(plan.hosts) == 1
@@ -186,7 +186,7 @@ def exported_names(environ: Mapping[str, str]) -> list[str]:
 def can_fork(devices: Sequence[RankDevice], environ: Mapping[str, str]) -> bool:
     """Return whether ranks may be forked from a process that has imported their libraries.
 
-    With MUJOCO_GL set, MuJoCo initializes EGL or OSMesa at its import. Neither survives a fork; nor does CUDA.
+    If MUJOCO_GL is set, importing MuJoCo initializes EGL or OSMesa. EGL, OSMesa and CUDA do not work after a fork.
     """
     return all(device.device == "cpu" for device in devices) and "MUJOCO_GL" not in environ
 

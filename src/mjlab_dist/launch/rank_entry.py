@@ -1,4 +1,4 @@
-"""What agents start in the process of each rank: torchrunx's own entry point, with its log connection replaced."""
+"""Entry point of a rank's process: torchrunx's own entry point, with its log connection replaced."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def run_rank(arguments: bytes) -> object:
     Args:
         arguments: torchrunx's arguments, pickled by the agent.
     """
-    # The kernel ends ranks only if their agent ends later than this
+    # From here on, the kernel ends this rank when its agent ends; the agent may have ended before
     die_with_parent()
     agent = multiprocessing.parent_process()
     if agent is None or not agent.is_alive():

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LONGEST_S = 20 * 24 * 3600
-"""Nearly the longest time for which poll(2) can wait, in seconds."""
+"""Nearly the longest timeout of poll(2), in seconds."""
 
 
 def run_ranks(
@@ -65,7 +65,7 @@ def run_ranks(
         plan: Devices, hosts and run directory.
         listen: Called with the ranks' events for the user, in a thread of its own.
         control: Its stop request is forwarded to the ranks.
-        spare: May have prepared this launch; None if there are no restarts.
+        spare: Spare launches, one of which may be ready; None if there are no restarts.
         attempt: Number of earlier starts of these ranks.
 
     Returns:
@@ -97,7 +97,7 @@ def run_ranks(
             except RankError as error:
                 raise _with_log(error, logs, plan, launch.errors, errors) from None
             finally:
-                # torchrunx asks its agents to end but does not wait
+                # torchrunx asks its agents to end, but does not wait for them
                 end_processes(config, plan.hosts, launch.name, listen)
     return [_decoded(result_type, result) for result in results]
 
@@ -118,15 +118,15 @@ def _torchrunx_launcher(config: TrainConfig, plan: RunPlan, logs: Path | None, p
         workers_per_host=len(plan.devices),
         backend=None,
         agent_timeout=_agent_timeout_s(config, plan),
-        copy_env_vars=(),  # agents have their environment already
+        copy_env_vars=(),  # agents already have their environment
     ).set_logging_handlers(functools.partial(_log_handlers, logs, plan.hosts, len(plan.devices), pipe))
 
 
 def _agent_timeout_s(config: TrainConfig, plan: RunPlan) -> int:
-    """Return how long torchrunx's agents and its launcher wait for each other, which may be stopped by Ctrl-Z.
+    """Return how long torchrunx's agents and its launcher wait for each other, in s.
 
-    On one machine, neither outlives the other. Agents on other machines need the timeout: they do not notice that the
-    machine of the launcher has failed.
+    Ctrl-Z may stop the launcher for any time. On one machine, no limit is needed, because agents end when the launcher
+    ends. Agents on other machines need one: they do not notice that the machine of the launcher has failed.
     """
     return LONGEST_S if len(plan.hosts) == 1 else max(60, round(config.hang_timeout))
 
@@ -161,7 +161,7 @@ def _adapted_torchrunx(launch: Launch) -> Iterator[Sequence[_LogProcess]]:
     process waits for it.
 
     Yields:
-        The log process, as soon as torchrunx has started it; the sequence is empty before.
+        A sequence that contains the log process once torchrunx has started it.
     """
     import torchrunx.launcher
     import torchrunx.utils.log_streaming
@@ -175,7 +175,7 @@ def _adapted_torchrunx(launch: Launch) -> Iterator[Sequence[_LogProcess]]:
         started.append(_LogProcess(**kwargs))
         return started[-1]
 
-    # Pass arguments to the agents, which are already running; otherwise, torchrunx runs `kill` for one
+    # Pass arguments to the agents, which are already running; torchrunx's other command is `kill`
     def execute(command: str, hostname: str, **_: str | None) -> None:
         (agent,) = [agent for agent in launch.agents if agent.host == hostname]
         _program, separator, arguments = command.partition(" -m torchrunx ")
@@ -206,7 +206,7 @@ def _adapted_torchrunx(launch: Launch) -> Iterator[Sequence[_LogProcess]]:
 
 
 class _LogProcess(ForkProcess):
-    """Log process of torchrunx, which remembers whether torchrunx has killed it: it does so when its launch ends."""
+    """Log process of torchrunx, which records whether torchrunx has killed it, as it does at the end of a launch."""
 
     is_stopped = False
 
@@ -217,7 +217,7 @@ class _LogProcess(ForkProcess):
 
 
 def _ended_helper(agents: Sequence[Agent], log_processes: Sequence[_LogProcess]) -> Ended | None:
-    """Return a process that has ended although no result can arrive without it; None if all run."""
+    """Return a process that has ended although results can only arrive through it; None if all are running."""
     for agent in agents:
         if ended := agent.ended():
             return ended
@@ -237,7 +237,7 @@ def _event_pipe(listen: Listener) -> Iterator[int]:
             for line in lines:
                 try:
                     listen(json.loads(line))
-                except Exception:  # a rank whose events are not read would wait, and seem to hang
+                except Exception:  # otherwise a rank whose events are not read would wait, and seem to hang
                     logging.getLogger(__name__).exception("an event was dropped: %s", line.rstrip())
 
     reader = threading.Thread(target=read, name="events", daemon=True)

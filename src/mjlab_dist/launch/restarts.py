@@ -14,28 +14,28 @@ from mjlab_dist.run_dir import list_checkpoints, read_config_file, read_metrics
 from mjlab_dist.worker import RunResult
 
 FIRST_PAUSE_S = 1.0
-"""Seconds before the restart after the first attempt without progress; they double with every further one."""
+"""Seconds before the restart after the first attempt without progress; doubled after every further one."""
 
 MAX_PAUSE_S = 60.0
-"""Maximum of these seconds."""
+"""Maximum seconds before a restart."""
 
 
 def run_with_restarts(config: TrainConfig, plan: RunPlan, listen: Listener, control: Control) -> RunResult:
-    """Start ranks, and restart them up to ``max_restarts`` times, unless two attempts in a row make no progress.
+    """Start ranks, and restart them up to ``max_restarts`` times, or until two attempts in a row make no progress.
 
     Args:
         config: The run's config.
         plan: Plan of the run; ranks resume from the newest checkpoint in its run directory.
         listen: Receives progress.
-        control: A stop request also prevents restarts, and ends the pause before one. The run then ends as requested,
-            with its newest checkpoint, although it was lost.
+        control: A stop request also prevents restarts, and ends the pause before one. The run then ends as stopped,
+            with its newest checkpoint, even if ranks were lost.
 
     Returns:
         The result of rank 0, or that of the newest checkpoint if a stop was requested and the ranks were lost.
 
     Raises:
         RankError: If a rank ended early and the run is not restarted.
-        TakenOverError: If it is not restarted because another launch trains this run now.
+        TakenOverError: If another launch trains this run now, so that it is not restarted.
     """
     with Spare(config, plan, listen) as spare:
         return _run_with_restarts(config, plan, listen, control, spare)
@@ -46,7 +46,7 @@ def _run_with_restarts(
 ) -> RunResult:
     from mjlab_dist.launch.ranks import run_ranks  # noqa: PLC0415 (torchrunx imports torch)
 
-    # The furthest iteration of all attempts, and the number of attempts without progress
+    # Last iteration of all attempts so far, and number of attempts without progress
     attempt = reached = num_idle = 0
     was_idle = False
 
@@ -76,7 +76,7 @@ def _run_with_restarts(
             if control.stop_requested and (stopped := _at_checkpoint(error, config, plan, listen)):
                 return stopped
             _raise_if_final(error, config, plan, control, attempt)
-            # A machine or a network may need a moment: only a second attempt without progress is final
+            # A machine or a network may need some time: only a second attempt without progress ends the run
             is_idle = reached == before
             if is_idle and was_idle:
                 raise _with_reason(error, "Not restarting: two attempts in a row completed no new iteration") from None
@@ -96,7 +96,7 @@ def _run_with_restarts(
 
 
 def _at_checkpoint(error: RankError, config: TrainConfig, plan: RunPlan, listen: Listener) -> RunResult | None:
-    """Return the result of a run that was lost while it was to stop; None if it could not have been restarted."""
+    """Return the result of a run whose ranks were lost after a stop request; None if no restart was possible."""
     checkpoints = list_checkpoints(plan.run_dir)
     if config.max_restarts == 0 or error.exit_code is Exit.NUMERICS or not checkpoints:
         return None
@@ -111,7 +111,7 @@ def _at_checkpoint(error: RankError, config: TrainConfig, plan: RunPlan, listen:
 
 def _raise_if_final(error: RankError, config: TrainConfig, plan: RunPlan, control: Control, attempt: int) -> None:
     """Raise the error of an attempt if no other may follow, and renew the run's lease otherwise."""
-    # Non-finite numbers and ranks that differ would recur
+    # These errors would occur again: non-finite numbers, ranks that differ
     if config.max_restarts == 0 or error.exit_code is Exit.NUMERICS or control.stop_requested:
         raise error
     if plan.lease is not None:
@@ -135,7 +135,7 @@ def _raise_if_stopped_by_others(result: RunResult, control: Control) -> RunResul
 
 
 def _with_grown_buffers(config: TrainConfig, plan: RunPlan) -> TrainConfig:
-    """Return the config with the sizes of buffers that the ranks have grown to, which are in config.yaml."""
+    """Return the config with the current buffer sizes, which the ranks may have enlarged and written to config.yaml."""
     if config.env.sim.on_overflow != "grow":
         return config
     sim = read_config_file(plan.run_dir, trust=True).env.sim

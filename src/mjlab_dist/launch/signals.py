@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP: stop a run gracefully, after its iteration and with a checkpoint, or at once."""
+"""Handle Ctrl-C, SIGTERM and SIGHUP: stop a run after its iteration and with a checkpoint, or at once."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Stopper(Protocol):
 def stopping_on_signal(control: Control, stopper: Stopper) -> Iterator[None]:
     """Stop a command's run gracefully at a stop signal; stop it at once before training, or at a second Ctrl-C.
 
-    A separate thread handles the signals. Python runs signal handlers in the main thread only when that thread returns
-    to Python code, which takes seconds in a collective. A terminal sends Ctrl-C and SIGHUP to every process; children
-    started inside the context block them.
+    A separate thread handles the signals. Python runs signal handlers only when the main thread returns to Python code,
+    and in a collective this takes seconds. A terminal sends Ctrl-C and SIGHUP to every process; children started inside
+    the context block them.
 
     Args:
         control: Control of the run.
@@ -51,7 +51,7 @@ def stopping_on_signal(control: Control, stopper: Stopper) -> Iterator[None]:
         while True:
             signum = os.read(read_fd, 1)[0]
             if control.stop_requested and signum != signal.SIGINT:
-                continue  # schedulers repeat SIGTERM, and a shell repeats its terminal's SIGHUP
+                continue  # schedulers repeat SIGTERM, and a shell repeats the SIGHUP of its terminal
             # First signal: stop gracefully
             if stopper.can_stop_gracefully and not control.stop_requested:
                 stopper.stopping(signum)
@@ -65,7 +65,7 @@ def stopping_on_signal(control: Control, stopper: Stopper) -> Iterator[None]:
     for signum in handled_signals():
         signal.signal(signum, lambda *_: None)
     threading.Thread(target=watch, name="stop", daemon=True).start()
-    # The thread above still receives these signals. The main thread, and processes that it forks from now on, do not.
+    # From here on, only the thread above receives these signals: not the main thread, nor the processes that it forks.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
     try:
         yield

@@ -1,4 +1,4 @@
-"""A launch prepared for the next restart while ranks train, so that a restart waits for no imports."""
+"""Prepare a launch for the next restart while ranks train, so that a restart does not wait for imports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from mjlab_dist.machine.memory import free_cpu_bytes
 from mjlab_dist.messages import Listener
 
 NEEDED_BYTES = 4 * GB
-"""Memory that must be free, of which a spare takes about a fifth: ranks may have been killed for lack of memory."""
+"""Free memory that a spare launch requires; it takes about a fifth of it. Ranks may have been killed for lack of
+memory."""
 
 
 class Spare:
@@ -42,11 +43,11 @@ class Spare:
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        """End the launch that waits."""
+        """End the prepared launch."""
         self._discard()
 
     def prepare(self, attempt: int) -> None:
-        """Prepare a launch in a thread of its own, unless that was begun before.
+        """Prepare a launch in a separate thread, unless one is ready or being prepared.
 
         Args:
             attempt: As for :func:`prepared`.
@@ -58,14 +59,14 @@ class Spare:
     def _prepare(self, attempt: int) -> None:
         if free_cpu_bytes() < NEEDED_BYTES:
             return
-        # Without a spare, for lack of a port or a connection, the restart prepares its launch itself
+        # If this fails, for example because no port is free, the restart prepares its launch itself
         with contextlib.suppress(Exception), contextlib.ExitStack() as stack:
             self._launch = stack.enter_context(prepared(self._config, self._plan, attempt, self._listen))
             self._waiting = stack.pop_all()
 
     @contextlib.contextmanager
     def launch(self, attempt: int) -> Iterator[Launch]:
-        """Return the launch that waits, or a new one if there is none or an agent of it has ended.
+        """Return the prepared launch, or a new one if there is none or one of its agents has ended.
 
         Args:
             attempt: As for :func:`prepared`.

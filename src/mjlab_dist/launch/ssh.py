@@ -1,4 +1,4 @@
-"""SSH connections that verify host keys as OpenSSH does: Fabric accepts any key. Imports no torch."""
+"""Make SSH connections verify host keys as OpenSSH does: Fabric accepts any key. Imports no torch."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ REVOKED = "@revoked"
 """Marker of a key that must not be accepted."""
 
 RSA_SIGNATURES = {"rsa-sha2-512": "ssh-rsa", "rsa-sha2-256": "ssh-rsa"}
-"""Type of the keys of an algorithm, where it has another name."""
+"""Type of an algorithm's keys, if its name differs from the algorithm's."""
 
 
 class HostKeyError(PreflightError):
-    """The key of a host is unknown, is not the known one, or is revoked.
+    """The key of a host is unknown, differs from the known one, or is revoked.
 
     The message is one line with the key and the command that adds or replaces it.
     """
@@ -59,13 +59,13 @@ class KnownKey:
 
 
 def verifying(connection: fabric.Connection, ssh_config: str | None) -> fabric.Connection:
-    """Make a connection refuse unknown and changed host keys, also those of the hosts that it jumps through.
+    """Make a connection refuse unknown and changed host keys, also those of its jump hosts.
 
-    SSH's config file sets what is refused, as for OpenSSH: StrictHostKeyChecking, UserKnownHostsFile,
-    GlobalKnownHostsFile, HostKeyAlias and HashKnownHosts. Where OpenSSH asks, the key is refused.
+    These options of SSH's config file apply, as in OpenSSH: StrictHostKeyChecking, UserKnownHostsFile,
+    GlobalKnownHostsFile, HostKeyAlias and HashKnownHosts. If OpenSSH would ask, the key is refused.
 
     Args:
-        connection: A connection that is not open.
+        connection: A connection that is not open yet.
         ssh_config: SSH's config file, for messages; None for the user's and the system's.
 
     Returns:
@@ -93,7 +93,7 @@ class _Client(paramiko.SSHClient):
         return super().connect(*args, **kwargs, transport_factory=self._prepared)
 
     def _prepared(self, sock: Any, **kwargs: Any) -> paramiko.Transport:
-        """Return a transport that asks for a key of a known type first: a host has keys of several types."""
+        """Return a transport that first asks for a key of a known type, because a host has keys of several types."""
         transport, known = paramiko.Transport(sock, **kwargs), self._keys.kinds()
         options = transport.get_security_options()
         options.key_types = sorted(options.key_types, key=lambda name: RSA_SIGNATURES.get(name, name) not in known)
@@ -162,7 +162,7 @@ class _HostKeys(paramiko.MissingHostKeyPolicy):
         self._remember(key)
 
     def _known(self) -> tuple[str, list[KnownKey]]:
-        """Return the name under which keys of the host are known, and these keys."""
+        """Return the name under which the host's keys are stored, and these keys."""
         for name in self._names:
             if found := list(self._lines("", [name])):
                 return name, found
@@ -189,12 +189,12 @@ class _HostKeys(paramiko.MissingHostKeyPolicy):
 def _files(value: str, tokens: dict[str, str]) -> list[Path]:
     """Return the files that an option of SSH's config file lists."""
     names = (re.sub("%(.)", lambda match: tokens.get(match[1], match[0]), name) for name in shlex.split(value))
-    # Unlike pathlib, this keeps the names of users that do not exist.
+    # Unlike pathlib, this leaves ~user unchanged if there is no such user.
     return [Path(os.path.expanduser(name)) for name in names if name.lower() != "none"]  # noqa: PTH111
 
 
 def _read(file: Path) -> Iterator[KnownKey]:
-    """Yield the lines of a known_hosts file, without those that have no key."""
+    """Yield the lines of a known_hosts file that contain a key."""
     try:
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     except (FileNotFoundError, NotADirectoryError):

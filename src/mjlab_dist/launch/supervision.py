@@ -33,7 +33,7 @@ PATIENCE_S = 20.0
 """Seconds to wait for the failed rank's report if only ranks that lost it have reported: it may still write files."""
 
 PAUSE_S = 2.0
-"""Seconds between two checks after which this process was stopped, such as by Ctrl-Z, or did not get a core."""
+"""If two checks are further apart, in s, this process was stopped (such as by Ctrl-Z) or got no CPU time."""
 
 LAST_RESORT_S = 10.0
 """Seconds beyond the ranks' own timeout after which the launcher considers them hung, such as when all are stopped."""
@@ -43,7 +43,7 @@ Report = dict[str, Any]
 
 
 class Ended(NamedTuple):
-    """A process that has ended although ranks depend on it."""
+    """A process that ranks depend on and that has ended."""
 
     name: str
     """Name for messages."""
@@ -100,7 +100,8 @@ class Ranks:
         """Wait for all ranks' results.
 
         Args:
-            launched: Future of torchrunx's launch. Ranks end themselves, so it is done only if torchrunx failed.
+            launched: Future of torchrunx's launch. Ranks end by themselves, so the future is only done if torchrunx
+                failed.
             hang_timeout_s: Seconds without an iteration after which ranks end themselves.
             helper_ended: Returns a process that has ended although ranks depend on it; None if there is none.
 
@@ -116,7 +117,8 @@ class Ranks:
             # Next event, or next check of the processes
             with self._changed:
                 self._changed.wait(POLL_S)
-                # Events that arrived while this process was stopped are yet to be read: count from now on
+                # Events that arrived while this process was stopped have not been read yet: measure the time from now
+                # on
                 paused_s = time.monotonic() - checked_at
                 if paused_s > PAUSE_S:
                     self._advanced_at += paused_s
@@ -138,7 +140,7 @@ class Ranks:
                 self._wait_for_reports(launched, briefly=stops)
                 if len(self._results) == self._num_ranks:
                     break
-                # Ranks end together with their agent, and may be noticed before it
+                # Ranks end together with their agent, and their end may be noticed first
                 raise self._failure(hangs, helper or helper_ended(), launched.exception() if launched.done() else None)
         return [self._results[rank] for rank in range(self._num_ranks)]
 
@@ -244,10 +246,10 @@ class Ranks:
 
 
 def _ended_after_a_rank(agent: Ended, error: BaseException | None) -> bool:
-    """Return whether an agent has ended because a rank on another machine has, whose process cannot be inspected.
+    """Return whether an agent has ended because a rank on another machine ended, whose process cannot be inspected.
 
-    If a rank is lost, all of torchrunx's agents end with code 0, or with another one if they lose their connections
-    meanwhile; torchrunx's launcher then raises WorkerFailedError.
+    If a rank is lost, all of torchrunx's agents end: with code 0, or with another one if they lose their connections
+    first. torchrunx's launcher then raises WorkerFailedError.
     """
     return agent.code == 0 or type(error).__name__ == "WorkerFailedError"
 
@@ -285,7 +287,7 @@ def _as_error(report: Report) -> RankError | UserError:
     if code is Exit.PREFLIGHT:
         return PreflightError(f"rank {report['rank']} on {report['host']}: {report['message']}")
     if report["type"] in (BufferOverflowError.__name__, TakenOverError.__name__):
-        return RankError(report["message"], exit_code=code)  # of the whole run, and no traceback would help
+        return RankError(report["message"], exit_code=code)  # an error of the whole run, without a traceback
     return RankError(
         f"rank {report['rank']} failed: {named(report['type'], report['message'])}",
         report["rank"],

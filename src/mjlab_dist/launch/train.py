@@ -157,7 +157,7 @@ def _reserved(
 ) -> Iterator[Lease]:
     """Hold the lease of the run, and write the run's config and origin into its directory.
 
-    A new directory is removed again at a UserError: the run cannot train, and ``--run latest`` must not find it.
+    After a UserError, a new directory is removed again: the run cannot train, and ``--run latest`` must not find it.
 
     Args:
         run_dir: The run directory.

@@ -226,7 +226,9 @@ class CapturedCall(Generic[T]):
 
 
 def can_capture_steps(env: Env, agent: AgentConfig, *, is_main: bool) -> bool:
-    """Return whether control steps can become CUDA graphs: those of recurrent policies wait for the device.
+    """Return whether control steps can become CUDA graphs.
+
+    Steps of recurrent policies cannot: they wait for the device.
 
     Args:
         env: The envs.

@@ -42,7 +42,7 @@ LEARNER: Mapping[str, type] = {
     "optimizer_state_dict.state": dict,
     "optimizer_state_dict.param_groups": list,
 }
-"""Entries without which a run cannot be resumed, with their types; a dot separates the names of nested entries."""
+"""Entries that resuming a run requires, with their types; a dot separates the names of nested entries."""
 
 _PLAIN = (bool, int, float, str, bytes, type(None))
 
@@ -62,7 +62,7 @@ class CheckpointStore:
         """Remove temporary files and outdated links of a killed writer.
 
         Args:
-            run_dir: The run directory. Its metrics have the mean returns of its checkpoints.
+            run_dir: The run directory. Its metrics contain the mean returns of its checkpoints.
             config: Number of checkpoints to keep.
             lease: Allows this launch to write; None if there is no other launch.
 
@@ -126,8 +126,8 @@ class CheckpointStore:
     def read_newest(self, needed: Mapping[str, type] | None = None) -> tuple[Path, bytes] | None:
         """Find the newest checkpoint that can be read, for every rank to resume from.
 
-        Rename newer ones that cannot be read, with a warning. Then remove the checkpoints that the last writer did not
-        have time to remove.
+        Rename newer ones that cannot be read, with a warning. Then remove old checkpoints that the last writer had no
+        time to remove.
 
         Args:
             needed: Entries that a checkpoint must have, as in :data:`LEARNER`.
@@ -349,7 +349,7 @@ def _unpack(data: bytes, device: str) -> dict[str, Any]:
 
 
 def _check_entries(content: dict[str, Any], needed: Mapping[str, type]) -> None:
-    """Raise if a checkpoint lacks an entry, or has another type of value there."""
+    """Raise if a checkpoint lacks an entry, or its value has another type."""
     for name, kind in needed.items():
         value: Any = content
         for part in name.split("."):

@@ -1,4 +1,4 @@
-"""Evaluations during training: whole episodes of the current policy without exploration, between iterations."""
+"""Evaluate the current policy between iterations, over whole episodes without exploration."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ from mjlab_dist.messages import emit
 from mjlab_dist.seeding import seed_generators
 
 NUM_ENVS = 16
-"""Number of envs of a batch. Each batch has its own draws, and any rank can play it: the number of ranks has no effect.
+"""Number of envs of a batch. Each batch has its own random seed, and any rank can play it, so the number of ranks has
+no effect.
 """
 
 
 class Evaluation(Hook):
     """Adds columns ``evaluation/...`` to the rows of some iterations.
 
-    The envs, their draws and the copy of the policy are separate, so that training stays the same bit by bit. Every
+    Envs, random numbers and policy are separate copies, so that training stays the same bit by bit. Every
     evaluation starts from the same states.
     """
 
@@ -50,7 +51,7 @@ class Evaluation(Hook):
         self._starts: dict[int, dict[str, torch.Tensor]] = {}
 
     def columns(self, runner: Runner, iteration: int) -> Row:
-        """Play all batches, if an evaluation is due, and return the means over all episodes."""
+        """If an evaluation is due, play all batches, and return the means over all episodes."""
         interval = self._config.evaluate_interval
         if interval is None or (iteration % interval and iteration != runner.max_iterations):
             return {}
@@ -63,14 +64,14 @@ class Evaluation(Hook):
             actor, _ = make_networks(self._config.agent, obs, num_actions, runner.env.device)
             actor.load_state_dict(state)
             actor.eval()
-            with torch.inference_mode():  # tensors of the envs may have been made in it before
+            with torch.inference_mode():  # tensors of the envs may be inference tensors
                 for index, env in self._envs.items():
                     seed_generators(self._config.seed, index)
                     env.load_state(self._starts[index])
                     actor.reset()
                     values = play_episodes(env, actor, actor.reset, lambda: self._control.beat(iteration))
                     sums[index] = values.sum(dim=1)
-        # Every batch has a row that is 0 on all ranks but one, so the sum over ranks is exact
+        # Each batch has a row, which is 0 on all ranks but one, so the sum over ranks is exact
         total = sum_over_ranks(sums.to(runner.env.device)).cpu().sum(dim=0) / self._config.evaluate_episodes
         row: Row = {f"evaluation/{name}": mean for name, mean in zip(names, total.tolist(), strict=True)}
         if self._rank.is_main:
@@ -79,7 +80,7 @@ class Evaluation(Hook):
         return row
 
     def _build(self, training: Env) -> None:
-        """Build the envs of this rank's batches, with the config of the training's, whose buffers may have grown."""
+        """Build the envs of this rank's batches, with the current config of training, whose buffers may have grown."""
         if self._built is training.cfg:
             return
         self._built = training.cfg

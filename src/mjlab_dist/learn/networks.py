@@ -65,7 +65,7 @@ def make_networks(config: AgentConfig, obs: TensorDict, num_actions: int, device
 
 
 def load_policy(env: Env, config: TrainConfig, path: Path) -> MLPModel:
-    """Load a trained policy into one process, whatever number of ranks trained it.
+    """Load a trained policy into one process, for any number of ranks that trained it.
 
     Args:
         env: Envs of the run's task.
@@ -83,7 +83,7 @@ def load_policy(env: Env, config: TrainConfig, path: Path) -> MLPModel:
 
 
 def load_policy_without_env(config: TrainConfig, path: Path, device: str) -> MLPModel:
-    """Load a trained policy without its task: the checkpoint has the numbers of observations and actions.
+    """Load a trained policy without its task: the checkpoint contains the numbers of observations and actions.
 
     Args:
         config: The run's config.
@@ -103,9 +103,9 @@ def load_policy_without_env(config: TrainConfig, path: Path, device: str) -> MLP
 
 
 def _sizes(weights: Any) -> tuple[int, int]:
-    """Return the numbers of observations and actions, from the first and the last layer of a policy.
+    """Return the numbers of observations and actions, read from the first and the last layer of a policy.
 
-    Without layers, return any numbers: the comparison with the config's networks finds what is missing.
+    Without layers, return arbitrary numbers: the comparison with the config's networks then reports what is missing.
     """
     names = weights if isinstance(weights, dict) else {}
     layers = [name for name in names if name.startswith("mlp.") and name.endswith(".weight")]

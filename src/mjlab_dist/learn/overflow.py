@@ -1,4 +1,4 @@
-"""Buffers of the physics that were too small: warn, end the run, or restart it with larger ones."""
+"""Handle buffers of the physics that were too small: warn, end the run, or restart it with larger ones."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Shortage(NamedTuple):
     size: int
     """Its size, per env."""
     needed: int
-    """Number that had to fit, per env, as far as it is known."""
+    """Number that had to fit, per env; a lower bound if rows were dropped."""
     larger: int
     """Size that should suffice."""
 
@@ -57,7 +57,10 @@ class OverflowCheck:
         self._pending: BufferOverflowError | None = None
 
     def ignore_restored(self) -> None:
-        """Clear overflows that a checkpoint recorded, unless they are only counted: buffers may be larger now."""
+        """Clear the overflows that a checkpoint recorded, because buffers may be larger now.
+
+        With ``warn``, keep the count.
+        """
         if self._config.env.sim.on_overflow != "warn":
             self._env.sim.overflow.zero_()
 
@@ -95,14 +98,14 @@ class OverflowCheck:
         return False
 
     def raise_pending(self) -> None:
-        """Raise the error of a run that had to end, if any."""
+        """Raise the error of a run that must end, if there is one."""
         if self._pending:
             raise self._pending
 
     def _shortages(self) -> list[Shortage]:
         """Return the buffers that were too small on any rank."""
         sim = self._env.sim
-        # Over all ranks: whether contacts and rows overflowed, contacts in a batch, rows in an env
+        # Maximum over all ranks: whether contacts and rows overflowed, contacts in a batch, rows in an env
         flags = [sum(int(mjw.OverflowType[name]) for name in names) for names in (CONTACT_OVERFLOWS, ROW_OVERFLOWS)]
         bits = [((sim.overflow & flag) != 0).any() for flag in flags]
         counts = [sim.demand[-1], sim.demand[:-1].max()]

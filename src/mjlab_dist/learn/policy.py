@@ -1,4 +1,4 @@
-"""A trained policy as a function, for programs of users."""
+"""A trained policy as a function, for users' programs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Policy:
         """
         self.config = config
         self.checkpoint = checkpoint
-        with torch.random.fork_rng():  # weights are drawn before they are loaded
+        with torch.random.fork_rng():  # creating networks draws random weights
             self._network = load_policy_without_env(config, checkpoint, device)
         self.num_observations = self._network.obs_dim
         layers = [layer for layer in self._network.mlp if isinstance(layer, torch.nn.Linear)]
@@ -44,7 +44,7 @@ class Policy:
     def __call__(self, observations: torch.Tensor) -> torch.Tensor:
         """Return the actions, (num_envs, num_actions).
 
-        A recurrent policy remembers earlier observations of each row; see :meth:`reset`.
+        A recurrent policy keeps a hidden state for each row; see :meth:`reset`.
 
         Args:
             observations: Observations of the group ``actor`` as the env returns them, (num_envs, num_observations):
@@ -54,7 +54,7 @@ class Policy:
 
     @torch.no_grad()
     def reset(self, dones: torch.Tensor | None = None) -> None:
-        """Forget earlier observations where an episode has ended.
+        """Reset the hidden state where an episode has ended.
 
         Args:
             dones: Rows whose episode has ended, (num_envs,) of bool; None for all.

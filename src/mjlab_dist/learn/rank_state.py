@@ -85,7 +85,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def difference(num_saved: int, world_size: int) -> str:
-    """Return why the envs of a checkpoint cannot continue their episodes.
+    """Return the reason why the envs of a checkpoint cannot continue their episodes.
 
     Args:
         num_saved: Number of ranks that saved their envs.

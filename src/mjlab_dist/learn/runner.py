@@ -69,7 +69,7 @@ class Runner:
             config: The run's config.
             rank: Which rank this is.
             run_dir: Directory that rank 0 writes to; None writes nothing.
-            lease: Checked by rank 0 before it writes there; None if no other launch can write there.
+            lease: Lease that rank 0 checks before it writes there; None if no other launch can write there.
         """
         self.env = env
         self.current_learning_iteration = 0
@@ -127,14 +127,15 @@ class Runner:
 
         Args:
             control: Receives progress, and can request a stop.
-            parting: Receives what waits for the last video; None if this function waits for it.
+            parting: Receives a callback that waits for the last video; None if this function waits for it.
 
         Returns:
             The last row of metrics.
 
         Raises:
             NonFiniteError: On every rank, if a number of any rank is not finite. No checkpoint is written after that.
-            BufferOverflowError: On every rank, if a buffer of any rank is too small, and the config does not only warn.
+            BufferOverflowError: On every rank, if a buffer of any rank is too small, and ``on_overflow`` is not
+                ``warn``.
             DesyncError: On every rank, if ranks differ that must be equal.
             TakenOverError: On rank 0, if another launch trains this run now.
             OSError: On rank 0, if a file cannot be written.
@@ -293,7 +294,7 @@ class Runner:
             # Curricula
             self.env.end_iteration(totals)
             stops |= self._overflow.must_end(row)
-            # Rows, unless a checkpoint could not be written, or another launch trains this run now
+            # Rows; before, raise if a checkpoint could not be written, or another launch trains this run now
             if self._store:
                 self._store.check()
                 self._write(row, ranks, outputs)

@@ -1,4 +1,4 @@
-"""Videos during training: a process makes them, and rank 0 passes finished ones to its loggers.
+"""Videos during training: a separate process makes them, and rank 0 passes finished ones to its loggers.
 
 Neither training nor a logger waits for the process. If it fails, training continues without videos.
 """
@@ -26,15 +26,15 @@ from mjlab_dist.run_dir import list_checkpoints, list_videos, video_path
 from mjlab_dist.videos import due_checkpoint
 
 MAX_STARTS = 2
-"""Maximum number of times that the process is started; a second crash is probably not the last."""
+"""Maximum number of starts of the process: after a second crash, more are likely."""
 
 LAST_S = 120.0
-"""Maximum seconds to wait for the last video, in addition to :data:`LAST_S_PER_S` for each of its seconds."""
+"""Maximum seconds to wait for the last video, plus :data:`LAST_S_PER_S` per second of the video."""
 
 LAST_S_PER_S = 10.0
 
 POLL_S = 0.2
-"""Interval between looks whether the last video is there, in seconds."""
+"""Interval between checks for the last video, in seconds."""
 
 
 class VideoWriter:
@@ -44,7 +44,7 @@ class VideoWriter:
         """Start the process.
 
         Args:
-            run_dir: The run directory. The process reads its config and checkpoints.
+            run_dir: The run directory. The process reads the run's config and checkpoints.
             config: The run's config.
             loggers: Show the videos.
         """
@@ -80,7 +80,7 @@ class VideoWriter:
         Args:
             control: A stop request ends the wait. Receives heartbeats.
         """
-        # The process may have nothing left to do, or have failed
+        # The process may have finished or failed before
         checkpoints = list_checkpoints(self._run_dir)
         interval = self._config.video_interval or 1
         last = due_checkpoint(checkpoints, list_videos(self._run_dir), interval, is_last=True)
@@ -105,7 +105,7 @@ class VideoWriter:
             emit("status", text=f"Video: {video_path(self._run_dir, last)}")
 
     def close(self) -> None:
-        """Kill the process. A video that it is making is lost."""
+        """Kill the process; a video in progress is lost."""
         with self._lock:
             self._is_closed = True
             process = self._process
@@ -114,7 +114,7 @@ class VideoWriter:
         self._thread.join(timeout=1)
 
     def _watch(self) -> None:
-        """Run the process until it is done. This thread must live as long: its end would kill the process."""
+        """Run the process until it ends. This thread must live as long, because its end would kill the process."""
         # The process inherits the mask. Schedulers send SIGTERM to every process, but only the ranks should handle it.
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         for start in range(1, MAX_STARTS + 1):
@@ -143,7 +143,7 @@ class VideoWriter:
                     **os.environ,
                     # All of sys.path, as in multiprocessing: it includes the directory of the user's script.
                     "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)),
-                    "CUDA_VISIBLE_DEVICES": "",  # no memory of the GPUs; EGL can use them nevertheless
+                    "CUDA_VISIBLE_DEVICES": "",  # so that it takes no GPU memory; EGL can still use the GPUs
                     "OMP_NUM_THREADS": "1",
                 },
                 start_new_session=True,  # Ctrl-C in the terminal is for the launcher only
@@ -160,10 +160,10 @@ class VideoWriter:
         return process.wait()
 
     def _request_last(self) -> None:
-        """Tell the process that training has ended, if it has. The lock is held."""
+        """Notify the process if training has ended. The caller holds the lock."""
         if self._is_last and self._process is not None and self._process.stdin is not None:
             try:
                 self._process.stdin.write(b"last\n")
                 self._process.stdin.flush()
             except OSError:
-                pass  # the process has ended; a new one will be told
+                pass  # the process has ended; a new one will be notified

@@ -1,4 +1,4 @@
-"""Writers of rows: metrics.jsonl, and the loggers of ``--logger``. Only rank 0 writes."""
+"""Write rows of metrics to metrics.jsonl, and to the loggers of ``--logger``. Only rank 0 writes."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def writers(config: TrainConfig, run_dir: Path, resumed_at: int | None) -> tuple
     Args:
         config: The run's config.
         run_dir: The run directory.
-        resumed_at: Iteration of the checkpoint that the run resumes from, 0 if it had none yet; rows of later
-            iterations are removed. None for a new run.
+        resumed_at: Iteration of the checkpoint that the run resumes from, 0 if there was none yet; later rows are
+            removed. None for a new run.
     """
     return JsonlWriter(run_dir, resumed_at), LoggerGroup(config, run_dir, resumed_at)
 

@@ -22,8 +22,8 @@ CPU_FIX = "use --gpu-ids None to train on the CPU"
 OTHER_GPUS = "see nvidia-smi, or choose other GPUs"
 
 MAX_RANKS_PER_CORE = 4
-"""CPU ranks per core that a run may have without --oversubscribe. Tests with a few ranks work on small machines; beyond
-that, a number is probably mistyped, and ranks wait so long for each other that they seem to hang."""
+"""Maximum number of CPU ranks per core without --oversubscribe. It allows tests with a few ranks on small machines. A
+larger number is probably a typing error, and ranks would wait so long for each other that they seem to hang."""
 
 MIG = "MIG-"
 """Prefix of the UUIDs of MIG instances."""
@@ -82,7 +82,7 @@ def find_gpus() -> list[Gpu]:
 
 
 def plan_devices(config: TrainConfig, environ: Mapping[str, str], gpus: list[Gpu]) -> tuple[RankDevice, ...]:
-    """Choose a device for every rank that this process will start.
+    """Choose the devices of all ranks that this process will start.
 
     Args:
         config: The run's config.

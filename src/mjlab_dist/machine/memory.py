@@ -1,4 +1,4 @@
-"""Memory of this machine, and the least memory that a run needs. Imports no torch."""
+"""Memory of this machine, and lower bounds of the memory that a run needs. Imports no torch."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from mjlab_dist.wording import byte_size
 FLOAT_BYTES = 4
 
 ROW_BYTES = 40
-"""Bytes of a constraint row, at least: MuJoCo Warp has 10 numbers for each, and the row of the Jacobian."""
+"""Lower bound of the bytes of a constraint row: MuJoCo Warp has 10 numbers for each, and the row of the Jacobian."""
 
 CONTACT_BYTES = 160
-"""Bytes of a contact, at least: MuJoCo Warp has 48 numbers for each."""
+"""Lower bound of the bytes of a contact: MuJoCo Warp has 48 numbers for each."""
 
 
 def free_cpu_bytes() -> int:
@@ -35,7 +35,7 @@ def learner_bytes(agent: AgentConfig, observations: Mapping[str, int], num_actio
     """Return the memory that the learner needs per env, in bytes.
 
     This includes the rollout, a shuffled copy of it, temporaries of normalization in fp64, and the activations of a
-    mini-batch. If the update is recorded as CUDA graphs, it also includes the mini-batch that they read.
+    mini-batch. If the update is recorded as CUDA graphs, this includes the mini-batch that they read.
 
     Args:
         agent: The learner.
@@ -48,7 +48,7 @@ def learner_bytes(agent: AgentConfig, observations: Mapping[str, int], num_actio
     # Actor and critic have recurrent layers each. An LSTM stores four gates and two states per unit; a GRU fewer.
     recurrent = 0 if agent.rnn == "none" else 2 * agent.rnn_num_layers * agent.rnn_hidden_dim
     widths = sum(agent.actor_hidden_dims) + sum(agent.critic_hidden_dims) + 6 * recurrent
-    # Temporaries in fp64, never both at once: four values per advantage; two per observation, and a copy in fp32.
+    # Temporaries in fp64: four values per advantage, or two per observation and a copy in fp32; never both at once.
     normalized = max([8, *(5 * width for width in observations.values() if agent.obs_normalization)])
     records = agent.capture and device != "cpu" and agent.rnn == "none"
     recorded = stored / agent.num_mini_batches if records else 0
@@ -57,7 +57,7 @@ def learner_bytes(agent: AgentConfig, observations: Mapping[str, int], num_actio
 
 
 def min_env_bytes(config: TrainConfig) -> int:
-    """Return a lower bound of the memory of an env in bytes, which needs neither the model nor the width of its terms.
+    """Return a lower bound of the memory of an env in bytes, without building the model or its terms.
 
     ``--num-envs auto`` and ``--dry-run`` measure the memory instead.
 
@@ -70,7 +70,7 @@ def min_env_bytes(config: TrainConfig) -> int:
     }
     buffers = ROW_BYTES * sim.njmax + CONTACT_BYTES * sim.nconmax
     learner = learner_bytes(config.agent, observations, len(config.env.actions), "cpu")
-    return buffers + learner // 2  # not all of it is held at once: measured peaks are 0.5 to 1 times this
+    return buffers + learner // 2  # not all of it exists at the same time: measured peaks are 0.5 to 1 times this sum
 
 
 def min_network_bytes(agent: AgentConfig) -> int:

@@ -32,7 +32,7 @@ PACKAGE = "mjlab-dist"
 """The distribution whose requirements the installed packages must meet."""
 
 SEMAPHORES_BYTES = 64 * 1024
-"""Space in shared memory for the semaphores of a launch: about ten, of at least a page each."""
+"""Shared memory that the semaphores of a launch need: about ten, with at least a page each."""
 
 NEEDED_BYTES = 10**6
 """Size of a file that is written as a test: free space does not show quotas."""
@@ -160,7 +160,7 @@ def kernel_cache(environ: Mapping[str, str]) -> Path:
 
 
 def check_semaphores() -> Finding:
-    """Check whether there is room for semaphores, which starting several ranks needs."""
+    """Check the free shared memory: starting several ranks needs semaphores."""
     name, directory = "semaphores", Path("/dev/shm")  # noqa: S108 (where Linux keeps semaphores)
     try:
         with tempfile.TemporaryFile(dir=directory) as file:

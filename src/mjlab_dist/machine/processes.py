@@ -23,7 +23,7 @@ TEMPORARY = "mjlab-dist-launch-"
 """Prefix of the names of launches' temporary directories; the name of the launch follows, which starts with a pid."""
 
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-"""Flags to open a directory, and nothing else that another user may have put in its place."""
+"""Flags that open a directory, but no other kind of file, which another user may have put in its place."""
 
 LAUNCH = "MJLAB_DIST_LAUNCH"
 """Variable that distinguishes the processes of one launch from other descendants of this process."""
@@ -51,7 +51,7 @@ def kill_with_descendants(process: subprocess.Popen[bytes]) -> None:
                 descendant.kill()
     process.kill()
     with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(timeout=1)  # longer would not help if it hangs in the kernel
+        process.wait(timeout=1)  # waiting longer does not help if it hangs in the kernel
 
 
 @contextlib.contextmanager
@@ -75,7 +75,7 @@ def temporary_directory(launch: str) -> Iterator[str]:
 def _make_locked(prefix: str) -> tuple[str, int]:
     """Make a temporary directory and lock it; return its path and the descriptor that holds the lock.
 
-    Until it is locked, another launch may take it for that of a killed launch and remove it: then, make another one.
+    Before it is locked, another launch may remove it as the directory of a killed launch; then, make another one.
     """
     while True:
         path = tempfile.mkdtemp(prefix=prefix)
@@ -93,7 +93,7 @@ def _make_locked(prefix: str) -> tuple[str, int]:
 def remove_leftovers() -> None:
     """Remove the temporary directories of launches that have ended: a launch holds a lock on its own."""
     for path in _own_directories(TEMPORARY):
-        with contextlib.suppress(OSError):  # it is in use, or was just removed
+        with contextlib.suppress(OSError):  # a launch uses it, or it was just removed
             directory = os.open(path, DIRECTORY)
             try:
                 fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -109,9 +109,9 @@ def remove_own() -> None:
 
 
 def _own_directories(prefix: str) -> list[Path]:
-    """Return the directories of this user among all temporary files.
+    """Return the temporary directories that belong to this user.
 
-    Every user can create files of any name there. Opening a FIFO would wait for somebody to write to it.
+    Every user can create files of any name there. Opening a FIFO would wait until another process writes to it.
     """
     with os.scandir(tempfile.gettempdir()) as files:
         return [Path(file.path) for file in files if file.name.startswith(prefix) and _is_own_directory(file)]

@@ -81,7 +81,7 @@ class Velocity(Command):
         self._measure = env.sim.record(measure, changes_state=False)
 
     def hold_heading(self, angle_rad: float | None) -> None:
-        """Set the target heading that held velocities have; the yaw rate then follows from it.
+        """Set the target heading for held velocities; the yaw rate then follows from it.
 
         Args:
             angle_rad: The heading; None to use the held yaw rate.

@@ -43,7 +43,8 @@ class Block:
     offset: float | Literal["home"]
     """Input at action 0."""
     is_clipped: bool = False
-    """Whether actions are clipped to [-1, 1]: stronger inputs, which the actuators allow, are not stable."""
+    """Whether actions are clipped to [-1, 1], because the physics is unstable with the stronger inputs that actuators
+    allow."""
 
 
 def find_blocks(
@@ -53,13 +54,15 @@ def find_blocks(
     motored: Sequence[int] = (),
     wheels: Mapping[int, float] | None = None,
 ) -> dict[str, Block]:
-    """Return the action blocks of a model's actuators by name. Those with the same kind, scale and offset share one.
+    """Return the action blocks of a model's actuators by name.
+
+    Actuators with the same kind, scale and offset share a block.
 
     Args:
         model: The MuJoCo model.
         start: The start state.
         loads: Torque in N m (slide joints: force in N) that each joint must hold.
-        motored: Joints whose actuators are replaced by position motors, which are named like them.
+        motored: Joints whose actuators are replaced by position motors with the same names.
         wheels: Joints that get velocity motors, with the velocity for an action of 1, in rad/s.
     """
     wheels = wheels or {}
@@ -105,7 +108,7 @@ class Inputs(NamedTuple):
     scales: NDArray[np.float64]
     """Change of the inputs per unit of action, (nu,)."""
     bounds: NDArray[np.float64]
-    """Size to which actions are clipped, (nu,)."""
+    """Actions are clipped to plus and minus this value, (nu,)."""
 
     def of(self, actions: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the inputs for actions, (nu,)."""

@@ -1,4 +1,4 @@
-"""What a camera must show, and whether the first camera of an MJCF shows it."""
+"""Check whether the first camera of an MJCF shows the robot."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class View:
 
 
 def find_view(model: mujoco.MjModel, start: mujoco.MjData) -> View:
-    """Return the center and the size of everything that moves, with what it is attached to.
+    """Return the center and the size of all moving bodies and the bodies that they are attached to.
 
     Args:
         model: The model.
@@ -59,7 +59,7 @@ def shows_robot(model: mujoco.MjModel, start: mujoco.MjData) -> bool:
     corners = _corners(model, start)
     if not model.ncam or not len(corners):
         return bool(model.ncam)
-    # In the frame of the camera, which looks along -z; on the picture, whose top is at 1
+    # Corners in the frame of the camera, which looks along -z; then on the picture, whose upper edge is at 1
     local = (corners - start.cam_xpos[0]) @ start.cam_xmat[0].reshape(3, 3)
     depth_m = -local[:, 2]
     in_front = depth_m > model.vis.map.znear * model.stat.extent

@@ -24,9 +24,9 @@ class Files(NamedTuple):
     to_copy: list[Path]
     """The files to copy, with the MJCF first."""
     apart: list[Path]
-    """The files that are named by an absolute path, which are not copied."""
+    """Files named by an absolute path; these are not copied."""
     base: Path
-    """Folder that contains the files to copy and every folder that their paths go through."""
+    """Folder that contains the files to copy, and every folder that occurs in their paths."""
 
 
 def find_files(mjcf: Path) -> Files:
@@ -65,7 +65,7 @@ def find_files(mjcf: Path) -> Files:
 
 
 def copy_files(files: Files, target: Path) -> str:
-    """Copy an MJCF and its files, which keep their paths relative to each other.
+    """Copy an MJCF and its files; their paths relative to each other stay the same.
 
     Args:
         files: The files.
@@ -138,7 +138,7 @@ class _Place(NamedTuple):
     path: Path
     is_absolute: bool
     top: Path
-    """The highest folder that a relative path goes through: that of ../robot/arm.obj contains the folder robot."""
+    """The highest folder in a relative path: for ../robot/arm.obj, the folder that contains the folder robot."""
 
 
 def _locate(name: str, bases: tuple[Path, ...], folders: list[str]) -> _Place | None:

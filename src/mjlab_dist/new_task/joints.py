@@ -17,10 +17,10 @@ MAX_DAMPING = 1e6
 
 
 class Trees(NamedTuple):
-    """Robots and other objects that have hinges or slide joints, by the name of their first body or joint."""
+    """Robots and other objects with hinges or slide joints, named after their first body or joint."""
 
     driven: tuple[str, ...]
-    """The robots that are driven. The base and the goal are those of one of them."""
+    """The robots that are driven. One of them provides the base and the goal."""
     idle: tuple[str, ...]
     """The others."""
 
@@ -113,7 +113,7 @@ def actuated_joint(model: mujoco.MjModel, actuator: int) -> int | None:
 
 
 def simple_joints(model: mujoco.MjModel) -> list[int]:
-    """Return all hinge and slide joints, apart from those of the vertices of soft bodies (flexes).
+    """Return all hinge and slide joints, except for those of the vertices of soft bodies (flexes).
 
     Args:
         model: The MuJoCo model.
@@ -137,7 +137,7 @@ def is_hinge(model: mujoco.MjModel, joint: int) -> bool:
 
 
 def is_stuck(model: mujoco.MjModel, joint: int) -> bool:
-    """Return whether damping keeps a joint from moving, as the base of a robot that other code moves.
+    """Return whether damping keeps a joint from moving, as in the base of a robot that other code moves.
 
     Args:
         model: The MuJoCo model.
@@ -147,7 +147,7 @@ def is_stuck(model: mujoco.MjModel, joint: int) -> bool:
 
 
 def mocap_welds(model: mujoco.MjModel) -> list[int]:
-    """Return the active equality constraints that hold a body at a mocap body.
+    """Return the active equality constraints that attach a body to a mocap body.
 
     Args:
         model: The MuJoCo model.

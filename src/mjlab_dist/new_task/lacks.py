@@ -24,7 +24,7 @@ END_SITE = "end_effector"
 """Name of the site that is added to an end effector."""
 
 TOUCHING_M = 1e-3
-"""Maximum distance of geoms that touch."""
+"""Maximum distance between geoms that count as touching, in m."""
 
 TARGET = "reach_target"
 """Name of the body that shows the target of an end effector."""
@@ -47,7 +47,7 @@ class Lacks:
     weightless: tuple[str, ...] = ()
     """Names of the first bodies of arms that sag under torque motors, whose controllers must compensate gravity."""
     mocap_welds: tuple[int, ...] = ()
-    """Constraints that hold a robot without actuators at a mocap body, by index: motors move it instead."""
+    """Indices of constraints that attach a robot without actuators to a mocap body: motors move it instead."""
     touching: tuple[tuple[str, str], ...] = ()
     """Names of a fixed body and of the link on it, if they touch: MuJoCo ignores contacts of other links only."""
     end_site: tuple[str, tuple[float, float, float]] | None = None
@@ -59,7 +59,7 @@ class Lacks:
     backdrop: bool = False
     """Whether a floor is missing, on which videos show a robot that is fixed to the world."""
     camera: str = ""
-    """Name for a camera, if the first one of the MJCF does not show the robot, or there is none."""
+    """Name for a new camera, if the first camera of the MJCF does not show the robot, or there is none."""
     light: bool = False
     """Whether a light is missing."""
 
@@ -91,7 +91,7 @@ def find_names(spec: mujoco.MjSpec, model: mujoco.MjModel, key: int | None) -> L
 
 
 def find_scenery(model: mujoco.MjModel, *, is_moving: bool, can_fall: bool, is_shown: bool) -> Lacks:
-    """Find the ground, the camera and the light that an MJCF lacks, and what holds it at a mocap body.
+    """Find missing parts of an MJCF (ground, camera, light), and constraints that attach the robot to a mocap body.
 
     Args:
         model: The model.
@@ -114,8 +114,8 @@ def find_scenery(model: mujoco.MjModel, *, is_moving: bool, can_fall: bool, is_s
 def find_touching(model: mujoco.MjModel, start: mujoco.MjData) -> list[tuple[int, int]]:
     """Find the links that touch the fixed body that they are attached to.
 
-    Between such links, MuJoCo ignores contacts only if both move. A contact that the joint cannot open has no solution,
-    and makes the numbers of MuJoCo Warp infinite.
+    Between such links, MuJoCo ignores contacts only if both move. A contact that the joint cannot separate has no
+    solution, and makes MuJoCo Warp's numbers infinite.
 
     Args:
         model: The model.

@@ -43,7 +43,7 @@ class Observed:
     are_all: bool
     """Whether the positions are those of all hinges and slide joints."""
     is_soft: bool
-    """Whether the model has soft bodies, whose joints are neither observed nor moved at the start."""
+    """Whether the model has soft bodies; their joints are neither observed nor randomized at the start."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,12 +102,13 @@ def examine(mjcf: Path, flag: str | None = None, goal: Goal | None = None, *, na
 
     Args:
         mjcf: The file.
-        flag: The flag that names it, for messages; ``--mjcf`` and the file by default.
+        flag: The flag that names the MJCF, for messages; by default ``--mjcf`` and the file.
         goal: The goal of the task; by default it is guessed.
-        names: Names of the robot, in addition to the name of the model in the MJCF.
+        names: Names of the robot, in addition to the model name in the MJCF.
 
     Raises:
-        UserError: If MuJoCo or MuJoCo Warp does not accept it, no joint can be driven, or the goal does not suit it.
+        UserError: If MuJoCo or MuJoCo Warp does not accept the MJCF, no joint can be driven, or the goal does not fit
+            the robot.
     """
     # The MJCF with missing names, and the robot in it
     flag = flag or f"--mjcf {mjcf}"

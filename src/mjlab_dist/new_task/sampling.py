@@ -20,19 +20,19 @@ SAMPLED_S = 2.0
 """Length in simulated seconds of the episodes in which constraints and contacts are counted."""
 
 STABLE_S = 5.0
-"""Length in simulated seconds of the episodes in which the physics must stay finite."""
+"""Length of the episodes in which the physics must stay finite, in simulated seconds."""
 
 MAX_SPEED = 300.0
 """Maximum speed of any joint in these episodes, in rad/s or m/s."""
 
 HELD_STEPS = (1, 25)
-"""Control steps for which random actions are held: as at the start of training, and as a policy can learn to do."""
+"""Control steps for which a random action is held: 1 as at the start of training, 25 as a trained policy may do."""
 
 MAX_HALVINGS = 12
 """Maximum number of times that the torques of a block are halved."""
 
 MAX_LEAD = 3
-"""Maximum number of times that they are halved more often than those of other blocks."""
+"""Maximum number of times that a block's torques are halved more often than those of other blocks."""
 
 NUM_SAMPLED = 20
 """Number of these episodes."""
@@ -41,8 +41,8 @@ NUM_SAMPLED = 20
 def calmed(model: mujoco.MjModel, start: mujoco.MjData, decimation: int, blocks: dict[str, Block]) -> dict[str, Block]:
     """Return action blocks whose torques and forces are halved until random actions do not make the physics unstable.
 
-    Each time, those of the block that drives the fastest joint are halved. If no block drives it, or this has not
-    helped, the least halved blocks are halved.
+    Each time, this halves the torques of the block that drives the fastest joint. If no block drives it, or if this
+    does not help, it halves those of the blocks that were halved least often.
 
     Args:
         model: The MuJoCo model.
@@ -58,7 +58,7 @@ def calmed(model: mujoco.MjModel, start: mujoco.MjData, decimation: int, blocks:
             break
         least = min(num_halved.values())
         causes = [name for name in driving(model, blocks, fastest) if name in num_halved]
-        if not causes or num_halved[causes[0]] >= least + MAX_LEAD:  # something else moves it
+        if not causes or num_halved[causes[0]] >= least + MAX_LEAD:  # no block drives it
             causes = [name for name, number in num_halved.items() if number == least]
         for name in causes:
             num_halved[name] += 1
@@ -71,7 +71,7 @@ def _too_fast(
 ) -> int | None:
     """Return the fastest joint when one long episode of random actions becomes unstable, in MuJoCo's C code.
 
-    Each action is held for a number of control steps. Returns None if the physics stays calm.
+    Each action is held for a number of control steps. Returns None if the physics stays stable.
     """
     import mujoco
 

@@ -29,10 +29,10 @@ HOME_NAMES = ("home", "stand", "standing", "default")
 
 
 SAGGED_RAD = 0.1
-"""Change of a hinge within ``SETTLED_S`` from which a robot sags."""
+"""A robot sags if a hinge moves by more than this within ``SETTLED_S``, in rad."""
 
 SAGGED_M = 0.05
-"""The same for a slide joint."""
+"""The same for a slide joint, in m."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -80,7 +80,7 @@ def first_flags(config: TrainConfig) -> list[str]:
 
 
 def _several(robot: Robot) -> list[str]:
-    """Return which of several robots and objects is driven, one guess per line."""
+    """Return which robots and objects are driven, one guess per line."""
     lines: list[str] = []
     if len(robot.trees.driven) > 1:
         whose = f"; the goal is that of the base with the joint {robot.base.joint}" if robot.base is not None else ""

@@ -30,7 +30,7 @@ def try_task(names: Names, parent: Path) -> tuple[TrainConfig | None, list[Check
         parent: Folder that contains the task's package. The package need not be installed.
 
     Returns:
-        The config, or None if it cannot be imported; and the checks that failed, none if the task is ready.
+        The config, or None if it cannot be imported; and the failed checks, none if the task is ready.
     """
     from mjlab_dist.check.checks import failed  # noqa: PLC0415 (imports torch)
     from mjlab_dist.check.run import try_out  # noqa: PLC0415 (as above)

@@ -1,4 +1,4 @@
-"""Wheels of a robot without actuators: how to recognize them, and their velocity motors."""
+"""Recognize the wheels of a robot without actuators, and choose their velocity motors."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ REACHES = 0.25
 """Maximum height of a wheel above the lowest point of the robot, as a share of its radius."""
 
 FULL_SPEED = 2.0
-"""Speed of the robot for actions of 1, divided by its speed in the reward."""
+"""Ratio of the robot's speed for actions of 1 to its speed in the reward."""
 
 LAG = 0.25
-"""Difference from the target velocity at which a motor is at its limit, as a share of that for an action of 1."""
+"""Velocity error at which a motor reaches its torque limit, as a share of the target velocity for an action of 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wheel:
-    """A wheel on which a robot stands."""
+    """A wheel that supports a robot."""
 
     radius_m: float
     """Its radius."""
@@ -42,7 +42,7 @@ class Wheel:
 
 
 def find_wheels(model: mujoco.MjModel, start: mujoco.MjData, base: int, joints: Sequence[int]) -> dict[int, Wheel]:
-    """Return the driven joints that are wheels: they turn without end, and reach the ground; none if there is only one.
+    """Return the driven joints that are wheels: they have no limits and reach the ground. A single one does not count.
 
     Args:
         model: The MuJoCo model.
@@ -74,7 +74,7 @@ def find_wheels(model: mujoco.MjModel, start: mujoco.MjData, base: int, joints: 
 def wheel_motors(
     model: mujoco.MjModel, base: int, wheels: dict[int, Wheel], speed_m_s: float
 ) -> tuple[dict[str, ActuatorConfig], dict[int, float]]:
-    """Return velocity motors that are as strong as the friction of the wheels, and their velocities for actions of 1.
+    """Return velocity motors whose torque matches the friction of the wheels, and their velocities for actions of 1.
 
     Args:
         model: The MuJoCo model.

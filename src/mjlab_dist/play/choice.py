@@ -17,19 +17,19 @@ VIDEO_FIELDS = frozenset({"env", "camera", "width", "height"})
 """Fields of PlayConfig that only change the video or the strip."""
 
 VIDEO_SIZE = (848, 480)
-"""Width and height of a video, in pixels, unless the user chooses others."""
+"""Default width and height of a video, in pixels."""
 
 STRIP_SIZE = (1200, 200)
-"""Width and height of a strip."""
+"""Default width and height of a strip, in pixels."""
 
 STRIP_S = 3.0
-"""Simulated time that a strip shows, in s, unless the user chooses another."""
+"""Default simulated time that a strip shows, in s."""
 
 MIN_PIXELS = 16
-"""Minimum width and height of a picture."""
+"""Minimum width and height of a picture, in pixels."""
 
 MAX_PIXELS = 4096
-"""Maximum width and height of a picture, which decoders of H.264 support."""
+"""Maximum width and height of a picture, in pixels: decoders of H.264 support this size."""
 
 
 def resolve(task: str, config: PlayConfig, warn: Callable[[str], None]) -> tuple[TrainConfig, Path]:
@@ -181,7 +181,7 @@ def _validate_video(config: PlayConfig, file: str) -> None:
 
 
 def grid(num_pictures: int) -> tuple[int, int]:
-    """Return the numbers of columns and rows of a grid of pictures.
+    """Return the number of columns and of rows of a grid of pictures.
 
     Args:
         num_pictures: Number of pictures, at least 1.

@@ -79,9 +79,9 @@ def load_env(train_config: TrainConfig, num_envs: int, seed: int) -> Env:
 
 
 def choose_opengl(environ: MutableMapping[str, str]) -> None:
-    """Choose EGL for MuJoCo's rendering, because it works without a screen, unless the user has made a choice.
+    """Choose EGL for MuJoCo's rendering, because it works without a screen. Keep a choice of the user.
 
-    Without EGL's library, choose no OpenGL: importing MuJoCo would fail. The ray tracer renders then.
+    Without EGL's library, disable OpenGL, because importing MuJoCo would fail; the ray tracer then renders.
 
     Args:
         environ: The process's environment, before MuJoCo is imported.
@@ -114,7 +114,7 @@ def play_policy(env: Env, policy: MLPModel, checkpoint: Path, config: PlayConfig
     """Play a loaded policy, as :func:`play` does.
 
     Args:
-        env: Envs of the run's task, as many as the config has.
+        env: Envs of the run's task; their number is that of the config.
         policy: The policy.
         checkpoint: Its checkpoint.
         config: Number of envs, seconds, seed, and video or strip.
@@ -133,7 +133,7 @@ def play_policy(env: Env, policy: MLPModel, checkpoint: Path, config: PlayConfig
     result = PlayResult(checkpoint=checkpoint, returns=[], lengths=[], outcomes={})
     outcomes = dict.fromkeys(env.episode_outcomes(), 0.0)
     playing = torch.ones(config.num_played, dtype=torch.bool)
-    # Steps, until this episode has ended in every env or the time is over
+    # Steps, until an episode has ended in every env, or the time is over
     step = 0
     obs = env.reset()
     with torch.inference_mode():
@@ -145,7 +145,8 @@ def play_policy(env: Env, policy: MLPModel, checkpoint: Path, config: PlayConfig
             step += 1
             current_return += rewards
             length += 1
-            # Episodes that end. Without a time, only the first of each env: short ones would count more often.
+            # Episodes that end. Without a time limit, only the first episode of each env counts; otherwise, short ones
+            # would count more often.
             counted = dones & playing if num_steps is None else dones
             result.returns.extend(current_return[counted].tolist())
             result.lengths.extend(length[counted].tolist())

@@ -1,4 +1,4 @@
-"""The process that makes videos during training: it plays new checkpoints of a run, on one core.
+"""The process that makes videos during training. It plays new checkpoints of a run on one core.
 
 :class:`~mjlab_dist.learn.videos.VideoWriter` runs this module in rank 0, and reads one JSON object per line from it:
 ``{"iteration": n}`` for a finished video, ``{"warning": text}`` for a line to print. A line on standard input means
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
     from mjlab_dist.env import Env
 
 NICENESS = 10
-"""Added to the process's niceness: beside ranks that use every core, it gets about a tenth of one core."""
+"""Added to the process's niceness. If ranks use every core, the process gets about a tenth of one core."""
 
 POLL_S = 1.0
-"""Interval between looks for a new checkpoint, in seconds."""
+"""Interval between checks for a new checkpoint, in seconds."""
 
 MAX_ANIMATION_FRAMES = 100
-"""Maximum number of frames of an animation for TensorBoard, which is much larger than a video."""
+"""Maximum number of frames of an animation for TensorBoard; a GIF is much larger than a video."""
 
 ANIMATION_FPS = 10
 """Maximum frame rate of an animation."""
@@ -55,7 +55,7 @@ TEMPORARY = ".unfinished."
 
 
 def main(run_dir: Path) -> None:
-    """Make videos of a run until standard input says that training has ended.
+    """Make videos of a run until standard input reports the end of training.
 
     Args:
         run_dir: The run directory.
@@ -77,7 +77,7 @@ def main(run_dir: Path) -> None:
 
 
 def _make_videos(run_dir: Path, report: Callable[..., None]) -> None:
-    config = read_config_file(run_dir, trust=True)  # of the run that this process belongs to
+    config = read_config_file(run_dir, trust=True)  # trusted: rank 0 of this run started this process
     assert config.video_interval is not None
     camera = _Camera(run_dir, config)
     warned: set[str] = set()
@@ -102,7 +102,7 @@ def _make_videos(run_dir: Path, report: Callable[..., None]) -> None:
 
 
 class _Camera:
-    """Plays checkpoints in one env, which it builds for the first of them: nothing is imported before."""
+    """Plays checkpoints in one env. It is built for the first checkpoint; nothing is imported before."""
 
     def __init__(self, run_dir: Path, config: TrainConfig) -> None:
         self._run_dir = run_dir
@@ -140,7 +140,7 @@ class _Camera:
 
 
 def _animate(video: Path, file: Path) -> None:
-    """Write an animation of a video, in half its size and with fewer frames."""
+    """Write an animation of a video, with half the width and height and with fewer frames."""
     import imageio.v3 as imageio  # noqa: PLC0415 (slow to import)
 
     info = imageio.immeta(video)

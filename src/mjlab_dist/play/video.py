@@ -31,7 +31,7 @@ GAP = 2
 
 
 DRAWN_GROUND_M = 10.0
-"""Distance from an env's origin up to which terrain is rendered, in m.
+"""Maximum distance from an env's origin at which terrain is rendered, in m.
 
 Without a GPU, a complete terrain takes many seconds per frame.
 """
@@ -46,7 +46,7 @@ class Video:
         Args:
             config: File, envs, camera and size.
             env: The envs.
-            steps_per_s: Steps of the env to show per second; None for the speed of the simulation.
+            steps_per_s: Control steps to show per second; None for real time.
 
         Raises:
             UserError: If the model has no such camera.
@@ -76,7 +76,7 @@ class Video:
         self._step += 1
 
     def _picture(self) -> np.ndarray:
-        """Return the pictures of all shown envs as one, (height, width, 3). What they leave is black."""
+        """Return the pictures of all shown envs as one, (height, width, 3). Unused parts are black."""
         import numpy as np  # noqa: PLC0415
 
         whole = np.zeros((*self._size, 3), dtype=np.uint8)
@@ -92,13 +92,13 @@ class Video:
 
 
 class Strip:
-    """Strip of frames of one env, at equal intervals over what is played. They are drawn at the end."""
+    """Strip of frames of one env, at equal intervals over the whole time. They are drawn at the end."""
 
     def __init__(self, config: PlayConfig, env: Env) -> None:
         """Prepare a strip.
 
         Args:
-            config: File, env, camera, size and seconds. Without seconds, it shows no second episode.
+            config: File, env, camera, size and seconds. Without seconds, the strip ends with the first episode.
             env: The envs.
 
         Raises:
@@ -151,7 +151,7 @@ def poses_of(env: Env, index: int = 0) -> Poses:
 
 
 def _find_camera(env: Env, name: str | None) -> int:
-    """Return the index of a camera; without a name that of the first, or -1 if there is none."""
+    """Return the index of a camera by name; without a name, that of the first camera, or -1 if there is none."""
     model = env.sim.model
     names = [model.camera(i).name for i in range(model.ncam)]
     if name is None:
@@ -169,7 +169,7 @@ def _place(env: Env, index: int) -> tuple[float, float]:
 
 
 class _Renderers:
-    """Makes renderers, one for all envs that are drawn with the same model."""
+    """Creates renderers, one for all envs that are drawn with the same model."""
 
     def __init__(self, size: tuple[int, int], camera: int) -> None:
         self._size, self._camera = size, camera
@@ -188,7 +188,7 @@ class _Renderers:
 
 
 class _View:
-    """Picture of one env. The renderer changes with the env's place on a terrain, at resets."""
+    """Picture of one env. At resets, the renderer changes with the env's place on the terrain."""
 
     def __init__(self, env: Env, index: int, renderers: _Renderers) -> None:
         self._env, self._index, self._renderers = env, index, renderers

@@ -1,4 +1,4 @@
-"""MuJoCo Warp's data: its start state, its buffers, its fields."""
+"""Create MuJoCo Warp's data: start state, buffers, fields."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def find_key(model: mujoco.MjModel, name: str | None) -> int | None:
 
 
 def put_data(model: mujoco.MjModel, key: int | None, num_envs: int, config: SimConfig) -> mjw.Data:
-    """Put the start state of every env on the current device; its contacts and constraints must fit the buffers.
+    """Put the start state of every env on the current device; its contacts and constraints must fit into the buffers.
 
     Args:
         model: The MuJoCo model.
@@ -40,7 +40,8 @@ def put_data(model: mujoco.MjModel, key: int | None, num_envs: int, config: SimC
     if key is not None:
         mujoco.mj_resetDataKeyframe(model, start, key)
     mujoco.mj_forward(model, start)
-    njmax = max(config.njmax, start.nefc, 1)  # with 0, MuJoCo Warp's integrators read a result of the skipped solver
+    # With 0, MuJoCo Warp skips the solver, but its integrators read a result of it
+    njmax = max(config.njmax, start.nefc, 1)
     return mjw.put_data(model, start, nworld=num_envs, njmax=njmax, nconmax=max(config.nconmax, start.ncon))
 
 

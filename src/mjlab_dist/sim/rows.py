@@ -53,7 +53,7 @@ def collect_overflow(
     overflow: wp.array[int],
     demand: wp.array[int],
 ):
-    """Accumulate the overflow bits of a step, and the maximum numbers that had to fit into the buffers.
+    """Accumulate the overflow bits of a step, and the maximum numbers of rows and contacts.
 
     Args:
         newest: Bits of this step, (num_envs,).

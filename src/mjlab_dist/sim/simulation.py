@@ -59,8 +59,9 @@ class Simulation:
         reset_mask: Envs of the latest :meth:`reset`, a Warp array (num_envs,) of bool, for recorded programs.
         overflow: Bits of ``mujoco_warp.OverflowType``, (num_envs,), for buffers that have been too small at any time;
             resets keep them.
-        demand: Maximum number of constraint rows of each env, and last of contacts or near pairs in the batch,
-            (num_envs + 1,), since construction; also of those that did not fit. Counted in the last substep of a step.
+        demand: Maximum number of constraint rows of each env and, in the last element, of contacts or near pairs in the
+            batch, (num_envs + 1,), since construction. This includes those that did not fit. Counted in the last
+            substep of each step.
         launch: Function that launches a captured program. It is replaced while torch operations are recorded as a CUDA
             graph, because the launch of a graph cannot be recorded in another graph.
         physics: Fields that the next step depends on, by their names in ``mujoco_warp.Data``, (num_envs, ...) each;

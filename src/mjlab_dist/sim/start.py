@@ -12,7 +12,7 @@ from mjlab_dist.errors import PreflightError
 
 
 def start_warp(device: str) -> None:
-    """Initialize Warp. On the CPU, hide its warning that there is no NVIDIA driver, which no setting disables.
+    """Initialize Warp. On the CPU, hide its warning about a missing NVIDIA driver, which no setting disables.
 
     Args:
         device: ``cpu`` or ``cuda:<index>``.
@@ -26,7 +26,7 @@ def start_warp(device: str) -> None:
             wp.init()
     except OSError as error:
         if error.filename is None:
-            raise  # a library of Warp cannot be loaded
+            raise  # one of Warp's libraries cannot be loaded
         raise _unwritable(error.filename, error.strerror) from error
     assert wp.config.kernel_cache_dir is not None
     if not os.access(wp.config.kernel_cache_dir, os.W_OK | os.X_OK):

@@ -1,4 +1,4 @@
-"""All loggers of a run, as one writer of rows."""
+"""Combine all loggers of a run into one writer of rows."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class LoggerGroup:
             logger.video(file, iteration)
 
     def close(self) -> None:
-        """Close all loggers. If one raises an error, the others are closed nevertheless."""
+        """Close all loggers. If one raises an error, the others are still closed."""
         with contextlib.ExitStack() as stack:
             for logger in reversed(self.loggers):
                 stack.callback(logger.close)
 
 
 class _GuardedLogger(Logger):
-    """Calls another logger until it raises an error; training then continues without it, after one warning."""
+    """Calls another logger. If it raises an error, training continues without it, after one warning."""
 
     def __init__(self, name: str, make: MakeLogger, run_dir: Path, config: TrainConfig, resumed_at: int | None) -> None:
         self._name = name
@@ -89,7 +89,7 @@ class _GuardedLogger(Logger):
 
 
 def scalars(row: Row, ranks: Sequence[Row] = ()) -> dict[str, float]:
-    """Return the values of rows that can be plotted; names start with the group that they are shown in.
+    """Return the values of rows that can be plotted. Their names start with a group, such as ``train/``.
 
     Args:
         row: Metrics of an iteration.

@@ -16,12 +16,13 @@ class TensorBoardLogger(Logger):
     """Writes TensorBoard's event file, with the iteration as the step."""
 
     def __init__(self, run_dir: Path, config: TrainConfig, resumed_at: int | None) -> None:  # noqa: ARG002
-        """Open a new event file, next to those of the run before it was resumed.
+        """Open a new event file. A resumed run keeps its earlier files.
 
         Args:
             run_dir: The run directory.
             config: The run's config.
-            resumed_at: See :class:`Logger`. TensorBoard drops later points of the earlier files.
+            resumed_at: See :class:`Logger`. TensorBoard drops points of the earlier files that are after this
+                iteration.
         """
         from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 (slow to import, and only rank 0 writes)
 
@@ -36,13 +37,13 @@ class TensorBoardLogger(Logger):
         self._writer.flush()
 
     def video(self, file: Path, iteration: int) -> None:  # noqa: ARG002 (TensorBoard shows no mp4 files)
-        """Add a video as an animated GIF, which TensorBoard shows among the images, and remove the GIF."""
+        """Add a video as an animated GIF, which TensorBoard shows among the images, and remove the GIF file."""
         from tensorboard.compat.proto import summary_pb2  # noqa: PLC0415 (slow to import)
 
         animation = animation_path(self._run_dir, iteration)
         data = animation.read_bytes()
         width, height = struct.unpack_from("<HH", data, 6)
-        proto: Any = summary_pb2  # its classes are made at import
+        proto: Any = summary_pb2  # its classes are created at import
         image = proto.Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=data)
         events = self._writer.file_writer
         assert events is not None, "it is open"

@@ -17,7 +17,7 @@ from mjlab_dist.messages import emit
 
 
 class TrackioLogger(Logger):
-    """Logger for trackio, which writes in a thread of its own: to its directory, or where its variables say.
+    """Logger for trackio, which writes in its own thread: to its directory, or to where its environment variables name.
 
     trackio raises no errors while it logs: it warns, and drops rows that it cannot write.
 
@@ -27,12 +27,12 @@ class TrackioLogger(Logger):
     """
 
     def __init__(self, run_dir: Path, config: TrainConfig, resumed_at: int | None) -> None:
-        """Start a run of trackio; if the run is resumed, continue its run of trackio.
+        """Start a run of trackio, or continue it if the run is resumed.
 
         Args:
-            run_dir: The run directory. Its name, after the task's, is that of the run of trackio.
+            run_dir: The run directory. The run of trackio has the name of the task and of this directory.
             config: The run's config.
-            resumed_at: See :class:`Logger`. trackio keeps the rows after this iteration too.
+            resumed_at: See :class:`Logger`. trackio also keeps earlier rows after this iteration.
         """
         import trackio  # noqa: PLC0415 (an extra, and slow to import)
 
@@ -58,7 +58,7 @@ class TrackioLogger(Logger):
         self._emit_warnings()
 
     def video(self, file: Path, iteration: int) -> None:
-        """Log a video, with the last row."""
+        """Log a video with the step of the last row."""
         self._run.log({"video": self._trackio.Video(file, caption=f"iteration {iteration}")}, step=self._step)
 
     def close(self) -> None:
@@ -73,7 +73,7 @@ class TrackioLogger(Logger):
 
 @contextlib.contextmanager
 def _text_as_debug() -> Iterator[None]:
-    """Show what the library prints with ``--verbose`` only."""
+    """Show the library's output only with ``--verbose``."""
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed):
@@ -85,7 +85,9 @@ def _text_as_debug() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _collected_warnings(package: Path, collected: collections.deque[str]) -> Iterator[None]:
-    """Collect the Python warnings of a package, in any thread. Those of ranks would only be in their log files.
+    """Collect the Python warnings of a package, in any thread.
+
+    Otherwise, the warnings of ranks would only be in their log files.
 
     Args:
         package: The package's directory.

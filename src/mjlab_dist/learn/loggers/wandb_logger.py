@@ -1,4 +1,4 @@
-"""Weights & Biases, which may hang, fail or have no network. It receives rows without waiting for it.
+"""Weights & Biases, which may hang, fail or have no network. Training sends it rows without waiting.
 
 It is killed if it does not end.
 """
@@ -33,27 +33,27 @@ CLOSE_S = 4.5
 """Maximum seconds that a run waits at its end for Weights & Biases to receive the remaining rows."""
 
 CLOSE_START_S = 2.0
-"""Maximum seconds of :data:`CLOSE_S` for it to start."""
+"""Maximum seconds of :data:`CLOSE_S` that it may take to start."""
 
 MAX_WAITING_ROWS = 10_000
 """Maximum number of waiting rows, of about 4 kB each; Weights & Biases is abandoned if there are more."""
 
 NO_NETWORK = {"offline", "dryrun", "disabled"}
-"""Values of WANDB_MODE with which Weights & Biases needs no network."""
+"""Values of WANDB_MODE that need no network."""
 
 Message = dict[str, Any]
 """A message between this process and :mod:`mjlab_dist.learn.loggers.wandb_process`."""
 
 
 class WandbLogger(Logger):
-    """Logger for Weights & Biases: online, or offline if its environment variables say so or it cannot start.
+    """Logger for Weights & Biases: online, or offline if its environment variables request it or it cannot start.
 
     Only :meth:`close` waits for it, at most :data:`CLOSE_S`. If it fails, training continues without it, after one
     warning.
     """
 
     def __init__(self, run_dir: Path, config: TrainConfig, resumed_at: int | None) -> None:  # noqa: ARG002
-        """Start a W&B run; if the run is resumed, continue its W&B run.
+        """Start a W&B run, or continue it if the run is resumed.
 
         Args:
             run_dir: The run directory; files are written to ``wandb/`` in it.
@@ -129,7 +129,7 @@ class WandbLogger(Logger):
             "init_timeout": START_S / 2,
             "finish_timeout": CLOSE_S - 1,
             "finish_timeout_raises": True,
-            "x_transaction_log_flush_interval": 1.0,  # in s: rows that a kill may lose
+            "x_transaction_log_flush_interval": 1.0,  # in s: a kill may lose the rows of this time
         }
         self._started = False
         self._start_by = time.monotonic() + START_S
@@ -206,7 +206,7 @@ class _WandbProcess:
         Args:
             first: The first message.
         """
-        # wandb's service process leaves files behind when it is killed.
+        # wandb's service process leaves files when it is killed.
         self._temporary = tempfile.TemporaryDirectory(prefix="mjlab-dist-", ignore_cleanup_errors=True)
         # This process may have a service process for other runs, which must not be shared.
         environ = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
