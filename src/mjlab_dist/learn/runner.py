@@ -134,8 +134,7 @@ class Runner:
 
         Raises:
             NonFiniteError: On every rank, if a number of any rank is not finite. No checkpoint is written after that.
-            BufferOverflowError: On every rank, if a buffer of any rank is too small, and ``on_overflow`` is not
-                ``warn``.
+            BufferOverflowError: On every rank, if a buffer of any rank is too small; not with ``warn``.
             DesyncError: On every rank, if ranks differ that must be equal.
             TakenOverError: On rank 0, if another launch trains this run now.
             OSError: On rank 0, if a file cannot be written.

@@ -107,8 +107,7 @@ def examine(mjcf: Path, flag: str | None = None, goal: Goal | None = None, *, na
         names: Names of the robot, in addition to the model name in the MJCF.
 
     Raises:
-        UserError: If MuJoCo or MuJoCo Warp does not accept the MJCF, no joint can be driven, or the goal does not fit
-            the robot.
+        UserError: If MuJoCo or MuJoCo Warp rejects the MJCF, no joint can be driven, or the goal does not fit.
     """
     # The MJCF with missing names, and the robot in it
     flag = flag or f"--mjcf {mjcf}"
