@@ -1,1 +1,1 @@
-"""Watch envs while they run: a player that steps them in real time, and viewers that show what it does."""
+"""Watch envs while they run: a player that steps them in real time, and viewers that show its frames."""

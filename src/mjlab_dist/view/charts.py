@@ -20,7 +20,10 @@ PLOT_HEIGHT = 170
 
 
 class RewardBars:
-    """A bar per reward term: its weighted value in the latest step of an env. The longest bar of late is full width."""
+    """A bar per reward term: its weighted value in the latest step of an env.
+
+    The longest bar of the latest steps has full width.
+    """
 
     def __init__(self, server: viser.ViserServer, names: Sequence[str]) -> None:
         """Add the bars to the current folder of the page.

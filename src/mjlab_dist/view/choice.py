@@ -1,4 +1,4 @@
-"""Which viewer to use, and whether the flags suit it. Imports neither torch nor a viewer."""
+"""Choose a viewer, and check that the flags fit it. Imports neither torch nor a viewer."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ OF_RANKS = {"return of each rank": "mean_return", "steps/s of each rank": "steps
 
 
 class Curves:
-    """Plots of a run in a tab. They appear with the first rows."""
+    """Plots of a run in a tab. They appear when the first rows exist."""
 
     def __init__(self, server: viser.ViserServer) -> None:
         """Add the plots to the current tab of the page.
@@ -79,10 +79,10 @@ class Curves:
 
 
 def _joined(lines: Sequence[tuple[History, str]]) -> tuple[np.ndarray, ...]:
-    """Return iterations, and the values of each line in them, from the first in which every line has had a value.
+    """Return iterations, and each line's values in them. They start when every line has had a value.
 
-    A line without a value, as of a rank in which no episode has ended, keeps the one before: uPlot draws nothing at all
-    if there is a NaN.
+    If a value is missing, for example because no episode of a rank has ended, the previous one is repeated: uPlot draws
+    nothing if there is a NaN.
     """
     values: list[Mapping[float, float]] = []
     for history, column in lines:

@@ -1,4 +1,4 @@
-"""The page of a dump: the recorded states before a number that is not finite, step by step."""
+"""The page of a dump: it shows, step by step, the recorded states that led to a number that is not finite."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from mjlab_dist.view.robot import Robot
 from mjlab_dist.view.scene import Scene
 
 FRAME_S = 0.05
-"""Time between two looks at the controls, in s."""
+"""Time between two checks of the controls, in s."""
 
 SHOWN_FIELDS = ("qpos", "qvel", "ctrl", "mocap_pos", "mocap_quat")
 """Fields of the recorded states that the scene needs."""
 
 
 class DumpPage:
-    """A slider over the recorded states of an env, the names of what was not finite, and the bodies concerned."""
+    """Shows a slider over the recorded states of an env, what was not finite, and the affected bodies."""
 
     def __init__(self, server: viser.ViserServer, train_config: TrainConfig, path: Path) -> None:
         """Read a dump, and add everything to the server's page.
@@ -56,7 +56,7 @@ class DumpPage:
         server.on_client_connect(self._place_camera)
 
     def run(self, is_over: Callable[[], bool] = lambda: False) -> None:
-        """Show what the controls choose, until it is over or Ctrl-C.
+        """Show the state that the controls choose, until Ctrl-C or the end.
 
         Args:
             is_over: Returns whether to return.
@@ -121,7 +121,7 @@ class DumpPage:
             self._text.content = self._describe(names, row, step, shown)
 
     def _origin(self, state: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return the place whose terrain is shown, (1, 3): that of the robot, because a dump has no origins."""
+        """Return the position whose terrain is shown, (1, 3): that of the robot, because a dump contains no origins."""
         place = np.zeros((1, 3))
         if self._root is not None:
             place[:, :2] = state["qpos"][:, self._root.qpos][:, :2]
@@ -152,7 +152,7 @@ def concerned_bodies(model: mujoco.MjModel, names: Mapping[str, list[str]]) -> d
 
     Args:
         model: The model.
-        names: Names of what was not finite, by kind, as in a dump.
+        names: Names of terms, joints and actuators that were not finite, by kind, as in a dump.
     """
     joints = {model.joint(i).name: int(model.jnt_bodyid[i]) for i in range(model.njnt)}
     driven = {

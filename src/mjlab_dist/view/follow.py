@@ -21,14 +21,14 @@ SEED = 1
 
 
 class Follower:
-    """Makes the player of a run when there is a checkpoint, and loads other checkpoints into it.
+    """Creates the player of a run when there is a checkpoint, and loads later checkpoints into it.
 
-    A checkpoint that cannot be read is skipped until its file changes: it may just have been removed, or a copy of it
-    may not be complete.
+    A checkpoint that cannot be read is skipped until its file changes: it may have been removed, or be copied at the
+    moment.
 
     Attributes:
         run: The run.
-        player: Its player; None without a checkpoint that can be read.
+        player: The player; None if there is no readable checkpoint.
         shown: The checkpoint that is played.
         chosen: The checkpoint to play; None to follow the newest.
     """
@@ -37,7 +37,7 @@ class Follower:
         """Start without a player.
 
         Args:
-            run: The run, which the caller looks at.
+            run: The run; the caller updates it.
             train_config: Its config.
             num_envs: Number of envs to play.
         """
@@ -52,12 +52,12 @@ class Follower:
 
     @property
     def unreadable(self) -> Path | None:
-        """The checkpoint that would be played if it could be read; None if it is played."""
+        """The checkpoint that should be played but cannot be read; None if there is none."""
         due = self.chosen or next(reversed(self.run.checkpoints.values()), None)
         return due if due is not None and self._is_refused(due) else None
 
     def update(self) -> None:
-        """Make the player, or start or finish to load a checkpoint, as far as there is something to load.
+        """Create the player, or start or finish loading a checkpoint, if there is something to load.
 
         Raises:
             UserError: If the task cannot be built.
@@ -95,7 +95,7 @@ class Follower:
             return
 
     def _wanted(self) -> Path | None:
-        """Return the checkpoint to load now; None if the right one is played."""
+        """Return the checkpoint to load now; None if it is already played."""
         if self.chosen is not None:
             return self.chosen if self.chosen != self.shown and not self._is_refused(self.chosen) else None
         for path in reversed(self.run.checkpoints.values()):
@@ -106,7 +106,7 @@ class Follower:
         return None
 
     def _finish(self) -> None:
-        """Take the result of loading a checkpoint, if it is there."""
+        """Take the result of loading a checkpoint, if loading has finished."""
         assert self._loading is not None
         path, stamp, done = self._loading
         if not done.done():

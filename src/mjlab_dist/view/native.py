@@ -17,11 +17,11 @@ FRAME_S = 1 / 60
 """Time between two updates of the window, in s."""
 
 SPACE, BACKSPACE, RIGHT = 32, 259, 262
-"""Keys as GLFW numbers them."""
+"""GLFW's key codes."""
 
 
 def run_native(player: Player, show: Callable[[str], None]) -> None:
-    """Show a player until its window is closed. Space pauses, right steps, backspace resets, P pushes.
+    """Show a player until its window is closed. Space pauses, the right arrow steps, backspace resets, and P pushes.
 
     Args:
         player: The player, not started yet.
@@ -44,7 +44,7 @@ def run_native(player: Player, show: Callable[[str], None]) -> None:
     data = mujoco.MjData(model)
     try:
         window = mujoco.viewer.launch_passive(model, data, key_callback=press, show_left_ui=False, show_right_ui=False)
-    except Exception as error:  # GLFW and MuJoCo raise various errors without a usable display
+    except Exception as error:  # without a usable display, GLFW and MuJoCo raise various errors
         raise UserError(f"--viewer native: no window can be opened ({error}); use --viewer web") from error
     with window:
         player.start()

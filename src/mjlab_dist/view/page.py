@@ -1,4 +1,7 @@
-"""The page: controls of a player, charts of an env, and the scene. All who have it open see and change the same."""
+"""The page: controls of a player, charts of an env, and the scene.
+
+Everyone who has it open sees and controls the same envs.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ CHARTS_S = 0.15
 """Time between two updates of charts, in s."""
 
 FILES_S = 2.0
-"""Time between two looks for new checkpoints, in s."""
+"""Time between two checks for new checkpoints, in s."""
 
 SPEEDS = ("0.1", "0.25", "0.5", "1", "2", "4")
 """Speeds to choose from."""
@@ -78,7 +81,7 @@ class Page:
             self._add_scene()
 
     def run(self, is_over: Callable[[], bool] = lambda: False) -> None:
-        """Show what the player does, until it is over or Ctrl-C.
+        """Show what the player does, until Ctrl-C or the end.
 
         Args:
             is_over: Returns whether to return.
@@ -93,7 +96,7 @@ class Page:
             time.sleep(FRAME_S)
 
     def update(self) -> None:
-        """Show the latest frame and charts, and look for new checkpoints, as far as these are due."""
+        """Show the latest frame and charts, and look for new checkpoints, if these are due."""
         frame, now_s = self._player.frame, time.monotonic()
         num_clients = len(self._server.get_clients())
         is_new = frame is not self._shown or self._is_changed or num_clients > self._num_clients

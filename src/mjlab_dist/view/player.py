@@ -1,4 +1,5 @@
-"""Steps envs in real time and takes requests from viewers: pause, speed, reset, push, commands, actions, checkpoint."""
+"""Step envs in real time, and handle requests from viewers: pause, speed, reset, push, commands, actions,
+checkpoint."""
 
 from __future__ import annotations
 
@@ -25,14 +26,14 @@ if TYPE_CHECKING:
 
 
 class Policy(Protocol):
-    """What actions come from: a trained network of rsl_rl, or any other function of the observations."""
+    """Source of actions: a trained network of rsl_rl, or any other function of the observations."""
 
     def __call__(self, obs: TensorDict, /) -> torch.Tensor:
         """Return actions, (num_envs, num_actions)."""
         ...
 
     def reset(self, dones: torch.Tensor, /) -> None:
-        """Forget the past of envs whose episode has ended, (num_envs,) of bool."""
+        """Reset the hidden state of envs whose episode has ended, (num_envs,) of bool."""
 
 
 Source = Literal["policy", "zero", "random"]
@@ -42,15 +43,16 @@ SOURCES: tuple[Source, ...] = ("policy", "zero", "random")
 """All sources of actions."""
 
 HISTORY_S = 6.0
-"""Simulated time of the steps that are kept for plots, in s."""
+"""Length of the plots: simulated time of the steps that are kept, in s."""
 
 MAX_LAG_S = 0.1
-"""Delay behind real time that is caught up, in s; a longer one is dropped, so that the player never runs fast."""
+"""Maximum delay behind real time that is caught up, in s. A longer delay is dropped, so that the player never runs
+fast."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Frame:
-    """What envs did in one step. Arrays are copies on the host, with one row per env unless noted."""
+    """Result of one step of all envs. Arrays are copies on the host, with one row per env unless noted."""
 
     step: int
     """Number of steps since the start."""
@@ -77,20 +79,20 @@ class Frame:
 class Player:
     """Envs with a policy, stepped by one thread at the speed of real time or a multiple of it.
 
-    Methods may be called from any thread. Requests that touch the envs are done by the thread that steps, between two
-    steps, and return futures. Without :meth:`start`, :meth:`step` does them.
+    Methods may be called from any thread. The thread that steps handles requests that change the envs, between two
+    steps. These requests return futures. Without :meth:`start`, :meth:`step` does them.
 
     Attributes:
         env: The envs. Other threads must not touch its tensors.
-        frame: What the latest step did.
+        frame: Result of the latest step.
         history: Frames of the latest seconds, oldest first.
-        paused: Whether time stands still.
-        is_watched: Whether anyone watches; otherwise time stands still too, and requests are still done.
+        paused: Whether the simulation is paused.
+        is_watched: Whether a page is open. If not, the simulation also pauses, but requests are handled.
         speed: Simulated seconds per second of real time.
         source: Where actions come from.
-        robot: Which parts of the model are the robot.
+        robot: The parts of the model that belong to the robot.
         velocity_command: Name of the first velocity command; None if the task has none.
-        measured_speed: Speed over the latest seconds; 0 while paused.
+        measured_speed: Measured speed over the latest seconds, relative to real time; 0 while paused.
         failure: The error that ended the thread, if one did.
     """
 
@@ -125,16 +127,16 @@ class Player:
     # Requests
 
     def pause(self, paused: bool = True) -> None:
-        """Stop or continue time.
+        """Pause or continue the simulation.
 
         Args:
-            paused: Whether to stop it.
+            paused: Whether to pause.
         """
         self.paused = paused
         self._wake.set()
 
     def watch(self, is_watched: bool) -> None:
-        """Stop time while nobody watches, or continue it.
+        """Pause the simulation while no page is open, or continue it.
 
         Args:
             is_watched: Whether anyone watches.
@@ -174,7 +176,7 @@ class Player:
     def hold_command(
         self, name: str, numbers: Sequence[float] | None, heading_rad: float | None = None
     ) -> Future[None]:
-        """Hold a command at these numbers from the next step on, instead of drawing it.
+        """Set a command to these numbers from the next step on, instead of drawing it at random.
 
         Args:
             name: Name of the command.
@@ -225,7 +227,7 @@ class Player:
             self._thread.join()
 
     def step(self) -> Frame:
-        """Do all requests and one step; only without :meth:`start`. Return what it did."""
+        """Handle all requests and make one step; only without :meth:`start`. Return the result of the step."""
         with torch.inference_mode():
             self._obey()
             self._step()
@@ -327,5 +329,5 @@ class Player:
             episode_steps=env.episode_length_buf.numpy().copy(),
         )
         if self.history and self.history[-1].step == self._num_steps:
-            self.history.pop()  # a reset or a push: the state after it replaces that of the same step
+            self.history.pop()  # after a reset or a push, the new state replaces that of the same step
         self.history.append(self.frame)

@@ -1,4 +1,4 @@
-"""Which parts of a model are the robot."""
+"""Find the parts of a model that belong to the robot."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mjlab_dist.env.joints import Joint
 
 
 class Robot(NamedTuple):
-    """The tree of bodies that actuators move, as opposed to objects and markers."""
+    """The tree of bodies that actuators move; objects and markers are not part of it."""
 
     body: int
     """Id of the body that a camera follows: the first of the tree that can move."""

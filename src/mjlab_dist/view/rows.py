@@ -1,4 +1,4 @@
-"""Follows files of metrics while they are written: reads only what is new, and keeps few rows of long ones."""
+"""Follows files of metrics while they are written. It reads only new rows, and keeps few rows of long files."""
 
 from __future__ import annotations
 
@@ -18,18 +18,21 @@ CHUNK = 1 << 22
 
 
 class New(NamedTuple):
-    """What a look at a file has found."""
+    """Result of reading new rows of a file."""
 
     rows: list[Row]
-    """Complete rows that have not been returned before."""
+    """Complete rows that are new since the last read."""
     is_cut: bool
-    """Whether rows that were returned before are no longer in the file, so that all of it is read again."""
+    """Whether earlier rows are no longer in the file, so that the whole file is read again."""
     is_complete: bool
-    """Whether all complete rows have been returned; otherwise another look returns more."""
+    """Whether all complete rows have been returned; otherwise the next read returns more."""
 
 
 class RowReader:
-    """Reads the rows that a run appends. A resume cuts the file or replaces it; the last row may be incomplete."""
+    """Reads the rows that a run appends.
+
+    Resuming the run truncates or replaces the file. The last row may be incomplete.
+    """
 
     def __init__(self, path: Path) -> None:
         """Start before the first row.
@@ -42,7 +45,7 @@ class RowReader:
 
     def read(self) -> New:
         """Return the rows that are new; none if the file cannot be read. Damaged rows are skipped."""
-        # The last line is read again, to notice a file that was cut and has grown since then.
+        # Read the last line again, to detect a file that was truncated and has grown since then.
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset - len(self._last_line))
@@ -77,7 +80,7 @@ def parse_row(line: bytes) -> Row | None:
 
 
 class History:
-    """The rows of a file, thinned to at most :data:`MAX_POINTS` at equal distances, and the newest ones.
+    """Up to :data:`MAX_POINTS` rows of a file, at equal distances, and the newest rows.
 
     Attributes:
         newest: The newest row; None if there is none.
@@ -92,7 +95,7 @@ class History:
         self._stride, self._num_rows = 1, 0
 
     def add(self, row: Row) -> None:
-        """Add a row. It replaces earlier rows of the same and later iterations, which a resume repeats.
+        """Add a row. It replaces earlier rows of the same and later iterations, which a resumed run repeats.
 
         Args:
             row: The row.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mjlab_dist.view.server import Server
 
 NICE = 10
-"""Added to the niceness of a process that watches a run, so that ranks on the same cores are scheduled first."""
+"""Added to the niceness of a process that watches a run, so that ranks on the same cores have priority."""
 
 
 def view(
@@ -31,12 +31,12 @@ def view(
 ) -> None:
     """Play a policy in a viewer until Ctrl-C, or until the native viewer's window is closed.
 
-    Threads of the viewer continue to run: end the process afterwards.
+    Threads of the viewer still run afterwards, so end the process.
 
     Args:
         train_config: The run's config.
         checkpoint: Checkpoint file of the policy.
-        config: The viewer and its address, the number of envs, and the seed.
+        config: Viewer, address, number of envs and seed.
         show: Called with the line to print when the viewer is ready.
         warn: Called with a line if other machines can connect.
 
@@ -62,7 +62,7 @@ def view_dump(
 ) -> None:
     """Show the states that led to numbers that are not finite, on a page, until Ctrl-C.
 
-    Threads of the viewer continue to run: end the process afterwards.
+    Threads of the viewer still run afterwards, so end the process.
 
     Args:
         train_config: The run's config.
@@ -93,10 +93,10 @@ def watch(
 ) -> None:
     """Watch a run that another process trains, on a page, until Ctrl-C.
 
-    Threads of the viewer continue to run: end the process afterwards.
+    Threads of the viewer still run afterwards, so end the process.
 
     Args:
-        run_dir: The run directory. Nothing is written into it.
+        run_dir: The run directory. This writes nothing to the run.
         train_config: Its config.
         config: Address of the page, number of robots, and directory of the other runs.
         show: Called with the line to print when the page can be opened.
@@ -111,7 +111,7 @@ def watch(
 
         from mjlab_dist.view.watch import Watcher  # noqa: PLC0415 (imports torch)
 
-        os.nice(NICE)  # after the imports, which would take a minute beside a training
+        os.nice(NICE)  # after the imports, which would take a minute at this priority beside a training
         watcher = Watcher(server, config)
         watcher.open(run_dir, train_config)
         show(f"Viewer: {server.url}  (Ctrl-C ends it)")

@@ -1,6 +1,6 @@
-"""Follows runs by their files, which another process or machine writes: progress, checkpoints, and whether they train.
+"""Follows runs by their files, which another process or machine writes: progress, checkpoints and state.
 
-Nothing is written here. Files may be in a copy, or on a network file system.
+It only reads. The files may be copies, or on a network file system.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mjlab_dist.run_dir import CONFIG_FILE, METRICS_FILE, RANK_METRICS_FILE, lis
 from mjlab_dist.view.rows import History, Row, RowReader, parse_row
 
 State = Literal["running", "finished", "stopped", "lost", "unknown"]
-"""Whether a run trains; lost: its launch has died without ending it; unknown: not known yet."""
+"""State of a run. lost: its launch was killed or no longer renews its lease; unknown: not known yet."""
 
 STATES: dict[State, str] = {
     "running": "running",
@@ -31,14 +31,14 @@ STATES: dict[State, str] = {
 """The states in words."""
 
 MAX_LISTED = 50
-"""Maximum number of runs in a list: the newest."""
+"""Maximum number of runs in a list, which contains the newest ones."""
 
 TAIL_BYTES = 1 << 16
 """Number of bytes at the end of a file of metrics that contain its last two rows."""
 
 
 class Length(NamedTuple):
-    """What a run's config says about its length."""
+    """Length of a run according to its config."""
 
     task: str
     """Name of the task."""
@@ -56,14 +56,14 @@ class Length(NamedTuple):
         """
         if self.total_timesteps is None or newest is None:
             return self.max_iterations
-        # As the runner counts: whole iterations of the present size
+        # Whole iterations of the current size, as the runner counts
         now, start = (_whole(str((row or {}).get("total_steps", 0))) or 0 for row in (newest, before))
         per_iteration = (now - start) // max(1, newest["iteration"] - (before or {"iteration": 0})["iteration"])
         return newest["iteration"] + max(0, self.total_timesteps - now) // max(1, per_iteration)
 
 
 def read_length(run_dir: Path) -> Length:
-    """Read the task and the length of a run from its config, without the rest of it.
+    """Read only the task and the length of a run from its config.
 
     Args:
         run_dir: The run directory.
@@ -96,7 +96,7 @@ def state_of(held: Held, newest: Row | None, iterations: int | None) -> State:
 
 
 class Run:
-    """A run that is followed.
+    """A run that this process follows.
 
     Attributes:
         run_dir: The run directory.
@@ -109,7 +109,7 @@ class Run:
     """
 
     def __init__(self, run_dir: Path, now: Callable[[], float] = time.monotonic) -> None:
-        """Look at the files for the first time.
+        """Read the files for the first time.
 
         Args:
             run_dir: The run directory.
@@ -123,8 +123,8 @@ class Run:
         self.look()
 
     def look(self) -> bool:
-        """Look at all files. Return whether a file of metrics had more rows than are read at a time."""
-        # The lease first: a launch that has released it has written all rows.
+        """Read all files. Return whether a file of metrics has more rows than were read."""
+        # The lease first: a launch releases it after its last row.
         held = self._lease.look()
         length = read_length(self.run_dir)
         metrics, of_ranks = self._metrics.read(), self._rank_metrics.read()
@@ -178,7 +178,7 @@ class RunList:
     """The newest runs of all tasks. Files that have not changed are not read again."""
 
     def __init__(self, log_root: str, now: Callable[[], float] = time.monotonic) -> None:
-        """Start without a look.
+        """Start without reading files.
 
         Args:
             log_root: Directory that contains all runs.
@@ -192,7 +192,7 @@ class RunList:
         """Return the runs, newest first.
 
         Args:
-            also: A run directory to list too, wherever it is.
+            also: A run directory to include, also if it is elsewhere.
         """
         found = list_runs(self._log_root)[: -MAX_LISTED - 1 : -1]
         if also.resolve() not in {path.resolve() for path in found}:
@@ -222,7 +222,7 @@ class RunList:
 
 
 def stamp_of(file: Path) -> tuple[int, int]:
-    """Return the modification time of a file in ns, and its size in bytes; zeros if it cannot be seen.
+    """Return the modification time of a file in ns and its size in bytes; zeros if there is no such file.
 
     Args:
         file: The file.

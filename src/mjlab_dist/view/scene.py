@@ -19,7 +19,7 @@ State = Mapping[str, np.ndarray]
 """Arrays by name."""
 
 GROUND_M = 12.0
-"""Distance from the shown env's origin up to which terrain is shown, in m."""
+"""Maximum distance from the chosen env's origin at which terrain is shown, in m."""
 
 COMMANDED_COLOR = (40, 170, 60)
 """Color of arrows of commanded velocities."""
@@ -35,7 +35,7 @@ SHOWN_GEOM_GROUPS = 3
 
 
 class _Bodies(ViserMujocoScene):
-    """mjviser's scene; the camera follows the robot, not the first body that moves."""
+    """mjviser's scene, except that the camera follows the robot, not the first body that moves."""
 
     def follow(self, body: int) -> None:
         self._tracked_body_id = body
@@ -46,7 +46,7 @@ class _Bodies(ViserMujocoScene):
 
 
 class Scene:
-    """3D scene of all envs. Envs that share an origin stand side by side, around the chosen one.
+    """3D scene of all envs. Envs with the same origin are drawn side by side, around the chosen one.
 
     Attributes:
         env_id: Index of the chosen env, which the camera follows, and whose contacts and arrows are shown.
@@ -70,7 +70,7 @@ class Scene:
         self._server, self._model, self._num_envs = server, model, num_envs
         self._data, self._robot = mujoco.MjData(model), Robot.of(model)
         self._shown_origin: tuple[float, float] | None = None
-        # mjviser changes its model. Height fields are shown in parts by this class.
+        # A copy, because mjviser changes its model. This class shows height fields itself, in parts.
         shown = copy.copy(model)
         self._floor = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_GEOM, FLOOR)
         self._has_terrain = self._floor >= 0 and model.geom_type[self._floor] == mujoco.mjtGeom.mjGEOM_HFIELD
@@ -91,7 +91,7 @@ class Scene:
 
     @property
     def follows_robot(self) -> bool:
-        """Whether the robot stays in the middle of the picture."""
+        """Whether the camera follows the robot."""
         return self._bodies.camera_tracking_enabled
 
     @follows_robot.setter
@@ -133,7 +133,7 @@ class Scene:
         return center + 2.6 * self._size_m() * np.array([0.7, -0.75, 0.45]), center
 
     def show(self, state: State, origins: np.ndarray, commands: State | None = None) -> None:
-        """Show a state of all envs. An env with a number that is not finite stays in its latest pose.
+        """Show a state of all envs. An env with a number that is not finite keeps its latest pose.
 
         Args:
             state: Fields of MuJoCo's data, with one row per env: qpos, qvel, and ctrl and mocap poses if there are any.
@@ -157,7 +157,7 @@ class Scene:
             self._show_velocities(state, commands or {}, shifted[self.env_id])
 
     def mark(self, bodies: Mapping[str, int], state: State) -> None:
-        """Highlight bodies with a red ball around them and a name, instead of those before; in a scene of one env.
+        """Highlight bodies by a red ball and a name, and no other bodies; only for a scene with one env.
 
         Args:
             bodies: Ids of the bodies by name.
@@ -221,7 +221,7 @@ class Scene:
         return max(0.3, _extent(self._model, own) + float(sizes.max(initial=0.0)))
 
     def _add_fixed_geoms(self) -> list[viser.SceneNodeHandle]:
-        """Add the fixed geoms of the other envs: mjviser adds those of one. Planes are infinite."""
+        """Add the fixed geoms of the other envs: mjviser adds those of one env only. Planes are infinite."""
         model = self._bodies.mj_model
         geoms = [
             geom
@@ -246,7 +246,7 @@ class Scene:
         return frames
 
     def _show_ground(self, origin: np.ndarray) -> None:
-        """Show the terrain around the chosen env's origin, when that changes."""
+        """Show the terrain around the chosen env's origin if the origin has changed."""
         place = (float(origin[0]), float(origin[1]))
         if not self._has_terrain or place == self._shown_origin:
             return
@@ -289,7 +289,7 @@ def _extent(model: mujoco.MjModel, geoms: list[int]) -> float:
 
 
 def _spacing(model: mujoco.MjModel) -> float:
-    """Return the distance of envs side by side, in m: their contents, without planes, do not overlap."""
+    """Return the distance between envs that are drawn side by side, in m. Only planes overlap."""
     solid = [geom for geom in range(model.ngeom) if model.geom_type[geom] != mujoco.mjtGeom.mjGEOM_PLANE]
     sizes = model.geom_rbound[solid]
     return max(1.0, 1.3 * (_extent(model, solid) + 2 * float(np.median(sizes))) if solid else 1.0)

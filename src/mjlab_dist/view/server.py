@@ -33,11 +33,11 @@ NUM_PORTS = 100
 """Number of ports that are tried before any free one is used."""
 
 LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
-"""Names of this machine in URLs. A page elsewhere cannot use them, unlike a name that it lets resolve to 127.0.0.1."""
+"""Names of this machine in URLs. An attacker's own name that resolves to 127.0.0.1 is not one of them."""
 
 
 class Server(viser.ViserServer):
-    """viser's server behind a :class:`Gate`. It never opens a tunnel through viser's public relay.
+    """viser's server behind a :class:`Gate`. It never shares the page through viser's public server.
 
     Attributes:
         url: Address of the page, with the token if one is required.
@@ -50,12 +50,12 @@ class Server(viser.ViserServer):
 
     def clear(self) -> None:
         """Remove everything from the page, to show something else on it."""
-        self._client_connect_cb.clear()  # viser has no method for it
+        self._client_connect_cb.clear()  # viser has no method for this
         self.gui.reset()
         self.scene.reset()
 
     def stop(self) -> None:
-        with contextlib.redirect_stdout(io.StringIO()):  # viser prints that it stops
+        with contextlib.redirect_stdout(io.StringIO()):  # viser prints a line when it stops
             super().stop()
 
 
@@ -74,13 +74,13 @@ def open_server(host: str, port: int | None) -> Server:
     gate = Gate(None if ipaddress.ip_address(address).is_loopback else secrets.token_urlsafe(32), bound)
     serve, calls = websockets.asyncio.server.serve, 0
 
-    # viser offers no hook into its server: give it our socket, and ask the gate before its own handler of requests.
+    # viser offers no hook into its server. So give it our socket, and call the gate before its own request handler.
     def serve_behind_gate(
         handler: Any, _host: str, _port: int, *, process_request: Callable[..., Response | None], **options: Any
     ) -> Any:
         nonlocal calls
         calls += 1
-        quiet = logging.Logger("mjlab_dist.view", logging.CRITICAL)  # refused connections are no errors
+        quiet = logging.Logger("mjlab_dist.view", logging.CRITICAL)  # refused connections are not errors
         guarded = functools.partial(gate.process, process_request)
         return serve(handler, sock=listener, process_request=guarded, logger=quiet, **options)
 
@@ -96,9 +96,9 @@ def open_server(host: str, port: int | None) -> Server:
 class Gate:
     """Decides which requests a server answers.
 
-    On a loopback address, programs of this machine may connect, but pages of other sites in a browser may not: a
-    browser sends the site as the request's origin, and the name in the URL as its host. On other addresses, a token is
-    required. The first request has it in its URL, and gets a cookie in exchange.
+    On a loopback address, programs of this machine may connect, but other websites in a browser may not. A browser
+    sends the website as the request's origin, and the name in the URL as its host. On other addresses, a token is
+    required. The first request contains it in its URL, and receives a cookie.
 
     Attributes:
         token: The token; None on a loopback address.
@@ -130,7 +130,7 @@ class Gate:
         return self.refusal(request) or answer(connection, request)
 
     def refusal(self, request: Request) -> Response | None:
-        """Return the response to a request that is not answered otherwise; None to answer it.
+        """Return the response that refuses a request or sets the cookie; None to answer the request.
 
         Args:
             request: The request.

@@ -21,23 +21,23 @@ from mjlab_dist.view.runs import STATES, Listed, Run, RunList
 from mjlab_dist.view.server import Server
 
 LOOK_S = 1.0
-"""Time between two looks at the files of the run, in s."""
+"""Time between two reads of the files of the run, in s."""
 
 LIST_S = 5.0
-"""Time between two looks at the other runs, in s."""
+"""Time between two reads of the other runs, in s."""
 
 FRAME_S = 1 / 20
 """Time between two updates of the scene, in s."""
 
 NO_CHOICE: str = "-"
-"""Choice while there is nothing to choose from."""
+"""Shown while there is nothing to choose from."""
 
 STYLE = "font-size:0.85em;padding:0 0.8em 0.4em"
-"""Style of texts on the page, in CSS."""
+"""CSS style of texts on the page."""
 
 
 class Watcher:
-    """A page that follows a run, and can switch to others. While no page is open, it only looks at files."""
+    """A page that follows a run, and can switch to others. While no page is open, it only reads files."""
 
     def __init__(self, server: Server, config: WatchConfig) -> None:
         """Prepare to show runs on a server.
@@ -55,7 +55,7 @@ class Watcher:
         self._shown: _Shown
 
     def open(self, run_dir: Path, train_config: TrainConfig) -> None:
-        """Show a run instead of the one before. Its robot appears with its first checkpoint.
+        """Show a run instead of the previous one. Its robot appears with its first checkpoint.
 
         Args:
             run_dir: The run directory.
@@ -67,7 +67,7 @@ class Watcher:
         self._look_due_s = self._list_due_s = 0.0
 
     def run(self, is_over: Callable[[], bool] = lambda: False) -> None:
-        """Follow the run, until it is over or Ctrl-C.
+        """Follow the run until Ctrl-C or the end.
 
         Args:
             is_over: Returns whether to return.
@@ -94,7 +94,7 @@ class Watcher:
         self._wake.set()
 
     def _look(self, is_watched: bool) -> None:
-        """Look at the files, as far as that is due."""
+        """Read the files, if this is due."""
         now_s = time.monotonic()
         if now_s < self._look_due_s:
             return
@@ -143,12 +143,12 @@ class _Shown:
         self._checkpoint = gui.add_dropdown("Checkpoint", (NO_CHOICE,), visible=False)
         self._follows.on_update(self._follow_or_stay)
         self._checkpoint.on_update(self._choose)
-        # Tabs, until the page of the robot has its own
+        # Tabs, until the page of the robot replaces them
         self._tabs = gui.add_tab_group()
         self._add_tabs(self._tabs)
 
     def follow(self, is_watched: bool) -> None:
-        """Load what is new, and show the state and the curves.
+        """Load new data, and show the state and the curves.
 
         Args:
             is_watched: Whether a page is open. Otherwise no other checkpoint is loaded.
@@ -172,7 +172,7 @@ class _Shown:
                 self._curves.update(follower.run)
 
     def update(self, is_watched: bool) -> None:
-        """Let time pass while the page is open, and show the robot.
+        """Step the simulation while the page is open, and show the robot.
 
         Args:
             is_watched: Whether a page is open.
@@ -189,7 +189,7 @@ class _Shown:
             raise player.failure
 
     def fail(self, error: Exception) -> None:
-        """Show that the robot cannot be shown.
+        """Show why there is no robot.
 
         Args:
             error: Why.
@@ -241,7 +241,7 @@ class _Shown:
         _set(self._status, f'<div style="{STYLE}"><b>{title}</b>{"".join(rest)}</div>')
 
     def _policy(self) -> str:
-        """Return which policy is shown, in words."""
+        """Describe the policy that is shown."""
         follower = self.follower
         shown = follower.shown
         text = f"policy of iteration {shown.stem.removeprefix('model_')}" if shown else "no checkpoint yet"
@@ -260,7 +260,7 @@ class _Shown:
             self._checkpoint.options = names
         self._checkpoint.value = (self.follower.chosen or shown).name
 
-    # What the controls do. Changes by this process have no client.
+    # Actions of the controls. Changes by this process have no client.
 
     def _choose(self, event: viser.GuiEvent[viser.GuiDropdownHandle[str]]) -> None:
         if event.client is not None:
@@ -287,6 +287,6 @@ class _Shown:
 
 
 def _set(element: viser.GuiHtmlHandle, content: str) -> None:
-    """Change a text on the page, if it is another one."""
+    """Change a text on the page if it is different."""
     if element.content != content:
         element.content = content
