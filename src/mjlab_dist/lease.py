@@ -191,7 +191,7 @@ def acquire(
             # Unknown: wait, and check again
             if first is None:
                 first, since = look, now()
-                text = f"{_named(look.owner)} may be training {run_dir}; waiting up to {EXPIRED_S:g} s for a sign of it"
+                text = f"{_named(look.owner)} may be training {run_dir}; waiting up to {EXPIRED_S:g} s to find out"
                 listen({"kind": "status", "text": text})
             sleep(POLL_S)
     except OSError as error:

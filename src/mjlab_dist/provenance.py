@@ -81,7 +81,7 @@ def read_provenance(run_dir: Path, warn: Callable[[str], None]) -> dict[str, Any
         found = json.loads(path.read_text())
         if isinstance(found, dict) and all(isinstance(found.get(key, []), list) for key in ("resumed", "grown")):
             return found
-        reason = "it holds no provenance"
+        reason = "it contains no provenance"
     except FileNotFoundError:
         return {}
     except ValueError as error:

@@ -76,7 +76,7 @@ def _fault(reference: str, file: Path, tasks: EntryPoints) -> str | None:
     if find_module(module) is None:
         return f"there is no module {module} here"
     first, *attributes = name.split(".")
-    foreign = "is not from mjlab_dist, a task package or your own project, and can run any code"
+    foreign = "is not from mjlab_dist, a task package or your own project, and could run any code"
     if not _is_trusted(module, file, tasks):
         return foreign
     found = definition(module, first)

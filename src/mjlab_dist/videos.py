@@ -42,6 +42,6 @@ def note(config: TrainConfig) -> str | None:
         return None
     unit = f"{iterations} iterations" if seconds is None else f"{seconds:g} s"
     return (
-        f"Videos show checkpoints, which are written every {unit}: each is of the first checkpoint after a multiple of "
+        f"Videos show checkpoints, which are written every {unit}: each shows the first checkpoint after a multiple of "
         f"{interval} iterations (--video-interval {interval}, --checkpoint.interval {config.checkpoint.interval})."
     )

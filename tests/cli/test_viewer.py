@@ -42,9 +42,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (("--port", "8080"), "--port 8080: there is no page"),
         (("--host", "0.0.0.0"), "--host 0.0.0.0: there is no page"),
         (("--viewer", "web", "--port", "0"), "--port 0: must be from 1 to 65535"),
-        (("--viewer", "web", "--host", "192.0.2.1"), "--host 192.0.2.1: is no address of this machine"),
+        (("--viewer", "web", "--host", "192.0.2.1"), "--host 192.0.2.1: is not an address of this machine"),
         (("--viewer", "window"), "--viewer"),
-        (("--viewer", "native", "--nan-dump", "x.pt"), "--nan-dump x.pt: is shown by --viewer web only"),
+        (("--viewer", "native", "--nan-dump", "x.pt"), "--nan-dump x.pt: only --viewer web shows it"),
     ],
 )
 def test_bad_flags_are_refused_in_one_line(

@@ -48,7 +48,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (("nowhere",), "nowhere: is not a run directory"),
         ((".",), ".: is not a run directory"),
         (("RUN", "--port", "0"), "--port 0: must be from 1 to 65535"),
-        (("RUN", "--host", "192.0.2.1"), "--host 192.0.2.1: is no address of this machine"),
+        (("RUN", "--host", "192.0.2.1"), "--host 192.0.2.1: is not an address of this machine"),
         (("RUN", "--num-envs", "0"), "--num-envs 0: must be at least 1"),
         (("RUN", "--task", "x"), "--task: unknown flag"),
         (("FOREIGN",), "os:system: is not from mjlab_dist"),

@@ -174,7 +174,7 @@ class PlayConfig:
     """Address on which the page can be opened. Other machines need the token that is printed for addresses other than
     127.0.0.1."""
     env: tuple[int, ...] = (0,)
-    """Envs that the video shows: one, such as 3, or several side by side, such as 0 1 2 3. A strip shows one."""
+    """Envs that the video shows: one, such as 3, or several side by side, such as 0 1 2 3. A strip shows one env."""
     camera: str | None = None
     """Name of the model's camera that records. Default: the first camera, or a view of the whole scene if the model
     has none."""
@@ -183,7 +183,7 @@ class PlayConfig:
     height: int | None = None
     """Height of the video or the strip, in pixels. Default: 480 of a video, 200 of a strip."""
     disturbances: bool = True
-    """Whether to play with the noise, delays, interval events (such as pushes) and randomizations of training."""
+    """Keep the noise, delays, interval events (such as pushes) and randomizations of training."""
     seed: int = 1
     """Seed of the start states."""
     log_root: str = "logs"
@@ -235,10 +235,10 @@ class EvaluateConfig:
     """Number of envs that a rank simulates at a time, one episode in each; on a GPU, more are faster. Random numbers
     and results depend on this number, but not on the number of ranks."""
     actions: Literal["mean", "sampled", "both"] = "mean"
-    """Actions of the policy: its mean (deterministic), sampled (with the exploration noise of training), or both."""
+    """Actions of the policy: mean (deterministic), sampled (with the exploration noise of training), or both."""
     vary: tuple[str, ...] = ()
-    """Evaluate at several values, as NAME=START:STOP:COUNT or NAME=VALUE,VALUE,...: of a randomization (friction), an
-    event (push), or a number or range of the config (env.commands.velocity.params.forward_m_s). If given several times,
+    """Evaluate at several values of a randomization (friction), an event (push), or a number or range of the config
+    (env.commands.velocity.params.forward_m_s): NAME=START:STOP:COUNT or NAME=VALUE,VALUE,... If given several times,
     every combination is evaluated."""
     disturbances: bool = True
     """Keep the noise, delays, interval events (such as pushes) and randomizations of training."""

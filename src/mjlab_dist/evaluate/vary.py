@@ -62,7 +62,7 @@ def parse_axis(text: str) -> Axis:
         else:
             values = tuple(map(float, numbers.split(",")))
     except ValueError:
-        raise UserError(f"--vary {text}: is no list of values; {SYNTAX}") from None
+        raise UserError(f"--vary {text}: is not a list of values; {SYNTAX}") from None
     if not values or not all(map(math.isfinite, values)):
         raise UserError(f"--vary {text}: needs finite numbers, and a count of at least 1; {SYNTAX}")
     return Axis(name, values)
@@ -122,7 +122,9 @@ def with_value(config: TrainConfig, name: str, value: float) -> TrainConfig:
         low = -value if path[:2] == ["env", "events"] else value
         return replaced(config, path, (low, value))
     if isinstance(found, bool) or not isinstance(found, int | float | None):
-        raise UserError(f"--vary {name}: is no number or range; name one, or a randomization or an event")
+        raise UserError(
+            f"--vary {name}: is neither a number nor a range; name one of these, a randomization or an event"
+        )
     if isinstance(found, int):
         if not value.is_integer():
             raise UserError(f"--vary {name}: takes whole numbers; {value:g} is not whole")

@@ -287,6 +287,6 @@ def _refuse_changing_scales(terms: Sequence[ObservedTerm], env: Env) -> None:
         path = f"observations.{ACTOR}.{term.name}.scale"
         if env.parameters.numbers(path):
             raise UserError(
-                f"--env.{path}: a curriculum changes it, so the scale that the policy was trained with last is not "
-                "known; an exported policy needs a constant scale (--agent.obs-normalization adapts to any)"
+                f"--env.{path}: a curriculum changes this scale, so its last value in training is not known; use a "
+                "constant scale (--agent.obs-normalization adapts to any scale)"
             )

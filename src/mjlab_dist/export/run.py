@@ -162,8 +162,8 @@ def largest_difference(
                 difference = _difference(given, expected)
                 if not difference <= TOLERANCE:  # or it is not a number
                     raise CheckError(
-                        f"{name}: its {what} differ from the policy's in the env by {difference:.3g} of their "
-                        f"magnitude; {TOLERANCE:g} is accepted, and no file has been written"
+                        f"{name}: its {what} differ from those of the policy by {difference:.3g} of their magnitude, "
+                        f"more than {TOLERANCE:g}; no file has been written"
                     )
                 max_difference = max(max_difference, difference)
             if num_states:

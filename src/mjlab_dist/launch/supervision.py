@@ -265,15 +265,17 @@ def _skipped_sum(reports: Sequence[Report]) -> RankError | None:
             ranks.setdefault(report["sum_bytes"], []).append(report["rank"])
     if len(ranks) < 2:
         return None
-    sums = listed(f"{in_words(those)} {'is' if len(those) == 1 else 'are'} at one of {n}" for n, those in ranks.items())
+    sums = listed(
+        f"{in_words(those)} {'is' if len(those) == 1 else 'are'} in a sum of {n} bytes" for n, those in ranks.items()
+    )
     most, *others = sorted(ranks.values(), key=len, reverse=True)
     guilty = sorted(rank for those in others for rank in those)
     if len(most) <= len(guilty):
-        text = f"ranks are at sums of different sizes in bytes, so at least one skipped a sum: {sums}"
+        text = f"ranks are in different sums, so at least one skipped a sum: {sums}"
         return RankError(text, report=reports[0]["traceback"], exit_code=Exit(reports[0]["exit_code"]))
     report = next(report for report in reports if report["rank"] == guilty[0])
     return RankError(
-        f"{in_words(guilty)} skipped a sum: in bytes, {sums}",
+        f"{in_words(guilty)} skipped a sum: {sums}",
         guilty[0] if len(guilty) == 1 else None,
         report["traceback"],
         Exit(report["exit_code"]),

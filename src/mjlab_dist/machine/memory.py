@@ -108,7 +108,7 @@ def check_memory(config: TrainConfig, num_envs: int, devices: Sequence[RankDevic
             room = total
         if networks + per_env * num_envs <= room:
             continue
-        fits, whose = (room - networks) // per_env, f"{device.name} has {byte_size(room)} for a rank"
+        fits, whose = (room - networks) // per_env, f"{device.name} has {byte_size(room)} per rank"
         if fits < 1:
             raise UserError(
                 f"--num-envs {num_envs}: an env and the networks need at least {byte_size(per_env + networks)}, and "
@@ -118,6 +118,6 @@ def check_memory(config: TrainConfig, num_envs: int, devices: Sequence[RankDevic
         total_envs = config.total_num_envs
         flag = f"--num-envs {num_envs}" if total_envs is None else f"--total-num-envs {total_envs}"
         raise UserError(
-            f"{flag}: needs at least {byte_size(networks + per_env * num_envs)} per rank, and {whose}, at most "
-            f"{fits} envs; use fewer, or --num-envs auto"
+            f"{flag}: needs at least {byte_size(networks + per_env * num_envs)} per rank, and {whose}; use at most "
+            f"{fits} envs, or --num-envs auto"
         )

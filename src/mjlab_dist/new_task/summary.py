@@ -42,7 +42,9 @@ def guessed(robot: Robot) -> list[str]:
     if robot.motors and (robot.preset is None or robot.preset.motors.keys() != robot.motors.keys()):
         lines.append("gains and torques of its motors, from the inertia and weight on each joint (sim.actuators)")
     if "wheels" in robot.motors:
-        lines.append(f"it drives on {listed(robot.motors['wheels'].joints)}, whose velocities are actions (actions)")
+        lines.append(
+            f"its wheels are {listed(robot.motors['wheels'].joints)}, and actions set their velocities (actions)"
+        )
     if robot.stands is not None:
         falls = "" if robot.stands else ", in which it falls"
         lines.append(f"it starts on bent legs, in a pose that was found by simulation{falls}")
@@ -93,11 +95,13 @@ def _several(robot: Robot) -> list[str]:
 def _changes(lacks: Lacks) -> list[str]:
     """Return what model.py changes and adds, one change per line."""
     lines: list[str] = []
-    lines += [f"{fixed} and {link} touch, and do not collide (model.py)" for fixed, link in lacks.touching]
+    lines += [
+        f"{fixed} and {link} touch, so contacts between them are ignored (model.py)" for fixed, link in lacks.touching
+    ]
     if lacks.mocap_welds:
-        lines.append("its motors move it, and not its mocap body (model.py)")
+        lines.append("its motors move it instead of its mocap body (model.py)")
     if lacks.weightless:
-        lines.append("its torque motors only hold it up because gravity is compensated (model.py)")
+        lines.append("gravity is compensated, because it sags with torque motors (model.py)")
     added = [
         text
         for text, is_added in (

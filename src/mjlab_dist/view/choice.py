@@ -36,7 +36,7 @@ def choose_viewer(config: PlayConfig, environ: Mapping[str, str]) -> Literal["we
     _check_flags(config)
     if viewer == "native":
         if config.nan_dump is not None:
-            raise UserError(f"--nan-dump {config.nan_dump}: is shown by --viewer web only; use that, or drop --viewer")
+            raise UserError(f"--nan-dump {config.nan_dump}: only --viewer web shows it; use that, or drop --viewer")
         if not _has_display(environ):
             raise UserError(
                 "--viewer native: there is no display (DISPLAY and WAYLAND_DISPLAY are not set); use --viewer web"

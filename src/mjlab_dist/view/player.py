@@ -1,5 +1,4 @@
-"""Step envs in real time, and handle requests from viewers: pause, speed, reset, push, commands, actions,
-checkpoint."""
+"""Step envs in real time, and handle requests from viewers, such as pause, reset, push and commands."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ class Gate:
         """
         host, origin = (request.headers.get_all(name) for name in ("Host", "Origin"))
         if len(host) != 1 or len(origin) > 1 or (origin and urlsplit(origin[0]).netloc != host[0]):
-            return _response(http.HTTPStatus.FORBIDDEN, "Another site may not use this page.\n")
+            return _response(http.HTTPStatus.FORBIDDEN, "Other websites cannot use this page.\n")
         if self.token is None:
             if urlsplit(f"//{host[0]}").hostname in LOOPBACK_NAMES:
                 return None
@@ -173,7 +173,9 @@ def _listen(host: str, port: int | None) -> socket.socket:
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise UserError(f"--host {host}: is no address of this machine ({error.strerror}); use 127.0.0.1") from error
+        raise UserError(
+            f"--host {host}: is not an address of this machine ({error.strerror}); use 127.0.0.1"
+        ) from error
     family, _, _, _, address = found[0]
     ports = [port] if port is not None else [*range(FIRST_PORT, FIRST_PORT + NUM_PORTS), 0]
     for number in ports:
@@ -183,7 +185,7 @@ def _listen(host: str, port: int | None) -> socket.socket:
             raise UserError(f"--port {port}: needs more rights; use a port above 1023") from error
         except OSError as error:
             if error.errno == errno.EADDRNOTAVAIL:
-                raise UserError(f"--host {host}: is no address of this machine; use 127.0.0.1") from error
+                raise UserError(f"--host {host}: is not an address of this machine; use 127.0.0.1") from error
     raise UserError(f"--port {port}: is used by another program; choose another port, or drop --port")
 
 

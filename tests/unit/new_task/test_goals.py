@@ -182,7 +182,7 @@ def test_an_arm_with_torque_motors_floats_at_action_0(tmp_path: Path) -> None:
     motors = "".join(f'<motor joint="j{i}" ctrlrange="-20 20"/>' for i in range(3))
     robot = examined(tmp_path, arm(actuators=f"<actuator>{motors}</actuator>"))
     assert robot.lacks.weightless == ("robot_1",)
-    assert "its torque motors only hold it up because gravity is compensated (model.py)" in guessed(robot)
+    assert "gravity is compensated, because it sags with torque motors (model.py)" in guessed(robot)
     model = compiled(tmp_path, robot)
     data = mujoco.MjData(model)
     while data.time < 3.0:
@@ -227,7 +227,7 @@ def test_a_robot_that_a_mocap_body_moves_gets_motors_instead(tmp_path: Path) -> 
     robot = examined(tmp_path, xml.replace('<body pos="0.2 0 0">', '<body name="link" pos="0.2 0 0">', 1))
     assert robot.goal == "reach", "the base is stuck"
     assert robot.joints == ("j0", "j1", "j2")
-    assert "its motors move it, and not its mocap body (model.py)" in guessed(robot)
+    assert "its motors move it instead of its mocap body (model.py)" in guessed(robot)
     assert not compiled(tmp_path, robot).eq_active0.any()
 
 

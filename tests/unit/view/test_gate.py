@@ -116,9 +116,9 @@ def test_a_taken_port_is_refused_and_a_free_one_found() -> None:
         port = other.getsockname()[1]
         with pytest.raises(UserError, match=f"^--port {port}: is used"):
             open_server("127.0.0.1", port)
-    with pytest.raises(UserError, match=r"^--host 192.0.2.1: is no address of this machine"):
+    with pytest.raises(UserError, match=r"^--host 192.0.2.1: is not an address of this machine"):
         open_server("192.0.2.1", None)
-    with pytest.raises(UserError, match=r"^--host no.such.host.invalid: is no address"):
+    with pytest.raises(UserError, match=r"^--host no.such.host.invalid: is not an address"):
         open_server("no.such.host.invalid", None)
     first, second = open_server("127.0.0.1", None), open_server("localhost", None)
     assert first.url.startswith("http://127.0.0.1:")
