@@ -43,7 +43,7 @@ def train(task: str | TrainConfig, *, quiet: bool = False, trust: bool = False, 
     Args:
         task: Name of a task, or the config to start from.
         quiet: Print no progress.
-        trust: Allow the config of a run to resume to name functions of any module. It can run any code: check it.
+        trust: Allow the config of a resumed run to name functions of any module. It can run any code: check it.
         fields: Fields of :class:`~mjlab_dist.config.TrainConfig`, such as ``gpu_ids="all"``, ``cpu_ranks=2`` or
             ``num_envs=64``. Nested fields are named as on the command line, but with underscores:
             ``**{"agent.learning_rate": 1e-3, "env.rewards.smooth.weight": 2.0}``.

@@ -1,4 +1,4 @@
-"""Comparison of runs: groups, figures, differences, pictures, pages."""
+"""Comparison of runs: groups, statistics, differences, pictures, pages."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def make_run(run_dir: Path, returns: Sequence[float | None], config: TrainConfig
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
-    """Directory of three seeds, and of two seeds with another learning rate."""
+    """Directory with three runs that differ in the seed, and two runs with another learning rate."""
     for seed, last in enumerate((10.0, 14.0, 21.0), start=1):
         own = dataclasses.replace(CONFIG, seed=seed, gpu_ids=(seed,))
         make_run(tmp_path / "runs" / f"a{seed}", [None, 1.0, 5.0, last], own)

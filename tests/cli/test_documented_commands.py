@@ -150,7 +150,7 @@ def create_ant(command: Command) -> None:
 
 
 def export_demo(command: Command) -> None:
-    """Make the policy of the package a run of the working directory, and export it."""
+    """Copy the policy of the package into a run of the working directory, and export it."""
     task = "quadruped-velocity-flat"
     run = command.cwd / "logs" / task / "demo"
     shutil.copytree(Path(mjlab_dist_tasks.quadruped.__file__).parent / "demo", run)

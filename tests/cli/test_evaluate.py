@@ -40,7 +40,7 @@ def evaluated(command: Command, *flags: str, code: int = 0) -> list[dict[str, An
 
 def test_results_do_not_depend_on_the_number_of_ranks(command: Command, trained: Path):
     command.cwd = trained
-    # Two batches, the second one smaller, of two combinations with both kinds of actions
+    # Two batches, the second one smaller, for each of two combinations and both kinds of actions
     flags = ("--num-episodes", "6", "--num-envs", "4", "--actions", "both", "--vary", "push=0,1")
     alone = evaluated(command, "--gpu-ids", "None", *flags)
     assert evaluated(command, "--cpu-ranks", "2", *flags) == alone
@@ -90,7 +90,7 @@ def test_varied_values_reach_the_env_and_the_pictures(command: Command, trained:
         assert iio.imread(trained / picture).std() > 10
 
 
-def test_the_exit_code_says_whether_the_return_is_high_enough(command: Command, trained: Path):
+def test_the_exit_code_depends_on_the_return(command: Command, trained: Path):
     command.cwd = trained
     flags = ("--gpu-ids", "None", "--num-episodes", "2")
     (result,) = evaluated(command, *flags, "--min-return", "-1e6")

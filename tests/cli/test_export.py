@@ -1,4 +1,4 @@
-"""Exported policies act like the policy: file by file, and in closed loop in plain MuJoCo, against our own env."""
+"""Exported policies give the actions of the policy, also in closed loop in plain MuJoCo."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ TASKS = {
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Train a task for a moment, export it, and return the run directory."""
+    """Train a task for a few iterations, export the policy, and return the run directory."""
     place = tmp_path_factory.mktemp("export")
     runs: dict[str, Path] = {}
 
@@ -110,7 +110,7 @@ def test_plain_mujoco_follows_our_env(
     positions, _, ctrl, _ = deploy.run(run / "exported", num_steps * env.step_dt_s, commands, qpos, qvel)
     assert np.abs(positions - np.array(states)).max() < tolerance
     assert np.abs(ctrl - np.array(inputs)).max() < tolerance
-    # Joints in another order would be noticed
+    # Joints in another order would fail the test
     measure = deploy.measure
 
     def reversed_joints(term: dict[str, Any], *args: Any) -> np.ndarray:
@@ -123,7 +123,7 @@ def test_plain_mujoco_follows_our_env(
     assert np.abs(positions - np.array(states)).max() > 10 * tolerance
 
 
-def test_the_description_says_what_a_robot_must_measure(exported: Callable[[str], Path]) -> None:
+def test_the_description_lists_what_a_robot_must_measure(exported: Callable[[str], Path]) -> None:
     about = metadata(exported("quadruped-velocity-flat"))
     observed = {term["name"]: term for term in about["observations"]}
     legs = [f"{leg}_{joint}" for leg in ("FL", "FR", "RL", "RR") for joint in ("hip", "thigh", "calf")]
@@ -134,7 +134,7 @@ def test_the_description_says_what_a_robot_must_measure(exported: Callable[[str]
     assert observed["gravity"]["history"] == 3
     assert observed["last_action"]["columns"] is None
     assert observed["joint_velocities"]["uniform_noise"] == 1.5, "of training"
-    # By joint, the start state of observations, actions and joints is the same
+    # Observations, actions and joints list the same start position for each joint
     start = {joint["name"]: joint["start"][0] for joint in about["joints"] if joint["name"] in legs}
     assert observed["joint_positions"]["joint_start"] == [start[leg] for leg in legs]
     names = [target["actuator"] for target in about["targets"]]
@@ -161,7 +161,9 @@ def test_the_files_hold_the_same_policy(exported: Callable[[str], Path]) -> None
     assert [one.name for one in model.graph.output] == ["actions", "targets", "next_state"]
 
 
-def test_what_cannot_be_exported_is_refused_in_one_line(exported: Callable[[str], Path], command: Command) -> None:
+def test_policies_that_cannot_be_exported_are_refused_in_one_line(
+    exported: Callable[[str], Path], command: Command
+) -> None:
     run = exported("cartpole-balance")
     (command.cwd / "file").touch()
     for flags, named in (
@@ -195,7 +197,7 @@ def test_the_example_runs_as_a_program(exported: Callable[[str], Path], command:
 
 
 def cartpole_reward(qpos: np.ndarray, qvel: np.ndarray, ctrl: np.ndarray) -> np.ndarray:
-    """The suite's reward of each step."""
+    """The reward of dm_control's suite, per step."""
 
     def tolerance(x: np.ndarray, margin: float) -> np.ndarray:
         return 0.1 ** ((x / margin) ** 2)
@@ -206,18 +208,18 @@ def cartpole_reward(qpos: np.ndarray, qvel: np.ndarray, ctrl: np.ndarray) -> np.
 
 
 def cheetah_reward(qpos: np.ndarray, qvel: np.ndarray, ctrl: np.ndarray) -> np.ndarray:  # noqa: ARG001
-    """Gymnasium's reward of each step."""
+    """Gymnasium's reward, per step."""
     return np.diff(qpos[:, 0]) / 0.05 - 0.1 * (ctrl**2).sum(axis=1)
 
 
 def tracking_reward(qpos: np.ndarray, qvel: np.ndarray, ctrl: np.ndarray) -> np.ndarray:  # noqa: ARG001
-    """The quadruped's reward for following 0.5 m/s forward: a term of its return."""
+    """The quadruped's reward for a command of 0.5 m/s forward: one term of its return."""
     speed = np.array([rotation_of(q[3:7]).T @ v[:3] for q, v in zip(qpos[1:], qvel[1:], strict=True)])
     return 1.5 * 0.02 * np.exp(-((speed[:, :2] - [0.5, 0.0]) ** 2).sum(axis=1) / 0.25)
 
 
 def reaching_reward(qpos: np.ndarray, qvel: np.ndarray, ctrl: np.ndarray) -> np.ndarray:  # noqa: ARG001
-    """The arm's reward for being near its target: a term of its return."""
+    """The arm's reward for being near its target: one term of its return."""
     model = build_model(registry.task_config("arm-reach").env.sim)
     data, site = mujoco.MjData(model), model.site("gripper").id
     rewards: list[float] = []
@@ -270,7 +272,7 @@ def test_plain_mujoco_reaches_the_return_of_evaluate(
     command: Command, deploy: Any, *, task: str, training: tuple[str, ...] | None, flags: tuple[str, ...],
     commands: dict[str, np.ndarray], column: str, reward: Callable[..., np.ndarray],
 ) -> None:  # fmt: skip
-    # A trained policy: of a run, or the one in the package
+    # A trained policy: from a run, or the one in the package
     run = Path(mjlab_dist_tasks.quadruped.__file__).parent / "demo"
     if training is not None:
         done = command("train", task, "--gpu-ids", "None", *training)

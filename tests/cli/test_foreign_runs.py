@@ -1,4 +1,4 @@
-"""Runs and config files of somebody else run no code, in all commands that read them, unless the user allows it."""
+"""Runs and config files from other people run no code in any command, unless the user allows it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def write_run(root: Path, config: TrainConfig) -> Path:
 
 @pytest.fixture
 def foreign(tmp_path: Path) -> Path:
-    """A run directory whose model is a function of Python's library that runs a program."""
+    """A run directory whose model is a function of Python's standard library that runs a program."""
     config = changed(registry.task_config(TASK), "env.sim.model", "pydoc:pipepager")
     params = {"text": "", "cmd": f"touch {tmp_path}/ran"}
     return write_run(tmp_path, changed(config, "env.sim.model_params", params))
@@ -49,7 +49,7 @@ COMMANDS = (
 
 
 @pytest.mark.parametrize("line", COMMANDS)
-def test_every_command_refuses_it(line: str, command: Command, foreign: Path):
+def test_every_command_refuses_a_foreign_config(line: str, command: Command, foreign: Path):
     done = command(*line.format(run=foreign).split())
     assert done.code == Exit.USAGE
     (message,) = done.err.splitlines()
@@ -59,13 +59,13 @@ def test_every_command_refuses_it(line: str, command: Command, foreign: Path):
 
 
 @pytest.mark.parametrize("line", [COMMANDS[0], COMMANDS[5]])
-def test_the_user_can_allow_it(line: str, command: Command, foreign: Path):
+def test_the_user_can_trust_a_foreign_config(line: str, command: Command, foreign: Path):
     done = command(*line.format(run=foreign).split(), "--trust")
     assert "--trust" not in done.err
     assert (command.cwd / "ran").exists()
 
 
-def test_python_refuses_it_too(foreign: Path):
+def test_python_refuses_a_foreign_config_too(foreign: Path):
     with pytest.raises(UserError, match="pydoc:pipepager"):
         mjlab_dist.train(TASK, resume=str(foreign))
     with pytest.raises(UserError, match=r"gone\.xml"):  # after the check
@@ -74,7 +74,7 @@ def test_python_refuses_it_too(foreign: Path):
         )
 
 
-def test_what_the_user_types_is_his_own(command: Command):
+def test_flags_that_the_user_types_are_trusted(command: Command):
     flags = ("--env.rewards.smooth.func", "os.path:exists", "--print-config")
     done = command("train", TASK, *flags)
     assert done.code == 0, done.err
@@ -104,7 +104,7 @@ def test_restarts_and_ranks_of_an_allowed_run_do_not_ask_again(command: Command,
 
 @pytest.fixture
 def foreign_ssh(tmp_path: Path) -> Path:
-    """A run directory whose config of SSH may run any program."""
+    """A run directory with an SSH config file that may run any program."""
     return write_run(tmp_path, changed(registry.task_config(TASK), "ssh_config", str(tmp_path / "ssh_config")))
 
 

@@ -237,7 +237,7 @@ def test_mistakes_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("task", [None, 5, [], ""])
-def test_what_is_no_task_is_refused(task: Any) -> None:
+def test_other_values_than_tasks_are_refused(task: Any) -> None:
     for function in (mjlab_dist.train, mjlab_dist.check_task):
         with pytest.raises(mjlab_dist.UserError, match=f"task {re.escape(str(task))}: "):
             function(task)

@@ -1,6 +1,6 @@
 """Random command lines and config files: each is accepted, or refused in one line, without a traceback.
 
-The commands run in this process up to the point where they would build envs, start ranks or write files.
+Each command runs in this process, up to the point where it would build envs, start ranks or write files.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ OWN_FLAGS = (
     *("--config", "--print-config", "--dry-run", "--verbose", "--json", "--steps", "--run", "--help", "--help-all"),
     *("--mjcf", "--robot", "--robots-dir", "--floating", "--goal", "--dir"),
 )
-"""Flags that no config of a run or of play has."""
+"""Flags that are not fields of a config."""
 
 NOT_TRIED = ("--hosts", "--no-hosts")
-"""Flags whose values are looked up in the network."""
+"""Flags whose values are looked up over the network."""
 
 FLAGS = sorted(
     {*OWN_FLAGS, *(one for config in (DEFAULT, PlayConfig()) for flag in flags_of(config) for one in flag.spellings)}
@@ -68,7 +68,7 @@ values = st.one_of(odd_values, texts, st.integers().map(str), st.floats().map(st
 
 @st.composite
 def flags(draw: st.DrawFn) -> str:
-    """A flag, at times misspelt."""
+    """A flag, sometimes mistyped."""
     flag = draw(st.sampled_from(FLAGS))
     if draw(st.integers(0, 3)):
         return flag
@@ -80,7 +80,7 @@ def flags(draw: st.DrawFn) -> str:
 
 @st.composite
 def command_lines(draw: st.DrawFn) -> list[str]:
-    """Arguments: at times a task, then flags with values in any number and form."""
+    """Arguments: sometimes a task, then flags with any number and form of values."""
     task = draw(st.sampled_from([TASK, TASK, TASK, TASK, "cartpole", "", None]) | texts)
     argv = [] if task is None else [task]
     for _ in range(draw(st.integers(0, 4))):
@@ -110,7 +110,7 @@ def changed(plain: Any, path: Sequence[str], value: Any) -> Any:
 
 @st.composite
 def config_files(draw: st.DrawFn) -> bytes:
-    """The text of a config file: that of a run with entries that are changed, missing or unknown, or anything."""
+    """The text of a config file: a run's config with changed, missing or unknown entries, or arbitrary text."""
     if draw(st.integers(0, 9)) == 0:
         return draw(st.binary(max_size=20) | texts.map(lambda text: text.encode(errors="surrogateescape")))
     plain = to_plain(DEFAULT)
@@ -118,13 +118,13 @@ def config_files(draw: st.DrawFn) -> bytes:
         path = draw(st.sampled_from([name for name, _ in paths(to_plain(DEFAULT)) if name != "hosts"])).split(".")
         path[-1] = draw(st.sampled_from([path[-1]] * 9 + ["unknown"]))
         value = draw(st.just(...) | odd_data)
-        with contextlib.suppress(KeyError, TypeError):  # another change has removed its parent, or there is none
+        with contextlib.suppress(KeyError, TypeError):  # another change has removed the parent, or it does not exist
             plain = changed(plain, path, value)
     return yaml.safe_dump(plain, sort_keys=False).encode()
 
 
 class Accepted(BaseException):
-    """The command would now build envs, start ranks or write files."""
+    """Raised where the command would build envs, start ranks or write files."""
 
 
 def accept(*_: Any, **__: Any) -> NoReturn:
@@ -132,7 +132,7 @@ def accept(*_: Any, **__: Any) -> NoReturn:
 
 
 def plan(config: TrainConfig, *_: Any, **__: Any) -> NoReturn:
-    """Do what training does before anything starts."""
+    """Make the checks of training that precede its start."""
     check_config(config)
     plan_run(config, os.environ, [], next_run_dir)
     raise Accepted
@@ -140,7 +140,7 @@ def plan(config: TrainConfig, *_: Any, **__: Any) -> NoReturn:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Make a directory with a run the current one, and end all commands before they start anything."""
+    """Change to a directory that contains a run, and end all commands before they start anything."""
     import mjlab_dist.buffer_sizes
     import mjlab_dist.check.run
     import mjlab_dist.evaluate.run
@@ -163,7 +163,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.chdir(folder)
         patch.setenv("WANDB_MODE", "offline")
         patch.setenv("CUDA_VISIBLE_DEVICES", "")
-        # Signals of the test process keep their handlers
+        # Keep the signal handlers of the test process
         patch.setattr(mjlab_dist.launch.signals, "stopping_on_signal", lambda *_: contextlib.nullcontext())
         patch.setattr(mjlab_dist.launch.signals, "handled_signals", set)
         patch.setattr(mjlab_dist.launch.train, "train", plan)

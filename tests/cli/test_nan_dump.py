@@ -126,7 +126,7 @@ def test_a_page_shows_the_states_before_and_what_was_not_finite(
     tab.get_by_text("Next", exact=True).click()
     process.send_signal(signal.SIGINT)
     assert command.finish(process).code == 0
-    # A file that is no dump
+    # A file that is not a dump
     done = command("play", TASK, "--nan-dump", str(dump.parent.parent / "config.yaml"), "--viewer", "web")
     assert done.code == 2, done.err
 

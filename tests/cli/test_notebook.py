@@ -56,7 +56,7 @@ def with_parameters(text: str) -> str:
 
 @pytest.mark.slow
 def test_the_notebook_runs(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PYTEST_CURRENT_TEST")  # with it, a kernel does not show the output of child processes
+    monkeypatch.delenv("PYTEST_CURRENT_TEST")  # this variable would hide the output of child processes
     (command.cwd / NOTEBOOK.name).write_text(with_parameters(NOTEBOOK.read_text()))
     # Kernels and settings of the user have no effect
     own = ("JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")

@@ -36,7 +36,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def test_the_video_goes_on_after_resets_and_shows_several_envs(command: Command, trained: Path) -> None:
+def test_the_video_continues_after_resets_and_shows_several_envs(command: Command, trained: Path) -> None:
     command.cwd = trained
     # Three envs in a grid of two columns
     done = command(*PLAY, "--env", "1", "3", "0", "--width", "322", "--height", "242", "--video", "grid.mp4")
@@ -46,7 +46,7 @@ def test_the_video_goes_on_after_resets_and_shows_several_envs(command: Command,
     frames = iio.imread(trained / "grid.mp4").astype(int)
     assert frames.shape == (30, 242, 322, 3), "0.9 s: 90 steps of 10 ms, every third drawn"
     assert frames[:, 124:, 164:].max() < 30, "there is no fourth env"
-    # The start of the second episode differs from the end of the first more than two frames that follow each other
+    # The step between two episodes changes the picture more than any other step
     jumps = np.abs(np.diff(frames[:, :, :160], axis=0)).mean(axis=(1, 2, 3))
     assert set(jumps.argsort()[-2:]) == {9, 19}, jumps
     # One env alone
@@ -80,14 +80,14 @@ def test_a_strip_shows_frames_at_equal_intervals(command: Command, trained: Path
     once = ("play", TASK, "--num-envs", "4", "--env.episode-length-s", "0.3", "--no-disturbances", "--env", "2")
     done = command(*once, "--seconds", "0.9", "--width", "500", "--height", "100", "--frames", "three.png")
     assert done.code == 0, done.err
-    # 0.9 s are 90 states, which fit four equal intervals of 22 steps of 10 ms
+    # 0.9 s are 90 states, enough for four equal intervals of 22 steps of 10 ms
     assert done.out.splitlines()[-1] == "Frames, one every 0.22 s: three.png"
     strip = iio.imread(trained / "three.png").astype(int)
     assert strip.shape == (100, 500, 3)
     frames = [strip[:, left : left + 98] for left in (0, 100, 200, 301, 401)]
     assert (strip[:, [98, 99, 198, 298, 300, 399]] == 255).all(), "white gaps"
     assert all(frame.min() < 200 for frame in frames)
-    # The default size; the strip ends with the episode of its env, of 30 steps
+    # The default size; the strip ends with the env's episode, after 30 steps
     done = command(*once, "--frames", "default.png")
     assert done.code == 0, done.err
     assert done.out.splitlines()[-1] == "Frames, one every 0.05 s: default.png"

@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "try_robots.py"
 
 PACKAGES = {
     "gymnasium": ["**/*.xml"],
-    # Without the robots of gymnasium, and without second versions of the hands
+    # Without copies of gymnasium's robots and of the hands
     "gymnasium_robotics": [
         *(f"envs/assets/{place}" for place in ("adroit_hand/*.xml", "fetch/*.xml", "kitchen_franka/*/*.xml")),
         *(f"envs/assets/hand/{name}.xml" for name in ("reach", "manipulate_block", "manipulate_egg", "manipulate_pen")),
@@ -23,7 +23,7 @@ PACKAGES = {
     ],
     "dm_control": ["**/*.xml"],
     "robosuite": ["**/*.xml"],
-    # Of 43 scenes with the same arm
+    # Two of 43 scenes with the same arm
     "metaworld": [
         "assets/objects/xyz_base.xml",
         *(f"assets/sawyer_xyz/{name}.xml" for name in ("sawyer_drawer", "sawyer_reach_v3")),
@@ -65,7 +65,7 @@ def test_robots_are_tried_once_and_listed_with_pictures(tmp_path: Path, monkeypa
     page = tmp_path / "page" / "robots.md"
     assert "deep/pendulum.xml" in page.read_text()
     assert (tmp_path / "page" / "pictures" / "robots-robots.png").is_file()
-    # What is known is not tried again, and stays on the page
+    # Known results are not measured again, and stay on the page
     again = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert "pendulum.xml" not in again
     page.unlink()

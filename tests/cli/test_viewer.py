@@ -1,4 +1,4 @@
-"""play --viewer as an installed command: refusals, the address, and the end by Ctrl-C."""
+"""play --viewer as an installed command: refused command lines, the address, and Ctrl-C."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""watch as an installed command: refusals, a run that trains on two ranks, and files that appear one by one."""
+"""watch as an installed command: refused command lines, a run on two ranks, and files that appear one by one."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_the_page_follows_a_run_on_two_ranks_to_its_end(
     first = _iteration_shown(tab)
     wait_for(lambda: _iteration_shown(tab) > first)
     assert tab.get_by_text(re.compile("^running: iteration ")).is_visible()
-    # Curves, also of each rank
+    # Curves of the run and of each rank
     tab.get_by_role("tab", name="Curves").click()
     lines = "Object.values(window.__viserTestpoints?.uplots ?? {}).map(u => u.chart.data.map(d => d.length))"
     wait_for(lambda: [len(plot) for plot in tab.evaluate(lines)].count(3) == 2)
@@ -124,19 +124,19 @@ def test_files_that_appear_one_by_one(command: Command, trained: Path, open_tab:
     (run_dir / "metrics.jsonl").write_text(line + "\n")
     tab.get_by_text("iteration 1 of 2", exact=False).wait_for()
     tab.get_by_text("steps/s", exact=True).wait_for()
-    # A damaged checkpoint, and a whole one
+    # A damaged checkpoint, and then a complete one
     checkpoint_path(run_dir, 1).write_bytes(b"damaged")
     tab.get_by_text("model_1.pt cannot be used", exact=False).wait_for()
     for iteration in (2, 10):
         shutil.copy(checkpoint_path(trained, 2), checkpoint_path(run_dir, iteration))
         tab.get_by_text(f"policy of iteration {iteration}", exact=True).wait_for()
-    # A certain one, and the newest again
+    # Choose a checkpoint, then follow the newest again
     choose(tab, "Checkpoint", "model_2.pt")
     tab.get_by_text("policy of iteration 2", exact=True).wait_for()
     assert not row(tab, "Follow newest").locator("input").is_checked()
     row(tab, "Follow newest").locator("input").click()
     tab.get_by_text("policy of iteration 10", exact=True).wait_for()
-    # A resume, whose rows replace others
+    # A resumed run, whose rows replace others
     rows = [json.dumps(json.loads(line) | {"iteration": n}) + "\n" for n in range(1, 8)]
     (run_dir / "metrics.jsonl").write_text("".join(rows))
     tab.get_by_text("iteration 7 of 2", exact=False).wait_for()

@@ -141,7 +141,7 @@ def test_rows_2_and_7_a_killed_run_resumes_with_identical_results(
     # Rank 1 is slow in its seventh iteration, so that the agent is killed in the middle of it.
     wait_for(checkpoint_path(run, 6).is_file)
     agents = [p for p in command.processes() if "mjlab_dist.launch.agent" in p.cmdline()]
-    min(agents, key=lambda agent: agent.create_time()).kill()  # not that of the spare launch
+    min(agents, key=lambda agent: agent.create_time()).kill()  # not the one of the spare launch
     done = command.finish(process)
     assert done.code == Exit.DONE, done.out + done.err
     assert re.search(r"^Warning: .*\brank 1 .*\(1 of 2\)", done.out, re.MULTILINE)
@@ -167,7 +167,7 @@ def test_row_3_a_loss_before_the_first_iteration_does_not_end_the_run(command: C
     flags = ("--max-iterations", "8", "--checkpoint.interval", "2", "--max-restarts", "5")
     done = command(*TRAIN, *flags, env={"MJLAB_DIST_FAULT": "1:1:sigkill,0:4:exit,0:3:raise"})
     assert done.code == Exit.DONE, done.err
-    # Pauses: after the first attempt, and after the third, which starts at iteration 2 and fails at once.
+    # There are two pauses: after the first attempt, and after the third, which starts at iteration 2 and fails at once.
     assert re.findall(r"Restarting( in \d s)?", done.out) == [" in 1 s", "", " in 2 s"]
     assert_equal(final(only_run(command.cwd)), final(unharmed))
     assert untimed(only_run(command.cwd)) == untimed(unharmed)
@@ -271,7 +271,7 @@ def test_row_29_a_run_that_another_machine_has_taken_over_writes_no_more(
     run = only_run(command.cwd)
     take_over(run)
     rows = run / METRICS_FILE
-    # Whatever this launch writes from now on goes to the file that it has open, and is visible here.
+    # Rows that this launch writes from now on go to the file that it has open, so the test can read them.
     written = rows.stat().st_size
     done = command.finish(process)
     assert done.code == Exit.FAILED, done.out + done.err
@@ -296,7 +296,7 @@ def test_row_29_a_run_of_another_machine_is_not_resumed(command: Command, wait_f
     with leased(run, lambda _: None):
         take_over(run)
         process = command.start(*args, "--resume", str(run), "--max-iterations", "4")
-        # The other machine renews until this one has given up, as it is alive.
+        # The other machine is alive, so it renews the lease until this launch gives up.
         wait_for(lambda: (os.utime(run / LEASE_FILE), process.poll() is not None)[1])
         done = command.finish(process)
     assert done.code == (Exit.FAILED if launcher == "torchrun" else Exit.USAGE), done.out + done.err
@@ -312,7 +312,7 @@ def test_row_29_a_killed_run_is_resumed_at_once(command: Command, training: Trai
     process.communicate()
     run = only_run(command.cwd)
     assert (run / LEASE_FILE).is_file()
-    # Ranks train on for some seconds, until the kernel has ended them one after the other.
+    # Ranks continue to train for some seconds, until the kernel has ended all of them.
     last = max(list_checkpoints(run)) + 300
     again = command("train", "--resume", str(run), "--max-iterations", str(last), "--checkpoint.interval", "100")
     assert again.code == Exit.DONE, again.err
@@ -593,7 +593,7 @@ def forged(kind: str, **data: object) -> bytes:
 
 
 @pytest.mark.slow
-def test_row_21_a_stranger_reaches_nothing_and_is_not_believed(
+def test_row_21_nothing_that_a_stranger_sends_is_executed_or_accepted(
     command: Command, training: Training, wait_for: WaitFor
 ) -> None:
     process = training()

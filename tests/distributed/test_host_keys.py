@@ -20,7 +20,7 @@ from mjlab_dist.errors import Exit, PreflightError, UserError
 from mjlab_dist.launch.hosts import check_hosts, end_on_hosts
 
 NODE7, NODE8 = "192.0.2.7", "192.0.2.8"
-"""Addresses that no machine has."""
+"""Addresses that belong to no machine."""
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -34,7 +34,7 @@ def ed25519() -> paramiko.PKey:
 
 @pytest.fixture
 def check(ssh_config: Path) -> Check:
-    """Check the host; return the message of its refusal, and None if it passes."""
+    """Check the host; return the message if it is refused, None otherwise."""
 
     def check() -> str | None:
         try:
@@ -83,7 +83,7 @@ def test_a_changed_key_is_refused(strict: str, add_host: Add, check: Check, ssh_
 
 
 @pytest.mark.parametrize("strict", ["no", "off"])
-def test_any_key_is_accepted_if_the_config_file_says_so(strict: str, add_host: Add, check: Check, ssh_config: Path):
+def test_any_key_is_accepted_if_the_config_file_allows_it(strict: str, add_host: Add, check: Check, ssh_config: Path):
     server = add_host(NODE7, is_known=False)
     option(ssh_config, f"StrictHostKeyChecking {strict}")
     assert check() is None
@@ -144,7 +144,7 @@ def test_a_key_of_a_known_type_is_asked_for(index: int, add_host: Add, check: Ch
     )
     known_hosts.write_text(known_host(server.port, server.host_keys[index]))
     assert check() is None
-    server.host_keys.pop(index)  # a key of another type does not count
+    server.host_keys.pop(index)  # a known key of another type has no effect
     assert "has changed" in (check() or "")
 
 
@@ -156,7 +156,7 @@ def test_a_key_of_a_known_type_is_asked_for(index: int, add_host: Add, check: Ch
         ("[127.0.*]:{port},![127.0.0.1]:{port}", False),
         ("127.0.0.1", True),  # OpenSSH also tries the name without the port
         ("[127.0.0.1]:1", False),
-        (NODE7, False),  # only a name of the config file
+        (NODE7, False),  # this name is only in the config file
         ("|1|c2FsdA==|bm8=", False),
         ("|1|no", False),
     ],
@@ -206,7 +206,7 @@ def test_the_config_file_names_files_of_known_hosts(
         check()
 
 
-def test_hosts_on_the_way_are_verified_too(add_host: Add, check: Check, ssh_config: Path, key_file: Path):
+def test_jump_hosts_are_verified_too(add_host: Add, check: Check, ssh_config: Path, key_file: Path):
     gateway = add_host(NODE8, is_known=False)
     ssh_config.write_text(f"{ssh_config.read_text()}{host_entry(NODE7, 1, key_file)}  ProxyJump {NODE8}\n")
     assert f" [127.0.0.1]:{gateway.port} " in (check() or "")

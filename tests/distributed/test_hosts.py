@@ -154,7 +154,7 @@ def test_a_host_with_other_versions_is_refused(add_host: Add, refusal_of: Callab
 
 
 def with_python(directory: Path, version: str) -> str:
-    """A Python that says to be another version."""
+    """A Python that reports another version."""
     directory.mkdir()
     (directory / "sitecustomize.py").write_text(f"import platform\nplatform.python_version = lambda: '{version}'\n")
     return program(directory / "python", f'PYTHONPATH="{directory}:$PYTHONPATH" exec {sys.executable} "$@"')

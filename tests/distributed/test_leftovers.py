@@ -1,4 +1,4 @@
-"""What a launch leaves in directories that all programs of a machine share."""
+"""A launch leaves no files in directories that all programs of a machine share."""
 
 from __future__ import annotations
 

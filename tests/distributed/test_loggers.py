@@ -199,7 +199,7 @@ def database(command: Command, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def from_trackio(command: Command, *args: str) -> dict[str, Any]:
-    """What its own command reads from the database."""
+    """The rows that trackio's own command reads from the database."""
     done = command(str(BIN / "trackio"), "get", *args, "--json")
     assert done.code == 0, done.err
     return json.loads(done.out)
@@ -243,7 +243,7 @@ def test_trackio_gets_the_video(command: Command, database: Path) -> None:
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
-def test_a_trackio_that_cannot_write_causes_only_a_warning(command: Command, database: Path, num_ranks: int) -> None:
+def test_trackio_without_write_access_causes_only_a_warning(command: Command, database: Path, num_ranks: int) -> None:
     database.write_text("a file, not a directory")
     done = command(*TRAIN, "--cpu-ranks", str(num_ranks), "--logger", "trackio", "--max-iterations", "3")
     assert done.code == 0, done.err

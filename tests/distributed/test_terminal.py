@@ -1,4 +1,4 @@
-"""Runs whose terminal is closed, whose output is not read, or that are stopped with Ctrl-Z; and lost helpers."""
+"""Runs whose terminal is closed, whose output is not read, that are stopped with Ctrl-Z, or that lose an agent."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def num_rows(command: Command) -> int:
 
 
 @pytest.mark.parametrize("num_ranks", ["1", "2"])
-def test_a_run_ends_normally_although_nobody_reads_its_output(command: Command, num_ranks: str) -> None:
+def test_a_run_ends_normally_although_its_output_is_not_read(command: Command, num_ranks: str) -> None:
     flags = ("--cpu-ranks", num_ranks, "--max-iterations", "12")
     process = command.start(*TRAIN, *flags, stderr=subprocess.STDOUT)
     assert process.stdout is not None
@@ -76,7 +76,7 @@ def test_a_closed_terminal_stops_a_run_with_a_checkpoint(command: Command, num_r
     assert find_checkpoint(run_of(command)).name == f"model_{done}.pt"
 
 
-def test_a_run_that_ignores_hangups_trains_on_without_a_terminal(command: Command, wait_for: WaitFor) -> None:
+def test_a_run_that_ignores_hangups_continues_without_a_terminal(command: Command, wait_for: WaitFor) -> None:
     flags = ("--cpu-ranks", "2", "--max-iterations", "60")
     process, screen = start_in_terminal(command, *flags, ignores_hangup=True)
     wait_for(lambda: num_rows(command) > 2)
@@ -88,9 +88,9 @@ def test_a_run_that_ignores_hangups_trains_on_without_a_terminal(command: Comman
 def test_a_launcher_that_was_stopped_for_long_continues(command: Command, wait_for: WaitFor) -> None:
     process = command.start(*TRAIN, "--cpu-ranks", "2", *ENDLESS, "--hang-timeout", "2")
     wait_for(lambda: num_rows(command) > 2)
-    # Ctrl-Z stops the group of the launcher, without the ranks
+    # Ctrl-Z stops the launcher's process group, but not the ranks
     os.killpg(process.pid, signal.SIGSTOP)
-    # Longer than the hang timeout and the launcher's own tolerance, and until the events would fill the pipe to it
+    # Wait longer than the hang timeout and the launcher's margin, until the events would fill its pipe
     until, full = time.monotonic() + 15, num_rows(command) + 300
     wait_for(lambda: time.monotonic() > until and num_rows(command) > full)
     before = num_rows(command)
@@ -103,7 +103,7 @@ def test_a_launcher_that_was_stopped_for_long_continues(command: Command, wait_f
 
 
 @pytest.mark.parametrize("helper", ["agent", "log server"])
-def test_a_lost_helper_of_the_launch_is_noticed_and_named(
+def test_a_lost_process_of_the_launch_is_noticed_and_named(
     command: Command, helper: str, wait_for: WaitFor, assert_within: Within
 ) -> None:
     process = command.start(*TRAIN, "--cpu-ranks", "2", *ENDLESS)
@@ -153,7 +153,7 @@ def test_a_restart_uses_the_spare_launch_unless_that_is_lost(
     if spare_is_lost:
         spare.kill()
         wait_for(lambda: spare.status() == psutil.STATUS_ZOMBIE)
-    # The ranks end with their agent. The next launch begins with the spare, and gets another one once it trains
+    # The ranks end with their agent. The next launch uses the spare, and prepares another one when it trains
     used.kill()
     wait_for(lambda: len(set(agents_of(process)) - {used, spare}) == 1 + spare_is_lost)
     assert (spare in agents_of(process)) is not spare_is_lost

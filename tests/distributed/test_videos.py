@@ -1,4 +1,4 @@
-"""Videos during training, by the installed train command: they cost training nothing, and no failure reaches it."""
+"""Videos by the installed train command: they do not change training, and their failures do not end it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_two_ranks_train_as_without_videos_and_end_with_one(command: Command) ->
     first, second = runs(command.cwd)
     assert rows(first) == rows(second)
     assert not (second / VIDEOS_DIR).exists()
-    # The last checkpoint has a video, although 12 is no multiple of 5
+    # The last checkpoint has a video, although 12 is not a multiple of 5
     assert list_videos(first)[-1] == 12
     assert f"Video: {video_path(first, 12).relative_to(command.cwd)}" in done.out
     assert warnings(done.out) == []

@@ -89,7 +89,7 @@ import mjlab_dist
 small = {"num_envs": 32, "agent.num_steps_per_env": 8, "env.episode_length_s": 0.1}
 mjlab_dist.train("cartpole-balance", gpu_ids=None, max_iterations=300, logger="wandb", wandb_project="proj", **small)
 """
-"""A run that is long enough for Weights & Biases to start: at its end, it waits only for some seconds."""
+"""A run that is long enough for Weights & Biases to start, because at its end it waits only a few seconds."""
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""requirements.lock has a version and hashes of every package, and names no place to download them from."""
+"""requirements.lock contains a version and hashes of every package, and no download addresses."""
 
 from __future__ import annotations
 

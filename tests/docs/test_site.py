@@ -1,4 +1,4 @@
-"""The documentation site: it builds without warnings, reads like the pages on GitHub, and needs no other host."""
+"""The documentation site builds without warnings, equals the pages on GitHub, and needs no other host."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_the_search_works_without_other_hosts_and_pages_fit_a_phone(address: str
             assert tab.evaluate("document.documentElement.scrollWidth") == 390, page
         assert tab.evaluate("document.body.dataset.mdColorScheme") == "slate"
         tab.set_viewport_size({"width": 1280, "height": 1000})
-        # A page reads what is typed only when its scripts and their search worker have started: type until then
+        # A page ignores what is typed until its scripts and their search worker have started, so type repeatedly
         tab.locator(".md-search__input").focus()
         tab.wait_for_function(
             """() => {

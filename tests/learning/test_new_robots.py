@@ -1,4 +1,4 @@
-"""Robots that new-task turns into tasks learn their goal on two CPU ranks, with the config that it writes."""
+"""Tasks that new-task writes learn their goal on two CPU ranks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Robot(NamedTuple):
     reward: str
     """Reward term that is 1 in each step in which the goal is reached."""
     share: float
-    """Share of the steps in which it should be."""
+    """Minimum share of the steps in which the goal must be reached."""
 
 
 ROBOTS = {

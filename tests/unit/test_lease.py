@@ -1,4 +1,4 @@
-"""The lease of a run: who gets it, who must wait, and who notices that it is lost."""
+"""The lease of a run: which launch gets it, which must wait, and which notices that it has lost it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mjlab_dist.messages import Event
 
 
 def change(run_dir: Path, **fields: Any) -> None:
-    """Change fields of the owner, as another launch writes them."""
+    """Change fields of the owner, as if another launch had written them."""
     path = run_dir / LEASE_FILE
     changed = path.with_suffix(".new")
     changed.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
@@ -30,7 +30,7 @@ def change(run_dir: Path, **fields: Any) -> None:
 
 
 def elsewhere(run_dir: Path) -> None:
-    """Leave the lease of a launch on another machine."""
+    """Write the lease of a launch on another machine."""
     acquire(run_dir, ignore)
     change(run_dir, token="other", host="node7", pid=1, system="another start of another machine")
 
@@ -45,7 +45,7 @@ def refuse(_: float) -> None:
 
 
 class Clock:
-    """A clock that goes on only while somebody sleeps."""
+    """A clock that advances only in calls of sleep."""
 
     def __init__(self, meanwhile: Callable[[], None] = lambda: None) -> None:
         self.now_s = 0.0
@@ -80,7 +80,7 @@ def test_a_run_of_another_process_is_refused_even_if_that_is_stopped(tmp_path: P
             acquire(tmp_path, ignore, sleep=Clock().sleep)
         process.kill()
         process.wait()
-    # Its end is noticed at once: nobody sleeps.
+    # Its end is noticed at once, without sleeping.
     acquire(tmp_path, ignore, sleep=refuse).renew()
 
 
@@ -141,7 +141,7 @@ def test_a_damaged_lease_is_replaced_after_a_wait(tmp_path: Path, content: bytes
     assert clock.now_s == pytest.approx(EXPIRED_S, abs=1)
 
 
-def test_whoever_was_replaced_notices_and_leaves_the_file_alone(tmp_path: Path) -> None:
+def test_a_replaced_launch_notices_and_keeps_the_file(tmp_path: Path) -> None:
     with leased(tmp_path, ignore) as own:
         elsewhere_after = pickle.loads(pickle.dumps(own))  # the copy of rank 0
         change(tmp_path, token="other", host="node7")

@@ -1,4 +1,4 @@
-"""Where a run came from: command, machine, versions, commit and uncommitted changes; without passwords."""
+"""Provenance of a run: command, machine, versions, commit and uncommitted changes, without passwords."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A git repository with one commit, in which the process works."""
+    """A git repository with one commit; it is the current directory."""
     directory = tmp_path / "repository"
     directory.mkdir()
     for role in ("AUTHOR", "COMMITTER"):

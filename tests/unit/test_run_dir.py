@@ -301,9 +301,7 @@ def test_metrics_read_back_in_order(tmp_path: Path):
         ("sigma: 0.5", "sigma: [wide"),
     ],
 )
-def test_what_is_wrong_in_a_config_file_is_named_with_its_line(
-    config: TrainConfig, tmp_path: Path, before: str, after: str
-):
+def test_an_error_in_a_config_file_is_named_with_its_line(config: TrainConfig, tmp_path: Path, before: str, after: str):
     path = tmp_path / CONFIG_FILE
     lines = to_yaml(dataclasses.replace(config, seed=3)).splitlines()
     number = next((i for i, line in enumerate(lines) if line == before), len(lines) - 1)

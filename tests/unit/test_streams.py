@@ -1,4 +1,4 @@
-"""Commands go on when their standard streams are closed, or nobody reads them."""
+"""Commands continue when their standard streams are closed or not read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ sys.exit(7 if any(s.fileno() < 3 for s in sockets) else 3)
     "redirection",
     ["| true", "2>&1 | true", ">/dev/full", "2>/dev/full", ">&-", "2>&-", "<&-", "<&- >&- 2>&-", ">/dev/null"],
 )
-def test_a_program_goes_on_without_its_output(redirection: str, tmp_path: Path) -> None:
+def test_a_program_continues_without_its_output(redirection: str, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PRINTS_AND_ENDS)
     script = f"{sys.executable} {program} {redirection}"

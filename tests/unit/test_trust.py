@@ -1,4 +1,4 @@
-"""A config of somebody else runs no code but that of this package, of task packages, and of the user."""
+"""A config from a file only runs code of this package, of task packages, and of the user."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_other_functions_are_refused(reference: str, read: Read):
     ],
 )
 def test_every_field_counts(path: str, value: Any, read: Read):
-    if path == "env.rewards.params":  # a term of this name is no list of parameters
+    if path == "env.rewards.params":  # here, this is the name of a term and not a list of parameters
         value = next(iter(LEGGED.env.rewards.values())).__class__(func="os:system", weight=1.0)
     message = refusal(read, changed(LEGGED, path, value))
     assert (path if isinstance(value, str) else f"{path}.") in message
@@ -187,7 +187,7 @@ def test_the_user_s_own_modules_are_trusted(name: str, read: Read):
     "name", ["system", "read", "os.system", "copy", "beyond", "Reached.__init__", "shared.reached", "nothing"]
 )
 @pytest.mark.usefixtures("project")
-def test_what_they_import_is_not(name: str, read: Read):
+def test_functions_that_they_import_are_not_trusted(name: str, read: Read):
     refusal(read, with_term(f"own_robot.terms:{name}"))
 
 

@@ -1,4 +1,4 @@
-"""When videos are due, and what is said about intervals that do not fit."""
+"""Videos are due at intervals, and intervals that do not fit are reported."""
 
 from __future__ import annotations
 

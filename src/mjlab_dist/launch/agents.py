@@ -50,7 +50,7 @@ class Agent(Protocol):
         ...
 
     def end(self, patience_s: float = 0.0) -> None:
-        """Kill it. Its ranks end with it.
+        """Kill it. Its ranks then end too.
 
         Args:
             patience_s: Seconds to wait first for the agent to end by itself: its connections close slightly earlier

@@ -239,7 +239,7 @@ def test_a_bad_value_is_refused_with_flag_and_value(line: str, flag: str, value:
         ("--env.events.pole.params.low x", "takes a number; "),
     ],
 )
-def test_a_refusal_says_what_a_flag_takes_in_words(line: str, takes: str):
+def test_a_refusal_describes_the_values_of_a_flag(line: str, takes: str):
     assert refusal_of(line).startswith(f"{line}: {takes}")
 
 

@@ -22,7 +22,7 @@ def test_a_quarter_is_left_out_at_each_end(values: list[float], mean: float):
     assert interquartile_mean(np.array([values, values])) == pytest.approx([mean, mean])
 
 
-def test_the_interval_contains_the_true_mean_nearly_as_often_as_it_says():
+def test_the_interval_contains_the_true_mean_about_as_often_as_its_level():
     drawn = np.random.default_rng(1).normal(5.0, 2.0, (200, 20))
     low, high = bootstrap(drawn)
     assert 0.85 < np.mean((low <= 5.0) & (high >= 5.0)) < 0.99

@@ -1,4 +1,4 @@
-"""The exported policy computes what the policy and the env compute, whatever they remember."""
+"""The exported policy computes the same as the policy and the env, with any kind of state."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_scale_that_changes_cannot_be_exported() -> None:
         made(config)
 
 
-def test_values_that_are_no_inputs_are_marked() -> None:
+def test_targets_that_are_not_inputs_are_marked() -> None:
     relative = {"env.actions.force.func": "mjlab_dist.mdp.actions:RelativeJointPosition"}
     env, policy, exported = made(config_of("cartpole-balance", **SHORT, **relative))
     assert [target._asdict() for target in exported.targets] == [{"name": "force", "block": "force", "actuator": None}]

@@ -60,7 +60,7 @@ def join(pool: ThreadPoolExecutor, listener: socket.socket, num_agents: int) -> 
     return [future.result() for future in reversed(joined)]
 
 
-def test_all_get_the_objects_of_all_in_order(listener: socket.socket, pool: ThreadPoolExecutor):
+def test_every_end_receives_all_objects_in_order(listener: socket.socket, pool: ThreadPoolExecutor):
     groups = join(pool, listener, 2)
     for _ in range(2):
         payloads = [AgentPayload(f"host {rank}", 1, 2) for rank in range(3)]

@@ -15,7 +15,7 @@ OURS, OTHER = (bytes.fromhex(new_secret()) for _ in range(2))
 
 
 def outcomes(caller: Callable[[socket.socket], object], listener: Callable[[socket.socket], object]) -> list[str]:
-    """How both ends of a connection fare; a failing end closes it."""
+    """Return the results of both ends of a connection; an end that fails closes it."""
 
     def end(function: Callable[[socket.socket], object], connection: socket.socket) -> str:
         with connection:
@@ -40,7 +40,7 @@ def listens(secret: bytes) -> Callable[[socket.socket], None]:
     return lambda connection: authenticate(connection, secret, listens=True)
 
 
-def test_ends_of_one_launch_pass_and_can_then_wait_for_ever():
+def test_ends_of_one_launch_pass_and_then_have_no_timeout():
     assert outcomes(calls(OURS), listens(OURS)) == ["passed", "passed"]
     left, right = socket.socketpair()
     with left, right, ThreadPoolExecutor(1) as pool:

@@ -1,4 +1,4 @@
-"""What the log server takes from its port."""
+"""The log server accepts records of the launch, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Restarts without real ranks: how often, and with which pauses; tests/distributed/test_faults.py has real ones."""
+"""Number and pauses of restarts, without real ranks; tests/distributed/test_faults.py has real ones."""
 
 from __future__ import annotations
 

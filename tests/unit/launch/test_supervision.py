@@ -1,4 +1,4 @@
-"""Which rank the launcher blames, from the reports of all ranks; tests/distributed/test_faults.py has real ones."""
+"""The launcher finds the rank that failed first; tests/distributed/test_faults.py has real ranks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def blamed(*reports: dict[str, Any]) -> RankError | UserError:
         ((800, 800, 40, 40), None),
     ],
 )
-def test_the_rank_in_another_sum_than_most_is_blamed(sizes: tuple[int | None, ...], guilty: int | None) -> None:
+def test_the_rank_whose_sum_differs_is_named(sizes: tuple[int | None, ...], guilty: int | None) -> None:
     error = blamed(*(report(rank, sum_bytes=size) for rank, size in enumerate(sizes)))
     assert isinstance(error, RankError)
     assert error.rank == guilty
@@ -61,7 +61,7 @@ def test_the_rank_in_another_sum_than_most_is_blamed(sizes: tuple[int | None, ..
         assert error.report == f"traceback of {guilty}"
 
 
-def test_ranks_of_the_same_sum_blame_the_first_report() -> None:
+def test_ranks_in_the_same_sum_raise_the_first_report() -> None:
     error = blamed(*(report(rank, sum_bytes=800) for rank in range(3)))
     assert isinstance(error, RankError)
     assert error.rank == 0
@@ -90,7 +90,7 @@ def test_an_error_without_a_message_is_named_by_its_type() -> None:
         (-9, WorkerFailedError("signal 15"), None),  # its ranks end with it
     ],
 )
-def test_an_agent_that_ends_after_a_rank_of_another_machine_is_not_blamed(
+def test_an_agent_that_ends_after_a_rank_of_another_machine_is_not_the_cause(
     code: int, launched: Exception | None, rank: int | None
 ) -> None:
     ranks = Ranks(["localhost", "node7"], 1, lambda _: None, Control())

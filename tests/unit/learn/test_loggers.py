@@ -77,7 +77,7 @@ value = 3
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
-    """Write a module of loggers, and return what a name of it means."""
+    """Write a module of loggers, and return a function that finds a logger in it by name."""
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "own_loggers.py").write_text(OWN)
     (tmp_path / "modules" / "broken_loggers.py").write_text("import math\nmath.no_such_name\n")

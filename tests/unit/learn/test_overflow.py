@@ -1,4 +1,4 @@
-"""Counts of buffers that were too small, and what a run does about them."""
+"""Buffers that are too small are counted, and a run warns, ends or restarts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NUM_ENVS = 3
 
 @pytest.fixture(scope="module")
 def landed() -> tuple[Simulation, mujoco.MjData]:
-    """Boxes that have just touched the floor, with too small buffers, and the same in MuJoCo's C code."""
+    """Boxes that have just touched the floor: in MuJoCo Warp with too small buffers, and in MuJoCo's C code."""
     start_warp("cpu")
     sim = Simulation(load_model(BOX.model), NUM_ENVS, "cpu", dataclasses.replace(BOX, capture="off"))
     data = mujoco.MjData(sim.model)
@@ -55,7 +55,7 @@ def check_of(sim: Simulation, policy: Literal["warn", "grow", "stop"]) -> Overfl
 ROW: dict[str, float | int | None] = {"iteration": 7, "overflowed_envs": NUM_ENVS}
 
 
-def test_counts_include_what_did_not_fit(landed: tuple[Simulation, mujoco.MjData]) -> None:
+def test_counts_include_rows_and_contacts_that_did_not_fit(landed: tuple[Simulation, mujoco.MjData]) -> None:
     """MuJoCo's C code has no buffers that are too small."""
     sim, data = landed
     assert data.ncon == 4

@@ -1,4 +1,4 @@
-"""Where rows go: complete files whatever ends a run, curves that go on, and a Weights & Biases that hurts nobody."""
+"""Rows of metrics: files stay complete, curves continue, and Weights & Biases cannot disturb training."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_rows_that_a_power_failure_has_zeroed_are_dropped_with_a_warning(
     data[first : first + size] = bytes(size)
     (tmp_path / name).write_bytes(data.replace(b'"iteration": 0', b'"iteration": 10'))
     kept = [i for i in range(1, 11) if i not in lost]
-    if first != 2 * len(LINE) + 7:  # else the end of a row is left, which is no row
+    if first != 2 * len(LINE) + 7:  # otherwise, part of a row remains
         assert [one["iteration"] for one in read_metrics(tmp_path, name)] == kept
     (tmp_path / METRICS_FILE).touch()
     events: list[Event] = []

@@ -58,7 +58,7 @@ def test_a_directory_that_another_launch_removes_before_it_is_locked_is_made_aga
     os.close(first[0])
 
 
-def test_files_that_others_put_there_are_left_alone(directory: Path):
+def test_files_of_other_programs_are_ignored(directory: Path):
     victim = directory / "victim"
     victim.mkdir()
     (victim / "file").touch()
@@ -75,7 +75,7 @@ def test_files_that_others_put_there_are_left_alone(directory: Path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_directories_of_other_users_are_left_alone(directory: Path):
+def test_directories_of_other_users_are_ignored(directory: Path):
     foreign = directory / f"{TEMPORARY}1-x"
     foreign.mkdir()
     os.chown(foreign, 12345, 12345)

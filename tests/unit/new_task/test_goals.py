@@ -73,7 +73,7 @@ def examined(tmp_path: Path, xml: str, goal: Goal | None = None) -> Robot:
 
 
 def compiled(tmp_path: Path, robot: Robot) -> mujoco.MjModel:
-    """The model with the parts that the MJCF lacks."""
+    """The model, including the parts that new-task adds."""
     source = model_source(Names(task="a", module="a", function="a", file="robot.xml"), robot)
     names: dict[str, object] = {"__file__": str(tmp_path / "model.py")}
     exec(source, names)
@@ -163,7 +163,7 @@ def test_a_fish_needs_no_ground_and_cannot_fall(tmp_path: Path) -> None:
     assert robot.stands is None
 
 
-def test_the_summary_says_which_of_several_robots_is_driven(tmp_path: Path) -> None:
+def test_the_summary_names_the_driven_robots(tmp_path: Path) -> None:
     def walker(name: str, legs: int) -> str:
         leg = '<body><joint name="{0}" axis="0 1 0"/><geom size=".05" pos="0 0 -.2"/></body>'
         joints = "".join(leg.format(f"{name}_{i}") for i in range(legs))
@@ -188,7 +188,7 @@ def test_an_arm_with_torque_motors_floats_at_action_0(tmp_path: Path) -> None:
     while data.time < 3.0:
         mujoco.mj_step(model, data)
     np.testing.assert_allclose(data.qpos, model.qpos0, atol=1e-6)
-    # Position motors hold it, and a pendulum is to fall.
+    # Position motors hold an arm up, and a pendulum should fall.
     assert not examined(tmp_path, arm()).lacks.weightless
     pole = '<body name="pole"><joint name="j" axis="0 1 0"/><geom size=".1" pos=".3 0 0"/></body>'
     motor = '<actuator><motor joint="j" ctrlrange="-.1 .1"/></actuator>'

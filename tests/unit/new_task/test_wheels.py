@@ -1,4 +1,4 @@
-"""Robots on wheels: velocities are actions, and a constant action drives forward."""
+"""Robots on wheels: actions set velocities, and a constant action drives forward."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def rover(axes: dict[str, str] | None = None, wheel: str = 'type="cylinder" size
         (rover(axes=dict.fromkeys(PLACES, '0 1 0" range="-90 90')), False),
     ],
 )
-def test_wheels_turn_without_end_and_reach_the_ground(xml: str, is_rover: bool) -> None:
+def test_wheels_have_no_limits_and_reach_the_ground(xml: str, is_rover: bool) -> None:
     model = mujoco.MjModel.from_xml_string(xml)
     start = start_state(model, None)
     wheels = find_wheels(model, start, 1, [1, 2, 3, 4])

@@ -1,4 +1,4 @@
-"""What play refuses before it imports anything heavy."""
+"""Command lines that play refuses before it imports anything heavy."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def test_rows_without_a_value_are_left_out() -> None:
     assert _points(_history(None, None)) == [[], []]
 
 
-def test_a_line_without_a_value_keeps_the_one_before() -> None:
+def test_a_line_without_a_value_repeats_the_previous_one() -> None:
     found = _points(_history(1.0, 2.0, None, 4.0), _history(None, 20.0, 30.0, None, 50.0))
     assert found == [[2, 3, 4, 5], [2, 2, 4, 4], [20, 30, 30, 50]]
     assert _points(_history(1.0), _history(7.0, 8.0, first=3)) == [[3, 4], [1, 1], [7, 8]]

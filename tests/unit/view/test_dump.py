@@ -7,7 +7,7 @@ from mjlab_dist.sim import build_model
 from mjlab_dist.view.dump import concerned_bodies
 
 
-def test_bodies_of_joints_and_actuators_are_concerned() -> None:
+def test_bodies_of_joints_and_actuators_are_found() -> None:
     model = build_model(registry.task_config("cartpole-balance").env.sim)
     names = {"physics qvel": ["hinge"], "action": ["force"], "reward": ["smooth"], "observation actor": ["pole"]}
     bodies = concerned_bodies(model, names)

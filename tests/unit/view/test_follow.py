@@ -45,7 +45,7 @@ def follower(copy: Path) -> Iterator[Follower]:
 
 
 def _update(follower: Follower) -> Path | None:
-    """Let a follower do all there is to do; return the checkpoint that it shows."""
+    """Update a follower until nothing is left to do; return the checkpoint that it shows."""
     follower.run.look()
     follower.update()
     if follower.player is not None:
@@ -64,14 +64,14 @@ def test_each_new_checkpoint_is_loaded(follower: Follower, trained: Path, copy: 
 
 
 def test_a_damaged_checkpoint_is_skipped_until_it_changes(follower: Follower, trained: Path, copy: Path) -> None:
-    # The first: there is no robot yet
+    # The first checkpoint: before it, there is no robot
     first = checkpoint_path(copy, 1)
     first.write_bytes(checkpoint_path(trained, 1).read_bytes()[:1000])
     assert _update(follower) is None
     assert (follower.player, follower.unreadable) == (None, first)
     shutil.copy(checkpoint_path(trained, 1), first)
     assert _update(follower) == first
-    # A later one: the one before stays
+    # A later checkpoint is damaged: the previous one stays
     second = checkpoint_path(copy, 2)
     second.write_bytes(b"damaged")
     for _ in range(2):
@@ -102,14 +102,14 @@ def test_a_chosen_checkpoint_stays(follower: Follower, trained: Path, copy: Path
     follower.chosen = checkpoint_path(copy, 1)
     shutil.copy(checkpoint_path(trained, 3), copy / "checkpoints")
     assert _update(follower) == checkpoint_path(copy, 1)
-    # Removed by the run: what was loaded stays
+    # The run removes the checkpoint: the loaded policy stays
     checkpoint_path(copy, 1).unlink()
     assert _update(follower) == checkpoint_path(copy, 1)
     follower.chosen = None
     assert _update(follower) == checkpoint_path(copy, 3)
 
 
-def test_time_stands_still_while_nobody_watches(
+def test_the_simulation_pauses_while_no_page_is_open(
     follower: Follower, trained: Path, copy: Path, wait_for: Callable[[Callable[[], bool]], None]
 ) -> None:
     shutil.copy(checkpoint_path(trained, 1), copy / "checkpoints")

@@ -1,4 +1,4 @@
-"""Who may open a page: programs of this machine, or those with the token, but never pages of other sites."""
+"""Programs of this machine, or with the token, can open a page, but never other websites."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page in a real browser: what it shows, and what its controls do to the envs."""
+"""The page in a real browser: its contents, and the effects of its controls on the envs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Wait = Callable[[Callable[[], bool]], None]
 
 @dataclass
 class Served:
-    """A page, and what is behind it."""
+    """A page, its player and its envs."""
 
     url: str
     player: Player
@@ -83,7 +83,7 @@ def open_page(open_tab: Callable[[str], Tab], served: Served) -> Callable[[], Ta
     return lambda: open_tab(served.url)
 
 
-def test_the_scene_moves_while_time_passes(open_page: Callable[[], Tab], wait_for: Wait) -> None:
+def test_the_scene_moves_unless_paused(open_page: Callable[[], Tab], wait_for: Wait) -> None:
     tab = open_page()
     tab.locator("canvas").first.wait_for()
     beside_controls: FloatRect = {"x": 0, "y": 200, "width": 390, "height": 400}
@@ -97,7 +97,7 @@ def test_the_scene_moves_while_time_passes(open_page: Callable[[], Tab], wait_fo
     wait_for(differ)
 
 
-def test_a_slider_changes_the_command_and_pause_stops_time(
+def test_a_slider_changes_the_command_and_pause_stops_the_simulation(
     open_page: Callable[[], Tab], served: Served, wait_for: Wait
 ) -> None:
     tab, player = open_page(), served.player
@@ -139,7 +139,7 @@ def test_pushes_resets_actions_and_checkpoints(open_page: Callable[[], Tab], ser
     wait_for(lambda: bool(player.frame.actions.any()))
 
 
-def test_two_pages_stay_in_step_and_a_reload_continues(
+def test_two_pages_show_the_same_and_a_reload_continues(
     open_page: Callable[[], Tab], served: Served, wait_for: Wait
 ) -> None:
     first, second = open_page(), open_page()

@@ -1,4 +1,4 @@
-"""The player: what viewers ask for reaches the envs and the policy."""
+"""The player carries out requests of viewers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEGGED = "quadruped-velocity-flat"
 
 
 class Constant:
-    """A policy that always does the same, and remembers what it has observed."""
+    """A policy with constant actions, which records its observations."""
 
     def __init__(self, env: Env, action: float = 0.25) -> None:
         self.action = torch.full((env.num_envs, env.num_actions), action)
@@ -85,7 +85,7 @@ def test_it_pauses_steps_once_and_continues(
     player.start()
     wait_for(lambda: player.frame.step > 3)
     player.pause()
-    player.reset().result()  # the step that was under way is over
+    player.reset().result()  # the current step has ended
     at = player.frame.step
     player.step_once()
     wait_for(lambda: player.frame.step > at)

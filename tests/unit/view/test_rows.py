@@ -59,7 +59,7 @@ def test_damaged_rows_are_skipped(file: Path) -> None:
 
 
 @pytest.mark.parametrize("grown", [(3,), (3, 4, 5, 6, 7)])
-def test_a_file_that_a_resume_cuts_is_read_again(file: Path, grown: tuple[int, ...]) -> None:
+def test_a_file_that_a_resume_truncates_is_read_again(file: Path, grown: tuple[int, ...]) -> None:
     reader = RowReader(file)
     _append(file, 1, 2, 3, 4)
     assert _read(reader) == [1, 2, 3, 4]

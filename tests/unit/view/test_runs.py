@@ -1,4 +1,4 @@
-"""Following runs by their files: whether they train, how far they are, and lists of them."""
+"""Following runs by their files: state, progress, and lists of runs."""
 
 from __future__ import annotations
 

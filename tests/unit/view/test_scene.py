@@ -40,7 +40,7 @@ def server() -> Iterator[Server]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
-def test_a_task_has_a_page(task: str, server: Server, build_env: Callable[[str], Env]) -> None:
+def test_every_task_has_a_page(task: str, server: Server, build_env: Callable[[str], Env]) -> None:
     env = build_env(task)
     player = Player(env, Nothing(env))
     page = Page(server, player, list)
@@ -64,7 +64,7 @@ def test_a_task_has_a_page(task: str, server: Server, build_env: Callable[[str],
     player.step()
 
 
-def test_the_robot_is_what_actuators_move(build_env: Callable[[str], Env]) -> None:
+def test_the_robot_is_the_tree_that_actuators_move(build_env: Callable[[str], Env]) -> None:
     for task, is_floating in {
         "arm-lift-cube": False,
         "quadruped-velocity-flat": True,
