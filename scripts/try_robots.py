@@ -80,6 +80,7 @@ class Tried:
 
 def main() -> None:
     """Try all robots, or train and draw one."""
+    # Flags
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -103,6 +104,7 @@ def main() -> None:
         results = list(pool.map(lambda job: try_once(job[0], job[1], args.work), jobs))
     trained = sum(not tried.problem for tried in results)
     print(f"{trained} of {len(results)} robots train")
+    # Page
     if args.output:
         args.output.parent.mkdir(exist_ok=True)
         known = [Tried(**json.loads(file.read_text())) for file in args.work.glob("*/result.json")]

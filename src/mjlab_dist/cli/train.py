@@ -41,10 +41,12 @@ def main(argv: Sequence[str], prog: str) -> None:
         UserError: If the command line is wrong, or the run cannot be started.
         RankError: If training failed; already shown.
     """
+    # Flags
     print_config, rest = take_switch(argv, "--print-config")
     only_plan, rest = take_switch(rest, "--dry-run")
     verbose, rest = take_switch(rest, "--verbose")
     config = read_config(rest, prog, HELP)
+    # What --print-config and --dry-run show
     if print_config:
         validate(config)
         print(to_yaml(config), end="")
@@ -58,6 +60,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     from mjlab_dist.launch.signals import stopping_on_signal, stopping_with_others  # noqa: PLC0415
     from mjlab_dist.launch.train import train  # noqa: PLC0415 (--help does not need it)
 
+    # Train
     console, control = TrainConsole(config.task, verbose=verbose), Control()
     try:
         with stopping_with_others(control) if outside_launcher(os.environ) else stopping_on_signal(control, console):
@@ -73,6 +76,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     except Exception as error:
         console.failed(traceback.format_exc(), f"failed: {named(type(error).__name__, with_notes(error))}")
         raise RankError(str(error), 0, exit_code=exit_code_of(error)) from error
+    # Result
     console.finished(result.run_dir, result.stopped)
     if result.stopped:
         sys.exit(Exit.RESUMABLE)
@@ -106,6 +110,7 @@ def read_config(argv: Sequence[str], prog: str, page: Page, **defaults: Any) -> 
     Raises:
         UserError: If there is no such task or file, or a flag is wrong.
     """
+    # Flags that are not fields of the config
     asked, rest = take_help(argv)
     file, rest = take_flag(rest, "--config")
     run, rest = take_flag(rest, "--resume")
@@ -114,6 +119,7 @@ def read_config(argv: Sequence[str], prog: str, page: Page, **defaults: Any) -> 
     uses_ssh = not is_given(flags, "--ssh-config")
     if asked and task is None and asked.prefix in registry.task_names():
         task, asked = asked.prefix, HelpRequest()  # train --help TASK
+    # Config to start from: of a run, of a file, or of the task
     if run is not None:
         if file is not None:
             raise UserError(f"--resume {run}: takes the run's own config, not --config {file}; drop one of the two")
@@ -137,11 +143,13 @@ def read_config(argv: Sequence[str], prog: str, page: Page, **defaults: Any) -> 
         of_no_task = [arg for arg in rest if not arg.startswith("--env.")]
         refuse_unknown(of_no_task, [*flags_of(general_config()), *page.all_own], prog)
         raise UserError(f"no task is named; type {prog} TASK, with one of {listed(registry.task_names(), 'or')}")
+    # Help
     command, default = f"{prog} {default.task}", dataclasses.replace(default, **defaults)
     if asked is not None and not asked.everything:
         short = asked.prefix is None
         print(short_page(page, command, default) if short else prefix_page(asked.prefix or "", command, default))
         sys.exit(0)
+    # Other flags
     config = parse_config(default, ["--help-all"] if asked else flags, command, page.all_own)
     if config.task != default.task:
         raise UserError(f"--task {config.task}: the task is named first, without a flag: {prog} {config.task}")

@@ -42,6 +42,7 @@ def validate(config: TrainConfig) -> None:
     """
     _validate_numbers(config)
     validate_seed(config.seed)
+    # Envs
     if config.num_envs == "auto" and config.total_num_envs is not None:
         raise UserError(
             f"--num-envs auto: cannot be combined with --total-num-envs {config.total_num_envs}, which sets "
@@ -49,6 +50,7 @@ def validate(config: TrainConfig) -> None:
         )
     if config.total_num_envs is None and config.num_envs != "auto":
         validate_rollout(config.agent, config.num_envs)
+    # Ranks and hosts
     _validate_sync(config)
     _validate_hosts(config.hosts)
     if config.port_range is not None:
@@ -57,6 +59,7 @@ def validate(config: TrainConfig) -> None:
             raise UserError(
                 f"--port-range {first} {last}: give the first and the last of at least three ports from 1024 to 65535"
             )
+    # Run directory, loggers and checkpoints
     parse_interval(config.checkpoint.interval)
     validate_loggers(config.logger)
     if config.resume is not None and config.init_from is not None:
@@ -68,6 +71,7 @@ def validate(config: TrainConfig) -> None:
         raise UserError(f"--run-name {config.run_name}: must be a plain name, without / and not starting with a dot")
     if not config.run_name.isprintable():
         raise UserError(f"--run-name {config.run_name!r}: must be a plain name, on one line and without control codes")
+    # Task
     _validate_env(config.env)
     _validate_values(config)
 

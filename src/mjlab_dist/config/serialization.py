@@ -115,6 +115,7 @@ def from_plain(plain: dict[str, Any]) -> TrainConfig:
     """
     import dacite  # noqa: PLC0415 (not needed to print help)
 
+    # Conversions of values
     def tuple_of_list(hint: Any, value: Any) -> tuple[Any, ...]:
         if not isinstance(value, list | tuple):  # parameters of terms are tuples already
             raise dacite.WrongTypeError(hint, value)
@@ -141,6 +142,7 @@ def from_plain(plain: dict[str, Any]) -> TrainConfig:
         *(tuple[(float,) * length] for length in (2, 3, 4)),
     )
     hooks = {int: without_bool, float: real} | {hint: functools.partial(tuple_of_list, hint) for hint in tuples}
+    # Config, or an error that names the field
     try:
         return dacite.from_dict(TrainConfig, _upgraded(plain), config=dacite.Config(type_hooks=hooks, strict=True))
     except dacite.WrongTypeError as error:

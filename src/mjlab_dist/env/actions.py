@@ -80,6 +80,7 @@ class Actions:
 
     def _record(self, terms: Sequence[Action]) -> None:
         sim, shape = self._env.sim, self.actions.shape
+        # Constants: clip, scale, offset, addresses of the actuators, delays
         configs = [term.block.config for term in terms for _ in term.names]
         bounds = [config.clip or (-math.inf, math.inf) for config in configs]
         targets = _targets(terms, sim.ctrl)
@@ -98,10 +99,12 @@ class Actions:
                 wp.array([config.latency[1] - config.latency[0] for config in configs], dtype=int),
                 wp.array([config.latency_jitter for config in configs], dtype=float),
             ]
+        # Values that change
         memory = [wp.from_torch(tensor) for tensor in (self.actions, self.previous, self.sent)]
         given, drawn = wp.from_torch(self._given), wp.from_torch(self._drawn)
         lag, next_lag = wp.from_torch(self.lag), wp.from_torch(self.next_lag)
 
+        # Recorded programs
         def send(model: mjw.Model, data: mjw.Data) -> None:  # noqa: ARG001 (every program takes them)
             wp.launch(kernels.send_actions, (sim.num_envs, len(targets)), [given, *constants, lag], memory)
 

@@ -150,11 +150,13 @@ def largest_difference(
             obs = env.reset()
             policy.reset()
             states = {name: torch.zeros_like(state) for name, state in states.items()}
+        # A step of the policy in its env
         row = measured(env).clone()
         with torch.inference_mode():
             actions = policy(obs)
             obs, _, dones, _ = env.step(actions)
             policy.reset(dones)
+        # The same step with the exported policies
         for name, run in runners.items():
             outputs = run(row, states[name]) if num_states else run(row)
             pairs = {"actions": (outputs[0], actions), "targets": _inputs(env, outputs[1], dones)}

@@ -55,9 +55,11 @@ class Evaluation(Hook):
         interval = self._config.evaluate_interval
         if interval is None or (iteration % interval and iteration != runner.max_iterations):
             return {}
+        # Weights and results
         state = runner.alg.sharding.whole_state(runner.alg.models["actor"])  # a collective if it is sharded
         names = episode_columns(runner.env)
         sums = torch.zeros(len(self._firsts), len(names), dtype=torch.float64)
+        # Batches of this rank
         with self._separate_draws(runner.env.device):
             self._build(runner.env)
             obs, num_actions = runner.env.get_observations(), runner.env.num_actions
@@ -73,6 +75,7 @@ class Evaluation(Hook):
                     sums[index] = values.sum(dim=1)
         # Each batch has a row, which is 0 on all ranks but one, so the sum over ranks is exact
         total = sum_over_ranks(sums.to(runner.env.device)).cpu().sum(dim=0) / self._config.evaluate_episodes
+        # Columns
         row: Row = {f"evaluation/{name}": mean for name, mean in zip(names, total.tolist(), strict=True)}
         if self._rank.is_main:
             mean = row["evaluation/return"]

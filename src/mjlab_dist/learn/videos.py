@@ -131,6 +131,7 @@ class VideoWriter:
 
     def _run(self) -> int:
         """Start the process, and return its exit code when it has ended."""
+        # Start
         with self._lock:
             if self._is_closed:
                 return 0
@@ -149,6 +150,7 @@ class VideoWriter:
                 start_new_session=True,  # Ctrl-C in the terminal is for the launcher only
             )
             self._request_last()
+        # Results, until the process ends
         assert process.stdout is not None
         for line in process.stdout:
             message = json.loads(line)

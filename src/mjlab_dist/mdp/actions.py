@@ -216,6 +216,7 @@ class DifferentialIK(Action):
             raise UserError(f"{block.flag}.params.damping {damping}: must be positive")
         if mode not in ("relative", "absolute"):
             raise UserError(f"{block.flag}.params.mode {mode}: use relative or absolute")
+        # Frame, joints and buffers
         kind, frame, body_id = self._find(env, site, body)
         joints, sim, num = self.joints(env), env.sim, self._num
         point = wp.from_torch(sim.view("site_xpos" if kind == "site" else "xpos")[:, frame], dtype=wp.vec3)
@@ -230,6 +231,7 @@ class DifferentialIK(Action):
             ids = [wp.array(one, dtype=int) for one in (joints.qpos.ids, joints.qvel.ids, block.ids)]
         inputs: list[Any] = [whole, values, point, turned, qpos, *ids, num, mode == "absolute", damping * damping]
 
+        # Recorded program: the Jacobian, and one step of damped least squares
         def solve(model: mjw.Model, data: mjw.Data) -> None:
             # Poses in the data are those of an earlier state.
             mjw.kinematics(model, data)

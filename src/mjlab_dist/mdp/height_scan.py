@@ -66,11 +66,13 @@ class HeightScan(LazySensor):
         Raises:
             UserError: If an expression matches no geom, or size and spacing do not define a grid.
         """
+        # Geoms to scan, and the grid of points
         model = env.sim.model
         names = element_names(model, mujoco.mjtObj.mjOBJ_GEOM, entity, env.cfg.sim.entities)
         chosen = find_names("geoms", geoms, names)
         self.offsets = torch.from_numpy(_grid(size_m, spacing_m)).to(env.device)
         env.base(joint)  # raises if the joint is not a free joint
+        # Buffers
         pose = env.sim.qpos[:, env.joints[joint].qpos]
         shape = (env.num_envs, len(self.offsets))
         starts, normals, downward = torch.zeros(3, *shape, 3, device=env.device)
@@ -86,6 +88,7 @@ class HeightScan(LazySensor):
         grid: list[Any] = [wp.from_torch(tensor) for tensor in (pose, self.offsets)]
         heights: Any = wp.from_torch(self.heights)
 
+        # Recorded program: place the rays, cast them, read the heights
         def cast(on_device: mjw.Model, data: mjw.Data) -> None:
             starts, directions, normal = vectors
             groups, excluded, distance, hit = numbers

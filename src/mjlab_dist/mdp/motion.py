@@ -70,6 +70,7 @@ class Motion(Command):
             UserError: If there is no such file, motion, joint or site, or the file is not a motion file.
         """
         model = env.sim.model
+        # Motions, with the joints in the order of the model
         found = read_motions(file)
         self.root = env.joints[joint]
         self.joints = env.find_joints(tuple(map(re.escape, found.joints)), entity)
@@ -77,6 +78,7 @@ class Motion(Command):
         order = [*range(7), *(7 + found.joints.index(name) for name in local if name is not None)]
         names = list(found.motions)
         chosen = [found.motions[names[i]][:, order] for i in find_names(f"motions {file}", motions, names)]
+        # Robot and sites
         site_names = element_names(model, mujoco.mjtObj.mjOBJ_SITE, entity, env.cfg.sim.entities)
         ids = find_names("sites", sites, site_names) if sites else []
         self._body = int(model.joint(joint).bodyid[0])
@@ -88,6 +90,7 @@ class Motion(Command):
             tuple(ids),
         )
         super().__init__(env, [], 7 + len(found.joints), (math.inf, math.inf))
+        # Reference states of all frames
         reference = make_reference(robot, chosen, found.fps, env.step_dt_s)
         self._pose, self._velocity, self._sites, self._onward = (
             torch.tensor(part, dtype=torch.float32, device=env.device)
@@ -95,6 +98,7 @@ class Motion(Command):
         )
         self._next = torch.tensor(reference.next, device=env.device)
         self._site_columns = Columns(ids, env.device)
+        # State per env
         self.velocity = torch.zeros(env.num_envs, self._velocity.shape[1], device=env.device)
         self.sites = torch.zeros(env.num_envs, len(ids), 3, device=env.device)
         self._frame = torch.zeros(env.num_envs, dtype=torch.long, device=env.device)

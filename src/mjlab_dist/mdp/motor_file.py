@@ -40,6 +40,7 @@ def read_layers(flag: str, file: str, num_inputs: int, activation: str) -> list[
     Raises:
         UserError: If there is no such file, or it contains another network.
     """
+    # Layers
     path = find_file(flag, file)
     evaluate, tensors = _read_onnx(flag, path) if path.suffix == ".onnx" else _read_torch(flag, path)
     weights, biases = tensors[::2], tensors[1::2]
@@ -57,6 +58,7 @@ def read_layers(flag: str, file: str, num_inputs: int, activation: str) -> list[
             "history) and 1 output are needed"
         )
     layers = list(zip(weights, biases, strict=True))
+    # Compare their output with that of the network
     if evaluate is not None:
         x = torch.linspace(-2.0, 2.0, 7 * num_inputs).view(num_inputs, 7).T.contiguous()
         y = x
@@ -88,6 +90,7 @@ def _read_torch(flag: str, path: Path) -> tuple[Callable[[torch.Tensor], torch.T
 
 def _read_onnx(flag: str, path: Path) -> tuple[Callable[[torch.Tensor], torch.Tensor], list[torch.Tensor]]:
     """Return a function that evaluates an ONNX file, and the weights and biases of its linear layers in order."""
+    # File
     try:
         import onnx  # noqa: PLC0415 (an optional package)
         from google.protobuf.message import DecodeError  # noqa: PLC0415
@@ -111,6 +114,7 @@ def _read_onnx(flag: str, path: Path) -> tuple[Callable[[torch.Tensor], torch.Te
             product = node.output[0]
         elif node.op_type == "Add" and product in node.input:
             tensors += numbers
+    # Function that evaluates the network
     inputs = [one for one in model.graph.input if one.name not in constants]
     if len(inputs) != 1:
         raise UserError(f"{flag}: has {len(inputs)} inputs; a network with one is needed")

@@ -56,6 +56,7 @@ class Contact(Sensor):
         """
         if history < 0:
             raise UserError(f"contact sensor: history {history}: must be 0 or more")
+        # Values per env
         rows, sums = _rows(env, sensors, contacts)
         self.names = tuple(row.name for row in rows)
         shape = (env.num_envs, len(rows))
@@ -74,6 +75,7 @@ class Contact(Sensor):
         outputs: list[Any] = [wp.from_torch(tensor) for tensor in kept.values()]
         inputs = [wp.from_torch(env.sim.view("sensordata")), addresses, sums, history]
 
+        # Recorded programs
         def read(model: mjw.Model, data: mjw.Data) -> None:  # noqa: ARG001 (the signature of recorded programs)
             wp.launch(kernels.read_contacts, shape, [everywhere, *inputs, env.step_dt_s], outputs)
 

@@ -152,6 +152,7 @@ def _block(model: mujoco.MjModel, start: mujoco.MjData, actuator: int, loads: Ma
     """Return the action block of one actuator, without its name; None if nothing drives it."""
     import mujoco
 
+    # Properties of the actuator
     gain, bias = float(model.actuator_gainprm[actuator, 0]), model.actuator_biasprm[actuator]
     joint = actuated_joint(model, actuator)
     has_range = bool(model.actuator_ctrllimited[actuator])
@@ -162,6 +163,7 @@ def _block(model: mujoco.MjModel, start: mujoco.MjData, actuator: int, loads: Ma
         and gain != 0.0
     )
     is_integrated = model.actuator_dyntype[actuator] == mujoco.mjtDyn.mjDYN_INTEGRATOR
+    # Muscles, position motors, velocity motors
     kind: Kind = "effort"
     if model.actuator_gaintype[actuator] == mujoco.mjtGain.mjGAIN_MUSCLE:
         return Block(actuators=(), kind="muscle", scale=0.5, offset=0.5)

@@ -132,12 +132,14 @@ def find_pendulum(model: mujoco.MjModel, start: mujoco.MjData, joints: Sequence[
     """
     if not has_weight(model):
         return None
+    # Joints of the chain
     coupled = followers(model)
     trees = {int(model.body_rootid[model.jnt_bodyid[j]]) for j in joints}
     chain = [j for j in simple_joints(model) if int(model.body_rootid[model.jnt_bodyid[j]]) in trees]
     hinges = [j for j in chain if is_hinge(model, j)]
     slides = [j for j in chain if not is_hinge(model, j)]
     passive = [j for j in chain if j not in joints and j not in coupled and model.jnt_stiffness[j] == 0.0]
+    # Shape: a small chain, with few joints that are not driven
     is_chain = all(
         is_below(model, int(model.jnt_bodyid[b]), int(model.jnt_bodyid[a])) for a, b in itertools.pairwise(chain)
     )
@@ -145,6 +147,7 @@ def find_pendulum(model: mujoco.MjModel, start: mujoco.MjData, joints: Sequence[
     is_single = len(chain) == 1
     if not is_chain or not is_small or not (is_single or len(joints) <= len(passive) <= MAX_PASSIVE):
         return None
+    # Heights that the pendulum can reach
     body = max(int(model.jnt_bodyid[j]) for j in hinges)
     heights = _heights(model, start, hinges, body)
     if np.ptp(heights) < 1e-3:

@@ -62,16 +62,19 @@ def actuate(spec: mujoco.MjSpec, root: Sequence[int], joints: Sequence[int], pre
         joints: The driven joints.
         preset: Published motors of the robot, which replace its actuators; None without any.
     """
+    # Model and start pose
     model = compile_spec(spec)
     key = find_key(model)
     start = start_state(model, key)
     base = int(model.jnt_bodyid[root[0]]) if root else 0
     stands_on_legs = bool(root) and has_weight(model)
 
+    # Wheels
     wheels = find_wheels(model, start, base, joints) if stands_on_legs and not model.nu else {}
     speed_m_s = find_base(model, start, root).speed_m_s if wheels else 0.0
     rolling, speeds = wheel_motors(model, base, wheels, speed_m_s)
 
+    # Motors for a pose, and the pose in which the robot comes to rest with them
     def at(data: mujoco.MjData) -> tuple[dict[str, Block], dict[str, ActuatorConfig]]:
         legs = find_legs(model, data, base, joints) if stands_on_legs else []
         motors, known = _published(model, joints, preset)
@@ -86,6 +89,7 @@ def actuate(spec: mujoco.MjSpec, root: Sequence[int], joints: Sequence[int], pre
     def settle(pose: NDArray[np.float64]) -> mujoco.MjData:
         return _settled(spec, *at(_posed(model, pose)), pose)
 
+    # A stance on legs
     blocks, motors = at(start)
     lift = _lift(model, start, root)
     can_hold = all(block.kind == "position" for block in blocks.values())
@@ -95,6 +99,7 @@ def actuate(spec: mujoco.MjSpec, root: Sequence[int], joints: Sequence[int], pre
             pose, stands = found
             blocks, motors = at(_posed(model, pose))
             return Actuation(blocks=blocks, motors=motors, home=tuple(pose.tolist()), stands=stands)
+    # Other robots keep their start pose
     has_torques = not root and has_weight(model) and any(block.kind == "effort" for block in blocks.values())
     sags = has_torques and _sags(model, start, settle(start.qpos), joints)
     return Actuation(blocks=blocks, motors=motors, sags=sags)

@@ -70,6 +70,7 @@ class DumpPage:
             time.sleep(FRAME_S)
 
     def _add_controls(self) -> None:
+        # Controls
         gui, dump = self._server.gui, self._dump
         self._env = gui.add_dropdown("Env", [str(i) for i in dump["env_ids"].tolist()])
         self._step = gui.add_slider("Step", min=0, max=self._last_step() or 1, step=1, initial_value=self._last_step())
@@ -78,6 +79,7 @@ class DumpPage:
         follow = gui.add_checkbox("Follow the robot", initial_value=True)
         self._text = gui.add_html("")
 
+        # Their actions
         @self._env.on_update
         def _(_: object) -> None:
             self._step.max = self._last_step() or 1

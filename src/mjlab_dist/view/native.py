@@ -30,6 +30,7 @@ def run_native(player: Player, show: Callable[[str], None]) -> None:
     Raises:
         UserError: If no window can be opened.
     """
+    # Keys
     keys: dict[int, Callable[[], object]] = {
         SPACE: lambda: player.pause(not player.paused),
         BACKSPACE: player.reset,
@@ -40,12 +41,14 @@ def run_native(player: Player, show: Callable[[str], None]) -> None:
     def press(key: int) -> None:
         keys.get(key, lambda: None)()
 
+    # Window
     model = copy.copy(player.env.sim.model)
     data = mujoco.MjData(model)
     try:
         window = mujoco.viewer.launch_passive(model, data, key_callback=press, show_left_ui=False, show_right_ui=False)
     except Exception as error:  # without a usable display, GLFW and MuJoCo raise various errors
         raise UserError(f"--viewer native: no window can be opened ({error}); use --viewer web") from error
+    # Show the first env until the window is closed
     with window:
         player.start()
         show("Viewer: space pauses, right arrow steps, backspace resets, P pushes; close the window to end")

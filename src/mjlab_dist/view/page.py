@@ -116,6 +116,7 @@ class Page:
 
     def _add_time(self) -> None:
         gui, player = self._server.gui, self._player
+        # Pause and single steps
         pause = gui.add_checkbox("Pause", player.paused)
         pause.on_update(lambda _: player.pause(pause.value))
         step = gui.add_button("Single step", icon=viser.Icon.PLAYER_TRACK_NEXT)
@@ -126,6 +127,7 @@ class Page:
             player.pause()
             player.step_once()
 
+        # Speed and reset
         speed = gui.add_button_group("Speed", SPEEDS)
         speed.on_click(lambda _: player.set_speed(float(speed.value)))
         reset = gui.add_button("Reset", icon=viser.Icon.REFRESH)
@@ -134,6 +136,7 @@ class Page:
         def _(_: object) -> None:
             player.reset()
 
+        # Pushes
         unit = "m/s" if player.robot.root is not None else "rad/s"
         size = gui.add_slider(f"Push {unit}", min=0.1, max=3.0, step=0.1, initial_value=1.0)
         push = gui.add_button("Push", icon=viser.Icon.HAND_MOVE)

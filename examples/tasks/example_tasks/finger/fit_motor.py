@@ -41,6 +41,7 @@ def measure(num_runs: int, num_steps: int) -> tuple[torch.Tensor, torch.Tensor, 
 
 def main() -> None:
     """Fit the network and write motor.pt."""
+    # Network and optimizer
     torch.manual_seed(1)
     network = torch.nn.Sequential(
         torch.nn.Linear(2 * len(HISTORY), 24),
@@ -51,6 +52,7 @@ def main() -> None:
     )
     optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1500)
+    # Fit it to measured motions
     first = max(HISTORY)
     loss = torch.tensor(0.0)
     for _ in range(1500):
@@ -64,6 +66,7 @@ def main() -> None:
         (loss / EFFORT_SCALE**2).backward()
         optimizer.step()
         schedule.step()
+    # File
     file = Path(__file__).with_name("motor.pt")
     torch.save(network.state_dict(), file)
     print(f"{file}: root mean square error {loss.sqrt().item():.2f} N")

@@ -92,6 +92,7 @@ def _sim() -> SimConfig:
 
 
 def _imports_source(names: Names, robot: Robot, body: str) -> str:
+    # Names that the code uses
     code = joined(line for line in body.splitlines() if not line.lstrip().startswith("#"))
     imports = [
         "ActionConfig",
@@ -105,6 +106,7 @@ def _imports_source(names: Names, robot: Robot, body: str) -> str:
     imports = [name for name in (*imports, *FUNCTIONS) if re.search(rf"\b{name}\b", code)]
     modules = [name for name in MODULES if re.search(rf"(?<!\.)\b{name}\.", code)]
     own = f"{_own_import_gap(names)}from {names.module} import terms" if re.search(r"\bterms\.", code) else ""
+    # Docstring of the module, and imports
     example = next((name for name in ("forward", "upright", "reached") if f'"{name}": reward' in body), "effort")
     return f'''"""The task {names.task}: simulation, observations, actions, rewards and terminations.
 
@@ -195,6 +197,7 @@ _INTEGRATORS = {
 
 
 def _motors_source(robot: Robot) -> list[str]:
+    # Comment above the motors
     about = (
         "The MJCF has no actuators. These motors hold target positions. Their parameters are estimates from what hangs "
         "on each joint: replace them with those of your motors. Armature is added where links are too light for stable "
@@ -208,6 +211,7 @@ def _motors_source(robot: Robot) -> list[str]:
     if any(motor.kind == "velocity" for motor in robot.motors.values()):
         about += " The motors of wheels hold target velocities; they are as strong as the friction of the wheels."
     about += " Units: N m/rad, N m s/rad, N m, rad/s and kg m2 (slide joints: N/m, N s/m, N, m/s and kg)."
+    # Motors
     lines = [*(f"# {line}" for line in textwrap.wrap(about, 104)), "actuators={"]
     for name, motor in robot.motors.items():
         lines += [

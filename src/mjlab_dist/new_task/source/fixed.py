@@ -21,6 +21,7 @@ def fixed_source(robot: Robot) -> list[str]:
     Args:
         robot: The robot in the MJCF.
     """
+    # Terms of the goal
     observed, rewards, terminations = [], [], []
     commands: list[str] = []
     start = '"joints": event(events.DrawJoints, joints=_JOINTS, position=(-0.1, 0.1)),'
@@ -45,6 +46,7 @@ def fixed_source(robot: Robot) -> list[str]:
         start = '"joints": event(events.DrawJoints, joints=_JOINTS, position=(-0.5, 0.5)),'
     else:
         rewards = ["# Your own rewards, such as terms.your_function."]
+    # Lines of the env
     where = "at any angle" if robot.goal == "swing-up" else "near the start state, within their limits"
     what = "The hinges" if robot.goal == "swing-up" else "Joints"
     return [

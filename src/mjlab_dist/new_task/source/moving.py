@@ -88,6 +88,7 @@ def _terminations(base: Base) -> list[str]:
 
 
 def _events(base: Base, robot: Robot) -> list[str]:
+    # Start of the base
     rise = f"({rounded_up(base.rise_m)!r}, {rounded_up(base.rise_m)!r})"
     lifts = "# The start state of the MJCF penetrates the ground; this lifts it, in m."
     lines: list[str] = []
@@ -102,12 +103,14 @@ def _events(base: Base, robot: Robot) -> list[str]:
     elif base.rise_m and base.height_joint is not None:
         joints = f"({text(base.height_joint)},)"
         lines += [lifts, f'"start": event(events.DrawJoints, joints={joints}, position={rise}),']
+    # Start of the joints
     lines += ["# Joints start near the start state, within their limits."]
     lines += [
         '"joints": event(events.DrawJoints, position=(-0.1, 0.1)),'
         if base.is_free and not robot.observed.is_soft
         else '"joints": event(events.DrawJoints, joints=_JOINTS, position=(-0.1, 0.1)),'
     ]
+    # Pushes
     if base.is_free and base.can_fall:
         lines += [
             "# Pushes every 5 to 10 seconds make the policy robust; uncomment to enable them:",
