@@ -1,10 +1,10 @@
-"""Measure what mjlab-dist watch costs a training of one rank on one machine, without and with a page in a browser.
+"""Measure how much mjlab-dist watch slows down training with one rank on the same machine, with and without a page.
 
 uv run python scripts/bench_watch.py
 
-One training runs all the time. Rounds alternate between no watch, watch without a page, and watch with a page in
-headless Chromium, which draws without a GPU. The training leaves --spare-cores to watch and the browser; with 0, all
-share all cores.
+One run trains all the time. Rounds alternate between no watch, watch without a page, and watch with a page in
+headless Chromium, which draws without a GPU. Training leaves --spare-cores to watch and the browser; with 0, all of
+them share all cores.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MODES = ("alone", "watch without a page", "watch with a page")
 
 
 class Window(NamedTuple):
-    """What was measured over some iterations."""
+    """Measurements over some iterations."""
 
     iterations_per_s: float
     """Speed of the training."""
@@ -45,7 +45,7 @@ class Window(NamedTuple):
 
 
 def main() -> None:
-    """Print figures of each mode, and ratios to the training alone in the same round."""
+    """Print the measurements of each mode, and the ratios to training without watch in the same round."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--iterations", type=int, default=100, help="iterations of a window")

@@ -21,7 +21,7 @@ of the commands. [command-line.md](command-line.md) explains how to write values
 """
 
 PROGRAM = "from mjlab_dist.cli.main import umbrella; umbrella()"
-"""Runs ``mjlab-dist``, also where its script is not on the path."""
+"""Command that runs ``mjlab-dist``, also if its script is not on the path."""
 
 WIDTH = 120
 """Width of the help, in characters."""
@@ -71,5 +71,5 @@ def _listed(table: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Escape what Markdown would read as markup."""
+    """Escape characters that Markdown would read as markup."""
     return re.sub(r"[*_`\\\[\]]", r"\\\g<0>", text).replace("<", "&lt;")

@@ -1,4 +1,6 @@
-"""Hooks of MkDocs: pages from outside docs/ and generated ones, and Markdown as GitHub reads it. See mkdocs.yml.
+"""Hooks of MkDocs: they add pages from outside docs/ and generated pages, and adapt Markdown written for GitHub.
+
+See mkdocs.yml.
 
 uv run --group docs mkdocs build --strict
 """
@@ -48,7 +50,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turn a page written for GitHub into what MkDocs reads: links and lists."""
+    """Convert the links and lists of a page written for GitHub to those of MkDocs."""
     uri = page.file.src_uri
     if uri == "index.md":
         page.meta["hide"] = ["navigation"]
@@ -96,7 +98,7 @@ def _outside() -> dict[str, str]:
 
 
 def decisions_page() -> str:
-    """Return the list of all decisions, as Markdown."""
+    """Return a list of all decisions, as Markdown."""
     pages = sorted((ROOT / "docs" / "decisions").glob("0*.md"))
     titles = [page.read_text().partition("\n")[0].removeprefix("# ") for page in pages]
     links = [f"- [{title}]({page.name})" for title, page in zip(titles, pages, strict=True)]

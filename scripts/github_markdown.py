@@ -1,4 +1,4 @@
-"""Turn Markdown written for GitHub into what Python-Markdown reads alike: lists, and links to other files."""
+"""Convert Markdown written for GitHub to Python-Markdown: lists, and links to other files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def anchor(heading: str, separator: str = "-") -> str:
 
 @dataclass(frozen=True)
 class Links:
-    """Turns links of one page, which are relative to its file in the repository, into links of the site."""
+    """Converts the links of one page, which are relative to its file in the repository, to links of the site."""
 
     source: str
     """Path of the page in the repository."""
@@ -38,7 +38,7 @@ class Links:
     """Address of the repository; empty if it has none."""
 
     def __call__(self, match: re.Match[str]) -> str:
-        """Return a link of the site. A link to a file that the site lacks becomes its text, as code."""
+        """Return a link of the site. A link to a file that is not on the site is replaced by its text, as code."""
         picture, label, link = match.groups()
         path, hash_sign, heading = link.partition("#")
         if not path or re.match(r"[a-z]+:", path):
@@ -54,7 +54,7 @@ class Links:
         return label if "`" in label else f"`{label}`"
 
     def _title(self, label: str, target: str) -> str:
-        """Return a link's text; if it is the name of a page's file, the page's title."""
+        """Return a link's text; if it is the file name of a page, return the page's title."""
         if not label.endswith(".md") or posixpath.basename(target) != posixpath.basename(label):
             return label
         return (ROOT / target).read_text().partition("\n")[0].removeprefix("# ")
@@ -73,7 +73,7 @@ def reindented(markdown: str) -> str:
     """
     lines: list[str] = []
     levels: list[int] = []  # indentation of the contents of each open list
-    fence = ""  # end of the open block of code
+    fence = ""  # line that ends the open block of code
     above, is_text = "", False  # the line above, and whether it is text of a paragraph or item
     for line in markdown.splitlines():
         if fence:
@@ -82,7 +82,7 @@ def reindented(markdown: str) -> str:
             continue
         indent, block = len(line) - len(line.lstrip()), _FENCE.match(line)
         item = _item(line, is_text and not (levels and indent < levels[-1]))
-        # Close lists: text without an empty line above it belongs to the item
+        # Close lists; text without an empty line above it still belongs to the item
         was_list = bool(levels)
         if line.strip() and (item or block or not is_text or _STARTS.match(line)):
             while levels and indent < levels[-1]:
@@ -93,7 +93,7 @@ def reindented(markdown: str) -> str:
         if item:
             lines.append(f"{'    ' * len(levels)}{item[2].replace(')', '.')} {line[len(item[0]) :]}")
             levels.append(len(item[0]))
-        else:  # a number that starts no list must not look like one
+        else:  # this number does not start a list: escape it
             lines.append(re.sub(r"^( *\d+)\. ", r"\1\. ", _moved(line, levels)))
         fence = block[1] if block else ""
         above, is_text = line.strip(), bool(line.strip()) and not block
@@ -101,7 +101,10 @@ def reindented(markdown: str) -> str:
 
 
 def _item(line: str, is_in_paragraph: bool) -> re.Match[str] | None:
-    """Return the marker of a list that a line starts with. Inside a paragraph, no number but 1 is one."""
+    """Return the marker of a list that a line starts with.
+
+    Inside a paragraph, the only number that starts a list is 1.
+    """
     item = _ITEM.match(line)
     return None if item and is_in_paragraph and item[2][:-1].isdigit() and item[2][:-1] != "1" else item
 

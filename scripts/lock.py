@@ -23,10 +23,10 @@ COMMAND = (
     "uv", "export", "--quiet", "--upgrade", "--all-groups", "--all-extras", "--no-emit-project", "--no-header",
     "--no-annotate",
 )  # fmt: skip
-"""Resolves the dependencies, no newer than ``exclude-newer`` in pyproject.toml, and prints them with hashes."""
+"""Command that resolves the dependencies as of ``exclude-newer`` in pyproject.toml, and prints them with hashes."""
 
 REQUIREMENT = re.compile(r"[a-z0-9][a-z0-9-]*==[\w.+!]+( ; [^\\\n]+)? \\\n(    --hash=sha256:[0-9a-f]{64}( \\)?\n)+")
-"""Matches a package with its version, condition and hashes. Where it is downloaded from is not part of it."""
+"""Matches a package with its version, condition and hashes. The download address is not part of the match."""
 
 
 def page() -> str:

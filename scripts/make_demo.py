@@ -1,10 +1,10 @@
-"""Make the small run that ``mjlab-dist demo`` plays, from a run of the quadruped that anyone can repeat.
+"""Make the small run that ``mjlab-dist demo`` plays, from a run of the quadruped that you can repeat.
 
 uv run train quadruped-velocity-flat --cpu-ranks 2 --num-envs 64 --max-iterations 800
 uv run python scripts/make_demo.py logs/quadruped-velocity-flat/<run>
 
-Keeps the config and the policy, without what only training needs: the value function, the optimizer and the state of
-the envs.
+It keeps the config and the policy, and removes what only training needs: value function, optimizer and state of the
+envs.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from mjlab_dist.run_dir import (
 )
 
 OUTPUT = Path(__file__).parents[1] / "tasks" / "mjlab_dist_tasks" / "quadruped" / "demo"
-"""Where the command finds it."""
+"""Directory in which the command looks for the run."""
 
 MAX_BYTES = 1_000_000
-"""Maximum size of the policy: it is a part of the wheel."""
+"""Maximum size of the policy, which is part of the wheel."""
 
 
 def main() -> None:

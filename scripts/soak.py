@@ -1,11 +1,11 @@
 """Disturb a run many times from outside, and compare it with an undisturbed one: ``uv run python scripts/soak.py``.
 
-Trains cartpole-balance on several CPU ranks, with ``--max-restarts``. At random moments, also while ranks start or
-save, a random process of the run gets a signal. If the command itself is killed or ends, it is started again with
-``--resume``. In the end, the final checkpoint must be equal to that of a run without faults, and no process, port,
-semaphore or temporary file may be left.
+Trains cartpole-balance on several CPU ranks, with ``--max-restarts``. At random times, also while ranks start or save,
+a random process of the run receives a signal. If the command itself is killed or ends, it is started again with
+``--resume``. The final checkpoint must equal that of a run without faults, and no process, port, semaphore or temporary
+file may be left.
 
-With ``--hosts``, ranks run on several machines. Only processes of this machine get signals.
+With ``--hosts``, ranks run on several machines. Only processes of this machine receive signals.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ FAULTS = {
 """Relative frequency of each fault."""
 
 MEAN_PAUSE_S = 2.0
-"""Mean time from one fault to the next, in seconds, or from the first row of metrics after it."""
+"""Mean time to the next fault, in seconds: from a fault, or from the first row of metrics after it."""
 
 HANG_TIMEOUT_S = 10
 """Seconds after which a stopped rank is noticed."""
@@ -81,7 +81,7 @@ class Soak:
         """Train with faults, then stop with a checkpoint; return the run directory."""
         self._start()
         while sum(self.counts.values()) < num_faults:
-            # Half of the faults hit a run that trains, the others often one that starts
+            # Half of the faults occur during training, many of the others during the start
             if self._draw.random() < 0.5:
                 before = self._num_rows()
                 self._wait_until(lambda before=before: self._num_rows() > before)
@@ -143,9 +143,9 @@ class Soak:
         return True
 
     def _measure_recovery(self) -> None:
-        """Wait for the next row after a killed rank, and note the time, unless the command has ended."""
+        """After killing a rank, wait for the next row and record the time, unless the command ends."""
         assert self._command is not None
-        # Rows that were on their way when the rank was killed
+        # Rows that were already being written when the rank was killed
         self._wait(0.5)
         rows, start = self._num_rows(), time.monotonic() - 0.5
         command = self._command
@@ -195,7 +195,7 @@ class Soak:
 
 
 def descendants(pid: int) -> Iterator[tuple[psutil.Process, str, str]]:
-    """Yield the descendants of a process, each with the commands of its parent and of itself."""
+    """Yield the descendants of a process, each with its parent's command and its own."""
     try:
         found = psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
@@ -258,7 +258,7 @@ def main() -> None:
     )
     run_dir = soak.run(args.faults)
     took_s = time.monotonic() - start
-    # What it left behind
+    # Processes and files that it left behind
     time.sleep(2)  # killed launches end asynchronously
     unfinished = [p.name for p in (run_dir / CHECKPOINTS_DIR).iterdir() if p.name.endswith(".tmp")]
     new_semaphores = [p.name for p in set(Path("/dev/shm").iterdir()) - semaphores]

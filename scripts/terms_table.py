@@ -91,7 +91,7 @@ def _entry(name: str, term: Callable[..., Any]) -> str:
 
 
 def _wrapped(bullet: str, text: str) -> str:
-    """Wrap a list item. A product stays on one line: a line that starts with its sign would be another list."""
+    """Wrap a list item. A product stays on one line, because a line that starts with * would start another list."""
     indent, text = " " * len(bullet), text.replace(" * ", "\0*\0")
     wrapped = textwrap.fill(text, 100, initial_indent=bullet, subsequent_indent=indent, break_long_words=False)
     return wrapped.replace("\0", " ")

@@ -1,9 +1,9 @@
-"""Make a task of every robot in some folders, train it for three iterations, and draw it.
+"""Create a task for every robot in some folders, train it for three iterations, and draw the robot.
 
 uv run python scripts/try_robots.py .venv/lib/python3.11/site-packages/gymnasium --work robots --output docs/robots.md
 
 An MJCF counts as a robot if MuJoCo compiles it and it has a hinge or slide joint. Results are kept in the folder
---work: a second call continues, and skips what is known. The page lists all results in it.
+--work: a second call continues, and skips robots with a result. The page lists all results in it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ NOTES = {
         "actuators: it gets motors.",
     ),
 }
-"""What the page says about folders, in lines."""
+"""Notes about folders on the page, as lines."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,7 +185,7 @@ def _run(command: list[str], place: Path, extra: dict[str, str]) -> subprocess.C
 def _last_line(done: subprocess.CompletedProcess[str]) -> str:
     lines = done.stderr.strip().splitlines() or done.stdout.strip().splitlines()
     last = lines[-1] if lines else f"exit code {done.returncode}"
-    # Without the name of the command or of the exception, and without paths
+    # Remove the name of the command or of the exception, and paths
     return re.sub(r"^(mjlab-dist new-task: (\S+ is not ready: )?|[\w.]+Error: )", "", last).partition(
         "; its files are"
     )[0]

@@ -1,4 +1,4 @@
-"""Run an exported policy in plain MuJoCo, as a program on a robot does: with onnxruntime, without torch.
+"""Run an exported policy in plain MuJoCo with onnxruntime and without torch, like a program on a robot.
 
     python deploy.py logs/cartpole-balance/RUN/exported
     python deploy.py logs/quadruped-velocity-flat/RUN/exported --command velocity=0.5,0,0
@@ -46,7 +46,7 @@ class Policy:
 
 
 def measure(term: dict[str, Any], data: mujoco.MjData, commands: dict[str, np.ndarray]) -> np.ndarray:
-    """Return the values of an observation term, without clip, scale and history: these are inside the policy."""
+    """Return the values of an observation term, without clip, scale and history, which are part of the policy."""
     if term["term"] == COMMAND:
         return commands[term["params"]["name"]]
     if term["term"] not in TERMS:
@@ -92,7 +92,7 @@ TERMS: dict[str, Callable[[mujoco.MjData, dict[str, Any], dict[str, Any]], Any]]
     "mjlab_dist_tasks.gym.terms:positions": lambda data, params, _: data.qpos[params.get("skip", 0) :],
     "mjlab_dist_tasks.gym.terms:velocities": lambda data, *_: data.qvel,
 }
-"""Functions that measure what an observation term measures; add those of your own task."""
+"""Functions that measure the observation terms; add the terms of your own task."""
 
 
 def run(
@@ -102,7 +102,10 @@ def run(
     qpos: np.ndarray | None = None,
     qvel: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
-    """Simulate; return the states (steps + 1, nq) and (steps + 1, nv), actuator inputs (steps, nu), and s per step."""
+    """Simulate.
+
+    Return positions (steps + 1, nq), velocities (steps + 1, nv), actuator inputs (steps, nu), and s per step.
+    """
     policy = Policy(directory / "policy.onnx")
     model = mujoco.MjModel.from_binary_path(str(directory / "model.mjb"))
     data = mujoco.MjData(model)

@@ -53,7 +53,7 @@ def larger_size(size: int, needed: int, margin: float) -> int:
 
     Args:
         size: Its size, in rows or contacts per env.
-        needed: Number that had to fit, as far as it is known.
+        needed: Number that had to fit; a lower bound if the exact number is not known.
         margin: :data:`MARGIN` or :data:`SHARED_MARGIN`.
     """
     return size_for(margin * max(needed, MIN_GROWTH * size), is_possible=True)

@@ -84,7 +84,7 @@ class _Unfailing(io.FileIO):
 
 
 def _is_descriptor_2(stream: TextIO | None) -> bool:
-    """Return whether a stream writes to the process's standard error; that of a notebook does not."""
+    """Return whether a stream writes to the process's standard error; a notebook's stream does not."""
     try:
         return stream is not None and stream.fileno() == 2
     except (OSError, ValueError):

@@ -30,8 +30,8 @@ SSH_DIRS = ("~/.ssh", "/etc/ssh")
 def refuse_foreign(config: TrainConfig, file: Path, *, uses_ssh: bool) -> None:
     """Raise if a config that was read from a file can run code other than that of the user and of task packages.
 
-    The functions and classes that it names must be this package's, those of a distribution that offers tasks, or those
-    of the user's own modules: modules that are neither installed nor part of Python.
+    The functions and classes that it names must be from this package, from a distribution that provides tasks, or from
+    the user's own modules. The latter are modules that are neither installed nor part of Python.
 
     Args:
         config: The config.

@@ -207,7 +207,7 @@ class TrainConsole:
             if self._run_dir.name:
                 lines.append(f"The run's files are in {self._run_dir}")
             sys.stdout.flush()
-            # In one piece: with torchrun, other ranks write to the same stream
+            # One write, because with torchrun other ranks write to the same stream
             sys.stderr.write("\n".join([*lines, ""]))
 
     def _print_run_dir(self) -> None:

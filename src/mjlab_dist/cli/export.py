@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str], prog: str) -> None:
-    """Export a policy, and print what its inputs and outputs are. Exit with 1 if a file differs from it.
+    """Export a policy, and print its inputs and outputs. Exit with 1 if a file differs from it.
 
     Raises:
         UserError: If the command line is wrong, or the run cannot be exported.

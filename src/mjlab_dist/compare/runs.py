@@ -47,7 +47,7 @@ class Run:
     path: Path
     """The run directory."""
     config: Mapping[str, Any]
-    """Values of the config by dotted name, without those that have no effect on learning; and the number of ranks."""
+    """Values of the config that affect learning, by dotted name, and the number of ranks."""
     origin: Mapping[str, Any]
     """Versions, commit and devices by name."""
     history: Mapping[str, NDArray[np.float64]]
@@ -111,7 +111,7 @@ def read_run(path: Path, metric: str) -> Run:
     Raises:
         UserError: If the files cannot be read, or no row has a value of the metric.
     """
-    # Reading runs no code of the config, so any config may be read
+    # The config is only parsed, so that any config may be read
     plain = to_plain(read_config_file(path, trust=True))
     config = {name: value for name, value in paths(plain) if not isinstance(value, Mapping)}
     if not (path / METRICS_FILE).is_file():

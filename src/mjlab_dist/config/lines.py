@@ -1,4 +1,4 @@
-"""Lines of a config file, for messages about what is wrong in it."""
+"""Find the lines of errors in a config file, for messages."""
 
 from __future__ import annotations
 

@@ -113,8 +113,8 @@ class TrainConfig:
     """Also log the speed, waiting time, return and memory of every rank: in rank_metrics.jsonl, one row per rank and
     iteration, and as curves."""
     evaluate_interval: int | None = None
-    """Iterations between evaluations: whole episodes without exploration, in envs of their own. Their means are the
-    columns evaluation/... of the metrics. Also after the last iteration. Default: no evaluations."""
+    """Iterations between evaluations of the policy, over whole episodes without exploration and in separate envs. Their
+    means are the columns evaluation/... of the metrics. Also after the last iteration. Default: no evaluations."""
     evaluate_episodes: int = 64
     """Number of episodes of an evaluation. The ranks share them in batches of 16."""
     video_interval: int | None = None

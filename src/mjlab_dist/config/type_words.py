@@ -1,4 +1,4 @@
-"""Types of config fields in words, for messages. Imports the standard library only."""
+"""Describe the types of config fields in words, for messages. Imports the standard library only."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def make_points(config: TrainConfig, texts: Sequence[str]) -> list[Point]:
         texts: The arguments of ``--vary``.
 
     Raises:
-        UserError: If an argument cannot be parsed, or the env has nothing of its name.
+        UserError: If an argument cannot be parsed, or the env has no entry with its name.
     """
     axes = [parse_axis(text) for text in texts]
     names = [axis.name for axis in axes]

@@ -203,7 +203,7 @@ class _Processing(nn.Module):
 
 
 class _Actions(nn.Module):
-    """Clip, scale and offset of actions, and the inputs of actuators where they follow from these alone.
+    """Clip, scale and offset of actions, and the inputs of those actuators that need nothing else.
 
     Attributes:
         targets: Meaning of each target.

@@ -125,7 +125,7 @@ def largest_difference(
 ) -> float:
     """Play the policy, compute the same steps with exported policies, and return the largest difference.
 
-    This compares actions, and the targets that are inputs of actuators with the inputs that the env sets.
+    It compares actions. Targets that are inputs of actuators are compared with the inputs that the env sets.
 
     Args:
         env: Envs without noise and delays.

@@ -24,7 +24,7 @@ RANK_BYTES = 4
 
 
 class LauncherGroup(LauncherAgentGroup[Any]):
-    """The launcher's end: a connection to each agent. torchrunx creates it, so a subclass holds the attributes.
+    """The launcher's end: a connection to each agent. torchrunx creates the object.
 
     Attributes:
         listener: Socket that agents connect to.
@@ -73,7 +73,7 @@ class LauncherGroup(LauncherAgentGroup[Any]):
             threading.Thread(target=self._admit, args=(peer,), name="agent", daemon=True).start()
 
     def _admit(self, peer: socket.socket) -> None:
-        """Add an agent's connection; close that of anyone else."""
+        """Add a connection if it is from an agent; otherwise, close it."""
         try:
             authenticate(peer, self.secret, listens=True)
         except OSError:

@@ -84,7 +84,7 @@ sys.exit(1)
 """Program that kills all processes started with a variable ``name=value``; fails if any is left after two seconds.
 
 multiprocessing's resource trackers end by themselves, and remove semaphores first. The program also removes the
-processes' temporary directory: the second argument is the prefix of its name, which the value follows.
+processes' temporary directory. Its name is the second argument, followed by the value.
 """
 
 END_TIMEOUT_S = 10.0

@@ -69,7 +69,7 @@ class LogServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self.unproven = threading.Semaphore(MAX_UNPROVEN)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Handle a connection in a thread of its own, which releases the semaphore."""
+        """Handle a connection in its own thread, which releases the semaphore."""
         self.unproven.acquire()
         super().process_request(request, client_address)
 

@@ -63,7 +63,7 @@ class Launch:
     name: str
     """Value of the variable that marks all its processes."""
     secret: bytes
-    """Secret that its processes prove to each other that they know."""
+    """Secret of the launch, which only its processes know."""
     address: str
     """Address of this machine for the other machines; the loopback address if all ranks are on this machine."""
     agent_listener: socket.socket

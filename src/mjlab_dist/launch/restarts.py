@@ -31,7 +31,7 @@ def run_with_restarts(config: TrainConfig, plan: RunPlan, listen: Listener, cont
             with its newest checkpoint, even if ranks were lost.
 
     Returns:
-        The result of rank 0, or that of the newest checkpoint if a stop was requested and the ranks were lost.
+        The result of rank 0. If a stop was requested and ranks were lost, the result at the newest checkpoint.
 
     Raises:
         RankError: If a rank ended early and the run is not restarted.

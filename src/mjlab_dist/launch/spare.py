@@ -21,7 +21,7 @@ memory."""
 
 
 class Spare:
-    """Prepares launches of one run, one at a time."""
+    """Prepares the next launch of a run."""
 
     def __init__(self, config: TrainConfig, plan: RunPlan, listen: Listener) -> None:
         """Prepare nothing yet.

@@ -82,7 +82,7 @@ def verifying(connection: fabric.Connection, ssh_config: str | None) -> fabric.C
 
 
 class _Client(paramiko.SSHClient):
-    """A client without known hosts of its own, so that paramiko passes every key to the policy."""
+    """A client that knows no hosts, so that paramiko passes every key to the policy."""
 
     def __init__(self, keys: _HostKeys) -> None:
         super().__init__()
@@ -224,7 +224,7 @@ def _matches(names: str, name: str) -> bool:
 
 
 def _matches_any(patterns: Sequence[str], name: str) -> bool:
-    """Return whether a name matches a pattern with ``*`` and ``?``, and none of those that start with ``!``."""
+    """Return whether a name matches a pattern with ``*`` and ``?``, and no pattern that starts with ``!``."""
     found = [pattern for pattern in patterns if _expression(pattern.removeprefix("!")).fullmatch(name)]
     return bool(found) and not any(pattern.startswith("!") for pattern in found)
 

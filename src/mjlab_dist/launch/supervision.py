@@ -33,7 +33,8 @@ PATIENCE_S = 20.0
 """Seconds to wait for the failed rank's report if only ranks that lost it have reported: it may still write files."""
 
 PAUSE_S = 2.0
-"""If two checks are further apart, in s, this process was stopped (such as by Ctrl-Z) or got no CPU time."""
+"""If two checks are further apart than this, in s, this process was stopped (for example by Ctrl-Z) or got no CPU
+time."""
 
 LAST_RESORT_S = 10.0
 """Seconds beyond the ranks' own timeout after which the launcher considers them hung, such as when all are stopped."""
@@ -248,8 +249,8 @@ class Ranks:
 def _ended_after_a_rank(agent: Ended, error: BaseException | None) -> bool:
     """Return whether an agent has ended because a rank on another machine ended, whose process cannot be inspected.
 
-    If a rank is lost, all of torchrunx's agents end: with code 0, or with another one if they lose their connections
-    first. torchrunx's launcher then raises WorkerFailedError.
+    If a rank is lost, all of torchrunx's agents end. Their exit code is 0, or another one if they lose their
+    connections first. torchrunx's launcher then raises WorkerFailedError.
     """
     return agent.code == 0 or type(error).__name__ == "WorkerFailedError"
 
@@ -257,7 +258,7 @@ def _ended_after_a_rank(agent: Ended, error: BaseException | None) -> bool:
 def _skipped_sum(reports: Sequence[Report]) -> RankError | None:
     """Return the error of ranks that took part in different sums; None if they did not.
 
-    The rank that skipped a sum cannot notice it. If most ranks are in the same sum, the others have skipped one.
+    The rank that skipped a sum cannot notice it. If most ranks are in the same sum, the other ranks have skipped a sum.
     """
     ranks: dict[int, list[int]] = {}
     for report in sorted(reports, key=lambda report: report["rank"]):

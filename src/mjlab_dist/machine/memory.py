@@ -118,6 +118,6 @@ def check_memory(config: TrainConfig, num_envs: int, devices: Sequence[RankDevic
         total_envs = config.total_num_envs
         flag = f"--num-envs {num_envs}" if total_envs is None else f"--total-num-envs {total_envs}"
         raise UserError(
-            f"{flag}: needs at least {byte_size(networks + per_env * num_envs)} per rank, and {whose}; use at most "
-            f"{fits} envs, or --num-envs auto"
+            f"{flag}: needs at least {byte_size(networks + per_env * num_envs)} per rank, and {whose}, enough for "
+            f"{fits} envs; use fewer, or --num-envs auto"
         )

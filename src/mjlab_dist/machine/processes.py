@@ -127,10 +127,10 @@ def _is_own_directory(file: os.DirEntry[str]) -> bool:
 def end_children(launch: str | None = None) -> None:
     """Kill processes that descend from this one, and wait until they are gone.
 
-    multiprocessing's resource trackers end by themselves once the others are gone, and remove their semaphores first.
+    multiprocessing's resource trackers are not killed: they end after the other processes, and remove their semaphores.
 
     Args:
-        launch: Kill only those that inherited this value of :data:`LAUNCH`, because a notebook has children of its own;
+        launch: Kill only processes that inherited this value of :data:`LAUNCH`, because a notebook has other children;
             None for all.
     """
     import psutil  # noqa: PLC0415 (slow to import, and needed at the end only)

@@ -114,7 +114,7 @@ def play_policy(env: Env, policy: MLPModel, checkpoint: Path, config: PlayConfig
     """Play a loaded policy, as :func:`play` does.
 
     Args:
-        env: Envs of the run's task; their number is that of the config.
+        env: Envs of the run's task, as many as ``config`` requests.
         policy: The policy.
         checkpoint: Its checkpoint.
         config: Number of envs, seconds, seed, and video or strip.

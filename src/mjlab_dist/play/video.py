@@ -151,7 +151,7 @@ def poses_of(env: Env, index: int = 0) -> Poses:
 
 
 def _find_camera(env: Env, name: str | None) -> int:
-    """Return the index of a camera by name; without a name, that of the first camera, or -1 if there is none."""
+    """Return the index of a camera. Without a name, return that of the first camera, or -1 if there is none."""
     model = env.sim.model
     names = [model.camera(i).name for i in range(model.ncam)]
     if name is None:

@@ -67,8 +67,8 @@ class Simulation:
         physics: Fields that the next step depends on, by their names in ``mujoco_warp.Data``, (num_envs, ...) each;
             fields that are empty in this model are omitted.
         fields: Fields that differ between the models of the envs, by their names in ``mujoco_warp.Model`` and its
-            options, (num_envs, ...) each: those named at construction, those derived from them, and the poses of geoms
-            if static geoms may be moved. The future of the envs depends only on these and on :meth:`state`.
+            options, (num_envs, ...) each: the fields named at construction, the fields derived from them, and the poses
+            of geoms if static geoms may be moved. The future of the envs depends only on these and on :meth:`state`.
     """
 
     _substep_programs: tuple[Callable[[mjw.Model, mjw.Data], None], ...] = ()

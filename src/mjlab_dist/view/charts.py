@@ -65,7 +65,7 @@ class Plot:
         Args:
             server: The server.
             title: Its title.
-            names: Names of the lines; those after the first :data:`MAX_LINES` are not shown.
+            names: Names of the lines; only the first :data:`MAX_LINES` are shown.
         """
         self._num_lines = min(len(names), MAX_LINES)
         series = [uplot.Series(label=name, stroke=line_color(i), width=1.5) for i, name in enumerate(names[:MAX_LINES])]

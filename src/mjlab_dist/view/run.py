@@ -119,7 +119,7 @@ def watch(
 
 
 def serve(config: PlayConfig | WatchConfig, warn: Callable[[str], None]) -> Server:
-    """Start the server of a page, before anything slow, because the port may be taken.
+    """Start the server of a page. Call this before slow steps, because the port may be taken.
 
     Args:
         config: Address and port.

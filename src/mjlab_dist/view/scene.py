@@ -221,7 +221,10 @@ class Scene:
         return max(0.3, _extent(self._model, own) + float(sizes.max(initial=0.0)))
 
     def _add_fixed_geoms(self) -> list[viser.SceneNodeHandle]:
-        """Add the fixed geoms of the other envs: mjviser adds those of one env only. Planes are infinite."""
+        """Add the fixed geoms of the other envs, because mjviser adds only the geoms of one env.
+
+        Planes are infinite.
+        """
         model = self._bodies.mj_model
         geoms = [
             geom

@@ -30,7 +30,7 @@ FRAME_S = 1 / 20
 """Time between two updates of the scene, in s."""
 
 NO_CHOICE: str = "-"
-"""Shown while there is nothing to choose from."""
+"""Shown in a menu without entries."""
 
 STYLE = "font-size:0.85em;padding:0 0.8em 0.4em"
 """CSS style of texts on the page."""

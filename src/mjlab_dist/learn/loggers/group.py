@@ -93,7 +93,7 @@ def scalars(row: Row, ranks: Sequence[Row] = ()) -> dict[str, float]:
 
     Args:
         row: Metrics of an iteration.
-        ranks: Metrics of each rank in it; ``rank_steps_per_s/0`` is one of rank 0.
+        ranks: Metrics of each rank in the same iteration, named as ``rank_steps_per_s/0`` for rank 0.
     """
     of_ranks = {f"rank_{name}/{own['rank']}": value for own in ranks for name, value in own.items() if name != "rank"}
     return {

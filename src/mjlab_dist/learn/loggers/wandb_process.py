@@ -1,4 +1,4 @@
-"""The process that runs Weights & Biases, so that training neither waits for it nor fails with it.
+"""The process that runs Weights & Biases, so that training does not wait for it and does not fail if it fails.
 
 :class:`~mjlab_dist.learn.loggers.wandb_logger.WandbLogger` runs this file as a script. Both communicate over the
 socket that is the script's standard input, with one JSON object per line:
@@ -6,7 +6,8 @@ socket that is the script's standard input, with one JSON object per line:
 - To the script: first the arguments of ``wandb.init``, then ``{"step": int, "values": {name: float}}`` per row and
   ``{"step": int, "video": {"file", "caption"}}`` per video, at the end ``{"close": true}``.
 - From the script: ``{"started": {"entity", "project", "id"}}``, ``{"finished": whether everything is uploaded}`` and
-  ``{"failed": reason}``. After one of the last two it waits until it is killed, together with wandb's service process.
+  ``{"failed": reason}``. After ``finished`` or ``failed``, it waits until it is killed, together with wandb's service
+  process.
 """
 
 from __future__ import annotations

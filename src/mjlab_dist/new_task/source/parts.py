@@ -12,7 +12,7 @@ def env_parts(observed: list[str], rewards: list[str], terminations: list[str], 
     Args:
         observed: Lines of the observations of the policy.
         rewards: Lines of the rewards.
-        terminations: Lines of the terminations, with their name and comment.
+        terminations: Lines of the terminations, which include the name of the field and a comment.
         events: Lines of the events.
     """
     return [
