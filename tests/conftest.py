@@ -85,7 +85,8 @@ def _ctrl_c_is_delivered() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def _environment_is_restored() -> Iterator[None]:
-    """Undo what code that runs in the test process sets, such as MUJOCO_GL, which later tests' commands inherit."""
+    """Restore environment variables such as MUJOCO_GL after each module, because commands of later tests inherit
+    them."""
     with mock.patch.dict(os.environ):
         yield
 

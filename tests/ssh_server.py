@@ -31,13 +31,13 @@ def host_entry(host: str, port: int, key_file: Path) -> str:
 
 
 class SshServer:
-    """As ``sshd``: a command runs in a shell with a small environment, and goes on when who asked for it hangs up.
+    """Like ``sshd``: a command runs in a shell with a small environment, and continues if its client disconnects.
 
     Args:
-        user_key: The key that is let in.
-        address: Where to listen.
-        port: The same; 0 for any that is free.
-        paths: What commands find there in place of a path of this machine: the host has other files.
+        user_key: The key that the server accepts.
+        address: Address to listen on.
+        port: Port to listen on; 0 for any free port.
+        paths: Replacements of paths of this machine in commands, because the host has other files.
         environ: The environment of commands.
         host_keys: The keys that the host shows, one per type; None to make one.
     """

@@ -15,7 +15,7 @@ LEAVING = 8
 
 @contextlib.contextmanager
 def silent_strangers(address: tuple[str, int], wait_for: Callable[[Callable[[], bool]], None]) -> Iterator[None]:
-    """Connect twice as many strangers as the listener may serve at a time, and check that it serves no more.
+    """Connect twice as many strangers as the listener may serve at a time, and check that it serves no more than that.
 
     Args:
         address: Host and port of the listener.
@@ -33,5 +33,5 @@ def silent_strangers(address: tuple[str, int], wait_for: Callable[[Callable[[], 
 
 
 def num_served(strangers: Sequence[socket.socket]) -> int:
-    """Return how many have received the number with which the listener greets whoever it serves."""
+    """Return how many have received the random number that the listener sends to each connection that it serves."""
     return len(select.select(strangers, [], [], 0)[0])

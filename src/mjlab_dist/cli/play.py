@@ -45,7 +45,7 @@ def show(task: str, config: PlayConfig, prog: str, changes: Sequence[str] = ()) 
 
     Args:
         task: Name of the task.
-        config: What to play, and how.
+        config: Run, checkpoint, number of envs, video and other flags.
         prog: The command, for messages.
         changes: Flags that change the env.
 

@@ -46,7 +46,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     only_plan, rest = take_switch(rest, "--dry-run")
     verbose, rest = take_switch(rest, "--verbose")
     config = read_config(rest, prog, HELP)
-    # What --print-config and --dry-run show
+    # Print the config or the plan, and train nothing
     if print_config:
         validate(config)
         print(to_yaml(config), end="")

@@ -134,7 +134,7 @@ class _LocalAgent:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(patience_s)
         self._is_stopped = self._process.poll() is None
-        self._process.kill()  # its fork server and the ranks end when it ends
+        self._process.kill()  # this also ends its fork server and the ranks
         self._process.communicate()
 
 

@@ -26,7 +26,7 @@ MIN_SIZE = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """What a camera must show."""
+    """The part of the scene that a camera must show."""
 
     center_m: tuple[float, float, float]
     """Its center."""

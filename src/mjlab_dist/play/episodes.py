@@ -34,8 +34,8 @@ class PlayResult:
     lengths: list[int]
     """Control steps of each episode."""
     outcomes: dict[str, float]
-    """Means over the episodes by name: shares that ended by ``termination/<reason>``, and metrics. Empty without
-    episodes."""
+    """Means over the episodes by name: ``termination/<reason>``, the share that ended for this reason; and metrics.
+    Empty without episodes."""
     frame_interval_s: float | None = None
     """Time between two frames of the strip, in s; None without a strip."""
 
