@@ -85,8 +85,7 @@ def _ctrl_c_is_delivered() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def _environment_is_restored() -> Iterator[None]:
-    """Restore environment variables such as MUJOCO_GL after each module, because commands of later tests inherit
-    them."""
+    """Restore environment variables such as MUJOCO_GL, because commands of later tests inherit them."""
     with mock.patch.dict(os.environ):
         yield
 
@@ -107,7 +106,7 @@ class Command:
         return str(BIN / name)
 
     def start(self, *args: str, env: dict[str, str] | None = None, **options: Any) -> subprocess.Popen[str]:
-        """Start a command in a session of its own, with pipes unless `options` of Popen say otherwise."""
+        """Start a command in its own session, with pipes unless `options` of Popen replace them."""
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         inherited = {k: v for k, v in os.environ.items() if k not in NOT_INHERITED}
         return subprocess.Popen(

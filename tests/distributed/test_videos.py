@@ -119,7 +119,7 @@ def test_ctrl_c_ends_the_wait_for_the_last_video(command: Command, wait_for: Wai
     assert "ending without the last video" in out
     assert "Trained 3 iterations" in out
     assert num_videos(command.cwd) == 0
-    # A resumed run makes it
+    # A resumed run makes the missing video
     done = command("train", "--resume", str(runs(command.cwd)[0]), "--max-iterations", "4")
     assert done.code == 0, done.err
     assert list_videos(runs(command.cwd)[0]) == [4]

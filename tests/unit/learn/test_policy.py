@@ -40,7 +40,7 @@ def test_its_actions_are_those_of_the_policy_in_its_env(tmp_path: Path, agent: d
             obs, _, dones, _ = env.step(actions)
             expected.reset(dones)
         policy.reset(dones)
-    # By name, and names that do not exist
+    # Checkpoints and runs by name, and names that do not exist
     assert mjlab_dist.load_policy(str(run), checkpoint="model_1.pt").checkpoint.resolve() == policy.checkpoint.resolve()
     for wrong in ({"checkpoint": "model_7.pt"}, {"run": tmp_path}):
         with pytest.raises(UserError, match="|".join(map(str, wrong.values()))):

@@ -17,7 +17,7 @@ from mjlab_dist.messages import emit
 
 
 class TrackioLogger(Logger):
-    """Logger for trackio, which writes in its own thread: to its directory, or to where its environment variables name.
+    """Logger for trackio, which writes in its own thread to its database or a server.
 
     trackio raises no errors while it logs: it warns, and drops rows that it cannot write.
 
