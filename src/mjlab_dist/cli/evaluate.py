@@ -63,7 +63,7 @@ def main(argv: Sequence[str], prog: str) -> None:
         print(f"Plot: {config.plot}", file=sys.stderr)
     if config.min_return is not None:
         means = [result.columns["return"].mean for result in results]
-        if low := [mean for mean in means if not mean >= config.min_return]:  # or it is not a number
+        if low := [mean for mean in means if not mean >= config.min_return]:  # also true for NaN
             print(f"{prog}: the mean return is {low[0]:.6g}, below --min-return {config.min_return:g}", file=sys.stderr)
             sys.exit(Exit.FAILED)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Actions:
-    """The blocks of actions: values = offset + scale * clip(action), delayed by ``lag`` steps, for their classes.
+    """The blocks of actions. Their classes receive values = offset + scale * clip(action), delayed by ``lag`` steps.
 
     Attributes:
         terms: The blocks, in the order of their actions.

@@ -162,7 +162,7 @@ def largest_difference(
             pairs = {"actions": (outputs[0], actions), "targets": _inputs(env, outputs[1], dones)}
             for what, (given, expected) in pairs.items():
                 difference = _difference(given, expected)
-                if not difference <= TOLERANCE:  # or it is not a number
+                if not difference <= TOLERANCE:  # also true for NaN
                     raise CheckError(
                         f"{name}: its {what} differ from those of the policy by {difference:.3g} of their magnitude, "
                         f"more than {TOLERANCE:g}; no file has been written"

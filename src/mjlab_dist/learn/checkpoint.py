@@ -397,7 +397,7 @@ def _mean_returns(run_dir: Path) -> dict[int, float]:
 
 
 def _os_error(error: BaseException | None) -> OSError | None:
-    """Return the OSError behind an error: torch.save raises a RuntimeError from that of its file."""
+    """Return the OSError that caused an error: torch.save raises a RuntimeError from the file's OSError."""
     while error is not None and not (isinstance(error, OSError) and error.errno):
         error = error.__cause__ or error.__context__
     return error

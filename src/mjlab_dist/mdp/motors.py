@@ -120,7 +120,8 @@ class LearnedMotor(Action):
 
     If an actuator drives a tendon, positions of the whole block are MuJoCo's ``actuator_length`` (length times gear) of
     the previous physics step, in m. With gear -1, a motor pulls, and its position increases as the tendon becomes
-    shorter. Tendons need ``forward_before_observation``, so that an episode starts with its own lengths.
+    shorter. Tendons need ``forward_before_observation``; otherwise, an episode starts with the lengths of the previous
+    one.
     """
 
     has_joint_positions = True

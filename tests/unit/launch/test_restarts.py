@@ -25,7 +25,7 @@ CPU = RankDevice(device="cpu", name="CPU", torch_threads=1, backend="gloo")
 
 
 class Attempts:
-    """Attempts that reach iterations, and then fail."""
+    """Attempts that fail after a given iteration."""
 
     def __init__(self, reached: list[int], exit_code: Exit = Exit.INFRASTRUCTURE) -> None:
         self.reached = iter(reached)
