@@ -64,7 +64,7 @@ def _show(exported: Exported, console: Console) -> None:
     table = Table("observation", "columns of obs", "scale", "history")
     for one in exported.description["observations"]:
         columns = one["columns"]
-        where = "inside" if columns is None else f"{columns[0]} to {columns[1] - 1}"
+        where = "in state" if columns is None else f"{columns[0]} to {columns[1] - 1}"
         table.add_row(one["name"], where, f"{one['scale']:g}", str(one["history"]))
     console.print(table)
     table = Table("action", "scale", "offset", "clip")
