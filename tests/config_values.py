@@ -1,4 +1,4 @@
-"""The plain values of a config: where they are, their types, and other values in their place."""
+"""The plain values of a config: their paths, their types, and copies of the config with other values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Steps = tuple[str, ...]
 
 
 def leaves(value: Any, hint: Any, steps: Steps = ()) -> Iterator[tuple[Steps, Any, Any]]:
-    """Where the plain values of a config are, their types, and the values."""
+    """Path, type and value of all plain values of a config."""
     if dataclasses.is_dataclass(value):
         hints = typing.get_type_hints(type(value))
         for field in dataclasses.fields(value):

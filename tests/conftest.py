@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 BIN = Path(sys.executable).parent
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-"""Tensors of tests are too small to share, and threads that wait for work slow down the other test processes."""
+"""Tensors of tests are too small for several threads, and threads that wait for work slow down other test processes."""
 
 HANG_S = 240
-"""Seconds after which a test stops waiting. Nothing takes nearly as long, on a busy machine either."""
+"""Seconds after which a test stops waiting. Nothing takes nearly as long, even on a busy machine."""
 
 MARK = "MJLAB_DIST_TEST"
-"""A variable that every process a test starts inherits, so that leftovers are found wherever they hang."""
+"""A variable that all processes of a test inherit, so that remaining processes are found."""
 
-# The same examples in every run: a failure must have to do with the change that is tested.
+# The same examples in every run, so that a failure is caused by the tested change.
 hypothesis.settings.register_profile("repeatable", deadline=None, max_examples=50, derandomize=True)
 hypothesis.settings.register_profile("explore", deadline=None, max_examples=50)
 hypothesis.settings.load_profile("repeatable")
@@ -47,7 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    """Let ranks write their data where coverage is measured."""
+    """If coverage is measured, let ranks write their data."""
     if "COVERAGE_PROCESS_CONFIG" in os.environ:
         folder = str(Path(__file__).parent / "subprocess_coverage")
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
@@ -67,7 +67,7 @@ def assert_within(request: pytest.FixtureRequest) -> Callable[[float, float], No
 
 @dataclass
 class Done:
-    """How a command ended."""
+    """Result of a command."""
 
     code: int
     out: str
@@ -149,7 +149,7 @@ class Command:
 
 @pytest.fixture
 def command(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Command]:
-    """Run an installed command; whatever it leaves behind fails the test, and is killed."""
+    """Run an installed command. Processes that it leaves behind are killed and fail the test."""
     runner = Command(f"{os.getpid()}-{request.node.name}", tmp_path)
     yield runner
     left = runner.leftovers()
@@ -240,7 +240,7 @@ def open_tab(browser: Browser) -> Iterator[Callable[[str], Page]]:
 
 @pytest.fixture(scope="session")
 def build_env() -> Callable[[str], Env]:
-    """Return a function from a task's name to four envs on the CPU. Tests share them, in whatever state they are."""
+    """Return a function from a task's name to four envs on the CPU. Tests share these envs, in any state."""
     import torch
     from every_task import config_of
 
@@ -261,7 +261,7 @@ def build_env() -> Callable[[str], Env]:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty home directory, so that keys and known hosts of whoever runs this do not count."""
+    """An empty home directory, so that the keys and known hosts of the person who runs the tests have no effect."""
     home = tmp_path / "home"
     (home / ".ssh").mkdir(parents=True)
     monkeypatch.setenv("XDG_CACHE_HOME", os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache")))  # kernels
@@ -298,7 +298,7 @@ def known_hosts(home: Path) -> Path:
 
 @pytest.fixture
 def add_host(ssh_config: Path, key_file: Path, known_hosts: Path) -> Iterator[Add]:
-    """Switch on a host that SSH's config file knows; further arguments are the server's."""
+    """Start a host that is in SSH's config file; further arguments are passed to the server."""
     import paramiko
     from ssh_server import SshServer, host_entry, known_host
 

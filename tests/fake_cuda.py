@@ -1,6 +1,6 @@
 """CUDA tensors on a machine without a GPU: torch's fake tensors have a device, a shape and a type but no memory.
 
-Under fake tensors, `.item()`, `bool()`, `nonzero` and operations on tensors of several devices raise.
+With fake tensors, `.item()`, `bool()`, `nonzero` and operations on tensors of several devices raise.
 :func:`never_waits` also raises for operations that fake tensors allow but that wait for a GPU: copies between devices,
 `equal`, boolean indices.
 """
@@ -48,7 +48,7 @@ class _Event:
 def fake_cuda() -> Iterator[None]:
     """Make every new tensor a fake one, allow the device ``cuda:0``, and leave out Warp's programs.
 
-    Backward and Adam's fused kernel do nothing: the first asks for a CUDA context, the second has no fake version.
+    Backward and Adam's fused kernel do nothing: backward needs a CUDA context, and the kernel has no fake version.
     """
     with (
         FakeTensorMode(allow_non_fake_inputs=False),
@@ -86,7 +86,10 @@ def never_waits(indices: bool = True) -> Iterator[HostSyncs]:
 
 
 class HostReadsAllowed(TorchDispatchMode):
-    """Return 0 or True where the host reads a fake tensor: constructors may read, such as Adam's its learning rate."""
+    """Return 0 or True where the host reads a fake tensor.
+
+    Constructors may read tensors, as Adam reads its learning rate.
+    """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is aten._local_scalar_dense.default:
@@ -126,7 +129,7 @@ class _Fakes:
         return self._made[id(real)][1]
 
     def of(self, read: Callable[[str], torch.Tensor]) -> Callable[[str], torch.Tensor]:
-        """A function that returns fakes of what another one returns."""
+        """A function that returns fake copies of the results of another one."""
 
         def fake(name: str) -> torch.Tensor:
             with unset_fake_temporarily():

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 GARBAGE = 77
-"""What memory holds that a capture has allocated, until the first replay."""
+"""Value of memory that a capture has allocated, until the first replay."""
 
 
 class FakeGraph:
@@ -56,7 +56,7 @@ class FakeGraph:
 
 
 class _Capture(TorchDispatchMode):
-    """Records operations, and undoes what they did."""
+    """Records operations, and undoes their effects."""
 
     def __init__(self) -> None:
         super().__init__()

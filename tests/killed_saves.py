@@ -1,4 +1,4 @@
-"""Processes that are killed while they save checkpoints, for a test that runs them in an interpreter of their own."""
+"""Processes that are killed while they save checkpoints, for a test that runs them in a separate interpreter."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ def numbers(run_dir: Path) -> list[int]:
 
 
 def target(run_dir: Path, link: str) -> str:
-    """What a link of the run says; it leads to a file."""
+    """Target of a link of the run; the target must exist."""
     path = run_dir / CHECKPOINTS_DIR / link
     assert path.is_file()
     return str(path.readlink())
 
 
 class Killed(NamedTuple):
-    """What one killed writer left."""
+    """Files that a killed writer left."""
 
     newest: int
-    """The newest checkpoint, which loaded, and held what was saved."""
+    """Whether the newest checkpoint loaded and contained the saved values."""
     unfinished: bool
-    """There were temporary files."""
+    """Whether there were temporary files."""
     tidy: bool
-    """The next store left only checkpoints to keep, and links that lead to the newest and the best."""
+    """Whether the next store kept the right checkpoints, and links to the newest and the best one."""
 
 
 def kill_while_saving(run_dir: Path, times: int) -> list[Killed]:

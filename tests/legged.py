@@ -1,4 +1,4 @@
-"""The legged robot of the tests: configs of its envs, and MuJoCo's C code beside them."""
+"""The legged robot of the tests: configs of its envs, and the same simulation in MuJoCo's C code."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def make(num_envs: int, seed: int = 0, config: EnvConfig = CONFIG, **changes: An
 
 
 def refused(**changes: Any) -> str:
-    """Why such envs are refused, in one line."""
+    """The message with which such envs are refused, in one line."""
     with pytest.raises(UserError) as caught:
         make(2, **changes)
     message = str(caught.value)
@@ -216,12 +216,12 @@ def refused(**changes: Any) -> str:
 
 
 def end_episodes(env: Env, mask: torch.Tensor) -> None:
-    """Have the next step end the episodes of some envs, by time."""
+    """Make some envs reach their time limit in the next step."""
     env.episode_length_buf[mask] = env.max_episode_length
 
 
 def randomize_state(env: Env, seed: int = 1) -> None:
-    """Put every env into a state of its own: in the air or on the floor, turned, moving."""
+    """Put every env into a different state: in the air or on the floor, turned, moving."""
     rng = np.random.default_rng(seed)
     n = env.num_envs
     quat = rng.normal(size=(n, 4))
@@ -233,7 +233,7 @@ def randomize_state(env: Env, seed: int = 1) -> None:
 
 
 def assert_uniform(values: np.ndarray, low: float, high: float) -> None:
-    """By the Kolmogorov-Smirnov distance, which exceeds 2 / sqrt(n) once in 1,500 times."""
+    """Compare distributions by the Kolmogorov-Smirnov distance, which exceeds 2 / sqrt(n) once in 1,500 times."""
     ordered = np.sort(values)
     slack = 1e-5 * max(abs(low), abs(high))  # float32
     assert low - slack <= ordered[0] <= ordered[-1] <= high + slack
@@ -242,18 +242,18 @@ def assert_uniform(values: np.ndarray, low: float, high: float) -> None:
 
 
 def assert_independent(*columns: np.ndarray) -> None:
-    """By the correlations of every two."""
+    """Check that columns are independent, by the correlation of each pair."""
     table = np.stack(columns)
     assert np.abs(np.corrcoef(table) - np.eye(len(table))).max() < 5 / np.sqrt(table.shape[1])
 
 
 def float64(tensor: torch.Tensor) -> np.ndarray:
-    """A copy for the oracle."""
+    """A copy of the model for the oracle."""
     return tensor.double().numpy().copy()
 
 
 def c_copies(env: Env) -> list[mujoco.MjData]:
-    """MuJoCo C's data in the envs' present states."""
+    """MuJoCo C's data in the current states of the envs."""
     copies = []
     for i in range(env.num_envs):
         data = mujoco.MjData(env.sim.model)
@@ -264,7 +264,10 @@ def c_copies(env: Env) -> list[mujoco.MjData]:
 
 
 def c_step(env: Env, copies: list[mujoco.MjData], ctrl: np.ndarray) -> None:
-    """Take MuJoCo C's copies through a control step; sensors are then of the last substep's start, as the env's."""
+    """Make a control step with MuJoCo C's copies.
+
+    As in the env, sensors are then those of the start of the last substep.
+    """
     for data, row in zip(copies, ctrl, strict=True):
         data.ctrl = row
         for _ in range(env.cfg.sim.decimation):

@@ -1,4 +1,4 @@
-"""Count the operations of a control step: what costs Python's time on a CPU, and a launch on a GPU."""
+"""Count the operations of a control step. Each takes Python's time on a CPU, and a launch on a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Learners fed with made-up rollouts: what the tests of the update share, on one rank and on several."""
+"""Learners with artificial rollouts, for tests of the update on one rank and on several."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ AGENT = AgentConfig(
 
 @dataclass
 class Data:
-    """What envs would have given: (STEPS, num_envs, ...), observations one step more."""
+    """Data of a rollout: (STEPS, num_envs, ...), observations one step more."""
 
     obs: dict[str, torch.Tensor]
     noise: torch.Tensor
@@ -136,7 +136,7 @@ def zeros(num_envs: int, device: str = "cpu") -> TensorDict:
 
 
 def collect(learner: rsl_rl.algorithms.PPO, data: Data) -> None:
-    """Fill the learner's storage as a rollout would, with actions that do not depend on how many envs there are."""
+    """Fill the learner's storage as a rollout does, with actions that do not depend on the number of envs."""
     num_envs = data.rewards.shape[1]
 
     def obs(t: int) -> TensorDict:
@@ -154,7 +154,7 @@ def collect(learner: rsl_rl.algorithms.PPO, data: Data) -> None:
 
 
 def fix_order(learner: PPO, order: torch.Tensor) -> None:
-    """Have the learner's next mini-batches take samples in this order, not in one it draws."""
+    """Make the learner's next mini-batches take samples in this order instead of a random one."""
     learner._permutation = lambda num_samples: order[:num_samples].to(learner.device)
 
 

@@ -1,7 +1,7 @@
-"""An SSH server for tests: on this machine, as this user, on a port of its own; commands really run.
+"""An SSH server for tests, on this machine, as this user and on its own port. It runs commands.
 
-A host's name must not resolve to this machine for torchrunx to reach it by SSH. Addresses of the block that is kept for
-documentation do not, and SSH's config file can send them anywhere: ``host_entry("192.0.2.7", server.port, key_file)``.
+A host's name must not resolve to this machine for torchrunx to reach it by SSH. Addresses that are reserved for
+documentation do not, and SSH's config file can redirect them: ``host_entry("192.0.2.7", server.port, key_file)``.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class SshServer:
 
     def __exit__(self, *_: object) -> None:
         """Switch the host off: connections and commands end."""
-        self._listener.shutdown(socket.SHUT_RDWR)  # unlike close, this wakes who waits in accept
+        self._listener.shutdown(socket.SHUT_RDWR)  # unlike close, this wakes a thread that waits in accept
         self._listener.close()
         for transport in self._transports:
             transport.close()
@@ -104,7 +104,7 @@ class SshServer:
             start_new_session=True,
         )
         self.processes.append(process)
-        # An answer to this shows that the client knows that its command runs: nothing may overtake that.
+        # The answer shows that the client knows that its command runs; nothing may be sent before it.
         transport.global_request("are you there")
         assert process.stdin
         assert process.stdout
@@ -134,13 +134,13 @@ def _receive(channel: paramiko.Channel, stdin: IO[bytes], record: list[str]) -> 
 
 
 def _send(fd: int, send: Callable[[bytes], object]) -> None:
-    with contextlib.suppress(OSError, EOFError):  # nobody listens any more
+    with contextlib.suppress(OSError, EOFError):  # the client no longer reads
         while data := os.read(fd, 65536):
             send(data)
 
 
 class _Session(paramiko.ServerInterface):
-    """What a client is allowed: one key, any user, commands."""
+    """Permissions of a client: one key, any user, commands."""
 
     def __init__(self, server: SshServer, transport: paramiko.Transport) -> None:
         self.server = server

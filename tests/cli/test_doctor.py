@@ -1,4 +1,4 @@
-"""mjlab-dist doctor: through the installed command, on this machine and on what can be spoiled of it."""
+"""mjlab-dist doctor as an installed command: on this machine, and with parts of its environment broken."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOBODY = {"WANDB_API_KEY": "", "NETRC": "nowhere", "WANDB_MODE": ""}
 
 
 def report_of(done: Done) -> dict[str, dict[str, Any]]:
-    """The checks by name; the object's other field and the exit code must agree with them."""
+    """The checks by name. The other field of the object and the exit code must agree with them."""
     report = json.loads(done.out)
     assert set(report) == {"checks", "passed"}
     for check in report["checks"]:

@@ -28,14 +28,15 @@ PAGES = (
 )
 
 OWN_TASKS = {"my-ant", "my-robot", "go1-walk"}
-"""Tasks that a page has the reader create; the template stands in for them, since new-task creates the same config."""
+"""Tasks that a page tells the reader to create. The template replaces them, because new-task creates the same
+config."""
 
 PROGRAMS = {"train", "play", "list-tasks", "mjlab-dist"}
 
 ANT = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets" / "ant.xml"
 
 LANGUAGES = {"", "sh", "bash", "python", "text", "toml", "bibtex"}
-"""Languages of blocks. Python that cannot run by itself, such as another project's, is text."""
+"""Languages of blocks. Python that cannot run by itself, such as that of another project, must be marked as text."""
 
 RUN = "2026-01-31_12-00-00"
 """Run directory that the docs name."""

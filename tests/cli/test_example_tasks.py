@@ -1,4 +1,4 @@
-"""The tasks of examples/tasks: they are installed as another package's, train, and learn what they are for."""
+"""The tasks of examples/tasks are installed as another package, train, and reach their goals."""
 
 from __future__ import annotations
 

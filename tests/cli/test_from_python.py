@@ -1,4 +1,4 @@
-"""mjlab_dist.train as scripts and notebooks call it: in processes of their own, whose every child must end."""
+"""mjlab_dist.train in scripts and notebooks. Each runs in its own process, and all of its children must end."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def script(command: Command) -> Any:
-    """Run a script that lies beside a module of terms, from another directory."""
+    """Run a script from another directory; a module of terms is next to it."""
 
     def run(code: str) -> tuple[dict[str, Any], str, str]:
         directory = command.cwd / "scripts"
@@ -153,7 +153,7 @@ def test_trainings_follow_each_other_in_a_running_event_loop(script: Any, comman
     assert first["history"]["mean_step_reward"] == third["history"]["mean_step_reward"], "same seed, same run"
     assert third["threads"] <= first["threads"], "threads are left behind"
 
-    # Progress, of the one that was not quiet, is that of a command without a terminal.
+    # The run that was not quiet prints the progress of a command without a terminal.
     lines = printed.splitlines()
     assert re.match(r".*\bcartpole-balance\b.* 2 ranks\b", lines[0])
     assert any(" 3/3 " in line for line in lines)

@@ -36,7 +36,7 @@ PARTS = (
 )
 
 SAME_CODE = {"speed-cartpole", "speed-half-cheetah", "speed-quadruped-rough", "train-humanoid"}
-"""Parts that a dry run leaves out, since another one runs the same code."""
+"""Parts that a dry run skips, because another part runs the same code."""
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def read(data: Path) -> dict[str, Any]:
 
 
 def printed(out: str) -> dict[str, str]:
-    """What the start line of each part says."""
+    """Text of the line that starts a part."""
     return dict(re.findall(r"^\[\d+/\d+\] ([a-z-]+):? (.*)$", out, re.MULTILINE))
 
 
@@ -60,7 +60,7 @@ def printed(out: str) -> dict[str, str]:
 def test_a_dry_run_runs_all_parts_and_resumes(command: Callable[..., Any], tmp_path: Path) -> None:
     data, output = tmp_path / "data", tmp_path / "page"
     base = (sys.executable, str(SCRIPTS / "gpu_report.py"), "--dry-run", "--data", str(data), "--output", str(output))
-    # The `train` beside this interpreter is ours, which has no task of mjlab's: that part fails.
+    # The `train` next to this interpreter is mjlab_dist's, which lacks mjlab's tasks: that part fails.
     peer = ("--peer-python", sys.executable)
 
     done = command(*base, *peer, timeout_s=600)
@@ -86,7 +86,7 @@ def test_a_dry_run_runs_all_parts_and_resumes(command: Callable[..., Any], tmp_p
         assert (output / "pictures" / picture).stat().st_size > 0
     assert page.count("(pictures/") >= 2
 
-    # A second call runs only what failed, and what a damaged file does not report as done.
+    # A second call runs only parts that failed, and parts whose result file is damaged.
     stamps = {path.name: path.stat().st_mtime_ns for path in (data / "results").iterdir()}
     (data / "results" / "sync.json").write_text("{")
     again = command(*base, *peer)
@@ -104,7 +104,7 @@ def test_a_dry_run_runs_all_parts_and_resumes(command: Callable[..., Any], tmp_p
 
 
 def assert_figures(data: dict[str, Any]) -> None:
-    """All figures of a dry run are there, and positive."""
+    """All figures of a dry run exist and are positive."""
     assert data["machine"]["versions"]["torch"]
     assert {test["outcome"] for test in data["tests"]["tests"]} == {"skipped"}
     assert all("needs" in test["reason"] for test in data["tests"]["tests"])
@@ -151,7 +151,7 @@ def test_mistakes_are_refused_in_one_line(command: Callable[..., Any], tmp_path:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process is there, and is not one that has ended and waits for its parent."""
+    """Whether a process exists and is not a zombie."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -192,7 +192,7 @@ def test_a_control_step_is_measured_from_graphs(load: Callable[[str], Any]) -> N
 
 
 def speed(task: str, steps_per_s: float) -> dict[str, Any]:
-    """Figures of a short training and of the measurement beside it; physics takes half of the collection."""
+    """Figures of a short training and of its measurement, in which physics takes half of the collection."""
     figures: dict[str, Any] = {"steps_per_s": steps_per_s, "min_steps_per_s": 1.0, "max_steps_per_s": 2.0}
     figures |= {"wall_steps_per_s": 1.0, "collect_s": 0.2, "learn_s": 0.1, "wait_s": 0.0, "steps_per_env": 10}
     figures |= {"physics_s": 0.01, "env_step_s": 0.015, "recorded": True, "memory_gb": 3.0, "overflowed_envs": 0}

@@ -1,4 +1,4 @@
-"""play --nan-dump, on what real envs left: a step that fails again, and one that was only spoiled."""
+"""play --nan-dump on dumps of real envs: of a step that fails again, and of one that was corrupted from outside."""
 
 from __future__ import annotations
 

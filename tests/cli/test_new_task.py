@@ -1,4 +1,4 @@
-"""mjlab-dist new-task: MJCFs of others become tasks that train, and what cannot leaves nothing behind."""
+"""mjlab-dist new-task: MJCFs of other projects become tasks that train; an MJCF that is refused leaves no files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TEMPLATE = ROOT / "tasks" / "mjlab_dist_tasks" / "template"
 ASSETS = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
 NEW_TASK = ("mjlab-dist", "new-task")
 
-# A box that floats without a ground, a camera, names or actuators; its mesh and an include lie in folders of their own.
+# A floating box without ground, camera, names or actuators; its mesh and an included file are in other folders.
 DOG = """
 <mujoco model="dog">
   <compiler meshdir="meshes" autolimits="true"/>
@@ -112,7 +112,7 @@ def write_dog(folder: Path) -> Path:
 
 
 def install(project: Path, site: Path) -> dict[str, str]:
-    """Build and install a project, without what it depends on, and the environment in which that is found."""
+    """Build and install a project without its dependencies; return the environment in which it is found."""
     command = ["uv", "pip", "install", "--quiet", "--no-deps", "--target", str(site), str(project)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=site.parent)
     assert done.returncode == 0, done.stderr
@@ -137,7 +137,7 @@ def trained(command: Command, task: str, env: dict[str, str], *flags: str) -> di
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of what a checkout consists of."""
+    """A copy of the files of a checkout."""
     root = tmp_path_factory.mktemp("checkout")
     for name in ("src", "tasks", "typings"):
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -147,12 +147,12 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def in_checkout(command: Command, checkout: Path) -> dict[str, str]:
-    """Have a command work in a copy of the checkout, with what is in it."""
+    """Make a command use a copy of the checkout."""
     command.cwd = checkout
     return {"PYTHONPATH": os.pathsep.join(str(checkout / name) for name in ("src", "tasks"))}
 
 
-# What is made
+# Files that are created
 
 
 def test_the_template_equals_the_output_of_new_task_for_its_mjcf() -> None:
@@ -173,7 +173,7 @@ print(json.dumps([config, "torch" in sys.modules]))
 
 
 def shown_config(made: NewTask) -> tuple[dict[str, Any], bool]:
-    """The config of a package that is not installed, and whether making it imports torch."""
+    """The config of a package that is not installed, and whether creating it imports torch."""
     project = tomllib.loads((made.folder / "pyproject.toml").read_text())["project"]
     place = project["entry-points"]["mjlab_dist.tasks"][made.task]
     command = [sys.executable, "-c", SHOW_CONFIG, place]
@@ -293,7 +293,7 @@ def test_generated_files_pass_the_checks_of_the_project(checkout: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-# What is found in an MJCF
+# Findings in an MJCF
 
 
 def test_the_quadruped_keeps_its_own_position_actuators() -> None:
@@ -386,7 +386,7 @@ def test_relative_paths_of_files_are_kept_and_absolute_ones_unchanged(tmp_path: 
     assert mujoco.MjModel.from_xml_path(str(tmp_path / "copy" / "nested" / "dog.xml")).nmesh == 2
 
 
-# What is refused
+# Refused files
 
 NO_XML = "robot: a dog"
 URDF = "<robot name='dog'><link name='trunk'/></robot>"
@@ -475,7 +475,7 @@ def test_a_checkout_is_unchanged_if_a_task_cannot_be_registered(command: Command
     assert files() == before
 
 
-# What the guide says
+# Statements of the guide
 
 
 @pytest.mark.slow

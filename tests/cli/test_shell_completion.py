@@ -1,4 +1,4 @@
-"""Completion in real shells, each in a terminal: the script is installed as its help says, then keys are pressed."""
+"""Completion in real shells in a terminal: the script is installed as its help describes, then keys are pressed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mjlab_dist.cli.completion import SCRIPTS
 BIN = Path(sys.executable).parent
 
 TIMEOUT_S = 60.0
-"""Until a shell that shows nothing fails a test; on an idle machine each takes less than a second."""
+"""Seconds until a shell without output fails a test; on an idle machine, each shell takes less than a second."""
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?>=]*[a-zA-Z]|\x1b[=>()][0-9A-B]?|\x1b\][^\x07\x1b]*(\x07|\x1b\\)|\r")
 
@@ -33,7 +33,7 @@ SETTINGS = {
     "zsh": "autoload -Uz compinit; compinit -u; unsetopt zle_bracketed_paste 2>/dev/null; bindkey -e",
     "fish": "set -g fish_autosuggestion_enabled 0; set -g fish_greeting",
 }
-"""What a person's own settings would say, for the test to read the screen."""
+"""Settings that make the screen readable for the test."""
 
 FILES = {"bash": ".bashrc", "zsh": ".zshrc", "fish": ".config/fish/config.fish"}
 

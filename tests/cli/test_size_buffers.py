@@ -1,4 +1,4 @@
-"""mjlab-dist size-buffers: what it measures of a box that lies on a plane, whose contacts can be counted by hand."""
+"""mjlab-dist size-buffers on a box on a plane, whose contacts can be counted by hand."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def env(command: Command) -> dict[str, str]:
 
 
 def measured(command: Command, env: dict[str, str], *flags: str) -> Done:
-    """A measurement long enough for the box to lie."""
+    """A measurement that is long enough for the box to come to rest."""
     size = ("--num-envs", str(NUM_ENVS), "--steps", "120", "--gpu-ids", "None")
     done = command(*SIZE_BUFFERS, "box-lie", *size, *flags, env=env, timeout_s=600)
     assert done.code == 0, done.err

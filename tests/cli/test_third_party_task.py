@@ -1,4 +1,4 @@
-"""A task of another package, as the README says: an entry point, a config, an MJCF, a term."""
+"""A task of another package, as in the README: an entry point, a config, an MJCF, a term."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Totals over ranks, envs by memory, and who the ranks are: the installed command on two CPU ranks."""
+"""The installed command on two CPU ranks: totals over ranks, envs by memory, and the file of ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if os.environ.get("RANK") == "1":
     real = psutil.virtual_memory
     psutil.virtual_memory = lambda: real()._replace(total=987e9)
 """
-"""A sitecustomize.py that gives the machine of rank 1 another size."""
+"""A sitecustomize.py that makes rank 1 see a machine with another amount of memory."""
 
 
 def only_run(root: Path) -> Path:
@@ -55,7 +55,7 @@ def test_ranks_share_totals_and_report_their_devices(command: Command) -> None:
     }
     assert "differ" not in done.out
 
-    # The file has what was asked: on one rank, all envs are its own.
+    # The file contains the requested number: with one rank, all envs belong to it.
     config = read_config_file(run)
     assert (config.total_num_envs, config.total_timesteps) == (24, 3 * 24 * 8 + 5)
     again = command("train", "--config", str(run / "config.yaml"), "--cpu-ranks", "None", "--log-root", "again")
@@ -104,7 +104,7 @@ def test_every_rank_refuses_different_devices(command: Command) -> None:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
-    # Not by torchrun, which ends the other ranks as soon as one has refused.
+    # Without torchrun, which ends the other ranks as soon as one refuses.
     ranks = [
         command.start(
             *CPU, *SHORT, "--require-same-devices",

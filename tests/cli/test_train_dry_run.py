@@ -1,4 +1,4 @@
-"""What a run would do, and the steps of its set-up: the installed command."""
+"""The installed command prints the plan of a run, and the steps of its set-up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wheel, built, installed elsewhere and asked for its tasks: nothing may be found in the checkout only."""
+"""The wheel works when it is installed elsewhere: no file may only exist in the checkout."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def run(*argv: str | Path, **env: str) -> str:
 
 @pytest.fixture(scope="module")
 def venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with the wheel. Its dependencies come from the test's own environment, behind its packages.
+    """An environment with the wheel.
+
+    Its dependencies come from the environment of the tests, which follows on the path.
 
     A .pth file in a path that a .pth file adds is not read, so that the editable checkout stays out.
     """
@@ -74,7 +76,7 @@ def test_the_demo_works_from_the_wheel(venv: Path, tmp_path: Path) -> None:
 
 
 def type_errors(venv: Path, project: Path, mode: str, *files: str) -> list[str]:
-    """What basedpyright reports on a project in which the wheel is installed, as file: rule."""
+    """Reports of basedpyright on a project in which the wheel is installed, as file: rule."""
     (project / "pyrightconfig.json").write_text(json.dumps({"typeCheckingMode": mode}))
     command = [BIN / "basedpyright", "--pythonpath", venv / "bin" / "python", "--outputjson", *files]
     done = subprocess.run([str(a) for a in command], capture_output=True, text=True, check=False, cwd=project)

@@ -1,4 +1,4 @@
-"""A rollout recorded as CUDA graphs against an eager one, with graphs that work on a CPU."""
+"""Compare a rollout recorded as CUDA graphs with an eager one, using graphs that work on a CPU."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ TASKS = (
     "quadruped-velocity-rough",
     "everything",
 )
-"""Of every kind of task one; test_replay.py looks at all."""
+"""One task of every kind; test_replay.py tests all."""
 
 
 def short(task: str) -> TrainConfig:
-    """A config whose episodes end, and whose rollouts begin anew, within the test."""
+    """A config with several episodes and rollouts within the test."""
     config = config_of(task)
     agent = dataclasses.replace(config.agent, num_steps_per_env=6, num_learning_epochs=1, num_mini_batches=2)
     return dataclasses.replace(config, num_envs=NUM_ENVS, agent=agent)
 
 
 def train(config: TrainConfig, *, captured: bool) -> tuple[list[dict[str, torch.Tensor]], Any]:
-    """Train for some iterations; what each of them leaves behind, and the runner."""
+    """Train for some iterations; return the state after each, and the runner."""
     torch.manual_seed(0)
     env = Env(config.env, NUM_ENVS, "cpu")
     runner = Runner(env, config, Rank())
@@ -87,7 +87,7 @@ def test_a_captured_rollout_is_the_eager_one_bit_for_bit(task: str) -> None:
 
 
 class Counts(Term):
-    """A reward that counts in Python, which no graph sees."""
+    """A reward that counts in Python, which a graph does not record."""
 
     def __init__(self, _: Env) -> None:
         self.num_steps = 0
@@ -149,7 +149,7 @@ def test_terms_that_opt_out_run_between_the_graphs() -> None:
         terminations={},
         curricula={},
         commands={},
-        # No other term asks for velocities, so that nothing in the graphs computes them.
+        # No other term reads velocities, so nothing in the graphs computes them.
         observations={"actor": {"speed": ObservationConfig(func=f"{__name__}:speed_if_any")}},
         events={
             "pushes": EventConfig(
@@ -175,7 +175,7 @@ def test_terms_that_opt_out_run_between_the_graphs() -> None:
 
 
 def launch_by_itself(env: Env) -> torch.Tensor:
-    """A reward whose kernel no recording of the physics holds."""
+    """A reward with a kernel that is in no recording of the physics."""
     values = wp.zeros(env.num_envs, dtype=float, device="cpu")
     wp.launch(_one, dim=env.num_envs, inputs=[values], device="cpu")
     return wp.to_torch(values)

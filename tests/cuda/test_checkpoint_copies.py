@@ -1,4 +1,4 @@
-"""What a checkpoint copies from a GPU: the host waits once, not once per tensor. On fake CUDA tensors."""
+"""Copying a checkpoint from a GPU: the host waits once, not once per tensor. On fake CUDA tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels are compiled for GPUs, which needs no GPU: NVRTC is a compiler like any other."""
+"""Kernels compile for GPUs. This needs no GPU: NVRTC is a compiler like any other."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NUM_WORKERS = 2
 
 @pytest.fixture(scope="module")
 def variants() -> list[kernels.Variant]:
-    """What a quadruped on uneven ground needs on a GPU: MuJoCo Warp's kernels and our own."""
+    """Modules that a quadruped on uneven ground needs on a GPU: MuJoCo Warp's kernels and our own."""
     start_warp("cpu")
     found: dict[kernels.Variant, None] = {}
     prepare = kernels.prepare

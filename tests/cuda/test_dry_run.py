@@ -17,7 +17,7 @@ Variants = set[kernels.Variant]
 
 @pytest.fixture
 def collected(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Variants, Variants]]:
-    """For each program that an env records, the kernel variants of the dry run on a GPU, and those of the recording."""
+    """The kernel variants of the dry run on a GPU and of the recording, for each program that an env records."""
     start_warp("cpu")
     pairs: list[tuple[Variants, Variants]] = []
     prepare = kernels.prepare

@@ -1,4 +1,4 @@
-"""Count the operations of a control step: a table of maxima, so that none is added unnoticed.
+"""The number of operations of a control step has a maximum, so that additional ones are noticed.
 
 Each operation takes 4 to 6 µs of a GPU's host, and a CPU with few envs spends most of its time on them. If a count
 falls, lower the maximum. If a count must rise, explain it in the commit.
@@ -25,7 +25,7 @@ class Count(NamedTuple):
     env: int
     """In ``Env.step``."""
     whole: int
-    """In the training loop: policy, envs, and what is kept of the step."""
+    """In the training loop: policy, envs, and storage of the step."""
 
 
 MAXIMA = {
@@ -50,7 +50,7 @@ MAXIMA = {
 
 
 def count(env: Env, runner: Runner) -> Count:
-    """Count the second step: with the first one rsl_rl allocates its storage."""
+    """Count the second step, because rsl_rl allocates its storage in the first one."""
     obs, actions = env.get_observations(), torch.zeros(env.num_envs, env.num_actions)
     with torch.inference_mode():
         obs = runner._control_step(0, obs)

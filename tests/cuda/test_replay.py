@@ -1,4 +1,4 @@
-"""A control step is a replay: every step issues the same operations on the same memory, whatever its data."""
+"""A control step is a replay: every step issues the same operations on the same memory, for any data."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from mjlab_dist.sim import start_warp
 NUM_STEPS = 200
 NUM_RECORDED = 5
 AGE_STEPS = 150
-"""Every episode ends by time within this many steps."""
+"""Every episode reaches its time limit within this many steps."""
 TIMER_STEPS = 20
-"""Commands are drawn and events happen for the first time within this many steps."""
+"""Within this many steps, commands are drawn and events happen for the first time."""
 
 
 class Start(NamedTuple):
-    """Where a comparison starts."""
+    """State in which a comparison starts."""
 
     env: dict[str, torch.Tensor]
     memory: dict[str, torch.Tensor]
@@ -68,7 +68,7 @@ class Loop:
         alg.storage.clear()
 
     def rollout(self) -> dict[str, torch.Tensor]:
-        """Return the buffers in which each step writes to a row of its own, by name."""
+        """Return the buffers in which each step writes to another row, by name."""
         alg, storage = self.runner.alg, self.runner.alg.storage
         buffers = {f"storage.{name}": value for name, value in vars(storage).items() if isinstance(value, torch.Tensor)}
         buffers |= {f"storage.observations.{name}": group for name, group in _groups(storage.observations).items()}
@@ -258,7 +258,7 @@ def test_steps_of_all_iterations_are_the_same(
     assert len(recorder.recording.operations) > 100
 
 
-# What cannot be replayed is refused
+# Steps that cannot be replayed are refused
 
 
 @pytest.fixture

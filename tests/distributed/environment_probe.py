@@ -1,4 +1,4 @@
-"""What runs on every rank of test_rank_environment.py: set up the process, and report its environment."""
+"""Function for the ranks of test_rank_environment.py: set up the process, and report its environment."""
 
 from __future__ import annotations
 

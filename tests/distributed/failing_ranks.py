@@ -1,4 +1,4 @@
-"""Ranks that fail as with NCCL: peers notice nothing, and leaving the group waits for them.
+"""Ranks that fail as with NCCL: their peers do not notice, and leaving the group waits for all ranks.
 
 For test_failure_order.py.
 """
@@ -24,7 +24,7 @@ FAILING = 1
 
 
 def wait_for_ever() -> None:
-    """Stand in for a kernel of NCCL whose peer never comes."""
+    """Wait like a kernel of NCCL without a peer."""
     threading.Event().wait()
 
 

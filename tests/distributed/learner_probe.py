@@ -1,4 +1,4 @@
-"""What runs on every rank of test_learner.py: the update on made-up rollouts, in every way of synchronising."""
+"""Functions for the ranks of test_learner.py: the update on artificial rollouts, with every kind of synchronization."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def config(variant: str) -> Any:
 
 
 def order_of_envs(variant: str, world_size: int) -> list[int]:
-    """Where one process has the envs of all ranks: a recurrent policy's mini-batches are of neighbours."""
+    """Order of the envs of all ranks in one process: mini-batches of a recurrent policy contain neighbouring envs."""
     if variant != "lstm":
         return list(range(world_size * NUM_ENVS))
     size = NUM_ENVS // MINI_BATCHES
@@ -76,7 +76,7 @@ def paired_permutation(world_size: int, iteration: int) -> torch.Tensor:
 
 
 def train(learner: PPO, envs: list[int], total: int, orders: list[torch.Tensor]) -> list[dict[str, Any]]:
-    """Learn for some iterations; what came of each."""
+    """Learn for some iterations; return the result of each."""
     history = []
     for iteration, order in enumerate(orders):
         fix_order(learner, order)
@@ -128,9 +128,7 @@ def probe() -> dict[str, Any]:
 
 
 def _make(rank: Rank, run: Any, synchronizer: Any = None) -> PPO:
-    torch.manual_seed(
-        rank.rank
-    )  # as in a run, every rank draws parameters of its own, and rank 0's are what all start from
+    torch.manual_seed(rank.rank)  # as in a run, every rank draws its own parameters, and all start from those of rank 0
     return make_learner(run, NUM_ENVS, synchronizer)
 
 

@@ -1,4 +1,4 @@
-"""What runs on every rank of test_two_ranks.py: a few iterations, watched from inside."""
+"""Function for the ranks of test_two_ranks.py: train a few iterations, and record internal values."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def probe(own: RankDevice) -> dict[str, Any]:
             return super()._iteration(obs, iteration)
 
         def settle(self) -> None:
-            """Take note of what the iteration before came to."""
+            """Record the results of the previous iteration."""
             if self.watches:
                 self.watches[-1].__exit__(None, None, None)
             tensors = chain(self.alg.actor.state_dict().values(), self.alg.critic.state_dict().values())

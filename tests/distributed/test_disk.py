@@ -1,4 +1,4 @@
-"""A full disk, which a tmpfs of 3 MB in a mount namespace of its own stands in for."""
+"""A full disk: a tmpfs of 3 MB in a separate mount namespace."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def on_a_small_disk(command: Command, with_mounts: Callable[..., Done]) -> OnASm
 
 
 def inspect() -> None:
-    """Load all checkpoints on the disk; print their iterations, and what else lies beside them."""
+    """Load all checkpoints on the disk; print their iterations, and the other files in their directory."""
     for directory in Path("disk").rglob(CHECKPOINTS_DIR):
         found = list_checkpoints(directory.parent)
         for iteration, path in found.items():
@@ -48,7 +48,7 @@ def inspect() -> None:
 
 
 def fill() -> None:
-    """Save checkpoints of 1.2 MB until there is no room; then make some, and save once more."""
+    """Save checkpoints of 1.2 MB until the disk is full; then free space, and save once more."""
     run_dir = Path("disk", "logs", "task", "run")
     store = CheckpointStore(run_dir, CheckpointConfig(keep_last=0))
     weights = torch.zeros(300_000)

@@ -52,7 +52,7 @@ def only_run(root: Path) -> Path:
 
 
 def final(run: Path) -> dict[str, object]:
-    """What the newest checkpoint holds, without what tells the time."""
+    """Contents of the newest checkpoint, without times."""
     content = torch.load(find_checkpoint(run), weights_only=True)
     del content["counters"]["elapsed_s"]
     return content
@@ -76,7 +76,7 @@ def assert_equal(a: object, b: object, where: str = "") -> None:
 
 
 def untimed(run: Path) -> list[dict[str, object]]:
-    """Rows of metrics without what tells the time."""
+    """Rows of metrics without times."""
     timings = ("elapsed_s", "steps_per_s", "collect_s", "learn_s", "wait_s", "wait_share")
     return [{k: v for k, v in row.items() if k not in timings} for row in read_metrics(run)]
 
@@ -100,7 +100,7 @@ def training(command: Command, wait_for: WaitFor) -> Training:
 
 
 def private_temporary_directory(command: Command) -> Path:
-    """A directory for temporary files that nobody else uses."""
+    """A directory for temporary files of this test only."""
     directory = command.cwd / "tmp"
     directory.mkdir()
     return directory
@@ -189,7 +189,7 @@ def test_rows_4_and_5_a_signal_stops_cleanly_and_the_run_resumes(
     temporary = private_temporary_directory(command)
     process = training(env={"TMPDIR": str(temporary)})
     run = only_run(command.cwd)
-    # As a terminal does it, Ctrl-C reaches every process of the group; `kill` reaches the launcher alone.
+    # In a terminal, Ctrl-C reaches every process of the group; `kill` reaches only the launcher.
     (os.killpg if signum == signal.SIGINT else os.kill)(process.pid, signum)
     stopped = command.finish(process)
     assert stopped.code == Exit.RESUMABLE, stopped.out + stopped.err
@@ -213,7 +213,7 @@ def test_rows_4_and_5_a_signal_stops_cleanly_and_the_run_resumes(
 def test_row_5_a_second_ctrl_c_ends_at_once(
     command: Command, training: Training, wait_for: WaitFor, assert_within: Within
 ) -> None:
-    # An iteration that never ends, so that the first Ctrl-C is not done with before the second comes.
+    # An iteration that never ends, so that the second Ctrl-C arrives before the first one has stopped the run.
     temporary = private_temporary_directory(command)
     process = training(env={"MJLAB_DIST_FAULT": "1:30:sigstop", "TMPDIR": str(temporary)})
     wait_for(lambda: any(other.status() == psutil.STATUS_STOPPED for other in command.processes()))
@@ -424,7 +424,7 @@ def test_init_from_starts_a_new_run_with_old_weights(command: Command) -> None:
     first = command(*one, "--max-iterations", "2", "--log-root", "first")
     assert first.code == Exit.DONE, first.err
     (old,) = (command.cwd / "first" / "cartpole-balance").iterdir()
-    # So small a step that nothing changes by it.
+    # The step is so small that nothing changes.
     frozen = ("--agent.learning-rate", "1e-20", "--agent.schedule", "fixed", "--seed", "8", "--max-iterations", "1")
     done = command(*one, *frozen, "--init-from", str(find_checkpoint(old)))
     assert done.code == Exit.DONE, done.err
@@ -494,7 +494,7 @@ def test_row_15_a_run_resumes_with_another_number_of_ranks(command: Command) -> 
 
     steps = [row["total_steps"] for row in read_metrics(run)]
     assert steps == [512, 1024, 1536, 1792, 2304]
-    # Adam's steps and the normalizer's count go on, over all envs of all ranks.
+    # Adam's steps and the normalizer's count continue, over all envs of all ranks.
     last = torch.load(find_checkpoint(run), weights_only=True)
     assert last["optimizer_state_dict"]["state"][0]["step"] == 5 * 5 * 4
     assert last["actor_state_dict"]["obs_normalizer.count"] == 2304

@@ -1,4 +1,4 @@
-"""Other machines train, and are refused, by name and in time, where ranks could not be started on them.
+"""Other machines train. Machines on which ranks cannot start are refused by name, within a time limit.
 
 The SSH server belongs to the test and runs commands on this machine; its clients are real. torchrunx must find the same
 problems.
@@ -80,14 +80,14 @@ def web(ssh_config: Path, key_file: Path) -> Iterator[str]:
 
 
 def program(file: Path, *lines: str) -> str:
-    """A shell script, for a host where it stands in the interpreter's place."""
+    """A shell script that replaces the interpreter on a host."""
     file.write_text("\n".join(("#!/bin/sh", *lines, "")))
     file.chmod(0o755)
     return str(file)
 
 
 def with_package(directory: Path, name: str, version: str) -> str:
-    """A Python that sees another version of a package than the one here."""
+    """A Python that finds another version of a package."""
     info = directory / f"{name}-{version}.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
@@ -471,7 +471,7 @@ def training(
 def test_sigterm_stops_all_machines_cleanly(
     command: Command, training: subprocess.Popen[str], assert_within: Callable[[float, float], None]
 ):
-    # Even an agent there that hears nothing is ended.
+    # An agent on that host that receives no message ends too.
     (agent,) = (p for p in command.processes() if OWN_DIRECTORY in p.cmdline())
     agent.suspend()
     training.terminate()

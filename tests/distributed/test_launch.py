@@ -88,7 +88,8 @@ def test_two_ranks_train_and_leave_a_complete_run(command: Command) -> None:
     assert done.code == 0, done.err
     run = only_run(command.cwd)
 
-    # The console: plain lines without a terminal, the last ones say where the run is and how to play it.
+    # The console prints plain lines without a terminal. The last ones name the run directory and the command to play
+    # it.
     lines = done.out.splitlines()
     assert lines[0].startswith("Training cartpole-balance with 2 ranks.")
     assert any(" 5/5 " in line for line in lines)
@@ -121,7 +122,7 @@ def test_two_ranks_train_and_leave_a_complete_run(command: Command) -> None:
         "localhost[1].log",
     }
 
-    # Rank 1 wrote nothing but its log: the events of iterations are rank 0's.
+    # Rank 1 wrote only its log: rank 0 sends the events of iterations.
     (log_of_1,) = (run / "torchrunx").rglob("localhost[[]1].log")
     assert "iteration" not in log_of_1.read_text()
 
@@ -223,7 +224,7 @@ def wait_for_ever():
 
 @pytest.mark.slow
 def test_a_failing_rank_of_torchrun_skips_the_shutdown_of_the_interpreter(command: Command) -> None:
-    """NCCL aborts its communicators there, and waits for other ranks; here a handler waits for ever."""
+    """At this point, NCCL aborts its communicators and waits for other ranks; in this test, a handler waits forever."""
     (command.cwd / "sitecustomize.py").write_text(NEVER_SHUTS_DOWN)
     done = command(
         "torchrun", "--nproc-per-node", "2", "--no-python", command.program("train"), "cartpole-balance", "--gpu-ids",
@@ -246,7 +247,7 @@ def abort():
 
 @pytest.mark.slow
 def test_a_rank_of_torchrun_that_is_done_skips_the_shutdown_of_the_interpreter(command: Command) -> None:
-    """A thread of torch.distributed that still runs can abort the process there; here a handler does."""
+    """At this point, a running thread of torch.distributed can abort the process; in this test, a handler aborts it."""
     (command.cwd / "sitecustomize.py").write_text(ABORTS_AT_SHUTDOWN)
     done = command(
         "torchrun", "--nproc-per-node", "2", "--no-python", command.program("train"), "cartpole-balance", "--gpu-ids",

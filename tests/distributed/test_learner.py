@@ -1,4 +1,4 @@
-"""Two and four ranks learn what one process learns on the data of all of them."""
+"""Two and four ranks learn the same as one process with the data of all ranks."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_ranks_learn_what_one_process_learns(ranks: Results, variant: str) -> No
 
 
 def test_ranks_learn_in_bf16_what_one_process_learns_in_bf16(ranks: Results) -> None:
-    """To bf16's own rounding: the distance between the two is small beside that from the exact update, or no larger."""
+    """Up to bf16's rounding: results differ from each other less than from the exact update."""
     expected = probe.alone("bf16", len(ranks))[0]
     exact = parameters(ranks[0]["fp32"][0])
     here, alone = parameters(ranks[0]["bf16"][0]), parameters(expected)
@@ -93,7 +93,7 @@ def test_compressed_gradients_learn_nearly_the_same(ranks: Results) -> None:
 
 
 def test_local_updates_are_averaged(ranks: Results) -> None:
-    """Parameters, Adam's moments and learning rates; normalizers by what they have seen."""
+    """Parameters, Adam's moments, learning rates and normalizers."""
     locals_ = [rank["local"] for rank in ranks]
     assert difference(locals_[0]["before"], locals_[1]["before"])[0] > 1e-3, "ranks were to learn by themselves"
     exact = ranks[0]["mlp"][-1]["state"]

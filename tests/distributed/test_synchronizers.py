@@ -121,7 +121,7 @@ def test_checkpoints_between_averages_change_nothing_and_resume_exactly(command:
     assert all(0 < row["wait_share"] < 1 for row in read_metrics(runs["plain"]))
     assert rows_without_times(runs["saved"]) == rows
     assert sorted(list_checkpoints(runs["saved"])) == [4, 5, 7]
-    # What is saved is the average over ranks, and it is the same whatever was saved before.
+    # Checkpoints contain the average over ranks, and earlier checkpoints have no effect on it.
     finals = [flatten(checkpoint(run, 7)) for run in runs.values()]
     assert finals[0].keys() == finals[1].keys()
     assert all(torch.equal(tensor, finals[1][name]) for name, tensor in finals[0].items())
@@ -168,7 +168,7 @@ def test_a_synchronizer_can_hold_a_process_group(command: Command, num_ranks: in
 
 @pytest.mark.slow
 def test_sharded_recurrent_policy_in_bf16_trains_and_plays(command: Command) -> None:
-    """Flags that have nothing to do with each other, in one launch."""
+    """Independent flags in one launch."""
     done = command(
         *BASE,
         *("--fsdp-devices", "2", "--fsdp-min-size-mb", "0.01", "--sync.compression", "bf16"),

@@ -24,7 +24,7 @@ RANKS = 2
 
 @pytest.fixture(scope="module")
 def environment() -> Iterator[None]:
-    """Ranks import the probe by its name, and are handed a variable that torchrunx itself would not pass on."""
+    """Ranks import the probe by its name, and receive a variable that torchrunx itself would not pass to them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1])]))
         patch.setenv("WANDB_NOTES", "passed on")
@@ -83,7 +83,7 @@ def test_one_collective_per_mini_batch(ranks: list[dict[str, Any]]) -> None:
 
 
 def test_host_waits_once_an_iteration(ranks: list[dict[str, Any]]) -> None:
-    """For the metrics, whose transfer is no operation that is counted; for nothing else."""
+    """One wait for the metrics, whose transfer is not counted as an operation; no other waits."""
     for r in ranks:
         assert r["waits"] == [0] * probe.ITERATIONS
 

@@ -1,4 +1,4 @@
-"""mjlab-dist verify: through the installed command where all is well and where it is not, and its judgement alone."""
+"""mjlab-dist verify: the installed command with and without a fault, and the evaluation of its measurements."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_two_ranks_pass_and_leave_no_files(command: Command) -> None:
     (command.cwd / "tmp").mkdir()
     done = command(*VERIFY, "--cpu-ranks", "2", "--seed", "5", "--json", env={"TMPDIR": "tmp"})
     report = json.loads(done.out)
-    # How fast ranks are is up to whatever else this machine does.
+    # The speed of ranks depends on other programs of this machine.
     assert {check["name"] for check in report["checks"] if not check["passed"]} <= {"scaling against one rank"}, report
     assert done.code == (0 if report["passed"] else 1)
     assert [rank["rank"] for rank in report["ranks"]] == [0, 1]
@@ -112,7 +112,7 @@ def test_a_signal_ends_verify_and_leaves_no_files(
 
 
 def evidence(rank: int, **changed: Any) -> Evidence:
-    """What a rank sees where all is well."""
+    """Measurements of a rank without faults."""
     info = RankInfo(
         pid=100,
         rank=rank, host="here", device="cpu", name="CPU", memory_gb=8, capability=None,

@@ -1,4 +1,4 @@
-"""The installed train command with --logger wandb: it never fails, waits or tells a secret for that library's sake."""
+"""The installed train command with --logger wandb: the library cannot make it fail, wait or reveal a secret."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WaitFor = Callable[[Callable[[], bool]], None]
 
 @pytest.fixture(autouse=True)
 def account(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that nobody asks for: Weights & Biases is offline, or not there."""
+    """An account that no server checks: Weights & Biases is offline, or missing."""
     for name in ("WANDB_BASE_URL", "WANDB_SERVICE"):
         monkeypatch.delenv(name, raising=False)
     for name in ("NETRC", "WANDB_CONFIG_DIR", "WANDB_CACHE_DIR"):
@@ -122,7 +122,7 @@ def test_row_20_training_continues_without_wandb(
     wait_for(lambda: has_wandb_rows(command.cwd))
     run = only_run(command.cwd)
 
-    # Training goes on: where wandb hangs, for more rows than the socket to it holds.
+    # Training continues, also if wandb hangs and more rows are sent than the socket can hold.
     for name in {"killed": ["wandb-core"], "hung": ["wandb_process.py", "wandb-core"]}.get(fault, []):
         for service in named(command, name):
             service.send_signal(signal.SIGKILL if fault == "killed" else signal.SIGSTOP)

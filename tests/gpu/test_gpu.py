@@ -1,4 +1,4 @@
-"""What only a GPU can show. Skipped without one; a machine with one GPU runs all but what NCCL does between two."""
+"""Tests that need a GPU. They are skipped without one; with one GPU, only the tests of NCCL between two are skipped."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_two_ranks_share_one_gpu_through_gloo(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_script_of_two_ranks_works_on_a_cpu(tmp_path: Path) -> None:
-    """So that the test on a GPU cannot fail for the script's sake."""
+    """Test the script here, so that an error in it cannot fail the test on a GPU."""
     train_two_ranks("cpu", tmp_path)
 
 
@@ -149,7 +149,7 @@ def test_the_memory_of_a_first_run_is_free_for_a_second_run_in_the_same_process(
         build(env, *args, **kwargs)
 
     monkeypatch.setattr(Env, "__init__", watched)
-    gc.disable()  # else it may be the collector's own timing that frees the first run
+    gc.disable()  # otherwise the garbage collector may free the first run by chance
     try:
         for _ in range(2):
             mjlab_dist.train(
@@ -314,7 +314,7 @@ def test_nothing_is_compiled_in_a_capture_or_a_step() -> None:
         return is_new
 
     config = config_of("quadruped-velocity-rough").env
-    Env(config, 8, DEVICE)  # compiles whatever is missing
+    Env(config, 8, DEVICE)  # compiles missing kernels
     with mock.patch.object(wp.Module, "_compile", watched):
         env = Env(config, 8, DEVICE)
         env.step(torch.zeros(8, env.num_actions, device=DEVICE))
@@ -340,7 +340,7 @@ def test_the_gpu_computes_what_the_cpu_does(simulate: Callable[..., Simulation])
 
 @pytest.fixture
 def syncs_fail() -> Iterator[Callable[[], None]]:
-    """To be called after warming up: from then on, whatever makes the host wait for the GPU raises."""
+    """Call this after warming up: from then on, every operation that makes the host wait for the GPU raises."""
     yield lambda: torch.cuda.set_sync_debug_mode("error")
     torch.cuda.set_sync_debug_mode("default")
 
@@ -405,7 +405,7 @@ def test_an_env_step_never_waits_for_the_gpu(task: str, syncs_fail: Callable[[],
 @needs_gpu
 @pytest.mark.parametrize("task", NAMES)
 def test_an_iteration_never_waits_for_the_gpu(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rollout, returns, update and the metrics' tensors, but for the one wait at the end of an iteration."""
+    """Rollout, returns, update and the tensors of metrics, without the one wait at the end of an iteration."""
     start_warp(DEVICE)
     torch.manual_seed(0)
     config = dataclasses.replace(config_of(task), num_envs=NUM_ENVS)

@@ -8,7 +8,7 @@ from conftest import Command
 from mjlab_dist.run_dir import read_metrics
 
 MAXIMUM = 1000.0
-"""1,000 steps an episode, at most 1 of reward each."""
+"""Maximum return: an episode has 1,000 steps, each with a reward of at most 1."""
 
 
 @pytest.mark.slow
@@ -22,7 +22,7 @@ MAXIMUM = 1000.0
     ],
 )
 def test_task_trains_to_a_full_return(command: Command, task: str, iterations: str, share: float, ranks: str) -> None:
-    # Two ranks share the envs of one, so that both take the same time; which is only a limit for a hang here.
+    # Two ranks share the envs of one rank, so both take the same time. Here, the time is only a limit for a hang.
     # With one rank, the returns are above these shares after 60 and 110 iterations.
     flags = ("--gpu-ids", "None", "--cpu-ranks", ranks, "--total-num-envs", "512", "--seed", "1")
     flags += ("--max-iterations", iterations)

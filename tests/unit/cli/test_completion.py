@@ -1,4 +1,4 @@
-"""What Tab suggests: commands, tasks, flags of the typed task by group, and their values."""
+"""Tab suggests commands, tasks, flags of the typed task by group, and their values."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_group_is_one_suggestion_until_its_name_is_typed():
 
 
 def test_every_flag_is_reachable_and_a_group_is_never_the_only_suggestion():
-    """A shell puts a space behind the only suggestion."""
+    """A shell adds a space after the only suggestion."""
     task = "quadruped-velocity-rough"
     reached: set[str] = set()
     open_groups = ["--"]

@@ -1,4 +1,4 @@
-"""What the commands print of compiling: a bar on a terminal, lines elsewhere."""
+"""Commands show the progress of compiling: as a bar on a terminal, otherwise as lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings that hold for every command."""
+"""Settings that apply to every command."""
 
 from __future__ import annotations
 

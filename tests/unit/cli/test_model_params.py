@@ -1,4 +1,4 @@
-"""Parameters of functions that build a model: flags, config files, and what is refused before anything starts."""
+"""Parameters of functions that build a model: flags, config files, and values that are refused before the start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line: overrides, and one line for every mistake."""
+"""The command line: flags that change a config, and one line for every mistake."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def value_at(config: Any, path: str) -> Any:
 
 
 def differences(old: Any, new: Any, path: str = "") -> set[str]:
-    """Paths of what differs between two configs, as value_at takes them."""
+    """Paths of the values that differ between two configs, in the form of value_at."""
     if hasattr(old, "__dataclass_fields__"):
         steps = [(f"{path}.{name}".lstrip("."), getattr(old, name), getattr(new, name)) for name in vars(old)]
     elif isinstance(old, dict):

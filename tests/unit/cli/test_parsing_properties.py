@@ -1,4 +1,4 @@
-"""Properties of command lines: what a config holds can be typed, and every mistake is one line."""
+"""Properties of command lines: every value of a config can be typed, and every mistake is reported in one line."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ tokens = st.one_of(
 
 
 def typed(value: Any) -> list[str]:
-    """A value as arguments; a mapping as names and values in turn."""
+    """A value as arguments; a mapping as alternating names and values."""
     if isinstance(value, dict):
         return [str(part) for pair in value.items() for part in pair]
     return [str(part) for part in value] if isinstance(value, tuple) else [str(value)]
 
 
 def values_of(hint: Any, value: Any) -> st.SearchStrategy[Any]:
-    """Values that can be typed for a flag: of its type, or of that of its value if it is a parameter of a term."""
+    """Values that can be typed for a flag. They have its type or, for a parameter of a term, the type of its value."""
     args, origin = typing.get_args(hint), typing.get_origin(hint)
     if origin is Literal:
         return st.sampled_from(args)

@@ -1,4 +1,4 @@
-"""Properties of the checks of a config: intervals, hosts and seeds are accepted as a whole or refused by their flag."""
+"""Properties of the checks of a config: intervals, hosts and seeds are accepted, or refused by flag."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Terms named by real functions: stand-ins for modules, what cannot be named, and what the type checker finds."""
+"""Configs name real functions: modules that are not imported, wrong names, and type checkers."""
 
 from __future__ import annotations
 

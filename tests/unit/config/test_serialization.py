@@ -1,4 +1,4 @@
-"""Configs are written to a file and read back; files that hold no config are refused."""
+"""Configs are written to a file and read back; files without a config are refused."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def config() -> TrainConfig:
 
 
 def with_param(config: TrainConfig, value: ParamValue) -> TrainConfig:
-    """A copy of a config whose env has one event more, with one parameter."""
+    """A copy of a config whose env has one more event, with one parameter."""
     events = {**config.env.events, "extra": EventConfig(func="package.module:name", params={"value": value})}
     return changed(config, "env.events", events)
 

@@ -1,4 +1,4 @@
-"""Properties of config files: any config of any task comes back from a file as it was."""
+"""Properties of config files: any config of any task is equal after writing and reading it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def task(name: str) -> tuple[TrainConfig, list[tuple[Steps, Any, Any]]]:
 
 @st.composite
 def configs(draw: st.DrawFn) -> TrainConfig:
-    """Configs of tasks in which some values are others of the same types."""
+    """Configs of tasks in which some values are replaced by others of the same types."""
     config, places = task(draw(st.sampled_from(NAMES)))
     for steps, hint, _ in draw(st.lists(st.sampled_from(places), max_size=12)):
         config = changed(config, steps, draw(values_of(hint)))

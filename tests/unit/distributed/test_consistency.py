@@ -1,4 +1,4 @@
-"""Checksums, and who differs from whom."""
+"""Checksums, and which ranks differ."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from mjlab_dist.errors import UserError
 
 
 def test_gpu_ranks_gather_cpu_tensors_through_gloo() -> None:
-    """Packed env states of all ranks stay off the GPU of rank 0, which need not have room for them."""
+    """Packed env states of all ranks are not stored on rank 0's GPU, which may lack the memory."""
     joined: dict[str, Any] = {}
 
     def init(backend: str, **options: Any) -> None:
@@ -87,7 +87,7 @@ def test_a_later_traceback_of_the_caller_has_no_prefix(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("num_visible", "is_refused"), [(1, False), (8, True)])
 def test_a_rank_that_selects_its_gpu_after_cuda_started_is_refused(num_visible: int, is_refused: bool) -> None:
-    """Else every rank would train on GPU 0."""
+    """Otherwise every rank would train on GPU 0."""
     device = RankDevice(device="cuda:0", visible="GPU-1", name="GPU", torch_threads=1, backend="nccl")
     refused = pytest.raises(UserError, match="CUDA_VISIBLE_DEVICES") if is_refused else contextlib.nullcontext()
     with mock.patch.object(torch.cuda, "device_count", return_value=num_visible), refused:

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 def on_ranks(world_size: int, work: Callable[[int, LocalSum], T], timeout_s: float = 20.0) -> list[T]:
-    """What every rank's work returns."""
+    """Results of all ranks."""
     store = HashStore()
 
     def be(rank: int) -> T:
@@ -65,7 +65,7 @@ def test_a_rank_that_waits_for_a_slow_one_sleeps(wait_for: Callable[[Callable[[]
         if rank == 0:
             waiting.append(threading.get_native_id())
         else:
-            # A rank that spins is running whenever it is looked at; this one must be asleep.
+            # A rank that spins is always running; this one must sleep.
             wait_for(lambda: bool(waiting) and is_asleep(waiting[0]))
         summing.sum_(values)
         assert values.eq(2.0).all()
@@ -74,7 +74,7 @@ def test_a_rank_that_waits_for_a_slow_one_sleeps(wait_for: Callable[[Callable[[]
 
 
 def is_asleep(thread: int) -> bool:
-    """Whether the kernel has put a thread of this process to sleep, in every one of ten looks."""
+    """Whether the kernel reports that a thread of this process sleeps, in each of ten checks."""
     status = Path(f"/proc/self/task/{thread}/stat")
     return all(status.read_text().rpartition(")")[2].split()[0] == "S" for _ in range(10))
 

@@ -35,7 +35,7 @@ def test_every_rank_gets_the_same_sum(kinds: list[tuple[list[int], torch.dtype]]
         summing.close()
         return addends[rank]
 
-    # Tensors of more than 64 bytes take the way of large ones.
+    # Tensors of more than 64 bytes are summed like large ones.
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(world_size) as pool:
         patch.setattr(local_sum, "MAX_WHOLE_BYTES", 64)
         for sums in pool.map(add_up, range(world_size)):

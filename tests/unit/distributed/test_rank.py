@@ -1,4 +1,4 @@
-"""Who a rank is, from the variables that torchrun, torchrunx and SLURM set."""
+"""The rank, read from the variables that torchrun, torchrunx and SLURM set."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TORCHRUN = {
     "MASTER_PORT": "29501",
 }
 
-# What srun sets in each of the tasks of a step.
+# Variables that srun sets in each task of a step.
 SRUN = {
     "SLURM_JOB_ID": "4711",
     "SLURM_NTASKS": "4",
@@ -30,7 +30,7 @@ SRUN = {
     "SLURM_STEP_NUM_NODES": "2",
 }
 
-# What a batch script sees that was given four tasks and has not called srun.
+# Variables of a batch script with four tasks that has not called srun.
 SBATCH = {
     "SLURM_JOB_ID": "4711",
     "SLURM_NTASKS": "4",

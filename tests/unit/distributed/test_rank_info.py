@@ -1,4 +1,4 @@
-"""What ranks tell each other: devices, and values through the store where they meet."""
+"""Ranks exchange their devices, and values through the store where they meet."""
 
 from __future__ import annotations
 

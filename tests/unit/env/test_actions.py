@@ -121,7 +121,7 @@ def test_previous_actions_are_kept_within_an_episode() -> None:
 
 
 class DelayLine:
-    """What the test knows of an env: actions of its episode, and how late they have been found to be."""
+    """The test's own record of an env: actions of its episode, and their measured delays."""
 
     def __init__(self, latency: tuple[int, int]) -> None:
         self.latency = latency
@@ -134,7 +134,7 @@ class DelayLine:
         self.lag = None
 
     def check(self, action: float, seen: float) -> None:
-        """Note an action that was sent, and what came out; all actions differ."""
+        """Record an action that was sent and the inputs that resulted; all actions differ."""
         self.sent.append(action)
         known = range(self.latency[0], self.latency[1] + 1) if self.lag is None else [self.lag]
         fits = [lag for lag in known if self._at(lag) == pytest.approx(seen, abs=1e-6)]
@@ -160,7 +160,7 @@ def test_each_env_draws_a_latency_for_each_episode(latency: tuple[int, int]) -> 
         sent = float64(actions)
         env.step(actions)
         arrived = (float64(env.sim.ctrl[:, :2]) - 0.3) / 0.5
-        # A reset puts the keyframe's inputs in place; what arrived before it is gone.
+        # A reset sets the inputs of the keyframe; earlier inputs are removed.
         for i in np.flatnonzero(~ends):
             for line, action, seen in zip(lines[i], sent[i].clip(-0.8, 0.8), arrived[i], strict=False):
                 line.check(float(action), float(seen))
@@ -171,7 +171,7 @@ def test_each_env_draws_a_latency_for_each_episode(latency: tuple[int, int]) -> 
     assert all(left.lag == right.lag and left.lags == right.lags for left, right in lines)  # a robot has one link
     found = {lag for line, _ in lines for lag in line.lags}
     assert found == set(range(latency[0], latency[1] + 1))
-    assert latency[0] == latency[1] or any(len(set(line.lags)) > 1 for line, _ in lines)  # an episode draws anew
+    assert latency[0] == latency[1] or any(len(set(line.lags)) > 1 for line, _ in lines)  # every episode draws again
 
 
 def test_every_latency_is_equally_likely() -> None:
@@ -185,7 +185,7 @@ def test_every_latency_is_equally_likely() -> None:
 
 
 def test_with_jitter_actions_arrive_in_order_and_every_latency_is_drawn() -> None:
-    """The commands are the number of the step: what arrives tells when it was sent."""
+    """Actions are the number of the step, so each input shows when it was sent."""
     num, jitter = 2000, 0.3
     legs = ActionConfig(actuators=("F._leg",), latency=(1, 4), latency_jitter=jitter)
     rear = ActionConfig(actuators=("R._leg",), latency=(0, 2))

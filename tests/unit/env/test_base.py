@@ -1,4 +1,4 @@
-"""What terms ask of a free-floating body: right after every change of the state, and computed once until the next."""
+"""Quantities of a floating base: correct after every change of the state, and computed once until the next change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The batched env: its episodes against the test's own bookkeeping over steps of MuJoCo's C code."""
+"""The batched env: its episodes compared with the test's own bookkeeping over steps of MuJoCo's C code."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def make(config: EnvConfig = CONFIG, num_envs: int = NUM_ENVS, seed: int = 0, **
 
 
 def c_step(env: Env, actions: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Where MuJoCo's C code takes every env from its present state, by float64."""
+    """The next state of every env by MuJoCo's C code, in float64."""
     qpos, qvel = np.empty(env.sim.qpos.shape), np.empty(env.sim.qvel.shape)
     for i in range(env.num_envs):
         data = mujoco.MjData(env.sim.model)
@@ -131,7 +131,7 @@ class Episode:
 
 
 def episodes_of(steps: list[Step], ages: np.ndarray) -> list[Episode]:
-    """Whole episodes, by the test's own rules: past the limit, or as old as an episode gets."""
+    """Episodes that end by the test's own rules: past the limit, or at the time limit."""
     sums, lengths, ages = np.zeros((3, len(ages))), np.zeros(len(ages), dtype=int), ages.copy()
     ended = []
     for step in steps:
@@ -424,7 +424,7 @@ def everything(forward: bool = False, **changes: Any) -> EnvConfig:
 
 
 def advance(env: Env, actions: torch.Tensor) -> list[torch.Tensor]:
-    """Everything that an env shows in some steps: states, observations, rewards, ends, totals."""
+    """All outputs of an env in some steps: states, observations, rewards, ends, totals."""
     seen = []
     for row in actions:
         obs, rewards, dones, extras = env.step(row)
@@ -495,7 +495,7 @@ def test_a_changed_reward_weight_applies_to_a_resumed_run() -> None:
 
 
 def test_the_state_includes_all_memory_of_terms_randomizations_and_observations() -> None:
-    """Envs that were drawn otherwise, and are elsewhere, have all of it once they have it."""
+    """After loading a state, envs with other random numbers and positions have all of it."""
     env, other = make(everything()), make(everything(), seed=7)
     state = env.state()
     assert {name for name, tensor in state.items() if not torch.equal(tensor, other.state()[name])} >= {
@@ -523,7 +523,7 @@ def test_the_state_includes_all_memory_of_terms_randomizations_and_observations(
 def poisoned_and_healthy(
     config: EnvConfig, poison: Callable[[Env], None]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor], Env]:
-    """What two batches show that draw the same, of which the first is poisoned before its 11th step; and that one."""
+    """Outputs of two batches with the same draws, one of which gets NaN before its 11th step; and that batch."""
 
     def show(env: Env, row: torch.Tensor) -> torch.Tensor:
         obs, rewards, dones, extras = env.step(row)
@@ -725,7 +725,7 @@ def test_columns_of_observations_are_named_by_term() -> None:
 
 
 def box_terms() -> dict[str, Any]:
-    """What a config of the box has in place of the cartpole's terms."""
+    """Fields of the box's config that replace the cartpole's terms."""
     return {
         "actions": {"force": ActionConfig(actuators=("lift",))},
         "observations": {

@@ -43,7 +43,7 @@ def make(num_envs: int = NUM_ENVS, first_env_id: int = 0, **changes: Any) -> Env
 
 @dataclasses.dataclass
 class Played:
-    """Steps of an env, as a test saw them from outside."""
+    """Steps of an env, as recorded by a test."""
 
     values: np.ndarray
     """Sum of squared actions, (steps, num_envs)."""
@@ -88,7 +88,7 @@ def test_metrics_are_reduced_over_each_episode() -> None:
 
 
 def test_two_halves_sum_to_the_whole() -> None:
-    """Totals of two ranks' envs sum to those of one rank with all of them: what metrics over ranks rest on."""
+    """The totals of two ranks' envs sum to those of one rank with all envs; metrics over ranks rely on this."""
     whole, halves = make(), [make(NUM_ENVS // 2, first) for first in (0, NUM_ENVS // 2)]
     generator = torch.Generator().manual_seed(1)
     for _ in range(NUM_STEPS):

@@ -1,4 +1,4 @@
-"""From terms to observations: noise, clip, scale, delay and history against bookkeeping in numpy."""
+"""From terms to observations: noise, clip, scale, delay and history compared with bookkeeping in numpy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EVERYWHERE = torch.ones(NUM_ENVS, dtype=torch.bool)
 
 
 class Source:
-    """A term whose value says env, column and time: 1000 * env + 100 * column + time."""
+    """A term whose value encodes env, column and time: 1000 * env + 100 * column + time."""
 
     def __init__(self, width: int = 1, num_envs: int = NUM_ENVS) -> None:
         self.time = 0
@@ -31,7 +31,7 @@ class Source:
         return self._base + self.time
 
     def at(self, time: np.ndarray) -> np.ndarray:
-        """What it was worth at a time of each env's own, (num_envs,)."""
+        """Its value at a different time in each env, (num_envs,)."""
         return self._base.numpy() + time[:, None]
 
 
@@ -175,7 +175,7 @@ def test_two_groups_draw_independent_noise() -> None:
 
 
 class Bookkeeping:
-    """When each env's episode began, and how late a term has been in it."""
+    """Start of each env's episode, and the measured delay of a term in it."""
 
     def __init__(self) -> None:
         self.start = np.zeros(NUM_ENVS, dtype=int)
@@ -220,7 +220,7 @@ def test_delayed_and_past_values_come_from_the_current_episode(
         assert (row[:, 2 + history * width :] == -3.0).all()
         values = row[:, 2 : 2 + history * width].reshape(NUM_ENVS, history, width)
 
-        # How late it is can be told from the newest value, once the episode is old enough; it then stays.
+        # Once the episode is old enough, the newest value shows the delay, which then stays the same.
         newest = values[:, -1, 0] / 2.0 - source.at(np.zeros(NUM_ENVS))[:, 0]
         old = now - book.start >= delay[1]
         lag = (now - newest).round().astype(int)
@@ -232,7 +232,7 @@ def test_delayed_and_past_values_come_from_the_current_episode(
         for age in range(history):  # oldest first, and never from before the episode
             time = np.maximum(now - book.lag - (history - 1 - age), book.start)
             assert np.array_equal(values[told, age], 2.0 * source.at(time)[told])
-        # Before that the oldest that can be late is the episode's first.
+        # Before that, the oldest possible value is the episode's first one.
         assert (newest[~told] <= now).all()
         assert (newest[~told] >= book.start[~told]).all()
     told = np.concatenate([*book.seen, book.lag])

@@ -76,7 +76,7 @@ def end_iteration(env: Env) -> None:
 
 
 def seen(env: Env) -> dict[str, torch.Tensor]:
-    """What some steps from a fresh start return; most episodes end in them."""
+    """Results of some steps from a new start; most episodes end in these steps."""
     torch.manual_seed(3)
     env.reset()
     env.episode_length_buf.copy_(env.max_episode_length - 1 - torch.arange(env.num_envs) % NUM_STEPS)
@@ -95,7 +95,7 @@ def metrics(env: Env) -> dict[str, torch.Tensor]:
 
 
 def differences(mine: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> list[str]:
-    """Names of what differs by more than rounding; a robot in contact amplifies it."""
+    """Names of values that differ by more than rounding, which contacts amplify."""
     return [name for name, value in mine.items() if not torch.allclose(value, theirs[name], rtol=2e-3, atol=2e-3)]
 
 

@@ -28,7 +28,7 @@ from mjlab_dist.sim import start_warp
 
 NUM_ENVS = 24
 MANY = 2000
-"""Envs where distributions are looked at."""
+"""Number of envs in tests of distributions."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -50,7 +50,7 @@ def step(env: Env, num_steps: int = 1) -> None:
         env.step(torch.zeros(env.num_envs, env.num_actions))
 
 
-# What is drawn
+# Sampled values
 
 LEGS = ("FL", "FR", "RL", "RR")
 
@@ -139,7 +139,7 @@ def test_several_randomizations_of_one_field_apply_in_order() -> None:
     np.testing.assert_allclose(values[:, 2:], np.tile(2 * before[2:], (NUM_ENVS, 1)), rtol=1e-6)
 
 
-# What it does
+# Effects
 
 
 def test_constants_derived_from_masses_match_mujoco() -> None:
@@ -362,7 +362,7 @@ def test_a_payload_per_episode_changes_only_its_env_and_what_derives_from_the_ma
 
 
 def test_constants_that_derive_at_resets_do_not_change_the_state() -> None:
-    """Masses that are scaled by 1 change nothing but poses, which are then up to date."""
+    """Masses that are scaled by 1 change only the poses, which are then up to date."""
     env, plain = (make(4, randomizations=given) for given in ({"it": draw("body_mass", 1.0, 1.0, when="reset")}, {}))
     for i in range(20):
         actions = torch.full((4, 4), 0.1 * i)

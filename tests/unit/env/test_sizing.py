@@ -1,4 +1,4 @@
-"""--num-envs auto: the arithmetic, what an env is counted to take, and a rank that trains with what it found."""
+"""--num-envs auto: the arithmetic, the estimated memory of an env, and a rank that trains with the result."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_too_little_memory_for_one_env_is_refused():
         choose_num_envs([room(10, 10**9), room(5 * 10**9, 900)])
 
 
-# What the learner takes
+# Memory of the learner
 
 
 @pytest.mark.parametrize("widths", [{"actor": 5}, {"actor": 48, "critic": 235}])
@@ -169,7 +169,7 @@ def test_the_mini_batch_of_recorded_updates_is_counted_on_a_gpu() -> None:
     assert without == on_cpu
 
 
-# What an env takes
+# Memory of an env
 
 
 WEIGH = """
@@ -213,7 +213,7 @@ def test_memory_grows_linearly_with_the_number_of_envs():
 
 
 def test_memory_of_terms_is_counted():
-    """A history of 50 values more takes their bytes, and so does a latency of 20 steps more."""
+    """A history with 50 more values takes their bytes, and so does a latency with 20 more steps."""
 
     def num_bytes(history: int, latency: int) -> int:
         config = dataclasses.replace(
@@ -268,7 +268,7 @@ def test_a_rank_trains_with_the_number_of_envs_that_fit(tmp_path: Path, monkeypa
     assert result.metrics["total_steps"] == 5 * 128 * 4
     assert result.checkpoint == checkpoint_path(result.run_dir, 5)
 
-    # Looking for the number leaves no trace: the run is the one that the number gives.
+    # The search for the number has no effect on the run, which equals a run with this number.
     same, _ = train(small(tmp_path, num_envs=128, max_iterations=5))
     assert same.metrics["mean_step_reward"] == result.metrics["mean_step_reward"]
     assert same.metrics["loss/value"] == result.metrics["loss/value"]

@@ -319,7 +319,7 @@ def test_a_checkpoint_saved_on_a_gpu_loads_without_a_gpu(run_dir: Path, make_sto
     store = make_store()
     store.save(1, {"weights": torch.arange(5.0, device="cuda")}, None)
     store.close()
-    # Without map_location torch puts every tensor where the file says that it was.
+    # Without map_location, torch puts every tensor on the device that the file names.
     read = torch.load(checkpoint_path(run_dir, 1), weights_only=True)
     assert read["weights"].device.type == "cpu"
     assert read["weights"].tolist() == [0, 1, 2, 3, 4]
@@ -473,7 +473,7 @@ def spin(store: CheckpointStore) -> None:
 def read_newest(
     store: CheckpointStore, needed: Mapping[str, type] | None = None
 ) -> tuple[tuple[Path, bytes] | None, list[str]]:
-    """What the store says is the newest, and its warnings."""
+    """The newest checkpoint according to the store, and its warnings."""
     events: list[Event] = []
     with listening(events.append):
         found = store.read_newest(needed)
@@ -525,7 +525,8 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_previous_one(
     assert "model_30.pt.unreadable" in warning
     assert "\n" not in warning
 
-    # Nobody takes it for the newest again, it is not lost, and those before it were kept until it was known.
+    # It is not used as the newest again, it is not deleted, and earlier ones were kept until it was found to be
+    # damaged.
     assert target(run_dir, LATEST_LINK) == target(run_dir, BEST_LINK) == "model_20.pt"
     assert newest.with_name("model_30.pt.unreadable").read_bytes() == damaged
     store.save(25, {"iter": 25}, None)
