@@ -1,4 +1,4 @@
-"""What Weights & Biases keeps of a run on disk, read as `wandb sync` reads it."""
+"""The files of a Weights & Biases run, read as `wandb sync` reads them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from wandb.proto import wandb_internal_pb2
 
 BLOCK = 32768
-"""Bytes of a block; no chunk goes over its end."""
+"""Bytes of a block; no chunk exceeds its end."""
 
 
 def logged_steps(file: Path) -> list[int]:

@@ -1,4 +1,4 @@
-"""Warp's CPU device, made to look like a GPU to MuJoCo Warp: what a recording on a GPU would load, without a GPU."""
+"""Make Warp's CPU device look like a GPU to MuJoCo Warp, to find the modules that a recording on a GPU would load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Properties of budgets: nothing is lost, and every number that a message suggests is accepted."""
+"""Properties of budgets: shares add up to the total, and every number that a message suggests is accepted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def config_of(*, steps: int = 1, mini_batches: int = 1, rnn: bool = False, **fie
 
 
 def planned(config: TrainConfig, world_size: int) -> Budget | UserError:
-    """The budget, or the refusal."""
+    """The budget, or the message of the refusal."""
     try:
         budget = plan_budget(config, world_size)
     except UserError as error:

@@ -1,4 +1,4 @@
-"""Parsing the faults that a variable asks for."""
+"""Parsing the faults in an environment variable."""
 
 from __future__ import annotations
 

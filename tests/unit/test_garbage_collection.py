@@ -1,4 +1,4 @@
-"""The garbage collector pauses, and afterwards is as it was."""
+"""The garbage collector pauses, and is then restored."""
 
 from __future__ import annotations
 

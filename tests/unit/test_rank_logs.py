@@ -1,4 +1,4 @@
-"""Where the log files of ranks go."""
+"""Directories of the log files of ranks."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from mjlab_dist.errors import UserError
 
 
 def install(directory: Path, package: str, points: dict[str, str]) -> None:
-    """Fake an installed distribution that offers tasks; the directory has to be put on sys.path afterwards."""
+    """Fake an installed distribution with tasks; the directory must be added to sys.path afterwards."""
     info = directory / f"{package}-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")

@@ -42,7 +42,7 @@ def config(tmp_path: Path) -> TrainConfig:
 
 @pytest.fixture
 def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have every run start in the same second."""
+    """Make every run start in the same second."""
     moment = datetime.datetime(2026, 11, 21, 3, 14, 25, tzinfo=datetime.UTC)
     clock = types.SimpleNamespace(now=lambda _: moment)
     monkeypatch.setattr("mjlab_dist.run_dir.datetime", types.SimpleNamespace(datetime=clock, UTC=datetime.UTC))

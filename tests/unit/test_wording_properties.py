@@ -29,7 +29,7 @@ def test_a_list_in_words_holds_every_item_in_order(items: list[str], last: Liter
 @given(known=st.lists(names, min_size=1, unique=True), data=st.data())
 def test_a_name_that_exists_is_nearest_to_itself(known: list[str], data: st.DataObject):
     name = data.draw(st.sampled_from(known))
-    longer = [other for other in known if other.startswith(name)]  # names that continue it are as close
+    longer = [other for other in known if other.startswith(name)]  # names that start with it are as close
     assert nearest(name, known)[0] in longer
     assert name in nearest(name, known, len(known))
 

@@ -45,7 +45,7 @@ def test_samples_equal_those_of_torch() -> None:
 
 @pytest.mark.parametrize("broken", [float("nan"), -1.0])
 def test_sampling_with_an_invalid_standard_deviation_raises_no_error(broken: float) -> None:
-    """On CUDA an assertion in a kernel would end the process's context, and with it the report of what is wrong."""
+    """On CUDA, an assertion in a kernel would end the process's context, so that the error could not be reported."""
     distribution = BoundedGaussian(3, init_std=1.0, min_std=MIN_STD, std_type="scalar")
     with torch.no_grad():
         distribution.std_param[0] = broken

@@ -29,7 +29,7 @@ FIRST_ENV_ID = 100
 NAN = float("nan")
 
 Disturb = Callable[[Env, RolloutStorage.Transition, int], None]
-"""Does something before a step, which has this number from 0."""
+"""Function that is called before each step, with the step's number from 0."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -42,7 +42,7 @@ def nothing(_env: Env, _transition: RolloutStorage.Transition, _step: int) -> No
 
 
 class Rollout:
-    """A learner's rollout without a learner: actions are drawn, values are 0."""
+    """A rollout without a learner: actions are random, values are 0."""
 
     def __init__(self, config: EnvConfig | None = None) -> None:
         torch.manual_seed(0)
@@ -52,7 +52,7 @@ class Rollout:
         self.check = FiniteCheck(self.env, self.storage)
 
     def collect(self, disturb: Disturb = nothing) -> torch.Tensor:
-        """Play a rollout; returns what the check counts."""
+        """Play a rollout; return the counts of the check."""
         self.storage.clear()
         for step in range(NUM_STEPS):
             transition = RolloutStorage.Transition()
@@ -68,7 +68,7 @@ class Rollout:
         return self.check.count(self.obs)
 
     def dump(self) -> Dump:
-        """Name what was counted."""
+        """Return the names of the counted terms."""
         return self.check.dump(TASK, self.env.pop_episode_totals())
 
 
@@ -116,7 +116,7 @@ def test_the_first_and_the_last_step_are_checked(step: int) -> None:
 
 
 def test_a_last_observation_that_is_not_finite_is_found() -> None:
-    """The storage has none of it, and returns are bootstrapped from it."""
+    """The storage does not contain this observation, but returns are bootstrapped from it."""
     rollout = Rollout()
     rollout.collect()
     obs = TensorDict({"actor": rollout.obs["actor"].clone()}, batch_size=[NUM_ENVS])
@@ -137,7 +137,7 @@ def test_the_check_never_waits_for_the_device() -> None:
 
 
 def spin_by_mask(env: Env, _: RolloutStorage.Transition) -> None:
-    """Spoil every other env without an index."""
+    """Make every other env NaN, without an index."""
     env.sim.qvel.masked_fill_((torch.arange(NUM_ENVS) % 2 == 0).unsqueeze(1), NAN)
 
 

@@ -25,7 +25,7 @@ def sample(
     metrics: tuple[float, ...] = (0.0,),
     **other: Any,
 ) -> Sample:
-    """What a rank measured, by sums over the episodes that ended."""
+    """Measurements of a rank, as sums over the episodes that ended."""
     measured = {
         "curricula": {},
         "reward": torch.tensor(0.5),
@@ -204,7 +204,7 @@ def test_rows_continue_from_restored_counters():
     whole = rows(samples)
     first = start()
     parts = [first.outcome(i, s).row for i, s in enumerate(samples[:7], 1)]
-    counters = json.loads(json.dumps(first.counters()))  # as plain as a checkpoint has it
+    counters = json.loads(json.dumps(first.counters()))  # as plain values, as in a checkpoint
     second = start(7, counters)
     parts += [second.outcome(i, s).row for i, s in enumerate(samples[7:], 8)]
     elapsed_s = [number(row, "elapsed_s") for row in parts]

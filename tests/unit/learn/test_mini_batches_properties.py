@@ -1,4 +1,4 @@
-"""Properties of mini-batches: each sample of a rollout is in exactly one, with all that belongs to it."""
+"""Properties of mini-batches: each sample of a rollout is in exactly one of them, with all of its values."""
 
 from __future__ import annotations
 

@@ -235,7 +235,7 @@ def test_checkpoints_are_compatible_with_stock_rsl_rl(source: int, target: int) 
     other = (make_stock_learner, make_learner)[target](train_config(AGENT), NUM_ENVS)
     assert other.load(copy.deepcopy(learner.save()), None, True)
     assert difference(state_of(other), state_of(learner))[0] == 0
-    # What was loaded goes on as what was saved.
+    # A loaded learner continues like the saved one.
     learn(learner, 1)
     learn(other, 1)
     assert difference(state_of(other), state_of(learner))[0] < 1e-9
@@ -317,5 +317,5 @@ def test_orthogonal_weights_at_the_start(rnn: str) -> None:
             short = weight if len(weight) <= weight.shape[1] else weight.T
             torch.testing.assert_close(short @ short.T, gain**2 * torch.eye(len(short)), rtol=0, atol=1e-12)
             assert not layer.bias.any()
-    # What is not asked for is torch's, and so rsl_rl's.
+    # Without a flag, the optimizer is torch's, as in rsl_rl.
     assert any(layer.bias.any() for layer in stock.actor.mlp if isinstance(layer, torch.nn.Linear))

@@ -1,4 +1,4 @@
-"""What a rank has to itself: one tensor there and back, and every random state."""
+"""State of a single rank: packing into one tensor and back, and every random state."""
 
 from __future__ import annotations
 

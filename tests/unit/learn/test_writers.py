@@ -46,7 +46,7 @@ from mjlab_dist.run_dir import (
 )
 
 Stub = Callable[..., Callable[[], list[dict[str, Any]]]]
-"""Puts a library in wandb's place that does what is named by its functions' names; returns what reads its log."""
+"""Replaces wandb by a library with the given behaviour; returns a function that reads its log."""
 
 KEY = "0123456789abcdef" * 2 + "01234567"
 
@@ -97,7 +97,7 @@ def test_rows_of_ranks_have_their_own_file_and_curves(tmp_path: Path) -> None:
 
 
 def strict(line: str) -> Any:
-    """Parse JSON as its standard has it, without NaN and Infinity."""
+    """Parse JSON strictly, without NaN and Infinity."""
 
     def refuse(name: str) -> None:
         pytest.fail(f"{name} is no JSON")
@@ -196,7 +196,7 @@ def test_a_run_killed_before_its_first_row_resumes(tmp_path: Path):
 
 
 def curve(run_dir: Path, name: str) -> list[tuple[int, float]]:
-    """What TensorBoard shows of a directory."""
+    """Points that TensorBoard shows for a directory."""
     events = EventAccumulator(str(run_dir), size_guidance={"scalars": 0}).Reload()
     return [(event.step, event.value) for event in events.Scalars(name)]
 
@@ -261,7 +261,7 @@ def test_scalars_omit_the_iteration_and_unknown_values():
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainConfig:
-    """With an account, and nobody at home there."""
+    """With an account whose server does not answer."""
     for name in ("WANDB_MODE", "WANDB_SERVICE", "NETRC"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -278,7 +278,7 @@ def run_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def warnings() -> Iterator[list[str]]:
-    """What a person is warned of; afterwards no process is left."""
+    """Warnings that were printed; afterwards, no process is left."""
     texts: list[str] = []
     before = set(psutil.Process().children(recursive=True))  # of other tests
     with listening(lambda event: texts.append(event["text"])):
@@ -319,7 +319,7 @@ def teardown():
 
 @pytest.fixture
 def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stub:
-    """Put another library in wandb's place, which does as it is told."""
+    """Replace wandb by a library that follows commands of the test."""
 
     def put(init: str = "pass", log: str = "pass", finish: str = "pass") -> Callable[[], list[dict[str, Any]]]:
         output = tmp_path / "logged.jsonl"
@@ -601,7 +601,7 @@ def test_disabled_wandb_does_nothing(
 
 
 class Service(http.server.BaseHTTPRequestHandler):
-    """As much of Weights & Biases as its library needs; class attributes are its memory."""
+    """The part of Weights & Biases that its library needs; class attributes store its data."""
 
     has_steps = 0
     logged: list[int] = []  # noqa: RUF012
@@ -651,7 +651,7 @@ class Service(http.server.BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def service(has_steps: int) -> Iterator[tuple[str, list[int]]]:
-    """A server of Weights & Biases; yields its address and the steps that it is told of."""
+    """A server of Weights & Biases; yields its address and the steps that it receives."""
     memory: dict[str, Any] = {"has_steps": has_steps, "logged": []}
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), type("Memory", (Service,), memory)) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -1,4 +1,4 @@
-"""What this machine must have before ranks start: each check made to fail by the thing itself where that can be had."""
+"""Requirements of this machine before ranks start. Where possible, each check fails because of the real fault."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ KEY = "0" * 40
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty home directory and no proxies, so that this machine's own login and network do not count."""
+    """An empty home directory and no proxies, so that this machine's own login and network have no effect."""
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
@@ -57,7 +57,7 @@ def server() -> Iterator[str]:
 
 @pytest.fixture
 def closed() -> str:
-    """Address that nobody listens at."""
+    """Address without a listener."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         return f"127.0.0.1:{listening.getsockname()[1]}"
 
@@ -81,7 +81,7 @@ def refusal_of(config: TrainConfig, run_dir: Path | None = None, environ: dict[s
 
 
 def in_namespace(flags: str, script: str, *args: object) -> str:
-    """What a shell script prints as root of namespaces of its own; skips where those cannot be had."""
+    """Output of a shell script as root of its own namespaces; skips if these are not available."""
     if subprocess.run(["unshare", flags, "true"], check=False, capture_output=True).returncode != 0:
         pytest.skip("unshare is not allowed here")
     command = ["unshare", flags, "sh", "-ec", script, "sh", *map(str, args)]
@@ -91,7 +91,7 @@ def in_namespace(flags: str, script: str, *args: object) -> str:
 
 
 def python(code: str) -> str:
-    """A command line that runs code where all of preflight and doctor has been imported."""
+    """A command line that runs code after importing preflight and doctor."""
     header = """
         import sys
         from pathlib import Path
@@ -315,7 +315,7 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned int *count, p
     to[0].pid = 4711; to[0].used = 1; return 0;
 }
 """
-"""A library in place of NVIDIA's, of a machine with two GPUs, the second in use."""
+"""A replacement of NVIDIA's library, for a machine with two GPUs, the second of which is in use."""
 
 
 @pytest.fixture(scope="module")
@@ -394,7 +394,7 @@ def test_a_run_is_refused_on_gpus_that_torch_cannot_use(on_gpus: Callable[..., l
 
 
 def test_a_run_is_refused_on_gpus_that_warp_cannot_use(on_gpus: Callable[..., list[str]], tmp_path: Path):
-    # As with a torch for CUDA 12 beside the Warp of the package index, which is for CUDA 13.
+    # As with a torch for CUDA 12 and the Warp of the package index, which is for CUDA 13.
     info = tmp_path / "torch-2.15.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.15.0\n")

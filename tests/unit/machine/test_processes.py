@@ -63,7 +63,7 @@ def test_files_of_other_programs_are_ignored(directory: Path):
     victim.mkdir()
     (victim / "file").touch()
     for number in (1, os.getpid()):
-        os.mkfifo(directory / f"{TEMPORARY}{number}-fifo")  # opening it would wait for somebody to write
+        os.mkfifo(directory / f"{TEMPORARY}{number}-fifo")  # opening it would wait for a writer
         (directory / f"{TEMPORARY}{number}-link").symlink_to(victim)
         (directory / f"{TEMPORARY}{number}-file").touch()
     before = {path.name for path in directory.iterdir()}

@@ -1,4 +1,5 @@
-"""Action terms against MuJoCo C, numpy and closed forms; and what all of them promise: masks, resume, no host sync."""
+"""Action terms compared with MuJoCo C, numpy and closed forms, and their common properties: masks, resume, no host
+sync."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def ctrl_of(env: Env, *actuators: str) -> np.ndarray:
 
 
 def scattered(**changes: Any) -> Env:
-    """Envs in the middle of an episode, each in a state of its own."""
+    """Envs in the middle of an episode, each in a different state."""
     env = make(NUM_ENVS, **changes)
     for seed in range(3):
         env.step(drawn(env, seed))
@@ -60,7 +61,7 @@ def refused(block: ActionConfig, **changes: Any) -> str:
     return message
 
 
-# What every class promises
+# Properties of every class
 
 
 @pytest.mark.parametrize("name", BLOCKS)

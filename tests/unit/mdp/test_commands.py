@@ -1,4 +1,4 @@
-"""Commands: when they are drawn, from where, and where a heading leads; against bookkeeping in numpy."""
+"""Commands compared with bookkeeping in numpy: times and ranges of draws, and headings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mjlab_dist.sim import start_warp
 COMMANDS = "mjlab_dist.mdp.commands"
 RANGES = {"forward_m_s": (-0.5, 1.5), "left_m_s": (0.2, 0.4), "yaw_rad_s": (-2.0, 1.0)}
 MANY = 2000
-"""Envs where shares and distributions are looked at."""
+"""Number of envs in tests of shares and distributions."""
 
 
 @pytest.fixture(autouse=True, scope="module")

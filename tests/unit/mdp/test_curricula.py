@@ -1,4 +1,4 @@
-"""Curricula: terrain levels against the test's own rules, ranges and weights against what was measured."""
+"""Curricula: terrain levels compared with the test's own rules, ranges and weights with measured values."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def levels(env: Env) -> torch.Tensor:
 
 
 def move(env: Env, walked_m: float | torch.Tensor) -> None:
-    """Put robots so far from their origins along x."""
+    """Put robots at these distances from their origins along x."""
     env.sim.qpos[:, :2] = env.origins[:, :2]
     env.sim.qpos[:, 0] += walked_m
 
@@ -111,7 +111,7 @@ def test_robots_that_leave_the_tile_move_up_and_those_that_hardly_walk_move_down
     levels(env).fill_(1)
     ended = torch.arange(NUM_ENVS) % 2 == 0
     tell(env, 0.9)
-    for _ in range(99):  # an episode has 100 steps of 0.01 s: 0.9 m are told
+    for _ in range(99):  # an episode has 100 steps of 0.01 s: 0.9 m are commanded
         move(env, 0.0)
         env.step(torch.zeros(NUM_ENVS, 4))
         env.episode_length_buf.zero_()
@@ -205,7 +205,7 @@ GLOBAL = {**TASK, "sim": SIM, "curricula": curricula(**SETTINGS)}
 
 
 def totals(episodes: float, steps: float, alive: float) -> EpisodeTotals:
-    """Of an iteration whose steps earned so much of the term alive, before its weight of 2."""
+    """Totals of an iteration whose steps had this value of the term alive, before its weight of 2."""
     unweighted = torch.tensor([alive * steps, 1.0])
     none = torch.zeros(0)
     return EpisodeTotals(torch.tensor(episodes), torch.tensor(steps), unweighted, unweighted, none, none)

@@ -1,4 +1,4 @@
-"""Contact sensors that a config declares, against forces of MuJoCo C's contacts, summed in numpy."""
+"""Contact sensors that a config declares, compared with forces of MuJoCo C's contacts, summed in numpy."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PRESS = """
     <position name="right" joint="right" kp="50"/>
   </actuator>
 </mujoco>"""
-"""A plate with two fingers, which press on what is between and above them."""
+"""A plate with two fingers, which press on objects between and above them."""
 
 FLOOR = '<mujoco><worldbody><geom name="floor" type="plane" size="5 5 .1"/></worldbody></mujoco>'
 
@@ -134,7 +134,7 @@ ROWS: dict[str, list[tuple[str, str, list[tuple[str, str]]]]] = {
     "on_floor": [("body", f"one/{name}", [("geom", "floor")]) for name in ("base", "left", "right")],
     "robots": [("subtree", "two/base", [("subtree", "one/base")])],
 }
-"""Elements of each entry of CONTACTS, and what they touch, written out."""
+"""Elements of each entry of CONTACTS, and the elements that they touch, as explicit lists."""
 
 
 def test_declared_contacts_equal_the_forces_of_mujocos_contacts() -> None:
@@ -256,7 +256,7 @@ def test_a_saved_state_continues_exactly() -> None:
 
 
 def declared(**fields: Any) -> Callable[[], str]:
-    """Why an env with such a sensor is refused."""
+    """The message with which an env with such a sensor is refused."""
     contacts = {"feet": ContactConfig(**{"names": (".*",), **fields})}
     return lambda: refused(sim=dataclasses.replace(SIM, contacts=contacts))
 

@@ -1,4 +1,4 @@
-"""Events: start states, pushes and when they happen, against bookkeeping in numpy and MuJoCo's rotations."""
+"""Events: start states, pushes and their times, compared with bookkeeping in numpy and MuJoCo's rotations."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from mjlab_dist.sim import start_warp
 EVENTS = "mjlab_dist.mdp.events"
 TERMS = "env_terms_for_test"
 MANY = 2000
-"""Envs where distributions are looked at."""
+"""Number of envs in tests of distributions."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -115,7 +115,7 @@ def test_an_event_does_not_change_other_envs(term: str) -> None:
 
 
 def euler_angles(quats: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Turns about the world's x, y and z, in turn, by MuJoCo's rotation matrices."""
+    """Turns about the world's x, then y, then z, by MuJoCo's rotation matrices."""
     matrices = np.zeros((len(quats), 9))
     for matrix, quat in zip(matrices, quats, strict=True):
         mujoco.mju_quat2Mat(matrix, quat)
@@ -392,7 +392,7 @@ class Twin:
         self.other = make(env.num_envs, config=dataclasses.replace(env.cfg, events={}))
 
     def step(self, actions: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-        """By how much positions and velocities differ after a step."""
+        """Differences of positions and velocities after a step."""
         for name, tensor in self.other.sim.state().items():
             tensor.copy_(self.env.sim.state()[name])
         self.env.step(actions)
@@ -436,7 +436,7 @@ def test_pushes_change_velocities_at_intervals_that_start_with_the_episode(low: 
     found, shoves = np.array(gaps), np.concatenate(pushes)
     assert found.min() > low - 0.5 * DT_S - 1e-9
     assert found.max() < high + 0.5 * DT_S + 1e-9
-    whole = counts[1::2]  # of envs whose episode goes on throughout
+    whole = counts[1::2]  # of envs whose episode does not end
     mean_s = (low + high) / 2
     assert whole.mean() == pytest.approx(num_steps * DT_S / mean_s, abs=1 if low < high else 0)
     assert (whole.min() < whole.max()) == (low < high)
@@ -459,7 +459,7 @@ def test_by_default_a_push_is_horizontal_and_without_rotation() -> None:
 
 
 def test_the_first_push_of_an_episode_follows_a_whole_interval() -> None:
-    """Whether all envs are reset, or one is in a step: nothing is left of the time before."""
+    """After a reset of all envs, or of one env in a step, nothing remains of the earlier episode."""
     every = EventConfig(func=f"{TERMS}:Counts", when="interval", interval_s=(0.05, 0.05))
     env = make(4, events={"count": every}, episode_length_s=100.0)
     times = env.state

@@ -45,7 +45,7 @@ def scanning(sim: Any = ON_STAIRS, **params: Any) -> Env:
 
 
 def rays_of_c(env: Env, geoms: tuple[str, ...] = ("floor",)) -> np.ndarray:
-    """What the scan should be: points by the body's x axis as MuJoCo's C code turns it, rays by mj_ray."""
+    """Expected scan: points along the body's x axis as rotated by MuJoCo's C code, rays by mj_ray."""
     model = env.sim.model
     groups = model.geom_group.copy()
     model.geom_group[:] = [int(model.geom(i).name in geoms) for i in range(model.ngeom)]

@@ -97,7 +97,7 @@ def difference(env: Env, before: np.ndarray, after: np.ndarray, time_s: float) -
 
 
 def time_of(env: Env) -> np.ndarray:
-    """Which time of the cycle each env's value is of."""
+    """Time in the cycle of each env's value."""
     frames = played(env).state()["frame"]
     return frames.numpy() * DT_S
 
@@ -136,7 +136,7 @@ def test_velocities_are_those_of_the_poses(file: str) -> None:
             time_s = float(times[i])
             wanted = difference(env, expected(time_s - 1e-4), expected(time_s + 1e-4), 2e-4)
             velocity = float64(motion.velocity)[i]
-            # The anchor has turned with the cycles that are over, and the walk's own frame has not.
+            # The anchor has turned with the completed cycles, but the walk's own frame has not.
             turned = float64(motion.state()["anchor"])[i, 2]
             cos, sin = math.cos(turned), math.sin(turned)
             wanted[:2] = [cos * wanted[0] - sin * wanted[1], sin * wanted[0] + cos * wanted[1]]
@@ -147,7 +147,7 @@ def test_velocities_are_those_of_the_poses(file: str) -> None:
 
 @pytest.mark.parametrize("fps", [20, 90, 1000])
 def test_frames_of_any_rate_are_resampled_to_control_steps(tmp_path: Path, fps: int) -> None:
-    # What a line between two frames leaves out of a sine of 0.3 rad.
+    # Error of linear interpolation between two frames, for a sine of 0.3 rad.
     tolerance = 0.3 * (2 * math.pi / PERIOD_S / fps) ** 2 / 8 + 1e-4
     frames = np.arange(round(0.5 * fps) + 1) / fps
     env = tracking(write(tmp_path / "m.npz", fps, circle=np.stack([walk(t) for t in frames])), 2)
@@ -175,7 +175,7 @@ def test_motions_are_chosen_by_name(file: str) -> None:
 def test_an_episode_starts_in_the_pose_of_the_motion(file: str) -> None:
     env = tracking(file, 400)
     motion = played(env)
-    # The value is a step ahead of the state.
+    # The value is one step ahead of the state.
     at = (motion.state()["frame"].numpy() - 1) % STEPS
     counts = np.bincount(at, minlength=STEPS)
     assert (counts > 0).all()
@@ -370,7 +370,7 @@ def test_a_step_never_waits(file: str) -> None:
     assert env.get_observations()["actor"].shape == (8, 4 + 4 + 6 + 6)
 
 
-# What is refused
+# Refused motions
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ SCATTER = {
         func="mjlab_dist.mdp.events:DrawJoints", params={"position": (-1.5, 1.5), "velocity": (-3.0, 3.0)}
     ),
 }
-"""Start states all over: on the floor and in the air, turned and moving."""
+"""Various start states: on the floor and in the air, turned and moving."""
 
 EVERYTHING = dataclasses.replace(CONFIG, sensors=SENSORS, commands=COMMANDS, events=SCATTER, episode_length_s=100.0)
 
@@ -63,7 +63,7 @@ def _warp() -> None:
 
 
 class Oracle:
-    """The state after a step in float64, and what MuJoCo C says of it."""
+    """The state after a step in float64, with MuJoCo C's quantities."""
 
     def __init__(self, env: Env) -> None:
         self.qpos, self.qvel = float64(env.sim.qpos), float64(env.sim.qvel)
@@ -73,7 +73,7 @@ class Oracle:
             mujoco.mj_forward(env.sim.model, data)
         self.rotation = np.stack([data.body("trunk").xmat.reshape(3, 3) for data in self.copies])
         self.linear = np.einsum("nij,ni->nj", self.rotation, self.qvel[:, :3])
-        """Velocity in the trunk's frame: R transposed times that in the world's."""
+        """Velocity in the trunk's frame: the transpose of R times the velocity in the world's frame."""
         self.angular = np.stack([data.sensor("gyro").data for data in self.copies])
         self.joints, self.joint_velocities = self.qpos[:, 7:], self.qvel[:, 6:]
         self.upright = self.rotation[:, 2, 2]
@@ -232,7 +232,7 @@ STATE_REWARDS: dict[str, tuple[str, dict[str, Any], Expected]] = {
 
 
 def sum_of(env: Env, name: str) -> torch.Tensor:
-    """Sum of one term's rewards in the episode that is going on, (num_envs,)."""
+    """Sum of one term's rewards in the current episode, (num_envs,)."""
     return env.state()["episode_sums"][:, env.reward_names.index(name)]
 
 
@@ -407,7 +407,7 @@ def test_contact_rewards_follow_the_sensors() -> None:
             else:
                 np.testing.assert_allclose(told, values, rtol=2e-2, atol=2e-3, err_msg=name)
         sums = now
-        # From here on both go on from the same state again.
+        # From here on, both continue from the same state again.
         for i, data in enumerate(copies):
             data.qpos, data.qvel = float64(env.sim.qpos[i]), float64(env.sim.qvel[i])
             data.qacc_warmstart = float64(env.sim.view("qacc_warmstart")[i])
@@ -427,7 +427,7 @@ def test_the_number_of_velocities_must_equal_the_number_of_feet() -> None:
 
 
 def ends_of(func: str, params: dict[str, Any]) -> tuple[Env, np.ndarray, Oracle]:
-    """Envs all over the place, which of them a termination ends, and the oracle of the states it saw."""
+    """Envs in various states, which of them a termination ends, and the oracle of these states."""
     twin = make(NUM_ENVS, config=EVERYTHING)
     env = make(
         NUM_ENVS,

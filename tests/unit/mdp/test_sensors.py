@@ -1,4 +1,4 @@
-"""The contact sensor against MuJoCo C, which takes every step from the same state, and stopwatches in numpy."""
+"""The contact sensor compared with MuJoCo C, which makes every step from the same state, and with timers in numpy."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def contact(*sensors: str) -> dict[str, TermConfig]:
 
 
 class Stopwatches:
-    """What the test makes of touches: times by env and foot."""
+    """The test's own record of contacts: times by env and foot."""
 
     def __init__(self) -> None:
         shape = (NUM_ENVS, 4)
@@ -57,7 +57,7 @@ def stepping_in_place(now: int) -> torch.Tensor:
 
 
 def assert_equals_oracle(env: Env, copies: list[mujoco.MjData], watches: Stopwatches) -> np.ndarray:
-    """Compare what the sensor has; returns touches."""
+    """Compare the values of the sensor; return the contacts."""
     feet = env.sensor("feet", Contact)
     data = np.array([[copy.sensor(f"{foot}_touch").data for foot in FEET] for copy in copies])
     touch = data[..., 0] > 0
@@ -144,7 +144,7 @@ WITH_FORWARD = dataclasses.replace(CONFIG.sim, forward_before_observation=True)
 
 
 def c_forward(env: Env) -> list[mujoco.MjData]:
-    """MuJoCo C's data in the envs' present states, with everything that derives from them."""
+    """MuJoCo C's data in the current states of the envs, with all derived quantities."""
     copies = c_copies(env)
     for copy in copies:
         mujoco.mj_forward(env.sim.model, copy)

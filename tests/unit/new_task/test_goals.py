@@ -1,4 +1,4 @@
-"""What new-task finds out about robots: how they move, what their first task is, and what the config contains."""
+"""new-task examines robots: how they move, their first goal, and the contents of the config."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_an_end_effector_is_the_tip_of_an_arm_or_the_middle_of_its_fingers(tmp_p
     grip = examined(tmp_path, arm(2)).end
     assert grip is not None
     np.testing.assert_allclose(grip.pos, [0.2, 0.01, 0.0], atol=1e-3)
-    # Targets are where the arm gets: within its length, and not at its base.
+    # Targets are within reach of the arm, and not at its base.
     for low, high in tip.box:
         assert low < high
     corners = np.array(np.meshgrid(*tip.box)).reshape(3, -1).T - [0.0, 0.0, 0.5]

@@ -65,7 +65,7 @@ def test_a_preset_drives_each_joint_of_its_robot_once(label: str, names: list[st
     [
         (["a1"], UNITREE),  # joints of a Go1, but another robot
         (["go12"], UNITREE),
-        (["h1_2"], [f"{name}_joint" for name in H1]),  # its joints are called differently
+        (["h1_2"], [f"{name}_joint" for name in H1]),  # its joints have other names
         (["g1_23dof"], [name for name in G1 if "wrist_pitch" not in name and "wrist_yaw" not in name]),
     ],
 )

@@ -1,4 +1,4 @@
-"""Models that differ between envs, against MuJoCo's own C code with one model for every env."""
+"""Models that differ between envs, compared with MuJoCo's C code with one model per env."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ CHANGES: dict[str, Change] = {
 }
 
 POSES = {"geom_xpos", "geom_xmat"}
-"""What is among the fields where static geoms may be moved: it follows from positions, too."""
+"""Fields that are included if static geoms may be moved; they also follow from positions."""
 
 NOT_OF_MOTION = {"cam_pos", "light_pos", "light_dir"}
 
@@ -134,7 +134,7 @@ def lab(model: Any) -> Simulation:
 
 
 def without_simple_bodies(model: Any, name: str, values: np.ndarray, own: np.ndarray) -> np.ndarray:
-    """Values, but those of the model for bodies whose inertia MuJoCo's compiler takes to stay where it is."""
+    """Values, but the model's own for bodies whose inertia frame MuJoCo's compiler considers fixed."""
     if name not in {"body_ipos", "body_iquat"}:
         return values
     return np.where((model.body_simple != 0)[:, None], own, values)
@@ -145,9 +145,9 @@ def own_value(model: Any, name: str) -> np.ndarray:
 
 
 def model_of_env(model: Any, values: dict[str, np.ndarray]) -> Any:
-    """The model with other values, and what MuJoCo computes from them."""
+    """The model with other values, and the constants that MuJoCo computes from them."""
     own = copy.deepcopy(model)
-    # Short cuts that the compiler allows itself where frames coincide.
+    # Simplifications of the compiler for frames that coincide.
     own.body_sameframe[:] = own.geom_sameframe[:] = own.site_sameframe[:] = 0
     for name, value in values.items():
         if hasattr(own, name):
@@ -159,7 +159,7 @@ def model_of_env(model: Any, values: dict[str, np.ndarray]) -> Any:
 
 
 def start_and_inputs(model: Any, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Positions, velocities and inputs of every env: the cube slides, the puck falls, all else swings."""
+    """Positions, velocities and inputs of every env: the cube slides, the puck falls, and the other bodies swing."""
     rng = np.random.default_rng(seed)
     qpos = np.tile(model.qpos0, (NUM_ENVS, 1))
     qvel = np.zeros((NUM_ENVS, model.nv))
@@ -261,7 +261,7 @@ def test_two_envs_with_different_friction_slide_differently(lab: Simulation) -> 
 
 
 def test_motor_limits_apply_in_every_env(model: Any, lab: Simulation) -> None:
-    """Against C, at states of which many are at a limit."""
+    """Compare with C in states, many of which are at a limit."""
     set_back(lab)
     limits = np.linspace(0.2, 1.0, NUM_ENVS)
     elbow = model.actuator("elbow").id
@@ -395,7 +395,7 @@ def test_a_shared_field_can_be_read_but_not_written(model: Any) -> None:
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_derived_fields_are_known(model: Any, lab: Simulation, name: str) -> None:
-    """All that C computes anew; each field alone has to bring it, where no other field does."""
+    """All constants that C recomputes. Each must follow from a field alone, if no other field causes it."""
     rng = np.random.default_rng(8)
     own = own_value(model, name)
     before = model_of_env(model, {})
@@ -406,7 +406,7 @@ def test_derived_fields_are_known(model: Any, lab: Simulation, name: str) -> Non
     }
     assert follows <= set(lab.derived(name))
     if name in {"geom_friction", "dof_damping", "gravity", "actuator_gainprm"}:
-        assert lab.derived(name) == []  # so that they can be drawn anew for every episode
+        assert lab.derived(name) == []  # so that they can be sampled again for every episode
 
 
 @pytest.mark.parametrize("name", ["geom_frictoin", "body_subtreemass", "geom_type", "timestep", "hfield_size"])

@@ -188,7 +188,7 @@ def test_motors_replace_only_the_actuators_of_their_joints() -> None:
     model = build_model(scene(actuators={"arm": MOTORS}))
     assert names(model, "actuator") == ["grip_motor", "shoulder", "elbow"]
     assert model.actuator_trnid[:, 0].tolist() == [model.joint(name).id for name in ("grip", "shoulder", "elbow")]
-    # The keyframe's input of what stays is kept, and position motors hold its pose.
+    # Actuators that stay keep their inputs of the keyframe, and position motors hold its pose.
     assert model.key("home").ctrl.tolist() == [2, 0.1, 0.2]
     untouched = load_model(ARM)
     assert np.array_equal(model.dof_armature, untouched.dof_armature)
@@ -245,7 +245,7 @@ def test_a_motor_applies_the_requested_torque_within_its_limits(
 
 
 def test_a_motor_does_not_exceed_its_no_load_speed() -> None:
-    """At the joint of a wheel without gravity, whatever torque is asked for."""
+    """Torque at the joint of a wheel without gravity, for any commanded torque."""
     wheel = '<mujoco><worldbody><body><joint name="axle"/><geom size=".1" mass="1"/></body></worldbody></mujoco>'
     motor = ActuatorConfig(joints=("axle",), kind="effort", effort_limit=2.0, velocity_limit=30.0)
     model = build_model(scene(model=wheel, actuators={"it": motor}))

@@ -35,7 +35,7 @@ Trajectory = tuple[np.ndarray, np.ndarray]
 
 # Float32 against float64 over 200 steps: qpos (m, rad) and qvel (m/s, rad/s). In brackets: largest measured difference.
 FREE_TOL = (1e-4, 3e-4)
-"""Cartpoles that meet no end of the rail (4.1e-5 and 9.6e-5 over 40 seeds)."""
+"""Cartpoles that do not reach an end of the rail (4.1e-5 and 9.6e-5 over 40 seeds)."""
 RAIL_TOL = (5e-4, 2e-3)
 """Cartpoles that do (9.1e-5 and 3.2e-4 for these seeds; 2.4e-3 and 6.7e-2 over 40: a limit is met a substep later)."""
 FLIGHT_TOL = (5e-5, 1e-4)
@@ -66,7 +66,7 @@ def dragged() -> Any:
 
 @pytest.fixture(scope="module")
 def sleepy() -> Any:
-    """A box at rest, which is left alone and may sleep, and a ball that a motor pushes."""
+    """A box at rest, which may sleep, and a ball that a motor pushes."""
     return mujoco.MjModel.from_xml_string("""
         <mujoco>
           <option timestep="0.005"><flag sleep="enable"/></option>
@@ -261,7 +261,7 @@ def test_a_simulation_starts_at_the_models_reference_state(box: Any) -> None:
 
 
 def drive(sim: Simulation, seed: int) -> list[dict[str, np.ndarray]]:
-    """Steps, masked resets and forwards; everything that every env holds, after each of them."""
+    """Steps, masked resets and forwards; the whole state of all envs after each of them."""
     rng = np.random.default_rng(seed)
     sim.qvel.copy_(torch.from_numpy(rng.normal(size=sim.qvel.shape)))
     seen = []
@@ -328,7 +328,7 @@ def test_a_reset_env_behaves_like_a_new_one(name: str, request: pytest.FixtureRe
     ours, oracle = warp_trajectory(used, ctrl), warp_trajectory(new, ctrl)
     assert np.array_equal(ours[0][:, mask], oracle[0][:, mask])
     assert np.array_equal(ours[1][:, mask], oracle[1][:, mask])
-    assert not torch.equal(used.qpos[~mask], others)  # the others went on as well
+    assert not torch.equal(used.qpos[~mask], others)  # the other envs continued too
 
 
 def test_an_empty_mask_resets_nothing(cartpole: Any) -> None:
@@ -469,7 +469,7 @@ def test_views_have_a_row_per_env(box: Any) -> None:
 
 
 def test_overflow_is_0_with_enough_room(box: Any) -> None:
-    sim = simulate(box, num_envs=4, njmax=16, nconmax=4)  # just what C needs
+    sim = simulate(box, num_envs=4, njmax=16, nconmax=4)  # exactly the number that C needs
     data = mujoco.MjData(box)
     most_contacts = most_rows = 0
     for _ in range(200):
@@ -500,7 +500,7 @@ def test_overflow_is_set_by_the_first_contact_without_room(
         sim.step()
     assert (sim.overflow & int(bit)).all()
     ctypes.CDLL(None).fflush(None)  # kernels print through C
-    assert capfd.readouterr() == ("", "")  # the runner says it once, not every env at every step
+    assert capfd.readouterr() == ("", "")  # the runner reports it once, not every env in every step
 
 
 def test_an_overflow_persists_over_resets_only_in_its_own_env(box: Any) -> None:
@@ -552,7 +552,7 @@ def test_a_model_is_found_by_path_and_in_a_package() -> None:
 
 
 def test_a_model_is_found_next_to_a_module() -> None:
-    """As config.SimConfig.model and load_model say: package.module:file, a file beside a module."""
+    """As documented in config.SimConfig.model and load_model: package.module:file, a file next to a module."""
     assert load_model("mjlab_dist_tasks.cartpole.config:cartpole.xml").nv == 2
 
 
@@ -653,7 +653,7 @@ def test_compiling_reports_every_module_once_and_covers_every_kernel(tmp_path: P
     assert second["built"] == first["built"]
     next(
         tmp_path.rglob("*.o")
-    ).unlink()  # as where another kind of processor has compiled: its binaries have other names
+    ).unlink()  # as after compiling for another kind of processor, whose binaries have other names
     third = prepare_in_new_process(tmp_path)
     assert third["progress"] == [["compiling", 0, 1], ["compiling", 1, 1]]
     assert third["built"] == first["built"]

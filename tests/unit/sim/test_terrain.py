@@ -1,4 +1,4 @@
-"""Terrain: its shape against what the config promises, its physics against geometry and MuJoCo's C code."""
+"""Terrain: its shape compared with the config, its physics with geometry and MuJoCo's C code."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_rough_ground_covers_its_range(terrain: Terrain) -> None:
         heights = tile(terrain, "rough", level)
         assert 0.9 * height_m < np.abs(heights).max() <= height_m
         assert abs(heights.mean()) < 0.1 * height_m
-        # Straight between what was drawn 0.2 m apart.
+        # Linear between samples that are 0.2 m apart.
         assert np.allclose(
             np.diff(heights[8:-8, 8:-8].reshape(105, -1)[:, :100].reshape(105, 25, 4), n=2)[..., 0], 0, atol=1e-6
         )
@@ -298,11 +298,11 @@ class Dropped(NamedTuple):
 
     sim: Simulation
     xy: np.ndarray
-    """Where they were let go, (num_envs, 3, 2)."""
+    """Positions from which they fell, (num_envs, 3, 2)."""
     rest: np.ndarray
-    """Height that geometry gives: that from which a shape cannot fall any further, (num_envs, 3)."""
+    """Height by geometry from which a shape cannot fall any further, (num_envs, 3)."""
     gentle: np.ndarray
-    """Whether they do not hang on a wall, where they would slide for long, (num_envs, 3)."""
+    """Whether they are not on a wall, where they would slide for a long time, (num_envs, 3)."""
 
 
 @pytest.fixture(scope="module")

@@ -77,7 +77,7 @@ def at_home(model: Any) -> Any:
 
 
 def c_sites(env: Env) -> tuple[np.ndarray, np.ndarray]:
-    """Positions (envs, 3) and rotations (envs, 3, 3) of the gripper in the envs' present states."""
+    """Positions (envs, 3) and rotations (envs, 3, 3) of the gripper in the current states of the envs."""
     positions, rotations = [], []
     for qpos in env.sim.qpos.double().numpy():
         data = mujoco.MjData(env.sim.model)
@@ -199,7 +199,7 @@ def joint_targets(model: Any, data: Any, position: tuple[float, float, float]) -
 
 
 def move(model: Any, data: Any, position: tuple[float, float, float], opening_m: float) -> None:
-    """Bring the gripper there in 1.5 s."""
+    """Move the gripper there within 1.5 s."""
     start, goal = data.ctrl[1:].copy(), joint_targets(model, data, position)
     for share in np.linspace(0, 1, 300):
         data.ctrl[0], data.ctrl[1:] = opening_m, start + (goal - start) * share

@@ -83,10 +83,10 @@ def oracle(gym_id: str, cone: mujoco.mjtCone = mujoco.mjtCone.mjCONE_PYRAMIDAL) 
 
 
 class Compared(NamedTuple):
-    """What a comparison came across."""
+    """Results of a comparison."""
 
     errors: np.ndarray
-    """Of observations and rewards, relative as TOLERANCE says, (steps, envs); the worst of each step."""
+    """Errors of observations and rewards, relative as for TOLERANCE, (steps, envs); the largest of each step."""
     with_contact: int
     terminated: int
 
@@ -167,7 +167,7 @@ def test_every_step_equals_that_of_gymnasium(task: Task) -> None:
 def test_every_step_of_the_ant_equals_that_of_gymnasium_with_elliptic_friction_cones() -> None:
     env = make(with_cone(ANT.env, "elliptic"))
     found = follow(env, [oracle(ANT.gym_id, mujoco.mjtCone.mjCONE_ELLIPTIC) for _ in range(NUM_ENVS)], NUM_STEPS)
-    # Forces of some 100 N are clipped to 1 N here: what is a ten-thousandth of them is a hundredth of what is left.
+    # Forces of some 100 N are clipped to 1 N here, so an error of a ten-thousandth becomes a hundredth of the rest.
     assert found.errors.max() < 10 * TOLERANCE
     assert found.with_contact > 100
     assert found.terminated > 5
@@ -218,7 +218,7 @@ def test_start_states_have_the_distribution_of_gymnasium(task: Task) -> None:
     qpos, qvel = states(make(task.env, 1000))
     assert_uniform(qpos - theirs.init_qpos, theirs._reset_noise_scale)
     (assert_normal if task in (CHEETAH, ANT) else assert_uniform)(qvel - theirs.init_qvel, theirs._reset_noise_scale)
-    # What the oracle itself draws passes the same test, so that the test is of its distribution.
+    # Samples of the oracle pass the same test, so the test checks the oracle's distribution.
     drawn = [(theirs.reset()[0], theirs.data.qpos.copy(), theirs.data.qvel.copy()) for _ in range(1000)]
     assert_uniform(np.stack([q for _, q, _ in drawn]) - theirs.init_qpos, theirs._reset_noise_scale)
     (assert_normal if task in (CHEETAH, ANT) else assert_uniform)(
@@ -292,7 +292,7 @@ def test_the_model_equals_that_of_gymnasium(task: Task) -> None:
 
 @parametrize()
 def test_nothing_overflows(task: Task) -> None:
-    """Motors at their limits, one way for a while or shaking, throw robots about as no policy does."""
+    """Motors at their limits, constant for some time or alternating, which move robots more wildly than any policy."""
     env = make(task.env, 16)
     actions = torch.zeros(16, env.num_actions)
     for step in range(100):

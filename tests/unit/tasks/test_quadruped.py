@@ -55,7 +55,7 @@ def model() -> Any:
 
 @pytest.fixture(scope="module")
 def env() -> Env:
-    """Sixteen robots that differ, which nobody pushes."""
+    """Sixteen different robots, without pushes."""
     start_warp("cpu")
     config = flat().env
     return Env(dataclasses.replace(config, events={"joints": config.events["joints"]}), 16, "cpu")

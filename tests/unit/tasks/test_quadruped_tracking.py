@@ -30,7 +30,7 @@ def file() -> MotionFile:
 
 
 def feet_of(file: MotionFile, motion: str) -> np.ndarray:
-    """Where feet are in each frame, (frames, 4, 3), by MuJoCo's C code."""
+    """Positions of the feet in each frame, (frames, 4, 3), by MuJoCo's C code."""
     model: Any = load_model("mjlab_dist_tasks.quadruped:quadruped.xml")
     data: Any = mujoco.MjData(model)
     assert file.joints == tuple(model.joint(i).name for i in range(1, model.njnt))
@@ -100,7 +100,7 @@ def test_robots_start_in_every_motion_and_earn_its_reward() -> None:
     with HostSyncs() as syncs:
         _, rewards, _, _ = env.step(torch.zeros(64, 12))
     assert not syncs.found
-    # A step after the start they are nearly there, whatever the motors do; 0.02 is a step's most.
+    # One step after the start they are nearly there, for any actions; 0.02 is the maximum per step.
     assert rewards.mean() > 0.7 * 0.02
     assert rewards.max() <= 0.02
     assert not env.terminated.any()

@@ -1,4 +1,4 @@
-"""Every term that looks up a name refuses one that does not exist, in one line with the term and what there is."""
+"""Every term that looks up a name refuses a wrong one, in one line with the term and the existing names."""
 
 from __future__ import annotations
 
