@@ -136,7 +136,7 @@ def test_a_key_that_openssh_has_added_is_known(add_host: Add, check: Check, ssh_
 
 
 @pytest.mark.parametrize("index", range(3))
-def test_a_key_of_a_known_type_is_asked_for(index: int, add_host: Add, check: Check, known_hosts: Path):
+def test_a_key_of_a_known_type_is_requested(index: int, add_host: Add, check: Check, known_hosts: Path):
     server = add_host(
         NODE7,
         is_known=False,

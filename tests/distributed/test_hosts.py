@@ -493,7 +493,7 @@ def test_a_killed_launcher_leaves_nothing_on_another_machine(
 
 
 @pytest.mark.slow
-def test_ranks_stopped_by_somebody_else_count_as_failed(
+def test_ranks_that_another_process_stops_count_as_failed(
     command: Command, training: subprocess.Popen[str], assert_within: Callable[[float, float], None]
 ):
     psutil.Process(json.loads((only_run(command.cwd) / RANKS_FILE).read_text())[1]["pid"]).terminate()

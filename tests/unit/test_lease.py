@@ -100,7 +100,7 @@ def test_a_process_id_that_is_used_again_is_not_the_owner(tmp_path: Path) -> Non
     acquire(tmp_path, ignore, sleep=refuse).renew()
 
 
-def test_another_machine_that_renews_is_refused_whatever_its_clock_shows(tmp_path: Path) -> None:
+def test_another_machine_that_renews_is_refused_with_any_clock(tmp_path: Path) -> None:
     elsewhere(tmp_path)
     hours = iter(range(100, 0, -1))
 

@@ -159,7 +159,7 @@ def test_latest_skips_runs_of_another_task(config: TrainConfig):
     assert latest(config) == run_dir
 
 
-def test_latest_skips_runs_without_a_checkpoint_and_says_so(config: TrainConfig):
+def test_latest_skips_runs_without_a_checkpoint_and_reports_it(config: TrainConfig):
     run_dir = make_run(config, "2026-11-21_03-14-25")
     for name in ("2026-11-21_03-14-26", "2026-11-21_03-14-27"):
         shutil.rmtree(make_run(config, name) / CHECKPOINTS_DIR)

@@ -139,7 +139,7 @@ def test_a_mistake_is_found_and_its_term_named(kind: str, wrong: Any, found: dic
 
 
 @pytest.mark.slow
-def test_a_term_that_says_that_it_waits_is_left_out() -> None:
+def test_a_term_that_is_not_capturable_is_skipped() -> None:
     found = results(with_term("rewards", reward(1.0, mistakes.waits_and_says_so)))
     assert all(result.passed for result in found.values())
     for name in ("host syncs", "replay"):

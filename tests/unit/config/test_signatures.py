@@ -28,7 +28,7 @@ def public_terms() -> list[Callable[..., Any]]:
     ]
 
 
-def test_the_source_says_what_the_imported_term_says() -> None:
+def test_parameters_from_source_equal_those_of_the_imported_term() -> None:
     checked = 0
     for term in public_terms():
         signature = inspect.signature(term).parameters

@@ -87,7 +87,7 @@ def test_a_launcher_without_a_local_world_size_uses_its_master_address():
         ({**SRUN, "MASTER_ADDR": "node-b", "SLURM_STEP_NUM_NODES": "1"}, True),
     ],
 )
-def test_ranks_know_whether_they_share_a_machine(environ: dict[str, str], on_one_machine: bool):
+def test_ranks_detect_whether_they_share_a_machine(environ: dict[str, str], on_one_machine: bool):
     assert rank_from_environment(environ).on_one_machine is on_one_machine
 
 

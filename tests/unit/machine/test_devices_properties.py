@@ -88,7 +88,7 @@ def test_each_rank_of_another_launcher_takes_the_device_of_its_local_rank(
 
 
 @given(num_ranks=st.integers(1, 64), num_gpus=st.integers(0, 8))
-def test_ranks_of_the_cpu_are_as_many_as_asked_for_whatever_gpus_there_are(num_ranks: int, num_gpus: int):
+def test_cpu_ranks_have_the_requested_number_with_any_gpus(num_ranks: int, num_gpus: int):
     planned = plan_devices(
         dataclasses.replace(CONFIG, cpu_ranks=num_ranks, oversubscribe=True), BY_BUS, machine(num_gpus)
     )

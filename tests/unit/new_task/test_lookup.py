@@ -70,7 +70,7 @@ def test_robot_descriptions_finds_a_robot_in_its_cache(
     monkeypatch.delitem(sys.modules, "robot_descriptions.go2_mj_description")
 
 
-def test_a_robot_that_robot_descriptions_does_not_know_is_refused() -> None:
+def test_a_robot_that_is_not_in_robot_descriptions_is_refused() -> None:
     with pytest.raises(UserError, match="go2"):
         find_robot("go22", None)
 

@@ -126,7 +126,7 @@ def test_the_name_of_the_robot_may_be_given(tmp_path: Path) -> None:
     assert examined(tmp_path, xml, "ur5e").preset is not None
 
 
-def test_joints_that_a_preset_does_not_know_get_estimated_motors(tmp_path: Path) -> None:
+def test_joints_without_a_preset_get_estimated_motors(tmp_path: Path) -> None:
     robot = examined(tmp_path, arm("ur5e", [*UR5E, "finger"]))
     assert robot.preset is not None
     estimated = [motor for name, motor in robot.motors.items() if name not in robot.preset.motors]
