@@ -52,13 +52,13 @@ COLUMNS = 6
 
 NOTES = {
     "gymnasium_robotics": (
-        "Copies of the robots of gymnasium, and of the hands with touch sensors, are left out. Code of this",
-        "package moves the base and the hand of the Fetch; here, motors move its joints.",
+        "Copies of gymnasium's robots, and the hands with touch sensors, are left out. gymnasium_robotics",
+        "moves the base and the hand of the Fetch without motors; here, motors move its joints.",
     ),
     "metaworld": (
-        "All 43 scenes have the same arm: the arm itself and two scenes were tried. Code of this package",
-        "moves the hand by a mocap body, and actuators only the fingers. The file of the arm has no",
-        "actuators: it gets motors.",
+        "All 43 scenes have the same arm, so only the arm itself and two scenes were tried. metaworld moves",
+        "the hand with a mocap body, and actuators drive only the fingers. The file of the arm has no",
+        "actuators, so new-task adds motors.",
     ),
 }
 """Notes about folders on the page, as lines."""
@@ -250,9 +250,9 @@ def page(results: list[Tried], work: Path, pictures: Path) -> str:
         "",
         "`new-task` was called for each MJCF in these folders that MuJoCo compiles and that has a joint to",
         f"drive. Each task was trained for {ITERATIONS} iterations with {NUM_ENVS} envs on a CPU:",
-        f"{trained} of {len(results)} train. How far four of them learn is in",
-        "[performance.md](performance.md#robots-of-new-task). The pictures are taken with the camera of the",
-        "MJCF, if it shows the robot.",
+        f"{trained} of {len(results)} train.",
+        "[performance.md](performance.md#robots-of-new-task) shows how far four of them learn. The pictures",
+        "are taken with the camera of the MJCF, if it shows the robot.",
         "`scripts/try_robots.py` makes this page.",
     ]
     for package in dict.fromkeys(tried.package for tried in results):
