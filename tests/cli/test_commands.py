@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 from conftest import Command
 
+from mjlab_dist.errors import Exit
+from mjlab_dist.run_dir import CHECKPOINTS_DIR, CONFIG_FILE, checkpoint_path
+
 TASKS = {
     "cartpole-balance": "Keep a pole upright on a cart that moves along a rail.",
     "cartpole-swingup": "Swing a hanging pole up and keep it upright on a cart that moves along a rail.",
@@ -281,6 +284,19 @@ sys.exit(f"imported {{heavy}}" if heavy else 0)
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_resuming_the_latest_run_reports_newer_runs_without_a_checkpoint(command: Command) -> None:
+    root = command.cwd / "logs" / "cartpole-balance"
+    for name in ("2026-01-01_00-00-00", "2026-01-02_00-00-00"):
+        (root / name / CHECKPOINTS_DIR).mkdir(parents=True)
+        (root / name / CONFIG_FILE).write_text(command("train", "cartpole-balance", "--print-config").out)
+    checkpoint_path(root / "2026-01-01_00-00-00", 3).touch()
+    done = command("train", "cartpole-balance", "--resume", "latest", "--log-root", "logs", "--print-config")
+    assert done.code == Exit.DONE, done.err
+    (line,) = done.err.splitlines()
+    assert line.startswith("Warning: --resume latest: is logs/cartpole-balance/2026-01-01_00-00-00;")
+    assert "2026-01-02_00-00-00" in line
 
 
 def test_training_imports_neither_the_compiler_of_torch_nor_wandb(tmp_path: Path) -> None:

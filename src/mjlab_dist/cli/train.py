@@ -123,7 +123,7 @@ def read_config(argv: Sequence[str], prog: str, page: Page, **defaults: Any) -> 
     if run is not None:
         if file is not None:
             raise UserError(f"--resume {run}: takes the run's own config, not --config {file}; drop one of the two")
-        run_dir = find_run_to_resume(take_flag(flags, "--log-root")[0] or TrainConfig.log_root, task, run)
+        run_dir = find_run_to_resume(take_flag(flags, "--log-root")[0] or TrainConfig.log_root, task, run, _warn)
         default = read_config_file(run_dir, trust=trust, uses_ssh=uses_ssh)
         default = dataclasses.replace(default, resume=str(run_dir))
         registry.task_config(default.task)  # refuses a task that is not installed here
@@ -155,6 +155,13 @@ def read_config(argv: Sequence[str], prog: str, page: Page, **defaults: Any) -> 
         raise UserError(f"--task {config.task}: the task is named first, without a flag: {prog} {config.task}")
     given = [name for name in ALTERNATIVES if is_given(flags, f"--{name.replace('_', '-')}")]
     return drop_replaced(dataclasses.replace(config, task=default.task), given)
+
+
+def _warn(text: str) -> None:
+    from mjlab_dist.cli.console import EventPrinter, make_console  # noqa: PLC0415 (imports rich)
+
+    # --print-config has standard output for itself
+    EventPrinter(make_console(stderr=True, soft_wrap=True)).listen({"kind": "warning", "text": text})
 
 
 def _print_general_help(asked: HelpRequest, prog: str, page: Page, **defaults: Any) -> None:
