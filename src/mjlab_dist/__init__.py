@@ -3,9 +3,35 @@
 From Python: ``mjlab_dist.train("cartpole-balance", gpu_ids="all")``. Importing this imports no torch.
 """
 
-from mjlab_dist.api import check_task, load_policy, train
-from mjlab_dist.errors import CheckError, RankError, UserError
-from mjlab_dist.logger import Logger
-from mjlab_dist.registry import task_config
+from __future__ import annotations
+
+TYPE_CHECKING = False  # type checkers take this name for true; importing typing takes as long as all else here
+if TYPE_CHECKING:
+    from mjlab_dist.api import check_task, load_policy, train
+    from mjlab_dist.errors import CheckError, RankError, UserError
+    from mjlab_dist.logger import Logger
+    from mjlab_dist.registry import task_config
 
 __all__ = ["CheckError", "Logger", "RankError", "UserError", "check_task", "load_policy", "task_config", "train"]
+
+_MODULES = {
+    "api": ("check_task", "load_policy", "train"),
+    "errors": ("CheckError", "RankError", "UserError"),
+    "logger": ("Logger",),
+    "registry": ("task_config",),
+}
+
+
+def __getattr__(name: str) -> object:
+    # Imported at first use: every command imports this package before it can handle Ctrl-C
+    import importlib  # noqa: PLC0415
+
+    for module, names in _MODULES.items():
+        if name in names:
+            value = globals()[name] = getattr(importlib.import_module(f"mjlab_dist.{module}"), name)
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mjlab_dist.cli.main import umbrella
+from mjlab_dist.cli.entry import umbrella
 
 if __name__ == "__main__":
     umbrella()

@@ -1,12 +1,14 @@
-"""Entry points: train, play and list-tasks, and mjlab-dist, which has these and the less frequent commands."""
+"""Commands: train, play and list-tasks, and mjlab-dist, which has these and the less frequent ones."""
 
 from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Callable, MutableMapping, Sequence
 
+from mjlab_dist.cli.entry import raise_at_interrupt
 from mjlab_dist.distributed import outside_launcher
 from mjlab_dist.distributed.plan import number_by_bus
 from mjlab_dist.errors import Exit, RankError, UserError
@@ -33,25 +35,25 @@ SUMMARIES = {
 
 
 def train() -> None:
-    """Entry point of ``train``."""
+    """Run ``train``."""
     keep_streams_usable()
     _run("train", sys.argv[1:], "train")
 
 
 def play() -> None:
-    """Entry point of ``play``."""
+    """Run ``play``."""
     keep_streams_usable()
     _run("play", sys.argv[1:], "play")
 
 
 def list_tasks() -> None:
-    """Entry point of ``list-tasks``."""
+    """Run ``list-tasks``."""
     keep_streams_usable()
     _run("list-tasks", sys.argv[1:], "list-tasks")
 
 
 def umbrella() -> None:
-    """Entry point of ``mjlab-dist``, with all commands. Other packages install a ``train`` too, which may hide ours."""
+    """Run ``mjlab-dist``, with all commands. Other packages install a ``train`` too, which may hide ours."""
     keep_streams_usable()
     argv = sys.argv[1:]
     if argv and argv[0] in SUMMARIES:
@@ -84,7 +86,9 @@ def _run(command: str, argv: Sequence[str], prog: str) -> None:
     number_by_bus(os.environ)
     code: int = Exit.DONE
     try:
-        _command(command)(argv, prog)
+        main = _command(command)
+        raise_at_interrupt()
+        main(argv, prog)
     except SystemExit as end:
         if not isinstance(end.code, int):
             raise  # a message, for example of a task's module
@@ -94,6 +98,9 @@ def _run(command: str, argv: Sequence[str], prog: str) -> None:
         code = error.exit_code
     except RankError as error:
         code = error.exit_code
+    except KeyboardInterrupt:
+        print(f"{prog}: ended by Ctrl-C", file=sys.stderr)
+        code = 128 + signal.SIGINT
     _leave(code)
 
 

@@ -1,0 +1,63 @@
+"""Entry points of the installed commands. They handle Ctrl-C before anything else is imported.
+
+Python would print a traceback of the import that it interrupts.
+"""
+
+from __future__ import annotations
+
+# The module signal imports enum first, which takes longer than everything else here
+import _signal as signal  # pyright: ignore[reportMissingImports]
+import os
+
+
+def train() -> None:
+    """Entry point of ``train``."""
+    end_at_interrupt()
+    from mjlab_dist.cli import main  # noqa: PLC0415 (Ctrl-C is handled first)
+
+    main.train()
+
+
+def play() -> None:
+    """Entry point of ``play``."""
+    end_at_interrupt()
+    from mjlab_dist.cli import main  # noqa: PLC0415 (Ctrl-C is handled first)
+
+    main.play()
+
+
+def list_tasks() -> None:
+    """Entry point of ``list-tasks``."""
+    end_at_interrupt()
+    from mjlab_dist.cli import main  # noqa: PLC0415 (Ctrl-C is handled first)
+
+    main.list_tasks()
+
+
+def umbrella() -> None:
+    """Entry point of ``mjlab-dist``."""
+    end_at_interrupt()
+    from mjlab_dist.cli import main  # noqa: PLC0415 (Ctrl-C is handled first)
+
+    main.umbrella()
+
+
+def end_at_interrupt() -> None:
+    """End this process at once at Ctrl-C, without a traceback. A process that ignores Ctrl-C keeps doing so."""
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, _end)
+
+
+def raise_at_interrupt() -> None:
+    """Raise KeyboardInterrupt at the first Ctrl-C, so that files are removed, and end at once at the second one."""
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, _raise)
+
+
+def _end(*_: object) -> None:
+    os._exit(128 + signal.SIGINT)
+
+
+def _raise(*_: object) -> None:
+    signal.signal(signal.SIGINT, _end)
+    raise KeyboardInterrupt
