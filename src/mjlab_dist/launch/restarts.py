@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from mjlab_dist import worker
 from mjlab_dist.buffers import with_sizes
 from mjlab_dist.config import TrainConfig
@@ -14,7 +16,10 @@ from mjlab_dist.run_dir import list_checkpoints, read_config_file, read_metrics
 from mjlab_dist.worker import RunResult
 
 FIRST_PAUSE_S = 1.0
-"""Seconds before the restart after the first attempt without progress; doubled after every further one."""
+"""Seconds before the restart after the first attempt without progress; doubled after every further one.
+
+After an attempt that trained for :data:`MAX_PAUSE_S`, they are the same as for the first one again.
+"""
 
 MAX_PAUSE_S = 60.0
 """Maximum seconds before a restart."""
@@ -46,20 +51,17 @@ def _run_with_restarts(
 ) -> RunResult:
     from mjlab_dist.launch.ranks import run_ranks  # noqa: PLC0415 (torchrunx imports torch)
 
-    # Last iteration of all attempts so far, and number of attempts without progress
-    attempt = reached = num_idle = 0
-    was_idle = False
+    attempt, progress = 0, _Progress()
 
     def listen_for_progress(event: Event) -> None:
-        nonlocal reached
         if event["kind"] == "iteration":
-            reached = max(reached, event["row"]["iteration"])
+            progress.reach(event["row"]["iteration"])
             if attempt < config.max_restarts:
                 spare.prepare(attempt + 1)
         listen(event)
 
     for attempt in range(config.max_restarts + 1):
-        before = reached
+        progress.begin()
         try:
             results = run_ranks(
                 worker.run,
@@ -76,13 +78,8 @@ def _run_with_restarts(
             if control.stop_requested and (stopped := _at_checkpoint(error, config, plan, listen)):
                 return stopped
             _raise_if_final(error, config, plan, control, attempt)
-            # A machine or a network may need some time: only a second attempt without progress ends the run
-            is_idle = reached == before
-            if is_idle and was_idle:
+            if (pause_s := progress.pause_s()) is None:
                 raise _with_reason(error, "Not restarting: two attempts in a row completed no new iteration") from None
-            was_idle = is_idle
-            pause_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2**num_idle) if is_idle else 0.0
-            num_idle += is_idle
             # Restart
             listen({"kind": "status", "text": error.report.rstrip()})
             config = _with_grown_buffers(config, plan)
@@ -93,6 +90,39 @@ def _run_with_restarts(
                     return stopped
                 raise _with_reason(error, "Not restarting: a stop was requested") from None
     raise AssertionError("the last attempt returns or raises")
+
+
+class _Progress:
+    """Progress of the attempts, and the pause that follows from it."""
+
+    def __init__(self) -> None:
+        self._reached = self._before = 0
+        self._trains_since: float | None = None
+        self._was_idle = False
+        self._num_idle = 0
+
+    def begin(self) -> None:
+        """Begin an attempt."""
+        self._before, self._trains_since = self._reached, None
+
+    def reach(self, iteration: int) -> None:
+        """Record an iteration that has ended."""
+        self._reached = max(self._reached, iteration)
+        if self._trains_since is None:
+            self._trains_since = time.monotonic()
+
+    def pause_s(self) -> float | None:
+        """Return the seconds to wait after the attempt; None if it and the one before it made no progress."""
+        if self._trains_since is not None and time.monotonic() - self._trains_since >= MAX_PAUSE_S:
+            self._num_idle = 0
+        # A machine or a network may need some time: only a second attempt without progress ends the run
+        was_idle, self._was_idle = self._was_idle, self._reached == self._before
+        if not self._was_idle:
+            return 0.0
+        if was_idle:
+            return None
+        self._num_idle += 1
+        return min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** (self._num_idle - 1))
 
 
 def _at_checkpoint(error: RankError, config: TrainConfig, plan: RunPlan, listen: Listener) -> RunResult | None:

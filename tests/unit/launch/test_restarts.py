@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,16 +26,21 @@ CPU = RankDevice(device="cpu", name="CPU", torch_threads=1, backend="gloo")
 
 
 class Attempts:
-    """Attempts that fail after a given iteration."""
+    """Attempts that fail after a given iteration and a given time."""
 
-    def __init__(self, reached: list[int], exit_code: Exit = Exit.INFRASTRUCTURE) -> None:
+    def __init__(
+        self, reached: list[int], exit_code: Exit = Exit.INFRASTRUCTURE, trained_s: tuple[float, ...] = ()
+    ) -> None:
         self.reached = iter(reached)
+        self.trained_s = iter(trained_s)
+        self.now = 0.0
         self.exit_code = exit_code
         self.pauses: list[float] = []
         self.control = Control()
 
     def run_ranks(self, *_: Any, listen: Any, **__: Any) -> list[Any]:
         listen({"kind": "iteration", "row": {"iteration": next(self.reached)}})
+        self.now += next(self.trained_s, 0.0)
         raise RankError("lost", exit_code=self.exit_code)
 
     def listen(self, event: Event) -> None:
@@ -57,6 +63,15 @@ def test_pauses_double_with_every_attempt_without_progress(tmp_path: Path, monke
     with pytest.raises(RankError):
         run(attempts, tmp_path, monkeypatch)
     assert attempts.pauses == waited == [1, 0, 2, 0, 4, 0, 0, 8, 0, 16, 0, 32, 0, 60, 0, 60, 0, 60]
+
+
+def test_pauses_start_again_after_a_minute_of_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts = Attempts([0, 3, 3, 7, 7, 9, 9, 11, 11, 11], trained_s=(0, 59, 0, 60, 0, 59, 0))
+    monkeypatch.setattr(restarts, "time", SimpleNamespace(monotonic=lambda: attempts.now))
+    monkeypatch.setattr(Control, "wait_for_stop", lambda *_: False)
+    with pytest.raises(RankError):
+        run(attempts, tmp_path, monkeypatch)
+    assert attempts.pauses == [1, 0, 2, 0, 1, 0, 2, 0, 4]
 
 
 def test_two_attempts_in_a_row_without_progress_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
