@@ -325,6 +325,10 @@ def _map_plain(value: Any, replace: Callable[[torch.Tensor], Any], name: str = "
     )
 
 
+_ZIP = b"PK\x03\x04"
+"""First bytes of a zip file."""
+
+
 class _UnreadableError(ValueError):
     """A file cannot be read; the message is the reason."""
 
@@ -342,6 +346,9 @@ def _unpack(data: bytes, device: str) -> dict[str, Any]:
         content = torch.load(io.BytesIO(data), map_location=device, weights_only=True)
     except Exception as error:
         # torch.load raises nearly anything on a damaged file: zip errors, pickle errors, RuntimeError, EOFError.
+        # Without a zip file, the message of a pickle error may be a single number.
+        if not data.startswith(_ZIP):
+            raise _UnreadableError("it does not begin like a file of torch.save") from error
         raise _UnreadableError(str(error).strip().partition("\n")[0].partition(". ")[0]) from error
     if not isinstance(content, dict):
         raise _UnreadableError(f"it holds a {type(content).__name__}, not a dict")
