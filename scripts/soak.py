@@ -65,15 +65,16 @@ class Soak:
 
     Attributes:
         counts: Number of faults of each kind.
-        recovered_s: Times from a killed rank to the next row of metrics, in seconds.
+        recoveries: For each killed rank, the seconds until the next row of metrics, and the warnings until then.
     """
 
     def __init__(self, flags: list[str], log_root: Path, temporary: str, draw: random.Random) -> None:
         self.counts: collections.Counter[str] = collections.Counter()
-        self.recovered_s: list[float] = []
+        self.recoveries: list[tuple[float, list[str]]] = []
         self._flags = flags
         self._log_root = log_root
         self._draw = draw
+        self._output = log_root.with_name(f"{log_root.name}.txt")
         self._environ = {**os.environ, MARK: "1", "TMPDIR": temporary}
         self._command: subprocess.Popen[bytes] | None = None
 
@@ -108,7 +109,8 @@ class Soak:
         if self._draw.random() < FAULTS["rank raises an error"] / sum(FAULTS.values()):
             environ["MJLAB_DIST_FAULT"] = f"1:{self._num_rows() + self._draw.randrange(2, 30)}:raise"
             self.counts["rank raises an error"] += 1
-        self._command = subprocess.Popen(["train", *how, *self._flags], env=environ, stdout=subprocess.DEVNULL)
+        with self._output.open("ab") as output:
+            self._command = subprocess.Popen(["train", *how, *self._flags], env=environ, stdout=output)
 
     def _cause(self, kind: str) -> bool:
         """Cause a fault; return False if there is no such process now."""
@@ -145,13 +147,16 @@ class Soak:
     def _measure_recovery(self) -> None:
         """After killing a rank, wait for the next row and record the time, unless the command ends."""
         assert self._command is not None
+        before = self._output.stat().st_size
         # Rows that were already being written when the rank was killed
         self._wait(0.5)
         rows, start = self._num_rows(), time.monotonic() - 0.5
         command = self._command
         self._wait_until(lambda: self._num_rows() != rows or self._command is not command)
         if self._command is command:
-            self.recovered_s.append(time.monotonic() - start)
+            took_s = time.monotonic() - start
+            lines = self._output.read_bytes()[before:].decode(errors="replace").splitlines()
+            self.recoveries.append((took_s, [line for line in lines if line.startswith("Warning: ")]))
 
     def _wait(self, seconds: float) -> None:
         until = time.monotonic() + seconds
@@ -283,9 +288,11 @@ def main() -> None:
     in_order = [row["iteration"] for row in rows] == list(range(1, num_iterations + 1))
     print(f"{sum(soak.counts.values())} faults in {took_s / 60:.0f} minutes, {num_iterations} iterations")
     print(f"faults: {dict(soak.counts.most_common())}")
-    if soak.recovered_s:
-        middle, worst = statistics.median(soak.recovered_s), max(soak.recovered_s)
+    if soak.recoveries:
+        middle = statistics.median(took_s for took_s, _ in soak.recoveries)
+        worst, warnings = max(soak.recoveries)
         print(f"from a killed rank to the next row: median {middle:.1f} s, maximum {worst:.1f} s")
+        print(*warnings, sep="\n")
     print(f"rows {'complete' if in_order else 'NOT complete'}; differing tensors: {', '.join(differing) or 'none'}")
     print(f"left behind: {', '.join(left) or 'nothing'}")
     for path in (temporary, log_root):
