@@ -1,11 +1,26 @@
-"""Decide when videos of a run are made during training. Imports the standard library only."""
+"""Decide when videos of a run are made during training, and name unfinished ones. Imports only the standard library."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from pathlib import Path
 
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.checks import parse_interval
+
+UNFINISHED = ".unfinished."
+"""Prefix of files that are being written."""
+
+
+def unfinished_path(file: Path) -> Path:
+    """Return the path of a video or an animation while it is being written."""
+    return file.with_name(UNFINISHED + file.name)
+
+
+def remove_unfinished(directory: Path) -> None:
+    """Remove the files that a killed process was writing in a directory of videos."""
+    for file in directory.glob(f"{UNFINISHED}*"):
+        file.unlink(missing_ok=True)
 
 
 def due_checkpoint(

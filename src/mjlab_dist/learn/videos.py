@@ -23,7 +23,7 @@ from mjlab_dist.learn.metrics import Row
 from mjlab_dist.machine.processes import kill_with_descendants
 from mjlab_dist.messages import emit
 from mjlab_dist.run_dir import list_checkpoints, list_videos, video_path
-from mjlab_dist.videos import due_checkpoint
+from mjlab_dist.videos import due_checkpoint, remove_unfinished
 
 MAX_STARTS = 2
 """Maximum number of starts of the process: after a second crash, more are likely."""
@@ -112,6 +112,7 @@ class VideoWriter:
         if process is not None and process.poll() is None:
             kill_with_descendants(process)
         self._thread.join(timeout=1)
+        remove_unfinished(video_path(self._run_dir, 0).parent)
 
     def _watch(self) -> None:
         """Run the process until it ends. This thread must live as long, because its end would kill the process."""

@@ -33,7 +33,7 @@ from mjlab_dist.run_dir import (
     video_path,
 )
 from mjlab_dist.seeding import seed_generators
-from mjlab_dist.videos import due_checkpoint
+from mjlab_dist.videos import due_checkpoint, remove_unfinished, unfinished_path
 
 if TYPE_CHECKING:
     from mjlab_dist.env import Env
@@ -49,9 +49,6 @@ MAX_ANIMATION_FRAMES = 100
 
 ANIMATION_FPS = 10
 """Maximum frame rate of an animation."""
-
-TEMPORARY = ".unfinished."
-"""Prefix of files that are being written."""
 
 
 def main(run_dir: Path) -> None:
@@ -110,15 +107,12 @@ class _Camera:
         self._env: Env | None = None
         folder = video_path(run_dir, 0).parent
         folder.mkdir(exist_ok=True)
-        for left in folder.glob(f"{TEMPORARY}*"):
-            left.unlink(missing_ok=True)
+        remove_unfinished(folder)
 
     def record(self, iteration: int) -> bool:
         """Make the video of a checkpoint; return False if training has removed the checkpoint in the meantime."""
         checkpoint, file = checkpoint_path(self._run_dir, iteration), video_path(self._run_dir, iteration)
-        play = PlayConfig(
-            video=str(file.with_name(TEMPORARY + file.name)), seconds=self._config.video_length, num_envs=1
-        )
+        play = PlayConfig(video=str(unfinished_path(file)), seconds=self._config.video_length, num_envs=1)
         if self._env is None:
             import_learner()
             self._env = load_env(self._config, play.num_played, play.seed)
@@ -147,7 +141,7 @@ def _animate(video: Path, file: Path) -> None:
     num_frames = info["fps"] * info["duration"]
     stride = max(1, round(info["fps"] / ANIMATION_FPS), math.ceil(num_frames / MAX_ANIMATION_FRAMES))
     frames = [frame[::2, ::2] for i, frame in enumerate(imageio.imiter(video)) if i % stride == 0]
-    temporary = file.with_name(TEMPORARY + file.name)
+    temporary = unfinished_path(file)
     imageio.imwrite(temporary, frames, duration=1000 * stride / info["fps"], loop=0)
     temporary.replace(file)
 
