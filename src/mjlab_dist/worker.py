@@ -40,7 +40,7 @@ from mjlab_dist.distributed.rank_info import (
 from mjlab_dist.errors import Exit, HangError, LostRankError, NonFiniteError, UserError, exit_code_of
 from mjlab_dist.faults import read_fault
 from mjlab_dist.imports import import_learner, start_up
-from mjlab_dist.learner import Learner, free_earlier_run
+from mjlab_dist.learner import Learner
 from mjlab_dist.machine.processes import die_with_parent
 from mjlab_dist.messages import emit
 from mjlab_dist.places import with_notes
@@ -128,7 +128,6 @@ def joined(config: TrainConfig, plan: RankPlan, store: Store | None = None) -> I
     """
     rank = rank_from_environment(os.environ)
     device = plan.device.device
-    free_earlier_run(device)
     with start_up():
         # Device, threads and seed, before CUDA starts
         prepare_process(plan.device, rank, config.seed)

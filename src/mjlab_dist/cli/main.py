@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import signal
@@ -120,5 +121,6 @@ def _leave(code: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+    gc.freeze()  # else the shutdown searches all objects of torch and Warp for cycles, for a second
     if code != Exit.DONE:
         sys.exit(code)

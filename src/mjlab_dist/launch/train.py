@@ -16,12 +16,13 @@ from mjlab_dist.budget import Budget, plan_budget
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.control import Control
 from mjlab_dist.distributed import RankPlan, outside_launcher, rank_from_environment
-from mjlab_dist.distributed.plan import number_by_bus
+from mjlab_dist.distributed.plan import RankDevice, number_by_bus
 from mjlab_dist.distributed.rank_info import exchange
 from mjlab_dist.errors import UserError
 from mjlab_dist.imports import import_learner, start_up
 from mjlab_dist.launch.plan import check_config, find_resumed, plan_run
 from mjlab_dist.launch.restarts import run_with_restarts
+from mjlab_dist.learner import free_earlier_run
 from mjlab_dist.lease import Lease, leased
 from mjlab_dist.machine.devices import find_gpus, in_this_process, plan_own_device
 from mjlab_dist.machine.memory import check_memory
@@ -97,8 +98,7 @@ def _train(
         if plan.num_ranks == 1 and config.max_restarts == 0:
             device = plan.devices[0] if own_process else in_this_process(plan.devices[0], os.environ, gpus)
             if device is not None:
-                if own_process:
-                    import_learner()
+                _prepare_process(device, is_own=own_process)
                 own = RankPlan(device=device, budget=plan.budget, run_dir=plan.run_dir, lease=lease)
                 with listening(listen), _egl_device_restored():
                     return worker.run(config, own, control)
@@ -118,8 +118,7 @@ def _train_as_one_of_many(config: TrainConfig, listen: Listener, control: Contro
             f"LOCAL_RANK {rank.local_rank}: {planned.name} is not visible to CUDA in this process; set "
             "CUDA_VISIBLE_DEVICES for each process, or start the command train instead of this script"
         )
-    if own_process:
-        import_learner()
+    _prepare_process(device, is_own=own_process)
     # Budget
     budget = plan_budget(config, rank.world_size)
     if budget is not None:
@@ -149,6 +148,14 @@ def _train_as_one_of_many(config: TrainConfig, listen: Listener, control: Contro
         stack.enter_context(_egl_device_restored())
         own = RankPlan(device=device, budget=budget, run_dir=Path(run_dirs[0]), lease=lease)
         return worker.run(config, own, control, store)
+
+
+def _prepare_process(device: RankDevice, *, is_own: bool) -> None:
+    """Import libraries into a process that only trains, or free the memory of an earlier run in a user's process."""
+    if is_own:
+        import_learner()
+    else:
+        free_earlier_run(device.device)
 
 
 @contextlib.contextmanager

@@ -19,3 +19,15 @@ def test_every_command_orders_gpus_by_pci_bus_unless_the_user_sets_an_order(orde
     environ |= {"CUDA_DEVICE_ORDER": order} if order else {}
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == (order or "PCI_BUS_ID")
+
+
+def test_a_finished_command_does_not_search_its_objects_for_cycles():
+    code = "import gc, sys; from mjlab_dist.cli import main; sys.argv = ['list-tasks']; main.list_tasks(); "
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}print(len(gc.get_objects()), gc.get_freeze_count())"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found, frozen = map(int, done.stdout.splitlines()[-1].split())
+    assert found < frozen / 100

@@ -1,0 +1,360 @@
+"""A process that has imported libraries, and whose forks become the commands that tests start.
+
+Importing torch, Warp and rsl_rl takes most of the CPU time of a short command. This program imports them once. For each
+command it forks, and sets what an exec would have set: session, descriptors, signals, working directory, environment,
+arguments, also those in /proc, and the standard streams. The package itself is imported again by each command.
+
+A command that starts several ranks also starts an agent, and the agent a fork server. Both would import the libraries
+again, so they are forked too, from a process that was reserved before the command's first line ran.
+"""
+
+from __future__ import annotations
+
+import _posixsubprocess
+import builtins
+import ctypes
+import fcntl
+import io
+import json
+import mmap
+import os
+import random
+import runpy
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from multiprocessing import forkserver, process, resource_tracker
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+PACKAGES = ("mjlab_dist", "mjlab_dist_tasks")
+"""What each command imports itself."""
+
+SIZE = struct.Struct("I")
+"""Length of a message, which precedes it."""
+
+PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_MM, PR_SET_MM_MAP = 1, 15, 35, 14
+"""Operations of prctl(2)."""
+
+UNSET = 2**32 - 1
+"""File descriptor -1 as an unsigned number."""
+
+OUT_OF_THE_WAY = 900
+"""Descriptor of a command's connection to its reserved process. Its own files get the lowest numbers, as usual."""
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass
+class Start:
+    """What an exec would receive."""
+
+    argv: list[str]
+    """Python's arguments, without Python: a script or -m and a module, and theirs."""
+    environ: dict[str, str]
+    cwd: str
+    umask: int
+    blocked: list[int]
+    """Signals that are blocked."""
+    ignored: list[int]
+    """Signals that are ignored."""
+
+    @classmethod
+    def here(cls, argv: Sequence[str], environ: dict[str, str], cwd: str | None) -> Start:
+        """Return what a child process of this one would receive."""
+        os.umask(umask := os.umask(0o077))
+        return cls(
+            argv=list(argv),
+            environ=environ,
+            cwd=os.path.abspath(cwd or os.getcwd()),  # noqa: PTH100, PTH109
+            umask=umask,
+            blocked=[int(each) for each in signal.pthread_sigmask(signal.SIG_BLOCK, ())],
+            ignored=[int(each) for each in signal.valid_signals() if signal.getsignal(each) is signal.SIG_IGN],
+        )
+
+
+def send(connection: socket.socket, start: Start, descriptors: Sequence[int]) -> None:
+    """Send what to start, and its standard streams."""
+    message = json.dumps(asdict(start)).encode()
+    socket.send_fds(connection, [SIZE.pack(len(message))], descriptors)
+    connection.sendall(message)
+
+
+def receive(connection: socket.socket) -> tuple[Start, list[int]] | None:
+    """Receive what :func:`send` sends; None if the other end is closed."""
+    try:
+        header, descriptors, _, _ = socket.recv_fds(connection, SIZE.size, 3)
+    except ConnectionResetError:
+        return None
+    if not header:
+        return None
+    message = bytearray()
+    while len(message) < SIZE.unpack(header)[0]:
+        message += connection.recv(1 << 20)
+    return Start(**json.loads(message)), descriptors
+
+
+def import_libraries(names: Sequence[str]) -> None:
+    """Import libraries as a command does, in a process that can be forked, and forget the package."""
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as cli/main.py: OpenMP reads it when it is loaded
+    from mjlab_dist.imports import import_learner, start_up
+
+    import_learner()
+    with start_up():
+        for name in names:
+            __import__(name)
+    for name in list(sys.modules):
+        if name.partition(".")[0] in PACKAGES:
+            del sys.modules[name]
+    os.environ.pop("GOMP_SPINCOUNT")
+
+
+def serve(connection: socket.socket) -> Start:
+    """Fork for each message; return in the forks only."""
+    while message := receive(connection):
+        start, descriptors = message
+        read, write = os.pipe()
+        # Two forks: the new process becomes a child of the test process, which is a subreaper at this moment
+        if (between := os.fork()) == 0:
+            if os.fork() == 0:
+                os.close(connection.detach())
+                return command(start, descriptors, write)
+            os._exit(0)
+        os.waitpid(between, 0)
+        # The new process sends its id when it has become the command
+        os.close(write)
+        connection.sendall(os.read(read, SIZE.size))
+        for each in (read, *descriptors):
+            os.close(each)
+    os._exit(0)
+
+
+def command(start: Start, descriptors: Sequence[int], ready: int) -> Start:
+    """Become a command, or the agent that it starts; send the command's process id when that is done."""
+    os.setsid()
+    if starts_ranks(start.argv):
+        ours, reserved = socket.socketpair()
+        launcher = os.getpid()
+        if (agent := os.fork()) == 0:
+            ours.close()
+            for each in (*descriptors, ready):
+                os.close(each)
+            return reserve(reserved, launcher)
+        reserved.close()
+        ours = socket.socket(fileno=fcntl.fcntl(ours.detach(), fcntl.F_DUPFD_CLOEXEC, OUT_OF_THE_WAY))
+        replace_fork_exec(lambda *args: start_agent(ours, agent, args))
+    become(start, descriptors, ready)
+    os.write(ready, SIZE.pack(os.getpid()))
+    os.close(ready)
+    return start
+
+
+def starts_ranks(argv: Sequence[str]) -> bool:
+    """Return whether a command is asked for several ranks on the CPU."""
+    return "--cpu-ranks" in argv[:-1] and argv[argv.index("--cpu-ranks") + 1] != "1"
+
+
+def reserve(connection: socket.socket, launcher: int) -> Start:
+    """Wait for the command that started this process to start its agent, and become that; end with the command."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != launcher:
+        os._exit(0)
+    # No signal that is sent before the agent exists reaches it
+    signals = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
+    before = {each: signal.signal(each, signal.SIG_IGN) for each in signals}
+    message = receive(connection)
+    if message is None:
+        os._exit(0)
+    LIBC.prctl(PR_SET_PDEATHSIG, 0)
+    connection.close()
+    for each, handler in before.items():
+        signal.signal(each, handler or signal.SIG_DFL)
+    os.setsid()
+    replace_fork_exec(start_fork_server)
+    become(*message)
+    return message[0]
+
+
+def replace_fork_exec(function: Callable[..., int | None]) -> None:
+    """Start child processes with a function; those for which it returns None are started as usual."""
+    original = _posixsubprocess.fork_exec
+
+    def fork_exec(*args: Any) -> int:
+        return function(*args) or original(*args)
+
+    _posixsubprocess.fork_exec = fork_exec
+    subprocess._fork_exec = fork_exec  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def start_agent(connection: socket.socket, reserved: int, args: Sequence[Any]) -> int | None:
+    """Let the reserved process become the agent on this machine; only once."""
+    argv, _, _, _, cwd, environ, stdin, _, _, stdout, _, stderr = args[:12]
+    argv = [os.fsdecode(each) for each in argv]
+    if argv[1:6] != ["-u", "-W", "ignore:resource_tracker", "-m", "mjlab_dist.launch.agent"] or connection.fileno() < 0:
+        return None
+    variables = dict(os.fsdecode(each).split("=", 1) for each in environ)
+    descriptors = [each if each >= 0 else own for own, each in enumerate((stdin, stdout, stderr))]
+    send(connection, Start.here(argv[1:], variables, cwd), descriptors)
+    connection.close()
+    return reserved
+
+
+def start_fork_server(*args: Any) -> int | None:
+    """Fork what the agent starts to fork ranks from."""
+    argv, _, _, passed = args[:4]
+    program = os.fsdecode(argv[-1])
+    if not program.startswith("from multiprocessing.forkserver import main"):
+        return None
+    if pid := os.fork():
+        return pid
+    code = 1
+    try:
+        keep_only({0, 1, 2, *passed})
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        # What the agent has imported and started
+        for name in [each for each in sys.modules if each.partition(".")[0] in PACKAGES]:
+            del sys.modules[name]
+        forkserver._forkserver.__init__()  # pyright: ignore[reportAttributeAccessIssue]
+        resource_tracker._resource_tracker.__init__()  # pyright: ignore[reportAttributeAccessIssue]
+        process.current_process()._config.pop("tempdir", None)  # pyright: ignore[reportAttributeAccessIssue]
+        show_in_proc([sys.executable, *map(os.fsdecode, argv[1:])], dict(os.environ))
+        sys.argv, sys.path[0] = ["-c"], ""
+        exec(program, new_main().__dict__)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 0
+    finally:
+        os._exit(code)
+
+
+def become(start: Start, descriptors: Sequence[int], *kept: int) -> None:
+    """Set what an exec would have set, but keep some descriptors."""
+    # Descriptors
+    for own, each in enumerate([os.dup(each) for each in descriptors]):  # above 2, since 0 to 2 are open
+        os.dup2(each, own)
+    keep_only({0, 1, 2, OUT_OF_THE_WAY, *kept})
+    # Signals
+    for each in start.ignored:
+        signal.signal(each, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, start.blocked)
+    # Directory and environment
+    os.chdir(start.cwd)
+    os.umask(start.umask)
+    os.environ.clear()
+    os.environ.update(start.environ)
+    show_in_proc([sys.executable, *start.argv], start.environ)
+    # Python's options, arguments and paths
+    unbuffered, argv = False, list(start.argv)
+    while argv[0] in ("-u", "-W"):
+        if argv.pop(0) == "-u":
+            unbuffered = True
+        else:
+            sys.warnoptions.append(option := argv.pop(0))
+            action, _, message = option.partition(":")
+            warnings.filterwarnings(action, message=message)  # pyright: ignore[reportArgumentType]
+    sys.orig_argv[:] = [sys.executable, *start.argv]
+    is_module = argv[0] == "-m"
+    sys.argv = argv[1:] if is_module else argv
+    first = start.cwd if is_module else os.path.dirname(argv[0])  # noqa: PTH120
+    paths = [each for each in start.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
+    sys.path[:] = [first, *dict.fromkeys([*paths, *sys.path[1:]])]
+    # Streams
+    unbuffered = unbuffered or bool(start.environ.get("PYTHONUNBUFFERED"))
+    for own, name in enumerate(("stdin", "stdout", "stderr")):
+        stream = open_stream(own, getattr(sys, name), unbuffered=unbuffered)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    # Generators that were seeded at their import; Python's own is seeded by the fork
+    random.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+
+
+def keep_only(descriptors: set[int]) -> None:
+    """Close all other descriptors."""
+    for each in map(int, os.listdir("/proc/self/fd")):
+        if each not in descriptors:
+            try:
+                os.close(each)
+            except OSError:
+                pass  # of the listing itself
+
+
+def open_stream(descriptor: int, like: io.TextIOWrapper, *, unbuffered: bool) -> io.TextIOWrapper:
+    """Open a standard stream as Python does at its start."""
+    writes = descriptor > 0
+    mode = "wb" if writes else "rb"
+    raw = builtins.open(descriptor, mode, buffering=0 if writes and unbuffered else -1, closefd=False)
+    return io.TextIOWrapper(
+        raw,  # pyright: ignore[reportArgumentType]
+        encoding=like.encoding,
+        errors=like.errors,
+        newline="\n",
+        line_buffering=descriptor == 2 or os.isatty(descriptor) or (writes and unbuffered),
+        write_through=writes and unbuffered,
+    )
+
+
+_shown: list[mmap.mmap] = []
+"""Memory that /proc shows, which must stay."""
+
+
+def show_in_proc(argv: Sequence[str], environ: dict[str, str]) -> None:
+    """Set the arguments, the environment and the name that other processes see.
+
+    Raises:
+        OSError: If the kernel refuses.
+    """
+    arguments = b"".join(os.fsencode(each) + b"\0" for each in argv)
+    variables = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in environ.items())
+    memory = mmap.mmap(-1, len(arguments) + len(variables) + 1)
+    memory.write(arguments + variables)
+    _shown.append(memory)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    end = start + len(arguments)
+    # Fields of /proc/self/stat that follow the name, which may contain spaces; the first is field 3
+    stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    code_start, code_end, stack, data_start, data_end, heap = (int(stat[n - 3]) for n in (26, 27, 28, 45, 46, 47))
+    LIBC.sbrk.restype = ctypes.c_void_p
+    fields = (code_start, code_end, data_start, data_end, heap, LIBC.sbrk(0), stack)
+    packed = struct.pack("12Q2I", *fields, start, end, end, end + len(variables), 0, 0, UNSET)
+    buffer = ctypes.create_string_buffer(packed, len(packed))
+    if LIBC.prctl(PR_SET_MM, PR_SET_MM_MAP, buffer, ctypes.c_ulong(len(packed)), ctypes.c_ulong(0)) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_MM_MAP)")
+    script = argv[1] if len(argv) > 1 and not argv[1].startswith("-") else argv[0]
+    LIBC.prctl(PR_SET_NAME, os.fsencode(Path(script).name[:15]))
+
+
+def new_main() -> ModuleType:
+    """Replace the main module."""
+    main = ModuleType("__main__")
+    main.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = main
+    return main
+
+
+def run(start: Start) -> None:
+    """Run the program. What it raises, SystemExit too, ends this process as it would end any."""
+    argv = start.argv[start.argv.index("-m") + 1 :] if "-m" in start.argv[:4] else start.argv
+    main = new_main()
+    # The traceback of an error starts in the program, not here
+    sys.excepthook = lambda kind, error, trace: sys.__excepthook__(
+        kind, error.with_traceback(trace and trace.tb_next and trace.tb_next.tb_next), error.__traceback__
+    )
+    if argv is not start.argv:
+        runpy._run_module_as_main(argv[0])  # pyright: ignore[reportAttributeAccessIssue]
+    else:
+        main.__file__ = argv[0]
+        exec(compile(Path(argv[0]).read_bytes(), argv[0], "exec"), main.__dict__)
+
+
+if __name__ == "__main__":
+    show_in_proc([sys.executable, *sys.argv], dict(os.environ))  # if the kernel refuses, end
+    import_libraries(sys.argv[2:])
+    run(serve(socket.socket(fileno=int(sys.argv[1]))))

@@ -1,0 +1,115 @@
+"""Start commands of tests by forking a process that has imported their libraries, instead of importing them again."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from warm_process import SIZE, Start, send
+
+from mjlab_dist.patching import patched
+
+SERVER = Path(__file__).parent / "warm_process.py"
+
+LIBRARIES = ("warp", "torchrunx.worker", "torchrunx.agent", "tyro", "rich.progress", "yaml", "dacite", "psutil")
+"""What commands import, in addition to what a learner imports."""
+
+MUJOCO = ("mujoco", "mujoco_warp")
+"""What a command may only import after it has chosen how MuJoCo draws."""
+
+TRAINS = ("train", "verify", "check")
+"""Commands that do not choose how MuJoCo draws."""
+
+WARM = (*TRAINS, "play", "evaluate", "export", "demo", "watch")
+"""Commands that import the libraries. The others take longer to fork."""
+
+SAFE = ("MJLAB_DIST_", "PYTEST_", "WANDB_", "COLUMNS", "HOME", "XDG_CACHE_HOME", "SSH_AUTH_SOCK", "LAUNCH_")
+"""Starts of the names of variables that no library reads when it is imported."""
+
+PR_SET_CHILD_SUBREAPER = 36
+
+
+class WarmStarts:
+    """Processes to fork commands from. Each is started when it is first needed.
+
+    Args:
+        environ: Their environment. A command with other variables that libraries may read is started by exec.
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = dict(environ)
+        self._servers: dict[bool, tuple[subprocess.Popen[bytes], socket.socket]] = {}
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def used(self) -> Iterator[None]:
+        """Have subprocess.Popen fork what can be forked."""
+        original = subprocess._fork_exec  # pyright: ignore[reportAttributeAccessIssue]
+
+        def fork_exec(*args: Any) -> int:
+            return self._fork(*args) or original(*args)
+
+        with patched(subprocess, "_fork_exec", fork_exec):
+            yield
+
+    def close(self) -> None:
+        """End the processes."""
+        for process, connection in self._servers.values():
+            connection.close()
+            process.wait()
+
+    def _fork(self, *args: Any) -> int | None:
+        """Take the arguments of _posixsubprocess.fork_exec; return None if the command needs an exec."""
+        argv, _, _, passed, cwd, variables, stdin, _, _, stdout, _, stderr, _, error = args[:14]
+        new_session, group, gid, groups, uid, umask, preexec = args[15:22]
+        if (not new_session, group, gid, groups, uid, umask, preexec) != (False, -1, None, None, None, -1, None):
+            return None
+        if variables is None or tuple(passed) != (error,):
+            return None
+        argv = [os.fsdecode(each) for each in argv]
+        name = Path(argv[0]).name
+        program = argv[1] if name == "mjlab-dist" and len(argv) > 1 else name
+        environ = dict(os.fsdecode(each).split("=", 1) for each in variables)
+        if Path(argv[0]).parent != Path(sys.executable).parent or program not in WARM or not self._is_safe(environ):
+            return None
+        server = self._server(draws=program not in TRAINS)
+        start = Start.here(argv, environ, os.fspath(cwd) if cwd else None)
+        descriptors = [each if each >= 0 else own for own, each in enumerate((stdin, stdout, stderr))]
+        prctl = ctypes.CDLL(None).prctl
+        with self._lock:
+            prctl(PR_SET_CHILD_SUBREAPER, 1)  # the command becomes a child of this process
+            try:
+                send(server, start, descriptors)
+                answer = server.recv(SIZE.size)
+            except OSError:
+                return None
+            finally:
+                prctl(PR_SET_CHILD_SUBREAPER, 0)
+        return SIZE.unpack(answer)[0] if answer else None
+
+    def _is_safe(self, environ: Mapping[str, str]) -> bool:
+        names = environ.keys() | self._environ.keys()
+        return all(name.startswith(SAFE) for name in names if environ.get(name) != self._environ.get(name))
+
+    def _server(self, *, draws: bool) -> socket.socket:
+        if draws not in self._servers:
+            ours, theirs = socket.socketpair()
+            libraries = [*LIBRARIES, *(() if draws else MUJOCO)]
+            with theirs:
+                process = subprocess.Popen(
+                    [sys.executable, str(SERVER), str(theirs.fileno()), *libraries],
+                    env=self._environ,
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )
+            self._servers[draws] = process, ours
+        return self._servers[draws][1]
