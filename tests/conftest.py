@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -21,6 +22,7 @@ import pytest
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
     from ssh_server import Add, SshServer
+    from warm_start import WarmStarts
 
     from mjlab_dist.env import Env
 
@@ -94,12 +96,18 @@ NOT_INHERITED = ("OMP_NUM_THREADS", "TORCHRUNX_LOG_DIR", "PYTHONDONTWRITEBYTECOD
 """Variables of the test process that installed commands do not get."""
 
 
+def inherited() -> dict[str, str]:
+    """Variables that installed commands get."""
+    return {k: v for k, v in os.environ.items() if k not in NOT_INHERITED}
+
+
 class Command:
     """Runs installed commands with an environment of the test's own."""
 
-    def __init__(self, mark: str, cwd: Path) -> None:
+    def __init__(self, mark: str, cwd: Path, warm: WarmStarts | None = None) -> None:
         self.mark = mark
         self.cwd = cwd
+        self.warm = warm
 
     def program(self, name: str) -> str:
         """Path of an installed command."""
@@ -108,15 +116,15 @@ class Command:
     def start(self, *args: str, env: dict[str, str] | None = None, **options: Any) -> subprocess.Popen[str]:
         """Start a command in its own session, with pipes unless `options` of Popen replace them."""
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        inherited = {k: v for k, v in os.environ.items() if k not in NOT_INHERITED}
-        return subprocess.Popen(
-            [self.program(args[0]), *args[1:]],
-            env={**inherited, **(env or {}), MARK: self.mark, "COLUMNS": "200"},
-            cwd=self.cwd,
-            text=True,
-            start_new_session=True,
-            **(pipes | options),
-        )
+        with self.warm.used() if self.warm else contextlib.nullcontext():
+            return subprocess.Popen(
+                [self.program(args[0]), *args[1:]],
+                env={**inherited(), **(env or {}), MARK: self.mark, "COLUMNS": "200"},
+                cwd=self.cwd,
+                text=True,
+                start_new_session=True,
+                **(pipes | options),
+            )
 
     def __call__(self, *args: str, env: dict[str, str] | None = None, timeout_s: float = HANG_S) -> Done:
         return self.finish(self.start(*args, env=env), timeout_s)
@@ -147,10 +155,28 @@ class Command:
             return False
 
 
+@pytest.fixture(scope="session")
+def warm_starts() -> Iterator[WarmStarts | None]:
+    """Processes to fork commands from; none if coverage is measured, which starts with a process."""
+    if "COVERAGE_PROCESS_CONFIG" in os.environ:
+        yield None
+        return
+    from warm_start import WarmStarts
+
+    warm = WarmStarts(inherited())
+    yield warm
+    warm.close()
+
+
 @pytest.fixture
-def command(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Command]:
-    """Run an installed command. Processes that it leaves behind are killed and fail the test."""
-    runner = Command(f"{os.getpid()}-{request.node.name}", tmp_path)
+def command(tmp_path: Path, request: pytest.FixtureRequest, warm_starts: WarmStarts | None) -> Iterator[Command]:
+    """Run an installed command. Processes that it leaves behind are killed and fail the test.
+
+    Most commands are forked from a process that has imported their libraries. Tests with the marker `cold`, and their
+    fixtures, start each command as users do.
+    """
+    is_cold = request.node.get_closest_marker("cold") is not None
+    runner = Command(f"{os.getpid()}-{request.node.name}", tmp_path, None if is_cold else warm_starts)
     yield runner
     left = runner.leftovers()
     for process in runner.processes():

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import _posixsubprocess
 import builtins
+import contextlib
 import ctypes
 import fcntl
 import io
@@ -278,27 +279,28 @@ def become(start: Start, descriptors: Sequence[int], *kept: int) -> None:
 
 def keep_only(descriptors: set[int]) -> None:
     """Close all other descriptors."""
-    for each in map(int, os.listdir("/proc/self/fd")):
+    for each in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 (only the numbers)
         if each not in descriptors:
-            try:
+            with contextlib.suppress(OSError):  # that of the listing itself
                 os.close(each)
-            except OSError:
-                pass  # of the listing itself
 
 
 def open_stream(descriptor: int, like: io.TextIOWrapper, *, unbuffered: bool) -> io.TextIOWrapper:
     """Open a standard stream as Python does at its start."""
-    writes = descriptor > 0
-    mode = "wb" if writes else "rb"
-    raw = builtins.open(descriptor, mode, buffering=0 if writes and unbuffered else -1, closefd=False)
-    return io.TextIOWrapper(
-        raw,  # pyright: ignore[reportArgumentType]
+    mode = "w" if descriptor > 0 else "r"
+    buffering = 0 if unbuffered and mode == "w" else -1
+    file = builtins.open(descriptor, f"{mode}b", buffering, closefd=False)  # noqa: SIM115
+    getattr(file, "raw", file).name = like.name
+    stream = io.TextIOWrapper(
+        file,
         encoding=like.encoding,
         errors=like.errors,
         newline="\n",
-        line_buffering=descriptor == 2 or os.isatty(descriptor) or (writes and unbuffered),
-        write_through=writes and unbuffered,
+        line_buffering=not unbuffered and (descriptor == 2 or os.isatty(descriptor)),
+        write_through=unbuffered,
     )
+    stream.mode = mode  # pyright: ignore[reportAttributeAccessIssue]
+    return stream
 
 
 _shown: list[mmap.mmap] = []
@@ -313,7 +315,7 @@ def show_in_proc(argv: Sequence[str], environ: dict[str, str]) -> None:
     """
     arguments = b"".join(os.fsencode(each) + b"\0" for each in argv)
     variables = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in environ.items())
-    memory = mmap.mmap(-1, len(arguments) + len(variables) + 1)
+    memory = mmap.mmap(-1, len(arguments) + len(variables) + 1, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.write(arguments + variables)
     _shown.append(memory)
     start = ctypes.addressof(ctypes.c_char.from_buffer(memory))

@@ -9,13 +9,15 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from warm_process import SIZE, Start, send
 
 from mjlab_dist.patching import patched
+
+BIN = Path(sys.executable).parent
 
 SERVER = Path(__file__).parent / "warm_process.py"
 
@@ -42,12 +44,16 @@ class WarmStarts:
 
     Args:
         environ: Their environment. A command with other variables that libraries may read is started by exec.
+
+    Attributes:
+        num_forks: Number of commands that were forked.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = dict(environ)
         self._servers: dict[bool, tuple[subprocess.Popen[bytes], socket.socket]] = {}
         self._lock = threading.Lock()
+        self.num_forks = 0
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
@@ -75,12 +81,10 @@ class WarmStarts:
         if variables is None or tuple(passed) != (error,):
             return None
         argv = [os.fsdecode(each) for each in argv]
-        name = Path(argv[0]).name
-        program = argv[1] if name == "mjlab-dist" and len(argv) > 1 else name
         environ = dict(os.fsdecode(each).split("=", 1) for each in variables)
-        if Path(argv[0]).parent != Path(sys.executable).parent or program not in WARM or not self._is_safe(environ):
+        if not self.forks(argv, environ):
             return None
-        server = self._server(draws=program not in TRAINS)
+        server = self._server(draws=_name(argv) not in TRAINS)
         start = Start.here(argv, environ, os.fspath(cwd) if cwd else None)
         descriptors = [each if each >= 0 else own for own, each in enumerate((stdin, stdout, stderr))]
         prctl = ctypes.CDLL(None).prctl
@@ -93,11 +97,14 @@ class WarmStarts:
                 return None
             finally:
                 prctl(PR_SET_CHILD_SUBREAPER, 0)
+        self.num_forks += bool(answer)
         return SIZE.unpack(answer)[0] if answer else None
 
-    def _is_safe(self, environ: Mapping[str, str]) -> bool:
-        names = environ.keys() | self._environ.keys()
-        return all(name.startswith(SAFE) for name in names if environ.get(name) != self._environ.get(name))
+    def forks(self, argv: Sequence[str], environ: Mapping[str, str]) -> bool:
+        """Return whether a command is forked."""
+        changed = environ.items() ^ self._environ.items()
+        is_safe = all(name.startswith(SAFE) for name, _ in changed)
+        return is_safe and Path(argv[0]).parent == BIN and _name(argv) in WARM
 
     def _server(self, *, draws: bool) -> socket.socket:
         if draws not in self._servers:
@@ -113,3 +120,9 @@ class WarmStarts:
                 )
             self._servers[draws] = process, ours
         return self._servers[draws][1]
+
+
+def _name(argv: Sequence[str]) -> str:
+    """Return the command: the program, or what mjlab-dist is asked for."""
+    name = Path(argv[0]).name
+    return argv[1] if name == "mjlab-dist" and len(argv) > 1 else name

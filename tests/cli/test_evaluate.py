@@ -12,6 +12,7 @@ from typing import Any
 import imageio.v3 as iio
 import pytest
 from conftest import Command
+from warm_start import WarmStarts
 
 from mjlab_dist import play
 from mjlab_dist.config import EvaluateConfig, PlayConfig
@@ -24,10 +25,12 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory: pytest.TempPathFactory, warm_starts: WarmStarts | None) -> Path:
     """Directory with a run of a quadruped, trained for one iteration."""
     place = tmp_path_factory.mktemp("evaluate")
-    done = Command("trained", place)("train", TASK, "--gpu-ids", "None", "--num-envs", "8", "--max-iterations", "1")
+    done = Command("trained", place, warm_starts)(
+        "train", TASK, "--gpu-ids", "None", "--num-envs", "8", "--max-iterations", "1"
+    )
     assert done.code == 0, done.err
     return place
 

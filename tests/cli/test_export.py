@@ -17,6 +17,7 @@ import onnxruntime
 import pytest
 import torch
 from conftest import Command
+from warm_start import WarmStarts
 
 import mjlab_dist_tasks.quadruped
 from mjlab_dist import registry
@@ -46,14 +47,14 @@ TASKS = {
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def exported(tmp_path_factory: pytest.TempPathFactory, warm_starts: WarmStarts | None) -> Callable[[str], Path]:
     """Train a task for a few iterations, export the policy, and return the run directory."""
     place = tmp_path_factory.mktemp("export")
     runs: dict[str, Path] = {}
 
     def run_of(task: str) -> Path:
         if task not in runs:
-            command = Command("export", place)
+            command = Command("export", place, warm_starts)
             done = command(
                 "train", task, "--gpu-ids", "None", "--num-envs", "16", "--max-iterations", "2", *TASKS[task]
             )

@@ -11,6 +11,7 @@ import imageio.v3 as iio
 import numpy as np
 import pytest
 from conftest import Command, Done
+from warm_start import WarmStarts
 
 import mjlab_dist_tasks.cartpole
 
@@ -22,13 +23,13 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory: pytest.TempPathFactory, warm_starts: WarmStarts | None) -> Path:
     """Directory with a run of a cartpole whose MJCF has a second camera, which looks down."""
     place = tmp_path_factory.mktemp("play")
     mjcf = (Path(mjlab_dist_tasks.cartpole.__file__).parent / "cartpole.xml").read_text()
     above = '<camera name="above" pos="0 0 4"/>'
     (place / "two_cameras.xml").write_text(mjcf.replace("</worldbody>", f"{above}</worldbody>"))
-    done = Command("trained", place)(
+    done = Command("trained", place, warm_starts)(
         "train", TASK, "--gpu-ids", "None", "--num-envs", "8", "--max-iterations", "1",
         "--env.sim.model", str(place / "two_cameras.xml"),
     )  # fmt: skip

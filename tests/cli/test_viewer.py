@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 from conftest import Command
+from warm_start import WarmStarts
 
 pytestmark = pytest.mark.slow
 
@@ -22,10 +23,12 @@ TASK = "cartpole-balance"
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory: pytest.TempPathFactory, warm_starts: WarmStarts | None) -> Path:
     """Directory with a run of the cartpole."""
     place = tmp_path_factory.mktemp("viewer")
-    done = Command("trained", place)("train", TASK, "--gpu-ids", "None", "--num-envs", "8", "--max-iterations", "1")
+    done = Command("trained", place, warm_starts)(
+        "train", TASK, "--gpu-ids", "None", "--num-envs", "8", "--max-iterations", "1"
+    )
     assert done.code == 0, done.err
     return place
 

@@ -20,6 +20,7 @@ from mjlab_dist.run_dir import checkpoint_path, list_checkpoints
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
+    from warm_start import WarmStarts
 
 pytestmark = pytest.mark.slow
 
@@ -29,11 +30,11 @@ OpenTab = Callable[[str], "Page"]
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory: pytest.TempPathFactory, warm_starts: WarmStarts | None) -> Path:
     """Run directory of the cartpole, with the checkpoints of two iterations."""
     place = tmp_path_factory.mktemp("watch")
     small = ("--gpu-ids", "None", "--num-envs", "8", "--max-iterations", "2", "--checkpoint.interval", "1")
-    done = Command("trained", place)("train", TASK, *small)
+    done = Command("trained", place, warm_starts)("train", TASK, *small)
     assert done.code == 0, done.err
     return next((place / "logs" / TASK).iterdir())
 

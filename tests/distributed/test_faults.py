@@ -23,6 +23,7 @@ import psutil
 import pytest
 import torch
 from conftest import Command, Done
+from warm_start import WarmStarts
 
 from mjlab_dist.errors import Exit
 from mjlab_dist.lease import LEASE_FILE, leased
@@ -107,9 +108,9 @@ def private_temporary_directory(command: Command) -> Path:
 
 
 @pytest.fixture(scope="module")
-def unharmed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def unharmed(tmp_path_factory: pytest.TempPathFactory, warm_starts: WarmStarts | None) -> Path:
     """A run of eight iterations in which nothing goes wrong."""
-    command = Command(f"{os.getpid()}-unharmed", tmp_path_factory.mktemp("unharmed"))
+    command = Command(f"{os.getpid()}-unharmed", tmp_path_factory.mktemp("unharmed"), warm_starts)
     done = command(*TRAIN, "--max-iterations", "8", "--checkpoint.interval", "2")
     assert done.code == Exit.DONE, done.err
     return only_run(command.cwd)
