@@ -47,7 +47,7 @@ UNSET = 2**32 - 1
 """File descriptor -1 as an unsigned number."""
 
 OUT_OF_THE_WAY = 900
-"""Descriptor of a command's connection to its reserved process. Its own files get the lowest numbers, as usual."""
+"""First descriptor of a command's connections to reserved processes. Its own files get the lowest numbers, as usual."""
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -137,28 +137,34 @@ def serve(connection: socket.socket) -> Start:
 
 
 def command(start: Start, descriptors: Sequence[int], ready: int) -> Start:
-    """Become a command, or the agent that it starts; send the command's process id when that is done."""
+    """Become a command, or an agent that it starts; send the command's process id when that is done."""
     os.setsid()
-    if starts_ranks(start.argv):
-        ours, reserved = socket.socketpair()
-        launcher = os.getpid()
+    launcher = os.getpid()
+    reserved: list[tuple[socket.socket, int]] = []
+    for position in range(num_agents(start.argv)):
+        ours, theirs = socket.socketpair()
         if (agent := os.fork()) == 0:
-            ours.close()
+            for each in (ours, *(connection for connection, _ in reserved)):
+                each.close()
             for each in (*descriptors, ready):
                 os.close(each)
-            return reserve(reserved, launcher)
-        reserved.close()
-        ours = socket.socket(fileno=fcntl.fcntl(ours.detach(), fcntl.F_DUPFD_CLOEXEC, OUT_OF_THE_WAY))
-        replace_fork_exec(lambda *args: start_agent(ours, agent, args))
-    become(start, descriptors, ready)
+            return reserve(theirs, launcher)
+        theirs.close()
+        own = fcntl.fcntl(ours.detach(), fcntl.F_DUPFD_CLOEXEC, OUT_OF_THE_WAY + position)
+        reserved.append((socket.socket(fileno=own), agent))
+    if reserved:
+        replace_fork_exec(lambda *args: start_agent(reserved, args))
+    become(start, descriptors, ready, *(connection.fileno() for connection, _ in reserved))
     os.write(ready, SIZE.pack(os.getpid()))
     os.close(ready)
     return start
 
 
-def starts_ranks(argv: Sequence[str]) -> bool:
-    """Return whether a command is asked for several ranks on the CPU."""
-    return "--cpu-ranks" in argv[:-1] and argv[argv.index("--cpu-ranks") + 1] != "1"
+def num_agents(argv: Sequence[str]) -> int:
+    """Return how many agents of a command to reserve processes for."""
+    if "--max-restarts" in argv:
+        return 3
+    return int("--cpu-ranks" in argv[:-1] and argv[argv.index("--cpu-ranks") + 1] != "1")
 
 
 def reserve(connection: socket.socket, launcher: int) -> Start:
@@ -193,17 +199,21 @@ def replace_fork_exec(function: Callable[..., int | None]) -> None:
     subprocess._fork_exec = fork_exec  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def start_agent(connection: socket.socket, reserved: int, args: Sequence[Any]) -> int | None:
-    """Let the reserved process become the agent on this machine; only once."""
+def start_agent(reserved: list[tuple[socket.socket, int]], args: Sequence[Any]) -> int | None:
+    """Let a reserved process become the agent on this machine, if any is left."""
     argv, _, _, _, cwd, environ, stdin, _, _, stdout, _, stderr = args[:12]
     argv = [os.fsdecode(each) for each in argv]
-    if argv[1:6] != ["-u", "-W", "ignore:resource_tracker", "-m", "mjlab_dist.launch.agent"] or connection.fileno() < 0:
+    if argv[1:6] != ["-u", "-W", "ignore:resource_tracker", "-m", "mjlab_dist.launch.agent"] or not reserved:
         return None
+    connection, pid = reserved.pop()
     variables = dict(os.fsdecode(each).split("=", 1) for each in environ)
     descriptors = [each if each >= 0 else own for own, each in enumerate((stdin, stdout, stderr))]
-    send(connection, Start.here(argv[1:], variables, cwd), descriptors)
-    connection.close()
-    return reserved
+    try:
+        with connection:
+            send(connection, Start.here(argv[1:], variables, cwd), descriptors)
+    except OSError:
+        return None  # it was killed
+    return pid
 
 
 def start_fork_server(*args: Any) -> int | None:
@@ -239,7 +249,7 @@ def become(start: Start, descriptors: Sequence[int], *kept: int) -> None:
     # Descriptors
     for own, each in enumerate([os.dup(each) for each in descriptors]):  # above 2, since 0 to 2 are open
         os.dup2(each, own)
-    keep_only({0, 1, 2, OUT_OF_THE_WAY, *kept})
+    keep_only({0, 1, 2, *kept})
     # Signals
     for each in start.ignored:
         signal.signal(each, signal.SIG_IGN)

@@ -33,7 +33,7 @@ TRAINS = ("train", "verify", "check")
 WARM = (*TRAINS, "play", "evaluate", "export", "demo", "watch")
 """Commands that import the libraries. The others take longer to fork."""
 
-SAFE = ("MJLAB_DIST_", "PYTEST_", "WANDB_", "COLUMNS", "HOME", "XDG_CACHE_HOME", "SSH_AUTH_SOCK", "LAUNCH_")
+SAFE = ("MJLAB_DIST_", "PYTEST_", "WANDB_", "COLUMNS", "HOME", "XDG_CACHE_HOME", "SSH_AUTH_SOCK", "TMPDIR")
 """Starts of the names of variables that no library reads when it is imported."""
 
 PR_SET_CHILD_SUBREAPER = 36
