@@ -300,7 +300,7 @@ def open_stream(descriptor: int, like: io.TextIOWrapper, *, unbuffered: bool) ->
     mode = "w" if descriptor > 0 else "r"
     buffering = 0 if unbuffered and mode == "w" else -1
     file = builtins.open(descriptor, f"{mode}b", buffering, closefd=False)  # noqa: SIM115
-    getattr(file, "raw", file).name = like.name
+    setattr(getattr(file, "raw", file), "name", like.name)  # noqa: B010 (a property for the type checker)
     stream = io.TextIOWrapper(
         file,
         encoding=like.encoding,

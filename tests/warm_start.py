@@ -30,8 +30,11 @@ MUJOCO = ("mujoco", "mujoco_warp")
 TRAINS = ("train", "verify", "check")
 """Commands that do not choose how MuJoCo draws."""
 
-WARM = (*TRAINS, "play", "evaluate", "export", "demo", "watch")
-"""Commands that import the libraries. The others take longer to fork."""
+WARM = (*TRAINS, "play", "evaluate", "export")
+"""Commands that import the libraries. The others are not faster when they are forked."""
+
+IMPORTS_NOTHING = {"--help", "-h", "--help-all", "--print-config"}
+"""Flags of commands that import no libraries."""
 
 SAFE = ("MJLAB_DIST_", "PYTEST_", "WANDB_", "COLUMNS", "HOME", "XDG_CACHE_HOME", "SSH_AUTH_SOCK", "TMPDIR")
 """Starts of the names of variables that no library reads when it is imported."""
@@ -102,9 +105,10 @@ class WarmStarts:
 
     def forks(self, argv: Sequence[str], environ: Mapping[str, str]) -> bool:
         """Return whether a command is forked."""
+        if Path(argv[0]).parent != BIN or _name(argv) not in WARM or IMPORTS_NOTHING & {*argv}:
+            return False
         changed = environ.items() ^ self._environ.items()
-        is_safe = all(name.startswith(SAFE) for name, _ in changed)
-        return is_safe and Path(argv[0]).parent == BIN and _name(argv) in WARM
+        return all(name.startswith(SAFE) for name, _ in changed)
 
     def _server(self, *, draws: bool) -> socket.socket:
         if draws not in self._servers:

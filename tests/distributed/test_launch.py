@@ -72,6 +72,7 @@ def test_metrics_of_ranks_add_up_to_those_of_the_run(command: Command) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.cold
 def test_two_ranks_train_and_leave_a_complete_run(command: Command) -> None:
     done = command(
         "train",
