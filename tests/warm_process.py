@@ -164,7 +164,9 @@ def num_agents(argv: Sequence[str]) -> int:
     """Return how many agents of a command to reserve processes for."""
     if "--max-restarts" in argv:
         return 3
-    return int("--cpu-ranks" in argv[:-1] and argv[argv.index("--cpu-ranks") + 1] != "1")
+    if "--cpu-ranks" in argv[:-1]:
+        return int(argv[argv.index("--cpu-ranks") + 1] != "1")
+    return int("--resume" in argv or "--config" in argv)  # with as many ranks as before
 
 
 def reserve(connection: socket.socket, launcher: int) -> Start:

@@ -15,8 +15,9 @@ import signal
 import socket
 import struct
 import subprocess
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -100,11 +101,11 @@ def training(command: Command, wait_for: WaitFor) -> Training:
     return start
 
 
-def private_temporary_directory(command: Command) -> Path:
-    """A directory for temporary files of this test only."""
-    directory = command.cwd / "tmp"
-    directory.mkdir()
-    return directory
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """A directory for temporary files of this test only. Its path is short enough for ranks to be forked."""
+    with tempfile.TemporaryDirectory(prefix="t-") as path:
+        yield Path(path)
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +135,8 @@ def test_row_1_the_rank_that_raised_is_shown_first(command: Command, assert_with
 def test_rows_2_and_7_a_killed_run_resumes_with_identical_results(
     command: Command, unharmed: Path, wait_for: WaitFor
 ) -> None:
-    temporary = private_temporary_directory(command)
+    temporary = command.cwd / "tmp"  # its path is so long that ranks are spawned
+    temporary.mkdir()
     flags = ("--max-iterations", "8", "--checkpoint.interval", "2", "--max-restarts", "2")
     env = {"MJLAB_DIST_FAULT": "1:4:sigkill,1:7:slow", "TMPDIR": str(temporary)}
     process = command.start(*TRAIN, *flags, env=env)
@@ -186,9 +188,8 @@ def test_row_3_restarts_are_counted(command: Command) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_rows_4_and_5_a_signal_stops_cleanly_and_the_run_resumes(
-    command: Command, training: Training, signum: int, assert_within: Within
+    command: Command, training: Training, temporary: Path, signum: int, assert_within: Within
 ) -> None:
-    temporary = private_temporary_directory(command)
     process = training(env={"TMPDIR": str(temporary)})
     run = only_run(command.cwd)
     # In a terminal, Ctrl-C reaches every process of the group; `kill` reaches only the launcher.
@@ -213,10 +214,9 @@ def test_rows_4_and_5_a_signal_stops_cleanly_and_the_run_resumes(
 
 @pytest.mark.slow
 def test_row_5_a_second_ctrl_c_ends_at_once(
-    command: Command, training: Training, wait_for: WaitFor, assert_within: Within
+    command: Command, training: Training, temporary: Path, wait_for: WaitFor, assert_within: Within
 ) -> None:
     # An iteration that never ends, so that the second Ctrl-C arrives before the first one has stopped the run.
-    temporary = private_temporary_directory(command)
     process = training(env={"MJLAB_DIST_FAULT": "1:30:sigstop", "TMPDIR": str(temporary)})
     wait_for(lambda: any(other.status() == psutil.STATUS_STOPPED for other in command.processes()))
     os.killpg(process.pid, signal.SIGINT)
@@ -231,8 +231,9 @@ def test_row_5_a_second_ctrl_c_ends_at_once(
 
 
 @pytest.mark.slow
-def test_row_6_nothing_outlives_the_launcher(command: Command, training: Training, wait_for: WaitFor) -> None:
-    temporary = private_temporary_directory(command)
+def test_row_6_nothing_outlives_the_launcher(
+    command: Command, training: Training, temporary: Path, wait_for: WaitFor
+) -> None:
     process = training("--max-restarts", "1", env={"TMPDIR": str(temporary)})
     wait_for(lambda: len(list(temporary.iterdir())) == 2)  # of this launch, and of the next one
     process.kill()
