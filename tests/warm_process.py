@@ -101,12 +101,18 @@ def receive(connection: socket.socket) -> tuple[Start, list[int]] | None:
     return Start(**json.loads(message)), descriptors
 
 
-def import_libraries(names: Sequence[str]) -> None:
-    """Import libraries as a command does, in a process that can be forked, and forget the package."""
+def import_libraries(names: Sequence[str], *, only_trains: bool) -> None:
+    """Import libraries as a command does, in a process that can be forked, and forget the package.
+
+    Args:
+        names: Libraries.
+        only_trains: Whether the command's process imports only what a learner needs.
+    """
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as cli/main.py: OpenMP reads it when it is loaded
     from mjlab_dist.imports import import_learner, start_up
 
-    import_learner()
+    if only_trains:
+        import_learner()
     with start_up():
         for name in names:
             __import__(name)
@@ -370,5 +376,5 @@ def run(start: Start) -> None:
 
 if __name__ == "__main__":
     show_in_proc([sys.executable, *sys.argv], dict(os.environ))  # if the kernel refuses, end
-    import_libraries(sys.argv[2:])
+    import_libraries(sys.argv[3:], only_trains=sys.argv[2] == "trains")
     run(serve(socket.socket(fileno=int(sys.argv[1]))))

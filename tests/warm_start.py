@@ -24,14 +24,11 @@ SERVER = Path(__file__).parent / "warm_process.py"
 LIBRARIES = ("warp", "torchrunx.worker", "torchrunx.agent", "tyro", "rich.progress", "yaml", "dacite", "psutil")
 """What commands import, in addition to what a learner imports."""
 
-MUJOCO = ("mujoco", "mujoco_warp")
-"""What a command may only import after it has chosen how MuJoCo draws."""
+TRAINS = ("train", "verify")
+"""Commands that only train."""
 
-TRAINS = ("train", "verify", "check")
-"""Commands that do not choose how MuJoCo draws."""
-
-WARM = (*TRAINS, "play", "evaluate", "export")
-"""Commands that import the libraries. The others are not faster when they are forked."""
+PLAYS = ("play", "evaluate", "export", "check")
+"""Commands that import everything as usual, but MuJoCo only after they have chosen how it draws."""
 
 IMPORTS_NOTHING = {"--help", "-h", "--help-all", "--print-config"}
 """Flags of commands that import no libraries."""
@@ -87,11 +84,11 @@ class WarmStarts:
         environ = dict(os.fsdecode(each).split("=", 1) for each in variables)
         if not self.forks(argv, environ):
             return None
-        server = self._server(draws=_name(argv) not in TRAINS)
         start = Start.here(argv, environ, os.fspath(cwd) if cwd else None)
         descriptors = [each if each >= 0 else own for own, each in enumerate((stdin, stdout, stderr))]
         prctl = ctypes.CDLL(None).prctl
         with self._lock:
+            server = self._server(only_trains=_name(argv) in TRAINS)
             prctl(PR_SET_CHILD_SUBREAPER, 1)  # the command becomes a child of this process
             try:
                 send(server, start, descriptors)
@@ -105,25 +102,26 @@ class WarmStarts:
 
     def forks(self, argv: Sequence[str], environ: Mapping[str, str]) -> bool:
         """Return whether a command is forked."""
-        if Path(argv[0]).parent != BIN or _name(argv) not in WARM or IMPORTS_NOTHING & {*argv}:
+        if Path(argv[0]).parent != BIN or _name(argv) not in TRAINS + PLAYS or IMPORTS_NOTHING & set(argv):
             return False
         changed = environ.items() ^ self._environ.items()
         return all(name.startswith(SAFE) for name, _ in changed)
 
-    def _server(self, *, draws: bool) -> socket.socket:
-        if draws not in self._servers:
+    def _server(self, *, only_trains: bool) -> socket.socket:
+        if only_trains not in self._servers:
             ours, theirs = socket.socketpair()
-            libraries = [*LIBRARIES, *(() if draws else MUJOCO)]
+            libraries = ["mujoco_warp"] if only_trains else ["rsl_rl.algorithms"]
+            kind = "trains" if only_trains else "plays"
             with theirs:
                 process = subprocess.Popen(
-                    [sys.executable, str(SERVER), str(theirs.fileno()), *libraries],
+                    [sys.executable, str(SERVER), str(theirs.fileno()), kind, *LIBRARIES, *libraries],
                     env=self._environ,
                     stdin=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,
                 )
-            self._servers[draws] = process, ours
-        return self._servers[draws][1]
+            self._servers[only_trains] = process, ours
+        return self._servers[only_trains][1]
 
 
 def _name(argv: Sequence[str]) -> str:
