@@ -101,18 +101,12 @@ def receive(connection: socket.socket) -> tuple[Start, list[int]] | None:
     return Start(**json.loads(message)), descriptors
 
 
-def import_libraries(names: Sequence[str], *, only_trains: bool) -> None:
-    """Import libraries as a command does, in a process that can be forked, and forget the package.
-
-    Args:
-        names: Libraries.
-        only_trains: Whether the command's process imports only what a learner needs.
-    """
+def import_libraries(names: Sequence[str]) -> None:
+    """Import libraries as a command does, in a process that can be forked, and forget the package."""
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as cli/main.py: OpenMP reads it when it is loaded
     from mjlab_dist.imports import import_learner, start_up
 
-    if only_trains:
-        import_learner()
+    import_learner()
     with start_up():
         for name in names:
             __import__(name)
@@ -170,9 +164,10 @@ def num_agents(argv: Sequence[str]) -> int:
     """Return how many agents of a command to reserve processes for."""
     if "--max-restarts" in argv:
         return 3
-    if "--cpu-ranks" in argv[:-1]:
+    always = {"verify", "evaluate"} & set(argv[1:2])
+    if "--cpu-ranks" in argv[:-1] and not always:
         return int(argv[argv.index("--cpu-ranks") + 1] != "1")
-    return int("--resume" in argv or "--config" in argv)  # with as many ranks as before
+    return int(bool(always) or "--resume" in argv or "--config" in argv)  # with as many ranks as before
 
 
 def reserve(connection: socket.socket, launcher: int) -> Start:
@@ -376,5 +371,5 @@ def run(start: Start) -> None:
 
 if __name__ == "__main__":
     show_in_proc([sys.executable, *sys.argv], dict(os.environ))  # if the kernel refuses, end
-    import_libraries(sys.argv[3:], only_trains=sys.argv[2] == "trains")
+    import_libraries(sys.argv[2:])
     run(serve(socket.socket(fileno=int(sys.argv[1]))))

@@ -24,11 +24,11 @@ SERVER = Path(__file__).parent / "warm_process.py"
 LIBRARIES = ("warp", "torchrunx.worker", "torchrunx.agent", "tyro", "rich.progress", "yaml", "dacite", "psutil")
 """What commands import, in addition to what a learner imports."""
 
-TRAINS = ("train", "verify")
-"""Commands that only train."""
+TRAINS = ("train", "verify", "evaluate")
+"""Commands that train or play in processes which do not draw."""
 
-PLAYS = ("play", "evaluate", "export", "check")
-"""Commands that import everything as usual, but MuJoCo only after they have chosen how it draws."""
+PLAYS = ("play", "check")
+"""Commands that import MuJoCo themselves, after they have chosen how it draws."""
 
 IMPORTS_NOTHING = {"--help", "-h", "--help-all", "--print-config"}
 """Flags of commands that import no libraries."""
@@ -88,7 +88,7 @@ class WarmStarts:
         descriptors = [each if each >= 0 else own for own, each in enumerate((stdin, stdout, stderr))]
         prctl = ctypes.CDLL(None).prctl
         with self._lock:
-            server = self._server(only_trains=_name(argv) in TRAINS)
+            server = self._server(draws=_name(argv) in PLAYS)
             prctl(PR_SET_CHILD_SUBREAPER, 1)  # the command becomes a child of this process
             try:
                 send(server, start, descriptors)
@@ -107,21 +107,20 @@ class WarmStarts:
         changed = environ.items() ^ self._environ.items()
         return all(name.startswith(SAFE) for name, _ in changed)
 
-    def _server(self, *, only_trains: bool) -> socket.socket:
-        if only_trains not in self._servers:
+    def _server(self, *, draws: bool) -> socket.socket:
+        if draws not in self._servers:
             ours, theirs = socket.socketpair()
-            libraries = ["mujoco_warp"] if only_trains else ["rsl_rl.algorithms"]
-            kind = "trains" if only_trains else "plays"
+            libraries = LIBRARIES if draws else (*LIBRARIES, "mujoco_warp")
             with theirs:
                 process = subprocess.Popen(
-                    [sys.executable, str(SERVER), str(theirs.fileno()), kind, *LIBRARIES, *libraries],
+                    [sys.executable, str(SERVER), str(theirs.fileno()), *libraries],
                     env=self._environ,
                     stdin=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,
                 )
-            self._servers[only_trains] = process, ours
-        return self._servers[only_trains][1]
+            self._servers[draws] = process, ours
+        return self._servers[draws][1]
 
 
 def _name(argv: Sequence[str]) -> str:

@@ -143,6 +143,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Change to a directory that contains a run, and end all commands before they start anything."""
     import mjlab_dist.buffer_sizes
     import mjlab_dist.check.run
+    import mjlab_dist.cli.check
+    import mjlab_dist.cli.play
     import mjlab_dist.evaluate.run
     import mjlab_dist.export.run
     import mjlab_dist.launch.dry_run
@@ -168,6 +170,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setattr(mjlab_dist.launch.signals, "handled_signals", set)
         patch.setattr(mjlab_dist.launch.train, "train", plan)
         patch.setattr(mjlab_dist.launch.dry_run, "dry_run", plan)
+        patch.setattr(mjlab_dist.cli.check, "import_learner", lambda: None)
+        patch.setattr(mjlab_dist.cli.play, "import_learner", lambda: None)
         patch.setattr(mjlab_dist.play, "play", accept)
         patch.setattr(mjlab_dist.play, "replay", accept)
         patch.setattr(mjlab_dist.view.run, "watch", accept)

@@ -13,6 +13,7 @@ from mjlab_dist.cli.console import EventPrinter, make_console
 from mjlab_dist.cli.help import Page
 from mjlab_dist.cli.train import read_config
 from mjlab_dist.errors import Exit
+from mjlab_dist.imports import import_learner
 from mjlab_dist.messages import listening
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     """
     config = read_config(argv, prog, HELP, num_envs=NUM_CHECKED, total_num_envs=None, total_timesteps=None)
 
+    import_learner()
     from mjlab_dist.check.run import check  # noqa: PLC0415 (--help does not need it)
 
     console, results = make_console(soft_wrap=True), []

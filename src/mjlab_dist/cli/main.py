@@ -35,6 +35,10 @@ SUMMARIES = {
 """What each command does."""
 
 
+REPORT_LEAKS = {"onnx", "triton"}
+"""Packages that print a warning if objects of theirs are left at the shutdown of the interpreter."""
+
+
 def train() -> None:
     """Run ``train``."""
     keep_streams_usable()
@@ -121,6 +125,7 @@ def _leave(code: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-    gc.freeze()  # else the shutdown searches all objects of torch and Warp for cycles, for a second
+    if not sys.modules.keys() & REPORT_LEAKS:
+        gc.freeze()  # else the shutdown searches all objects of torch and Warp for cycles, for a second
     if code != Exit.DONE:
         sys.exit(code)

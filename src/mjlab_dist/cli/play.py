@@ -16,6 +16,7 @@ from mjlab_dist.cli.term_flags import parse_config
 from mjlab_dist.config import PlayConfig, TrainConfig
 from mjlab_dist.config.checks import validate
 from mjlab_dist.errors import Exit
+from mjlab_dist.imports import import_learner
 from mjlab_dist.messages import listening
 from mjlab_dist.view.choice import choose_viewer
 
@@ -58,6 +59,7 @@ def show(task: str, config: PlayConfig, prog: str, changes: Sequence[str] = ()) 
 
     printer = EventPrinter(make_console(soft_wrap=True))
     train_config, checkpoint = chosen_run(task, config, prog, changes, _warner(printer))
+    import_learner()
     if viewer is not None:
         _view(train_config, checkpoint, config, printer)
     if config.nan_dump is not None:
