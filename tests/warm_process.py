@@ -128,9 +128,9 @@ def serve(connection: socket.socket) -> Start:
                 return command(start, descriptors, write)
             os._exit(0)
         os.waitpid(between, 0)
-        # The new process sends its id when it has become the command
+        # The new process sends its id when it has become the command; 0 if it failed before
         os.close(write)
-        connection.sendall(os.read(read, SIZE.size))
+        connection.sendall(os.read(read, SIZE.size) or SIZE.pack(0))
         for each in (read, *descriptors):
             os.close(each)
     os._exit(0)

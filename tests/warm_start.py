@@ -97,8 +97,9 @@ class WarmStarts:
                 return None
             finally:
                 prctl(PR_SET_CHILD_SUBREAPER, 0)
-        self.num_forks += bool(answer)
-        return SIZE.unpack(answer)[0] if answer else None
+        pid = SIZE.unpack(answer)[0] if answer else 0
+        self.num_forks += pid > 0
+        return pid or None
 
     def forks(self, argv: Sequence[str], environ: Mapping[str, str]) -> bool:
         """Return whether a command is forked."""
