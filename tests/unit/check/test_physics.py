@@ -88,6 +88,7 @@ def test_a_lasting_overlap_is_found_with_its_geoms() -> None:
     )
 
 
+@pytest.mark.slow  # compiles kernels for elliptic cones
 def test_the_jitter_of_a_resting_object_is_no_difference_to_the_c_code() -> None:
     task = config("motor gear='.001'", damping=10.0, height=3.0)
     puck = """
