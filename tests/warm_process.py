@@ -164,10 +164,10 @@ def num_agents(argv: Sequence[str]) -> int:
     """Return how many agents of a command to reserve processes for."""
     if "--max-restarts" in argv:
         return 3
-    always = {"verify", "evaluate"} & set(argv[1:2])
-    if "--cpu-ranks" in argv[:-1] and not always:
+    evaluates = argv[1:2] == ["evaluate"]
+    if "--cpu-ranks" in argv[:-1] and not evaluates:
         return int(argv[argv.index("--cpu-ranks") + 1] != "1")
-    return int(bool(always) or "--resume" in argv or "--config" in argv)  # with as many ranks as before
+    return int(evaluates or "--resume" in argv or "--config" in argv)  # a run is resumed with as many ranks as before
 
 
 def reserve(connection: socket.socket, launcher: int) -> Start:
@@ -208,7 +208,7 @@ def start_agent(reserved: list[tuple[socket.socket, int]], args: Sequence[Any]) 
     argv = [os.fsdecode(each) for each in argv]
     if argv[1:6] != ["-u", "-W", "ignore:resource_tracker", "-m", "mjlab_dist.launch.agent"] or not reserved:
         return None
-    connection, pid = reserved.pop()
+    connection, pid = reserved.pop(0)  # the oldest, as tests order agents by age
     variables = dict(os.fsdecode(each).split("=", 1) for each in environ)
     descriptors = [each if each >= 0 else own for own, each in enumerate((stdin, stdout, stderr))]
     try:

@@ -24,7 +24,7 @@ SERVER = Path(__file__).parent / "warm_process.py"
 LIBRARIES = ("warp", "torchrunx.worker", "torchrunx.agent", "tyro", "rich.progress", "yaml", "dacite", "psutil")
 """What commands import, in addition to what a learner imports."""
 
-TRAINS = ("train", "verify", "evaluate")
+TRAINS = ("train", "evaluate")
 """Commands that train or play in processes which do not draw."""
 
 PLAYS = ("play", "check")

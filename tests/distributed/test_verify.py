@@ -35,7 +35,6 @@ class Lazy:
 
 
 @pytest.mark.slow
-@pytest.mark.cold
 def test_two_ranks_pass_and_leave_no_files(command: Command) -> None:
     (command.cwd / "tmp").mkdir()
     done = command(*VERIFY, "--cpu-ranks", "2", "--seed", "5", "--json", env={"TMPDIR": "tmp"})
