@@ -131,6 +131,7 @@ def agents_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
     return sorted(agents, key=lambda agent: agent.create_time())
 
 
+@pytest.mark.cold
 def test_an_agent_that_ends_at_its_start_is_noticed_and_named(
     command: Command, wait_for: WaitFor, assert_within: Within
 ) -> None:
