@@ -71,9 +71,9 @@ class TrainConfig:
     oversubscribe: bool = False
     """Allow more than 4 CPU ranks per core."""
     hosts: tuple[str, ...] = ()
-    """Machines to train on, by name or address. Each uses the devices of gpu-ids or cpu-ranks. Default: this machine.
-    This machine must be the first; SSH connects to the others. All need the same Python environment under the same
-    path."""
+    """Machines to train on, by name or address, or slurm for those of this SLURM job. Each uses the devices of gpu-ids
+    or cpu-ranks. Default: this machine. This machine must be the first; SSH connects to the others. All need the same
+    Python environment under the same path."""
     ssh_config: str | None = None
     """SSH config file for hosts. Default: ~/.ssh/config, then /etc/ssh/ssh_config."""
     port_range: tuple[int, int] | None = None
@@ -95,7 +95,7 @@ class TrainConfig:
     resume: str | None = None
     """Resume an earlier run in its directory: a run directory, latest for the task's newest run, or the path of a W&B
     run. The run's own config is used, and further flags change it. max-iterations includes the iterations already
-    done."""
+    done. auto: resume the run that has this run-name, or start it if there is none."""
     init_from: str | None = None
     """Checkpoint file from which a new run takes its policy, value function and normalizers."""
     max_restarts: int = 0

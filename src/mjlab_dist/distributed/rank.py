@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from mjlab_dist.distributed.slurm import STEP_HOSTS, slurm_hosts
 
 LOOPBACK = "127.0.0.1"
 
@@ -61,6 +62,9 @@ def rank_from_environment(environ: Mapping[str, str]) -> Rank:
 
     Args:
         environ: The process's environment.
+
+    Raises:
+        UserError: If SLURM's list of hosts cannot be read.
     """
     launcher = outside_launcher(environ)
     if launcher == "torchrun":
@@ -86,7 +90,7 @@ def rank_from_environment(environ: Mapping[str, str]) -> Rank:
             local_rank=int(environ["SLURM_LOCALID"]),
             world_size=int(environ["SLURM_STEP_NUM_TASKS"]),
             on_one_machine=environ.get("SLURM_STEP_NUM_NODES") == "1",
-            master_address=environ.get("MASTER_ADDR") or _first_slurm_host(environ["SLURM_STEP_NODELIST"]),
+            master_address=environ.get("MASTER_ADDR") or slurm_hosts(environ, STEP_HOSTS)[0],
             # The port depends on the job's id, so that jobs on the same node use different ports.
             master_port=int(environ.get("MASTER_PORT") or 20000 + int(environ["SLURM_JOB_ID"]) % 20000),
         )
@@ -107,8 +111,3 @@ def in_words(ranks: Sequence[int]) -> str:
             runs.append([rank])
     shown = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
     return f"rank{'s' if len(ranks) > 1 else ''} {shown}"
-
-
-def _first_slurm_host(nodelist: str) -> str:
-    hosts = subprocess.run(["scontrol", "show", "hostnames", nodelist], check=True, capture_output=True, text=True)
-    return hosts.stdout.split()[0]

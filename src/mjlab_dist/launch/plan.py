@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from mjlab_dist.budget import Budget, plan_budget
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.checks import episode_steps, validate
 from mjlab_dist.distributed import RankDevice, RankPlan, outside_launcher
+from mjlab_dist.distributed.slurm import named_hosts
 from mjlab_dist.errors import UserError
 from mjlab_dist.faults import read_fault
 from mjlab_dist.launch.hosts import HERE, choose_hosts
@@ -62,7 +64,7 @@ class RunPlan:
 def plan_run(
     config: TrainConfig, environ: Mapping[str, str], gpus: list[Gpu], new_run_dir: Callable[[TrainConfig], Path]
 ) -> RunPlan:
-    """Plan a run. Only this function resolves ``auto``, ``all``, ``latest`` and totals over ranks.
+    """Plan a run. Only this function resolves ``auto``, ``all``, ``latest``, ``slurm`` and totals over ranks.
 
     Args:
         config: A config that :func:`check_config` has passed.
@@ -73,6 +75,7 @@ def plan_run(
     Raises:
         UserError: If the config cannot train here.
     """
+    config = dataclasses.replace(config, hosts=named_hosts(config.hosts, environ))
     devices = plan_devices(config, environ, gpus)
     hosts = tuple(choose_hosts(config))
     budget = plan_budget(config, len(hosts) * len(devices))
@@ -104,7 +107,7 @@ def check_config(config: TrainConfig) -> None:
         timestep_s = float(build_model(config.env.sim).opt.timestep)
         episode_steps(config.env, timestep_s * config.env.sim.decimation)
     read_fault(os.environ)
-    if config.init_from is not None:
+    if config.init_from is not None and config.resume is None:
         _check_init_from(config.init_from)
     if config.sync.synchronizer is not None:
         from mjlab_dist.distributed.synchronizer import find_synchronizer  # noqa: PLC0415 (imports torch)

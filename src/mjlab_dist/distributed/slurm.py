@@ -1,0 +1,86 @@
+"""Hosts of a SLURM job or step, from its variables. Imports no torch."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+
+from mjlab_dist.errors import UserError
+
+JOB_HOSTS = "SLURM_JOB_NODELIST"
+"""Variable with the hosts of a job."""
+
+STEP_HOSTS = "SLURM_STEP_NODELIST"
+"""Variable with the hosts of a step, which srun starts."""
+
+_PART = re.compile(r"(?:[^,\[\]]|\[[^\[\]]+\])+")
+"""Matches one entry of a host list: names may have lists of numbers in brackets, in which commas separate no hosts."""
+
+
+SLURM = "slurm"
+"""What ``--hosts`` takes in place of the names of a job's hosts."""
+
+
+def slurm_hosts(environ: Mapping[str, str], variable: str) -> tuple[str, ...]:
+    """Return the hosts that a variable of SLURM lists, in order.
+
+    ``scontrol show hostnames`` prints the same, but containers often lack this program.
+
+    Args:
+        environ: The process's environment.
+        variable: Name of the variable; it must be set.
+
+    Raises:
+        UserError: If its value is not a list of hosts.
+    """
+    text = environ[variable]
+    parts = _PART.findall(text)
+    if not parts or ",".join(parts) != text:
+        raise UserError(f"{variable} {text}: is not a list of hosts of SLURM, such as node[01-03,7]; unset it")
+    try:
+        return tuple(host for part in parts for host in _expand(part))
+    except ValueError as error:
+        raise UserError(f"{variable} {text}: is not a list of hosts of SLURM ({error}); unset it") from error
+
+
+def named_hosts(hosts: tuple[str, ...], environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the value of ``--hosts`` with ``slurm`` replaced by the hosts of this job.
+
+    Args:
+        hosts: The value.
+        environ: The process's environment.
+
+    Raises:
+        UserError: If this process belongs to no job.
+    """
+    if hosts != (SLURM,):
+        return hosts
+    if JOB_HOSTS not in environ:
+        raise UserError(
+            f"--hosts {SLURM}: {JOB_HOSTS} is not set, so this is not a job of SLURM; start it with sbatch, or name "
+            "the machines"
+        )
+    return slurm_hosts(environ, JOB_HOSTS)
+
+
+def _expand(part: str) -> Iterator[str]:
+    """Yield the hosts of one entry: ``n[1-2]m[3,4]`` is n1m3, n1m4, n2m3, n2m4."""
+    pieces = re.split(r"\[([^\[\]]+)\]", part)  # text and the content of brackets in turn
+    choices = [list(_numbers(piece)) if i % 2 else [piece] for i, piece in enumerate(pieces)]
+    for chosen in itertools.product(*choices):
+        yield "".join(chosen)
+
+
+def _numbers(text: str) -> Iterator[str]:
+    """Yield the numbers of ``01-03,7``, with the leading zeros of the lower bounds.
+
+    Raises:
+        ValueError: If the text is not a list of numbers and ranges.
+    """
+    for piece in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", piece)
+        if match is None or int(match[2] or match[1]) < int(match[1]):
+            raise ValueError(f"{piece!r} is not a range of numbers")
+        for number in range(int(match[1]), int(match[2] or match[1]) + 1):
+            yield f"{number:0{len(match[1])}d}"
