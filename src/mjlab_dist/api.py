@@ -17,6 +17,7 @@ from mjlab_dist.config.entries import entry, replaced, without
 from mjlab_dist.config.serialization import from_plain, paths, to_plain
 from mjlab_dist.config.signatures import PARAMETERS, parameters_of
 from mjlab_dist.errors import CheckError, UserError
+from mjlab_dist.resuming import AUTO, check_same_run, find_named_run
 from mjlab_dist.run_dir import (
     CHECKPOINTS_DIR,
     find_any_run,
@@ -56,7 +57,12 @@ def train(task: str | TrainConfig, *, quiet: bool = False, trust: bool = False, 
         RankError: If one of several ranks ended early. The error includes that rank's traceback.
     """
     # Config; mistakes are reported before anything heavy is imported
-    config = configured(_start(task, fields, trust=trust), fields)
+    start = _start(task, fields, trust=trust)
+    if fields.get("resume") == AUTO:
+        fields = {**fields, "resume": start.resume}
+    config = configured(start, fields)
+    if start.resume is not None:
+        check_same_run(config, start)
 
     from mjlab_dist.launch.train import train as launch  # noqa: PLC0415
 
@@ -144,11 +150,19 @@ def _start(task: str | TrainConfig, fields: Mapping[str, Any], *, trust: bool) -
     if not isinstance(task, str):
         raise UserError(f"task {task!r}: takes the name of a task, or a TrainConfig")
     config = registry.task_config(task)
-    asked = configured(config, {name: fields[name] for name in ("resume", "log_root") if name in fields})
+    asked = configured(config, {name: fields[name] for name in ("resume", "log_root", "run_name") if name in fields})
     if asked.resume is None:
         return config
-    run_dir = find_run_to_resume(asked.log_root, task, asked.resume)
-    return read_config_file(run_dir, trust=trust, uses_ssh="ssh_config" not in fields)
+    if asked.resume == AUTO:
+        run_dir = find_named_run(asked.log_root, task, asked.run_name)
+        if run_dir is None:
+            return config
+    elif "init_from" in fields:
+        raise UserError(f"resume {asked.resume!r}: cannot be combined with init_from; drop one of the two")
+    else:
+        run_dir = find_run_to_resume(asked.log_root, task, asked.resume)
+    started = read_config_file(run_dir, trust=trust, uses_ssh="ssh_config" not in fields)
+    return dataclasses.replace(started, resume=str(run_dir) if asked.resume == AUTO else None)
 
 
 def configured(base: TrainConfig, fields: Mapping[str, Any]) -> TrainConfig:

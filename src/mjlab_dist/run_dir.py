@@ -92,7 +92,7 @@ def next_run_dir(config: TrainConfig) -> Path:
     stamp = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d_%H-%M-%S")
     parent = Path(config.log_root) / config.task
     # Runs of the same second are numbered regardless of their names, so that the newest has the highest number.
-    number = 1 + max((_by_start(path)[1] for path in parent.glob(f"{stamp}*")), default=0)
+    number = 1 + max((by_start(path)[1] for path in parent.glob(f"{stamp}*")), default=0)
     name = f"_{config.run_name}" if config.run_name else ""
     return parent / f"{stamp}{f'-{number}' if number > 1 else ''}{name}"
 
@@ -173,7 +173,7 @@ def find_run(
         UserError: If there is no such run, or it trained another task.
     """
     if run == "latest":
-        runs = sorted((p.parent for p in Path(log_root, task).glob(f"*/{CONFIG_FILE}")), key=_by_start)
+        runs = sorted((p.parent for p in Path(log_root, task).glob(f"*/{CONFIG_FILE}")), key=by_start)
         with_checkpoint = [run_dir for run_dir in runs if list_checkpoints(run_dir)]
         if not runs:
             raise UserError(f"{flag} latest: no run of {task} under {log_root}; train one, or set --log-root")
@@ -204,7 +204,7 @@ def list_runs(log_root: str) -> list[Path]:
     Args:
         log_root: Directory that contains all runs.
     """
-    return sorted((path.parent for path in Path(log_root).glob(f"*/*/{CONFIG_FILE}")), key=_by_start)
+    return sorted((path.parent for path in Path(log_root).glob(f"*/*/{CONFIG_FILE}")), key=by_start)
 
 
 def find_any_run(log_root: str, run: str) -> Path:
@@ -403,7 +403,7 @@ def find_wandb_run(log_root: str, task: str, path: str) -> Path:
     """
     entity, project, run_id = path.split("/")
     files = Path(log_root, task).glob(f"*/{WANDB_FILE}")
-    for file in sorted(files, key=lambda file: _by_start(file.parent), reverse=True):
+    for file in sorted(files, key=lambda file: by_start(file.parent), reverse=True):
         run = read_wandb_run(file.parent)
         if run and (run.id, run.project) == (run_id, project) and run.entity in {None, entity}:
             return file.parent
@@ -444,7 +444,7 @@ def _lost(rows: list[tuple[bytes, dict[str, Any]]], iteration: int) -> str:
     return f"the rows of {num_lost} iteration{'s' if num_lost > 1 else ''} are lost,"
 
 
-def _by_start(run_dir: Path) -> tuple[str, int, str]:
+def by_start(run_dir: Path) -> tuple[str, int, str]:
     """Return the sort key of a run directory; it sorts the tenth run of the same second after the ninth."""
     match = re.match(r"(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)(?:-(\d+))?", run_dir.name)
     return (match[1], int(match[2] or 1), run_dir.name) if match else ("", 0, run_dir.name)

@@ -17,9 +17,10 @@ from mjlab_dist.cli.term_flags import parse_config
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.alternatives import ALTERNATIVES, drop_replaced
 from mjlab_dist.config.checks import validate
-from mjlab_dist.distributed import outside_launcher
+from mjlab_dist.distributed import outside_launcher, rank_from_environment
 from mjlab_dist.errors import BufferOverflowError, Exit, RankError, TakenOverError, UserError, exit_code_of
 from mjlab_dist.places import named, with_notes
+from mjlab_dist.resuming import AUTO, check_same_run, find_named_run, is_complete
 from mjlab_dist.run_dir import find_run_to_resume, read_config_file, to_yaml
 from mjlab_dist.wording import listed
 
@@ -53,6 +54,10 @@ def main(argv: Sequence[str], prog: str) -> None:
         return
     if only_plan:
         _show_dry_run(config)
+        return
+    if take_flag(rest, "--resume")[0] == AUTO and config.resume and is_complete(Path(config.resume), config):
+        if rank_from_environment(os.environ).is_main:
+            print(f"Nothing is left to train: {config.resume} has done all {config.max_iterations} iterations.")
         return
 
     from mjlab_dist.cli.console import TrainConsole  # noqa: PLC0415
@@ -120,10 +125,8 @@ def read_config(argv: Sequence[str], prog: str, page: Page, **defaults: Any) -> 
     if asked and task is None and asked.prefix in registry.task_names():
         task, asked = asked.prefix, HelpRequest()  # train --help TASK
     # Config to start from: of a run, of a file, or of the task
-    if run is not None:
-        if file is not None:
-            raise UserError(f"--resume {run}: takes the run's own config, not --config {file}; drop one of the two")
-        run_dir = find_run_to_resume(take_flag(flags, "--log-root")[0] or TrainConfig.log_root, task, run, _warn)
+    run_dir = None if run is None else _find_run(run, task, file, flags, prog)
+    if run_dir is not None:
         default = read_config_file(run_dir, trust=trust, uses_ssh=uses_ssh)
         default = dataclasses.replace(default, resume=str(run_dir))
         registry.task_config(default.task)  # refuses a task that is not installed here
@@ -153,6 +156,8 @@ def read_config(argv: Sequence[str], prog: str, page: Page, **defaults: Any) -> 
     config = parse_config(default, ["--help-all"] if asked else flags, command, page.all_own)
     if config.task != default.task:
         raise UserError(f"--task {config.task}: the task is named first, without a flag: {prog} {config.task}")
+    if run == AUTO and run_dir is not None:
+        check_same_run(config, default)
     given = [name for name in ALTERNATIVES if is_given(flags, f"--{name.replace('_', '-')}")]
     return drop_replaced(dataclasses.replace(config, task=default.task), given)
 
@@ -162,6 +167,31 @@ def _warn(text: str) -> None:
 
     # --print-config has standard output for itself
     EventPrinter(make_console(stderr=True, soft_wrap=True)).listen({"kind": "warning", "text": text})
+
+
+def _find_run(run: str, task: str | None, file: str | None, flags: Sequence[str], prog: str) -> Path | None:
+    """Return the directory of the run that ``--resume`` names; None if there is none yet, with ``--resume auto``.
+
+    Args:
+        run: The value of ``--resume``.
+        task: The task that the command line names.
+        file: The value of ``--config``.
+        flags: Further flags.
+        prog: The command.
+
+    Raises:
+        UserError: If there is no such run, or another flag contradicts it.
+    """
+    log_root = take_flag(flags, "--log-root")[0] or TrainConfig.log_root
+    if run == AUTO:
+        if task is None:
+            raise UserError(f"--resume {AUTO}: no task is named; type {prog} TASK --resume {AUTO}")
+        return find_named_run(log_root, task, take_flag(flags, "--run-name")[0] or "")
+    if file is not None:
+        raise UserError(f"--resume {run}: takes the run's own config, not --config {file}; drop one of the two")
+    if is_given(flags, "--init-from"):
+        raise UserError(f"--resume {run}: continues from the run's own checkpoint; drop --init-from")
+    return find_run_to_resume(log_root, task, run, _warn)
 
 
 def _print_general_help(asked: HelpRequest, prog: str, page: Page, **defaults: Any) -> None:

@@ -62,11 +62,6 @@ def validate(config: TrainConfig) -> None:
     # Run directory, loggers and checkpoints
     parse_interval(config.checkpoint.interval)
     validate_loggers(config.logger)
-    if config.resume is not None and config.init_from is not None:
-        raise UserError(
-            f"--init-from {config.init_from}: cannot be combined with --resume {config.resume}, which continues from "
-            "that run's own checkpoint; drop one of the two"
-        )
     if "/" in config.run_name or config.run_name.startswith("."):
         raise UserError(f"--run-name {config.run_name}: must be a plain name, without / and not starting with a dot")
     if not config.run_name.isprintable():

@@ -1,0 +1,69 @@
+"""``--resume auto``: resume the run of a name, or start it. Imports the standard library only."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from mjlab_dist.config import TrainConfig
+from mjlab_dist.errors import UserError
+from mjlab_dist.run_dir import CONFIG_FILE, by_start, list_checkpoints
+
+AUTO = "auto"
+"""The value of ``--resume``."""
+
+_NAME = re.compile(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d(?:-\d+)?_(.+)")
+"""Matches the name of the directory of a run that has a name."""
+
+
+def find_named_run(log_root: str, task: str, run_name: str) -> Path | None:
+    """Return the newest run of a name that has a checkpoint; None if there is none.
+
+    A run without a checkpoint was lost before anything was saved. It is not resumed, so that all ranks of a launch find
+    the same run, even while one of them already creates the directory of a new one.
+
+    Args:
+        log_root: Directory of all runs.
+        task: Name of the task.
+        run_name: Value of ``--run-name``.
+
+    Raises:
+        UserError: If the name is empty: it would not tell runs apart.
+    """
+    if not run_name:
+        raise UserError(f"--resume {AUTO}: finds the run by --run-name; add a name that no other run has")
+    found = Path(log_root, task).glob(f"*/{CONFIG_FILE}")
+    named = [path.parent for path in found if _has_name(path.parent, run_name) and list_checkpoints(path.parent)]
+    return max(named, key=by_start, default=None)
+
+
+def check_same_run(config: TrainConfig, started: TrainConfig) -> None:
+    """Raise if the run that was found by its name is not the one to train: independent runs differ in their seeds.
+
+    Args:
+        config: The config to train with.
+        started: The config of the run.
+
+    Raises:
+        UserError: If the seeds differ.
+    """
+    if config.seed != started.seed:
+        raise UserError(
+            f"--resume {AUTO}: {started.resume} has seed {started.seed}, not {config.seed}, and the same name; give "
+            "each run its own --run-name"
+        )
+
+
+def is_complete(run_dir: Path, config: TrainConfig) -> bool:
+    """Return whether a run has trained all its iterations; False if their number depends on the ranks.
+
+    Args:
+        run_dir: The run directory.
+        config: The config to train with.
+    """
+    return config.total_timesteps is None and max(list_checkpoints(run_dir), default=0) >= config.max_iterations
+
+
+def _has_name(run_dir: Path, run_name: str) -> bool:
+    match = _NAME.fullmatch(run_dir.name)
+    return match is not None and match[1] == run_name

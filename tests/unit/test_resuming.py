@@ -1,0 +1,88 @@
+"""--resume auto: which run it finds, and which it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+import mjlab_dist
+from mjlab_dist import registry
+from mjlab_dist.config import TrainConfig
+from mjlab_dist.errors import UserError
+from mjlab_dist.resuming import check_same_run, find_named_run, is_complete
+from mjlab_dist.run_dir import CONFIG_FILE, checkpoint_path, to_yaml
+
+TASK = "cartpole-balance"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> TrainConfig:
+    return dataclasses.replace(registry.task_config(TASK), log_root=str(tmp_path), run_name="a")
+
+
+def add_run(config: TrainConfig, name: str, iteration: int | None = 1) -> Path:
+    """Create a run directory of a given name, with a checkpoint unless the iteration is None."""
+    run_dir = Path(config.log_root, TASK, name)
+    run_dir.mkdir(parents=True)
+    (run_dir / CONFIG_FILE).write_text(to_yaml(config))
+    if iteration is not None:
+        path = checkpoint_path(run_dir, iteration)
+        path.parent.mkdir()
+        path.touch()
+    return run_dir
+
+
+def test_the_newest_run_of_the_name_is_found(config: TrainConfig):
+    assert find_named_run(config.log_root, TASK, "a") is None
+    add_run(config, "2026-01-31_12-00-00_a")
+    ninth = add_run(config, "2026-01-31_12-00-01-9_a")
+    newest = add_run(config, "2026-01-31_12-00-01-10_a")
+    for other in ("2026-01-31_12-00-02_b_a", "2026-01-31_12-00-02_a_b", "2026-01-31_12-00-02_A", "2026-01-31_12-00-02"):
+        add_run(config, other)
+    add_run(config, "2026-01-31_12-00-03_a", iteration=None)  # lost before its first checkpoint
+    assert find_named_run(config.log_root, TASK, "a") == newest
+    checkpoint_path(newest, 1).unlink()
+    assert find_named_run(config.log_root, TASK, "a") == ninth
+    assert find_named_run(config.log_root, "cartpole-swingup", "a") is None
+
+
+@pytest.mark.parametrize("name", ["2-x", "a.b", "[a]", "_", "12-00-00_a"])
+def test_any_name_that_a_run_can_have_is_found(config: TrainConfig, name: str):
+    run = add_run(config, f"2026-01-31_12-00-00_{name}")
+    assert find_named_run(config.log_root, TASK, name) == run
+
+
+def test_without_a_name_it_is_refused(config: TrainConfig):
+    with pytest.raises(UserError, match=r"^--resume auto: .*--run-name"):
+        find_named_run(config.log_root, TASK, "")
+
+
+def test_a_run_with_another_seed_is_refused(config: TrainConfig):
+    started = dataclasses.replace(config, resume="logs/run")
+    check_same_run(dataclasses.replace(config, num_envs=7), started)
+    with pytest.raises(UserError, match=r"^--resume auto: logs/run has seed 1, not 2, .*--run-name"):
+        check_same_run(dataclasses.replace(config, seed=2), started)
+
+
+def test_a_run_is_complete_at_its_last_iteration(config: TrainConfig):
+    run_dir = add_run(config, "2026-01-31_12-00-00_a", iteration=20)
+    assert is_complete(run_dir, dataclasses.replace(config, max_iterations=20))
+    assert not is_complete(run_dir, dataclasses.replace(config, max_iterations=21))
+    assert not is_complete(run_dir, dataclasses.replace(config, total_timesteps=1, max_iterations=20))
+
+
+@pytest.mark.slow
+def test_from_python_the_first_call_starts_the_run_and_the_next_resumes_it(tmp_path: Path):
+    fields = {"num_envs": 8, "gpu_ids": None, "agent.num_steps_per_env": 4, "log_root": str(tmp_path), "quiet": True}
+    first = mjlab_dist.train(TASK, resume="auto", run_name="a", max_iterations=1, **fields)
+    second = mjlab_dist.train(TASK, resume="auto", run_name="a", max_iterations=2, **fields)
+    other = mjlab_dist.train(TASK, resume="auto", run_name="b", max_iterations=1, init_from=second.checkpoint, **fields)
+    assert first.run_dir == second.run_dir != other.run_dir
+    assert list(second.history["iteration"]) == [1, 2]
+    with pytest.raises(UserError, match=r"^--resume auto: .*seed 1, not 5"):
+        mjlab_dist.train(TASK, resume="auto", run_name="a", seed=5, **fields)
+    # A run that started from a checkpoint resumes from its own
+    again = mjlab_dist.train(TASK, resume=str(other.run_dir), max_iterations=2, **fields)
+    assert list(again.history["iteration"]) == [1, 2]
