@@ -213,6 +213,23 @@ def test_rows_4_and_5_a_signal_stops_cleanly_and_the_run_resumes(
 
 
 @pytest.mark.slow
+def test_row_4_a_scheduler_sends_sigterm_to_every_process(
+    command: Command, training: Training, assert_within: Within
+) -> None:
+    process = training()
+    for each in command.processes():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.terminate()
+    stopped = command.finish(process)
+    assert stopped.code == Exit.RESUMABLE, stopped.out + stopped.err
+    assert stopped.err == ""
+    run = only_run(command.cwd)
+    assert find_checkpoint(run).name == f"model_{read_metrics(run)[-1]['iteration']}.pt"
+    assert not command.leftovers()
+    assert_within(stopped.took_s, 10)
+
+
+@pytest.mark.slow
 def test_row_5_a_second_ctrl_c_ends_at_once(
     command: Command, training: Training, temporary: Path, wait_for: WaitFor, assert_within: Within
 ) -> None:

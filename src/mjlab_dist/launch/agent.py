@@ -17,10 +17,11 @@ import signal
 import sys
 import tempfile
 import threading
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from types import SimpleNamespace
 
+from mjlab_dist.control import STOP_SIGNALS
 from mjlab_dist.imports import start_up
 from mjlab_dist.launch.log_records import RecordSender
 from mjlab_dist.launch.rank_entry import run_rank
@@ -52,6 +53,10 @@ def main() -> None:
 
 
 def _run() -> None:
+    # Schedulers send SIGTERM to every process. Only the launcher and the ranks handle it. multiprocessing unblocks the
+    # signal when it starts its resource tracker, so that must happen before.
+    resource_tracker.ensure_running()
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     # Fork server, which imports the ranks' libraries
     forks = FORK in sys.argv and len(os.fsencode(os.environ.get("TMPDIR", ""))) <= MAX_DIRECTORY
     if forks:
