@@ -524,3 +524,41 @@ def test_ranks_of_another_launcher_need_no_hosts(command: Command, train: tuple[
     assert done.code == Exit.USAGE
     (line,) = done.err.splitlines()
     assert line.startswith(f"train: --hosts localhost {NODE7}: torchrun ")
+
+
+def test_doctor_checks_every_machine(command: Command, node7: SshServer, ssh_config: Path, tmp_path: Path):
+    hosts = ("--hosts", "localhost", NODE7, "--ssh-config", str(ssh_config))
+    done = command("mjlab-dist", "doctor", *hosts, "--json")
+    report = json.loads(done.out)
+    assert report["passed"] == (done.code == Exit.DONE), done.err
+    here, there = report["hosts"]["localhost"], report["hosts"][NODE7]
+    assert {check["name"] for check in here} - {check["name"] for check in there} == {"log root", "--logger wandb"}
+    assert any(" doctor --json" in sent for sent in node7.commands)
+    # A machine on which a check fails
+    failing = program(tmp_path / "python", f'case "$*" in *doctor*) ulimit -n 60;; esac; exec {sys.executable} "$@"')
+    node7.paths[sys.executable] = failing
+    done = command("mjlab-dist", "doctor", *hosts)
+    assert done.code == Exit.PREFLIGHT
+    assert NODE7 in done.out
+    (line,) = [line for line in done.out.splitlines() if "FAIL" in line]
+    assert "open files" in line
+    assert done.out.splitlines()[-1].startswith("1 check ")
+    # A machine on which the doctor cannot run
+    node7.paths[sys.executable] = program(
+        tmp_path / "other", f'case "$*" in *doctor*) exit 9;; esac; exec {sys.executable} "$@"'
+    )
+    done = command("mjlab-dist", "doctor", *hosts, "--json")
+    (finding,) = json.loads(done.out)["hosts"][NODE7]
+    assert (done.code, finding["status"]) == (Exit.PREFLIGHT, "fail")
+    assert f"ssh {NODE7}" in finding["fix"]
+
+
+@pytest.mark.slow
+def test_verify_checks_ranks_of_two_machines(command: Command, train: tuple[str, ...]):
+    _, task, *flags = train
+    done = command("mjlab-dist", "verify", task, *flags, "--max-iterations", "2", "--json")
+    report = json.loads(done.out)
+    # How fast ranks are is up to whatever else this machine does
+    assert {check["name"] for check in report["checks"] if not check["passed"]} <= {"scaling against one rank"}, report
+    assert [rank["rank"] for rank in report["ranks"]] == [0, 1]
+    assert not command.leftovers()

@@ -198,9 +198,3 @@ def test_new_files_are_recorded_with_their_final_names(tmp_path: Path) -> None:
         (tmp_path.parent / "elsewhere").write_text("")
     (tmp_path / "late").write_text("")
     assert written.names == {"made", "made/whole"}
-
-
-def test_help_shows_no_flag_that_is_refused(command: Command) -> None:
-    page = command("mjlab-dist", "verify", "--help").out
-    assert "--cpu-ranks" in page
-    assert "--hosts" not in page

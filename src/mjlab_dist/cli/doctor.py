@@ -1,4 +1,4 @@
-"""doctor: whether this machine can train."""
+"""doctor: whether this machine, or each of several, can train."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,11 +15,17 @@ from rich.table import Table
 from rich.text import Text
 
 from mjlab_dist.cli.console import make_console
+from mjlab_dist.cli.help import general_config
 from mjlab_dist.cli.parsing import parse
+from mjlab_dist.config.checks import validate
+from mjlab_dist.distributed.slurm import named_hosts
 from mjlab_dist.errors import Exit
 
 if TYPE_CHECKING:
     from mjlab_dist.machine.preflight import Finding
+
+HERE = "localhost"
+"""Name of this machine in the report."""
 
 STYLES = {"ok": "green", "warning": "yellow", "fail": "bold red"}
 """Style of each result in the table."""
@@ -33,6 +39,10 @@ class DoctorConfig:
     """Directory that holds all runs."""
     json: bool = False
     """Print one JSON object instead of the table."""
+    hosts: tuple[str, ...] = ()
+    """Machines to check, as in train. Default: this machine."""
+    ssh_config: str | None = None
+    """SSH config file for hosts. Default: ~/.ssh/config, then /etc/ssh/ssh_config."""
 
 
 def main(argv: Sequence[str], prog: str) -> None:
@@ -45,25 +55,40 @@ def main(argv: Sequence[str], prog: str) -> None:
 
     from mjlab_dist.machine.doctor import examine  # noqa: PLC0415 (--help does not need it)
 
-    findings = examine(Path(config.log_root), os.environ)
-    num_failed = sum(finding.status == "fail" for finding in findings)
+    # Other machines
+    other: dict[str, list[Finding]] = {}
+    if config.hosts:
+        from mjlab_dist.launch.examination import examine_hosts  # noqa: PLC0415 (the same)
+        from mjlab_dist.launch.hosts import choose_hosts  # noqa: PLC0415 (the same)
+
+        hosts = named_hosts(config.hosts, os.environ)
+        run = dataclasses.replace(general_config(), hosts=hosts, ssh_config=config.ssh_config)
+        validate(run)
+        other = examine_hosts(choose_hosts(run)[1:], config.ssh_config)
+    # This machine
+    found = {HERE: examine(Path(config.log_root), os.environ), **other}
+    num_failed = sum(finding.status == "fail" for findings in found.values() for finding in findings)
     if config.json:
-        print(json.dumps({"checks": [dataclasses.asdict(f) for f in findings], "passed": num_failed == 0}))
+        plain = {host: [dataclasses.asdict(finding) for finding in findings] for host, findings in found.items()}
+        report = {"hosts": plain} if config.hosts else {"checks": plain[HERE]}
+        print(json.dumps({**report, "passed": num_failed == 0}))
     else:
-        _show(findings, num_failed)
+        _show(found, num_failed)
     if num_failed:
         sys.exit(Exit.PREFLIGHT)
 
 
-def _show(findings: Sequence[Finding], num_failed: int) -> None:
-    table = Table("check", "figure", "")
-    for finding in findings:
-        seen = Text(finding.figure)
-        if finding.fix:
-            seen.append(f"\nFix: {finding.fix}", style="cyan")
-        word = "FAIL" if finding.status == "fail" else finding.status
-        table.add_row(finding.name, seen, Text(word, style=STYLES[finding.status]))
+def _show(found: Mapping[str, Sequence[Finding]], num_failed: int) -> None:
     console = make_console()
-    console.print(table)
+    for host, findings in found.items():
+        table = Table("check", "figure", "", title=host if len(found) > 1 else None)
+        for finding in findings:
+            seen = Text(finding.figure)
+            if finding.fix:
+                seen.append(f"\nFix: {finding.fix}", style="cyan")
+            word = "FAIL" if finding.status == "fail" else finding.status
+            table.add_row(finding.name, seen, Text(word, style=STYLES[finding.status]))
+        console.print(table)
     checks = "1 check fails" if num_failed == 1 else f"{num_failed} checks fail"
-    console.print(f"{checks}: fix that before training." if num_failed else "This machine can train.")
+    machines = "These machines" if len(found) > 1 else "This machine"
+    console.print(f"{checks}: fix that before training." if num_failed else f"{machines} can train.")

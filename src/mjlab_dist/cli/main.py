@@ -25,7 +25,7 @@ SUMMARIES = {
     "demo": "show a small trained robot in the browser, and steer it",
     "watch": "show a run's robot and curves in the browser, also while it trains",
     "check": "check a task: its terms, replays, seeds, resuming, buffers",
-    "verify": "check that the ranks of this machine train one policy",
+    "verify": "check that ranks train one policy, on this machine or several",
     "doctor": "check whether this machine can train",
     "list-tasks": "print the installed tasks",
     "new-task": "create a task from your own MJCF",

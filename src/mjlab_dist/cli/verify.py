@@ -1,4 +1,4 @@
-"""verify: check that the ranks of this machine train one policy."""
+"""verify: check that the ranks of this machine, or of several, train one policy."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ HELP = Page(
     own=(Flag(path="json", metavar="", text="Print one JSON object instead of the tables."),),
     groups={
         "Run": ("json", "config", "seed"),
-        "Devices": tuple(path for path in EVERYDAY["Devices"] if path != "hosts"),  # refused: see verify/run.py
-        **{title: EVERYDAY[title] for title in ("Budget", "Synchronizing")},
+        **{title: EVERYDAY[title] for title in ("Devices", "Budget", "Synchronizing")},
     },
 )
 

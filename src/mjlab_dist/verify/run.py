@@ -1,4 +1,4 @@
-"""Verify a machine: a short run on all ranks and one on a single rank. Neither leaves files behind."""
+"""Verify machines: a short run on all ranks and one on a single rank. Neither leaves files behind."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from mjlab_dist.config import SyncConfig, TrainConfig
 from mjlab_dist.config.checks import validate
 from mjlab_dist.control import Control
 from mjlab_dist.distributed import outside_launcher
+from mjlab_dist.distributed.slurm import named_hosts
 from mjlab_dist.errors import UserError
+from mjlab_dist.launch.hosts import choose_hosts
 from mjlab_dist.launch.plan import RunPlan
 from mjlab_dist.machine.devices import find_gpus, plan_devices
 from mjlab_dist.messages import Listener, listening
@@ -28,7 +30,7 @@ NEVER = 10**12
 
 
 def verify(config: TrainConfig, listen: Listener) -> VerifyReport:
-    """Train for a few iterations on all chosen devices, then on the first device alone, and check the evidence.
+    """Train for a few iterations on the chosen devices of all hosts, then on the first alone, and check the evidence.
 
     Args:
         config: The run's config. All iterations but the first are timed. The log root and the logger are ignored.
@@ -43,13 +45,11 @@ def verify(config: TrainConfig, listen: Listener) -> VerifyReport:
     launcher = outside_launcher(os.environ)
     if launcher:
         raise UserError(f"verify: starts its own ranks; run it without {launcher}")
-    if config.hosts:
-        raise UserError(
-            f"--hosts {' '.join(config.hosts)}: verify checks one machine; drop the flag, and run it on each machine"
-        )
-    # Devices and number of iterations
+    # Devices, hosts and number of iterations
+    config = dataclasses.replace(config, hosts=named_hosts(config.hosts, os.environ))
     devices = plan_devices(config, os.environ, find_gpus())
-    num_ranks = len(devices)
+    hosts = choose_hosts(config)
+    num_ranks = len(hosts) * len(devices)
     budget = plan_budget(config, num_ranks)
     max_iterations = budget.max_iterations if budget else config.max_iterations
     if max_iterations < 2:
@@ -67,7 +67,7 @@ def verify(config: TrainConfig, listen: Listener) -> VerifyReport:
             checkpoint=dataclasses.replace(config.checkpoint, interval=NEVER),
             sync=dataclasses.replace(config.sync, check_interval=NEVER),
         )
-        plan = RunPlan(devices=devices, budget=budget, run_dir=create_run_dir(config))
+        plan = RunPlan(hosts=hosts, devices=devices, budget=budget, run_dir=create_run_dir(config))
         if num_ranks == 1:
             with listening(listen):
                 evidence = [verify_rank(config, plan.rank_plans[0], Control())]

@@ -1,0 +1,55 @@
+"""The doctor on other machines. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from mjlab_dist.launch.hosts import connect
+from mjlab_dist.machine.findings import Finding, Status
+
+ONLY_HERE = ("log root", "--logger wandb")
+"""Checks that matter only on the machine of rank 0, which alone writes and logs the run."""
+
+TIMEOUT_S = 60
+"""Seconds to wait for the doctor of a machine."""
+
+
+def examine_hosts(hosts: Sequence[str], ssh_config: str | None) -> dict[str, list[Finding]]:
+    """Run the checks of ``mjlab-dist doctor`` on other machines, in parallel.
+
+    Args:
+        hosts: Machines that :func:`~mjlab_dist.launch.hosts.check_hosts` has passed.
+        ssh_config: SSH's config file; None for the user's and the system's.
+
+    Returns:
+        The findings of each machine.
+    """
+    with ThreadPoolExecutor(max(1, len(hosts))) as pool:
+        return dict(zip(hosts, pool.map(lambda host: _examine(host, ssh_config), hosts), strict=True))
+
+
+def _examine(host: str, ssh_config: str | None) -> list[Finding]:
+    import dacite  # noqa: PLC0415 (not needed without other machines)
+
+    command = shlex.join((sys.executable, "-m", "mjlab_dist", "doctor", "--json"))
+    try:
+        with connect(host, ssh_config) as connection:
+            answer = connection.run(
+                f"cd {shlex.quote(str(Path.cwd()))} && {command}",
+                hide=True,
+                warn=True,
+                in_stream=False,
+                timeout=TIMEOUT_S,
+            )
+        report = json.loads(answer.stdout.strip().rpartition("\n")[2])  # the shell may print lines first
+        found = [dacite.from_dict(Finding, check, dacite.Config(cast=[Status])) for check in report["checks"]]
+    except Exception as error:  # noqa: BLE001 (the SSH library raises many types of errors)
+        fix = f"run `ssh {host} {command}` to see why"
+        figure = str(error).strip().rpartition("\n")[2] or type(error).__name__
+        return [Finding(name="doctor", figure=figure, status=Status.FAIL, fix=fix)]
+    return [finding for finding in found if finding.name not in ONLY_HERE]
