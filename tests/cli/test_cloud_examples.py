@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -65,12 +66,14 @@ def test_an_evicted_pod_saves_a_checkpoint_and_the_next_start_resumes(
 ):
     """The command of the manifest, for one pod on the CPU; Kubernetes sends SIGTERM to its first process."""
     (container,) = pod(read(KUBERNETES)["spec"]["replicatedJobs"][0]["template"]["spec"])["containers"]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
     changes = {
         "nnodes": "1",
         "nproc-per-node": "2",
         "node-rank": "0",
         "master-addr": "127.0.0.1",
-        "master-port": "0",
+        "master-port": str(port),
         "log-root": str(command.cwd / "runs"),
     }
     args = [re.sub(r"^--([\w-]+)=.*", lambda m: f"--{m[1]}={changes.get(m[1], m[0].partition('=')[2])}", arg)

@@ -17,7 +17,7 @@ from rich.text import Text
 from mjlab_dist.cli.console import make_console
 from mjlab_dist.cli.help import general_config
 from mjlab_dist.cli.parsing import parse
-from mjlab_dist.config.checks import validate
+from mjlab_dist.config.checks import validate_hosts
 from mjlab_dist.distributed.slurm import named_hosts
 from mjlab_dist.errors import Exit
 
@@ -63,7 +63,7 @@ def main(argv: Sequence[str], prog: str) -> None:
 
         hosts = named_hosts(config.hosts, os.environ)
         run = dataclasses.replace(general_config(), hosts=hosts, ssh_config=config.ssh_config)
-        validate(run)
+        validate_hosts(hosts)
         other = examine_hosts(choose_hosts(run)[1:], config.ssh_config)
     # This machine
     found = {HERE: examine(Path(config.log_root), os.environ), **other}

@@ -52,7 +52,7 @@ def validate(config: TrainConfig) -> None:
         validate_rollout(config.agent, config.num_envs)
     # Ranks and hosts
     _validate_sync(config)
-    _validate_hosts(config.hosts)
+    validate_hosts(config.hosts)
     if config.port_range is not None:
         first, last = config.port_range
         if first < 1024 or last < first + 2 or last > 65535:
@@ -185,7 +185,12 @@ def _validate_sync(config: TrainConfig) -> None:
             raise UserError(f"{flag}, since {reason}; drop one of the two")
 
 
-def _validate_hosts(hosts: tuple[str, ...]) -> None:
+def validate_hosts(hosts: tuple[str, ...]) -> None:
+    """Raise if a value of ``--hosts`` names no machines, or one of them twice.
+
+    Raises:
+        UserError: One line that names the host.
+    """
     shown = " ".join(hosts)
     for host in hosts:
         # A single colon separates a port, which name resolution does not accept. IPv6 addresses have more colons.
