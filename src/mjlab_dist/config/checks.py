@@ -158,31 +158,19 @@ def _validate_sync(config: TrainConfig) -> None:
             f"--sync.compression {sync.compression}: use {listed(COMPRESSIONS, 'or')}; an "
             "all-reduce adds numbers, and bytes from a general compressor cannot be added"
         )
-    own = f"--sync.synchronizer {sync.synchronizer}"
-    for excluded, flag, reason in (
-        (
-            sync.synchronizer and sync.period > 1,
-            f"{own}: cannot be combined with --sync.period {sync.period}",
-            "your own synchronizer decides when ranks exchange data",
-        ),
-        (
-            sync.synchronizer and sync.compression != "none",
-            f"{own}: cannot be combined with --sync.compression {sync.compression}",
-            "your own synchronizer decides what ranks exchange",
-        ),
-        (
-            sync.synchronizer and config.fsdp_devices > 1,
-            f"--fsdp-devices {config.fsdp_devices}: cannot be combined with {own}",
-            "sharded gradients are averaged by FSDP2",
-        ),
-        (
-            sync.period > 1 and config.fsdp_devices > 1,
-            f"--fsdp-devices {config.fsdp_devices}: cannot be combined with --sync.period {sync.period}",
-            "ranks that share parameters cannot differ",
-        ),
+    own, period = f"--sync.synchronizer {sync.synchronizer}", f"--sync.period {sync.period}"
+    compression, sharding = f"--sync.compression {sync.compression}", f"--fsdp-devices {config.fsdp_devices}"
+    is_compressed, is_sharded = sync.compression != "none", config.fsdp_devices > 1
+    averages_rarely = "ranks then average parameters, in fp32, and exchange no gradients"
+    for excluded, flag, other, reason in (
+        (sync.synchronizer and sync.period > 1, own, period, "your own synchronizer decides when ranks exchange data"),
+        (sync.synchronizer and is_compressed, own, compression, "your own synchronizer decides what ranks exchange"),
+        (sync.synchronizer and is_sharded, sharding, own, "sharded gradients are averaged by FSDP2"),
+        (sync.period > 1 and is_compressed, compression, period, averages_rarely),
+        (sync.period > 1 and is_sharded, sharding, period, "ranks that share parameters cannot differ"),
     ):
         if excluded:
-            raise UserError(f"{flag}, since {reason}; drop one of the two")
+            raise UserError(f"{flag}: cannot be combined with {other}, since {reason}; drop one of the two")
 
 
 def validate_hosts(hosts: tuple[str, ...]) -> None:
