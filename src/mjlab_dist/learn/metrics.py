@@ -84,6 +84,8 @@ class Outcome(NamedTuple):
     """Ranks with envs whose numbers are not finite."""
     ranks: list[Row]
     """Metrics of each rank, if they are logged."""
+    wait_shares: list[float]
+    """Share of the iteration that each rank spent in collectives, in order of rank."""
 
 
 class Metrics:
@@ -161,8 +163,8 @@ class Metrics:
         means = {name: total / count if count else None for name, total in zip(self._episode_names, rest, strict=True)}
         rewards = [mean for name, mean in means.items() if name.startswith("reward/") and mean is not None]
         # Times: an iteration takes as long as its slowest rank
-        collect_s, learn_s = (
-            [sums[f"{name}/{r}"] for r in range(self._world_size)] for name in ("collect_s", "learn_s")
+        collect_s, learn_s, wait_s = (
+            [sums[f"{name}/{r}"] for r in range(self._world_size)] for name in ("collect_s", "learn_s", "wait_s")
         )
         iteration_s = max(map(sum, zip(collect_s, learn_s, strict=True)))
         # Row
@@ -176,8 +178,8 @@ class Metrics:
             "steps_per_s": self.num_samples / iteration_s,
             "collect_s": max(collect_s),
             "learn_s": max(learn_s),
-            "wait_s": mean["wait_s"],
-            "wait_share": mean["wait_s"] / iteration_s,
+            "wait_s": sum(wait_s) / self._world_size,
+            "wait_share": sum(wait_s) / self._world_size / iteration_s,
             "episodes": round(sums["episodes"]),
             "mean_return": sum(rewards) if count else None,
             "mean_episode_length": length / count if count else None,
@@ -200,6 +202,7 @@ class Metrics:
             save=sums["save"] > 0,
             not_finite=[r for r in range(self._world_size) if sums[f"not_finite/{r}"]],
             ranks=[self._rank_row(r, iteration, sums) for r in range(self._world_size)] if self._log_ranks else [],
+            wait_shares=[seconds / iteration_s for seconds in wait_s],
         )
 
     def _rank_row(self, rank: int, iteration: int, sums: Mapping[str, float]) -> Row:
@@ -219,10 +222,10 @@ class Metrics:
         """Return this rank's slots and zeros in those of the other ranks: tensors on the device, and numbers."""
         device = sample.reward.device
         tensors = {"not_finite": sample.not_finite}
-        numbers = {"collect_s": sample.collect_s, "learn_s": sample.learn_s}
+        numbers = {"collect_s": sample.collect_s, "learn_s": sample.learn_s, "wait_s": sample.wait_s}
         if self._log_ranks:
             tensors |= {"episodes": sample.totals.episodes, "return": sample.totals.terms.sum()}
-            numbers |= {"wait_s": sample.wait_s, "memory_mb": memory_mb(device)}
+            numbers |= {"memory_mb": memory_mb(device)}
         ranks = [(r, r == self._rank) for r in range(self._world_size)]
         return (
             {f"{name}/{r}": t if own else torch.zeros_like(t) for name, t in tensors.items() for r, own in ranks},
@@ -255,7 +258,7 @@ class Metrics:
             **slots,
         }
         # Numbers on the host
-        times |= {"wait_s": sample.wait_s, "stop": float(sample.wants_stop), "save": float(sample.wants_save)}
+        times |= {"stop": float(sample.wants_stop), "save": float(sample.wants_save)}
         # One collective, then one transfer
         packed = torch.cat(
             [

@@ -24,6 +24,7 @@ from mjlab_dist.env import Env
 from mjlab_dist.env.term import state_part
 from mjlab_dist.errors import NonFiniteError
 from mjlab_dist.learn import checkpoint
+from mjlab_dist.learn.advice import Advice
 from mjlab_dist.learn.capture import CapturedCall, can_capture_steps
 from mjlab_dist.learn.checkpoint import LEARNER, CheckpointStore
 from mjlab_dist.learn.finite import FiniteCheck, describe
@@ -57,6 +58,7 @@ class Runner:
         current_learning_iteration: Iterations done.
         max_iterations: Iterations of the whole run.
         hooks: Called before and after each iteration, in this order.
+        replays_rollouts: Whether control steps are replayed from CUDA graphs, without a call of their functions.
     """
 
     def __init__(
@@ -97,19 +99,19 @@ class Runner:
         # Rollout
         self._finite = FiniteCheck(env, self.alg.storage)
         self._overflow = OverflowCheck(env, config, is_main=rank.is_main)
+        self._advice = Advice(config, rank, env.device)
         self._roll_out: Callable[[TensorDict], TensorDict] = self._take_steps
-        if config.env.sim.capture == "step" and can_capture_steps(env, config.agent, is_main=rank.is_main):
+        wants = config.env.sim.capture == "step"
+        self.replays_rollouts = wants and can_capture_steps(env, config.agent, is_main=rank.is_main)
+        if self.replays_rollouts:
             self._roll_out = CapturedCall(self._take_steps, "the control step", env.device, env.sim)
         # Sum of the steps' mean rewards. It is always the same tensor: recorded steps add to its address.
         self._reward = torch.zeros((), device=env.device)
         # Threads. On a CPU a rollout uses one, as the physics does: its batches are small.
         self._num_threads = torch.get_num_threads()
-        self._is_update_shared = self._update_flop() >= MIN_SHARED_FLOP
-
-    def _update_flop(self) -> float:
-        """Return the floating-point operations of a mini-batch: 2 per parameter and sample forward, and 4 backward."""
-        num_samples = self.env.num_envs * self._num_steps / self._config.agent.num_mini_batches
-        return 6 * num_samples * self.alg.num_parameters
+        num_samples = env.num_envs * self._num_steps / config.agent.num_mini_batches
+        # 2 operations per parameter and sample forward, and 4 backward
+        self._is_update_shared = 6 * num_samples * self.alg.num_parameters >= MIN_SHARED_FLOP
 
     @contextlib.contextmanager
     def _threads(self, *, shared: bool) -> Iterator[None]:
@@ -287,12 +289,13 @@ class Runner:
                 hook.after_iteration(self, iteration, sample)
             self.current_learning_iteration = iteration
             # Metrics of all ranks, in one collective
-            row, totals, stops, save_is_due, not_finite, ranks = metrics.outcome(iteration, sample)
+            row, totals, stops, save_is_due, not_finite, ranks, wait_shares = metrics.outcome(iteration, sample)
             self._raise_if_not_finite(row, not_finite, sample)
             row |= hook_columns(self, iteration)
             # Curricula
             self.env.end_iteration(totals)
             stops |= self._overflow.must_end(row)
+            self._advice.check(iteration, wait_shares)
             # Rows; before, raise if a checkpoint could not be written, or another launch trains this run now
             if self._store:
                 self._store.check()

@@ -1,0 +1,110 @@
+"""Advice during training: ranks that wait for others, memory that is nearly full. Each is given once."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+import torch
+
+from mjlab_dist.config import TrainConfig
+from mjlab_dist.distributed.rank import Rank, in_words
+from mjlab_dist.learn.metrics import memory_mb
+from mjlab_dist.machine.memory import free_cpu_bytes
+from mjlab_dist.messages import emit
+from mjlab_dist.wording import byte_size
+
+WINDOW = 50
+"""Number of iterations over which waiting is averaged."""
+
+MAX_WAITING = 0.25
+"""Share of its time that a rank may wait for others without advice."""
+
+MIN_FREE = 0.05
+"""Share of the memory that is free without advice."""
+
+MEMORY_INTERVAL = 10
+"""Iterations between looks at the memory."""
+
+
+class Advice:
+    """Watches a run and warns in words, with the flags that help."""
+
+    def __init__(self, config: TrainConfig, rank: Rank, device: str) -> None:
+        """Start to watch.
+
+        Args:
+            config: The run's config.
+            rank: Which rank this is.
+            device: ``cpu`` or ``cuda:<index>``.
+        """
+        self._config, self._rank, self._device = config, rank, device
+        self._waiting: list[Sequence[float]] | None = [] if rank.is_main and rank.world_size > 1 else None
+        # Ranks on the CPU of a machine share its memory.
+        self._watches_memory = device != "cpu" or rank.local_rank == 0
+
+    def check(self, iteration: int, wait_shares: Sequence[float]) -> None:
+        """Look at an iteration, and warn if there is a reason to.
+
+        Args:
+            iteration: Iterations done.
+            wait_shares: Share of the iteration that each rank waited for others, in order of rank.
+        """
+        if self._waiting is not None:
+            self._waiting.append(wait_shares)
+            if len(self._waiting) == WINDOW:
+                means = [statistics.fmean(of_rank) for of_rank in zip(*self._waiting, strict=True)]
+                text = waiting_advice(means, self._config)
+                self._waiting = [] if text is None else None
+                if text is not None:
+                    emit("warning", text=text)
+        if self._watches_memory and iteration % MEMORY_INTERVAL == 0:
+            text = memory_advice(*self._memory_bytes(), self._device, self._config)
+            self._watches_memory = text is None
+            if text is not None:
+                emit("warning", text=text)
+
+    def _memory_bytes(self) -> tuple[float, float]:
+        """Return the free bytes, and all bytes that there are for the run."""
+        if self._device != "cpu":
+            return torch.cuda.mem_get_info(self._device)
+        # Of the machine's memory, a container may have a part only. Ranks of a machine use about equally much.
+        free = free_cpu_bytes()
+        return free, free + 1e6 * memory_mb(torch.device("cpu")) * (self._config.cpu_ranks or 1)
+
+
+def waiting_advice(shares: Sequence[float], config: TrainConfig) -> str | None:
+    """Return advice if a rank waits for others too long; None otherwise.
+
+    Args:
+        shares: Mean share of the time that each rank waits, in order of rank.
+        config: The run's config.
+    """
+    waiting = [rank for rank, share in enumerate(shares) if share > MAX_WAITING]
+    if not waiting:
+        return None
+    longest = max(shares)
+    if len(waiting) == len(shares):
+        problem = f"all ranks spend more than {MAX_WAITING:.0%} of their time in collectives, up to {longest:.0%}"
+        fix = f"raise --sync.period {config.sync.period}, which needs fewer of them, or use more --num-envs"
+    else:
+        slowest = min(range(len(shares)), key=shares.__getitem__)
+        verb = "waits" if len(waiting) == 1 else "wait"
+        problem = f"{in_words(waiting)} {verb} for rank {slowest}, the slowest, up to {longest:.0%} of the time"
+        fix = "end other programs on its device, choose equal devices with --gpu-ids, or raise --sync.period"
+    return f"{problem}; {fix}; mjlab-dist scaling {config.task} shows where the time is spent"
+
+
+def memory_advice(free: float, total: float, device: str, config: TrainConfig) -> str | None:
+    """Return advice if the memory is nearly full; None otherwise.
+
+    Args:
+        free: Free bytes.
+        total: All bytes that there are for the run.
+        device: ``cpu`` or ``cuda:<index>``.
+        config: The run's config.
+    """
+    if free > MIN_FREE * total:
+        return None
+    where = "this machine" if device == "cpu" else "the GPU"
+    return f"only {byte_size(free)} of memory are left on {where}; the run may fail; lower --num-envs {config.num_envs}"

@@ -1,0 +1,75 @@
+"""Advice during training: when it is given, and which ranks and flags it names."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from mjlab_dist import registry
+from mjlab_dist.config import TrainConfig
+from mjlab_dist.distributed.rank import Rank
+from mjlab_dist.learn import advice
+from mjlab_dist.learn.advice import WINDOW, Advice, waiting_advice
+from mjlab_dist.messages import listening
+
+
+@pytest.fixture
+def config() -> TrainConfig:
+    return dataclasses.replace(registry.task_config("cartpole-balance"), cpu_ranks=3)
+
+
+def warnings(watched: Advice, shares: list[tuple[float, ...]]) -> list[str]:
+    """The advice over a run."""
+    events: list[dict[str, Any]] = []
+    with listening(events.append):
+        for iteration, one in enumerate(shares, 1):
+            watched.check(iteration, one)
+    assert all(event["kind"] == "warning" for event in events)
+    return [event["text"] for event in events]
+
+
+def test_ranks_that_wait_for_a_slow_one_are_named(config: TrainConfig) -> None:
+    text = waiting_advice([0.4, 0.02, 0.3], config)
+    assert text is not None
+    assert text.startswith("ranks 0, 2 wait for rank 1")
+    assert "40%" in text
+    assert "mjlab-dist scaling cartpole-balance" in text
+
+
+def test_ranks_that_all_wait_need_fewer_collectives(config: TrainConfig) -> None:
+    text = waiting_advice([0.3, 0.35, 0.3], config)
+    assert text is not None
+    assert "--sync.period 1" in text
+    assert "35%" in text
+
+
+def test_a_quarter_is_allowed(config: TrainConfig) -> None:
+    assert waiting_advice([0.25, 0.0, 0.2], config) is None
+
+
+def test_waiting_is_averaged_and_reported_once(config: TrainConfig) -> None:
+    calm, long = (0.1, 0.1, 0.0), (0.6, 0.6, 0.0)
+    assert warnings(Advice(config, Rank(world_size=3), "cpu"), [calm] * (WINDOW - 5) + [long] * 5) == []
+    (text,) = warnings(Advice(config, Rank(world_size=3), "cpu"), [calm] * WINDOW + [long] * 3 * WINDOW)
+    assert "60%" in text
+
+
+@pytest.mark.parametrize("rank", [Rank(rank=1, local_rank=1, world_size=3), Rank()])
+def test_only_rank_0_of_several_reports_waiting(config: TrainConfig, rank: Rank) -> None:
+    assert warnings(Advice(config, rank, "cpu"), [(0.6, 0.6, 0.0)] * WINDOW) == []
+
+
+def test_memory_that_is_nearly_full_is_reported_once_per_machine(
+    config: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calm = [(0.0, 0.0, 0.0)] * 40
+    first, second = Rank(world_size=3), Rank(rank=1, local_rank=1, world_size=3)
+    monkeypatch.setattr(advice, "memory_mb", lambda _: 1000.0)
+    monkeypatch.setattr(advice, "free_cpu_bytes", lambda: 200e6)  # beside 3 ranks of 1 GB
+    assert warnings(Advice(config, first, "cpu"), calm) == []
+    monkeypatch.setattr(advice, "free_cpu_bytes", lambda: 100e6)
+    (text,) = warnings(Advice(config, first, "cpu"), calm)
+    assert f"--num-envs {config.num_envs}" in text
+    assert warnings(Advice(config, second, "cpu"), calm) == []
