@@ -1,0 +1,294 @@
+"""Measure training over slow networks: speed and time to a return for each period and compression.
+
+Two ranks run in two network namespaces, each on its own core, with all traffic through a link of a given rate and
+delay. Many kernels have no `tc netem`, so this script is the link: it passes packets between two TUN devices, holds
+each for as long as the link would, and drops none. The table has the round-trip time that ping measures. It needs
+Linux and root.
+
+    uv run python scripts/bench_links.py --rounds 3
+    uv run python scripts/bench_links.py --sums
+    uv run python scripts/bench_links.py --rounds 1 --until-return 900 --links 100m
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import fcntl
+import itertools
+import json
+import multiprocessing
+import os
+import re
+import select
+import signal
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from timed import BIN, SKIPPED, clean_environment, spread
+
+ADDRESSES = ("10.77.0.1", "10.77.0.2")
+"""Address of each namespace; no other network is reachable from there."""
+
+PORT = "29500"
+
+MTU = 9000
+"""Maximum size of a packet, in bytes, as in many clusters."""
+
+TUNSETIFF = 0x400454CA
+"""The ioctl that creates a TUN device."""
+
+IFF_TUN_NO_PI = 0x1001
+"""Flags of a device for IP packets without a header."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link between two hosts."""
+
+    name: str
+    """Name in the table."""
+    bits_per_s: float
+    """Rate in each direction."""
+    delay_s: float
+    """Delay in each direction."""
+
+
+LINKS = {
+    "10g": Link("10 Gbit/s, 0.1 ms", 10e9, 1e-4),
+    "1g": Link("1 Gbit/s, 1 ms", 1e9, 1e-3),
+    "100m": Link("100 Mbit/s, 10 ms", 1e8, 1e-2),
+}
+"""Links by their name on the command line. Delays are one-way."""
+
+
+SETTINGS = {
+    "none": ("1", "none"),
+    "bf16": ("1", "bf16"),
+    "period-4": ("4", "none"),
+    "period-16": ("16", "none"),
+}
+"""--sync.period and --sync.compression by name on the command line. Longer periods exchange no gradients, which is all
+that compression changes."""
+
+
+@dataclass
+class Direction:
+    """Packets on their way from one end to the other."""
+
+    source: int
+    """File descriptor of the device that they come from."""
+    target: int
+    """File descriptor of the device that they go to."""
+    link: Link
+    """The link."""
+    queue: collections.deque[tuple[float, bytes]] = field(default_factory=collections.deque)
+    """Packets with the times at which they arrive."""
+    free_at: float = 0.0
+    """Time at which the packets so far have been sent."""
+
+    def receive(self, now: float) -> None:
+        """Take all packets that wait at the source, and compute when each arrives."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                packet = os.read(self.source, MTU)
+                self.free_at = max(now, self.free_at) + 8 * len(packet) / self.link.bits_per_s
+                self.queue.append((self.free_at + self.link.delay_s, packet))
+
+    def deliver(self, now: float) -> None:
+        """Pass on the packets that have arrived."""
+        while self.queue and self.queue[0][0] <= now:
+            packet = self.queue.popleft()[1]
+            with contextlib.suppress(OSError):  # the other end is not up yet
+                os.write(self.target, packet)
+
+
+def relay(link: Link, devices: Sequence[str], ready: Connection) -> None:
+    """Create the two devices and pass packets between them, until the process is ended.
+
+    Args:
+        link: The link.
+        devices: Names of the devices.
+        ready: Is closed when the devices exist.
+    """
+    os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))  # other programs would delay packets further
+    ends: list[int] = []
+    for name in devices:
+        end = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+        fcntl.ioctl(end, TUNSETIFF, struct.pack("16sH", name.encode(), IFF_TUN_NO_PI))
+        ends.append(end)
+    ready.close()
+    there, back = Direction(ends[0], ends[1], link), Direction(ends[1], ends[0], link)
+    while True:
+        due = min((one.queue[0][0] for one in (there, back) if one.queue), default=None)
+        select.select(ends, [], [], None if due is None else max(0.0, due - time.monotonic()))
+        now = time.monotonic()
+        for one in (there, back):
+            one.receive(now)
+            one.deliver(now)
+
+
+@contextlib.contextmanager
+def linked(link: Link) -> Iterator[list[str]]:
+    """Connect two new network namespaces by a link, and remove them at the end.
+
+    Yields:
+        The names of the namespaces.
+    """
+    devices = [f"link{i}-{os.getpid()}" for i in range(2)]
+    spaces = [f"ns-{device}" for device in devices]
+    context = multiprocessing.get_context("fork")
+    with contextlib.ExitStack() as stack:
+        for space in spaces:
+            run("ip", "netns", "add", space)
+            stack.callback(run, "ip", "netns", "delete", space)
+        # The relay, whose devices move into the namespaces
+        own, theirs = context.Pipe(duplex=False)
+        passes = context.Process(target=relay, args=(link, devices, theirs), daemon=True)
+        passes.start()
+        stack.callback(passes.join)
+        stack.callback(passes.kill)
+        theirs.close()
+        with contextlib.suppress(EOFError):
+            own.recv()
+        for space, device, address in zip(spaces, devices, ADDRESSES, strict=True):
+            run("ip", "link", "set", device, "netns", space)
+            run("ip", "-n", space, "link", "set", "lo", "up")
+            run("ip", "-n", space, "link", "set", device, "mtu", str(MTU), "up")
+            run("ip", "-n", space, "address", "add", f"{address}/24", "dev", device)
+        yield spaces
+
+
+def run(*command: str) -> str:
+    """Run a command and return its output. End this script if it fails."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def round_trip_ms(space: str) -> float:
+    """Return the median round-trip time of small packets, in ms."""
+    output = run("ip", "netns", "exec", space, "ping", "-c", "20", "-i", "0.05", ADDRESSES[1])
+    return statistics.median(float(ms) for ms in re.findall(r"time=([\d.]+)", output))
+
+
+def start(spaces: Sequence[str], command: Sequence[str], cwd: str) -> str:
+    """Run a command in each namespace as one of two ranks, each on its own core.
+
+    Args:
+        spaces: The namespaces.
+        command: The command.
+        cwd: Working directory.
+
+    Returns:
+        The output of rank 0.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    ranks = [
+        subprocess.Popen(
+            ["ip", "netns", "exec", space, "taskset", "-c", str(cores[i % len(cores)]), *command],
+            env=clean_environment({
+                "RANK": str(i), "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1",
+                "MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": PORT,
+            }),
+            cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for i, space in enumerate(spaces)
+    ]  # fmt: skip
+    try:
+        outputs = [rank.communicate()[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()  # does nothing to one that has ended
+    if failed := [output for rank, output in zip(ranks, outputs, strict=True) if rank.returncode]:
+        sys.exit(f"{' '.join(command)} failed:\n{failed[0][-3000:]}")
+    return outputs[0]
+
+
+def train(spaces: Sequence[str], flags: Sequence[str]) -> list[dict[str, float]]:
+    """Train with a rank in each namespace, and return the rows of metrics.jsonl."""
+    with tempfile.TemporaryDirectory() as root:
+        start(spaces, [str(BIN / "train"), *flags], root)
+        (metrics,) = Path(root).glob("logs/*/*/metrics.jsonl")
+        return [json.loads(line) for line in metrics.read_text().splitlines()]
+
+
+def measured(name: str, spaces: Sequence[str], program: str) -> str:
+    """Run a program that prints figures as JSON on both ranks, and return a line with them and the round-trip time."""
+    output = start(spaces, [sys.executable, str(Path(__file__).with_name(program))], str(Path.cwd()))
+    figures: dict[str, float] = json.loads(output.splitlines()[-1])
+    cells = ", ".join(f"{name} {value:.3g}" for name, value in figures.items())
+    return f"{LINKS[name].name}, round trip {round_trip_ms(spaces[0]):.2f} ms: {cells}"
+
+
+def describe(rows: Sequence[Sequence[dict[str, float]]], until: float | None) -> str:
+    """Return the figures of the rounds as cells of a table row: speed, share of waiting, and time to the return."""
+    timed = [row[SKIPPED:] or row for row in rows]
+    speeds = [statistics.median(row["steps_per_s"] for row in one) for one in timed]
+    waits = [statistics.median(row["wait_share"] for row in one) for one in timed]
+    cells = f"{spread(speeds)} | {statistics.median(waits):.0%} |"
+    if until is None:
+        return cells
+    reached = [next((row["elapsed_s"] for row in one if (row["mean_return"] or 0) >= until), None) for one in rows]
+    times = [seconds for seconds in reached if seconds is not None]
+    return f"{cells} {spread(times) if times else '-'} s ({len(times)} of {len(reached)} runs) |"
+
+
+def main() -> None:
+    """Measure and print one table row per combination."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", default="cartpole-balance")
+    parser.add_argument("--links", nargs="+", choices=LINKS, default=list(LINKS))
+    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
+    parser.add_argument("--num-envs", default="256", help="per rank")
+    parser.add_argument("--iterations", help="default: 35; 150 with --until-return")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--sums", action="store_true", help="time sums of gloo instead of training; in s")
+    parser.add_argument("--overlap", action="store_true", help="compare with sums during the backward pass instead")
+    parser.add_argument("--until-return", type=float, help="also print the seconds until the mean return reaches this")
+    args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))  # removes the namespaces
+    if args.sums or args.overlap:
+        for name in args.links * args.rounds:
+            with linked(LINKS[name]) as spaces:
+                print(measured(name, spaces, "link_sums.py" if args.sums else "link_overlap.py"), flush=True)
+        return
+    iterations = args.iterations or ("35" if args.until_return is None else "150")
+    # Rounds alternate between the combinations, so that other programs slow all of them down equally
+    combinations = list(itertools.product(args.links, args.settings))
+    found: dict[tuple[str, ...], list[list[dict[str, float]]]] = {one: [] for one in combinations}
+    trips: dict[str, list[float]] = {name: [] for name in args.links}
+    for _ in range(args.rounds):
+        for name in args.links:
+            with linked(LINKS[name]) as spaces:
+                trips[name].append(round_trip_ms(spaces[0]))
+                for one in [one for one in combinations if one[0] == name]:
+                    period, compression = SETTINGS[one[1]]
+                    flags = (
+                        args.task, "--gpu-ids", "None", "--cpu-ranks", "1", "--num-envs", args.num_envs,
+                        "--max-iterations", iterations, "--sync.period", period, "--sync.compression", compression,
+                    )  # fmt: skip
+                    found[one].append(train(spaces, flags))
+                    print(" ".join(one), describe(found[one][-1:], args.until_return), file=sys.stderr, flush=True)
+    # Table
+    print("| link | round trip | period | compression | steps/s | waiting |", end="")
+    print("" if args.until_return is None else f" time to {args.until_return:g} |")
+    print("|---|---|---|---|---|---|", end="" if args.until_return is None else "---|")
+    print()
+    for one, rows in found.items():
+        trip = f"{statistics.median(trips[one[0]]):.2f} ms"
+        print(f"| {LINKS[one[0]].name} | {trip} | {' | '.join(SETTINGS[one[1]])} | {describe(rows, args.until_return)}")
+
+
+if __name__ == "__main__":
+    main()
