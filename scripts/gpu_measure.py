@@ -7,23 +7,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from tensordict import TensorDict
 
 from mjlab_dist import registry
 from mjlab_dist.env import Env
-from mjlab_dist.learn.capture import CapturedCall
-from mjlab_dist.learn.clock import Clock
+from mjlab_dist.scaling.timing import measure_steps
 from mjlab_dist.sim import start_warp
-
-WARM_UP_STEPS = 10
-
-ACTION_STD = 0.5
-"""Standard deviation of the random actions."""
 
 
 def main() -> None:
@@ -56,63 +47,15 @@ def measure_step(task: str, num_envs: int, device: str, steps: int, *, records: 
     start_warp(device)
     torch.manual_seed(0)
     env = Env(registry.task_config(task).env, num_envs, device)
-    actions = torch.zeros(num_envs, env.num_actions, device=device)
-
-    def advance(_: TensorDict) -> TensorDict:
-        actions.normal_(std=ACTION_STD)
-        return env.step(actions)[0]
-
-    with torch.inference_mode():
-        obs = env.get_observations()
-        for _ in range(WARM_UP_STEPS):
-            obs = advance(obs)
-        physics_s, eager_s = _measure_physics(env, advance, obs, steps)
-        recorded = CapturedCall(advance, "the env's step", device, env.sim) if records else None
-        env_step_s = _measure_mean(recorded or advance, obs, device, steps)
+    times = measure_steps(env, steps, records=records)
     return {
-        "physics_s": physics_s,
-        "env_step_s": env_step_s,
-        "env_step_eager_s": eager_s,
-        "recorded": recorded is not None and recorded.is_recorded,
+        "physics_s": times.physics_s,
+        "env_step_s": times.env_step_s,
+        "env_step_eager_s": times.env_step_eager_s,
+        "recorded": times.is_recorded,
         "physics_recorded": env.sim.captured,
         "memory_gb": _used_gb(device),
     }
-
-
-def _measure_physics(
-    env: Env, advance: Callable[[TensorDict], TensorDict], obs: TensorDict, steps: int
-) -> tuple[float, float]:
-    """Return the median seconds of the physics, and the mean seconds of the control steps around it."""
-    clock = Clock(str(env.device))
-    marks: list[tuple[Any, Any]] = []
-    step = env.sim.step
-
-    def timed() -> None:
-        start = clock.mark()
-        step()
-        marks.append((start, clock.mark()))
-
-    env.sim.step = timed
-    try:
-        mean_s = _measure_mean(advance, obs, str(env.device), steps)
-    finally:
-        env.sim.step = step
-    physics = [clock.seconds(*pair) for pair in marks[-steps:]]
-    return statistics.median(physics), mean_s
-
-
-def _measure_mean(advance: Callable[[TensorDict], TensorDict], obs: TensorDict, device: str, steps: int) -> float:
-    """Return the mean seconds of a call, after three that warm up and record."""
-    clock = Clock(device)
-    for _ in range(3):
-        obs = advance(obs)
-    start = clock.mark()
-    for _ in range(steps):
-        obs = advance(obs)
-    end = clock.mark()
-    if device != "cpu":
-        torch.cuda.synchronize(device)
-    return clock.seconds(start, end) / steps
 
 
 def _used_gb(device: str) -> float | None:

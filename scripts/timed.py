@@ -43,15 +43,14 @@ def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     return {**kept, "CUDA_VISIBLE_DEVICES": "", **(extra or {})}
 
 
-def run_ours(*flags: str, cores: set[int] | None = None, env: Mapping[str, str] | None = None) -> Timed:
+def run_ours(*flags: str, env: Mapping[str, str] | None = None) -> Timed:
     """Train cartpole-balance.
 
     Args:
         flags: Flags of ``train``.
-        cores: Cores that the command may use. Default: all.
         env: Additional environment variables.
     """
-    with tempfile.TemporaryDirectory() as root, _on_cores(cores):
+    with tempfile.TemporaryDirectory() as root:
         command = [str(BIN / "train"), "cartpole-balance", *flags, "--log-root", root]
         first_s, _ = _run(command, r"iteration 1/", env=clean_environment(env), cwd=root)
         (metrics,) = Path(root).rglob("metrics.jsonl")
@@ -105,17 +104,6 @@ def busy(programs: int) -> Iterator[None]:
         for process in running:
             process.kill()
             process.wait()
-
-
-@contextlib.contextmanager
-def _on_cores(cores: set[int] | None) -> Iterator[None]:
-    """Restrict processes that are started in the context to some cores."""
-    all_cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores or all_cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, all_cores)
 
 
 def spread(values: Sequence[float], digits: int = 0) -> str:

@@ -87,6 +87,7 @@ def test_help_shows_the_values_of_a_config_file(command: Command) -> None:
     [
         ("play", ["--video", "--nan-dump"]),
         ("verify", ["--json", "--max-iterations INT", "--sync.period"]),
+        ("scaling", ["--until-return FLOAT", "--plot FILE", "--cpu-ranks"]),
         ("demo", ["--video", "--port"]),
         ("doctor", ["--json", "--log-root"]),
         ("list-tasks", []),

@@ -115,6 +115,8 @@ def _flags(command: str, task: str | None) -> list[Flag]:
         from mjlab_dist.cli.check import HELP  # noqa: PLC0415
     elif command == "verify":
         from mjlab_dist.cli.verify import HELP  # noqa: PLC0415
+    elif command == "scaling":
+        from mjlab_dist.cli.scaling import HELP  # noqa: PLC0415
     elif command == "size-buffers":
         from mjlab_dist.cli.size_buffers import HELP  # noqa: PLC0415
     else:

@@ -26,6 +26,7 @@ SUMMARIES = {
     "watch": "show a run's robot and curves in the browser, also while it trains",
     "check": "check a task: its terms, replays, seeds, resuming, buffers",
     "verify": "check that ranks train one policy, on this machine or several",
+    "scaling": "measure how training scales with the number of ranks, and what limits it",
     "doctor": "check whether this machine can train",
     "list-tasks": "print the installed tasks",
     "new-task": "create a task from your own MJCF",

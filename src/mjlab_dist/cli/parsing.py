@@ -72,6 +72,21 @@ def whole_number(text: str) -> int:
         return int(number)
 
 
+def positive_number(flag: str, text: str) -> int:
+    """Return the positive whole number that a flag has as its value.
+
+    Raises:
+        UserError: If it is none.
+    """
+    try:
+        number = whole_number(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise UserError(f"{flag} {text}: must be a whole number, at least 1")
+    return number
+
+
 def refuse_unknown(argv: Sequence[str], flags: Iterable[Flag], prog: str) -> None:
     """Raise if argv contains an unknown flag.
 

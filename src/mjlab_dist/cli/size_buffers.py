@@ -12,7 +12,7 @@ from rich.table import Table
 from mjlab_dist import registry
 from mjlab_dist.cli.console import EventPrinter, make_console
 from mjlab_dist.cli.help import Flag, Page
-from mjlab_dist.cli.parsing import split_task, take_flag, whole_number
+from mjlab_dist.cli.parsing import positive_number, split_task, take_flag
 from mjlab_dist.cli.train import read_config
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.errors import UserError
@@ -50,7 +50,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     """
     # Flags, and the config
     steps, rest = take_flag(argv, "--steps")
-    num_steps = _positive("--steps", steps) if steps is not None else NUM_STEPS
+    num_steps = positive_number("--steps", steps) if steps is not None else NUM_STEPS
     run, rest = take_flag(rest, "--run")
     checkpoint, rest = _of_run(run, rest) if run is not None else (None, rest)
     config = read_config(
@@ -81,16 +81,6 @@ def main(argv: Sequence[str], prog: str) -> None:
             config, device, num_envs=budget.num_envs, num_steps=num_steps, checkpoint=checkpoint, log=print
         )
     _show(attempts)
-
-
-def _positive(flag: str, text: str) -> int:
-    try:
-        number = whole_number(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise UserError(f"{flag} {text}: must be a whole number, at least 1")
-    return number
 
 
 def _of_run(run: str, argv: Sequence[str]) -> tuple[Path, list[str]]:

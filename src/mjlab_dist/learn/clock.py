@@ -13,7 +13,11 @@ Mark = float | torch.cuda.Event
 
 
 class Clock:
-    """Records timestamps, and sums the time that this rank spends in collectives."""
+    """Records timestamps, and sums the time that this rank spends in collectives.
+
+    Attributes:
+        last_waits_s: Seconds of each collective that the last :meth:`pop_wait_s` added up.
+    """
 
     def __init__(self, device: str) -> None:
         """Start at zero.
@@ -23,6 +27,7 @@ class Clock:
         """
         self._on_gpu = device != "cpu"
         self._waits: list[tuple[Mark, Mark]] = []
+        self.last_waits_s: list[float] = []
 
     def mark(self) -> Mark:
         """Record a timestamp on the device's stream."""
@@ -49,6 +54,6 @@ class Clock:
 
     def pop_wait_s(self) -> float:
         """Return the seconds waited since the last call; on a GPU, the work until then must be done."""
-        total = sum(self.seconds(start, end) for start, end in self._waits)
+        self.last_waits_s = [self.seconds(start, end) for start, end in self._waits]
         self._waits.clear()
-        return total
+        return sum(self.last_waits_s)

@@ -75,6 +75,7 @@ def test_commands_of_the_umbrella():
         (("mjlab-dist", "evaluate", "cartpole-balance", "--env.nan"), ["--env.nan-policy"]),
         (("mjlab-dist", "export", "cartpole-balance", "--num"), ["--num-checked"]),
         (("mjlab-dist", "verify", "cartpole-balance", "--js"), ["--json"]),
+        (("mjlab-dist", "scaling", "cartpole-balance", "--until"), ["--until-return"]),
         (("mjlab-dist", "size-buffers", "cartpole-balance", "--st"), ["--steps"]),
         (("mjlab-dist", "demo", "--vi"), ["--video"]),
         (("mjlab-dist", "watch", "lat"), ["latest"]),

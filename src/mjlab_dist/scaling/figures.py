@@ -1,0 +1,170 @@
+"""Figures of runs with different numbers of ranks: speeds, efficiencies, shares of the time. Imports no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from mjlab_dist.scaling.rank import IterationTimes, RankTimes
+
+Mode = Literal["weak", "strong"]
+"""weak: the same envs per rank. strong: the same envs over all ranks."""
+
+SKIPPED = 2
+"""Number of iterations at the start that are not counted, because they warm up caches and choose kernels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shares:
+    """Parts of the time of an iteration, means over ranks; they add up to 1."""
+
+    physics: float
+    """Physics."""
+    env: float
+    """Observations, rewards, resets and all else of a control step."""
+    policy: float
+    """Actions of the policy, and storing the samples."""
+    update: float
+    """Policy updates."""
+    communication: float
+    """Collectives, from the arrival of the last rank on."""
+    waiting: float
+    """Collectives before the last rank arrived: time in which ranks wait for the slowest one."""
+    other: float
+    """Metrics, loggers, and the rest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reached:
+    """When a run first reached a return."""
+
+    seconds: float
+    """Seconds of training."""
+    steps: int
+    """Control steps of all ranks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """One run."""
+
+    num_envs: int
+    """Envs per rank."""
+    steps_per_s: float
+    """Control steps of all ranks, per second of the whole training loop; median over iterations."""
+    shares: Shares
+    """Parts of the time."""
+    computing_s: list[float]
+    """Seconds of an iteration that each rank computes, without collectives; medians over iterations."""
+    memory_share: float
+    """Part of the memory in use: of the fullest GPU, or of all ranks of a machine."""
+    reached: Reached | None
+    """When the run reached the return; None if it did not, or none was asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A number of ranks, over all rounds: medians, unless stated otherwise."""
+
+    num_ranks: int
+    """Number of ranks."""
+    rounds: list[Round]
+    """The runs, in order."""
+    speed_up: float
+    """Speed, relative to the smallest number of ranks; median of the ratios of each round."""
+    efficiency: float
+    """Speed-up per rank, relative to the smallest number of ranks."""
+
+    @property
+    def num_envs(self) -> int:
+        """Envs per rank."""
+        return self.rounds[0].num_envs
+
+    @property
+    def steps_per_s(self) -> float:
+        """Control steps of all ranks per second."""
+        return statistics.median(one.steps_per_s for one in self.rounds)
+
+    @property
+    def shares(self) -> Shares:
+        """Parts of the time: medians over the rounds, divided by their sum."""
+        each = [dataclasses.asdict(one.shares) for one in self.rounds]
+        middle = {name: statistics.median(shares[name] for shares in each) for name in each[0]}
+        return Shares(**{name: share / sum(middle.values()) for name, share in middle.items()})
+
+    @property
+    def reached(self) -> list[Reached]:
+        """When each run that did so reached the return."""
+        return [one.reached for one in self.rounds if one.reached is not None]
+
+
+def as_round(ranks: Sequence[RankTimes], num_steps: int, reached: Reached | None) -> Round:
+    """Return the figures of one run.
+
+    Args:
+        ranks: Times of every rank, in order of rank.
+        num_steps: Control steps of a rollout of one env.
+        reached: When the run reached the return; None if it did not.
+    """
+    # Iterations of all ranks; few are left over where a return is reached at once.
+    each = [rank.iterations for rank in ranks]
+    first = min(SKIPPED, len(each[0]) - 1)
+    iterations = [list(of_ranks) for of_ranks in zip(*(times[first:] for times in each), strict=True)]
+    samples = sum(rank.info.num_envs for rank in ranks) * num_steps
+    return Round(
+        num_envs=ranks[0].info.num_envs,
+        steps_per_s=samples / statistics.median(max(one.wall_s for one in of_ranks) for of_ranks in iterations),
+        shares=_shares(iterations),
+        computing_s=[statistics.median(map(_computing_s, of_rank)) for of_rank in zip(*iterations, strict=True)],
+        memory_share=_memory_share(ranks),
+        reached=reached,
+    )
+
+
+def rows(runs: Sequence[tuple[int, Sequence[Round]]]) -> list[Row]:
+    """Return a row per number of ranks.
+
+    Args:
+        runs: Number of ranks with its rounds, in ascending order; equally many rounds each.
+    """
+    smallest, base = runs[0]
+    found: list[Row] = []
+    for num_ranks, rounds in runs:
+        ratios = [one.steps_per_s / other.steps_per_s for one, other in zip(rounds, base, strict=True)]
+        speed_up = statistics.median(ratios)
+        efficiency = speed_up * smallest / num_ranks
+        found.append(Row(num_ranks=num_ranks, rounds=list(rounds), speed_up=speed_up, efficiency=efficiency))
+    return found
+
+
+def _shares(iterations: Sequence[Sequence[IterationTimes]]) -> Shares:
+    """Return the parts of the time of all ranks in all iterations."""
+    num_ranks = len(iterations[0])
+    parts: dict[str, float] = dict.fromkeys(("physics", "env", "policy", "update", "communication", "waiting"), 0.0)
+    for of_ranks in iterations:
+        for one in of_ranks:
+            for name in ("physics", "env", "policy", "update"):
+                parts[name] += getattr(one, f"{name}_s")
+        # The rank that arrives last at a collective waits for nobody: its time is that of the collective itself.
+        for waits in zip(*(one.waits_s for one in of_ranks), strict=True):
+            parts["communication"] += num_ranks * min(waits)
+            parts["waiting"] += sum(waits) - num_ranks * min(waits)
+    parts["other"] = max(0.0, sum(one.wall_s for of_ranks in iterations for one in of_ranks) - sum(parts.values()))
+    total = sum(parts.values())
+    return Shares(**{name: seconds / total for name, seconds in parts.items()})
+
+
+def _computing_s(times: IterationTimes) -> float:
+    return times.physics_s + times.env_s + times.policy_s + times.update_s
+
+
+def _memory_share(ranks: Sequence[RankTimes]) -> float:
+    if ranks[0].info.device != "cpu":
+        return max(rank.memory_mb / 1e3 / max(1, rank.info.memory_gb) for rank in ranks)
+    used: dict[str, float] = {}
+    for rank in ranks:
+        used[rank.info.host] = used.get(rank.info.host, 0.0) + rank.memory_mb / 1e3 / max(1, rank.info.memory_gb)
+    return max(used.values())

@@ -1,0 +1,122 @@
+"""What limits the scaling of a run, in words, with the flags that help. Imports no torch."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from mjlab_dist.config import TrainConfig
+from mjlab_dist.distributed import RankDevice
+from mjlab_dist.machine.devices import cores
+from mjlab_dist.scaling.figures import Row
+
+GOOD = 0.9
+"""Efficiency from which nothing limits the ranks."""
+
+MAX_COMMUNICATION = 0.15
+MAX_WAITING = 0.15
+MAX_UPDATE = 0.5
+"""Maximum shares of the time without advice."""
+
+MAX_MEMORY = 0.9
+"""Maximum share of the memory in use without advice."""
+
+SLOW_RANK = 1.15
+"""Computing time of the slowest rank, relative to the median rank, from which this rank limits the others."""
+
+SLOWED = 1.2
+"""Computing time beside other ranks, relative to the time alone, from which ranks slow each other down."""
+
+FIXED = 1.3
+"""Computing time with fewer envs, relative to a time in proportion to the envs, from which a rank has too few envs."""
+
+
+def find_limits(mode: str, rows: Sequence[Row], config: TrainConfig, devices: Sequence[RankDevice]) -> list[str]:
+    """Return what limits the largest number of ranks, the most important first; at least one line.
+
+    Args:
+        mode: ``weak`` or ``strong``.
+        rows: Figures by number of ranks.
+        config: The run's config.
+        devices: Devices of the largest run.
+    """
+    first, last = rows[0], rows[-1]
+    found: list[str] = []
+    if last.num_ranks > 1:
+        found += [*_slowest_rank(last), *_waiting(last), *_network(last, config)]
+        found += _cores(first, last, devices) if mode == "weak" else _few_envs(first, last)
+    if last.shares.update > MAX_UPDATE:
+        found.append(
+            f"update: takes {last.shares.update:.0%} of the time; lower "
+            f"--agent.num-learning-epochs {config.agent.num_learning_epochs}, or use smaller networks"
+        )
+    fullest = max(one.memory_share for row in rows for one in row.rounds)
+    if fullest > MAX_MEMORY:
+        found.append(f"memory: {fullest:.0%} is in use; lower --num-envs {config.num_envs}")
+    if not found and last.efficiency >= GOOD:
+        found.append(f"nothing: {last.num_ranks} ranks reach {last.efficiency:.0%} of the ideal speed")
+    return found or [
+        f"no single part: {last.num_ranks} ranks reach {last.efficiency:.0%} of the ideal speed, and each part of the "
+        "time takes a little more; use more --num-envs"
+    ]
+
+
+def _slowest_rank(row: Row) -> list[str]:
+    """Return a line if the same rank computes longer than the others in every round."""
+    slowest = {max(range(row.num_ranks), key=one.computing_s.__getitem__) for one in row.rounds}
+    ratio = statistics.median(max(one.computing_s) / statistics.median_low(one.computing_s) for one in row.rounds)
+    if len(slowest) > 1 or ratio < SLOW_RANK or row.shares.waiting < MAX_WAITING / 2:
+        return []
+    return [
+        f"slowest rank: rank {slowest.pop()} computes {ratio:.2f} times as long as the median rank, and the others "
+        "wait for it; choose devices of one kind with --gpu-ids, or end other programs on its device"
+    ]
+
+
+def _waiting(row: Row) -> list[str]:
+    if row.shares.waiting <= MAX_WAITING:
+        return []
+    return [
+        f"waiting: ranks wait for the slowest one {row.shares.waiting:.0%} of the time, in turns; use more --num-envs, "
+        "or let ranks train independently for several iterations with --sync.period 4"
+    ]
+
+
+def _network(row: Row, config: TrainConfig) -> list[str]:
+    if row.shares.communication <= MAX_COMMUNICATION:
+        return []
+    share = f"network: collectives take {row.shares.communication:.0%} of the time"
+    if config.sync.period > 1:
+        return [f"{share}; raise --sync.period {config.sync.period}"]
+    return [
+        f"{share}; use --sync.period 4, or fewer mini-batches than --agent.num-mini-batches "
+        f"{config.agent.num_mini_batches}; --sync.compression bf16 halves the bytes"
+    ]
+
+
+def _cores(first: Row, last: Row, devices: Sequence[RankDevice]) -> list[str]:
+    """Return a line if ranks with the same envs compute longer the more there are."""
+    ratio = statistics.median(_ratios(first, last))
+    if ratio < SLOWED:
+        return []
+    slowed = f"CPU cores: a rank computes {ratio:.2f} times as long as alone"
+    if devices[0].device == "cpu" and len(devices) > cores():
+        return [f"{slowed}; lower --cpu-ranks {len(devices)}, because there are {cores()} cores"]
+    return [f"{slowed}; ranks share cores, caches or memory bandwidth; use fewer ranks, or end other programs"]
+
+
+def _few_envs(first: Row, last: Row) -> list[str]:
+    """Return a line if ranks with fewer envs do not compute less in proportion."""
+    ratio = statistics.median(_ratios(first, last)) * first.num_envs / last.num_envs
+    if ratio < FIXED:
+        return []
+    return [
+        f"too few envs per rank: {last.num_envs} envs take {ratio:.2f} times as long as their share of "
+        f"{first.num_envs}; use more --num-envs, or fewer ranks"
+    ]
+
+
+def _ratios(first: Row, last: Row) -> list[float]:
+    """Return the computing time of the median rank in the last row, relative to the first, for each round."""
+    pairs = zip(last.rounds, first.rounds, strict=True)
+    return [statistics.median(one.computing_s) / statistics.median(other.computing_s) for one, other in pairs]

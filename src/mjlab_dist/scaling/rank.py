@@ -1,0 +1,65 @@
+"""Times that each rank measures while it trains. Imports no torch until a rank runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mjlab_dist.config import TrainConfig
+from mjlab_dist.control import Control
+from mjlab_dist.distributed import RankPlan
+from mjlab_dist.distributed.rank_info import RankInfo
+from mjlab_dist.worker import joined
+
+
+@dataclass(frozen=True, kw_only=True)
+class IterationTimes:
+    """Times of one iteration of one rank, in s. Times of computation do not contain time in collectives."""
+
+    wall_s: float
+    """From the start of the iteration to the start of the next one."""
+    physics_s: float
+    """Physics."""
+    env_s: float
+    """Control steps without the physics."""
+    policy_s: float
+    """The rest of the rollout: actions of the policy, storing the samples."""
+    update_s: float
+    """Returns, advantages and mini-batches."""
+    waits_s: list[float]
+    """Each collective, from the rank's arrival to its end, in the order in which all ranks call them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankTimes:
+    """Times of one rank."""
+
+    info: RankInfo
+    """The rank, its host and its device."""
+    iterations: list[IterationTimes]
+    """All iterations but the last one."""
+    memory_mb: float
+    """Memory in use at the end, in MB (10^6 bytes): of the GPU, or of this process on a CPU."""
+
+
+def time_rank(config: TrainConfig, plan: RankPlan, control: Control) -> RankTimes:
+    """Train on this rank and measure times.
+
+    Args:
+        config: The run's config, with at least two iterations.
+        plan: Device, budget and run directory.
+        control: Receives progress, and requests to stop.
+    """
+    with joined(config, plan) as learner:
+        import torch
+
+        from mjlab_dist.learn.metrics import memory_mb  # noqa: PLC0415 (imports torch)
+        from mjlab_dist.scaling.timing import Timing  # noqa: PLC0415
+
+        timing = Timing(config.agent.num_steps_per_env)
+        learner.runner.hooks.append(timing)
+        learner.runner.train(control)
+        return RankTimes(
+            info=learner.info,
+            iterations=timing.iterations(learner.runner),
+            memory_mb=memory_mb(torch.device(learner.runner.env.device)),
+        )

@@ -1,0 +1,198 @@
+"""Launch runs with 1, 2, 4, ... ranks, in rounds, and return their figures. Imports no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mjlab_dist.budget import plan_budget
+from mjlab_dist.config import TrainConfig
+from mjlab_dist.config.checks import validate
+from mjlab_dist.control import Control
+from mjlab_dist.distributed import RankDevice, outside_launcher
+from mjlab_dist.errors import UserError
+from mjlab_dist.launch.plan import RunPlan
+from mjlab_dist.machine.devices import Gpu, cores, find_gpus, plan_devices, shared_cores
+from mjlab_dist.machine.memory import check_memory
+from mjlab_dist.messages import Event, Listener
+from mjlab_dist.run_dir import create_run_dir
+from mjlab_dist.scaling.figures import SKIPPED, Mode, Reached, Round, Row, as_round, rows
+from mjlab_dist.scaling.limits import find_limits
+from mjlab_dist.scaling.rank import RankTimes, time_rank
+
+NEVER = 10**12
+"""Interval in iterations for work that is not measured."""
+
+MIN_ITERATIONS = SKIPPED + 2
+"""Minimum number of iterations: at least one is counted, and the end of the last one is not measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaling:
+    """Figures of a task on this machine."""
+
+    modes: dict[Mode, list[Row]]
+    """A row per number of ranks, by kind of scaling."""
+    limits: dict[Mode, list[str]]
+    """What limits the largest number of ranks, each with a flag that helps, by kind of scaling."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Case:
+    """A run to launch."""
+
+    config: TrainConfig
+    devices: tuple[RankDevice, ...]
+
+    @property
+    def key(self) -> tuple[int, object]:
+        """Number of ranks, and of envs per rank, which tell the runs apart."""
+        return len(self.devices), self.config.num_envs
+
+
+def measure(config: TrainConfig, rounds: int, until_return: float | None, listen: Listener) -> Scaling:
+    """Measure weak and strong scaling on the devices of a config.
+
+    Rounds alternate between the numbers of ranks, so that other programs slow all of them down equally.
+
+    Args:
+        config: The run's config. The log root and the logger are ignored.
+        rounds: Number of runs for each number of ranks.
+        until_return: Mean return that ends a run; None to train for all iterations.
+        listen: Receives progress.
+
+    Raises:
+        UserError: If the config cannot train here.
+        RankError: If a rank ended early.
+    """
+    # Runs: those with one rank are the same for both kinds of scaling
+    _check(config)
+    gpus = find_gpus()
+    devices = _devices(config, gpus)
+    counts = _counts(len(devices))
+    modes: tuple[Mode, ...] = ("weak", "strong")
+    cases: dict[Mode, list[_Case]] = {
+        mode: [_case(config, mode, devices[:count], gpus) for count in counts] for mode in modes
+    }
+    distinct = {case.key: case for of_mode in cases.values() for case in of_mode}
+    listen(
+        {"kind": "status", "text": f"Training {config.task} with {_in_words(counts)}, {len(distinct)} runs a round."}
+    )
+    if devices[0].device == "cpu":
+        for warning in shared_cores(dataclasses.replace(config, cpu_ranks=len(devices))):
+            listen({"kind": "warning", "text": warning})
+
+    # Rounds
+    measured: dict[tuple[int, object], list[Round]] = {key: [] for key in distinct}
+    for i in range(rounds):
+        for key, case in distinct.items():
+            one = _run(case, until_return, listen)
+            measured[key].append(one)
+            where = f"round {i + 1}, {len(case.devices)} of {len(devices)} ranks, {one.num_envs} envs per rank"
+            listen({"kind": "status", "text": f"{where}: {one.steps_per_s:,.0f} steps/s"})
+    found: dict[Mode, list[Row]] = {
+        mode: rows([(len(case.devices), measured[case.key]) for case in of_mode]) for mode, of_mode in cases.items()
+    }
+    limits: dict[Mode, list[str]] = {mode: find_limits(mode, each, config, devices) for mode, each in found.items()}
+    return Scaling(modes=found, limits=limits)
+
+
+def _check(config: TrainConfig) -> None:
+    """Raise if a run cannot be measured."""
+    validate(config)
+    if launcher := outside_launcher(os.environ):
+        raise UserError(f"scaling: starts its own ranks; run it without {launcher}")
+    if config.hosts:
+        raise UserError(f"--hosts {' '.join(config.hosts)}: scaling measures one machine; drop the flag")
+    if config.num_envs == "auto":
+        raise UserError("--num-envs auto: would differ between the runs; give a number")
+
+
+def _devices(config: TrainConfig, gpus: list[Gpu]) -> tuple[RankDevice, ...]:
+    """Return the devices of the largest run: by default all GPUs, else a CPU rank per core.
+
+    Ranks have as many threads in all runs as in the largest one, so that each has the same share of the machine.
+    """
+    if config.cpu_ranks is None and config.gpu_ids == "auto" and gpus:
+        config = dataclasses.replace(config, gpu_ids="all")
+    elif config.cpu_ranks is None and (config.gpu_ids is None or not gpus):
+        config = dataclasses.replace(config, gpu_ids=None, cpu_ranks=cores())
+    return plan_devices(config, os.environ, gpus)
+
+
+def _counts(num_devices: int) -> list[int]:
+    """Return 1, 2, 4, ... and the number of devices."""
+    powers = [2**i for i in range(num_devices.bit_length())]
+    return powers if powers[-1] == num_devices else [*powers, num_devices]
+
+
+def _case(config: TrainConfig, mode: Mode, devices: tuple[RankDevice, ...], gpus: list[Gpu]) -> _Case:
+    """Return the run with one of the numbers of ranks.
+
+    Raises:
+        UserError: If the envs do not divide over the ranks or do not fit into memory, or the run is too short.
+    """
+    assert config.num_envs != "auto"
+    total = config.total_num_envs or config.num_envs
+    num_envs = total if mode == "weak" else total // len(devices)
+    if mode == "strong" and total % len(devices):
+        raise UserError(f"--num-envs {total}: does not divide over {len(devices)} ranks; use a multiple of it")
+    config = dataclasses.replace(
+        config,
+        gpu_ids=None if devices[0].device == "cpu" else config.gpu_ids,
+        cpu_ranks=len(devices) if devices[0].device == "cpu" else None,
+        num_envs=num_envs,
+        total_num_envs=None,
+        fsdp_devices=min(config.fsdp_devices, len(devices)),
+        resume=None,
+        max_restarts=0,
+        logger=("tensorboard",),
+        torchrunx_log_dir="",
+        video_interval=None,
+        evaluate_interval=None,
+        checkpoint=dataclasses.replace(config.checkpoint, interval=NEVER),
+        sync=dataclasses.replace(config.sync, check_interval=NEVER),
+    )
+    check_memory(config, num_envs, devices, gpus)
+    budget = plan_budget(config, len(devices))
+    assert budget is not None
+    if budget.max_iterations < MIN_ITERATIONS:
+        total = config.total_timesteps
+        flag = f"--max-iterations {config.max_iterations}" if total is None else f"--total-timesteps {total}"
+        raise UserError(
+            f"{flag}: is {budget.max_iterations} iterations with {len(devices)} ranks; the first {SKIPPED} and "
+            f"the last are not timed; use {MIN_ITERATIONS} or more"
+        )
+    return _Case(config=config, devices=devices)
+
+
+def _run(case: _Case, until_return: float | None, listen: Listener) -> Round:
+    """Train, and return the figures. All files are removed."""
+    from mjlab_dist.launch.ranks import run_ranks  # noqa: PLC0415 (torchrunx imports torch)
+
+    control, reached = Control(), list[Reached]()
+
+    def watch(event: Event) -> None:
+        if event["kind"] != "iteration":
+            listen(event)
+            return
+        row = event["row"]
+        if until_return is not None and not reached and (row["mean_return"] or -math.inf) >= until_return:
+            reached.append(Reached(seconds=row["elapsed_s"], steps=row["total_steps"]))
+        if reached and row["iteration"] >= MIN_ITERATIONS:
+            control.request_stop()
+
+    with tempfile.TemporaryDirectory(prefix="mjlab-dist-scaling-") as log_root:
+        config = dataclasses.replace(case.config, log_root=log_root)
+        budget = plan_budget(config, len(case.devices))
+        plan = RunPlan(devices=case.devices, budget=budget, run_dir=create_run_dir(config))
+        ranks = run_ranks(time_rank, RankTimes, config, plan, listen=watch, control=control)
+    return as_round(ranks, config.agent.num_steps_per_env, reached[0] if reached else None)
+
+
+def _in_words(counts: Sequence[int]) -> str:
+    return "1 rank" if list(counts) == [1] else f"{', '.join(map(str, counts[:-1]))} and {counts[-1]} ranks"

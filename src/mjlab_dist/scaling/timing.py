@@ -1,0 +1,200 @@
+"""Times of the parts of an iteration: a hook of the training loop, and a measurement of single control steps."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
+
+import torch
+from tensordict import TensorDict
+
+from mjlab_dist.env import Env
+from mjlab_dist.learn.capture import CapturedCall
+from mjlab_dist.learn.clock import Clock, Mark
+from mjlab_dist.learn.hooks import Hook
+from mjlab_dist.learn.metrics import Sample
+from mjlab_dist.learn.runner import Runner
+from mjlab_dist.scaling.rank import IterationTimes
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+WARM_UP_STEPS = 10
+
+NUM_STEPS = 50
+"""Control steps that are measured alone where the rollout is replayed from CUDA graphs."""
+
+ACTION_STD = 0.5
+"""Standard deviation of the random actions of these steps."""
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Times of a control step with random actions, in s."""
+
+    physics_s: float
+    """Median time of the physics within control steps."""
+    env_step_s: float
+    """Mean time of the env's whole control step, replayed from CUDA graphs if it could be recorded."""
+    env_step_eager_s: float
+    """The same without graphs."""
+    is_recorded: bool
+    """Whether the control step was recorded."""
+
+
+class Stopwatch:
+    """Records the start and the end of every call of a function.
+
+    Attributes:
+        marks: Start and end of each call.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        """Start without calls.
+
+        Args:
+            clock: The clock of the device.
+        """
+        self._clock = clock
+        self.marks: list[tuple[Mark, Mark]] = []
+
+    def around(self, function: Callable[P, T]) -> Callable[P, T]:
+        """Return a function that does the same and is timed."""
+
+        def timed(*args: P.args, **kwargs: P.kwargs) -> T:
+            start = self._clock.mark()
+            result = function(*args, **kwargs)
+            self.marks.append((start, self._clock.mark()))
+            return result
+
+        return timed
+
+    def each_s(self) -> list[float]:
+        """Return the seconds of each call; on a GPU, the work before the last mark must be done."""
+        return [self._clock.seconds(*pair) for pair in self.marks]
+
+
+@dataclass(frozen=True)
+class _Own:
+    """Times of an iteration, as far as they are known at its end."""
+
+    collect_s: float
+    learn_s: float
+    returns_s: float
+    physics_s: float
+    env_step_s: float
+    waits_s: list[float]
+    """Collectives since the last iteration's metrics, these included."""
+
+
+class Timing(Hook):
+    """Hook that measures the parts of each iteration.
+
+    A rollout that is replayed from CUDA graphs calls no function of Python, so control steps are measured alone then.
+    """
+
+    def __init__(self, num_steps: int) -> None:
+        """Start without iterations.
+
+        Args:
+            num_steps: Control steps of a rollout.
+        """
+        self._num_steps = num_steps
+        self._starts_s: list[float] = []
+        self._own: list[_Own] = []
+        self._watches: dict[str, Stopwatch] = {}
+
+    def before_iteration(self, runner: Runner, iteration: int) -> None:  # noqa: ARG002 (every hook takes it)
+        """Start to time functions, before the first iteration, and store the time."""
+        if not self._watches:
+            names = ("physics", "env_step", "returns")
+            self._watches = {name: Stopwatch(runner.alg.clock) for name in names}
+            runner.alg.compute_returns = self._watches["returns"].around(runner.alg.compute_returns)
+            if not runner.replays_rollouts:
+                runner.env.step = self._watches["env_step"].around(runner.env.step)
+                runner.env.sim.step = self._watches["physics"].around(runner.env.sim.step)
+        for watch in self._watches.values():
+            watch.marks.clear()
+        self._starts_s.append(time.perf_counter())
+
+    def after_iteration(self, runner: Runner, iteration: int, sample: Sample) -> None:  # noqa: ARG002
+        """Store the times of the iteration."""
+        seconds = {f"{name}_s": sum(watch.each_s()) for name, watch in self._watches.items()}
+        waits_s = runner.alg.clock.last_waits_s
+        self._own.append(_Own(collect_s=sample.collect_s, learn_s=sample.learn_s, waits_s=waits_s, **seconds))
+
+    def iterations(self, runner: Runner) -> list[IterationTimes]:
+        """Return the times of all iterations but the last one, whose end is not known.
+
+        Args:
+            runner: The training loop, after training.
+        """
+        steps = None
+        if runner.replays_rollouts:
+            steps = measure_steps(runner.env, NUM_STEPS, records=True)
+        return list(self._times(steps))
+
+    def _times(self, steps: StepTimes | None) -> Iterator[IterationTimes]:
+        walls = [end - start for start, end in zip(self._starts_s, self._starts_s[1:], strict=False)]
+        for wall_s, own, after in zip(walls, self._own, self._own[1:], strict=False):
+            # The first collective is that of the metrics of the iteration before.
+            waits = own.waits_s[1:]
+            physics_s = own.physics_s if steps is None else self._num_steps * steps.physics_s
+            env_step_s = own.env_step_s if steps is None else self._num_steps * steps.env_step_s
+            yield IterationTimes(
+                wall_s=wall_s,
+                physics_s=physics_s,
+                env_s=max(0.0, env_step_s - physics_s),
+                policy_s=max(0.0, own.collect_s - own.returns_s - env_step_s),
+                update_s=max(0.0, own.returns_s + own.learn_s - sum(waits)),
+                waits_s=[*waits, after.waits_s[0]],
+            )
+
+
+def measure_steps(env: Env, num_steps: int, *, records: bool) -> StepTimes:
+    """Measure a control step with random actions, by the device's clock.
+
+    Args:
+        env: The env.
+        num_steps: Control steps per measurement.
+        records: Whether to record the control step as CUDA graphs.
+    """
+    device = str(env.device)
+    actions = torch.zeros(env.num_envs, env.num_actions, device=device)
+
+    def advance(_: TensorDict) -> TensorDict:
+        actions.normal_(std=ACTION_STD)
+        return env.step(actions)[0]
+
+    with torch.inference_mode():
+        obs = env.get_observations()
+        for _ in range(WARM_UP_STEPS):
+            obs = advance(obs)
+        watch, step = Stopwatch(Clock(device)), env.sim.step
+        env.sim.step = watch.around(step)
+        try:
+            eager_s = _mean_s(advance, obs, device, num_steps)
+        finally:
+            env.sim.step = step
+        physics_s = statistics.median(watch.each_s()[-num_steps:])
+        recorded = CapturedCall(advance, "the env's step", device, env.sim) if records else None
+        env_step_s = _mean_s(recorded or advance, obs, device, num_steps)
+    is_recorded = recorded is not None and recorded.is_recorded
+    return StepTimes(physics_s=physics_s, env_step_s=env_step_s, env_step_eager_s=eager_s, is_recorded=is_recorded)
+
+
+def _mean_s(advance: Callable[[TensorDict], TensorDict], obs: TensorDict, device: str, num_steps: int) -> float:
+    """Return the mean seconds of a call, after three that warm up and record."""
+    clock = Clock(device)
+    for _ in range(3):
+        obs = advance(obs)
+    start = clock.mark()
+    for _ in range(num_steps):
+        obs = advance(obs)
+    end = clock.mark()
+    if device != "cpu":
+        torch.cuda.synchronize(device)
+    return clock.seconds(start, end) / num_steps

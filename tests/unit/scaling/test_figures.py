@@ -1,0 +1,62 @@
+"""Figures of scaling, from times that were chosen by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from mjlab_dist.distributed.rank_info import RankInfo
+from mjlab_dist.scaling.figures import SKIPPED, Shares, as_round, rows
+from mjlab_dist.scaling.rank import IterationTimes, RankTimes
+
+
+def rank(number: int, times: IterationTimes, memory_mb: float = 1000.0, host: str = "a") -> RankTimes:
+    """A rank whose first iterations take ten times as long as the others."""
+    info = RankInfo(
+        pid=1, rank=number, host=host, device="cpu", name="CPU", memory_gb=8, capability=None,
+        first_env_id=0, num_envs=16, seed=number, egl_device=None,
+    )  # fmt: skip
+    slow = dataclasses.replace(times, wall_s=10 * times.wall_s, physics_s=10 * times.physics_s)
+    return RankTimes(info=info, iterations=[slow] * SKIPPED + [times] * 3, memory_mb=memory_mb)
+
+
+def times(physics_s: float, waits_s: list[float]) -> IterationTimes:
+    return IterationTimes(wall_s=1.0, physics_s=physics_s, env_s=0.1, policy_s=0.1, update_s=0.2, waits_s=waits_s)
+
+
+def test_the_rank_that_arrives_last_communicates_and_the_others_also_wait() -> None:
+    # Rank 0 is late to the first collective, rank 1 to the second
+    ranks = [rank(0, times(0.4, [0.01, 0.15])), rank(1, times(0.3, [0.11, 0.05]))]
+    one = as_round(ranks, num_steps=32, reached=None)
+    assert one.steps_per_s == 2 * 16 * 32
+    assert one.computing_s == pytest.approx([0.8, 0.7])
+    shares = one.shares
+    assert shares.communication == pytest.approx(0.01 + 0.05)
+    assert shares.waiting == pytest.approx((0.10 + 0.10) / 2)
+    assert (shares.physics, shares.env, shares.policy, shares.update) == pytest.approx((0.35, 0.1, 0.1, 0.2))
+    assert sum(dataclasses.astuple(shares)) == pytest.approx(1)
+
+
+def test_memory_is_that_of_the_fullest_machine() -> None:
+    hosts = [("a", 1000.0), ("a", 1000.0), ("b", 1500.0)]
+    ranks = [rank(i, times(0.4, []), memory, host) for i, (host, memory) in enumerate(hosts)]
+    assert as_round(ranks, num_steps=1, reached=None).memory_share == pytest.approx(2 / 8)
+
+
+def test_a_run_that_ended_early_has_figures() -> None:
+    short = dataclasses.replace(rank(0, times(0.4, [])), iterations=[times(0.4, [])])
+    assert as_round([short], num_steps=1, reached=None).steps_per_s == 16
+
+
+def test_ratios_are_those_of_each_round() -> None:
+    # The machine is twice as fast in the second round, for both numbers of ranks
+    base = as_round([rank(0, times(0.4, []))], num_steps=1, reached=None)
+    speeds = {1: [100.0, 200.0], 4: [300.0, 640.0]}
+    runs = [(count, [dataclasses.replace(base, steps_per_s=one) for one in each]) for count, each in speeds.items()]
+    first, last = rows(runs)
+    assert (first.speed_up, first.efficiency) == (1, 1)
+    assert (last.speed_up, last.efficiency) == pytest.approx((3.1, 0.775))
+    assert last.steps_per_s == 470
+    assert isinstance(last.shares, Shares)
+    assert sum(dataclasses.astuple(last.shares)) == pytest.approx(1)

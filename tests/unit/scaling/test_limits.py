@@ -1,0 +1,96 @@
+"""What limits ranks, in words."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from mjlab_dist import registry
+from mjlab_dist.config import TrainConfig
+from mjlab_dist.distributed import RankDevice
+from mjlab_dist.machine.devices import cores
+from mjlab_dist.scaling.figures import Round, Row, Shares
+from mjlab_dist.scaling.limits import find_limits
+
+CPUS = (RankDevice(device="cpu", name="cpu", torch_threads=1, backend="gloo"),) * 4
+CALM = Shares(physics=0.4, env=0.1, policy=0.1, update=0.3, communication=0.05, waiting=0.05, other=0.0)
+
+
+@pytest.fixture
+def config() -> TrainConfig:
+    return registry.task_config("cartpole-balance")
+
+
+def row(
+    num_ranks: int,
+    computing_s: list[list[float]],
+    shares: Shares = CALM,
+    num_envs: int = 64,
+    memory: float = 0.2,
+    speed: float = 100.0,
+) -> Row:
+    rounds = [
+        Round(
+            num_envs=num_envs, steps_per_s=speed, shares=shares, computing_s=one, memory_share=memory, reached=None
+        )
+        for one in computing_s
+    ]  # fmt: skip
+    speed_up = speed / 100.0
+    return Row(num_ranks=num_ranks, rounds=rounds, speed_up=speed_up, efficiency=speed_up / num_ranks)
+
+
+ALONE = row(1, [[1.0], [1.0]])
+EVEN = [[1.0] * 4] * 2
+
+
+def names(limits: list[str]) -> list[str]:
+    return [limit.partition(":")[0] for limit in limits]
+
+
+def test_ranks_that_scale_have_no_limit(config: TrainConfig) -> None:
+    assert names(find_limits("weak", [ALONE, row(4, EVEN, speed=380)], config, CPUS)) == ["nothing"]
+    assert names(find_limits("weak", [ALONE, row(4, EVEN, speed=300)], config, CPUS)) == ["no single part"]
+
+
+def test_a_rank_that_is_always_the_slowest_is_named(config: TrainConfig) -> None:
+    shares = dataclasses.replace(CALM, waiting=0.14, physics=0.31)
+    (limit,) = find_limits("weak", [ALONE, row(4, [[1.0, 1.0, 1.4, 1.0]] * 2, shares)], config, CPUS)
+    assert limit.startswith("slowest rank: rank 2 computes 1.40 times")
+    # In turns, no rank is to blame
+    turns = row(4, [[1.0, 1.0, 1.4, 1.0], [1.4, 1.0, 1.0, 1.0]], dataclasses.replace(shares, waiting=0.16))
+    assert names(find_limits("weak", [ALONE, turns], config, CPUS)) == ["waiting"]
+
+
+@pytest.mark.parametrize(("period", "flag"), [(1, "--sync.period 4"), (8, "raise --sync.period 8")])
+def test_a_slow_network_needs_fewer_collectives(config: TrainConfig, period: int, flag: str) -> None:
+    config = dataclasses.replace(config, sync=dataclasses.replace(config.sync, period=period))
+    shares = dataclasses.replace(CALM, communication=0.2, physics=0.25)
+    (limit,) = find_limits("weak", [ALONE, row(4, EVEN, shares)], config, CPUS)
+    assert limit.startswith("network: collectives take 20% of the time")
+    assert flag in limit
+
+
+def test_ranks_that_slow_each_other_down_share_cores(config: TrainConfig) -> None:
+    slowed = [ALONE, row(4, [[1.5] * 4] * 2)]
+    (few,) = find_limits("weak", slowed, config, CPUS[:1])
+    (many,) = find_limits("weak", slowed, config, CPUS[:1] * (cores() + 1))
+    assert few.startswith("CPU cores: a rank computes 1.50 times as long as alone")
+    assert f"--cpu-ranks {cores() + 1}" in many
+
+
+def test_a_rank_with_few_envs_does_not_get_faster(config: TrainConfig) -> None:
+    # A quarter of the envs should take a quarter of the time
+    (limit,) = find_limits("strong", [ALONE, row(4, [[0.5] * 4] * 2, num_envs=16)], config, CPUS)
+    assert limit.startswith("too few envs per rank: 16 envs take 2.00 times")
+    assert names(find_limits("strong", [ALONE, row(4, [[0.26] * 4] * 2, num_envs=16, speed=390)], config, CPUS)) == [
+        "nothing"
+    ]
+
+
+def test_updates_and_memory_limit_a_single_rank_too(config: TrainConfig) -> None:
+    shares = dataclasses.replace(CALM, update=0.6, physics=0.1)
+    found = find_limits("weak", [row(1, [[1.0]], shares, memory=0.95)], config, CPUS)
+    assert names(found) == ["update", "memory"]
+    assert f"--agent.num-learning-epochs {config.agent.num_learning_epochs}" in found[0]
+    assert f"--num-envs {config.num_envs}" in found[1]
