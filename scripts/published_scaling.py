@@ -1,0 +1,57 @@
+"""Published speeds of other programs on several GPUs, for scale_model.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """Speeds that somebody published for one task: steps/s by number of GPUs, with equally many envs per GPU."""
+
+    name: str
+    """Task, program and GPU."""
+    source: str
+    """Key of :data:`SOURCES`."""
+    steps_per_s: dict[int, float]
+    """Speed of the whole training by number of GPUs."""
+
+
+ISAAC, MJLAB = "Isaac Lab", "mjlab"
+
+SOURCES = {
+    ISAAC: "https://isaac-sim.github.io/IsaacLab/v1.4.1/source/overview/reinforcement-learning/performance_benchmarks.html",
+    MJLAB: "https://github.com/mujocolab/mjlab/pull/330",
+}
+"""Pages with the published figures, read in November 2026."""
+
+G1 = Published(name="G1 on rough terrain, L40", source=ISAAC, steps_per_s={1: 62e3, 4: 250e3, 16: 960e3})
+
+PUBLISHED = (
+    G1,
+    Published(name="G1 imitates a motion, RTX 5090", source=MJLAB, steps_per_s={1: 125e3, 2: 245e3}),
+    Published(name="cartpole, L40", source=ISAAC, steps_per_s={1: 260e3, 4: 950e3, 16: 3500e3}),
+    Published(name="Shadow Hand, L40", source=ISAAC, steps_per_s={1: 120e3, 4: 390e3, 16: 1800e3}),
+)
+"""Isaac Lab has 4 GPUs per machine, and 4 machines."""
+
+G1_ENVS, G1_STEPS = 4096, 24
+"""Envs per GPU, and steps of a rollout, of Isaac Lab's task."""
+
+G1_INFERENCE = 64e3
+"""Published steps/s of env and policy, without updates."""
+
+G1_ENV_STEPS = 72e3
+"""Published steps/s of the env alone."""
+
+G1_MEMORY_BYTES = 6.1e9
+"""Published GPU memory of 4,096 envs."""
+
+G1_OBSERVATIONS, G1_ACTIONS, G1_HIDDEN = 310, 37, (512, 256, 128)
+"""Sizes of the networks: 123 numbers of the robot and 187 heights; 37 joints."""
+
+G1_MINI_BATCHES = 20
+"""Mini-batches of an iteration: 4 in each of 5 epochs."""
+
+G1_BODIES, G1_SUBSTEPS = 38, 4
+"""Bodies: one per joint, and the base. Physics steps per control step."""
