@@ -7,15 +7,25 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # type checkers take this name for true; importing typing takes as long as all else here
 if TYPE_CHECKING:
-    from mjlab_dist.api import check_task, load_policy, train
+    from mjlab_dist.api import check_task, load_policy, make, train
     from mjlab_dist.errors import CheckError, RankError, UserError
     from mjlab_dist.logger import Logger
     from mjlab_dist.registry import task_config
 
-__all__ = ["CheckError", "Logger", "RankError", "UserError", "check_task", "load_policy", "task_config", "train"]
+__all__ = [
+    "CheckError",
+    "Logger",
+    "RankError",
+    "UserError",
+    "check_task",
+    "load_policy",
+    "make",
+    "task_config",
+    "train",
+]
 
 _MODULES = {
-    "api": ("check_task", "load_policy", "train"),
+    "api": ("check_task", "load_policy", "make", "train"),
     "errors": ("CheckError", "RankError", "UserError"),
     "logger": ("Logger",),
     "registry": ("task_config",),

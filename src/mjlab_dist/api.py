@@ -1,4 +1,4 @@
-"""Training and checks of tasks from Python: in a script, a notebook or any thread.
+"""Training, simulation and checks of tasks from Python: in a script, a notebook or any thread.
 
 Imports no heavy libraries before training starts.
 """
@@ -6,8 +6,8 @@ Imports no heavy libraries before training starts.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 from mjlab_dist import registry
 from mjlab_dist.check import NUM_CHECKED
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mjlab_dist.learn.policy import Policy
+    from mjlab_dist.simulate.envs import Envs
     from mjlab_dist.worker import RunResult
 
 
@@ -77,6 +78,42 @@ def train(task: str | TrainConfig, *, quiet: bool = False, trust: bool = False, 
     result = launch(config, console.listen, console.started)
     console.finished(result.run_dir, result.stopped)
     return result
+
+
+def make(
+    task: str | TrainConfig,
+    *,
+    variants: Sequence[Mapping[str, Any] | TrainConfig] = (),
+    arrays: Literal["torch", "numpy"] = "torch",
+    **fields: Any,
+) -> Envs:
+    """Simulate a task without training: its envs as one batch, on one device or over several ranks.
+
+    One device simulates in this process. Several are ranks of their own, which stay until the envs are closed. For a
+    seed, the results do not depend on the number of ranks.
+
+    Args:
+        task: Name of a task, or its config.
+        variants: Configs to simulate side by side in groups of the same size, such as for a sweep: each a mapping of
+            fields to values, or a whole config. They have the same draws, and may differ in anything that leaves the
+            sizes of observations and actions the same.
+        arrays: Type of returned arrays: ``torch`` or ``numpy``.
+        fields: Fields of the config, as :func:`train` takes them, such as ``gpu_ids="all"``, ``cpu_ranks=2``,
+            ``total_num_envs=4096`` or ``seed=1``. ``num_envs`` is per rank. Fields of the learner have no effect.
+
+    Returns:
+        The envs, also a context manager that closes them.
+
+    Raises:
+        UserError: If a field is unknown, or the task cannot be simulated here.
+        RankError: If one of several ranks ended while it started.
+    """
+    config = configured(_start(task, {}, trust=False), fields)
+    configs = [one if isinstance(one, TrainConfig) else configured(config, one) for one in variants]
+
+    from mjlab_dist.simulate.make import make as make_envs  # noqa: PLC0415
+
+    return make_envs(config, configs or [config], arrays)
 
 
 def load_policy(

@@ -161,6 +161,7 @@ class Env(Finder, VecEnv):
             rewards=self.reward_names,
             terminations=[(name, term.time_out) for name, term in config.terminations.items()],
             metrics=metrics,
+            weights=self.weights,
         )
         self._not_finite = NotFinite(self.sim, self._episodes)
         # Methods of terms that steps and resets call
@@ -292,8 +293,7 @@ class Env(Finder, VecEnv):
         if self.cfg.nan_policy == "reset":
             self._not_finite.find()
         episodes.end_step()
-        reward = self.weights @ episodes.earned
-        done, time_outs = episodes.done.clone(), episodes.time_outs.clone()
+        reward, done, time_outs = (tensor.clone() for tensor in (episodes.reward, episodes.done, episodes.time_outs))
         for episode_ends in self._episode_ends:
             episode_ends(self, done)
 
@@ -329,7 +329,7 @@ class Env(Finder, VecEnv):
 
     def pop_episode_totals(self) -> EpisodeTotals:
         """Return sums over the episodes that ended since the previous call."""
-        return self._episodes.pop_totals(self.weights)
+        return self._episodes.pop_totals()
 
     def episode_outcomes(self) -> dict[str, torch.Tensor]:
         """Return reasons and metrics of the running episodes by column, (num_envs,) of float32 each.

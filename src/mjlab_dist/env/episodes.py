@@ -52,6 +52,7 @@ class Episodes:
         time_outs: Envs whose episode is cut off and not terminated, (num_envs,) of bool.
         broken: Envs with a number that is not finite, which the next :meth:`end_step` ends, (num_envs,) of bool.
         earned: Rewards of this step by term, without weights, (num_terms, num_envs).
+        reward: Weighted sum of these, (num_envs,).
         limit_row: 1 for envs whose episode has reached its maximum length, else 0, (num_envs,), written by the env's
             ``begin_step`` kernel.
     """
@@ -65,6 +66,7 @@ class Episodes:
         rewards: Sequence[str],
         terminations: Sequence[tuple[str, bool]],
         metrics: Sequence[tuple[str, Reduction]],
+        weights: torch.Tensor,
     ) -> None:
         """Allocate the sums and record the kernels.
 
@@ -75,7 +77,9 @@ class Episodes:
             rewards: Names of the reward terms.
             terminations: Name of each termination term, and whether it ends episodes as the time limit does.
             metrics: Name and reduction of each metric.
+            weights: Weights of the reward terms per control step, (num_terms,); read in every step.
         """
+        self._weights = weights
         self._rewards, self._terminations, self._metrics = rewards, terminations, metrics
         self._num_envs, self._is_checked = sim.num_envs, False
         num_terms, num_terminations, num_metrics = len(rewards), len(terminations), len(metrics)
@@ -84,6 +88,7 @@ class Episodes:
         self.done, self.time_outs, self.broken = torch.zeros(3, sim.num_envs, dtype=torch.bool, device=sim.device)
         self._ended_by = torch.zeros(num_terminations, sim.num_envs, dtype=torch.bool, device=sim.device)
         self.earned = torch.zeros(num_terms, sim.num_envs, device=sim.device)
+        self.reward = torch.zeros(sim.num_envs, device=sim.device)
         self._values = torch.zeros(num_metrics, sim.num_envs, device=sim.device)
         self._finished = torch.zeros(sim.num_envs, device=sim.device)
 
@@ -111,7 +116,8 @@ class Episodes:
         by_terms: list[Any] = [next(arrays), is_time_out, *arrays]
         inputs: list[Any] = [*map(wp.from_torch, (timed_out, self.broken, self._values)), reductions]
         changed = (terminated, self.earned, self._counts, self.done, self.time_outs, self._finished, self.rewards)
-        outputs = [*map(wp.from_torch, (self.steps, *changed, self._memory, self.metrics))]
+        sums = (self._memory, self.metrics, self._weights, self.reward)
+        outputs = [*map(wp.from_torch, (self.steps, *changed, *sums))]
 
         def end_by_terms(model: mjw.Model, data: mjw.Data) -> None:  # noqa: ARG001 (every program takes them)
             wp.launch(kernels.end_by_terms, sim.num_envs, by_terms)
@@ -182,15 +188,11 @@ class Episodes:
         """Return reasons and metrics of the running episodes, (1 + num_terminations + num_metrics, num_envs)."""
         return self._ledger[sum(self._sizes[:3]) :].clone()
 
-    def pop_totals(self, weights: torch.Tensor) -> EpisodeTotals:
-        """Return the totals since the previous call.
-
-        Args:
-            weights: Weights of the reward terms, (num_terms,).
-        """
+    def pop_totals(self) -> EpisodeTotals:
+        """Return the totals since the previous call."""
         episodes, steps, rewards, terminations, metrics = self._totals.clone().split(self._sizes)
         self._totals.zero_()
-        return EpisodeTotals(episodes[0], steps[0], weights * rewards, rewards, terminations, metrics)
+        return EpisodeTotals(episodes[0], steps[0], self._weights * rewards, rewards, terminations, metrics)
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return the tensors that the next totals depend on, by name."""
@@ -206,8 +208,8 @@ class Episodes:
 
     def num_bytes(self) -> int:
         """Return the memory of the sums in bytes."""
-        held = (self._ledger, self._counts, self._totals, self.earned, self._values, self._memory, self._ended_by)
-        return sum(tensor.nbytes for tensor in held)
+        held = (self._ledger, self._counts, self._totals, self.earned, self.reward, self._values, self._memory)
+        return sum(tensor.nbytes for tensor in held) + self._ended_by.nbytes
 
     def _check(
         self, names: Sequence[str], results: Sequence[object], accepts: Callable[[torch.dtype], bool], wanted: str

@@ -260,6 +260,8 @@ def end_step(
     rewards: wp.array2d[float],
     memory: wp.array2d[float],
     metrics: wp.array2d[float],
+    weights: wp.array[float],
+    reward: wp.array[float],
 ):
     """Determine which episodes end, and add a step to the sums over their episodes; one thread per env.
 
@@ -278,6 +280,9 @@ def end_step(
         rewards: In and out: sums of the reward terms over the episode, (num_terms, num_envs).
         memory: In and out: what the metrics keep between steps, (num_metrics, num_envs).
         metrics: Output: metrics of the episode up to this step, (num_metrics, num_envs); 0 if it does not count.
+        weights: Weight of each reward term, (num_terms,).
+        reward: Output: weighted sum of the reward terms. A product of torch would round it in a way that depends on the
+            number of envs.
     """
     env = wp.tid()
     # End of the episode
@@ -289,10 +294,13 @@ def end_step(
     time_outs[env] = timed_out[env] and not terminated[env]
     finished[env] = wp.where(ends, counts[env], 0.0)
     # Rewards
+    total = float(0.0)  # noqa: UP018 (a Warp variable, which the loop changes)
     for i in range(terms.shape[0]):
         if broken[env]:
             terms[i, env] = 0.0
         rewards[i, env] = rewards[i, env] + terms[i, env]
+        total += weights[i] * terms[i, env]
+    reward[env] = total
     # Metrics
     for i in range(values.shape[0]):
         value = add_value(reductions[i], steps[env], memory[i, env], values[i, env])

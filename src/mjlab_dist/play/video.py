@@ -60,7 +60,7 @@ class Video:
         self._size = (height, width)
         self._columns, rows = grid(len(config.env))
         self._tile = ((height + GAP) // rows - GAP, (width + GAP) // self._columns - GAP)
-        renderers = _Renderers(self._tile, _find_camera(env, config.camera))
+        renderers = Renderers(env.sim.model, self._tile, find_camera(env.sim.model, config.camera))
         self._views = [_View(env, index, renderers) for index in config.env]
         fps = steps_per_s or 1 / (env.step_dt_s * self._stride)
         self._writer = (
@@ -106,7 +106,7 @@ class Strip:
         """
         assert config.frames is not None
         self._config, self._env, self._file, self._index = config, env, config.frames, config.env[0]
-        self._camera = _find_camera(env, config.camera)
+        self._camera = find_camera(env.sim.model, config.camera)
         self._states: list[tuple[tuple[float, float], Poses]] = []
         self._has_ended = False
 
@@ -129,12 +129,12 @@ class Strip:
         # Frames side by side, on white
         width, height = size_of(self._config)
         tile = (height, (width + GAP) // count - GAP)
-        renderers = _Renderers(tile, self._camera)
+        renderers = Renderers(self._env.sim.model, tile, self._camera)
         strip = np.full((height, width, 3), 255, dtype=np.uint8)
         for i in range(count):
             place, poses = self._states[i * stride]
             left = i * (width + GAP) // count
-            strip[:, left : left + tile[1]] = renderers.at(self._env, place)(poses)
+            strip[:, left : left + tile[1]] = renderers.at(place)(poses)
         imageio.imwrite(self._file, strip)
         return stride * self._env.step_dt_s
 
@@ -150,9 +150,16 @@ def poses_of(env: Env, index: int = 0) -> Poses:
     return {name: env.sim.physics[name][index] for name in fields if name in env.sim.physics}
 
 
-def _find_camera(env: Env, name: str | None) -> int:
-    """Return the index of a camera. Without a name, return that of the first camera, or -1 if there is none."""
-    model = env.sim.model
+def find_camera(model: mujoco.MjModel, name: str | None) -> int:
+    """Return the index of a camera. Without a name, return that of the first camera, or -1 if there is none.
+
+    Args:
+        model: The MuJoCo model.
+        name: Name of the camera, if any.
+
+    Raises:
+        UserError: If the model has no such camera.
+    """
     names = [model.camera(i).name for i in range(model.ncam)]
     if name is None:
         return 0 if names else -1
@@ -168,19 +175,30 @@ def _place(env: Env, index: int) -> tuple[float, float]:
     return x, y
 
 
-class _Renderers:
-    """Creates renderers, one for all envs that are drawn with the same model."""
+class Renderers:
+    """Creates renderers of a model, one for all envs that are drawn with the same terrain."""
 
-    def __init__(self, size: tuple[int, int], camera: int) -> None:
-        self._size, self._camera = size, camera
+    def __init__(self, model: mujoco.MjModel, size: tuple[int, int], camera: int) -> None:
+        """Create no renderer yet.
+
+        Args:
+            model: The MuJoCo model.
+            size: Height and width of the pictures in pixels.
+            camera: Index of the camera; -1 for a view of the whole scene.
+        """
+        self._model, self._size, self._camera = model, size, camera
         self._of_whole: Renderer | None = None
 
-    def at(self, env: Env, origin: tuple[float, float]) -> Renderer:
-        """Return a renderer of the model with only the terrain around an origin."""
+    def at(self, origin: tuple[float, float]) -> Renderer:
+        """Return a renderer of the model with only the terrain around an origin.
+
+        Args:
+            origin: Position of an env's origin on the ground, in m.
+        """
         from mjlab_dist.sim.terrain import crop_terrain  # noqa: PLC0415 (with MuJoCo, which is slow to import)
 
-        model = crop_terrain(env.sim.model, origin, DRAWN_GROUND_M)
-        if model is not env.sim.model:
+        model = crop_terrain(self._model, origin, DRAWN_GROUND_M)
+        if model is not self._model:
             return _renderer(model, self._size, self._camera)
         if self._of_whole is None:
             self._of_whole = _renderer(model, self._size, self._camera)
@@ -190,15 +208,15 @@ class _Renderers:
 class _View:
     """Picture of one env. At resets, the renderer changes with the env's place on the terrain."""
 
-    def __init__(self, env: Env, index: int, renderers: _Renderers) -> None:
+    def __init__(self, env: Env, index: int, renderers: Renderers) -> None:
         self._env, self._index, self._renderers = env, index, renderers
         self._origin = _place(env, index)
-        self._render = renderers.at(env, self._origin)
+        self._render = renderers.at(self._origin)
 
     def picture(self) -> np.ndarray:
         origin = _place(self._env, self._index)
         if origin != self._origin:
-            self._origin, self._render = origin, self._renderers.at(self._env, origin)
+            self._origin, self._render = origin, self._renderers.at(origin)
         return self._render(poses_of(self._env, self._index))
 
 

@@ -1,0 +1,1 @@
+"""Simulation of a task without training, on one or several ranks."""

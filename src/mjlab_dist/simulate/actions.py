@@ -1,0 +1,56 @@
+"""Checks and conversions of the arrays that users pass and receive."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from mjlab_dist.errors import UserError
+
+
+def checked_actions(what: str, actions: Any, shape: tuple[int, int], device: str) -> torch.Tensor:
+    """Return actions as a tensor of float32 on a device, without a copy if they are one already.
+
+    Args:
+        what: What the actions are from, for messages.
+        actions: A torch tensor, a NumPy array, any array with DLPack's interface, or nested sequences of numbers.
+        shape: The shape that is wanted, (num_envs, num_actions).
+        device: The device.
+
+    Raises:
+        UserError: If they have another shape, are not floating-point numbers, or are not finite.
+    """
+    tensor = as_tensor(what, actions)
+    if tuple(tensor.shape) != shape:
+        raise UserError(f"{what}: have the shape {tuple(tensor.shape)}; give {shape}, (num_envs, num_actions)")
+    if not tensor.is_floating_point():
+        given = str(tensor.dtype).removeprefix("torch.")
+        raise UserError(f"{what}: are of type {given}; give floating-point numbers, such as float32")
+    tensor = tensor.detach().to(device, torch.float32)
+    finite = tensor.isfinite()
+    if not finite.all():
+        env, action = (~finite).nonzero()[0].tolist()
+        raise UserError(f"{what}: action {action} of env {env} is {tensor[env, action].item()}; give finite numbers")
+    return tensor
+
+
+def as_tensor(what: str, array: Any) -> torch.Tensor:
+    """Return an array as a tensor, which shares its memory where possible.
+
+    Args:
+        what: What the array is, for messages.
+        array: A torch tensor, a NumPy array, any array with DLPack's interface, or nested sequences of numbers.
+
+    Raises:
+        UserError: If it is something else.
+    """
+    if isinstance(array, torch.Tensor):
+        return array
+    if hasattr(array, "__dlpack__") and not isinstance(array, np.ndarray):
+        return torch.from_dlpack(array)
+    try:
+        return torch.from_numpy(np.asarray(array, dtype=None if hasattr(array, "dtype") else np.float32))
+    except (TypeError, ValueError):
+        raise UserError(f"{what}: {type(array).__name__} is not an array of numbers; give a tensor or array") from None

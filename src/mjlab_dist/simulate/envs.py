@@ -1,0 +1,301 @@
+"""The envs that :func:`mjlab_dist.make` returns."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self
+
+import torch
+
+from mjlab_dist.config import TrainConfig
+from mjlab_dist.config.checks import validate_seed
+from mjlab_dist.errors import UserError
+from mjlab_dist.simulate.actions import as_tensor, checked_actions
+from mjlab_dist.simulate.job import Job, Sizes, Tensors
+
+if TYPE_CHECKING:
+    import mujoco
+    import numpy as np
+
+    from mjlab_dist.play.video import Renderers
+
+Array = Any
+"""A torch tensor, or a NumPy array if the envs were made with ``arrays="numpy"``."""
+
+Observations = dict[str, Array]
+"""Observation groups by name, (num_envs, width) each."""
+
+
+class Step(NamedTuple):
+    """Result of a step of all envs."""
+
+    observations: Observations
+    """Observations after resets."""
+    rewards: Array
+    """Rewards, (num_envs,)."""
+    terminated: Array
+    """Envs whose episode was terminated in this step, (num_envs,) of bool."""
+    truncated: Array
+    """Envs whose episode was cut off in this step, such as by the time limit, (num_envs,) of bool."""
+    info: dict[str, Any]
+    """More results by name."""
+
+
+class Rollout(NamedTuple):
+    """Results of several steps; the first dimension is the step."""
+
+    observations: Observations
+    """What the policy observed, (num_steps, num_envs, width)."""
+    actions: Array
+    """Its actions, (num_steps, num_envs, num_actions)."""
+    rewards: Array
+    """Rewards, (num_steps, num_envs)."""
+    terminated: Array
+    """Envs whose episode was terminated, (num_steps, num_envs) of bool."""
+    truncated: Array
+    """Envs whose episode was cut off, (num_steps, num_envs) of bool."""
+    last_observations: Observations
+    """Observations after the last step, (num_envs, width)."""
+
+
+class Simulator(Protocol):
+    """Where the envs are: in this process, or in ranks. Results are by name, as of ``Shard``."""
+
+    device: str
+    sizes: Sizes
+
+    def reset(self, seed: int | None) -> Tensors: ...
+    def begin_step(self, actions: torch.Tensor) -> None: ...
+    def end_step(self) -> Tensors: ...
+    def rollout(self, policy: Callable[..., Any], num_steps: int) -> Tensors: ...
+    def state(self) -> Tensors: ...
+    def load_state(self, state: Mapping[str, torch.Tensor]) -> Tensors: ...
+    def poses(self, env: int) -> Tensors: ...
+    def close(self) -> None: ...
+
+
+class Envs:
+    """All envs of a task, in the order of their global ids, on one or several ranks.
+
+    Envs whose episode ends start the next one in the same step. Returned arrays are new in every call. Use an object in
+    the process that made it, and from one thread at a time.
+
+    Attributes:
+        num_envs: Number of envs on all ranks.
+        num_actions: Number of actions per env.
+        action_names: Name of each action.
+        observation_widths: Numbers per env in each observation group.
+        step_dt_s: Simulated seconds per step.
+        device: Device of the returned tensors: that of the envs if they are in this process, ``cpu`` otherwise.
+        configs: Config of each variant; one without variants.
+    """
+
+    def __init__(self, job: Job, simulator: Simulator, arrays: Literal["torch", "numpy"]) -> None:
+        """Wrap a simulator, which is closed with this object.
+
+        Args:
+            job: All envs.
+            simulator: Where they are.
+            arrays: Type of the returned arrays.
+        """
+        self._simulator, self._arrays, self._pid = simulator, arrays, os.getpid()
+        self._is_stepping, self._in_use = False, threading.Lock()
+        self._close = weakref.finalize(self, simulator.close)
+        self._size = job.envs_per_variant
+        self._renderers: dict[tuple[object, ...], Renderers] = {}
+        self.configs: Sequence[TrainConfig] = job.configs
+        self.num_envs = job.num_envs
+        self.num_actions = simulator.sizes.num_actions
+        self.action_names = simulator.sizes.action_names
+        self.observation_widths = dict(simulator.sizes.observations)
+        self.step_dt_s = simulator.sizes.step_dt_s
+        self.device = simulator.device
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        """Close the envs."""
+        self.close()
+
+    def __repr__(self) -> str:
+        """Return the task and the number of envs."""
+        return f"<{self.num_envs} envs of {self.configs[0].task}>"
+
+    def reset(self, seed: int | None = None) -> Observations:
+        """Start an episode in every env.
+
+        Args:
+            seed: Seed of all draws from now on. The same seed gives the same episodes, regardless of what was simulated
+                before. Draws of startup events are those of the seed that the envs were made with. None to continue
+                with the current draws.
+
+        Returns:
+            Observation groups by name, (num_envs, width) each.
+        """
+        if seed is not None:
+            validate_seed(seed)
+        with self._used("reset"):
+            return self._observations(self._simulator.reset(seed))
+
+    def step(self, actions: Array) -> Step:
+        """Advance every env by one control step.
+
+        Args:
+            actions: (num_envs, num_actions) of floating-point numbers: a torch tensor, a NumPy array, or any array with
+                DLPack's interface, on any device.
+
+        Returns:
+            Observations (after resets), rewards, terminated, truncated, and a dict with more results.
+
+        Raises:
+            UserError: If the actions have another shape or type, or are not finite; in that case nothing is simulated.
+            RankError: If a rank ended. The envs are closed then.
+        """
+        self.step_async(actions)
+        return self.step_wait()
+
+    def step_async(self, actions: Array) -> None:
+        """Start a step, whose results :meth:`step_wait` returns. Ranks simulate in the meantime.
+
+        Args:
+            actions: As for :meth:`step`.
+        """
+        shape = (self.num_envs, self.num_actions)
+        with self._used("step_async"):
+            checked = checked_actions("actions", actions, shape, self.device)
+            self._simulator.begin_step(checked)
+            self._is_stepping = True
+
+    def step_wait(self) -> Step:
+        """Wait for the results of the step that :meth:`step_async` started."""
+        if not self._is_stepping:
+            raise UserError("step_wait: no step was started; call step_async first")
+        self._is_stepping = False
+        with self._used("step_wait"):
+            results = self._simulator.end_step()
+            parts = (self._array(results[name]) for name in ("rewards", "terminated", "truncated"))
+            return Step(self._observations(results), *parts, {})
+
+    def rollout(self, policy: Callable[[Tensors], Any], num_steps: int) -> Rollout:
+        """Let a policy act for several steps, from the current observations.
+
+        Args:
+            policy: Function from observations, tensors by group, to actions, (n, num_actions). Ranks get a copy of it,
+                pickled by cloudpickle, and call it with the observations of their own n envs. Its draws from torch's
+                default generator do not depend on the number of ranks either.
+            num_steps: Number of control steps.
+
+        Raises:
+            UserError: If the policy cannot be pickled, raises an error or returns something other than actions; in that
+                case the envs stay as they were.
+            RankError: If a rank ended. The envs are closed then.
+        """
+        if num_steps < 1:
+            raise UserError(f"num_steps {num_steps}: must be at least 1")
+        with self._used("rollout"):
+            results = self._simulator.rollout(policy, num_steps)
+            parts = (self._array(results[name]) for name in ("actions", "rewards", "terminated", "truncated"))
+            return Rollout(self._observations(results), *parts, self._observations(results, "last_observations"))
+
+    def state(self) -> Tensors:
+        """Return a copy of the complete state of all envs, which envs on any number of ranks can load.
+
+        Returns:
+            Tensors by name: per env, (num_envs, ...), and states of random generators.
+        """
+        with self._used("state"):
+            return self._simulator.state()
+
+    def set_state(self, state: Mapping[str, Array]) -> Observations:
+        """Load the state of all envs; later steps are those that followed it.
+
+        Args:
+            state: Result of :meth:`state` of envs of the same task and number.
+
+        Returns:
+            The observations of that state.
+
+        Raises:
+            UserError: If it belongs to another task or number of envs.
+        """
+        tensors = {name: as_tensor(f"state {name}", value) for name, value in state.items()}
+        with self._used("set_state"):
+            return self._observations(self._simulator.load_state(tensors))
+
+    def render(
+        self, env: int = 0, *, camera: str | None = None, width: int = 640, height: int = 480
+    ) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Return a picture of an env, (height, width, 3). Randomized sizes and colors are not shown.
+
+        Args:
+            env: Global id of the env.
+            camera: Name of the model's camera. Default: the first camera, or a view of the whole scene.
+            width: Width in pixels.
+            height: Height in pixels.
+
+        Raises:
+            UserError: If there is no such env or camera.
+        """
+        from mjlab_dist.play.video import Renderers, find_camera  # noqa: PLC0415 (only needed here)
+
+        if not 0 <= env < self.num_envs:
+            raise UserError(f"env {env}: must be at least 0, and less than {self.num_envs}")
+        with self._used("render"):
+            poses = self._simulator.poses(env)
+        variant = env // self._size
+        key = (variant, camera, width, height)
+        if key not in self._renderers:
+            model = self._build_model(variant)
+            self._renderers[key] = Renderers(model, (height, width), find_camera(model, camera))
+        x, y, _ = poses.pop("origin").tolist()
+        return self._renderers[key].at((x, y))(poses)
+
+    @functools.cached_property
+    def model(self) -> mujoco.MjModel:
+        """The MuJoCo model of the task, of variant 0: a copy, which steps do not read."""
+        return self._build_model(0)
+
+    def _build_model(self, variant: int) -> mujoco.MjModel:
+        from mjlab_dist.sim import build_model  # noqa: PLC0415 (only needed here)
+
+        return build_model(self.configs[variant].env.sim)
+
+    def close(self) -> None:
+        """End the ranks, and free the envs. Garbage collection and the end of the interpreter do the same."""
+        if os.getpid() == self._pid:
+            self._close()
+
+    @contextmanager
+    def _used(self, method: str) -> Iterator[None]:
+        """Raise if the envs cannot be used now. Close them if they cannot be used afterwards, as after an interrupt."""
+        if os.getpid() != self._pid:
+            raise UserError(f"{method}: process {self._pid} made these envs; make others in this process")
+        if not self._in_use.acquire(blocking=False):
+            raise UserError(f"{method}: another thread uses these envs; use them from one thread at a time")
+        try:
+            if not self._close.alive:
+                raise UserError(f"{method}: these envs are closed; make new ones")
+            if self._is_stepping:
+                raise UserError(f"{method}: a step is running; call step_wait first")
+            yield
+        except UserError:
+            raise
+        except BaseException:
+            self._close()
+            raise
+        finally:
+            self._in_use.release()
+
+    def _observations(self, results: Tensors, prefix: str = "observations") -> Observations:
+        return {name: self._array(results[f"{prefix}.{name}"]) for name in self.observation_widths}
+
+    def _array(self, tensor: torch.Tensor) -> Array:
+        return tensor if self._arrays == "torch" else tensor.cpu().numpy()

@@ -1,0 +1,83 @@
+"""Simulation in this process, on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from mjlab_dist.sim import start_warp
+from mjlab_dist.simulate.job import Job, Layout, Sizes, Tensors
+from mjlab_dist.simulate.shard import Policy, Shard
+
+
+class Here:
+    """Envs in this process. Results are tensors on their device.
+
+    Attributes:
+        device: Device of results.
+        sizes: Sizes of the envs.
+    """
+
+    def __init__(self, job: Job, device: str) -> None:
+        """Build the envs.
+
+        Args:
+            job: All envs.
+            device: ``cpu`` or ``cuda:<index>``.
+        """
+        start_warp(device)
+        self._shard = Shard(job, range(job.num_envs), device)
+        self._result: Tensors = {}
+        self.device = device
+        self.sizes: Sizes = self._shard.sizes
+
+    def reset(self, seed: int | None) -> Tensors:
+        """As :meth:`Shard.reset`."""
+        return self._shard.reset(seed)
+
+    def begin_step(self, actions: torch.Tensor) -> None:
+        """Start a step. On a GPU, it runs until :meth:`end_step`'s results are read."""
+        self._result = self._shard.step(actions)
+
+    def end_step(self) -> Tensors:
+        """Return the results of the step."""
+        return self._result
+
+    def rollout(self, policy: Policy, num_steps: int) -> Tensors:
+        """As :meth:`Shard.rollout`; returns the results."""
+        num_envs = len(self._shard.rows)
+        results = allocated(
+            {**self.sizes.layout(num_steps, num_envs), **self.sizes.observations_layout("last_observations", num_envs)},
+            self.device,
+        )
+        self._shard.rollout(policy, results)
+        return results
+
+    def state(self) -> Tensors:
+        """As :meth:`Shard.state`."""
+        return self._shard.state()
+
+    def load_state(self, state: Mapping[str, torch.Tensor]) -> Tensors:
+        """As :meth:`Shard.load_state`."""
+        return self._shard.load_state(state)
+
+    def poses(self, env: int) -> Tensors:
+        """As :meth:`Shard.poses`."""
+        return self._shard.poses(env)
+
+    def close(self) -> None:
+        """Free the envs."""
+        del self._shard
+
+
+def allocated(layout: Layout, device: str) -> Tensors:
+    """Return new tensors of a layout.
+
+    Args:
+        layout: Shapes and types.
+        device: Their device.
+    """
+    return {
+        name: torch.empty(shape, dtype=getattr(torch, dtype), device=device) for name, (shape, dtype) in layout.items()
+    }

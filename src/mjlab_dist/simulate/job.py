@@ -1,0 +1,97 @@
+"""What is simulated, and the shapes of results. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mjlab_dist.config import TrainConfig
+from mjlab_dist.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+Tensors = dict[str, "torch.Tensor"]
+"""Tensors by name."""
+
+Layout = dict[str, tuple[tuple[int, ...], str]]
+"""Shape and type of tensors, by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """All envs of all ranks."""
+
+    configs: tuple[TrainConfig, ...]
+    """Config of each variant. Variants have the same number of envs: first those of variant 0, then those of 1."""
+    num_envs: int
+    """Number of envs of all variants."""
+    seed: int
+    """Random seed. Every variant has the same draws."""
+
+    @property
+    def envs_per_variant(self) -> int:
+        """Number of envs of each variant."""
+        return self.num_envs // len(self.configs)
+
+    def rows(self, rank: int, world_size: int) -> range:
+        """Return the global ids of the envs of a rank. Numbers of envs differ by at most one between ranks.
+
+        Args:
+            rank: The rank.
+            world_size: Number of ranks.
+        """
+        return range(self.num_envs * rank // world_size, self.num_envs * (rank + 1) // world_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Sizes of the envs of a task."""
+
+    observations: dict[str, int]
+    """Width of each observation group."""
+    num_actions: int
+    """Number of actions."""
+    action_names: tuple[str, ...]
+    """Name of each action."""
+    step_dt_s: float
+    """Simulated seconds per control step."""
+
+    def observations_layout(self, prefix: str, *dims: int) -> Layout:
+        """Return the layout of observations.
+
+        Args:
+            prefix: Prefix of their names.
+            dims: Dimensions before the width.
+        """
+        return {f"{prefix}.{name}": ((*dims, width), "float32") for name, width in self.observations.items()}
+
+    def layout(self, *dims: int) -> Layout:
+        """Return the layout of actions and of the results of steps.
+
+        Args:
+            dims: Dimensions of each result: (num_envs,), or (num_steps, num_envs) for a rollout.
+        """
+        return {
+            **self.observations_layout("observations", *dims),
+            "actions": ((*dims, self.num_actions), "float32"),
+            "rewards": (dims, "float32"),
+            "terminated": (dims, "bool"),
+            "truncated": (dims, "bool"),
+        }
+
+
+def require_same(sizes: Sequence[Sizes]) -> Sizes:
+    """Return the sizes that all variants have.
+
+    Raises:
+        UserError: If they differ.
+    """
+    for other in sizes[1:]:
+        if other != sizes[0]:
+            raise UserError(
+                f"variants: have different sizes ({sizes[0]} and {other}); variants may differ in rewards, events, "
+                "randomizations and values, but not in observations and actions"
+            )
+    return sizes[0]

@@ -1,0 +1,74 @@
+"""Make envs from a config: checks, devices, and the choice between this process and ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from mjlab_dist.config import TrainConfig
+from mjlab_dist.config.checks import validate
+from mjlab_dist.distributed import outside_launcher
+from mjlab_dist.errors import UserError
+from mjlab_dist.machine.devices import find_gpus, in_this_process, plan_devices
+from mjlab_dist.machine.memory import check_memory
+from mjlab_dist.simulate.job import Job
+
+if TYPE_CHECKING:
+    from mjlab_dist.simulate.envs import Envs
+
+
+def make(config: TrainConfig, variants: Sequence[TrainConfig], arrays: Literal["torch", "numpy"]) -> Envs:
+    """Make the envs of a task on the chosen devices.
+
+    Args:
+        config: Devices, number of envs and seed.
+        variants: The configs to simulate, in groups of the same size.
+        arrays: Type of the arrays that the envs return.
+
+    Raises:
+        UserError: If the config cannot be simulated here.
+        RankError: If a rank ended while it started.
+    """
+    # Config and devices
+    if arrays not in ("torch", "numpy"):
+        raise UserError(f"arrays {arrays}: takes torch or numpy")
+    if launcher := outside_launcher(os.environ):
+        raise UserError(f"make: starts its own ranks; run it without {launcher}")
+    if config.hosts:
+        raise UserError(
+            f"--hosts {' '.join(config.hosts)}: make simulates on one machine; drop hosts, and run this on each machine"
+        )
+    if config.num_envs == "auto" and config.total_num_envs is None:
+        raise UserError("--num-envs auto: measures the memory of training; give make a number")
+    gpus = find_gpus()
+    devices = plan_devices(config, os.environ, gpus)
+    total = config.total_num_envs or config.num_envs * len(devices)
+    for one in variants:
+        validate(dataclasses.replace(one, num_envs=1, total_num_envs=total, resume=None, init_from=None))
+    _check_numbers(total, len(devices), len(variants))
+    check_memory(config, -(-total // len(devices)), devices, gpus)
+
+    # Envs
+    job = Job(configs=tuple(variants), num_envs=total, seed=config.seed)
+    from mjlab_dist.simulate.envs import Envs  # noqa: PLC0415 (imports torch)
+    from mjlab_dist.simulate.here import Here  # noqa: PLC0415
+
+    here = in_this_process(devices[0], os.environ, gpus) if len(devices) == 1 else None
+    if here is not None:
+        return Envs(job, Here(job, here.device), arrays)
+    from mjlab_dist.simulate.ranks import RemoteRanks  # noqa: PLC0415
+
+    return Envs(job, RemoteRanks(job, config, devices), arrays)
+
+
+def _check_numbers(total: int, num_ranks: int, num_variants: int) -> None:
+    """Raise if some rank would have no env, or variants would not have the same number of envs."""
+    if total < num_ranks:
+        raise UserError(f"--total-num-envs {total}: is less than one env per rank; use {num_ranks} or more")
+    if total % num_variants:
+        below = total // num_variants * num_variants
+        raise UserError(
+            f"--total-num-envs {total}: does not divide into {num_variants} variants; use {below + num_variants}"
+        )

@@ -1,0 +1,245 @@
+"""The envs of one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mjlab_dist.config.checks import validate_seed
+from mjlab_dist.env import Env
+from mjlab_dist.errors import UserError
+from mjlab_dist.places import with_notes
+from mjlab_dist.simulate.actions import checked_actions
+from mjlab_dist.simulate.draws import Draws
+from mjlab_dist.simulate.job import Job, Sizes, Tensors, require_same
+
+POLICY_SEED = 7_919
+"""Difference between the seeds of a policy's draws and of the envs' draws."""
+
+SUMS = ("totals", "outcome_totals", "nan_resets")
+"""Names in the state of envs of sums over the envs of a rank. Only training reads them."""
+
+Policy = Callable[[Tensors], Any]
+"""Function from observations, by group, to actions, (num_envs, num_actions)."""
+
+
+@dataclass(kw_only=True)
+class _Group:
+    """The envs of one variant."""
+
+    env: Env
+    draws: Draws
+    first: int
+    """Position of the first env among those of the variant."""
+    rows: slice
+    """Rows among the envs of this rank."""
+    prefix: str
+    """Prefix of names in the state."""
+
+
+class Shard:
+    """Contiguous part of all envs, on one device. Each variant has an env object of its own.
+
+    Results are by name: ``observations.<group>``, (num_envs, width); ``rewards``, ``terminated`` and ``truncated``,
+    (num_envs,). Nothing overwrites them.
+
+    Attributes:
+        sizes: Sizes of the envs.
+        rows: Global ids of the envs.
+        observed: The latest observations by group.
+    """
+
+    def __init__(self, job: Job, rows: range, device: str) -> None:
+        """Build the envs, and start an episode in each.
+
+        Args:
+            job: All envs.
+            rows: Global ids of the envs of this rank.
+            device: ``cpu`` or ``cuda:<index>``.
+
+        Raises:
+            UserError: If a config names something that does not exist, or variants have different sizes.
+        """
+        self.rows = rows
+        self._job, self._device = job, device
+        size = job.envs_per_variant
+        self._groups = [
+            self._build(variant, range(max(rows.start, variant * size), min(rows.stop, (variant + 1) * size)))
+            for variant in range(rows.start // size, (rows.stop - 1) // size + 1)
+        ]
+        self.sizes = self._sizes()
+        self._policy_draws = Draws(device, len(rows), rows.start, job.num_envs)
+        self._seed(job.seed)
+        self.observed = self._observations()
+        self._begin = self.state()
+
+    def reset(self, seed: int | None) -> Tensors:
+        """Start an episode in every env.
+
+        Args:
+            seed: Seed with which the envs start again as they were built; None to continue.
+        """
+        if seed is not None:
+            self._restore(self._begin)
+            self._seed(seed)
+        for group in self._groups:
+            with group.draws, torch.no_grad():
+                group.env.reset()
+        self.observed = self._observations()
+        return self._named_observations()
+
+    def step(self, actions: torch.Tensor) -> Tensors:
+        """Advance every env by one control step.
+
+        Args:
+            actions: (num_envs, num_actions) of float32 on the device.
+        """
+        parts: list[Tensors] = []
+        for group in self._groups:
+            with group.draws, torch.no_grad():
+                _, reward, done, extras = group.env.step(actions[group.rows])
+            truncated = extras["time_outs"]
+            parts.append({"rewards": reward, "terminated": done & ~truncated, "truncated": truncated})
+        self.observed = self._observations()
+        return {**self._named_observations(), **_joined(parts)}
+
+    def rollout(self, policy: Policy, results: Tensors) -> None:
+        """Let a policy act for several steps. If it fails, the envs are as they were before.
+
+        Args:
+            policy: Takes the observations of these envs.
+            results: Tensors to write to, by the names of results and ``actions``, (num_steps, num_envs, ...); and
+                ``last_observations.<group>``, (num_envs, width).
+
+        Raises:
+            UserError: If the policy raises an error, or returns something other than actions.
+        """
+        before = self.state()
+        try:
+            for step in range(len(results["rewards"])):
+                made = {**self._named_observations(), "actions": self._act(policy)}
+                made |= {name: value for name, value in self.step(made["actions"]).items() if name not in made}
+                for name, value in made.items():
+                    results[name][step].copy_(value)
+        except BaseException:
+            self._restore(before)
+            raise
+        for name, value in self.observed.items():
+            results[f"last_observations.{name}"].copy_(value)
+
+    def _act(self, policy: Policy) -> torch.Tensor:
+        with self._policy_draws, torch.no_grad():
+            try:
+                actions = policy(dict(self.observed))
+            except Exception as error:
+                raise UserError(f"policy: raised {type(error).__name__}: {with_notes(error)}") from error
+        return checked_actions("policy", actions, (len(self.rows), self.sizes.num_actions), self._device)
+
+    def poses(self, env: int) -> Tensors:
+        """Return what defines the picture of an env, on the CPU: fields of MuJoCo's data, and ``origin``.
+
+        Args:
+            env: Its global id.
+        """
+        row = env - self.rows.start
+        (group,) = [group for group in self._groups if group.rows.start <= row < group.rows.stop]
+        physics, index = group.env.sim.physics, row - group.rows.start
+        poses = {name: physics[name][index] for name in ("qpos", "mocap_pos", "mocap_quat") if name in physics}
+        return {name: pose.cpu().clone() for name, pose in {**poses, "origin": group.env.origins[index]}.items()}
+
+    def state(self) -> Tensors:
+        """Return a copy of the complete state: tensors per env, (num_envs, ...), and the states of generators."""
+        state = {f"observed.{name}": value.clone() for name, value in self.observed.items()}
+        state |= {f"policy_draws.{name}": value for name, value in self._policy_draws.state().items()}
+        for group in self._groups:
+            held = {name: tensor for name, tensor in group.env.state().items() if name not in SUMS}
+            held |= {f"draws.{name}": value for name, value in group.draws.state().items()}
+            state |= {f"{group.prefix}{name}": tensor for name, tensor in held.items()}
+        return state
+
+    def load_state(self, state: Mapping[str, torch.Tensor]) -> Tensors:
+        """Load the state of all envs of all ranks, and return the observations.
+
+        Args:
+            state: Result of :meth:`state` for all envs, on any device.
+
+        Raises:
+            UserError: If it belongs to another task or number of envs.
+        """
+        own = self.state()
+        missing = sorted(own.keys() - state.keys())
+        if missing:
+            raise UserError(f"state: {missing[0]} is missing; load the state of the same task")
+        picked = {name: state[name] for name in own}
+        size = self._job.envs_per_variant
+        spans = [(group.prefix, group.first, group.env.num_envs, size) for group in self._groups]
+        spans.append(("observed.", self.rows.start, len(self.rows), self._job.num_envs))
+        for prefix, first, num_envs, total in spans:
+            for name in [name for name in own if name.startswith(prefix)]:
+                if own[name].shape[:1] == (num_envs,) and state[name].shape[:1] == (total,):
+                    picked[name] = state[name][first : first + num_envs]
+        self._restore(picked)
+        return self._named_observations()
+
+    def _restore(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Load the result of :meth:`state` of this rank."""
+        for group in self._groups:
+            held = group.env.state()
+            part = {name: state[f"{group.prefix}{name}"] for name in held if name not in SUMS}
+            group.env.load_state({**held, **part})
+            group.draws.load_state(_with_prefix(state, f"{group.prefix}draws."))
+        self._policy_draws.load_state(_with_prefix(state, "policy_draws."))
+        self.observed = {
+            name: value.to(self._device, copy=True) for name, value in _with_prefix(state, "observed.").items()
+        }
+
+    def _build(self, variant: int, ids: range) -> _Group:
+        job = self._job
+        first = ids.start - variant * job.envs_per_variant
+        draws = Draws(self._device, len(ids), first, job.envs_per_variant)
+        draws.seed(job.seed)
+        with draws, torch.no_grad():
+            env = Env(job.configs[variant].env, len(ids), self._device, first)
+        return _Group(
+            env=env,
+            draws=draws,
+            first=first,
+            rows=slice(ids.start - self.rows.start, ids.stop - self.rows.start),
+            prefix=f"{variant}/" if len(job.configs) > 1 else "",
+        )
+
+    def _sizes(self) -> Sizes:
+        found = [
+            Sizes(
+                observations={name: value.shape[1] for name, value in group.env.get_observations().items()},
+                num_actions=group.env.num_actions,
+                action_names=group.env.action_names,
+                step_dt_s=group.env.step_dt_s,
+            )
+            for group in self._groups
+        ]
+        return require_same(found)
+
+    def _seed(self, seed: int) -> None:
+        validate_seed(seed)
+        for group in self._groups:
+            group.draws.seed(seed)
+        self._policy_draws.seed(seed + POLICY_SEED)
+
+    def _observations(self) -> Tensors:
+        return _joined([dict(group.env.get_observations().items()) for group in self._groups])
+
+    def _named_observations(self) -> Tensors:
+        return {f"observations.{name}": value for name, value in self.observed.items()}
+
+
+def _joined(parts: Sequence[Tensors]) -> Tensors:
+    """Return the tensors of all groups, by name; with one group, the same tensors."""
+    return parts[0] if len(parts) == 1 else {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def _with_prefix(state: Mapping[str, torch.Tensor], prefix: str) -> Tensors:
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
