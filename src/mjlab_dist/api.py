@@ -85,6 +85,7 @@ def make(
     *,
     variants: Sequence[Mapping[str, Any] | TrainConfig] = (),
     arrays: Literal["torch", "numpy"] = "torch",
+    quiet: bool = False,
     **fields: Any,
 ) -> Envs:
     """Simulate a task without training: its envs as one batch, on one device or over several ranks.
@@ -98,6 +99,7 @@ def make(
             fields to values, or a whole config. They have the same draws, and may differ in anything that leaves the
             sizes of observations and actions the same.
         arrays: Type of returned arrays: ``torch`` or ``numpy``.
+        quiet: Print no warnings, and no progress of compiling.
         fields: Fields of the config, as :func:`train` takes them, such as ``gpu_ids="all"``, ``cpu_ranks=2``,
             ``total_num_envs=4096`` or ``seed=1``. ``num_envs`` is per rank. Fields of the learner have no effect.
 
@@ -113,7 +115,12 @@ def make(
 
     from mjlab_dist.simulate.make import make as make_envs  # noqa: PLC0415
 
-    return make_envs(config, configs or [config], arrays)
+    if quiet:
+        return make_envs(config, configs or [config], arrays, lambda _: None)
+    from mjlab_dist.cli.console import EventPrinter, make_console  # noqa: PLC0415
+
+    plain = make_console(force_terminal=False, force_jupyter=False, soft_wrap=True)
+    return make_envs(config, configs or [config], arrays, EventPrinter(plain).listen)
 
 
 def load_policy(

@@ -35,7 +35,7 @@ class Control:
 
     def __init__(self) -> None:
         """Start without a stop request or a heartbeat."""
-        self._stop = threading.Event()
+        self._stop, self._kill = threading.Event(), threading.Event()
         self.last_beat: Beat | None = None
 
     @property
@@ -46,6 +46,15 @@ class Control:
     def request_stop(self) -> None:
         """Request that training stops after the current iteration, with a checkpoint."""
         self._stop.set()
+
+    @property
+    def kill_requested(self) -> bool:
+        """Whether the launcher should kill all ranks."""
+        return self._kill.is_set()
+
+    def request_kill(self) -> None:
+        """Request that the launcher kills all ranks."""
+        self._kill.set()
 
     def wait_for_stop(self, timeout_s: float) -> bool:
         """Wait until a stop is requested; return False after the timeout.

@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.control import STOP_SIGNALS, Control
-from mjlab_dist.errors import RankError
+from mjlab_dist.errors import RankError, UserError
 from mjlab_dist.imports import start_up
 from mjlab_dist.launch.agents import Agent
 from mjlab_dist.launch.log_records import LogServer
@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     import torchrunx
 
 T = TypeVar("T")
+
+_launching = threading.Lock()
+"""Held while this process has ranks: torchrunx is patched for one launch at a time."""
 
 LONGEST_S = 20 * 24 * 3600
 """Nearly the longest timeout of poll(2), in seconds."""
@@ -77,7 +80,7 @@ def run_ranks(
     """
     ranks = Ranks(plan.hosts, len(plan.devices), listen, control)
     logs = log_dir(config, plan.run_dir, os.environ)
-    with child_errors() as errors, contextlib.ExitStack() as stack:
+    with _one_at_a_time(), child_errors() as errors, contextlib.ExitStack() as stack:
         # Agents, which import their libraries while this process imports its own
         preparing = prepared(config, plan, attempt, listen) if spare is None else spare.launch(attempt)
         launch = stack.enter_context(preparing)
@@ -100,6 +103,17 @@ def run_ranks(
                 # torchrunx asks its agents to end, but does not wait for them
                 end_processes(config, plan.hosts, launch.name, listen)
     return [_decoded(result_type, result) for result in results]
+
+
+@contextlib.contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Raise if this process has ranks already, in another thread."""
+    if not _launching.acquire(blocking=False):
+        raise UserError("this process already has ranks; close their envs, wait for their end, or use another process")
+    try:
+        yield
+    finally:
+        _launching.release()
 
 
 def _torchrunx_launcher(config: TrainConfig, plan: RunPlan, logs: Path | None, pipe: int) -> torchrunx.Launcher:

@@ -62,7 +62,7 @@ class Ranks:
             hosts: Machines that run ranks. The first is this one; only its processes can be inspected.
             ranks_per_host: Number of ranks on each machine.
             listen: Receives the events that are for the user.
-            control: Its stop request is forwarded to the ranks.
+            control: Its stop request is forwarded to the ranks; its kill request ends the wait.
         """
         self._hosts = hosts
         self._ranks_per_host = ranks_per_host
@@ -129,7 +129,9 @@ class Ranks:
             if len(self._results) == self._num_ranks:
                 break
 
-            # Stop request of the user
+            # Requests of the caller
+            if self._control.kill_requested:
+                raise RankError("the ranks were killed on request")
             self._forward_stop()
 
             # Failure: a rank reported an error, a process ended, torchrunx raised, or no iteration ended in time

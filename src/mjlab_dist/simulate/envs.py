@@ -16,8 +16,9 @@ import torch
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.checks import validate_seed
 from mjlab_dist.errors import UserError
+from mjlab_dist.messages import Listener, listening
 from mjlab_dist.simulate.actions import as_tensor, checked_actions
-from mjlab_dist.simulate.job import Job, Sizes, Tensors
+from mjlab_dist.simulate.job import LAST, Job, Sizes, Tensors
 
 if TYPE_CHECKING:
     import mujoco
@@ -96,14 +97,16 @@ class Envs:
         configs: Config of each variant; one without variants.
     """
 
-    def __init__(self, job: Job, simulator: Simulator, arrays: Literal["torch", "numpy"]) -> None:
+    def __init__(self, job: Job, simulator: Simulator, arrays: Literal["torch", "numpy"], listen: Listener) -> None:
         """Wrap a simulator, which is closed with this object.
 
         Args:
             job: All envs.
             simulator: Where they are.
             arrays: Type of the returned arrays.
+            listen: Receives warnings of renderers.
         """
+        self._listen = listen
         self._simulator, self._arrays, self._pid = simulator, arrays, os.getpid()
         self._is_stepping, self._in_use = False, threading.Lock()
         self._close = weakref.finalize(self, simulator.close)
@@ -181,8 +184,13 @@ class Envs:
         self._is_stepping = False
         with self._used("step_wait"):
             results = self._simulator.end_step()
-            parts = (self._array(results[name]) for name in ("rewards", "terminated", "truncated"))
-            return Step(self._observations(results), *parts, {})
+            return Step(
+                observations=self._observations(results),
+                rewards=self._array(results["rewards"]),
+                terminated=self._array(results["terminated"]),
+                truncated=self._array(results["truncated"]),
+                info={},
+            )
 
     def rollout(self, policy: Callable[[Tensors], Any], num_steps: int) -> Rollout:
         """Let a policy act for several steps, from the current observations.
@@ -202,8 +210,14 @@ class Envs:
             raise UserError(f"num_steps {num_steps}: must be at least 1")
         with self._used("rollout"):
             results = self._simulator.rollout(policy, num_steps)
-            parts = (self._array(results[name]) for name in ("actions", "rewards", "terminated", "truncated"))
-            return Rollout(self._observations(results), *parts, self._observations(results, "last_observations"))
+            return Rollout(
+                observations=self._observations(results),
+                actions=self._array(results["actions"]),
+                rewards=self._array(results["rewards"]),
+                terminated=self._array(results["terminated"]),
+                truncated=self._array(results["truncated"]),
+                last_observations=self._observations(results, LAST),
+            )
 
     def state(self) -> Tensors:
         """Return a copy of the complete state of all envs, which envs on any number of ranks can load.
@@ -256,7 +270,8 @@ class Envs:
             model = self._build_model(variant)
             self._renderers[key] = Renderers(model, (height, width), find_camera(model, camera))
         x, y, _ = poses.pop("origin").tolist()
-        return self._renderers[key].at((x, y))(poses)
+        with listening(self._listen):
+            return self._renderers[key].at((x, y))(poses)
 
     @functools.cached_property
     def model(self) -> mujoco.MjModel:

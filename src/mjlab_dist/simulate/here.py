@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 import torch
 
+from mjlab_dist.errors import UserError
 from mjlab_dist.sim import start_warp
-from mjlab_dist.simulate.job import Job, Layout, Sizes, Tensors
+from mjlab_dist.simulate.job import Job, Sizes, Tensors
 from mjlab_dist.simulate.shard import Policy, Shard
 
 
@@ -46,12 +47,17 @@ class Here:
 
     def rollout(self, policy: Policy, num_steps: int) -> Tensors:
         """As :meth:`Shard.rollout`; returns the results."""
-        num_envs = len(self._shard.rows)
-        results = allocated(
-            {**self.sizes.layout(num_steps, num_envs), **self.sizes.observations_layout("last_observations", num_envs)},
-            self.device,
-        )
-        self._shard.rollout(policy, results)
+        layout = self.sizes.rollout_layout(num_steps, len(self._shard.rows))
+        results = {
+            name: torch.empty(shape, dtype=getattr(torch, dtype), device=self.device)
+            for name, (shape, dtype) in layout.items()
+        }
+        self._shard.remember()
+        try:
+            self._shard.rollout(policy, results)
+        except UserError:
+            self._shard.undo()
+            raise
         return results
 
     def state(self) -> Tensors:
@@ -69,15 +75,3 @@ class Here:
     def close(self) -> None:
         """Free the envs."""
         del self._shard
-
-
-def allocated(layout: Layout, device: str) -> Tensors:
-    """Return new tensors of a layout.
-
-    Args:
-        layout: Shapes and types.
-        device: Their device.
-    """
-    return {
-        name: torch.empty(shape, dtype=getattr(torch, dtype), device=device) for name, (shape, dtype) in layout.items()
-    }

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 Tensors = dict[str, "torch.Tensor"]
 """Tensors by name."""
 
+LAST = "last_observations"
+"""Prefix of the names of the observations after a rollout."""
+
 Layout = dict[str, tuple[tuple[int, ...], str]]
 """Shape and type of tensors, by name."""
 
@@ -58,28 +61,31 @@ class Sizes:
     step_dt_s: float
     """Simulated seconds per control step."""
 
-    def observations_layout(self, prefix: str, *dims: int) -> Layout:
-        """Return the layout of observations.
-
-        Args:
-            prefix: Prefix of their names.
-            dims: Dimensions before the width.
-        """
-        return {f"{prefix}.{name}": ((*dims, width), "float32") for name, width in self.observations.items()}
-
     def layout(self, *dims: int) -> Layout:
         """Return the layout of actions and of the results of steps.
 
         Args:
-            dims: Dimensions of each result: (num_envs,), or (num_steps, num_envs) for a rollout.
+            dims: Dimensions before the width: num_envs, or num_steps and num_envs.
         """
         return {
-            **self.observations_layout("observations", *dims),
+            **self._observations("observations", *dims),
             "actions": ((*dims, self.num_actions), "float32"),
             "rewards": (dims, "float32"),
             "terminated": (dims, "bool"),
             "truncated": (dims, "bool"),
         }
+
+    def rollout_layout(self, num_steps: int, num_envs: int) -> Layout:
+        """Return the layout of the results of a rollout.
+
+        Args:
+            num_steps: Number of control steps.
+            num_envs: Number of envs.
+        """
+        return {**self.layout(num_steps, num_envs), **self._observations(LAST, num_envs)}
+
+    def _observations(self, prefix: str, *dims: int) -> Layout:
+        return {f"{prefix}.{name}": ((*dims, width), "float32") for name, width in self.observations.items()}
 
 
 def require_same(sizes: Sequence[Sizes]) -> Sizes:

@@ -13,19 +13,23 @@ from mjlab_dist.distributed import outside_launcher
 from mjlab_dist.errors import UserError
 from mjlab_dist.machine.devices import find_gpus, in_this_process, plan_devices
 from mjlab_dist.machine.memory import check_memory
+from mjlab_dist.messages import Listener, listening
 from mjlab_dist.simulate.job import Job
 
 if TYPE_CHECKING:
     from mjlab_dist.simulate.envs import Envs
 
 
-def make(config: TrainConfig, variants: Sequence[TrainConfig], arrays: Literal["torch", "numpy"]) -> Envs:
+def make(
+    config: TrainConfig, variants: Sequence[TrainConfig], arrays: Literal["torch", "numpy"], listen: Listener
+) -> Envs:
     """Make the envs of a task on the chosen devices.
 
     Args:
         config: Devices, number of envs and seed.
         variants: The configs to simulate, in groups of the same size.
         arrays: Type of the arrays that the envs return.
+        listen: Receives warnings and progress.
 
     Raises:
         UserError: If the config cannot be simulated here.
@@ -40,11 +44,9 @@ def make(config: TrainConfig, variants: Sequence[TrainConfig], arrays: Literal["
         raise UserError(
             f"--hosts {' '.join(config.hosts)}: make simulates on one machine; drop hosts, and run this on each machine"
         )
-    if config.num_envs == "auto" and config.total_num_envs is None:
-        raise UserError("--num-envs auto: measures the memory of training; give make a number")
     gpus = find_gpus()
     devices = plan_devices(config, os.environ, gpus)
-    total = config.total_num_envs or config.num_envs * len(devices)
+    total = _total(config, len(devices))
     for one in variants:
         validate(dataclasses.replace(one, num_envs=1, total_num_envs=total, resume=None, init_from=None))
     _check_numbers(total, len(devices), len(variants))
@@ -57,10 +59,19 @@ def make(config: TrainConfig, variants: Sequence[TrainConfig], arrays: Literal["
 
     here = in_this_process(devices[0], os.environ, gpus) if len(devices) == 1 else None
     if here is not None:
-        return Envs(job, Here(job, here.device), arrays)
-    from mjlab_dist.simulate.ranks import RemoteRanks  # noqa: PLC0415
+        with listening(listen):
+            return Envs(job, Here(job, here.device), arrays, listen)
+    from mjlab_dist.simulate.ranks import Ranks  # noqa: PLC0415 (imports torch)
 
-    return Envs(job, RemoteRanks(job, config, devices), arrays)
+    return Envs(job, Ranks(job, config, devices, listen), arrays, listen)
+
+
+def _total(config: TrainConfig, num_ranks: int) -> int:
+    if config.total_num_envs is not None:
+        return config.total_num_envs
+    if config.num_envs == "auto":
+        raise UserError("--num-envs auto: measures the memory of training; give make a number")
+    return config.num_envs * num_ranks
 
 
 def _check_numbers(total: int, num_ranks: int, num_variants: int) -> None:

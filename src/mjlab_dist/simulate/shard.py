@@ -14,13 +14,16 @@ from mjlab_dist.errors import UserError
 from mjlab_dist.places import with_notes
 from mjlab_dist.simulate.actions import checked_actions
 from mjlab_dist.simulate.draws import Draws
-from mjlab_dist.simulate.job import Job, Sizes, Tensors, require_same
+from mjlab_dist.simulate.job import LAST, Job, Sizes, Tensors, require_same
 
 POLICY_SEED = 7_919
 """Difference between the seeds of a policy's draws and of the envs' draws."""
 
 SUMS = ("totals", "outcome_totals", "nan_resets")
 """Names in the state of envs of sums over the envs of a rank. Only training reads them."""
+
+OBSERVED = "observed."
+"""Prefix of the latest observations in the state."""
 
 Policy = Callable[[Tensors], Any]
 """Function from observations, by group, to actions, (num_envs, num_actions)."""
@@ -49,6 +52,8 @@ class Shard:
     Attributes:
         sizes: Sizes of the envs.
         rows: Global ids of the envs.
+        device: Their device.
+        per_env: Names of the state that have a row per env.
         observed: The latest observations by group.
     """
 
@@ -64,7 +69,7 @@ class Shard:
             UserError: If a config names something that does not exist, or variants have different sizes.
         """
         self.rows = rows
-        self._job, self._device = job, device
+        self._job, self.device = job, device
         size = job.envs_per_variant
         self._groups = [
             self._build(variant, range(max(rows.start, variant * size), min(rows.stop, (variant + 1) * size)))
@@ -74,7 +79,13 @@ class Shard:
         self._policy_draws = Draws(device, len(rows), rows.start, job.num_envs)
         self._seed(job.seed)
         self.observed = self._observations()
-        self._begin = self.state()
+        self._begin = self._before = self.state()
+        self.per_env = frozenset(
+            name
+            for prefix, _, num_envs, _ in self._spans()
+            for name, tensor in self._begin.items()
+            if name.startswith(prefix) and tensor.shape[:1] == (num_envs,)
+        )
 
     def reset(self, seed: int | None) -> Tensors:
         """Start an episode in every env.
@@ -107,7 +118,7 @@ class Shard:
         return {**self._named_observations(), **_joined(parts)}
 
     def rollout(self, policy: Policy, results: Tensors) -> None:
-        """Let a policy act for several steps. If it fails, the envs are as they were before.
+        """Let a policy act for several steps. If it fails, :meth:`undo` restores the envs.
 
         Args:
             policy: Takes the observations of these envs.
@@ -117,18 +128,21 @@ class Shard:
         Raises:
             UserError: If the policy raises an error, or returns something other than actions.
         """
-        before = self.state()
-        try:
-            for step in range(len(results["rewards"])):
-                made = {**self._named_observations(), "actions": self._act(policy)}
-                made |= {name: value for name, value in self.step(made["actions"]).items() if name not in made}
-                for name, value in made.items():
-                    results[name][step].copy_(value)
-        except BaseException:
-            self._restore(before)
-            raise
+        for step in range(len(results["rewards"])):
+            made = {**self._named_observations(), "actions": self._act(policy)}
+            made |= {name: value for name, value in self.step(made["actions"]).items() if name not in made}
+            for name, value in made.items():
+                results[name][step].copy_(value)
         for name, value in self.observed.items():
-            results[f"last_observations.{name}"].copy_(value)
+            results[f"{LAST}.{name}"].copy_(value)
+
+    def remember(self) -> None:
+        """Store the state for :meth:`undo`."""
+        self._before = self.state()
+
+    def undo(self) -> None:
+        """Restore the state of the latest :meth:`remember`."""
+        self._restore(self._before)
 
     def _act(self, policy: Policy) -> torch.Tensor:
         with self._policy_draws, torch.no_grad():
@@ -136,7 +150,7 @@ class Shard:
                 actions = policy(dict(self.observed))
             except Exception as error:
                 raise UserError(f"policy: raised {type(error).__name__}: {with_notes(error)}") from error
-        return checked_actions("policy", actions, (len(self.rows), self.sizes.num_actions), self._device)
+        return checked_actions("policy", actions, (len(self.rows), self.sizes.num_actions), self.device)
 
     def poses(self, env: int) -> Tensors:
         """Return what defines the picture of an env, on the CPU: fields of MuJoCo's data, and ``origin``.
@@ -152,7 +166,7 @@ class Shard:
 
     def state(self) -> Tensors:
         """Return a copy of the complete state: tensors per env, (num_envs, ...), and the states of generators."""
-        state = {f"observed.{name}": value.clone() for name, value in self.observed.items()}
+        state = {f"{OBSERVED}{name}": value.clone() for name, value in self.observed.items()}
         state |= {f"policy_draws.{name}": value for name, value in self._policy_draws.state().items()}
         for group in self._groups:
             held = {name: tensor for name, tensor in group.env.state().items() if name not in SUMS}
@@ -169,20 +183,20 @@ class Shard:
         Raises:
             UserError: If it belongs to another task or number of envs.
         """
-        own = self.state()
-        missing = sorted(own.keys() - state.keys())
-        if missing:
+        if missing := sorted(self._begin.keys() - state.keys()):
             raise UserError(f"state: {missing[0]} is missing; load the state of the same task")
-        picked = {name: state[name] for name in own}
-        size = self._job.envs_per_variant
-        spans = [(group.prefix, group.first, group.env.num_envs, size) for group in self._groups]
-        spans.append(("observed.", self.rows.start, len(self.rows), self._job.num_envs))
-        for prefix, first, num_envs, total in spans:
-            for name in [name for name in own if name.startswith(prefix)]:
-                if own[name].shape[:1] == (num_envs,) and state[name].shape[:1] == (total,):
+        picked = {name: state[name] for name in self._begin}
+        for prefix, first, num_envs, total in self._spans():
+            for name in self.per_env:
+                if name.startswith(prefix) and state[name].shape[:1] == (total,):
                     picked[name] = state[name][first : first + num_envs]
         self._restore(picked)
         return self._named_observations()
+
+    def _spans(self) -> list[tuple[str, int, int, int]]:
+        """Return prefix of names, first env, number of envs here, and of all ranks, of each part of the state."""
+        spans = [(group.prefix, group.first, group.env.num_envs, self._job.envs_per_variant) for group in self._groups]
+        return [*spans, (OBSERVED, self.rows.start, len(self.rows), self._job.num_envs)]
 
     def _restore(self, state: Mapping[str, torch.Tensor]) -> None:
         """Load the result of :meth:`state` of this rank."""
@@ -193,16 +207,16 @@ class Shard:
             group.draws.load_state(_with_prefix(state, f"{group.prefix}draws."))
         self._policy_draws.load_state(_with_prefix(state, "policy_draws."))
         self.observed = {
-            name: value.to(self._device, copy=True) for name, value in _with_prefix(state, "observed.").items()
+            name: value.to(self.device, copy=True) for name, value in _with_prefix(state, OBSERVED).items()
         }
 
     def _build(self, variant: int, ids: range) -> _Group:
         job = self._job
         first = ids.start - variant * job.envs_per_variant
-        draws = Draws(self._device, len(ids), first, job.envs_per_variant)
+        draws = Draws(self.device, len(ids), first, job.envs_per_variant)
         draws.seed(job.seed)
         with draws, torch.no_grad():
-            env = Env(job.configs[variant].env, len(ids), self._device, first)
+            env = Env(job.configs[variant].env, len(ids), self.device, first)
         return _Group(
             env=env,
             draws=draws,
@@ -216,7 +230,7 @@ class Shard:
             Sizes(
                 observations={name: value.shape[1] for name, value in group.env.get_observations().items()},
                 num_actions=group.env.num_actions,
-                action_names=group.env.action_names,
+                action_names=tuple(group.env.action_names),
                 step_dt_s=group.env.step_dt_s,
             )
             for group in self._groups
@@ -230,7 +244,7 @@ class Shard:
         self._policy_draws.seed(seed + POLICY_SEED)
 
     def _observations(self) -> Tensors:
-        return _joined([dict(group.env.get_observations().items()) for group in self._groups])
+        return _joined([group.env.get_observations().to_dict() for group in self._groups])
 
     def _named_observations(self) -> Tensors:
         return {f"observations.{name}": value for name, value in self.observed.items()}
