@@ -17,6 +17,7 @@ from mjlab_dist.config.entries import entry, replaced, without
 from mjlab_dist.config.serialization import from_plain, paths, to_plain
 from mjlab_dist.config.signatures import PARAMETERS, parameters_of
 from mjlab_dist.errors import CheckError, UserError
+from mjlab_dist.messages import Listener
 from mjlab_dist.resuming import AUTO, check_same_run, find_named_run
 from mjlab_dist.run_dir import (
     CHECKPOINTS_DIR,
@@ -85,6 +86,7 @@ def make(
     *,
     variants: Sequence[Mapping[str, Any] | TrainConfig] = (),
     arrays: Literal["torch", "numpy"] = "torch",
+    final_observations: bool = False,
     quiet: bool = False,
     **fields: Any,
 ) -> Envs:
@@ -99,6 +101,8 @@ def make(
             fields to values, or a whole config. They have the same draws, and may differ in anything that leaves the
             sizes of observations and actions the same.
         arrays: Type of returned arrays: ``torch`` or ``numpy``.
+        final_observations: Whether steps also return the observations before resets, for learners that bootstrap from
+            the last state of an episode. Each step then evaluates the observations twice.
         quiet: Print no warnings, and no progress of compiling.
         fields: Fields of the config, as :func:`train` takes them, such as ``gpu_ids="all"``, ``cpu_ranks=2``,
             ``total_num_envs=4096`` or ``seed=1``. ``num_envs`` is per rank. Fields of the learner have no effect.
@@ -115,12 +119,17 @@ def make(
 
     from mjlab_dist.simulate.make import make as make_envs  # noqa: PLC0415
 
+    listen = _printer(quiet=quiet)
+    return make_envs(config, configs or [config], arrays, listen, final_observations=final_observations)
+
+
+def _printer(*, quiet: bool) -> Listener:
+    """Return a listener that prints plain lines, or nothing."""
     if quiet:
-        return make_envs(config, configs or [config], arrays, lambda _: None)
+        return lambda _: None
     from mjlab_dist.cli.console import EventPrinter, make_console  # noqa: PLC0415
 
-    plain = make_console(force_terminal=False, force_jupyter=False, soft_wrap=True)
-    return make_envs(config, configs or [config], arrays, EventPrinter(plain).listen)
+    return EventPrinter(make_console(force_terminal=False, force_jupyter=False, soft_wrap=True)).listen
 
 
 def load_policy(

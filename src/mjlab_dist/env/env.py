@@ -5,7 +5,7 @@ A step has no host synchronization, no indexing by masks and no branch on tensor
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import mujoco_warp as mjw
@@ -70,6 +70,7 @@ class Env(Finder, VecEnv):
         parameters: Parameters of terms that curricula change.
         uncapturable_terms: Terms that cannot be part of a CUDA graph, as ``rewards.<name>``.
         step_dt_s: Simulated seconds per control step.
+        before_resets: Called in every step when its ends of episodes are known, before the next episodes start.
         env_ids: Ids of these envs in the whole run, (num_envs,) of int64, unique over all ranks. Terms use them where
             envs differ (terrain tile, curriculum level), so that results do not depend on the number of ranks.
     """
@@ -100,6 +101,7 @@ class Env(Finder, VecEnv):
         self.cfg = config
         self.num_envs = num_envs
         self.device = device
+        self.before_resets: Callable[[], None] | None = None
         self.env_ids = torch.arange(first_env_id, first_env_id + num_envs, device=device)
         # Physics
         fields = changed_fields(config)
@@ -296,6 +298,9 @@ class Env(Finder, VecEnv):
         reward, done, time_outs = (tensor.clone() for tensor in (episodes.reward, episodes.done, episodes.time_outs))
         for episode_ends in self._episode_ends:
             episode_ends(self, done)
+
+        if self.before_resets is not None:
+            self.before_resets()
 
         # New episodes and commands; interval events after them, because they may read the new start states
         self._start_episodes(done)

@@ -18,7 +18,7 @@ from mjlab_dist.config.checks import validate_seed
 from mjlab_dist.errors import UserError
 from mjlab_dist.messages import Listener, listening
 from mjlab_dist.simulate.actions import as_tensor, checked_actions
-from mjlab_dist.simulate.job import LAST, Job, Sizes, Tensors
+from mjlab_dist.simulate.job import FINAL, LAST, Job, Sizes, Tensors
 
 if TYPE_CHECKING:
     import mujoco
@@ -45,7 +45,8 @@ class Step(NamedTuple):
     truncated: Array
     """Envs whose episode was cut off in this step, such as by the time limit, (num_envs,) of bool."""
     info: dict[str, Any]
-    """More results by name."""
+    """More results: with ``final_observations``, the observation groups before resets, of all envs. They differ from
+    the observations where an episode has ended."""
 
 
 class Rollout(NamedTuple):
@@ -63,6 +64,8 @@ class Rollout(NamedTuple):
     """Envs whose episode was cut off, (num_steps, num_envs) of bool."""
     last_observations: Observations
     """Observations after the last step, (num_envs, width)."""
+    info: dict[str, Any]
+    """More results, as in a step."""
 
 
 class Simulator(Protocol):
@@ -189,7 +192,7 @@ class Envs:
                 rewards=self._array(results["rewards"]),
                 terminated=self._array(results["terminated"]),
                 truncated=self._array(results["truncated"]),
-                info={},
+                info=self._info(results),
             )
 
     def rollout(self, policy: Callable[[Tensors], Any], num_steps: int) -> Rollout:
@@ -217,6 +220,7 @@ class Envs:
                 terminated=self._array(results["terminated"]),
                 truncated=self._array(results["truncated"]),
                 last_observations=self._observations(results, LAST),
+                info=self._info(results),
             )
 
     def state(self) -> Tensors:
@@ -311,6 +315,9 @@ class Envs:
 
     def _observations(self, results: Tensors, prefix: str = "observations") -> Observations:
         return {name: self._array(results[f"{prefix}.{name}"]) for name in self.observation_widths}
+
+    def _info(self, results: Tensors) -> dict[str, Any]:
+        return {FINAL: self._observations(results, FINAL)} if self._simulator.sizes.final_observations else {}
 
     def _array(self, tensor: torch.Tensor) -> Array:
         return tensor if self._arrays == "torch" else tensor.cpu().numpy()

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 Tensors = dict[str, "torch.Tensor"]
 """Tensors by name."""
 
+FINAL = "final_observations"
+"""Prefix of the names of observations before resets."""
+
 LAST = "last_observations"
 """Prefix of the names of the observations after a rollout."""
 
@@ -32,6 +35,8 @@ class Job:
     """Number of envs of all variants."""
     seed: int
     """Random seed. Every variant has the same draws."""
+    final_observations: bool
+    """Whether steps also return the observations at the ends of episodes."""
 
     @property
     def envs_per_variant(self) -> int:
@@ -60,6 +65,8 @@ class Sizes:
     """Name of each action."""
     step_dt_s: float
     """Simulated seconds per control step."""
+    final_observations: bool
+    """Whether there are observations before resets."""
 
     def layout(self, *dims: int) -> Layout:
         """Return the layout of actions and of the results of steps.
@@ -69,6 +76,7 @@ class Sizes:
         """
         return {
             **self._observations("observations", *dims),
+            **(self._observations(FINAL, *dims) if self.final_observations else {}),
             "actions": ((*dims, self.num_actions), "float32"),
             "rewards": (dims, "float32"),
             "terminated": (dims, "bool"),

@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 
 
 def make(
-    config: TrainConfig, variants: Sequence[TrainConfig], arrays: Literal["torch", "numpy"], listen: Listener
+    config: TrainConfig,
+    variants: Sequence[TrainConfig],
+    arrays: Literal["torch", "numpy"],
+    listen: Listener,
+    *,
+    final_observations: bool,
 ) -> Envs:
     """Make the envs of a task on the chosen devices.
 
@@ -30,6 +35,7 @@ def make(
         variants: The configs to simulate, in groups of the same size.
         arrays: Type of the arrays that the envs return.
         listen: Receives warnings and progress.
+        final_observations: Whether steps also return the observations before resets.
 
     Raises:
         UserError: If the config cannot be simulated here.
@@ -53,7 +59,7 @@ def make(
     check_memory(config, -(-total // len(devices)), devices, gpus)
 
     # Envs
-    job = Job(configs=tuple(variants), num_envs=total, seed=config.seed)
+    job = Job(configs=tuple(variants), num_envs=total, seed=config.seed, final_observations=final_observations)
     from mjlab_dist.simulate.envs import Envs  # noqa: PLC0415 (imports torch)
     from mjlab_dist.simulate.here import Here  # noqa: PLC0415
 

@@ -10,11 +10,12 @@ import torch
 
 from mjlab_dist.config.checks import validate_seed
 from mjlab_dist.env import Env
+from mjlab_dist.env.final_observations import FinalObservations
 from mjlab_dist.errors import UserError
 from mjlab_dist.places import with_notes
 from mjlab_dist.simulate.actions import checked_actions
 from mjlab_dist.simulate.draws import Draws
-from mjlab_dist.simulate.job import LAST, Job, Sizes, Tensors, require_same
+from mjlab_dist.simulate.job import FINAL, LAST, Job, Sizes, Tensors, require_same
 
 POLICY_SEED = 7_919
 """Difference between the seeds of a policy's draws and of the envs' draws."""
@@ -34,6 +35,8 @@ class _Group:
     """The envs of one variant."""
 
     env: Env
+    final: FinalObservations | None
+    """Observations before resets, if they were requested."""
     draws: Draws
     first: int
     """Position of the first env among those of the variant."""
@@ -46,8 +49,8 @@ class _Group:
 class Shard:
     """Contiguous part of all envs, on one device. Each variant has an env object of its own.
 
-    Results are by name: ``observations.<group>``, (num_envs, width); ``rewards``, ``terminated`` and ``truncated``,
-    (num_envs,). Nothing overwrites them.
+    Results are by name: ``observations.<group>``, and ``final_observations.<group>`` if requested, (num_envs, width);
+    ``rewards``, ``terminated`` and ``truncated``, (num_envs,). Nothing overwrites them.
 
     Attributes:
         sizes: Sizes of the envs.
@@ -113,7 +116,9 @@ class Shard:
             with group.draws, torch.no_grad():
                 _, reward, done, extras = group.env.step(actions[group.rows])
             truncated = extras["time_outs"]
-            parts.append({"rewards": reward, "terminated": done & ~truncated, "truncated": truncated})
+            part = {"rewards": reward, "terminated": done & ~truncated, "truncated": truncated}
+            final = group.final.observed if group.final is not None else {}
+            parts.append({**part, **_named(FINAL, final)})
         self.observed = self._observations()
         return {**self._named_observations(), **_joined(parts)}
 
@@ -133,8 +138,8 @@ class Shard:
             made |= {name: value for name, value in self.step(made["actions"]).items() if name not in made}
             for name, value in made.items():
                 results[name][step].copy_(value)
-        for name, value in self.observed.items():
-            results[f"{LAST}.{name}"].copy_(value)
+        for name, value in _named(LAST, self.observed).items():
+            results[name].copy_(value)
 
     def remember(self) -> None:
         """Store the state for :meth:`undo`."""
@@ -219,6 +224,7 @@ class Shard:
             env = Env(job.configs[variant].env, len(ids), self.device, first)
         return _Group(
             env=env,
+            final=FinalObservations(env) if job.final_observations else None,
             draws=draws,
             first=first,
             rows=slice(ids.start - self.rows.start, ids.stop - self.rows.start),
@@ -232,6 +238,7 @@ class Shard:
                 num_actions=group.env.num_actions,
                 action_names=tuple(group.env.action_names),
                 step_dt_s=group.env.step_dt_s,
+                final_observations=self._job.final_observations,
             )
             for group in self._groups
         ]
@@ -247,12 +254,16 @@ class Shard:
         return _joined([group.env.get_observations().to_dict() for group in self._groups])
 
     def _named_observations(self) -> Tensors:
-        return {f"observations.{name}": value for name, value in self.observed.items()}
+        return _named("observations", self.observed)
 
 
 def _joined(parts: Sequence[Tensors]) -> Tensors:
     """Return the tensors of all groups, by name; with one group, the same tensors."""
     return parts[0] if len(parts) == 1 else {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def _named(prefix: str, observations: Tensors) -> Tensors:
+    return {f"{prefix}.{name}": value for name, value in observations.items()}
 
 
 def _with_prefix(state: Mapping[str, torch.Tensor], prefix: str) -> Tensors:

@@ -1,0 +1,38 @@
+"""Observations at the end of episodes, before the next ones start: learners that bootstrap from them need these."""
+
+from __future__ import annotations
+
+import torch
+
+from mjlab_dist.env.env import Env
+
+
+class FinalObservations:
+    """Observes the last state of episodes in every step of an env. Later steps are the same as without it.
+
+    Attributes:
+        observed: Observation groups by name, (num_envs, width), of the state before the latest step's resets, in all
+            envs.
+    """
+
+    def __init__(self, env: Env) -> None:
+        """Observe in every step from now on.
+
+        Args:
+            env: The envs.
+        """
+        self._env = env
+        self._devices = [] if env.device == "cpu" else [env.device]
+        self.observed: dict[str, torch.Tensor] = {}
+        env.before_resets = self._observe
+
+    def _observe(self) -> None:
+        env = self._env
+        before = env.state()  # observing advances histories and delays
+        with torch.random.fork_rng(self._devices):
+            if env.cfg.sim.forward_before_observation:
+                env.sim.forward()
+            self.observed = {name: group.observe() for name, group in env.observation_groups.items()}
+        if env.cfg.nan_policy == "reset":
+            self.observed = {name: value.nan_to_num(0.0, 0.0, 0.0) for name, value in self.observed.items()}
+        env.load_state(before)
