@@ -18,7 +18,7 @@ from mjlab_dist.env.columns import Columns, write_rows
 from mjlab_dist.env.term import Command
 from mjlab_dist.errors import UserError
 from mjlab_dist.mdp.motion_file import Robot, make_reference, read_motions
-from mjlab_dist.mdp.rotation import angle_between, conjugate, from_euler, multiply, rotate, rotate_inverse
+from mjlab_dist.mdp.rotation import angle_between, conjugate, from_euler, half_angle, multiply, rotate, rotate_inverse
 from mjlab_dist.names import find_names, local_name
 from mjlab_dist.sim.entities import element_names
 
@@ -214,7 +214,7 @@ def root_error(env: Env, command: str) -> torch.Tensor:
     turn = multiply(conjugate(pose[:, 3:]), motion.value[:, 3:7])
     sine = turn[:, 1:].norm(dim=1, keepdim=True)
     # angle / sin(angle / 2), which is 2 at 0. The sign selects the shorter of the two rotations.
-    angle = 2.0 * torch.atan2(sine, turn[:, :1].abs())
+    angle = 2.0 * half_angle(sine, turn[:, :1].abs())
     scale = torch.where(sine > 1e-6, angle / sine.clamp_min(1e-6), 2.0) * torch.sign(turn[:, :1])
     offset = rotate_inverse(pose[:, 3:], motion.value[:, :3] - pose[:, :3])
     return torch.cat([offset, scale * turn[:, 1:]], dim=1)

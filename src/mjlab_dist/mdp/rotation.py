@@ -103,4 +103,17 @@ def angle_between(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """
     turn = multiply(conjugate(left), right)
     # acos(w) would be imprecise for small angles.
-    return 2.0 * torch.atan2(turn[..., 1:].norm(dim=-1), turn[..., 0].abs())
+    return 2.0 * half_angle(turn[..., 1:].norm(dim=-1), turn[..., 0].abs())
+
+
+def half_angle(sine: torch.Tensor, cosine: torch.Tensor) -> torch.Tensor:
+    """Return the angle with a sine and a cosine that are not negative, in rad.
+
+    torch's atan2 and acos round an element by its position in the tensor, so that results would depend on the number of
+    ranks; atan does not.
+
+    Args:
+        sine: Sine of the angle, or its product with any positive number.
+        cosine: Cosine of the angle, times the same number.
+    """
+    return torch.atan(sine / cosine.clamp_min(1e-30))

@@ -18,7 +18,7 @@ import torch
 from mjlab_dist.env import Env
 from mjlab_dist.env.columns import Columns
 from mjlab_dist.env.term import Term
-from mjlab_dist.mdp.rotation import multiply
+from mjlab_dist.mdp.rotation import half_angle, multiply
 from mjlab_dist.mdp.sensors import Contact
 
 GRIPPER = "gripper"
@@ -137,8 +137,9 @@ class AtOrientation(Term):
     def __call__(self, env: Env) -> torch.Tensor:
         target = env.command(self._command)[:, 3:]
         # The dot product of two unit quaternions is the cosine of half the angle between them.
-        cosine = (target * (self._quat @ self._to_site)).sum(dim=1).abs_()
-        return 1.0 - torch.tanh(torch.acos(cosine.clamp_(max=1.0)).mul_(2.0 / self._scale_rad))
+        cosine = (target * (self._quat @ self._to_site)).sum(dim=1).abs_().clamp_(max=1.0)
+        sine = (1.0 - cosine.square()).sqrt_()
+        return 1.0 - torch.tanh(half_angle(sine, cosine).mul_(2.0 / self._scale_rad))
 
 
 class AtCube(_CubeTerm):
