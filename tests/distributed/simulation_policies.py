@@ -1,0 +1,41 @@
+"""Policies that ranks import."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import torch
+
+FEW = 16
+"""Number of envs of the first of two ranks with 33 envs; the second has one more."""
+
+PRESSED: list[int] = []
+"""Processes in which this rank has pressed Ctrl-C."""
+
+Observations = dict[str, torch.Tensor]
+
+
+def policy(observations: Observations) -> torch.Tensor:
+    noise = torch.randn(len(observations["actor"]), 1)
+    return 0.1 * noise - observations["actor"][:, :1]
+
+
+def fails_on_few_envs(observations: Observations) -> torch.Tensor:
+    """Fail on the rank with few envs."""
+    if len(observations["actor"]) <= FEW:
+        raise RuntimeError("few envs")
+    return policy(observations)
+
+
+def interrupts(pid: int, observations: Observations) -> torch.Tensor:
+    """Press Ctrl-C once in the process that waits for the rollout."""
+    if len(observations["actor"]) <= FEW and not PRESSED:
+        PRESSED.append(pid)
+        os.kill(pid, signal.SIGINT)
+    return policy(observations)
+
+
+def kills_its_rank(observations: Observations) -> torch.Tensor:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return policy(observations)
