@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import os
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from mjlab_dist.config import PlayConfig
 from mjlab_dist.errors import UserError
 from mjlab_dist.messages import emit
+from mjlab_dist.patching import patched
 from mjlab_dist.play.choice import grid, num_frames, size_of
 
 if TYPE_CHECKING:
@@ -230,7 +233,8 @@ def _renderer(model: mujoco.MjModel, size: tuple[int, int], camera: int) -> Rend
     model.vis.global_.offheight, model.vis.global_.offwidth = height, width
     data = mujoco.MjData(model)
     try:
-        renderer = mujoco.Renderer(model, height, width)
+        with _egl_by_default():
+            renderer = mujoco.Renderer(model, height, width)
     except Exception as error:  # noqa: BLE001
         # Without a driver, PyOpenGL raises various errors: AttributeError, ImportError, EGLError, RuntimeError.
         emit("warning", text=f"MuJoCo cannot render here ({error}); using MuJoCo Warp's slower ray tracer.")
@@ -245,6 +249,23 @@ def _renderer(model: mujoco.MjModel, size: tuple[int, int], camera: int) -> Rend
         return renderer.render()
 
     return draw
+
+
+@contextlib.contextmanager
+def _egl_by_default() -> Iterator[None]:
+    """Let MuJoCo's renderers use EGL, unless the user chose a backend.
+
+    GLFW, MuJoCo's default, needs a screen; without one, the second renderer would abort the process. MuJoCo reads the
+    variable when it is imported, which a user's program may have done already.
+    """
+    if "MUJOCO_GL" in os.environ:
+        yield
+        return
+    from mujoco.egl import GLContext
+    from mujoco.rendering.classic import gl_context
+
+    with patched(gl_context, "GLContext", GLContext):
+        yield
 
 
 def _ray_tracer(model: mujoco.MjModel, size: tuple[int, int], camera: int) -> Renderer:

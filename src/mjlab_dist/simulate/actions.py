@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,10 @@ def as_tensor(what: str, array: Any) -> torch.Tensor:
     if hasattr(array, "__dlpack__") and not isinstance(array, np.ndarray):
         return torch.from_dlpack(array)
     try:
-        return torch.from_numpy(np.asarray(array, dtype=None if hasattr(array, "dtype") else np.float32))
+        if hasattr(array, "__array__"):
+            return torch.from_numpy(np.asarray(array))
+        if isinstance(array, Sequence) and not isinstance(array, str):
+            return torch.from_numpy(np.asarray(array, dtype=np.float32))
     except (TypeError, ValueError):
-        raise UserError(f"{what}: {type(array).__name__} is not an array of numbers; give a tensor or array") from None
+        pass  # objects, or sequences of different lengths
+    raise UserError(f"{what}: {type(array).__name__} is not an array of numbers; give a tensor or array")
