@@ -166,20 +166,24 @@ class Ranks:
         """End the ranks, gracefully if they are idle. A process that was forked from this one must leave them alone."""
         if os.getpid() != self._pid:
             return
-        if not self._is_busy and self._thread is not None:
-            with contextlib.suppress(RankError):
+        if not self._is_busy:
+            with contextlib.suppress(RankError, UserError):
                 self._send("close")
-                self._thread.join(PATIENCE_S)
+                self._join()
         self._kill()
 
     def _kill(self) -> None:
         """Kill ranks that are still running, and free all resources."""
         self._control.request_kill()
-        if self._thread is not None:
-            self._thread.join(PATIENCE_S)
+        self._join()
         for connection in self._connections:
             connection.close()
         self._resources.close()
+
+    def _join(self) -> None:
+        """Wait for the end of the ranks, unless the garbage collector runs this in the thread that supervises them."""
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(PATIENCE_S)
 
     def _accept(self, listener: socket.socket, secret: bytes) -> Connection:
         """Return the connection of the next rank that has built its envs."""
