@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -103,9 +104,8 @@ def require_same(sizes: Sequence[Sizes]) -> Sizes:
         UserError: If they differ.
     """
     for other in sizes[1:]:
-        if other != sizes[0]:
-            raise UserError(
-                f"variants: have different sizes ({sizes[0]} and {other}); variants may differ in rewards, events, "
-                "randomizations and values, but not in observations and actions"
-            )
+        for field in dataclasses.fields(Sizes):
+            first, second = getattr(sizes[0], field.name), getattr(other, field.name)
+            if first != second:
+                raise UserError(f"variants: have different {field.name} ({first} and {second}); use the same for all")
     return sizes[0]
