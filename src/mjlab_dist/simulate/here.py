@@ -27,6 +27,8 @@ class Here:
             job: All envs.
             device: ``cpu`` or ``cuda:<index>``.
         """
+        if device != "cpu":
+            torch.cuda.set_device(device)  # as a rank does
         start_warp(device)
         self._shard = Shard(job, range(job.num_envs), device)
         self._result: Tensors = {}
