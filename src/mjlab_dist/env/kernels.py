@@ -244,6 +244,21 @@ def add_value(reduction: int, steps: float, before: float, value: float):
     return before + value
 
 
+@wp.func
+def weighted_sum(weights: wp.array[float], terms: wp.array2d[float], env: int):
+    """Return an env's weighted sum of reward terms. A product of torch would round it by the number of envs.
+
+    Args:
+        weights: Weight of each term, (num_terms,).
+        terms: Reward of each term, (num_terms, num_envs).
+        env: Index of the env.
+    """
+    total = float(0.0)  # noqa: UP018 (a Warp variable, which the loop changes)
+    for i in range(terms.shape[0]):
+        total += weights[i] * terms[i, env]
+    return total
+
+
 @wp.kernel
 def end_step(
     timed_out: wp.array[wp.bool],
@@ -281,8 +296,7 @@ def end_step(
         memory: In and out: what the metrics keep between steps, (num_metrics, num_envs).
         metrics: Output: metrics of the episode up to this step, (num_metrics, num_envs); 0 if it does not count.
         weights: Weight of each reward term, (num_terms,).
-        reward: Output: weighted sum of the reward terms. A product of torch would round it in a way that depends on the
-            number of envs.
+        reward: Output: weighted sum of the reward terms.
     """
     env = wp.tid()
     # End of the episode
@@ -294,13 +308,10 @@ def end_step(
     time_outs[env] = timed_out[env] and not terminated[env]
     finished[env] = wp.where(ends, counts[env], 0.0)
     # Rewards
-    total = float(0.0)  # noqa: UP018 (a Warp variable, which the loop changes)
     for i in range(terms.shape[0]):
-        if broken[env]:
-            terms[i, env] = 0.0
+        terms[i, env] = wp.where(broken[env], 0.0, terms[i, env])
         rewards[i, env] = rewards[i, env] + terms[i, env]
-        total += weights[i] * terms[i, env]
-    reward[env] = total
+    reward[env] = weighted_sum(weights, terms, env)
     # Metrics
     for i in range(values.shape[0]):
         value = add_value(reductions[i], steps[env], memory[i, env], values[i, env])
@@ -308,5 +319,4 @@ def end_step(
         value = wp.where(reductions[i] == MEAN, value / steps[env], value)
         metrics[i, env] = wp.where(counts[env] > 0.0, value, 0.0)
     # The next episode counts
-    if ends:
-        counts[env] = 1.0
+    counts[env] = wp.where(ends, 1.0, counts[env])
