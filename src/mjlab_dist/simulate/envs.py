@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, TypeAlias
 
 import torch
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
     from mjlab_dist.play.video import Renderers
 
-Array = Any
+Array: TypeAlias = Any
 """A torch tensor, or a NumPy array if the envs were made with ``arrays="numpy"``."""
 
-Observations = dict[str, Array]
+Observations: TypeAlias = dict[str, Array]
 """Observation groups by name, (num_envs, width) each."""
 
 
