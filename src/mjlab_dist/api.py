@@ -20,10 +20,8 @@ from mjlab_dist.errors import CheckError, UserError
 from mjlab_dist.messages import Listener
 from mjlab_dist.resuming import AUTO, check_same_run, find_named_run
 from mjlab_dist.run_dir import (
-    CHECKPOINTS_DIR,
+    choose_checkpoint,
     find_any_run,
-    find_best,
-    find_checkpoint,
     find_run_to_resume,
     read_config_file,
 )
@@ -143,7 +141,7 @@ def load_policy(
     """Load the policy of a run, without its task and without simulating anything.
 
     Args:
-        run: Run directory, or ``latest`` for the newest run.
+        run: Run directory, a pack, or ``latest`` for the newest run.
         checkpoint: ``latest``, ``best`` (the highest mean return), or the name of a file in its checkpoints directory.
         device: ``cpu`` or ``cuda:<index>``.
         log_root: Directory of all runs, for ``latest``.
@@ -159,16 +157,7 @@ def load_policy(
 
     run_dir = find_any_run(log_root, str(run))
     config = read_config_file(run_dir, trust=trust, uses_ssh=False)
-    match checkpoint:
-        case "latest":
-            path = find_checkpoint(run_dir)
-        case "best":
-            path = find_best(run_dir)
-        case _:
-            path = run_dir / CHECKPOINTS_DIR / checkpoint
-            if not path.is_file():
-                raise UserError(f"checkpoint {path}: there is no such file; name one of the run, or latest or best")
-    return Policy(config, path, device)
+    return Policy(config, choose_checkpoint(run_dir, checkpoint), device)
 
 
 def check_task(task: str | TrainConfig, **fields: Any) -> None:

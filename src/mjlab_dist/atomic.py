@@ -14,8 +14,12 @@ def write_atomically(path: Path, contents: str | bytes) -> None:
         contents: The new contents; text is written in UTF-8.
     """
     temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("wb") as file:
-        file.write(contents.encode() if isinstance(contents, str) else contents)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(contents.encode() if isinstance(contents, str) else contents)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:  # also Ctrl-C
+        temporary.unlink(missing_ok=True)
+        raise

@@ -16,6 +16,7 @@ from mjlab_dist.atomic import write_atomically
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.masking import masked
 from mjlab_dist.run_dir import CONFIG_FILE, PROVENANCE_FILE, to_yaml
+from mjlab_dist.run_files import read_file
 
 _PACKAGES = (
     "mjlab-dist",
@@ -73,19 +74,22 @@ def read_provenance(run_dir: Path, warn: Callable[[str], None]) -> dict[str, Any
     """Return the provenance of a run; empty if there is none.
 
     Args:
-        run_dir: The run directory.
-        warn: Called with one line if the file is damaged. It is then renamed.
+        run_dir: The run directory, or a pack.
+        warn: Called with one line if the file is damaged. In a run directory, it is then renamed.
     """
     path = run_dir / PROVENANCE_FILE
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(read_file(run_dir, PROVENANCE_FILE))
         if isinstance(found, dict) and all(isinstance(found.get(key, []), list) for key in ("resumed", "grown")):
             return found
         reason = "it contains no provenance"
     except FileNotFoundError:
         return {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         reason = str(error)
+    if run_dir.is_file():
+        warn(f"{path}: cannot be read ({reason})")
+        return {}
     aside = path.with_name(f"{path.name}.unreadable")
     path.replace(aside)
     warn(f"{path}: cannot be read ({reason}); the file is now {aside.name}, and a new one is written")

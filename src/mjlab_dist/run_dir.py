@@ -24,19 +24,20 @@ import datetime
 import json
 import os
 import re
-import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mjlab_dist.atomic import write_atomically
 from mjlab_dist.config import TrainConfig
-from mjlab_dist.config.lines import line_of_field, line_of_problem
+from mjlab_dist.config.lines import line_of_field, line_of_problem, load_yaml
 from mjlab_dist.config.serialization import FieldError, from_plain, to_plain
 from mjlab_dist.distributed.rank_info import RankInfo
 from mjlab_dist.errors import UserError
+from mjlab_dist.pack_file import check_pack, is_pack, read_part
+from mjlab_dist.run_files import read_file
 from mjlab_dist.trust import refuse_foreign
+from mjlab_dist.wandb_run import find_wandb_run
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,24 +48,11 @@ PROVENANCE_FILE = "provenance.json"
 RANKS_FILE = "ranks.json"
 METRICS_FILE = "metrics.jsonl"
 RANK_METRICS_FILE = "rank_metrics.jsonl"
-WANDB_FILE = "wandb.json"
 CHECKPOINTS_DIR = "checkpoints"
 LATEST_LINK = "latest.pt"
 BEST_LINK = "best.pt"
 ERRORS_DIR = "errors"
 VIDEOS_DIR = "videos"
-
-
-@dataclass(frozen=True, kw_only=True)
-class WandbRun:
-    """A run of Weights & Biases."""
-
-    entity: str | None = None
-    """User or team that owns the run; None until Weights & Biases has returned it."""
-    project: str
-    """Project."""
-    id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
-    """Id of the run, unique in the project."""
 
 
 def create_run_dir(config: TrainConfig) -> Path:
@@ -118,7 +106,7 @@ def read_config_file(path: Path, *, trust: bool = False, uses_ssh: bool = True) 
     """Read a config file.
 
     Args:
-        path: A ``config.yaml``, or a run directory that contains one.
+        path: A ``config.yaml``, or a run directory or pack that contains one.
         trust: Whether the config may name any function, and so run any code.
         uses_ssh: Whether the config's ``ssh_config`` will be used. It is not if the command starts no ranks, or has its
             own flag.
@@ -132,8 +120,8 @@ def read_config_file(path: Path, *, trust: bool = False, uses_ssh: bool = True) 
     path = path / CONFIG_FILE if path.is_dir() else path
     data = b""
     try:
-        data = path.read_bytes()
-        plain = yaml.safe_load(text := data.decode())
+        data = read_part(path, CONFIG_FILE) if path.is_file() and is_pack(path) else path.read_bytes()
+        plain = load_yaml(text := data.decode())
     except OSError as error:
         raise UserError(f"--config {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
@@ -165,7 +153,7 @@ def find_run(
     Args:
         log_root: Directory that contains all runs.
         task: The task that the run must have trained.
-        run: Path of a run directory, or ``latest`` for the newest run of the task that has a checkpoint.
+        run: Path of a run directory or a pack, or ``latest`` for the newest run of the task that has a checkpoint.
         flag: The flag that names the run, for messages.
         warn: Called with one line if ``latest`` skips newer runs, which have no checkpoint.
 
@@ -188,7 +176,9 @@ def find_run(
             warn(f"{flag} latest: is {with_checkpoint[-1]}; {newer[-1]}{others} {have} no checkpoint")
         return with_checkpoint[-1]
     run_dir = Path(run)
-    if not (run_dir / CONFIG_FILE).is_file():
+    if os.path.isfile(run):  # noqa: PTH113 (also takes names that no file can have)
+        check_pack(run_dir, flag)
+    elif not (run_dir / CONFIG_FILE).is_file():
         raise UserError(
             f"{flag} {run}: is not a run directory (it has no {CONFIG_FILE}); name one under {log_root}, or latest"
         )
@@ -212,7 +202,7 @@ def find_any_run(log_root: str, run: str) -> Path:
 
     Args:
         log_root: Directory that contains all runs.
-        run: Path of a run directory, or ``latest`` for the newest run.
+        run: Path of a run directory or a pack, or ``latest`` for the newest run.
 
     Raises:
         UserError: If there is no such run.
@@ -222,7 +212,9 @@ def find_any_run(log_root: str, run: str) -> Path:
         if not runs:
             raise UserError(f"latest: there is no run under {log_root}; train one, or set --log-root")
         return runs[-1]
-    if not os.path.isfile(Path(run) / CONFIG_FILE):  # noqa: PTH113 (also takes names that no file can have)
+    if os.path.isfile(run):  # noqa: PTH113 (also takes names that no file can have)
+        check_pack(Path(run), "")
+    elif not os.path.isfile(Path(run) / CONFIG_FILE):  # noqa: PTH113
         raise UserError(f"{run}: is not a run directory (it has no {CONFIG_FILE}); name one, or latest")
     return Path(run)
 
@@ -239,22 +231,36 @@ def find_run_to_resume(log_root: str, task: str | None, run: str, warn: Callable
     Raises:
         UserError: If there is no such run, or it trained another task.
     """
+    if os.path.isfile(run):  # noqa: PTH113 (also takes names that no file can have)
+        raise UserError(
+            f"--resume {run}: is a file, and only a run directory can be resumed; start a new run from the policy of a "
+            f"checkpoint or a pack with --init-from {run}"
+        )
     is_run_dir = Path(run, CONFIG_FILE).is_file()
     if task is None:
         if not is_run_dir:
             raise UserError(f"--resume {run}: is not a run directory; name the task first, or a run directory")
         task = read_config_file(Path(run), trust=True).task
     if not is_run_dir and re.fullmatch(r"[^/]+/[^/]+/[^/]+", run) and not Path(run).exists():
-        return find_wandb_run(log_root, task, run)
+        run_dirs = sorted(Path(log_root, task).glob("*"), key=by_start, reverse=True)
+        found = find_wandb_run(run_dirs, run)
+        if found is None:
+            raise UserError(
+                f"--resume {run}: no run of {task} under {log_root} belongs to this Weights & Biases run; copy its run "
+                "directory from the machine that trained it"
+            )
+        return found
     return find_run(log_root, task, run, "--resume", warn)
 
 
 def find_checkpoint(run_dir: Path) -> Path:
-    """Return the newest checkpoint of a run.
+    """Return the newest checkpoint of a run, or a pack itself.
 
     Raises:
         UserError: If the run has no checkpoint.
     """
+    if run_dir.is_file():
+        return run_dir
     found = list_checkpoints(run_dir)
     if not found:
         raise UserError(f"--run {run_dir}: has no checkpoint yet; wait for the first, or choose another run")
@@ -267,6 +273,8 @@ def find_best(run_dir: Path) -> Path:
     Raises:
         UserError: If the run has no best checkpoint.
     """
+    if run_dir.is_file():
+        raise UserError(f"--checkpoint best: the pack {run_dir} has one checkpoint; drop --checkpoint")
     link = run_dir / CHECKPOINTS_DIR / BEST_LINK
     if not link.is_file():
         raise UserError(
@@ -309,6 +317,24 @@ def animation_path(run_dir: Path, iteration: int) -> Path:
     return run_dir / VIDEOS_DIR / f".iteration_{iteration}.gif"
 
 
+def choose_checkpoint(run_dir: Path, name: str) -> Path:
+    """Return a checkpoint of a run.
+
+    Args:
+        run_dir: The run directory, or a pack.
+        name: ``latest``, ``best`` (the highest mean return), or the name of a file in the checkpoints directory.
+
+    Raises:
+        UserError: If the run has no such checkpoint.
+    """
+    if name in ("latest", "best"):
+        return find_checkpoint(run_dir) if name == "latest" else find_best(run_dir)
+    path = run_dir / CHECKPOINTS_DIR / name
+    if not os.path.isfile(path):  # noqa: PTH113 (also takes names that no file can have)
+        raise UserError(f"--checkpoint {name}: there is no file {path}; name one of the run, or use latest or best")
+    return path
+
+
 def read_metrics(run_dir: Path, name: str = METRICS_FILE) -> list[dict[str, Any]]:
     """Return all complete rows of a run's metrics; the last row may be incomplete while it is written.
 
@@ -319,7 +345,7 @@ def read_metrics(run_dir: Path, name: str = METRICS_FILE) -> list[dict[str, Any]
     Raises:
         UserError: If a line is not a row.
     """
-    return [row for _, row in _read_rows(run_dir / name)]
+    return [row for _, row in _rows_of(read_file(run_dir, name), run_dir / name)]
 
 
 def cut_metrics(
@@ -336,7 +362,8 @@ def cut_metrics(
     path = run_dir / name
     if not path.is_file():
         return
-    data, rows = path.read_bytes(), _read_rows(path)
+    data = path.read_bytes()
+    rows = _rows_of(data, path)
     last = rows[-1][1]["iteration"] if rows else 0
     while rows and rows[-1][1]["iteration"] > iteration:
         rows.pop()
@@ -376,49 +403,12 @@ def by_column(rows: Sequence[dict[str, Any]]) -> dict[str, NDArray[np.float64]]:
     return {name: np.array([row.get(name) for row in rows], dtype=np.float64) for name in columns}
 
 
-def write_wandb_run(run_dir: Path, run: WandbRun) -> None:
-    """Write the id of the Weights & Biases run."""
-    write_atomically(run_dir / WANDB_FILE, json.dumps(dataclasses.asdict(run)) + "\n")
-
-
-def read_wandb_run(run_dir: Path) -> WandbRun | None:
-    """Return the Weights & Biases run of a run directory; None if there is none, or the file is damaged."""
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        run = WandbRun(**json.loads((run_dir / WANDB_FILE).read_text()))
-        if isinstance(run.id, str) and isinstance(run.project, str):
-            return run
-    return None
-
-
-def find_wandb_run(log_root: str, task: str, path: str) -> Path:
-    """Find the run directory of a Weights & Biases run.
-
-    Args:
-        log_root: Directory that contains all runs.
-        task: The task that the run must have trained.
-        path: entity/project/id, as Weights & Biases shows it.
-
-    Raises:
-        UserError: If there is no such run directory on this machine.
-    """
-    entity, project, run_id = path.split("/")
-    files = Path(log_root, task).glob(f"*/{WANDB_FILE}")
-    for file in sorted(files, key=lambda file: by_start(file.parent), reverse=True):
-        run = read_wandb_run(file.parent)
-        if run and (run.id, run.project) == (run_id, project) and run.entity in {None, entity}:
-            return file.parent
-    raise UserError(
-        f"--resume {path}: no run of {task} under {log_root} belongs to this Weights & Biases run; copy its run "
-        "directory from the machine that trained it"
-    )
-
-
-def _read_rows(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
+def _rows_of(data: bytes, path: Path) -> list[tuple[bytes, dict[str, Any]]]:
     """Return the lines of a file of metrics with their rows, without an incomplete last line.
 
     Lines with NUL characters are skipped: after a power failure, these replace lost data.
     """
-    lines = path.read_bytes().splitlines(keepends=True)
+    lines = data.splitlines(keepends=True)
     rows: list[tuple[bytes, dict[str, Any]]] = []
     for number, line in enumerate(lines, start=1):
         if number == len(lines) and not line.endswith(b"\n"):
@@ -427,7 +417,7 @@ def _read_rows(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
             continue
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{path}: line {number} is not JSON; restore the file, or remove the line") from error
         if not isinstance(row, dict) or not isinstance(row.get("iteration"), int):
             raise UserError(f"{path}: line {number} is not a row of metrics; restore the file, or remove the line")

@@ -14,7 +14,8 @@ from conftest import Command
 from wandb_files import logged_steps
 
 from mjlab_dist.errors import Exit
-from mjlab_dist.run_dir import CONFIG_FILE, PROVENANCE_FILE, WANDB_FILE, list_checkpoints, read_metrics
+from mjlab_dist.run_dir import CONFIG_FILE, PROVENANCE_FILE, list_checkpoints, read_metrics
+from mjlab_dist.wandb_run import WANDB_FILE
 
 KEY = "0123456789abcdef" * 2 + "01234567"
 

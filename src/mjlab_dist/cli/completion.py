@@ -14,7 +14,7 @@ from pathlib import Path
 from mjlab_dist import registry
 from mjlab_dist.cli.help import HELP_FLAGS, Flag, flags_of, general_config, shortened
 from mjlab_dist.cli.main import SUMMARIES
-from mjlab_dist.config import CompareConfig, EvaluateConfig, ExportConfig, PlayConfig, WatchConfig
+from mjlab_dist.config import CompareConfig, EvaluateConfig, ExportConfig, PackConfig, PlayConfig, WatchConfig
 from mjlab_dist.errors import Exit, UserError
 from mjlab_dist.wording import did_you_mean, listed
 
@@ -138,7 +138,8 @@ def _own_config(command: str) -> object | None:
         from mjlab_dist.cli.new_task import NewTaskConfig  # noqa: PLC0415
 
         return NewTaskConfig()
-    return {"watch": WatchConfig(), "compare": CompareConfig(), "export": ExportConfig()}.get(command)
+    own = {"watch": WatchConfig(), "compare": CompareConfig(), "export": ExportConfig(), "pack": PackConfig()}
+    return own.get(command)
 
 
 def _positional(command: str, typed: str) -> Suggestions | None:
@@ -146,7 +147,7 @@ def _positional(command: str, typed: str) -> Suggestions | None:
         return _start_with(dict.fromkeys(SCRIPTS, ""), typed)
     if command == "new-task":
         return {}  # a name that the user chooses
-    if command in ("watch", "compare"):
+    if command in ("watch", "compare", "pack"):
         return None if typed and not "latest".startswith(typed) else {"latest": "the newest run of all tasks"}
     return registry.task_summaries(typed)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -15,9 +15,6 @@ from mjlab_dist.cli.play import chosen_run
 from mjlab_dist.config import ExportConfig, PlayConfig
 from mjlab_dist.errors import CheckError
 from mjlab_dist.messages import listening
-
-if TYPE_CHECKING:
-    from mjlab_dist.export.run import Exported
 
 
 def main(argv: Sequence[str], prog: str) -> None:
@@ -54,21 +51,22 @@ def main(argv: Sequence[str], prog: str) -> None:
         sys.exit(error.exit_code)
 
     # Report
-    _show(exported, console)
-    print(f"Largest difference from the policy in {exported.num_checked} observations: {exported.max_difference:.1e}")
+    made = exported.made
+    _show(made.description, console)
+    print(f"Largest difference from the policy in {made.num_checked} observations: {made.max_difference:.1e}")
     for file in exported.files:
         print(f"Wrote {file}")
 
 
-def _show(exported: Exported, console: Console) -> None:
+def _show(description: Mapping[str, Any], console: Console) -> None:
     table = Table("observation", "columns of obs", "scale", "history")
-    for one in exported.description["observations"]:
+    for one in description["observations"]:
         columns = one["columns"]
         where = "in state" if columns is None else f"{columns[0]} to {columns[1] - 1}"
         table.add_row(one["name"], where, f"{one['scale']:g}", str(one["history"]))
     console.print(table)
     table = Table("action", "scale", "offset", "clip")
-    for one in exported.description["actions"]:
+    for one in description["actions"]:
         clip = "" if one["clip"] is None else "{:g} to {:g}".format(*one["clip"])
         table.add_row(one["name"], f"{one['scale']:g}", f"{one['offset']:g}", clip)
     console.print(table)

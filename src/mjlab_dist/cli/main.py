@@ -21,6 +21,7 @@ SUMMARIES = {
     "play": "show what a trained policy does",
     "evaluate": "measure a trained policy over many episodes",
     "export": "write a trained policy as ONNX and TorchScript files, and check them",
+    "pack": "put a run into one file for others, with a model card",
     "compare": "compare the curves, final values and configs of runs",
     "demo": "show a small trained robot in the browser, and steer it",
     "watch": "show a run's robot and curves in the browser, also while it trains",

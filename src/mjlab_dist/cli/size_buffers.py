@@ -17,7 +17,7 @@ from mjlab_dist.cli.train import read_config
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.errors import UserError
 from mjlab_dist.messages import listening
-from mjlab_dist.run_dir import CONFIG_FILE, find_checkpoint, find_run
+from mjlab_dist.run_dir import find_checkpoint, find_run
 from mjlab_dist.wording import listed
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _of_run(run: str, argv: Sequence[str]) -> tuple[Path, list[str]]:
         raise UserError(f"--run {run}: name the task first")
     registry.task_config(task)  # refuses an unknown task
     run_dir = find_run(take_flag(flags, "--log-root")[0] or TrainConfig.log_root, task, run)
-    return find_checkpoint(run_dir), ["--config", str(run_dir / CONFIG_FILE), *flags]
+    return find_checkpoint(run_dir), ["--config", str(run_dir), *flags]
 
 
 def _show(attempts: Sequence[Attempt]) -> None:

@@ -23,6 +23,7 @@ from mjlab_dist.run_dir import (
     read_history,
     read_metrics,
 )
+from mjlab_dist.run_files import has_file
 from mjlab_dist.wording import did_you_mean
 
 IRRELEVANT = frozenset({
@@ -68,7 +69,7 @@ def find_runs(words: Sequence[str], log_root: str) -> list[Path]:
     """Return run directories.
 
     Args:
-        words: Run directories, directories that contain run directories, or ``latest``.
+        words: Run directories, directories that contain run directories, packs, or ``latest``.
         log_root: Directory of all runs, for ``latest``.
 
     Raises:
@@ -114,7 +115,7 @@ def read_run(path: Path, metric: str) -> Run:
     # The config is only parsed, so that any config may be read
     plain = to_plain(read_config_file(path, trust=True))
     config = {name: value for name, value in paths(plain) if not isinstance(value, Mapping)}
-    if not (path / METRICS_FILE).is_file():
+    if not has_file(path, METRICS_FILE):
         raise UserError(f"{path}: has no {METRICS_FILE}; leave out runs that have not finished an iteration")
     history = read_history(path)
     _check_metric(history, metric, str(path))
@@ -140,8 +141,7 @@ def read_ranks(path: Path, metric: str) -> list[Group]:
     Raises:
         UserError: If the files cannot be read, or a rank has no value of the metric.
     """
-    file = path / RANK_METRICS_FILE
-    if not file.is_file():
+    if not has_file(path, RANK_METRICS_FILE):
         raise UserError(f"--ranks: {path} has no {RANK_METRICS_FILE}; train with --log-ranks")
     rows = read_metrics(path, RANK_METRICS_FILE)
     of_run = {row["iteration"]: row for row in read_metrics(path)}

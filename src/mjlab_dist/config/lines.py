@@ -1,12 +1,52 @@
-"""Find the lines of errors in a config file, for messages."""
+"""Read config files as YAML, and find the lines of errors in them, for messages."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import yaml
+
+
+MAX_VALUES = 1_000_000
+"""Maximum number of values in a config file. Aliases can multiply a few lines to more than fit into the memory."""
+
+
+def load_yaml(text: str) -> Any:
+    """Return the values of a text in YAML, of which nothing is executed.
+
+    Args:
+        text: The text.
+
+    Raises:
+        yaml.YAMLError: If it is not YAML, or contains too much.
+    """
+    import yaml  # noqa: PLC0415 (not needed to print help)
+
+    loader = yaml.SafeLoader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if _num_values(node, {}) > MAX_VALUES:
+            raise yaml.MarkedYAMLError(problem="it has too many values", problem_mark=node.start_mark)
+        return loader.construct_document(node)
+    except RecursionError as error:
+        raise yaml.MarkedYAMLError(problem="it is nested too deeply", problem_mark=loader.get_mark()) from error
+    finally:
+        loader.dispose()
+
+
+def _num_values(node: yaml.Node, known: dict[int, float]) -> float:
+    """Return the number of values that a node has, counted again for every alias; infinite if it contains itself."""
+    if id(node) not in known:
+        known[id(node)] = math.inf
+        parts = node.value if isinstance(node.value, list) else []
+        nodes = [one for part in parts for one in (part if isinstance(part, tuple) else (part,))]
+        known[id(node)] = 1 + sum(_num_values(one, known) for one in nodes)
+    return known[id(node)]
 
 
 def line_of_problem(error: yaml.YAMLError, text: str) -> tuple[int, str]:

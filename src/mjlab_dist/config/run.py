@@ -97,7 +97,7 @@ class TrainConfig:
     run. The run's own config is used, and further flags change it. max-iterations includes the iterations already
     done. auto: resume the run that has this run-name, or start it if there is none."""
     init_from: str | None = None
-    """Checkpoint file from which a new run takes its policy, value function and normalizers."""
+    """Checkpoint file or pack from which a new run takes its policy, value function and normalizers."""
     max_restarts: int = 0
     """Maximum number of restarts from the newest checkpoint after a rank is killed, hangs or fails. Two in a row that
     make no progress end the run."""
@@ -148,7 +148,7 @@ class PlayConfig:
     """
 
     run: str = "latest"
-    """Run directory, or latest for the task's newest run."""
+    """Run directory, a pack, or latest for the task's newest run."""
     checkpoint: str | None = None
     """Checkpoint to play: latest, best (the highest mean return), or a checkpoint file. Default: latest. With a file,
     run is not needed."""
@@ -225,7 +225,7 @@ class EvaluateConfig:
     """
 
     run: str = "latest"
-    """Run directory, or latest for the task's newest run."""
+    """Run directory, a pack, or latest for the task's newest run."""
     checkpoint: str | None = None
     """Checkpoint to evaluate: latest, best (the highest mean return), or a checkpoint file. Default: latest. With a
     file, run is not needed."""
@@ -269,13 +269,13 @@ class ExportConfig:
     """
 
     run: str = "latest"
-    """Run directory, or latest for the task's newest run."""
+    """Run directory, a pack, or latest for the task's newest run."""
     checkpoint: str | None = None
     """Checkpoint to export: latest, best (the highest mean return), or a checkpoint file. Default: latest. With a
     file, run is not needed."""
     output: str | None = None
-    """Directory for policy.onnx, policy.pt and model.mjb (the MuJoCo model). Default: exported in the run directory.
-    Files of an earlier export are replaced."""
+    """Directory for policy.onnx, policy.pt and model.mjb (the MuJoCo model). Default: exported in the run directory,
+    or <name>_exported beside a pack. Files of an earlier export are replaced."""
     num_checked: int = 1000
     """Number of observations for which the actions of the files are compared with the policy's."""
     seed: int = 1
@@ -287,11 +287,32 @@ class ExportConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PackConfig:
+    """Pack a run into one file for others: config, checkpoint, metrics, ONNX policy, versions and a model card.
+
+    play, evaluate, export, compare and --init-from take the file in place of a run.
+    """
+
+    checkpoint: str = "latest"
+    """Checkpoint to pack: latest, best (the highest mean return), or the name of a file in the run's checkpoints
+    directory, such as model_100.pt."""
+    output: str | None = None
+    """File to write; its name ends in .zip. It must not exist. Default: <task>_<run>_<checkpoint>.zip in this
+    directory."""
+    onnx: bool = True
+    """Whether to add policy.onnx, which is checked as by export. Needs the packages onnx and onnxruntime."""
+    log_root: str = "logs"
+    """Directory of all runs, for latest."""
+    trust: bool = False
+    """Allow the run's config to name functions of any module, and so to run any code."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class CompareConfig:
     """Compare runs: learning curves, final values, time to a threshold, and the differences between their configs.
 
-    Runs whose configs differ only in the seed form a group. Give run directories, or the directory of a task for all
-    its runs.
+    Runs whose configs differ only in the seed form a group. Give run directories, packs, or the directory of a task
+    for all its runs.
     """
 
     metric: str = "mean_return"

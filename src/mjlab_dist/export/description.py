@@ -17,6 +17,7 @@ from mjlab_dist.config.serialization import to_plain
 from mjlab_dist.env import Env
 from mjlab_dist.export.network import ACTOR, ExportedPolicy, observed_terms
 from mjlab_dist.provenance import read_provenance, versions
+from mjlab_dist.run_files import checkpoint_name, run_of
 
 DC_STIFFNESS, DC_DAMPING, DC_SPEED = 4, 6, 7
 """Columns of gainprm of MuJoCo's dcmotor: stiffness, damping, no-load speed (0: none)."""
@@ -30,15 +31,15 @@ def describe(
     Args:
         env: Envs of the run's task, without noise and delays.
         config: The run's config, with the noise and the delays of training.
-        checkpoint: Checkpoint of the policy, in a run directory.
+        checkpoint: Checkpoint of the policy, in a run directory, or a pack.
         exported: The policy.
         warn: Called with one line if a file of the run is damaged.
     """
-    provenance = read_provenance(checkpoint.resolve().parent.parent, warn)
+    provenance = read_provenance(run_of(checkpoint), warn)
     return _finite(
         {
             "task": config.task,
-            "checkpoint": checkpoint.resolve().stem,
+            "checkpoint": checkpoint_name(checkpoint),
             "control_step_s": env.step_dt_s,
             "physics_step_s": float(env.sim.model.opt.timestep),
             "state_size": exported.num_states,

@@ -8,13 +8,16 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import mujoco
 import numpy as np
 import torch
 
 from mjlab_dist.export.network import ExportedPolicy
+
+if TYPE_CHECKING:
+    import onnx
 
 OPSET = 18
 """Version of ONNX's operators, of December 2022."""
@@ -66,8 +69,15 @@ def to_onnx(exported: ExportedPolicy, description: Mapping[str, Any]) -> bytes:
     model.ir_version = onnx.helper.find_min_ir_version_for(model.opset_import)
     texts = {name: json.dumps(value, allow_nan=False) for name, value in description.items()}
     onnx.helper.set_model_props(model, texts)
+    _remove_origins(model.graph)
     onnx.checker.check_model(model)
     return model.SerializeToString()
+
+
+def _remove_origins(graph: onnx.GraphProto) -> None:
+    """Remove the lines of source code that torch notes at every node, with the directories of this machine."""
+    for part in (graph, *graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        part.ClearField("metadata_props")
 
 
 def run_onnx(contents: bytes) -> Runner:

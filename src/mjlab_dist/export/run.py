@@ -13,6 +13,7 @@ from mjlab_dist.atomic import write_atomically
 from mjlab_dist.config import ExportConfig, TrainConfig
 from mjlab_dist.errors import CheckError, UserError
 from mjlab_dist.imports import start_up
+from mjlab_dist.run_files import run_of
 
 if TYPE_CHECKING:
     import torch
@@ -29,17 +30,27 @@ TOLERANCE = 1e-5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exported:
-    """Result of an export."""
+class Made:
+    """Files of a policy that were checked, but not written yet."""
 
-    files: tuple[Path, ...]
-    """The files."""
+    contents: Mapping[str, bytes]
+    """Contents of the files, by name."""
     description: dict[str, Any]
     """Description of the policy, as in the files."""
     num_checked: int
     """Number of observations that were checked."""
     max_difference: float
     """Largest difference between the actions or targets of a file and those of the policy in its env."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """Result of an export."""
+
+    files: tuple[Path, ...]
+    """The files."""
+    made: Made
+    """Their contents."""
 
 
 def check(config: ExportConfig) -> None:
@@ -71,12 +82,34 @@ def export(train_config: TrainConfig, checkpoint: Path, config: ExportConfig, wa
         CheckError: If a file differs from the policy. No file is written then.
     """
     # Directory first: it fails early
-    directory = checkpoint.resolve().parent.parent / "exported" if config.output is None else Path(config.output)
+    directory = _default_directory(checkpoint) if config.output is None else Path(config.output)
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _unwritable(directory, error) from error
 
+    made = make(train_config, checkpoint, config, warn)
+    try:
+        for name, data in made.contents.items():
+            write_atomically(directory / name, data)
+    except OSError as error:
+        raise _unwritable(directory, error) from error
+    return Exported(files=tuple(directory / name for name in made.contents), made=made)
+
+
+def make(train_config: TrainConfig, checkpoint: Path, config: ExportConfig, warn: Callable[[str], None]) -> Made:
+    """Make and check the files of a policy, without writing them.
+
+    Args:
+        train_config: The run's config. The files are checked in its env without noise and delays.
+        checkpoint: Checkpoint file of the policy, or a pack.
+        config: How much to check.
+        warn: Called with one line if a file of the run is damaged.
+
+    Raises:
+        UserError: If the checkpoint does not fit, or the policy cannot be exported.
+        CheckError: If a file does not act like the policy.
+    """
     # Env and policy
     from mjlab_dist.play import load_env_and_policy, without_disturbances  # noqa: PLC0415 (imports torch)
 
@@ -102,18 +135,17 @@ def export(train_config: TrainConfig, checkpoint: Path, config: ExportConfig, wa
     }
     num_steps = -(-config.num_checked // num_envs)
     max_difference = largest_difference(env, policy, runners, exported.num_states, num_steps)
-    # Write
-    try:
-        for name, data in contents.items():
-            write_atomically(directory / name, data)
-    except OSError as error:
-        raise _unwritable(directory, error) from error
-    return Exported(
-        files=tuple(directory / name for name in contents),
+    return Made(
+        contents=contents,
         description=description,
         num_checked=num_steps * num_envs,
         max_difference=max_difference,
     )
+
+
+def _default_directory(checkpoint: Path) -> Path:
+    run = run_of(checkpoint)
+    return run.with_name(f"{run.stem}_exported") if run.is_file() else run / "exported"
 
 
 def _unwritable(directory: Path, error: OSError) -> UserError:

@@ -153,7 +153,7 @@ def find_resumed(config: TrainConfig, warn: Callable[[str], None]) -> Path | Non
 def _check_init_from(file: str) -> None:
     """Raise if a file is not a checkpoint with a policy. Ranks check whether it fits the task's networks."""
     if not Path(file).is_file():
-        raise UserError(f"--init-from {file}: there is no such file; give a checkpoint, model_<iteration>.pt")
+        raise UserError(f"--init-from {file}: there is no such file; give a checkpoint or a pack")
     from mjlab_dist.learn import checkpoint  # noqa: PLC0415 (imports torch)
 
     content = checkpoint.load(Path(file), "cpu")

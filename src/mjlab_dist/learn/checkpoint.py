@@ -25,6 +25,7 @@ from mjlab_dist.errors import UserError
 from mjlab_dist.learn.host_copy import copy_to_host
 from mjlab_dist.lease import Lease
 from mjlab_dist.messages import emit
+from mjlab_dist.pack_file import CHECKPOINT, is_pack, read_part
 from mjlab_dist.run_dir import (
     BEST_LINK,
     CHECKPOINTS_DIR,
@@ -273,7 +274,7 @@ def load(source: Path | bytes, device: str) -> dict[str, Any]:
     """Read a checkpoint.
 
     Args:
-        source: The file, or its bytes.
+        source: The file or a pack with it, or the bytes of the file.
         device: Device of the loaded tensors.
 
     Raises:
@@ -335,9 +336,9 @@ class _UnreadableError(ValueError):
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
-    except OSError as error:
-        raise _UnreadableError(error.strerror or error) from error
+        return read_part(path, CHECKPOINT) if is_pack(path) else path.read_bytes()
+    except (OSError, UserError) as error:
+        raise _UnreadableError(getattr(error, "strerror", None) or error) from error
 
 
 def _unpack(data: bytes, device: str) -> dict[str, Any]:
@@ -370,6 +371,9 @@ def _check_sums(data: bytes) -> None:
     if not zipfile.is_zipfile(io.BytesIO(data)):
         return  # torch's format before zip files, or a file that it cannot read
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        # torch never compresses; other files could fill the memory
+        if sum(file.file_size for file in archive.infolist()) > len(data):
+            raise zipfile.BadZipFile("its contents are larger than the file")
         damaged = archive.testzip()
     if damaged is not None:
         raise zipfile.BadZipFile(f"the checksum of {damaged} is wrong")

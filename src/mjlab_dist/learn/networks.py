@@ -184,7 +184,7 @@ def check_fit(models: Mapping[str, nn.Module], saved: Mapping[str, Any], flag: s
         if not isinstance(saved.get(f"{name}_state_dict"), dict):
             raise UserError(f"{flag}: has no {name}_state_dict; give a checkpoint of a run, model_<iteration>.pt")
         own = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
-        found = {key: tuple(tensor.shape) for key, tensor in saved[f"{name}_state_dict"].items()}
+        found = {key: tuple(getattr(one, "shape", ())) for key, one in saved[f"{name}_state_dict"].items()}
         for key in [*own, *found]:
             if own.get(key) != found.get(key):
                 there, here = (shapes.get(key, "missing") for shapes in (found, own))

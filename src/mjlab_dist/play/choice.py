@@ -11,6 +11,7 @@ from mjlab_dist.config import EnvConfig, PlayConfig, TrainConfig
 from mjlab_dist.config.checks import validate_seed
 from mjlab_dist.errors import UserError
 from mjlab_dist.run_dir import CONFIG_FILE, ERRORS_DIR, find_best, find_checkpoint, find_run, read_config_file
+from mjlab_dist.run_files import run_of
 from mjlab_dist.wording import listed
 
 VIDEO_FIELDS = frozenset({"env", "camera", "width", "height"})
@@ -58,9 +59,8 @@ def resolve(task: str, config: PlayConfig, warn: Callable[[str], None]) -> tuple
     checkpoint = Path(config.checkpoint)
     if not checkpoint.is_file():
         raise UserError(f"--checkpoint {checkpoint}: there is no such file; name one, or latest or best of the --run")
-    run_dir = checkpoint.resolve().parent.parent
     return read_config_file(
-        find_run(config.log_root, task, str(run_dir)), trust=config.trust, uses_ssh=False
+        find_run(config.log_root, task, str(run_of(checkpoint))), trust=config.trust, uses_ssh=False
     ), checkpoint
 
 

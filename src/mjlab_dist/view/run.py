@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mjlab_dist.config import PlayConfig, TrainConfig, WatchConfig
+from mjlab_dist.pack_file import is_pack
 from mjlab_dist.play import load_env_and_policy
 from mjlab_dist.run_dir import CHECKPOINTS_DIR, list_checkpoints
+from mjlab_dist.run_files import run_of
 from mjlab_dist.view.choice import choose_viewer, is_reachable_from_elsewhere
 
 if TYPE_CHECKING:
@@ -151,8 +153,8 @@ def _show_page(server: Server, player: Player, checkpoint: Path, show: Callable[
     from mjlab_dist.view.page import Page  # noqa: PLC0415 (imports viser)
 
     def checkpoints() -> list[Path]:
-        in_run = checkpoint.resolve().parent.name == CHECKPOINTS_DIR
-        return list(list_checkpoints(checkpoint.resolve().parent.parent).values()) if in_run else [checkpoint]
+        in_run = checkpoint.resolve().parent.name == CHECKPOINTS_DIR and not is_pack(checkpoint)
+        return list(list_checkpoints(run_of(checkpoint)).values()) if in_run else [checkpoint]
 
     page = Page(server, player, checkpoints, checkpoint)
     player.start()

@@ -35,15 +35,11 @@ from mjlab_dist.messages import Event, listening
 from mjlab_dist.run_dir import (
     METRICS_FILE,
     RANK_METRICS_FILE,
-    WANDB_FILE,
-    WandbRun,
     cut_metrics,
     find_run_to_resume,
-    find_wandb_run,
     read_metrics,
-    read_wandb_run,
-    write_wandb_run,
 )
+from mjlab_dist.wandb_run import WANDB_FILE, WandbRun, read_wandb_run, write_wandb_run
 
 Stub = Callable[..., Callable[[], list[dict[str, Any]]]]
 """Replaces wandb by a library with the given behaviour; returns a function that reads its log."""
@@ -704,11 +700,10 @@ def test_a_wandb_run_records_the_run_directory(tmp_path: Path):
         ("anyone/proj/bbbb", "2026-11-21_00-00-02"),
         ("team/other/aaaa", "2026-11-21_00-00-03"),
     ):
-        assert find_wandb_run(log_root, "walk", path) == tmp_path / "walk" / name
         assert find_run_to_resume(log_root, "walk", path) == tmp_path / "walk" / name
     for task, path in (("walk", "me/proj/aaaa"), ("walk", "team/proj/cccc"), ("run", "team/proj/aaaa")):
         with pytest.raises(UserError) as caught:
-            find_wandb_run(log_root, task, path)
+            find_run_to_resume(log_root, task, path)
         assert str(caught.value) == (
             f"--resume {path}: no run of {task} under {log_root} belongs to this Weights & Biases run; "
             "copy its run directory from the machine that trained it"

@@ -24,7 +24,8 @@ from mjlab_dist.logger import Logger
 from mjlab_dist.machine.processes import kill_with_descendants
 from mjlab_dist.masking import masked
 from mjlab_dist.messages import emit
-from mjlab_dist.run_dir import METRICS_FILE, WANDB_FILE, WandbRun, read_wandb_run, write_wandb_run
+from mjlab_dist.run_dir import METRICS_FILE
+from mjlab_dist.wandb_run import WANDB_FILE, WandbRun, read_wandb_run, write_wandb_run
 
 START_S = 60.0
 """Maximum seconds for Weights & Biases to start; after that, rows are stored offline. Training does not wait for it."""

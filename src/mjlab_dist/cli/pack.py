@@ -1,0 +1,39 @@
+"""pack: put a run into one file for others."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from mjlab_dist.cli.console import EventPrinter, make_console
+from mjlab_dist.cli.parsing import parse, split_task
+from mjlab_dist.config import PackConfig
+from mjlab_dist.errors import CheckError, UserError
+from mjlab_dist.messages import listening
+from mjlab_dist.wording import byte_size, listed
+
+
+def main(argv: Sequence[str], prog: str) -> None:
+    """Pack a run, and print what the file contains. Exit with 1 if the exported policy does not act like the policy.
+
+    Raises:
+        UserError: If the command line is wrong, or the run cannot be packed.
+    """
+    run, flags = split_task(argv)
+    config = parse(PackConfig, PackConfig(), flags, f"{prog} RUN")
+    if run is None:
+        raise UserError(f"no run is named; type {prog} RUN, with a run directory or latest")
+
+    from mjlab_dist.pack.run import find_source, pack  # noqa: PLC0415 (--help does not need it)
+
+    source = find_source(run, config)
+    printer = EventPrinter(make_console(soft_wrap=True))
+    print(f"Packing {source.checkpoint}", flush=True)
+    try:
+        with printer, listening(printer.listen):
+            packed = pack(source, config, lambda text: printer.listen({"kind": "warning", "text": text}))
+    except CheckError as error:
+        print(f"{prog}: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    print(f"Wrote {source.output} ({byte_size(source.output.stat().st_size)}): {listed(packed)}")
+    print(f"Play: mjlab-dist play {source.config.task} --run {source.output} --viewer web")

@@ -1,0 +1,1 @@
+"""Pack a run into one file for others."""

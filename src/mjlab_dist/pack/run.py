@@ -1,0 +1,190 @@
+"""Pack a run: gather its files, without what only this machine or training needs, and write them as one file."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mjlab_dist.config import ExportConfig, PackConfig, TrainConfig
+from mjlab_dist.errors import UserError
+from mjlab_dist.pack.card import Packed, card
+from mjlab_dist.pack_file import CARD, CHECKPOINT, FORMAT, LIMITS, MANIFEST, ONNX, write_pack
+from mjlab_dist.provenance import read_provenance, versions
+from mjlab_dist.run_dir import (
+    CONFIG_FILE,
+    METRICS_FILE,
+    PROVENANCE_FILE,
+    choose_checkpoint,
+    find_any_run,
+    read_config_file,
+    read_metrics,
+    to_yaml,
+)
+from mjlab_dist.run_files import has_file, read_file
+
+LEARNED = ("actor_state_dict", "critic_state_dict")
+"""Entries of a checkpoint that a pack keeps: the networks with their normalizers."""
+
+OF_A_MACHINE = ("hosts", "ssh_config", "port_range", "log_root", "resume", "init_from", "torchrunx_log_dir")
+"""Fields of a config that belong to the machine that trained: directories, addresses."""
+
+PRIVATE = ("host", "cpu_cores")
+"""Fields of a provenance that belong to this machine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """What to pack, and where to."""
+
+    run_dir: Path
+    """The run directory."""
+    config: TrainConfig
+    """Its config."""
+    checkpoint: Path
+    """The checkpoint."""
+    output: Path
+    """The file to write."""
+
+
+def find_source(run: str, config: PackConfig) -> Source:
+    """Find a run and its checkpoint, and the name of the file to write. Imports nothing heavy.
+
+    Args:
+        run: A run directory, or ``latest``.
+        config: Which checkpoint, and where to.
+
+    Raises:
+        UserError: If there is no such run or checkpoint, or the file cannot be written.
+    """
+    run_dir = find_any_run(config.log_root, run)
+    if run_dir.is_file():
+        raise UserError(f"{run}: is a pack already; name a run directory")
+    train_config = read_config_file(run_dir, trust=config.trust, uses_ssh=False)
+    checkpoint = choose_checkpoint(run_dir, config.checkpoint)
+    # Output
+    name = f"{train_config.task}_{run_dir.resolve().name}_{checkpoint.stem}.zip"
+    output = Path(name if config.output is None else config.output)
+    if output.suffix != ".zip":
+        raise UserError(f"--output {output}: give a file that ends in .zip")
+    if not output.resolve().parent.is_dir():
+        raise UserError(f"--output {output}: there is no directory {output.parent}; create it first")
+    _check_new(output)
+    return Source(run_dir=run_dir, config=train_config, checkpoint=checkpoint, output=output)
+
+
+def _check_new(output: Path) -> None:
+    if output.exists() or output.is_symlink():
+        raise UserError(f"--output {output}: exists; remove it, or name another file")
+
+
+def pack(source: Source, config: PackConfig, warn: Callable[[str], None]) -> Mapping[str, bytes]:
+    """Write a pack.
+
+    Args:
+        source: What to pack.
+        config: Whether to add the exported policy.
+        warn: Called with one line per problem that does not prevent the pack.
+
+    Returns:
+        The packed files by name.
+
+    Raises:
+        UserError: If the checkpoint cannot be read, the policy cannot be exported, or the file cannot be written.
+        CheckError: If the exported policy does not act like the policy.
+    """
+    from mjlab_dist.learn import checkpoint as checkpoints  # noqa: PLC0415 (imports torch)
+
+    content = checkpoints.load(source.checkpoint, "cpu")
+    iteration = content.get("iter")
+    if not isinstance(iteration, int) or not isinstance(content.get("actor_state_dict"), dict):
+        raise UserError(f"checkpoint {source.checkpoint}: holds no policy; choose another one with --checkpoint")
+    made = _exported(source, warn) if config.onnx else None
+    portable = portable_config(source.config)
+    origin = portable_provenance(read_provenance(source.run_dir, warn))
+    rows = read_metrics(source.run_dir) if has_file(source.run_dir, METRICS_FILE) else []
+    about = Packed(
+        file=source.output.name,
+        config=portable,
+        checkpoint=source.checkpoint.resolve().stem,
+        iteration=iteration,
+        provenance=origin,
+        rows=rows,
+        description=made.description if made is not None else None,
+    )
+    manifest = {
+        "format": FORMAT,
+        "task": portable.task,
+        "checkpoint": about.checkpoint,
+        "iteration": iteration,
+        "packed": versions(),
+    }
+    contents = {
+        MANIFEST: _json(manifest),
+        CARD: card(about).encode(),
+        CONFIG_FILE: to_yaml(portable).encode(),
+        CHECKPOINT: _saved({"iter": iteration, **{name: content[name] for name in LEARNED if name in content}}),
+        PROVENANCE_FILE: _json(origin),
+        **({METRICS_FILE: read_file(source.run_dir, METRICS_FILE)} if rows else {}),
+        **({ONNX: made.contents["policy.onnx"]} if made is not None else {}),
+    }
+    _check_sizes(source, contents)
+    # Exporting takes a while
+    _check_new(source.output)
+    try:
+        write_pack(source.output, contents)
+    except OSError as error:
+        raise UserError(f"--output {source.output}: cannot be written ({error.strerror}); name another file") from error
+    return contents
+
+
+def portable_config(config: TrainConfig) -> TrainConfig:
+    """Return a config without directories and addresses of the machine that trained."""
+    defaults = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
+    return dataclasses.replace(config, **{name: defaults[name] for name in OF_A_MACHINE})
+
+
+def portable_provenance(provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a provenance without the names of machines and the directory of the command."""
+    found = {name: value for name, value in provenance.items() if name not in PRIVATE}
+    if isinstance(command := found.get("command"), list) and command:
+        found["command"] = [Path(str(command[0])).name, *command[1:]]
+    if "resumed" in found:
+        found["resumed"] = [portable_provenance(one) for one in found["resumed"] if isinstance(one, Mapping)]
+    return found
+
+
+def _exported(source: Source, warn: Callable[[str], None]) -> Any:
+    from mjlab_dist.export.run import check, make  # noqa: PLC0415 (imports torch)
+
+    export = ExportConfig()
+    try:
+        check(export)
+        return make(source.config, source.checkpoint, export, warn)
+    except UserError as error:
+        raise UserError(f"{error}; --no-onnx packs the run without {ONNX}") from error
+
+
+def _check_sizes(source: Source, contents: Mapping[str, bytes]) -> None:
+    for name, data in contents.items():
+        limit = LIMITS[name]
+        if limit is not None and len(data) > limit:
+            raise UserError(
+                f"{source.run_dir}: its {name} has {len(data):,} bytes, more than a pack can hold ({limit:,})"
+            )
+
+
+def _saved(content: Mapping[str, Any]) -> bytes:
+    import torch
+
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    return buffer.getvalue()
+
+
+def _json(value: Any) -> bytes:
+    return (json.dumps(value, indent=2) + "\n").encode()
