@@ -19,3 +19,4 @@ def test_the_old_text_stays_if_the_new_one_cannot_be_written(tmp_path: Path):
     with pytest.raises(UnicodeEncodeError):
         write_atomically(path, "new, but no text: \ud800")
     assert path.read_text() == "old"
+    assert [file.name for file in tmp_path.iterdir()] == ["file.txt"]

@@ -30,7 +30,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     check_port(config.port)
     run_dir = find_any_run(config.log_root, run)
     if run_dir.is_file():
-        raise UserError(f"{run}: is a pack, which nobody trains; show it with play TASK --run {run} --viewer web")
+        raise UserError(f"{run}: is a pack, not a run that trains; show it with play TASK --run {run} --viewer web")
     train_config = read_config_file(run_dir, trust=config.trust, uses_ssh=False)
     print(f"Watching {run_dir}", flush=True)
 

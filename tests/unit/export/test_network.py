@@ -146,6 +146,10 @@ def test_the_description_is_strict_json(tmp_path: Path) -> None:
     about = describe(env, config, tmp_path / "checkpoints" / "model_1.pt", exported, print)
     assert about["actions"][0]["clip"] == [None, 1.0]
     json.dumps(about, allow_nan=False)
+    # Nor does the file name directories of this machine
+    file = to_onnx(exported, about)
+    assert b".py" not in file
+    assert str(Path(__file__).parents[3]).encode() not in file
 
 
 ACTUATORS = {

@@ -1,0 +1,29 @@
+"""Config files that are small, but not harmless."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from mjlab_dist.config.lines import load_yaml
+from mjlab_dist.errors import UserError
+from mjlab_dist.run_dir import read_config_file
+
+
+def test_aliases_are_values_like_others():
+    text = "a: &x [1, 2]\nb: *x\n<<: &y {c: 1}\n"
+    assert load_yaml(text) == yaml.safe_load(text)
+    assert load_yaml("") is None
+
+
+@pytest.mark.parametrize(("text", "problem"), [
+    ("task: walk\na0: &a0 [1]\n" + "".join(f"a{i}: &a{i} [{f'*a{i - 1}, ' * 9}]\n" for i in range(1, 12)), "many"),
+    ("task: &a [*a]\n", "many"),
+    ("task: " + "{a: " * 2000, "deeply"),
+])  # fmt: skip
+def test_a_file_that_would_not_fit_into_the_memory_is_refused(tmp_path, text: str, problem: str):
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    with pytest.raises(UserError, match=problem) as caught:
+        read_config_file(file)
+    assert str(caught.value).startswith(f"--config {file}: line ")
