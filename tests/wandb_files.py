@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from wandb.proto import wandb_internal_pb2
 
@@ -14,13 +15,18 @@ BLOCK = 32768
 
 def logged_steps(file: Path) -> list[int]:
     """Steps of all rows in a .wandb file."""
-    steps: list[int] = []
+    return [row.step.num for row in records_of(file, "history")]
+
+
+def records_of(file: Path, kind: str) -> list[Any]:
+    """All records of a kind in a .wandb file, such as ``run`` or ``artifact``."""
+    found: list[Any] = []
     for data in _records(file.read_bytes()):
         record = wandb_internal_pb2.Record()  # pyright: ignore[reportAttributeAccessIssue] (made at import)
         record.ParseFromString(data)
-        if record.WhichOneof("record_type") == "history":
-            steps.append(record.history.step.num)
-    return steps
+        if record.WhichOneof("record_type") == kind:
+            found.append(getattr(record, kind))
+    return found
 
 
 def _records(data: bytes) -> Iterator[bytes]:

@@ -59,6 +59,14 @@ class Logger:
                 ``step`` of :meth:`log`.
         """
 
+    def checkpoint(self, file: Path, iteration: int) -> None:
+        """Receive a checkpoint, after it was written and before the row of a later iteration.
+
+        Args:
+            file: The file. ``--checkpoint.keep-last`` removes it later: read or copy it at once.
+            iteration: Number of completed iterations of the checkpoint.
+        """
+
     def close(self) -> None:
         """Close the logger: at the end of training, after a stop by Ctrl-C or SIGTERM, and after most errors.
 
@@ -105,7 +113,7 @@ def find_logger(name: str) -> MakeLogger:
     except Exception as error:  # importing a module can raise any error
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise UserError(f"{flag}: cannot be imported ({reason}); give package.module:Class") from error
-    for method in ("log", "video", "close"):
+    for method in ("log", "video", "checkpoint", "close"):
         own = getattr(found, method, None)
         if not callable(own) or own is Logger.log:
             raise UserError(f"{flag}: has no method {method}; derive the class from mjlab_dist.Logger, and define it")

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from conftest import Command
-from wandb_files import logged_steps
+from wandb_files import logged_steps, records_of
 
 from mjlab_dist.errors import Exit
 from mjlab_dist.run_dir import CONFIG_FILE, PROVENANCE_FILE, list_checkpoints, read_metrics
@@ -162,3 +162,39 @@ def test_a_killed_run_leaves_no_process_and_resumes_its_wandb_run(command: Comma
     assert [row["iteration"] for row in read_metrics(run)] == list(range(1, saved + 31))
     *_, second = sorted(run.glob(f"wandb/offline-run-*-{told['id']}/*.wandb"))
     assert logged_steps(second) == list(range(saved + 1, saved + 31))
+
+
+@pytest.mark.slow
+def test_a_sweep_chooses_the_run_and_checkpoints_are_artifacts_of_it(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As `wandb agent` starts a run
+    params = command.cwd / "params.yaml"
+    params.write_text("wandb_version: 1\nagent.learning_rate:\n  value: 0.0005\n")
+    sweep = {"SWEEP_ID": "sweep", "RUN_ID": "chosen", "PROJECT": "swept", "SWEEP_PARAM_PATH": str(params)}
+    flags = (*SMALL, "--wandb-checkpoints", "--checkpoint.interval", "100", "--checkpoint.keep-last", "1")
+    with monkeypatch.context() as patch:
+        for name, value in sweep.items():
+            patch.setenv(f"WANDB_{name}", value)
+        done = command(*flags, "--agent.learning_rate=0.0005", "--max-iterations", "300")
+    assert done.code == 0, done.err
+    run = only_run(command.cwd)
+    assert json.loads((run / WANDB_FILE).read_text()) == {"entity": None, "project": "swept", "id": "chosen"}
+    (file,) = run.glob("wandb/offline-run-*/*.wandb")
+    first = records_of(file, "run")[0]
+    assert (first.run_id, first.sweep_id) == ("chosen", "sweep")
+    versions = records_of(file, "artifact")
+    assert {(version.name, version.type) for version in versions} == {("checkpoint-chosen", "model")}
+    assert [version.manifest.contents[0].path for version in versions] == [f"model_{n}.pt" for n in (100, 200, 300)]
+    assert all({"latest", f"iteration-{100 * (i + 1)}"} <= set(one.aliases) for i, one in enumerate(versions))
+    assert "best" in versions[0].aliases
+    newest = list_checkpoints(run)[300]
+    assert newest.stat().st_size == versions[-1].manifest.contents[0].size
+    assert not list(run.glob("wandb/.model_*"))
+    # Resumed by hand, it is the same run, without artifacts unless they are asked for
+    done = command("train", "--resume", str(run), "--max-iterations", "310", "--no-wandb-checkpoints")
+    assert done.code == 0, done.err
+    assert json.loads((run / WANDB_FILE).read_text())["id"] == "chosen"
+    *_, second = sorted(run.glob("wandb/offline-run-*-chosen/*.wandb"), key=lambda path: path.stat().st_mtime)
+    assert logged_steps(second) == list(range(301, 311))
+    assert not records_of(second, "artifact")

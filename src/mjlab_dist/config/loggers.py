@@ -19,11 +19,12 @@ BUILT_IN: tuple[LoggerName, ...] = typing.get_args(LoggerName)
 """All names of :data:`LoggerName`."""
 
 
-def validate_loggers(names: Sequence[str]) -> None:
+def validate_loggers(names: Sequence[str], *, wandb_checkpoints: bool) -> None:
     """Raise if loggers have unknown names, or names that repeat. Classes of the user are not imported.
 
     Args:
         names: Value of ``--logger``.
+        wandb_checkpoints: Value of ``--wandb-checkpoints``, which needs the logger wandb.
 
     Raises:
         UserError: One line that names the flag, its value and the fix.
@@ -35,3 +36,5 @@ def validate_loggers(names: Sequence[str]) -> None:
             raise UserError(f"--logger {name}: is not a logger; {fix}")
         if names.count(name) > 1:
             raise UserError(f"--logger {' '.join(names)}: {name} is repeated; name each logger once")
+    if wandb_checkpoints and "wandb" not in names:
+        raise UserError("--wandb-checkpoints: no logger uploads them; add --logger wandb")

@@ -5,6 +5,7 @@ A reader never sees a checkpoint that is incomplete.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import errno
 import io
@@ -57,6 +58,9 @@ class CheckpointStore:
 
     Whenever its process is killed, the newest checkpoint in the directory is complete. The next store removes temporary
     files that a kill leaves behind.
+
+    Attributes:
+        written: Iteration and path of each checkpoint that was written, oldest first; a reader removes them.
     """
 
     def __init__(self, run_dir: Path, config: CheckpointConfig, lease: Lease | None = None) -> None:
@@ -78,6 +82,7 @@ class CheckpointStore:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
         self._returns = _mean_returns(run_dir)
+        self.written: collections.deque[tuple[int, Path]] = collections.deque()
         self.check()
         with explaining(self._run_dir, self._directory):
             self._directory.mkdir(parents=True, exist_ok=True)
@@ -98,7 +103,7 @@ class CheckpointStore:
             OSError: If the previous checkpoint could not be written; this one is not written then.
             TypeError: If a value could not be read back.
         """
-        self._wait()
+        self.wait()
         self._writing = self._pool.submit(self._write, iteration, snapshot(content), mean_return)
 
     def check(self) -> None:
@@ -111,7 +116,7 @@ class CheckpointStore:
         if self._lease is not None:
             self._lease.renew()
         if self._writing is not None and self._writing.done():
-            self._wait()
+            self.wait()
 
     def close(self) -> None:
         """Wait until everything is on disk.
@@ -120,7 +125,7 @@ class CheckpointStore:
             OSError: As in :meth:`check`.
         """
         try:
-            self._wait()
+            self.wait()
         finally:
             self._pool.shutdown()
 
@@ -186,8 +191,14 @@ class CheckpointStore:
                 self._returns.pop(iteration, None)
             self._link()
             self._prune(path)
+        self.written.append((iteration, path))
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
+        """Wait for the checkpoint that is being written.
+
+        Raises:
+            OSError: As in :meth:`check`.
+        """
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()

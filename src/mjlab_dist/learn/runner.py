@@ -36,7 +36,7 @@ from mjlab_dist.learn.overflow import OverflowCheck
 from mjlab_dist.learn.ppo import flatten, make_ppo
 from mjlab_dist.learn.random_state import random_state, restore_random_state
 from mjlab_dist.learn.rank_state import RankState, difference, fits, pack, unpack, upgraded
-from mjlab_dist.learn.writers import Writer, writers
+from mjlab_dist.learn.writers import CheckpointWriter, Writer, writers
 from mjlab_dist.lease import Lease
 from mjlab_dist.messages import emit
 from mjlab_dist.run_dir import ERRORS_DIR, METRICS_FILE
@@ -202,12 +202,13 @@ class Runner:
         self._store.check()
         has_rows = (self._output_dir / METRICS_FILE).exists()
         rows, loggers = writers(self._config, self._output_dir, done if has_rows else None)
+        outputs = [rows, loggers, CheckpointWriter(self._store, loggers)]
         if self._config.video_interval is not None:
             from mjlab_dist.learn.videos import VideoWriter  # noqa: PLC0415 (only needed here)
 
             self._videos = VideoWriter(self._output_dir, self._config, loggers)
-            return [rows, loggers, self._videos]
-        return [rows, loggers]
+            outputs.append(self._videos)
+        return outputs
 
     def _start(self) -> TensorDict:
         """Start a run and return the first observations."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from mjlab_dist.config import TrainConfig
+from mjlab_dist.learn.checkpoint import CheckpointStore
 from mjlab_dist.learn.loggers.group import LoggerGroup
 from mjlab_dist.learn.metrics import Row
 from mjlab_dist.messages import emit
@@ -56,6 +57,30 @@ class JsonlWriter:
     def close(self) -> None:
         """Close metrics.jsonl."""
         self._file.close()
+
+
+class CheckpointWriter:
+    """Gives checkpoints to the loggers, once they are on disk."""
+
+    def __init__(self, store: CheckpointStore, loggers: LoggerGroup) -> None:
+        """Give nothing yet.
+
+        Args:
+            store: The run's checkpoints.
+            loggers: The loggers, which must be closed later than this writer.
+        """
+        self._store, self._loggers = store, loggers
+
+    def write(self, row: Row, ranks: Sequence[Row] = ()) -> None:  # noqa: ARG002 (only the loggers write rows)
+        """Give the checkpoints that were written since the last row."""
+        while self._store.written:
+            iteration, path = self._store.written.popleft()
+            self._loggers.checkpoint(path, iteration)
+
+    def close(self) -> None:
+        """Wait for the last checkpoint, and give it to the loggers."""
+        self._store.wait()
+        self.write({})
 
 
 def writers(config: TrainConfig, run_dir: Path, resumed_at: int | None) -> tuple[JsonlWriter, LoggerGroup]:

@@ -138,7 +138,7 @@ def test_a_video_reaches_every_logger(tmp_path: Path, own: Callable[[str], Any])
 
 
 @pytest.mark.parametrize("error", [ValueError("no\nway"), SystemExit(3), KeyError("x")], ids=repr)
-@pytest.mark.parametrize("method", ["__init__", "log", "video", "close"])
+@pytest.mark.parametrize("method", ["__init__", "log", "video", "checkpoint", "close"])
 def test_training_continues_without_a_logger_that_fails_after_one_warning(
     tmp_path: Path, own: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, method: str, error: BaseException
 ):

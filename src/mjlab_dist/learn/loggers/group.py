@@ -42,6 +42,16 @@ class LoggerGroup:
         for logger in self.loggers:
             logger.video(file, iteration)
 
+    def checkpoint(self, file: Path, iteration: int) -> None:
+        """Give a checkpoint to all loggers.
+
+        Args:
+            file: The checkpoint.
+            iteration: Its iteration.
+        """
+        for logger in self.loggers:
+            logger.checkpoint(file, iteration)
+
     def close(self) -> None:
         """Close all loggers. If one raises an error, the others are still closed."""
         with contextlib.ExitStack() as stack:
@@ -67,6 +77,11 @@ class _GuardedLogger(Logger):
         with self._guarded(f"in video of iteration {iteration}"):
             if self._logger is not None:
                 self._logger.video(file, iteration)
+
+    def checkpoint(self, file: Path, iteration: int) -> None:
+        with self._guarded(f"in checkpoint of iteration {iteration}"):
+            if self._logger is not None:
+                self._logger.checkpoint(file, iteration)
 
     def close(self) -> None:
         with self._guarded("in close"):

@@ -24,7 +24,7 @@ from mjlab_dist.logger import Logger
 from mjlab_dist.machine.processes import kill_with_descendants
 from mjlab_dist.masking import masked
 from mjlab_dist.messages import emit
-from mjlab_dist.run_dir import METRICS_FILE
+from mjlab_dist.run_dir import BEST_LINK, CHECKPOINTS_DIR, METRICS_FILE, follow_link
 from mjlab_dist.wandb_run import WANDB_FILE, WandbRun, read_wandb_run, write_wandb_run
 
 START_S = 60.0
@@ -33,8 +33,11 @@ START_S = 60.0
 CLOSE_S = 4.5
 """Maximum seconds that a run waits at its end for Weights & Biases to receive the remaining rows."""
 
+CLOSE_FILES_S = 60.0
+"""The same with ``--wandb-checkpoints``, for the upload of the last one."""
+
 CLOSE_START_S = 2.0
-"""Maximum seconds of :data:`CLOSE_S` that it may take to start."""
+"""Maximum seconds of this time that it may take to start."""
 
 MAX_WAITING_ROWS = 10_000
 """Maximum number of waiting rows, of about 4 kB each; Weights & Biases is abandoned if there are more."""
@@ -49,8 +52,8 @@ Message = dict[str, Any]
 class WandbLogger(Logger):
     """Logger for Weights & Biases: online, or offline if its environment variables request it or it cannot start.
 
-    Only :meth:`close` waits for it, at most :data:`CLOSE_S`. If it fails, training continues without it, after one
-    warning.
+    Only :meth:`close` waits for it, at most :data:`CLOSE_S` or :data:`CLOSE_FILES_S`. If it fails, training continues
+    without it, after one warning.
     """
 
     def __init__(self, run_dir: Path, config: TrainConfig, resumed_at: int | None) -> None:  # noqa: ARG002
@@ -73,6 +76,7 @@ class WandbLogger(Logger):
         self._started = False
         self._start_by = 0.0
         self._step = 0
+        self._close_s = CLOSE_FILES_S if config.wandb_checkpoints else CLOSE_S
         try:
             write_wandb_run(run_dir, self._run)
             self._start()
@@ -91,6 +95,25 @@ class WandbLogger(Logger):
             video = {"file": str(file), "caption": f"iteration {iteration}"}
             self._send({"step": self._step, "video": video}, self._process)
 
+    def checkpoint(self, file: Path, iteration: int) -> None:
+        """Send a checkpoint with ``--wandb-checkpoints``: a link to it, so that no file is pruned before wandb reads it."""
+        if self._process is None or not self._config.wandb_checkpoints:
+            return
+        copy = self._run_dir / "wandb" / f".{file.name}"
+        try:
+            copy.parent.mkdir(exist_ok=True)
+            copy.unlink(missing_ok=True)
+            copy.hardlink_to(file)
+        except OSError as error:
+            self._warn(f"does not get the checkpoint of iteration {iteration} ({error.strerror})")
+            return
+        sent = {"file": str(copy), "name": file.name, "iteration": iteration, "is_best": self._is_best(file)}
+        self._send({"checkpoint": sent}, self._process)
+
+    def _is_best(self, file: Path) -> bool:
+        link = self._run_dir / CHECKPOINTS_DIR / BEST_LINK
+        return link.is_symlink() and follow_link(link).name == file.name
+
     def _send(self, message: Message, process: _WandbProcess) -> None:
         self._waiting.append(message)
         if len(self._waiting) > MAX_WAITING_ROWS:
@@ -100,16 +123,19 @@ class WandbLogger(Logger):
 
     def close(self) -> None:
         """Send the remaining rows, and end the process."""
-        end_by = time.monotonic() + CLOSE_S
-        self._start_by = min(self._start_by, end_by - CLOSE_S + CLOSE_START_S)
+        begun = time.monotonic()
+        end_by = begun + self._close_s
+        self._start_by = min(self._start_by, begun + CLOSE_START_S)
         self._waiting.append({"close": True})
         while self._process is not None:
             if time.monotonic() > end_by:
-                self._give_up(f"did not end within {CLOSE_S:g} s")
-                return
+                self._give_up(f"did not end within {self._close_s:g} s")
+                break
             self._exchange(self._process)
             if self._process is not None:
                 self._process.wait(0.05)
+        for copy in (self._run_dir / "wandb").glob(".model_*.pt"):
+            copy.unlink(missing_ok=True)
 
     def _start(self) -> None:
         init = {
@@ -128,7 +154,7 @@ class WandbLogger(Logger):
             "program": sys.argv[0],
             "x_stats_pid": os.getpid(),
             "init_timeout": START_S / 2,
-            "finish_timeout": CLOSE_S - 1,
+            "finish_timeout": self._close_s - 1,
             "finish_timeout_raises": True,
             "x_transaction_log_flush_interval": 1.0,  # in s: a kill may lose the rows of this time
         }

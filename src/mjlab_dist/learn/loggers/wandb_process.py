@@ -4,7 +4,8 @@
 socket that is the script's standard input, with one JSON object per line:
 
 - To the script: first the arguments of ``wandb.init``, then ``{"step": int, "values": {name: float}}`` per row and
-  ``{"step": int, "video": {"file", "caption"}}`` per video, at the end ``{"close": true}``.
+  ``{"step": int, "video": {"file", "caption"}}`` per video, ``{"checkpoint": {"file", "name", "iteration",
+  "is_best"}}`` per checkpoint, at the end ``{"close": true}``.
 - From the script: ``{"started": {"entity", "project", "id"}}``, ``{"finished": whether everything is uploaded}`` and
   ``{"failed": reason}``. After ``finished`` or ``failed``, it waits until it is killed, together with wandb's service
   process.
@@ -21,6 +22,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NoReturn
 
 import psutil
@@ -97,10 +99,24 @@ def _serve(link: socket.socket, messages: Iterator[dict[str, Any]]) -> None:
             else:
                 _answer(link, finished=True)
             return
+        if "checkpoint" in message:
+            _log_checkpoint(run, message["checkpoint"])
+            continue
         # In a resumed run, wandb drops steps that it already has, with a warning.
         video = message.get("video")
         values = message["values"] if video is None else {"video": wandb.Video(video["file"], caption=video["caption"])}
         run.log(values, step=message["step"])
+
+
+def _log_checkpoint(run: Any, sent: dict[str, Any]) -> None:
+    """Log a checkpoint as a version of the run's artifact. wandb copies the file, and uploads it in the background."""
+    import wandb  # noqa: PLC0415
+
+    artifact = wandb.Artifact(f"checkpoint-{run.id}", type="model", metadata={"iteration": sent["iteration"]})
+    artifact.add_file(sent["file"], name=sent["name"])
+    Path(sent["file"]).unlink()
+    best = ["best"] if sent["is_best"] else []
+    run.log_artifact(artifact, aliases=["latest", f"iteration-{sent['iteration']}", *best])
 
 
 def _answer(link: socket.socket, **message: Any) -> None:
