@@ -35,6 +35,9 @@ class Complete(mjlab_dist.Logger):
     def video(self, file, iteration):
         calls.append(("video", file, iteration))
 
+    def checkpoint(self, file, iteration):
+        calls.append(("checkpoint", file, iteration))
+
     def close(self):
         calls.append(("close",))
 
@@ -53,7 +56,7 @@ class Duck:
     def __init__(self, run_dir, config, resumed_at=None):
         pass
 
-    log = video = close = print
+    log = video = checkpoint = close = print
 
 class WithoutVideo:
     def __init__(self, run_dir, config, resumed_at):
@@ -135,6 +138,8 @@ def test_a_video_reaches_every_logger(tmp_path: Path, own: Callable[[str], Any])
     made = group(tmp_path / "run", "own_loggers:Complete", "own_loggers:OnlyLog", "own_loggers:Second")
     made.video(tmp_path / "a.mp4", 7)
     assert [call for call in own("calls") if call[0] == "video"] == [("video", tmp_path / "a.mp4", 7)] * 2
+    made.checkpoint(tmp_path / "model_3.pt", 3)
+    assert own("calls")[-2:] == [("checkpoint", tmp_path / "model_3.pt", 3)] * 2
 
 
 @pytest.mark.parametrize("error", [ValueError("no\nway"), SystemExit(3), KeyError("x")], ids=repr)
@@ -155,6 +160,7 @@ def test_training_continues_without_a_logger_that_fails_after_one_warning(
         for iteration in range(1, 4):
             made.write(row(iteration))
             made.loggers[0].video(tmp_path / "a.mp4", iteration)
+            made.loggers[0].checkpoint(tmp_path / "model_1.pt", iteration)
         made.close()
     assert len(tried) == 1, "it is not called again"
     (warning,) = (event["text"] for event in events if event["kind"] == "warning")

@@ -96,7 +96,7 @@ class WandbLogger(Logger):
             self._send({"step": self._step, "video": video}, self._process)
 
     def checkpoint(self, file: Path, iteration: int) -> None:
-        """Send a checkpoint with ``--wandb-checkpoints``: a link to it, so that no file is pruned before wandb reads it."""
+        """Send a checkpoint with ``--wandb-checkpoints``: a link to it, which is not pruned before wandb reads it."""
         if self._process is None or not self._config.wandb_checkpoints:
             return
         copy = self._run_dir / "wandb" / f".{file.name}"
