@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mjlab_dist.atomic import write_atomically
 from mjlab_dist.errors import UserError
-from mjlab_dist.wording import listed
+from mjlab_dist.outputs import check_output, write_output
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,23 +27,24 @@ def check_figure_file(flag: str, file: str, suffixes: Sequence[str]) -> None:
     Raises:
         UserError: One line that names the flag, its value and the fix.
     """
-    if Path(file).suffix not in suffixes:
-        raise UserError(f"{flag} {file}: give a file that ends in {listed(suffixes, 'or')}")
-    if not Path(file).resolve().parent.is_dir():
-        raise UserError(f"{flag} {file}: there is no directory {Path(file).parent}; create it first")
+    check_output(flag, file, suffixes)
     try:
         import matplotlib  # noqa: F401, PLC0415 (an extra)
     except ImportError:
         raise UserError(f"{flag} {file}: needs the package matplotlib; install mjlab-dist[plots]") from None
 
 
-def save_png(figure: Figure, file: str) -> None:
+def save_png(figure: Figure, flag: str, file: str) -> None:
     """Write a figure as a PNG file, all at once.
 
     Args:
         figure: The figure.
+        flag: The flag that names the file, for the message.
         file: The file.
+
+    Raises:
+        UserError: If the file cannot be written.
     """
     data = io.BytesIO()
     figure.savefig(data, format="png")
-    write_atomically(Path(file), data.getvalue())
+    write_output(flag, file, data.getvalue())

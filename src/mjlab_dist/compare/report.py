@@ -5,11 +5,10 @@ from __future__ import annotations
 import html
 import io
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mjlab_dist.atomic import write_atomically
 from mjlab_dist.figure_files import DPI, save_png
+from mjlab_dist.outputs import write_output
 
 if TYPE_CHECKING:
     from mjlab_dist.compare.figures import Curve
@@ -66,12 +65,12 @@ def write_report(
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
     if file.endswith(".png"):
-        save_png(figure, file)
+        save_png(figure, "--output", file)
         return
     data = io.StringIO()
     figure.savefig(data, format="svg")
     svg = data.getvalue()
-    write_atomically(Path(file), _page(f"Comparison of {metric}", svg[svg.index("<svg") :], tables))
+    write_output("--output", file, _page(f"Comparison of {metric}", svg[svg.index("<svg") :], tables))
 
 
 def _page(title: str, svg: str, tables: Mapping[str, Sequence[Sequence[str]]]) -> str:

@@ -59,7 +59,7 @@ def plot(results: Sequence[Evaluated], title: str, file: str) -> None:
             _draw_line(axes, [result for result in results if result.actions == kind], f"{kind} actions")
         if len(kinds) > 1:
             axes.legend()
-    save_png(figure, file)
+    save_png(figure, "--plot", file)
 
 
 def _draw_line(axes: Axes, results: Sequence[Evaluated], label: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from mjlab_dist.config import ExportConfig, PackConfig, TrainConfig
 from mjlab_dist.errors import UserError
+from mjlab_dist.outputs import check_output
 from mjlab_dist.pack.card import Packed, card
 from mjlab_dist.pack_file import CARD, CHECKPOINT, FORMAT, LIMITS, MANIFEST, ONNX, write_pack
 from mjlab_dist.provenance import read_provenance, versions
@@ -69,10 +70,7 @@ def find_source(run: str, config: PackConfig) -> Source:
     # Output
     name = f"{train_config.task}_{run_dir.resolve().name}_{checkpoint.stem}.zip"
     output = Path(name if config.output is None else config.output)
-    if output.suffix != ".zip":
-        raise UserError(f"--output {output}: give a file that ends in .zip")
-    if not output.resolve().parent.is_dir():
-        raise UserError(f"--output {output}: there is no directory {output.parent}; create it first")
+    check_output("--output", str(output), [".zip"])
     _check_new(output)
     return Source(run_dir=run_dir, config=train_config, checkpoint=checkpoint, output=output)
 

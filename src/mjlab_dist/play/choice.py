@@ -10,6 +10,7 @@ from pathlib import Path
 from mjlab_dist.config import EnvConfig, PlayConfig, TrainConfig
 from mjlab_dist.config.checks import validate_seed
 from mjlab_dist.errors import UserError
+from mjlab_dist.outputs import check_output
 from mjlab_dist.run_dir import CONFIG_FILE, ERRORS_DIR, find_best, find_checkpoint, find_run, read_config_file
 from mjlab_dist.run_files import run_of
 from mjlab_dist.wording import listed
@@ -136,13 +137,8 @@ def _validate_pictures(config: PlayConfig) -> None:
         _validate_strip(config, config.frames)
 
 
-def _validate_file(flag: str, file: str) -> None:
-    if not Path(file).resolve().parent.is_dir():
-        raise UserError(f"{flag} {file}: there is no directory {Path(file).parent}; create it first")
-
-
 def _validate_strip(config: PlayConfig, file: str) -> None:
-    _validate_file("--frames", file)
+    check_output("--frames", file)
     if Path(file).suffix != ".png":
         raise UserError(f"--frames {file}: give a file that ends in .png; --video records a video")
     if config.nan_dump is not None:
@@ -164,7 +160,7 @@ def _validate_strip(config: PlayConfig, file: str) -> None:
 
 
 def _validate_video(config: PlayConfig, file: str) -> None:
-    _validate_file("--video", file)
+    check_output("--video", file)
     if Path(file).suffix not in {".mp4", ".gif", ".webm"}:
         raise UserError(f"--video {file}: give a file that ends in .mp4, .webm or .gif")
     # Size of the video, and of the picture of each env
