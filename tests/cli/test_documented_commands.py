@@ -77,13 +77,15 @@ def of_program(*names: str) -> list[Line]:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a short run of cartpole-balance, under the name that the docs use."""
+    """A directory with a short run of cartpole-balance and its pack, under the names that the docs use."""
     command = Command(f"{os.getpid()}-documented", tmp_path_factory.mktemp("documented"))
     flags = ("--gpu-ids", "None", "--num-envs", "8", "--max-iterations", "1", "--agent.num-steps-per-env", "4")
     done = command("train", "cartpole-balance", *flags)
     assert done.code == 0, done.err
     (run,) = (command.cwd / "logs" / "cartpole-balance").iterdir()
     run.rename(run.with_name(RUN))
+    done = command("mjlab-dist", "pack", "latest", "--no-onnx", "--output", "cartpole.zip")
+    assert done.code == 0, done.err
     return command.cwd
 
 
