@@ -181,7 +181,7 @@ def test_a_pack_of_a_stranger_runs_no_code(place: Path, command: Command, tmp_pa
 
 def test_a_run_without_metrics_and_onnx_is_packed_too(place: Path, command: Command):
     copy = command.cwd / "copy"
-    shutil.copytree(run_dir(place), copy)
+    shutil.copytree(run_dir(place), copy, symlinks=True)
     for name in (METRICS_FILE, PROVENANCE_FILE):
         os.remove(copy / name)  # noqa: PTH107
     done = command("mjlab-dist", "pack", "copy", "--no-onnx", "--checkpoint", "best")
