@@ -172,7 +172,7 @@ def test_a_sweep_chooses_the_run_and_checkpoints_are_artifacts_of_it(
     params = command.cwd / "params.yaml"
     params.write_text("wandb_version: 1\nagent.learning_rate:\n  value: 0.0005\n")
     sweep = {"SWEEP_ID": "sweep", "RUN_ID": "chosen", "PROJECT": "swept", "SWEEP_PARAM_PATH": str(params)}
-    flags = (*SMALL, "--wandb-checkpoints", "--checkpoint.interval", "100", "--checkpoint.keep-last", "1")
+    flags = (*SMALL, "--checkpoint.wandb", "--checkpoint.interval", "100", "--checkpoint.keep-last", "1")
     with monkeypatch.context() as patch:
         for name, value in sweep.items():
             patch.setenv(f"WANDB_{name}", value)

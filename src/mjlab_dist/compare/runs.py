@@ -28,7 +28,7 @@ from mjlab_dist.wording import did_you_mean
 
 IRRELEVANT = frozenset({
     "seed", "gpu_ids", "cpu_ranks", "hosts", "run_name", "log_root", "resume", "max_restarts", "hang_timeout",
-    "logger", "wandb_project", "wandb_checkpoints", "log_ranks", "evaluate_interval", "evaluate_episodes",
+    "logger", "wandb_project", "log_ranks", "evaluate_interval", "evaluate_episodes",
     "video_interval", "video_length", "torchrunx_log_dir", "port_range", "ssh_config", "oversubscribe",
     "require_same_devices", "checkpoint",
 })  # fmt: skip

@@ -61,7 +61,7 @@ def validate(config: TrainConfig) -> None:
             )
     # Run directory, loggers and checkpoints
     parse_interval(config.checkpoint.interval)
-    validate_loggers(config.logger, wandb_checkpoints=config.wandb_checkpoints)
+    validate_loggers(config.logger, checkpoints=config.checkpoint.wandb)
     if "/" in config.run_name or config.run_name.startswith("."):
         raise UserError(f"--run-name {config.run_name}: must be a plain name, without / and not starting with a dot")
     if not config.run_name.isprintable():

@@ -19,12 +19,12 @@ BUILT_IN: tuple[LoggerName, ...] = typing.get_args(LoggerName)
 """All names of :data:`LoggerName`."""
 
 
-def validate_loggers(names: Sequence[str], *, wandb_checkpoints: bool) -> None:
+def validate_loggers(names: Sequence[str], *, checkpoints: bool) -> None:
     """Raise if loggers have unknown names, or names that repeat. Classes of the user are not imported.
 
     Args:
         names: Value of ``--logger``.
-        wandb_checkpoints: Value of ``--wandb-checkpoints``, which needs the logger wandb.
+        checkpoints: Value of ``--checkpoint.wandb``, which needs the logger wandb.
 
     Raises:
         UserError: One line that names the flag, its value and the fix.
@@ -36,5 +36,5 @@ def validate_loggers(names: Sequence[str], *, wandb_checkpoints: bool) -> None:
             raise UserError(f"--logger {name}: is not a logger; {fix}")
         if names.count(name) > 1:
             raise UserError(f"--logger {' '.join(names)}: {name} is repeated; name each logger once")
-    if wandb_checkpoints and "wandb" not in names:
-        raise UserError("--wandb-checkpoints: no logger uploads them; add --logger wandb")
+    if checkpoints and "wandb" not in names:
+        raise UserError("--checkpoint.wandb: no logger uploads them; add --logger wandb")

@@ -43,6 +43,8 @@ class CheckpointConfig:
     """Number of newest checkpoints to keep; 0 keeps all."""
     keep_best: int = 1
     """Number of checkpoints with the highest mean return to keep in addition; 0 keeps none."""
+    wandb: bool = False
+    """Upload every checkpoint to Weights & Biases, as a version of an artifact of the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,8 +111,6 @@ class TrainConfig:
     needs the package trackio. See docs/loggers.md."""
     wandb_project: str = "mjlab_dist"
     """Project in Weights & Biases and trackio."""
-    wandb_checkpoints: bool = False
-    """Upload every checkpoint to Weights & Biases, as a version of an artifact of the run."""
     log_ranks: bool = False
     """Also log the speed, waiting time, return and memory of every rank: in rank_metrics.jsonl, one row per rank and
     iteration, and as curves."""

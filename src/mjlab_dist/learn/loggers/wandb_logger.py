@@ -34,7 +34,7 @@ CLOSE_S = 4.5
 """Maximum seconds that a run waits at its end for Weights & Biases to receive the remaining rows."""
 
 CLOSE_FILES_S = 60.0
-"""The same with ``--wandb-checkpoints``, for the upload of the last one."""
+"""The same with ``--checkpoint.wandb``, for the upload of the last one."""
 
 CLOSE_START_S = 2.0
 """Maximum seconds of this time that it may take to start."""
@@ -76,7 +76,7 @@ class WandbLogger(Logger):
         self._started = False
         self._start_by = 0.0
         self._step = 0
-        self._close_s = CLOSE_FILES_S if config.wandb_checkpoints else CLOSE_S
+        self._close_s = CLOSE_FILES_S if config.checkpoint.wandb else CLOSE_S
         try:
             write_wandb_run(run_dir, self._run)
             self._start()
@@ -96,8 +96,8 @@ class WandbLogger(Logger):
             self._send({"step": self._step, "video": video}, self._process)
 
     def checkpoint(self, file: Path, iteration: int) -> None:
-        """Send a checkpoint with ``--wandb-checkpoints``: a link to it, which is not pruned before wandb reads it."""
-        if self._process is None or not self._config.wandb_checkpoints:
+        """Send a checkpoint with ``--checkpoint.wandb``: a link to it, which is not pruned before wandb reads it."""
+        if self._process is None or not self._config.checkpoint.wandb:
             return
         copy = self._run_dir / "wandb" / f".{file.name}"
         try:
