@@ -9,6 +9,7 @@ import shutil
 import socket
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import onnxruntime
 import pytest
@@ -27,7 +28,7 @@ from mjlab_dist.run_dir import CONFIG_FILE, METRICS_FILE, PROVENANCE_FILE, read_
 
 TASK = "cartpole-balance"
 
-SMALL = {"num_envs": 8, "gpu_ids": None, "agent.num_steps_per_env": 8, "env.episode_length_s": 0.1}
+SMALL: dict[str, Any] = {"num_envs": 8, "gpu_ids": None, "agent.num_steps_per_env": 8, "env.episode_length_s": 0.1}
 
 pytestmark = pytest.mark.slow
 
