@@ -39,7 +39,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("pack")
     mjlab_dist.train(
         TASK, quiet=True, log_root=str(place / "logs"), run_name="run", max_iterations=3, evaluate_interval=1,
-        evaluate_episodes=4, **SMALL, **{"checkpoint.interval": 1},
+        evaluate_episodes=4, **SMALL | {"checkpoint.interval": 1},
     )  # fmt: skip
     done = Command("pack", place)(
         "mjlab-dist", "pack", str(run_dir(place)), "--checkpoint", "model_2.pt", "--output", "walk.zip"

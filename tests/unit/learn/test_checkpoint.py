@@ -219,7 +219,7 @@ def make_store(run_dir: Path) -> Iterator[MakeStore]:
     """Makes stores of the run; all are closed in the end."""
     made: list[CheckpointStore] = []
 
-    def make(**config: int) -> CheckpointStore:
+    def make(**config: Any) -> CheckpointStore:
         made.append(CheckpointStore(run_dir, CheckpointConfig(**config)))
         return made[-1]
 
