@@ -37,9 +37,10 @@ pytestmark = pytest.mark.slow
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a run of three checkpoints, and ``walk.zip``, a pack of the second."""
     place = tmp_path_factory.mktemp("pack")
+    options: dict[str, Any] = SMALL | {"checkpoint.interval": 1}
     mjlab_dist.train(
         TASK, quiet=True, log_root=str(place / "logs"), run_name="run", max_iterations=3, evaluate_interval=1,
-        evaluate_episodes=4, **SMALL | {"checkpoint.interval": 1},
+        evaluate_episodes=4, **options,
     )  # fmt: skip
     done = Command("pack", place)(
         "mjlab-dist", "pack", str(run_dir(place)), "--checkpoint", "model_2.pt", "--output", "walk.zip"
