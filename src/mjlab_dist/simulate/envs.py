@@ -94,6 +94,7 @@ class Envs:
         num_envs: Number of envs on all ranks.
         num_actions: Number of actions per env.
         action_names: Name of each action.
+        action_bounds: Minimum and maximum to which each action is clipped; infinite if it is not.
         observation_widths: Numbers per env in each observation group.
         step_dt_s: Simulated seconds per step.
         device: Device of the returned tensors: that of the envs if they are in this process, ``cpu`` otherwise.
@@ -119,6 +120,7 @@ class Envs:
         self.num_envs = job.num_envs
         self.num_actions = simulator.sizes.num_actions
         self.action_names = simulator.sizes.action_names
+        self.action_bounds = simulator.sizes.action_bounds
         self.observation_widths = dict(simulator.sizes.observations)
         self.step_dt_s = simulator.sizes.step_dt_s
         self.device = simulator.device

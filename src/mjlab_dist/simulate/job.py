@@ -64,6 +64,8 @@ class Sizes:
     """Number of actions."""
     action_names: tuple[str, ...]
     """Name of each action."""
+    action_bounds: tuple[tuple[float, float], ...]
+    """Minimum and maximum to which each action is clipped; infinite if it is not."""
     step_dt_s: float
     """Simulated seconds per control step."""
     final_observations: bool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -237,6 +238,11 @@ class Shard:
                 observations={name: value.shape[1] for name, value in group.env.get_observations().items()},
                 num_actions=group.env.num_actions,
                 action_names=tuple(group.env.action_names),
+                action_bounds=tuple(
+                    term.block.config.clip or (-math.inf, math.inf)
+                    for term in group.env.action_terms
+                    for _ in term.names
+                ),
                 step_dt_s=group.env.step_dt_s,
                 final_observations=self._job.final_observations,
             )

@@ -1,0 +1,192 @@
+"""Measure how fast mjlab_dist.make simulates, compared with one process and with other vector envs.
+
+All ways simulate the same number of envs of the same robot with the same actions, and take turns. Figures are env-steps
+per second: medians over rounds, with minimum and maximum. envpool is measured if it is installed.
+
+    uv run python scripts/bench_simulation.py gym-half-cheetah --num-envs 64 256 1024
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import gymnasium
+import mujoco
+import mujoco.rollout
+import numpy as np
+import torch
+from timed import spread
+
+import mjlab_dist
+
+GYM_IDS = {
+    "gym-ant": "Ant-v5",
+    "gym-half-cheetah": "HalfCheetah-v5",
+    "gym-hopper": "Hopper-v5",
+    "gym-humanoid": "Humanoid-v5",
+    "gym-inverted-pendulum": "InvertedPendulum-v5",
+    "gym-walker2d": "Walker2d-v5",
+}
+"""Gymnasium's env of each task."""
+
+MIN_S = 2.0
+"""Minimum duration of a measurement in s."""
+
+NUM_ROLLED = 20
+"""Steps per rollout."""
+
+Advance = Callable[[], int]
+"""Simulates some steps of all envs, and returns their number."""
+
+Way = Callable[[str, int], AbstractContextManager[Advance]]
+"""A way to simulate: makes a number of envs of a task."""
+
+
+def by_make(num_ranks: int) -> Way:
+    """Return the way that steps the envs of mjlab_dist.make with actions of this process."""
+
+    @contextlib.contextmanager
+    def use(task: str, num_envs: int) -> Iterator[Advance]:
+        with mjlab_dist.make(task, gpu_ids=None, cpu_ranks=num_ranks, total_num_envs=num_envs, quiet=True) as envs:
+            envs.reset(seed=1)
+            actions = torch.rand(num_envs, envs.num_actions) * 2 - 1
+
+            def advance() -> int:
+                envs.step(actions)
+                return 1
+
+            yield advance
+
+    return use
+
+
+@contextlib.contextmanager
+def by_rollout(task: str, num_envs: int) -> Iterator[Advance]:
+    """Let two ranks act on their own: the same steps without transport between them."""
+    with mjlab_dist.make(task, gpu_ids=None, cpu_ranks=2, total_num_envs=num_envs, quiet=True) as envs:
+        envs.reset(seed=1)
+        num_actions = envs.num_actions
+
+        def policy(observations: dict[str, torch.Tensor]) -> torch.Tensor:
+            return torch.zeros(len(observations["actor"]), num_actions)
+
+        def advance() -> int:
+            envs.rollout(policy, NUM_ROLLED)
+            return NUM_ROLLED
+
+        yield advance
+
+
+@contextlib.contextmanager
+def by_gymnasium(task: str, num_envs: int) -> Iterator[Advance]:
+    """Use a process per env: Gymnasium's AsyncVectorEnv."""
+    envs = gymnasium.make_vec(GYM_IDS[task], num_envs=num_envs, vectorization_mode="async")
+    envs.reset(seed=1)
+    actions = envs.action_space.sample()
+
+    def advance() -> int:
+        envs.step(actions)
+        return 1
+
+    try:
+        yield advance
+    finally:
+        envs.close()
+
+
+@contextlib.contextmanager
+def by_envpool(task: str, num_envs: int) -> Iterator[Advance]:
+    """Use envpool: MuJoCo's C library in threads of C++, with Gymnasium's envs written again."""
+    envpool: Any = importlib.import_module("envpool")
+    envs: Any = envpool.make_gymnasium(GYM_IDS[task], num_envs=num_envs)
+    envs.reset()
+    actions = np.random.default_rng(1).uniform(-1.0, 1.0, (num_envs, *envs.action_space.shape))
+
+    def advance() -> int:
+        envs.step(actions)
+        return 1
+
+    yield advance
+
+
+@contextlib.contextmanager
+def by_mujoco(task: str, num_envs: int) -> Iterator[Advance]:
+    """Use mujoco.rollout on two threads: physics only, without observations, rewards and resets."""
+    env: Any = gymnasium.make(GYM_IDS[task]).unwrapped
+    model, frame_skip = env.model, env.frame_skip
+    datas = [mujoco.MjData(model) for _ in range(2)]
+    spec = mujoco.mjtState.mjSTATE_FULLPHYSICS
+    state = np.zeros((num_envs, mujoco.mj_stateSize(model, spec)))
+    mujoco.mj_getState(model, datas[0], state[0], spec)
+    state[:] = state[0]
+    controls = np.random.default_rng(1).uniform(-1.0, 1.0, (num_envs, NUM_ROLLED * frame_skip, model.nu))
+    with mujoco.rollout.Rollout(nthread=2) as rollout:
+
+        def advance() -> int:
+            rollout.rollout([model] * num_envs, datas, state, controls)
+            return NUM_ROLLED
+
+        yield advance
+
+
+def ways() -> dict[str, Way]:
+    """Return all ways by name; the first one is what the others are compared with."""
+    found: dict[str, Way] = {
+        "make, one process": by_make(1),
+        "make, 2 ranks": by_make(2),
+        "make, 2 ranks, rollout": by_rollout,
+        "AsyncVectorEnv": by_gymnasium,
+        "mujoco.rollout, 2 threads": by_mujoco,
+    }
+    if importlib.util.find_spec("envpool"):
+        found["envpool"] = by_envpool
+    return found
+
+
+def steps_per_s(advance: Advance, num_envs: int) -> float:
+    """Return env-steps per second, after a warm-up."""
+    advance()
+    start, steps = time.monotonic(), 0
+    while (took := time.monotonic() - start) < MIN_S:
+        steps += advance()
+    return steps * num_envs / took
+
+
+def main() -> None:
+    """Parse the arguments, measure, and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("task", choices=sorted(GYM_IDS))
+    parser.add_argument("--num-envs", type=int, nargs="+", default=[64, 256, 1024])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--max-processes", type=int, default=256, help="skip AsyncVectorEnv with more envs than this")
+    args = parser.parse_args()
+    for num_envs in args.num_envs:
+        chosen = {
+            name: way for name, way in ways().items() if name != "AsyncVectorEnv" or num_envs <= args.max_processes
+        }
+        measured: dict[str, list[float]] = {name: [] for name in chosen}
+        for _ in range(args.rounds):
+            for name, way in chosen.items():
+                with way(args.task, num_envs) as advance:
+                    measured[name].append(steps_per_s(advance, num_envs))
+        print(f"{args.task}, {num_envs} envs")
+        for name, speeds in measured.items():
+            base = measured["make, one process"]
+            ratios = [speed / first for speed, first in zip(speeds, base, strict=True)]
+            print(f"  {name:26} {spread(speeds, 0)} env-steps/s, ratio {spread(ratios, 2)}")
+        shares = [
+            1 - stepped / rolled
+            for stepped, rolled in zip(measured["make, 2 ranks"], measured["make, 2 ranks, rollout"], strict=True)
+        ]
+        print(f"  share of transport and waiting: {statistics.median(shares):.0%}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""Tasks as vector envs of Gymnasium. Importing this module registers every installed task as ``mjlab_dist/<task>``.
+
+Needs the package gymnasium, which the extra ``gym`` installs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mjlab_dist.api import make
+from mjlab_dist.errors import UserError
+from mjlab_dist.registry import task_names
+from mjlab_dist.wording import did_you_mean
+
+try:
+    from gymnasium import register, spaces
+    from gymnasium.vector import AutoresetMode, VectorEnv
+    from gymnasium.vector.utils import batch_space
+except ImportError as error:
+    raise UserError("mjlab_dist.gymnasium: needs the package gymnasium; install it (uv add gymnasium)") from error
+
+NAMESPACE = "mjlab_dist"
+"""Namespace of the ids of tasks."""
+
+GROUP = "actor"
+"""Observation group that policies read."""
+
+Observation = np.ndarray | dict[str, np.ndarray]
+"""Observations of all envs, (num_envs, width): of one group, or of all groups by name."""
+
+
+class TaskVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
+    """The envs of a task, simulated by :func:`mjlab_dist.make` in this process or by ranks.
+
+    Envs whose episode ends start the next one in the same step (``AutoresetMode.SAME_STEP``). In such a step,
+    ``info["final_obs"]`` has their last observations, and ``info["_final_obs"]`` is True for them.
+
+    Attributes:
+        envs: The object that :func:`mjlab_dist.make` returned.
+    """
+
+    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": ["rgb_array"]}  # noqa: RUF012 (Gymnasium's)
+
+    def __init__(
+        self,
+        task: str,
+        num_envs: int = 1,
+        *,
+        render_mode: str | None = None,
+        group: str | None = GROUP,
+        quiet: bool = True,
+        **fields: Any,
+    ) -> None:
+        """Make the envs.
+
+        Args:
+            task: Name of the task.
+            num_envs: Number of envs on all ranks.
+            render_mode: ``rgb_array``, or None if :meth:`render` is not used.
+            group: Observation group to return; None returns all groups in a dict.
+            quiet: Print no warnings, and no progress of compiling.
+            fields: As for :func:`mjlab_dist.make`, such as ``cpu_ranks=2`` or ``seed=1``.
+
+        Raises:
+            UserError: If an argument is wrong, or the task cannot be simulated here.
+        """
+        if render_mode not in (None, *self.metadata["render_modes"]):
+            raise UserError(f"render_mode {render_mode!r}: takes rgb_array or None")
+        self.envs = make(task, arrays="numpy", final_observations=True, total_num_envs=num_envs, quiet=quiet, **fields)
+        widths = self.envs.observation_widths
+        if group is not None and group not in widths:
+            self.envs.close()
+            raise UserError(f"group {group}: there is no such observation group; {did_you_mean(group, widths, '')}")
+        self.num_envs, self.render_mode, self._group = num_envs, render_mode, group
+        self.autoreset_mode = self.metadata["autoreset_mode"]
+        self.metadata = {**self.metadata, "render_fps": round(1 / self.envs.step_dt_s)}
+
+        # Spaces
+        boxes = {name: spaces.Box(-np.inf, np.inf, (width,), np.float32) for name, width in widths.items()}
+        self.single_observation_space = spaces.Dict(boxes) if group is None else boxes[group]
+        low, high = np.array(self.envs.action_bounds, dtype=np.float32).T
+        self.single_action_space = spaces.Box(low, high, dtype=np.float32)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Start an episode in every env.
+
+        Args:
+            seed: Seed of all draws from now on; None continues with the current draws.
+            options: Must be empty: tasks have none.
+        """
+        if options:
+            raise UserError(f"options {options}: tasks have no options; pass None")
+        super().reset(seed=seed)
+        return self._picked(self.envs.reset(seed)), {}
+
+    def step(self, actions: np.ndarray) -> tuple[Observation, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """Advance every env by one control step.
+
+        Args:
+            actions: (num_envs, num_actions).
+        """
+        observations, rewards, terminated, truncated, info = self.envs.step(actions)
+        final = self._picked(info.pop("final_observations"))
+        done = terminated | truncated
+        if done.any():
+            # An array of observations with None in the other envs, as Gymnasium's own vector envs return
+            info["final_obs"] = np.full(self.num_envs, None, dtype=object)
+            for env in np.flatnonzero(done):
+                info["final_obs"][env] = _row(final, env)
+            info["_final_obs"] = done
+        return self._picked(observations), rewards, terminated, truncated, info
+
+    def render(self) -> tuple[np.ndarray, ...] | None:
+        """Return a picture of each env, (height, width, 3) of uint8, with render_mode rgb_array; None otherwise."""
+        return None if self.render_mode is None else tuple(self.envs.render(env) for env in range(self.num_envs))
+
+    def close_extras(self, **kwargs: Any) -> None:  # noqa: ARG002 (Gymnasium's)
+        self.envs.close()
+
+    def _picked(self, observations: dict[str, np.ndarray]) -> Observation:
+        return observations if self._group is None else observations[self._group]
+
+
+def _row(observations: Observation, env: int) -> Observation:
+    if isinstance(observations, dict):
+        return {name: rows[env] for name, rows in observations.items()}
+    return observations[env]
+
+
+for _task in task_names():
+    register(
+        id=f"{NAMESPACE}/{_task}",
+        vector_entry_point=f"{__name__}:{TaskVectorEnv.__name__}",
+        kwargs={"task": _task},
+    )
