@@ -27,6 +27,7 @@ from light_rank import Bookkeeping, keep_books, light_rank
 from mjlab_dist import registry
 from mjlab_dist.control import Control
 from mjlab_dist.distributed import RankDevice, RankPlan, group
+from mjlab_dist.launch.hosts import Host
 from mjlab_dist.launch.plan import RunPlan
 from mjlab_dist.launch.ranks import run_ranks
 from mjlab_dist.launch.supervision import Ranks
@@ -50,7 +51,7 @@ def real(num_ranks: int) -> tuple[float, list[Bookkeeping], list[Event]]:
     events: list[Event] = []
     start_s = time.perf_counter()
     with tempfile.TemporaryDirectory() as directory:
-        plan = RunPlan(devices=(CPU,) * num_ranks, budget=None, run_dir=Path(directory))
+        plan = RunPlan(hosts=(Host(devices=(CPU,) * num_ranks),), budget=None, run_dir=Path(directory))
         config = registry.task_config("cartpole-balance")
         found = run_ranks(light_rank, Bookkeeping, config, plan, listen=events.append, control=Control())
     return time.perf_counter() - start_s, found, events
@@ -62,7 +63,7 @@ def simulated(num_ranks: int) -> tuple[float, Bookkeeping]:
     Returns:
         The CPU seconds in which the launcher handles the events of all ranks, and what rank 0 measured.
     """
-    ranks = Ranks(["localhost"], num_ranks, lambda _: None, Control())
+    ranks = Ranks(["localhost"] * num_ranks, lambda _: None, Control())
     start_s = time.process_time()
     for rank in range(num_ranks):
         ranks.receive({"kind": "joined", "rank": rank, "pid": os.getpid(), "host": "localhost"})

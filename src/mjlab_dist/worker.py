@@ -63,6 +63,9 @@ Entry = Callable[[TrainConfig, RankPlan, Control], T]
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Variables that name the network interface on which gloo and NCCL listen for other ranks."""
 
+FAMILY = "NCCL_SOCKET_FAMILY"
+"""Variable that selects IPv4 or IPv6 for NCCL, where an interface has both."""
+
 EGL_DEVICE = "MUJOCO_EGL_DEVICE_ID"
 """Variable that selects the GPU for MuJoCo's rendering through EGL."""
 
@@ -204,14 +207,14 @@ def run_or_die(entry: Entry[Any], config: TrainConfig, plans: Sequence[RankPlan]
     Args:
         entry: Function that this rank runs.
         config: The run's config.
-        plans: Plans of this machine's ranks, in order of local rank. A rank that fails writes ``errors/rank<N>.json``
-            into the run directory.
+        plans: Plans of all ranks, in order of rank. A rank that fails writes ``errors/rank<N>.json`` into the run
+            directory.
     """
     # Process, libraries, and this rank's plan
     die_with_parent()
     import_learner()
     own = rank_from_environment(os.environ)
-    rank, plan = own.rank, plans[own.local_rank]
+    rank, plan = own.rank, plans[own.rank]
     # SIGTERM stops the run gracefully. The launcher's thread blocks the signal, and its children inherit the mask.
     control = Control()
     signal.signal(signal.SIGTERM, lambda *_: control.request_stop())
@@ -241,8 +244,9 @@ def run_or_die(entry: Entry[Any], config: TrainConfig, plans: Sequence[RankPlan]
 def set_interfaces(rank: Rank, environ: MutableMapping[str, str]) -> None:
     """Set the network interface for gloo and NCCL, unless the user chose one: the loopback interface on one machine.
 
-    On several machines, gloo uses the interface that connects to rank 0. By default, gloo announces the address of the
-    machine's own name, which is a loopback address on many machines. NCCL chooses an interface itself.
+    On several machines, it is the interface of this machine's route to rank 0, and its name may differ between them. By
+    default, gloo announces the address of the machine's own name, which is a loopback address on many machines, and
+    NCCL may choose a network that does not connect the machines, such as that of containers.
 
     Args:
         rank: Which rank this is.
@@ -252,13 +256,20 @@ def set_interfaces(rank: Rank, environ: MutableMapping[str, str]) -> None:
         return
     import psutil  # noqa: PLC0415 (slow to import)
 
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((LOOPBACK if rank.on_one_machine else rank.master_address, 1))  # sends nothing
-        own_address = probe.getsockname()[0]
+    with contextlib.suppress(OSError):
+        target = LOOPBACK if rank.on_one_machine else rank.master_address
+        # Connecting this socket sends nothing: the kernel only chooses the route
+        family, kind, _, _, address = socket.getaddrinfo(target, 1, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)
+            own_address = probe.getsockname()[0]
         for name, addresses in psutil.net_if_addrs().items():
             if own_address in [each.address for each in addresses]:
-                for variable in INTERFACES if rank.on_one_machine else INTERFACES[:1]:
-                    environ.setdefault(variable, name)
+                environ.setdefault(INTERFACES[0], name)
+                # NCCL reads a name as the beginning of names, unless it has an equals sign
+                environ.setdefault(INTERFACES[1], name if rank.on_one_machine else f"={name}")
+                if family == socket.AF_INET6:
+                    environ.setdefault(FAMILY, "AF_INET6")
 
 
 def _meet_devices(config: TrainConfig, rank: Rank, store: Store | None, device: str) -> list[DeviceInfo]:

@@ -12,6 +12,7 @@ from mjlab_dist.control import Control
 from mjlab_dist.distributed import RankDevice
 from mjlab_dist.errors import Exit, RankError
 from mjlab_dist.launch import supervision
+from mjlab_dist.launch.hosts import Host
 from mjlab_dist.launch.plan import RunPlan
 from mjlab_dist.launch.ranks import run_ranks
 from mjlab_dist.worker import Entry, RunResult
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.timeout(180)
 
 def failure(entry: Entry[RunResult], run_dir: Path) -> RankError:
     config = registry.task_config("cartpole-balance")
-    plan = RunPlan(devices=(CPU,) * 3, budget=None, run_dir=run_dir)
+    plan = RunPlan(hosts=(Host(devices=(CPU,) * 3),), budget=None, run_dir=run_dir)
     with pytest.raises(RankError) as caught:
         run_ranks(entry, RunResult, config, plan, listen=lambda _: None, control=Control())
     return caught.value

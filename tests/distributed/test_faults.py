@@ -24,6 +24,7 @@ import psutil
 import pytest
 import torch
 from conftest import Command, Done
+from run_files import assert_equal, final, only_run, untimed
 from warm_start import WarmStarts
 
 from mjlab_dist.errors import Exit
@@ -46,41 +47,6 @@ TRAIN = ("train", "cartpole-balance", *TWO, *SMALL)
 Within = Callable[[float, float], None]
 WaitFor = Callable[[Callable[[], bool]], None]
 Training = Callable[..., subprocess.Popen[str]]
-
-
-def only_run(root: Path) -> Path:
-    (run,) = (root / "logs" / "cartpole-balance").iterdir()
-    return run
-
-
-def final(run: Path) -> dict[str, object]:
-    """Contents of the newest checkpoint, without times."""
-    content = torch.load(find_checkpoint(run), weights_only=True)
-    del content["counters"]["elapsed_s"]
-    return content
-
-
-def assert_equal(a: object, b: object, where: str = "") -> None:
-    assert type(a) is type(b), where
-    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        assert a.dtype == b.dtype, where
-        assert torch.equal(a.nan_to_num(), b.nan_to_num()), f"{where} differs"
-    elif isinstance(a, dict) and isinstance(b, dict):
-        assert a.keys() == b.keys(), where
-        for key in a:
-            assert_equal(a[key], b[key], f"{where}.{key}")
-    elif isinstance(a, list | tuple) and isinstance(b, list | tuple):
-        assert len(a) == len(b), where
-        for i, (x, y) in enumerate(zip(a, b, strict=True)):
-            assert_equal(x, y, f"{where}[{i}]")
-    else:
-        assert a == b, where
-
-
-def untimed(run: Path) -> list[dict[str, object]]:
-    """Rows of metrics without times."""
-    timings = ("elapsed_s", "steps_per_s", "collect_s", "learn_s", "wait_s", "wait_share")
-    return [{k: v for k, v in row.items() if k not in timings} for row in read_metrics(run)]
 
 
 def since_last_row(run: Path) -> float:

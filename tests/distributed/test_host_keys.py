@@ -17,7 +17,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from ssh_server import Add, host_entry, known_host
 
 from mjlab_dist.errors import Exit, PreflightError, UserError
-from mjlab_dist.launch.hosts import check_hosts, end_on_hosts
+from mjlab_dist.launch.host_checks import check_hosts
+from mjlab_dist.launch.hosts import end_on_hosts
 
 NODE7, NODE8 = "192.0.2.7", "192.0.2.8"
 """Addresses that belong to no machine."""

@@ -19,6 +19,7 @@ from mjlab_dist import registry
 from mjlab_dist.control import Control
 from mjlab_dist.distributed import RankDevice
 from mjlab_dist.errors import RankError
+from mjlab_dist.launch.hosts import Host
 from mjlab_dist.launch.plan import RunPlan
 from mjlab_dist.launch.ranks import run_ranks
 from mjlab_dist.run_dir import ERRORS_DIR
@@ -41,7 +42,7 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launch:
             monkeypatch.setenv(name, value)
         config = registry.task_config("cartpole-balance")
         (tmp_path / ERRORS_DIR).mkdir(exist_ok=True)
-        plan = RunPlan(devices=DEVICES, budget=None, run_dir=tmp_path)
+        plan = RunPlan(hosts=(Host(devices=DEVICES),), budget=None, run_dir=tmp_path)
         return run_ranks(environment_probe.report, Report, config, plan, listen=lambda _: None, control=Control())
 
     return run

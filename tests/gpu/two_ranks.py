@@ -13,6 +13,7 @@ from mjlab_dist import registry, worker
 from mjlab_dist.budget import plan_budget
 from mjlab_dist.control import Control
 from mjlab_dist.distributed import RankDevice
+from mjlab_dist.launch.hosts import Host
 from mjlab_dist.launch.plan import RunPlan
 from mjlab_dist.launch.ranks import run_ranks
 from mjlab_dist.messages import Event
@@ -43,7 +44,7 @@ def main(
     task = registry.task_config(task_name)
     config = dataclasses.replace(task, num_envs=int(num_envs), max_iterations=int(max_iterations), log_root=log_root)
     run_dir = create_run_dir(config)
-    plan = RunPlan(devices=(shared,) * 2, budget=plan_budget(config, 2), run_dir=run_dir)
+    plan = RunPlan(hosts=(Host(devices=(shared,) * 2),), budget=plan_budget(config, 2), run_dir=run_dir)
     events: list[Event] = []
     result, _ = run_ranks(worker.run, worker.RunResult, config, plan, listen=events.append, control=Control())
     print(json.dumps({"run_dir": str(run_dir), "result": dataclasses.asdict(result), "events": events}, default=str))

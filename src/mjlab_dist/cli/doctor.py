@@ -17,7 +17,7 @@ from rich.text import Text
 from mjlab_dist.cli.console import make_console
 from mjlab_dist.cli.help import general_config
 from mjlab_dist.cli.parsing import parse
-from mjlab_dist.config.checks import validate_hosts
+from mjlab_dist.config.hosts import validate_hosts
 from mjlab_dist.distributed.slurm import named_hosts
 from mjlab_dist.errors import Exit
 
@@ -59,12 +59,14 @@ def main(argv: Sequence[str], prog: str) -> None:
     other: dict[str, list[Finding]] = {}
     if config.hosts:
         from mjlab_dist.launch.examination import examine_hosts  # noqa: PLC0415 (the same)
-        from mjlab_dist.launch.hosts import choose_hosts  # noqa: PLC0415 (the same)
+        from mjlab_dist.launch.host_checks import check_hosts, other_hosts  # noqa: PLC0415 (the same)
 
         hosts = named_hosts(config.hosts, os.environ)
         run = dataclasses.replace(general_config(), hosts=hosts, ssh_config=config.ssh_config)
-        validate_hosts(hosts)
-        other = examine_hosts(choose_hosts(run)[1:], config.ssh_config)
+        validate_hosts(hosts, None, 0)
+        names = [host.name for host in other_hosts(run)]
+        check_hosts(names, config.ssh_config)
+        other = examine_hosts(names, config.ssh_config)
     # This machine
     found = {HERE: examine(Path(config.log_root), os.environ), **other}
     num_failed = sum(finding.status == "fail" for findings in found.values() for finding in findings)

@@ -9,6 +9,7 @@ from typing import Any
 
 from mjlab_dist.config.agent import MIN_STD, AgentConfig
 from mjlab_dist.config.entries import entry
+from mjlab_dist.config.hosts import validate_hosts
 from mjlab_dist.config.loggers import validate_loggers
 from mjlab_dist.config.run import COMPRESSIONS, TrainConfig
 from mjlab_dist.config.serialization import paths, to_plain
@@ -52,7 +53,7 @@ def validate(config: TrainConfig) -> None:
         validate_rollout(config.agent, config.num_envs)
     # Ranks and hosts
     _validate_sync(config)
-    validate_hosts(config.hosts)
+    validate_hosts(config.hosts, config.min_hosts, config.max_restarts)
     if config.port_range is not None:
         first, last = config.port_range
         if first < 1024 or last < first + 2 or last > 65535:
@@ -171,24 +172,6 @@ def _validate_sync(config: TrainConfig) -> None:
     ):
         if excluded:
             raise UserError(f"{flag}: cannot be combined with {other}, since {reason}; drop one of the two")
-
-
-def validate_hosts(hosts: tuple[str, ...]) -> None:
-    """Raise if a value of ``--hosts`` names no machines, or one of them twice.
-
-    Raises:
-        UserError: One line that names the host.
-    """
-    shown = " ".join(hosts)
-    for host in hosts:
-        # A single colon separates a port, which name resolution does not accept. IPv6 addresses have more colons.
-        if not re.fullmatch(r"[\w.:-]+", host) or host.count(":") == 1:
-            raise UserError(
-                f"--hosts {shown}: {host!r} is not the name or address of a machine; separate hosts by spaces, and set "
-                "users and ports in SSH's config file"
-            )
-        if hosts.count(host) > 1:
-            raise UserError(f"--hosts {shown}: {host} is repeated; name each host once")
 
 
 def _validate_numbers(config: TrainConfig) -> None:

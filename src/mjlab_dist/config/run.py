@@ -74,8 +74,8 @@ class TrainConfig:
     """Allow more than 4 CPU ranks per core."""
     hosts: tuple[str, ...] = ()
     """Machines to train on, by name or address, or slurm for those of this SLURM job. Each uses the devices of gpu-ids
-    or cpu-ranks. Default: this machine. This machine must be the first; SSH connects to the others. All need the same
-    Python environment under the same path."""
+    or cpu-ranks; node7:4 starts 4 ranks on node7, on the first 4 of its devices. Default: this machine. This machine
+    must be the first; SSH connects to the others. All need the same Python environment under the same path."""
     ssh_config: str | None = None
     """SSH config file for hosts. Default: ~/.ssh/config, then /etc/ssh/ssh_config."""
     port_range: tuple[int, int] | None = None
@@ -103,6 +103,9 @@ class TrainConfig:
     max_restarts: int = 0
     """Maximum number of restarts from the newest checkpoint after a rank is killed, hangs or fails. Two in a row that
     make no progress end the run."""
+    min_hosts: int | None = None
+    """Minimum number of hosts for a restart. It leaves out hosts that cannot be reached, and takes them back at the
+    next restart. Default: all hosts."""
     hang_timeout: float = 300.0
     """Seconds without an iteration after which a rank is considered hung. The run then ends or restarts."""
     logger: LOGGERS = ("tensorboard",)

@@ -18,6 +18,7 @@ from mjlab_dist.distributed import outside_launcher
 from mjlab_dist.errors import UserError
 from mjlab_dist.evaluate.batches import Batch, BatchSums, Job, RankSums, play_batches, split
 from mjlab_dist.evaluate.vary import Point, make_points
+from mjlab_dist.launch.hosts import Host
 from mjlab_dist.launch.plan import RunPlan
 from mjlab_dist.machine.devices import find_gpus, plan_devices
 from mjlab_dist.machine.memory import check_memory
@@ -136,7 +137,7 @@ def _play(job: Job, config: TrainConfig, listen: Listener) -> list[RankSums]:
     listen({"kind": "status", "text": f"Playing {num_episodes} episodes on {names}."})
     entry = functools.partial(play_batches, job)
     with tempfile.TemporaryDirectory(prefix="mjlab-dist-evaluate-") as directory:
-        plan = RunPlan(devices=devices, budget=None, run_dir=Path(directory))
+        plan = RunPlan(hosts=(Host(devices=devices),), budget=None, run_dir=Path(directory))
         if len(devices) == 1:
             with listening(listen):
                 return [entry(config, plan.rank_plans[0], Control())]

@@ -12,6 +12,7 @@ import functools
 import json
 import os
 import runpy
+import select
 import shutil
 import signal
 import sys
@@ -33,6 +34,12 @@ FORK = "--fork"
 
 OWN_DIRECTORY = "--own-directory"
 """Argument that asks the agent to make a temporary directory for the launch's processes on its machine."""
+
+HEARTBEAT = b"\n"
+"""Line from the launcher that says only that it can still be reached."""
+
+SILENCE = "--silence="
+"""Argument with the seconds without a heartbeat of the launcher after which the agent ends; without it, never."""
 
 MAX_DIRECTORY = 70
 """Maximum length of TMPDIR in bytes. The fork server creates a Unix socket below it, whose path is limited to 107."""
@@ -71,12 +78,14 @@ def _run() -> None:
         from mjlab_dist.launch.agent_group import AgentGroup  # noqa: PLC0415 (imports torch)
 
     # Arguments from the launcher
-    line = sys.stdin.readline()
+    silence_s = next((float(each.removeprefix(SILENCE)) for each in sys.argv if each.startswith(SILENCE)), None)
+    while (line := _next_line(silence_s)) == HEARTBEAT:
+        pass
     if not line:
         _remove_own_directory()
         return
     sys.argv[1:] = json.loads(line)
-    threading.Thread(target=_end_with_launcher, name="launcher", daemon=True).start()
+    threading.Thread(target=_end_with_launcher, args=(silence_s,), name="launcher", daemon=True).start()
     # torchrunx's agent, with its start method and its connections replaced
     start = functools.partial(elastic.start_processes, start_method="forkserver" if forks else "spawn")
     adapted = SimpleNamespace(start_processes=start, DefaultLogsSpecs=elastic.DefaultLogsSpecs)
@@ -96,10 +105,20 @@ def _remove_own_directory() -> None:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _end_with_launcher() -> None:
-    """Kill this process when the launcher ends for any reason. The ranks of this process then end too."""
+def _next_line(silence_s: float | None) -> bytes:
+    """Return the next line from the launcher; nothing if it has ended, or was silent for too long."""
+    ready, _, _ = select.select([0], [], [], silence_s)
+    if not ready:
+        return b""
+    with open(0, "rb", buffering=0, closefd=False) as lines:
+        return lines.readline()
+
+
+def _end_with_launcher(silence_s: float | None) -> None:
+    """Kill this process when the launcher has ended, however it did, or cannot be reached: its ranks end with it."""
     with contextlib.suppress(OSError):
-        sys.stdin.read()
+        while _next_line(silence_s):
+            pass
     _remove_own_directory()
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -10,6 +10,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Container, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any, ClassVar
 
@@ -18,6 +19,10 @@ from torchrunx.utils.comm import LauncherAgentGroup
 from torchrunx.utils.errors import AgentFailedError
 
 from mjlab_dist.launch.handshake import MAX_UNPROVEN, authenticate, secret_of
+from mjlab_dist.wording import listed
+
+ABORT_POLL_S = 0.2
+"""Interval of checks for an abort while agents connect, in seconds."""
 
 RANK_BYTES = 4
 """Length of an agent's first message: its rank in the group."""
@@ -29,20 +34,46 @@ class LauncherGroup(LauncherAgentGroup[Any]):
     Attributes:
         listener: Socket that agents connect to.
         secret: The secret of the launch.
+        hosts: Machine of each agent.
+        peers: Sockets of the agents that have connected.
+        is_aborted: Whether nothing may wait for an agent any more.
     """
 
     listener: ClassVar[socket.socket]
     secret: ClassVar[bytes]
+    hosts: ClassVar[Sequence[str]]
+    peers: ClassVar[list[socket.socket]]
+    is_aborted: ClassVar[threading.Event]
 
     @classmethod
-    def listening(cls, listener: socket.socket, secret: bytes) -> type[LauncherGroup]:
+    def listening(cls, listener: socket.socket, secret: bytes, hosts: Sequence[str]) -> type[LauncherGroup]:
         """Return the class to create groups from.
 
         Args:
             listener: Socket that agents connect to.
             secret: The secret of the launch.
+            hosts: Machine of each agent.
         """
-        return type(cls.__name__, (cls,), {"listener": listener, "secret": secret})
+        attributes = {
+            "listener": listener,
+            "secret": secret,
+            "hosts": hosts,
+            "peers": [],
+            "is_aborted": threading.Event(),
+        }
+        return type(cls.__name__, (cls,), attributes)
+
+    @classmethod
+    def abort(cls) -> None:
+        """Let everything that waits for an agent fail at once, in whichever thread.
+
+        Without this, torchrunx's launcher would wait for an agent of a machine that is lost, and then end the agents of
+        the next attempt.
+        """
+        cls.is_aborted.set()
+        for peer in cls.peers:
+            with contextlib.suppress(OSError):
+                peer.shutdown(socket.SHUT_RDWR)
 
     def __class_getitem__(cls, _: object) -> type[LauncherGroup]:
         """Return the class itself: the type of results does not matter here."""
@@ -58,9 +89,19 @@ class LauncherGroup(LauncherAgentGroup[Any]):
         self._connected = threading.Condition()
         self._unproven = threading.Semaphore(MAX_UNPROVEN)
         threading.Thread(target=self._accept, name="agents", daemon=True).start()
+        deadline = time.monotonic() + self.agent_timeout
         with self._connected:
-            if not self._connected.wait_for(lambda: len(self._agents) == self.world_size - 1, self.agent_timeout):
-                raise AgentFailedError
+            while len(self._agents) < self.world_size - 1:
+                self._connected.wait(ABORT_POLL_S)
+                if self.is_aborted.is_set():
+                    raise AgentFailedError
+                if time.monotonic() > deadline:
+                    raise self._timeout_error(self._agents)
+
+    def _timeout_error(self, ranks: Container[int]) -> AgentFailedError:
+        """Return the error if only agents of some ranks have answered in time."""
+        missing = [host for rank, host in enumerate(self.hosts, 1) if rank not in ranks]
+        return AgentFailedError(f"no answer within {self.agent_timeout} s from torchrunx's agent on {listed(missing)}")
 
     def _accept(self) -> None:
         """Accept connections until the listener is closed. A peer that does not answer does not delay others."""
@@ -81,7 +122,8 @@ class LauncherGroup(LauncherAgentGroup[Any]):
             return
         finally:
             self._unproven.release()
-        connection = Connection(peer.detach())
+        self.peers.append(peer)
+        connection = Connection(os.dup(peer.fileno()))
         rank = int.from_bytes(connection.recv_bytes(RANK_BYTES), "big")
         with self._connected:
             self._agents[rank] = connection
@@ -100,7 +142,7 @@ class LauncherGroup(LauncherAgentGroup[Any]):
             while missing := {connection: rank for rank, connection in self._agents.items() if rank not in objects}:
                 ready = wait(list(missing), max(0.0, deadline - time.monotonic()))
                 if not ready:
-                    raise AgentFailedError
+                    raise self._timeout_error(objects)
                 for connection in ready:
                     assert isinstance(connection, Connection)
                     objects[missing[connection]] = cloudpickle.loads(connection.recv_bytes())
@@ -120,6 +162,8 @@ class LauncherGroup(LauncherAgentGroup[Any]):
         self.listener.close()
         for connection in self._agents.values():
             connection.close()
+        for peer in self.peers:
+            peer.close()
 
 
 class AgentGroup(LauncherAgentGroup[Any]):

@@ -13,6 +13,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,9 +21,12 @@ from typing import IO, Protocol
 
 from mjlab_dist.control import STOP_SIGNALS
 from mjlab_dist.errors import Exit, PreflightError, RankError
-from mjlab_dist.launch.agent import OWN_DIRECTORY
-from mjlab_dist.launch.hosts import connect, program
+from mjlab_dist.launch.agent import HEARTBEAT, OWN_DIRECTORY, SILENCE
+from mjlab_dist.launch.hosts import CONNECT_TIMEOUT_S, connect, in_thread, program
 from mjlab_dist.launch.supervision import Ended
+
+HEARTBEAT_S = 5.0
+"""Seconds between two heartbeats to an agent on another machine."""
 
 MODULE = ("-u", "-W", "ignore:resource_tracker", "-m", "mjlab_dist.launch.agent")
 """Arguments of Python for an agent. If it is killed, its resource tracker removes its semaphores, with a warning."""
@@ -49,6 +53,10 @@ class Agent(Protocol):
         """Return how the agent ended; None while it runs, or if :meth:`end` has ended it."""
         ...
 
+    def answers(self) -> bool:
+        """Return whether its machine can be reached, and it has not ended."""
+        ...
+
     def end(self, patience_s: float = 0.0) -> None:
         """Kill it. Its ranks then end too.
 
@@ -67,6 +75,7 @@ def waiting_agents(
     *,
     here: Mapping[str, str],
     there: Mapping[str, str],
+    silence_s: float,
     errors: IO[str],
 ) -> Iterator[list[Agent]]:
     """Start an agent on each machine; end them when the context ends. The signals that stop a run do not reach them.
@@ -77,6 +86,7 @@ def waiting_agents(
         arguments: Arguments of the agents.
         here: Environment of the agent on this machine.
         there: Variables to set for the agents on other machines, in addition to those that SSH sets.
+        silence_s: Seconds after which the agents on other machines end if they receive nothing.
         errors: File for the standard error of the agent on this machine and of its ranks.
 
     Yields:
@@ -92,7 +102,8 @@ def waiting_agents(
         # Agents on other machines, in parallel; if one cannot be started, the others are ended
         with ThreadPoolExecutor(max(1, len(hosts) - 1)) as pool:
             starting = [
-                pool.submit(_RemoteAgent, host, ssh_config, [*command, OWN_DIRECTORY], there) for host in hosts[1:]
+                pool.submit(_RemoteAgent, host, ssh_config, [*command, OWN_DIRECTORY, f"{SILENCE}{silence_s:g}"], there)
+                for host in hosts[1:]
             ]
         for started in starting:
             if started.exception() is None:
@@ -130,6 +141,9 @@ class _LocalAgent:
         code = self._process.poll()
         return None if code is None or self._is_stopped else Ended("torchrunx's agent", code)
 
+    def answers(self) -> bool:
+        return self._process.poll() is None
+
     def end(self, patience_s: float = 0.0) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(patience_s)
@@ -139,7 +153,10 @@ class _LocalAgent:
 
 
 class _RemoteAgent:
-    """Agent on another machine. It ends when this process closes the connection, or ends."""
+    """Agent on another machine. It ends when this process closes the connection, or ends, or cannot be reached.
+
+    SSH's server notices only after hours that the connection is cut, so the agent receives heartbeats.
+    """
 
     def __init__(self, host: str, ssh_config: str | None, command: Sequence[str], variables: Mapping[str, str]) -> None:
         self.host = host
@@ -152,11 +169,21 @@ class _RemoteAgent:
         except BaseException:
             self._connection.close()
             raise
+        self._sending = threading.Lock()
+        self._is_closed = threading.Event()
         self._send([variables, command])
+        threading.Thread(target=self._beat, name=f"heartbeats to {host}", daemon=True).start()
 
     def _send(self, message: object) -> None:
-        with contextlib.suppress(OSError):
-            self._channel.sendall((json.dumps(message) + "\n").encode())
+        self._send_bytes((json.dumps(message) + "\n").encode())
+
+    def _send_bytes(self, line: bytes) -> None:
+        with contextlib.suppress(OSError), self._sending:
+            self._channel.sendall(line)
+
+    def _beat(self) -> None:
+        while not self._is_closed.wait(HEARTBEAT_S):
+            self._send_bytes(HEARTBEAT)
 
     def run(self, arguments: Sequence[str]) -> None:
         self._send(arguments)
@@ -167,7 +194,19 @@ class _RemoteAgent:
         # -1 if a signal killed it, or the connection is lost
         return Ended(f"torchrunx's agent on {self.host}", self._channel.recv_exit_status())
 
+    def answers(self) -> bool:
+        transport = self._connection.transport
+        assert transport is not None
+        # OpenSSH's server answers each of its own client's keepalive messages, to say that it does not support them
+        asked = in_thread("keepalive", lambda: transport.global_request("keepalive@openssh.com", wait=True))
+        try:
+            asked.result(CONNECT_TIMEOUT_S)
+        except Exception:  # noqa: BLE001 (the SSH library raises many types of errors)
+            return False
+        return transport.is_active() and not self._channel.exit_status_ready()
+
     def end(self, patience_s: float = 0.0) -> None:
         self._channel.status_event.wait(patience_s)
         self._is_stopped = not self._channel.exit_status_ready()
+        self._is_closed.set()
         self._connection.close()

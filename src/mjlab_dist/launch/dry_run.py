@@ -12,7 +12,7 @@ from mjlab_dist.distributed import Rank, RankDevice, outside_launcher
 from mjlab_dist.distributed.plan import number_by_bus
 from mjlab_dist.errors import UserError
 from mjlab_dist.imports import start_up
-from mjlab_dist.launch.hosts import HERE
+from mjlab_dist.launch.hosts import Host
 from mjlab_dist.launch.plan import RunPlan, check_config, plan_run
 from mjlab_dist.machine.devices import find_gpus
 from mjlab_dist.messages import Listener, listening
@@ -57,10 +57,10 @@ def dry_run(config: TrainConfig, listen: Listener) -> DryRun:
     plan = plan_run(config, os.environ, find_gpus(), next_run_dir)
     # Memory of an env, measured on a few of them
     with start_up():
-        prepare_process(plan.devices[0], Rank(), config.seed)
+        prepare_process(plan.own_devices[0], Rank(), config.seed)
         from mjlab_dist.env import sizing  # noqa: PLC0415 (imports torch)
     with listening(listen):
-        room = sizing.measure_room(config, plan.devices[0].device, len(plan.devices))
+        room = sizing.measure_room(config, plan.own_devices[0].device, len(plan.own_devices))
     # Number of envs for --num-envs auto
     budget = plan.budget
     if budget is None:
@@ -90,7 +90,7 @@ def describe(config: TrainConfig, run: DryRun) -> list[tuple[str, str]]:
     # Table
     rows = [
         ("Task", config.task),
-        ("Ranks", f"{plan.num_ranks}: {_devices(plan.devices)}{_on_hosts(plan.hosts)}"),
+        ("Ranks", f"{plan.num_ranks}: {_on_hosts(plan.hosts)}"),
         ("Envs", f"{budget.num_envs:,} per rank, {num_envs:,} in all"),
         ("Iterations", f"{iterations}; {per_iteration:,} steps each, {left * per_iteration:,} in all"),
         (
@@ -120,5 +120,10 @@ def _devices(devices: tuple[RankDevice, ...]) -> str:
     return f"{shown} ({first.backend}, {threads} each)" if len(devices) > 1 else f"{shown} ({threads})"
 
 
-def _on_hosts(hosts: tuple[str, ...]) -> str:
-    return "" if hosts == (HERE,) else f", on each of {listed(hosts)}"
+def _on_hosts(hosts: tuple[Host, ...]) -> str:
+    shown = [_devices(host.devices) for host in hosts]
+    if len(hosts) == 1:
+        return shown[0]
+    if len(set(shown)) == 1:
+        return f"{shown[0]}, on each of {listed([host.name for host in hosts])}"
+    return "; ".join(f"{devices} on {host.name}" for devices, host in zip(shown, hosts, strict=True))

@@ -23,7 +23,7 @@ def examine_hosts(hosts: Sequence[str], ssh_config: str | None) -> dict[str, lis
     """Run the checks of ``mjlab-dist doctor`` on other machines, in parallel.
 
     Args:
-        hosts: Machines that :func:`~mjlab_dist.launch.hosts.check_hosts` has passed.
+        hosts: Machines that :func:`~mjlab_dist.launch.host_checks.check_hosts` has passed.
         ssh_config: SSH's config file; None for the user's and the system's.
 
     Returns:

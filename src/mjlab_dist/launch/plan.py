@@ -11,11 +11,13 @@ from pathlib import Path
 from mjlab_dist.budget import Budget, plan_budget
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.checks import episode_steps, validate
+from mjlab_dist.config.hosts import HostEntry, parse_host
 from mjlab_dist.distributed import RankDevice, RankPlan, outside_launcher
 from mjlab_dist.distributed.slurm import named_hosts
 from mjlab_dist.errors import UserError
 from mjlab_dist.faults import read_fault
-from mjlab_dist.launch.hosts import HERE, choose_hosts
+from mjlab_dist.launch.host_checks import choose_hosts
+from mjlab_dist.launch.hosts import Host
 from mjlab_dist.lease import Lease
 from mjlab_dist.logger import check_loggers
 from mjlab_dist.machine.devices import Gpu, plan_devices, shared_cores
@@ -32,10 +34,10 @@ step."""
 class RunPlan:
     """Devices, hosts, budget and directory of a run: the config with ``auto``, ``all`` and ``latest`` resolved."""
 
-    hosts: tuple[str, ...] = (HERE,)
-    """Machines, by name or address; the first is this one."""
-    devices: tuple[RankDevice, ...]
-    """The device of each rank of a machine, in order of local rank; the same on every machine."""
+    hosts: tuple[Host, ...]
+    """Machines, with the devices of their ranks; the first is this one."""
+    entries: tuple[HostEntry, ...] = ()
+    """Machines that were asked for, of which a restart may leave out some; empty without ``--hosts``."""
     budget: Budget | None
     """Envs per rank, and iterations; None for ``--num-envs auto``, where ranks measure their memory first."""
     run_dir: Path
@@ -48,13 +50,28 @@ class RunPlan:
     """Warnings about this machine, one line each."""
 
     @property
+    def host_names(self) -> tuple[str, ...]:
+        """Names or addresses of the machines."""
+        return tuple(host.name for host in self.hosts)
+
+    @property
+    def own_devices(self) -> tuple[RankDevice, ...]:
+        """The device of each rank of this machine, in order of local rank."""
+        return self.hosts[0].devices
+
+    @property
+    def devices(self) -> tuple[RankDevice, ...]:
+        """The device of each rank, in order of rank."""
+        return tuple(device for host in self.hosts for device in host.devices)
+
+    @property
     def num_ranks(self) -> int:
         """Number of ranks, over all machines."""
-        return len(self.hosts) * len(self.devices)
+        return sum(len(host.devices) for host in self.hosts)
 
     @property
     def rank_plans(self) -> tuple[RankPlan, ...]:
-        """Plan of each rank of a machine, in order of local rank."""
+        """Plan of each rank, in order of rank."""
         return tuple(
             RankPlan(device=device, budget=self.budget, run_dir=self.run_dir, lease=self.lease)
             for device in self.devices
@@ -76,17 +93,21 @@ def plan_run(
         UserError: If the config cannot train here.
     """
     config = dataclasses.replace(config, hosts=named_hosts(config.hosts, environ))
-    devices = plan_devices(config, environ, gpus)
-    hosts = tuple(choose_hosts(config))
-    budget = plan_budget(config, len(hosts) * len(devices))
+    # Hosts and devices
+    entries = tuple(map(parse_host, config.hosts))
+    own = plan_devices(config, environ, gpus, entries[0].num_ranks if entries else None)
+    warnings = shared_cores(own)
+    hosts = choose_hosts(config, environ, own, warnings.append)
+    # Envs and iterations
+    budget = plan_budget(config, sum(len(host.devices) for host in hosts))
     if budget is not None:
-        check_memory(config, budget.num_envs, devices, gpus)
-    warnings = shared_cores(config)
+        check_memory(config, budget.num_envs, own, gpus)
+    # Run directory
     resumed = find_resumed(config, warnings.append)
-    warnings += check_machine(config, devices, environ, gpus, resumed)
+    warnings += check_machine(config, own, environ, gpus, resumed)
     return RunPlan(
         hosts=hosts,
-        devices=devices,
+        entries=entries,
         budget=budget,
         run_dir=resumed or new_run_dir(config),
         is_new=resumed is None,

@@ -23,7 +23,7 @@ from mjlab_dist.faults import ATTEMPT
 from mjlab_dist.launch.agent import FORK
 from mjlab_dist.launch.agents import Agent, waiting_agents
 from mjlab_dist.launch.handshake import SECRET, new_secret
-from mjlab_dist.launch.hosts import end_on_hosts, own_address
+from mjlab_dist.launch.hosts import end_on_hosts, listen_on, own_address
 from mjlab_dist.launch.plan import RunPlan
 from mjlab_dist.machine.processes import LAUNCH, end_children, temporary_directory
 from mjlab_dist.masking import LOGIN, SECRETS
@@ -87,7 +87,7 @@ class Launch:
 
         # Reference cycles of a traceback may keep an earlier attempt's store alive, with threads and sockets.
         gc.collect()
-        host, port = self.store_listener.getsockname()
+        host, port = self.store_listener.getsockname()[:2]
         return TCPStore(
             host, port, is_master=True, wait_for_workers=False, master_listen_fd=self.store_listener.detach()
         )
@@ -105,7 +105,7 @@ def prepared(config: TrainConfig, plan: RunPlan, attempt: int, listen: Listener)
     """
     # Short, because sockets are created in directories with this name; remove_own needs the pid
     name = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
-    address, secret = own_address(plan.hosts), new_secret()
+    address, secret = own_address(plan.host_names), new_secret()
     is_local = len(plan.hosts) == 1
     with (
         temporary_directory(name) as temporary,
@@ -130,11 +130,12 @@ def prepared(config: TrainConfig, plan: RunPlan, attempt: int, listen: Listener)
         forks = can_fork(plan.devices, os.environ)
         agents = stack.enter_context(
             waiting_agents(
-                plan.hosts,
+                plan.host_names,
                 config.ssh_config,
                 [FORK] if forks else [],
                 here={**os.environ, **variables, "TMPDIR": temporary},
                 there={**{each: os.environ[each] for each in exported_names(os.environ)}, **variables},
+                silence_s=remote_timeout_s(config),
                 errors=errors,
             )
         )
@@ -153,7 +154,16 @@ def prepared(config: TrainConfig, plan: RunPlan, attempt: int, listen: Listener)
         )
 
 
-def end_processes(config: TrainConfig, hosts: Sequence[str], launch: str, listen: Listener) -> None:
+def remote_timeout_s(config: TrainConfig) -> int:
+    """Return after how many seconds without each other the launcher and agents on other machines end.
+
+    Args:
+        config: The run's config.
+    """
+    return max(60, round(config.hang_timeout))
+
+
+def end_processes(config: TrainConfig, hosts: Sequence[str], launch: str, listen: Listener) -> list[str]:
     """Kill all processes of a launch, on all machines, and wait for them.
 
     Args:
@@ -161,11 +171,16 @@ def end_processes(config: TrainConfig, hosts: Sequence[str], launch: str, listen
         hosts: Machines; the first is this one.
         launch: Name of the launch.
         listen: Receives a warning if a machine does not answer.
+
+    Returns:
+        Machines that do not answer.
     """
     end_children(launch)
-    if left := end_on_hosts(hosts, config.ssh_config, launch):
+    left = end_on_hosts(hosts, config.ssh_config, launch)
+    if left:
         text = f"no answer from {', '.join(left)}: processes of this run may still be running there"
         listen({"kind": "warning", "text": text})
+    return left
 
 
 def exported_names(environ: Mapping[str, str]) -> list[str]:
@@ -194,8 +209,8 @@ def can_fork(devices: Sequence[RankDevice], environ: Mapping[str, str]) -> bool:
 def _listen(address: str, ports: tuple[int, int] | None) -> socket.socket:
     """Listen on a free port of an address: one of a range, or any that the kernel chooses."""
     if ports is None:
-        return socket.create_server((address, 0))
+        return listen_on(address)
     for port in range(ports[0], ports[1] + 1):
         with contextlib.suppress(OSError):
-            return socket.create_server((address, port))
+            return listen_on(address, port)
     raise UserError(f"--port-range {ports[0]} {ports[1]}: a launch needs three free ports; give a wider range")

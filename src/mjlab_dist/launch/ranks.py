@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.control import STOP_SIGNALS, Control
@@ -26,7 +26,7 @@ from mjlab_dist.imports import start_up
 from mjlab_dist.launch.agents import Agent
 from mjlab_dist.launch.log_records import LogServer
 from mjlab_dist.launch.plan import RunPlan
-from mjlab_dist.launch.preparation import Launch, end_processes, prepared
+from mjlab_dist.launch.preparation import Launch, end_processes, prepared, remote_timeout_s
 from mjlab_dist.launch.spare import Spare
 from mjlab_dist.launch.supervision import SETTLED_S, Ended, Ranks
 from mjlab_dist.machine.processes import die_with_parent
@@ -39,10 +39,15 @@ from mjlab_dist.worker import Entry, run_or_die
 if TYPE_CHECKING:
     import torchrunx
 
+    from mjlab_dist.launch.agent_group import LauncherGroup
+
 T = TypeVar("T")
 
 _launching = threading.Lock()
 """Held while this process has ranks: torchrunx is patched for one launch at a time."""
+
+JOIN_S = 10.0
+"""Seconds to wait for torchrunx's launcher after its connections are closed. Its daemon thread would be left behind."""
 
 LONGEST_S = 20 * 24 * 3600
 """Nearly the longest timeout of poll(2), in seconds."""
@@ -78,7 +83,7 @@ def run_ranks(
         RankError: If a rank ended early or hung.
         UserError: If a rank ended because of something that the user can fix.
     """
-    ranks = Ranks(plan.hosts, len(plan.devices), listen, control)
+    ranks = Ranks(_hosts_of_ranks(plan), listen, control)
     logs = log_dir(config, plan.run_dir, os.environ)
     with _one_at_a_time(), child_errors() as errors, contextlib.ExitStack() as stack:
         # Agents, which import their libraries while this process imports its own
@@ -91,17 +96,20 @@ def run_ranks(
         _store = launch.open_store()
         # Ranks, and the wait for their results
         pipe = stack.enter_context(_event_pipe(ranks.receive))
-        log_servers = stack.enter_context(_adapted_torchrunx(launch))
+        adapted = stack.enter_context(_adapted_torchrunx(launch))
         launcher = _torchrunx_launcher(config, plan, logs, pipe)
         rank: Callable[..., object] = run_or_die
         with _in_thread(lambda: launcher.run(rank, entry, config, plan.rank_plans)) as future:
             try:
-                results = ranks.wait(future, config.hang_timeout, lambda: _ended_helper(launch.agents, log_servers))
+                results = ranks.wait(
+                    future, config.hang_timeout, lambda: _ended_helper(launch.agents, adapted.log_processes)
+                )
             except RankError as error:
                 raise _with_log(error, logs, plan, launch.errors, errors) from None
             finally:
                 # torchrunx asks its agents to end, but does not wait for them
-                end_processes(config, plan.hosts, launch.name, listen)
+                _end(config, plan, launch, spare, listen)
+                adapted.group.abort()
     return [_decoded(result_type, result) for result in results]
 
 
@@ -116,6 +124,14 @@ def _one_at_a_time() -> Iterator[None]:
         _launching.release()
 
 
+def _end(config: TrainConfig, plan: RunPlan, launch: Launch, spare: Spare | None, listen: Listener) -> None:
+    """Kill all processes of a launch. The spare remembers the machines that do not answer, for the next restart."""
+    if spare is None:
+        end_processes(config, plan.host_names, launch.name, listen)
+    else:
+        spare.end(launch.name, plan.host_names)
+
+
 def _torchrunx_launcher(config: TrainConfig, plan: RunPlan, logs: Path | None, pipe: int) -> torchrunx.Launcher:
     """Return torchrunx's launcher for a run.
 
@@ -128,12 +144,12 @@ def _torchrunx_launcher(config: TrainConfig, plan: RunPlan, logs: Path | None, p
     import torchrunx
 
     return torchrunx.Launcher(
-        hostnames=list(plan.hosts),
-        workers_per_host=len(plan.devices),
+        hostnames=list(plan.host_names),
+        workers_per_host=_ranks_per_host(plan),
         backend=None,
         agent_timeout=_agent_timeout_s(config, plan),
         copy_env_vars=(),  # agents already have their environment
-    ).set_logging_handlers(functools.partial(_log_handlers, logs, plan.hosts, len(plan.devices), pipe))
+    ).set_logging_handlers(functools.partial(_log_handlers, logs, plan.host_names, _ranks_per_host(plan), pipe))
 
 
 def _agent_timeout_s(config: TrainConfig, plan: RunPlan) -> int:
@@ -142,7 +158,16 @@ def _agent_timeout_s(config: TrainConfig, plan: RunPlan) -> int:
     Ctrl-Z may stop the launcher for any time. On one machine, no limit is needed, because agents end when the launcher
     ends. Agents on other machines need one: they do not notice that the machine of the launcher has failed.
     """
-    return LONGEST_S if len(plan.hosts) == 1 else max(60, round(config.hang_timeout))
+    return LONGEST_S if len(plan.hosts) == 1 else remote_timeout_s(config)
+
+
+def _ranks_per_host(plan: RunPlan) -> list[int]:
+    return [len(host.devices) for host in plan.hosts]
+
+
+def _hosts_of_ranks(plan: RunPlan) -> list[str]:
+    """Return the name of each rank's machine, in order of rank."""
+    return [host.name for host in plan.hosts for _ in host.devices]
 
 
 def _debug(listen: Listener, text: str) -> None:
@@ -155,8 +180,9 @@ def _with_log(error: RankError, logs: Path | None, plan: RunPlan, *outputs: IO[s
         output.seek(0)
     message, report = str(error), error.report or "".join(output.read() for output in outputs)
     if logs and error.rank is not None:
-        host_index, local_rank = divmod(error.rank, len(plan.devices))
-        found = sorted(logs.glob(f"*/{plan.hosts[host_index]}[[]{local_rank}].log"))
+        hosts = _hosts_of_ranks(plan)
+        host = hosts[error.rank]
+        found = sorted(logs.glob(f"*/{host}[[]{error.rank - hosts.index(host)}].log"))
         message += f". Its log: {found[-1]}" if found else ""
     return RankError(message, error.rank, report, error.exit_code)
 
@@ -167,15 +193,21 @@ def _decoded(result_type: type[T], plain: dict[str, Any]) -> T:
     return dacite.from_dict(result_type, plain, config=dacite.Config(cast=[Path], strict=True))  # pyright: ignore[reportArgumentType]
 
 
+class _Adapted(NamedTuple):
+    """Parts of torchrunx that were replaced for a launch."""
+
+    group: type[LauncherGroup]
+    """The launcher's connections to its agents."""
+    log_processes: Sequence[_LogProcess]
+    """The log process, as soon as torchrunx has started it; empty before."""
+
+
 @contextlib.contextmanager
-def _adapted_torchrunx(launch: Launch) -> Iterator[Sequence[_LogProcess]]:
+def _adapted_torchrunx(launch: Launch) -> Iterator[_Adapted]:
     """Patch torchrunx to use the agents and the sockets of a launch.
 
     The log process is killed on exit. After an early interrupt, torchrunx would end it only minutes later, and this
     process waits for it.
-
-    Yields:
-        A sequence that contains the log process once torchrunx has started it.
     """
     import torchrunx.launcher
     import torchrunx.utils.log_streaming
@@ -202,7 +234,7 @@ def _adapted_torchrunx(launch: Launch) -> Iterator[Sequence[_LogProcess]]:
         return LogServer(launch.log_listener, launch.secret, handlers)
 
     ports = iter([launch.agent_listener.getsockname()[1], launch.log_listener.getsockname()[1]])
-    group = LauncherGroup.listening(launch.agent_listener, launch.secret)
+    group = LauncherGroup.listening(launch.agent_listener, launch.secret, [agent.host for agent in launch.agents])
     with (
         patched(torchrunx.launcher, "socket", SimpleNamespace(getfqdn=lambda: launch.address)),
         patched(torchrunx.launcher, "get_open_port", lambda: next(ports)),
@@ -212,7 +244,7 @@ def _adapted_torchrunx(launch: Launch) -> Iterator[Sequence[_LogProcess]]:
         patched(torchrunx.utils.log_streaming, "_LogRecordSocketReceiver", log_server),
     ):
         try:
-            yield started
+            yield _Adapted(group, started)
         finally:
             for process in started:
                 if process.pid is not None:
@@ -285,12 +317,11 @@ def _in_thread(function: Callable[[], T]) -> Iterator[Future[T]]:
     try:
         yield future
     finally:
-        # After an interrupt, torchrunx may wait minutes for an agent to connect; the daemon thread is left behind then.
-        thread.join(timeout=2)
+        thread.join(timeout=JOIN_S)
 
 
 def _log_handlers(
-    directory: Path | None, hosts: Sequence[str], ranks_per_host: int, pipe: int
+    directory: Path | None, hosts: Sequence[str], ranks_per_host: list[int], pipe: int
 ) -> list[logging.Handler]:
     """Return handlers that write log files and send events to the launcher. Runs in torchrunx's log process."""
     from torchrunx.utils.log_handling import file_handlers
@@ -305,8 +336,7 @@ def _log_handlers(
     threading.Thread(target=_write_lines, args=(pipe, events), name="events", daemon=True).start()
     handlers: list[logging.Handler] = [EventHandler(events.put)]
     if directory is not None:
-        counts = [ranks_per_host] * len(hosts)
-        handlers += file_handlers(list(hosts), counts, log_dir=directory, log_level=logging.INFO)
+        handlers += file_handlers(list(hosts), ranks_per_host, log_dir=directory, log_level=logging.INFO)
     return handlers
 
 

@@ -8,8 +8,9 @@ from mjlab_dist import worker
 from mjlab_dist.buffers import with_sizes
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.control import Control
-from mjlab_dist.errors import Exit, RankError
+from mjlab_dist.errors import Exit, RankError, UserError
 from mjlab_dist.launch.plan import RunPlan
+from mjlab_dist.launch.regroup import TooFewHostsError, regroup
 from mjlab_dist.launch.spare import Spare
 from mjlab_dist.messages import Event, Listener
 from mjlab_dist.run_dir import list_checkpoints, read_config_file, read_metrics
@@ -85,11 +86,25 @@ def _run_with_restarts(
             config = _with_grown_buffers(config, plan)
             when = f" in {pause_s:g} s" if pause_s else ""
             listen({"kind": "warning", "text": f"{error}. Restarting{when} ({attempt + 1} of {config.max_restarts})."})
-            if control.wait_for_stop(pause_s):
+            control.wait_for_stop(pause_s)
+            plan = _plan_again(error, config, plan, spare, listen=listen, control=control)
+            if control.stop_requested:
                 if stopped := _at_checkpoint(error, config, plan, listen):
                     return stopped
                 raise _with_reason(error, "Not restarting: a stop was requested") from None
     raise AssertionError("the last attempt returns or raises")
+
+
+def _plan_again(
+    error: RankError, config: TrainConfig, plan: RunPlan, spare: Spare, *, listen: Listener, control: Control
+) -> RunPlan:
+    """Return the plan of the next attempt; raise the error of the last one if there can be none."""
+    try:
+        return regroup(config, plan, spare, listen, control)
+    except (TooFewHostsError, UserError) as fault:
+        if control.stop_requested:
+            return plan
+        raise _with_reason(error, f"Not restarting: {fault}") from None
 
 
 class _Progress:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
 from mjlab_dist.config import TrainConfig
+from mjlab_dist.launch.hosts import end_on_hosts, in_thread
 from mjlab_dist.launch.plan import RunPlan
 from mjlab_dist.launch.preparation import Launch, end_processes, prepared
 from mjlab_dist.machine.findings import GB
@@ -34,6 +35,7 @@ class Spare:
         self._config = config
         self._plan = plan
         self._listen = listen
+        self._leftovers: dict[str, list[str]] = {}
         self._preparing: threading.Thread | None = None
         self._waiting: contextlib.ExitStack | None = None
         self._launch: Launch | None = None
@@ -83,15 +85,67 @@ class Spare:
                 launch = stack.enter_context(prepared(self._config, self._plan, attempt, self._listen))
             yield launch
 
+    def answering(self) -> set[str]:
+        """Return the machines whose agents wait and answer, after the preparation has ended; none without a launch."""
+        if self._preparing is not None:
+            self._preparing.join()
+        if self._launch is None:
+            return set()
+        checks = {agent.host: in_thread(f"agent on {agent.host}", agent.answers) for agent in self._launch.agents}
+        return {host for host, check in checks.items() if check.result()}
+
+    def keep_if_answering(self) -> None:
+        """Discard the launch that waits if any of its agents does not answer."""
+        if self.answering() != set(self._plan.host_names):
+            self._discard()
+
+    def replan(self, plan: RunPlan) -> None:
+        """Discard the launch that waits, and prepare the next ones for another plan.
+
+        Args:
+            plan: The run's plan on the machines that answer.
+        """
+        self._discard(set(plan.host_names))
+        self._plan = plan
+
+    def end(self, launch: str, hosts: Sequence[str]) -> None:
+        """Kill all processes of a launch, and remember the machines that do not answer.
+
+        Args:
+            launch: Name of the launch.
+            hosts: Machines; the first is this one.
+        """
+        for host in end_processes(self._config, hosts, launch, self._listen):
+            self._leftovers.setdefault(host, []).append(launch)
+
+    def end_leftovers(self, hosts: Sequence[str]) -> None:
+        """Kill processes of earlier launches on machines that did not answer then. They would use memory.
+
+        Args:
+            hosts: Machines that answer now; the first is this one.
+        """
+        for host in set(self._leftovers).intersection(hosts):
+            for launch in self._leftovers.pop(host):
+                end_on_hosts((hosts[0], host), self._config.ssh_config, launch)
+
     def _is_usable(self) -> bool:
         if self._preparing is not None:
             self._preparing.join()
         return self._launch is not None and not any(agent.ended() for agent in self._launch.agents)
 
-    def _discard(self) -> None:
+    def _discard(self, answering: set[str] | None = None) -> None:
+        """End the launch that waits.
+
+        Args:
+            answering: Machines that answer; the others are not waited for. None if all may.
+        """
         if self._preparing is not None:
             self._preparing.join()
         if self._waiting is not None and self._launch is not None:
-            end_processes(self._config, self._plan.hosts, self._launch.name, self._listen)
+            here, *others = self._plan.host_names
+            reached = [host for host in others if answering is None or host in answering]
+            self.end(self._launch.name, [here, *reached])
+            for host in set(others).difference(reached):
+                self._leftovers.setdefault(host, []).append(self._launch.name)
             self._waiting.close()
         self._preparing = self._waiting = self._launch = None

@@ -55,18 +55,17 @@ class Ended(NamedTuple):
 class Ranks:
     """Ranks of one launch, on one or several machines. One thread receives events; another waits for the results."""
 
-    def __init__(self, hosts: Sequence[str], ranks_per_host: int, listen: Listener, control: Control) -> None:
+    def __init__(self, hosts: Sequence[str], listen: Listener, control: Control) -> None:
         """Start with no events.
 
         Args:
-            hosts: Machines that run ranks. The first is this one; only its processes can be inspected.
-            ranks_per_host: Number of ranks on each machine.
+            hosts: Machine of each rank. That of rank 0 is this one; only its processes can be inspected.
             listen: Receives the events that are for the user.
             control: Its stop request is forwarded to the ranks; its kill request ends the wait.
         """
         self._hosts = hosts
-        self._ranks_per_host = ranks_per_host
-        self._num_ranks = len(hosts) * ranks_per_host
+        self._num_ranks = len(hosts)
+        self._num_own = list(hosts).count(hosts[0])
         self._listen = listen
         self._control = control
         self._changed = threading.Condition()
@@ -83,7 +82,7 @@ class Ranks:
         with self._changed:
             match event["kind"]:
                 case "joined":
-                    if rank < self._ranks_per_host:
+                    if rank < self._num_own:
                         self._pids[rank] = event["pid"]
                 case "beat":
                     self._iterations[rank] = event["iteration"]
@@ -174,7 +173,7 @@ class Ranks:
                 pending = set(self._pending())
                 first_failed = any(not report["follows"] for report in self._reports.values())
             # All pending processes have ended, so no report can follow. torchrunx monitors those on other machines.
-            possibly_alive = {rank for rank in pending if rank < self._ranks_per_host or not launched.done()}
+            possibly_alive = {rank for rank in pending if rank < self._num_own or not launched.done()}
             lost = set(self._lost())
             if waited_s > SETTLED_S and possibly_alive <= lost:
                 return
@@ -199,6 +198,9 @@ class Ranks:
             if helper.code < 0:
                 how = "is lost" if helper.code == -1 else f"was killed (signal {-helper.code})"
             return RankError(f"{helper.name} {how}; no rank can report without it", exit_code=Exit.INFRASTRUCTURE)
+        # A machine that does not answer: torchrunx's launcher then ends the ranks
+        if type(error).__name__ == "AgentFailedError" and str(error):
+            return RankError(f"{error}; is its machine still connected?", exit_code=Exit.INFRASTRUCTURE)
         # Hung ranks
         if hangs or any(report["type"] == HangError.__name__ for report in reports):
             return self._hang()
@@ -237,8 +239,8 @@ class Ranks:
         """Describe the process of a rank that sent no report."""
         import psutil  # noqa: PLC0415 (slow to import, and needed only after a failure)
 
-        if rank >= self._ranks_per_host:
-            return f"its process on {self._hosts[rank // self._ranks_per_host]} sent no report"
+        if rank >= self._num_own:
+            return f"its process on {self._hosts[rank]} sent no report"
         try:
             status = psutil.Process(self._pids[rank]).status()
         except (psutil.Error, KeyError):

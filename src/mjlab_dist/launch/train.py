@@ -85,11 +85,11 @@ def _train(
     # Plan: devices, hosts, budget, run directory
     gpus = find_gpus()
     plan = plan_run(config, os.environ, gpus, create_run_dir)
-    names = [device.name for device in plan.devices] * len(plan.hosts)
+    names = [device.name for device in plan.devices]
     with _reserved(plan.run_dir, config, names, listen, is_new=plan.is_new) as lease:
         plan = dataclasses.replace(plan, lease=lease)
         started(plan.run_dir, plan.num_ranks)
-        listen({"kind": "debug", "text": f"launcher: devices {', '.join(names)}; hosts {', '.join(plan.hosts)}"})
+        listen({"kind": "debug", "text": f"launcher: devices {', '.join(names)}; hosts {', '.join(plan.host_names)}"})
         _report_rounding(plan.budget, listen)
         _report_videos(config, listen)
         for warning in plan.warnings:

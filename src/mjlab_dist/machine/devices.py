@@ -8,11 +8,11 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.distributed import Rank, RankDevice, outside_launcher
-from mjlab_dist.distributed.plan import ORDER, is_numbered_by_bus
+from mjlab_dist.distributed.plan import is_numbered_by_bus
 from mjlab_dist.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -52,6 +52,25 @@ class Gpu:
         return self.uuid.startswith(MIG)
 
 
+class DeviceFlags(Protocol):
+    """The flags that choose devices; a config has them."""
+
+    @property
+    def gpu_ids(self) -> tuple[int, ...] | Literal["auto", "all"] | None:
+        """GPUs."""
+        ...
+
+    @property
+    def cpu_ranks(self) -> int | None:
+        """Number of ranks on the CPU."""
+        ...
+
+    @property
+    def oversubscribe(self) -> bool:
+        """Whether there may be far more ranks than cores."""
+        ...
+
+
 class _Visible(NamedTuple):
     """A device that CUDA_VISIBLE_DEVICES lists."""
 
@@ -81,54 +100,65 @@ def find_gpus() -> list[Gpu]:
     return [dataclasses.replace(gpu, index=i) for i, gpu in enumerate(found)]
 
 
-def plan_devices(config: TrainConfig, environ: Mapping[str, str], gpus: list[Gpu]) -> tuple[RankDevice, ...]:
-    """Choose the devices of all ranks that this process will start.
+def plan_devices(
+    flags: DeviceFlags, environ: Mapping[str, str], gpus: list[Gpu], num_ranks: int | None = None
+) -> tuple[RankDevice, ...]:
+    """Choose a device for every rank of this machine.
 
     Args:
-        config: The run's config.
+        flags: The run's config, or its flags for devices.
         environ: The environment, for CUDA_VISIBLE_DEVICES.
         gpus: The machine's GPUs.
+        num_ranks: Number of ranks, on the first of the chosen GPUs, or on the CPU; None for one per GPU, or for as many
+            as ``cpu_ranks``.
 
     Raises:
-        UserError: If the chosen GPUs do not exist, cannot be used, are repeated, are combined with CPU ranks, or have
-            no name that is valid on all hosts; or if there are far more CPU ranks than cores.
+        UserError: If the chosen GPUs do not exist, cannot be used, are repeated, are too few, or are combined with CPU
+            ranks; or if there are far more CPU ranks than cores.
     """
     # CPU ranks
-    chosen = config.gpu_ids
-    if config.cpu_ranks is not None:
-        if config.cpu_ranks < 1:
-            raise UserError(f"--cpu-ranks {config.cpu_ranks}: must be at least 1")
+    chosen = flags.gpu_ids
+    if flags.cpu_ranks is not None:
+        if flags.cpu_ranks < 1:
+            raise UserError(f"--cpu-ranks {flags.cpu_ranks}: must be at least 1")
         if chosen not in (None, "auto"):
             raise UserError(
-                f"--cpu-ranks {config.cpu_ranks}: cannot be combined with --gpu-ids {_shown(chosen)}; "
-                "remove one of them"
+                f"--cpu-ranks {flags.cpu_ranks}: cannot be combined with --gpu-ids {_shown(chosen)}; remove one of them"
             )
-        _check_cores(config.cpu_ranks, cores(), oversubscribe=config.oversubscribe)
-        return _cpus(config.cpu_ranks, max(1, cores() // config.cpu_ranks))
-    if chosen is None:
-        return _cpus(1, cores())
+    if flags.cpu_ranks is not None or chosen is None:
+        return _shared_cpu(num_ranks or flags.cpu_ranks or 1, oversubscribe=flags.oversubscribe)
 
     # GPUs by index, all, or the first one that can be used
     visible = _visible(environ, gpus)
     if isinstance(chosen, tuple):
         taken = [visible[i] for i in _checked_indices(chosen, environ, visible)]
     else:
-        taken = _usable(visible, first_only=chosen == "auto")
+        taken = _usable(visible, first_only=chosen == "auto" and num_ranks is None)
     if chosen == "all" and not taken:
         raise UserError(f"--gpu-ids all: {_seen(environ, taken)}; {CPU_FIX}")
+    if taken and num_ranks is not None and num_ranks > len(taken):
+        number = "1 GPU" if len(taken) == 1 else f"{len(taken)} GPUs"
+        raise UserError(
+            f"--hosts: {num_ranks} ranks need as many GPUs, but --gpu-ids {_shown(chosen)} chooses {number}; use up to "
+            f"{len(taken)} ranks there"
+        )
     if taken:
-        return _gpus(_by_index(taken, config.hosts, environ) if len(config.hosts) > 1 else taken)
+        return _gpus(taken[:num_ranks])
 
     # No GPU. If CUDA_VISIBLE_DEVICES is empty, the user has hidden the GPUs on purpose, so there is no warning.
     if environ.get("CUDA_VISIBLE_DEVICES") != "":
         logger.warning("No GPU found: training on the CPU (use --gpu-ids None to avoid this warning).")
-    return _cpus(1, cores())
+    return _shared_cpu(num_ranks or 1, oversubscribe=flags.oversubscribe)
 
 
-def shared_cores(config: TrainConfig) -> list[str]:
-    """Return a warning if ranks on the CPU share cores; an empty list otherwise."""
-    num_ranks, num_cores = config.cpu_ranks or 1, cores()
-    if num_ranks <= num_cores:
+def shared_cores(devices: Sequence[RankDevice]) -> list[str]:
+    """Return a warning if the ranks of this machine share cores; an empty list otherwise.
+
+    Args:
+        devices: Device of each rank of this machine.
+    """
+    num_ranks, num_cores = len(devices), cores()
+    if num_ranks <= num_cores or devices[0].device != "cpu":
         return []
     return [f"--cpu-ranks {num_ranks}: this machine has {_cores(num_cores)}, which the ranks share"]
 
@@ -248,13 +278,19 @@ def _check_cores(num_ranks: int, num_cores: int, *, oversubscribe: bool) -> None
     limit = MAX_RANKS_PER_CORE * num_cores
     if num_ranks > limit and not oversubscribe:
         raise UserError(
-            f"--cpu-ranks {num_ranks}: is more than {MAX_RANKS_PER_CORE} per core, and this machine has "
-            f"{_cores(num_cores)}; use up to {limit}, or add --oversubscribe"
+            f"--cpu-ranks {num_ranks}: is more than {MAX_RANKS_PER_CORE} per core, of {_cores(num_cores)}; "
+            f"use up to {limit}, or add --oversubscribe"
         )
 
 
 def _cores(number: int) -> str:
     return "1 core" if number == 1 else f"{number} cores"
+
+
+def _shared_cpu(num_ranks: int, *, oversubscribe: bool) -> tuple[RankDevice, ...]:
+    """Return the devices of ranks that share all cores of this machine."""
+    _check_cores(num_ranks, cores(), oversubscribe=oversubscribe)
+    return _cpus(num_ranks, max(1, cores() // num_ranks))
 
 
 def _cpus(num_ranks: int, torch_threads: int) -> tuple[RankDevice, ...]:
@@ -276,23 +312,6 @@ def _gpus(devices: list[_Visible]) -> tuple[RankDevice, ...]:
         )
         for device in devices
     )
-
-
-def _by_index(devices: list[_Visible], hosts: Sequence[str], environ: Mapping[str, str]) -> list[_Visible]:
-    """Return the devices named by index, because all machines get the same names and UUIDs differ between machines.
-
-    Raises:
-        UserError: If a device has no index, the user gave UUIDs, or the indices of CUDA and NVML differ.
-    """
-    flag = f"--hosts {' '.join(hosts)}"
-    listed = environ.get("CUDA_VISIBLE_DEVICES", "")
-    if any(entry.strip().startswith(("GPU-", MIG)) for entry in listed.split(",")):
-        raise UserError(f"{flag}: CUDA_VISIBLE_DEVICES={listed} names devices of this machine only; use indices")
-    if any(device.token.startswith(MIG) for device in devices):
-        raise UserError(f"{flag}: MIG instances have no index that all machines share; train on one machine")
-    if not is_numbered_by_bus(environ) and any(device.gpu for device in devices):
-        raise UserError(f"{flag}: with {ORDER}={environ[ORDER]}, CUDA and nvidia-smi number GPUs differently; unset it")
-    return [device._replace(token=str(device.gpu.card)) if device.gpu else device for device in devices]
 
 
 def _visible(environ: Mapping[str, str], gpus: list[Gpu]) -> list[_Visible]:

@@ -15,6 +15,7 @@ from mjlab_dist.config.checks import validate
 from mjlab_dist.control import Control
 from mjlab_dist.distributed import RankDevice, outside_launcher
 from mjlab_dist.errors import UserError
+from mjlab_dist.launch.hosts import Host
 from mjlab_dist.launch.plan import RunPlan
 from mjlab_dist.machine.devices import Gpu, cores, find_gpus, plan_devices, shared_cores
 from mjlab_dist.machine.memory import check_memory
@@ -83,7 +84,7 @@ def measure(config: TrainConfig, rounds: int, until_return: float | None, listen
         {"kind": "status", "text": f"Training {config.task} with {_in_words(counts)}, {len(distinct)} runs a round."}
     )
     if devices[0].device == "cpu":
-        for warning in shared_cores(dataclasses.replace(config, cpu_ranks=len(devices))):
+        for warning in shared_cores(devices):
             listen({"kind": "warning", "text": warning})
 
     # Rounds
@@ -189,7 +190,7 @@ def _run(case: _Case, until_return: float | None, listen: Listener) -> Round:
     with tempfile.TemporaryDirectory(prefix="mjlab-dist-scaling-") as log_root:
         config = dataclasses.replace(case.config, log_root=log_root)
         budget = plan_budget(config, len(case.devices))
-        plan = RunPlan(devices=case.devices, budget=budget, run_dir=create_run_dir(config))
+        plan = RunPlan(hosts=(Host(devices=case.devices),), budget=budget, run_dir=create_run_dir(config))
         ranks = run_ranks(time_rank, RankTimes, config, plan, listen=watch, control=control)
     return as_round(ranks, config.agent.num_steps_per_env, reached[0] if reached else None)
 

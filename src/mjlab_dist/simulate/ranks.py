@@ -25,6 +25,7 @@ from mjlab_dist.control import Control
 from mjlab_dist.distributed import RankDevice
 from mjlab_dist.errors import RankError, UserError
 from mjlab_dist.launch.handshake import authenticate, new_secret
+from mjlab_dist.launch.hosts import Host
 from mjlab_dist.launch.plan import RunPlan
 from mjlab_dist.launch.ranks import run_ranks
 from mjlab_dist.machine.processes import temporary_directory
@@ -82,7 +83,7 @@ class Ranks:
         listener = self._resources.enter_context(_listening(directory))
         secret = new_secret()
         # Ranks, which a thread supervises
-        plan = RunPlan(devices=tuple(devices), budget=None, run_dir=directory)
+        plan = RunPlan(hosts=(Host(devices=tuple(devices)),), budget=None, run_dir=directory)
         entry = functools.partial(serve, job, secret)
         launch = functools.partial(run_ranks, entry, Served, config, plan, listen=listen, control=self._control)
         self._thread = threading.Thread(target=_settle, args=(self._served, launch), name="ranks", daemon=True)

@@ -12,11 +12,13 @@ from mjlab_dist import worker
 from mjlab_dist.budget import plan_budget
 from mjlab_dist.config import SyncConfig, TrainConfig
 from mjlab_dist.config.checks import validate
+from mjlab_dist.config.hosts import parse_host
 from mjlab_dist.control import Control
 from mjlab_dist.distributed import outside_launcher
 from mjlab_dist.distributed.slurm import named_hosts
 from mjlab_dist.errors import UserError
-from mjlab_dist.launch.hosts import choose_hosts
+from mjlab_dist.launch.host_checks import choose_hosts
+from mjlab_dist.launch.hosts import Host
 from mjlab_dist.launch.plan import RunPlan
 from mjlab_dist.machine.devices import find_gpus, plan_devices
 from mjlab_dist.messages import Listener, listening
@@ -47,9 +49,13 @@ def verify(config: TrainConfig, listen: Listener) -> VerifyReport:
         raise UserError(f"verify: starts its own ranks; run it without {launcher}")
     # Devices, hosts and number of iterations
     config = dataclasses.replace(config, hosts=named_hosts(config.hosts, os.environ))
-    devices = plan_devices(config, os.environ, find_gpus())
-    hosts = choose_hosts(config)
-    num_ranks = len(hosts) * len(devices)
+    num_own = parse_host(config.hosts[0]).num_ranks if config.hosts else None
+    devices = plan_devices(config, os.environ, find_gpus(), num_own)
+    warnings: list[str] = []
+    hosts = choose_hosts(config, os.environ, devices, warnings.append)
+    for text in warnings:
+        listen({"kind": "warning", "text": text})
+    num_ranks = sum(len(host.devices) for host in hosts)
     budget = plan_budget(config, num_ranks)
     max_iterations = budget.max_iterations if budget else config.max_iterations
     if max_iterations < 2:
@@ -67,7 +73,7 @@ def verify(config: TrainConfig, listen: Listener) -> VerifyReport:
             checkpoint=dataclasses.replace(config.checkpoint, interval=NEVER),
             sync=dataclasses.replace(config.sync, check_interval=NEVER),
         )
-        plan = RunPlan(hosts=hosts, devices=devices, budget=budget, run_dir=create_run_dir(config))
+        plan = RunPlan(hosts=hosts, budget=budget, run_dir=create_run_dir(config))
         if num_ranks == 1:
             with listening(listen):
                 evidence = [verify_rank(config, plan.rank_plans[0], Control())]
@@ -77,7 +83,9 @@ def verify(config: TrainConfig, listen: Listener) -> VerifyReport:
         evidence = run_ranks(verify_rank, Evidence, config, plan, listen=listen, control=Control())
         speed = _speed(plan.run_dir)
         alone = _alone(config, evidence[0], max_iterations)
-        own_plan = RunPlan(devices=devices[:1], budget=plan_budget(alone, 1), run_dir=create_run_dir(alone))
+        own_plan = RunPlan(
+            hosts=(Host(devices=devices[:1]),), budget=plan_budget(alone, 1), run_dir=create_run_dir(alone)
+        )
         run_ranks(worker.run, RunResult, alone, own_plan, listen=listen, control=Control())
         return judge(config, evidence, speed, _speed(own_plan.run_dir))
 

@@ -140,6 +140,7 @@ def test_a_text_that_no_path_can_contain_is_refused(config: TrainConfig, path: s
         ("logger", ("trackio", "wandb", "tensorboard", "package.module:Class", "package.module:Other")),
         ("hosts", ("localhost",)),
         ("hosts", ("node-7", "node8.example.org", "192.0.2.7", "2001:db8::7")),
+        ("hosts", ("node7:4", "192.0.2.7:8", "[2001:db8::7]:2", "[2001:db8::8]")),
     ],
 )
 def test_a_value_at_its_limit_is_accepted(config: TrainConfig, path: str, value: Any):
@@ -215,12 +216,29 @@ def test_mutually_exclusive_fields_are_refused_only_together(
         (("node7", " "), "' ' "),
         (("node7,node8",), "'node7,node8' "),
         (("root@node7",), "'root@node7' "),
-        (("node7:2222",), "'node7:2222' "),
+        (("node7:some",), "'node7:some' "),
+        (("node7:0",), "node7:0 "),
+        (("fd00::7:",), "'fd00::7:' "),
+        (("[node7]:4",), "'[node7]:4' "),
+        (("[fd00::7]4",), "'[fd00::7]4' "),
+        (("node7:4", "node7:2"), "node7 "),
+        (("node7", "[fd00::7]:4", "fd00::7"), "fd00::7 "),
     ],
 )
 def test_bad_hosts_are_refused(config: TrainConfig, hosts: tuple[str, ...], fix: str):
     message = refusal_of(changed(config, "hosts", hosts))
     assert message.startswith(f"--hosts {' '.join(hosts)}: {fix}")
+
+
+def test_a_minimum_number_of_hosts_needs_hosts_and_restarts(config: TrainConfig):
+    several = changed(changed(config, "hosts", ("localhost", "node7")), "max_restarts", 1)
+    validate(changed(several, "min_hosts", 2))
+    for wrong in (
+        changed(several, "min_hosts", 0),
+        changed(changed(several, "min_hosts", 1), "max_restarts", 0),
+        changed(changed(several, "min_hosts", 1), "hosts", ()),
+    ):
+        assert refusal_of(wrong).startswith(f"--min-hosts {wrong.min_hosts}: ")
 
 
 @pytest.mark.parametrize("rnn", ["lstm", "gru"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from mjlab_dist import worker
@@ -141,15 +143,19 @@ def test_torchrun_under_srun_is_torchrun():
     assert rank_from_environment(environ).rank == 5
 
 
-def test_gloo_uses_the_network_interface_that_reaches_rank_0() -> None:
+def test_ranks_use_the_network_interface_that_reaches_rank_0() -> None:
     apart = Rank(rank=1, world_size=2, master_address="127.0.0.1")
     chosen: dict[str, str] = {}
     worker.set_interfaces(apart, chosen)
-    assert chosen == {"GLOO_SOCKET_IFNAME": "lo"}
+    assert chosen == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
 
-    kept = {"GLOO_SOCKET_IFNAME": "ib0"}
+    chosen = {}
+    worker.set_interfaces(dataclasses.replace(apart, master_address="::1"), chosen)
+    assert chosen == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo", "NCCL_SOCKET_FAMILY": "AF_INET6"}
+
+    kept = {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "ib"}
     worker.set_interfaces(apart, kept)
-    assert kept == {"GLOO_SOCKET_IFNAME": "ib0"}
+    assert kept == {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "ib"}
 
 
 def test_ranks_of_one_machine_listen_on_the_loopback_interface_only() -> None:

@@ -23,6 +23,10 @@ KNOWN = new_secret()
 TIMEOUT_S = 60
 
 
+HOSTS = ("localhost", "node7")
+"""Machines of agents."""
+
+
 class Touch:
     """Makes a directory where it is unpickled."""
 
@@ -47,7 +51,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 
 def make(listener: socket.socket, rank: int, num_agents: int) -> Any:
-    kind = AgentGroup if rank else LauncherGroup.listening(listener, bytes.fromhex(KNOWN))
+    kind = AgentGroup if rank else LauncherGroup.listening(listener, bytes.fromhex(KNOWN), HOSTS[:num_agents])
     host, port = listener.getsockname()
     return kind(
         launcher_hostname=host, launcher_port=port, world_size=num_agents + 1, rank=rank, agent_timeout=TIMEOUT_S
@@ -109,9 +113,40 @@ def test_the_loss_of_one_agent_is_noticed_by_all(listener: socket.socket, pool: 
     first.shutdown()
 
 
-def test_an_agent_that_does_not_connect_is_a_failure(listener: socket.socket):
-    kind = LauncherGroup.listening(listener, bytes.fromhex(KNOWN))
+def test_an_agent_that_does_not_answer_is_named(listener: socket.socket, pool: ThreadPoolExecutor):
+    launcher, first, second = join(pool, listener, 2)
+    launcher.agent_timeout = 0.2
+    waiting = pool.submit(first.sync_payloads, "first")
+    with pytest.raises(AgentFailedError, match=f" {HOSTS[1]}$"):
+        launcher.sync_payloads("launcher")
+    launcher.shutdown()
     with pytest.raises(AgentFailedError):
+        waiting.result()
+    for agent in (first, second):
+        agent.shutdown()
+
+
+def test_an_abort_ends_the_wait_for_an_agent_that_is_lost(listener: socket.socket, pool: ThreadPoolExecutor):
+    kind = LauncherGroup.listening(listener, bytes.fromhex(KNOWN), HOSTS)
+    arguments = {"launcher_hostname": "", "launcher_port": 0, "world_size": 3, "rank": 0, "agent_timeout": 10**6}
+    # One agent has answered, and the other does not; then none connects at all
+    launching = pool.submit(kind, **arguments)
+    first, second = (make(listener, rank, 2) for rank in (1, 2))
+    launcher: Any = launching.result()
+    waiting, of_agent = pool.submit(launcher.sync_payloads, "launcher"), pool.submit(first.sync_payloads, "first")
+    kind.abort()
+    for future in (waiting, of_agent):
+        with pytest.raises(AgentFailedError):
+            future.result()
+    for group in (launcher, first, second):
+        group.shutdown()
+    with pytest.raises(AgentFailedError):
+        kind(**arguments)
+
+
+def test_an_agent_that_does_not_connect_is_a_failure(listener: socket.socket):
+    kind = LauncherGroup.listening(listener, bytes.fromhex(KNOWN), HOSTS[:1])
+    with pytest.raises(AgentFailedError, match=f" {HOSTS[0]}$"):
         kind(launcher_hostname="", launcher_port=0, world_size=2, rank=0, agent_timeout=0)
     listener.close()
 

@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mjlab_dist import registry
+from mjlab_dist.distributed import RankDevice
 from mjlab_dist.errors import UserError
-from mjlab_dist.launch.hosts import HERE, choose_hosts, is_this_machine
+from mjlab_dist.launch.host_checks import choose_hosts
+from mjlab_dist.launch.hosts import HERE, is_this_machine
 
 CONFIG = registry.task_config("cartpole-balance")
 
@@ -21,12 +23,16 @@ here = st.one_of(
 
 # Addresses that are reserved for documentation, so that no machine has them.
 elsewhere = st.one_of(
-    *(st.ip_addresses(network=network).map(str) for network in ("192.0.2.0/24", "203.0.113.0/24", "2001:db8::/32"))
+    *(st.ip_addresses(network=network).map(str) for network in ("198.51.100.0/24", "203.0.113.0/24", "2001:db8::/32"))
 )
 
 
+CPU = RankDevice(device="cpu", name="cpu", torch_threads=1, backend="gloo")
+
+
 def chosen(*hosts: str) -> tuple[str, ...]:
-    return choose_hosts(dataclasses.replace(CONFIG, hosts=hosts))
+    made = choose_hosts(dataclasses.replace(CONFIG, hosts=hosts), {}, (CPU,), pytest.fail)
+    return tuple(host.name for host in made)
 
 
 @given(host=here)

@@ -16,6 +16,7 @@ from mjlab_dist.control import Control
 from mjlab_dist.distributed import RankDevice
 from mjlab_dist.errors import Exit, RankError
 from mjlab_dist.launch import restarts
+from mjlab_dist.launch.hosts import Host
 from mjlab_dist.launch.plan import RunPlan
 from mjlab_dist.launch.restarts import run_with_restarts
 from mjlab_dist.messages import Event
@@ -52,7 +53,7 @@ def run(attempts: Attempts, run_dir: Path, monkeypatch: pytest.MonkeyPatch, max_
     """Run attempts to the end."""
     monkeypatch.setattr("mjlab_dist.launch.ranks.run_ranks", attempts.run_ranks)
     config = dataclasses.replace(registry.task_config("cartpole-balance"), max_restarts=max_restarts)
-    plan = RunPlan(devices=(CPU, CPU), budget=None, run_dir=run_dir)
+    plan = RunPlan(hosts=(Host(devices=(CPU, CPU)),), budget=None, run_dir=run_dir)
     return run_with_restarts(config, plan, attempts.listen, attempts.control)
 
 

@@ -32,7 +32,7 @@ def report(rank: int, **fields: Any) -> dict[str, Any]:
 
 
 def blamed(*reports: dict[str, Any]) -> RankError | UserError:
-    ranks = Ranks(["localhost"], len(reports), lambda _: None, Control())
+    ranks = Ranks(["localhost"] * len(reports), lambda _: None, Control())
     for one in reports:
         ranks.receive({"kind": "failed", "report": one})
     with pytest.raises((RankError, UserError)) as caught:
@@ -93,7 +93,7 @@ def test_an_error_without_a_message_is_named_by_its_type() -> None:
 def test_an_agent_that_ends_after_a_rank_of_another_machine_is_not_the_cause(
     code: int, launched: Exception | None, rank: int | None
 ) -> None:
-    ranks = Ranks(["localhost", "node7"], 1, lambda _: None, Control())
+    ranks = Ranks(["localhost", "node7"], lambda _: None, Control())
     ranks.receive({"kind": "failed", "report": report(0, message="rank 1 closed its connection")})
     future: Future[None] = Future()
     if launched is not None:
@@ -102,3 +102,13 @@ def test_an_agent_that_ends_after_a_rank_of_another_machine_is_not_the_cause(
         ranks.wait(future, 300.0, lambda: Ended("the agent", code))
     assert caught.value.rank == rank
     assert str(caught.value).startswith("rank 1 " if rank else "the agent ")
+
+
+def test_a_machine_that_does_not_answer_is_blamed_and_not_the_ranks_that_end_with_it() -> None:
+    ranks = Ranks(["localhost", "node7"], lambda _: None, Control())
+    ranks.receive({"kind": "failed", "report": report(0, message="rank 1 closed its connection")})
+    future: Future[None] = Future()
+    future.set_exception(AgentFailedError("no answer from node7"))
+    with pytest.raises(RankError, match=r"^no answer from node7") as caught:
+        ranks.wait(future, 300.0, lambda: None)
+    assert caught.value.rank is None

@@ -250,10 +250,10 @@ def test_cpu_ranks_share_the_cores(ranks: int, threads: int):
 
 
 def test_more_cpu_ranks_than_cores_are_warned_about():
-    assert not shared_cores(chosen(cpu_ranks=NUM_CORES))
-    assert not shared_cores(chosen("all"))
+    assert not shared_cores(plan_devices(chosen(cpu_ranks=NUM_CORES), {}, []))
+    assert not shared_cores(plan("all"))
     assert len(planned(chosen(cpu_ranks=NUM_CORES + 1), {}, [])) == NUM_CORES + 1
-    (warning,) = shared_cores(chosen(cpu_ranks=NUM_CORES + 1))
+    (warning,) = shared_cores(plan_devices(chosen(cpu_ranks=NUM_CORES + 1), {}, []))
     assert warning.startswith(f"--cpu-ranks {NUM_CORES + 1}: ")
     assert f" {NUM_CORES} cores" in warning
 
@@ -560,21 +560,6 @@ def test_ranks_of_another_launcher_on_mig_instances_agree_on_gloo(monkeypatch: p
     assert made.backend == "gloo"
 
 
-HOSTS = ("localhost", "node7")
-
-
-def plan_hosts(gpu_ids: Any, environ: dict[str, str], gpus: list[Gpu]) -> Planned:
-    return planned(dataclasses.replace(chosen(gpu_ids), hosts=HOSTS), environ, gpus)
-
-
-def test_several_machines_share_indices(monkeypatch: pytest.MonkeyPatch):
-    assert plan_hosts((1, 3), {}, GPUS).visible == ("1", "3")
-    assert plan_hosts("all", {"CUDA_VISIBLE_DEVICES": "2,0"}, GPUS).visible == ("2", "0")
-    for environ, gpus in (({"CUDA_VISIBLE_DEVICES": B}, GPUS), ({}, mig_machine(monkeypatch))):
-        with pytest.raises(UserError, match=r"^--hosts localhost node7:"):
-            plan_hosts("all", environ, gpus)
-
-
 FASTEST_FIRST = {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
 
 
@@ -596,7 +581,27 @@ def test_indices_with_a_device_order_of_the_user_are_resolved_by_cuda():
     assert planned(chosen("all"), {**FASTEST_FIRST, "CUDA_VISIBLE_DEVICES": "0"}, GPUS[:1]).visible == (A,)
 
 
-def test_several_machines_use_the_same_cuda_device_order():
-    assert plan_hosts("all", {**FASTEST_FIRST, "CUDA_VISIBLE_DEVICES": "1,0"}, GPUS).visible == ("1", "0")
-    with pytest.raises(UserError, match=r"^--hosts .*CUDA_DEVICE_ORDER"):
-        plan_hosts("all", FASTEST_FIRST, GPUS)
+def first(num_ranks: int, gpu_ids: Any, gpus: list[Gpu] = GPUS, cpu_ranks: int | None = None) -> Planned:
+    return Planned(plan_devices(chosen(gpu_ids, cpu_ranks), {}, gpus, num_ranks))
+
+
+def test_a_number_of_ranks_takes_the_first_of_the_chosen_gpus():
+    assert first(2, "all").visible == first(2, "auto").visible == (A, B)
+    assert first(2, (3, 1, 0)).visible == (D, B)
+    broken = [dataclasses.replace(GPUS[0], fault="GPU is lost"), *GPUS[1:]]
+    assert first(2, "all", broken).visible == (B, C)
+
+
+@pytest.mark.parametrize(("gpu_ids", "number"), [((0, 2), 3), ("all", 5), ("auto", 5)])
+def test_more_ranks_than_chosen_gpus_are_refused(gpu_ids: Any, number: int):
+    with pytest.raises(UserError, match=rf"^--hosts: {number} ranks .* --gpu-ids"):
+        first(number, gpu_ids)
+
+
+@pytest.mark.parametrize(("gpu_ids", "gpus", "cpu_ranks"), [(None, GPUS, None), ("auto", [], None), (None, GPUS, 6)])
+def test_a_number_of_ranks_on_the_cpu_shares_its_cores(gpu_ids: Any, gpus: list[Gpu], cpu_ranks: int | None):
+    made = first(3, gpu_ids, gpus, cpu_ranks)
+    assert made.devices == ("cpu",) * 3
+    assert made.torch_threads == NUM_CORES // 3
+    with pytest.raises(UserError, match=f"^--cpu-ranks {4 * NUM_CORES + 1}: "):
+        first(4 * NUM_CORES + 1, gpu_ids, gpus, cpu_ranks)

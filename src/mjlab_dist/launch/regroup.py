@@ -1,0 +1,91 @@
+"""Choose the machines of a restart: those that answer, if there are enough. Imports no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+
+from mjlab_dist.budget import plan_budget
+from mjlab_dist.config import TrainConfig
+from mjlab_dist.control import Control
+from mjlab_dist.launch.host_checks import ask_hosts, describe_faults, with_equal_threads
+from mjlab_dist.launch.hosts import Host
+from mjlab_dist.launch.plan import RunPlan
+from mjlab_dist.launch.spare import Spare
+from mjlab_dist.machine.device_answer import DeviceRequest
+from mjlab_dist.messages import Listener
+
+RETRY_S = 5.0
+"""Seconds between two checks while too few machines answer."""
+
+
+class TooFewHostsError(Exception):
+    """Too few machines answer, with the reason for each of the others."""
+
+
+def regroup(config: TrainConfig, plan: RunPlan, spare: Spare, listen: Listener, control: Control) -> RunPlan:
+    """Return the plan of the next attempt: on all machines of the run that answer, also those left out before.
+
+    If fewer than ``--min-hosts`` answer, wait for up to ``--hang-timeout``: a machine may be starting again.
+
+    Args:
+        config: The run's config.
+        plan: Plan of the attempt that failed.
+        spare: May have prepared the next attempt. Its agents that answer show that their machines can train.
+        listen: Receives a warning if machines are left out, and a line if they are taken back.
+        control: A stop request ends the wait.
+
+    Raises:
+        TooFewHostsError: If too few machines answered in time, or a stop was requested before.
+        UserError: If the envs or parameters cannot be split over the ranks of the machines that answer.
+    """
+    if len(plan.entries) < 2:
+        return plan
+    deadline = time.monotonic() + config.hang_timeout
+    is_reported = False
+    while True:
+        hosts, faults = _answering(config, plan, spare)
+        if len(hosts) >= (config.min_hosts or len(plan.entries)):
+            break
+        if time.monotonic() > deadline or control.stop_requested:
+            raise TooFewHostsError(describe_faults(faults))
+        if not is_reported:
+            text = f"Waiting for up to {config.hang_timeout:g} s: {describe_faults(faults)}"
+            listen({"kind": "warning", "text": text})
+            is_reported = True
+        control.wait_for_stop(RETRY_S)
+
+    # The same machines
+    names = tuple(host.name for host in hosts)
+    spare.end_leftovers(names)
+    if hosts == plan.hosts:
+        spare.keep_if_answering()
+        return plan
+    # Other machines
+    new = dataclasses.replace(plan, hosts=hosts)
+    new = dataclasses.replace(new, budget=plan_budget(config, new.num_ranks))
+    ranks = "1 rank" if new.num_ranks == 1 else f"{new.num_ranks} ranks"
+    text = f"Continuing on {len(hosts)} of {len(plan.entries)} hosts, with {ranks} instead of {plan.num_ranks}"
+    if faults:
+        listen({"kind": "warning", "text": f"{text}: {describe_faults(faults)}"})
+    else:
+        listen({"kind": "status", "text": f"{text}."})
+    spare.replan(new)
+    return new
+
+
+def _answering(config: TrainConfig, plan: RunPlan, spare: Spare) -> tuple[tuple[Host, ...], dict[str, str]]:
+    """Return the machines that can train now, and the faults of the others."""
+    own = plan.hosts[0]
+    known = {host.name: host for host in plan.hosts if host.name in spare.answering()}
+    # Those without an agent that answers are checked as at the start of the run
+    entries = plan.entries[1:]
+    requests = {
+        name: DeviceRequest.of(config, num_ranks, os.environ, own.devices)
+        for name, num_ranks in entries
+        if name not in known
+    }
+    answers, faults = ask_hosts(requests, config.ssh_config)
+    known |= {name: Host(name=name, devices=answer.devices) for name, answer in answers.items()}
+    return with_equal_threads([own, *(known[name] for name, _ in entries if name in known)]), faults

@@ -1,0 +1,122 @@
+"""Choose the devices of this machine's ranks for a launcher on another machine, which starts this module through SSH.
+
+Prints one line of JSON: :class:`DeviceAnswer` as plain data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+from mjlab_dist.distributed import RankDevice
+from mjlab_dist.errors import UserError
+from mjlab_dist.machine.devices import DeviceFlags, find_gpus, logger, plan_devices
+
+VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+"""Variables of the launcher that choose and order GPUs; ranks on other machines get them too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceRequest:
+    """What a launcher asks another machine for."""
+
+    gpu_ids: tuple[int, ...] | Literal["auto", "all"] | None
+    cpu_ranks: int | None
+    oversubscribe: bool
+    num_ranks: int | None
+    """As for :func:`plan_devices`."""
+    environ: Mapping[str, str]
+    """:data:`VARIABLES` that the launcher has."""
+
+    @classmethod
+    def of(
+        cls, flags: DeviceFlags, num_ranks: int | None, environ: Mapping[str, str], own: tuple[RankDevice, ...]
+    ) -> Self:
+        """Return the request of a launcher.
+
+        Args:
+            flags: The run's config.
+            num_ranks: Number of ranks on the other machine; None for one per device.
+            environ: The launcher's environment.
+            own: Devices of the launcher's own machine. If they are CPUs, no GPU is used elsewhere either.
+        """
+        return cls(
+            gpu_ids=None if own[0].device == "cpu" else flags.gpu_ids,
+            cpu_ranks=flags.cpu_ranks,
+            oversubscribe=flags.oversubscribe,
+            num_ranks=num_ranks,
+            environ={name: environ[name] for name in VARIABLES if name in environ},
+        )
+
+    def argument(self) -> str:
+        """Return the argument for this module's command."""
+        return json.dumps(dataclasses.asdict(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceAnswer:
+    """A machine's answer."""
+
+    devices: tuple[RankDevice, ...] = ()
+    """Device of each rank; empty if there is an error."""
+    warnings: tuple[str, ...] = ()
+    """Warnings about the machine's devices."""
+    error: str = ""
+    """Why there are no devices, with the fix."""
+
+    @classmethod
+    def read(cls, line: str) -> Self:
+        """Return the answer that a machine printed."""
+        fields = json.loads(line)
+        devices = tuple(RankDevice(**device) for device in fields["devices"])
+        return cls(devices=devices, warnings=tuple(fields["warnings"]), error=fields["error"])
+
+
+class _Collected(logging.Handler):
+    """Collects warnings."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def answer(request: DeviceRequest, environ: Mapping[str, str]) -> DeviceAnswer:
+    """Choose devices.
+
+    Args:
+        request: What the launcher asks for.
+        environ: The environment of this machine; the launcher's variables take precedence.
+    """
+    collected = _Collected()
+    logger.addHandler(collected)
+    try:
+        devices = plan_devices(request, {**environ, **request.environ}, find_gpus(), request.num_ranks)
+    except UserError as error:
+        return DeviceAnswer(error=str(error))
+    finally:
+        logger.removeHandler(collected)
+    # Only --gpu-ids None chooses the CPU beside GPUs of other machines
+    if request.gpu_ids is not None and devices[0].device == "cpu":
+        return DeviceAnswer(error="has no GPU that can be used; use --gpu-ids None to train on the CPU everywhere")
+    return DeviceAnswer(devices=devices, warnings=tuple(collected.lines))
+
+
+def main() -> None:
+    """Print the answer to the request in the first argument."""
+    fields: dict[str, Any] = json.loads(sys.argv[1])
+    if isinstance(fields["gpu_ids"], list):
+        fields["gpu_ids"] = tuple(fields["gpu_ids"])
+    print(json.dumps(dataclasses.asdict(answer(DeviceRequest(**fields), os.environ))))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""Files of runs that tests train: their contents without times, compared bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from mjlab_dist.run_dir import find_checkpoint, read_metrics
+
+
+def only_run(root: Path) -> Path:
+    """Directory of the only run."""
+    (run,) = (root / "logs" / "cartpole-balance").iterdir()
+    return run
+
+
+def final(run: Path) -> dict[str, object]:
+    """Contents of the newest checkpoint, without times."""
+    content = torch.load(find_checkpoint(run), weights_only=True)
+    del content["counters"]["elapsed_s"]
+    return content
+
+
+def assert_equal(a: object, b: object, where: str = "") -> None:
+    """Assert that checkpoints, or parts of them, are equal bit for bit."""
+    assert type(a) is type(b), where
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        assert a.dtype == b.dtype, where
+        assert torch.equal(a.nan_to_num(), b.nan_to_num()), f"{where} differs"
+    elif isinstance(a, dict) and isinstance(b, dict):
+        assert a.keys() == b.keys(), where
+        for key in a:
+            assert_equal(a[key], b[key], f"{where}.{key}")
+    elif isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        assert len(a) == len(b), where
+        for i, (x, y) in enumerate(zip(a, b, strict=True)):
+            assert_equal(x, y, f"{where}[{i}]")
+    else:
+        assert a == b, where
+
+
+def untimed(run: Path) -> list[dict[str, object]]:
+    """Rows of metrics without times."""
+    timings = ("elapsed_s", "steps_per_s", "collect_s", "learn_s", "wait_s", "wait_share")
+    return [{k: v for k, v in row.items() if k not in timings} for row in read_metrics(run)]

@@ -1,0 +1,151 @@
+"""Which machines a restart uses, without real ones; tests/distributed/test_hosts_lab.py has hosts that are lost."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mjlab_dist import registry
+from mjlab_dist.budget import plan_budget
+from mjlab_dist.config import TrainConfig
+from mjlab_dist.config.hosts import parse_host
+from mjlab_dist.control import Control
+from mjlab_dist.distributed import RankDevice
+from mjlab_dist.errors import UserError
+from mjlab_dist.launch import regroup as module
+from mjlab_dist.launch.hosts import HERE, Host
+from mjlab_dist.launch.plan import RunPlan
+from mjlab_dist.launch.regroup import TooFewHostsError, regroup
+from mjlab_dist.machine.device_answer import DeviceAnswer, DeviceRequest
+from mjlab_dist.messages import Event
+
+HOSTS = ("localhost", "node7", "node8:2")
+
+CPU = RankDevice(device="cpu", name="cpu", torch_threads=2, backend="gloo")
+
+
+class Machines:
+    """Machines that answer or do not, in place of those that SSH reaches; also the spare launch."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.up = {"node7": 1, "node8": 2}
+        self.waiting: set[str] = set()
+        self.asked: list[set[str]] = []
+        self.plans: list[RunPlan] = []
+        monkeypatch.setattr(module, "ask_hosts", self.ask)
+
+    def ask(self, requests: Mapping[str, DeviceRequest], _: Any) -> tuple[dict[str, DeviceAnswer], dict[str, str]]:
+        self.asked.append(set(requests))
+        answers = {name: DeviceAnswer(devices=(CPU,) * self.up[name]) for name in requests if name in self.up}
+        return answers, {name: "no answer" for name in requests if name not in self.up}
+
+    def answering(self) -> set[str]:
+        return self.waiting
+
+    def replan(self, plan: RunPlan) -> None:
+        self.plans.append(plan)
+
+    def keep_if_answering(self) -> None:
+        """Nothing waits here."""
+
+    def end_leftovers(self, hosts: tuple[str, ...]) -> None:
+        assert hosts[0] == HERE
+
+
+@pytest.fixture
+def machines(monkeypatch: pytest.MonkeyPatch) -> Machines:
+    return Machines(monkeypatch)
+
+
+def config_of(**fields: Any) -> TrainConfig:
+    config = dataclasses.replace(registry.task_config("cartpole-balance"), hosts=HOSTS, max_restarts=1, num_envs=8)
+    return dataclasses.replace(config, **fields)
+
+
+def plan_of(config: TrainConfig) -> RunPlan:
+    counts = {HERE: 1, "node7": 1, "node8": 2}
+    hosts = tuple(Host(name=name, devices=(CPU,) * num) for name, num in counts.items())
+    entries = tuple(map(parse_host, HOSTS))
+    return RunPlan(hosts=hosts, entries=entries, budget=plan_budget(config, 4), run_dir=Path("run"))
+
+
+def again(config: TrainConfig, plan: RunPlan, machines: Machines) -> tuple[RunPlan, list[Event]]:
+    events: list[Event] = []
+    return regroup(config, plan, machines, events.append, Control()), events  # pyright: ignore[reportArgumentType]
+
+
+def test_the_same_machines_keep_the_plan_and_those_that_wait_are_not_asked(machines: Machines):
+    config = config_of(min_hosts=1)
+    plan = plan_of(config)
+    machines.waiting = {HERE, "node7"}
+    new, events = again(config, plan, machines)
+    assert new is plan
+    assert machines.asked == [{"node8"}]
+    assert not machines.plans
+    assert not events
+
+
+def test_a_lost_machine_is_left_out_and_taken_back(machines: Machines):
+    config = config_of(min_hosts=2, num_envs=1, total_num_envs=24)
+    plan = plan_of(config)
+    del machines.up["node8"]
+    two, (warning,) = again(config, plan, machines)
+    assert two.host_names == (HERE, "node7")
+    assert two.num_ranks == 2
+    assert two.budget is not None
+    assert two.budget.num_envs == 12
+    assert warning["kind"] == "warning"
+    assert "host node8: no answer" in warning["text"]
+    machines.up["node8"] = 1  # it has lost a device
+    three, (status,) = again(config, two, machines)
+    assert [len(host.devices) for host in three.hosts] == [1, 1, 1]
+    assert status["kind"] == "status"
+    assert machines.plans == [two, three]
+
+
+def test_all_machines_are_awaited_by_default(machines: Machines, monkeypatch: pytest.MonkeyPatch):
+    config = config_of(hang_timeout=1e5)
+    del machines.up["node8"]
+    waits: list[float] = []
+
+    def wait(_: Control, timeout_s: float) -> bool:
+        waits.append(timeout_s)
+        if len(waits) == 3:
+            machines.up["node8"] = 2
+        return False
+
+    monkeypatch.setattr(Control, "wait_for_stop", wait)
+    plan = plan_of(config)
+    new, (warning,) = again(config, plan, machines)
+    assert new is plan
+    assert len(waits) == 3
+    assert "host node8: no answer" in warning["text"]
+
+
+def test_too_few_machines_are_not_awaited_for_ever(machines: Machines):
+    config = config_of(min_hosts=2, hang_timeout=1e-9)
+    machines.up.clear()
+    with pytest.raises(TooFewHostsError, match="hosts node7, node8: no answer"):
+        again(config, plan_of(config), machines)
+
+
+def test_a_total_that_the_ranks_that_are_left_cannot_share_is_refused(machines: Machines):
+    config = config_of(min_hosts=1, total_num_envs=20)
+    plan = plan_of(config)
+    del machines.up["node7"]
+    with pytest.raises(UserError, match=r"^--total-num-envs 20: .* 3 ranks"):
+        again(config, plan, machines)
+
+
+def test_threads_are_equal_on_all_machines(machines: Machines, monkeypatch: pytest.MonkeyPatch):
+    config = config_of()
+    one = dataclasses.replace(CPU, torch_threads=1)
+    monkeypatch.setattr(
+        module, "ask_hosts", lambda requests, _: ({name: DeviceAnswer(devices=(one,)) for name in requests}, {})
+    )
+    new, _ = again(config, plan_of(config), machines)
+    assert {device.torch_threads for device in new.devices} == {1}
