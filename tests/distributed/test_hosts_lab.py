@@ -1,0 +1,289 @@
+"""Training on hosts of network namespaces, each with its own SSH server, addresses, processes and files.
+
+scripts/hosts_lab.sh makes the hosts. Where it may not, these tests are skipped.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import BIN, Command
+from host_lab import HOSTS, SCRIPT, Lab
+from run_files import assert_equal, final, only_run, untimed
+
+from mjlab_dist.errors import Exit
+from mjlab_dist.run_dir import read_metrics
+
+pytestmark = pytest.mark.slow
+
+WaitFor = Callable[[Callable[[], bool]], None]
+
+SMALL = ("--num-envs", "32", "--agent.num-steps-per-env", "8", "--env.episode-length-s", "0.1", "--seed", "7")
+TRAIN = ("train", "cartpole-balance", "--gpu-ids", "None", *SMALL)
+RESTARTS = ("--max-restarts", "30", "--checkpoint.interval", "1")
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Lab]:
+    made = Lab(Path(f"/var/tmp/hosts_lab-{os.getpid()}"))
+    made("check")
+    try:
+        made.up()
+        yield made
+    finally:
+        made("down")
+
+
+@pytest.fixture
+def lab(hosts: Lab) -> Iterator[Lab]:
+    """The hosts, as new."""
+    yield hosts
+    hosts.clear()
+
+
+class Run:
+    """A run on the hosts."""
+
+    def __init__(self, lab: Lab, path: Path, *flags: str) -> None:
+        self.lab = lab
+        self.path = path
+        with path.open("w") as file:
+            self._number = lab.start("a", *TRAIN, "--ssh-config", str(lab.ssh_config), *flags, output=file)
+
+    @property
+    def output(self) -> str:
+        """What it has printed, without progress."""
+        lines = self.path.read_text().splitlines()
+        return "\n".join(line for line in lines if not line.startswith("iteration"))
+
+    def wait(self) -> int:
+        """Wait until it ends, and return its exit code."""
+        return self.lab.wait(self._number)
+
+    def wait_until(self, condition: Callable[[], bool], wait_for: WaitFor) -> None:
+        """Wait until a condition holds; fail if the command ends before."""
+        wait_for(lambda: condition() or not self.lab.is_running(self._number))
+        assert self.lab.is_running(self._number), self.output
+
+    def advances(self, wait_for: WaitFor, num_rows: int = 3) -> None:
+        """Wait for further iterations."""
+        before = self.lab.num_rows()
+        self.wait_until(lambda: self.lab.num_rows() >= before + num_rows, wait_for)
+
+
+TASKSET = shutil.which("taskset") or "taskset"
+
+Start = Callable[..., Run]
+
+
+@pytest.fixture
+def start(lab: Lab, tmp_path: Path, wait_for: WaitFor) -> Start:
+    """Start a long run on some of the hosts, and wait until it trains."""
+
+    def begin(*flags: str) -> Run:
+        run = Run(lab, tmp_path / "output", "--max-iterations", "100000", *flags)
+        run.advances(wait_for)
+        return run
+
+    return begin
+
+
+def test_a_host_has_its_own_network_processes_and_files(lab: Lab):
+    (lab.files("b") / "own").touch()
+    show = "hostname; ls; ls /tmp /dev/shm; echo $$; ps ax | wc -l"
+    ssh = ("ssh", "-F", str(lab.ssh_config))
+    name, *rest = lab("exec", "a", *ssh, "b6", f"cd {lab.work} && touch /tmp/of_b && {show}").split()
+    assert name == "b"
+    assert {"own", "of_b"} <= set(rest)
+    assert int(rest[-1]) < 15
+    assert not list((lab.directory / "a" / "tmp").iterdir())
+    assert not (lab.files("a") / "own").exists()
+    # Two names of a host are of one family each; all of them have keys
+    for name, family in (("c4", "192.0.2.3"), ("c6", "fd00::3")):
+        assert lab("exec", "b", *ssh, name, "echo $SSH_CONNECTION").split()[2] == family
+    assert "192.0.2.2" not in {info[4][0] for info in socket.getaddrinfo(socket.gethostname(), None)}
+
+
+def test_a_cable_can_be_unplugged_and_a_host_switched_off(lab: Lab):
+    reach = ("exec", "a", "bash", "-c", "ssh -F $0 -o ConnectTimeout=1 b true; echo $?", str(lab.ssh_config))
+    assert lab(*reach) == "0\n"
+    for cut, mended in (("link b down", "link b up"), ("link b silent", "link b up"), ("kill b", "start b")):
+        lab(*cut.split())
+        assert lab(*reach) == "255\n", cut
+        lab(*mended.split())
+        assert lab(*reach) == "0\n", mended
+    assert [line.split()[-1] for line in lab("status").splitlines()] == ["on"] * len(HOSTS)
+
+
+def local_ranks(command: Command, number: int) -> Path:
+    """Train with ranks of this machine that sum through gloo, as those of several hosts do."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    core = str(min(os.sched_getaffinity(0)))
+    ranks = [
+        command.start(
+            *(TASKSET, "--cpu-list", core, command.program("train"), *TRAIN[1:], "--max-iterations", "4"),
+            env={
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(number),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "OMP_NUM_THREADS": "1",
+            },
+        )
+        for rank in range(number)
+    ]
+    for rank in ranks:
+        done = command.finish(rank)
+        assert done.code == Exit.DONE, done.err
+    return only_run(command.cwd)
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    assert_equal(final(one), final(other))
+    assert untimed(one) == untimed(other)
+
+
+def test_different_numbers_of_ranks_on_ipv6_hosts_equal_local_ranks(command: Command, lab: Lab, tmp_path: Path):
+    # Without IPv4 addresses, nothing can connect over IPv4
+    for host in HOSTS:
+        number = HOSTS.index(host) + 1
+        lab("exec", host, "ip", "address", "del", f"192.0.2.{number}/24", "dev", f"eth_{host}")
+    run = Run(lab, tmp_path / "output", "--hosts", "a:2", "[fd00::2]:1", "--max-iterations", "4")
+    assert run.wait() == Exit.DONE, run.output
+    assert not lab.leftovers()
+    for host in HOSTS:
+        number = HOSTS.index(host) + 1
+        lab("exec", host, "ip", "address", "add", f"192.0.2.{number}/24", "dev", f"eth_{host}")
+    assert " 3 ranks" in run.output.splitlines()[0]
+    assert not list(lab.files("b").iterdir()), "only the first host has files of the run"
+    assert_same_run(only_run(lab.files("a")), local_ranks(command, 3))
+
+
+def test_a_run_continues_without_a_lost_host_and_takes_it_back(lab: Lab, start: Start, wait_for: WaitFor):
+    run = start("--hosts", "a", "b", "c", "--min-hosts", "2", *RESTARTS, "--hang-timeout", "15")
+    lab("kill", "c")
+    run.wait_until(lambda: "Continuing on 2 of 3 hosts, with 2 ranks" in run.output, wait_for)
+    run.advances(wait_for)
+    # The next restart takes it back
+    lab("start", "c")
+    lab.rank(1).kill()
+    run.wait_until(lambda: "Continuing on 3 of 3 hosts, with 3 ranks" in run.output, wait_for)
+    run.advances(wait_for)
+    lab.launcher().terminate()
+    assert run.wait() == Exit.RESUMABLE, run.output
+    wait_for(lambda: not lab.leftovers())
+    rows = read_metrics(only_run(lab.files("a")))
+    assert [row["iteration"] for row in rows] == list(range(1, len(rows) + 1))
+    per_iteration = {b["total_steps"] - a["total_steps"] for a, b in itertools.pairwise(rows)}
+    assert per_iteration == {2 * 32 * 8, 3 * 32 * 8}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [2, 3])
+def test_hosts_equal_local_ranks(number: int, command: Command, lab: Lab, tmp_path: Path):
+    run = Run(lab, tmp_path / "output", "--hosts", *HOSTS[:number], "--max-iterations", "4")
+    assert run.wait() == Exit.DONE, run.output
+    assert not lab.leftovers()
+    assert_same_run(only_run(lab.files("a")), local_ranks(command, number))
+
+
+@pytest.mark.long
+def test_a_run_survives_faults_on_all_hosts(lab: Lab, start: Start, wait_for: WaitFor):
+    run = start("--hosts", "a", "b", "c:2", *RESTARTS, "--hang-timeout", "15")
+    faults: dict[str, tuple[Callable[[], psutil.Process], signal.Signals]] = {
+        "rank of the launcher's host killed": (lambda: lab.rank(0), signal.SIGKILL),
+        "rank of another host killed": (lambda: lab.rank(3), signal.SIGKILL),
+        "rank of the launcher's host stopped": (lambda: lab.rank(0), signal.SIGSTOP),
+        "rank of another host stopped": (lambda: lab.rank(1), signal.SIGSTOP),
+        "rank of another host terminated": (lambda: lab.rank(2), signal.SIGTERM),
+        "agent of the launcher's host killed": (lambda: lab.agent("a"), signal.SIGKILL),
+        "agent of another host killed": (lambda: lab.agent("b"), signal.SIGKILL),
+        "agent of another host stopped": (lambda: lab.agent("c"), signal.SIGSTOP),
+    }
+    for number, (fault, (find, sent)) in enumerate(faults.items(), 1):
+        find().send_signal(sent)
+        run.wait_until(lambda number=number: f"({number} of 30)" in run.output, wait_for)
+        run.advances(wait_for)
+        assert lab.rank(3).is_running(), fault
+    lab.launcher().terminate()
+    assert run.wait() == Exit.RESUMABLE, run.output
+    wait_for(lambda: not lab.leftovers())
+    rows = read_metrics(only_run(lab.files("a")))
+    assert [row["iteration"] for row in rows] == list(range(1, len(rows) + 1))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("cut", ["down", "silent"])
+def test_a_link_that_is_cut_for_ten_seconds_delays_a_run(lab: Lab, start: Start, wait_for: WaitFor, cut: str):
+    run = start("--hosts", "a", "b", "--hang-timeout", "60")
+    lab("link", "b", cut)
+    done = lab.num_rows()
+    time.sleep(10)  # the length of the fault
+    assert lab.num_rows() <= done + 1
+    lab("link", "b", "up")
+    run.advances(wait_for, 10)
+    # A stopped launcher delays nothing
+    launcher = lab.launcher()
+    launcher.suspend()
+    run.advances(wait_for, 10)
+    for process in (launcher, launcher.parent()):  # nsenter stops with its child
+        assert process is not None
+        process.resume()
+    run.advances(wait_for)
+    launcher.terminate()
+    assert run.wait() == Exit.RESUMABLE, run.output
+    assert "Restarting" not in run.output
+    wait_for(lambda: not lab.leftovers())
+
+
+@pytest.mark.long
+def test_a_link_that_is_cut_for_good_ends_the_run_on_both_sides(lab: Lab, start: Start, wait_for: WaitFor):
+    run = start("--hosts", "a", "b", *RESTARTS, "--hang-timeout", "15")
+    lab("link", "b", "silent")
+    assert run.wait() == Exit.INFRASTRUCTURE
+    assert "Not restarting: host b: " in run.output
+    # The host that is cut off notices it by itself
+    wait_for(lambda: not lab.leftovers())
+    # The run can be resumed on the host that is left
+    length = ("--max-iterations", str(lab.num_rows() + 3))
+    resumed = Run(lab, Path(f"{run.path}_resumed"), "--resume", "latest", "--hosts", "a", *length)
+    assert resumed.wait() == Exit.DONE, resumed.output
+    assert " 1 rank" in resumed.output
+
+
+@pytest.mark.long
+def test_a_killed_launcher_leaves_nothing_on_any_host(lab: Lab, start: Start, wait_for: WaitFor):
+    start("--hosts", "a", "b", "c:2", *RESTARTS)
+    lab.launcher().kill()
+    wait_for(lambda: not lab.leftovers())
+
+
+@pytest.mark.long
+def test_the_documented_lines_work(tmp_path: Path, hosts: Lab):
+    page = (SCRIPT.parents[1] / "docs" / "machines.md").read_text()
+    block = page.partition("## Hosts on one machine\n")[2].split("```")[1]
+    for documented, here in (("sudo ", ""), ("~/mjlab_dist/scripts", SCRIPT.parent), ("~/mjlab_dist/.venv/bin", BIN)):
+        assert documented in block
+        block = block.replace(documented, str(here))
+    directory = hosts.directory.with_name(f"{hosts.directory.name}-documented")
+    environ = {**os.environ, "HOSTS_LAB": str(directory)}
+    with (tmp_path / "output").open("w+") as output:
+        command = ["bash", "-euxc", block]
+        done = subprocess.run(command, env=environ, cwd=SCRIPT.parents[1], stdout=output, stderr=output, check=False)
+        output.seek(0)
+        printed = output.read()
+    assert done.returncode == 0, printed
+    assert "Training cartpole-balance with 4 ranks" in printed
+    assert not directory.exists()

@@ -1,0 +1,171 @@
+"""Hosts of network namespaces for tests, made by scripts/hosts_lab.sh: commands, signals and cables."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import psutil
+import pytest
+from conftest import BIN, HANG_S, NOT_INHERITED
+
+from mjlab_dist.run_dir import METRICS_FILE, RANKS_FILE
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "hosts_lab.sh"
+
+REFUSED = 77
+"""Exit code of the script where hosts cannot be made."""
+
+HOSTS = "abc"
+
+
+class Lab:
+    """Three hosts; each may use one core.
+
+    Attributes:
+        ssh_config: SSH's config file for all hosts.
+        work: Directory that exists on all hosts, with other content on each.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.ssh_config = directory / "ssh_config"
+        self.work = directory / "work"
+        self._environ = {**os.environ, "HOSTS_LAB": str(directory)}
+        self._running: list[subprocess.Popen[str]] = []
+
+    def __call__(self, *arguments: str) -> str:
+        """Run a command of the script, and return its output."""
+        done = subprocess.run([SCRIPT, *arguments], env=self._environ, capture_output=True, text=True, check=False)
+        if done.returncode == REFUSED:
+            pytest.skip(done.stderr.strip())
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def up(self) -> None:
+        """Make the hosts."""
+        self("up", str(len(HOSTS)))
+        for host in HOSTS:
+            self.pin(host)
+
+    def pin(self, host: str) -> None:
+        """Let what starts on a host through SSH use one core."""
+        for process in self._own(host):
+            process.cpu_affinity([self._core(host)])
+
+    def files(self, host: str) -> Path:
+        """Content of the working directory on a host."""
+        return self.directory / host / "work"
+
+    def start(self, host: str, *command: str, output: IO[str], env: dict[str, str] | None = None) -> int:
+        """Start an installed command on a host as from a terminal there, and return its number for :meth:`wait`."""
+        inherited = {k: v for k, v in self._environ.items() if k not in NOT_INHERITED}
+        core = ("taskset", "--cpu-list", str(self._core(host)))
+        process = subprocess.Popen(
+            [SCRIPT, "exec", host, *core, BIN / command[0], *command[1:]],
+            env={**inherited, "OMP_WAIT_POLICY": "passive", "COLUMNS": "200", **(env or {})},
+            cwd=self.work,
+            text=True,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self._running.append(process)
+        return len(self._running) - 1
+
+    def wait(self, number: int) -> int:
+        """Wait for a command, and return its exit code."""
+        return self._running[number].wait(HANG_S)
+
+    def is_running(self, number: int) -> bool:
+        """Whether a command has not ended."""
+        return self._running[number].poll() is None
+
+    def processes(self, host: str) -> Iterator[psutil.Process]:
+        """Yield the processes of a host, without its first one and those of its SSH server.
+
+        The server notices after hours that a connection has been cut.
+        """
+        own = {process.pid for process in self._own(host)}
+        namespace = self._namespace(self._first(host))
+        for process in psutil.process_iter():
+            try:
+                is_there = self._namespace(process.pid) == namespace and process.pid not in own
+                if is_there and process.name() != "sshd" and process.status() != psutil.STATUS_ZOMBIE:
+                    yield process
+            except (OSError, psutil.Error):
+                pass
+
+    def launcher(self) -> psutil.Process:
+        """The launcher, on the first host: the oldest process of the command train."""
+        found = [process for process in self.processes("a") if str(BIN / "train") in process.cmdline()]
+        return min(found, key=lambda process: process.create_time())
+
+    def agent(self, host: str) -> psutil.Process:
+        """The agent of the ranks that train: a spare one is younger."""
+        found = [process for process in self.processes(host) if "mjlab_dist.launch.agent" in process.cmdline()]
+        return min(found, key=lambda process: process.create_time())
+
+    def rank(self, number: int) -> psutil.Process:
+        """The process of a rank."""
+        (run,) = (self.files("a") / "logs" / "cartpole-balance").iterdir()
+        own = json.loads((run / RANKS_FILE).read_text())[number]
+        (found,) = (process for process in self.processes(own["host"]) if _pid_inside(process.pid) == own["pid"])
+        return found
+
+    def num_rows(self) -> int:
+        """Number of rows of metrics of the only run."""
+        return sum(file.read_bytes().count(b"\n") for file in self.files("a").rglob(METRICS_FILE))
+
+    def leftovers(self) -> list[str]:
+        """What a run left: processes, shared memory and temporary files of all hosts that are on."""
+        left = [
+            f"{host}: {process.cmdline()}" for host in HOSTS if self._is_on(host) for process in self.processes(host)
+        ]
+        for host in filter(self._is_on, HOSTS):
+            root = Path(f"/proc/{self._first(host)}/root")
+            left += [str(file) for folder in ("tmp", "dev/shm") for file in (root / folder).iterdir()]
+        return left
+
+    def clear(self) -> None:
+        """End what a test left, plug in all cables, switch on all hosts, and remove their files."""
+        for process in self._running:
+            if process.poll() is None:
+                process.kill()
+        for host in HOSTS:
+            if not self._is_on(host):
+                self("start", host)
+                self.pin(host)
+            self("link", host, "up")
+            for process in self.processes(host):
+                process.send_signal(signal.SIGKILL)
+            for folder in ("work", "tmp"):
+                subprocess.run(["rm", "-rf", *(self.directory / host / folder).iterdir()], check=True)
+
+    def _core(self, host: str) -> int:
+        cores = sorted(os.sched_getaffinity(0))
+        return cores[HOSTS.index(host) % len(cores)]
+
+    def _first(self, host: str) -> int:
+        return int((self.directory / host / "pid").read_text())
+
+    def _is_on(self, host: str) -> bool:
+        return psutil.pid_exists(self._first(host))
+
+    def _own(self, host: str) -> list[psutil.Process]:
+        first = psutil.Process(self._first(host))
+        return [first, *(child for child in first.children() if child.name() in {"sshd", "sleep"})]
+
+    def _namespace(self, pid: int) -> str:
+        return str(Path(f"/proc/{pid}/ns/pid").readlink())
+
+
+def _pid_inside(pid: int) -> int:
+    """Process ID in the innermost namespace."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("NSpid:")).split()[-1])
