@@ -18,8 +18,8 @@ ITERATIONS = int(sys.argv[2]) if len(sys.argv) > 2 else 100
 class Envs(VecEnv):
     """The envs with the interface of rsl_rl."""
 
-    def __init__(self, **fields: object) -> None:
-        self.envs = mjlab_dist.make(TASK, **fields)
+    def __init__(self, num_envs: int) -> None:
+        self.envs = mjlab_dist.make(TASK, total_num_envs=num_envs)
         self.cfg = self.envs.configs[0].env
         self.num_envs, self.num_actions, self.device = self.envs.num_envs, self.envs.num_actions, self.envs.device
         self.max_episode_length = round(self.cfg.episode_length_s / self.envs.step_dt_s)
@@ -38,7 +38,7 @@ class Envs(VecEnv):
 
 torch.set_num_threads(1)  # the networks are small
 NETWORK = {"class_name": "MLPModel", "hidden_dims": [64, 64], "activation": "tanh", "obs_normalization": True}
-envs = Envs(total_num_envs=64)
+envs = Envs(64)
 config = {
     "num_steps_per_env": 32,
     "save_interval": ITERATIONS,
@@ -47,5 +47,5 @@ config = {
     "actor": {**NETWORK, "distribution_cfg": {"class_name": "GaussianDistribution", "init_std": 1.0}},
     "critic": NETWORK,
 }
-OnPolicyRunner(envs, config, device=envs.device).learn(ITERATIONS)
+OnPolicyRunner(envs, config, device=str(envs.device)).learn(ITERATIONS)
 envs.envs.close()

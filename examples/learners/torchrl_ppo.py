@@ -8,11 +8,11 @@ import gymnasium
 import torch
 from tensordict.nn import NormalParamExtractor, TensorDictModule
 from torch import nn
-from torchrl.collectors import SyncDataCollector
-from torchrl.envs import GymWrapper, RewardSum, TransformedEnv
-from torchrl.modules import MLP, ProbabilisticActor, ValueOperator
-from torchrl.objectives import ClipPPOLoss
-from torchrl.objectives.value import GAE
+from torchrl.collectors import SyncDataCollector  # pyright: ignore[reportMissingImports]
+from torchrl.envs import GymWrapper, RewardSum, TransformedEnv  # pyright: ignore[reportMissingImports]
+from torchrl.modules import MLP, ProbabilisticActor, ValueOperator  # pyright: ignore[reportMissingImports]
+from torchrl.objectives import ClipPPOLoss  # pyright: ignore[reportMissingImports]
+from torchrl.objectives.value import GAE  # pyright: ignore[reportMissingImports]
 
 import mjlab_dist.gymnasium  # noqa: F401 (registers the tasks)
 
@@ -51,7 +51,7 @@ for batch in SyncDataCollector(envs, actor, frames_per_batch=64 * 32, total_fram
         for rows in torch.randperm(len(samples)).chunk(4):
             losses = loss(samples[rows])
             optimizer.zero_grad()
-            sum(losses[name] for name in ("loss_objective", "loss_critic")).backward()
+            (losses["loss_objective"] + losses["loss_critic"]).backward()
             nn.utils.clip_grad_norm_(loss.parameters(), 0.5)
             optimizer.step()
 envs.close()

@@ -78,7 +78,9 @@ class TaskVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
         self.metadata = {**self.metadata, "render_fps": round(1 / self.envs.step_dt_s)}
 
         # Spaces
-        boxes = {name: spaces.Box(-np.inf, np.inf, (width,), np.float32) for name, width in widths.items()}
+        boxes: dict[str, spaces.Space[Any]] = {
+            name: spaces.Box(-np.inf, np.inf, (width,), np.float32) for name, width in widths.items()
+        }
         self.single_observation_space = spaces.Dict(boxes) if group is None else boxes[group]
         low, high = np.array(self.envs.action_bounds, dtype=np.float32).T
         self.single_action_space = spaces.Box(low, high, dtype=np.float32)
@@ -111,7 +113,7 @@ class TaskVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
         if done.any():
             # An array of observations with None in the other envs, as Gymnasium's own vector envs return
             info["final_obs"] = np.full(self.num_envs, None, dtype=object)
-            for env in np.flatnonzero(done):
+            for env in np.flatnonzero(done).tolist():
                 info["final_obs"][env] = _row(final, env)
             info["_final_obs"] = done
         return self._picked(observations), rewards, terminated, truncated, info

@@ -107,7 +107,6 @@ class Runner:
             self._roll_out = CapturedCall(self._take_steps, "the control step", env.device, env.sim)
         # Sum of the steps' mean rewards. It is always the same tensor: recorded steps add to its address.
         self._reward = torch.zeros((), device=env.device)
-        # Threads. On a CPU a rollout uses one, as the physics does: its batches are small.
         self._num_threads = torch.get_num_threads()
         num_samples = env.num_envs * self._num_steps / config.agent.num_mini_batches
         # 2 operations per parameter and sample forward, and 4 backward
@@ -115,7 +114,7 @@ class Runner:
 
     @contextlib.contextmanager
     def _threads(self, *, shared: bool) -> Iterator[None]:
-        """Let torch use all threads of this rank, or one. On a GPU this changes nothing."""
+        """Let torch use all threads of this rank, or one, as for the small batches of a rollout, if it is on a CPU."""
         if self.env.device == "cpu" and not shared:
             torch.set_num_threads(1)
         try:

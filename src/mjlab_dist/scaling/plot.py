@@ -30,7 +30,7 @@ def plot(modes: Mapping[Mode, Sequence[Row]], title: str, file: str) -> None:
     for one, (mode, rows) in zip(axes[1:], modes.items(), strict=True):
         _draw_shares(one, mode, rows)
     axes[-1].legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
-    save_png(figure, file)
+    save_png(figure, "--plot", file)
 
 
 def _draw_speeds(axes: Axes, modes: Mapping[Mode, Sequence[Row]]) -> None:

@@ -26,23 +26,20 @@ if TYPE_CHECKING:
 
     from mjlab_dist.play.video import Renderers
 
-Array: TypeAlias = Any
-"""A torch tensor, or a NumPy array if the envs were made with ``arrays="numpy"``."""
-
-Observations: TypeAlias = dict[str, Array]
+Observations: TypeAlias = dict[str, Any]
 """Observation groups by name, (num_envs, width) each."""
 
 
 class Step(NamedTuple):
-    """Result of a step of all envs."""
+    """Result of a step of all envs: torch tensors, or NumPy arrays if the envs were made with ``arrays="numpy"``."""
 
     observations: Observations
     """Observations after resets."""
-    rewards: Array
+    rewards: Any
     """Rewards, (num_envs,)."""
-    terminated: Array
+    terminated: Any
     """Envs whose episode was terminated in this step, (num_envs,) of bool."""
-    truncated: Array
+    truncated: Any
     """Envs whose episode was cut off in this step, such as by the time limit, (num_envs,) of bool."""
     info: dict[str, Any]
     """More results: with ``final_observations``, the observation groups before resets, of all envs. They differ from
@@ -54,13 +51,13 @@ class Rollout(NamedTuple):
 
     observations: Observations
     """What the policy observed, (num_steps, num_envs, width)."""
-    actions: Array
+    actions: Any
     """Its actions, (num_steps, num_envs, num_actions)."""
-    rewards: Array
+    rewards: Any
     """Rewards, (num_steps, num_envs)."""
-    terminated: Array
+    terminated: Any
     """Envs whose episode was terminated, (num_steps, num_envs) of bool."""
-    truncated: Array
+    truncated: Any
     """Envs whose episode was cut off, (num_steps, num_envs) of bool."""
     last_observations: Observations
     """Observations after the last step, (num_envs, width)."""
@@ -153,7 +150,7 @@ class Envs:
         with self._used("reset"):
             return self._observations(self._simulator.reset(seed))
 
-    def step(self, actions: Array) -> Step:
+    def step(self, actions: Any) -> Step:
         """Advance every env by one control step.
 
         Args:
@@ -170,7 +167,7 @@ class Envs:
         self.step_async(actions)
         return self.step_wait()
 
-    def step_async(self, actions: Array) -> None:
+    def step_async(self, actions: Any) -> None:
         """Start a step, whose results :meth:`step_wait` returns. Ranks simulate in the meantime.
 
         Args:
@@ -234,7 +231,7 @@ class Envs:
         with self._used("state"):
             return self._simulator.state()
 
-    def set_state(self, state: Mapping[str, Array]) -> Observations:
+    def set_state(self, state: Mapping[str, Any]) -> Observations:
         """Load the state of all envs; later steps are those that followed it.
 
         Args:
@@ -321,5 +318,5 @@ class Envs:
     def _info(self, results: Tensors) -> dict[str, Any]:
         return {FINAL: self._observations(results, FINAL)} if self._simulator.sizes.final_observations else {}
 
-    def _array(self, tensor: torch.Tensor) -> Array:
+    def _array(self, tensor: torch.Tensor) -> Any:
         return tensor if self._arrays == "torch" else tensor.cpu().numpy()
