@@ -23,7 +23,16 @@ from mjlab_dist.logger import check_loggers
 from mjlab_dist.machine.devices import Gpu, plan_devices, shared_cores
 from mjlab_dist.machine.memory import check_memory
 from mjlab_dist.machine.preflight import check_machine
-from mjlab_dist.run_dir import METRICS_FILE, find_run_to_resume, list_checkpoints, read_metrics
+from mjlab_dist.run_dir import (
+    CONFIG_FILE,
+    METRICS_FILE,
+    find_run_to_resume,
+    list_checkpoints,
+    read_config_file,
+    read_metrics,
+)
+from mjlab_dist.run_files import has_file, run_of
+from mjlab_dist.wording import listed
 
 MAX_TIMESTEP_S = 0.05
 """Physics steps are at most this long, in s. If an episode is shorter, the model is built to compute the control
@@ -129,7 +138,7 @@ def check_config(config: TrainConfig) -> None:
         episode_steps(config.env, timestep_s * config.env.sim.decimation)
     read_fault(os.environ)
     if config.init_from is not None and config.resume is None:
-        _check_init_from(config.init_from)
+        _check_init_from(config, config.init_from)
     if config.sync.synchronizer is not None:
         from mjlab_dist.distributed.synchronizer import find_synchronizer  # noqa: PLC0415 (imports torch)
 
@@ -171,13 +180,30 @@ def find_resumed(config: TrainConfig, warn: Callable[[str], None]) -> Path | Non
     return run_dir
 
 
-def _check_init_from(file: str) -> None:
-    """Raise if a file is not a checkpoint with a policy. Ranks check whether it fits the task's networks."""
+def _check_init_from(config: TrainConfig, file: str) -> None:
+    """Raise if a file is not a checkpoint with a policy, or its run has another task with other inputs or outputs.
+
+    Ranks also check whether it fits the networks, whose sizes only the envs know.
+    """
     if not Path(file).is_file():
-        raise UserError(f"--init-from {file}: there is no such file; give a checkpoint or a pack")
+        raise UserError(
+            f"--init-from {file}: there is no such file; give a checkpoint of a run, model_<iteration>.pt, or a pack"
+        )
     from mjlab_dist.learn import checkpoint  # noqa: PLC0415 (imports torch)
 
+    # Networks
     content = checkpoint.load(Path(file), "cpu")
     for part in ("actor_state_dict", "critic_state_dict"):
         if not isinstance(content.get(part), dict):
             raise UserError(f"--init-from {file}: has no {part}; give a checkpoint of a run, model_<iteration>.pt")
+    # Task, if the checkpoint is still in its run. The functions that its config names are not called.
+    run = run_of(Path(file))
+    if not has_file(run, CONFIG_FILE):
+        return
+    trained = read_config_file(run, trust=True, uses_ssh=False)
+    theirs, ours = ([*one.env.observations.get("actor", {})] for one in (trained, config))
+    if trained.task != config.task and theirs != ours:
+        raise UserError(
+            f"--init-from {file}: is of the task {trained.task}, whose policy observes {listed(theirs)}; {config.task} "
+            f"needs a policy that observes {listed(ours)}"
+        )

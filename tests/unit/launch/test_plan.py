@@ -14,6 +14,7 @@ from mjlab_dist import registry
 from mjlab_dist.config import SyncConfig, TrainConfig
 from mjlab_dist.errors import UserError
 from mjlab_dist.launch.plan import check_config
+from mjlab_dist.run_dir import CONFIG_FILE, to_yaml
 from mjlab_dist.sim import build_model
 
 
@@ -36,6 +37,17 @@ def test_a_damaged_file_is_no_initial_policy(config: TrainConfig, tmp_path: Path
     file.write_text("not a checkpoint")
     with pytest.raises(UserError, match=rf"{re.escape(str(file))}: .*torch\.save"):
         check_config(dataclasses.replace(config, init_from=str(file)))
+
+
+def test_a_policy_with_other_observations_is_no_initial_policy(config: TrainConfig, tmp_path: Path):
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    file = run / "checkpoints" / "model_1.pt"
+    torch.save({"actor_state_dict": {}, "critic_state_dict": {}}, file)
+    for task, is_refused in (("gym-hopper", True), ("cartpole-swingup", False)):
+        (run / CONFIG_FILE).write_text(to_yaml(registry.task_config(task)))
+        with pytest.raises(UserError, match=task) if is_refused else contextlib.nullcontext():
+            check_config(dataclasses.replace(config, init_from=str(file)))
 
 
 @pytest.mark.parametrize("name", ["no_such_module:Average", "pathlib:NoSuchClass", "pathlib:Path", "no-colon"])
