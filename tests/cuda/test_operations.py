@@ -30,9 +30,9 @@ class Count(NamedTuple):
 
 MAXIMA = {
     "arm-lift-cube": Count(118, 164),
-    "arm-reach": Count(68, 114),
-    "cartpole-balance": Count(34, 74),
-    "cartpole-swingup": Count(34, 74),
+    "arm-reach": Count(72, 118),
+    "cartpole-balance": Count(36, 76),
+    "cartpole-swingup": Count(36, 76),
     "gym-ant": Count(47, 103),
     "gym-half-cheetah": Count(26, 82),
     "gym-hopper": Count(65, 121),
@@ -41,7 +41,7 @@ MAXIMA = {
     "gym-reacher": Count(54, 110),
     "gym-walker2d": Count(49, 105),
     "humanoid-velocity-flat": Count(149, 199),
-    "quadruped-tracking": Count(294, 334),
+    "quadruped-tracking": Count(298, 338),
     "quadruped-velocity-flat": Count(123, 163),
     "quadruped-velocity-rough": Count(155, 195),
     "template": Count(38, 84),

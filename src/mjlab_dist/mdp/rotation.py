@@ -114,6 +114,6 @@ def half_angle(sine: torch.Tensor, cosine: torch.Tensor) -> torch.Tensor:
 
     Args:
         sine: Sine of the angle, or its product with any positive number.
-        cosine: Cosine of the angle, times the same number.
+        cosine: Cosine of the angle, times the same number. At most one of the two is 0.
     """
-    return torch.atan(sine / cosine.clamp_min(1e-30))
+    return torch.atan(sine / cosine)  # at cosine 0, the arc tangent of infinity
