@@ -20,6 +20,7 @@ from rollouts import (
     train_config,
 )
 
+from mjlab_dist.config import SyncConfig
 from mjlab_dist.distributed import Rank, rank_from_environment
 from mjlab_dist.distributed.group import gather, meet, process_group
 from mjlab_dist.distributed.synchronizer import AllReduce, LocalUpdates
@@ -27,7 +28,7 @@ from mjlab_dist.learn.ppo import PPO
 
 NUM_ENVS = 8
 ITERATIONS = 2
-TINY_MB = 1e-4
+TINY = SyncConfig(fsdp_min_size_mb=1e-4)
 """Shards every parameter of two dimensions."""
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -112,14 +113,12 @@ def probe() -> dict[str, Any]:
         results["agreed"] = _agreed(rank, config("mlp"))
         for fsdp_devices in (2, 4):
             if rank.world_size == 4:
-                sharded = dataclasses.replace(config("mlp"), fsdp_devices=fsdp_devices, fsdp_min_size_mb=TINY_MB)
+                sharded = dataclasses.replace(config("mlp"), fsdp_devices=fsdp_devices, sync=TINY)
                 results[f"fsdp {fsdp_devices}"] = _train_here(rank, sharded)
                 results[f"fsdp {fsdp_devices} agreed"] = _agreed(rank, sharded)
                 results[f"fsdp {fsdp_devices} loaded"] = _load(rank, sharded, results["mlp"])
         if rank.world_size == 4:
-            results["fsdp lstm"] = _train_here(
-                rank, dataclasses.replace(config("lstm"), fsdp_devices=2, fsdp_min_size_mb=TINY_MB)
-            )
+            results["fsdp lstm"] = _train_here(rank, dataclasses.replace(config("lstm"), fsdp_devices=2, sync=TINY))
         torch.set_default_dtype(torch.float32)
         results["reduced"] = {name: _reduced(rank, name) for name in ("none", "bf16", "fp16")}
         results["fp32"] = _train_here(rank, config("mlp"))

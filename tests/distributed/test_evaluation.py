@@ -46,7 +46,7 @@ def evaluations(rows: list[dict[str, Any]]) -> dict[int, dict[str, float]]:
     return {iteration: columns for iteration, columns in found.items() if columns}
 
 
-SHARDED = ("--cpu-ranks", "2", "--fsdp-devices", "2", "--fsdp-min-size-mb", "0.01")
+SHARDED = ("--cpu-ranks", "2", "--fsdp-devices", "2", "--sync.fsdp-min-size-mb", "0.01")
 
 
 @pytest.mark.parametrize("flags", [("--agent.rnn", "gru"), SHARDED], ids=["gru", "two ranks with shards"])

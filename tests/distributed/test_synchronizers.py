@@ -171,7 +171,7 @@ def test_sharded_recurrent_policy_in_bf16_trains_and_plays(command: Command) -> 
     """Independent flags in one launch."""
     done = command(
         *BASE,
-        *("--fsdp-devices", "2", "--fsdp-min-size-mb", "0.01", "--sync.compression", "bf16"),
+        *("--fsdp-devices", "2", "--sync.fsdp-min-size-mb", "0.01", "--sync.compression", "bf16"),
         *("--agent.rnn", "gru", "--agent.rnn-hidden-dim", "32", "--agent.precision", "bf16", "--max-iterations", "2"),
         "--agent.obs-normalization",
     )

@@ -20,7 +20,7 @@ OTHER_MKL = ("MKL_CBWR", "COMPATIBLE")
 
 PERIOD = ("--sync.period", "2")
 
-SHARDED = ("--fsdp-devices", "2", "--fsdp-min-size-mb", "0.01")
+SHARDED = ("--fsdp-devices", "2", "--sync.fsdp-min-size-mb", "0.01")
 
 
 @pytest.mark.slow

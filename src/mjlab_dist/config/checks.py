@@ -224,7 +224,7 @@ def _validate_numbers(config: TrainConfig) -> None:
     for flag, value in (
         ("--agent.entropy-coef", agent.entropy_coef),
         ("--agent.value-loss-coef", agent.value_loss_coef),
-        ("--fsdp-min-size-mb", config.fsdp_min_size_mb),
+        ("--sync.fsdp-min-size-mb", config.sync.fsdp_min_size_mb),
     ):
         if not 0 <= value < math.inf:
             raise UserError(f"{flag} {value}: must be 0 or more, and finite")

@@ -31,6 +31,9 @@ class SyncConfig:
     ends the run. Ranks are also compared before every checkpoint."""
     synchronizer: str | None = None
     """Your own synchronizer, as package.module:Class. See docs/distributed.md."""
+    fsdp_min_size_mb: float = 4.0
+    """Minimum size of a parameter that fsdp-devices shards, in MiB of fp32. Only parameters of two or more dimensions
+    are sharded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +76,10 @@ class TrainConfig:
     oversubscribe: bool = False
     """Allow more than 4 CPU ranks per core."""
     hosts: tuple[str, ...] = ()
-    """Machines to train on, by name or address, or slurm for those of this SLURM job. Each uses the devices of gpu-ids
-    or cpu-ranks; node7:4 starts 4 ranks on node7, on the first 4 of its devices. Default: this machine. This machine
-    must be the first; SSH connects to the others. All need the same Python environment under the same path."""
+    """Machines to train on, or slurm for those of this SLURM job. Machines have names or addresses. Each uses the
+    devices of gpu-ids or cpu-ranks; node7:4 starts 4 ranks on node7, on the first 4 of its devices. Default: this
+    machine. This machine must be the first; SSH connects to the others. All need the same Python environment under the
+    same path."""
     ssh_config: str | None = None
     """SSH config file for hosts. Default: ~/.ssh/config, then /etc/ssh/ssh_config."""
     port_range: tuple[int, int] | None = None
@@ -87,9 +91,6 @@ class TrainConfig:
     fsdp_devices: int = 1
     """Number of ranks that share one copy of each large parameter and its Adam moments (FSDP2); must divide the world
     size. 1 keeps a copy on every rank."""
-    fsdp_min_size_mb: float = 4.0
-    """Minimum size of a parameter to be sharded, in MiB of fp32. Only parameters of two or more dimensions are
-    sharded."""
     run_name: str = ""
     """Suffix of the run directory's name."""
     log_root: str = "logs"

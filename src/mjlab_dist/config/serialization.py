@@ -159,11 +159,15 @@ def from_plain(plain: dict[str, Any]) -> TrainConfig:
 def _upgraded(plain: dict[str, Any]) -> dict[str, Any]:
     """Convert configs of older versions.
 
-    ``env.sim.capture`` was a bool, ``logger`` a single name, and modules and parameters had other names.
+    ``env.sim.capture`` was a bool, ``logger`` a single name, ``sync.fsdp_min_size_mb`` was not in ``sync``, and modules
+    and parameters had other names.
     """
     plain = _renamed(plain)
     if isinstance(plain.get("logger"), str):
         plain = {**plain, "logger": [plain["logger"]]}
+    if "fsdp_min_size_mb" in plain:
+        moved = {"fsdp_min_size_mb": plain.pop("fsdp_min_size_mb")}
+        plain["sync"] = {**moved, **(plain.get("sync") or {})}
     match plain:
         case {"env": {"sim": {"capture": bool(captures)} as sim} as env}:
             capture = "physics" if captures else "off"

@@ -113,7 +113,9 @@ class PPO(rsl_rl.algorithms.PPO):
         if world_size() > 1:
             self.broadcast_parameters()
         compression = FORMATS[config.sync.compression]
-        self.sharding = Sharding(self.models, config.fsdp_devices, config.fsdp_min_size_mb, self.device, compression)
+        self.sharding = Sharding(
+            self.models, config.fsdp_devices, config.sync.fsdp_min_size_mb, self.device, compression
+        )
         self._parameters = list(chain.from_iterable(model.parameters() for model in self.models.values()))
         # Gradients: FSDP2 reduces those of sharded parameters itself.
         self._gradients = FlatGradients(

@@ -93,7 +93,7 @@ class Runner:
         synchronizer = make_synchronizer(config.sync)
         self.alg = make_ppo(config, env.get_observations(), env.num_actions, synchronizer, env.device)
         if rank.is_main and config.fsdp_devices > 1:
-            emit("status", text=self.alg.sharding.table(config.fsdp_min_size_mb))
+            emit("status", text=self.alg.sharding.table(config.sync.fsdp_min_size_mb))
         if rank.is_main and self.alg.replicas.unlike_ranks:
             emit("status", text=self.alg.replicas.difference())
         # Rollout

@@ -284,7 +284,7 @@ class Bodies(Sensor):
         return {**{name: getattr(self, name) for name in names}, "centre_m": self._centre_m}
 
     def _mass_centre_m(self) -> torch.Tensor:
-        return self._centres_m[:, :, 0] @ self._share
+        return (self._centres_m[:, :, 0] * self._share).sum(dim=1)  # a matrix product rounds rows by their number
 
 
 class Arm(Sensor):

@@ -65,7 +65,7 @@ def test_a_file_reads_back_as_the_same_config(task: str, tmp_path: Path):
         ("total_timesteps", 10**10),
         ("require_same_devices", True),
         ("fsdp_devices", 2),
-        ("fsdp_min_size_mb", 0.5),
+        ("sync.fsdp_min_size_mb", 0.5),
         ("sync.period", 8),
         ("sync.compression", "bf16"),
         ("sync.synchronizer", "package.module:Class"),
