@@ -171,6 +171,7 @@ def test_different_numbers_of_ranks_on_ipv6_hosts_equal_local_ranks(command: Com
     assert_same_run(only_run(lab.files("a")), local_ranks(command, 3))
 
 
+@pytest.mark.long
 def test_a_run_continues_without_a_lost_host_and_takes_it_back(lab: Lab, start: Start, wait_for: WaitFor):
     run = start("--hosts", "a", "b", "c", "--min-hosts", "2", *RESTARTS, "--hang-timeout", "15")
     lab("kill", "c")

@@ -47,7 +47,15 @@ def make(num_ranks: int, **fields: Any) -> Envs:
 
 def ranks() -> list[psutil.Process]:
     """Return the processes of launches of this process."""
-    return [child for child in psutil.Process().children(recursive=True) if "mjlab_dist" in " ".join(child.cmdline())]
+    return [child for child in psutil.Process().children(recursive=True) if "mjlab_dist" in command_line(child)]
+
+
+def command_line(process: psutil.Process) -> str:
+    """Return the command line of a process; empty if it has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
 
 
 def actions(step: int) -> torch.Tensor:

@@ -112,10 +112,8 @@ class PPO(rsl_rl.algorithms.PPO):
         # Parameters: all ranks start with those of rank 0. Sharding takes parts of them, so it comes second.
         if world_size() > 1:
             self.broadcast_parameters()
-        compression = FORMATS[config.sync.compression]
-        self.sharding = Sharding(
-            self.models, config.fsdp_devices, config.sync.fsdp_min_size_mb, self.device, compression
-        )
+        compression, min_size_mb = FORMATS[config.sync.compression], config.sync.fsdp_min_size_mb
+        self.sharding = Sharding(self.models, config.fsdp_devices, min_size_mb, self.device, compression)
         self._parameters = list(chain.from_iterable(model.parameters() for model in self.models.values()))
         # Gradients: FSDP2 reduces those of sharded parameters itself.
         self._gradients = FlatGradients(

@@ -15,7 +15,7 @@ def test_the_terrain_around_a_new_place_is_drawn() -> None:
     places: list[tuple[float, float]] = []
 
     class Renderers:
-        def at(self, _: Any, origin: tuple[float, float]) -> Any:
+        def at(self, origin: tuple[float, float]) -> Any:
             places.append(origin)
             return lambda poses: np.array([*origin, poses["qpos"].item()])
 
