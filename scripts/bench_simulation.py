@@ -39,6 +39,9 @@ GYM_IDS = {
 MIN_S = 2.0
 """Minimum duration of a measurement in s."""
 
+ACTION = 0.3
+"""The action of every actuator in every step."""
+
 NUM_ROLLED = 20
 """Steps per rollout."""
 
@@ -56,7 +59,7 @@ def by_make(num_ranks: int) -> Way:
     def use(task: str, num_envs: int) -> Iterator[Advance]:
         with mjlab_dist.make(task, gpu_ids=None, cpu_ranks=num_ranks, total_num_envs=num_envs, quiet=True) as envs:
             envs.reset(seed=1)
-            actions = torch.rand(num_envs, envs.num_actions) * 2 - 1
+            actions = torch.full((num_envs, envs.num_actions), ACTION)
 
             def advance() -> int:
                 envs.step(actions)
@@ -75,7 +78,7 @@ def by_rollout(task: str, num_envs: int) -> Iterator[Advance]:
         num_actions = envs.num_actions
 
         def policy(observations: dict[str, torch.Tensor]) -> torch.Tensor:
-            return torch.zeros(len(observations["actor"]), num_actions)
+            return torch.full((len(observations["actor"]), num_actions), ACTION)
 
         def advance() -> int:
             envs.rollout(policy, NUM_ROLLED)
@@ -89,7 +92,7 @@ def by_gymnasium(task: str, num_envs: int) -> Iterator[Advance]:
     """Use a process per env: Gymnasium's AsyncVectorEnv."""
     envs = gymnasium.make_vec(GYM_IDS[task], num_envs=num_envs, vectorization_mode="async")
     envs.reset(seed=1)
-    actions = envs.action_space.sample()
+    actions = np.full(envs.action_space.shape, ACTION, dtype=np.float32)
 
     def advance() -> int:
         envs.step(actions)
@@ -107,7 +110,7 @@ def by_envpool(task: str, num_envs: int) -> Iterator[Advance]:
     envpool: Any = importlib.import_module("envpool")
     envs: Any = envpool.make_gymnasium(GYM_IDS[task], num_envs=num_envs)
     envs.reset()
-    actions = np.random.default_rng(1).uniform(-1.0, 1.0, (num_envs, *envs.action_space.shape))
+    actions = np.full((num_envs, *envs.action_space.shape), ACTION)
 
     def advance() -> int:
         envs.step(actions)
@@ -126,7 +129,7 @@ def by_mujoco(task: str, num_envs: int) -> Iterator[Advance]:
     state = np.zeros((num_envs, mujoco.mj_stateSize(model, spec)))
     mujoco.mj_getState(model, datas[0], state[0], spec)
     state[:] = state[0]
-    controls = np.random.default_rng(1).uniform(-1.0, 1.0, (num_envs, NUM_ROLLED * frame_skip, model.nu))
+    controls = np.full((num_envs, NUM_ROLLED * frame_skip, model.nu), ACTION)
     with mujoco.rollout.Rollout(nthread=2) as rollout:
 
         def advance() -> int:

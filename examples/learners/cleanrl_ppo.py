@@ -52,7 +52,8 @@ with mjlab_dist.make(TASK, total_num_envs=NUM_ENVS, final_observations=True) as 
             delta = rewards[t] + GAMMA * continues * following[t] - values[t]
             advantages[t] = advantage = delta + GAMMA * LAM * continues * advantage
         batch = [part.flatten(0, 1) for part in (observed, actions, log_probs, advantages, advantages + values)]
-        # Update
+        # Update, with a learning rate that falls to 0
+        optimizer.param_groups[0]["lr"] = 1e-3 * (1 - iteration / ITERATIONS)
         for _ in range(EPOCHS):
             for rows_of in torch.randperm(NUM_ENVS * NUM_STEPS).chunk(MINI_BATCHES):
                 o, a, old, adv, returns = (part[rows_of] for part in batch)

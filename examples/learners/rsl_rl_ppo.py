@@ -47,5 +47,5 @@ config = {
     "actor": {**NETWORK, "distribution_cfg": {"class_name": "GaussianDistribution", "init_std": 1.0}},
     "critic": NETWORK,
 }
-OnPolicyRunner(envs, config, device=str(envs.device)).learn(ITERATIONS)
+OnPolicyRunner(envs, config, log_dir="logs/rsl_rl", device=str(envs.device)).learn(ITERATIONS)
 envs.envs.close()

@@ -1,4 +1,4 @@
-"""Train with TorchRL's PPO (package torchrl): python torchrl_ppo.py [task] [steps]."""
+"""Train with TorchRL's PPO (package torchrl, 0.14 or later): python torchrl_ppo.py [task] [steps]."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import gymnasium
 import torch
 from tensordict.nn import NormalParamExtractor, TensorDictModule
 from torch import nn
-from torchrl.collectors import SyncDataCollector  # pyright: ignore[reportMissingImports]
+from torchrl.collectors import Collector  # pyright: ignore[reportMissingImports]
 from torchrl.envs import GymWrapper, RewardSum, TransformedEnv  # pyright: ignore[reportMissingImports]
 from torchrl.modules import MLP, ProbabilisticActor, ValueOperator  # pyright: ignore[reportMissingImports]
 from torchrl.objectives import ClipPPOLoss  # pyright: ignore[reportMissingImports]
@@ -40,7 +40,7 @@ loss = ClipPPOLoss(actor, critic, entropy_coeff=0.0, normalize_advantage=True)
 gae = GAE(gamma=0.99, lmbda=0.95, value_network=critic)
 optimizer = torch.optim.Adam(loss.parameters(), lr=1e-3)
 
-for batch in SyncDataCollector(envs, actor, frames_per_batch=64 * 32, total_frames=STEPS):
+for batch in Collector(envs, actor, frames_per_batch=64 * 32, total_frames=STEPS):
     ended = batch["next", "episode_reward"][batch["next", "done"]]
     if len(ended):
         print(f"mean return {ended.mean():.1f}")
