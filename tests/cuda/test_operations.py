@@ -36,7 +36,7 @@ MAXIMA = {
     "gym-ant": Count(47, 103),
     "gym-half-cheetah": Count(26, 82),
     "gym-hopper": Count(65, 121),
-    "gym-humanoid": Count(57, 115),
+    "gym-humanoid": Count(59, 117),
     "gym-inverted-pendulum": Count(34, 90),
     "gym-reacher": Count(54, 110),
     "gym-walker2d": Count(49, 105),
