@@ -90,7 +90,7 @@ def by_rollout(task: str, num_envs: int) -> Iterator[Advance]:
 @contextlib.contextmanager
 def by_gymnasium(task: str, num_envs: int) -> Iterator[Advance]:
     """Use a process per env: Gymnasium's AsyncVectorEnv."""
-    envs = gymnasium.make_vec(GYM_IDS[task], num_envs=num_envs, vectorization_mode="async")
+    envs: Any = gymnasium.make_vec(GYM_IDS[task], num_envs=num_envs, vectorization_mode="async")
     envs.reset(seed=1)
     actions = np.full(envs.action_space.shape, ACTION, dtype=np.float32)
 
