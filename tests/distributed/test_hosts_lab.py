@@ -117,11 +117,11 @@ def test_a_host_has_its_own_network_processes_and_files(lab: Lab):
 def test_a_cable_can_be_unplugged_and_a_host_switched_off(lab: Lab):
     reach = ("exec", "a", "bash", "-c", "ssh -F $0 -o ConnectTimeout=1 b true; echo $?", str(lab.ssh_config))
     assert lab(*reach) == "0\n"
-    for cut, mended in (("link b down", "link b up"), ("link b silent", "link b up"), ("kill b", "start b")):
+    for cut, repair in (("link b down", "link b up"), ("link b silent", "link b up"), ("kill b", "start b")):
         lab(*cut.split())
         assert lab(*reach) == "255\n", cut
-        lab(*mended.split())
-        assert lab(*reach) == "0\n", mended
+        lab(*repair.split())
+        assert lab(*reach) == "0\n", repair
     assert [line.split()[-1] for line in lab("status").splitlines()] == ["on"] * len(HOSTS)
 
 
