@@ -181,7 +181,7 @@ def find_resumed(config: TrainConfig, warn: Callable[[str], None]) -> Path | Non
 
 
 def _check_init_from(config: TrainConfig, file: str) -> None:
-    """Raise if a file is not a checkpoint with a policy, or its run has another task with other inputs or outputs.
+    """Raise if a file is not a checkpoint with a policy, or is of another task whose policy observes other terms.
 
     Ranks also check whether it fits the networks, whose sizes only the envs know.
     """
