@@ -1,9 +1,38 @@
-"""Replace an attribute for a while, where a library offers no other way. Imports the standard library only."""
+"""Replace parts of a library that offers no other way. Imports the standard library only."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
+from types import FunctionType
+from typing import ParamSpec, TypeVar, cast
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def with_names(function: Callable[P, R], **values: object) -> Callable[P, R]:
+    """Return a copy of a function that reads other objects from its module. The module and the function do not change.
+
+    Unlike :func:`patched`, this has no end: the copy may still run in a thread when a launch is over.
+
+    Args:
+        function: Function written in Python.
+        values: What the copy finds under names of its module.
+
+    Raises:
+        AttributeError: If the module has no such name, as after a library has renamed it.
+    """
+    assert isinstance(function, FunctionType)
+    names = function.__globals__
+    if missing := values.keys() - names:
+        raise AttributeError(f"{function.__module__} has no {', '.join(sorted(missing))}")
+    copy = FunctionType(
+        function.__code__, {**names, **values}, function.__name__, function.__defaults__, function.__closure__
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return cast("Callable[P, R]", functools.update_wrapper(copy, function))
 
 
 @contextlib.contextmanager

@@ -31,20 +31,21 @@ from mjlab_dist.launch.spare import Spare
 from mjlab_dist.launch.supervision import SETTLED_S, Ended, Ranks
 from mjlab_dist.machine.processes import die_with_parent
 from mjlab_dist.messages import Event, EventHandler, Listener
-from mjlab_dist.patching import patched
+from mjlab_dist.patching import with_names
 from mjlab_dist.rank_logs import log_dir
 from mjlab_dist.streams import child_errors
 from mjlab_dist.worker import Entry, run_or_die
 
 if TYPE_CHECKING:
     import torchrunx
+    from torchrunx.launcher import LaunchResult
 
     from mjlab_dist.launch.agent_group import LauncherGroup
 
 T = TypeVar("T")
 
 _launching = threading.Lock()
-"""Held while this process has ranks: torchrunx is patched for one launch at a time."""
+"""Held while this process has ranks: its standard error belongs to one launch at a time."""
 
 JOIN_S = 10.0
 """Seconds to wait for torchrunx's launcher after its connections are closed. Its daemon thread would be left behind."""
@@ -99,7 +100,7 @@ def run_ranks(
         adapted = stack.enter_context(_adapted_torchrunx(launch))
         launcher = _torchrunx_launcher(config, plan, logs, pipe)
         rank: Callable[..., object] = run_or_die
-        with _in_thread(lambda: launcher.run(rank, entry, config, plan.rank_plans)) as future:
+        with _in_thread(lambda: adapted.run(launcher, rank, entry, config, plan.rank_plans)) as future:
             try:
                 results = ranks.wait(
                     future, config.hang_timeout, lambda: _ended_helper(launch.agents, adapted.log_processes)
@@ -194,32 +195,37 @@ def _decoded(result_type: type[T], plain: dict[str, Any]) -> T:
 
 
 class _Adapted(NamedTuple):
-    """Parts of torchrunx that were replaced for a launch."""
+    """Parts of torchrunx for one launch."""
 
+    run: Callable[..., LaunchResult[Any]]
+    """``torchrunx.Launcher.run`` with the agents and the sockets of the launch."""
     group: type[LauncherGroup]
     """The launcher's connections to its agents."""
     log_processes: Sequence[_LogProcess]
-    """The log process, as soon as torchrunx has started it; empty before."""
+    """The log process, as soon as torchrunx has created it; empty before."""
 
 
 @contextlib.contextmanager
 def _adapted_torchrunx(launch: Launch) -> Iterator[_Adapted]:
-    """Patch torchrunx to use the agents and the sockets of a launch.
+    """Adapt torchrunx to use the agents and the sockets of a launch. torchrunx's modules do not change.
 
-    The log process is killed on exit. After an early interrupt, torchrunx would end it only minutes later, and this
-    process waits for it.
+    After an early interrupt, its launcher may still be at its start on exit, in a thread. It can then start nothing,
+    and the log process is killed: torchrunx would end it only minutes later, and this process waits for it.
     """
     import torchrunx.launcher
     import torchrunx.utils.log_streaming
 
     from mjlab_dist.launch.agent_group import LauncherGroup  # noqa: PLC0415 (imports torch)
 
-    started: list[_LogProcess] = []
+    created: list[_LogProcess] = []
+    is_over = threading.Event()
 
     # Record the log process, so that it can be killed on exit
-    def make(**kwargs: Any) -> _LogProcess:
-        started.append(_LogProcess(**kwargs))
-        return started[-1]
+    def create(**kwargs: Any) -> _LogProcess:
+        created.append(process := _LogProcess(**kwargs))
+        if is_over.is_set():
+            process.kill()
+        return process
 
     # Pass arguments to the agents, which are already running; torchrunx's other command is `kill`
     def execute(command: str, hostname: str, **_: str | None) -> None:
@@ -235,31 +241,50 @@ def _adapted_torchrunx(launch: Launch) -> Iterator[_Adapted]:
 
     ports = iter([launch.agent_listener.getsockname()[1], launch.log_listener.getsockname()[1]])
     group = LauncherGroup.listening(launch.agent_listener, launch.secret, [agent.host for agent in launch.agents])
-    with (
-        patched(torchrunx.launcher, "socket", SimpleNamespace(getfqdn=lambda: launch.address)),
-        patched(torchrunx.launcher, "get_open_port", lambda: next(ports)),
-        patched(torchrunx.launcher, "get_context", lambda _: SimpleNamespace(Process=make)),
-        patched(torchrunx.launcher, "LauncherAgentGroup", group),
-        patched(torchrunx.launcher, "execute_command", execute),
-        patched(torchrunx.utils.log_streaming, "_LogRecordSocketReceiver", log_server),
-    ):
-        try:
-            yield _Adapted(group, started)
-        finally:
-            for process in started:
-                if process.pid is not None:
-                    process.kill()
+    run = with_names(
+        torchrunx.Launcher.run,
+        socket=SimpleNamespace(getfqdn=lambda: launch.address),
+        get_open_port=lambda: next(ports),
+        get_context=lambda _: SimpleNamespace(Process=create),
+        LauncherAgentGroup=group,
+        execute_command=execute,
+        start_logging_server=with_names(
+            torchrunx.utils.log_streaming.start_logging_server, _LogRecordSocketReceiver=log_server
+        ),
+    )
+    try:
+        yield _Adapted(run, group, created)
+    finally:
+        is_over.set()
+        for process in created:
+            process.kill()
 
 
 class _LogProcess(ForkProcess):
-    """Log process of torchrunx, which records whether torchrunx has killed it, as it does at the end of a launch."""
+    """Log process of torchrunx, which records whether it was killed, as torchrunx does at the end of a launch."""
 
-    is_stopped = False
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.is_stopped = False
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Start the process.
+
+        Raises:
+            RuntimeError: If it was killed before.
+        """
+        with self._lock:
+            if self.is_stopped:
+                raise RuntimeError("the launch has ended")
+            super().start()
 
     def kill(self) -> None:
-        """Kill the process."""
-        self.is_stopped = self.exitcode is None
-        super().kill()
+        """Kill the process; if it was not started yet, prevent that."""
+        with self._lock:
+            self.is_stopped = self.exitcode is None
+            if self.pid is not None:
+                super().kill()
 
 
 def _ended_helper(agents: Sequence[Agent], log_processes: Sequence[_LogProcess]) -> Ended | None:
@@ -268,7 +293,7 @@ def _ended_helper(agents: Sequence[Agent], log_processes: Sequence[_LogProcess])
         if ended := agent.ended():
             return ended
     for process in log_processes:
-        if process.pid is not None and not process.is_stopped and process.exitcode is not None:
+        if not process.is_stopped and process.exitcode is not None:
             return Ended("torchrunx's log server", process.exitcode)
     return None
 
