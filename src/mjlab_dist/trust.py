@@ -98,7 +98,7 @@ def _is_trusted(module: str, file: Path, tasks: EntryPoints) -> bool:
     spec = find_module(module)
     if spec is None or not spec.has_location or spec.origin is None:
         return False
-    if not _is_installed(spec.origin):
+    if not is_installed(spec.origin):
         # Code in a run directory is not the user's, unless the user has put the directory on the import path
         folder = file.resolve().parent
         is_imported = any(Path(entry).resolve().is_relative_to(folder) for entry in sys.path)
@@ -107,7 +107,7 @@ def _is_trusted(module: str, file: Path, tasks: EntryPoints) -> bool:
     return not distributions.isdisjoint(packages_distributions().get(package, ()))
 
 
-def _is_installed(file: str) -> bool:
+def is_installed(file: str) -> bool:
     """Return whether a module's file is part of Python or of an installed package."""
     names = ("stdlib", "platstdlib", "purelib", "platlib", "scripts")
     folders = tuple(filter(None, map(sysconfig.get_path, names)))

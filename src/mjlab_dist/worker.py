@@ -137,6 +137,7 @@ def joined(config: TrainConfig, plan: RankPlan, store: Store | None = None) -> I
         _report_step(rank, f"device {device}, {_visible_device()}seed {config.seed + rank.rank}")
 
         from mjlab_dist.distributed.group import meet, process_group, wait_for_all  # noqa: PLC0415
+        from mjlab_dist.distributed.same_task import check_same_task  # noqa: PLC0415
         from mjlab_dist.env import Env  # noqa: PLC0415
         from mjlab_dist.learn import Runner  # noqa: PLC0415
 
@@ -151,6 +152,7 @@ def joined(config: TrainConfig, plan: RankPlan, store: Store | None = None) -> I
 
         # Envs
         env = Env(config.env, budget.num_envs, device, first_env_id=rank.rank * budget.num_envs)
+        check_same_task(store, rank, [each.host for each in devices], config, env.sim.model)
         ranks = _describe_ranks(rank, store, devices[rank.rank], env)
         _report_step(rank, f"built envs {env.env_ids[0]} to {env.env_ids[-1]}")
 

@@ -200,6 +200,29 @@ def test_hosts_equal_local_ranks(number: int, command: Command, lab: Lab, tmp_pa
     assert_same_run(only_run(lab.files("a")), local_ranks(command, number))
 
 
+REWARD = """
+import torch
+
+def bonus(env) -> torch.Tensor:
+    return torch.full((env.num_envs,), {value}, device=env.device)
+"""
+
+
+def test_a_host_with_another_task_is_refused(lab: Lab, tmp_path: Path):
+    flags = ("--env.rewards.smooth.func", "own_rewards:bonus", "--hosts", "a", "b", "--max-iterations", "2")
+    for host, value in (("a", 1.0), ("b", 1.0)):
+        (lab.files(host) / "own_rewards.py").write_text(REWARD.format(value=value))
+    run = Run(lab, tmp_path / "same", *flags)
+    assert run.wait() == Exit.DONE, run.output
+    (lab.files("b") / "own_rewards.py").write_text(REWARD.format(value=1.5))
+    run = Run(lab, tmp_path / "other", *flags)
+    assert run.wait() == Exit.PREFLIGHT, run.output
+    (line,) = run.output.splitlines()[-1:]
+    assert "rank 1 (b)" in line
+    assert "own_rewards" in line
+    assert not lab.leftovers()
+
+
 @pytest.mark.long
 def test_a_run_survives_faults_on_all_hosts(lab: Lab, start: Start, wait_for: WaitFor):
     run = start("--hosts", "a", "b", "c:2", *RESTARTS, "--hang-timeout", "15")

@@ -1,0 +1,96 @@
+"""Ranks of several machines find out that their machines have different files of a task."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import types
+from pathlib import Path
+
+import mujoco
+import pytest
+
+from mjlab_dist import registry
+from mjlab_dist.config import TrainConfig
+from mjlab_dist.distributed.same_task import TaskSummary
+from mjlab_dist.sim import build_model
+
+XML = """
+<mujoco>
+  <worldbody>
+    <body name="pole"><joint name="hinge" damping="{damping}"/><geom size="0.1 0.1 {length}" type="box"/></body>
+  </worldbody>
+</mujoco>
+"""
+
+
+@pytest.fixture
+def config() -> TrainConfig:
+    return registry.task_config("cartpole-balance")
+
+
+def compiled(damping: float = 0.1, length: float = 0.5) -> mujoco.MjModel:
+    return mujoco.MjModel.from_xml_string(XML.format(damping=damping, length=length))
+
+
+def module(file: Path, text: str) -> types.ModuleType:
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(text)
+    made = types.ModuleType(file.stem)
+    made.__file__ = str(file)
+    return made
+
+
+def test_equal_tasks_have_equal_digests(config: TrainConfig) -> None:
+    own, other = (TaskSummary.of(config, build_model(config.env.sim), dict(sys.modules)) for _ in range(2))
+    assert own.digest() == other.digest()
+    assert own.difference(other) is None
+
+
+@pytest.mark.parametrize(("changed", "field"), [({"damping": 0.2}, "dof_damping"), ({"length": 0.51}, "body_mass")])
+def test_another_model_is_found(config: TrainConfig, changed: dict[str, float], field: str) -> None:
+    own, other = (TaskSummary.of(config, model, {}) for model in (compiled(), compiled(**changed)))
+    assert field in (own.difference(other) or "")
+
+
+def test_another_name_of_a_joint_is_found(config: TrainConfig) -> None:
+    renamed = mujoco.MjModel.from_xml_string(XML.format(damping=0.1, length=0.5).replace("hinge", "pivot"))
+    own, other = (TaskSummary.of(config, model, {}) for model in (compiled(), renamed))
+    assert "names" in (own.difference(other) or "")
+
+
+def test_rounding_is_no_difference(config: TrainConfig) -> None:
+    rounded = compiled()
+    rounded.body_mass[1] *= 1 + 1e-14
+    rounded.body_iquat[1] = [0, 1, 0, 0]  # other principal axes of the same inertia
+    own, other = (TaskSummary.of(config, model, {}) for model in (compiled(), rounded))
+    assert own.difference(other) is None
+
+
+def test_another_source_file_is_found(config: TrainConfig, tmp_path: Path) -> None:
+    ours = module(tmp_path / "here" / "rewards.py", "WEIGHT = 1.0")
+    theirs = module(tmp_path / "there" / "rewards.py", "WEIGHT = 1.5")
+    own, other = (TaskSummary.of(config, compiled(), {"rewards": each}) for each in (ours, theirs))
+    assert "rewards" in (own.difference(other) or "")
+    # A module that only one rank has imported is not compared
+    assert own.difference(TaskSummary.of(config, compiled(), {})) is None
+
+
+def test_files_of_installed_packages_are_left_out(config: TrainConfig) -> None:
+    found = TaskSummary.of(config, compiled(), dict(sys.modules)).files
+    assert __name__ in found
+    assert not {"json", "mujoco", "torch"} & found.keys()
+
+
+def test_a_data_file_of_the_config_is_compared(
+    config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sim = dataclasses.replace(config.env.sim, model="robot.xml")
+    config = dataclasses.replace(config, env=dataclasses.replace(config.env, sim=sim))
+    summaries: list[TaskSummary] = []
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "robot.xml").write_text(name)
+        monkeypatch.chdir(tmp_path / name)
+        summaries.append(TaskSummary.of(config, compiled(), {}))
+    assert "robot.xml" in (summaries[0].difference(summaries[1]) or "")
