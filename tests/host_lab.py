@@ -62,10 +62,15 @@ class Lab:
         """Content of the working directory on a host."""
         return self.directory / host / "work"
 
-    def start(self, host: str, *command: str, output: IO[str], env: dict[str, str] | None = None) -> int:
-        """Start an installed command on a host as from a terminal there, and return its number for :meth:`wait`."""
+    def start(
+        self, host: str, *command: str, output: IO[str], folder: str = ".", env: dict[str, str] | None = None
+    ) -> int:
+        """Start an installed command on a host as from a terminal there, and return its number for :meth:`wait`.
+
+        Its directory is in the working directory of the host.
+        """
         inherited = {k: v for k, v in self._environ.items() if k not in NOT_INHERITED}
-        core = ("taskset", "--cpu-list", str(self._core(host)))
+        core = ("taskset", "--cpu-list", str(self._core(host)), "env", "--chdir", folder)
         process = subprocess.Popen(
             [SCRIPT, "exec", host, *core, BIN / command[0], *command[1:]],
             env={**inherited, "OMP_WAIT_POLICY": "passive", "COLUMNS": "200", **(env or {})},

@@ -14,6 +14,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -54,11 +55,12 @@ def lab(hosts: Lab) -> Iterator[Lab]:
 class Run:
     """A run on the hosts."""
 
-    def __init__(self, lab: Lab, path: Path, *flags: str) -> None:
+    def __init__(self, lab: Lab, path: Path, *flags: str, **options: Any) -> None:
         self.lab = lab
         self.path = path
+        command = (*TRAIN, "--ssh-config", str(lab.ssh_config), *flags)
         with path.open("w") as file:
-            self._number = lab.start("a", *TRAIN, "--ssh-config", str(lab.ssh_config), *flags, output=file)
+            self._number = lab.start("a", *command, output=file, **options)
 
     @property
     def output(self) -> str:
@@ -220,6 +222,73 @@ def test_a_host_with_another_task_is_refused(lab: Lab, tmp_path: Path):
     (line,) = run.output.splitlines()[-1:]
     assert "rank 1 (b)" in line
     assert "own_rewards" in line
+    assert not lab.leftovers()
+
+
+def test_the_project_is_copied_to_other_hosts(lab: Lab, tmp_path: Path):
+    ours, theirs = (lab.files(host) / "project" for host in "ab")
+    ours.mkdir()
+    subprocess.run(["git", "init", "--quiet"], cwd=ours, check=True)
+    (ours / ".gitignore").write_text("logs\n__pycache__\n")
+    (ours / "own_rewards.py").write_text(REWARD.format(value=1.0))
+    (ours / "notes of\nmine").write_text("1")
+
+    def train(name: str, sync: str) -> Run:
+        flags = ("--env.rewards.smooth.func", "own_rewards:bonus", "--hosts", "a", "[fd00::2]:1", "--sync-code", sync)
+        return Run(lab, tmp_path / name, *flags, "--max-iterations", "1", folder="project")
+
+    # A host without the project
+    run = train("first", "keep")
+    assert run.wait() == Exit.DONE, run.output
+    assert {path.name for path in theirs.iterdir()} - {"__pycache__"} == {
+        ".gitignore",
+        "own_rewards.py",
+        "notes of\nmine",
+    }
+    assert "3 copied" in run.output
+    # Edited and removed here, edited there
+    (ours / "own_rewards.py").write_text(REWARD.format(value=1.5))
+    (ours / "notes of\nmine").unlink()
+    (theirs / ".gitignore").write_text("edited")
+    (theirs / "own_file").touch()
+    run = train("refused", "keep")
+    assert run.wait() == Exit.PREFLIGHT, run.output
+    assert f"{lab.work / 'project' / '.gitignore'} differs" in run.output
+    assert (theirs / "own_rewards.py").read_text() == REWARD.format(value=1.0)
+    # As asked
+    run = train("overwritten", "overwrite")
+    assert run.wait() == Exit.DONE, run.output
+    assert "2 copied, 1 removed" in run.output
+    for name in ("own_rewards.py", ".gitignore"):
+        assert (theirs / name).read_text() == (ours / name).read_text()
+    assert not (theirs / "notes of\nmine").exists()
+    assert (theirs / "own_file").exists()
+
+
+@pytest.mark.parametrize(
+    ("program", "command", "named"),
+    [
+        ("rsync", "", "rsync"),
+        ("ssh", "", "ssh"),
+        ("rsync", "echo no space >&2; exit 11", "host b: rsync failed (no space)"),
+    ],
+)
+def test_a_copy_that_fails_ends_in_one_line(lab: Lab, tmp_path: Path, program: str, command: str, named: str):
+    (lab.files("a") / "pyproject.toml").touch()
+    own = lab.directory / tmp_path.name
+    own.mkdir()
+    for folder in map(Path, os.environ["PATH"].split(os.pathsep)):
+        for file in folder.glob("*"):
+            if file.name != program and not os.path.lexists(own / file.name):
+                (own / file.name).symlink_to(file)
+    if command:
+        (own / program).write_text(f"#!/bin/sh\n{command}\n")
+        (own / program).chmod(0o755)
+    run = Run(lab, tmp_path / "output", "--hosts", "a", "b", "--sync-code", "keep", env={"PATH": str(own)})
+    assert run.wait() == (Exit.PREFLIGHT if command else Exit.USAGE), run.output
+    (line,) = run.output.splitlines()
+    assert line.startswith("train: --sync-code: ")
+    assert named in line
     assert not lab.leftovers()
 
 

@@ -20,6 +20,7 @@ from mjlab_dist.errors import UserError
 from mjlab_dist.launch.host_checks import choose_hosts
 from mjlab_dist.launch.hosts import Host
 from mjlab_dist.launch.plan import RunPlan
+from mjlab_dist.launch.sync_code import sync_code
 from mjlab_dist.machine.devices import find_gpus, plan_devices
 from mjlab_dist.messages import Listener, listening
 from mjlab_dist.run_dir import create_run_dir, read_history
@@ -52,6 +53,7 @@ def verify(config: TrainConfig, listen: Listener) -> VerifyReport:
     num_own = parse_host(config.hosts[0]).num_ranks if config.hosts else None
     devices = plan_devices(config, os.environ, find_gpus(), num_own)
     warnings: list[str] = []
+    sync_code(config, listen)
     hosts = choose_hosts(config, os.environ, devices, warnings.append)
     for text in warnings:
         listen({"kind": "warning", "text": text})
