@@ -83,9 +83,9 @@ class TrainConfig:
     ssh_config: str | None = None
     """SSH config file for hosts. Default: ~/.ssh/config, then /etc/ssh/ssh_config."""
     sync_code: Literal["keep", "overwrite"] | None = None
-    """Copy the project to the other hosts with rsync before the start: the git repository around the current directory,
-    with uncommitted and new files, but not what git ignores. keep: refuse to overwrite changes of another host that are
-    not committed there. overwrite: overwrite them."""
+    """Copy the project to the other hosts before the start. The project is the git repository around the current
+    directory, with uncommitted and new files, but not what git ignores. keep: refuse to overwrite changes of another
+    host that are not committed there. overwrite: overwrite them. Needs rsync."""
     port_range: tuple[int, int] | None = None
     """First and last port for connections to the launcher, for a firewall between hosts. Three must be free. Ranks
     connect to each other on other ports. Default: any free ports."""
