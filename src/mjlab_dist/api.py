@@ -90,18 +90,18 @@ def make(
 ) -> Envs:
     """Simulate a task without training: its envs as one batch, on one device or over several ranks.
 
-    One device simulates in this process. Several are ranks of their own, which stay until the envs are closed. For a
-    seed, the results do not depend on the number of ranks.
+    With one device, this process simulates. With several devices, each has its own rank, which stays alive until the
+    envs are closed. For a given seed, the results do not depend on the number of ranks.
 
     Args:
         task: Name of a task, or its config.
         variants: Configs to simulate side by side in groups of the same size, such as for a sweep: each a mapping of
-            fields to values, or a whole config. They have the same draws, and may differ in anything that leaves the
-            sizes of observations and actions the same.
+            fields to values, or a whole config. They have the same draws. They may differ in anything but the
+            sizes of observations and actions.
         arrays: Type of returned arrays: ``torch`` or ``numpy``.
         final_observations: Whether steps also return the observations before resets, for learners that bootstrap from
             the last state of an episode. Each step then evaluates the observations twice.
-        quiet: Print no warnings, and no progress of compiling.
+        quiet: Print no warnings, and no progress of kernel compilation.
         fields: Fields of the config, as :func:`train` takes them, such as ``gpu_ids="all"``, ``cpu_ranks=2``,
             ``total_num_envs=4096`` or ``seed=1``. ``num_envs`` is per rank. Fields of the learner have no effect.
 
@@ -171,7 +171,7 @@ def check_task(task: str | TrainConfig, **fields: Any) -> None:
 
     Raises:
         UserError: If a field is unknown, or the config cannot train.
-        CheckError: If the task fails checks. The message has one line for each, with the guilty term and the fix.
+        CheckError: If the task fails checks. The message has one line for each, with the term at fault and the fix.
     """
     base = dataclasses.replace(
         _start(task, {}, trust=False), num_envs=NUM_CHECKED, total_num_envs=None, total_timesteps=None

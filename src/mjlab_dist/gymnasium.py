@@ -60,8 +60,8 @@ class TaskVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
             num_envs: Number of envs on all ranks.
             render_mode: ``rgb_array``, or None if :meth:`render` is not used.
             group: Observation group to return; None returns all groups in a dict.
-            quiet: Print no warnings, and no progress of compiling.
-            fields: As for :func:`mjlab_dist.make`, such as ``cpu_ranks=2`` or ``seed=1``.
+            quiet: Print no warnings, and no progress of kernel compilation.
+            fields: As in :func:`mjlab_dist.make`, such as ``cpu_ranks=2`` or ``seed=1``.
 
         Raises:
             UserError: If an argument is wrong, or the task cannot be simulated here.

@@ -1,4 +1,4 @@
-"""Policies that ranks import."""
+"""Policies that ranks import by name."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def test_two_ranks_give_the_results_of_one_and_ctrl_c_ends_them(tmp_path: Path) 
         for i, (got, wanted) in enumerate(zip(session(envs), expected, strict=True)):
             pairs = list(zip(flat(got), flat(wanted), strict=True))
             assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs), i
-        # A state of one rank continues on two; what fails changes nothing
+        # The state of one rank continues on two ranks; calls that fail change nothing
         lock = threading.Lock()
         envs.set_state(one)
         with pytest.raises(UserError, match="few envs"):

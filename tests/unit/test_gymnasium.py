@@ -129,7 +129,7 @@ def test_steps_are_those_of_gymnasiums_env(make_vec: Make) -> None:
     ],
 )
 @pytest.mark.slow
-def test_final_observations_are_those_of_an_episode_that_goes_on(
+def test_final_observations_equal_those_of_an_episode_that_continues(
     task: str, fields: dict[str, Any], make_vec: Make
 ) -> None:
     step_dt_s = make_vec(task, 2, seed=1, **fields).envs.step_dt_s

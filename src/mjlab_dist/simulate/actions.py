@@ -12,12 +12,12 @@ from mjlab_dist.errors import UserError
 
 
 def checked_actions(what: str, actions: Any, shape: tuple[int, int], device: str) -> torch.Tensor:
-    """Return actions as a tensor of float32 on a device, without a copy if they are one already.
+    """Return actions as a float32 tensor on a device. Copy them only if necessary.
 
     Args:
-        what: What the actions are from, for messages.
+        what: Name of the actions, for messages.
         actions: A torch tensor, a NumPy array, any array with DLPack's interface, or nested sequences of numbers.
-        shape: The shape that is wanted, (num_envs, num_actions).
+        shape: The required shape, (num_envs, num_actions).
         device: The device.
 
     Raises:
@@ -38,10 +38,10 @@ def checked_actions(what: str, actions: Any, shape: tuple[int, int], device: str
 
 
 def as_tensor(what: str, array: Any) -> torch.Tensor:
-    """Return an array as a tensor, which shares its memory where possible.
+    """Return an array as a tensor, which shares the array's memory if possible.
 
     Args:
-        what: What the array is, for messages.
+        what: Name of the array, for messages.
         array: A torch tensor, a NumPy array, any array with DLPack's interface, or nested sequences of numbers.
 
     Raises:

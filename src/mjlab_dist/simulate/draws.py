@@ -1,6 +1,6 @@
 """Random draws that depend on the seed and the ids of envs, but not on how the envs are split over ranks.
 
-The generators of all ranks have the same state. Every rank draws for all envs and keeps the rows of its own.
+The generators of all ranks have the same state. Every rank draws for all envs, and keeps the rows of its own envs.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _IN_PLACE = frozenset(
 
 
 class Draws:
-    """torch's default generators as the envs of one rank see them, inside a ``with`` block.
+    """The random state of one rank's envs, which torch's default generators have inside a ``with`` block.
 
-    After the block, the generators of the process are as if the envs had drawn nothing.
+    After the block, the generators have the state that they had before it.
     """
 
     def __init__(self, device: str, num_envs: int, first_env: int, total_num_envs: int) -> None:
@@ -62,7 +62,7 @@ class Draws:
         """Load the result of :meth:`state`, outside of a ``with`` block.
 
         Args:
-            state: The state. That of a GPU's generator is ignored on the CPU.
+            state: The state. The state of a GPU's generator is ignored on the CPU.
         """
         self._own = {name: state.get(name, own).clone() for name, own in self._own.items()}
 
@@ -91,10 +91,10 @@ class Draws:
 
 
 class _OwnRows(TorchFunctionMode):
-    """Replaces each draw by one for all envs, of which it returns the rows of this rank.
+    """Replaces each draw by a draw for all envs, and returns the rows of this rank's envs.
 
-    The dimension of envs is the first whose size is this rank's number of envs. A draw without one is the same on all
-    ranks.
+    The dimension of the envs is the first one whose size is this rank's number of envs. A draw without such a dimension
+    is the same on all ranks.
     """
 
     def __init__(self, num_envs: int, first_env: int, total_num_envs: int) -> None:
@@ -115,7 +115,7 @@ class _OwnRows(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _create(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor:
-        """Call a function that takes numbers and the size, which is a sequence or all of the numbers."""
+        """Call a factory. The size is its last argument if that is a sequence, and all arguments otherwise."""
         if "size" in kwargs:
             return self._own(func(*args, **{**kwargs, "size": self._whole_size(kwargs["size"])}), kwargs["size"])
         *numbers, last = args
@@ -124,7 +124,7 @@ class _OwnRows(TorchFunctionMode):
         return self._own(func(self._whole_size(args), **kwargs), args)
 
     def _whole(self, value: Any) -> Any:
-        """Return a tensor with a row per env, zero for those of other ranks; anything else as it is."""
+        """Return a tensor with zeros added for the envs of other ranks; return any other value unchanged."""
         if not isinstance(value, torch.Tensor) or (dim := self._dim(value.shape)) is None:
             return value
         whole = value.new_zeros(self._whole_size(value.shape))

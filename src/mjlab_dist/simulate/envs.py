@@ -42,8 +42,8 @@ class Step(NamedTuple):
     truncated: Any
     """Envs whose episode was cut off in this step, such as by the time limit, (num_envs,) of bool."""
     info: dict[str, Any]
-    """More results: with ``final_observations``, the observation groups before resets, of all envs. They differ from
-    the observations where an episode has ended."""
+    """Further results. With ``final_observations``, these are the observation groups of all envs before resets. They
+    differ from the observations where an episode has ended."""
 
 
 class Rollout(NamedTuple):
@@ -62,11 +62,11 @@ class Rollout(NamedTuple):
     last_observations: Observations
     """Observations after the last step, (num_envs, width)."""
     info: dict[str, Any]
-    """More results, as in a step."""
+    """Further results, as in :class:`Step`."""
 
 
 class Simulator(Protocol):
-    """Where the envs are: in this process, or in ranks. Results are by name, as of ``Shard``."""
+    """Simulates the envs in this process or in ranks. Results are tensors by name, as in ``Shard``."""
 
     device: str
     sizes: Sizes
@@ -95,7 +95,7 @@ class Envs:
         observation_widths: Numbers per env in each observation group.
         step_dt_s: Simulated seconds per step.
         device: Device of the returned tensors: that of the envs if they are in this process, ``cpu`` otherwise.
-        configs: Config of each variant; one without variants.
+        configs: Config of each variant; a single config if there are no variants.
     """
 
     def __init__(self, job: Job, simulator: Simulator, arrays: Literal["torch", "numpy"], listen: Listener) -> None:
@@ -103,7 +103,7 @@ class Envs:
 
         Args:
             job: All envs.
-            simulator: Where they are.
+            simulator: Simulates them.
             arrays: Type of the returned arrays.
             listen: Receives warnings of renderers.
         """
@@ -139,8 +139,8 @@ class Envs:
 
         Args:
             seed: Seed of all draws from now on. The same seed gives the same episodes, regardless of what was simulated
-                before. Draws of startup events are those of the seed that the envs were made with. None to continue
-                with the current draws.
+                before. Startup events keep the draws that they had when the envs were made. None continues with the
+                current draws.
 
         Returns:
             Observation groups by name, (num_envs, width) each.
@@ -171,7 +171,7 @@ class Envs:
         """Start a step, whose results :meth:`step_wait` returns. Ranks simulate in the meantime.
 
         Args:
-            actions: As for :meth:`step`.
+            actions: As in :meth:`step`.
         """
         shape = (self.num_envs, self.num_actions)
         with self._used("step_async"):
@@ -232,10 +232,10 @@ class Envs:
             return self._simulator.state()
 
     def set_state(self, state: Mapping[str, Any]) -> Observations:
-        """Load the state of all envs; later steps are those that followed it.
+        """Load the state of all envs. Later steps repeat those that followed this state.
 
         Args:
-            state: Result of :meth:`state` of envs of the same task and number.
+            state: Result of :meth:`state` for the same number of envs of the same task.
 
         Returns:
             The observations of that state.
@@ -278,7 +278,7 @@ class Envs:
 
     @functools.cached_property
     def model(self) -> mujoco.MjModel:
-        """The MuJoCo model of the task, of variant 0: a copy, which steps do not read."""
+        """A copy of the MuJoCo model of variant 0. Changing it has no effect on the simulation."""
         return self._build_model(0)
 
     def _build_model(self, variant: int) -> mujoco.MjModel:
@@ -293,7 +293,7 @@ class Envs:
 
     @contextmanager
     def _used(self, method: str) -> Iterator[None]:
-        """Raise if the envs cannot be used now. Close them if they cannot be used afterwards, as after an interrupt."""
+        """Raise if the envs cannot be used now. Close them after an interrupt, or an error other than UserError."""
         if os.getpid() != self._pid:
             raise UserError(f"{method}: process {self._pid} made these envs; make others in this process")
         if not self._in_use.acquire(blocking=False):

@@ -28,7 +28,7 @@ class Here:
             device: ``cpu`` or ``cuda:<index>``.
         """
         if device != "cpu":
-            torch.cuda.set_device(device)  # as a rank does
+            torch.cuda.set_device(device)  # as in a rank
         start_warp(device)
         self._shard = Shard(job, range(job.num_envs), device)
         self._result: Tensors = {}
@@ -36,11 +36,11 @@ class Here:
         self.sizes: Sizes = self._shard.sizes
 
     def reset(self, seed: int | None) -> Tensors:
-        """As :meth:`Shard.reset`."""
+        """See :meth:`Shard.reset`."""
         return self._shard.reset(seed)
 
     def begin_step(self, actions: torch.Tensor) -> None:
-        """Start a step. On a GPU, it runs until :meth:`end_step`'s results are read."""
+        """Start a step. On a GPU, the caller does not wait for it until it reads the results."""
         self._result = self._shard.step(actions)
 
     def end_step(self) -> Tensors:
@@ -48,7 +48,7 @@ class Here:
         return self._result
 
     def rollout(self, policy: Policy, num_steps: int) -> Tensors:
-        """As :meth:`Shard.rollout`; returns the results."""
+        """See :meth:`Shard.rollout`. Return the results."""
         layout = self.sizes.rollout_layout(num_steps, len(self._shard.rows))
         results = {
             name: torch.empty(shape, dtype=getattr(torch, dtype), device=self.device)
@@ -63,15 +63,15 @@ class Here:
         return results
 
     def state(self) -> Tensors:
-        """As :meth:`Shard.state`."""
+        """See :meth:`Shard.state`."""
         return self._shard.state()
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> Tensors:
-        """As :meth:`Shard.load_state`."""
+        """See :meth:`Shard.load_state`."""
         return self._shard.load_state(state)
 
     def poses(self, env: int) -> Tensors:
-        """As :meth:`Shard.poses`."""
+        """See :meth:`Shard.poses`."""
         return self._shard.poses(env)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What is simulated, and the shapes of results. Imports no torch."""
+"""Description of a simulation, and the shapes of its results. Imports no torch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Job:
     """All envs of all ranks."""
 
     configs: tuple[TrainConfig, ...]
-    """Config of each variant. Variants have the same number of envs: first those of variant 0, then those of 1."""
+    """Config of each variant. Each has the same number of envs: first come those of variant 0, then those of 1."""
     num_envs: int
     """Number of envs of all variants."""
     seed: int

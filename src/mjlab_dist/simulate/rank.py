@@ -34,7 +34,7 @@ ADDRESS = "make"
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """Result of a rank, which has ended as requested."""
+    """Result of a rank that has ended as requested."""
 
     num_steps: int
     """Number of steps that it simulated."""
@@ -66,7 +66,7 @@ def serve(job: Job, secret: str, config: TrainConfig, plan: RankPlan, control: C
 
 
 def socket_path(directory: int) -> str:
-    """Return a short path of the socket, since paths of sockets are limited to 107 bytes.
+    """Return a short path of the socket, because paths of sockets are limited to 107 bytes.
 
     Args:
         directory: Descriptor of its directory.
@@ -79,7 +79,7 @@ def connect(directory: Path, secret: bytes) -> Connection:
 
     Args:
         directory: Directory with the socket.
-        secret: Secret that both ends prove.
+        secret: Secret that both ends must prove to know.
     """
     peer = socket.socket(socket.AF_UNIX)
     descriptor = os.open(directory, os.O_RDONLY)

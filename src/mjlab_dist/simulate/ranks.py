@@ -1,4 +1,4 @@
-"""Simulation in ranks, which stay alive between calls: this process's side."""
+"""Simulation in ranks that stay alive between calls. This module runs in the process that starts them."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Ranks:
         self._job = job
 
     def reset(self, seed: int | None) -> Tensors:
-        """As ``Shard.reset``, on all ranks."""
+        """Reset all ranks: see ``Shard.reset``."""
         self._call("reset", seed)
         return self._results("observations.")
 
@@ -124,7 +124,7 @@ class Ranks:
         return self._results("")
 
     def rollout(self, policy: Callable[..., Any], num_steps: int) -> Tensors:
-        """As ``Shard.rollout``, on all ranks."""
+        """Run a rollout on all ranks: see ``Shard.rollout``."""
         try:
             pickled = cloudpickle.dumps(policy)
         except Exception as error:
@@ -143,7 +143,7 @@ class Ranks:
         return results
 
     def state(self) -> Tensors:
-        """As ``Shard.state``, of all ranks."""
+        """Return the state of all ranks: see ``Shard.state``."""
         parts = self._call("state")
         state: Tensors = {}
         for name in dict.fromkeys(name for arrays, _ in parts for name in arrays):
@@ -153,18 +153,18 @@ class Ranks:
         return state
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> Tensors:
-        """As ``Shard.load_state``, on all ranks."""
+        """Load a state on all ranks: see ``Shard.load_state``."""
         self._call("load_state", as_arrays(dict(state)))
         return self._results("observations.")
 
     def poses(self, env: int) -> Tensors:
-        """As ``Shard.poses``."""
+        """See ``Shard.poses``."""
         (rank,) = [rank for rank in self._all if env in self._job.rows(rank, len(self._all))]
         (poses,) = self._call("poses", env, ranks=[rank])
         return as_tensors(poses)
 
     def close(self) -> None:
-        """End the ranks, gracefully if they are idle. A process that was forked from this one must leave them alone."""
+        """End the ranks, gracefully if they are idle. Do nothing in a process that was forked from this one."""
         if os.getpid() != self._pid:
             return
         if not self._is_busy:
@@ -195,7 +195,7 @@ class Ranks:
             with contextlib.suppress(TimeoutError):
                 peer, _ = listener.accept()
                 authenticate(peer, secret, listens=True)
-                # A rank that hangs must not be awaited forever
+                # Do not wait forever for a rank that hangs
                 timeout = struct.pack("ll", max(1, round(self._hang_timeout)), 0)
                 peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
                 return Connection(peer.detach())
@@ -254,7 +254,7 @@ class Ranks:
                 raise self._lost() from None
 
     def _lost(self) -> BaseException:
-        """Return the error of the rank that failed first, when its report is here."""
+        """Wait for the report of the rank that failed first, and return its error."""
         try:
             self._served.result(PATIENCE_S)
         except BaseException as error:  # noqa: BLE001
@@ -262,7 +262,7 @@ class Ranks:
         return RankError("the ranks have ended")
 
     def _results(self, prefix: str) -> Tensors:
-        """Return copies of results, since the next call overwrites the shared memory."""
+        """Return copies of results, because the next call overwrites the shared memory."""
         return {name: value.clone() for name, value in self._shared.items() if name.startswith(prefix)}
 
 

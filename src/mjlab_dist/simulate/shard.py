@@ -22,7 +22,7 @@ POLICY_SEED = 7_919
 """Difference between the seeds of a policy's draws and of the envs' draws."""
 
 SUMS = ("totals", "outcome_totals", "nan_resets")
-"""Names in the state of envs of sums over the envs of a rank. Only training reads them."""
+"""Names of tensors in an env's state that are sums over the envs of a rank. Only training reads them."""
 
 OBSERVED = "observed."
 """Prefix of the latest observations in the state."""
@@ -48,10 +48,10 @@ class _Group:
 
 
 class Shard:
-    """Contiguous part of all envs, on one device. Each variant has an env object of its own.
+    """Contiguous part of all envs, on one device. Each variant has its own env object.
 
-    Results are by name: ``observations.<group>``, and ``final_observations.<group>`` if requested, (num_envs, width);
-    ``rewards``, ``terminated`` and ``truncated``, (num_envs,). Nothing overwrites them.
+    Results are tensors by name: ``observations.<group>``, and ``final_observations.<group>`` if requested, (num_envs,
+    width); ``rewards``, ``terminated`` and ``truncated``, (num_envs,). Later steps do not overwrite them.
 
     Attributes:
         sizes: Sizes of the envs.
@@ -95,7 +95,7 @@ class Shard:
         """Start an episode in every env.
 
         Args:
-            seed: Seed with which the envs start again as they were built; None to continue.
+            seed: Seed to start from, with the envs as they were built. None continues with the current draws.
         """
         if seed is not None:
             self._restore(self._begin)
@@ -159,7 +159,7 @@ class Shard:
         return checked_actions("policy", actions, (len(self.rows), self.sizes.num_actions), self.device)
 
     def poses(self, env: int) -> Tensors:
-        """Return what defines the picture of an env, on the CPU: fields of MuJoCo's data, and ``origin``.
+        """Return the data to draw an env from, on the CPU: fields of MuJoCo's data, and ``origin``.
 
         Args:
             env: Its global id.
@@ -200,7 +200,7 @@ class Shard:
         return self._named_observations()
 
     def _spans(self) -> list[tuple[str, int, int, int]]:
-        """Return prefix of names, first env, number of envs here, and of all ranks, of each part of the state."""
+        """Return the parts of the state: prefix of names, first env, number of envs here, and number of all envs."""
         spans = [(group.prefix, group.first, group.env.num_envs, self._job.envs_per_variant) for group in self._groups]
         return [*spans, (OBSERVED, self.rows.start, len(self.rows), self._job.num_envs)]
 
@@ -264,7 +264,7 @@ class Shard:
 
 
 def _joined(parts: Sequence[Tensors]) -> Tensors:
-    """Return the tensors of all groups, by name; with one group, the same tensors."""
+    """Concatenate the tensors of all groups, by name. With one group, return its tensors without a copy."""
     return parts[0] if len(parts) == 1 else {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 

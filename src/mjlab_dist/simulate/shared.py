@@ -1,7 +1,7 @@
 """Tensors in memory that this process and its ranks share.
 
 The memory is a file without a name (memfd): it is freed when the last process has ended, and no limit of /dev/shm
-applies. Descriptors travel over Unix sockets.
+applies. Descriptors are sent over Unix sockets.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def attach(descriptor: int, layout: Layout) -> Tensors:
     """Return the tensors in shared memory, which keep it alive.
 
     Args:
-        descriptor: As of :func:`create`; may be closed afterwards.
-        layout: As for :func:`create`.
+        descriptor: From :func:`create`; may be closed afterwards.
+        layout: As in :func:`create`.
     """
     memory = mmap.mmap(descriptor, 0)
     tensors, start = {}, 0
@@ -51,7 +51,7 @@ def attach(descriptor: int, layout: Layout) -> Tensors:
 
 
 def as_arrays(tensors: Tensors) -> Arrays:
-    """Return tensors as arrays, which are pickled as they are; torch would open shared memory for each tensor.
+    """Return tensors as NumPy arrays, which are pickled. To send a tensor, torch would open shared memory for it.
 
     Args:
         tensors: On any device.

@@ -1,4 +1,4 @@
-"""Draws of several ranks, put together, are those of one rank."""
+"""The draws of several ranks, put together, equal those of one rank."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ def test_one_rank_draws_as_usual() -> None:
     assert all(map(torch.equal, drawn(DRAWS["randn"], TOTAL, 0), expected))
 
 
-def test_a_draw_without_envs_is_the_same_on_all_ranks() -> None:
+def test_a_draw_that_is_not_per_env_is_the_same_on_all_ranks() -> None:
     whole = drawn(lambda _: torch.rand(4), TOTAL, 0)
     assert all(map(torch.equal, drawn(lambda _: torch.rand(4), 5, 12), whole))
 
 
-def test_the_generator_of_the_process_is_left_alone() -> None:
+def test_the_generator_of_the_process_does_not_change() -> None:
     torch.manual_seed(1)
     expected = torch.rand(3)
     torch.manual_seed(1)

@@ -48,7 +48,7 @@ def actor(observations: TensorDict) -> torch.Tensor:
     return value
 
 
-def test_steps_are_those_of_the_env_that_training_steps(envs: Envs) -> None:
+def test_steps_equal_those_of_the_env_in_training(envs: Envs) -> None:
     env = Env(mjlab_dist.task_config(TASK).env, NUM_ENVS, "cpu")
     observations = envs.reset(seed=7)
     torch.manual_seed(7)
@@ -62,7 +62,7 @@ def test_steps_are_those_of_the_env_that_training_steps(envs: Envs) -> None:
         assert torch.equal(got.truncated, extras["time_outs"])
 
 
-def test_it_describes_itself(envs: Envs) -> None:
+def test_envs_report_their_sizes_and_names(envs: Envs) -> None:
     assert (envs.num_envs, envs.num_actions, envs.device) == (NUM_ENVS, 1, "cpu")
     assert envs.observation_widths == {"actor": 5}
     assert envs.action_names == ("force",)
@@ -78,7 +78,7 @@ def test_a_seed_restarts_from_any_state(envs: Envs) -> None:
     assert not torch.equal(envs.reset(seed=2)["actor"], first)
 
 
-def test_draws_of_the_caller_do_not_matter(envs: Envs) -> None:
+def test_draws_of_the_caller_have_no_effect(envs: Envs) -> None:
     torch.manual_seed(0)
     expected = torch.rand(2)
     torch.manual_seed(0)
@@ -110,7 +110,7 @@ def test_results_are_new_in_every_step(envs: Envs) -> None:
     assert len({step.observations["actor"].data_ptr() for step in steps}) == 3
 
 
-def test_a_rollout_is_steps_with_a_policy(envs: Envs) -> None:
+def test_a_rollout_equals_steps_with_the_same_policy(envs: Envs) -> None:
     def policy(observations: dict[str, torch.Tensor]) -> torch.Tensor:
         return observations["actor"][:, :1] * 0.3
 
@@ -127,7 +127,7 @@ def test_a_rollout_is_steps_with_a_policy(envs: Envs) -> None:
     assert torch.equal(rollout.last_observations["actor"], observations["actor"])
 
 
-def test_draws_of_a_policy_are_repeatable_and_leave_those_of_envs_alone(envs: Envs) -> None:
+def test_draws_of_a_policy_are_repeatable_and_do_not_change_those_of_envs(envs: Envs) -> None:
     envs.reset(seed=1)
     first = envs.rollout(lambda _: torch.randn(NUM_ENVS, 1), 3)
     after = envs.reset()["actor"]
@@ -212,7 +212,7 @@ def test_a_failed_rollout_leaves_the_envs_as_they_were(envs: Envs, name: str) ->
     assert torch.equal(envs.step(actions(0)).observations["actor"], expected)
 
 
-def test_steps_are_waited_for_in_order(envs: Envs) -> None:
+def test_other_calls_are_refused_between_step_async_and_step_wait(envs: Envs) -> None:
     envs.reset(seed=1)
     with pytest.raises(UserError, match="step_async"):
         envs.step_wait()
@@ -285,7 +285,7 @@ def test_numpy_is_returned_on_request() -> None:
             np.testing.assert_array_equal(array, tensor.numpy())
 
 
-def test_final_observations_are_those_of_an_episode_that_goes_on() -> None:
+def test_final_observations_equal_those_of_an_episode_that_continues() -> None:
     with make(**SHORT, final_observations=True) as short, make() as long:
         assert torch.equal(short.reset(seed=1)["actor"], long.reset(seed=1)["actor"])
         for step in range(20):
@@ -300,7 +300,7 @@ def test_final_observations_are_those_of_an_episode_that_goes_on() -> None:
     pytest.fail("no episode ended")
 
 
-def test_variants_are_the_envs_of_each_variant_alone() -> None:
+def test_variants_equal_envs_that_were_made_with_each_variant_alone() -> None:
     heavy = {"env.rewards.smooth.weight": 3.0}
     config = changed(mjlab_dist.task_config(TASK), "env.episode_length_s", 0.2)
     variants = [{}, heavy, dict(SHORT)]
@@ -339,7 +339,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_simulated_is_refused(name: str) -> None:
+def test_wrong_arguments_of_make_are_refused(name: str) -> None:
     fields, words = REFUSED[name]
     with pytest.raises(UserError, match=words):
         mjlab_dist.make(TASK, **{"gpu_ids": None, **fields})

@@ -1,4 +1,4 @@
-"""Shards of ranks, put together, are the envs of one rank: for every task, bit for bit."""
+"""The shards of several ranks, put together, equal the envs of one rank: for every task, bit for bit."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def simulated(shard: Shard, num_steps: int) -> list[Tensors]:
 
 
 def differences(whole: list[Tensors], parts: list[list[Tensors]]) -> list[tuple[int, str]]:
-    """Return steps and names of what differs."""
+    """Return the steps and the names of results that differ."""
     return [
         (step, name)
         for step, results in enumerate(whole)
@@ -49,7 +49,7 @@ def differences(whole: list[Tensors], parts: list[list[Tensors]]) -> list[tuple[
     "name",
     [pytest.param(name, marks=pytest.mark.slow if name in DEFAULT else pytest.mark.long) for name in NAMES],
 )
-def test_shards_are_the_envs_of_one_rank(name: str) -> None:
+def test_shards_together_equal_the_envs_of_one_rank(name: str) -> None:
     config = config_of(name)
     whole = simulated(make(config, 0, 1), NUM_STEPS)
     for num_ranks in (2, 3):
