@@ -62,7 +62,7 @@ def test_two_ranks_are_measured_until_a_return(command: Command) -> None:
     ],
     ids=" ".join,
 )
-def test_what_cannot_be_measured_is_refused_in_one_line(
+def test_flags_that_cannot_be_measured_are_refused_in_one_line(
     flags: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

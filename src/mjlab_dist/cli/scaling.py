@@ -32,7 +32,7 @@ ROUNDS = 2
 """Rounds if --rounds is not given."""
 
 HELP = Page(
-    summary="Train with 1, 2, 4, ... ranks for a few iterations, and print the speed, the parts of the time, and what "
+    summary="Train with 1, 2, 4, ... ranks for a few iterations, and print the speeds, the parts of the time, and what "
     "limits the ranks.",
     own=(
         Flag(path="rounds", metavar="INT", default=str(ROUNDS), text="Runs for each number of ranks."),

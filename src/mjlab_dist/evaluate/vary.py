@@ -148,7 +148,7 @@ def _find(config: TrainConfig, name: str) -> tuple[list[str], Any]:
         if default is not None and default.default is not REQUIRED:
             return path, default.default
     has = f"the task has {listed(sorted(short))}" if short else "the task has no randomizations and no events"
-    raise UserError(f"--vary {name}: the env has nothing of this name; {did_you_mean(name, [*short, *known], has)}")
+    raise UserError(f"--vary {name}: the env has nothing with this name; {did_you_mean(name, [*short, *known], has)}")
 
 
 def _is_range(value: Any) -> bool:
@@ -161,7 +161,7 @@ def _is_range(value: Any) -> bool:
 
 
 def _spaced(start: float, stop: float, count: int) -> tuple[float, ...]:
-    """Return equally spaced values, both ends included."""
+    """Return equally spaced values, including both ends."""
     if count == 1:
         return (start,)
     return tuple(start + (stop - start) * i / (count - 1) for i in range(count))

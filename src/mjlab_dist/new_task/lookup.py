@@ -40,7 +40,7 @@ def _find_file(name: str, directory: Path) -> Path:
         found = [path for path in files if path.stem.lower() == name and path.suffix == suffix]
         if len(found) > 1:
             raise UserError(
-                f"--robot {name}: {directory} has {len(found)} files of this name; choose one with --mjcf: "
+                f"--robot {name}: {directory} has {len(found)} files with this name; choose one with --mjcf: "
                 + listed(found, "or")
             )
         if found:

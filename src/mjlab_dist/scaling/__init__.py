@@ -1,1 +1,1 @@
-"""Measure how training scales with the number of ranks: launch runs, split their time, and explain what limits them."""
+"""Measure how training scales with the number of ranks, and report what limits it."""

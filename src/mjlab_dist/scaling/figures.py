@@ -30,9 +30,9 @@ class Shares:
     update: float
     """Policy updates."""
     communication: float
-    """Collectives, from the arrival of the last rank on."""
+    """Collectives, after the last rank has arrived."""
     waiting: float
-    """Collectives before the last rank arrived: time in which ranks wait for the slowest one."""
+    """Collectives, before the last rank has arrived: ranks wait for the slowest one."""
     other: float
     """Metrics, loggers, and the rest."""
 
@@ -60,9 +60,9 @@ class Round:
     computing_s: list[float]
     """Seconds of an iteration that each rank computes, without collectives; medians over iterations."""
     memory_share: float
-    """Part of the memory in use: of the fullest GPU, or of all ranks of a machine."""
+    """Share of the memory in use: of the fullest GPU, or by all ranks of the fullest machine."""
     reached: Reached | None
-    """When the run reached the return; None if it did not, or none was asked for."""
+    """When the run reached the return; None if it did not, or if no return was given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ class Row:
 
     @property
     def reached(self) -> list[Reached]:
-        """When each run that did so reached the return."""
+        """When the return was reached, for each run that reached it."""
         return [one.reached for one in self.rounds if one.reached is not None]
 
 
@@ -109,7 +109,7 @@ def as_round(ranks: Sequence[RankTimes], num_steps: int, reached: Reached | None
         num_steps: Control steps of a rollout of one env.
         reached: When the run reached the return; None if it did not.
     """
-    # Iterations of all ranks; few are left over where a return is reached at once.
+    # Iterations of all ranks, without the first ones. At least one is kept if the run reached the return early.
     each = [rank.iterations for rank in ranks]
     first = min(SKIPPED, len(each[0]) - 1)
     iterations = [list(of_ranks) for of_ranks in zip(*(times[first:] for times in each), strict=True)]
@@ -128,7 +128,7 @@ def rows(runs: Sequence[tuple[int, Sequence[Round]]]) -> list[Row]:
     """Return a row per number of ranks.
 
     Args:
-        runs: Number of ranks with its rounds, in ascending order; equally many rounds each.
+        runs: Each number of ranks with its rounds, in ascending order. All have the same number of rounds.
     """
     smallest, base = runs[0]
     found: list[Row] = []
@@ -148,7 +148,7 @@ def _shares(iterations: Sequence[Sequence[IterationTimes]]) -> Shares:
         for one in of_ranks:
             for name in ("physics", "env", "policy", "update"):
                 parts[name] += getattr(one, f"{name}_s")
-        # The rank that arrives last at a collective waits for nobody: its time is that of the collective itself.
+        # The rank that arrives last at a collective does not wait: its time is that of the collective itself.
         for waits in zip(*(one.waits_s for one in of_ranks), strict=True):
             parts["communication"] += num_ranks * min(waits)
             parts["waiting"] += sum(waits) - num_ranks * min(waits)

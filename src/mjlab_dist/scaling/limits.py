@@ -1,4 +1,4 @@
-"""What limits the scaling of a run, in words, with the flags that help. Imports no torch."""
+"""Find what limits the scaling of a run, and describe it with the flags that help. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from mjlab_dist.machine.devices import cores
 from mjlab_dist.scaling.figures import Row
 
 GOOD = 0.9
-"""Efficiency from which nothing limits the ranks."""
+"""Minimum efficiency at which no limit is reported."""
 
 MAX_COMMUNICATION = 0.15
 MAX_WAITING = 0.15
 MAX_UPDATE = 0.5
-"""Maximum shares of the time without advice."""
+"""Maximum shares of an iteration's time that are not reported as a limit."""
 
 MAX_MEMORY = 0.9
-"""Maximum share of the memory in use without advice."""
+"""Maximum share of the memory in use that is not reported as a limit."""
 
 SLOW_RANK = 1.15
-"""Computing time of the slowest rank, relative to the median rank, from which this rank limits the others."""
+"""Minimum computing time of a rank that limits the others, relative to that of the median rank."""
 
 SLOWED = 1.2
-"""Computing time beside other ranks, relative to the time alone, from which ranks slow each other down."""
+"""Minimum computing time of ranks that slow each other down, relative to that of one rank alone."""
 
 FIXED = 1.3
-"""Computing time with fewer envs, relative to a time in proportion to the envs, from which a rank has too few envs."""
+"""Minimum computing time of a rank with too few envs, relative to a time in proportion to its envs."""
 
 
 def find_limits(mode: str, rows: Sequence[Row], config: TrainConfig, devices: Sequence[RankDevice]) -> list[str]:
-    """Return what limits the largest number of ranks, the most important first; at least one line.
+    """Return what limits the run with the most ranks, in at least one line; the most important limit is first.
 
     Args:
         mode: ``weak`` or ``strong``.
@@ -56,8 +56,8 @@ def find_limits(mode: str, rows: Sequence[Row], config: TrainConfig, devices: Se
     if not found and last.efficiency >= GOOD:
         found.append(f"nothing: {last.num_ranks} ranks reach {last.efficiency:.0%} of the ideal speed")
     return found or [
-        f"no single part: {last.num_ranks} ranks reach {last.efficiency:.0%} of the ideal speed, and each part of the "
-        "time takes a little more; use more --num-envs"
+        f"no single part: {last.num_ranks} ranks reach {last.efficiency:.0%} of the ideal speed, because each part "
+        "takes a little more time; use more --num-envs"
     ]
 
 
@@ -77,8 +77,8 @@ def _waiting(row: Row) -> list[str]:
     if row.shares.waiting <= MAX_WAITING:
         return []
     return [
-        f"waiting: ranks wait for the slowest one {row.shares.waiting:.0%} of the time, in turns; use more --num-envs, "
-        "or let ranks train independently for several iterations with --sync.period 4"
+        f"waiting: ranks wait {row.shares.waiting:.0%} of the time, and not always for the same rank; use more "
+        "--num-envs, or let ranks train independently for several iterations with --sync.period 4"
     ]
 
 
@@ -95,7 +95,7 @@ def _network(row: Row, config: TrainConfig) -> list[str]:
 
 
 def _cores(first: Row, last: Row, devices: Sequence[RankDevice]) -> list[str]:
-    """Return a line if ranks with the same envs compute longer the more there are."""
+    """Return a line if a rank with the same number of envs computes longer when there are more ranks."""
     ratio = statistics.median(_ratios(first, last))
     if ratio < SLOWED:
         return []
@@ -106,7 +106,7 @@ def _cores(first: Row, last: Row, devices: Sequence[RankDevice]) -> list[str]:
 
 
 def _few_envs(first: Row, last: Row) -> list[str]:
-    """Return a line if ranks with fewer envs do not compute less in proportion."""
+    """Return a line if the computing time of a rank does not fall in proportion to its envs."""
     ratio = statistics.median(_ratios(first, last)) * first.num_envs / last.num_envs
     if ratio < FIXED:
         return []

@@ -13,7 +13,7 @@ from mjlab_dist.worker import joined
 
 @dataclass(frozen=True, kw_only=True)
 class IterationTimes:
-    """Times of one iteration of one rank, in s. Times of computation do not contain time in collectives."""
+    """Times of one iteration of one rank, in s. Computing times do not include collectives."""
 
     wall_s: float
     """From the start of the iteration to the start of the next one."""

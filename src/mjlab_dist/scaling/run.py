@@ -26,7 +26,7 @@ from mjlab_dist.scaling.limits import find_limits
 from mjlab_dist.scaling.rank import RankTimes, time_rank
 
 NEVER = 10**12
-"""Interval in iterations for work that is not measured."""
+"""Interval in iterations that no run reaches, for work that should not be measured."""
 
 MIN_ITERATIONS = SKIPPED + 2
 """Minimum number of iterations: at least one is counted, and the end of the last one is not measured."""
@@ -39,7 +39,7 @@ class Scaling:
     modes: dict[Mode, list[Row]]
     """A row per number of ranks, by kind of scaling."""
     limits: dict[Mode, list[str]]
-    """What limits the largest number of ranks, each with a flag that helps, by kind of scaling."""
+    """What limits the run with the most ranks, each with a flag that helps, by kind of scaling."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class _Case:
 
     @property
     def key(self) -> tuple[int, object]:
-        """Number of ranks, and of envs per rank, which tell the runs apart."""
+        """Number of ranks and number of envs per rank, which identify the run."""
         return len(self.devices), self.config.num_envs
 
 

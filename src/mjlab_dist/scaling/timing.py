@@ -25,7 +25,7 @@ T = TypeVar("T")
 WARM_UP_STEPS = 10
 
 NUM_STEPS = 50
-"""Control steps that are measured alone where the rollout is replayed from CUDA graphs."""
+"""Control steps that are measured separately if the rollout is replayed from CUDA graphs."""
 
 ACTION_STD = 0.5
 """Standard deviation of the random actions of these steps."""
@@ -73,7 +73,7 @@ class Stopwatch:
         return timed
 
     def each_s(self) -> list[float]:
-        """Return the seconds of each call; on a GPU, the work before the last mark must be done."""
+        """Return the seconds of each call; on a GPU, the work before the last mark must have finished."""
         return [self._clock.seconds(*pair) for pair in self.marks]
 
 
@@ -87,13 +87,14 @@ class _Own:
     physics_s: float
     env_step_s: float
     waits_s: list[float]
-    """Collectives since the last iteration's metrics, these included."""
+    """Collectives since the start of the previous iteration's metrics."""
 
 
 class Timing(Hook):
     """Hook that measures the parts of each iteration.
 
-    A rollout that is replayed from CUDA graphs calls no function of Python, so control steps are measured alone then.
+    A rollout that is replayed from CUDA graphs calls no Python functions. In this case, control steps are measured
+    separately.
     """
 
     def __init__(self, num_steps: int) -> None:
@@ -140,7 +141,7 @@ class Timing(Hook):
     def _times(self, steps: StepTimes | None) -> Iterator[IterationTimes]:
         walls = [end - start for start, end in zip(self._starts_s, self._starts_s[1:], strict=False)]
         for wall_s, own, after in zip(walls, self._own, self._own[1:], strict=False):
-            # The first collective is that of the metrics of the iteration before.
+            # The first collective sums the metrics of the previous iteration.
             waits = own.waits_s[1:]
             physics_s = own.physics_s if steps is None else self._num_steps * steps.physics_s
             env_step_s = own.env_step_s if steps is None else self._num_steps * steps.env_step_s
@@ -187,7 +188,7 @@ def measure_steps(env: Env, num_steps: int, *, records: bool) -> StepTimes:
 
 
 def _mean_s(advance: Callable[[TensorDict], TensorDict], obs: TensorDict, device: str, num_steps: int) -> float:
-    """Return the mean seconds of a call, after three that warm up and record."""
+    """Return the mean seconds of a call, after three calls for warm-up and recording."""
     clock = Clock(device)
     for _ in range(3):
         obs = advance(obs)

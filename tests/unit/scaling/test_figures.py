@@ -1,4 +1,4 @@
-"""Figures of scaling, from times that were chosen by hand."""
+"""Figures of scaling, computed from invented times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What limits ranks, in words."""
+"""Reported limits of scaling."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_rank_with_few_envs_does_not_get_faster(config: TrainConfig) -> None:
     ]
 
 
-def test_updates_and_memory_limit_a_single_rank_too(config: TrainConfig) -> None:
+def test_updates_and_memory_can_limit_a_single_rank(config: TrainConfig) -> None:
     shares = dataclasses.replace(CALM, update=0.6, physics=0.1)
     found = find_limits("weak", [row(1, [[1.0]], shares, memory=0.95)], config, CPUS)
     assert names(found) == ["update", "memory"]
