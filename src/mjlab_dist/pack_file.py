@@ -1,4 +1,4 @@
-"""Packs: one file with what others need of a run. It is a zip file that is read in place: nothing is ever extracted.
+"""Packs: a run in one file, for other people. It is a zip file that is read in place: nothing is ever extracted.
 
     pack.json          version of the format, task, checkpoint, iteration, and the versions that wrote the pack
     README.md          model card
@@ -8,8 +8,8 @@
     metrics.jsonl      one row per iteration
     policy.onnx        the exported policy
 
-A pack may come from a stranger. Only these names are accepted, each once, and no file may become larger than its limit
-or than the pack itself. Imports the standard library only.
+A pack may come from someone who is not trusted. Only these names are accepted, each once, and no file may become
+larger than its limit or than the pack itself. Imports the standard library only.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ ENCRYPTED = 0x1
 """Flag of an encrypted file in a zip file."""
 
 CHUNK = MB
-"""Bytes to decompress at a time: a file whose size is a lie is refused before it fills the memory."""
+"""Bytes to decompress at a time: a file that is larger than it claims is refused before it fills the memory."""
 
 
 def is_pack(path: Path) -> bool:
@@ -130,14 +130,14 @@ def has_part(path: Path, name: str) -> bool:
 
 
 def read_part(path: Path, name: str) -> bytes:
-    """Return a file of a pack.
+    """Return the contents of a file in a pack.
 
     Args:
         path: The pack.
         name: Name of the file.
 
     Raises:
-        UserError: If the pack is damaged, or a stranger's file that could do harm.
+        UserError: If the pack is damaged, or could do harm.
         OSError: If the pack cannot be read.
         FileNotFoundError: If the pack does not have this file.
     """

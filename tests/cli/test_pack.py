@@ -1,4 +1,4 @@
-"""A pack acts like its run in all commands that take it, and names nothing of the machine that trained."""
+"""Commands give the same results with a pack as with its run. A pack names nothing of the machine that trained."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def run_dir(place: Path) -> Path:
     return found
 
 
-def test_it_has_the_files_of_the_run_without_the_machine(place: Path):
+def test_a_pack_has_the_files_of_the_run_but_names_nothing_of_the_machine(place: Path):
     run, pack = run_dir(place), place / "walk.zip"
     assert read_manifest(pack)["checkpoint"] == "model_2"
     assert read_metrics(pack) == read_metrics(run)
@@ -94,7 +94,7 @@ def test_the_card_describes_the_policy(place: Path):
     assert commands == [(name, TASK) for name in ("play", "evaluate", "export", "train")]
 
 
-def test_other_commands_act_as_with_the_run(place: Path):
+def test_other_commands_give_the_same_results_with_the_pack_as_with_the_run(place: Path):
     pack, newest = place / "walk.zip", run_dir(place) / "checkpoints" / "model_2.pt"
     for chosen in (PlayConfig(run=str(pack)), PlayConfig(checkpoint=str(pack))):
         config, path = resolve(TASK, chosen, pytest.fail)
@@ -116,7 +116,7 @@ def test_other_commands_act_as_with_the_run(place: Path):
     )
 
 
-def test_a_new_run_starts_from_it(place: Path, tmp_path: Path):
+def test_a_new_run_starts_from_a_pack(place: Path, tmp_path: Path):
     options = SMALL | {"agent.schedule": "fixed", "agent.learning_rate": 1e-12}
     result = mjlab_dist.train(
         TASK, quiet=True, log_root=str(tmp_path), init_from=str(place / "walk.zip"), max_iterations=1, **options
@@ -154,7 +154,7 @@ def test_what_a_pack_cannot_do_is_refused_in_one_line(place: Path, command: Comm
     assert sorted(place.iterdir()) == before
 
 
-def test_a_pack_of_a_stranger_runs_no_code(place: Path, command: Command, tmp_path: Path):
+def test_a_pack_from_someone_else_runs_no_code(place: Path, command: Command, tmp_path: Path):
     with zipfile.ZipFile(place / "walk.zip") as good, zipfile.ZipFile(tmp_path / "evil.zip", "w") as evil:
         for name in good.namelist():
             data = good.read(name)

@@ -22,7 +22,7 @@ FILES = {
     MANIFEST: "format of this file",
     CARD: "this page",
 }
-"""What each file of a pack contains."""
+"""Contents of each file of a pack."""
 
 HEAD = """---
 library_name: mjlab_dist
@@ -37,7 +37,7 @@ tags:
 
 @dataclass(frozen=True, kw_only=True)
 class Packed:
-    """What a pack contains, for its card."""
+    """Contents of a pack, for its card."""
 
     file: str
     """Name of the pack."""

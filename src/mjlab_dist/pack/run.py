@@ -1,4 +1,4 @@
-"""Pack a run: gather its files, without what only this machine or training needs, and write them as one file."""
+"""Pack a run into one file, without data that only training or the machine that trained needs."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ LEARNED = ("actor_state_dict", "critic_state_dict")
 """Entries of a checkpoint that a pack keeps: the networks with their normalizers."""
 
 OF_A_MACHINE = ("hosts", "ssh_config", "port_range", "log_root", "resume", "init_from", "torchrunx_log_dir")
-"""Fields of a config that belong to the machine that trained: directories, addresses."""
+"""Fields of a config that depend on the machine that trained: directories and addresses."""
 
 PRIVATE = ("host", "cpu_cores")
-"""Fields of a provenance that belong to this machine."""
+"""Fields of the provenance that depend on the machine that trained."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What to pack, and where to."""
+    """A run to pack, and the file to write."""
 
     run_dir: Path
     """The run directory."""
@@ -57,7 +57,7 @@ def find_source(run: str, config: PackConfig) -> Source:
 
     Args:
         run: A run directory, or ``latest``.
-        config: Which checkpoint, and where to.
+        config: The checkpoint to pack, and the file to write.
 
     Raises:
         UserError: If there is no such run or checkpoint, or the file cannot be written.
