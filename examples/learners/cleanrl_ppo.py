@@ -34,7 +34,7 @@ with mjlab_dist.make(TASK, total_num_envs=NUM_ENVS, final_observations=True) as 
                 action = policy.sample()
                 step = envs.step(action)
                 done = step.terminated | step.truncated
-                # The end of an episode that is cut off is worth what would have followed
+                # Bootstrap: if an episode was cut off, add the value of its last state
                 last = critic(step.info["final_observations"]["actor"]).squeeze(1)
                 reward = step.rewards + GAMMA * step.truncated * last
                 rows.append((obs, action, policy.log_prob(action).sum(1), critic(obs).squeeze(1), reward, done))
