@@ -126,7 +126,7 @@ def report(task: str, num_envs: int, results: dict[str, list[float]]) -> None:
         share = statistics.median(spent_s) / whole_s
         print(f"  {part:<18}{spread([1e3 * s for s in spent_s], 3):>28}{share:>8.1%}")
     ratios = [whole / physics for whole, physics in zip(results["whole"], results["physics"], strict=True)]
-    print(f"  whole / physics   {spread(ratios, 3):>28}   (at most 1.15 is wanted at 64 envs)")
+    print(f"  whole / physics   {spread(ratios, 3):>28}   (goal: at most 1.15 with 64 envs)")
     print(f"  env-steps/s       {spread([num_envs / s for s in results['whole']]):>28}")
 
 

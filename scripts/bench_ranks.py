@@ -2,7 +2,7 @@
 
 Real ranks are processes that torchrunx starts, without envs and networks. Simulated ranks are rank 0 of a process
 group that exists in this process only: each collective takes as long as in a tree of the given latency and rate, and
-returns what equal ranks would send. Their times are CPU times, since other programs would add theirs.
+returns what equal ranks would send. Their times are CPU times, because other programs would lengthen wall-clock times.
 
     uv run python scripts/bench_ranks.py --real 4 16 64 --simulated 16 64 256 1024
 """

@@ -1,7 +1,8 @@
 """Measure how fast mjlab_dist.make simulates, compared with one process and with other vector envs.
 
-All ways simulate the same number of envs of the same robot with the same actions, and take turns. Figures are env-steps
-per second: medians over rounds, with minimum and maximum. envpool is measured if it is installed.
+All programs simulate the same number of envs of the same robot with the same actions. Their measurements alternate.
+Figures are env-steps per second: medians over rounds, with minimum and maximum. envpool is measured if it is
+installed.
 
     uv run python scripts/bench_simulation.py gym-half-cheetah --num-envs 64 256 1024
 """
@@ -49,11 +50,11 @@ Advance = Callable[[], int]
 """Simulates some steps of all envs, and returns their number."""
 
 Way = Callable[[str, int], AbstractContextManager[Advance]]
-"""A way to simulate: makes a number of envs of a task."""
+"""A program to compare: makes a number of envs of a task."""
 
 
 def by_make(num_ranks: int) -> Way:
-    """Return the way that steps the envs of mjlab_dist.make with actions of this process."""
+    """Step the envs of mjlab_dist.make with actions of this process."""
 
     @contextlib.contextmanager
     def use(task: str, num_envs: int) -> Iterator[Advance]:
@@ -72,7 +73,7 @@ def by_make(num_ranks: int) -> Way:
 
 @contextlib.contextmanager
 def by_rollout(task: str, num_envs: int) -> Iterator[Advance]:
-    """Let two ranks act on their own: the same steps without transport between them."""
+    """Take the same steps in a rollout on two ranks, without transport between steps."""
     with mjlab_dist.make(task, gpu_ids=None, cpu_ranks=2, total_num_envs=num_envs, quiet=True) as envs:
         envs.reset(seed=1)
         num_actions = envs.num_actions
@@ -121,7 +122,7 @@ def by_envpool(task: str, num_envs: int) -> Iterator[Advance]:
 
 @contextlib.contextmanager
 def by_mujoco(task: str, num_envs: int) -> Iterator[Advance]:
-    """Use mujoco.rollout on two threads: physics only, without observations, rewards and resets."""
+    """Use mujoco.rollout in two threads: physics only, without observations, rewards and resets."""
     env: Any = gymnasium.make(GYM_IDS[task]).unwrapped
     model, frame_skip = env.model, env.frame_skip
     datas = [mujoco.MjData(model) for _ in range(2)]
@@ -140,7 +141,7 @@ def by_mujoco(task: str, num_envs: int) -> Iterator[Advance]:
 
 
 def ways() -> dict[str, Way]:
-    """Return all ways by name; the first one is what the others are compared with."""
+    """Return all programs by name. The others are compared with the first one."""
     found: dict[str, Way] = {
         "make, one process": by_make(1),
         "make, 2 ranks": by_make(2),

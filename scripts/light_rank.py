@@ -25,7 +25,7 @@ from mjlab_dist.worker import set_interfaces
 ITERATIONS = 20
 
 STATE_NUMBERS = 2500
-"""Numbers of a rank's state in a checkpoint: 10 kB, about as much as that of 64 cartpoles."""
+"""Numbers in a rank's state in a checkpoint: 10 kB, about as much as the state of 64 cartpoles."""
 
 NUM_TENSORS = 40
 """Tensors that ranks compare, as many as two networks of three layers have with their Adam moments."""
@@ -33,7 +33,7 @@ NUM_TENSORS = 40
 
 @dataclass(frozen=True, kw_only=True)
 class Bookkeeping:
-    """What a rank spent on bookkeeping."""
+    """Time that a rank spent on bookkeeping, and counts to check it."""
 
     rank: int
     """Global rank."""

@@ -1,7 +1,7 @@
 """Compare one sum of all gradients with two that overlap with the backward pass; bench_links.py starts two ranks.
 
-The second bucket, the gradients of the first layer, is sent after the backward pass; the first one as soon as its
-gradients are known. This is a prototype: training does not do it.
+The second bucket, the gradients of the first layer, is sent after the backward pass. The first bucket is sent as soon
+as its gradients are known. This is a prototype: training does not do it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mjlab_dist.distributed.rank import rank_from_environment
 from mjlab_dist.worker import set_interfaces
 
 NETWORKS = {"cartpole": (5, 64, 64, 1), "humanoid": (310, 512, 256, 128, 37)}
-"""Widths of layers, of a policy alone."""
+"""Widths of the layers of a policy, without a value function."""
 
 BATCH = 2048
 

@@ -14,7 +14,7 @@ from mjlab_dist.distributed.rank import rank_from_environment
 from mjlab_dist.worker import set_interfaces
 
 SIZES = (1, 10_000, 1_000_000)
-"""Numbers in a sum: metrics, the gradients of cartpole, those of a humanoid."""
+"""Numbers in a sum: metrics, the gradients of cartpole, and the gradients of a humanoid."""
 
 REPETITIONS = {1: 60, 10_000: 60, 1_000_000: 8}
 """Sums of each size; the median counts."""

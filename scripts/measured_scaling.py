@@ -15,7 +15,7 @@ class LinkRuns:
     link: str
     """Name of the link in :data:`LINK_SUMS`."""
     setting: str
-    """What differs from the defaults."""
+    """Setting that differs from the defaults."""
     steps_per_s: tuple[float, ...]
     """Median speed of each run."""
     waiting: tuple[float, ...]

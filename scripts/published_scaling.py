@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """Speeds that somebody published for one task: steps/s by number of GPUs, with equally many envs per GPU."""
+    """Published speeds of one task: steps/s by number of GPUs, with the same number of envs per GPU."""
 
     name: str
     """Task, program and GPU."""

@@ -141,7 +141,7 @@ def g1() -> Workload:
 
 
 def fitted_spread() -> float:
-    """Return the spread with which the model has the published speed of 16 L40."""
+    """Return the spread for which the model predicts the published speed of 16 L40 GPUs."""
     work, ranks = g1(), 16
     without = predict(work, ranks, ETHERNET, 0.0)
     total_s = ranks * work.samples / G1.steps_per_s[ranks]
@@ -149,7 +149,7 @@ def fitted_spread() -> float:
 
 
 def predicted_speed(published: Published, ranks: int, spread: float) -> float:
-    """Return the speed that the model predicts from that of one GPU, with the iteration of :func:`g1` as long."""
+    """Return the predicted speed of several GPUs, given that of one. An iteration is as long as in :func:`g1`."""
     scale = G1.steps_per_s[1] / published.steps_per_s[1]
     work = g1()
     own = Workload(
@@ -197,16 +197,16 @@ def cartpole_communication_s(link: LinkSums, setting: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Partition:
-    """One world of many bodies, cut into cubes of equally many bodies, one per GPU."""
+    """One world of many bodies, cut into cubes with the same number of bodies, one per GPU."""
 
     bodies: float
     """Bodies of a GPU."""
     halo: float
-    """Bodies within one layer of its six sides, whose states the neighbours need."""
+    """Bodies in the outer layer of its six sides, whose states the neighbours need."""
     exchange_s: float
     """Time to send the halo's velocities to all neighbours, once."""
     exchanges_s: float
-    """All exchanges of a physics step, those of the solver's iterations included."""
+    """All exchanges of a physics step, including those of the solver's iterations."""
     reductions_s: float
     """Sums over all GPUs in the solver, of a physics step."""
     compute_s: float
@@ -228,7 +228,7 @@ VELOCITY_BYTES = 6 * FP32_BYTES
 
 
 def partition(bodies: float, gpus: int, network: Network) -> Partition:
-    """Return what a world of many bodies costs on some GPUs.
+    """Return the costs of a world of many bodies on several GPUs.
 
     Args:
         bodies: Bodies of the world.
@@ -301,7 +301,7 @@ def _communication_share(link: str) -> float:
 
 
 def _bf16_numbers() -> float:
-    """Return the numbers of fp32 whose bytes take as long as two round trips over the slower links, rounded."""
+    """Return how many fp32 numbers take as long as two round trips over the slower links, rounded."""
     slower = [link_network(link) for name, link in LINK_SUMS.items() if name != "10 Gbit/s, 0.1 ms"]
     numbers = [2 * one.latency_s * one.bytes_per_s / FP32_BYTES for one in slower]
     return round(sum(numbers) / len(numbers), -4)

@@ -66,16 +66,16 @@ NOTES = {
 
 @dataclasses.dataclass(frozen=True)
 class Tried:
-    """What became of one MJCF."""
+    """Result of one MJCF."""
 
     package: str
     """Name of the folder that was searched."""
     file: str
     """The MJCF, relative to this folder."""
     kind: str
-    """What new-task says about it; empty if it made no task."""
+    """Kind of robot that new-task reports; empty if it made no task."""
     problem: str
-    """Why it does not train; empty if it does."""
+    """Reason why it does not train; empty if it does."""
 
 
 def main() -> None:
