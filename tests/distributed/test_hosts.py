@@ -406,7 +406,7 @@ def node7(add_host: Add) -> SshServer:
 @pytest.fixture
 def train(node7: SshServer, ssh_config: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:  # noqa: ARG001
     """A command that trains on this machine and another."""
-    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")  # both have all cores of this one
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")  # both hosts have all cores of this machine
     small = ("--num-envs", "32", "--agent.num-steps-per-env", "8", "--env.episode-length-s", "0.1")
     hosts = ("--hosts", "localhost", NODE7, "--ssh-config", str(ssh_config))
     return ("train", "cartpole-balance", "--gpu-ids", "None", "--cpu-ranks", "1", *small, *hosts)
@@ -553,7 +553,7 @@ def test_verify_checks_ranks_of_two_machines(command: Command, train: tuple[str,
     _, task, *flags = train
     done = command("mjlab-dist", "verify", task, *flags, "--max-iterations", "2", "--json")
     report = json.loads(done.out)
-    # How fast ranks are is up to whatever else this machine does
+    # The speed of ranks depends on other programs of this machine
     assert {check["name"] for check in report["checks"] if not check["passed"]} <= {"scaling against one rank"}, report
     assert [rank["rank"] for rank in report["ranks"]] == [0, 1]
     assert not command.leftovers()

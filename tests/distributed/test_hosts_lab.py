@@ -47,7 +47,7 @@ def hosts() -> Iterator[Lab]:
 
 @pytest.fixture
 def lab(hosts: Lab) -> Iterator[Lab]:
-    """The hosts, as new."""
+    """The hosts, reset after the test."""
     yield hosts
     hosts.clear()
 
@@ -64,7 +64,7 @@ class Run:
 
     @property
     def output(self) -> str:
-        """What it has printed, without progress."""
+        """Output of the command, without lines of progress."""
         lines = self.path.read_text().splitlines()
         return "\n".join(line for line in lines if not line.startswith("iteration"))
 
@@ -110,7 +110,7 @@ def test_a_host_has_its_own_network_processes_and_files(lab: Lab):
     assert int(rest[-1]) < 15
     assert not list((lab.directory / "a" / "tmp").iterdir())
     assert not (lab.files("a") / "own").exists()
-    # Two names of a host are of one family each; all of them have keys
+    # c4 and c6 have addresses of one family only; the host keys of both names are known
     for name, family in (("c4", "192.0.2.3"), ("c6", "fd00::3")):
         assert lab("exec", "b", *ssh, name, "echo $SSH_CONNECTION").split()[2] == family
     assert "192.0.2.2" not in {info[4][0] for info in socket.getaddrinfo(socket.gethostname(), None)}

@@ -141,7 +141,7 @@ def test_two_ranks_train_and_leave_a_complete_run(command: Command) -> None:
 
 
 @pytest.mark.slow
-def test_torchrunx_logs_follow_variable_then_flag(command: Command) -> None:
+def test_the_log_directory_is_that_of_the_variable_else_of_the_flag(command: Command) -> None:
     base = ("train", "cartpole-balance", *TWO, *SMALL, "--max-iterations", "1")
     done = command(*base, "--torchrunx-log-dir", "", env={"TORCHRUNX_LOG_DIR": "elsewhere"})
     assert done.code == 0, done.err

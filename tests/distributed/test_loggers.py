@@ -77,14 +77,14 @@ def warnings(out: str) -> list[str]:
 
 
 def returns(run: Path) -> list[tuple[int, float]]:
-    """What TensorBoard shows."""
+    """Iterations and mean step rewards in the TensorBoard files."""
     events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
     return [(event.step, event.value) for event in events.Scalars("train/mean_step_reward")]
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 @pytest.mark.usefixtures("own")
-def test_own_logger_beside_tensorboard_and_its_resume(command: Command, num_ranks: int) -> None:
+def test_own_logger_beside_tensorboard_also_after_a_resume(command: Command, num_ranks: int) -> None:
     flags = (*TRAIN, "--cpu-ranks", str(num_ranks))
     done = command(*flags, "--logger", "tensorboard", "own_loggers:Lines", "--max-iterations", "4")
     assert done.code == 0, done.err

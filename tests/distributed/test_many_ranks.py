@@ -30,7 +30,9 @@ def test_64_ranks_start_report_and_gather(bench: Any) -> None:
 
 
 @pytest.mark.slow
-def test_simulated_ranks_do_the_bookkeeping_of_all(bench: Any, assert_within: Callable[[float, float], None]) -> None:
+def test_bookkeeping_grows_at_most_linearly_with_simulated_ranks(
+    bench: Any, assert_within: Callable[[float, float], None]
+) -> None:
     events_s, few = bench.simulated(16)
     events_s, many = bench.simulated(256)
     assert (few.num_states, many.num_states) == (16, 256)

@@ -122,9 +122,9 @@ def test_a_job_that_fails_is_not_queued_again(cluster: Cluster, script: Path, wa
     assert cluster.job(job_id)["restarts"] == 0
 
 
-def test_seeds_are_spaced_and_each_job_of_the_array_resumes_alone(cluster: Cluster, wait_for: WaitFor):
+def test_seeds_are_spaced_and_each_job_of_the_array_resumes_its_own_run(cluster: Cluster, wait_for: WaitFor):
     array = cluster("sbatch", "--parsable", "--array=0-2", str(SEEDS))
-    ids = [str(int(array) + 1), str(int(array) + 2), array]  # the last one has the number of the array
+    ids = [str(int(array) + 1), str(int(array) + 2), array]  # the last job has the ID of the array
     wait_for(lambda: all(cluster.starts(job_id) for job_id in ids))
     seeds = [int(cluster.starts(job_id)[0].partition(" --seed ")[2].split()[0]) for job_id in ids]
     assert seeds == [1, 9, 17]

@@ -98,7 +98,7 @@ def test_metrics_cover_all_ranks(ranks: list[dict[str, Any]]) -> None:
     assert 0 < row["mean_return"] <= 10
 
 
-def test_process(ranks: list[dict[str, Any]]) -> None:
+def test_every_rank_has_its_threads_backend_and_variables(ranks: list[dict[str, Any]]) -> None:
     for r in ranks:
         assert r["threads"] == max(1, cores() // RANKS)
         assert r["backend"] == "gloo"

@@ -30,16 +30,16 @@ from mjlab_dist.machine.processes import LAUNCH, TEMPORARY, temporary_directory
 from mjlab_dist.patching import patched
 
 FORK = "--fork"
-"""Argument to fork ranks from a process that has imported their libraries."""
+"""Argument that makes the agent fork ranks from a process that has imported their libraries."""
 
 OWN_DIRECTORY = "--own-directory"
 """Argument that asks the agent to make a temporary directory for the launch's processes on its machine."""
 
 HEARTBEAT = b"\n"
-"""Line from the launcher that says only that it can still be reached."""
+"""Line from the launcher that shows only that the launcher can still be reached."""
 
 SILENCE = "--silence="
-"""Argument with the seconds without a heartbeat of the launcher after which the agent ends; without it, never."""
+"""Argument with the seconds after which the agent ends if it receives no heartbeat. Without it, there is no limit."""
 
 MAX_DIRECTORY = 70
 """Maximum length of TMPDIR in bytes. The fork server creates a Unix socket below it, whose path is limited to 107."""
@@ -106,7 +106,7 @@ def _remove_own_directory() -> None:
 
 
 def _next_line(silence_s: float | None) -> bytes:
-    """Return the next line from the launcher; nothing if it has ended, or was silent for too long."""
+    """Return the next line from the launcher; an empty one if the launcher has ended, or was silent for too long."""
     ready, _, _ = select.select([0], [], [], silence_s)
     if not ready:
         return b""
@@ -115,7 +115,7 @@ def _next_line(silence_s: float | None) -> bytes:
 
 
 def _end_with_launcher(silence_s: float | None) -> None:
-    """Kill this process when the launcher has ended, however it did, or cannot be reached: its ranks end with it."""
+    """Kill this process, and so its ranks, when the launcher has ended for any reason or cannot be reached."""
     with contextlib.suppress(OSError):
         while _next_line(silence_s):
             pass

@@ -36,7 +36,7 @@ class LauncherGroup(LauncherAgentGroup[Any]):
         secret: The secret of the launch.
         hosts: Machine of each agent.
         peers: Sockets of the agents that have connected.
-        is_aborted: Whether nothing may wait for an agent any more.
+        is_aborted: Whether everything that waits for an agent must fail.
     """
 
     listener: ClassVar[socket.socket]
@@ -65,7 +65,7 @@ class LauncherGroup(LauncherAgentGroup[Any]):
 
     @classmethod
     def abort(cls) -> None:
-        """Let everything that waits for an agent fail at once, in whichever thread.
+        """Make everything that waits for an agent fail at once, in any thread.
 
         Without this, torchrunx's launcher would wait for an agent of a machine that is lost, and then end the agents of
         the next attempt.
@@ -99,7 +99,11 @@ class LauncherGroup(LauncherAgentGroup[Any]):
                     raise self._timeout_error(self._agents)
 
     def _timeout_error(self, ranks: Container[int]) -> AgentFailedError:
-        """Return the error if only agents of some ranks have answered in time."""
+        """Return the error that names the agents that have not answered in time.
+
+        Args:
+            ranks: Ranks in the group of the agents that have answered.
+        """
         missing = [host for rank, host in enumerate(self.hosts, 1) if rank not in ranks]
         return AgentFailedError(f"no answer within {self.agent_timeout} s from torchrunx's agent on {listed(missing)}")
 

@@ -197,7 +197,7 @@ class _RemoteAgent:
     def answers(self) -> bool:
         transport = self._connection.transport
         assert transport is not None
-        # OpenSSH's server answers each of its own client's keepalive messages, to say that it does not support them
+        # OpenSSH's server answers each keepalive message of its own client: it replies that it does not support them
         asked = in_thread("keepalive", lambda: transport.global_request("keepalive@openssh.com", wait=True))
         try:
             asked.result(CONNECT_TIMEOUT_S)

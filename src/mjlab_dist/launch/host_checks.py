@@ -61,7 +61,7 @@ SAME = "install the same environment there, under the same path"
 
 
 class HostError(Exception):
-    """Why ranks cannot be started on a host, with the fix."""
+    """Reason why ranks cannot be started on a host, with the fix."""
 
 
 def choose_hosts(
@@ -122,10 +122,10 @@ def other_hosts(config: TrainConfig) -> tuple[HostEntry, ...]:
 
 
 def with_equal_threads(hosts: Sequence[Host]) -> tuple[Host, ...]:
-    """Return hosts whose CPU ranks all have the smallest number of threads of any.
+    """Give the CPU ranks of all hosts the same number of threads: the smallest of any host.
 
-    An update waits for the slowest rank, so more threads elsewhere gain nothing. But they would round differently, and
-    rank 0's learner would be copied to all ranks after every update.
+    An update waits for the slowest rank, so more threads on other hosts do not help. They would also round differently,
+    so rank 0's learner would have to be copied to all ranks after every update.
 
     Args:
         hosts: Machines with different numbers of cores or ranks.
@@ -163,7 +163,7 @@ def ask_hosts(
         timeout_s: Seconds after which a host that has not answered all checks fails.
 
     Returns:
-        The answers of the hosts that can, by host; and why each of the others cannot, with the fix.
+        The answers of the hosts that can run ranks, by host, and why each other host cannot, with the fix.
 
     Raises:
         UserError: If SSH's config file cannot be read.
@@ -201,8 +201,8 @@ def check_hosts(hosts: Sequence[str], ssh_config: str | None, timeout_s: float =
 
     Args:
         hosts: Names or addresses. Names of this machine always pass.
-        ssh_config: As for :func:`ask_hosts`.
-        timeout_s: As for :func:`ask_hosts`.
+        ssh_config: As in :func:`ask_hosts`.
+        timeout_s: As in :func:`ask_hosts`.
 
     Raises:
         UserError: If SSH's config file cannot be read.

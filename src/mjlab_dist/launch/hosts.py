@@ -110,7 +110,7 @@ def end_on_hosts(hosts: Sequence[str], ssh_config: str | None, launch: str) -> l
 
     Args:
         hosts: Names of the machines; the first is this one.
-        ssh_config: As for :func:`ask_hosts`.
+        ssh_config: As in :func:`ask_hosts`.
         launch: Value of the variable that all processes of the launch inherit.
 
     Returns:

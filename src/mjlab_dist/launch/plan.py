@@ -35,8 +35,8 @@ from mjlab_dist.run_files import has_file, run_of
 from mjlab_dist.wording import listed
 
 MAX_TIMESTEP_S = 0.05
-"""Physics steps are at most this long, in s. If an episode is shorter, the model is built to compute the control
-step."""
+"""Assumed maximum length of a physics step, in s. If an episode is shorter than a control step of such steps, the model
+is built to read the actual length."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class RunPlan:
     hosts: tuple[Host, ...]
     """Machines, with the devices of their ranks; the first is this one."""
     entries: tuple[HostEntry, ...] = ()
-    """Machines that were asked for, of which a restart may leave out some; empty without ``--hosts``."""
+    """Machines that ``--hosts`` names, including those that a restart leaves out; empty without the flag."""
     budget: Budget | None
     """Envs per rank, and iterations; None for ``--num-envs auto``, where ranks measure their memory first."""
     run_dir: Path

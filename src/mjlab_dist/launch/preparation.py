@@ -155,7 +155,7 @@ def prepared(config: TrainConfig, plan: RunPlan, attempt: int, listen: Listener)
 
 
 def remote_timeout_s(config: TrainConfig) -> int:
-    """Return after how many seconds without each other the launcher and agents on other machines end.
+    """Return the seconds without contact after which the launcher and agents on other machines end.
 
     Args:
         config: The run's config.

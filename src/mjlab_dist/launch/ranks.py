@@ -48,7 +48,8 @@ _launching = threading.Lock()
 """Held while this process has ranks: its standard error belongs to one launch at a time."""
 
 JOIN_S = 10.0
-"""Seconds to wait for torchrunx's launcher after its connections are closed. Its daemon thread would be left behind."""
+"""Seconds to wait for torchrunx's launcher after its connections are closed. After that, its daemon thread is left
+running."""
 
 LONGEST_S = 20 * 24 * 3600
 """Nearly the longest timeout of poll(2), in seconds."""
@@ -261,7 +262,7 @@ def _adapted_torchrunx(launch: Launch) -> Iterator[_Adapted]:
 
 
 class _LogProcess(ForkProcess):
-    """Log process of torchrunx, which records whether it was killed, as torchrunx does at the end of a launch."""
+    """Log process of torchrunx. It records whether it was killed, which happens at the end of a launch."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -288,7 +289,7 @@ class _LogProcess(ForkProcess):
 
 
 def _ended_helper(agents: Sequence[Agent], log_processes: Sequence[_LogProcess]) -> Ended | None:
-    """Return a process that has ended although results can only arrive through it; None if all are running."""
+    """Return a process that has ended, but through which results must still arrive; None if all are running."""
     for agent in agents:
         if ended := agent.ended():
             return ended

@@ -21,7 +21,7 @@ RETRY_S = 5.0
 
 
 class TooFewHostsError(Exception):
-    """Too few machines answer, with the reason for each of the others."""
+    """Too few machines answer. The message has the reason for each of the others."""
 
 
 def regroup(config: TrainConfig, plan: RunPlan, spare: Spare, listen: Listener, control: Control) -> RunPlan:

@@ -19,7 +19,7 @@ from mjlab_dist.worker import RunResult
 FIRST_PAUSE_S = 1.0
 """Seconds before the restart after the first attempt without progress; doubled after every further one.
 
-After an attempt that trained for :data:`MAX_PAUSE_S`, they are the same as for the first one again.
+After an attempt that trained for :data:`MAX_PAUSE_S`, the pauses start again at this value.
 """
 
 MAX_PAUSE_S = 60.0

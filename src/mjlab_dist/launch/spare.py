@@ -17,8 +17,8 @@ from mjlab_dist.machine.memory import free_cpu_bytes
 from mjlab_dist.messages import Listener
 
 NEEDED_BYTES = 4 * GB
-"""Free memory that a spare launch requires; it takes about a fifth of it. Ranks may have been killed for lack of
-memory."""
+"""Minimum free memory to prepare a spare launch, which uses about a fifth of it. If ranks were killed for lack of
+memory, a spare launch would make this worse."""
 
 
 class Spare:
@@ -52,7 +52,7 @@ class Spare:
         """Prepare a launch in a separate thread, unless one is ready or being prepared.
 
         Args:
-            attempt: As for :func:`prepared`.
+            attempt: As in :func:`prepared`.
         """
         if self._preparing is None:
             self._preparing = threading.Thread(target=self._prepare, args=(attempt,), name="spare", daemon=True)
@@ -71,7 +71,7 @@ class Spare:
         """Return the prepared launch, or a new one if there is none or one of its agents has ended.
 
         Args:
-            attempt: As for :func:`prepared`.
+            attempt: As in :func:`prepared`.
         """
         with contextlib.ExitStack() as stack:
             if self._is_usable():
@@ -86,7 +86,7 @@ class Spare:
             yield launch
 
     def answering(self) -> set[str]:
-        """Return the machines whose agents wait and answer, after the preparation has ended; none without a launch."""
+        """Wait for the preparation, and return the machines whose agents answer; none if there is no spare launch."""
         if self._preparing is not None:
             self._preparing.join()
         if self._launch is None:
@@ -137,7 +137,7 @@ class Spare:
         """End the launch that waits.
 
         Args:
-            answering: Machines that answer; the others are not waited for. None if all may.
+            answering: Machines that answer. The launcher does not wait for the others. None if all may answer.
         """
         if self._preparing is not None:
             self._preparing.join()

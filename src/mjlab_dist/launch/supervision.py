@@ -30,7 +30,8 @@ LOST_S = 5.0
 """Seconds to wait for reports if the process of a rank has ended without one."""
 
 PATIENCE_S = 20.0
-"""Seconds to wait for the failed rank's report if only ranks that lost it have reported: it may still write files."""
+"""Seconds to wait for the failed rank's report if only ranks that lost it have reported. It may still be writing
+files."""
 
 PAUSE_S = 2.0
 """If two checks are further apart than this, in s, this process was stopped (for example by Ctrl-Z) or got no CPU
@@ -59,7 +60,7 @@ class Ranks:
         """Start with no events.
 
         Args:
-            hosts: Machine of each rank. That of rank 0 is this one; only its processes can be inspected.
+            hosts: Machine of each rank. Rank 0 is on this machine, whose processes alone can be inspected.
             listen: Receives the events that are for the user.
             control: Its stop request is forwarded to the ranks; its kill request ends the wait.
         """
@@ -134,7 +135,7 @@ class Ranks:
             self._forward_stop()
 
             # Failure: a rank reported an error, a process ended, torchrunx raised, or no iteration ended in time
-            # Results may arrive while reports are awaited: processes end right after they send one.
+            # Results may arrive while this waits for reports: a process ends right after it has sent its result.
             hangs = bool(self._iterations) and time.monotonic() - self._advanced_at > hang_timeout_s + LAST_RESORT_S
             helper = helper_ended()
             stops = hangs or helper is not None

@@ -74,7 +74,7 @@ def test_every_end_receives_all_objects_in_order(listener: socket.socket, pool: 
         group.shutdown()
 
 
-def test_a_stranger_is_neither_admitted_nor_unpickled(
+def test_a_stranger_is_not_admitted_and_its_data_is_not_unpickled(
     listener: socket.socket, pool: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
     target = tmp_path / "executed"
@@ -91,7 +91,7 @@ def test_a_stranger_is_neither_admitted_nor_unpickled(
     agent.shutdown()
 
 
-def test_strangers_that_send_nothing_delay_agents_but_use_up_nothing(
+def test_silent_strangers_delay_agents_but_do_not_use_up_descriptors_or_threads(
     listener: socket.socket, pool: ThreadPoolExecutor, wait_for: Callable[[Callable[[], bool]], None]
 ) -> None:
     launcher = pool.submit(make, listener, 0, 1)

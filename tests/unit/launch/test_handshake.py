@@ -69,14 +69,14 @@ def test_two_listeners_do_not_prove_themselves_to_each_other():
     assert "passed" not in outcomes(listens(OURS), listens(OURS))
 
 
-def test_a_peer_that_sends_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch):
+def test_the_wait_for_a_peer_that_sends_nothing_is_limited(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(handshake, "TIMEOUT_S", 0.05)
     left, right = socket.socketpair()
     with left, right, pytest.raises(TimeoutError):
         authenticate(right, OURS, listens=True)
 
 
-def test_a_peer_that_sends_single_bytes_is_not_waited_for_longer(monkeypatch: pytest.MonkeyPatch):
+def test_single_bytes_do_not_extend_the_wait_for_a_peer(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(handshake, "TIMEOUT_S", 0.2)
     sent = 0
 

@@ -112,7 +112,7 @@ def test_nothing_of_a_stranger_is_read(server: Server, sent: bytes):
     sender.close()
 
 
-def test_strangers_that_send_nothing_delay_records_but_use_up_nothing(
+def test_silent_strangers_delay_records_but_do_not_use_up_descriptors_or_threads(
     server: Server, wait_for: Callable[[Callable[[], bool]], None]
 ) -> None:
     sender = RecordSender("127.0.0.1", server.port)

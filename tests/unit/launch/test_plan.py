@@ -24,7 +24,7 @@ def config() -> TrainConfig:
 
 
 @pytest.mark.parametrize("content", [{"model": {}}, {"actor_state_dict": {}, "critic_state_dict": 1}, [1.0]])
-def test_a_foreign_file_is_no_initial_policy(config: TrainConfig, tmp_path: Path, content: object):
+def test_a_file_of_another_kind_is_refused_as_initial_policy(config: TrainConfig, tmp_path: Path, content: object):
     file = tmp_path / "model.pt"
     torch.save(content, file)
     with pytest.raises(UserError, match=str(file)) as caught:
@@ -32,14 +32,14 @@ def test_a_foreign_file_is_no_initial_policy(config: TrainConfig, tmp_path: Path
     assert "\n" not in str(caught.value)
 
 
-def test_a_damaged_file_is_no_initial_policy(config: TrainConfig, tmp_path: Path):
+def test_a_damaged_file_is_refused_as_initial_policy(config: TrainConfig, tmp_path: Path):
     file = tmp_path / "model.pt"
     file.write_text("not a checkpoint")
     with pytest.raises(UserError, match=rf"{re.escape(str(file))}: .*torch\.save"):
         check_config(dataclasses.replace(config, init_from=str(file)))
 
 
-def test_a_policy_with_other_observations_is_no_initial_policy(config: TrainConfig, tmp_path: Path):
+def test_a_policy_with_other_observations_is_refused_as_initial_policy(config: TrainConfig, tmp_path: Path):
     run = tmp_path / "run"
     (run / "checkpoints").mkdir(parents=True)
     file = run / "checkpoints" / "model_1.pt"

@@ -1,4 +1,4 @@
-"""Which machines a restart uses, without real ones; tests/distributed/test_hosts_lab.py has hosts that are lost."""
+"""Machines that a restart uses, without real machines; tests/distributed/test_hosts_lab.py has hosts that are lost."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CPU = RankDevice(device="cpu", name="cpu", torch_threads=2, backend="gloo")
 
 
 class Machines:
-    """Machines that answer or do not, in place of those that SSH reaches; also the spare launch."""
+    """Machines that answer or do not answer, in place of real ones; also takes the place of the spare launch."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.up = {"node7": 1, "node8": 2}
@@ -50,7 +50,7 @@ class Machines:
         self.plans.append(plan)
 
     def keep_if_answering(self) -> None:
-        """Nothing waits here."""
+        """Do nothing: there is no spare launch to check."""
 
     def end_leftovers(self, hosts: tuple[str, ...]) -> None:
         assert hosts[0] == HERE
@@ -78,7 +78,7 @@ def again(config: TrainConfig, plan: RunPlan, machines: Machines) -> tuple[RunPl
     return regroup(config, plan, machines, events.append, Control()), events  # pyright: ignore[reportArgumentType]
 
 
-def test_the_same_machines_keep_the_plan_and_those_that_wait_are_not_asked(machines: Machines):
+def test_the_same_machines_keep_the_plan_and_machines_of_the_spare_launch_are_not_asked(machines: Machines):
     config = config_of(min_hosts=1)
     plan = plan_of(config)
     machines.waiting = {HERE, "node7"}
@@ -107,7 +107,7 @@ def test_a_lost_machine_is_left_out_and_taken_back(machines: Machines):
     assert machines.plans == [two, three]
 
 
-def test_all_machines_are_awaited_by_default(machines: Machines, monkeypatch: pytest.MonkeyPatch):
+def test_a_restart_waits_for_all_machines_by_default(machines: Machines, monkeypatch: pytest.MonkeyPatch):
     config = config_of(hang_timeout=1e5)
     del machines.up["node8"]
     waits: list[float] = []
@@ -126,14 +126,14 @@ def test_all_machines_are_awaited_by_default(machines: Machines, monkeypatch: py
     assert "host node8: no answer" in warning["text"]
 
 
-def test_too_few_machines_are_not_awaited_for_ever(machines: Machines):
+def test_the_wait_for_machines_is_limited(machines: Machines):
     config = config_of(min_hosts=2, hang_timeout=1e-9)
     machines.up.clear()
     with pytest.raises(TooFewHostsError, match="hosts node7, node8: no answer"):
         again(config, plan_of(config), machines)
 
 
-def test_a_total_that_the_ranks_that_are_left_cannot_share_is_refused(machines: Machines):
+def test_a_total_that_cannot_be_split_over_the_remaining_ranks_is_refused(machines: Machines):
     config = config_of(min_hosts=1, total_num_envs=20)
     plan = plan_of(config)
     del machines.up["node7"]

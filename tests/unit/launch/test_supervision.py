@@ -104,7 +104,7 @@ def test_an_agent_that_ends_after_a_rank_of_another_machine_is_not_the_cause(
     assert str(caught.value).startswith("rank 1 " if rank else "the agent ")
 
 
-def test_a_machine_that_does_not_answer_is_blamed_and_not_the_ranks_that_end_with_it() -> None:
+def test_a_machine_that_does_not_answer_is_named_instead_of_the_ranks_that_end_with_it() -> None:
     ranks = Ranks(["localhost", "node7"], lambda _: None, Control())
     ranks.receive({"kind": "failed", "report": report(0, message="rank 1 closed its connection")})
     future: Future[None] = Future()
