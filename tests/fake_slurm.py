@@ -72,7 +72,7 @@ def root() -> Path:
 
 @contextlib.contextmanager
 def changed(job_id: str) -> Iterator[Job]:
-    """Read a job, and write it when the context ends; nobody else changes it meanwhile."""
+    """Read a job, and write it when the context ends; no other process changes it meanwhile."""
     with (root() / f"{job_id}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         job = read(job_id)

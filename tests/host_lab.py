@@ -128,7 +128,7 @@ class Lab:
         return sum(file.read_bytes().count(b"\n") for file in self.files("a").rglob(METRICS_FILE))
 
     def leftovers(self) -> list[str]:
-        """What a run left: processes, shared memory and temporary files of all hosts that are on."""
+        """Processes, shared memory and temporary files that a run left on the hosts that are switched on."""
         left = [
             f"{host}: {process.cmdline()}" for host in HOSTS if self._is_on(host) for process in self.processes(host)
         ]

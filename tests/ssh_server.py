@@ -39,7 +39,7 @@ class SshServer:
         port: Port to listen on; 0 for any free port.
         paths: Replacements of paths of this machine in commands, because the host has other files.
         environ: The environment of commands.
-        host_keys: The keys that the host shows, one per type; None to make one.
+        host_keys: The keys of the host, one per type; None generates one.
     """
 
     def __init__(

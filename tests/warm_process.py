@@ -35,7 +35,7 @@ from types import ModuleType
 from typing import Any
 
 PACKAGES = ("mjlab_dist", "mjlab_dist_tasks")
-"""What each command imports itself."""
+"""Packages that each command must import itself."""
 
 SIZE = struct.Struct("I")
 """Length of a message, which precedes it."""
@@ -54,7 +54,7 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 @dataclass
 class Start:
-    """What an exec would receive."""
+    """Arguments and environment that an exec would receive."""
 
     argv: list[str]
     """Python's arguments, without Python: a script or -m and a module, and theirs."""

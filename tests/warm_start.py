@@ -22,7 +22,7 @@ BIN = Path(sys.executable).parent
 SERVER = Path(__file__).parent / "warm_process.py"
 
 LIBRARIES = ("warp", "torchrunx.worker", "torchrunx.agent", "tyro", "rich.progress", "yaml", "dacite", "psutil")
-"""What commands import, in addition to what a learner imports."""
+"""Modules that commands import, in addition to those of a learner."""
 
 TRAINS = ("train", "evaluate")
 """Commands that train or play in processes which do not draw."""

@@ -1,4 +1,4 @@
-"""Files of examples/ for SkyPilot, Kubernetes and containers: valid, and their commands do what they are for."""
+"""Files of examples/ for SkyPilot, Kubernetes and containers: they are valid, and their commands work."""
 
 from __future__ import annotations
 

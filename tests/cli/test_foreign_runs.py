@@ -109,20 +109,20 @@ def foreign_ssh(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("line", ["train --resume {run}", "train --config {run}"])
-def test_a_config_of_ssh_is_refused_unless_the_command_names_it(line: str, command: Command, foreign_ssh: Path):
+def test_an_ssh_config_file_is_refused_unless_the_command_names_it(line: str, command: Command, foreign_ssh: Path):
     args = (*line.format(run=foreign_ssh).split(), "--print-config")
     assert command(*args).code == Exit.USAGE
     assert command(*args, "--ssh-config", str(foreign_ssh.parent / "own")).code == Exit.DONE
 
 
-def test_from_python_a_config_of_ssh_is_refused_unless_the_call_names_it(foreign_ssh: Path):
+def test_an_ssh_config_file_is_refused_from_python_unless_the_call_names_it(foreign_ssh: Path):
     with pytest.raises(UserError, match="ssh_config"):
         mjlab_dist.train(TASK, resume=str(foreign_ssh), max_iterations=0)
     with pytest.raises(UserError, match="max-iterations"):
         mjlab_dist.train(TASK, resume=str(foreign_ssh), ssh_config=str(foreign_ssh.parent / "own"), max_iterations=0)
 
 
-def test_a_config_of_ssh_does_not_matter_to_play(command: Command, foreign_ssh: Path):
+def test_play_ignores_an_ssh_config_file(command: Command, foreign_ssh: Path):
     done = command("play", TASK, "--run", str(foreign_ssh))
     assert "ssh_config" not in done.err
     assert str(checkpoint_path(foreign_ssh, 1)) in done.err

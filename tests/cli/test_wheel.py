@@ -86,7 +86,7 @@ def type_errors(venv: Path, project: Path, mode: str, *files: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_type_checkers_report_only_the_own_errors_of_a_new_package(venv: Path, tmp_path: Path) -> None:
+def test_type_checkers_report_only_errors_that_a_new_package_makes_itself(venv: Path, tmp_path: Path) -> None:
     run(venv / "bin" / "mjlab-dist", "new-task", "my-ant", "--mjcf", ANT, "--dir", tmp_path)
     project = tmp_path / "my_ant"
     assert (project / "my_ant" / "model.py").is_file(), "it imports mujoco, which has no types"

@@ -22,7 +22,7 @@ OWN = Path(mjlab_dist_tasks.__file__).parent
 
 
 class Robot(NamedTuple):
-    """What a robot should learn."""
+    """A robot, and the reward that it must reach."""
 
     mjcf: Path
     iterations: int

@@ -36,7 +36,7 @@ def planned(config: TrainConfig, world_size: int) -> Budget | UserError:
 
 
 def suggestions(refusal: UserError) -> list[int]:
-    """The numbers that a refusal suggests: those at its end."""
+    """Numbers that an error message suggests, after its last "use"."""
     return [int(number) for number in re.findall(r"\d+", re.split(r"\buse ", str(refusal))[-1])]
 
 

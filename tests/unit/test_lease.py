@@ -67,7 +67,7 @@ def test_a_lease_is_removed_at_the_end_and_can_be_acquired_again(tmp_path: Path)
         assert not list(tmp_path.iterdir())
 
 
-def test_a_run_of_another_process_is_refused_even_if_that_is_stopped(tmp_path: Path) -> None:
+def test_a_run_of_another_process_is_refused_even_if_the_process_is_stopped(tmp_path: Path) -> None:
     program = "import sys; from pathlib import Path; from mjlab_dist.lease import acquire; "
     program += "acquire(Path(sys.argv[1]), print); print(flush=True); input()"
     with subprocess.Popen(

@@ -40,14 +40,14 @@ def test_a_parameter_that_the_config_does_not_name_is_a_flag() -> None:
     assert read().env == DEFAULT.env
 
 
-def test_such_a_parameter_is_a_field_in_python_too() -> None:
+def test_a_parameter_that_the_config_does_not_name_is_a_field_in_python() -> None:
     config = configured(DEFAULT, {"env.events.root.params.x_m": (-0.5, 0.5)})
     assert config == read("--env.events.root.params.x-m", "-0.5", "0.5")
     with pytest.raises(UserError, match=r"env\.events\.root\.params\.no_such"):
         configured(DEFAULT, {"env.events.root.params.no_such": 1.0})
 
 
-def test_a_wrong_value_of_such_a_parameter_is_refused_with_its_flag() -> None:
+def test_a_wrong_value_of_a_parameter_that_the_config_does_not_name_is_refused_with_its_flag() -> None:
     with pytest.raises(UserError, match=r"--env\.events\.root\.params\.x-m"):
         read("--env.events.root.params.x-m", "far", "0.5")
     with pytest.raises(UserError, match=r"--env\.events\.root\.params\.no-such"):

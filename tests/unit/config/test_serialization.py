@@ -103,7 +103,7 @@ def test_a_file_reads_back_as_the_same_config(task: str, tmp_path: Path):
         ("env.actions.force.params", {"alpha": 0.5, "site": None, "history": (0, 2), "opened": {"a": 1.0}}),
     ],
 )
-def test_a_changed_field_survives_the_file(config: TrainConfig, tmp_path: Path, path: str, value: Any):
+def test_a_changed_field_is_read_back_from_the_file(config: TrainConfig, tmp_path: Path, path: str, value: Any):
     config = changed(config, path, value)
     assert write_and_read(config, tmp_path) == config
 
@@ -116,7 +116,7 @@ def test_a_changed_field_survives_the_file(config: TrainConfig, tmp_path: Path, 
         *({}, {"a": 1}, {"a": (False, 1)}),
     ],
 )
-def test_a_parameter_survives_the_file_with_its_type(config: TrainConfig, tmp_path: Path, value: ParamValue):
+def test_a_parameter_keeps_its_type_in_the_file(config: TrainConfig, tmp_path: Path, value: ParamValue):
     config = with_param(config, value)
     read = write_and_read(config, tmp_path)
     assert repr(read.env.events["extra"].params["value"]) == repr(value), "1, 1.0 and True are equal, but not the same"
@@ -134,7 +134,7 @@ def test_a_file_from_before_actions_had_classes_still_loads(config: TrainConfig)
     assert from_plain(plain) == config
 
 
-def test_order_of_terms_survives_the_file(config: TrainConfig, tmp_path: Path):
+def test_the_file_keeps_the_order_of_terms(config: TrainConfig, tmp_path: Path):
     events = {name: EventConfig(func="a:b") for name in ("zeta", "alpha", "mid")}
     read = write_and_read(changed(config, "env.events", events), tmp_path)
     assert list(read.env.events) == ["zeta", "alpha", "mid"]
@@ -262,7 +262,7 @@ def test_a_single_logger_is_accepted_as_in_older_versions(config: TrainConfig, t
     assert configured(config, {"logger": name}) == wanted
 
 
-def test_a_task_with_every_kind_of_term_is_valid_and_survives_the_file(tmp_path: Path):
+def test_a_task_with_every_kind_of_term_is_valid_and_is_read_back_from_the_file(tmp_path: Path):
     validate(LEGGED)
     assert write_and_read(LEGGED, tmp_path) == LEGGED
 
@@ -321,7 +321,7 @@ def test_a_task_with_every_kind_of_term_is_valid_and_survives_the_file(tmp_path:
         ("--env.randomizations.friction.when startup", "env.randomizations.friction.when", "startup"),
     ],
 )  # fmt: skip
-def test_a_flag_changes_a_field_of_a_term_and_the_change_survives_the_file(
+def test_a_flag_changes_a_field_of_a_term_and_the_file_keeps_the_change(
     tmp_path: Path, line: str, path: str, value: Any
 ):
     config = parse(TrainConfig, LEGGED, line.split(), "train legged")

@@ -224,7 +224,9 @@ def test_the_offset_applies_until_the_first_action_arrives() -> None:
 
 @pytest.mark.parametrize("kind", ["Counter", "CounterOutside"])
 @pytest.mark.parametrize("capture", ["physics", "off"])
-def test_an_own_class_has_its_own_width_and_programs_before_each_physics_step(kind: str, capture: CaptureMode) -> None:
+def test_a_user_defined_class_has_its_own_width_and_programs_before_each_physics_step(
+    kind: str, capture: CaptureMode
+) -> None:
     func = f"action_terms_for_test:{kind}"
     block = ActionConfig(func=func, actuators=(".*_leg",), scale={"first": 2.0, "second": -1.0}, clip=(-1.0, 1.0))
     sim = dataclasses.replace(SIM, decimation=3, capture=capture)

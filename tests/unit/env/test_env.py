@@ -337,7 +337,9 @@ def test_totals_cover_whole_episodes() -> None:
     totals = env.pop_episode_totals()
     assert_totals(totals, episodes)
     assert_totals(env.pop_episode_totals(), [])
-    assert totals.episodes == len(episodes)  # what was handed out is not what is set to 0
+    assert totals.episodes == len(
+        episodes
+    )  # pop_episode_totals returns a copy, so resetting the totals does not change it
 
 
 def test_the_return_of_an_episode_is_the_sum_of_its_rewards() -> None:
@@ -779,7 +781,7 @@ def refused(**changes: Any) -> str:
 def test_an_unknown_actuator_is_refused() -> None:
     message = refused(actions={"legs": ActionConfig(actuators=("force", "knee"))})
     assert message.startswith("--env.actions.legs.actuators knee: ")
-    assert "force" in message.partition(": ")[2]  # what there is instead
+    assert "force" in message.partition(": ")[2]  # the existing names
 
 
 def test_an_actuator_that_is_driven_twice_is_refused() -> None:

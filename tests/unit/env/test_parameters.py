@@ -300,7 +300,7 @@ def with_own(**curricula: TermConfig) -> EnvConfig:
     return dataclasses.replace(CONFIG, rewards={"own": own}, curricula=curricula)
 
 
-def test_own_curricula_change_parameters_of_own_classes() -> None:
+def test_user_defined_curricula_change_parameters_of_user_defined_classes() -> None:
     env = build(with_own(it=TermConfig(func=f"{__name__}:Halve", params={"term": "own"})))
     for target_m in (4.0, 2.0, 1.0):
         rewards = env.step(torch.zeros(NUM_ENVS, 4))[1]

@@ -374,7 +374,7 @@ def test_constants_that_derive_at_resets_do_not_change_the_state() -> None:
 # At intervals
 
 
-def test_a_randomization_at_intervals_is_drawn_from_the_startup_values_and_ends_with_the_episode() -> None:
+def test_a_randomization_at_intervals_changes_the_startup_value_until_the_episode_ends() -> None:
     num_envs, interval_s = 60, (0.05, 0.15)
     every = draw("dof_damping", 2.0, 3.0, names=("tail",), when="interval", interval_s=interval_s)
     env = make(num_envs, randomizations={"it": every}, episode_length_s=100.0)

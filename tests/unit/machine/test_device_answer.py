@@ -1,4 +1,4 @@
-"""What a machine answers to a launcher on another one that asks for devices."""
+"""The answer of a machine to a launcher on another machine that requests devices."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ def test_episodes_start_in_random_states_of_a_file(tmp_path: Path) -> None:
     env = make(MANY, events=event("DrawStates", file=str(tmp_path / "states.npz")))
 
     def rows() -> np.ndarray:
-        """Which state each env is in."""
+        """Index of the state that each env is in."""
         found = (env.sim.qpos.numpy()[:, None] == qpos[None]).all(axis=2)
         assert (found.sum(axis=1) == 1).all()
         row = found.argmax(axis=1)

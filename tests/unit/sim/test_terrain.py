@@ -45,7 +45,7 @@ def terrain() -> Terrain:
 
 
 def tile(terrain: Terrain, name: str, level: int) -> np.ndarray:
-    """Heights of a tile, its edges included."""
+    """Heights of a tile, including its edges."""
     config = terrain.config
     points = round(config.tile_size_m / config.resolution_m)
     border = round(config.border_m / config.resolution_m)
