@@ -1,4 +1,4 @@
-"""``python -m mjlab_dist COMMAND ...`` is ``mjlab-dist COMMAND ...``, run by a certain Python."""
+"""``python -m mjlab_dist COMMAND ...`` runs ``mjlab-dist COMMAND ...`` with this ``python``."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def budget_of(config: TrainConfig, world_size: int, num_envs: int) -> Budget:
     """Return the budget of a run with a known number of envs per rank.
 
     Args:
-        config: As for :func:`plan_budget`.
+        config: As in :func:`plan_budget`.
         world_size: Number of ranks on all machines.
         num_envs: Number of envs per rank.
 

@@ -1,4 +1,4 @@
-"""Files of figures that matplotlib, an optional package, draws."""
+"""Write figures of matplotlib, an optional package, to files."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def _unmarked(function: T) -> T:
 
 @contextlib.contextmanager
 def _absent(names: Sequence[str]) -> Iterator[None]:
-    """Let imports of packages fail as if they were not installed; packages that are imported already stay."""
+    """Make imports of packages fail, as if they were not installed. Packages that are already imported stay."""
     hidden = [name for name in names if name not in sys.modules]
     for name in hidden:
         sys.modules[name] = None  # pyright: ignore[reportArgumentType] (Python documents None as "not importable")

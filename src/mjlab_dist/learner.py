@@ -41,8 +41,8 @@ class Learner:
         """Train; with ``--env.sim.on-overflow grow``, restart with larger buffers as often as needed.
 
         Args:
-            control: As for ``Runner.train``.
-            parting: As for ``Runner.train``.
+            control: As in ``Runner.train``.
+            parting: As in ``Runner.train``.
 
         Returns:
             The last row of metrics.

@@ -51,7 +51,7 @@ class Logger:
         raise NotImplementedError
 
     def video(self, file: Path, iteration: int) -> None:
-        """Receive a video of the policy, with ``--video-interval``, at most a few iterations after it is finished.
+        """Receive a video of the policy (``--video-interval``), within a few iterations after it is finished.
 
         Args:
             file: The mp4 file. It stays in the run directory.

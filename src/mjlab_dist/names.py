@@ -57,7 +57,7 @@ def check_entity(what: str, entity: str | None, entities: Collection[str]) -> No
         entities: Names of all entities of the scene.
 
     Raises:
-        UserError: If the scene has no entity of this name.
+        UserError: If the scene has no entity with this name.
     """
     if entity and entity not in entities:
         raise UserError(

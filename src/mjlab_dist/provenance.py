@@ -45,7 +45,7 @@ def write_origin(
         config: The run's config.
         argv: The command line.
         devices: Name of each rank's device.
-        warn: As for :func:`read_provenance`.
+        warn: As in :func:`read_provenance`.
     """
     # Config
     write_atomically(run_dir / CONFIG_FILE, to_yaml(config))

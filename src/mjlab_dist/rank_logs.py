@@ -1,4 +1,4 @@
-"""Where the log files of ranks go. Imports no torch."""
+"""Choose the directory for the log files of ranks. Imports no torch."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def task_config(name: str) -> TrainConfig:
 
 
 def task_summaries(prefix: str = "") -> dict[str, str]:
-    """Return a line on each task by name: what the task is, or why its package cannot be imported.
+    """Return one line for each task by name: its summary, or why its package cannot be imported.
 
     Args:
         prefix: Start of the names to return; all by default. Only these tasks are imported.

@@ -225,8 +225,8 @@ def find_run_to_resume(log_root: str, task: str | None, run: str, warn: Callable
     Args:
         log_root: Directory that contains all runs.
         task: The task that the run must have trained; None to read it from the run directory.
-        run: As for :func:`find_run`, or the path of a W&B run, entity/project/id.
-        warn: As for :func:`find_run`.
+        run: As in :func:`find_run`, or the path of a W&B run, entity/project/id.
+        warn: As in :func:`find_run`.
 
     Raises:
         UserError: If there is no such run, or it trained another task.

@@ -251,7 +251,7 @@ def set_interfaces(rank: Rank, environ: MutableMapping[str, str]) -> None:
     NCCL may choose a network that does not connect the machines, such as that of containers.
 
     Args:
-        rank: Which rank this is.
+        rank: Rank of this process.
         environ: The process's environment.
     """
     if rank.world_size == 1:
@@ -351,7 +351,7 @@ def prepare_process(device: RankDevice, rank: Rank, seed: int) -> None:
 
     Args:
         device: The rank's device.
-        rank: Which rank this is.
+        rank: Rank of this process.
         seed: The run's seed; the rank's is this plus its global rank.
     """
     # Environment, before CUDA and EGL start

@@ -1,4 +1,4 @@
-"""The checks of a task, each on one line: passed or failed, with the guilty term and the fix."""
+"""The checks of a task, each on one line: passed or failed, with the term at fault and the fix."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Check:
     passed: bool
     """Whether the task passed it."""
     text: str
-    """Measured result; of a check that failed: the guilty term, the problem and the fix."""
+    """Measured result. If the check failed: the term at fault, the problem and the fix."""
 
 
 def passed(name: str, text: str) -> Check:
@@ -153,7 +153,7 @@ def _shown(names: Sequence[str]) -> str:
 
 
 def first_difference(mine: Iterable[Entry], theirs: Iterable[Entry]) -> str:
-    """Return what differs first in two rollouts, and where: a term is guilty if all before it was equal.
+    """Return what differs first in two rollouts, and where: a term is at fault if everything before it was equal.
 
     Args:
         mine: One rollout.

@@ -83,7 +83,7 @@ class Result:
     operation: int
     """Index of the operation."""
     leaf: int
-    """Which of its results."""
+    """Index of the tensor among its results."""
 
     def __str__(self) -> str:
         return f"the result of operation {self.operation}"
@@ -159,7 +159,7 @@ class Recording:
 
     operations: Sequence[Operation]
     outputs: Mapping[str, Argument]
-    """What the step returns, by name: the next step takes it."""
+    """Tensors that the step returns and the next step takes, by name."""
 
     def replay(self, carried: Mapping[str, torch.Tensor], row: int) -> dict[str, torch.Tensor]:
         """Execute the operations again.

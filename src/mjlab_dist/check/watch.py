@@ -24,7 +24,7 @@ RETURNED = "the step"
 
 
 class Entry(NamedTuple):
-    """What a term, or the physics, did in a step."""
+    """Effects of a term, or of the physics, in a step."""
 
     step: int
     """Number of the step; 0 for the start of the first episodes."""
@@ -102,7 +102,7 @@ class Watch:
             before, self.place = self.place, place
             with nullcontext() if is_capturable else self._around_uncapturable():
                 result = call(*args)
-            # After an error, the place stays: it names the guilty term.
+            # After an error, the place stays: it names the term at fault.
             self.place = before
             self.note(place, {"result": result} if isinstance(result, torch.Tensor) else (result or state()))
             return result

@@ -84,7 +84,7 @@ class Flag:
 
 @dataclass(frozen=True)
 class HelpRequest:
-    """What the user wants to read."""
+    """A request for help."""
 
     prefix: str | None = None
     """Show only flags that start with this."""
@@ -286,7 +286,7 @@ def _default(value: Any) -> str:
 
 
 def _docs(config_type: type) -> dict[str, str]:
-    """Docstrings of a dataclass's fields, those of its bases included."""
+    """Docstrings of a dataclass's fields, including those of its bases."""
     docs: dict[str, str] = {}
     for base in reversed(config_type.__mro__):
         docs |= _docs_of_module(base.__module__).get(base.__qualname__, {})

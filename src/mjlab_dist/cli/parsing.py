@@ -120,7 +120,7 @@ def known_task(task: str | None, prog: str) -> str:
         prog: The command, for the message.
 
     Raises:
-        UserError: If no task is named, or there is none of this name.
+        UserError: If no task is named, or there is none with this name.
     """
     if task is None:
         raise UserError(f"no task is named; type {prog} TASK, with one of {listed(registry.task_names(), 'or')}")

@@ -53,7 +53,7 @@ def take_term_flags(config: TrainConfig, argv: Sequence[str]) -> tuple[TrainConf
 
 
 def parse_config(config: TrainConfig, argv: Sequence[str], prog: str, own: Sequence[Flag] = ()) -> TrainConfig:
-    """Return a config changed by flags, those of terms included.
+    """Return a config changed by flags, including those of terms.
 
     Args:
         config: The config that the flags change.

@@ -165,7 +165,7 @@ def read_config(argv: Sequence[str], prog: str, page: Page, **defaults: Any) -> 
 def _warn(text: str) -> None:
     from mjlab_dist.cli.console import EventPrinter, make_console  # noqa: PLC0415 (imports rich)
 
-    # --print-config has standard output for itself
+    # Standard error, because --print-config writes YAML to standard output
     EventPrinter(make_console(stderr=True, soft_wrap=True)).listen({"kind": "warning", "text": text})
 
 

@@ -230,7 +230,7 @@ def _tree(module: str) -> ast.Module | None:
 
 
 def find_module(module: str) -> importlib.machinery.ModuleSpec | None:
-    """Return where a module is, without importing its packages as ``importlib.util.find_spec`` does.
+    """Return where a module is. Unlike ``importlib.util.find_spec``, this does not import the module's packages.
 
     Args:
         module: Its full name.

@@ -59,7 +59,7 @@ def process_group(rank: Rank, device: str, backend: str, store: Store | None) ->
     shutdown.
 
     Args:
-        rank: Which rank this is.
+        rank: Rank of this process.
         device: The rank's device, ``cpu`` or ``cuda:<index>``.
         backend: ``gloo``, or ``nccl`` for NCCL on GPU tensors and gloo on CPU tensors.
         store: Result of :func:`meet`.
@@ -120,7 +120,7 @@ def wait_for_all(store: Store | None, rank: Rank, key: str) -> None:
 
     Args:
         store: Result of :func:`meet`.
-        rank: Which rank this is.
+        rank: Rank of this process.
         key: Name of this meeting point; use each name only once.
     """
     if store is None:

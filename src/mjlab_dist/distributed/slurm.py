@@ -19,7 +19,7 @@ _PART = re.compile(r"(?:[^,\[\]]|\[[^\[\]]+\])+")
 
 
 SLURM = "slurm"
-"""What ``--hosts`` takes in place of the names of a job's hosts."""
+"""Value of ``--hosts`` that stands for the hosts of the SLURM job."""
 
 
 def slurm_hosts(environ: Mapping[str, str], variable: str) -> tuple[str, ...]:

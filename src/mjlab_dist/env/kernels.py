@@ -229,7 +229,7 @@ def add_value(reduction: int, steps: float, before: float, value: float):
 
     Args:
         reduction: MEAN, SUM, MAX, MIN or LAST.
-        steps: Steps of the episode, this one included.
+        steps: Steps of the episode, including this one.
         before: Its state before the step.
         value: Its value in this step.
     """
@@ -285,7 +285,7 @@ def end_step(
         broken: Whether a number of the env is not finite: its episode terminates, does not count and earns nothing.
         values: Metrics of this step, (num_metrics, num_envs).
         reductions: How each metric is reduced over the steps of an episode: MEAN, SUM, MAX, MIN or LAST.
-        steps: Steps of the episode, this one included.
+        steps: Steps of the episode, including this one.
         terminated: In and out: whether the episode is terminated.
         terms: In and out: reward of each term in this step, (num_terms, num_envs).
         counts: In and out: 1 if the episode counts, else 0.

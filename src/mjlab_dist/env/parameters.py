@@ -28,7 +28,7 @@ class _Parameter:
     numbers: torch.Tensor
     """The numbers, (k,) of float32; a curriculum changes them in place."""
     value: torch.Tensor | tuple[torch.Tensor, ...]
-    """What the term gets: a 0-dim view of the number, or a tuple of views of the numbers."""
+    """Argument of the term: a 0-dim view of the number, or a tuple of views of the numbers."""
 
 
 class Parameters:

@@ -33,7 +33,7 @@ class Runner(Protocol):
         """Compute one control step of n envs.
 
         Args:
-            inputs: As for :meth:`ExportedPolicy.forward`.
+            inputs: As in :meth:`ExportedPolicy.forward`.
         """
         ...
 
@@ -75,7 +75,7 @@ def to_onnx(exported: ExportedPolicy, description: Mapping[str, Any]) -> bytes:
 
 
 def _remove_origins(graph: onnx.GraphProto) -> None:
-    """Remove the lines of source code that torch notes at every node, with the directories of this machine."""
+    """Remove the source lines that torch stores at every node, because they name directories of this machine."""
     for part in (graph, *graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer):
         part.ClearField("metadata_props")
 

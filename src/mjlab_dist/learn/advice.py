@@ -1,4 +1,4 @@
-"""Advice during training: ranks that wait for others, memory that is nearly full. Each is given once."""
+"""Advice during training about ranks that wait for others, and memory that is nearly full. Each is given once."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ WINDOW = 50
 """Number of iterations over which waiting is averaged."""
 
 MAX_WAITING = 0.25
-"""Share of its time that a rank may wait for others without advice."""
+"""Maximum share of its time that a rank waits for others without a warning."""
 
 MIN_FREE = 0.05
-"""Share of the memory that is free without advice."""
+"""Minimum share of free memory without a warning."""
 
 MEMORY_INTERVAL = 10
-"""Iterations between looks at the memory."""
+"""Iterations between checks of the memory."""
 
 
 class Advice:
-    """Watches a run and warns in words, with the flags that help."""
+    """Checks each iteration of a run, and prints warnings with the flags that help."""
 
     def __init__(self, config: TrainConfig, rank: Rank, device: str) -> None:
         """Start to watch.
 
         Args:
             config: The run's config.
-            rank: Which rank this is.
+            rank: Rank of this process.
             device: ``cpu`` or ``cuda:<index>``.
         """
         self._config, self._rank, self._device = config, rank, device
@@ -44,7 +44,7 @@ class Advice:
         self._watches_memory = device != "cpu" or rank.local_rank == 0
 
     def check(self, iteration: int, wait_shares: Sequence[float]) -> None:
-        """Look at an iteration, and warn if there is a reason to.
+        """Check an iteration, and warn if there is a reason to.
 
         Args:
             iteration: Iterations done.
@@ -65,10 +65,10 @@ class Advice:
                 emit("warning", text=text)
 
     def _memory_bytes(self) -> tuple[float, float]:
-        """Return the free bytes, and all bytes that there are for the run."""
+        """Return the free bytes, and all bytes that the run can use."""
         if self._device != "cpu":
             return torch.cuda.mem_get_info(self._device)
-        # Of the machine's memory, a container may have a part only. Ranks of a machine use about equally much.
+        # A container may be limited to a part of the machine's memory. The ranks of a machine use about as much each.
         free = free_cpu_bytes()
         return free, free + 1e6 * memory_mb(torch.device("cpu")) * (self._config.cpu_ranks or 1)
 
@@ -100,7 +100,7 @@ def memory_advice(free: float, total: float, device: str, config: TrainConfig) -
 
     Args:
         free: Free bytes.
-        total: All bytes that there are for the run.
+        total: All bytes that the run can use.
         device: ``cpu`` or ``cuda:<index>``.
         config: The run's config.
     """

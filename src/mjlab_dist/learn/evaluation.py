@@ -39,7 +39,7 @@ class Evaluation(Hook):
 
         Args:
             config: The run's config, with ``evaluate_interval``.
-            rank: Which rank this is.
+            rank: Rank of this process.
             control: Receives heartbeats.
         """
         self._config = config

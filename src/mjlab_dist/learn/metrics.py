@@ -152,7 +152,7 @@ class Metrics:
         """Compute the metrics and decisions of all ranks, with one collective and one transfer to the host.
 
         Args:
-            iteration: Iterations done, this one included.
+            iteration: Iterations done, including this one.
             sample: Measurements of this rank.
         """
         # Sums over ranks, and over the newest episodes

@@ -121,7 +121,7 @@ class RewardScale:
     """Standard deviation of discounted sums of rewards. Divided by it, rewards lead to values near 1.
 
     As in Engstrom et al. 2020, "Implementation matters in deep policy gradients", arXiv:2005.12729, section 3, but with
-    the data of all ranks, the current rollout included, and with one value for the whole rollout.
+    the data of all ranks, including the current rollout, and with one value for the whole rollout.
 
     Attributes:
         discounted: Sum of each env's rewards in the current episode, discounted toward the past, (num_envs,).

@@ -32,7 +32,7 @@ class Shortage(NamedTuple):
     field: str
     """Field of SimConfig with its size."""
     what: str
-    """What it holds."""
+    """Its contents, in words."""
     size: int
     """Its size, per env."""
     needed: int

@@ -69,7 +69,7 @@ class Runner:
         Args:
             env: This rank's envs.
             config: The run's config.
-            rank: Which rank this is.
+            rank: Rank of this process.
             run_dir: Directory that rank 0 writes to; None writes nothing.
             lease: Lease that rank 0 checks before it writes there; None if no other launch can write there.
         """

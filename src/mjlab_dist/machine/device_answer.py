@@ -24,13 +24,13 @@ VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceRequest:
-    """What a launcher asks another machine for."""
+    """Devices that a launcher requests from another machine."""
 
     gpu_ids: tuple[int, ...] | Literal["auto", "all"] | None
     cpu_ranks: int | None
     oversubscribe: bool
     num_ranks: int | None
-    """As for :func:`plan_devices`."""
+    """See :func:`plan_devices`."""
     environ: Mapping[str, str]
     """:data:`VARIABLES` that the launcher has."""
 
@@ -68,7 +68,7 @@ class DeviceAnswer:
     warnings: tuple[str, ...] = ()
     """Warnings about the machine's devices."""
     error: str = ""
-    """Why there are no devices, with the fix."""
+    """Reason why there are no devices, with the fix."""
 
     @classmethod
     def read(cls, line: str) -> Self:

@@ -1,4 +1,4 @@
-"""What a check of this machine found."""
+"""Findings of the checks of a machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Status(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What a check found."""
+    """Finding of a check."""
 
     name: str
     """Name of the thing that was checked."""
@@ -30,7 +30,7 @@ class Finding:
     status: Status = Status.OK
     """The result."""
     fix: str = ""
-    """What to do; empty if the status is ok."""
+    """The fix; empty if the status is ok."""
 
 
 def dotted(version: tuple[int, int]) -> str:

@@ -150,8 +150,8 @@ class LearnedMotor(Action):
             activation: Activation between the layers.
             history: Ages of the inputs, in physics steps; 0 is the current one.
             velocities_first: Whether the velocities come before the errors.
-            position_scale: Factor of the errors, in 1/rad.
-            velocity_scale: Factor of the velocities, in s/rad.
+            position_scale: Factor that the errors are multiplied by, in 1/rad.
+            velocity_scale: Factor that the velocities are multiplied by, in s/rad.
             effort_scale: Torque per unit of the network's output, in N m.
             effort_limit: Maximum torque in N m. None: no limit.
 

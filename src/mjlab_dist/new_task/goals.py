@@ -1,4 +1,4 @@
-"""What a robot can learn: the goal of its first task, and what the goal needs of the model."""
+"""The goal of a robot's first task, and the parts of the model that the goal needs."""
 
 from __future__ import annotations
 

@@ -143,7 +143,8 @@ def joint_loads(
 def _upright_stiffness(model: mujoco.MjModel, start: mujoco.MjData, legs: Sequence[Leg]) -> float:
     """Return the stiffness in N m/rad with which the joints of one or two legs keep a robot from falling over.
 
-    An inverted pendulum of mass m and height h needs more than m g h. More legs support each other: 0 is returned.
+    An inverted pendulum of mass m and height h needs more than m g h. The result is 0 for more legs: they support each
+    other.
     """
     if not 1 <= len(legs) <= 2:
         return 0.0

@@ -81,7 +81,7 @@ class Robot:
     stands: bool | None
     """Whether the robot stands in the pose that was found for it; None if none was searched for."""
     view: View
-    """What a camera must show."""
+    """The view that a camera must show."""
     decimation: int
     """Substeps per control step."""
     control_hz: float

@@ -1,4 +1,4 @@
-"""How a robot is driven, and the pose that it starts in: its motors must hold the pose."""
+"""Choose the motors and the start pose of a robot: the motors must hold the pose."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SAGGED_M = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Actuation:
-    """How a robot is driven, and the pose that it starts in."""
+    """Motors and start pose of a robot."""
 
     blocks: dict[str, Block]
     """Action blocks by name."""

@@ -114,7 +114,7 @@ def _meshes(tree: ET.Element) -> Iterator[tuple[str, ET.Element]]:
 
 
 def _locate(urdf: Path, name: str) -> Path | None:
-    """Return the file of a mesh. A package is a folder with its name that contains the URDF, or is next to such one."""
+    """Return the file of a mesh. The folder of its package contains the URDF, or is in a folder that does."""
     url = urlsplit(name)
     if url.scheme == "package":
         inside = Path(url.path.lstrip("/"))

@@ -79,7 +79,7 @@ class Curves:
 
 
 def _joined(lines: Sequence[tuple[History, str]]) -> tuple[np.ndarray, ...]:
-    """Return iterations, and each line's values in them. They start when every line has had a value.
+    """Return iterations, and the values of each line. Iterations before every line has had a value are left out.
 
     If a value is missing, for example because no episode of a rank has ended, the previous one is repeated: uPlot draws
     nothing if there is a NaN.

@@ -23,8 +23,8 @@ SEED = 1
 class Follower:
     """Creates the player of a run when there is a checkpoint, and loads later checkpoints into it.
 
-    A checkpoint that cannot be read is skipped until its file changes: it may have been removed, or be copied at the
-    moment.
+    A checkpoint that cannot be read is skipped until its file changes: it may have been removed, or copying
+    it may not have finished.
 
     Attributes:
         run: The run.

@@ -45,8 +45,8 @@ HISTORY_S = 6.0
 """Length of the plots: simulated time of the steps that are kept, in s."""
 
 MAX_LAG_S = 0.1
-"""Maximum delay behind real time that is caught up, in s. A longer delay is dropped, so that the player never runs
-fast."""
+"""Maximum delay behind real time that the player catches up, in s. It drops longer delays, so that it does not run fast
+for a long time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ class Player:
     """Envs with a policy, stepped by one thread at the speed of real time or a multiple of it.
 
     Methods may be called from any thread. The thread that steps handles requests that change the envs, between two
-    steps. These requests return futures. Without :meth:`start`, :meth:`step` does them.
+    steps. These requests return futures. Without :meth:`start`, :meth:`step` handles the requests.
 
     Attributes:
         env: The envs. Other threads must not touch its tensors.

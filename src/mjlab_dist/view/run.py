@@ -113,7 +113,7 @@ def watch(
 
         from mjlab_dist.view.watch import Watcher  # noqa: PLC0415 (imports torch)
 
-        os.nice(NICE)  # after the imports, which would take a minute at this priority beside a training
+        os.nice(NICE)  # after the imports, which would take a minute at this priority while a run trains
         watcher = Watcher(server, config)
         watcher.open(run_dir, train_config)
         show(f"Viewer: {server.url}  (Ctrl-C ends it)")

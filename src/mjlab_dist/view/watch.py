@@ -105,7 +105,7 @@ class Watcher:
         except Exception as error:
             if not self._has_switched:
                 raise
-            self._shown.fail(error)  # a task that cannot be built must not end the page
+            self._shown.fail(error)  # the page must continue if the task of another run cannot be built
         if is_watched and now_s >= self._list_due_s:
             self._list_due_s = now_s + LIST_S
             self._shown.show_runs(self._list.look(self._shown.follower.run.run_dir))

@@ -59,7 +59,7 @@ def main(temporary: str) -> None:
         except (Exception, SystemExit) as error:  # noqa: BLE001 (wandb raises anything)
             _answer(link, failed=_first_line(error))
         for _ in messages:
-            pass  # until the parent ends this process, or ends itself
+            pass  # until the parent kills this process, or ends
     end()
 
 
