@@ -107,7 +107,7 @@ def by_gymnasium(task: str, num_envs: int) -> Iterator[Advance]:
 
 @contextlib.contextmanager
 def by_envpool(task: str, num_envs: int) -> Iterator[Advance]:
-    """Use envpool: MuJoCo's C library in threads of C++, with Gymnasium's envs written again."""
+    """Use envpool: MuJoCo's C library in C++ threads, with Gymnasium's envs reimplemented."""
     envpool: Any = importlib.import_module("envpool")
     envs: Any = envpool.make_gymnasium(GYM_IDS[task], num_envs=num_envs)
     envs.reset()

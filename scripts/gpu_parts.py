@@ -259,7 +259,7 @@ def inject_faults(site: Site, data: Data) -> None:
                 ranks=2,
                 env={faults.VARIABLE: f"1:5:{fault}"},
             )
-        # What it reported and left behind
+        # Its report, and the processes that it left behind
         named = any("rank 1" in line for line in ended.lines)
         good = ended.code == FAULT_CODES[fault] and named and not ended.left
         data[fault] = {

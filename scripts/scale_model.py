@@ -204,11 +204,11 @@ class Partition:
     halo: float
     """Bodies in the outer layer of its six sides, whose states the neighbours need."""
     exchange_s: float
-    """Time to send the halo's velocities to all neighbours, once."""
+    """Time to send the velocities of the halo to all neighbours once."""
     exchanges_s: float
     """All exchanges of a physics step, including those of the solver's iterations."""
     reductions_s: float
-    """Sums over all GPUs in the solver, of a physics step."""
+    """Time of the solver's sums over all GPUs in a physics step."""
     compute_s: float
     """Computing time of a physics step."""
     memory_bytes: float

@@ -271,7 +271,7 @@ def page(results: list[Tried], work: Path, pictures: Path) -> str:
 
 
 def draw_sheet(results: list[Tried], work: Path) -> Image.Image | None:
-    """Return a picture with all robots in rows; None without any.
+    """Return a picture with all robots in rows; None if there are none.
 
     Args:
         results: Results of the robots.

@@ -66,7 +66,7 @@ def is_pack(path: Path) -> bool:
     """Return whether a file is a pack, which may still be damaged.
 
     Args:
-        path: Any path, also of a directory or of nothing.
+        path: Any path; it may be a directory, or not exist.
     """
     try:
         with zipfile.ZipFile(path) as archive:

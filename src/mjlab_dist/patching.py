@@ -40,9 +40,9 @@ def patched(owner: object, name: str, value: object) -> Iterator[None]:
     """Replace an attribute of a module, a class or an object, and restore it on exit.
 
     Args:
-        owner: What the attribute is read from.
+        owner: Module, class or object that has the attribute.
         name: Name of the attribute.
-        value: What reads return inside the ``with`` block.
+        value: Value of the attribute inside the ``with`` block.
 
     Raises:
         AttributeError: If the owner has no such attribute, as after a library has renamed it.

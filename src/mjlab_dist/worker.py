@@ -70,7 +70,7 @@ EGL_DEVICE = "MUJOCO_EGL_DEVICE_ID"
 """Variable that selects the GPU for MuJoCo's rendering through EGL."""
 
 DRAIN_S = 0.1
-"""Seconds for a rank's last printed lines to reach its log."""
+"""Seconds to wait until a rank's last printed lines have reached its log."""
 
 _logger = logging.getLogger(__name__)
 

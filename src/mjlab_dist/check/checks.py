@@ -121,7 +121,7 @@ def check_finite(env: WatchedEnv, trace: Sequence[Entry], num_episodes: int) -> 
 
     Args:
         env: The envs.
-        trace: What happened in a rollout.
+        trace: Entries of a rollout.
         num_episodes: Number of episodes that ended in the rollout, for the result.
     """
     num_steps = max(entry.step for entry in trace)

@@ -94,7 +94,7 @@ class HostReads(TorchFunctionMode):
 
     Attributes:
         num_calls: Number of calls of torch's functions.
-        found: Names of those that read.
+        found: Names of the functions that read a tensor.
         paused: Whether calls are not recorded.
     """
 

@@ -53,7 +53,7 @@ class Constant:
     """An argument that is not a tensor."""
 
     text: str
-    """Its repr. Constants are compared by it, so that NaN equals NaN, and 1 differs from 1.0 and True."""
+    """Its repr. Two constants are equal if this is equal, so that NaN equals NaN, and 1 differs from 1.0 and True."""
     value: Any = dataclasses.field(compare=False, repr=False)
 
     @classmethod
@@ -165,7 +165,7 @@ class Recording:
         """Execute the operations again.
 
         Args:
-            carried: What the previous step returned, by name.
+            carried: Tensors that the previous step returned, by name.
             row: Index of the step in the rollout.
 
         Returns:
@@ -236,7 +236,7 @@ class Recorder:
 
         Args:
             step: Runs it, and returns what the next one takes, by name.
-            carried: What the previous step returned, by name; the step takes these tensors.
+            carried: Tensors that the previous step returned and this step takes, by name.
             row: Index of the step in the rollout.
 
         Returns:
@@ -319,7 +319,7 @@ class _StepMode(HostSyncs):
 
         Args:
             value: The argument.
-            where: Which operation takes it, for messages.
+            where: Name of the operation that takes it, for messages.
         """
         if isinstance(value, list | tuple):
             return tuple(self.argument(part, where) for part in value)

@@ -41,7 +41,7 @@ class Watch:
 
     Attributes:
         place: The term that is running; :data:`RETURNED` between terms.
-        trace: What terms did, in the order of their calls; only recorded inside of :meth:`tracing`.
+        trace: Effects of the terms, in the order of their calls; only recorded inside of :meth:`tracing`.
     """
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ class Watch:
         """Record tensors, if the current step is traced.
 
         Args:
-            place: What computed them.
+            place: The term that computed them.
             tensors: The tensors by name.
         """
         if self._step is None:
@@ -205,7 +205,7 @@ class WatchedEnv(Env):
             actions: (num_envs, num_actions).
         """
         with self.watch.tracing(index):
-            # What curricula have changed for all envs
+            # Changes by curricula, for all envs
             ranges = {f"ranges of {name}": command.ranges for name, command in self._commands.by_name.items()}
             self.watch.note(
                 " or ".join(f"curricula.{name}" for name in self._curricula) or RETURNED,

@@ -99,13 +99,13 @@ class Page:
     summary: str
     """One sentence that says what the command does."""
     own: Sequence[Flag] = ()
-    """Flags of this command that are no fields of a run's config."""
+    """Flags of this command that are not fields of a run's config."""
     groups: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=lambda: EVERYDAY)
     """Flags to show, in the form of :data:`EVERYDAY`."""
 
     @property
     def all_own(self) -> tuple[Flag, ...]:
-        """Flags that are no fields of a run's config: this command's, --config and --trust."""
+        """Flags that are not fields of a run's config: this command's, --config and --trust."""
         return CONFIG_FLAG, TRUST_FLAG, *self.own
 
 
@@ -310,7 +310,7 @@ def _docs_of_module(name: str) -> dict[str, dict[str, str]]:
 
 
 def shortened(flag: Flag) -> Flag:
-    """Keep the text up to its first full stop or semicolon; leave out that None unsets a flag that is not set.
+    """Keep the text up to its first full stop or semicolon. Omit ``|None`` from the form of a flag without a default.
 
     A flag that takes special names or any other text, such as --logger, is shown as ``NAME ...``.
     """

@@ -216,7 +216,7 @@ def look_up(kind: str, name: str, known: Mapping[str, T]) -> T:
     """Return a part of a task by its name.
 
     Args:
-        kind: What it is, for messages.
+        kind: Kind of the part, for messages.
         name: Its name.
         known: All of that kind by name.
 

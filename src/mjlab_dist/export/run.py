@@ -103,7 +103,7 @@ def make(train_config: TrainConfig, checkpoint: Path, config: ExportConfig, warn
     Args:
         train_config: The run's config. The files are checked in its env without noise and delays.
         checkpoint: Checkpoint file of the policy, or a pack.
-        config: How much to check.
+        config: Number of observations to check, and seed.
         warn: Called with one line if a file of the run is damaged.
 
     Raises:

@@ -99,7 +99,7 @@ def _run() -> None:
 
 
 def _remove_own_directory() -> None:
-    """Remove the temporary directory of the launch, which a killed launcher leaves."""
+    """Remove the temporary directory of the launch, which a killed launcher leaves behind."""
     directory = Path(tempfile.gettempdir())
     if directory.name.startswith(TEMPORARY):
         shutil.rmtree(directory, ignore_errors=True)

@@ -216,7 +216,7 @@ def describe_faults(faults: Mapping[str, str]) -> str:
     """Return one line with every host and its fault.
 
     Args:
-        faults: Why a host cannot run ranks, by host.
+        faults: Reason why a host cannot run ranks, by host.
     """
     by_fault: dict[str, list[str]] = {}
     for host, fault in faults.items():

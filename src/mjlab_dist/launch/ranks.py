@@ -157,8 +157,8 @@ def _torchrunx_launcher(config: TrainConfig, plan: RunPlan, logs: Path | None, p
 def _agent_timeout_s(config: TrainConfig, plan: RunPlan) -> int:
     """Return how long torchrunx's agents and its launcher wait for each other, in s.
 
-    Ctrl-Z may stop the launcher for any time. On one machine, no limit is needed, because agents end when the launcher
-    ends. Agents on other machines need one: they do not notice that the machine of the launcher has failed.
+    Ctrl-Z may stop the launcher for any length of time. On one machine, no limit is needed, because agents end when the
+    launcher ends. Agents on other machines need one: they do not notice that the machine of the launcher has failed.
     """
     return LONGEST_S if len(plan.hosts) == 1 else remote_timeout_s(config)
 

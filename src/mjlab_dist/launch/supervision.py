@@ -21,7 +21,7 @@ POLL_S = 0.2
 """Interval between checks of the processes, in seconds."""
 
 SETTLED_S = 0.5
-"""Seconds for the last events of a process that has ended to arrive."""
+"""Seconds to wait for the last events of a process that has ended."""
 
 GRACE_S = 2.0
 """Seconds to wait for the other ranks' reports after the first failed rank is known, or after a hang."""

@@ -161,7 +161,7 @@ class CapturedCall(Generic[T]):
 
         Args:
             function: A pure replay (docs/decisions/0014). The next call overwrites its result.
-            name: What it computes, for the warning if it cannot be recorded.
+            name: Name of the function for the warning if it cannot be recorded.
             device: ``cuda:<index>``.
             sim: The physics that it launches, if any.
         """

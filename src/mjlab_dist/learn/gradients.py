@@ -20,7 +20,7 @@ class FlatGradients:
 
         Args:
             groups: Parameters, in groups whose gradients are clipped together.
-            device: Where the parameters are.
+            device: Device of the parameters.
         """
         sizes = [sum(p.numel() for p in group) for group in groups]
         self.buffer = torch.zeros(sum(sizes) + 1, device=device)

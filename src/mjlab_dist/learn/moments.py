@@ -135,7 +135,7 @@ class RewardScale:
         Args:
             num_envs: Envs on this rank.
             gamma: Discount per control step.
-            device: Where the tensors are.
+            device: Device of the tensors.
         """
         self._gamma = gamma
         self.discounted = torch.zeros(num_envs, device=device)

@@ -153,7 +153,7 @@ def record_growth(run_dir: Path, config: TrainConfig, overflow: BufferOverflowEr
     Args:
         run_dir: The run directory.
         config: The config with the larger buffers.
-        overflow: The error that asks for them.
+        overflow: The error with the sizes.
     """
     done = max(list_checkpoints(run_dir), default=0)
     emit("warning", text=f"{overflow}; restarting from iteration {done} with {_flags(overflow.larger)}")

@@ -42,7 +42,7 @@ class PPO(rsl_rl.algorithms.PPO):
     rsl_rl's extensions (random network distillation, symmetry) are not part of this update.
 
     Attributes:
-        synchronizer: What happens to gradients between backward and optimizer step.
+        synchronizer: Reduces gradients between backward and optimizer step.
         sharding: Which parameters are sharded over ranks.
         models: The policy ``actor`` and the value function ``critic``.
         clock: Counts the time spent in collectives.

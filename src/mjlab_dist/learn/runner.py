@@ -114,7 +114,7 @@ class Runner:
 
     @contextlib.contextmanager
     def _threads(self, *, shared: bool) -> Iterator[None]:
-        """Let torch use all threads of this rank, or one, as for the small batches of a rollout, if it is on a CPU."""
+        """On the CPU, let torch use all threads of this rank, or only one, which is faster for small batches."""
         if self.env.device == "cpu" and not shared:
             torch.set_num_threads(1)
         try:

@@ -93,7 +93,7 @@ def answer(request: DeviceRequest, environ: Mapping[str, str]) -> DeviceAnswer:
     """Choose devices.
 
     Args:
-        request: What the launcher asks for.
+        request: Request of the launcher.
         environ: The environment of this machine; the launcher's variables take precedence.
     """
     collected = _Collected()

@@ -126,7 +126,7 @@ def check_directory(name: str, directory: Path, low_bytes: int, setting: str) ->
     """Check whether a directory can be made and written to, and how much space is free.
 
     Args:
-        name: What it is for.
+        name: Purpose of the directory, as the name of the finding.
         directory: Its path; it need not exist yet.
         low_bytes: Minimum free space without a warning.
         setting: The flag or variable that chooses another directory.

@@ -24,7 +24,7 @@ class Preset:
 
 
 def find_preset(names: Iterable[str], joints: Iterable[str]) -> Preset | None:
-    """Return the preset of a robot; None without one.
+    """Return the preset of a robot; None if there is none.
 
     A preset belongs to a robot if one of the robot's names contains the preset's, and each of its groups of motors
     matches a joint. Names alone are not enough: files of one robot differ in the names of their joints.

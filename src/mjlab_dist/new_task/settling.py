@@ -60,7 +60,7 @@ def actuate(spec: mujoco.MjSpec, root: Sequence[int], joints: Sequence[int], pre
         spec: The MJCF.
         root: The joints that connect a moving robot to the world.
         joints: The driven joints.
-        preset: Published motors of the robot, which replace its actuators; None without any.
+        preset: Published motors of the robot, which replace its actuators; None if there are none.
     """
     # Model and start pose
     model = compile_spec(spec)
@@ -153,7 +153,7 @@ def start_state(model: mujoco.MjModel, key: int | None) -> mujoco.MjData:
 
 
 def find_key(model: mujoco.MjModel) -> int | None:
-    """Return the keyframe that episodes start from; None without one.
+    """Return the keyframe that episodes start from; None if there is none.
 
     Args:
         model: The MuJoCo model.

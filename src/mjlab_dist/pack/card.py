@@ -52,14 +52,14 @@ class Packed:
     rows: Sequence[Mapping[str, Any]]
     """Rows of the run's metrics."""
     description: Mapping[str, Any] | None
-    """Description of the exported policy; None without one."""
+    """Description of the exported policy; None if it was not exported."""
 
 
 def card(packed: Packed) -> str:
     """Return the model card: task, results, robot, training, versions, and how to use the file.
 
     Args:
-        packed: What the pack contains.
+        packed: Contents of the pack.
     """
     task = packed.config.task
     about = _summary(task)

@@ -84,7 +84,7 @@ def pack(source: Source, config: PackConfig, warn: Callable[[str], None]) -> Map
     """Write a pack.
 
     Args:
-        source: What to pack.
+        source: The run to pack.
         config: Whether to add the exported policy.
         warn: Called with one line per problem that does not prevent the pack.
 

@@ -132,7 +132,7 @@ def _counts(num_devices: int) -> list[int]:
 
 
 def _case(config: TrainConfig, mode: Mode, devices: tuple[RankDevice, ...], gpus: list[Gpu]) -> _Case:
-    """Return the run with one of the numbers of ranks.
+    """Return the run with a given number of ranks.
 
     Raises:
         UserError: If the envs do not divide over the ranks or do not fit into memory, or the run is too short.

@@ -88,7 +88,7 @@ class Player:
         paused: Whether the simulation is paused.
         is_watched: Whether a page is open. If not, the simulation also pauses, but requests are handled.
         speed: Simulated seconds per second of real time.
-        source: Where actions come from.
+        source: Source of the actions.
         robot: The parts of the model that belong to the robot.
         velocity_command: Name of the first velocity command; None if the task has none.
         measured_speed: Measured speed over the latest seconds, relative to real time; 0 while paused.

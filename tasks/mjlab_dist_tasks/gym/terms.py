@@ -195,7 +195,7 @@ def draw_state(env: Env, mask: torch.Tensor, position: float, velocity: float = 
     Args:
         env: The envs.
         mask: Envs in which an episode starts, (num_envs,) of bool.
-        position: Maximum magnitude of uniform noise on every joint position, in m and rad; quaternions included.
+        position: Maximum magnitude of uniform noise on every joint position, in m and rad, including quaternions.
         velocity: Maximum magnitude of uniform noise on every joint velocity, in m/s and rad/s.
         velocity_std: Standard deviation of Gaussian noise on every joint velocity, in m/s and rad/s; used if velocity
             is 0.
