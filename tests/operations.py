@@ -24,7 +24,7 @@ class Operations(HostSyncs):
     A program counts as one, and so does an operation on a list of tensors.
 
     Attributes:
-        num: How many so far.
+        num: Number of operations so far.
     """
 
     def __init__(self) -> None:

@@ -234,7 +234,7 @@ def start_fork_server(*args: Any) -> int | None:
     try:
         keep_only({0, 1, 2, *passed})
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        # What the agent has imported and started
+        # Imports and processes of the agent
         for name in [each for each in sys.modules if each.partition(".")[0] in PACKAGES]:
             del sys.modules[name]
         forkserver._forkserver.__init__()  # pyright: ignore[reportAttributeAccessIssue]

@@ -173,7 +173,7 @@ def test_the_python_of_a_page_runs(command: Command, page: Path) -> None:
         create_ant(command)
     if "quadruped/policy.onnx" in text:
         export_demo(command)
-    # Files, and a program whose lines have the numbers that they have on the page
+    # The files, and a program with the same line numbers as the page
     lines = [""] * len(text.splitlines())
     for first, block in python_blocks(page):
         if name := re.match(r"# (\S+\.py)\n", block):

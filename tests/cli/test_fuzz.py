@@ -132,7 +132,7 @@ def accept(*_: Any, **__: Any) -> NoReturn:
 
 
 def plan(config: TrainConfig, *_: Any, **__: Any) -> NoReturn:
-    """Make the checks of training that precede its start."""
+    """Run the checks that training makes before it starts."""
     check_config(config)
     plan_run(config, os.environ, [], next_run_dir)
     raise Accepted

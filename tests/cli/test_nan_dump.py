@@ -108,7 +108,7 @@ def test_a_diverging_step_is_reproduced_and_rendered(command: Command) -> None:
 
 
 @pytest.mark.slow
-def test_a_page_shows_the_states_before_and_what_was_not_finite(
+def test_a_page_shows_the_recorded_states_and_the_names_that_were_not_finite(
     command: Command, open_tab: Callable[[str], Tab]
 ) -> None:
     dump = leave_dump(command.cwd / "logs", 0.01, spoil)

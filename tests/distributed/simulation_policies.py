@@ -22,7 +22,7 @@ def policy(observations: Observations) -> torch.Tensor:
 
 
 def fails_on_few_envs(observations: Observations) -> torch.Tensor:
-    """Fail on the rank with few envs."""
+    """Fail on the rank with fewer envs."""
     if len(observations["actor"]) <= FEW:
         raise RuntimeError("few envs")
     return policy(observations)

@@ -530,7 +530,7 @@ def test_row_19_only_rank_0_writes(command: Command) -> None:
 
 
 def writers_of(lines: list[str], name: str) -> dict[int, set[str]]:
-    """Processes that strace saw changing paths with a name in them, with the calls."""
+    """Processes that changed paths with this name in them, and the system calls, from the output of strace."""
     process_of: dict[int, int] = {}
     pending: dict[int, str] = {}
     found: dict[int, set[str]] = {}

@@ -41,7 +41,7 @@ def suggestions(refusal: UserError) -> list[int]:
 
 
 @given(total=st.integers(1, 10**6), world_size=world_sizes)
-def test_envs_are_split_without_a_rest_or_refused_with_totals_that_can_be(total: int, world_size: int):
+def test_envs_are_split_evenly_or_refused_with_totals_that_can_be_split(total: int, world_size: int):
     config = config_of(total_num_envs=total)
     found = planned(config, world_size)
     if isinstance(found, Budget):
@@ -79,7 +79,7 @@ def test_numbers_per_rank_stay_what_they_are(iterations: int, num_envs: int, wor
 
 
 @given(fsdp=st.integers(1, 64), world_size=world_sizes)
-def test_shards_divide_the_ranks_or_are_refused_with_numbers_that_do(fsdp: int, world_size: int):
+def test_shards_divide_the_number_of_ranks_or_are_refused_with_its_divisors(fsdp: int, world_size: int):
     config = config_of(num_envs=1, fsdp_devices=fsdp)
     found = planned(config, world_size)
     if isinstance(found, Budget):

@@ -91,7 +91,7 @@ FOREIGN: dict[str, Callable[[Path], Path]] = {
     "a compressed checkpoint": lambda path: zipped(path, GOOD, kind=zipfile.ZIP_DEFLATED),
     "an unusual compression": lambda path: zipped(path, without(CHECKPOINT), kind=zipfile.ZIP_LZMA),
     "a zip bomb": lambda path: zipped(path, GOOD | {"config.yaml": bytes(5 << 20)}),
-    "a manifest that is no JSON": lambda path: zipped(path, GOOD | {MANIFEST: b"{"}),
+    "a manifest that is not JSON": lambda path: zipped(path, GOOD | {MANIFEST: b"{"}),
     "a manifest that is nested deeply": lambda path: zipped(path, GOOD | {MANIFEST: b"[" * 60_000}),
     "a manifest that is a list": lambda path: zipped(path, GOOD | {MANIFEST: b"[]"}),
     "a manifest without a task": lambda path: zipped(path, GOOD | {MANIFEST: b'{"format": 1}'}),
@@ -142,7 +142,7 @@ def test_flipped_bits_never_give_other_contents(pack: Path):
     assert num_refused > 200
 
 
-def test_a_size_that_is_a_lie_does_not_fill_the_memory(tmp_path: Path):
+def test_a_file_with_a_wrong_size_does_not_fill_the_memory(tmp_path: Path):
     path = zipped(tmp_path / "bomb.zip", GOOD | {"metrics.jsonl": bytes(100 << 20)}, kind=0)
     with zipfile.ZipFile(path, "w") as archive:
         for name, data in GOOD.items():

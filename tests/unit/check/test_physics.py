@@ -122,6 +122,6 @@ def test_nothing_is_observed_after_removal(monkeypatch: pytest.MonkeyPatch) -> N
     probe = PhysicsProbe(env)
     env.step(torch.zeros(2, 1))
     probe.remove()
-    monkeypatch.delattr(mujoco, "mj_step")  # which comparisons would call
+    monkeypatch.delattr(mujoco, "mj_step")  # a comparison would call it
     for _ in range(30):
         env.step(torch.zeros(2, 1))

@@ -29,7 +29,7 @@ reals = st.floats(allow_nan=False)
 
 
 def values_of(hint: Any) -> st.SearchStrategy[Any]:
-    """Values of the type of a field that is no dataclass."""
+    """Values of the type of a field that is not a dataclass."""
     args = typing.get_args(hint)
     origin = typing.get_origin(hint)
     if origin is Literal:

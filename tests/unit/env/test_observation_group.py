@@ -125,7 +125,7 @@ def test_both_kinds_of_noise_add_up() -> None:
     assert float(observed.std()) == pytest.approx(np.sqrt(0.3**2 / 3 + 0.4**2), rel=0.05)
 
 
-def test_noise_per_column_is_the_noise_of_one_number_scaled() -> None:
+def test_noise_per_column_equals_the_noise_of_one_number_times_a_factor() -> None:
     term = constant(1.0, 2.0, num_envs=NOISY)
 
     def observe(**noise: float | tuple[float, ...]) -> torch.Tensor:

@@ -101,7 +101,7 @@ def test_an_exception_arrives_as_text(server: Server):
         struct.pack(">L", 2**32 - 1) + b"half a record",
     ],
 )
-def test_nothing_of_a_stranger_is_read(server: Server, sent: bytes):
+def test_data_from_a_stranger_is_not_read(server: Server, sent: bytes):
     with socket.create_connection(("127.0.0.1", server.port)) as stranger:
         stranger.sendall(sent.ljust(200) + b"\n")
         assert ended(stranger)

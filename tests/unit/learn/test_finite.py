@@ -73,7 +73,7 @@ class Rollout:
 
 
 def at(step: int, do: Callable[[Env, RolloutStorage.Transition], None]) -> Disturb:
-    """Do something before one step only."""
+    """Call a function before one step only."""
 
     def disturb(env: Env, transition: RolloutStorage.Transition, now: int) -> None:
         if now == step:

@@ -226,7 +226,7 @@ def test_tensorboard_shows_every_step_once_after_a_resume(tmp_path: Path, pass_t
     assert [step for step, _ in curve(tmp_path, "perf/collect_s")] == list(range(1, 31))
 
 
-def test_tensorboard_shows_no_rows_from_before_a_start_from_scratch(
+def test_tensorboard_shows_no_earlier_rows_of_a_run_that_starts_from_scratch(
     tmp_path: Path, pass_to_the_next_second: Callable[[], None]
 ):
     fill(tensorboard(tmp_path, None), range(1, 6), value=1.0)

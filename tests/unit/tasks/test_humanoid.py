@@ -98,7 +98,7 @@ def test_joints_and_motors_have_the_published_limits(model: Any, side: str) -> N
             assert data.actuator_force[motor] == pytest.approx(most, abs=1e-9)
 
 
-def test_its_height_is_the_published_one(model: Any) -> None:
+def test_the_height_of_the_robot_is_the_published_one(model: Any) -> None:
     data = mujoco.MjData(model)
     mujoco.mj_forward(model, data)  # all joints at 0: standing straight
     height_m = data.site("head").xpos[2] - data.site("left_foot").xpos[2]

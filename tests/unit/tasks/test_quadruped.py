@@ -80,7 +80,7 @@ def of_body(model: Any, name: str) -> tuple[float, np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("leg", LEGS)
-def test_masses_centres_and_inertias_are_the_published_ones_mirrored(model: Any, leg: str) -> None:
+def test_masses_centres_and_inertias_equal_the_published_ones_after_mirroring(model: Any, leg: str) -> None:
     fore, left = LEGS[leg]
     for name, parts, mirror in (
         ("trunk", [TRUNK], np.ones(3)),

@@ -99,7 +99,7 @@ def make_and_step(config: EnvConfig) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("func", CASES, ids=lambda func: f"{func[0].partition(':')[2]}-{func[1]}")
-def test_a_name_that_does_not_exist_is_refused_with_the_term_and_those_that_do(func: tuple[str, str]) -> None:
+def test_a_name_that_does_not_exist_is_refused_and_the_error_lists_existing_names(func: tuple[str, str]) -> None:
     task, path = CASES[func]
     config = broken(config_with_more(task), path, func[1])
     start_warp("cpu")
