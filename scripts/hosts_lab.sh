@@ -3,7 +3,7 @@
 #
 # Each host has its own network interface with an IPv4 and an IPv6 address, SSH server, process IDs, host name, /tmp,
 # /dev/shm and working directory. A bridge connects the hosts. The interfaces, the bridge and the processes are in
-# namespaces of their own, so the network of the machine does not change. Everything else is shared: CPU cores, memory,
+# their own namespaces, so the network of the machine does not change. Everything else is shared: CPU cores, memory,
 # and all other files, such as the Python environment.
 #
 # Needs root, and the programs bash, ip, mount, nsenter, ssh-keygen, sshd and unshare
@@ -16,7 +16,7 @@ Usage: hosts_lab.sh COMMAND
 
   up N                       make N hosts, named a, b, c, ...; at most 9
   exec HOST COMMAND ...      run a command on a host, in the current directory and environment
-  link HOST down|up|silent   unplug the cable of a host, plug it in, or lose everything that is sent over it
+  link HOST down|up|silent   unplug the cable of a host, plug it in, or drop everything that is sent over it
   kill HOST                  switch a host off, as by a power failure
   start HOST                 switch it on again; its files are kept, and its cable is plugged in
   status                     print each host, its addresses, interface and state
@@ -102,7 +102,7 @@ wait_until() { # what, command
 up() {
   local count=$1 host
   [[ $count =~ ^[1-9]$ ]] || fail "up $count: give a number of hosts from 1 to ${#NAMES[@]}"
-  [[ $LAB == /* && $LAB != /tmp/* ]] || fail "HOSTS_LAB $LAB: must be absolute and not in /tmp, which each host has its own"
+  [[ $LAB == /* && $LAB != /tmp/* ]] || fail "HOSTS_LAB $LAB: must be absolute, and not in /tmp, because each host has its own /tmp"
   [ ! -e "$LAB" ] || fail "$LAB exists; run: hosts_lab.sh down"
   check
 
@@ -170,7 +170,7 @@ boot() {
 as_first_process() {
   local host=$1 outer _
   read -r outer _ </proc/self/stat # its process ID outside: /proc is still that of the machine
-  # Own file systems, which nobody outside sees
+  # Private file systems, which are not visible outside
   mount --make-rprivate /
   mount --bind "$LAB/$host/tmp" /tmp
   mount --bind "$LAB/$host/work" "$LAB/work"
