@@ -140,7 +140,7 @@ def serve(connection: socket.socket) -> Start:
 
 
 def command(start: Start, descriptors: Sequence[int], ready: int) -> Start:
-    """Become a command, or an agent that it starts; send the command's process id when that is done."""
+    """Become a command, or an agent that it starts. Then send the process ID of the command."""
     os.setsid()
     launcher = os.getpid()
     reserved: list[tuple[socket.socket, int]] = []

@@ -25,7 +25,7 @@ class Exit(enum.IntEnum):
     RESUMABLE = 75
     """Stopped on request, with a checkpoint: use --resume to continue."""
     FORCED = 130
-    """Ended by a second Ctrl-C, without waiting for the iteration."""
+    """Ended at once by Ctrl-C: by the second one, or before there was anything to save."""
 
 
 class UserError(ValueError):

@@ -168,7 +168,7 @@ def test_a_killed_run_leaves_no_process_and_resumes_its_wandb_run(command: Comma
 def test_a_sweep_chooses_the_run_and_checkpoints_are_artifacts_of_it(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # As `wandb agent` starts a run
+    # Start the run as `wandb agent` does
     params = command.cwd / "params.yaml"
     params.write_text("wandb_version: 1\nagent.learning_rate:\n  value: 0.0005\n")
     sweep = {"SWEEP_ID": "sweep", "RUN_ID": "chosen", "PROJECT": "swept", "SWEEP_PARAM_PATH": str(params)}

@@ -289,7 +289,7 @@ class _LogProcess(ForkProcess):
 
 
 def _ended_helper(agents: Sequence[Agent], log_processes: Sequence[_LogProcess]) -> Ended | None:
-    """Return a process that has ended, but through which results must still arrive; None if all are running."""
+    """Return a process that has ended before it has passed on all results; None if all are running."""
     for agent in agents:
         if ended := agent.ended():
             return ended

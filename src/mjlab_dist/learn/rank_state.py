@@ -53,7 +53,7 @@ _ADDED = ("env/episode_metrics", "env/outcome_totals", "env/broken")
 """Tensors that checkpoints lack if an older version wrote them, or if the task had other metrics."""
 
 _ADDED_TO_TERMS = (".last_contact_time_s",)
-"""Ends of the names of tensors that terms of older versions did not have."""
+"""Suffixes of the names of tensors that terms of older versions did not have."""
 
 
 def upgraded(state: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]) -> RankState:
