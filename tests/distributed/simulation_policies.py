@@ -36,6 +36,11 @@ def interrupts(pid: int, observations: Observations) -> torch.Tensor:
     return policy(observations)
 
 
+def stops_its_rank(observations: Observations) -> torch.Tensor:
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return policy(observations)
+
+
 def kills_its_rank(observations: Observations) -> torch.Tensor:
     os.kill(os.getpid(), signal.SIGKILL)
     return policy(observations)

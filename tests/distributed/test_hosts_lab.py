@@ -6,6 +6,7 @@ scripts/hosts_lab.sh makes the hosts. Where it may not, these tests are skipped.
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import shutil
 import signal
@@ -200,6 +201,18 @@ def test_hosts_equal_local_ranks(number: int, command: Command, lab: Lab, tmp_pa
     assert run.wait() == Exit.DONE, run.output
     assert not lab.leftovers()
     assert_same_run(only_run(lab.files("a")), local_ranks(command, number))
+
+
+def test_scaling_over_hosts_is_measured(lab: Lab, tmp_path: Path):
+    flags = ("--rounds", "1", "--max-iterations", "4", "--json", "--hosts", "a:1", "b:2")
+    command = ("mjlab-dist", "scaling", *TRAIN[1:], "--num-envs", "48", *flags)
+    with (tmp_path / "output").open("w") as output:
+        number = lab.start("a", *command, "--ssh-config", str(lab.ssh_config), output=output)
+    assert lab.wait(number) == Exit.DONE, (tmp_path / "output").read_text()
+    report = json.loads((tmp_path / "output").read_text().splitlines()[-1])
+    assert [row["num_ranks"] for row in report["strong"]["rows"]] == [1, 2, 3]
+    assert [row["num_envs"] for row in report["strong"]["rows"]] == [48, 24, 16]
+    assert not lab.leftovers()
 
 
 REWARD = """

@@ -57,7 +57,7 @@ def test_two_ranks_are_measured_until_a_return(command: Command) -> None:
         ("--num-envs", "63"),
         ("--max-iterations", "3"),
         ("--total-timesteps", "8192"),
-        ("--hosts", "localhost"),
+        ("--hosts", "localhost localhost"),
         ("--cpu-ranks", "0"),
     ],
     ids=" ".join,

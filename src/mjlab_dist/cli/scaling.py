@@ -42,7 +42,7 @@ HELP = Page(
     ),
     groups={
         "Run": ("rounds", "until_return", "plot", "json", "config", "seed"),
-        "Devices": ("gpu_ids", "cpu_ranks"),
+        "Devices": ("gpu_ids", "cpu_ranks", "hosts"),
         **{title: EVERYDAY[title] for title in ("Budget", "Synchronizing")},
     },
 )

@@ -12,11 +12,15 @@ from dataclasses import dataclass
 from mjlab_dist.budget import plan_budget
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.checks import validate
+from mjlab_dist.config.hosts import parse_host
 from mjlab_dist.control import Control
 from mjlab_dist.distributed import RankDevice, outside_launcher
+from mjlab_dist.distributed.slurm import named_hosts
 from mjlab_dist.errors import UserError
+from mjlab_dist.launch.host_checks import choose_hosts
 from mjlab_dist.launch.hosts import Host
 from mjlab_dist.launch.plan import RunPlan
+from mjlab_dist.launch.sync_code import sync_code
 from mjlab_dist.machine.devices import Gpu, cores, find_gpus, plan_devices, shared_cores
 from mjlab_dist.machine.memory import check_memory
 from mjlab_dist.messages import Event, Listener
@@ -34,7 +38,7 @@ MIN_ITERATIONS = SKIPPED + 2
 
 @dataclass(frozen=True, kw_only=True)
 class Scaling:
-    """Figures of a task on this machine."""
+    """Figures of a task on the machines of a config."""
 
     modes: dict[Mode, list[Row]]
     """A row per number of ranks, by kind of scaling."""
@@ -47,7 +51,12 @@ class _Case:
     """A run to launch."""
 
     config: TrainConfig
-    devices: tuple[RankDevice, ...]
+    hosts: tuple[Host, ...]
+
+    @property
+    def devices(self) -> tuple[RankDevice, ...]:
+        """The device of each rank."""
+        return _devices_of(self.hosts)
 
     @property
     def key(self) -> tuple[int, object]:
@@ -56,7 +65,7 @@ class _Case:
 
 
 def measure(config: TrainConfig, rounds: int, until_return: float | None, listen: Listener) -> Scaling:
-    """Measure weak and strong scaling on the devices of a config.
+    """Measure weak and strong scaling on the devices of a config. Runs use as few of its machines as possible.
 
     Rounds alternate between the numbers of ranks, so that other programs slow all of them down equally.
 
@@ -73,19 +82,17 @@ def measure(config: TrainConfig, rounds: int, until_return: float | None, listen
     # Runs: those with one rank are the same for both kinds of scaling
     _check(config)
     gpus = find_gpus()
-    devices = _devices(config, gpus)
+    hosts = _hosts(config, gpus, listen)
+    devices = _devices_of(hosts)
     counts = _counts(len(devices))
     modes: tuple[Mode, ...] = ("weak", "strong")
     cases: dict[Mode, list[_Case]] = {
-        mode: [_case(config, mode, devices[:count], gpus) for count in counts] for mode in modes
+        mode: [_case(config, mode, _first(hosts, count), gpus) for count in counts] for mode in modes
     }
     distinct = {case.key: case for of_mode in cases.values() for case in of_mode}
     listen(
         {"kind": "status", "text": f"Training {config.task} with {_in_words(counts)}, {len(distinct)} runs a round."}
     )
-    if devices[0].device == "cpu":
-        for warning in shared_cores(devices):
-            listen({"kind": "warning", "text": warning})
 
     # Rounds
     measured: dict[tuple[int, object], list[Round]] = {key: [] for key in distinct}
@@ -107,22 +114,43 @@ def _check(config: TrainConfig) -> None:
     validate(config)
     if launcher := outside_launcher(os.environ):
         raise UserError(f"scaling: starts its own ranks; run it without {launcher}")
-    if config.hosts:
-        raise UserError(f"--hosts {' '.join(config.hosts)}: scaling measures one machine; drop the flag")
     if config.num_envs == "auto":
         raise UserError("--num-envs auto: would differ between the runs; give a number")
 
 
-def _devices(config: TrainConfig, gpus: list[Gpu]) -> tuple[RankDevice, ...]:
-    """Return the devices of the largest run: by default all GPUs, else a CPU rank per core.
+def _hosts(config: TrainConfig, gpus: list[Gpu], listen: Listener) -> tuple[Host, ...]:
+    """Return the machines and devices of the largest run: by default all GPUs, else a CPU rank per core.
 
-    Ranks have as many threads in all runs as in the largest one, so that each has the same share of the machine.
+    Ranks have as many threads in all runs as in the largest one, so that each has the same share of its machine.
     """
+    # Devices of this machine
+    config = dataclasses.replace(config, hosts=named_hosts(config.hosts, os.environ))
+    num_own = parse_host(config.hosts[0]).num_ranks if config.hosts else None
     if config.cpu_ranks is None and config.gpu_ids == "auto" and gpus:
         config = dataclasses.replace(config, gpu_ids="all")
     elif config.cpu_ranks is None and (config.gpu_ids is None or not gpus):
         config = dataclasses.replace(config, gpu_ids=None, cpu_ranks=cores())
-    return plan_devices(config, os.environ, gpus)
+    own = plan_devices(config, os.environ, gpus, num_own)
+    # Those of the others
+    warnings = shared_cores(own)
+    sync_code(config, listen)
+    hosts = choose_hosts(config, os.environ, own, warnings.append)
+    for warning in warnings:
+        listen({"kind": "warning", "text": warning})
+    return hosts
+
+
+def _devices_of(hosts: Sequence[Host]) -> tuple[RankDevice, ...]:
+    return tuple(device for host in hosts for device in host.devices)
+
+
+def _first(hosts: Sequence[Host], num_ranks: int) -> tuple[Host, ...]:
+    """Return the first machines with a number of ranks in total; the last of them may use only some of its devices."""
+    found: list[Host] = []
+    for host in hosts:
+        if left := num_ranks - len(_devices_of(found)):
+            found.append(dataclasses.replace(host, devices=host.devices[:left]))
+    return tuple(found)
 
 
 def _counts(num_devices: int) -> list[int]:
@@ -131,13 +159,14 @@ def _counts(num_devices: int) -> list[int]:
     return powers if powers[-1] == num_devices else [*powers, num_devices]
 
 
-def _case(config: TrainConfig, mode: Mode, devices: tuple[RankDevice, ...], gpus: list[Gpu]) -> _Case:
+def _case(config: TrainConfig, mode: Mode, hosts: tuple[Host, ...], gpus: list[Gpu]) -> _Case:
     """Return the run with a given number of ranks.
 
     Raises:
         UserError: If the envs do not divide over the ranks or do not fit into memory, or the run is too short.
     """
     assert config.num_envs != "auto"
+    devices = _devices_of(hosts)
     total = config.total_num_envs or config.num_envs
     num_envs = total if mode == "weak" else total // len(devices)
     if mode == "strong" and total % len(devices):
@@ -146,6 +175,8 @@ def _case(config: TrainConfig, mode: Mode, devices: tuple[RankDevice, ...], gpus
         config,
         gpu_ids=None if devices[0].device == "cpu" else config.gpu_ids,
         cpu_ranks=len(devices) if devices[0].device == "cpu" else None,
+        hosts=(),
+        sync_code=None,
         num_envs=num_envs,
         total_num_envs=None,
         fsdp_devices=min(config.fsdp_devices, len(devices)),
@@ -158,7 +189,7 @@ def _case(config: TrainConfig, mode: Mode, devices: tuple[RankDevice, ...], gpus
         checkpoint=dataclasses.replace(config.checkpoint, interval=NEVER),
         sync=dataclasses.replace(config.sync, check_interval=NEVER),
     )
-    check_memory(config, num_envs, devices, gpus)
+    check_memory(config, num_envs, hosts[0].devices, gpus)
     budget = plan_budget(config, len(devices))
     assert budget is not None
     if budget.max_iterations < MIN_ITERATIONS:
@@ -168,7 +199,7 @@ def _case(config: TrainConfig, mode: Mode, devices: tuple[RankDevice, ...], gpus
             f"{flag}: is {budget.max_iterations} iterations with {len(devices)} ranks; the first {SKIPPED} and "
             f"the last are not timed; use {MIN_ITERATIONS} or more"
         )
-    return _Case(config=config, devices=devices)
+    return _Case(config=config, hosts=hosts)
 
 
 def _run(case: _Case, until_return: float | None, listen: Listener) -> Round:
@@ -190,7 +221,7 @@ def _run(case: _Case, until_return: float | None, listen: Listener) -> Round:
     with tempfile.TemporaryDirectory(prefix="mjlab-dist-scaling-") as log_root:
         config = dataclasses.replace(case.config, log_root=log_root)
         budget = plan_budget(config, len(case.devices))
-        plan = RunPlan(hosts=(Host(devices=case.devices),), budget=budget, run_dir=create_run_dir(config))
+        plan = RunPlan(hosts=case.hosts, budget=budget, run_dir=create_run_dir(config))
         ranks = run_ranks(time_rank, RankTimes, config, plan, listen=watch, control=control)
     return as_round(ranks, config.agent.num_steps_per_env, reached[0] if reached else None)
 
