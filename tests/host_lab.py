@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -136,6 +136,13 @@ class Lab:
             root = Path(f"/proc/{self._first(host)}/root")
             left += [str(file) for folder in ("tmp", "dev/shm") for file in (root / folder).iterdir()]
         return left
+
+    def wait_until_clear(self, wait_for: Callable[[Callable[[], bool]], None]) -> None:
+        """Wait until nothing is left; fail with what is."""
+        try:
+            wait_for(lambda: not self.leftovers())
+        except pytest.fail.Exception as failure:
+            pytest.fail(f"{failure}; left: {self.leftovers()}")
 
     def clear(self) -> None:
         """End what a test left, plug in all cables, switch on all hosts, and remove their files."""

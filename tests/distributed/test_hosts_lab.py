@@ -187,7 +187,7 @@ def test_a_run_continues_without_a_lost_host_and_takes_it_back(lab: Lab, start: 
     run.advances(wait_for)
     lab.launcher().terminate()
     assert run.wait() == Exit.RESUMABLE, run.output
-    wait_for(lambda: not lab.leftovers())
+    lab.wait_until_clear(wait_for)
     rows = read_metrics(only_run(lab.files("a")))
     assert [row["iteration"] for row in rows] == list(range(1, len(rows) + 1))
     per_iteration = {b["total_steps"] - a["total_steps"] for a, b in itertools.pairwise(rows)}
@@ -325,7 +325,7 @@ def test_a_run_survives_faults_on_all_hosts(lab: Lab, start: Start, wait_for: Wa
         assert lab.rank(3).is_running(), fault
     lab.launcher().terminate()
     assert run.wait() == Exit.RESUMABLE, run.output
-    wait_for(lambda: not lab.leftovers())
+    lab.wait_until_clear(wait_for)
     rows = read_metrics(only_run(lab.files("a")))
     assert [row["iteration"] for row in rows] == list(range(1, len(rows) + 1))
 
@@ -351,7 +351,7 @@ def test_a_link_that_is_cut_for_ten_seconds_delays_a_run(lab: Lab, start: Start,
     launcher.terminate()
     assert run.wait() == Exit.RESUMABLE, run.output
     assert "Restarting" not in run.output
-    wait_for(lambda: not lab.leftovers())
+    lab.wait_until_clear(wait_for)
 
 
 @pytest.mark.long
@@ -361,7 +361,7 @@ def test_a_link_that_is_cut_for_good_ends_the_run_on_both_sides(lab: Lab, start:
     assert run.wait() == Exit.INFRASTRUCTURE
     assert "Not restarting: host b: " in run.output
     # The host that is cut off notices it by itself
-    wait_for(lambda: not lab.leftovers())
+    lab.wait_until_clear(wait_for)
     # The run can be resumed on the host that is left
     length = ("--max-iterations", str(lab.num_rows() + 3))
     resumed = Run(lab, Path(f"{run.path}_resumed"), "--resume", "latest", "--hosts", "a", *length)
@@ -373,7 +373,7 @@ def test_a_link_that_is_cut_for_good_ends_the_run_on_both_sides(lab: Lab, start:
 def test_a_killed_launcher_leaves_nothing_on_any_host(lab: Lab, start: Start, wait_for: WaitFor):
     start("--hosts", "a", "b", "c:2", *RESTARTS)
     lab.launcher().kill()
-    wait_for(lambda: not lab.leftovers())
+    lab.wait_until_clear(wait_for)
 
 
 @pytest.mark.long
