@@ -16,6 +16,7 @@ from mjlab_dist.cli.parsing import positive_number, split_task, take_flag
 from mjlab_dist.cli.train import read_config
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.errors import UserError
+from mjlab_dist.imports import import_learner
 from mjlab_dist.messages import listening
 from mjlab_dist.run_dir import find_checkpoint, find_run
 from mjlab_dist.wording import listed
@@ -76,6 +77,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     # Measurement
     actions = "random actions" if checkpoint is None else f"the policy of {checkpoint}"
     print(f"Stepping {config.task} {num_steps} times with {budget.num_envs} envs and {actions}, on {device.name}.")
+    import_learner()
     with EventPrinter(make_console(soft_wrap=True)) as printer, listening(printer.listen):
         attempts = measure(
             config, device, num_envs=budget.num_envs, num_steps=num_steps, checkpoint=checkpoint, log=print

@@ -19,6 +19,7 @@ from mjlab_dist.config.alternatives import ALTERNATIVES, drop_replaced
 from mjlab_dist.config.checks import validate
 from mjlab_dist.distributed import outside_launcher, rank_from_environment
 from mjlab_dist.errors import BufferOverflowError, Exit, RankError, TakenOverError, UserError, exit_code_of
+from mjlab_dist.imports import import_learner
 from mjlab_dist.places import named, with_notes
 from mjlab_dist.resuming import AUTO, check_same_run, find_named_run, is_complete
 from mjlab_dist.run_dir import find_run_to_resume, read_config_file, to_yaml
@@ -94,6 +95,7 @@ def _show_dry_run(config: TrainConfig) -> None:
     from mjlab_dist.cli.console import EventPrinter, make_console  # noqa: PLC0415
     from mjlab_dist.launch.dry_run import describe, dry_run  # noqa: PLC0415 (--help needs none of it)
 
+    import_learner()
     with EventPrinter(make_console(stderr=True, soft_wrap=True)) as printer:
         run = dry_run(config, printer.listen)
     table = Table.grid(padding=(0, 2))

@@ -10,6 +10,7 @@ from mjlab_dist.cli.console import EventPrinter, make_console
 from mjlab_dist.cli.parsing import parse, split_task
 from mjlab_dist.config import WatchConfig
 from mjlab_dist.errors import Exit, UserError
+from mjlab_dist.imports import import_learner
 from mjlab_dist.messages import listening
 from mjlab_dist.run_dir import find_any_run, read_config_file
 from mjlab_dist.view.choice import check_port
@@ -36,6 +37,7 @@ def main(argv: Sequence[str], prog: str) -> None:
 
     from mjlab_dist.view.run import watch  # noqa: PLC0415 (--help does not need it)
 
+    import_learner()
     printer = EventPrinter(make_console(soft_wrap=True))
     with printer, listening(printer.listen):
         watch(
