@@ -11,10 +11,12 @@ again, so they are forked too, from a process that was reserved before the comma
 from __future__ import annotations
 
 import _posixsubprocess
+import atexit
 import builtins
 import contextlib
 import ctypes
 import fcntl
+import gc
 import io
 import json
 import mmap
@@ -101,18 +103,25 @@ def receive(connection: socket.socket) -> tuple[Start, list[int]] | None:
     return Start(**json.loads(message)), descriptors
 
 
-def import_libraries(names: Sequence[str]) -> None:
-    """Import libraries as a command does, in a process that can be forked, and forget the package."""
+def import_libraries(kind: str, names: Sequence[str]) -> None:
+    """Import libraries in a process that can be forked, and forget the package.
+
+    Args:
+        kind: "learner" leaves out the parts that commands leave out.
+        names: The libraries.
+    """
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as cli/main.py: OpenMP reads it when it is loaded
     from mjlab_dist.imports import import_learner, start_up
 
-    import_learner()
+    if kind == "learner":
+        import_learner()
     with start_up():
         for name in names:
             __import__(name)
     for name in list(sys.modules):
         if name.partition(".")[0] in PACKAGES:
             del sys.modules[name]
+    gc.freeze()  # collections in the forks do not visit, and thus copy, the memory of the libraries
     os.environ.pop("GOMP_SPINCOUNT")
 
 
@@ -165,7 +174,7 @@ def command(start: Start, descriptors: Sequence[int], ready: int) -> Start:
 
 def num_agents(argv: Sequence[str]) -> int:
     """Return how many agents of a command to reserve processes for."""
-    if "--max-restarts" in argv:
+    if "--max-restarts" in argv or argv[0].endswith(".py") or argv[1:2] in (["verify"], ["scaling"]):
         return 3
     evaluates = argv[1:2] == ["evaluate"]
     if "--cpu-ranks" in argv[:-1] and not evaluates:
@@ -278,8 +287,8 @@ def become(start: Start, descriptors: Sequence[int], *kept: int) -> None:
     sys.orig_argv[:] = [sys.executable, *start.argv]
     is_module = argv[0] == "-m"
     sys.argv = argv[1:] if is_module else argv
-    first = start.cwd if is_module else os.path.dirname(argv[0])  # noqa: PTH120
-    paths = [each for each in start.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
+    first = start.cwd if is_module else os.path.dirname(os.path.abspath(argv[0]))  # noqa: PTH100, PTH120
+    paths = [os.path.abspath(each) for each in start.environ.get("PYTHONPATH", "").split(os.pathsep) if each]  # noqa: PTH100
     sys.path[:] = [first, *dict.fromkeys([*paths, *sys.path[1:]])]
     # Streams
     unbuffered = unbuffered or bool(start.environ.get("PYTHONUNBUFFERED"))
@@ -345,7 +354,8 @@ def show_in_proc(argv: Sequence[str], environ: dict[str, str]) -> None:
     buffer = ctypes.create_string_buffer(packed, len(packed))
     if LIBC.prctl(PR_SET_MM, PR_SET_MM_MAP, buffer, ctypes.c_ulong(len(packed)), ctypes.c_ulong(0)) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_MM_MAP)")
-    script = argv[1] if len(argv) > 1 and not argv[1].startswith("-") else argv[0]
+    is_script = len(argv) > 1 and not argv[1].startswith("-") and not argv[1].endswith(".py")
+    script = argv[1] if is_script else argv[0]
     LIBC.prctl(PR_SET_NAME, os.fsencode(Path(script).name[:15]))
 
 
@@ -365,14 +375,44 @@ def run(start: Start) -> None:
     sys.excepthook = lambda kind, error, trace: sys.__excepthook__(
         kind, error.with_traceback(trace and trace.tb_next and trace.tb_next.tb_next), error.__traceback__
     )
-    if argv is not start.argv:
-        runpy._run_module_as_main(argv[0])  # pyright: ignore[reportAttributeAccessIssue]
-    else:
-        main.__file__ = argv[0]
-        exec(compile(Path(argv[0]).read_bytes(), argv[0], "exec"), main.__dict__)
+    code = 1
+    try:
+        if argv is not start.argv:
+            runpy._run_module_as_main(argv[0])  # pyright: ignore[reportAttributeAccessIssue]
+        else:
+            main.__file__ = os.path.abspath(argv[0])  # noqa: PTH100
+            exec(compile(Path(argv[0]).read_bytes(), main.__file__, "exec"), main.__dict__)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        raise
+    except KeyboardInterrupt:
+        code = None  # Python ends with the signal
+        raise
+    finally:
+        _ending.update({os.getpid(): code})
+
+
+_ending: dict[int, int | None] = {}
+"""Exit code of this process, by its id, when its program has ended."""
+
+
+@atexit.register  # before all others, so that it runs last
+def end_now() -> None:
+    """Skip the rest of the interpreter's shutdown: freeing all objects of the libraries takes half a second."""
+    code = _ending.get(os.getpid())
+    if code is None:
+        return
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (AttributeError, OSError, ValueError):
+        return  # Python reports this
+    LIBC.fflush(None)
+    os._exit(code & 0xFF)
 
 
 if __name__ == "__main__":
     show_in_proc([sys.executable, *sys.argv], dict(os.environ))  # if the kernel refuses, end
-    import_libraries(sys.argv[2:])
+    import_libraries(sys.argv[2], sys.argv[3:])
     run(serve(socket.socket(fileno=int(sys.argv[1]))))

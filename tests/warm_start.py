@@ -24,17 +24,27 @@ SERVER = Path(__file__).parent / "warm_process.py"
 LIBRARIES = ("warp", "torchrunx.worker", "torchrunx.agent", "tyro", "rich.progress", "yaml", "dacite", "psutil")
 """Modules that commands import, in addition to those of a learner."""
 
-TRAINS = ("train", "evaluate")
+TRAINS = ("train", "evaluate", "export", "size-buffers", "new-task", "verify", "scaling")
 """Commands that train or play in processes which do not draw."""
 
-PLAYS = ("play", "check")
+PLAYS = ("play", "check", "demo", "watch", "pack")
 """Commands that import MuJoCo themselves, after they have chosen how it draws."""
+
+PROGRAM = "python"
+"""Python with a program of a test, which imports libraries as users do: without leaving out parts."""
 
 IMPORTS_NOTHING = {"--help", "-h", "--help-all", "--print-config"}
 """Flags of commands that import no libraries."""
 
-SAFE = ("MJLAB_DIST_", "PYTEST_", "WANDB_", "COLUMNS", "HOME", "XDG_CACHE_HOME", "SSH_AUTH_SOCK", "TMPDIR")
+SAFE = (
+    *("MJLAB_DIST_", "PYTEST_", "COLUMNS", "HOME", "PATH", "XDG_CACHE_HOME", "SSH_AUTH_SOCK", "TMPDIR"),
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_", "SLURM_"),
+    *("WANDB_", "NETRC", "HF_", "TRACKIO_", "WARP_CACHE_PATH", "FAKE_SLURM"),
+)
 """Starts of the names of variables that no library reads when it is imported."""
+
+STARTS_PYTHON = ("sitecustomize.py", "usercustomize.py")
+"""Modules that Python imports before a program, if a folder of PYTHONPATH has them."""
 
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -51,7 +61,7 @@ class WarmStarts:
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = dict(environ)
-        self._servers: dict[bool, tuple[subprocess.Popen[bytes], socket.socket]] = {}
+        self._servers: dict[tuple[str, ...], tuple[subprocess.Popen[bytes], socket.socket]] = {}
         self._lock = threading.Lock()
         self.num_forks = 0
 
@@ -82,13 +92,15 @@ class WarmStarts:
             return None
         argv = [os.fsdecode(each) for each in argv]
         environ = dict(os.fsdecode(each).split("=", 1) for each in variables)
-        if not self.forks(argv, environ):
-            return None
         start = Start.here(argv, environ, os.fspath(cwd) if cwd else None)
+        if not self.forks(argv, environ, Path(start.cwd)):
+            return None
+        if _name(argv) == PROGRAM:
+            start.argv.pop(0)
         descriptors = [each if each >= 0 else own for own, each in enumerate((stdin, stdout, stderr))]
         prctl = ctypes.CDLL(None).prctl
         with self._lock:
-            server = self._server(draws=_name(argv) in PLAYS)
+            server = self._server(_name(argv))
             prctl(PR_SET_CHILD_SUBREAPER, 1)  # the command becomes a child of this process
             try:
                 send(server, start, descriptors)
@@ -101,27 +113,35 @@ class WarmStarts:
         self.num_forks += pid > 0
         return pid or None
 
-    def forks(self, argv: Sequence[str], environ: Mapping[str, str]) -> bool:
-        """Return whether a command is forked."""
-        if Path(argv[0]).parent != BIN or _name(argv) not in TRAINS + PLAYS or IMPORTS_NOTHING & set(argv):
+    def forks(self, argv: Sequence[str], environ: Mapping[str, str], cwd: Path) -> bool:
+        """Return whether a command in a directory is forked."""
+        name = _name(argv)
+        if Path(argv[0]).parent != BIN or name not in (*TRAINS, *PLAYS, PROGRAM) or IMPORTS_NOTHING & set(argv):
             return False
-        changed = environ.items() ^ self._environ.items()
-        return all(name.startswith(SAFE) for name, _ in changed)
+        if name == PROGRAM and not argv[1].endswith(".py"):
+            return False
+        changed = {name for name, _ in environ.items() ^ self._environ.items()}
+        if "PYTHONPATH" in changed:
+            folders = [cwd / each for each in environ.get("PYTHONPATH", "").split(os.pathsep)]
+            if any((folder / name).is_file() for folder in folders for name in STARTS_PYTHON):
+                return False
+        return all(name.startswith(SAFE) for name in changed - {"PYTHONPATH"})
 
-    def _server(self, *, draws: bool) -> socket.socket:
-        if draws not in self._servers:
+    def _server(self, name: str) -> socket.socket:
+        libraries = ("mujoco_warp",) if name in TRAINS else ("rsl_rl.algorithms",) if name == PROGRAM else ()
+        if libraries not in self._servers:
             ours, theirs = socket.socketpair()
-            libraries = LIBRARIES if draws else (*LIBRARIES, "mujoco_warp")
+            arguments = [str(theirs.fileno()), "all" if name == PROGRAM else "learner", *LIBRARIES, *libraries]
             with theirs:
                 process = subprocess.Popen(
-                    [sys.executable, str(SERVER), str(theirs.fileno()), *libraries],
+                    [sys.executable, str(SERVER), *arguments],
                     env=self._environ,
                     stdin=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,
                 )
-            self._servers[draws] = process, ours
-        return self._servers[draws][1]
+            self._servers[libraries] = process, ours
+        return self._servers[libraries][1]
 
 
 def _name(argv: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import warm_start
-from conftest import inherited
+from conftest import BIN, inherited
 from warm_start import WarmStarts
 
 STATE = """
@@ -37,7 +37,7 @@ print(json.dumps({
     "ids": [os.getpgid(0) == os.getpid(), os.getsid(0) == os.getpid(), os.getppid(), os.getuid(), os.nice(0)],
     "signals": {int(s): str(signal.getsignal(s)).partition(" at ")[0] for s in signal.valid_signals()},
     "blocked": [int(s) for s in signal.pthread_sigmask(signal.SIG_BLOCK, ())],
-    "files": sorted(os.listdir("/proc/self/fd"))[:-1],
+    "files": sorted(each for each in os.listdir("/proc/self/fd") if int(each) < 900)[:-1],
     "streams": [stream(file) for file in (sys.stdin, sys.stdout, sys.stderr)],
     "are_originals": [sys.stdin is sys.__stdin__, sys.stdout is sys.__stdout__, sys.stderr is sys.__stderr__],
     "main": [__name__, __file__, repr(__spec__), __doc__, __package__, sys.modules["__main__"].__dict__ is globals()],
@@ -89,6 +89,11 @@ class Both:
             f"#!{sys.executable}\nimport gc; gc.freeze()  # end as fast as the package's commands\n{code}"
         )
         program.chmod(0o755)
+        return self.run("train", *args, env=env, **options)
+
+    def run(self, name: str, *args: str, env: dict[str, str] | None = None, **options: Any) -> list[tuple[Any, ...]]:
+        """Run a program of the directory."""
+        program = self._place / name
         given = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "start_new_session": True, "text": True}
         ended: list[Ended] = []
         for forks in (False, True):
@@ -142,8 +147,30 @@ def test_forked_commands_draw_different_numbers(both: Both) -> None:
     assert len(set(numbers)) == 8
 
 
-@pytest.mark.parametrize("name", ["PYTHONPATH", "OMP_NUM_THREADS", "MUJOCO_GL", "CUDA_VISIBLE_DEVICES", "LANG", "TZ"])
-def test_variables_that_libraries_read_need_an_exec(warm: WarmStarts, name: str) -> None:
+@pytest.mark.slow
+def test_a_forked_program_finds_the_same_process(both: Both, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm_start, "BIN", BIN)
+    (tmp_path / "program.py").write_text(f"import gc; gc.freeze()\n{STATE}")
+    (_, cold, _), (_, forked, errors) = both.run(
+        str(BIN / "python"), "program.py", "--flag", env={"PYTHONPATH": f"own:{tmp_path}"}, cwd=tmp_path
+    )
+    assert forked, errors
+    assert json.loads(forked) == json.loads(cold)
+
+
+@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "MUJOCO_GL", "CUDA_VISIBLE_DEVICES", "LANG", "TZ"])
+def test_variables_that_libraries_read_need_an_exec(warm: WarmStarts, name: str, tmp_path: Path) -> None:
     train = [str(warm_start.BIN / "train")]
-    assert not warm.forks(train, {**inherited(), name: "1"})
-    assert warm.forks(train, {**inherited(), "MJLAB_DIST_FAULT": "1"})
+    assert not warm.forks(train, {**inherited(), name: "1"}, tmp_path)
+    assert warm.forks(train, {**inherited(), "MJLAB_DIST_FAULT": "1"}, tmp_path)
+
+
+@pytest.mark.parametrize("module", ["sitecustomize.py", "usercustomize.py"])
+def test_modules_that_python_imports_before_a_command_need_an_exec(
+    warm: WarmStarts, module: str, tmp_path: Path
+) -> None:
+    train, environ = [str(warm_start.BIN / "train")], {**inherited(), "PYTHONPATH": "own:none"}
+    (tmp_path / "own").mkdir()
+    assert warm.forks(train, environ, tmp_path)
+    (tmp_path / "own" / module).touch()
+    assert not warm.forks(train, environ, tmp_path)
