@@ -11,12 +11,16 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import gymnasium
 import pytest
 from conftest import BIN, Command
 
 import mjlab_dist_tasks.quadruped
+
+if TYPE_CHECKING:
+    from warm_start import WarmStarts
 
 ROOT = Path(__file__).parents[2]
 
@@ -76,9 +80,9 @@ def of_program(*names: str) -> list[Line]:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory: pytest.TempPathFactory, warm_starts: WarmStarts | None) -> Path:
     """A directory with a short run of cartpole-balance and its pack, under the names that the docs use."""
-    command = Command(f"{os.getpid()}-documented", tmp_path_factory.mktemp("documented"))
+    command = Command(f"{os.getpid()}-documented", tmp_path_factory.mktemp("documented"), warm_starts)
     flags = ("--gpu-ids", "None", "--num-envs", "8", "--max-iterations", "1", "--agent.num-steps-per-env", "4")
     done = command("train", "cartpole-balance", *flags)
     assert done.code == 0, done.err

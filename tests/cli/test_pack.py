@@ -9,7 +9,7 @@ import shutil
 import socket
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnxruntime
 import pytest
@@ -26,6 +26,9 @@ from mjlab_dist.pack_file import CARD, CHECKPOINT, ONNX, read_manifest, read_par
 from mjlab_dist.play import play, resolve
 from mjlab_dist.run_dir import CONFIG_FILE, METRICS_FILE, PROVENANCE_FILE, read_config_file, read_metrics
 
+if TYPE_CHECKING:
+    from warm_start import WarmStarts
+
 TASK = "cartpole-balance"
 
 SMALL: dict[str, Any] = {"num_envs": 8, "gpu_ids": None, "agent.num_steps_per_env": 8, "env.episode_length_s": 0.1}
@@ -34,7 +37,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory: pytest.TempPathFactory, warm_starts: WarmStarts | None) -> Path:
     """A directory with a run of three checkpoints, and ``walk.zip``, a pack of the second."""
     place = tmp_path_factory.mktemp("pack")
     options: dict[str, Any] = SMALL | {"checkpoint.interval": 1}
@@ -42,7 +45,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         TASK, quiet=True, log_root=str(place / "logs"), run_name="run", max_iterations=3, evaluate_interval=1,
         evaluate_episodes=4, **options,
     )  # fmt: skip
-    done = Command("pack", place)(
+    done = Command("pack", place, warm_starts)(
         "mjlab-dist", "pack", str(run_dir(place)), "--checkpoint", "model_2.pt", "--output", "walk.zip"
     )
     assert done.code == 0, done.err + done.out

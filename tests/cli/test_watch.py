@@ -79,10 +79,14 @@ def test_a_taken_port_is_refused(command: Command, trained: Path) -> None:
     assert done.err.startswith(f"mjlab-dist watch: --port {port}: is used by another program"), done.err
 
 
+@pytest.mark.usefixtures("slow_training")
 def test_the_page_follows_a_run_on_two_ranks_to_its_end(
     command: Command, open_tab: OpenTab, wait_for: Callable[[Callable[[], bool]], None]
 ) -> None:
-    flags = ("--num-envs", "8", "--max-iterations", "100000", "--checkpoint.interval", "5", "--log-ranks")
+    flags = (
+        *("--num-envs", "8", "--max-iterations", "100000", "--checkpoint.interval", "5", "--log-ranks"),
+        *("--logger", "tensorboard", "slow_logger:Slow"),
+    )
     train = command.start("train", TASK, "--gpu-ids", "None", "--cpu-ranks", "2", *flags)
     wait_for(lambda: any((command.cwd / "logs").glob("*/*/metrics.jsonl")))
     watch = command.start("mjlab-dist", "watch", "latest")

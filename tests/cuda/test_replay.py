@@ -22,9 +22,9 @@ from mjlab_dist.env import Env
 from mjlab_dist.learn import Runner
 from mjlab_dist.sim import start_warp
 
-NUM_STEPS = 200
+NUM_STEPS = 60
 NUM_RECORDED = 5
-AGE_STEPS = 150
+AGE_STEPS = 45
 """Every episode reaches its time limit within this many steps."""
 TIMER_STEPS = 20
 """Within this many steps, commands are drawn and events happen for the first time."""

@@ -23,6 +23,7 @@ TRAIN = (
     "train", "cartpole-balance", "--gpu-ids", "None", "--num-envs", "8", "--agent.num-steps-per-env", "8",
     "--checkpoint.interval", "5",
 )  # fmt: skip
+SLOW = ("--logger", "tensorboard", "slow_logger:Slow", "--max-iterations", "1000000")
 VIDEOS = ("--video-interval", "5", "--video-length", "0.5")
 NUM_FRAMES = 17  # of 50 steps of 10 ms, every third
 
@@ -87,8 +88,9 @@ def test_two_ranks_train_as_without_videos_and_end_with_one(command: Command) ->
     assert (config.video_interval, config.video_length) == (5, 0.5)
 
 
+@pytest.mark.usefixtures("slow_training")
 def test_training_continues_when_the_process_is_killed(command: Command, wait_for: WaitFor) -> None:
-    process = command.start(*TRAIN, *VIDEOS, "--max-iterations", "1000000")
+    process = command.start(*TRAIN, *VIDEOS, *SLOW)
     for killed in range(2):
         wait_for(lambda killed=killed: num_videos(command.cwd) > killed and len(films(command)) == 1)
         films(command)[0].kill()
@@ -143,8 +145,9 @@ def test_without_opengl_the_ray_tracer_draws_and_without_ffmpeg_there_is_one_war
     assert list_videos(runs(command.cwd)[1]) == []
 
 
+@pytest.mark.usefixtures("slow_training")
 def test_the_process_ends_with_a_killed_launcher(command: Command, wait_for: WaitFor) -> None:
-    process = command.start(*TRAIN, *VIDEOS, "--cpu-ranks", "2", "--max-iterations", "1000000")
+    process = command.start(*TRAIN, *VIDEOS, *SLOW, "--cpu-ranks", "2")
     wait_for(lambda: num_videos(command.cwd) > 0 and len(films(command)) == 1)
     (film,) = films(command)
     assert film.nice() == 10 + psutil.Process().nice()

@@ -36,7 +36,9 @@ def account(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, str(command.cwd / name.lower()))
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin take the time of other tests
+
+
+SLOW = (*SMALL, "--logger", "wandb", "slow_logger:Slow")
 
 
 def only_run(root: Path) -> Path:
@@ -111,7 +113,7 @@ def test_passwords_of_a_script_are_in_no_file_and_files_follow_the_umask(command
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["no key", "no network", "killed", "hung"])
 def test_row_20_training_continues_without_wandb(
-    command: Command, wait_for: WaitFor, monkeypatch: pytest.MonkeyPatch, fault: str
+    command: Command, wait_for: WaitFor, monkeypatch: pytest.MonkeyPatch, slow_training: Path, fault: str
 ) -> None:
     if fault in ("no key", "no network"):
         monkeypatch.delenv("WANDB_MODE")
@@ -119,7 +121,7 @@ def test_row_20_training_continues_without_wandb(
         monkeypatch.delenv("WANDB_API_KEY")
     if fault == "no network":
         monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
-    process = command.start(*SMALL, "--max-iterations", "1000000")
+    process = command.start(*SLOW, "--max-iterations", "1000000")
     wait_for(lambda: has_wandb_rows(command.cwd))
     run = only_run(command.cwd)
 
@@ -127,6 +129,7 @@ def test_row_20_training_continues_without_wandb(
     for name in {"killed": ["wandb-core"], "hung": ["wandb_process.py", "wandb-core"]}.get(fault, []):
         for service in named(command, name):
             service.send_signal(signal.SIGKILL if fault == "killed" else signal.SIGSTOP)
+    slow_training.unlink()
     num_rows = len(read_metrics(run)) + 400
     wait_for(lambda: len(read_metrics(run)) >= num_rows)
     process.send_signal(signal.SIGTERM)
@@ -145,8 +148,9 @@ def test_row_20_training_continues_without_wandb(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("slow_training")
 def test_a_killed_run_leaves_no_process_and_resumes_its_wandb_run(command: Command, wait_for: WaitFor) -> None:
-    process = command.start(*SMALL, "--max-iterations", "100000", "--checkpoint.interval", "20")
+    process = command.start(*SLOW, "--max-iterations", "100000", "--checkpoint.interval", "5")
     wait_for(lambda: has_wandb_rows(command.cwd) and any(command.cwd.rglob("model_*.pt")))
     process.kill()
     process.wait()
