@@ -103,18 +103,12 @@ def receive(connection: socket.socket) -> tuple[Start, list[int]] | None:
     return Start(**json.loads(message)), descriptors
 
 
-def import_libraries(kind: str, names: Sequence[str]) -> None:
-    """Import libraries in a process that can be forked, and forget the package.
-
-    Args:
-        kind: "learner" leaves out the parts that commands leave out.
-        names: The libraries.
-    """
+def import_libraries(names: Sequence[str]) -> None:
+    """Import libraries as a command does, in a process that can be forked, and forget the package."""
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as cli/main.py: OpenMP reads it when it is loaded
     from mjlab_dist.imports import import_learner, start_up
 
-    if kind == "learner":
-        import_learner()
+    import_learner()
     with start_up():
         for name in names:
             __import__(name)
@@ -174,7 +168,7 @@ def command(start: Start, descriptors: Sequence[int], ready: int) -> Start:
 
 def num_agents(argv: Sequence[str]) -> int:
     """Return how many agents of a command to reserve processes for."""
-    if "--max-restarts" in argv or argv[0].endswith(".py") or argv[1:2] in (["verify"], ["scaling"]):
+    if "--max-restarts" in argv or argv[1:2] in (["verify"], ["scaling"]):
         return 3
     evaluates = argv[1:2] == ["evaluate"]
     if "--cpu-ranks" in argv[:-1] and not evaluates:
@@ -287,7 +281,7 @@ def become(start: Start, descriptors: Sequence[int], *kept: int) -> None:
     sys.orig_argv[:] = [sys.executable, *start.argv]
     is_module = argv[0] == "-m"
     sys.argv = argv[1:] if is_module else argv
-    first = start.cwd if is_module else os.path.dirname(os.path.abspath(argv[0]))  # noqa: PTH100, PTH120
+    first = start.cwd if is_module else os.path.dirname(argv[0])  # noqa: PTH120
     paths = [os.path.abspath(each) for each in start.environ.get("PYTHONPATH", "").split(os.pathsep) if each]  # noqa: PTH100
     sys.path[:] = [first, *dict.fromkeys([*paths, *sys.path[1:]])]
     # Streams
@@ -354,8 +348,7 @@ def show_in_proc(argv: Sequence[str], environ: dict[str, str]) -> None:
     buffer = ctypes.create_string_buffer(packed, len(packed))
     if LIBC.prctl(PR_SET_MM, PR_SET_MM_MAP, buffer, ctypes.c_ulong(len(packed)), ctypes.c_ulong(0)) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_MM_MAP)")
-    is_script = len(argv) > 1 and not argv[1].startswith("-") and not argv[1].endswith(".py")
-    script = argv[1] if is_script else argv[0]
+    script = argv[1] if len(argv) > 1 and not argv[1].startswith("-") else argv[0]
     LIBC.prctl(PR_SET_NAME, os.fsencode(Path(script).name[:15]))
 
 
@@ -380,8 +373,8 @@ def run(start: Start) -> None:
         if argv is not start.argv:
             runpy._run_module_as_main(argv[0])  # pyright: ignore[reportAttributeAccessIssue]
         else:
-            main.__file__ = os.path.abspath(argv[0])  # noqa: PTH100
-            exec(compile(Path(argv[0]).read_bytes(), main.__file__, "exec"), main.__dict__)
+            main.__file__ = argv[0]
+            exec(compile(Path(argv[0]).read_bytes(), argv[0], "exec"), main.__dict__)
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -414,5 +407,5 @@ def end_now() -> None:
 
 if __name__ == "__main__":
     show_in_proc([sys.executable, *sys.argv], dict(os.environ))  # if the kernel refuses, end
-    import_libraries(sys.argv[2], sys.argv[3:])
+    import_libraries(sys.argv[2:])
     run(serve(socket.socket(fileno=int(sys.argv[1]))))

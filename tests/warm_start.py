@@ -30,9 +30,6 @@ TRAINS = ("train", "evaluate", "export", "size-buffers", "new-task", "verify", "
 PLAYS = ("play", "check", "demo", "watch", "pack")
 """Commands that import MuJoCo themselves, after they have chosen how it draws."""
 
-PROGRAM = "python"
-"""Python with a program of a test, which imports libraries as users do: without leaving out parts."""
-
 IMPORTS_NOTHING = {"--help", "-h", "--help-all", "--print-config"}
 """Flags of commands that import no libraries."""
 
@@ -61,7 +58,7 @@ class WarmStarts:
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = dict(environ)
-        self._servers: dict[tuple[str, ...], tuple[subprocess.Popen[bytes], socket.socket]] = {}
+        self._servers: dict[bool, tuple[subprocess.Popen[bytes], socket.socket]] = {}
         self._lock = threading.Lock()
         self.num_forks = 0
 
@@ -95,12 +92,10 @@ class WarmStarts:
         start = Start.here(argv, environ, os.fspath(cwd) if cwd else None)
         if not self.forks(argv, environ, Path(start.cwd)):
             return None
-        if _name(argv) == PROGRAM:
-            start.argv.pop(0)
         descriptors = [each if each >= 0 else own for own, each in enumerate((stdin, stdout, stderr))]
         prctl = ctypes.CDLL(None).prctl
         with self._lock:
-            server = self._server(_name(argv))
+            server = self._server(draws=_name(argv) in PLAYS)
             prctl(PR_SET_CHILD_SUBREAPER, 1)  # the command becomes a child of this process
             try:
                 send(server, start, descriptors)
@@ -115,10 +110,7 @@ class WarmStarts:
 
     def forks(self, argv: Sequence[str], environ: Mapping[str, str], cwd: Path) -> bool:
         """Return whether a command in a directory is forked."""
-        name = _name(argv)
-        if Path(argv[0]).parent != BIN or name not in (*TRAINS, *PLAYS, PROGRAM) or IMPORTS_NOTHING & set(argv):
-            return False
-        if name == PROGRAM and not argv[1].endswith(".py"):
+        if Path(argv[0]).parent != BIN or _name(argv) not in TRAINS + PLAYS or IMPORTS_NOTHING & set(argv):
             return False
         changed = {name for name, _ in environ.items() ^ self._environ.items()}
         if "PYTHONPATH" in changed:
@@ -127,21 +119,20 @@ class WarmStarts:
                 return False
         return all(name.startswith(SAFE) for name in changed - {"PYTHONPATH"})
 
-    def _server(self, name: str) -> socket.socket:
-        libraries = ("mujoco_warp",) if name in TRAINS else ("rsl_rl.algorithms",) if name == PROGRAM else ()
-        if libraries not in self._servers:
+    def _server(self, *, draws: bool) -> socket.socket:
+        if draws not in self._servers:
             ours, theirs = socket.socketpair()
-            arguments = [str(theirs.fileno()), "all" if name == PROGRAM else "learner", *LIBRARIES, *libraries]
+            libraries = LIBRARIES if draws else (*LIBRARIES, "mujoco_warp")
             with theirs:
                 process = subprocess.Popen(
-                    [sys.executable, str(SERVER), *arguments],
+                    [sys.executable, str(SERVER), str(theirs.fileno()), *libraries],
                     env=self._environ,
                     stdin=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,
                 )
-            self._servers[libraries] = process, ours
-        return self._servers[libraries][1]
+            self._servers[draws] = process, ours
+        return self._servers[draws][1]
 
 
 def _name(argv: Sequence[str]) -> str:

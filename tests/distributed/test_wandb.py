@@ -130,7 +130,7 @@ def test_row_20_training_continues_without_wandb(
         for service in named(command, name):
             service.send_signal(signal.SIGKILL if fault == "killed" else signal.SIGSTOP)
     slow_training.unlink()
-    num_rows = len(read_metrics(run)) + 400
+    num_rows = len(read_metrics(run)) + (400 if fault == "hung" else 20)
     wait_for(lambda: len(read_metrics(run)) >= num_rows)
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=240)
@@ -176,11 +176,11 @@ def test_a_sweep_chooses_the_run_and_checkpoints_are_artifacts_of_it(
     params = command.cwd / "params.yaml"
     params.write_text("wandb_version: 1\nagent.learning_rate:\n  value: 0.0005\n")
     sweep = {"SWEEP_ID": "sweep", "RUN_ID": "chosen", "PROJECT": "swept", "SWEEP_PARAM_PATH": str(params)}
-    flags = (*SMALL, "--checkpoint.wandb", "--checkpoint.interval", "100", "--checkpoint.keep-last", "1")
+    flags = (*SMALL, "--checkpoint.wandb", "--checkpoint.interval", "10", "--checkpoint.keep-last", "1")
     with monkeypatch.context() as patch:
         for name, value in sweep.items():
             patch.setenv(f"WANDB_{name}", value)
-        done = command(*flags, "--agent.learning_rate=0.0005", "--max-iterations", "300")
+        done = command(*flags, "--agent.learning_rate=0.0005", "--max-iterations", "30")
     assert done.code == 0, done.err
     run = only_run(command.cwd)
     assert json.loads((run / WANDB_FILE).read_text()) == {"entity": None, "project": "swept", "id": "chosen"}
@@ -189,9 +189,9 @@ def test_a_sweep_chooses_the_run_and_checkpoints_are_artifacts_of_it(
     assert (first.run_id, first.sweep_id) == ("chosen", "sweep")
     versions = records_of(file, "artifact")
     assert {(version.name, version.type) for version in versions} == {("checkpoint-chosen", "model")}
-    assert [version.manifest.contents[0].path for version in versions] == [f"model_{n}.pt" for n in (100, 200, 300)]
-    assert all({"latest", f"iteration-{100 * (i + 1)}"} <= set(one.aliases) for i, one in enumerate(versions))
+    assert [version.manifest.contents[0].path for version in versions] == [f"model_{n}.pt" for n in (10, 20, 30)]
+    assert all({"latest", f"iteration-{10 * (i + 1)}"} <= set(one.aliases) for i, one in enumerate(versions))
     assert "best" in versions[0].aliases
-    newest = list_checkpoints(run)[300]
+    newest = list_checkpoints(run)[30]
     assert newest.stat().st_size == versions[-1].manifest.contents[0].size
     assert not list(run.glob("wandb/.model_*"))
