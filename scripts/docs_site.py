@@ -24,6 +24,9 @@ ROOT = Path(__file__).parents[1]
 MORE_PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 """Pages outside of docs/, by their path in the repository, and their path on the site."""
 
+SCRIPTS = {"scripts/site_search.js": "javascripts/site_search.js"}
+"""Scripts of the pages: path in the repository, and path on the site, which extra_javascript in mkdocs.yml names."""
+
 FOLDERS = {"docs/decisions": "decisions/index.md"}
 """Folders of docs/ that have a page."""
 
@@ -40,8 +43,8 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add pages and pictures from outside of docs/, and generated pages; fill in the navigation."""
-    for source, target in _outside().items():
+    """Add pages, pictures and scripts from outside of docs/, and generated pages; fill in the navigation."""
+    for source, target in (_outside() | SCRIPTS).items():
         files.append(File.generated(config, target, abs_src_path=str(ROOT / source)))
     files.append(File.generated(config, "commands.md", content=commands_page()))
     files.append(File.generated(config, "decisions/index.md", content=decisions_page()))

@@ -196,6 +196,11 @@ def test_the_search_works_without_other_hosts_and_pages_fit_a_phone(address: str
             polling=500,
             timeout=HANG_S * 1000,
         )
+        # A flag is found also with its dashes, which exclude pages in the search's own syntax
+        tab.locator(".md-search__input").fill("")
+        tab.locator(".md-search__input").press_sequentially("--min-return")
+        found = tab.locator(".md-search-result__item").filter(has_text="--min-return")
+        found.first.wait_for(timeout=HANG_S * 1000)
         assert [one for one in requests if not one.startswith((address, "data:", "blob:"))] == []
 
 
