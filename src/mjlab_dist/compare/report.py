@@ -24,6 +24,7 @@ STYLE = """
 :root { color-scheme: light dark; }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
 svg { width: 100%; height: auto; background: white; }
+@media screen and (prefers-color-scheme: dark) { svg { filter: invert(0.93) hue-rotate(180deg); } }
 div { overflow-x: auto; }
 table { border-collapse: collapse; margin: 1rem 0; }
 th, td { border-bottom: 1px solid #8886; padding: 0.25rem 0.75rem; text-align: left; }
