@@ -147,7 +147,7 @@ def plan_devices(
 
     # No GPU. If CUDA_VISIBLE_DEVICES is empty, the user has hidden the GPUs on purpose, so there is no warning.
     if environ.get("CUDA_VISIBLE_DEVICES") != "":
-        logger.warning("No GPU found: training on the CPU (use --gpu-ids None to avoid this warning).")
+        logger.warning("No GPU found: running on the CPU (use --gpu-ids None to avoid this warning).")
     return _shared_cpu(num_ranks or 1, oversubscribe=flags.oversubscribe)
 
 
