@@ -61,12 +61,17 @@ def main(argv: Sequence[str], prog: str) -> None:
 def _show(description: Mapping[str, Any], console: Console) -> None:
     table = Table("observation", "columns of obs", "scale", "history")
     for one in description["observations"]:
-        columns = one["columns"]
-        where = "in state" if columns is None else f"{columns[0]} to {columns[1] - 1}"
-        table.add_row(one["name"], where, f"{one['scale']:g}", str(one["history"]))
+        table.add_row(one["name"], _where(one["columns"]), f"{one['scale']:g}", str(one["history"]))
     console.print(table)
     table = Table("action", "scale", "offset", "clip")
     for one in description["actions"]:
         clip = "" if one["clip"] is None else "{:g} to {:g}".format(*one["clip"])
         table.add_row(one["name"], f"{one['scale']:g}", f"{one['offset']:g}", clip)
     console.print(table)
+
+
+def _where(columns: tuple[int, int] | None) -> str:
+    if columns is None:
+        return "in state"
+    first, last = columns[0], columns[1] - 1
+    return f"{first}" if first == last else f"{first} to {last}"
