@@ -38,6 +38,9 @@ FRAMES = ("quat", "mesh_", "bvh_", "aabb", "oct_", "rbound", "flex", "path")
 """Parts of the names of fields that are not compared. The principal axes of a symmetric body depend on how a machine
 rounds, and so does everything in their frame. The paths of a model's files may differ too."""
 
+MACHINE = {"sitecustomize", "usercustomize"}
+"""Modules that Python imports at its start for a machine or a user, whose files may differ."""
+
 TOLERANCE = 1e-9
 """Relative difference of sums that rounding may cause, since compilers of models use double precision."""
 
@@ -130,7 +133,7 @@ def check_same_task(
 def _own_files(modules: Mapping[str, ModuleType]) -> dict[str, Path]:
     """Return the source files of modules that belong neither to Python nor to an installed package."""
     files = {name: Path(file) for name, module in modules.items() if (file := getattr(module, "__file__", None))}
-    own = {name: file for name, file in files.items() if INSTALLED.isdisjoint(file.parts)}
+    own = {name: file for name, file in files.items() if name not in MACHINE and INSTALLED.isdisjoint(file.parts)}
     folders = {file.parent for file in own.values()}
     installed = {folder for folder in folders if is_installed(str(folder))}
     return {name: file for name, file in own.items() if file.parent not in installed}

@@ -76,10 +76,11 @@ def test_another_source_file_is_found(config: TrainConfig, tmp_path: Path) -> No
     assert own.difference(TaskSummary.of(config, compiled(), {})) is None
 
 
-def test_files_of_installed_packages_are_left_out(config: TrainConfig) -> None:
-    found = TaskSummary.of(config, compiled(), dict(sys.modules)).files
+def test_files_of_installed_packages_and_of_the_machine_are_left_out(config: TrainConfig, tmp_path: Path) -> None:
+    modules = {**sys.modules, "sitecustomize": module(tmp_path / "sitecustomize.py", "")}
+    found = TaskSummary.of(config, compiled(), modules).files
     assert __name__ in found
-    assert not {"json", "mujoco", "torch"} & found.keys()
+    assert not {"json", "mujoco", "torch", "sitecustomize"} & found.keys()
 
 
 def test_a_data_file_of_the_config_is_compared(
