@@ -245,6 +245,7 @@ def test_the_project_is_copied_to_other_hosts(lab: Lab, tmp_path: Path):
     (ours / ".gitignore").write_text("logs\n__pycache__\n")
     (ours / "own_rewards.py").write_text(REWARD.format(value=1.0))
     (ours / "notes of\nmine").write_text("1")
+    (ours / "weights.npz").write_text("1")
 
     def train(name: str, sync: str) -> Run:
         flags = ("--env.rewards.smooth.func", "own_rewards:bonus", "--hosts", "a", "[fd00::2]:1", "--sync-code", sync)
@@ -257,9 +258,12 @@ def test_the_project_is_copied_to_other_hosts(lab: Lab, tmp_path: Path):
         ".gitignore",
         "own_rewards.py",
         "notes of\nmine",
+        "weights.npz",
     }
-    assert "3 copied" in run.output
-    # Edited and removed here, edited there
+    assert "4 copied" in run.output
+    # Edited, removed and ignored here, edited there
+    with (ours / ".gitignore").open("a") as ignored:
+        ignored.write("*.npz\n")
     (ours / "own_rewards.py").write_text(REWARD.format(value=1.5))
     (ours / "notes of\nmine").unlink()
     (theirs / ".gitignore").write_text("edited")
@@ -275,7 +279,7 @@ def test_the_project_is_copied_to_other_hosts(lab: Lab, tmp_path: Path):
     for name in ("own_rewards.py", ".gitignore"):
         assert (theirs / name).read_text() == (ours / name).read_text()
     assert not (theirs / "notes of\nmine").exists()
-    assert (theirs / "own_file").exists()
+    assert {"own_file", "weights.npz"} <= {path.name for path in theirs.iterdir()}
 
 
 @pytest.mark.parametrize(

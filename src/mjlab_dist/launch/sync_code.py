@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import shlex
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mjlab_dist.config import TrainConfig
+from mjlab_dist.distributed.slurm import named_hosts
 from mjlab_dist.errors import PreflightError, UserError
 from mjlab_dist.launch.host_checks import describe_faults, other_hosts
 from mjlab_dist.launch.hosts import CONNECT_TIMEOUT_S, in_thread
@@ -105,8 +107,10 @@ def sync_code(config: TrainConfig, listen: Listener) -> None:
         UserError: If a program is missing, or the directory is no project.
         PreflightError: If a machine cannot be reached, or has changes that exist nowhere else.
     """
-    others = other_hosts(config)
-    if config.sync_code is None or not others:
+    if config.sync_code is None:
+        return
+    others = other_hosts(dataclasses.replace(config, hosts=named_hosts(config.hosts, os.environ)))
+    if not others:
         return
     for program in ("rsync", "ssh"):
         if shutil.which(program) is None:
@@ -249,7 +253,9 @@ class _Target:
         """Return what is there."""
         recorded: dict[str, set[str]] = {}
         for name, digest in _entries(self._run(READ_RECORD)):
-            recorded.setdefault(name, set()).add(digest)
+            # Keep files that git ignores by now: on a shared disk, they are also the only ones of this machine
+            if name in project or not os.path.lexists(self._root / name):
+                recorded.setdefault(name, set()).add(digest)
         digests = dict(_entries(self._run(READ_FILES, _joined(sorted(project.keys() | recorded.keys())))))
         tracked, _, changed = self._run(READ_GIT).partition(b"\0\0")
         return There(recorded, digests, set(_split(tracked)) - set(_split(changed)))
