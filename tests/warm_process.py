@@ -29,7 +29,7 @@ import struct
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing import forkserver, process, resource_tracker
 from pathlib import Path
@@ -266,6 +266,7 @@ def become(start: Start, descriptors: Sequence[int], *kept: int) -> None:
     # Directory and environment
     os.chdir(start.cwd)
     os.umask(start.umask)
+    earlier = python_path(os.environ)
     os.environ.clear()
     os.environ.update(start.environ)
     show_in_proc([sys.executable, *start.argv], start.environ)
@@ -282,8 +283,8 @@ def become(start: Start, descriptors: Sequence[int], *kept: int) -> None:
     is_module = argv[0] == "-m"
     sys.argv = argv[1:] if is_module else argv
     first = start.cwd if is_module else os.path.dirname(argv[0])  # noqa: PTH120
-    paths = [os.path.abspath(each) for each in start.environ.get("PYTHONPATH", "").split(os.pathsep) if each]  # noqa: PTH100
-    sys.path[:] = [first, *dict.fromkeys([*paths, *sys.path[1:]])]
+    rest = [each for each in sys.path[1:] if each not in earlier]
+    sys.path[:] = [first, *dict.fromkeys([*python_path(start.environ), *rest])]
     # Streams
     unbuffered = unbuffered or bool(start.environ.get("PYTHONUNBUFFERED"))
     for own, name in enumerate(("stdin", "stdout", "stderr")):
@@ -294,6 +295,11 @@ def become(start: Start, descriptors: Sequence[int], *kept: int) -> None:
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
+
+
+def python_path(environ: Mapping[str, str]) -> list[str]:
+    """Return the directories of PYTHONPATH."""
+    return [os.path.abspath(each) for each in environ.get("PYTHONPATH", "").split(os.pathsep) if each]  # noqa: PTH100
 
 
 def keep_only(descriptors: set[int]) -> None:
