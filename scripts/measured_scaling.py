@@ -77,24 +77,24 @@ SIMULATED_RANKS = (
 
 LINK_SUMS = {
     "10 Gbit/s, 0.1 ms": LinkSums(
-        bytes_per_s=10e9 / 8, round_trip_s=0.31e-3,
+        bytes_per_s=10e9 / 8, round_trip_s=0.41e-3,
         seconds={
-            (1, 4): 0.64e-3, (1, 2): 1.89e-3, (10_000, 4): 6.17e-3, (10_000, 2): 5.78e-3,
-            (1_000_000, 4): 36.77e-3, (1_000_000, 2): 10.88e-3,
+            (1, 4): 0.74e-3, (1, 2): 0.75e-3, (10_000, 4): 3.48e-3, (10_000, 2): 3.02e-3,
+            (1_000_000, 4): 16.90e-3, (1_000_000, 2): 11.50e-3,
         },
     ),
     "1 Gbit/s, 1 ms": LinkSums(
-        bytes_per_s=1e9 / 8, round_trip_s=2.19e-3,
+        bytes_per_s=1e9 / 8, round_trip_s=2.33e-3,
         seconds={
-            (1, 4): 3.16e-3, (1, 2): 2.55e-3, (10_000, 4): 8.11e-3, (10_000, 2): 7.91e-3,
-            (1_000_000, 4): 41.12e-3, (1_000_000, 2): 24.97e-3,
+            (1, 4): 2.59e-3, (1, 2): 2.54e-3, (10_000, 4): 5.38e-3, (10_000, 2): 5.07e-3,
+            (1_000_000, 4): 38.50e-3, (1_000_000, 2): 22.10e-3,
         },
     ),
     "100 Mbit/s, 10 ms": LinkSums(
-        bytes_per_s=1e8 / 8, round_trip_s=20.30e-3,
+        bytes_per_s=1e8 / 8, round_trip_s=20.50e-3,
         seconds={
-            (1, 4): 22.59e-3, (1, 2): 21.64e-3, (10_000, 4): 47.37e-3, (10_000, 2): 45.26e-3,
-            (1_000_000, 4): 369.24e-3, (1_000_000, 2): 203.96e-3,
+            (1, 4): 21.00e-3, (1, 2): 21.00e-3, (10_000, 4): 45.20e-3, (10_000, 2): 43.40e-3,
+            (1_000_000, 4): 365.00e-3, (1_000_000, 2): 202.00e-3,
         },
     ),
 }  # fmt: skip
@@ -110,73 +110,85 @@ LINK_RUNS = (
     LinkRuns(
         link="10 Gbit/s, 0.1 ms",
         setting="default",
-        steps_per_s=(
-            27_194,
-            19_441,
-        ),
-        waiting=(
-            0.33,
-            0.42,
-        ),
-        seconds=(
-            35,
-            106,
-        ),
+        steps_per_s=(79_466, 86_266),
+        waiting=(0.32, 0.32),
+        seconds=(13, 11),
     ),
     LinkRuns(
         link="10 Gbit/s, 0.1 ms",
         setting="bf16",
-        steps_per_s=(
-            16_646,
-            8_797,
-        ),
-        waiting=(
-            0.41,
-            0.47,
-        ),
-        seconds=(
-            50,
-            70,
-        ),
+        steps_per_s=(84_065, 85_882),
+        waiting=(0.32, 0.33),
+        seconds=(13, 13),
     ),
     LinkRuns(
         link="10 Gbit/s, 0.1 ms",
         setting="period 4",
-        steps_per_s=(
-            10_253,
-            4_206,
-        ),
-        waiting=(
-            0.08,
-            0.11,
-        ),
-        seconds=(
-            135,
-            337,
-        ),
+        steps_per_s=(124_452, 127_864),
+        waiting=(0.06, 0.05),
+        seconds=(9, 9),
     ),
     LinkRuns(
         link="10 Gbit/s, 0.1 ms",
         setting="period 16",
-        steps_per_s=(
-            16_700,
-            4_222,
-        ),
-        waiting=(
-            0.1,
-            0.12,
-        ),
-        seconds=(
-            70,
-            213,
-        ),
+        steps_per_s=(127_133, 126_620),
+        waiting=(0.06, 0.06),
+        seconds=(9, 9),
     ),
-    LinkRuns(link="1 Gbit/s, 1 ms", setting="default", steps_per_s=(47_172,), waiting=(0.41,), seconds=(22,)),
-    LinkRuns(link="1 Gbit/s, 1 ms", setting="bf16", steps_per_s=(39_811,), waiting=(0.38,), seconds=(48,)),
-    LinkRuns(link="1 Gbit/s, 1 ms", setting="period 4", steps_per_s=(26_208,), waiting=(0.13,), seconds=(44,)),
-    LinkRuns(link="1 Gbit/s, 1 ms", setting="period 16", steps_per_s=(28_064,), waiting=(0.16,), seconds=(39,)),
-    LinkRuns(link="100 Mbit/s, 10 ms", setting="default", steps_per_s=(11_503,), waiting=(0.75,), seconds=(81,)),
-    LinkRuns(link="100 Mbit/s, 10 ms", setting="bf16", steps_per_s=(11_184,), waiting=(0.71,), seconds=(101,)),
-    LinkRuns(link="100 Mbit/s, 10 ms", setting="period 4", steps_per_s=(16_835,), waiting=(0.19,), seconds=(67,)),
-    LinkRuns(link="100 Mbit/s, 10 ms", setting="period 16", steps_per_s=(8_473,), waiting=(0.13,), seconds=(132,)),
+    LinkRuns(
+        link="1 Gbit/s, 1 ms",
+        setting="default",
+        steps_per_s=(62_890, 61_921),
+        waiting=(0.45, 0.46),
+        seconds=(15, 15),
+    ),
+    LinkRuns(
+        link="1 Gbit/s, 1 ms",
+        setting="bf16",
+        steps_per_s=(66_447, 61_932),
+        waiting=(0.47, 0.46),
+        seconds=(17, 18),
+    ),
+    LinkRuns(
+        link="1 Gbit/s, 1 ms",
+        setting="period 4",
+        steps_per_s=(127_360, 116_731),
+        waiting=(0.1, 0.09),
+        seconds=(9, 10),
+    ),
+    LinkRuns(
+        link="1 Gbit/s, 1 ms",
+        setting="period 16",
+        steps_per_s=(134_550, 126_039),
+        waiting=(0.09, 0.1),
+        seconds=(8, 9),
+    ),
+    LinkRuns(
+        link="100 Mbit/s, 10 ms",
+        setting="default",
+        steps_per_s=(14_853, 14_800),
+        waiting=(0.89, 0.89),
+        seconds=(63, 62),
+    ),
+    LinkRuns(
+        link="100 Mbit/s, 10 ms",
+        setting="bf16",
+        steps_per_s=(15_431, 14_787),
+        waiting=(0.89, 0.87),
+        seconds=(73, 76),
+    ),
+    LinkRuns(
+        link="100 Mbit/s, 10 ms",
+        setting="period 4",
+        steps_per_s=(96_516, 71_937),
+        waiting=(0.5, 0.48),
+        seconds=(15, 19),
+    ),
+    LinkRuns(
+        link="100 Mbit/s, 10 ms",
+        setting="period 16",
+        steps_per_s=(96_137, 69_964),
+        waiting=(0.49, 0.43),
+        seconds=(14, 17),
+    ),
 )

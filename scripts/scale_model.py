@@ -265,7 +265,6 @@ def page() -> str:
         sums=_sums_table(),
         overlaps=_overlaps_table(),
         bf16_numbers=f"{_bf16_numbers():,.0f}",
-        share_1_ms=f"{_communication_share('1 Gbit/s, 1 ms'):.0%}",
         share_10_ms=f"{_communication_share('100 Mbit/s, 10 ms'):.0%}",
         links=_links_table(),
         cartpole=f"{parameters(CARTPOLE_OBSERVATIONS, CARTPOLE_HIDDEN, CARTPOLE_ACTIONS):,}",
