@@ -63,16 +63,16 @@ class SimulatedRanks:
 
 
 REAL_RANKS = (
-    RealRanks(ranks=4, total_s=73.0, joined_s=0.51, metrics_ms=14.07, checkpoint_ms=130.6),
-    RealRanks(ranks=16, total_s=96.4, joined_s=5.46, metrics_ms=150.70, checkpoint_ms=268.8),
-    RealRanks(ranks=64, total_s=96.9, joined_s=13.34, metrics_ms=365.17, checkpoint_ms=707.7),
+    RealRanks(ranks=4, total_s=8.2, joined_s=0.09, metrics_ms=2.22, checkpoint_ms=20.0),
+    RealRanks(ranks=16, total_s=8.0, joined_s=0.46, metrics_ms=10.51, checkpoint_ms=69.7),
+    RealRanks(ranks=64, total_s=14.0, joined_s=2.89, metrics_ms=129.89, checkpoint_ms=462.0),
 )
 
 SIMULATED_RANKS = (
-    SimulatedRanks(ranks=16, events_ms=0.07, metrics_ms=0.63, checkpoint_ms=5.35),
-    SimulatedRanks(ranks=64, events_ms=0.19, metrics_ms=1.10, checkpoint_ms=6.85),
-    SimulatedRanks(ranks=256, events_ms=0.65, metrics_ms=2.41, checkpoint_ms=16.1),
-    SimulatedRanks(ranks=1024, events_ms=2.61, metrics_ms=7.32, checkpoint_ms=79.4),
+    SimulatedRanks(ranks=16, events_ms=0.1, metrics_ms=0.47, checkpoint_ms=7.4),
+    SimulatedRanks(ranks=64, events_ms=0.24, metrics_ms=0.67, checkpoint_ms=5.5),
+    SimulatedRanks(ranks=256, events_ms=0.61, metrics_ms=1.7, checkpoint_ms=14.6),
+    SimulatedRanks(ranks=1024, events_ms=2.5, metrics_ms=6.0, checkpoint_ms=64.2),
 )
 
 LINK_SUMS = {
