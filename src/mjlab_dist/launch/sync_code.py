@@ -37,7 +37,7 @@ READ_FILES = "cd {root} 2>/dev/null || exit 0; xargs -0 sha256sum -z -- 2>/dev/n
 """Program that prints the digests of the files whose names it reads, if they exist."""
 
 READ_GIT = """
-cd {root} 2>/dev/null && [ -e .git ] && command -v git >/dev/null || exit 0
+cd {root} 2>/dev/null && [ -e .git ] && git rev-parse --quiet --verify HEAD >/dev/null 2>&1 || exit 0
 git ls-files -z && printf '\\0' && git diff --name-only --no-renames -z HEAD
 """
 """Program that prints the files that git has, an empty name, and those that differ from the last commit."""
@@ -234,10 +234,10 @@ class _Target:
         there = self._read(project)
         changes = there.changes(project)
         if changes.lost and not overwrite:
-            more = f" and {len(changes.lost) - 1} more" if len(changes.lost) > 1 else ""
+            more = f" and {len(changes.lost) - 1} more differ" if len(changes.lost) > 1 else " differs"
             raise CopyError(
-                f"{self._root / changes.lost[0]}{more} differs there, and git has no copy of it; commit it there, or "
-                "use --sync-code overwrite"
+                f"{self._root / changes.lost[0]}{more} there, and git there has no copy; commit it, or use "
+                "--sync-code overwrite"
             )
         # If rsync is interrupted, each file may be as before or as here
         both = {name: {own, *there.recorded.get(name, ())} for name, own in project.items()}
@@ -257,8 +257,7 @@ class _Target:
             if name in project or not os.path.lexists(self._root / name):
                 recorded.setdefault(name, set()).add(digest)
         digests = dict(_entries(self._run(READ_FILES, _joined(sorted(project.keys() | recorded.keys())))))
-        tracked, _, changed = self._run(READ_GIT).partition(b"\0\0")
-        return There(recorded, digests, set(_split(tracked)) - set(_split(changed)))
+        return There(recorded, digests, _committed(self._run(READ_GIT)))
 
     def _run(self, program: str, data: bytes = b"") -> bytes:
         """Run a program of the shell there, and return what it prints."""
@@ -295,6 +294,17 @@ def _joined(names: Sequence[str]) -> bytes:
 
 def _split(joined: bytes) -> list[str]:
     return [os.fsdecode(name) for name in joined.split(b"\0") if name]
+
+
+def _committed(printed: bytes) -> set[str]:
+    """Return the files that are as in the last commit.
+
+    Args:
+        printed: Output of :data:`READ_GIT`.
+    """
+    names = os.fsdecode(printed).split("\0")
+    end = names.index("")
+    return set(names[:end]) - set(names[end:])
 
 
 def _to_record(digests: Mapping[str, Set[str]]) -> bytes:

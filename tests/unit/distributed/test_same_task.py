@@ -65,6 +65,9 @@ def test_rounding_is_no_difference(config: TrainConfig) -> None:
     rounded.body_iquat[1] = [0, 1, 0, 0]  # other principal axes of the same inertia
     own, other = (TaskSummary.of(config, model, {}) for model in (compiled(), rounded))
     assert own.difference(other) is None
+    rounded.opt.gravity[0] = rounded.jnt_range[0, 0] = float("inf")
+    own = TaskSummary.of(config, rounded, {})
+    assert own.difference(own) is None
 
 
 def test_another_source_file_is_found(config: TrainConfig, tmp_path: Path) -> None:

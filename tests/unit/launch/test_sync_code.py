@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mjlab_dist.errors import UserError
-from mjlab_dist.launch.sync_code import There, _entries, _to_record, find_project, list_files
+from mjlab_dist.launch.sync_code import READ_GIT, There, _committed, _entries, _to_record, find_project, list_files
 
 
 @pytest.fixture
@@ -86,6 +87,28 @@ def test_a_file_is_lost_if_only_the_other_machine_has_it(
     )
     changes = machine.changes({"task.py": "new"})._asdict()
     assert [kind for kind, names in changes.items() if names] == list(expected)
+
+
+def committed(root: Path) -> set[str]:
+    """What the program finds in a directory."""
+    program = READ_GIT.format(root=shlex.quote(str(root)))
+    return _committed(subprocess.run(["sh", "-c", program], capture_output=True, check=True).stdout)
+
+
+def test_only_files_as_in_the_last_commit_count_as_committed(repository: Path) -> None:
+    assert committed(repository) == {".gitignore", "committed.py", "src/a b\n'.py"}
+    (repository / "committed.py").write_text("edited")
+    assert committed(repository) == {".gitignore", "src/a b\n'.py"}
+    git(repository, "rm", "--quiet", "--cached", "-r", ".")
+    assert committed(repository) == set()
+
+
+def test_nothing_is_committed_without_a_commit(tmp_path: Path) -> None:
+    assert committed(tmp_path / "nowhere") == committed(tmp_path) == set()
+    git(tmp_path, "init", "--quiet")
+    (tmp_path / "added.py").touch()
+    git(tmp_path, "add", ".")
+    assert committed(tmp_path) == set()
 
 
 def test_only_copies_are_removed() -> None:
