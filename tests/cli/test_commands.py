@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import Command
 
+import mjlab_dist_tasks.quadruped
 from mjlab_dist.errors import Exit
 from mjlab_dist.run_dir import CHECKPOINTS_DIR, CONFIG_FILE, checkpoint_path
 
@@ -306,15 +307,33 @@ def test_resuming_the_latest_run_reports_newer_runs_without_a_checkpoint(command
     assert "2026-01-02_00-00-00" in line
 
 
-def test_training_imports_neither_the_compiler_of_torch_nor_wandb(tmp_path: Path) -> None:
-    argv = ["train", "cartpole-balance", "--gpu-ids", "None", "--num-envs", "8", "--max-iterations", "1"]
+def test_training_and_evaluation_import_neither_the_compiler_of_torch_nor_wandb(tmp_path: Path) -> None:
+    one = ["--gpu-ids", "None", "--num-envs", "8"]
+    evaluate = [
+        "mjlab-dist",
+        "evaluate",
+        "quadruped-velocity-flat",
+        "--run",
+        str(Path(mjlab_dist_tasks.quadruped.__file__).parent / "demo"),
+        *one,
+        "--num-episodes",
+        "1",
+    ]
+    commands = [
+        ["train", "cartpole-balance", *one, "--max-iterations", "1"],
+        [*evaluate, "--env.episode-length-s", "0.1"],
+    ]
     code = f"""
-import sys
-from mjlab_dist.cli.main import train
-sys.argv = {argv!r}
-train()
-unused = {{"torch._dynamo", "torch._inductor", "sympy", "wandb"}} & sys.modules.keys()
-sys.exit(f"imported {{unused}}" if unused else 0)
+import os, sys
+from mjlab_dist.cli.main import train, umbrella
+for argv in {commands!r}:
+    if os.fork() == 0:
+        sys.argv = argv
+        train() if argv[0] == "train" else umbrella()
+        unused = {{"torch._dynamo", "torch._inductor", "sympy", "wandb"}} & sys.modules.keys()
+        sys.exit(f"imported {{unused}}" if unused else 0)
+    if os.wait()[1]:
+        sys.exit(f"failed: {{argv}}")
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

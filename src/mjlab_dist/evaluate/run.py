@@ -18,6 +18,7 @@ from mjlab_dist.distributed import outside_launcher
 from mjlab_dist.errors import UserError
 from mjlab_dist.evaluate.batches import Batch, BatchSums, Job, RankSums, play_batches, split
 from mjlab_dist.evaluate.vary import Point, make_points
+from mjlab_dist.imports import import_learner
 from mjlab_dist.launch.hosts import Host
 from mjlab_dist.launch.plan import RunPlan
 from mjlab_dist.machine.devices import find_gpus, plan_devices
@@ -139,6 +140,7 @@ def _play(job: Job, config: TrainConfig, listen: Listener) -> list[RankSums]:
     with tempfile.TemporaryDirectory(prefix="mjlab-dist-evaluate-") as directory:
         plan = RunPlan(hosts=(Host(devices=devices),), budget=None, run_dir=Path(directory))
         if len(devices) == 1:
+            import_learner()
             with listening(listen):
                 return [entry(config, plan.rank_plans[0], Control())]
         from mjlab_dist.launch.ranks import run_ranks  # noqa: PLC0415 (torchrunx imports torch)
