@@ -175,6 +175,11 @@ def warm_starts() -> Iterator[WarmStarts | None]:
     warm.close()
 
 
+def is_cold(request: pytest.FixtureRequest) -> bool:
+    """Return whether a test starts each process as users do."""
+    return request.node.get_closest_marker("cold") is not None
+
+
 @pytest.fixture
 def command(tmp_path: Path, request: pytest.FixtureRequest, warm_starts: WarmStarts | None) -> Iterator[Command]:
     """Run an installed command. Processes that it leaves behind are killed and fail the test.
@@ -182,8 +187,7 @@ def command(tmp_path: Path, request: pytest.FixtureRequest, warm_starts: WarmSta
     Most commands are forked from a process that has imported their libraries. Tests with the marker `cold`, and their
     fixtures, start each command as users do.
     """
-    is_cold = request.node.get_closest_marker("cold") is not None
-    runner = Command(f"{os.getpid()}-{request.node.name}", tmp_path, None if is_cold else warm_starts)
+    runner = Command(f"{os.getpid()}-{request.node.name}", tmp_path, None if is_cold(request) else warm_starts)
     yield runner
     left = runner.leftovers()
     for process in runner.processes():
@@ -342,15 +346,19 @@ def known_hosts(home: Path) -> Path:
 
 
 @pytest.fixture
-def add_host(ssh_config: Path, key_file: Path, known_hosts: Path) -> Iterator[Add]:
+def add_host(
+    ssh_config: Path, key_file: Path, known_hosts: Path, request: pytest.FixtureRequest, warm_starts: WarmStarts | None
+) -> Iterator[Add]:
     """Start a host that is in SSH's config file; further arguments are passed to the server."""
     import paramiko
     from ssh_server import SshServer, host_entry, known_host
 
     servers: list[SshServer] = []
+    warm = None if is_cold(request) else warm_starts
 
     def add(host: str, *, is_known: bool = True, **kwargs: object) -> SshServer:
-        server = SshServer(**{"user_key": paramiko.ECDSAKey.from_private_key_file(str(key_file)), **kwargs})
+        user_key = paramiko.ECDSAKey.from_private_key_file(str(key_file))
+        server = SshServer(**{"user_key": user_key, "warm": warm, **kwargs})
         servers.append(server)
         with ssh_config.open("a") as file:
             file.write(host_entry(host, server.port, key_file))

@@ -7,7 +7,10 @@ documentation do not, and SSH's config file can redirect them: ``host_entry("192
 from __future__ import annotations
 
 import contextlib
+import functools
+import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -18,6 +21,10 @@ from typing import IO, Self
 
 import paramiko
 from paramiko.common import AUTH_FAILED, AUTH_SUCCESSFUL, OPEN_SUCCEEDED
+from warm_start import WarmStarts
+
+from mjlab_dist.launch.agents import START
+from mjlab_dist.launch.hosts import program
 
 
 def known_host(port: int, key: paramiko.PKey) -> str:
@@ -40,6 +47,7 @@ class SshServer:
         paths: Replacements of paths of this machine in commands, because the host has other files.
         environ: The environment of commands.
         host_keys: The keys of the host, one per type; None generates one.
+        warm: Process to fork agents from; None starts them as the launcher asks for it.
     """
 
     def __init__(
@@ -51,9 +59,11 @@ class SshServer:
         paths: Mapping[str, str] | None = None,
         environ: Mapping[str, str] | None = None,
         host_keys: Sequence[paramiko.PKey] | None = None,
+        warm: WarmStarts | None = None,
     ) -> None:
         self.user_key = user_key
         self.paths = dict(paths or {})
+        self.warm = warm
         coverage = {name: value for name, value in os.environ.items() if name.startswith("COVERAGE_")}
         self.environ = {"PATH": "/usr/bin:/bin", "HOME": os.environ.get("HOME", "/"), **coverage, **(environ or {})}
         self.host_keys: list[paramiko.PKey] = list(host_keys or [paramiko.ECDSAKey.generate()])
@@ -95,14 +105,7 @@ class SshServer:
         for here, there in self.paths.items():
             command = command.replace(here, there)
         self.commands.append(command)
-        process = subprocess.Popen(
-            ["/bin/sh", "-c", command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=self.environ,
-            start_new_session=True,
-        )
+        process = self._start(command, channel)
         self.processes.append(process)
         # The answer shows that the client knows that its command runs; nothing may be sent before it.
         transport.global_request("are you there")
@@ -123,6 +126,27 @@ class SshServer:
         with contextlib.suppress(OSError, EOFError):
             channel.send_exit_status(code if code >= 0 else 128 - code)
             channel.close()
+
+    def _start(self, command: str, channel: paramiko.Channel) -> subprocess.Popen[bytes]:
+        """Start a command, in a shell or as an agent."""
+        start = functools.partial(
+            subprocess.Popen[bytes],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        cd, _, rest = command.partition(" && exec ")
+        if self.warm is None or rest != program(START):
+            return start(["/bin/sh", "-c", command], env=self.environ)
+        # What START does: read environment and command, and run as this command
+        line = bytearray()
+        while not line.endswith(b"\n"):
+            line += channel.recv(1)
+        self.input.append(line.decode())
+        variables, argv = json.loads(line)
+        with self.warm.used():
+            return start(argv, cwd=shlex.split(cd)[1], env={**self.environ, **variables})
 
 
 def _receive(channel: paramiko.Channel, stdin: IO[bytes], record: list[str]) -> None:

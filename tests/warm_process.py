@@ -4,8 +4,9 @@ Importing torch, Warp and rsl_rl takes most of the CPU time of a short command. 
 command it forks, and sets what an exec would have set: session, descriptors, signals, working directory, environment,
 arguments, also those in /proc, and the standard streams. The package itself is imported again by each command.
 
-A command that starts several ranks also starts an agent, and the agent a fork server. Both would import the libraries
-again, so they are forked too, from a process that was reserved before the command's first line ran.
+A command that starts several ranks also starts an agent, and the agent a fork server; torchrun starts each rank. They
+all would import the libraries again, so they are forked too, from processes that were reserved before the command's
+first line ran.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ from typing import Any
 
 PACKAGES = ("mjlab_dist", "mjlab_dist_tasks")
 """Packages that each command must import itself."""
+
+AGENT = ["-u", "-W", "ignore:resource_tracker", "-m", "mjlab_dist.launch.agent"]
+"""First arguments of Python for an agent."""
 
 SIZE = struct.Struct("I")
 """Length of a message, which precedes it."""
@@ -143,13 +147,13 @@ def serve(connection: socket.socket) -> Start:
 
 
 def command(start: Start, descriptors: Sequence[int], ready: int) -> Start:
-    """Become a command, or an agent that it starts. Then send the process ID of the command."""
+    """Become a command, or a process that it starts. Then send the process ID of the command."""
     os.setsid()
     launcher = os.getpid()
     reserved: list[tuple[socket.socket, int]] = []
-    for position in range(num_agents(start.argv)):
+    for position in range(num_reserved(start.argv)):
         ours, theirs = socket.socketpair()
-        if (agent := os.fork()) == 0:
+        if (pid := os.fork()) == 0:
             for each in (ours, *(connection for connection, _ in reserved)):
                 each.close()
             for each in (*descriptors, ready):
@@ -157,31 +161,35 @@ def command(start: Start, descriptors: Sequence[int], ready: int) -> Start:
             return reserve(theirs, launcher)
         theirs.close()
         own = fcntl.fcntl(ours.detach(), fcntl.F_DUPFD_CLOEXEC, OUT_OF_THE_WAY + position)
-        reserved.append((socket.socket(fileno=own), agent))
+        reserved.append((socket.socket(fileno=own), pid))
     if reserved:
-        replace_fork_exec(lambda *args: start_agent(reserved, args))
+        replace_fork_exec(lambda *args: start_reserved(reserved, args))
+    elif start.argv[: len(AGENT)] == AGENT:
+        replace_fork_exec(start_fork_server)
     become(start, descriptors, ready, *(connection.fileno() for connection, _ in reserved))
     os.write(ready, SIZE.pack(os.getpid()))
     os.close(ready)
     return start
 
 
-def num_agents(argv: Sequence[str]) -> int:
-    """Return how many agents of a command to reserve processes for."""
+def num_reserved(argv: Sequence[str]) -> int:
+    """Return how many processes to reserve for the agents that a command starts, or for the ranks of torchrun."""
+    if Path(argv[0]).name == "torchrun":
+        return int(argv[argv.index("--nproc-per-node") + 1])
     if "--max-restarts" in argv or argv[1:2] in (["verify"], ["scaling"]):
         return 3
     evaluates = argv[1:2] == ["evaluate"]
     if "--cpu-ranks" in argv[:-1] and not evaluates:
-        return int(argv[argv.index("--cpu-ranks") + 1] != "1")
+        return int(argv[argv.index("--cpu-ranks") + 1] != "1" or "--hosts" in argv)
     return int(evaluates or "--resume" in argv or "--config" in argv)  # a run is resumed with as many ranks as before
 
 
 def reserve(connection: socket.socket, launcher: int) -> Start:
-    """Wait for the command that started this process to start its agent, and become that; end with the command."""
+    """Wait until the command that forked this process starts an agent or rank, and become it. End with the command."""
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != launcher:
         os._exit(0)
-    # No signal that is sent before the agent exists reaches it
+    # No signal that is sent before that has started reaches it
     signals = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
     before = {each: signal.signal(each, signal.SIG_IGN) for each in signals}
     message = receive(connection)
@@ -208,18 +216,19 @@ def replace_fork_exec(function: Callable[..., int | None]) -> None:
     subprocess._fork_exec = fork_exec  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def start_agent(reserved: list[tuple[socket.socket, int]], args: Sequence[Any]) -> int | None:
-    """Let a reserved process become the agent on this machine, if any is left."""
+def start_reserved(reserved: list[tuple[socket.socket, int]], args: Sequence[Any]) -> int | None:
+    """Let a reserved process become the agent on this machine, or a rank of torchrun, if any is left."""
     argv, _, _, _, cwd, environ, stdin, _, _, stdout, _, stderr = args[:12]
     argv = [os.fsdecode(each) for each in argv]
-    if argv[1:6] != ["-u", "-W", "ignore:resource_tracker", "-m", "mjlab_dist.launch.agent"] or not reserved:
+    is_agent = argv[1 : 1 + len(AGENT)] == AGENT
+    if not reserved or not (is_agent or Path(argv[0]).name == "train"):
         return None
     connection, pid = reserved.pop(0)  # the oldest, as tests order agents by age
     variables = dict(os.fsdecode(each).split("=", 1) for each in environ)
     descriptors = [each if each >= 0 else own for own, each in enumerate((stdin, stdout, stderr))]
     try:
         with connection:
-            send(connection, Start.here(argv[1:], variables, cwd), descriptors)
+            send(connection, Start.here(argv[is_agent:], variables, cwd), descriptors)
     except OSError:
         return None  # it was killed
     return pid

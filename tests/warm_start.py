@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from warm_process import SIZE, Start, send
+from warm_process import AGENT, SIZE, Start, send
 
 from mjlab_dist.patching import patched
 
@@ -24,11 +24,14 @@ SERVER = Path(__file__).parent / "warm_process.py"
 LIBRARIES = ("warp", "torchrunx.worker", "torchrunx.agent", "tyro", "rich.progress", "yaml", "dacite", "psutil")
 """Modules that commands import, in addition to those of a learner."""
 
-TRAINS = ("train", "evaluate", "export", "size-buffers", "new-task", "verify", "scaling")
+TRAINS = ("train", "torchrun", "evaluate", "size-buffers", "new-task", "verify", "scaling")
 """Commands that train or play in processes which do not draw."""
 
-PLAYS = ("play", "check", "demo", "watch", "pack")
+PLAYS = ("play", "check", "demo", "watch")
 """Commands that import MuJoCo themselves, after they have chosen how it draws."""
+
+EXPORTS = ("export", "pack")
+"""Commands that write ONNX files."""
 
 IMPORTS_NOTHING = {"--help", "-h", "--help-all", "--print-config"}
 """Flags of commands that import no libraries."""
@@ -36,7 +39,7 @@ IMPORTS_NOTHING = {"--help", "-h", "--help-all", "--print-config"}
 SAFE = (
     *("MJLAB_DIST_", "PYTEST_", "COLUMNS", "HOME", "PATH", "XDG_CACHE_HOME", "SSH_AUTH_SOCK", "TMPDIR"),
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_", "SLURM_"),
-    *("WANDB_", "NETRC", "HF_", "TRACKIO_", "WARP_CACHE_PATH", "FAKE_SLURM"),
+    *("WANDB_", "NETRC", "HF_", "TRACKIO_", "WARP_CACHE_PATH", "FAKE_SLURM", "CUDA_DEVICE_ORDER"),
 )
 """Starts of the names of variables that no library reads when it is imported."""
 
@@ -58,8 +61,8 @@ class WarmStarts:
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = dict(environ)
-        self._servers: dict[bool, tuple[subprocess.Popen[bytes], socket.socket]] = {}
-        self._lock = threading.Lock()
+        self._servers: dict[tuple[str, ...], tuple[subprocess.Popen[bytes], socket.socket]] = {}
+        self._lock = threading.RLock()
         self.num_forks = 0
 
     @contextlib.contextmanager
@@ -70,7 +73,7 @@ class WarmStarts:
         def fork_exec(*args: Any) -> int:
             return self._fork(*args) or original(*args)
 
-        with patched(subprocess, "_fork_exec", fork_exec):
+        with self._lock, patched(subprocess, "_fork_exec", fork_exec):
             yield
 
     def close(self) -> None:
@@ -89,40 +92,44 @@ class WarmStarts:
             return None
         argv = [os.fsdecode(each) for each in argv]
         environ = dict(os.fsdecode(each).split("=", 1) for each in variables)
-        start = Start.here(argv, environ, os.fspath(cwd) if cwd else None)
+        start = Start.here(argv[_is_agent(argv) :], environ, os.fspath(cwd) if cwd else None)
         if not self.forks(argv, environ, Path(start.cwd)):
             return None
         descriptors = [each if each >= 0 else own for own, each in enumerate((stdin, stdout, stderr))]
         prctl = ctypes.CDLL(None).prctl
-        with self._lock:
-            server = self._server(draws=_name(argv) in PLAYS)
-            prctl(PR_SET_CHILD_SUBREAPER, 1)  # the command becomes a child of this process
-            try:
-                send(server, start, descriptors)
-                answer = server.recv(SIZE.size)
-            except OSError:
-                return None
-            finally:
-                prctl(PR_SET_CHILD_SUBREAPER, 0)
+        server = self._server(_libraries(_name(argv)))
+        prctl(PR_SET_CHILD_SUBREAPER, 1)  # the command becomes a child of this process
+        try:
+            send(server, start, descriptors)
+            answer = server.recv(SIZE.size)
+        except OSError:
+            return None
+        finally:
+            prctl(PR_SET_CHILD_SUBREAPER, 0)
         pid = SIZE.unpack(answer)[0] if answer else 0
         self.num_forks += pid > 0
         return pid or None
 
     def forks(self, argv: Sequence[str], environ: Mapping[str, str], cwd: Path) -> bool:
         """Return whether a command in a directory is forked."""
-        if Path(argv[0]).parent != BIN or _name(argv) not in TRAINS + PLAYS or IMPORTS_NOTHING & set(argv):
-            return False
-        changed = {name for name, _ in environ.items() ^ self._environ.items()}
+        changed = {name for name, value in environ.items() if self._environ.get(name) != value}
+        if not _is_agent(argv):  # another host has few variables
+            if (
+                Path(argv[0]).parent != BIN
+                or _name(argv) not in TRAINS + PLAYS + EXPORTS
+                or IMPORTS_NOTHING & set(argv)
+            ):
+                return False
+            changed |= self._environ.keys() - environ.keys()
         if "PYTHONPATH" in changed:
             folders = [cwd / each for each in environ.get("PYTHONPATH", "").split(os.pathsep)]
             if any((folder / name).is_file() for folder in folders for name in STARTS_PYTHON):
                 return False
         return all(name.startswith(SAFE) for name in changed - {"PYTHONPATH"})
 
-    def _server(self, *, draws: bool) -> socket.socket:
-        if draws not in self._servers:
+    def _server(self, libraries: tuple[str, ...]) -> socket.socket:
+        if libraries not in self._servers:
             ours, theirs = socket.socketpair()
-            libraries = LIBRARIES if draws else (*LIBRARIES, "mujoco_warp")
             with theirs:
                 process = subprocess.Popen(
                     [sys.executable, str(SERVER), str(theirs.fileno()), *libraries],
@@ -131,8 +138,20 @@ class WarmStarts:
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,
                 )
-            self._servers[draws] = process, ours
-        return self._servers[draws][1]
+            self._servers[libraries] = process, ours
+        return self._servers[libraries][1]
+
+
+def _is_agent(argv: Sequence[str]) -> bool:
+    """Return whether a command is Python with an agent."""
+    return argv[0] == sys.executable and list(argv[1 : 1 + len(AGENT)]) == AGENT
+
+
+def _libraries(name: str) -> tuple[str, ...]:
+    """Return what a command imports."""
+    if name in PLAYS:
+        return LIBRARIES
+    return (*LIBRARIES, "mujoco_warp", *(["exporter"] if name in EXPORTS else ()))
 
 
 def _name(argv: Sequence[str]) -> str:

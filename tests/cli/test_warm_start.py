@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import warm_start
 from conftest import inherited
+from warm_process import AGENT
 from warm_start import WarmStarts
 
 STATE = """
@@ -147,6 +148,10 @@ def test_variables_that_libraries_read_need_an_exec(warm: WarmStarts, name: str,
     train = [str(warm_start.BIN / "train")]
     assert not warm.forks(train, {**inherited(), name: "1"}, tmp_path)
     assert warm.forks(train, {**inherited(), "MJLAB_DIST_FAULT": "1"}, tmp_path)
+    # An agent on another host, which has fewer variables
+    agent, few = [sys.executable, *AGENT, "--fork"], {"PATH": "/usr/bin:/bin"}
+    assert warm.forks(agent, few, tmp_path)
+    assert not warm.forks(agent, {**few, name: "1"}, tmp_path)
 
 
 @pytest.mark.parametrize("module", ["sitecustomize.py", "usercustomize.py"])

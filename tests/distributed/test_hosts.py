@@ -404,9 +404,8 @@ def node7(add_host: Add) -> SshServer:
 
 
 @pytest.fixture
-def train(node7: SshServer, ssh_config: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:  # noqa: ARG001
+def train(node7: SshServer, ssh_config: Path) -> tuple[str, ...]:  # noqa: ARG001
     """A command that trains on this machine and another."""
-    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")  # both hosts have all cores of this machine
     small = ("--num-envs", "32", "--agent.num-steps-per-env", "8", "--env.episode-length-s", "0.1")
     hosts = ("--hosts", "localhost", NODE7, "--ssh-config", str(ssh_config))
     return ("train", "cartpole-balance", "--gpu-ids", "None", "--cpu-ranks", "1", *small, *hosts)
@@ -451,10 +450,13 @@ def test_a_rank_killed_on_another_machine_is_restarted(command: Command, train: 
 
 @pytest.fixture
 def training(
-    command: Command, train: tuple[str, ...], wait_for: Callable[[Callable[[], bool]], None]
+    command: Command,
+    slow_training: Path,  # noqa: ARG001
+    train: tuple[str, ...],
+    wait_for: Callable[[Callable[[], bool]], None],
 ) -> subprocess.Popen[str]:
     """A long run that has begun to train."""
-    process = command.start(*train, "--max-iterations", "100000")
+    process = command.start(*train, "--max-iterations", "100000", "--logger", "slow_logger:Slow")
     wait_for(
         lambda: process.poll() is not None or any(f.stat().st_size > 3000 for f in command.cwd.rglob(METRICS_FILE))
     )
