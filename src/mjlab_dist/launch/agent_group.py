@@ -18,7 +18,7 @@ import cloudpickle
 from torchrunx.utils.comm import LauncherAgentGroup
 from torchrunx.utils.errors import AgentFailedError
 
-from mjlab_dist.launch.handshake import MAX_UNPROVEN, authenticate, secret_of
+from mjlab_dist.launch.handshake import accept_proven, authenticate, secret_of, shut_down
 from mjlab_dist.wording import listed
 
 ABORT_POLL_S = 0.2
@@ -87,8 +87,8 @@ class LauncherGroup(LauncherAgentGroup[Any]):
         """
         self._agents: dict[int, Connection] = {}
         self._connected = threading.Condition()
-        self._unproven = threading.Semaphore(MAX_UNPROVEN)
-        threading.Thread(target=self._accept, name="agents", daemon=True).start()
+        accepting = (self.listener, self.secret, self._admit)
+        threading.Thread(target=accept_proven, args=accepting, name="agents", daemon=True).start()
         deadline = time.monotonic() + self.agent_timeout
         with self._connected:
             while len(self._agents) < self.world_size - 1:
@@ -107,25 +107,8 @@ class LauncherGroup(LauncherAgentGroup[Any]):
         missing = [host for rank, host in enumerate(self.hosts, 1) if rank not in ranks]
         return AgentFailedError(f"no answer within {self.agent_timeout} s from torchrunx's agent on {listed(missing)}")
 
-    def _accept(self) -> None:
-        """Accept connections until the listener is closed. A peer that does not answer does not delay others."""
-        while True:
-            self._unproven.acquire()
-            try:
-                peer, _ = self.listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._admit, args=(peer,), name="agent", daemon=True).start()
-
     def _admit(self, peer: socket.socket) -> None:
-        """Add a connection if it is from an agent; otherwise, close it."""
-        try:
-            authenticate(peer, self.secret, listens=True)
-        except OSError:
-            peer.close()
-            return
-        finally:
-            self._unproven.release()
+        """Add the connection of an agent."""
         self.peers.append(peer)
         connection = Connection(os.dup(peer.fileno()))
         rank = int.from_bytes(connection.recv_bytes(RANK_BYTES), "big")
@@ -161,9 +144,7 @@ class LauncherGroup(LauncherAgentGroup[Any]):
 
     def shutdown(self) -> None:
         """Close the connections, and end the thread that accepts them."""
-        with contextlib.suppress(OSError):
-            self.listener.shutdown(socket.SHUT_RDWR)  # unlike close, this wakes a thread that waits in accept
-        self.listener.close()
+        shut_down(self.listener)
         for connection in self._agents.values():
             connection.close()
         for peer in self.peers:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import secrets
 import socket
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 SECRET = "MJLAB_DIST_SECRET"  # noqa: S105 (the name of a variable)
 """Variable with the secret of a launch in hexadecimal. Other users cannot read the environment of a process."""
@@ -72,6 +74,46 @@ def authenticate(connection: socket.socket, secret: bytes, *, listens: bool) -> 
     if not hmac.compare_digest(_receive(connection, len(proofs[0]), deadline), proofs[not listens]):
         raise NotOursError("the other end does not know the secret of the launch")
     connection.settimeout(None)
+
+
+def accept_proven(listener: socket.socket, secret: bytes, admit: Callable[[socket.socket], None]) -> None:
+    """Accept connections until the listener is shut down. A peer that does not answer does not delay others.
+
+    Args:
+        listener: Listening socket.
+        secret: The secret of the launch.
+        admit: Called with each connection whose other end knows the secret, in a thread of its own. Others are closed.
+    """
+    unproven = threading.Semaphore(MAX_UNPROVEN)
+
+    def prove(peer: socket.socket) -> None:
+        try:
+            authenticate(peer, secret, listens=True)
+        except OSError:
+            peer.close()
+            return
+        finally:
+            unproven.release()
+        admit(peer)
+
+    while True:
+        unproven.acquire()
+        try:
+            peer, _ = listener.accept()
+        except OSError:
+            return
+        threading.Thread(target=prove, args=(peer,), name="peer", daemon=True).start()
+
+
+def shut_down(listener: socket.socket) -> None:
+    """Close a listener, and end the thread that accepts its connections.
+
+    Args:
+        listener: Listening socket.
+    """
+    with contextlib.suppress(OSError):
+        listener.shutdown(socket.SHUT_RDWR)  # unlike close, this wakes a thread that waits in accept
+    listener.close()
 
 
 def _receive(connection: socket.socket, size: int, deadline: float) -> bytes:
