@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -71,6 +72,7 @@ class Ranks:
         self._control = control
         self._changed = threading.Condition()
         self._pids: dict[int, int] = {}
+        self._other_pids: dict[int, int] = {}
         self._iterations: dict[int, int] = {}
         self._advanced_at = time.monotonic()
         self._results: dict[int, Any] = {}
@@ -83,8 +85,8 @@ class Ranks:
         with self._changed:
             match event["kind"]:
                 case "joined":
-                    if rank < self._num_own:
-                        self._pids[rank] = event["pid"]
+                    pids = self._pids if rank < self._num_own else self._other_pids
+                    pids[rank] = event["pid"]
                 case "beat":
                     self._iterations[rank] = event["iteration"]
                     self._advanced_at = time.monotonic()
@@ -210,7 +212,7 @@ class Ranks:
         if first and not pending:
             return _skipped_sum(reports) or _as_error(first)
         # A rank without a report. If some processes have ended, the other pending ranks only wait for them.
-        missing = self._lost() or pending
+        missing = self._named_in(error) or self._lost() or pending
         symptom = (first["message"] or first["type"]) if first else str(error or "") or "its process is gone"
         return RankError(
             f"{in_words(missing)} ended without a report: killed (out of memory?) or crashed outside of Python. "
@@ -218,6 +220,15 @@ class Ranks:
             missing[0] if len(missing) == 1 else None,
             exit_code=Exit.INFRASTRUCTURE,
         )
+
+    def _named_in(self, error: BaseException | None) -> list[int]:
+        """Return the rank of another machine whose process torchrunx names as the first that was killed.
+
+        torchrunx then ends the agent of this machine, and so its ranks, which are not the cause.
+        """
+        killed = re.search(r"received by PID (\d+)", str(error or ""))
+        ranks = [rank for rank, pid in self._other_pids.items() if killed and pid == int(killed[1])]
+        return ranks if len(ranks) == 1 else []
 
     def _hang(self) -> RankError:
         places: list[str] = []

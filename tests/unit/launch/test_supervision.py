@@ -112,3 +112,14 @@ def test_a_machine_that_does_not_answer_is_named_instead_of_the_ranks_that_end_w
     with pytest.raises(RankError, match=r"^no answer from node7") as caught:
         ranks.wait(future, 300.0, lambda: None)
     assert caught.value.rank is None
+
+
+def test_a_killed_rank_of_another_machine_is_named_although_its_end_ends_all_agents() -> None:
+    ranks = Ranks(["localhost", "node7", "node7"], lambda _: None, Control())
+    for rank, pid in enumerate((2**22 + 1, 70, 71)):  # no process has the number of rank 0
+        ranks.receive({"kind": "joined", "rank": rank, "pid": pid})
+    launched: Future[Any] = Future()
+    launched.set_exception(WorkerFailedError("Signal 9 (SIGKILL) received by PID 71"))
+    with pytest.raises(RankError, match=r"^rank 2 ended without a report") as caught:
+        ranks.wait(launched, 300.0, lambda: None)
+    assert caught.value.rank == 2
