@@ -88,7 +88,7 @@ def make(
     quiet: bool = False,
     **fields: Any,
 ) -> Envs:
-    """Simulate a task without training: its envs as one batch, on one device or over several ranks.
+    """Simulate a task without training: its envs as one batch, on one device, several ranks or several machines.
 
     With one device, this process simulates. With several devices, each has its own rank, which stays alive until the
     envs are closed. For a given seed, the results do not depend on the number of ranks.
@@ -103,7 +103,8 @@ def make(
             the last state of an episode. Each step then evaluates the observations twice.
         quiet: Print no warnings, and no progress of kernel compilation.
         fields: Fields of the config, as :func:`train` takes them, such as ``gpu_ids="all"``, ``cpu_ranks=2``,
-            ``total_num_envs=4096`` or ``seed=1``. ``num_envs`` is per rank. Fields of the learner have no effect.
+            ``hosts=("localhost", "node7")``, ``total_num_envs=4096`` or ``seed=1``. ``num_envs`` is per rank. Fields of
+            the learner have no effect.
 
     Returns:
         The envs, also a context manager that closes them.

@@ -44,3 +44,13 @@ def stops_its_rank(observations: Observations) -> torch.Tensor:
 def kills_its_rank(observations: Observations) -> torch.Tensor:
     os.kill(os.getpid(), signal.SIGKILL)
     return policy(observations)
+
+
+def kills_rank_2(observations: Observations) -> torch.Tensor:
+    """Kill the last of three ranks."""
+    return kills_its_rank(observations) if os.environ["RANK"] == "2" else policy(observations)
+
+
+def stops_rank_2(observations: Observations) -> torch.Tensor:
+    """Stop the last of three ranks."""
+    return stops_its_rank(observations) if os.environ["RANK"] == "2" else policy(observations)

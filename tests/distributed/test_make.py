@@ -10,21 +10,15 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 import torch
 from conftest import Command
-from simulation_policies import fails_on_few_envs, interrupts, kills_its_rank, policy, stops_its_rank
+from simulation_policies import fails_on_few_envs, interrupts, kills_its_rank, stops_its_rank
+from simulation_sessions import differing, flat, make, session
 
-import mjlab_dist
 from mjlab_dist.errors import RankError, UserError
-from mjlab_dist.simulate.envs import Envs
-
-TASK = "cartpole-balance"
-
-NUM_ENVS = 33
 
 pytestmark = pytest.mark.slow
 
@@ -37,12 +31,6 @@ def private_tmp(path: Path) -> Iterator[None]:
         patch.setattr("tempfile.tempdir", None)
         yield
     assert not [each for each in path.iterdir() if not each.name.startswith("torchinductor_")]  # of torch's import
-
-
-def make(num_ranks: int, **fields: Any) -> Envs:
-    return mjlab_dist.make(
-        TASK, cpu_ranks=num_ranks, total_num_envs=NUM_ENVS, seed=3, quiet=True, final_observations=True, **fields
-    )
 
 
 def ranks() -> list[psutil.Process]:
@@ -58,48 +46,12 @@ def command_line(process: psutil.Process) -> str:
         return ""
 
 
-def actions(step: int) -> torch.Tensor:
-    return torch.randn(NUM_ENVS, 1, generator=torch.Generator().manual_seed(step))
-
-
-def session(envs: Envs) -> Iterator[Any]:
-    """Use every method that returns results, and refuse some input in between."""
-    yield envs.reset()
-    for step in range(3):
-        yield envs.step(actions(step))
-    state = envs.state()
-    yield state
-    yield envs.rollout(policy, 5)
-    yield envs.set_state(state)
-    with pytest.raises(UserError, match=r"give \(33, 1\)"):
-        envs.step(actions(0)[:5])
-    with pytest.raises(UserError, match="policy"):
-        envs.rollout(lambda _: torch.zeros(1, 1), 3)
-    envs.step_async(actions(7))
-    yield envs.step_wait()
-    yield envs.reset(seed=5)
-    yield envs.step(actions(8))
-    yield envs.render(32, width=32, height=24)
-
-
-def flat(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, dict):
-        return [tensor for name in sorted(value) for tensor in flat(value[name])]
-    if isinstance(value, tuple):
-        return [tensor for part in value for tensor in flat(part)]
-    return [torch.from_numpy(value)]
-
-
 def test_two_ranks_give_the_results_of_one_and_ctrl_c_ends_them(tmp_path: Path) -> None:
     with make(1) as envs:
         expected = list(session(envs))
         one = envs.state()
     with private_tmp(tmp_path), make(2) as envs:
-        for i, (got, wanted) in enumerate(zip(session(envs), expected, strict=True)):
-            pairs = list(zip(flat(got), flat(wanted), strict=True))
-            assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs), i
+        assert not differing(envs, expected)
         # The state of one rank continues on two ranks; calls that fail change nothing
         lock = threading.Lock()
         envs.set_state(one)

@@ -90,7 +90,13 @@ class TaskSummary:
 
 
 def check_same_task(
-    store: Store | None, rank: Rank, hosts: Sequence[str], config: TrainConfig, model: mujoco.MjModel
+    store: Store | None,
+    rank: Rank,
+    hosts: Sequence[str],
+    config: TrainConfig,
+    model: mujoco.MjModel,
+    *,
+    variant: int = 0,
 ) -> None:
     """Raise on every rank if ranks on several machines simulate different tasks; waits for all ranks.
 
@@ -100,6 +106,7 @@ def check_same_task(
         hosts: Name of each rank's machine.
         config: The run's config.
         model: This rank's model.
+        variant: Number of the config, if ranks compare several.
 
     Raises:
         PreflightError: One line that names the ranks that differ from rank 0, and in what.
@@ -109,7 +116,7 @@ def check_same_task(
     own = TaskSummary.of(config, model, dict(sys.modules))
 
     def share(key: str, value: Any) -> list[Any]:
-        return exchange(store, rank.rank, rank.world_size, f"task/{key}", value)
+        return exchange(store, rank.rank, rank.world_size, f"task/{variant}/{key}", value)
 
     # Usually all digests are equal
     if len(set(share("digest", own.digest()))) == 1:

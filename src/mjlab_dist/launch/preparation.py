@@ -94,7 +94,9 @@ class Launch:
 
 
 @contextlib.contextmanager
-def prepared(config: TrainConfig, plan: RunPlan, attempt: int, listen: Listener) -> Iterator[Launch]:
+def prepared(
+    config: TrainConfig, plan: RunPlan, attempt: int, listen: Listener, secret: str | None = None
+) -> Iterator[Launch]:
     """Prepare a launch; end its agents when the context ends.
 
     Args:
@@ -102,10 +104,11 @@ def prepared(config: TrainConfig, plan: RunPlan, attempt: int, listen: Listener)
         plan: Devices, hosts and run directory.
         attempt: Number of earlier starts of these ranks.
         listen: Receives a line for ``--verbose``.
+        secret: Secret of the launch, in hexadecimal; None for a new one.
     """
     # Short, because sockets are created in directories with this name; remove_own needs the pid
     name = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
-    address, secret = own_address(plan.host_names), new_secret()
+    address, secret = own_address(plan.host_names), secret or new_secret()
     is_local = len(plan.hosts) == 1
     with (
         temporary_directory(name) as temporary,
@@ -113,20 +116,17 @@ def prepared(config: TrainConfig, plan: RunPlan, attempt: int, listen: Listener)
         contextlib.ExitStack() as stack,
     ):
         # Sockets. If they were opened later, another process could take the ports in the meantime.
-        agent_listener, log_listener = (stack.enter_context(_listen(address, config.port_range)) for _ in range(2))
-        store_listener = None if is_local else stack.enter_context(_listen(address, config.port_range))
+        agent_listener, log_listener = (
+            stack.enter_context(listen_in_range(address, config.port_range)) for _ in range(2)
+        )
+        store_listener = None if is_local else stack.enter_context(listen_in_range(address, config.port_range))
         meeting_point = (
             f"{address}:{store_listener.getsockname()[1]}" if store_listener else str(Path(temporary) / "store")
         )
         # Agents
-        variables = {
-            # All of sys.path, as in multiprocessing: it includes the directory of the user's script.
-            "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)),
-            LAUNCH: name,
-            SECRET: secret,
-            MEETING_POINT: meeting_point,
-            ATTEMPT: str(attempt),
-        }
+        own = {LAUNCH: name, SECRET: secret, MEETING_POINT: meeting_point, ATTEMPT: str(attempt)}
+        # All of sys.path, as in multiprocessing: it includes the directory of the user's script
+        variables = {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)), **own}
         forks = can_fork(plan.devices, os.environ)
         agents = stack.enter_context(
             waiting_agents(
@@ -206,11 +206,22 @@ def can_fork(devices: Sequence[RankDevice], environ: Mapping[str, str]) -> bool:
     return all(device.device == "cpu" for device in devices) and "MUJOCO_GL" not in environ
 
 
-def _listen(address: str, ports: tuple[int, int] | None) -> socket.socket:
-    """Listen on a free port of an address: one of a range, or any that the kernel chooses."""
+def listen_in_range(address: str, ports: tuple[int, int] | None) -> socket.socket:
+    """Return a socket that listens on a free port of an address of this machine.
+
+    Args:
+        address: IPv4 or IPv6 address.
+        ports: First and last port of a range; None for any port that the kernel chooses.
+
+    Raises:
+        UserError: If no port of the range is free.
+    """
     if ports is None:
         return listen_on(address)
     for port in range(ports[0], ports[1] + 1):
         with contextlib.suppress(OSError):
             return listen_on(address, port)
-    raise UserError(f"--port-range {ports[0]} {ports[1]}: a launch needs three free ports; give a wider range")
+    raise UserError(
+        f"--port-range {ports[0]} {ports[1]}: too few ports are free; a launch needs three, and make needs four; give "
+        "a wider range"
+    )

@@ -65,6 +65,7 @@ def run_ranks(
     control: Control,
     spare: Spare | None = None,
     attempt: int = 0,
+    secret: str | None = None,
 ) -> list[T]:
     """Start ranks on one or several machines, and wait for their results.
 
@@ -77,6 +78,7 @@ def run_ranks(
         control: Its stop request is forwarded to the ranks.
         spare: Spare launches, one of which may be ready; None if there are no restarts.
         attempt: Number of earlier starts of these ranks.
+        secret: Secret of the launch, for connections of the caller to its ranks; None for a new one.
 
     Returns:
         The ranks' results, in order of rank.
@@ -89,7 +91,7 @@ def run_ranks(
     logs = log_dir(config, plan.run_dir, os.environ)
     with _one_at_a_time(), child_errors() as errors, contextlib.ExitStack() as stack:
         # Agents, which import their libraries while this process imports its own
-        preparing = prepared(config, plan, attempt, listen) if spare is None else spare.launch(attempt)
+        preparing = prepared(config, plan, attempt, listen, secret) if spare is None else spare.launch(attempt)
         launch = stack.enter_context(preparing)
         with start_up():
             import torchrunx  # noqa: F401

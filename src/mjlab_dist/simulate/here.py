@@ -51,8 +51,8 @@ class Here:
         """See :meth:`Shard.rollout`. Return the results."""
         layout = self.sizes.rollout_layout(num_steps, len(self._shard.rows))
         results = {
-            name: torch.empty(shape, dtype=getattr(torch, dtype), device=self.device)
-            for name, (shape, dtype) in layout.items()
+            name: torch.empty(entry.shape, dtype=getattr(torch, entry.dtype), device=self.device)
+            for name, entry in layout.items()
         }
         self._shard.remember()
         try:

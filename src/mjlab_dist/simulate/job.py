@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.errors import UserError
@@ -22,8 +23,37 @@ FINAL = "final_observations"
 LAST = "last_observations"
 """Prefix of the names of the observations after a rollout."""
 
-Layout = dict[str, tuple[tuple[int, ...], str]]
-"""Shape and type of tensors, by name."""
+BYTES = {"float32": 4, "bool": 1}
+"""Size of an element, by the name of its type."""
+
+
+class Entry(NamedTuple):
+    """A tensor over all envs."""
+
+    shape: tuple[int, ...]
+    """Its shape."""
+    dtype: str
+    """Name of its type."""
+    env_dim: int
+    """Dimension of the envs."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Size in memory."""
+        return math.prod(self.shape) * BYTES[self.dtype]
+
+    def with_envs(self, num_envs: int) -> Entry:
+        """Return the same tensor with another number of envs.
+
+        Args:
+            num_envs: Number of envs.
+        """
+        shape = (*self.shape[: self.env_dim], num_envs, *self.shape[self.env_dim + 1 :])
+        return self._replace(shape=shape)
+
+
+Layout = dict[str, Entry]
+"""Tensors over all envs, by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +101,16 @@ class Sizes:
     final_observations: bool
     """Whether there are observations before resets."""
 
-    def layout(self, *dims: int) -> Layout:
-        """Return the layout of actions and of the results of steps.
+    def action_layout(self, *dims: int) -> Layout:
+        """Return the layout of actions.
+
+        Args:
+            dims: Dimensions before the width: num_envs, or num_steps and num_envs.
+        """
+        return {"actions": Entry((*dims, self.num_actions), "float32", len(dims) - 1)}
+
+    def step_layout(self, *dims: int) -> Layout:
+        """Return the layout of the results of steps.
 
         Args:
             dims: Dimensions before the width: num_envs, or num_steps and num_envs.
@@ -80,10 +118,9 @@ class Sizes:
         return {
             **self._observations("observations", *dims),
             **(self._observations(FINAL, *dims) if self.final_observations else {}),
-            "actions": ((*dims, self.num_actions), "float32"),
-            "rewards": (dims, "float32"),
-            "terminated": (dims, "bool"),
-            "truncated": (dims, "bool"),
+            "rewards": Entry(dims, "float32", len(dims) - 1),
+            "terminated": Entry(dims, "bool", len(dims) - 1),
+            "truncated": Entry(dims, "bool", len(dims) - 1),
         }
 
     def rollout_layout(self, num_steps: int, num_envs: int) -> Layout:
@@ -93,10 +130,14 @@ class Sizes:
             num_steps: Number of control steps.
             num_envs: Number of envs.
         """
-        return {**self.layout(num_steps, num_envs), **self._observations(LAST, num_envs)}
+        dims = (num_steps, num_envs)
+        return {**self.step_layout(*dims), **self.action_layout(*dims), **self._observations(LAST, num_envs)}
 
     def _observations(self, prefix: str, *dims: int) -> Layout:
-        return {f"{prefix}.{name}": ((*dims, width), "float32") for name, width in self.observations.items()}
+        return {
+            f"{prefix}.{name}": Entry((*dims, width), "float32", len(dims) - 1)
+            for name, width in self.observations.items()
+        }
 
 
 def require_same(sizes: Sequence[Sizes]) -> Sizes:

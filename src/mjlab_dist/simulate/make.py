@@ -9,8 +9,12 @@ from typing import TYPE_CHECKING, Literal
 
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.checks import validate
+from mjlab_dist.config.hosts import parse_host, validate_hosts
 from mjlab_dist.distributed import outside_launcher
+from mjlab_dist.distributed.slurm import named_hosts
 from mjlab_dist.errors import UserError
+from mjlab_dist.launch.host_checks import choose_hosts
+from mjlab_dist.launch.sync_code import sync_code
 from mjlab_dist.machine.devices import find_gpus, in_this_process, plan_devices
 from mjlab_dist.machine.memory import check_memory
 from mjlab_dist.messages import Listener, listening
@@ -41,35 +45,39 @@ def make(
         UserError: If the config cannot be simulated here.
         RankError: If a rank ended while it started.
     """
-    # Config and devices
+    # Config
     if arrays not in ("torch", "numpy"):
         raise UserError(f"arrays {arrays}: takes torch or numpy")
     if launcher := outside_launcher(os.environ):
         raise UserError(f"make: starts its own ranks; run it without {launcher}")
-    if config.hosts:
-        raise UserError(
-            f"--hosts {' '.join(config.hosts)}: make simulates on one machine; drop hosts, and run this on each machine"
-        )
-    gpus = find_gpus()
-    devices = plan_devices(config, os.environ, gpus)
-    total = _total(config, len(devices))
+    total = 1 if config.total_num_envs is None else config.total_num_envs
     for one in variants:
         validate(dataclasses.replace(one, num_envs=1, total_num_envs=total, resume=None, init_from=None))
-    _check_numbers(total, len(devices), len(variants))
-    check_memory(config, -(-total // len(devices)), devices, gpus)
+    validate_hosts(config.hosts, config.min_hosts, config.max_restarts, copies=config.sync_code is not None)
+
+    # Machines and devices
+    gpus = find_gpus()
+    config = dataclasses.replace(config, hosts=named_hosts(config.hosts, os.environ))
+    own = plan_devices(config, os.environ, gpus, parse_host(config.hosts[0]).num_ranks if config.hosts else None)
+    sync_code(config, listen)
+    hosts = choose_hosts(config, os.environ, own, lambda text: listen({"kind": "warning", "text": text}))
+    num_ranks = sum(len(host.devices) for host in hosts)
+    total = _total(config, num_ranks)
+    _check_numbers(total, num_ranks, len(variants))
+    check_memory(config, -(-total // num_ranks), own, gpus)
 
     # Envs
     job = Job(configs=tuple(variants), num_envs=total, seed=config.seed, final_observations=final_observations)
     from mjlab_dist.simulate.envs import Envs  # noqa: PLC0415 (imports torch)
     from mjlab_dist.simulate.here import Here  # noqa: PLC0415
 
-    here = in_this_process(devices[0], os.environ, gpus) if len(devices) == 1 else None
+    here = in_this_process(own[0], os.environ, gpus) if num_ranks == 1 else None
     if here is not None:
         with listening(listen):
             return Envs(job, Here(job, here.device), arrays, listen)
     from mjlab_dist.simulate.ranks import Ranks  # noqa: PLC0415 (imports torch)
 
-    return Envs(job, Ranks(job, config, devices, listen), arrays, listen)
+    return Envs(job, Ranks(job, config, hosts, listen), arrays, listen)
 
 
 def _total(config: TrainConfig, num_ranks: int) -> int:

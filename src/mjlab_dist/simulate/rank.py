@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
-import socket
+import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from multiprocessing.reduction import recv_handle
-from pathlib import Path
-from typing import Any
-
-import torch
+from typing import Any, NamedTuple
 
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.control import Control
-from mjlab_dist.distributed import RankPlan, rank_from_environment
+from mjlab_dist.distributed import Rank, RankPlan, rank_from_environment
 from mjlab_dist.errors import UserError
-from mjlab_dist.launch.handshake import authenticate
+from mjlab_dist.launch.handshake import secret_of
+from mjlab_dist.messages import emit
 from mjlab_dist.seeding import seed_generators
-from mjlab_dist.simulate.job import LAST, Job, Layout, Tensors
+from mjlab_dist.simulate.job import Job, Tensors
+from mjlab_dist.simulate.meeting import Meeting
 from mjlab_dist.simulate.shard import Shard
-from mjlab_dist.simulate.shared import Arrays, as_arrays, as_tensors, attach
+from mjlab_dist.simulate.shared import Arrays, as_arrays, as_tensors
+from mjlab_dist.simulate.transport import Rows, Transport
 from mjlab_dist.worker import prepare_process
 
 PROGRESS = "progress"
-"""Name of the shared tensor with the number of steps that each rank has begun, (world_size,) of int64."""
+"""Message that a rank sends between the steps of a rollout, so that a long one does not seem to hang."""
 
-ADDRESS = "make"
-"""Name of the Unix socket that ranks connect to, in the run directory."""
+PROGRESS_S = 0.5
+"""Minimum time between two of these messages, in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,14 +40,14 @@ class Served:
     """Number of steps that it simulated."""
 
 
-def serve(job: Job, secret: str, config: TrainConfig, plan: RankPlan, control: Control) -> Served:  # noqa: ARG001 (an Entry)
+def serve(job: Job, meeting: Meeting, config: TrainConfig, plan: RankPlan, control: Control) -> Served:  # noqa: ARG001 (an Entry)
     """Simulate until the launcher closes the envs, or ends.
 
     Args:
         job: All envs.
-        secret: Secret of the connection, in hexadecimal.
+        meeting: Where to connect to the launcher.
         config: The config of the launch.
-        plan: Device of this rank, and the directory with the socket.
+        plan: Device of this rank.
         control: Not used.
     """
     # Envs
@@ -55,59 +55,79 @@ def serve(job: Job, secret: str, config: TrainConfig, plan: RankPlan, control: C
     prepare_process(plan.device, rank, job.seed)
     seed_generators(job.seed)  # ranks share their draws
     shard = Shard(job, job.rows(rank.rank, rank.world_size), plan.device.device)
+    if not rank.on_one_machine:
+        _compare_machines(job, rank, config, plan.device.device)
+
+    if rank.rank >= meeting.num_own:
+        # If a rank ends, torchrunx's agent sends SIGTERM to the others of its machine, and waits for them
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     # Commands
-    with connect(plan.run_dir, bytes.fromhex(secret)) as connection:
+    transport = meeting.connect(rank.rank, secret_of(os.environ))
+    with transport.connection as connection:
         connection.send((rank.rank, shard.sizes))
-        server = _Server(shard, rank.rank, connection)
+        server = _Server(shard, transport, min(PROGRESS_S, config.hang_timeout / 4))
         with contextlib.suppress(EOFError, ConnectionError):  # the launcher has ended
             server.serve()
-        return Served(num_steps=int(server.progress[0]))
+        return Served(num_steps=server.num_steps)
 
 
-def socket_path(directory: int) -> str:
-    """Return a short path of the socket, because paths of sockets are limited to 107 bytes.
+def _compare_machines(job: Job, rank: Rank, config: TrainConfig, device: str) -> None:
+    """Compare the devices and tasks of ranks on several machines. Every rank raises the same error.
 
-    Args:
-        directory: Descriptor of its directory.
+    Raises:
+        UserError: If devices differ, with ``--require-same-devices``.
+        PreflightError: If tasks differ.
     """
-    return f"/proc/self/fd/{directory}/{ADDRESS}"
+    from mjlab_dist.distributed import rank_info  # noqa: PLC0415 (only needed here)
+    from mjlab_dist.distributed.group import meet  # noqa: PLC0415
+    from mjlab_dist.distributed.same_task import check_same_task  # noqa: PLC0415
+    from mjlab_dist.sim import build_model  # noqa: PLC0415
+
+    # Devices
+    store = meet(rank)
+    own = dataclasses.asdict(rank_info.describe_device(device, None))
+    exchanged = rank_info.exchange(store, rank.rank, rank.world_size, "device", own)
+    devices = [rank_info.DeviceInfo(**fields) for fields in exchanged]
+    if config.require_same_devices:
+        rank_info.require_same(devices)
+    if rank.is_main and (difference := rank_info.compare_devices(devices)):
+        emit("warning", text=f"{difference}; they may round differently (--require-same-devices makes this an error)")
+
+    # Tasks
+    sim = model = None
+    for variant, each in enumerate(job.configs):
+        if model is None or each.env.sim != sim:
+            sim, model = each.env.sim, build_model(each.env.sim)
+        check_same_task(store, rank, [info.host for info in devices], each, model, variant=variant)
 
 
-def connect(directory: Path, secret: bytes) -> Connection:
-    """Connect to the launcher.
+class _Reply(NamedTuple):
+    """Result of a command."""
 
-    Args:
-        directory: Directory with the socket.
-        secret: Secret that both ends must prove to know.
-    """
-    peer = socket.socket(socket.AF_UNIX)
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        peer.connect(socket_path(descriptor))
-    finally:
-        os.close(descriptor)
-    authenticate(peer, secret, listens=False)
-    return Connection(peer.detach())
+    result: Any = None
+    """Plain data."""
+    rows: Rows | None = None
+    """Tensors that follow the reply."""
 
 
 class _Server:
     """Executes commands: names with arguments. A reply is an error message or None, and a result."""
 
-    def __init__(self, shard: Shard, rank: int, connection: Connection) -> None:
-        self._shard, self._connection = shard, connection
-        tensors = self._attach(connection.recv())
-        self.progress = tensors.pop(PROGRESS)[rank : rank + 1]
-        self._results = {name: self._own(whole, dim=0) for name, whole in tensors.items()}
-        self._actions = self._results.pop("actions")
+    def __init__(self, shard: Shard, transport: Transport, progress_s: float) -> None:
+        self._shard, self._transport, self._connection = shard, transport, transport.connection
+        self._actions = transport.obtain(shard.sizes.action_layout(shard.total), shard.rows)
+        self._results = transport.obtain(shard.sizes.step_layout(shard.total), shard.rows)
+        self._progress_s, self._reported_at = progress_s, 0.0
+        self.num_steps = 0
 
     def serve(self) -> None:
         """Execute commands until the envs are closed."""
-        commands: dict[str, Callable[..., Any]] = {
+        commands: dict[str, Callable[..., _Reply]] = {
             "step": self._step,
             "reset": self._reset,
             "rollout": self._rollout,
-            "undo": self._shard.undo,
+            "undo": self._undo,
             "state": self._state,
             "load_state": self._load_state,
             "poses": self._poses,
@@ -117,58 +137,64 @@ class _Server:
             if name == "close":
                 return
             try:
-                reply = (None, commands[name](*arguments))
+                reply = commands[name](*arguments)
             except UserError as error:
-                reply = (str(error), None)
-            self._connection.send(reply)
+                self._connection.send((str(error), None))
+                continue
+            self._connection.send((None, reply.result))
+            if reply.rows is not None:
+                reply.rows.send()
 
-    def _step(self) -> None:
-        self.progress += 1
-        self._write(self._shard.step(self._actions.to(self._shard.device)))
+    def _step(self) -> _Reply:
+        self._actions.receive()
+        self.num_steps += 1
+        return self._written(self._shard.step(self._actions.tensors["actions"].to(self._shard.device)))
 
-    def _reset(self, seed: int | None) -> None:
-        self._write(self._shard.reset(seed))
+    def _reset(self, seed: int | None) -> _Reply:
+        return self._written(self._shard.reset(seed))
 
-    def _rollout(self, pickled: bytes, layout: Layout) -> None:
+    def _rollout(self, pickled: bytes, num_steps: int) -> _Reply:
         import cloudpickle  # noqa: PLC0415 (only needed here)
 
         self._shard.remember()
-        results = {
-            name: self._own(whole, dim=0 if name.startswith(LAST) else 1)
-            for name, whole in self._attach(layout).items()
-        }
+        results = self._transport.obtain(
+            self._shard.sizes.rollout_layout(num_steps, self._shard.total), self._shard.rows
+        )
         try:
             policy = cloudpickle.loads(pickled)
         except Exception as error:
             raise UserError(f"policy: cannot be unpickled in a rank: {type(error).__name__}: {error}") from error
 
         def counted(observations: Tensors) -> Any:
-            self.progress += 1
+            self.num_steps += 1
+            self._report_progress()
             return policy(observations)
 
-        self._shard.rollout(counted, results)
+        self._shard.rollout(counted, results.tensors)
+        return _Reply(rows=results)
 
-    def _state(self) -> tuple[Arrays, frozenset[str]]:
-        return as_arrays(self._shard.state()), self._shard.per_env
+    def _report_progress(self) -> None:
+        """Report that another step has begun, unless this was reported a moment ago."""
+        now = time.monotonic()
+        if now - self._reported_at >= self._progress_s:
+            self._reported_at = now
+            self._connection.send(PROGRESS)
 
-    def _load_state(self, state: Arrays) -> None:
-        self._write(self._shard.load_state(as_tensors(state)))
+    def _undo(self) -> _Reply:
+        self._shard.undo()
+        return _Reply()
 
-    def _poses(self, env: int) -> Arrays:
-        return as_arrays(self._shard.poses(env))
+    def _state(self) -> _Reply:
+        return _Reply(result=(as_arrays(self._shard.state()), self._shard.per_env))
 
-    def _attach(self, layout: Layout) -> Tensors:
-        """Receive the descriptor of shared memory, and return its tensors."""
-        descriptor = recv_handle(self._connection)
-        try:
-            return attach(descriptor, layout)
-        finally:
-            os.close(descriptor)
+    def _load_state(self, state: Arrays) -> _Reply:
+        return self._written(self._shard.load_state(as_tensors(state)))
 
-    def _own(self, whole: torch.Tensor, dim: int) -> torch.Tensor:
-        """Return the rows of the envs of this rank."""
-        return whole.narrow(dim, self._shard.rows.start, len(self._shard.rows))
+    def _poses(self, env: int) -> _Reply:
+        return _Reply(result=as_arrays(self._shard.poses(env)))
 
-    def _write(self, results: Tensors) -> None:
+    def _written(self, results: Tensors) -> _Reply:
+        """Store results where the launcher reads them."""
         for name, value in results.items():
-            self._results[name].copy_(value)
+            self._results.tensors[name].copy_(value)
+        return _Reply(rows=self._results)

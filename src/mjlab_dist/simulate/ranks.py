@@ -6,33 +6,31 @@ import contextlib
 import functools
 import os
 import pickle
-import socket
-import struct
+import queue
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from multiprocessing.connection import Connection
-from multiprocessing.reduction import send_handle
+from concurrent.futures import Future, wait
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import cloudpickle
 import torch
 
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.control import Control
-from mjlab_dist.distributed import RankDevice
-from mjlab_dist.errors import RankError, UserError
-from mjlab_dist.launch.handshake import authenticate, new_secret
+from mjlab_dist.errors import Exit, RankError, UserError
+from mjlab_dist.launch.handshake import new_secret
 from mjlab_dist.launch.hosts import Host
 from mjlab_dist.launch.plan import RunPlan
 from mjlab_dist.launch.ranks import run_ranks
 from mjlab_dist.machine.processes import temporary_directory
 from mjlab_dist.messages import Listener
 from mjlab_dist.simulate.job import Job, Layout, Sizes, Tensors, require_same
-from mjlab_dist.simulate.rank import PROGRESS, Served, serve, socket_path
+from mjlab_dist.simulate.meeting import open_meeting
+from mjlab_dist.simulate.rank import PROGRESS, Served, serve
 from mjlab_dist.simulate.shared import as_arrays, as_tensors, create
+from mjlab_dist.simulate.transport import Rows, Transport
 
 T = TypeVar("T")
 
@@ -43,21 +41,30 @@ PATIENCE_S = 30.0
 """Seconds to wait for the end of all ranks, and for the report of one that failed."""
 
 
+class _Area(NamedTuple):
+    """Tensors over all envs, of which each rank has the rows of its envs."""
+
+    tensors: Tensors
+    """The tensors, in this process."""
+    rows: Sequence[Rows]
+    """The rows of each rank."""
+
+
 class Ranks:
-    """Envs in ranks of one machine. Actions and results are in shared memory; sockets carry commands.
+    """Envs in ranks of one or several machines.
 
     Attributes:
         device: Device of results, always ``cpu``.
         sizes: Sizes of the envs.
     """
 
-    def __init__(self, job: Job, config: TrainConfig, devices: Sequence[RankDevice], listen: Listener) -> None:
+    def __init__(self, job: Job, config: TrainConfig, hosts: tuple[Host, ...], listen: Listener) -> None:
         """Start the ranks, and wait until they have built their envs.
 
         Args:
             job: All envs.
             config: Config of the launch.
-            devices: Device of each rank.
+            hosts: Machines, with the devices of their ranks; the first is this one.
             listen: Receives progress, in another thread.
 
         Raises:
@@ -66,62 +73,71 @@ class Ranks:
         """
         self.device = "cpu"
         self._pid, self._hang_timeout, self._control = os.getpid(), config.hang_timeout, Control()
-        self._connections: list[Connection] = []
+        self._transports: list[Transport] = []
         self._served: Future[list[Served]] = Future()
         self._resources = contextlib.ExitStack()
         self._thread: threading.Thread | None = None
         self._is_busy = False
         try:
-            self._start(job, config, devices, listen)
+            self._start(job, config, hosts, listen)
         except BaseException:
             self._kill()
             raise
 
-    def _start(self, job: Job, config: TrainConfig, devices: Sequence[RankDevice], listen: Listener) -> None:
-        # Socket in a directory that only this user can open
+    def _start(self, job: Job, config: TrainConfig, hosts: tuple[Host, ...], listen: Listener) -> None:
+        # Sockets, one of them in a directory that only this user can open
         directory = Path(self._resources.enter_context(temporary_directory(f"{os.getpid()}-{uuid.uuid4().hex[:8]}")))
-        listener = self._resources.enter_context(_listening(directory))
         secret = new_secret()
-        # Ranks, which a thread supervises
-        plan = RunPlan(hosts=(Host(devices=tuple(devices)),), budget=None, run_dir=directory)
-        entry = functools.partial(serve, job, secret)
-        launch = functools.partial(run_ranks, entry, Served, config, plan, listen=listen, control=self._control)
-        self._thread = threading.Thread(target=_settle, args=(self._served, launch), name="ranks", daemon=True)
-        self._thread.start()
-        # Connections, when the envs are built
-        hellos: dict[int, tuple[Connection, Sizes]] = {}
-        while len(hellos) < plan.num_ranks:
-            connection = self._accept(listener, bytes.fromhex(secret))
-            self._connections.append(connection)
-            rank, sizes = connection.recv()
-            hellos[rank] = connection, sizes
+        opened = open_meeting(
+            directory,
+            [host.name for host in hosts],
+            len(hosts[0].devices),
+            port_range=config.port_range,
+            secret=bytes.fromhex(secret),
+            timeout_s=self._hang_timeout,
+        )
+        with opened as (meeting, arrived):
+            # Ranks, which a thread supervises
+            plan = RunPlan(hosts=hosts, budget=None, run_dir=directory)
+            launch = functools.partial(
+                run_ranks,
+                *(functools.partial(serve, job, meeting), Served, config, plan),
+                listen=listen,
+                control=self._control,
+                secret=secret,
+            )
+            self._thread = threading.Thread(target=_settle, args=(self._served, launch), name="ranks", daemon=True)
+            self._thread.start()
+            # Connections, when the envs are built
+            hellos: dict[int, tuple[Transport, Sizes]] = {}
+            while len(hellos) < plan.num_ranks:
+                transport = self._next(arrived)
+                self._transports.append(transport)
+                with contextlib.suppress(EOFError, ConnectionError):  # its end ends the launch
+                    rank, sizes = transport.connection.recv()
+                    hellos[rank] = transport, sizes
         self._all = range(plan.num_ranks)
-        self._connections = [hellos[rank][0] for rank in self._all]
-        listener.close()
+        self._transports = [hellos[rank][0] for rank in self._all]
         self.sizes = require_same([hellos[rank][1] for rank in self._all])
-        # Shared memory
-        layout = {**self.sizes.layout(job.num_envs), PROGRESS: ((plan.num_ranks,), "int64")}
-        for connection in self._connections:
-            connection.send(layout)
-        self._shared = self._share(layout)
-        self._progress = self._shared.pop(PROGRESS)
-        self._actions = self._shared.pop("actions")
+        # Memory
         self._job = job
+        self._actions = self._share(self.sizes.action_layout(job.num_envs))
+        self._results = self._share(self.sizes.step_layout(job.num_envs))
 
     def reset(self, seed: int | None) -> Tensors:
         """Reset all ranks: see ``Shard.reset``."""
-        self._call("reset", seed)
-        return self._results("observations.")
+        self._call("reset", seed, results=self._results)
+        return self._copies("observations.")
 
     def begin_step(self, actions: torch.Tensor) -> None:
         """Start a step on all ranks."""
-        self._actions.copy_(actions)
-        self._send("step")
+        self._actions.tensors["actions"].copy_(actions)
+        self._send("step", inputs=self._actions)
 
     def end_step(self) -> Tensors:
         """Wait for all ranks, and return the results of the step."""
-        self._replies()
-        return self._results("")
+        self._replies(results=self._results)
+        return self._copies("")
 
     def rollout(self, policy: Callable[..., Any], num_steps: int) -> Tensors:
         """Run a rollout on all ranks: see ``Shard.rollout``."""
@@ -132,15 +148,14 @@ class Ranks:
                 f"policy: cannot be pickled for the ranks ({type(error).__name__}: {error}); use a function or module "
                 "that holds plain data and tensors only"
             ) from error
-        layout = self.sizes.rollout_layout(num_steps, self._job.num_envs)
-        self._send("rollout", pickled, layout)
-        results = self._share(layout)
+        self._send("rollout", pickled, num_steps)
+        results = self._share(self.sizes.rollout_layout(num_steps, self._job.num_envs))
         try:
-            self._replies()
+            self._replies(results=results)
         except UserError:
             self._call("undo")
             raise
-        return results
+        return results.tensors
 
     def state(self) -> Tensors:
         """Return the state of all ranks: see ``Shard.state``."""
@@ -154,8 +169,8 @@ class Ranks:
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> Tensors:
         """Load a state on all ranks: see ``Shard.load_state``."""
-        self._call("load_state", as_arrays(dict(state)))
-        return self._results("observations.")
+        self._call("load_state", as_arrays(dict(state)), results=self._results)
+        return self._copies("observations.")
 
     def poses(self, env: int) -> Tensors:
         """See ``Shard.poses``."""
@@ -177,8 +192,8 @@ class Ranks:
         """Kill ranks that are still running, and free all resources."""
         self._control.request_kill()
         self._join()
-        for connection in self._connections:
-            connection.close()
+        for transport in self._transports:
+            transport.connection.close()
         self._resources.close()
 
     def _join(self) -> None:
@@ -186,99 +201,96 @@ class Ranks:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(PATIENCE_S)
 
-    def _accept(self, listener: socket.socket, secret: bytes) -> Connection:
+    def _next(self, arrived: queue.SimpleQueue[Transport]) -> Transport:
         """Return the connection of the next rank that has built its envs."""
         while True:
             if self._served.done():
                 self._served.result()
                 raise RankError("a rank ended before it connected")
-            with contextlib.suppress(TimeoutError):
-                peer, _ = listener.accept()
-                authenticate(peer, secret, listens=True)
-                # Do not wait forever for a rank that hangs
-                timeout = struct.pack("ll", max(1, round(self._hang_timeout)), 0)
-                peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
-                return Connection(peer.detach())
+            with contextlib.suppress(queue.Empty):
+                return arrived.get(timeout=POLL_S)
 
-    def _share(self, layout: Layout) -> Tensors:
-        """Return tensors that all ranks share, after sending them the descriptor."""
-        descriptor, tensors = create(layout)
+    def _share(self, layout: Layout) -> _Area:
+        """Return tensors over all envs, after giving each rank its rows."""
+        block = create(layout)
         try:
-            for connection in self._connections:
-                send_handle(connection, descriptor, os.getpid())
-        except OSError:
-            raise self._lost() from None
+            rows: list[Rows] = []
+            for rank in self._all:
+                with self._reporting(rank):
+                    rows.append(self._transports[rank].offer(block, self._job.rows(rank, len(self._all))))
         finally:
-            os.close(descriptor)
-        return tensors
+            os.close(block.descriptor)
+        return _Area(block.tensors, rows)
 
-    def _call(self, name: str, *arguments: object, ranks: Sequence[int] | None = None) -> list[Any]:
+    def _call(
+        self, name: str, *arguments: object, ranks: Sequence[int] | None = None, results: _Area | None = None
+    ) -> list[Any]:
         """Execute a command on some ranks, all by default, and return the results."""
         self._send(name, *arguments, ranks=ranks)
-        return self._replies(ranks)
+        return self._replies(ranks, results)
 
-    def _send(self, name: str, *arguments: object, ranks: Sequence[int] | None = None) -> None:
+    def _send(
+        self, name: str, *arguments: object, ranks: Sequence[int] | None = None, inputs: _Area | None = None
+    ) -> None:
+        """Send a command, and tensors that it needs."""
         self._is_busy = True
         message = pickle.dumps((name, *arguments))
-        try:
-            for rank in self._all if ranks is None else ranks:
-                self._connections[rank].send_bytes(message)
-        except OSError:
-            raise self._lost() from None
+        for rank in self._all if ranks is None else ranks:
+            with self._reporting(rank):
+                self._transports[rank].connection.send_bytes(message)
+                if inputs is not None:
+                    inputs.rows[rank].send()
 
-    def _replies(self, ranks: Sequence[int] | None = None) -> list[Any]:
-        """Wait for replies, and return the results.
+    def _replies(self, ranks: Sequence[int] | None = None, results: _Area | None = None) -> list[Any]:
+        """Wait for replies, and return their results.
+
+        Args:
+            ranks: The ranks that have received a command; None for all.
+            results: Where the results are written that are tensors over all envs.
 
         Raises:
             UserError: If a rank could not execute the command.
             RankError: If a rank ended, or hangs.
         """
-        replies = [self._receive(rank) for rank in (self._all if ranks is None else ranks)]
+        replies = [self._receive(rank, results) for rank in (self._all if ranks is None else ranks)]
         self._is_busy = False
         for error, _ in replies:
             if error is not None:
                 raise UserError(error)
         return [result for _, result in replies]
 
-    def _receive(self, rank: int) -> tuple[str | None, Any]:
-        while True:
-            done = int(self._progress[rank])
-            try:
-                return self._connections[rank].recv()
-            except BlockingIOError:
-                if int(self._progress[rank]) == done:
-                    raise RankError(
-                        f"rank {rank} hangs: no step in {self._hang_timeout:g} s (--hang-timeout)", rank
-                    ) from None
-            except (EOFError, OSError):
-                raise self._lost() from None
+    def _receive(self, rank: int, results: _Area | None) -> tuple[str | None, Any]:
+        with self._reporting(rank):
+            while (reply := self._transports[rank].connection.recv()) == PROGRESS:
+                pass
+            error, result = reply
+            if error is None and results is not None:
+                results.rows[rank].receive()
+            return error, result
 
-    def _lost(self) -> BaseException:
-        """Wait for the report of the rank that failed first, and return its error."""
+    @contextlib.contextmanager
+    def _reporting(self, rank: int) -> Iterator[None]:
+        """Raise the error of the rank that failed, if the connection to a rank fails or nothing arrives in time."""
         try:
-            self._served.result(PATIENCE_S)
-        except BaseException as error:  # noqa: BLE001
-            return error
-        return RankError("the ranks have ended")
+            yield
+        except BlockingIOError:
+            raise RankError(f"rank {rank} hangs: no step in {self._hang_timeout:g} s (--hang-timeout)", rank) from None
+        except (EOFError, OSError):
+            raise self._lost(rank) from None
 
-    def _results(self, prefix: str) -> Tensors:
-        """Return copies of results, because the next call overwrites the shared memory."""
-        return {name: value.clone() for name, value in self._shared.items() if name.startswith(prefix)}
+    def _lost(self, rank: int) -> BaseException:
+        """Wait for the report of the rank that failed first, and return its error.
 
+        Args:
+            rank: A rank whose connection has ended.
+        """
+        done, _ = wait([self._served], PATIENCE_S)
+        error = self._served.exception() if done else None
+        return error or RankError(f"rank {rank} ended without a report", rank, exit_code=Exit.INFRASTRUCTURE)
 
-@contextlib.contextmanager
-def _listening(directory: Path) -> Iterator[socket.socket]:
-    """Yield a Unix socket that listens in a directory."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    listener = socket.socket(socket.AF_UNIX)
-    try:
-        listener.bind(socket_path(descriptor))
-        listener.listen()
-        listener.settimeout(POLL_S)
-        yield listener
-    finally:
-        listener.close()
-        os.close(descriptor)
+    def _copies(self, prefix: str) -> Tensors:
+        """Return copies of results, because the next call overwrites them."""
+        return {name: value.clone() for name, value in self._results.tensors.items() if name.startswith(prefix)}
 
 
 def _settle(future: Future[T], function: Callable[[], T]) -> None:

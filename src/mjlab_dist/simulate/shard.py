@@ -56,6 +56,7 @@ class Shard:
     Attributes:
         sizes: Sizes of the envs.
         rows: Global ids of the envs.
+        total: Number of envs of all ranks.
         device: Their device.
         per_env: Names of the state that have a row per env.
         observed: The latest observations by group.
@@ -72,7 +73,7 @@ class Shard:
         Raises:
             UserError: If a config names something that does not exist, or variants have different sizes.
         """
-        self.rows = rows
+        self.rows, self.total = rows, job.num_envs
         self._job, self.device = job, device
         size = job.envs_per_variant
         self._groups = [

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,15 +23,26 @@ ALIGNMENT = 64
 """Bytes to which the start of each tensor is aligned, the size of a cache line."""
 
 
-def create(layout: Layout) -> tuple[int, Tensors]:
-    """Return the descriptor of new shared memory, and its tensors, which are zero.
+class Block(NamedTuple):
+    """Shared memory with tensors."""
+
+    descriptor: int
+    """Descriptor of the memory; may be closed while the tensors are used."""
+    layout: Layout
+    """Shapes and types of the tensors."""
+    tensors: Tensors
+    """The tensors, which keep the memory alive."""
+
+
+def create(layout: Layout) -> Block:
+    """Return new shared memory, whose tensors are zero.
 
     Args:
         layout: Shapes and types of the tensors.
     """
     descriptor = os.memfd_create("mjlab_dist", os.MFD_CLOEXEC)
-    os.ftruncate(descriptor, max(1, sum(_padded(size) for _, _, size in map(_parsed, layout.values()))))
-    return descriptor, attach(descriptor, layout)
+    os.ftruncate(descriptor, max(1, num_bytes(layout)))
+    return Block(descriptor, layout, attach(descriptor, layout))
 
 
 def attach(descriptor: int, layout: Layout) -> Tensors:
@@ -40,13 +52,31 @@ def attach(descriptor: int, layout: Layout) -> Tensors:
         descriptor: From :func:`create`; may be closed afterwards.
         layout: As in :func:`create`.
     """
-    memory = mmap.mmap(descriptor, 0)
+    return place(mmap.mmap(descriptor, 0), layout)
+
+
+def num_bytes(layout: Layout) -> int:
+    """Return the size of the memory that tensors need.
+
+    Args:
+        layout: Shapes and types of the tensors.
+    """
+    return sum(_padded(entry.num_bytes) for entry in layout.values())
+
+
+def place(memory: mmap.mmap | memoryview, layout: Layout) -> Tensors:
+    """Return tensors in memory, which they keep alive.
+
+    Args:
+        memory: At least :func:`num_bytes`.
+        layout: Shapes and types of the tensors.
+    """
     tensors, start = {}, 0
     for name, entry in layout.items():
-        shape, dtype, size = _parsed(entry)
-        count = math.prod(shape)
-        tensors[name] = torch.frombuffer(memory, dtype=dtype, count=count, offset=start).view(shape)
-        start += _padded(size)
+        dtype: torch.dtype = getattr(torch, entry.dtype)
+        count = math.prod(entry.shape)
+        tensors[name] = torch.frombuffer(memory, dtype=dtype, count=count, offset=start).view(entry.shape)
+        start += _padded(entry.num_bytes)
     return tensors
 
 
@@ -66,13 +96,6 @@ def as_tensors(arrays: Arrays) -> Tensors:
         arrays: The arrays.
     """
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
-
-
-def _parsed(entry: tuple[tuple[int, ...], str]) -> tuple[tuple[int, ...], torch.dtype, int]:
-    """Return shape, type and size in bytes of a tensor."""
-    shape, name = entry
-    dtype: torch.dtype = getattr(torch, name)
-    return shape, dtype, math.prod(shape) * dtype.itemsize
 
 
 def _padded(size: int) -> int:

@@ -1,0 +1,132 @@
+"""Where ranks connect to the launcher: a Unix socket for those of its machine, and a TCP port for the others."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from mjlab_dist.launch.handshake import PATIENCE_S, accept_proven, authenticate, shut_down
+from mjlab_dist.launch.hosts import own_address
+from mjlab_dist.launch.preparation import listen_in_range
+from mjlab_dist.simulate.transport import Network, SharedMemory, Transport
+
+SOCKET = "make"
+"""Name of the Unix socket, in the run directory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meeting:
+    """Where the ranks of a launch connect. It holds no secret, so it may be sent to them."""
+
+    num_own: int
+    """Number of ranks on the launcher's machine. They have the lowest ranks."""
+    directory: Path
+    """Directory of the Unix socket, which only this user can open."""
+    address: tuple[str, int] | None
+    """Address and port for the ranks of other machines; None if there are none."""
+
+    def connect(self, rank: int, secret: bytes) -> Transport:
+        """Connect a rank to the launcher.
+
+        Args:
+            rank: The rank.
+            secret: Secret of the launch, which both ends must prove to know.
+
+        Raises:
+            OSError: If the launcher has ended.
+        """
+        if rank < self.num_own or self.address is None:
+            peer = socket.socket(socket.AF_UNIX)
+            with _short_path(self.directory) as path:
+                peer.connect(path)
+            authenticate(peer, secret, listens=False)
+            return SharedMemory(Connection(peer.detach()))
+        peer = socket.create_connection(self.address, PATIENCE_S)
+        authenticate(peer, secret, listens=False)
+        _send_at_once(peer)
+        return Network(Connection(peer.detach()))
+
+
+@contextlib.contextmanager
+def open_meeting(
+    directory: Path,
+    hosts: Sequence[str],
+    num_own: int,
+    *,
+    port_range: tuple[int, int] | None,
+    secret: bytes,
+    timeout_s: float,
+) -> Iterator[tuple[Meeting, queue.SimpleQueue[Transport]]]:
+    """Accept the connections of ranks, until the context ends.
+
+    Args:
+        directory: Directory that only this user can open.
+        hosts: Names of the machines; the first is this one.
+        num_own: Number of ranks on this machine.
+        port_range: Ports that may be used for other machines; None for any.
+        secret: Secret of the launch.
+        timeout_s: Seconds after which reading from a connection, or writing to it, raises BlockingIOError.
+
+    Yields:
+        Where the ranks connect, and their connections, in the order in which they are made.
+    """
+    arrived: queue.SimpleQueue[Transport] = queue.SimpleQueue()
+    limit = struct.pack("ll", max(1, round(timeout_s)), 0)
+
+    def connection_of(peer: socket.socket) -> Connection:
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            peer.setsockopt(socket.SOL_SOCKET, option, limit)
+        return Connection(peer.detach())
+
+    def admit_own(peer: socket.socket) -> None:
+        arrived.put(SharedMemory(connection_of(peer)))
+
+    def admit_other(peer: socket.socket) -> None:
+        _send_at_once(peer)
+        arrived.put(Network(connection_of(peer)))
+
+    with contextlib.ExitStack() as stack:
+        own = socket.socket(socket.AF_UNIX)
+        with _short_path(directory) as path:
+            own.bind(path)
+        own.listen()
+        stack.enter_context(_accepting(own, secret, admit_own))
+        address = None
+        if len(hosts) > 1:
+            others = listen_in_range(own_address(hosts), port_range)
+            stack.enter_context(_accepting(others, secret, admit_other))
+            address = others.getsockname()[:2]
+        yield Meeting(num_own=num_own, directory=directory, address=address), arrived
+
+
+@contextlib.contextmanager
+def _accepting(listener: socket.socket, secret: bytes, admit: Callable[[socket.socket], None]) -> Iterator[None]:
+    """Accept connections in a thread, until the context ends."""
+    threading.Thread(target=accept_proven, args=(listener, secret, admit), name="meeting", daemon=True).start()
+    try:
+        yield
+    finally:
+        shut_down(listener)
+
+
+@contextlib.contextmanager
+def _short_path(directory: Path) -> Iterator[str]:
+    """Yield a short path of the Unix socket, because paths of sockets are limited to 107 bytes."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        yield f"/proc/self/fd/{descriptor}/{SOCKET}"
+    finally:
+        os.close(descriptor)
+
+
+def _send_at_once(peer: socket.socket) -> None:
+    """Send each message at once; by default, TCP delays a small one until earlier ones have arrived."""
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,0 +1,169 @@
+"""Connections between the launcher and a rank, and the memory in which they exchange actions and results.
+
+A connection carries commands and replies, which are pickled. Tensors are exchanged as they are: a rank of the
+launcher's machine shares memory with it, and a rank of another machine gets and returns one piece of bytes per step.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle, send_handle
+from typing import Protocol
+
+import torch
+
+from mjlab_dist.simulate.job import Layout, Tensors
+from mjlab_dist.simulate.shared import Block, attach, num_bytes, place
+
+
+class Rows(Protocol):
+    """The rows of a rank's envs, in tensors over all envs. Both ends have an object for them."""
+
+    tensors: Tensors
+    """The rows at this end."""
+
+    def send(self) -> None:
+        """Pass the rows to the other end."""
+        ...
+
+    def receive(self) -> None:
+        """Wait for the rows that the other end sends.
+
+        Raises:
+            EOFError: If the other end has closed the connection.
+            OSError: If the connection fails or, with a timeout, if nothing arrives.
+        """
+        ...
+
+
+class Transport(Protocol):
+    """A connection between the launcher and a rank. Each end calls one method for the same tensors."""
+
+    connection: Connection
+    """Carries commands and replies."""
+
+    def offer(self, block: Block, rows: range) -> Rows:
+        """Give the rank its rows of tensors.
+
+        Args:
+            block: The tensors over all envs, in this process.
+            rows: Global ids of the rank's envs.
+        """
+        ...
+
+    def obtain(self, layout: Layout, rows: range) -> Rows:
+        """Return the rows that the launcher offers.
+
+        Args:
+            layout: Layout of the tensors over all envs.
+            rows: Global ids of this rank's envs.
+        """
+        ...
+
+
+class SharedMemory:
+    """Connection of a rank on the launcher's machine, a Unix socket. Both use the same memory.
+
+    Attributes:
+        connection: As in :class:`Transport`.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        """Use a connection."""
+        self.connection = connection
+
+    def offer(self, block: Block, rows: range) -> Rows:
+        """See :meth:`Transport.offer`."""
+        send_handle(self.connection, block.descriptor, os.getpid())
+        return _SharedRows(_part(block.tensors, block.layout, rows))
+
+    def obtain(self, layout: Layout, rows: range) -> Rows:
+        """See :meth:`Transport.obtain`."""
+        descriptor = recv_handle(self.connection)
+        try:
+            return _SharedRows(_part(attach(descriptor, layout), layout, rows))
+        finally:
+            os.close(descriptor)
+
+
+class Network:
+    """Connection of a rank on another machine, a TCP socket. Each end has its own memory.
+
+    Attributes:
+        connection: As in :class:`Transport`.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        """Use a connection."""
+        self.connection = connection
+
+    def offer(self, block: Block, rows: range) -> Rows:
+        """See :meth:`Transport.offer`."""
+        return _CopiedRows(_SentRows(self.connection, block.layout, rows), _part(block.tensors, block.layout, rows))
+
+    def obtain(self, layout: Layout, rows: range) -> Rows:
+        """See :meth:`Transport.obtain`."""
+        return _SentRows(self.connection, layout, rows)
+
+
+class _SharedRows:
+    """Rows in shared memory: the other end has them already."""
+
+    def __init__(self, tensors: Tensors) -> None:
+        self.tensors = tensors
+
+    def send(self) -> None:
+        pass
+
+    def receive(self) -> None:
+        pass
+
+
+class _SentRows:
+    """Rows in one piece of memory, which is sent as it is."""
+
+    def __init__(self, connection: Connection, layout: Layout, rows: range) -> None:
+        own = {name: entry.with_envs(len(rows)) for name, entry in layout.items()}
+        self._connection = connection
+        self._memory = memoryview(bytearray(num_bytes(own)))
+        self.tensors = place(self._memory, own)
+
+    def send(self) -> None:
+        left = self._memory
+        while left:
+            left = left[os.write(self._connection.fileno(), left) :]
+
+    def receive(self) -> None:
+        left = self._memory
+        while left:
+            size = os.readv(self._connection.fileno(), [left])
+            if not size:
+                raise EOFError
+            left = left[size:]
+
+
+class _CopiedRows:
+    """Rows of tensors over all envs, which are copied to and from the memory that is sent."""
+
+    def __init__(self, sent: _SentRows, tensors: Tensors) -> None:
+        self._sent, self.tensors = sent, tensors
+
+    def send(self) -> None:
+        _copy(self.tensors, self._sent.tensors)
+        self._sent.send()
+
+    def receive(self) -> None:
+        self._sent.receive()
+        _copy(self._sent.tensors, self.tensors)
+
+
+def _part(tensors: Mapping[str, torch.Tensor], layout: Layout, rows: range) -> Tensors:
+    """Return the rows of some envs."""
+    return {name: whole.narrow(layout[name].env_dim, rows.start, len(rows)) for name, whole in tensors.items()}
+
+
+def _copy(source: Tensors, target: Tensors) -> None:
+    for name, tensor in target.items():
+        tensor.copy_(source[name])

@@ -1,0 +1,49 @@
+"""Ranks of several machines compare what they simulate."""
+
+from __future__ import annotations
+
+import dataclasses
+from concurrent.futures import ThreadPoolExecutor
+
+from torch._C._distributed_c10d import TCPStore
+
+import mjlab_dist
+from mjlab_dist.distributed import Rank
+from mjlab_dist.errors import PreflightError
+from mjlab_dist.simulate import rank as rank_module
+from mjlab_dist.simulate.job import Job
+
+XML = '<mujoco><worldbody><body><joint damping="{}"/><geom size="0.1"/></body></worldbody></mujoco>'
+
+
+def job(*dampings: float) -> Job:
+    """A job with a variant for each damping."""
+    config = mjlab_dist.task_config("cartpole-balance")
+    sims = [dataclasses.replace(config.env.sim, model=XML.format(damping), actuators={}) for damping in dampings]
+    envs = [dataclasses.replace(config.env, sim=sim) for sim in sims]
+    configs = tuple(dataclasses.replace(config, env=env) for env in envs)
+    return Job(configs=configs, num_envs=len(configs), seed=0, final_observations=False)
+
+
+def compared(*jobs: Job) -> list[str]:
+    """Let ranks of as many machines compare jobs, and return their errors."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    def compare(number: int) -> str:
+        own = Rank(rank=number, world_size=len(jobs), master_port=store.port, joins_store=True)
+        try:
+            rank_module._compare_machines(jobs[number], own, jobs[number].configs[0], "cpu")
+        except PreflightError as error:
+            return str(error)
+        return ""
+
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        return list(pool.map(compare, range(len(jobs))))
+
+
+def test_another_model_of_any_variant_is_found() -> None:
+    assert compared(job(0.1, 0.1, 0.2), job(0.1, 0.1, 0.2)) == ["", ""]
+    errors = compared(job(0.1, 0.2), job(0.1, 0.3))
+    assert errors[0] == errors[1]
+    assert "rank 1" in errors[0]
+    assert "dof_damping" in errors[0]
