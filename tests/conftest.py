@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -180,6 +181,16 @@ def is_cold(request: pytest.FixtureRequest) -> bool:
     return request.node.get_closest_marker("cold") is not None
 
 
+@pytest.fixture(autouse=True)
+def _forked_agents(request: pytest.FixtureRequest, warm_starts: WarmStarts | None) -> Iterator[None]:
+    """Fork the agents of ranks that a test in tests/distributed launches in its own process."""
+    if warm_starts is None or request.path.parent.name != "distributed" or is_cold(request):
+        yield
+        return
+    with warm_starts.used():
+        yield
+
+
 @pytest.fixture
 def command(tmp_path: Path, request: pytest.FixtureRequest, warm_starts: WarmStarts | None) -> Iterator[Command]:
     """Run an installed command. Processes that it leaves behind are killed and fail the test.
@@ -217,6 +228,13 @@ def with_mounts(command: Command) -> Callable[..., Done]:
         return done
 
     return run
+
+
+@pytest.fixture
+def short_tmp() -> Iterator[Path]:
+    """A directory for temporary files. Its path is so short that ranks are forked, not spawned."""
+    with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as path:
+        yield Path(path)
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from pathlib import Path
 import mjlab_dist
 
 FILE = "slow"
-"""While this file is in the run's working directory, training is slow."""
+"""While this file is in the run's working directory, training is slow. It may contain a number of seconds."""
 
 SLOW_S = 0.2
-"""Seconds that an iteration then takes at least."""
+"""Seconds that an iteration then takes at least, if the file is empty."""
 
 
 class Slow(mjlab_dist.Logger):
@@ -20,4 +20,4 @@ class Slow(mjlab_dist.Logger):
 
     def log(self, row: Mapping[str, float], step: int) -> None:  # noqa: ARG002
         if Path(FILE).exists():
-            time.sleep(SLOW_S)
+            time.sleep(float(Path(FILE).read_text() or SLOW_S))

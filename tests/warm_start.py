@@ -33,6 +33,9 @@ PLAYS = ("play", "check", "demo", "watch")
 EXPORTS = ("export", "pack")
 """Commands that write ONNX files."""
 
+SCRIPT = "forked.py"
+"""Name of scripts that Python runs in a fork. They have the libraries already, and can start three launches."""
+
 IMPORTS_NOTHING = {"--help", "-h", "--help-all", "--print-config"}
 """Flags of commands that import no libraries."""
 
@@ -42,6 +45,12 @@ SAFE = (
     *("WANDB_", "NETRC", "HF_", "TRACKIO_", "WARP_CACHE_PATH", "FAKE_SLURM", "CUDA_DEVICE_ORDER"),
 )
 """Starts of the names of variables that no library reads when it is imported."""
+
+SET_FOR_AGENTS = {
+    *("PYOPENGL_PLATFORM", "TORCHINDUCTOR_CACHE_DIR"),  # by the imports of a test
+    *("OMP_NUM_THREADS", "PYTHONDONTWRITEBYTECODE", "TORCHRUNX_LOG_DIR"),  # ranks set their number of threads
+}
+"""Variables of the test process that agents inherit, and that have no effect on the libraries of ranks."""
 
 STARTS_PYTHON = ("sitecustomize.py", "usercustomize.py")
 """Modules that Python imports before a program, if a folder of PYTHONPATH has them."""
@@ -62,19 +71,29 @@ class WarmStarts:
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = dict(environ)
         self._servers: dict[tuple[str, ...], tuple[subprocess.Popen[bytes], socket.socket]] = {}
-        self._lock = threading.RLock()
+        self._forking = threading.Lock()
+        self._lock = threading.Lock()
+        self._users = 0
+        self._patch = contextlib.ExitStack()
         self.num_forks = 0
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
-        """Have subprocess.Popen fork what can be forked."""
-        original = subprocess._fork_exec  # pyright: ignore[reportAttributeAccessIssue]
-
-        def fork_exec(*args: Any) -> int:
-            return self._fork(*args) or original(*args)
-
-        with self._lock, patched(subprocess, "_fork_exec", fork_exec):
+        """Have subprocess.Popen fork what can be forked, in all threads."""
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                original = subprocess._fork_exec  # pyright: ignore[reportAttributeAccessIssue]
+                self._patch.enter_context(
+                    patched(subprocess, "_fork_exec", lambda *args: self._fork(*args) or original(*args))
+                )
+        try:
             yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if not self._users:
+                    self._patch.close()
 
     def close(self) -> None:
         """End the processes."""
@@ -92,20 +111,22 @@ class WarmStarts:
             return None
         argv = [os.fsdecode(each) for each in argv]
         environ = dict(os.fsdecode(each).split("=", 1) for each in variables)
-        start = Start.here(argv[_is_agent(argv) :], environ, os.fspath(cwd) if cwd else None)
+        is_python = _is_agent(argv) or _is_script(argv)
+        start = Start.here(argv[is_python:], environ, os.fspath(cwd) if cwd else None)
         if not self.forks(argv, environ, Path(start.cwd)):
             return None
         descriptors = [each if each >= 0 else own for own, each in enumerate((stdin, stdout, stderr))]
         prctl = ctypes.CDLL(None).prctl
-        server = self._server(_libraries(_name(argv)))
-        prctl(PR_SET_CHILD_SUBREAPER, 1)  # the command becomes a child of this process
-        try:
-            send(server, start, descriptors)
-            answer = server.recv(SIZE.size)
-        except OSError:
-            return None
-        finally:
-            prctl(PR_SET_CHILD_SUBREAPER, 0)
+        with self._forking:
+            server = self._server(_libraries(_name(argv)))
+            prctl(PR_SET_CHILD_SUBREAPER, 1)  # the command becomes a child of this process
+            try:
+                send(server, start, descriptors)
+                answer = server.recv(SIZE.size)
+            except OSError:
+                return None
+            finally:
+                prctl(PR_SET_CHILD_SUBREAPER, 0)
         pid = SIZE.unpack(answer)[0] if answer else 0
         self.num_forks += pid > 0
         return pid or None
@@ -113,14 +134,13 @@ class WarmStarts:
     def forks(self, argv: Sequence[str], environ: Mapping[str, str], cwd: Path) -> bool:
         """Return whether a command in a directory is forked."""
         changed = {name for name, value in environ.items() if self._environ.get(name) != value}
-        if not _is_agent(argv):  # another host has few variables
-            if (
-                Path(argv[0]).parent != BIN
-                or _name(argv) not in TRAINS + PLAYS + EXPORTS
-                or IMPORTS_NOTHING & set(argv)
-            ):
+        if _is_agent(argv):
+            changed -= SET_FOR_AGENTS
+        else:
+            is_command = Path(argv[0]).parent == BIN and _name(argv) in TRAINS + PLAYS + EXPORTS
+            if not (is_command or _is_script(argv)) or IMPORTS_NOTHING & set(argv):
                 return False
-            changed |= self._environ.keys() - environ.keys()
+            changed |= self._environ.keys() - environ.keys()  # agents of other hosts have few variables
         if "PYTHONPATH" in changed:
             folders = [cwd / each for each in environ.get("PYTHONPATH", "").split(os.pathsep)]
             if any((folder / name).is_file() for folder in folders for name in STARTS_PYTHON):
@@ -145,6 +165,11 @@ class WarmStarts:
 def _is_agent(argv: Sequence[str]) -> bool:
     """Return whether a command is Python with an agent."""
     return argv[0] == sys.executable and list(argv[1 : 1 + len(AGENT)]) == AGENT
+
+
+def _is_script(argv: Sequence[str]) -> bool:
+    """Return whether a command is Python with a script of a test."""
+    return argv[0] == str(BIN / "python") and len(argv) > 1 and Path(argv[1]).name == SCRIPT
 
 
 def _libraries(name: str) -> tuple[str, ...]:

@@ -15,9 +15,8 @@ import signal
 import socket
 import struct
 import subprocess
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -43,6 +42,7 @@ from mjlab_dist.run_dir import (
 TWO = ("--gpu-ids", "None", "--cpu-ranks", "2")
 SMALL = ("--num-envs", "32", "--agent.num-steps-per-env", "8", "--env.episode-length-s", "0.1", "--seed", "7")
 TRAIN = ("train", "cartpole-balance", *TWO, *SMALL)
+LONG = ("--max-iterations", "100000", "--logger", "slow_logger:Slow")
 
 Within = Callable[[float, float], None]
 WaitFor = Callable[[Callable[[], bool]], None]
@@ -55,23 +55,16 @@ def since_last_row(run: Path) -> float:
 
 
 @pytest.fixture
-def training(command: Command, wait_for: WaitFor) -> Training:
+def training(command: Command, slow_training: Path, wait_for: WaitFor) -> Training:  # noqa: ARG001
     """Start a long run, and wait until it trains."""
 
     def start(*flags: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
-        process = command.start(*TRAIN, "--max-iterations", "100000", *flags, env=env)
+        process = command.start(*TRAIN, *LONG, *flags, env=env)
         logs = command.cwd / "logs"
         wait_for(lambda: any(p.stat().st_size > 3000 for p in logs.rglob(METRICS_FILE)))
         return process
 
     return start
-
-
-@pytest.fixture
-def temporary() -> Iterator[Path]:
-    """A directory for temporary files of this test only. Its path is short enough for ranks to be forked."""
-    with tempfile.TemporaryDirectory(prefix="t-") as path:
-        yield Path(path)
 
 
 @pytest.fixture(scope="module")
@@ -154,9 +147,9 @@ def test_row_3_restarts_are_counted(command: Command) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_rows_4_and_5_a_signal_stops_cleanly_and_the_run_resumes(
-    command: Command, training: Training, temporary: Path, signum: int, assert_within: Within
+    command: Command, training: Training, short_tmp: Path, signum: int, assert_within: Within
 ) -> None:
-    process = training(env={"TMPDIR": str(temporary)})
+    process = training(env={"TMPDIR": str(short_tmp)})
     run = only_run(command.cwd)
     # In a terminal, Ctrl-C reaches every process of the group; `kill` reaches only the launcher.
     (os.killpg if signum == signal.SIGINT else os.kill)(process.pid, signum)
@@ -168,7 +161,7 @@ def test_rows_4_and_5_a_signal_stops_cleanly_and_the_run_resumes(
     assert f"uv run train cartpole-balance --resume logs/cartpole-balance/{run.name}" in stopped.out
     assert find_checkpoint(run).name == f"model_{done}.pt"
     assert not command.leftovers()
-    assert not list(temporary.iterdir())
+    assert not list(short_tmp.iterdir())
     assert_within(stopped.took_s, 10)
 
     again = command("train", "cartpole-balance", "--resume", "latest", "--max-iterations", str(done + 2))
@@ -197,10 +190,10 @@ def test_row_4_a_scheduler_sends_sigterm_to_every_process(
 
 @pytest.mark.slow
 def test_row_5_a_second_ctrl_c_ends_at_once(
-    command: Command, training: Training, temporary: Path, wait_for: WaitFor, assert_within: Within
+    command: Command, training: Training, short_tmp: Path, wait_for: WaitFor, assert_within: Within
 ) -> None:
     # An iteration that never ends, so that the second Ctrl-C arrives before the first one has stopped the run.
-    process = training(env={"MJLAB_DIST_FAULT": "1:30:sigstop", "TMPDIR": str(temporary)})
+    process = training(env={"MJLAB_DIST_FAULT": "1:10:sigstop", "TMPDIR": str(short_tmp)})
     wait_for(lambda: any(other.status() == psutil.STATUS_STOPPED for other in command.processes()))
     os.killpg(process.pid, signal.SIGINT)
     assert process.stdout is not None
@@ -210,18 +203,18 @@ def test_row_5_a_second_ctrl_c_ends_at_once(
     assert done.code == Exit.FORCED, done.out + done.err
     assert re.search(r"Ctrl-C .*\b\d+ of \d+ ", done.out)
     assert_within(done.took_s, 5)
-    assert not list(temporary.iterdir())
+    assert not list(short_tmp.iterdir())
 
 
 @pytest.mark.slow
 def test_row_6_nothing_outlives_the_launcher(
-    command: Command, training: Training, temporary: Path, wait_for: WaitFor
+    command: Command, training: Training, short_tmp: Path, wait_for: WaitFor
 ) -> None:
-    process = training("--max-restarts", "1", env={"TMPDIR": str(temporary)})
-    wait_for(lambda: len(list(temporary.iterdir())) == 2)  # of this launch, and of the next one
+    process = training("--max-restarts", "1", env={"TMPDIR": str(short_tmp)})
+    wait_for(lambda: len(list(short_tmp.iterdir())) == 2)  # of this launch, and of the next one
     process.kill()
     process.communicate()
-    wait_for(lambda: not command.leftovers() and not list(temporary.iterdir()))
+    wait_for(lambda: not command.leftovers() and not list(short_tmp.iterdir()))
 
 
 def take_over(run: Path) -> None:
@@ -242,6 +235,7 @@ LAUNCHERS = {
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("slow_training")
 @pytest.mark.parametrize(
     "launcher", ["2 ranks", "1 rank", "torchrun", pytest.param("2 ranks, restarts", marks=pytest.mark.long)]
 )
@@ -251,7 +245,7 @@ def test_row_29_a_run_that_another_machine_has_taken_over_writes_no_more(
     args = LAUNCHERS[launcher]
     if launcher == "torchrun":
         args = (*args, command.program("train"), "cartpole-balance", "--gpu-ids", "None", *SMALL)
-    process = command.start(*args, "--max-iterations", "100000")
+    process = command.start(*args, *LONG)
     logs = command.cwd / "logs"
     wait_for(lambda: any(path.stat().st_size > 3000 for path in logs.rglob(METRICS_FILE)))
     run = only_run(command.cwd)
@@ -293,13 +287,13 @@ def test_row_29_a_run_of_another_machine_is_not_resumed(command: Command, wait_f
 
 @pytest.mark.slow
 def test_row_29_a_killed_run_is_resumed_at_once(command: Command, training: Training, wait_for: WaitFor) -> None:
-    process = training("--checkpoint.interval", "5")
+    process = training("--checkpoint.interval", "2")
     process.kill()
     process.communicate()
     run = only_run(command.cwd)
     assert (run / LEASE_FILE).is_file()
     # Ranks continue to train for some seconds, until the kernel has ended all of them.
-    last = max(list_checkpoints(run)) + 300
+    last = max(list_checkpoints(run)) + 40
     again = command("train", "--resume", str(run), "--max-iterations", str(last), "--checkpoint.interval", "100")
     assert again.code == Exit.DONE, again.err
     assert "waiting" not in again.out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import signal
@@ -17,20 +16,20 @@ import torch
 from conftest import Command
 from simulation_policies import fails_on_few_envs, interrupts, kills_its_rank, stops_its_rank
 from simulation_sessions import differing, flat, make, session
+from warm_start import SCRIPT as FORKED
 
 from mjlab_dist.errors import RankError, UserError
 
 pytestmark = pytest.mark.slow
 
 
-@contextlib.contextmanager
-def private_tmp(path: Path) -> Iterator[None]:
+@pytest.fixture
+def private_tmp(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Put temporary files of launches into a directory, and check that none is left."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TMPDIR", str(path))
-        patch.setattr("tempfile.tempdir", None)
-        yield
-    assert not [each for each in path.iterdir() if not each.name.startswith("torchinductor_")]  # of torch's import
+    monkeypatch.setenv("TMPDIR", str(short_tmp))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    yield
+    assert not [each for each in short_tmp.iterdir() if not each.name.startswith("torchinductor_")]  # of torch's import
 
 
 def ranks() -> list[psutil.Process]:
@@ -46,11 +45,12 @@ def command_line(process: psutil.Process) -> str:
         return ""
 
 
-def test_two_ranks_give_the_results_of_one_and_ctrl_c_ends_them(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("private_tmp")
+def test_two_ranks_give_the_results_of_one_and_ctrl_c_ends_them() -> None:
     with make(1) as envs:
         expected = list(session(envs))
         one = envs.state()
-    with private_tmp(tmp_path), make(2) as envs:
+    with make(2) as envs:
         assert not differing(envs, expected)
         # The state of one rank continues on two ranks; calls that fail change nothing
         lock = threading.Lock()
@@ -70,18 +70,18 @@ def test_two_ranks_give_the_results_of_one_and_ctrl_c_ends_them(tmp_path: Path) 
     assert not ranks()
 
 
+@pytest.mark.usefixtures("private_tmp")
 @pytest.mark.parametrize(("policy", "message"), [(kills_its_rank, "rank"), (stops_its_rank, "rank 0 hangs")])
 def test_a_rank_that_dies_or_hangs_ends_the_call_and_leaves_nothing(
-    policy: Callable[..., torch.Tensor], message: str, tmp_path: Path
+    policy: Callable[..., torch.Tensor], message: str
 ) -> None:
-    with private_tmp(tmp_path):
-        envs = make(2, hang_timeout=2.0)
-        with pytest.raises(RankError, match=message):
-            envs.rollout(policy, 3)
-        with pytest.raises(UserError, match="closed"):
-            envs.reset()
-        assert not ranks()
-        envs.close()
+    envs = make(2, hang_timeout=2.0)
+    with pytest.raises(RankError, match=message):
+        envs.rollout(policy, 3)
+    with pytest.raises(UserError, match="closed"):
+        envs.reset()
+    assert not ranks()
+    envs.close()
 
 
 SCRIPT = """
@@ -106,11 +106,10 @@ if sys.argv[1] == "killed":
 
 @pytest.mark.parametrize("how", ["ends", "killed"])
 def test_ranks_end_with_the_program(
-    command: Command, tmp_path: Path, how: str, wait_for: Callable[[Callable[[], bool]], None]
+    command: Command, short_tmp: Path, how: str, wait_for: Callable[[Callable[[], bool]], None]
 ) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT)
-    (tmp_path / "tmp").mkdir()
-    program = command.start("python", "script.py", how, env={"TMPDIR": str(tmp_path / "tmp")}, stdin=subprocess.PIPE)
+    (command.cwd / FORKED).write_text(SCRIPT)
+    program = command.start("python", FORKED, how, env={"TMPDIR": str(short_tmp)}, stdin=subprocess.PIPE)
     assert program.stdout is not None
     assert program.stdout.readline() == "made\n", command.finish(program).err
     if how == "killed":
@@ -119,5 +118,5 @@ def test_ranks_end_with_the_program(
     assert done.code == (-signal.SIGKILL if how == "killed" else 0)
     assert not done.err
     wait_for(lambda: not command.leftovers())
-    left = list((tmp_path / "tmp").iterdir())
+    left = list(short_tmp.iterdir())
     assert not left or how == "killed"  # the next launch removes them

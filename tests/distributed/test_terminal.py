@@ -21,12 +21,15 @@ from mjlab_dist.run_dir import METRICS_FILE, find_checkpoint, read_metrics
 
 SMALL = ("--gpu-ids", "None", "--num-envs", "32", "--agent.num-steps-per-env", "8")
 TRAIN = ("train", "cartpole-balance", *SMALL)
-ENDLESS = ("--max-iterations", "100000")
+ENDLESS = ("--max-iterations", "100000", "--logger", "slow_logger:Slow")
+
+PIPE_BYTES = 65536
+"""Capacity of a pipe."""
 
 Within = Callable[[float, float], None]
 WaitFor = Callable[[Callable[[], bool]], None]
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("slow_training")]
 
 
 def run_of(command: Command) -> Path:
@@ -77,22 +80,27 @@ def test_a_closed_terminal_stops_a_run_with_a_checkpoint(command: Command, num_r
 
 
 def test_a_run_that_ignores_hangups_continues_without_a_terminal(command: Command, wait_for: WaitFor) -> None:
-    flags = ("--cpu-ranks", "2", "--max-iterations", "60")
+    flags = ("--cpu-ranks", "2", "--max-iterations", "20")
     process, screen = start_in_terminal(command, *flags, ignores_hangup=True)
     wait_for(lambda: num_rows(command) > 2)
     os.close(screen)
     assert process.wait(timeout=120) == Exit.DONE
-    assert len(read_metrics(run_of(command))) == 60
+    assert len(read_metrics(run_of(command))) == 20
 
 
-def test_a_launcher_that_was_stopped_for_long_continues(command: Command, wait_for: WaitFor) -> None:
-    process = command.start(*TRAIN, "--cpu-ranks", "2", *ENDLESS, "--hang-timeout", "2")
+def test_a_launcher_that_was_stopped_for_long_continues(
+    command: Command, slow_training: Path, wait_for: WaitFor
+) -> None:
+    slow_training.write_text("0.1")
+    light = ("--agent.num-learning-epochs", "1", "--agent.num-mini-batches", "1")
+    process = command.start(*TRAIN, "--cpu-ranks", "2", *ENDLESS, *light, "--hang-timeout", "2")
     wait_for(lambda: num_rows(command) > 2)
     # Ctrl-Z stops the launcher's process group, but not the ranks
     os.killpg(process.pid, signal.SIGSTOP)
-    # Wait longer than the hang timeout and the launcher's margin, until the events would fill its pipe
-    until, full = time.monotonic() + 15, num_rows(command) + 300
-    wait_for(lambda: time.monotonic() > until and num_rows(command) > full)
+    # Wait longer than the hang timeout and the launcher's margin, until the events would fill its pipe twice
+    rows = run_of(command) / METRICS_FILE
+    until, full = time.monotonic() + 15, rows.stat().st_size + 2 * PIPE_BYTES
+    wait_for(lambda: time.monotonic() > until and rows.stat().st_size > full)
     before = num_rows(command)
     os.killpg(process.pid, signal.SIGCONT)
     wait_for(lambda: num_rows(command) > before + 5)
