@@ -93,6 +93,13 @@ def _environment_is_restored() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def _environment_is_restored_after_a_test(_environment_is_restored: None) -> Iterator[None]:
+    """Restore it after each test, too: a command with variables that libraries have set would not be forked."""
+    with mock.patch.dict(os.environ):
+        yield
+
+
 NOT_INHERITED = ("OMP_NUM_THREADS", "TORCHRUNX_LOG_DIR", "PYTHONDONTWRITEBYTECODE")
 """Variables of the test process that installed commands do not get."""
 
