@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import os
 import re
 import shlex
 import shutil
-import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +17,7 @@ import pytest
 from conftest import BIN, Command
 
 import mjlab_dist_tasks.quadruped
+from mjlab_dist.patching import patched
 
 if TYPE_CHECKING:
     from warm_start import WarmStarts
@@ -38,6 +38,12 @@ config."""
 PROGRAMS = {"train", "play", "list-tasks", "mjlab-dist"}
 
 ANT = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets" / "ant.xml"
+
+COLD = {"run-files"}
+"""Pages whose Python is started as users do, which imports all libraries again."""
+
+RESERVES_AGENTS = ("--max-restarts", "2")
+"""Arguments that pages ignore. For these, the warm process reserves processes that become agents of ranks."""
 
 LANGUAGES = {"", "sh", "bash", "python", "text", "toml", "bibtex"}
 """Languages of blocks. Python that cannot run by itself, such as that of another project, must be marked as text."""
@@ -93,6 +99,16 @@ def trained(tmp_path_factory: pytest.TempPathFactory, warm_starts: WarmStarts | 
     return command.cwd
 
 
+@contextlib.contextmanager
+def all_forked(command: Command) -> Iterator[None]:
+    """Fork every command and script, also those that :class:`warm_start.WarmStarts` would start by exec."""
+    if command.warm is None:
+        yield
+        return
+    with patched(command.warm, "forks", lambda *_: True):
+        yield
+
+
 def stand_in_values(words: tuple[str, ...]) -> list[str]:
     return ["template" if word in OWN_TASKS else word for word in words]
 
@@ -115,7 +131,8 @@ def test_blocks_are_in_known_languages() -> None:
 def test_a_documented_training_is_a_valid_config(command: Command, trained: Path, line: Line) -> None:
     command.cwd = trained
     environ = dict(pair.split("=", 1) for pair in line.environ)
-    done = command(*stand_in_values(line.words), "--print-config", env=environ)
+    with all_forked(command):
+        done = command(*stand_in_values(line.words), "--print-config", env=environ)
     assert done.code == 0, done.err
     assert done.out.startswith("usage: " if asks_for_help(line.words) else "task: ")
 
@@ -124,16 +141,34 @@ def asks_for_help(words: Sequence[str]) -> bool:
     return any(word.startswith("--help") for word in words)
 
 
+@pytest.fixture(scope="module")
+def shown() -> dict[tuple[str, ...], str]:
+    """Pages of help that earlier tests have read, by command."""
+    return {}
+
+
+@pytest.fixture
+def help_of(command: Command, shown: dict[tuple[str, ...], str]) -> Callable[..., str]:
+    """Return a function that returns a page of help. Each command runs once."""
+
+    def show(*words: str) -> str:
+        if words not in shown:
+            done = command(*words)
+            assert done.code == 0, done.err
+            shown[words] = done.out
+        return shown[words]
+
+    return show
+
+
 @pytest.mark.parametrize("line", of_program("play", "list-tasks", "mjlab-dist"), ids=str)
-def test_a_documented_command_has_the_flags(command: Command, line: Line) -> None:
+def test_a_documented_command_has_the_flags(help_of: Callable[..., str], line: Line) -> None:
     program, *words = stand_in_values(line.words)
     subcommand = [words.pop(0)] if program == "mjlab-dist" else []
     task = [word for word in words[:1] if not word.startswith("-")] if program == "play" else []
-    done = command(program, *subcommand, *task, "--help")
-    assert done.code == 0, done.err
-    pages = done.out
+    pages = help_of(program, *subcommand, *task, "--help")
     if any(word.startswith("--env.") for word in words):
-        pages += command("train", *task, "--help-all").out
+        pages += help_of("train", *task, "--help-all")
     known = set(re.findall(r"--[a-z0-9][\w.-]*", pages))
     assert {word for word in words if word.startswith("--")} <= known
 
@@ -186,25 +221,23 @@ def test_the_python_of_a_page_runs(command: Command, page: Path) -> None:
         else:
             lines[first : first + block.count("\n")] = block.splitlines()
     program = command.cwd / f"{page.stem}.py"
-    program.write_text("\n".join(lines))
-    done = command(str(BIN / "python"), program.name, env={"PYTHONPATH": str(ROOT / "tests")}, timeout_s=600)
+    program.write_text(f"#!{BIN / 'python'}\n" + "\n".join(lines)[1:])
+    program.chmod(0o700)
+    with all_forked(command) if page.stem not in COLD else contextlib.nullcontext():
+        done = command(str(program), *RESERVES_AGENTS, env={"PYTHONPATH": str(ROOT / "tests")}, timeout_s=600)
     assert done.code == 0, done.err
 
 
-@functools.cache
-def help_of(script: str) -> str:
-    done = subprocess.run([BIN / "python", script, "--help"], cwd=ROOT, capture_output=True, text=True, check=True)
-    return done.stdout
-
-
 @pytest.mark.parametrize("line", of_program("python", "scripts"), ids=str)
-def test_a_documented_script_has_the_flags(line: Line) -> None:
+def test_a_documented_script_has_the_flags(command: Command, help_of: Callable[..., str], line: Line) -> None:
     script = next(word for word in line.words if word.endswith(".py"))
     if not (ROOT / script).is_file():
         pytest.skip(f"{script} is written by the reader")
+    python = [] if command.warm else [str(BIN / "python")]
     for flag in (word for word in line.words if word.startswith("--")):
-        of_env = flag.startswith("--env.") and "--env." in help_of(script)
-        assert of_env or flag in help_of(script)
+        with all_forked(command):
+            page = help_of(*python, str(ROOT / script), "--help")
+        assert flag in page or (flag.startswith("--env.") and "--env." in page)
 
 
 @pytest.mark.slow
