@@ -15,8 +15,12 @@ from mjlab_dist import registry
 from mjlab_dist.env import Env
 from mjlab_dist.sim import kernels, start_warp
 
-ARCHITECTURES = (80, 90, 120)
-"""Compute capabilities times ten: A100, H100 and H200, RTX 5090."""
+ARCHITECTURES = (80, 120)
+"""Compute capabilities times ten of the oldest and the newest supported GPUs: A100 and RTX 5090.
+
+Our kernels contain no code for a particular architecture, so what compiles for both compiles for those in between. The
+long test compiles for H100 and H200.
+"""
 
 NUM_WORKERS = 2
 
@@ -50,7 +54,9 @@ def compile_for(architecture: int, variant: kernels.Variant, directory: Path) ->
 
 
 @pytest.mark.slow
-def test_our_own_kernels_compile_for_every_architecture(variants: list[kernels.Variant], tmp_path: Path) -> None:
+def test_our_own_kernels_compile_for_the_oldest_and_the_newest_architecture(
+    variants: list[kernels.Variant], tmp_path: Path
+) -> None:
     ours = [variant for variant in variants if variant[0].name.startswith("mjlab_dist")]
     assert {module.name for module, _ in ours} == {
         "mjlab_dist.env.kernels",
