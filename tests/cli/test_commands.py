@@ -354,34 +354,6 @@ def test_default_without_gpu_warns_and_trains_on_the_cpu(command: Command) -> No
     assert hidden.err == ""
 
 
-@pytest.mark.slow
-def test_video_shows_the_scene(command: Command) -> None:
-    import imageio.v3 as iio
-
-    trained = command("train", "cartpole-balance", "--gpu-ids", "None", "--num-envs", "8", "--max-iterations", "1")
-    assert trained.code == 0, trained.err
-    done = command(
-        "play", "cartpole-balance", "--num-envs", "1", "--env.episode-length-s", "2", "--video", "balance.mp4"
-    )
-    assert done.code == 0, done.err
-    frames = iio.imread(command.cwd / "balance.mp4")
-    assert frames.shape[1:] == (480, 848, 3)
-    assert len(frames) == 67, "200 steps of 10 ms, every third drawn"
-    orange = (frames[0][..., 0] > 150) & (frames[0][..., 2] < 80)
-    assert 200 < orange.sum() < 20_000, "the pole is in the picture"
-    assert (frames[0] != frames[-1]).any(), "it moves"
-
-    short = command("play", "cartpole-balance", "--env.episode-length-s", "0.5", "--num-envs", "2")
-    assert re.search(r"^2 episodes.* 50 steps$", short.out, re.MULTILINE)
-    wrong = command("play", "cartpole-balance", "--env.episode-length", "0.5")
-    assert wrong.code == 2
-    assert wrong.err.startswith("play: --env.episode-length: ")
-    assert " --env.episode-length-s?" in wrong.err
-    never = command("play", "cartpole-balance", "--env.episode-length-s", "0")
-    assert never.code == 2
-    assert never.err.startswith("play: --env.episode-length-s 0.0: ")
-
-
 @pytest.mark.parametrize(
     ("given", "expected"),
     [({}, "1000 None"), ({"GOMP_SPINCOUNT": "5"}, "5 None"), ({"OMP_WAIT_POLICY": "active"}, "None active")],

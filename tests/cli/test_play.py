@@ -59,6 +59,31 @@ def test_the_video_continues_after_resets_and_shows_several_envs(command: Comman
     assert np.abs(frames[:, :120, :160] - one).mean() > np.abs(frames[:, :120, 162:] - one).mean() + 0.2
 
 
+def test_a_video_has_the_default_size_and_shows_the_scene(command: Command, trained: Path) -> None:
+    command.cwd = trained
+    done = command("play", TASK, "--num-envs", "1", "--env.episode-length-s", "0.5", "--video", "balance.mp4")
+    assert done.code == 0, done.err
+    frames = iio.imread(trained / "balance.mp4")
+    assert frames.shape[1:] == (480, 848, 3)
+    assert len(frames) == 17, "50 steps of 10 ms, every third drawn"
+    orange = (frames[0][..., 0] > 150) & (frames[0][..., 2] < 80)
+    assert 200 < orange.sum() < 20_000, "the pole is in the picture"
+    assert (frames[0] != frames[-1]).any(), "it moves"
+
+
+def test_without_a_viewer_the_episodes_are_measured(command: Command, trained: Path) -> None:
+    command.cwd = trained
+    short = command("play", TASK, "--env.episode-length-s", "0.5", "--num-envs", "2")
+    assert re.search(r"^2 episodes.* 50 steps$", short.out, re.MULTILINE)
+    wrong = command("play", TASK, "--env.episode-length", "0.5")
+    assert wrong.code == 2
+    assert wrong.err.startswith("play: --env.episode-length: ")
+    assert " --env.episode-length-s?" in wrong.err
+    never = command("play", TASK, "--env.episode-length-s", "0")
+    assert never.code == 2
+    assert never.err.startswith("play: --env.episode-length-s 0.0: ")
+
+
 def test_a_camera_is_chosen_by_name(command: Command, trained: Path) -> None:
     command.cwd = trained
     frames: dict[str, np.ndarray] = {}
