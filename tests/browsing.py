@@ -13,6 +13,12 @@ WAIT_MS = 200_000
 FEW_PIXELS = "?fixedDpr=0.2"
 """End of the address of a page that is drawn coarsely, and so faster."""
 
+FEW_FRAMES = """
+window.requestAnimationFrame = draw => setTimeout(() => draw(performance.now()), 1000);
+window.cancelAnimationFrame = clearTimeout;
+"""
+"""Script that lets a page draw one frame per second. Otherwise it draws as many as the CPU allows."""
+
 
 def row(tab: Page, label: str) -> Locator:
     """Return the row of a control."""

@@ -288,10 +288,11 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture
 def open_tab(browser: Browser) -> Iterator[Callable[[str], Page]]:
     """Open a viewer's page in a tab; a request to another machine fails the test, and so does an error in the page."""
-    from browsing import FEW_PIXELS, WAIT_MS
+    from browsing import FEW_FRAMES, FEW_PIXELS, WAIT_MS
 
     context = browser.new_context(viewport={"width": 800, "height": 600})
     context.set_default_timeout(WAIT_MS)
+    context.add_init_script(FEW_FRAMES)
     requests: list[str] = []
     errors: list[str] = []
     context.on("request", lambda request: requests.append(request.url))
