@@ -285,9 +285,9 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
-@pytest.fixture
-def open_tab(browser: Browser) -> Iterator[Callable[[str], Page]]:
-    """Open a viewer's page in a tab; a request to another machine fails the test, and so does an error in the page."""
+@contextlib.contextmanager
+def tabs(browser: Browser) -> Iterator[Callable[[str], Page]]:
+    """Open a viewer's page in a tab; a request to another machine is an error, and so is an error in the page."""
     from browsing import FEW_FRAMES, FEW_PIXELS, WAIT_MS
 
     context = browser.new_context(viewport={"width": 800, "height": 600})
@@ -311,6 +311,13 @@ def open_tab(browser: Browser) -> Iterator[Callable[[str], Page]]:
         url for url in requests if not url.startswith(("http://127.0.0.1:", "ws://127.0.0.1:", "data:", "blob:"))
     ]
     assert not errors
+
+
+@pytest.fixture
+def open_tab(browser: Browser) -> Iterator[Callable[[str], Page]]:
+    """Open a viewer's page in a tab of this test: see :func:`tabs`."""
+    with tabs(browser) as open_one:
+        yield open_one
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import torch
 from browsing import WAIT_MS, choose, number, row
-from playwright.sync_api import FloatRect
+from conftest import tabs
+from playwright.sync_api import Browser, FloatRect
 from playwright.sync_api import Page as Tab
 
 import mjlab_dist
@@ -77,14 +78,14 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     server.stop()
 
 
-@pytest.fixture
-def open_page(open_tab: Callable[[str], Tab], served: Served) -> Callable[[], Tab]:
-    """Open the page in a tab."""
-    return lambda: open_tab(served.url)
+@pytest.fixture(scope="module")
+def tab(browser: Browser, served: Served) -> Iterator[Tab]:
+    """The page in a tab of all tests: opening a tab takes 8 s of CPU time, because the browser draws without a GPU."""
+    with tabs(browser) as open_one:
+        yield open_one(served.url)
 
 
-def test_the_scene_moves_unless_paused(open_page: Callable[[], Tab], wait_for: Wait) -> None:
-    tab = open_page()
+def test_the_scene_moves_unless_paused(tab: Tab, wait_for: Wait) -> None:
     tab.locator("canvas").first.wait_for()
     beside_controls: FloatRect = {"x": 0, "y": 200, "width": 390, "height": 400}
     pictures: set[str] = set()
@@ -97,10 +98,8 @@ def test_the_scene_moves_unless_paused(open_page: Callable[[], Tab], wait_for: W
     wait_for(differ)
 
 
-def test_a_slider_changes_the_command_and_pause_stops_the_simulation(
-    open_page: Callable[[], Tab], served: Served, wait_for: Wait
-) -> None:
-    tab, player = open_page(), served.player
+def test_a_slider_changes_the_command_and_pause_stops_the_simulation(tab: Tab, served: Served, wait_for: Wait) -> None:
+    player = served.player
     number(tab, "forward m/s", "0.6")
     wait_for(lambda: bool(np.allclose(player.frame.commands["velocity"][:, 0], 0.6)))
     part = player.env.observation_columns()["actor"]["command"]
@@ -118,8 +117,8 @@ def test_a_slider_changes_the_command_and_pause_stops_the_simulation(
     wait_for(lambda: len(set(player.frame.commands["velocity"][:, 0])) == 2)
 
 
-def test_pushes_resets_actions_and_checkpoints(open_page: Callable[[], Tab], served: Served, wait_for: Wait) -> None:
-    tab, player = open_page(), served.player
+def test_pushes_resets_actions_and_checkpoints(tab: Tab, served: Served, wait_for: Wait) -> None:
+    player = served.player
     choose(tab, "Checkpoint", served.checkpoints[0].name)
     wait_for(lambda: served.loaded == [served.checkpoints[0]])
     choose(tab, "Actions", "zero")
@@ -140,9 +139,9 @@ def test_pushes_resets_actions_and_checkpoints(open_page: Callable[[], Tab], ser
 
 
 def test_two_pages_show_the_same_and_a_reload_continues(
-    open_page: Callable[[], Tab], served: Served, wait_for: Wait
+    open_tab: Callable[[str], Tab], tab: Tab, served: Served, wait_for: Wait
 ) -> None:
-    first, second = open_page(), open_page()
+    first, second = open_tab(served.url), tab
     number(first, "left m/s", "0.25")
     wait_for(lambda: row(second, "left m/s").locator("input").last.input_value() == "0.25")
     first.close()
@@ -153,10 +152,7 @@ def test_two_pages_show_the_same_and_a_reload_continues(
     wait_for(lambda: served.player.frame.step > at)
 
 
-def test_charts_show_rewards_observations_actions_and_commands(
-    open_page: Callable[[], Tab], served: Served, wait_for: Wait
-) -> None:
-    tab = open_page()
+def test_charts_show_rewards_observations_actions_and_commands(tab: Tab, served: Served, wait_for: Wait) -> None:
     tab.get_by_text("Rewards", exact=True).click()
     for name in served.player.env.reward_names:
         tab.get_by_text(name, exact=True).wait_for()
@@ -168,8 +164,7 @@ def test_charts_show_rewards_observations_actions_and_commands(
     wait_for(lambda: sorted(len(plot) for plot in tab.evaluate(lines)) == [4, 13, 13])
 
 
-def test_another_env_is_chosen(open_page: Callable[[], Tab], served: Served, wait_for: Wait) -> None:
-    tab = open_page()
+def test_another_env_is_chosen(tab: Tab, served: Served, wait_for: Wait) -> None:
     tab.get_by_text("Show", exact=True).click()
     for label in ("Contact points and forces", "Collision shapes", "Only this env", "Follow the robot"):
         row(tab, label).locator("input").click()
