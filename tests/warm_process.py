@@ -176,7 +176,8 @@ def num_reserved(argv: Sequence[str]) -> int:
     """Return how many processes to reserve for the agents that a command starts, or for the ranks of torchrun."""
     if Path(argv[0]).name == "torchrun":
         return int(argv[argv.index("--nproc-per-node") + 1])
-    if argv[0].endswith(".py") or "--max-restarts" in argv or argv[1:2] in (["verify"], ["scaling"]):
+    is_script = argv[0].endswith(".py")
+    if is_script or "--max-restarts" in argv or argv[1:2] in (["verify"], ["scaling"]):
         return 3
     evaluates = argv[1:2] == ["evaluate"]
     if "--cpu-ranks" in argv[:-1] and not evaluates:

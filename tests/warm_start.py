@@ -33,9 +33,6 @@ PLAYS = ("play", "check", "demo", "watch")
 EXPORTS = ("export", "pack")
 """Commands that write ONNX files."""
 
-SCRIPT = "forked.py"
-"""Name of scripts that Python runs in a fork. They have the libraries already, and can start three launches."""
-
 IMPORTS_NOTHING = {"--help", "-h", "--help-all", "--print-config"}
 """Flags of commands that import no libraries."""
 
@@ -111,8 +108,7 @@ class WarmStarts:
             return None
         argv = [os.fsdecode(each) for each in argv]
         environ = dict(os.fsdecode(each).split("=", 1) for each in variables)
-        is_python = _is_agent(argv) or _is_script(argv)
-        start = Start.here(argv[is_python:], environ, os.fspath(cwd) if cwd else None)
+        start = Start.here(argv[_is_agent(argv) :], environ, os.fspath(cwd) if cwd else None)
         if not self.forks(argv, environ, Path(start.cwd)):
             return None
         descriptors = [each if each >= 0 else own for own, each in enumerate((stdin, stdout, stderr))]
@@ -132,13 +128,16 @@ class WarmStarts:
         return pid or None
 
     def forks(self, argv: Sequence[str], environ: Mapping[str, str], cwd: Path) -> bool:
-        """Return whether a command in a directory is forked."""
+        """Return whether a command in a directory is forked: one of this package, an agent, or a script of a test.
+
+        A script is forked if it is executed itself, and started by exec if it is an argument of Python.
+        """
         changed = {name for name, value in environ.items() if self._environ.get(name) != value}
         if _is_agent(argv):
             changed -= SET_FOR_AGENTS
         else:
             is_command = Path(argv[0]).parent == BIN and _name(argv) in TRAINS + PLAYS + EXPORTS
-            if not (is_command or _is_script(argv)) or IMPORTS_NOTHING & set(argv):
+            if not (is_command or argv[0].endswith(".py")) or IMPORTS_NOTHING & set(argv):
                 return False
             changed |= self._environ.keys() - environ.keys()  # agents of other hosts have few variables
         if "PYTHONPATH" in changed:
@@ -165,11 +164,6 @@ class WarmStarts:
 def _is_agent(argv: Sequence[str]) -> bool:
     """Return whether a command is Python with an agent."""
     return argv[0] == sys.executable and list(argv[1 : 1 + len(AGENT)]) == AGENT
-
-
-def _is_script(argv: Sequence[str]) -> bool:
-    """Return whether a command is Python with a script of a test."""
-    return argv[0] == str(BIN / "python") and len(argv) > 1 and Path(argv[1]).name == SCRIPT
 
 
 def _libraries(name: str) -> tuple[str, ...]:

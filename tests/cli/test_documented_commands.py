@@ -42,9 +42,6 @@ ANT = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets" / "ant.xml"
 COLD = {"run-files"}
 """Pages whose Python is started as users do, which imports all libraries again."""
 
-RESERVES_AGENTS = ("--max-restarts", "2")
-"""Arguments that pages ignore. For these, the warm process reserves processes that become agents of ranks."""
-
 LANGUAGES = {"", "sh", "bash", "python", "text", "toml", "bibtex"}
 """Languages of blocks. Python that cannot run by itself, such as that of another project, must be marked as text."""
 
@@ -223,8 +220,8 @@ def test_the_python_of_a_page_runs(command: Command, page: Path) -> None:
     program = command.cwd / f"{page.stem}.py"
     program.write_text(f"#!{BIN / 'python'}\n" + "\n".join(lines)[1:])
     program.chmod(0o700)
-    with all_forked(command) if page.stem not in COLD else contextlib.nullcontext():
-        done = command(str(program), *RESERVES_AGENTS, env={"PYTHONPATH": str(ROOT / "tests")}, timeout_s=600)
+    python = [str(BIN / "python")] if page.stem in COLD else []
+    done = command(*python, str(program), env={"PYTHONPATH": str(ROOT / "tests")}, timeout_s=600)
     assert done.code == 0, done.err
 
 

@@ -6,6 +6,7 @@ import functools
 import os
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,6 @@ import torch
 from conftest import Command
 from simulation_policies import fails_on_few_envs, interrupts, kills_its_rank, stops_its_rank
 from simulation_sessions import differing, flat, make, session
-from warm_start import SCRIPT as FORKED
 
 from mjlab_dist.errors import RankError, UserError
 
@@ -108,8 +108,10 @@ if sys.argv[1] == "killed":
 def test_ranks_end_with_the_program(
     command: Command, short_tmp: Path, how: str, wait_for: Callable[[Callable[[], bool]], None]
 ) -> None:
-    (command.cwd / FORKED).write_text(SCRIPT)
-    program = command.start("python", FORKED, how, env={"TMPDIR": str(short_tmp)}, stdin=subprocess.PIPE)
+    script = command.cwd / "script.py"
+    script.write_text(f"#!{sys.executable}\n{SCRIPT}")
+    script.chmod(0o700)
+    program = command.start(str(script), how, env={"TMPDIR": str(short_tmp)}, stdin=subprocess.PIPE)
     assert program.stdout is not None
     assert program.stdout.readline() == "made\n", command.finish(program).err
     if how == "killed":
