@@ -134,6 +134,13 @@ class Command:
                 **(pipes | options),
             )
 
+    def script(self, text: str) -> str:
+        """Write a Python script, and return its path. It is forked from a process with libraries if it is started."""
+        path = self.cwd / "script.py"
+        path.write_text(f"#!{BIN / 'python'}\n{text}")
+        path.chmod(0o700)
+        return str(path)
+
     def __call__(self, *args: str, env: dict[str, str] | None = None, timeout_s: float = HANG_S) -> Done:
         return self.finish(self.start(*args, env=env), timeout_s)
 

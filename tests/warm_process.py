@@ -24,6 +24,7 @@ import mmap
 import os
 import random
 import runpy
+import shutil
 import signal
 import socket
 import struct
@@ -175,7 +176,8 @@ def command(start: Start, descriptors: Sequence[int], ready: int) -> Start:
 def num_reserved(argv: Sequence[str]) -> int:
     """Return how many processes to reserve for the agents that a command starts, or for the ranks of torchrun."""
     if Path(argv[0]).name == "torchrun":
-        return int(argv[argv.index("--nproc-per-node") + 1])
+        words = [word for each in argv for word in each.split("=", 1)]
+        return int(words[words.index("--nproc-per-node") + 1])
     is_script = argv[0].endswith(".py")
     if is_script or "--max-restarts" in argv or argv[1:2] in (["verify"], ["scaling"]):
         return 3
@@ -226,6 +228,8 @@ def start_reserved(reserved: list[tuple[socket.socket, int]], args: Sequence[Any
         return None
     connection, pid = reserved.pop(0)  # the oldest, as tests order agents by age
     variables = dict(os.fsdecode(each).split("=", 1) for each in environ)
+    if not is_agent:
+        argv[0] = shutil.which(argv[0], path=variables.get("PATH")) or argv[0]
     descriptors = [each if each >= 0 else own for own, each in enumerate((stdin, stdout, stderr))]
     try:
         with connection:

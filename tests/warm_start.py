@@ -39,7 +39,7 @@ IMPORTS_NOTHING = {"--help", "-h", "--help-all", "--print-config"}
 SAFE = (
     *("MJLAB_DIST_", "PYTEST_", "COLUMNS", "HOME", "PATH", "XDG_CACHE_HOME", "SSH_AUTH_SOCK", "TMPDIR"),
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_", "SLURM_"),
-    *("WANDB_", "NETRC", "HF_", "TRACKIO_", "WARP_CACHE_PATH", "FAKE_SLURM", "CUDA_DEVICE_ORDER"),
+    *("WANDB_", "NETRC", "HF_", "TRACKIO_", "WARP_CACHE_PATH", "FAKE_SLURM", "CUDA_DEVICE_ORDER", "IMAGEIO_"),
 )
 """Starts of the names of variables that no library reads when it is imported."""
 
@@ -102,13 +102,14 @@ class WarmStarts:
         """Take the arguments of _posixsubprocess.fork_exec; return None if the command needs an exec."""
         argv, _, _, passed, cwd, variables, stdin, _, _, stdout, _, stderr, _, error = args[:14]
         new_session, group, gid, groups, uid, umask, preexec = args[15:22]
-        if (not new_session, group, gid, groups, uid, umask, preexec) != (False, -1, None, None, None, -1, None):
+        if (not new_session, group, gid, groups, uid, preexec) != (False, -1, None, None, None, None):
             return None
         if variables is None or tuple(passed) != (error,):
             return None
         argv = [os.fsdecode(each) for each in argv]
         environ = dict(os.fsdecode(each).split("=", 1) for each in variables)
         start = Start.here(argv[_is_agent(argv) :], environ, os.fspath(cwd) if cwd else None)
+        start.umask = start.umask if umask < 0 else umask
         if not self.forks(argv, environ, Path(start.cwd)):
             return None
         descriptors = [each if each >= 0 else own for own, each in enumerate((stdin, stdout, stderr))]

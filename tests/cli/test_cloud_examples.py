@@ -79,7 +79,7 @@ def test_an_evicted_pod_saves_a_checkpoint_and_the_next_start_resumes(
     args = [re.sub(r"^--([\w-]+)=.*", lambda m: f"--{m[1]}={changes.get(m[1], m[0].partition('=')[2])}", arg)
             for arg in container["args"]]  # fmt: skip
     small = ("--gpu-ids", "None", "--num-envs", "8", "--agent.num-steps-per-env", "4")
-    environ = {"PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    environ = {"PATH": f"{BIN}:{os.environ['PATH']}"}
     process = command.start(*args, *small, "--max-iterations", "100000", env=environ)
     rows = command.cwd / "runs"
     wait_for(lambda: any(file.stat().st_size > 1000 for file in rows.rglob("metrics.jsonl")))

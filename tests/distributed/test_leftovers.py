@@ -11,14 +11,19 @@ from mjlab_dist.errors import Exit
 
 TRAIN = """
 train() {
-    "$1" cartpole-balance --gpu-ids None --cpu-ranks 2 --num-envs 32 --agent.num-steps-per-env 8 --max-iterations 3 \\
-        --max-restarts 1
+    program=$1
+    shift
+    "$program" cartpole-balance --gpu-ids None --cpu-ranks 2 --num-envs 32 --agent.num-steps-per-env 8 \\
+        --max-iterations 3 "$@"
 }
+# Ranks are spawned, because this path is long
 export TMPDIR=$PWD/shared
 train "$1" || exit 1
-MJLAB_DIST_FAULT=1:2:sigkill train "$1" || exit 1
+# Ranks are forked
+export TMPDIR=/var/tmp
+MJLAB_DIST_FAULT=1:2:sigkill train "$1" --max-restarts 1 || exit 1
 echo left:
-ls -A /dev/shm shared
+ls -A /dev/shm /var/tmp shared
 """
 
 
@@ -39,8 +44,10 @@ def test_full_shared_memory_is_found_before_the_start(command: Command, with_mou
 def test_runs_and_restarts_leave_no_semaphore_and_no_temporary_file(
     command: Command, with_mounts: Callable[..., Done]
 ) -> None:
-    mounts = "mkdir shared && mount -t tmpfs none /dev/shm && mount -t tmpfs none shared"
+    mounts = " && ".join(
+        ["mkdir shared", *(f"mount -t tmpfs none {each}" for each in ("/dev/shm", "/var/tmp", "shared"))]
+    )
     done = with_mounts(mounts, TRAIN, command.program("train"))
     assert done.code == 0, done.out + done.err
     assert "Restarting" in done.out
-    assert done.out.rpartition("left:")[2].split() == ["/dev/shm:", "shared:"]
+    assert done.out.rpartition("left:")[2].split() == ["/dev/shm:", "/var/tmp:", "shared:"]

@@ -6,7 +6,6 @@ import functools
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -108,10 +107,7 @@ if sys.argv[1] == "killed":
 def test_ranks_end_with_the_program(
     command: Command, short_tmp: Path, how: str, wait_for: Callable[[Callable[[], bool]], None]
 ) -> None:
-    script = command.cwd / "script.py"
-    script.write_text(f"#!{sys.executable}\n{SCRIPT}")
-    script.chmod(0o700)
-    program = command.start(str(script), how, env={"TMPDIR": str(short_tmp)}, stdin=subprocess.PIPE)
+    program = command.start(command.script(SCRIPT), how, env={"TMPDIR": str(short_tmp)}, stdin=subprocess.PIPE)
     assert program.stdout is not None
     assert program.stdout.readline() == "made\n", command.finish(program).err
     if how == "killed":

@@ -20,7 +20,8 @@ from mjlab_dist.wandb_run import WANDB_FILE
 KEY = "0123456789abcdef" * 2 + "01234567"
 
 SMALL = (
-    "train", "cartpole-balance", "--gpu-ids", "None", "--num-envs", "32", "--agent.num-steps-per-env", "8",
+    "train", "cartpole-balance", "--gpu-ids", "None", "--num-envs", "8", "--agent.num-steps-per-env", "8",
+    "--agent.num-learning-epochs", "1", "--agent.num-mini-batches", "1",
     "--env.episode-length-s", "0.1", "--logger", "wandb", "--wandb-project", "proj",
 )  # fmt: skip
 
@@ -90,16 +91,21 @@ SCRIPT = """
 import mjlab_dist
 
 small = {"num_envs": 32, "agent.num_steps_per_env": 8, "env.episode_length_s": 0.1}
-mjlab_dist.train("cartpole-balance", gpu_ids=None, max_iterations=300, logger="wandb", wandb_project="proj", **small)
+loggers = ("wandb", "slow_logger:Slow")
+mjlab_dist.train("cartpole-balance", gpu_ids=None, max_iterations=120, logger=loggers, wandb_project="proj", **small)
 """
-"""A run that is long enough for Weights & Biases to start, because at its end it waits only a few seconds."""
 
 
 @pytest.mark.slow
-def test_passwords_of_a_script_are_in_no_file_and_files_follow_the_umask(command: Command) -> None:
-    (command.cwd / "script.py").write_text(SCRIPT)
+def test_passwords_of_a_script_are_in_no_file_and_files_follow_the_umask(
+    command: Command, slow_training: Path, wait_for: WaitFor
+) -> None:
     secrets = ("--db.password", KEY, f"--api-key={KEY}", "--from", f"postgres://me:{KEY}@host/x")
-    done = command.finish(command.start("python", "script.py", *secrets, umask=0o027))
+    process = command.start(command.script(SCRIPT), *secrets, umask=0o027)
+    # At its end, a run waits only a few seconds for Weights & Biases to start
+    wait_for(lambda: has_wandb_rows(command.cwd) or process.poll() is not None)
+    slow_training.unlink()
+    done = command.finish(process)
     assert done.code == 0, done.err
     assert has_wandb_rows(command.cwd)
     run = only_run(command.cwd)
