@@ -1,4 +1,4 @@
-"""Pause Python's garbage collector. Imports the standard library only."""
+"""Pause Python's garbage collector, or exclude objects from it. Imports the standard library only."""
 
 from __future__ import annotations
 
@@ -26,3 +26,19 @@ def no_gc(*, promotes: bool = False) -> Iterator[None]:
                 gc.freeze()
                 gc.unfreeze()  # moves them into the oldest generation
             gc.enable()
+
+
+@contextlib.contextmanager
+def frozen() -> Iterator[None]:
+    """Exclude all objects that exist on entry from collections inside the context, which are faster then.
+
+    A collection that visits all objects of torch, Warp and MuJoCo Warp takes a third of a second.
+    """
+    if gc.get_freeze_count() > 0:  # objects that the user has frozen must stay frozen
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

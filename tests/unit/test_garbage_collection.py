@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Iterator
 
 import pytest
 
-from mjlab_dist.garbage_collection import no_gc
+from mjlab_dist.garbage_collection import frozen, no_gc
 
 
 @pytest.fixture(autouse=True)
@@ -55,3 +56,18 @@ def test_objects_that_the_user_froze_stay_frozen() -> None:
     with no_gc(promotes=True):
         pass
     assert not any(is_in(generation, made) for generation in range(3))
+
+
+def test_only_new_objects_are_collected_while_others_are_frozen() -> None:
+    class Node:
+        def __init__(self) -> None:
+            self.own = self
+
+    old = weakref.ref(Node())
+    with frozen():
+        new = weakref.ref(Node())
+        gc.collect()
+        assert new() is None
+        assert old() is not None
+    gc.collect()
+    assert old() is None

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.control import Control
 from mjlab_dist.distributed import RankPlan, rank_from_environment
+from mjlab_dist.garbage_collection import frozen
 from mjlab_dist.imports import start_up
 from mjlab_dist.learner import free_earlier_run
 from mjlab_dist.messages import emit
@@ -101,15 +102,18 @@ def play_batches(job: Job, config: TrainConfig, plan: RankPlan, control: Control
     rank = rank_from_environment(os.environ)
     with start_up():
         prepare_process(plan.device, rank, job.seed)
+        import mjlab_dist.env.whole_episodes  # noqa: PLC0415 (imports torch)
+        import mjlab_dist.learn  # noqa: F401, PLC0415 (imports torch)
     own = range(rank.rank, len(job.batches), rank.world_size)
     results, reported = [], 0
-    for count, position in enumerate(own):
-        results.append(_play(job, position, plan.device.device, control))
-        # Progress: rank 0 reports its own, as an estimate for all ranks
-        reached = MAX_REPORTS * (count + 1) // len(own)
-        if rank.is_main and reached > reported:
-            reported = reached
-            emit("status", text=f"Played {100 * (count + 1) // len(own)}% of {len(job.batches)} batches.")
+    with frozen():  # to free the envs of a batch, the garbage collector then visits only these
+        for count, position in enumerate(own):
+            results.append(_play(job, position, plan.device.device, control))
+            # Progress: rank 0 reports its own, as an estimate for all ranks
+            reached = MAX_REPORTS * (count + 1) // len(own)
+            if rank.is_main and reached > reported:
+                reported = reached
+                emit("status", text=f"Played {100 * (count + 1) // len(own)}% of {len(job.batches)} batches.")
     return RankSums(batches=results)
 
 
