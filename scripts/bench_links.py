@@ -33,6 +33,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import NoReturn
 
 from timed import BIN, SKIPPED, clean_environment, spread
 
@@ -149,8 +150,9 @@ def linked(link: Link) -> Iterator[list[str]]:
     context = multiprocessing.get_context("fork")
     with contextlib.ExitStack() as stack:
         for space in spaces:
+            # First, because a signal may end this script while ip adds it
+            stack.callback(remove, space)
             run("ip", "netns", "add", space)
-            stack.callback(run, "ip", "netns", "delete", space)
         # The relay, whose devices move into the namespaces
         own, theirs = context.Pipe(duplex=False)
         passes = context.Process(target=relay, args=(link, devices, theirs), daemon=True)
@@ -166,6 +168,28 @@ def linked(link: Link) -> Iterator[list[str]]:
             run("ip", "-n", space, "link", "set", device, "mtu", str(MTU), "up")
             run("ip", "-n", space, "address", "add", f"{address}/24", "dev", device)
         yield spaces
+
+
+def remove(space: str) -> None:
+    """Remove a network namespace, if it exists."""
+    if Path("/run/netns", space).exists():
+        run("ip", "netns", "delete", space)
+
+
+def end_on_signals() -> None:
+    """Remove the namespaces if a signal ends this script.
+
+    More signals then have no effect on it or on the programs that it starts: they would interrupt the removal.
+    """
+    signals = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+
+    def end(signum: int, _: object) -> NoReturn:
+        for one in signals:
+            signal.signal(one, signal.SIG_IGN)
+        sys.exit(128 + signum)
+
+    for one in signals:
+        signal.signal(one, end)
 
 
 def run(*command: str) -> str:
@@ -257,7 +281,7 @@ def main() -> None:
     parser.add_argument("--overlap", action="store_true", help="compare with sums during the backward pass instead")
     parser.add_argument("--until-return", type=float, help="also print the seconds until the mean return reaches this")
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))  # removes the namespaces
+    end_on_signals()
     if args.sums or args.overlap:
         for name in args.links * args.rounds:
             with linked(LINKS[name]) as spaces:
