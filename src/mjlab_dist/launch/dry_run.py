@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from dataclasses import dataclass
 
@@ -51,10 +52,10 @@ def dry_run(config: TrainConfig, listen: Listener) -> DryRun:
     """
     if launcher := outside_launcher(os.environ):
         raise UserError(f"--dry-run: only describes ranks that this command starts; run it without {launcher}")
-    # Plan: devices, hosts, budget, directory
+    # Plan: devices, hosts, budget, directory; without a copy of the project
     check_config(config)
     number_by_bus(os.environ)
-    plan = plan_run(config, os.environ, find_gpus(), next_run_dir)
+    plan = plan_run(dataclasses.replace(config, sync_code=None), os.environ, find_gpus(), next_run_dir, listen)
     # Memory of an env, measured on a few of them
     with start_up():
         prepare_process(plan.own_devices[0], Rank(), config.seed)

@@ -18,11 +18,13 @@ from mjlab_dist.errors import UserError
 from mjlab_dist.faults import read_fault
 from mjlab_dist.launch.host_checks import choose_hosts
 from mjlab_dist.launch.hosts import Host
+from mjlab_dist.launch.sync_code import sync_code
 from mjlab_dist.lease import Lease
 from mjlab_dist.logger import check_loggers
 from mjlab_dist.machine.devices import Gpu, plan_devices, shared_cores
 from mjlab_dist.machine.memory import check_memory
 from mjlab_dist.machine.preflight import check_machine
+from mjlab_dist.messages import Listener
 from mjlab_dist.run_dir import (
     CONFIG_FILE,
     METRICS_FILE,
@@ -88,25 +90,28 @@ class RunPlan:
 
 
 def plan_run(
-    config: TrainConfig, environ: Mapping[str, str], gpus: list[Gpu], new_run_dir: Callable[[TrainConfig], Path]
+    config: TrainConfig,
+    environ: Mapping[str, str],
+    gpus: list[Gpu],
+    new_run_dir: Callable[[TrainConfig], Path],
+    listen: Listener,
 ) -> RunPlan:
-    """Plan a run. Only this function resolves ``auto``, ``all``, ``latest``, ``slurm`` and totals over ranks.
+    """Plan a run: resolve ``auto``, ``all``, ``latest``, ``slurm`` and totals over ranks.
 
     Args:
         config: A config that :func:`check_config` has passed.
         environ: Environment variables, such as CUDA_VISIBLE_DEVICES.
         gpus: The machine's GPUs.
         new_run_dir: Creates the directory of a new run; called last, so that a run that cannot train leaves none.
+        listen: Receives a line for each machine that files were copied to.
 
     Raises:
         UserError: If the config cannot train here.
     """
-    config = dataclasses.replace(config, hosts=named_hosts(config.hosts, environ))
     # Hosts and devices
-    entries = tuple(map(parse_host, config.hosts))
-    own = plan_devices(config, environ, gpus, entries[0].num_ranks if entries else None)
-    warnings = shared_cores(own)
-    hosts = choose_hosts(config, environ, own, warnings.append)
+    warnings: list[str] = []
+    hosts = plan_hosts(config, environ, gpus, warnings.append, listen)
+    own = hosts[0].devices
     # Envs and iterations
     budget = plan_budget(config, sum(len(host.devices) for host in hosts))
     if budget is not None:
@@ -116,12 +121,46 @@ def plan_run(
     warnings += check_machine(config, own, environ, gpus, resumed)
     return RunPlan(
         hosts=hosts,
-        entries=entries,
+        entries=tuple(map(parse_host, named_hosts(config.hosts, environ))),
         budget=budget,
         run_dir=resumed or new_run_dir(config),
         is_new=resumed is None,
         warnings=tuple(warnings),
     )
+
+
+def plan_hosts(
+    config: TrainConfig,
+    environ: Mapping[str, str],
+    gpus: list[Gpu],
+    warn: Callable[[str], None],
+    listen: Listener,
+) -> tuple[Host, ...]:
+    """Choose the machines and devices of all ranks. With ``--sync-code``, also copy the project to the other machines.
+
+    Every command that starts ranks on several machines calls this function. Flags of this machine's devices are checked
+    before files are copied, and other machines are checked with these files.
+
+    Args:
+        config: The run's config.
+        environ: Environment variables, such as CUDA_VISIBLE_DEVICES.
+        gpus: This machine's GPUs.
+        warn: Called with one line per warning.
+        listen: Receives a line for each machine that files were copied to.
+
+    Returns:
+        The machines, with the device of each of their ranks; the first is this one.
+
+    Raises:
+        UserError: If the machines or devices do not exist or do not suffice.
+        PreflightError: If another machine cannot train.
+    """
+    config = dataclasses.replace(config, hosts=named_hosts(config.hosts, environ))
+    own = plan_devices(config, environ, gpus, parse_host(config.hosts[0]).num_ranks if config.hosts else None)
+    sync_code(config, listen)
+    for warning in shared_cores(own):
+        warn(warning)
+    return choose_hosts(config, environ, own, warn)
 
 
 def check_config(config: TrainConfig) -> None:

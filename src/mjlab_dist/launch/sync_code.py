@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import os
 import shlex
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mjlab_dist.config import TrainConfig
-from mjlab_dist.distributed.slurm import named_hosts
 from mjlab_dist.errors import PreflightError, UserError
 from mjlab_dist.launch.host_checks import describe_faults, other_hosts
 from mjlab_dist.launch.hosts import CONNECT_TIMEOUT_S, in_thread
@@ -100,7 +98,7 @@ def sync_code(config: TrainConfig, listen: Listener) -> None:
     """Copy the project to all other machines, to the same path; nothing without ``--sync-code``.
 
     Args:
-        config: The run's config.
+        config: The run's config, with the names of all machines.
         listen: Receives a line for each machine whose files have changed.
 
     Raises:
@@ -109,7 +107,7 @@ def sync_code(config: TrainConfig, listen: Listener) -> None:
     """
     if config.sync_code is None:
         return
-    others = other_hosts(dataclasses.replace(config, hosts=named_hosts(config.hosts, os.environ)))
+    others = other_hosts(config)
     if not others:
         return
     for program in ("rsync", "ssh"):

@@ -22,7 +22,6 @@ from mjlab_dist.errors import UserError
 from mjlab_dist.imports import import_learner, start_up
 from mjlab_dist.launch.plan import check_config, find_resumed, plan_run
 from mjlab_dist.launch.restarts import run_with_restarts
-from mjlab_dist.launch.sync_code import sync_code
 from mjlab_dist.learner import free_earlier_run
 from mjlab_dist.lease import Lease, leased
 from mjlab_dist.machine.devices import find_gpus, in_this_process, plan_own_device
@@ -84,9 +83,8 @@ def _train(
         return _train_as_one_of_many(config, listen, control, own_process=own_process)
 
     # Plan: devices, hosts, budget, run directory
-    sync_code(config, listen)
     gpus = find_gpus()
-    plan = plan_run(config, os.environ, gpus, create_run_dir)
+    plan = plan_run(config, os.environ, gpus, create_run_dir, listen)
     names = [device.name for device in plan.devices]
     with _reserved(plan.run_dir, config, names, listen, is_new=plan.is_new) as lease:
         plan = dataclasses.replace(plan, lease=lease)

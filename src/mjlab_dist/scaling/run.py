@@ -12,16 +12,12 @@ from dataclasses import dataclass
 from mjlab_dist.budget import plan_budget
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.checks import validate
-from mjlab_dist.config.hosts import parse_host
 from mjlab_dist.control import Control
 from mjlab_dist.distributed import RankDevice, outside_launcher
-from mjlab_dist.distributed.slurm import named_hosts
 from mjlab_dist.errors import UserError
-from mjlab_dist.launch.host_checks import choose_hosts
 from mjlab_dist.launch.hosts import Host
-from mjlab_dist.launch.plan import RunPlan
-from mjlab_dist.launch.sync_code import sync_code
-from mjlab_dist.machine.devices import Gpu, cores, find_gpus, plan_devices, shared_cores
+from mjlab_dist.launch.plan import RunPlan, plan_hosts
+from mjlab_dist.machine.devices import Gpu, cores, find_gpus
 from mjlab_dist.machine.memory import check_memory
 from mjlab_dist.messages import Event, Listener
 from mjlab_dist.run_dir import create_run_dir
@@ -123,21 +119,11 @@ def _hosts(config: TrainConfig, gpus: list[Gpu], listen: Listener) -> tuple[Host
 
     Ranks have as many threads in all runs as in the largest one, so that each has the same share of its machine.
     """
-    # Devices of this machine
-    config = dataclasses.replace(config, hosts=named_hosts(config.hosts, os.environ))
-    num_own = parse_host(config.hosts[0]).num_ranks if config.hosts else None
     if config.cpu_ranks is None and config.gpu_ids == "auto" and gpus:
         config = dataclasses.replace(config, gpu_ids="all")
     elif config.cpu_ranks is None and (config.gpu_ids is None or not gpus):
         config = dataclasses.replace(config, gpu_ids=None, cpu_ranks=cores())
-    own = plan_devices(config, os.environ, gpus, num_own)
-    # Those of the others
-    warnings = shared_cores(own)
-    sync_code(config, listen)
-    hosts = choose_hosts(config, os.environ, own, warnings.append)
-    for warning in warnings:
-        listen({"kind": "warning", "text": warning})
-    return hosts
+    return plan_hosts(config, os.environ, gpus, lambda text: listen({"kind": "warning", "text": text}), listen)
 
 
 def _devices_of(hosts: Sequence[Host]) -> tuple[RankDevice, ...]:

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Literal
 
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.checks import validate
-from mjlab_dist.config.hosts import parse_host, validate_hosts
+from mjlab_dist.config.hosts import validate_hosts
 from mjlab_dist.distributed import outside_launcher
-from mjlab_dist.distributed.slurm import named_hosts
 from mjlab_dist.errors import UserError
-from mjlab_dist.launch.host_checks import choose_hosts
-from mjlab_dist.launch.sync_code import sync_code
-from mjlab_dist.machine.devices import find_gpus, in_this_process, plan_devices
+from mjlab_dist.launch.plan import plan_hosts
+from mjlab_dist.machine.devices import find_gpus, in_this_process
 from mjlab_dist.machine.memory import check_memory
 from mjlab_dist.messages import Listener, listening
 from mjlab_dist.simulate.job import Job
@@ -57,10 +55,8 @@ def make(
 
     # Machines and devices
     gpus = find_gpus()
-    config = dataclasses.replace(config, hosts=named_hosts(config.hosts, os.environ))
-    own = plan_devices(config, os.environ, gpus, parse_host(config.hosts[0]).num_ranks if config.hosts else None)
-    sync_code(config, listen)
-    hosts = choose_hosts(config, os.environ, own, lambda text: listen({"kind": "warning", "text": text}))
+    hosts = plan_hosts(config, os.environ, gpus, lambda text: listen({"kind": "warning", "text": text}), listen)
+    own = hosts[0].devices
     num_ranks = sum(len(host.devices) for host in hosts)
     total = _total(config, num_ranks)
     _check_numbers(total, num_ranks, len(variants))

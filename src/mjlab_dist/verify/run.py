@@ -12,16 +12,12 @@ from mjlab_dist import worker
 from mjlab_dist.budget import plan_budget
 from mjlab_dist.config import SyncConfig, TrainConfig
 from mjlab_dist.config.checks import validate
-from mjlab_dist.config.hosts import parse_host
 from mjlab_dist.control import Control
 from mjlab_dist.distributed import outside_launcher
-from mjlab_dist.distributed.slurm import named_hosts
 from mjlab_dist.errors import UserError
-from mjlab_dist.launch.host_checks import choose_hosts
 from mjlab_dist.launch.hosts import Host
-from mjlab_dist.launch.plan import RunPlan
-from mjlab_dist.launch.sync_code import sync_code
-from mjlab_dist.machine.devices import find_gpus, plan_devices
+from mjlab_dist.launch.plan import RunPlan, plan_hosts
+from mjlab_dist.machine.devices import find_gpus
 from mjlab_dist.messages import Listener, listening
 from mjlab_dist.run_dir import create_run_dir, read_history
 from mjlab_dist.verify.evidence import Evidence, verify_rank
@@ -49,14 +45,7 @@ def verify(config: TrainConfig, listen: Listener) -> VerifyReport:
     if launcher:
         raise UserError(f"verify: starts its own ranks; run it without {launcher}")
     # Devices, hosts and number of iterations
-    config = dataclasses.replace(config, hosts=named_hosts(config.hosts, os.environ))
-    num_own = parse_host(config.hosts[0]).num_ranks if config.hosts else None
-    devices = plan_devices(config, os.environ, find_gpus(), num_own)
-    warnings: list[str] = []
-    sync_code(config, listen)
-    hosts = choose_hosts(config, os.environ, devices, warnings.append)
-    for text in warnings:
-        listen({"kind": "warning", "text": text})
+    hosts = plan_hosts(config, os.environ, find_gpus(), lambda text: listen({"kind": "warning", "text": text}), listen)
     num_ranks = sum(len(host.devices) for host in hosts)
     budget = plan_budget(config, num_ranks)
     max_iterations = budget.max_iterations if budget else config.max_iterations
@@ -86,7 +75,7 @@ def verify(config: TrainConfig, listen: Listener) -> VerifyReport:
         speed = _speed(plan.run_dir)
         alone = _alone(config, evidence[0], max_iterations)
         own_plan = RunPlan(
-            hosts=(Host(devices=devices[:1]),), budget=plan_budget(alone, 1), run_dir=create_run_dir(alone)
+            hosts=(Host(devices=plan.own_devices[:1]),), budget=plan_budget(alone, 1), run_dir=create_run_dir(alone)
         )
         run_ranks(worker.run, RunResult, alone, own_plan, listen=listen, control=Control())
         return judge(config, evidence, speed, _speed(own_plan.run_dir))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ import torch
 from mjlab_dist import registry
 from mjlab_dist.config import SyncConfig, TrainConfig
 from mjlab_dist.errors import UserError
+from mjlab_dist.launch import plan
 from mjlab_dist.launch.plan import check_config
 from mjlab_dist.run_dir import CONFIG_FILE, to_yaml
 from mjlab_dist.sim import build_model
@@ -64,3 +67,24 @@ def test_an_episode_shorter_than_a_control_step_is_refused(config: TrainConfig, 
     refused = pytest.raises(UserError, match=r"^--env\.episode-length-s ") if is_refused else contextlib.nullcontext()
     with refused:
         check_config(dataclasses.replace(config, env=env))
+
+
+def test_devices_are_checked_before_files_are_copied_and_hosts_are_checked(
+    config: TrainConfig, monkeypatch: pytest.MonkeyPatch
+):
+    calls: list[str] = []
+    monkeypatch.setattr(plan, "sync_code", lambda *_: calls.append("copy"))
+    monkeypatch.setattr(plan, "choose_hosts", lambda *_: calls.append("hosts"))
+    config = dataclasses.replace(config, hosts=("slurm",), sync_code="keep", gpu_ids=(5,))
+
+    def planned(**changes: Any) -> None:
+        changed = dataclasses.replace(config, **changes)
+        plan.plan_hosts(changed, {"SLURM_JOB_NODELIST": "a,b"}, [], calls.append, lambda _: None)
+
+    with pytest.raises(UserError, match="--gpu-ids 5"):
+        planned()
+    assert not calls
+    planned(gpu_ids=None, cpu_ranks=len(os.sched_getaffinity(0)) + 1)
+    copy, warning, hosts = calls
+    assert (copy, hosts) == ("copy", "hosts")
+    assert "share" in warning
