@@ -103,6 +103,9 @@ def test_the_page_follows_a_run_on_two_ranks_to_its_end(
     wait_for(lambda: max(max(plot) for plot in tab.evaluate(lines)) > num_points)
     plots = "Object.values(window.__viserTestpoints.uplots).flatMap(u => Array.from(u.chart.data))"
     assert tab.evaluate(f"{plots}.every(line => Array.from(line).every(Number.isFinite))")
+    # Half of the highest label of a y axis, of 12 pixels, may be above the axis
+    spaces = "Object.values(window.__viserTestpoints.uplots).map(u => u.chart.bbox.top / devicePixelRatio)"
+    assert min(tab.evaluate(spaces)) >= 6
     # Its end
     train.send_signal(signal.SIGINT)
     done = command.finish(train)

@@ -18,6 +18,13 @@ MAX_LINES = 12
 PLOT_HEIGHT = 170
 """Height of a plot, in pixels."""
 
+PADDING = (8, 24, 0, 0)
+"""Space above, to the right of, below and to the left of a plot, in pixels. Half of the last label of an axis may be
+beyond its end."""
+
+AXES: tuple[uplot.Axis, ...] = ({"ticks": {"show": False}, "size": 30}, {"ticks": {"show": False}, "size": 72})
+"""Height of the labels of the x axis, and width of those of the y axis, in pixels: enough for 1,000,000."""
+
 
 class RewardBars:
     """A bar per reward term: its weighted value in the latest step of an env.
@@ -68,17 +75,10 @@ class Plot:
             names: Names of the lines; only the first :data:`MAX_LINES` are shown.
         """
         self._num_lines = min(len(names), MAX_LINES)
-        series = [uplot.Series(label=name, stroke=line_color(i), width=1.5) for i, name in enumerate(names[:MAX_LINES])]
         shown = f" (first {MAX_LINES} of {len(names)})" if len(names) > MAX_LINES else ""
-        empty = np.zeros(1)
-        self._element = server.gui.add_uplot(
-            data=(empty,) * (1 + self._num_lines),
-            series=(uplot.Series(label="s"), *series),
-            title=title + shown,
-            scales={"x": uplot.Scale(time=False, auto=True), "y": uplot.Scale(auto=True)},
-            legend=uplot.Legend(show=self._num_lines <= 6),
-            height=PLOT_HEIGHT,
-        )
+        empty = (np.zeros(1),) * (1 + self._num_lines)
+        has_legend = self._num_lines <= 6
+        self._element = add_plot(server, title + shown, "s", names[:MAX_LINES], empty, has_legend=has_legend)
 
     def update(self, times_s: np.ndarray, values: np.ndarray) -> None:
         """Show values.
@@ -95,11 +95,42 @@ class Plot:
         self._element.remove()
 
 
-def line_color(i: int) -> str:
-    """Return the color of a line in CSS.
+def add_plot(
+    server: viser.ViserServer,
+    title: str,
+    x: str,
+    lines: Sequence[str],
+    data: tuple[np.ndarray, ...],
+    *,
+    has_legend: bool,
+    order: float | None = None,
+) -> viser.GuiUplotHandle:
+    """Add a plot of lines to the current folder or tab of the page.
 
     Args:
-        i: Index of the line.
+        server: The server.
+        title: Its title.
+        x: Name of the x axis, for the legend.
+        lines: Names of the lines.
+        data: Positions on the x axis, and values of each line.
+        has_legend: Whether the legend is shown.
+        order: Position on the page; None for the end.
     """
+    series = [uplot.Series(label=name, stroke=_line_color(i), width=1.5) for i, name in enumerate(lines)]
+    return server.gui.add_uplot(
+        data=data,
+        series=(uplot.Series(label=x), *series),
+        title=title,
+        scales={"x": uplot.Scale(time=False, auto=True), "y": uplot.Scale(auto=True)},
+        axes=AXES,
+        legend=uplot.Legend(show=has_legend),
+        height=PLOT_HEIGHT,
+        padding=PADDING,
+        order=order,
+    )
+
+
+def _line_color(i: int) -> str:
+    """Return the color of a line in CSS."""
     red, green, blue = colorsys.hls_to_rgb(i * 0.381966 % 1.0, 0.42, 0.75)  # golden ratio: neighbors differ
     return f"rgb({255 * red:.0f},{255 * green:.0f},{255 * blue:.0f})"

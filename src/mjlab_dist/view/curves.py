@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import viser
-from viser import uplot
 
-from mjlab_dist.view.charts import MAX_LINES, PLOT_HEIGHT, line_color
+from mjlab_dist.view.charts import MAX_LINES, add_plot
 from mjlab_dist.view.rows import History
 from mjlab_dist.view.runs import Run
 
@@ -64,16 +63,16 @@ class Curves:
         if not len(data[0]):
             return
         shown = f"{title} (first {len(lines)} of {num_lines})" if num_lines > len(lines) else title
-        series = [uplot.Series(label=label or title, stroke=line_color(i), width=1.5) for i, label in enumerate(labels)]
+        order = float([*OF_RUN, "reward terms", *OF_RANKS].index(title))
         with self._folder:
-            self._plots[title] = self._server.gui.add_uplot(
-                data=data,
-                series=(uplot.Series(label="iteration"), *series),
-                title=shown,
-                scales={"x": uplot.Scale(time=False, auto=True), "y": uplot.Scale(auto=True)},
-                legend=uplot.Legend(show=len(lines) > 1),
-                height=PLOT_HEIGHT,
-                order=float([*OF_RUN, "reward terms", *OF_RANKS].index(title)),
+            self._plots[title] = add_plot(
+                self._server,
+                shown,
+                "iteration",
+                [label or title for label in labels],
+                data,
+                has_legend=len(lines) > 1,
+                order=order,
             )
         self._lines[title] = labels
 
