@@ -46,6 +46,11 @@ def kills_its_rank(observations: Observations) -> torch.Tensor:
     return policy(observations)
 
 
+def kills_rank_1(observations: Observations) -> torch.Tensor:
+    """Kill the second rank."""
+    return kills_its_rank(observations) if os.environ["RANK"] == "1" else policy(observations)
+
+
 def kills_rank_2(observations: Observations) -> torch.Tensor:
     """Kill the last of three ranks."""
     return kills_its_rank(observations) if os.environ["RANK"] == "2" else policy(observations)

@@ -14,7 +14,7 @@ import psutil
 import pytest
 import torch
 from conftest import Command
-from simulation_policies import fails_on_few_envs, interrupts, kills_its_rank, stops_its_rank
+from simulation_policies import fails_on_few_envs, interrupts, kills_rank_1, stops_its_rank
 from simulation_sessions import differing, flat, make, session
 
 from mjlab_dist.errors import RankError, UserError
@@ -70,13 +70,14 @@ def test_two_ranks_give_the_results_of_one_and_ctrl_c_ends_them() -> None:
 
 
 @pytest.mark.usefixtures("private_tmp")
-@pytest.mark.parametrize(("policy", "message"), [(kills_its_rank, "rank"), (stops_its_rank, "rank 0 hangs")])
+@pytest.mark.parametrize(("policy", "message"), [(kills_rank_1, "rank 1 ended"), (stops_its_rank, "rank 0 hangs")])
 def test_a_rank_that_dies_or_hangs_ends_the_call_and_leaves_nothing(
-    policy: Callable[..., torch.Tensor], message: str
+    policy: Callable[..., torch.Tensor], message: str, short_tmp: Path
 ) -> None:
     envs = make(2, hang_timeout=2.0)
-    with pytest.raises(RankError, match=message):
+    with pytest.raises(RankError, match=message) as caught:
         envs.rollout(policy, 3)
+    assert str(short_tmp) not in str(caught.value), "it names a file that is removed"
     with pytest.raises(UserError, match="closed"):
         envs.reset()
     assert not ranks()

@@ -76,6 +76,15 @@ def test_a_synchronizer_that_does_not_average_fails(command: Command) -> None:
 
 
 @pytest.mark.slow
+def test_the_error_of_a_rank_names_no_file_that_is_removed(command: Command) -> None:
+    (command.cwd / "own.py").write_text(LAZY.replace("pass", 'raise ValueError("broken")'))
+    done = command(*VERIFY, "--cpu-ranks", "2", "--sync.synchronizer", "own:Lazy", env={"PYTHONPATH": "."})
+    assert done.code == 1
+    assert "ValueError: broken" in done.err
+    assert "mjlab-dist-verify-" not in done.err
+
+
+@pytest.mark.slow
 def test_a_single_rank_passes_and_a_single_iteration_is_refused(command: Command) -> None:
     done = command(*VERIFY, "--gpu-ids", "None", "--num-envs", "64", "--json")
     report = json.loads(done.out)

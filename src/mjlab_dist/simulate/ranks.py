@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import os
 import pickle
@@ -97,7 +98,8 @@ class Ranks:
             timeout_s=self._hang_timeout,
         )
         with opened as (meeting, arrived):
-            # Ranks, which a thread supervises
+            # Ranks, which a thread supervises. By default they write no log files, because the directory is removed.
+            config = dataclasses.replace(config, torchrunx_log_dir=config.torchrunx_log_dir or "")
             plan = RunPlan(hosts=hosts, budget=None, run_dir=directory)
             launch = functools.partial(
                 run_ranks,
