@@ -9,12 +9,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+
+from mjlab_dist.errors import UserError
 
 _FACTORIES = frozenset({torch.rand, torch.randn, torch.randint})
 """Functions that take the size of the result."""
 
-_LIKE = frozenset({torch.rand_like, torch.randn_like, torch.randint_like, torch.normal, torch.bernoulli})
+_LIKE = frozenset(
+    {torch.rand_like, torch.randn_like, torch.randint_like, torch.normal, torch.bernoulli, torch.Tensor.bernoulli}
+    | {torch.dropout, functional.dropout, functional.gumbel_softmax}
+)
 """Functions whose result has the shape of their first tensor."""
 
 _IN_PLACE = frozenset(
@@ -22,6 +28,15 @@ _IN_PLACE = frozenset(
     for name in ("uniform", "normal", "random", "bernoulli", "exponential", "log_normal", "geometric", "cauchy")
 )
 """Methods that overwrite their tensor."""
+
+_MULTINOMIAL = frozenset({torch.multinomial, torch.Tensor.multinomial})
+"""Functions that choose indices by weights."""
+
+_REJECTING = frozenset(getattr(torch, name) for name in ("poisson", "binomial", "_standard_gamma", "_sample_dirichlet"))
+"""Functions that draw until a number is accepted, so how many numbers an env uses depends on its parameters."""
+
+_DRAWS = _FACTORIES | _LIKE | _IN_PLACE | _MULTINOMIAL
+"""Functions whose draws can be split."""
 
 
 class Draws:
@@ -105,14 +120,39 @@ class _OwnRows(TorchFunctionMode):
         self, func: Callable[..., Any], types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in _FACTORIES or func in _LIKE or func in _IN_PLACE:
-            own = next((one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)), None)
-            if own is None:
-                return self._create(func, args, kwargs)
-            whole = func(*map(self._whole, args), **{name: self._whole(value) for name, value in kwargs.items()})
-            rows = self._own(whole, own.shape)
-            return own.copy_(rows) if func in _IN_PLACE else rows
-        return func(*args, **kwargs)
+        if func not in _DRAWS:
+            if func is torch.randperm or func in _REJECTING:
+                self._refuse(func, (*args, *kwargs.values()))
+            return func(*args, **kwargs)
+        # A tensor for the result
+        if isinstance(out := kwargs.get("out"), torch.Tensor):
+            others = {name: value for name, value in kwargs.items() if name != "out"}
+            like = {"dtype": out.dtype, "device": out.device} if func in _FACTORIES else {}
+            return out.copy_(self.__torch_function__(func, types, args, {**like, **others}))
+        # A new result
+        if func in _MULTINOMIAL:
+            return self._choose(func, *args, **kwargs)
+        own = next((one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)), None)
+        if own is None:
+            return self._create(func, args, kwargs)
+        whole = func(*map(self._whole, args), **{name: self._whole(value) for name, value in kwargs.items()})
+        rows = self._own(whole, own.shape)
+        return own.copy_(rows) if func in _IN_PLACE else rows
+
+    def _refuse(self, func: Callable[..., Any], values: Sequence[Any]) -> None:
+        """Raise if a function whose draws cannot be split draws for the envs of this rank."""
+        if func is torch.randperm and any(type(one) is int and one == self._num_envs for one in values):
+            raise UserError(
+                f"torch.randperm: {self._num_envs} is the number of envs of one of several ranks, which cannot be "
+                "permuted alone; use one device, or a draw per env"
+            )
+        if func in _REJECTING and any(
+            isinstance(one, torch.Tensor) and self._dim(one.shape) is not None for one in values
+        ):
+            raise UserError(
+                f"torch.{func.__name__.lstrip('_')}: the result of an env depends on the parameters of the envs before "
+                "it, which other ranks have; use one device, or another distribution"
+            )
 
     def _create(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor:
         """Call a factory. The size is its last argument if that is a sequence, and all arguments otherwise."""
@@ -123,11 +163,36 @@ class _OwnRows(TorchFunctionMode):
             return self._own(func(*numbers, self._whole_size(last), **kwargs), last)
         return self._own(func(self._whole_size(args), **kwargs), args)
 
-    def _whole(self, value: Any) -> Any:
-        """Return a tensor with zeros added for the envs of other ranks; return any other value unchanged."""
+    def _choose(
+        self,
+        func: Callable[..., Any],
+        input: torch.Tensor,  # noqa: A002 (torch's name)
+        num_samples: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """Choose indices with a row of weights per env, or an index per env with the same weights for all envs.
+
+        Raises:
+            UserError: If there is a weight per env, because envs of other ranks cannot be chosen.
+        """
+        *rows, num_choices = input.shape
+        if self._dim(rows) == 0:
+            return self._own(func(self._whole(input, 1.0), num_samples, *args, **kwargs), rows)
+        if num_choices == self._num_envs:
+            raise UserError(
+                f"torch.multinomial: {num_choices} is the number of envs of one of several ranks, and a rank cannot "
+                "choose envs of others; use one device, or give each env a row of weights"
+            )
+        if num_samples == self._num_envs:
+            return func(input, self._total, *args, **kwargs).narrow(-1, self._first_env, self._num_envs)
+        return func(input, num_samples, *args, **kwargs)
+
+    def _whole(self, value: Any, others: float = 0.0) -> Any:
+        """Return a tensor with a number added for the envs of other ranks; return any other value unchanged."""
         if not isinstance(value, torch.Tensor) or (dim := self._dim(value.shape)) is None:
             return value
-        whole = value.new_zeros(self._whole_size(value.shape))
+        whole = value.new_full(self._whole_size(value.shape), others)
         whole.narrow(dim, self._first_env, self._num_envs).copy_(value)
         return whole
 

@@ -6,7 +6,22 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch.distributions import (
+    Bernoulli,
+    Binomial,
+    Categorical,
+    Dirichlet,
+    Exponential,
+    Gamma,
+    Laplace,
+    Multinomial,
+    MultivariateNormal,
+    Normal,
+    OneHotCategorical,
+    Uniform,
+)
 
+from mjlab_dist.errors import UserError
 from mjlab_dist.simulate.draws import Draws
 
 TOTAL = 33
@@ -34,8 +49,53 @@ DRAWS: dict[str, Callable[[int], torch.Tensor]] = {
     "random_": lambda n: torch.empty(n, dtype=torch.long).random_(100),
     "bernoulli_": lambda n: torch.empty(n).bernoulli_(0.4),
     "exponential_": lambda n: torch.empty(n).exponential_(),
-    "a distribution": lambda n: torch.distributions.Normal(torch.zeros(n, 2), 1.0).sample(),
+    "bernoulli as a method": lambda n: torch.full((n, 2), 0.3).bernoulli(),
+    "bernoulli as a method, of a number": lambda n: torch.empty(n, 2).bernoulli(0.4),
+    "bernoulli_ of tensors": lambda n: torch.empty(n, 2).bernoulli_(torch.full((n, 2), 0.3)),
+    "rand into a tensor": lambda n: torch.rand(n, 2, out=torch.empty(n, 2)),
+    "normal into a tensor": lambda n: torch.normal(torch.ones(n), torch.ones(n), out=torch.empty(n)),
+    "multinomial": lambda n: torch.multinomial(weights(n), 1),
+    "multinomial, several": lambda n: torch.multinomial(weights(n), 3),
+    "multinomial with replacement": lambda n: torch.multinomial(weights(n), 6, replacement=True),
+    "multinomial by name": lambda n: torch.multinomial(input=weights(n), num_samples=6, replacement=True),
+    "multinomial as a method": lambda n: weights(n).multinomial(2),
+    "multinomial into a tensor": lambda n: torch.multinomial(weights(n), 2, out=torch.empty(n, 2, dtype=torch.long)),
+    "multinomial with the same weights": lambda n: torch.multinomial(torch.tensor([1.0, 2.0, 3.0]), n, True),
+    "multinomial without replacement": lambda n: torch.multinomial(torch.ones(99), n),
+    "dropout": lambda n: torch.nn.functional.dropout(torch.ones(n, 5), 0.3),
+    "gumbel_softmax": lambda n: torch.nn.functional.gumbel_softmax(weights(n), hard=True),
+    **{
+        f"distribution {name}": lambda n, made=made: made(n).sample()
+        for name, made in {
+            "Normal": lambda n: Normal(torch.zeros(n, 2), 1.0),
+            "Uniform": lambda n: Uniform(torch.zeros(n), torch.ones(n)),
+            "Bernoulli": lambda n: Bernoulli(torch.full((n, 2), 0.3)),
+            "Exponential": lambda n: Exponential(torch.ones(n)),
+            "Laplace": lambda n: Laplace(torch.zeros(n), 1.0),
+            "Categorical": lambda n: Categorical(weights(n)),
+            "OneHotCategorical": lambda n: OneHotCategorical(weights(n)),
+            "Multinomial": lambda n: Multinomial(6, weights(n)),
+            "MultivariateNormal": lambda n: MultivariateNormal(torch.zeros(n, 2), torch.eye(2)),
+        }.items()
+    },
 }
+"""Draws of a number of envs."""
+
+REFUSED: dict[str, Callable[[int], torch.Tensor]] = {
+    "randperm": torch.randperm,
+    "randperm by name": lambda n: torch.randperm(n=n),
+    "multinomial": lambda n: torch.multinomial(torch.ones(n), 3),
+    "poisson": lambda n: torch.poisson(torch.ones(n, 2)),
+    "binomial": lambda n: Binomial(4, torch.full((n,), 0.3)).sample(),
+    "standard_gamma": lambda n: Gamma(torch.ones(n), 1.0).sample(),
+    "sample_dirichlet": lambda n: Dirichlet(torch.ones(n, 3)).sample(),
+}
+"""Draws of a number of envs that only one rank can make, by the name in the message."""
+
+
+def weights(num_envs: int) -> torch.Tensor:
+    """Return the same four weights for each env, (num_envs, 4)."""
+    return torch.tensor([4.0, 3.0, 2.0, 1.0]).repeat(num_envs, 1)
 
 
 def drawn(draw: Callable[[int], torch.Tensor], num_envs: int, first: int) -> list[torch.Tensor]:
@@ -57,6 +117,41 @@ def test_ranks_draw_what_one_rank_draws(name: str) -> None:
         parts = [drawn(DRAWS[name], size, sum(sizes[:i])) for i, size in enumerate(sizes)]
         for one, *split in zip(whole, *parts, strict=True):
             assert torch.equal(torch.cat(split, dim=dim), one), sizes
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_draws_that_only_one_rank_can_make_are_refused(name: str) -> None:
+    assert len(drawn(REFUSED[name], TOTAL, 0)) == 2
+    with pytest.raises(UserError, match=rf"^torch\.{name.split()[0]}: .*; use one device"):
+        drawn(REFUSED[name], 12, 5)
+
+
+def test_weights_of_each_env_choose_its_indices() -> None:
+    whole = torch.rand(TOTAL, 4, generator=torch.Generator().manual_seed(1))
+    expected = drawn(lambda _: torch.multinomial(whole, 2), TOTAL, 0)
+    found = drawn(lambda _: torch.multinomial(whole[5:17], 2), 12, 5)
+    assert all(torch.equal(own, every[5:17]) for own, every in zip(found, expected, strict=True))
+
+
+def test_ranks_with_several_envs_sample_a_distribution_that_all_envs_share() -> None:
+    def draw(n: int) -> torch.Tensor:
+        return Categorical(torch.tensor([1.0, 2.0, 3.0])).sample((n,))
+
+    parts = drawn(draw, 17, 0), drawn(draw, 16, 17)
+    assert all(torch.equal(torch.cat(own), one) for *own, one in zip(*parts, drawn(draw, TOTAL, 0), strict=True))
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: torch.randperm(7),
+        lambda: torch.multinomial(torch.ones(7), 3),
+        lambda: torch.poisson(torch.ones(7)),
+        lambda: Gamma(torch.ones(7), 1.0).sample(),
+    ],
+)
+def test_other_draws_are_the_same_on_all_ranks(draw: Callable[[], torch.Tensor]) -> None:
+    assert all(map(torch.equal, drawn(lambda _: draw(), 12, 5), drawn(lambda _: draw(), TOTAL, 0)))
 
 
 def test_one_rank_draws_as_usual() -> None:
