@@ -141,9 +141,11 @@ class SshServer:
             return start(["/bin/sh", "-c", command], env=self.environ)
         # What START does: read environment and command, and run as this command
         line = bytearray()
-        while not line.endswith(b"\n"):
-            line += channel.recv(1)
+        while not line.endswith(b"\n") and (received := channel.recv(1)):
+            line += received
         self.input.append(line.decode())
+        if not line.endswith(b"\n"):  # the client has disconnected
+            return start(["/bin/sh", "-c", command], env=self.environ)
         variables, argv = json.loads(line)
         with self.warm.used():
             return start(argv, cwd=shlex.split(cd)[1], env={**self.environ, **variables})
