@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -181,3 +182,15 @@ def _pid_inside(pid: int) -> int:
     """Process ID in the innermost namespace."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("NSpid:")).split()[-1])
+
+
+@contextlib.contextmanager
+def running_lab() -> Iterator[Lab]:
+    """Make hosts, and remove them when the context ends. Skip the tests where hosts cannot be made."""
+    lab = Lab(Path(f"/var/tmp/hosts_lab-{os.getpid()}"))
+    lab("check")
+    try:
+        lab.up()
+        yield lab
+    finally:
+        lab("down")

@@ -309,16 +309,8 @@ def test_resuming_the_latest_run_reports_newer_runs_without_a_checkpoint(command
 
 def test_training_and_evaluation_import_neither_the_compiler_of_torch_nor_wandb(tmp_path: Path) -> None:
     one = ["--gpu-ids", "None", "--num-envs", "8"]
-    evaluate = [
-        "mjlab-dist",
-        "evaluate",
-        "quadruped-velocity-flat",
-        "--run",
-        str(Path(mjlab_dist_tasks.quadruped.__file__).parent / "demo"),
-        *one,
-        "--num-episodes",
-        "1",
-    ]
+    run = str(Path(mjlab_dist_tasks.quadruped.__file__).parent / "demo")
+    evaluate = ["mjlab-dist", "evaluate", "quadruped-velocity-flat", "--run", run, *one, "--num-episodes", "1"]
     commands = [
         ["train", "cartpole-balance", *one, "--max-iterations", "1"],
         [*evaluate, "--env.episode-length-s", "0.1"],

@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import pytest
 from conftest import BIN, Command
-from host_lab import HOSTS, SCRIPT, Lab
+from host_lab import HOSTS, SCRIPT, Lab, running_lab
 from run_files import assert_equal, final, only_run, untimed
 
 from mjlab_dist.errors import Exit
@@ -37,13 +37,8 @@ RESTARTS = ("--max-restarts", "30", "--checkpoint.interval", "1")
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[Lab]:
-    made = Lab(Path(f"/var/tmp/hosts_lab-{os.getpid()}"))
-    made("check")
-    try:
-        made.up()
+    with running_lab() as made:
         yield made
-    finally:
-        made("down")
 
 
 @pytest.fixture

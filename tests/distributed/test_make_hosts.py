@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from host_lab import Lab
+from host_lab import Lab, running_lab
 
 PROGRAM = Path(__file__).parent / "simulate_on_hosts.py"
 
@@ -16,13 +15,8 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
-    made = Lab(Path(f"/var/tmp/hosts_lab-{os.getpid()}"))
-    made("check")
-    try:
-        made.up()
+    with running_lab() as made:
         yield made
-    finally:
-        made("down")
 
 
 @pytest.mark.parametrize(
