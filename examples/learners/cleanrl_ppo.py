@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import torch
+from rsl_rl.modules import MLP
 from torch import nn
 
 import mjlab_dist
@@ -17,10 +18,7 @@ torch.set_num_threads(1)  # the networks are small
 torch.manual_seed(1)
 with mjlab_dist.make(TASK, total_num_envs=NUM_ENVS, final_observations=True) as envs:
     width, num_actions = envs.observation_widths["actor"], envs.num_actions
-    actor, critic = (
-        nn.Sequential(nn.Linear(width, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, size))
-        for size in (num_actions, 1)
-    )
+    actor, critic = (MLP(width, size, [64, 64], "tanh") for size in (num_actions, 1))
     log_std = nn.Parameter(torch.zeros(num_actions))
     parameters = [*actor.parameters(), *critic.parameters(), log_std]
     optimizer = torch.optim.Adam(parameters, lr=1e-3)
@@ -37,20 +35,17 @@ with mjlab_dist.make(TASK, total_num_envs=NUM_ENVS, final_observations=True) as 
                 # Bootstrap: if an episode was cut off, add the value of its last state
                 last = critic(step.info["final_observations"]["actor"]).squeeze(1)
                 reward = step.rewards + GAMMA * step.truncated * last
-                rows.append((obs, action, policy.log_prob(action).sum(1), critic(obs).squeeze(1), reward, done))
+                rows.append((obs, action, policy.log_prob(action).sum(1), critic(obs).squeeze(1), reward, ~done))
             episode += step.rewards
             finished += episode[done].tolist()
             episode, obs = torch.where(done, 0.0, episode), step.observations["actor"]
-        observed, actions, log_probs, values, rewards, dones = (
-            torch.stack(column) for column in zip(*rows, strict=True)
-        )
+        observed, actions, log_probs, values, rewards, continues = map(torch.stack, zip(*rows, strict=True))
         # Advantages
         advantages, advantage = torch.zeros_like(rewards), torch.zeros(NUM_ENVS)
         following = [*values[1:], critic(obs).squeeze(1).detach()]
         for t in reversed(range(NUM_STEPS)):
-            continues = ~dones[t]
-            delta = rewards[t] + GAMMA * continues * following[t] - values[t]
-            advantages[t] = advantage = delta + GAMMA * LAM * continues * advantage
+            target = rewards[t] + GAMMA * continues[t] * (following[t] + LAM * advantage)
+            advantages[t] = advantage = target - values[t]
         batch = [part.flatten(0, 1) for part in (observed, actions, log_probs, advantages, advantages + values)]
         # Update, with a learning rate that falls to 0
         optimizer.param_groups[0]["lr"] = 1e-3 * (1 - iteration / ITERATIONS)

@@ -21,11 +21,19 @@ MIN_GAIN = 4
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("program", "length"),
-    [("sb3_ppo", "150000"), ("torchrl_ppo", "150000"), ("cleanrl_ppo", "60"), ("rsl_rl_ppo", "60")],
+    [
+        ("sb3_ppo", "150000"),
+        ("torchrl_ppo", "150000"),
+        ("skrl_ppo", "150000"),
+        ("cleanrl_ppo", "60"),
+        ("rsl_rl_ppo", "60"),
+    ],
 )
 def test_a_learner_improves_its_return(command: Command, program: str, length: str) -> None:
     if program == "torchrl_ppo":
         pytest.importorskip("torchrl")  # needs an older version of tensordict, so it is no dependency
+    if program == "skrl_ppo":
+        pytest.importorskip("skrl")
     done = command(
         str(BIN / "python"), str(LEARNERS / f"{program}.py"), "gym-inverted-pendulum", length, timeout_s=1800
     )
