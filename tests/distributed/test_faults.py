@@ -99,7 +99,7 @@ def test_rows_2_and_7_a_killed_run_resumes_with_identical_results(
     flags = ("--max-iterations", "8", "--checkpoint.interval", "2", "--max-restarts", "2")
     env = {"MJLAB_DIST_FAULT": "1:4:sigkill,1:7:slow", "TMPDIR": str(temporary)}
     process = command.start(*TRAIN, *flags, env=env)
-    wait_for(lambda: any(len(read_metrics(p.parent)) == 6 for p in command.cwd.rglob(METRICS_FILE)))
+    wait_for(lambda: any(len(read_metrics(p.parent)) == 6 for p in (command.cwd / "logs").rglob(METRICS_FILE)))
     run = only_run(command.cwd)
     # Rank 1 is slow in its seventh iteration, so that the agent is killed in the middle of it.
     wait_for(checkpoint_path(run, 6).is_file)
