@@ -41,6 +41,9 @@ from typing import Any
 PACKAGES = ("mjlab_dist", "mjlab_dist_tasks")
 """Packages that each command must import itself."""
 
+KERNELS_OF = ("cartpole-balance", "quadruped-velocity-flat")
+"""Tasks whose kernels are loaded before a fork."""
+
 AGENT = ["-u", "-W", "ignore:resource_tracker", "-m", "mjlab_dist.launch.agent"]
 """First arguments of Python for an agent."""
 
@@ -117,11 +120,25 @@ def import_libraries(names: Sequence[str]) -> None:
     with start_up():
         for name in names:
             __import__(name)
+    if "mujoco_warp" in names:
+        load_kernels()
     for name in list(sys.modules):
         if name.partition(".")[0] in PACKAGES:
             del sys.modules[name]
     gc.freeze()  # collections in the forks do not visit, and thus copy, the memory of the libraries
+    gc.get_freeze_count = lambda: 1  # the package only asks whether it is 0; counting visits all objects
     os.environ.pop("GOMP_SPINCOUNT")
+
+
+def load_kernels() -> None:
+    """Simulate tasks that tests use often, so that forks find the kernels of MuJoCo Warp loaded."""
+    from mjlab_dist import registry
+    from mjlab_dist.env import Env
+    from mjlab_dist.sim import start_warp
+
+    start_warp("cpu")
+    for task in KERNELS_OF:
+        Env(registry.task_config(task).env, 4, "cpu")
 
 
 def serve(connection: socket.socket) -> Start:

@@ -39,7 +39,7 @@ IMPORTS_NOTHING = {"--help", "-h", "--help-all", "--print-config"}
 SAFE = (
     *("MJLAB_DIST_", "PYTEST_", "COLUMNS", "HOME", "PATH", "XDG_CACHE_HOME", "SSH_AUTH_SOCK", "TMPDIR"),
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_", "SLURM_"),
-    *("WANDB_", "NETRC", "HF_", "TRACKIO_", "WARP_CACHE_PATH", "FAKE_SLURM", "CUDA_DEVICE_ORDER", "IMAGEIO_"),
+    *("WANDB_", "NETRC", "HF_", "TRACKIO_", "FAKE_SLURM", "CUDA_DEVICE_ORDER", "IMAGEIO_"),
 )
 """Starts of the names of variables that no library reads when it is imported."""
 
