@@ -12,7 +12,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,9 @@ LAUNCH = "MJLAB_DIST_LAUNCH"
 
 TRACKER = "multiprocessing.resource_tracker"
 """Part of the command of multiprocessing's resource tracker, which each agent has."""
+
+PATIENCE_S = 5.0
+"""Time that processes get to end, in s."""
 
 PR_SET_PDEATHSIG = 1
 """Operation of prctl(2) that sets the signal a process receives when the thread that started it ends."""
@@ -139,12 +143,40 @@ def end_children(launch: str | None = None) -> None:
     if launch is not None:
         children = [child for child in children if _environ(child).get(LAUNCH) == launch]
     trackers = [child for child in children if TRACKER in _command(child)]
-    for group in ([child for child in children if child not in trackers], trackers):
-        _, alive = psutil.wait_procs(group, timeout=5 if group is trackers else 0)
-        for child in alive:
+    for child in children:
+        if child not in trackers:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
-        psutil.wait_procs(alive, timeout=5)
+    _wait_until_ended(children)
+    for child in trackers:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+    _wait_until_ended(trackers)
+
+
+def _wait_until_ended(processes: Sequence[psutil.Process]) -> None:
+    """Wait until descendants of this process have ended, but not forever.
+
+    A descendant whose parent has ended becomes a zombie until the first process of the machine removes it. In a
+    container, this is often a program that never does.
+    """
+    import psutil  # noqa: PLC0415
+
+    deadline = time.monotonic() + PATIENCE_S
+    while not all(_has_ended(process) for process in processes) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    for process in processes:
+        with contextlib.suppress(psutil.Error):  # it is not a child of this process
+            process.wait(timeout=0)  # so that it does not remain as a zombie of this process
+
+
+def _has_ended(process: psutil.Process) -> bool:
+    import psutil  # noqa: PLC0415
+
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1
+    except psutil.NoSuchProcess:
+        return True
 
 
 def run_program(program: str, *args: str, timeout_s: float) -> str:

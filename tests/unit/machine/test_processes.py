@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
+import signal
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -90,3 +94,32 @@ def test_the_directory_of_a_process_that_ends_at_once_is_removed(directory: Path
         other.mkdir()
         remove_own()
         assert list(directory.iterdir()) == [other]
+
+
+PR_SET_CHILD_SUBREAPER = 36
+
+ENDS_CHILDREN = """
+import subprocess, sys
+from mjlab_dist.machine import processes
+
+processes.PATIENCE_S = 3600.0
+sleeps = "import time; time.sleep(3600)"
+starts = f"import subprocess; print(subprocess.Popen([{sys.executable!r}, '-c', {sleeps!r}]).pid, flush=True); {sleeps}"
+child = subprocess.Popen([sys.executable, "-c", starts], stdout=subprocess.PIPE, text=True)
+print(child.stdout.readline(), flush=True)
+processes.end_children()
+"""
+"""Kills a child process, and one that the child started."""
+
+
+def test_a_grandchild_that_nobody_removes_after_its_end_is_not_waited_for():
+    # This process adopts the grandchild, as the first process of a container would, and does not remove it
+    prctl = ctypes.CDLL(None).prctl
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        done = subprocess.run([sys.executable, "-c", ENDS_CHILDREN], stdout=subprocess.PIPE, timeout=60, check=True)
+        killed = int(done.stdout)
+        _, status = os.waitpid(killed, 0)
+    finally:
+        prctl(PR_SET_CHILD_SUBREAPER, 0)
+    assert os.WTERMSIG(status) == signal.SIGKILL
