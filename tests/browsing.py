@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from playwright.sync_api import Locator, Page
 
-ARGS = ("--no-sandbox", "--use-gl=angle", "--use-angle=swiftshader", "--enable-unsafe-swiftshader")
-"""Flags of Chromium without a display and a GPU."""
+ARGS = (
+    *("--no-sandbox", "--use-gl=angle", "--use-angle=swiftshader", "--enable-unsafe-swiftshader"),
+    *("--disable-gpu-rasterization", "--disable-gpu-compositing"),
+)
+"""Flags of Chromium without a display and a GPU. Only the 3D scene is drawn with emulated OpenGL, not the page."""
 
 WAIT_MS = 200_000
 """Limit of every wait for the browser; a busy machine is slow, because it draws without a GPU."""
@@ -18,6 +21,19 @@ window.requestAnimationFrame = draw => setTimeout(() => draw(performance.now()),
 window.cancelAnimationFrame = clearTimeout;
 """
 """Script that lets a page draw one frame per second. Otherwise it draws as many as the CPU allows."""
+
+SMALL_ENVIRONMENT = """
+const gray = "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDABsSFBcUERsXFhceHBsgKEIrKCUlKFE6PTBCYFVlZF9VXVtqeJmBanGQc1tdhbWGkJ6j\\
+q62rZ4C8ybqmx5moq6T/wAALCAAgAEABAREA/8QAFQABAQAAAAAAAAAAAAAAAAAAAAT/xAAUEAEAAAAAAAAAAAAAAAAAAAAA/9oA\\
+CAEBAAA/AKQAAAAAAAAAB//Z";
+const image = new Blob([Uint8Array.from(atob(gray), letter => letter.charCodeAt(0))], {type: "image/jpeg"});
+const addressOf = URL.createObjectURL.bind(URL);
+URL.createObjectURL = blob => addressOf(blob.type === image.type ? image : blob);
+"""
+"""Script that replaces the picture which lights the scene by a gray one of 64 x 32 pixels.
+
+Blurring the picture of 1024 x 512 pixels takes several seconds of CPU time.
+"""
 
 
 def row(tab: Page, label: str) -> Locator:

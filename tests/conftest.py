@@ -295,11 +295,11 @@ def browser() -> Iterator[Browser]:
 @contextlib.contextmanager
 def tabs(browser: Browser) -> Iterator[Callable[[str], Page]]:
     """Open a viewer's page in a tab; a request to another machine is an error, and so is an error in the page."""
-    from browsing import FEW_FRAMES, FEW_PIXELS, WAIT_MS
+    from browsing import FEW_FRAMES, FEW_PIXELS, SMALL_ENVIRONMENT, WAIT_MS
 
     context = browser.new_context(viewport={"width": 800, "height": 600})
     context.set_default_timeout(WAIT_MS)
-    context.add_init_script(FEW_FRAMES)
+    context.add_init_script(FEW_FRAMES + SMALL_ENVIRONMENT)
     requests: list[str] = []
     errors: list[str] = []
     context.on("request", lambda request: requests.append(request.url))
