@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import os
+import sys
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,12 +82,13 @@ def load_env(train_config: TrainConfig, num_envs: int, seed: int) -> Env:
 def choose_opengl(environ: MutableMapping[str, str]) -> None:
     """Choose EGL for MuJoCo's rendering, because it works without a screen. Keep a choice of the user.
 
-    Without EGL's library, disable OpenGL, because importing MuJoCo would fail; the ray tracer then renders.
+    Without EGL's library, disable OpenGL, because importing MuJoCo would fail; the ray tracer then renders. If MuJoCo
+    is already imported, the variable would have no effect; :mod:`mjlab_dist.play.video` then chooses EGL itself.
 
     Args:
-        environ: The process's environment, before MuJoCo is imported.
+        environ: The process's environment.
     """
-    if "MUJOCO_GL" not in environ:
+    if "MUJOCO_GL" not in environ and "mujoco" not in sys.modules:
         try:
             ctypes.CDLL("libEGL.so.1")
         except OSError:

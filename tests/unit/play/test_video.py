@@ -1,13 +1,15 @@
-"""Pictures of envs whose place on a terrain changes."""
+"""Pictures of envs whose place on a terrain changes, and the choice of OpenGL."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
 
+import mujoco  # noqa: F401 (some programs import it before they play)
 import numpy as np
 import torch
 
+from mjlab_dist.play.episodes import choose_opengl
 from mjlab_dist.play.video import _View
 
 
@@ -32,3 +34,9 @@ def test_the_terrain_around_a_new_place_is_drawn() -> None:
     assert view.picture().tolist() == [8, -8, 3]
     assert view.picture().tolist() == [8, -8, 3]
     assert places == [(0, 0), (8, -8)]
+
+
+def test_a_variable_that_mujoco_has_already_read_is_not_set() -> None:
+    environ: dict[str, str] = {}
+    choose_opengl(environ)
+    assert environ == {}, "otherwise the renderer would consider it the user's choice, and use GLFW"
