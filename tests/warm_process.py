@@ -4,9 +4,9 @@ Importing torch, Warp and rsl_rl takes most of the CPU time of a short command. 
 command it forks, and sets what an exec would have set: session, descriptors, signals, working directory, environment,
 arguments, also those in /proc, and the standard streams. The package itself is imported again by each command.
 
-A command that starts several ranks also starts an agent, and the agent a fork server; torchrun starts each rank. They
-all would import the libraries again, so they are forked too, from processes that were reserved before the command's
-first line ran.
+A command that starts several ranks also starts an agent, and the agent a fork server; torchrun starts each rank, and
+training in one process starts the process that makes videos. They all would import the libraries again, so they are
+forked too, from processes that were reserved before the command's first line ran.
 """
 
 from __future__ import annotations
@@ -46,6 +46,9 @@ KERNELS_OF = ("cartpole-balance", "quadruped-velocity-flat")
 
 AGENT = ["-u", "-W", "ignore:resource_tracker", "-m", "mjlab_dist.launch.agent"]
 """First arguments of Python for an agent."""
+
+FILM = ["-m", "mjlab_dist.play.film"]
+"""First arguments of Python for the process that makes videos."""
 
 SIZE = struct.Struct("I")
 """Length of a message, which precedes it."""
@@ -191,7 +194,7 @@ def command(start: Start, descriptors: Sequence[int], ready: int) -> Start:
 
 
 def num_reserved(argv: Sequence[str]) -> int:
-    """Return how many processes to reserve for the agents that a command starts, or for the ranks of torchrun."""
+    """Return how many processes to reserve for the agents and films that a command starts, or the ranks of torchrun."""
     if Path(argv[0]).name == "torchrun":
         words = [word for each in argv for word in each.split("=", 1)]
         return int(words[words.index("--nproc-per-node") + 1])
@@ -199,8 +202,11 @@ def num_reserved(argv: Sequence[str]) -> int:
     if is_script or "--max-restarts" in argv or argv[1:2] in (["verify"], ["scaling"]):
         return 3
     evaluates = argv[1:2] == ["evaluate"]
-    if "--cpu-ranks" in argv[:-1] and not evaluates:
-        return int(argv[argv.index("--cpu-ranks") + 1] != "1" or "--hosts" in argv)
+    has_agent = "--cpu-ranks" in argv[:-1] and (argv[argv.index("--cpu-ranks") + 1] != "1" or "--hosts" in argv)
+    if has_agent and not evaluates:
+        return 1
+    if "--video-interval" in argv:
+        return 2  # the one that makes videos is started again if it is killed
     return int(evaluates or "--resume" in argv or "--config" in argv)  # a run is resumed with as many ranks as before
 
 
@@ -237,20 +243,20 @@ def replace_fork_exec(function: Callable[..., int | None]) -> None:
 
 
 def start_reserved(reserved: list[tuple[socket.socket, int]], args: Sequence[Any]) -> int | None:
-    """Let a reserved process become the agent on this machine, or a rank of torchrun, if any is left."""
+    """Let a reserved process become the agent on this machine, a film or a rank of torchrun, if any is left."""
     argv, _, _, _, cwd, environ, stdin, _, _, stdout, _, stderr = args[:12]
     argv = [os.fsdecode(each) for each in argv]
-    is_agent = argv[1 : 1 + len(AGENT)] == AGENT
-    if not reserved or not (is_agent or Path(argv[0]).name == "train"):
+    is_module = any(argv[1 : 1 + len(module)] == module for module in (AGENT, FILM))
+    if not reserved or not (is_module or Path(argv[0]).name == "train"):
         return None
     connection, pid = reserved.pop(0)  # the oldest, as tests order agents by age
     variables = dict(os.fsdecode(each).split("=", 1) for each in environ)
-    if not is_agent:
+    if not is_module:
         argv[0] = shutil.which(argv[0], path=variables.get("PATH")) or argv[0]
     descriptors = [each if each >= 0 else own for own, each in enumerate((stdin, stdout, stderr))]
     try:
         with connection:
-            send(connection, Start.here(argv[is_agent:], variables, cwd), descriptors)
+            send(connection, Start.here(argv[is_module:], variables, cwd), descriptors)
     except OSError:
         return None  # it was killed
     return pid

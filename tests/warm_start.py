@@ -21,14 +21,17 @@ BIN = Path(sys.executable).parent
 
 SERVER = Path(__file__).parent / "warm_process.py"
 
-LIBRARIES = ("warp", "torchrunx.worker", "torchrunx.agent", "tyro", "rich.progress", "yaml", "dacite", "psutil")
+LIBRARIES = (
+    *("warp", "torchrunx.worker", "torchrunx.agent", "tyro", "rich.progress", "yaml", "dacite", "psutil"),
+    "mujoco_warp",
+)
 """Modules that commands import, in addition to those of a learner."""
 
-TRAINS = ("train", "torchrun", "evaluate", "size-buffers", "new-task", "verify", "scaling")
-"""Commands that train or play in processes which do not draw."""
-
-PLAYS = ("play", "check", "demo", "watch")
-"""Commands that import MuJoCo themselves, after they have chosen how it draws."""
+SIMULATES = (
+    *("train", "torchrun", "evaluate", "size-buffers", "new-task", "verify", "scaling"),
+    *("play", "check", "demo", "watch"),
+)
+"""Commands that simulate."""
 
 EXPORTS = ("export", "pack")
 """Commands that write ONNX files."""
@@ -40,6 +43,7 @@ SAFE = (
     *("MJLAB_DIST_", "PYTEST_", "COLUMNS", "HOME", "PATH", "XDG_CACHE_HOME", "SSH_AUTH_SOCK", "TMPDIR"),
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_", "SLURM_"),
     *("WANDB_", "NETRC", "HF_", "TRACKIO_", "FAKE_SLURM", "CUDA_DEVICE_ORDER", "IMAGEIO_"),
+    *("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"),
 )
 """Starts of the names of variables that no library reads when it is imported."""
 
@@ -137,7 +141,7 @@ class WarmStarts:
         if _is_agent(argv):
             changed -= SET_FOR_AGENTS
         else:
-            is_command = Path(argv[0]).parent == BIN and _name(argv) in TRAINS + PLAYS + EXPORTS
+            is_command = Path(argv[0]).parent == BIN and _name(argv) in SIMULATES + EXPORTS
             if not (is_command or argv[0].endswith(".py")) or IMPORTS_NOTHING & set(argv):
                 return False
             changed |= self._environ.keys() - environ.keys()  # agents of other hosts have few variables
@@ -169,9 +173,7 @@ def _is_agent(argv: Sequence[str]) -> bool:
 
 def _libraries(name: str) -> tuple[str, ...]:
     """Return what a command imports."""
-    if name in PLAYS:
-        return LIBRARIES
-    return (*LIBRARIES, "mujoco_warp", *(["exporter"] if name in EXPORTS else ()))
+    return (*LIBRARIES, *(["exporter"] if name in EXPORTS else ()))
 
 
 def _name(argv: Sequence[str]) -> str:
