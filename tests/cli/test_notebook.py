@@ -17,6 +17,9 @@ NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook" / "cartpole.ipynb
 PARAMETERS = {"NUM_ENVS": 16, "ITERATIONS": 33}
 """Values for a short run. The first episodes end in iteration 32."""
 
+SECONDS = r'\"--seconds\", \"4\"', r'\"--seconds\", \"0.1\"'
+"""Flag of the video in the file, and its replacement."""
+
 MP4 = b"ftyp"
 """Bytes 4 to 7 of an MP4 file."""
 
@@ -51,7 +54,8 @@ def with_parameters(text: str) -> str:
     for name, value in PARAMETERS.items():
         text, count = re.subn(rf'"{name} = \d+', f'"{name} = {value}', text)
         assert count == 1, name
-    return text
+    assert text.count(SECONDS[0]) == 1
+    return text.replace(*SECONDS)
 
 
 @pytest.mark.slow
