@@ -17,7 +17,7 @@ NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook" / "cartpole.ipynb
 PARAMETERS = {"NUM_ENVS": 16, "ITERATIONS": 33}
 """Values for a short run. The first episodes end in iteration 32."""
 
-SECONDS = r'\"--seconds\", \"4\"', r'\"--seconds\", \"0.1\"'
+SECONDS = r"\"--seconds\", \"4\"", r"\"--seconds\", \"0.1\""
 """Flag of the video in the file, and its replacement."""
 
 MP4 = b"ftyp"
