@@ -144,6 +144,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     import mjlab_dist.buffer_sizes
     import mjlab_dist.check.run
     import mjlab_dist.cli.check
+    import mjlab_dist.cli.export
     import mjlab_dist.cli.play
     import mjlab_dist.evaluate.run
     import mjlab_dist.export.run
@@ -172,6 +173,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setattr(mjlab_dist.launch.dry_run, "dry_run", plan)
         patch.setattr(mjlab_dist.cli.check, "import_learner", lambda: None)
         patch.setattr(mjlab_dist.cli.play, "import_learner", lambda: None)
+        patch.setattr(mjlab_dist.cli.export, "import_learner", lambda: None)
         patch.setattr(mjlab_dist.play, "play", accept)
         patch.setattr(mjlab_dist.play, "replay", accept)
         patch.setattr(mjlab_dist.view.run, "watch", accept)

@@ -14,6 +14,7 @@ from mjlab_dist.cli.parsing import known_task, parse, split_task
 from mjlab_dist.cli.play import chosen_run
 from mjlab_dist.config import ExportConfig, PlayConfig
 from mjlab_dist.errors import CheckError
+from mjlab_dist.imports import import_learner
 from mjlab_dist.messages import listening
 
 
@@ -42,6 +43,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     same = ("run", "checkpoint", "seed", "log_root", "trust")
     chosen = PlayConfig(**{name: getattr(config, name) for name in same})
     train_config, checkpoint = chosen_run(task, chosen, prog, (), warn)
+    import_learner()
     console.print(f"Exporting {checkpoint}")
     try:
         with printer, listening(printer.listen):

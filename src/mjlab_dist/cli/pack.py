@@ -9,6 +9,7 @@ from mjlab_dist.cli.console import EventPrinter, make_console
 from mjlab_dist.cli.parsing import parse, split_task
 from mjlab_dist.config import PackConfig
 from mjlab_dist.errors import CheckError, UserError
+from mjlab_dist.imports import import_learner
 from mjlab_dist.messages import listening
 from mjlab_dist.wording import byte_size, listed
 
@@ -27,6 +28,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     from mjlab_dist.pack.run import find_source, pack  # noqa: PLC0415 (--help does not need it)
 
     source = find_source(run, config)
+    import_learner()
     printer = EventPrinter(make_console(soft_wrap=True))
     print(f"Packing {source.checkpoint}", flush=True)
     try:

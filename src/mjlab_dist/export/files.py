@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from mjlab_dist.export.network import ExportedPolicy
+from mjlab_dist.imports import start_up
 
 if TYPE_CHECKING:
     import onnx
@@ -52,7 +53,7 @@ def to_onnx(exported: ExportedPolicy, description: Mapping[str, Any]) -> bytes:
 
     has_state = exported.num_states > 0
     num_rows = torch.export.Dim("rows")
-    with _quietly():
+    with _quietly(), start_up():  # torch imports most of what it needs now
         program = torch.onnx.export(
             exported,
             _example(exported),
