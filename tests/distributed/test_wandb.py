@@ -20,7 +20,7 @@ from mjlab_dist.wandb_run import WANDB_FILE
 KEY = "0123456789abcdef" * 2 + "01234567"
 
 SMALL = (
-    "train", "cartpole-balance", "--gpu-ids", "None", "--num-envs", "8", "--agent.num-steps-per-env", "8",
+    "train", "cartpole-balance", "--gpu-ids", "None", "--num-envs", "8", "--agent.num-steps-per-env", "2",
     "--agent.num-learning-epochs", "1", "--agent.num-mini-batches", "1",
     "--env.episode-length-s", "0.1", "--logger", "wandb", "--wandb-project", "proj",
 )  # fmt: skip
@@ -90,7 +90,7 @@ def test_row_21_the_key_is_in_no_command_line_and_no_file(command: Command, wait
 SCRIPT = """
 import mjlab_dist
 
-small = {"num_envs": 32, "agent.num_steps_per_env": 8, "env.episode_length_s": 0.1}
+small = {"num_envs": 8, "agent.num_steps_per_env": 2, "agent.num_learning_epochs": 1, "agent.num_mini_batches": 1}
 loggers = ("wandb", "slow_logger:Slow")
 mjlab_dist.train("cartpole-balance", gpu_ids=None, max_iterations=120, logger=loggers, wandb_project="proj", **small)
 """
