@@ -123,8 +123,7 @@ def import_libraries(names: Sequence[str]) -> None:
     with start_up():
         for name in names:
             __import__(name)
-    if "mujoco_warp" in names:
-        load_kernels()
+    load_kernels()
     for name in list(sys.modules):
         if name.partition(".")[0] in PACKAGES:
             del sys.modules[name]
