@@ -4,9 +4,9 @@ Importing torch, Warp and rsl_rl takes most of the CPU time of a short command. 
 command it forks, and sets what an exec would have set: session, descriptors, signals, working directory, environment,
 arguments, also those in /proc, and the standard streams. The package itself is imported again by each command.
 
-A command that starts several ranks also starts an agent, and the agent a fork server; torchrun starts each rank, and
-training in one process starts the process that makes videos. They all would import the libraries again, so they are
-forked too, from processes that were reserved before the command's first line ran.
+A command that starts several ranks also starts an agent, and the agent a fork server or ranks; torchrun starts each
+rank, and training in one process starts the process that makes videos. They all would import the libraries again, so
+they are forked too, from processes that were reserved before the command's first line ran.
 """
 
 from __future__ import annotations
@@ -49,6 +49,9 @@ AGENT = ["-u", "-W", "ignore:resource_tracker", "-m", "mjlab_dist.launch.agent"]
 
 FILM = ["-m", "mjlab_dist.play.film"]
 """First arguments of Python for the process that makes videos."""
+
+FORKED_PROGRAMS = ("from multiprocessing.forkserver import main", "from multiprocessing.spawn import spawn_main")
+"""Programs of an agent's child processes that are forked."""
 
 SIZE = struct.Struct("I")
 """Length of a message, which precedes it."""
@@ -185,7 +188,7 @@ def command(start: Start, descriptors: Sequence[int], ready: int) -> Start:
     if reserved:
         replace_fork_exec(lambda *args: start_reserved(reserved, args))
     elif start.argv[: len(AGENT)] == AGENT:
-        replace_fork_exec(start_fork_server)
+        replace_fork_exec(start_helper)
     become(start, descriptors, ready, *(connection.fileno() for connection, _ in reserved))
     os.write(ready, SIZE.pack(os.getpid()))
     os.close(ready)
@@ -225,7 +228,7 @@ def reserve(connection: socket.socket, launcher: int) -> Start:
     for each, handler in before.items():
         signal.signal(each, handler or signal.SIG_DFL)
     os.setsid()
-    replace_fork_exec(start_fork_server)
+    replace_fork_exec(start_helper)
     become(*message)
     return message[0]
 
@@ -261,12 +264,13 @@ def start_reserved(reserved: list[tuple[socket.socket, int]], args: Sequence[Any
     return pid
 
 
-def start_fork_server(*args: Any) -> int | None:
-    """Fork what the agent starts to fork ranks from."""
+def start_helper(*args: Any) -> int | None:
+    """Fork what the agent starts to fork ranks from, or a rank that it spawns."""
     argv, _, _, passed = args[:4]
-    program = os.fsdecode(argv[-1])
-    if not program.startswith("from multiprocessing.forkserver import main"):
+    argv = [os.fsdecode(each) for each in argv]
+    if "-c" not in argv or not argv[argv.index("-c") + 1].startswith(FORKED_PROGRAMS):
         return None
+    program, *arguments = argv[argv.index("-c") + 1 :]
     if pid := os.fork():
         return pid
     code = 1
@@ -279,8 +283,8 @@ def start_fork_server(*args: Any) -> int | None:
         forkserver._forkserver.__init__()  # pyright: ignore[reportAttributeAccessIssue]
         resource_tracker._resource_tracker.__init__()  # pyright: ignore[reportAttributeAccessIssue]
         process.current_process()._config.pop("tempdir", None)  # pyright: ignore[reportAttributeAccessIssue]
-        show_in_proc([sys.executable, *map(os.fsdecode, argv[1:])], dict(os.environ))
-        sys.argv, sys.path[0] = ["-c"], ""
+        show_in_proc([sys.executable, *argv[1:]], dict(os.environ))
+        sys.argv, sys.path[0] = ["-c", *arguments], ""
         exec(program, new_main().__dict__)
         code = 0
     except SystemExit as end:

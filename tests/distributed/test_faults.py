@@ -90,7 +90,6 @@ def test_row_1_the_rank_that_raised_is_shown_first(command: Command, assert_with
 
 
 @pytest.mark.slow
-@pytest.mark.cold
 def test_rows_2_and_7_a_killed_run_resumes_with_identical_results(
     command: Command, unharmed: Path, wait_for: WaitFor
 ) -> None:
