@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import pty
 import signal
 import subprocess
-import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -53,18 +51,29 @@ def test_a_run_ends_normally_although_its_output_is_not_read(command: Command, n
     assert len(read_metrics(run_of(command))) == 12
 
 
+IN_TERMINAL = """
+import fcntl
+import signal
+import sys
+import termios
+
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+if sys.argv.pop(1) == "ignore":
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+from mjlab_dist.cli.entry import train
+
+sys.argv[0] = "train"
+train()
+"""
+"""Makes standard input the terminal of its session, and trains."""
+
+
 def start_in_terminal(command: Command, *flags: str, ignores_hangup: bool) -> tuple[subprocess.Popen[str], int]:
     """Start a run in a terminal, and return it with the other end of the terminal."""
     screen, terminal = pty.openpty()
-
-    def become_foreground() -> None:
-        fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
-        if ignores_hangup:
-            signal.signal(signal.SIGHUP, signal.SIG_IGN)
-
-    process = command.start(
-        *TRAIN, *flags, preexec_fn=become_foreground, stdin=terminal, stdout=terminal, stderr=terminal
-    )
+    hangups = "ignore" if ignores_hangup else "default"
+    script = command.script(IN_TERMINAL)
+    process = command.start(script, hangups, *TRAIN[1:], *flags, stdin=terminal, stdout=terminal, stderr=terminal)
     os.close(terminal)
     return process, screen
 
