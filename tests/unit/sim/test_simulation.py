@@ -5,9 +5,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import warp as wp
+from conftest import Command
 
 from mjlab_dist.config import CaptureMode, SimConfig
 from mjlab_dist.errors import UserError
@@ -605,6 +603,7 @@ from mjlab_dist.config import SimConfig
 from mjlab_dist.messages import EventHandler
 from mjlab_dist.sim import Simulation, copy_state, load_model, start_warp
 
+wp.config.optimization_level = 0  # which takes less time; nothing here depends on the speed of the kernels
 start_warp("cpu")
 progress = []
 def build(**options):
@@ -626,34 +625,28 @@ print(json.dumps({"progress": progress, "built": built, "after": cached()}))
 """
 
 
-def prepare_in_new_process(cache: Path) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        env={**os.environ, "WARP_CACHE_PATH": str(cache)},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=300,
-    )
-    assert done.stderr == ""  # start_warp keeps Warp quiet
-    return json.loads(done.stdout)
+def prepare_in_new_process(command: Command, cache: Path) -> dict[str, Any]:
+    done = command(command.script(PROGRAM), env={"WARP_CACHE_PATH": str(cache)})
+    assert done.code == 0, done.err
+    assert done.err == ""  # start_warp keeps Warp quiet
+    return json.loads(done.out)
 
 
 @pytest.mark.slow
-def test_compiling_reports_every_module_once_and_covers_every_kernel(tmp_path: Path) -> None:
-    first = prepare_in_new_process(tmp_path)
+def test_compiling_reports_every_module_once_and_covers_every_kernel(command: Command, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    first = prepare_in_new_process(command, cache)
     total = len(first["progress"]) - 1
     assert first["progress"] == [["compiling", done, total] for done in range(total + 1)]
     assert total == len({Path(file).parent for file in first["built"] if file.endswith(".o")})
-    assert all(Path(file).is_relative_to(tmp_path) for file in first["built"])
+    assert all(Path(file).is_relative_to(cache) for file in first["built"])
     assert len(first["built"]) > 10
     assert first["after"] == first["built"]  # running it, eager and captured, compiled nothing more
-    second = prepare_in_new_process(tmp_path)
+    second = prepare_in_new_process(command, cache)
     assert second["progress"] == []
     assert second["built"] == first["built"]
-    next(
-        tmp_path.rglob("*.o")
-    ).unlink()  # as after compiling for another kind of processor, whose binaries have other names
-    third = prepare_in_new_process(tmp_path)
+    # As after compiling for another kind of processor, whose binaries have other names
+    next(cache.rglob("*.o")).unlink()
+    third = prepare_in_new_process(command, cache)
     assert third["progress"] == [["compiling", 0, 1], ["compiling", 1, 1]]
     assert third["built"] == first["built"]
