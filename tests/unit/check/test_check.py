@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from conftest import Command
 from every_task import NAMES, config_of
 
 import mjlab_dist
+from mjlab_dist.check import checks, run
 from mjlab_dist.check.checks import Check
 from mjlab_dist.check.run import check
 from mjlab_dist.config import TrainConfig, event, observation, reward, term, termination
@@ -21,6 +23,22 @@ from mjlab_dist.errors import CheckError, UserError
 from mjlab_dist.learn.random_state import random_state
 
 NAMES_OF_CHECKS = ["terms", "physics", "finite", "seeds", "resume", "host syncs", "replay", "buffers", "speed"]
+
+
+NUM_STEPS = 75
+"""Steps of a rollout in tests that find something in its first steps; in a short rollout, all episodes end too."""
+
+
+@pytest.fixture(autouse=True)
+def _measure_the_speed_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure for a moment only. The command below measures as long as users do."""
+    monkeypatch.setattr(checks, "SPEED_S", 0.01)
+
+
+@pytest.fixture
+def short_rollouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check fewer steps."""
+    monkeypatch.setattr(run, "NUM_STEPS", NUM_STEPS)
 
 
 def with_term(kind: str, one: Any) -> TrainConfig:
@@ -43,12 +61,17 @@ def failures(config: TrainConfig) -> dict[str, str]:
 QUICK = {"arm-reach", "cartpole-balance", "everything", "gym-reacher", "quadruped-velocity-flat"}
 """Tasks of each kind. The others are checked by the long tests."""
 
+WITH_SHORT_ROLLOUTS = {"everything"}
+"""Tasks that are made to have every kind of term, which all change something in a short rollout."""
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "task", [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in NAMES]
 )
-def test_every_task_passes(task: str) -> None:
+def test_every_task_passes(task: str, request: pytest.FixtureRequest) -> None:
+    if task in WITH_SHORT_ROLLOUTS:
+        request.getfixturevalue("short_rollouts")
     found = results(dataclasses.replace(config_of(task), num_envs=8, total_num_envs=None))
     assert list(found) == NAMES_OF_CHECKS
     assert [result.text for result in found.values() if not result.passed] == []
@@ -97,11 +120,11 @@ WAITS = r"rewards.wrong \(terms_with_mistakes.py:\d+\): "
             reward(1.0, mistakes.reads_an_array),
             {"host syncs": rf"{WAITS}Tensor.numpy waits", "replay": rf".*{WAITS}makes a tensor from host data"},
         ),
-        ("rewards", reward(1.0, mistakes.root), {"finite": r"rewards.wrong: returned NaN .* in step \d+ of 200"}),
+        ("rewards", reward(1.0, mistakes.root), {"finite": r"rewards.wrong: returned NaN .* in step \d+ of 75"}),
         (
             "events",
             event(mistakes.explode).every(0.01, 0.01),
-            {"finite": r"events.wrong: qvel became NaN or infinite in step 1 of 200"},
+            {"finite": r"events.wrong: qvel became NaN or infinite in step 1 of 75"},
         ),
         (
             "events",
@@ -115,23 +138,24 @@ WAITS = r"rewards.wrong \(terms_with_mistakes.py:\d+\): "
         (
             "rewards",
             reward(1.0, mistakes.Forgets),
-            {"resume": r"rewards.wrong: other values in step 201 after load_state"},
+            {"resume": r"rewards.wrong: other values in step 76 after load_state"},
         ),
         (
             "rewards",
             reward(1.0, mistakes.CountsInPython),
             {
-                "resume": r"rewards.wrong: other values in step 201 after load_state\(\); .* state\(\)",
+                "resume": r"rewards.wrong: other values in step 76 after load_state\(\); .* state\(\)",
                 "replay": r".*rewards.wrong \(terms_with_mistakes.py:\d+\): argument 1 is \d+, and was \d+ before",
             },
         ),
         (
             "curricula",
             term(mistakes.ForgetsItsLevel),
-            {"resume": r"curricula.wrong: other values of weights of rewards in step 201 after load_state"},
+            {"resume": r"curricula.wrong: other values of weights of rewards in step 76 after load_state"},
         ),
     ],
 )
+@pytest.mark.usefixtures("short_rollouts")
 def test_a_mistake_is_found_and_its_term_named(kind: str, wrong: Any, found: dict[str, str]) -> None:
     result = failures(with_term(kind, wrong))
     assert list(result) == list(found)
@@ -140,6 +164,7 @@ def test_a_mistake_is_found_and_its_term_named(kind: str, wrong: Any, found: dic
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("short_rollouts")
 def test_a_term_that_is_not_capturable_is_skipped() -> None:
     found = results(with_term("rewards", reward(1.0, mistakes.waits_and_says_so)))
     assert all(result.passed for result in found.values())
@@ -147,18 +172,24 @@ def test_a_term_that_is_not_capturable_is_skipped() -> None:
         assert found[name].text.endswith(", without rewards.wrong, which cannot be captured")
 
 
+def with_events(events: dict[str, Any]) -> TrainConfig:
+    """A task with other events."""
+    config = dataclasses.replace(config_of("cartpole-balance"), num_envs=8, total_num_envs=None)
+    return changed(config, "env.events", events)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("short_rollouts")
 def test_a_seed_that_changes_nothing_is_found() -> None:
-    config = changed(config_of("gym-hopper"), "env.events", {"wrong": event(mistakes.always_seed_0)})
-    result = failures(dataclasses.replace(config, num_envs=8))
+    result = failures(with_events({"wrong": event(mistakes.always_seed_0)}))
     assert result.pop("seeds").startswith("the seeds 1 and 2 lead to the same rollout; ")
     assert set(result) <= {"replay"}, "it makes a generator in every step"
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("short_rollouts")
 def test_a_task_without_randomness_passes() -> None:
-    config = dataclasses.replace(changed(config_of("gym-hopper"), "env.events", {}), num_envs=8)
-    found = results(config)
+    found = results(with_events({}))
     assert all(result.passed for result in found.values())
     assert "nothing is drawn at random" in found["seeds"].text
 
@@ -172,6 +203,7 @@ def test_a_task_without_randomness_passes() -> None:
         ({"nconmax": 0}, "nconmax 0 turns contacts off, but geoms can collide; "),
     ],
 )
+@pytest.mark.usefixtures("short_rollouts")
 def test_buffers_that_are_too_small_are_found(changes: dict[str, int], found: str) -> None:
     config = config_of("gym-hopper")
     env = dataclasses.replace(config.env, sim=dataclasses.replace(config.env.sim, **changes))
@@ -184,6 +216,7 @@ def test_buffers_that_are_too_small_are_found(changes: dict[str, int], found: st
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("short_rollouts")
 def test_check_task_raises_with_a_line_per_failure_and_keeps_random_states() -> None:
     before = random_state("cpu")
     mjlab_dist.check_task("cartpole-balance", seed=3, **{"env.rewards.smooth.weight": 2.0})
@@ -206,15 +239,17 @@ def test_wrong_fields_are_refused() -> None:
 
 @pytest.mark.slow
 def test_the_command_prints_a_line_per_check_and_fails_if_one_does(command: Command) -> None:
-    done = command("mjlab-dist", "check", "gym-hopper", "--num-envs", "8")
+    done = command("mjlab-dist", "check", "cartpole-balance", "--num-envs", "8")
     assert (done.code, done.err) == (0, "")
     lines = [line for line in done.out.splitlines() if not line.lower().startswith("compil")]
     assert [line[:12].strip() for line in lines] == NAMES_OF_CHECKS
     assert all(line[12:].startswith("pass  ") for line in lines)
-    done = command("mjlab-dist", "check", "gym-hopper", "--num-envs", "8", "--env.sim.njmax", "3")
+    wrong = ("--env.rewards.smooth.func", "terms_with_mistakes:column")
+    tests = {"PYTHONPATH": str(Path(mistakes.__file__).parent)}
+    done = command("mjlab-dist", "check", "cartpole-balance", "--num-envs", "8", *wrong, env=tests)
     assert done.code == 1
-    assert re.search(r"^buffers     FAIL  overflow of NEFC with njmax 3 ", done.out, re.MULTILINE)
-    done = command("mjlab-dist", "check", "gym-hopper", "--env.rewards.alive", "3")
+    assert re.search(r"^terms       FAIL  env.rewards.smooth: returned \(8, 1\) ", done.out, re.MULTILINE)
+    done = command("mjlab-dist", "check", "cartpole-balance", "--env.rewards.smooth", "3")
     assert done.code == 2
     assert len(done.err.splitlines()) == 1
 
