@@ -22,6 +22,9 @@ Our kernels contain no code for a particular architecture, so what compiles for 
 long test compiles for H100 and H200.
 """
 
+OPTIMIZATION = {80: 1}
+"""Levels of optimization other than Warp's own, which takes twice as long. Every construct is compiled at any level."""
+
 NUM_WORKERS = 2
 
 
@@ -46,6 +49,7 @@ def compile_for(architecture: int, variant: kernels.Variant, directory: Path) ->
     """Compile a module variant to machine code; returns the file, and the seconds it took."""
     module, block_dim = variant
     options = {**module.resolve_options(wp.config), "block_dim": block_dim}
+    options["optimization_level"] = OPTIMIZATION.get(architecture, options["optimization_level"])
     module.get_module_hash(block_dim)
     name = f"{module.name}.{block_dim}.sm{architecture}"
     start = time.perf_counter()
