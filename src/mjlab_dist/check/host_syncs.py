@@ -49,6 +49,11 @@ class HostSyncs(TorchDispatchMode):
         self.found: list[str] = []
         self.paused = False
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: otherwise torch imports its compiler, which takes 3 s, only to keep it away from this class."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self.paused or func.namespace == "prim":  # prim reads a tensor's device

@@ -17,6 +17,7 @@ from every_task import NAMES, config_of
 import mjlab_dist
 from mjlab_dist.check import checks, run
 from mjlab_dist.check.checks import Check
+from mjlab_dist.check.host_syncs import HostSyncs
 from mjlab_dist.check.run import check
 from mjlab_dist.config import TrainConfig, event, observation, reward, term, termination
 from mjlab_dist.errors import CheckError, UserError
@@ -228,6 +229,10 @@ def test_check_task_raises_with_a_line_per_failure_and_keeps_random_states() -> 
     first, *lines = str(caught.value).splitlines()
     assert first == "cartpole-balance fails 2 checks"
     assert [line.partition(": ")[0] for line in lines] == ["host syncs", "replay"]
+
+
+def test_recording_operations_does_not_import_the_compiler_of_torch() -> None:
+    assert not hasattr(HostSyncs.__torch_dispatch__, "__wrapped__"), "torch imports its compiler in its own wrapper"
 
 
 def test_wrong_fields_are_refused() -> None:
