@@ -9,21 +9,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from conftest import BIN, Command, Done
 
-from mjlab_dist.config import CheckpointConfig
 from mjlab_dist.errors import Exit
-from mjlab_dist.learn import checkpoint
-from mjlab_dist.learn.checkpoint import CheckpointStore
-from mjlab_dist.run_dir import CHECKPOINTS_DIR, checkpoint_path, list_checkpoints
+
+FILES = str(Path(__file__).parent / "checkpoints_on_disk.py")
+"""A program that fills the disk, and loads the checkpoints on it."""
 
 TRAIN_AND_INSPECT = """
-train=$1 python=$2 this=$3
+train=$1 python=$2 files=$3
 "$train" cartpole-balance --gpu-ids None --cpu-ranks 2 --num-envs 32 --agent.num-steps-per-env 8 \\
     --log-root disk --checkpoint.interval 1 --checkpoint.keep-last 0 --max-iterations 100000
 code=$?
-"$python" "$this" inspect
+"$python" "$files" inspect
 exit $code
 """
 
@@ -37,35 +35,9 @@ def on_a_small_disk(command: Command, with_mounts: Callable[..., Done]) -> OnASm
     return functools.partial(with_mounts, "mount -t tmpfs -o size=3m none disk")
 
 
-def inspect() -> None:
-    """Load all checkpoints on the disk; print their iterations, and the other files in their directory."""
-    for directory in Path("disk").rglob(CHECKPOINTS_DIR):
-        found = list_checkpoints(directory.parent)
-        for iteration, path in found.items():
-            assert checkpoint.load(path, "cpu")["iter"] == iteration
-        others = {p.name for p in directory.iterdir()} - {p.name for p in found.values()}
-        print("loaded", *found, "beside them", *sorted(others))
-
-
-def fill() -> None:
-    """Save checkpoints of 1.2 MB until the disk is full; then free space, and save once more."""
-    run_dir = Path("disk", "logs", "task", "run")
-    store = CheckpointStore(run_dir, CheckpointConfig(keep_last=0))
-    weights = torch.zeros(300_000)
-    try:
-        for iteration in range(1, 10):
-            store.save(iteration, {"iter": iteration, "weights": weights}, float(iteration))
-    except OSError as error:
-        print(error)
-    checkpoint_path(run_dir, 1).unlink()
-    store.save(10, {"iter": 10, "weights": weights}, 10.0)
-    store.close()
-    inspect()
-
-
 @pytest.mark.slow
 def test_the_error_names_the_disk_and_training_can_continue(on_a_small_disk: OnASmallDisk) -> None:
-    done = on_a_small_disk('exec "$@"', sys.executable, __file__, "fill")
+    done = on_a_small_disk('exec "$@"', sys.executable, FILES, "fill")
     assert done.code == 0, done.err
     error, inspected = done.out.splitlines()
     assert re.match("--log-root disk/logs: .* disk/logs/task/run/checkpoints/model_3.pt; ", error)
@@ -75,7 +47,7 @@ def test_the_error_names_the_disk_and_training_can_continue(on_a_small_disk: OnA
 
 @pytest.mark.slow
 def test_a_full_disk_ends_training_with_the_reason(on_a_small_disk: OnASmallDisk) -> None:
-    done = on_a_small_disk(TRAIN_AND_INSPECT, str(BIN / "train"), sys.executable, __file__)
+    done = on_a_small_disk(TRAIN_AND_INSPECT, str(BIN / "train"), sys.executable, FILES)
     assert done.code == 1, done.err
     assert re.search("--log-root disk: .*--checkpoint.keep-last", done.err)
     *_, inspected = done.out.splitlines()
@@ -117,7 +89,3 @@ def test_a_cache_of_kernels_that_is_read_only_is_named(on_a_small_disk: OnASmall
     assert done.code == Exit.PREFLIGHT, done.err
     (line,) = done.err.splitlines()
     assert line.startswith("mjlab-dist check: WARP_CACHE_PATH ")
-
-
-if __name__ == "__main__":
-    {"fill": fill, "inspect": inspect}[sys.argv[1]]()
