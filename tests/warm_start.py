@@ -43,13 +43,13 @@ SAFE = (
     *("MJLAB_DIST_", "PYTEST_", "COLUMNS", "HOME", "PATH", "XDG_CACHE_HOME", "SSH_AUTH_SOCK", "TMPDIR"),
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_", "SLURM_"),
     *("WANDB_", "NETRC", "HF_", "TRACKIO_", "FAKE_SLURM", "CUDA_DEVICE_ORDER", "IMAGEIO_"),
-    *("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"),
+    *("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "TORCHRUNX_LOG_DIR"),
 )
 """Starts of the names of variables that no library reads when it is imported."""
 
 SET_FOR_AGENTS = {
     *("PYOPENGL_PLATFORM", "TORCHINDUCTOR_CACHE_DIR"),  # by the imports of a test
-    *("OMP_NUM_THREADS", "PYTHONDONTWRITEBYTECODE", "TORCHRUNX_LOG_DIR"),  # ranks set their number of threads
+    *("OMP_NUM_THREADS", "PYTHONDONTWRITEBYTECODE"),  # ranks set their number of threads
 }
 """Variables of the test process that agents inherit, and that have no effect on the libraries of ranks."""
 

@@ -14,7 +14,8 @@ from pathlib import Path
 import imageio.v3 as iio
 import pytest
 import torch
-from conftest import Command
+from conftest import Command, Done
+from warm_start import WarmStarts
 
 from mjlab_dist.errors import Exit
 from mjlab_dist.run_dir import (
@@ -71,7 +72,7 @@ def test_metrics_of_ranks_add_up_to_those_of_the_run(command: Command) -> None:
 
 @pytest.mark.slow
 @pytest.mark.cold
-def test_two_ranks_train_and_leave_a_complete_run(command: Command) -> None:
+def test_two_ranks_train_and_leave_a_complete_run(command: Command, warm_starts: WarmStarts | None) -> None:
     done = command(
         "train",
         "cartpole-balance",
@@ -125,7 +126,8 @@ def test_two_ranks_train_and_leave_a_complete_run(command: Command) -> None:
     (log_of_1,) = (run / "torchrunx").rglob("localhost[[]1].log")
     assert "iteration" not in log_of_1.read_text()
 
-    # The run can be played, by name and as the latest, and started again from its file.
+    # The run can be played, by name and as the latest, and started again from its file. These commands are forked.
+    command.warm = warm_starts
     played = command("play", "cartpole-balance", "--run", "latest", "--num-envs", "2")
     assert played.code == 0, played.err
     assert played.out.splitlines()[0].endswith(f" logs/cartpole-balance/{run.name}/checkpoints/model_5.pt")
@@ -211,47 +213,41 @@ def test_torchrun_starts_the_ranks(command: Command) -> None:
     assert done.out.count("uv run play ") == 1, "ranks other than 0 are silent"
 
 
-NEVER_SHUTS_DOWN = """
-import atexit, sys, threading
+OWN_REWARD = """
+import atexit, os, threading
 
 @atexit.register
-def wait_for_ever():
-    if sys.argv[0].endswith("/train"):
-        threading.Event().wait()
+def at_exit():
+    {at_exit}
+
+def reward(env):
+    return env.sim.qpos[:, 0]
 """
+
+
+def train_with_own_exit(command: Command, at_exit: str, *flags: str, env: dict[str, str] | None = None) -> Done:
+    """Train with torchrun, and a function that each rank would call if it shut down its interpreter."""
+    (command.cwd / "own.py").write_text(OWN_REWARD.format(at_exit=at_exit))
+    return command(
+        "torchrun", "--nproc-per-node", "2", "--no-python", command.program("train"), "cartpole-balance", "--gpu-ids",
+        "None", *SMALL, "--env.rewards.smooth.func", "own:reward", *flags,
+        env={"PYTHONPATH": str(command.cwd), **(env or {})},
+    )  # fmt: skip
 
 
 @pytest.mark.slow
 def test_a_failing_rank_of_torchrun_skips_the_shutdown_of_the_interpreter(command: Command) -> None:
     """At this point, NCCL aborts its communicators and waits for other ranks; in this test, a handler waits forever."""
-    (command.cwd / "sitecustomize.py").write_text(NEVER_SHUTS_DOWN)
-    done = command(
-        "torchrun", "--nproc-per-node", "2", "--no-python", command.program("train"), "cartpole-balance", "--gpu-ids",
-        "None", *SMALL, "--max-iterations", "3",
-        env={"PYTHONPATH": str(command.cwd), "MJLAB_DIST_FAULT": "1:2:raise"},
-    )  # fmt: skip
+    fault = {"MJLAB_DIST_FAULT": "1:2:raise"}
+    done = train_with_own_exit(command, "threading.Event().wait()", "--max-iterations", "3", env=fault)
     assert done.code == 1
     assert re.search(r"^RuntimeError: ", done.err, re.MULTILINE)  # the traceback of rank 1
-
-
-ABORTS_AT_SHUTDOWN = """
-import atexit, os
-
-@atexit.register
-def abort():
-    if "RANK" in os.environ:
-        os.abort()
-"""
 
 
 @pytest.mark.slow
 def test_a_rank_of_torchrun_that_is_done_skips_the_shutdown_of_the_interpreter(command: Command) -> None:
     """At this point, a running thread of torch.distributed can abort the process; in this test, a handler aborts it."""
-    (command.cwd / "sitecustomize.py").write_text(ABORTS_AT_SHUTDOWN)
-    done = command(
-        "torchrun", "--nproc-per-node", "2", "--no-python", command.program("train"), "cartpole-balance", "--gpu-ids",
-        "None", *SMALL, "--max-iterations", "2", env={"PYTHONPATH": str(command.cwd)},
-    )  # fmt: skip
+    done = train_with_own_exit(command, "os.abort()", "--max-iterations", "2")
     assert done.code == 0, done.err
     assert read_metrics(only_run(command.cwd))[-1]["total_steps"] == 2 * 32 * 8 * 2
 
