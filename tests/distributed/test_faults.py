@@ -441,16 +441,16 @@ RESUMES = {
 @pytest.mark.parametrize("ranks", RESUMES.values(), ids=RESUMES)
 def test_row_14_a_resumed_run_is_bit_equal(command: Command, ranks: tuple[str, ...]) -> None:
     train = ("train", "cartpole-balance", *ranks, *SMALL)
-    whole = command(*train, "--max-iterations", "20", "--checkpoint.interval", "10")
+    whole = command(*train, "--max-iterations", "10", "--checkpoint.interval", "5")
     assert whole.code == Exit.DONE, whole.err
     run = only_run(command.cwd)
     # The same run, as it is after a failure between its two checkpoints
     other = command.cwd / "other" / run.name
     shutil.copytree(run, other, symlinks=True)
-    checkpoint_path(other, 20).unlink()
+    checkpoint_path(other, 10).unlink()
     again = command("train", "--resume", str(other))
     assert again.code == Exit.DONE, again.err
-    assert "Resuming from iteration 10." in again.out
+    assert "Resuming from iteration 5." in again.out
     assert_equal(final(run), final(other))
     assert untimed(run) == untimed(other)
 
