@@ -205,6 +205,13 @@ def _forked_agents(request: pytest.FixtureRequest, warm_starts: WarmStarts | Non
         yield
 
 
+@pytest.fixture(scope="module")
+def warm_agents(warm_starts: WarmStarts | None) -> Iterator[None]:
+    """Fork the agents of ranks that a fixture of a module launches in its own process."""
+    with warm_starts.used() if warm_starts else contextlib.nullcontext():
+        yield
+
+
 @pytest.fixture
 def command(tmp_path: Path, request: pytest.FixtureRequest, warm_starts: WarmStarts | None) -> Iterator[Command]:
     """Run an installed command. Processes that it leaves behind are killed and fail the test.

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from own_ranks import Saved
 from rollouts import (
     AGENT,
     MINI_BATCHES,
@@ -20,8 +21,9 @@ from rollouts import (
     train_config,
 )
 
-from mjlab_dist.config import SyncConfig
-from mjlab_dist.distributed import Rank, rank_from_environment
+from mjlab_dist.config import SyncConfig, TrainConfig
+from mjlab_dist.control import Control
+from mjlab_dist.distributed import Rank, RankPlan, rank_from_environment
 from mjlab_dist.distributed.group import gather, meet, process_group
 from mjlab_dist.distributed.synchronizer import AllReduce, LocalUpdates
 from mjlab_dist.learn.ppo import PPO
@@ -100,9 +102,13 @@ def alone(variant: str, world_size: int) -> list[dict[str, Any]]:
         torch.set_default_dtype(torch.float32)
 
 
-def probe() -> dict[str, Any]:
-    torch.set_num_threads(1)
+def probe(config: TrainConfig, plan: RankPlan, control: Control) -> Saved:  # noqa: ARG001
     rank = rank_from_environment(os.environ)
+    return Saved.of(plan, rank.rank, _results(rank))
+
+
+def _results(rank: Rank) -> dict[str, Any]:
+    torch.set_num_threads(1)
     results: dict[str, Any] = {"rank": rank.rank}
     with process_group(rank, "cpu", "gloo", meet(rank)):
         for variant in VARIANTS:

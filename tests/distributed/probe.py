@@ -9,10 +9,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from own_ranks import Saved
 
 from mjlab_dist import registry, worker
 from mjlab_dist.check.host_syncs import HostSyncs
-from mjlab_dist.distributed import RankDevice, rank_from_environment
+from mjlab_dist.config import TrainConfig
+from mjlab_dist.control import Control
+from mjlab_dist.distributed import Rank, RankDevice, RankPlan, rank_from_environment
 from mjlab_dist.distributed.group import meet, process_group
 
 NUM_ENVS = 16
@@ -21,7 +24,7 @@ ITERATIONS = 3
 SEED = 7
 
 
-def config() -> Any:
+def own_config() -> Any:
     base = registry.task_config("cartpole-balance")
     agent = dataclasses.replace(base.agent, num_steps_per_env=STEPS, obs_normalization=True)
     env = dataclasses.replace(base.env, episode_length_s=0.1)  # ten steps: episodes end within the run
@@ -41,8 +44,13 @@ class Watch(HostSyncs):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
-def probe(own: RankDevice) -> dict[str, Any]:
-    rank, device = rank_from_environment(os.environ), own.device
+def probe(config: TrainConfig, plan: RankPlan, control: Control) -> Saved:  # noqa: ARG001
+    rank = rank_from_environment(os.environ)
+    return Saved.of(plan, rank.rank, _results(rank, plan.device))
+
+
+def _results(rank: Rank, own: RankDevice) -> dict[str, Any]:
+    device = own.device
     worker.prepare_process(own, rank, SEED)
 
     from mjlab_dist.distributed.local_sum import LocalSum
@@ -88,11 +96,11 @@ def probe(own: RankDevice) -> dict[str, Any]:
             tensors = chain(self.alg.actor.state_dict().values(), self.alg.critic.state_dict().values())
             self.states.append(torch.cat([t.flatten().double() for t in tensors]))
 
-    env = Env(config().env, NUM_ENVS, device)
+    env = Env(own_config().env, NUM_ENVS, device)
     captured_before_group = env.sim.captured and not dist.is_initialized()
     with process_group(rank, device, own.backend, meet(rank)):
         drawn = torch.rand(3)
-        runner = Watched(env, config(), rank)
+        runner = Watched(env, own_config(), rank)
         first_obs = env.get_observations()["actor"].clone()
         row = runner.train()
         runner.settle()

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import learner_probe as probe
 import pytest
 import torch
-import torchrunx
+from own_ranks import results_of
 from rollouts import AGENT, difference
-
-from mjlab_dist.launch.preparation import exported_names
 
 Results = list[dict[str, Any]]
 
@@ -30,18 +25,8 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(
     scope="module", params=[pytest.param(2, id="2 ranks"), pytest.param(4, id="4 ranks", marks=pytest.mark.long)]
 )
-def ranks(request: pytest.FixtureRequest) -> Iterator[Results]:
-    here = Path(__file__).parent
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(here), str(here.parent)]))
-        launcher = torchrunx.Launcher(
-            hostnames=["localhost"],
-            workers_per_host=request.param,
-            backend=None,
-            copy_env_vars=tuple(exported_names(os.environ)),
-        ).set_logging_handlers(None)
-        result = launcher.run(probe.probe)
-        yield [result.rank(i) for i in range(request.param)]
+def ranks(request: pytest.FixtureRequest, warm_agents: None, tmp_path_factory: pytest.TempPathFactory) -> Results:  # noqa: ARG001
+    return results_of(probe.probe, tmp_path_factory.mktemp("ranks"), ranks=request.param)
 
 
 @pytest.mark.parametrize("variant", [v for v in probe.VARIANTS if v != "bf16"])

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import os
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import probe
 import pytest
-import torchrunx
+from own_ranks import results_of
 
-from mjlab_dist.distributed import RankDevice
-from mjlab_dist.launch.preparation import exported_names
 from mjlab_dist.machine.devices import cores
 
 pytestmark = pytest.mark.slow
@@ -23,25 +18,11 @@ RANKS = 2
 
 
 @pytest.fixture(scope="module")
-def environment() -> Iterator[None]:
-    """Ranks import the probe by its name, and receive a variable that torchrunx itself would not pass to them."""
+def ranks(warm_agents: None, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:  # noqa: ARG001
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1])]))
         patch.setenv("WANDB_NOTES", "passed on")
-        yield
-
-
-@pytest.fixture(scope="module")
-def ranks(environment: None) -> list[dict[str, Any]]:  # noqa: ARG001
-    device = RankDevice(device="cpu", name="cpu", torch_threads=max(1, cores() // RANKS), backend="gloo")
-    launcher = torchrunx.Launcher(
-        hostnames=["localhost"],
-        workers_per_host=RANKS,
-        backend=None,
-        copy_env_vars=tuple(exported_names(os.environ)),
-    ).set_logging_handlers(None)
-    result = launcher.run(probe.probe, device)
-    return [result.rank(i) for i in range(RANKS)]
+        threads = max(1, cores() // RANKS)
+        return results_of(probe.probe, tmp_path_factory.mktemp("ranks"), ranks=RANKS, torch_threads=threads)
 
 
 def test_policies_start_and_stay_bit_identical(ranks: list[dict[str, Any]]) -> None:
@@ -77,7 +58,7 @@ def test_gradient_is_the_mean_over_ranks(ranks: list[dict[str, Any]]) -> None:
 
 def test_one_collective_per_mini_batch(ranks: list[dict[str, Any]]) -> None:
     """And two more an iteration: moments of advantages and observations before the update, metrics after it."""
-    agent = probe.config().agent
+    agent = probe.own_config().agent
     for r in ranks:
         assert r["collectives"] == [agent.num_learning_epochs * agent.num_mini_batches + 2] * probe.ITERATIONS
 
