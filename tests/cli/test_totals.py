@@ -19,11 +19,14 @@ SHORT = ("--agent.num-steps-per-env", "2", "--max-iterations", "1")
 UNLIKE = """
 import os, psutil
 
+from mjlab_dist.cli.entry import train
+
 if os.environ.get("RANK") == "1":
     real = psutil.virtual_memory
     psutil.virtual_memory = lambda: real()._replace(total=987e9)
+train()
 """
-"""A sitecustomize.py that makes rank 1 see a machine with another amount of memory."""
+"""The command train. Its rank 1 sees a machine with another amount of memory."""
 
 
 def only_run(root: Path) -> Path:
@@ -82,12 +85,10 @@ def test_ranks_agree_on_envs_by_memory(command: Command) -> None:
 
 @pytest.mark.slow
 def test_different_devices_are_reported_under_torchrun(command: Command) -> None:
-    (command.cwd / "sitecustomize.py").write_text(UNLIKE)
+    train = Path(command.script(UNLIKE)).rename(command.cwd / "train")  # ranks with this name are forked
     done = command(
-        "torchrun", "--nproc-per-node", "2", "--no-python", command.program("train"), *CPU[1:],
-        "--num-envs", "auto", *SHORT,
-        env={"PYTHONPATH": str(command.cwd)},
-    )  # fmt: skip
+        "torchrun", "--nproc-per-node", "2", "--no-python", str(train), *CPU[1:], "--num-envs", "auto", *SHORT
+    )
     assert done.code == 0, done.err
     (warning,) = [line for line in done.out.splitlines() if "--require-same-devices" in line]
     assert re.search(r"\(rank 0: .*; rank 1: .*\b987 GB", warning)
@@ -99,7 +100,7 @@ def test_different_devices_are_reported_under_torchrun(command: Command) -> None
 
 @pytest.mark.slow
 def test_every_rank_refuses_different_devices(command: Command) -> None:
-    (command.cwd / "sitecustomize.py").write_text(UNLIKE)
+    train = command.script(UNLIKE)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -107,11 +108,10 @@ def test_every_rank_refuses_different_devices(command: Command) -> None:
     # Without torchrun, which ends the other ranks as soon as one refuses.
     ranks = [
         command.start(
-            *CPU, *SHORT, "--require-same-devices",
-            env={"PYTHONPATH": str(command.cwd), "RANK": rank, "LOCAL_RANK": rank, **world},
+            *(train, *CPU[1:], *SHORT, "--require-same-devices"), env={"RANK": rank, "LOCAL_RANK": rank, **world}
         )
         for rank in ("0", "1")
-    ]  # fmt: skip
+    ]
     for rank in ranks:
         _, err = rank.communicate(timeout=240)
         assert rank.returncode == 2, err
