@@ -18,6 +18,7 @@ import pytest
 import torch
 import two_ranks
 import warp as wp
+from conftest import Command
 from every_task import NAMES, config_of
 
 import mjlab_dist
@@ -103,11 +104,12 @@ def test_an_env_on_the_gpu_uses_at_least_the_bytes_of_its_arrays() -> None:
     assert before - sizing.free_bytes(DEVICE) <= num_envs * room.env_bytes
 
 
-def train_two_ranks(device: str, log_root: Path) -> None:
+@needs_gpu
+def test_two_ranks_share_one_gpu_through_gloo(tmp_path: Path) -> None:
     # In its own process: torchrunx forks, which processes that used CUDA must not, and kills all children at the end.
     left_out = ("TORCHRUNX_LOG_DIR", "PYTHONDONTWRITEBYTECODE")
     done = subprocess.run(
-        [sys.executable, two_ranks.__file__, device, str(log_root)],
+        [sys.executable, two_ranks.__file__, DEVICE, str(tmp_path)],
         env={name: value for name, value in os.environ.items() if name not in left_out},
         capture_output=True,
         text=True,
@@ -115,7 +117,11 @@ def train_two_ranks(device: str, log_root: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)
+    assert_two_ranks_trained(done.stdout)
+
+
+def assert_two_ranks_trained(printed: str) -> None:
+    answer = json.loads(printed)
     run_dir, result = Path(answer["run_dir"]), answer["result"]
     rows = assert_trained(run_dir, two_ranks.ITERATIONS, 2 * two_ranks.NUM_ENVS * ROLLOUT_STEPS)
     assert result["run_dir"] == str(run_dir)
@@ -125,15 +131,12 @@ def train_two_ranks(device: str, log_root: Path) -> None:
     assert not [e for e in answer["events"] if e["kind"] == "warning"]
 
 
-@needs_gpu
-def test_two_ranks_share_one_gpu_through_gloo(tmp_path: Path) -> None:
-    train_two_ranks(DEVICE, tmp_path)
-
-
 @pytest.mark.slow
-def test_the_script_of_two_ranks_works_on_a_cpu(tmp_path: Path) -> None:
+def test_the_script_of_two_ranks_works_on_a_cpu(command: Command) -> None:
     """Test the script here, so that an error in it cannot fail the test on a GPU."""
-    train_two_ranks("cpu", tmp_path)
+    done = command(command.script(Path(two_ranks.__file__).read_text()), "cpu", str(command.cwd))
+    assert done.code == 0, done.err
+    assert_two_ranks_trained(done.out)
 
 
 @pytest.mark.slow
