@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import HANG_S
+from conftest import Command
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.distributed_c10d import BackendConfig
 
@@ -73,14 +70,11 @@ raise ValueError("of the caller")
 """
 
 
-def test_a_later_traceback_of_the_caller_has_no_prefix(tmp_path: Path) -> None:
-    argv = [sys.executable, "-c", FAILS_LATER]
-    ranks = [
-        subprocess.Popen([*argv, str(rank), str(tmp_path / "store")], stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
+def test_a_later_traceback_of_the_caller_has_no_prefix(command: Command) -> None:
+    script = command.script(FAILS_LATER)
+    ranks = [command.start(script, str(rank), str(command.cwd / "store")) for rank in range(2)]
     for rank in ranks:
-        lines = rank.communicate(timeout=HANG_S)[1].splitlines()
+        lines = command.finish(rank).err.splitlines()
         assert "Traceback (most recent call last):" in lines
         assert lines[-1] == "ValueError: of the caller"
 
