@@ -79,11 +79,13 @@ class Done:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _ctrl_c_is_delivered() -> Iterator[None]:
-    """Restore SIGINT, which `pytest &` in a script ignores, and which processes of the tests would inherit."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+def _signals_are_delivered() -> Iterator[None]:
+    """Restore signals that `pytest &` in a script, or nohup, ignores. Processes of the tests would inherit this."""
+    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    before = {each: signal.signal(each, handler) for each, handler in handlers.items()}
     yield
-    signal.signal(signal.SIGINT, before)
+    for each, handler in before.items():
+        signal.signal(each, handler)
 
 
 @pytest.fixture(autouse=True, scope="module")

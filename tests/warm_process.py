@@ -202,7 +202,7 @@ def num_reserved(argv: Sequence[str]) -> int:
         return int(words[words.index("--nproc-per-node") + 1])
     is_script = argv[0].endswith(".py")
     if is_script or "--max-restarts" in argv or argv[1:2] in (["verify"], ["scaling"]):
-        return 3
+        return 5 if argv[1:2] == ["scaling"] else 3
     evaluates = argv[1:2] == ["evaluate"]
     has_agent = "--cpu-ranks" in argv[:-1] and (argv[argv.index("--cpu-ranks") + 1] != "1" or "--hosts" in argv)
     if has_agent and not evaluates:
