@@ -105,6 +105,7 @@ def test_every_command_shows_its_flags_without_a_task(command: Command, name: st
     assert done.err == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["cartpole-balance", "quadruped-velocity-rough"])
 def test_a_printed_config_is_read_back(command: Command, task: str) -> None:
     flags = ["--num-envs", "64", "--agent.learning-rate", "2e-5", "--gpu-ids", "None", "--print-config"]
@@ -237,6 +238,7 @@ def test_repeated_gpu_is_refused(command: Command) -> None:
     assert done.err.startswith("train: --gpu-ids 0 0: ")
 
 
+@pytest.mark.slow
 def test_mistakes_in_play(command: Command) -> None:
     none = command("play", "cartpole-balance")
     assert none.code == 2
@@ -294,6 +296,7 @@ sys.exit(f"imported {{heavy}}" if heavy else 0)
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_resuming_the_latest_run_reports_newer_runs_without_a_checkpoint(command: Command) -> None:
     root = command.cwd / "logs" / "cartpole-balance"
     for name in ("2026-01-01_00-00-00", "2026-01-02_00-00-00"):
@@ -307,6 +310,7 @@ def test_resuming_the_latest_run_reports_newer_runs_without_a_checkpoint(command
     assert "2026-01-02_00-00-00" in line
 
 
+@pytest.mark.slow
 def test_training_and_evaluation_import_neither_the_compiler_of_torch_nor_wandb(tmp_path: Path) -> None:
     one = ["--gpu-ids", "None", "--num-envs", "8"]
     run = str(Path(mjlab_dist_tasks.quadruped.__file__).parent / "demo")
@@ -331,6 +335,7 @@ for argv in {commands!r}:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_default_without_gpu_warns_and_trains_on_the_cpu(command: Command) -> None:
     import torch
 

@@ -56,6 +56,7 @@ def compared(command: Command, *words: str) -> dict[str, Any]:
     return json.loads(done.out)
 
 
+@pytest.mark.slow
 def test_seeds_form_groups_with_figures(command: Command, runs: Path):
     result = compared(command, str(runs), "--threshold", "10")
     first, second = result["groups"]
@@ -73,6 +74,7 @@ def test_seeds_form_groups_with_figures(command: Command, runs: Path):
     assert not result["origins"]
 
 
+@pytest.mark.slow
 def test_the_tables_and_the_page_show_the_same(command: Command, runs: Path):
     done = command("mjlab-dist", "compare", str(runs), "--threshold", "10", "--output", "page.html")
     assert done.code == 0, done.err

@@ -13,6 +13,7 @@ from mjlab_dist.cli.demo import TASK
 from mjlab_dist.errors import Exit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "named"),
     [

@@ -48,6 +48,7 @@ COMMANDS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", COMMANDS)
 def test_every_command_refuses_a_foreign_config(line: str, command: Command, foreign: Path):
     done = command(*line.format(run=foreign).split())
@@ -58,6 +59,7 @@ def test_every_command_refuses_a_foreign_config(line: str, command: Command, for
     assert not (command.cwd / "ran").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", [COMMANDS[0], COMMANDS[5]])
 def test_the_user_can_trust_a_foreign_config(line: str, command: Command, foreign: Path):
     done = command(*line.format(run=foreign).split(), "--trust")
@@ -65,6 +67,7 @@ def test_the_user_can_trust_a_foreign_config(line: str, command: Command, foreig
     assert (command.cwd / "ran").exists()
 
 
+@pytest.mark.slow
 def test_python_refuses_a_foreign_config_too(foreign: Path):
     with pytest.raises(UserError, match="pydoc:pipepager"):
         mjlab_dist.train(TASK, resume=str(foreign))
@@ -122,6 +125,7 @@ def test_an_ssh_config_file_is_refused_from_python_unless_the_call_names_it(fore
         mjlab_dist.train(TASK, resume=str(foreign_ssh), ssh_config=str(foreign_ssh.parent / "own"), max_iterations=0)
 
 
+@pytest.mark.slow
 def test_play_ignores_an_ssh_config_file(command: Command, foreign_ssh: Path):
     done = command("play", TASK, "--run", str(foreign_ssh))
     assert "ssh_config" not in done.err

@@ -229,6 +229,7 @@ def fuzz(num_examples: int, folder: Path, assert_within: Callable[[float, float]
     assert_within(slowest_s, MAX_REFUSAL_S)
 
 
+@pytest.mark.slow
 def test_random_command_lines_are_accepted_or_refused_in_one_line(
     folder: Path, assert_within: Callable[[float, float], None]
 ) -> None:

@@ -135,6 +135,7 @@ def assert_figures(data: dict[str, Any]) -> None:
     assert data["train-quadruped"]["walk"]["robots"] == 2
 
 
+@pytest.mark.slow
 def test_mistakes_are_refused_in_one_line(command: Callable[..., Any], tmp_path: Path) -> None:
     script = str(SCRIPTS / "gpu_report.py")
     unknown = command(sys.executable, script, "--dry-run", "--data", str(tmp_path), "--parts", "physics")
@@ -182,6 +183,7 @@ def test_leftover_processes_of_a_command_are_named_and_killed(load: Callable[[st
     assert (tmp_path / "leave-1.txt").read_text().strip() == ended.tail
 
 
+@pytest.mark.slow
 def test_a_control_step_is_measured_from_graphs(load: Callable[[str], Any]) -> None:
     measure = load("gpu_measure").measure_step
     with fake_graphs():

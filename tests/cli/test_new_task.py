@@ -194,6 +194,7 @@ def test_a_package_names_functions_without_importing_torch(tmp_path: Path) -> No
     assert shown_config(made) == (config, True), "slower, and otherwise the same"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["reward", "rewards", "terms"])
 def test_a_task_may_have_the_name_of_a_module_that_its_config_imports(tmp_path: Path, task: str) -> None:
     mjcf = tmp_path / "arm.xml"
@@ -360,6 +361,7 @@ def test_generated_motors_hold_an_arm_against_gravity(tmp_path: Path) -> None:
     assert np.abs(data.qpos[0]) > 0.02, "the arm has weight"
 
 
+@pytest.mark.slow
 def test_a_robot_below_the_ground_is_lifted_onto_it(tmp_path: Path) -> None:
     robot = examine(write_dog(tmp_path))
     assert robot.base is not None

@@ -121,6 +121,7 @@ def terminal(shell: str, home: Path) -> Iterator[Callable[..., Terminal]]:
         one.close()
 
 
+@pytest.mark.slow
 def test_lines_are_completed(terminal: Callable[..., Terminal]) -> None:
     shell = terminal()
     for typed, line in (
@@ -142,6 +143,7 @@ def test_lines_are_completed(terminal: Callable[..., Terminal]) -> None:
         assert shell.completed(typed) == line
 
 
+@pytest.mark.slow
 def test_groups_choices_and_tasks_are_shown(terminal: Callable[..., Terminal]) -> None:
     shell = terminal()
     shown = shell.suggested("train quadruped-velocity-rough --env.rewards.", r"vertical-velocity\.")
@@ -153,6 +155,7 @@ def test_groups_choices_and_tasks_are_shown(terminal: Callable[..., Terminal]) -
     assert "cartpole-balance" in shown
 
 
+@pytest.mark.slow
 def test_a_command_of_another_package_is_not_started(terminal: Callable[..., Terminal], home: Path) -> None:
     (home / "bin").mkdir()
     for name in ("train", "play"):
@@ -164,6 +167,7 @@ def test_a_command_of_another_package_is_not_started(terminal: Callable[..., Ter
     assert not (home / "started").exists()
 
 
+@pytest.mark.slow
 def test_commands_behind_uv_run(terminal: Callable[..., Terminal], home: Path) -> None:
     (home / "project" / "docs").mkdir(parents=True)
     (home / "project" / ".venv").symlink_to(BIN.parent)

@@ -112,6 +112,7 @@ def test_a_run_is_measured_with_its_policy_and_config(command: Command, env: dic
     assert table_of(done)["contacts"][3] == "nconmax 12", "the run's config"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("args", "says"),
     [

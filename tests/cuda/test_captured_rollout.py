@@ -69,6 +69,7 @@ def train(config: TrainConfig, *, captured: bool) -> tuple[list[dict[str, torch.
     return seen, runner
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_a_captured_rollout_is_the_eager_one_bit_for_bit(task: str) -> None:
     config = short(task)
@@ -102,6 +103,7 @@ def changed(task: str, **fields: Any) -> TrainConfig:
     return dataclasses.replace(config, env=dataclasses.replace(config.env, **fields))
 
 
+@pytest.mark.slow
 def test_a_step_that_depends_on_a_python_number_is_detected() -> None:
     config = changed("cartpole-balance", rewards={"counts": RewardConfig(func=f"{__name__}:Counts", weight=1.0)})
     eager, _ = train(config, captured=False)
@@ -142,6 +144,7 @@ class PushesInTurn(Term):
             write_rows(env.sim.qvel, mask, torch.rand_like(env.sim.qvel) / self.num_resets)
 
 
+@pytest.mark.slow
 def test_terms_that_opt_out_run_between_the_graphs() -> None:
     config = changed(
         "quadruped-velocity-flat",
@@ -181,6 +184,7 @@ def launch_by_itself(env: Env) -> torch.Tensor:
     return wp.to_torch(values)
 
 
+@pytest.mark.slow
 def test_a_kernel_outside_every_graph_causes_a_warning_and_no_capture() -> None:
     rewards = {"kernel": RewardConfig(func=f"{__name__}:launch_by_itself", weight=1.0)}
     config = changed("cartpole-balance", rewards=rewards)
@@ -196,6 +200,7 @@ def _one(values: wp.array(dtype=float)):  # pyright: ignore[reportInvalidTypeFor
     values[wp.tid()] = 1.0
 
 
+@pytest.mark.slow
 def test_a_program_that_cannot_be_recorded_runs_eagerly_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     config = short("cartpole-balance")
     eager, _ = train(config, captured=False)

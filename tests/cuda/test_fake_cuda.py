@@ -39,6 +39,7 @@ UPDATES: dict[str, dict[str, Any]] = {
 # Envs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", NAMES)
 def test_an_env_stays_on_the_device(task: str, build_env: Callable[[str], Env]) -> None:
     real = build_env(task)
@@ -162,6 +163,7 @@ def two_ranks() -> Iterator[None]:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", UPDATES)
 def test_an_update_stays_on_the_device(name: str) -> None:
     _update(UPDATES[name])

@@ -160,6 +160,7 @@ HEAVY = {"humanoid-velocity-flat", "gym-humanoid", "quadruped-tracking"}
 """Tasks whose step takes longest."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "task", [pytest.param(name, marks=pytest.mark.long) if name in HEAVY else name for name in NAMES]
 )
@@ -167,6 +168,7 @@ def test_a_step_is_replayed_bit_for_bit(task: str, build_env: Callable[[str], En
     compare(Loop(build_env(task), config_of(task)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BLOCKS)
 def test_a_step_with_each_class_of_actions_is_replayed_bit_for_bit(name: str) -> None:
     env = dataclasses.replace(ARM_CONFIG, actions={name: BLOCKS[name]}, episode_length_s=1.5)
@@ -175,6 +177,7 @@ def test_a_step_with_each_class_of_actions_is_replayed_bit_for_bit(name: str) ->
     compare(Loop(Env(env, 4, "cpu"), config))
 
 
+@pytest.mark.slow
 def test_replayed_steps_read_scheduled_parameters() -> None:
     points = {
         "rewards.linear.params.std_m_s": ((0, 0.5), (1, 0.1)),
@@ -386,6 +389,7 @@ class _ChangesLater(_Reward):
         return position * (1.0 if self.calls < 2 * NUM_RECORDED else 2.0)
 
 
+@pytest.mark.slow
 def test_a_replay_that_differs_is_detected(loop: Loop) -> None:
     loop.env._rewards[0] = _ChangesLater(loop.env)
     with pytest.raises(AssertionError, match=r"step \d+: \['rewards'\]"):

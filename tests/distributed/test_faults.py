@@ -76,6 +76,7 @@ def unharmed(tmp_path_factory: pytest.TempPathFactory, warm_starts: WarmStarts |
     return only_run(command.cwd)
 
 
+@pytest.mark.slow
 def test_row_1_the_rank_that_raised_is_shown_first(command: Command, assert_within: Within) -> None:
     done = command(*TRAIN, env={"MJLAB_DIST_FAULT": "1:3:raise"})
     run = only_run(command.cwd)

@@ -425,6 +425,7 @@ def only_run(root: Path) -> Path:
     return run
 
 
+@pytest.mark.slow
 def test_two_machines_train(command: Command, train: tuple[str, ...], node7: SshServer):
     ports = ("--port-range", "29510", "29550")
     done = command(*train, *ports, "--max-iterations", "3", env={"WANDB_NOTES": "unlike any other"})
@@ -532,6 +533,7 @@ def test_ranks_of_another_launcher_need_no_hosts(command: Command, train: tuple[
     assert line.startswith(f"train: --hosts localhost {NODE7}: torchrun ")
 
 
+@pytest.mark.slow
 def test_doctor_checks_every_machine(command: Command, node7: SshServer, ssh_config: Path, tmp_path: Path):
     hosts = ("--hosts", "localhost", NODE7, "--ssh-config", str(ssh_config))
     done = command("mjlab-dist", "doctor", *hosts, "--json")

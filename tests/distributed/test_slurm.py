@@ -95,6 +95,7 @@ def started(cluster: Cluster, script: Path, wait_for: WaitFor, *options: str) ->
     return job_id
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", [ONE_NODE, SEVERAL_NODES], ids=lambda script: script.stem)
 def test_a_job_is_queued_again_when_its_time_is_over_but_not_when_it_is_cancelled(
     cluster: Cluster, script: Path, wait_for: WaitFor
@@ -122,6 +123,7 @@ def test_a_job_that_fails_is_not_queued_again(cluster: Cluster, script: Path, wa
     assert cluster.job(job_id)["restarts"] == 0
 
 
+@pytest.mark.slow
 def test_seeds_are_spaced_and_each_job_of_the_array_resumes_its_own_run(cluster: Cluster, wait_for: WaitFor):
     array = cluster("sbatch", "--parsable", "--array=0-2", str(SEEDS))
     ids = [str(int(array) + 1), str(int(array) + 2), array]  # the last job has the ID of the array

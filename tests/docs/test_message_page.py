@@ -18,6 +18,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module(SCRIPT.stem)
 
 
+@pytest.mark.slow
 def test_the_page_has_the_messages_of_the_source(script: ModuleType) -> None:
     page = script.PAGE.read_text().splitlines()
     source = script.page().splitlines()
@@ -27,6 +28,7 @@ def test_the_page_has_the_messages_of_the_source(script: ModuleType) -> None:
     assert source == page, f"in another order; {command}"
 
 
+@pytest.mark.slow
 def test_the_check_fails_for_another_wording_and_names_the_command(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -116,6 +116,7 @@ def address(site: Path) -> Iterator[str]:
         thread.join()
 
 
+@pytest.mark.slow
 def test_every_page_is_on_the_site_and_in_the_navigation(pages: dict[str, Html]) -> None:
     expected = {uri.replace(".md", ".html") for uri in SOURCES} | {"commands.html", "decisions/index.html"}
     assert expected | {"404.html"} == pages.keys()

@@ -28,6 +28,7 @@ NO_TERMS = {"action_kernels", "kernels", "motion_file", "motor_file", "motor_ker
 """Modules of ``mjlab_dist.mdp`` that have no terms."""
 
 
+@pytest.mark.slow
 def test_the_page_of_all_terms_is_up_to_date() -> None:
     command = [sys.executable, str(ROOT / "scripts" / "terms_table.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

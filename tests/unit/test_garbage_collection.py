@@ -58,6 +58,7 @@ def test_objects_that_the_user_froze_stay_frozen() -> None:
     assert not any(is_in(generation, made) for generation in range(3))
 
 
+@pytest.mark.slow
 def test_only_new_objects_are_collected_while_others_are_frozen() -> None:
     class Node:
         def __init__(self) -> None:

@@ -204,6 +204,7 @@ def test_modules_in_a_run_directory_are_not_the_user_s_own(tmp_path: Path, read:
     assert read(with_term("brought:reached")), "the user has put the directory on the import path"
 
 
+@pytest.mark.slow
 def test_a_distribution_of_tasks_is_trusted_as_a_whole(tmp_path: Path, read: Read, monkeypatch: pytest.MonkeyPatch):
     installed = tmp_path / "lib" / "site-packages"
     for name in ("two_robots", "two_sensors", "two_others"):

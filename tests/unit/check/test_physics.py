@@ -52,6 +52,7 @@ def physics(task: TrainConfig) -> Check:
     return next(check for check in try_out(task) if check.name == "physics")
 
 
+@pytest.mark.slow
 def test_a_plausible_motion_equals_that_of_the_c_code() -> None:
     result = physics(config("motor gear='.5'"))
     assert result.passed

@@ -115,6 +115,7 @@ def test_a_group_is_one_suggestion_until_its_name_is_typed():
     assert suggested("train", task, "--env.com") == commands, "the only group that starts so is open"
 
 
+@pytest.mark.slow
 def test_every_flag_is_reachable_and_a_group_is_never_the_only_suggestion():
     """A shell adds a space after the only suggestion."""
     task = "quadruped-velocity-rough"

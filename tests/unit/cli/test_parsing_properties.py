@@ -80,6 +80,7 @@ def test_every_value_of_a_config_has_a_flag():
     assert {".".join(steps) for steps, _, _ in LEAVES} <= {flag.path for flag in FLAGS}
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(data=st.data())
 def test_what_is_typed_is_in_the_config_and_nothing_else_changes(data: st.DataObject):
@@ -99,6 +100,7 @@ def test_what_is_typed_is_in_the_config_and_nothing_else_changes(data: st.DataOb
     assert repr(read) == repr(expected), "1 and 1.0 are equal, but not the same"
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(argv=st.lists(tokens, max_size=5))
 @example(argv=["--num-envs", "many"])
@@ -118,6 +120,7 @@ def test_a_command_line_is_read_or_refused_in_one_line(argv: list[str]):
     assert f"{PROG} --help" in refusal
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(name=st.from_regex(r"[a-z]([a-z.-]{0,20}[a-z])?", fullmatch=True), value=st.none() | words)
 def test_an_unknown_flag_is_refused_by_its_name(name: str, value: str | None):

@@ -54,6 +54,7 @@ def test_a_wrong_value_of_a_parameter_that_the_config_does_not_name_is_refused_w
         read("--env.events.root.params.no-such", "1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "name"),
     [("terminations", "tilt"), ("rewards", "action_rate"), ("events", "push"), ("randomizations", "friction")],
@@ -156,6 +157,7 @@ def test_a_group_of_motors_can_be_removed_from_python_and_by_a_flag() -> None:
     assert read(f"--env.sim.actuators.{name}", "None") == changed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [1, -1])
 def test_flags_replace_the_function_of_a_term_and_set_its_parameters(order: int) -> None:
     func = "mjlab_dist.mdp.actions:Smoothed"

@@ -40,6 +40,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 def test_the_type_checker_accepts_good_terms_and_reports_each_wrong_one(tmp_path: Path) -> None:
     file = tmp_path / "config.py"
     lines = [*(HEAD + GOOD).splitlines(), *(line for line, _ in WRONG.values())]

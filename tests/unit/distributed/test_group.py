@@ -70,6 +70,7 @@ raise ValueError("of the caller")
 """
 
 
+@pytest.mark.slow
 def test_a_later_traceback_of_the_caller_has_no_prefix(command: Command) -> None:
     script = command.script(FAILS_LATER)
     ranks = [command.start(script, str(rank), str(command.cwd / "store")) for rank in range(2)]

@@ -184,6 +184,7 @@ def test_every_latency_is_equally_likely() -> None:
     assert shares.tolist() == pytest.approx([0, 0.25, 0.25, 0.25, 0.25], abs=0.05)
 
 
+@pytest.mark.slow
 def test_with_jitter_actions_arrive_in_order_and_every_latency_is_drawn() -> None:
     """Actions are the number of the step, so each input shows when it was sent."""
     num, jitter = 2000, 0.3

@@ -116,6 +116,7 @@ def matrix(quat: torch.Tensor) -> np.ndarray:
     return result.reshape(3, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["body", "site", "geom"])
 def test_poses_and_velocities_in_the_world_equal_those_of_mujoco(env: Env, kind: Kind) -> None:
     found = env.find_frames(kind, (".*",))

@@ -136,6 +136,7 @@ CASES: dict[str, tuple[Any, Any]] = {
 """Values before and after the end of an iteration."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parameter", CASES)
 def test_a_step_computes_what_it_does_with_the_constant(parameter: str) -> None:
     before, after = CASES[parameter]

@@ -131,6 +131,7 @@ class PeakMemory(TorchDispatchMode):
             weakref.finalize(storage, self._sizes.pop, id(storage))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -252,6 +253,7 @@ def train(config: TrainConfig) -> tuple[worker.RunResult, list[dict[str, Any]]]:
     return result, events
 
 
+@pytest.mark.slow
 def test_a_rank_trains_with_the_number_of_envs_that_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     config = small(tmp_path, num_envs="auto", total_timesteps=5 * 128 * 4 + 1)
     env_bytes = sizing.measure_room(config, "cpu", 1).env_bytes
@@ -274,6 +276,7 @@ def test_a_rank_trains_with_the_number_of_envs_that_fit(tmp_path: Path, monkeypa
     assert same.metrics["loss/value"] == result.metrics["loss/value"]
 
 
+@pytest.mark.slow
 def test_mini_batches_are_checked_after_auto_is_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     config = small(tmp_path, num_envs="auto")
     config = dataclasses.replace(config, agent=dataclasses.replace(config.agent, num_mini_batches=3))

@@ -76,6 +76,7 @@ GRIPPER = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("config", "num_states"), [
     (config_of("cartpole-balance", **SHORT), 0),
     (config_of("cartpole-balance", **SHORT, **{"env.observations.actor.pole_direction.history": 4}), 1 + 8),
@@ -116,6 +117,7 @@ def test_a_scale_that_changes_cannot_be_exported() -> None:
         made(config)
 
 
+@pytest.mark.slow
 def test_targets_that_are_not_inputs_are_marked() -> None:
     relative = {"env.actions.force.func": "mjlab_dist.mdp.actions:RelativeJointPosition"}
     env, policy, exported = made(config_of("cartpole-balance", **SHORT, **relative))
@@ -140,6 +142,7 @@ def test_the_whole_policy_moves_with_its_file() -> None:
     assert not any(parameter.requires_grad for parameter in module.parameters())
 
 
+@pytest.mark.slow
 def test_the_description_is_strict_json(tmp_path: Path) -> None:
     config = config_of("cartpole-balance", **{"env.actions.force.clip": (-math.inf, 1.0)})
     env, _, exported = made(config)

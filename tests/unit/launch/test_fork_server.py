@@ -6,7 +6,10 @@ import os
 import subprocess
 import sys
 
+import pytest
 
+
+@pytest.mark.slow
 def test_ranks_are_forked_from_a_process_without_threads_and_devices() -> None:
     code = """
 import sys

@@ -55,6 +55,7 @@ def test_sampling_with_an_invalid_standard_deviation_raises_no_error(broken: flo
     assert drawn[:, 1:].isfinite().all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("std_type", ["scalar", "log"])
 def test_a_standard_deviation_at_its_bound_grows_again(std_type: str) -> None:
     fields = {"init_std": 0.06, "min_std": MIN_STD, "std_type": std_type, "schedule": "fixed", "learning_rate": 0.01}

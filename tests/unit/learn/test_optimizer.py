@@ -23,6 +23,7 @@ def rates(config: TrainConfig, run_dir: Path) -> list[float]:
     return [row["learning_rate"] for row in read_metrics(run_dir)]
 
 
+@pytest.mark.slow
 def test_the_linear_schedule_ends_at_0_for_any_length_and_after_a_resume(tmp_path: Path) -> None:
     task = registry.task_config("cartpole-balance")
     agent = dataclasses.replace(task.agent, schedule="linear", learning_rate=8e-4, num_steps_per_env=4)

@@ -515,6 +515,7 @@ def test_a_full_disk_does_not_fail_because_of_wandb(
     assert "([Errno 20] Not a directory" in warning
 
 
+@pytest.mark.slow
 def test_offline_rows_are_on_disk_after_closing(
     config: TrainConfig,
     run_dir: Path,
@@ -543,6 +544,7 @@ def test_offline_rows_are_on_disk_after_closing(
     assert not list(run_dir.glob("events.out.*"))
 
 
+@pytest.mark.slow
 def test_without_a_key_rows_are_kept_for_later(
     config: TrainConfig,
     run_dir: Path,
@@ -561,6 +563,7 @@ def test_without_a_key_rows_are_kept_for_later(
     assert "(No API key configured." in warning
 
 
+@pytest.mark.slow
 def test_without_a_network_rows_are_kept_for_later(
     config: TrainConfig,
     run_dir: Path,
@@ -655,6 +658,7 @@ def service(has_steps: int) -> Iterator[tuple[str, list[int]]]:
         server.shutdown()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_steps", [0, 30])
 def test_wandb_receives_the_steps_that_it_lacks(
     config: TrainConfig,

@@ -167,6 +167,7 @@ def test_a_block_that_does_not_fit_is_refused(fields: dict[str, Any], expected: 
 # Classes
 
 
+@pytest.mark.slow
 def test_relative_positions_start_from_the_current_ones() -> None:
     env = scattered(actions={"some": action(actions.RelativeJointPosition, ARM).processed(scale=0.5, clip=(-1.0, 1.0))})
     before, given = float64(env.sim.qpos[:, :6]), drawn(env, 9)

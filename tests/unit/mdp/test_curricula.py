@@ -429,6 +429,7 @@ def scheduled(**terms: dict[str, Any]) -> dict[str, Any]:
     return {**GLOBAL, "curricula": curricula(**terms)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interpolate", [True, False])
 def test_a_weight_follows_a_schedule_over_iterations(interpolate: bool) -> None:
     env = make(NUM_ENVS, **scheduled(it={**SCHEDULE, "interpolate": interpolate}), reward_scale="dt")

@@ -137,6 +137,7 @@ ROWS: dict[str, list[tuple[str, str, list[tuple[str, str]]]]] = {
 """Elements of each entry of CONTACTS, and the elements that they touch, as explicit lists."""
 
 
+@pytest.mark.slow
 def test_declared_contacts_equal_the_forces_of_mujocos_contacts() -> None:
     torch.manual_seed(0)
     env = Env(scene(), NUM_ENVS, "cpu")

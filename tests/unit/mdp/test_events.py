@@ -289,6 +289,7 @@ def test_files_without_states_are_refused(tmp_path: Path, arrays: dict[str, Any]
 # Wrenches
 
 
+@pytest.mark.slow
 def test_a_wrench_accelerates_a_body_for_its_duration() -> None:
     """In the air, a force adds force * time to the robot's momentum."""
     wrench = EventConfig(
@@ -403,6 +404,7 @@ class Twin:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("low", "high"), [(0.05, 0.14), (0.1, 0.1)])
 def test_pushes_change_velocities_at_intervals_that_start_with_the_episode(low: float, high: float) -> None:
     num_envs, num_steps = 48, 150

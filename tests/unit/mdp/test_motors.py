@@ -313,6 +313,7 @@ def test_onnx_files_of_another_form_are_refused(tmp_path: Path, monkeypatch: pyt
     assert message().startswith("the package onnx reads such files; install it")
 
 
+@pytest.mark.slow
 def test_networks_of_another_form_are_refused(tmp_path: Path) -> None:
     file = str(tmp_path / "motor.pt")
     flag = "--env.actions.arm.params"

@@ -443,6 +443,7 @@ def ends_of(func: str, params: dict[str, Any]) -> tuple[Env, np.ndarray, Oracle]
     return env, ended, Oracle(twin)
 
 
+@pytest.mark.slow
 def test_tilted_ends_episodes_of_robots_whose_axis_leaves_the_cone() -> None:
     _, ended, oracle = ends_of("tilted", {"max_rad": 1.1})
     assert np.array_equal(ended, np.arccos(oracle.upright) > 1.1)

@@ -74,6 +74,7 @@ def assert_equals_oracle(env: Env, copies: list[mujoco.MjData], watches: Stopwat
     return touch
 
 
+@pytest.mark.slow
 def test_contact_force_and_times_of_feet_that_are_lifted_and_put_down() -> None:
     env = make(NUM_ENVS, sensors=contact(".._touch"), episode_length_s=100.0)
     feet = env.sensor("feet", Contact)
@@ -106,6 +107,7 @@ def test_feet_carry_the_robot_and_press_the_floor_down() -> None:
     assert not feet.air_time_s.any()
 
 
+@pytest.mark.slow
 def test_contact_times_are_cleared_only_when_an_episode_starts() -> None:
     env = make(NUM_ENVS, sensors=contact(".._touch"), episode_length_s=100.0)
     feet = env.sensor("feet", Contact)
@@ -178,6 +180,7 @@ def test_with_forward_the_first_observation_has_the_contacts_of_the_start_state(
 # Sensors that measure when they are read
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capturable", [True, False])
 def test_a_lazy_sensor_measures_once_per_state_and_right_after_resets(capturable: bool) -> None:
     kind = "Height" if capturable else "HeightOutside"

@@ -80,6 +80,7 @@ def compiled(tmp_path: Path, robot: Robot) -> mujoco.MjModel:
     return names["robot"]().compile()  # pyright: ignore[reportCallIssue]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "goal", "root", "can_fall"),
     [
@@ -163,6 +164,7 @@ def test_a_fish_needs_no_ground_and_cannot_fall(tmp_path: Path) -> None:
     assert robot.stands is None
 
 
+@pytest.mark.slow
 def test_the_summary_names_the_driven_robots(tmp_path: Path) -> None:
     def walker(name: str, legs: int) -> str:
         leg = '<body><joint name="{0}" axis="0 1 0"/><geom size=".05" pos="0 0 -.2"/></body>'
@@ -256,6 +258,7 @@ def test_a_camera_is_added_if_that_of_the_file_does_not_show_the_robot(tmp_path:
     assert looking @ to_robot > 0.97 * np.linalg.norm(to_robot)
 
 
+@pytest.mark.slow
 def test_what_is_missing_for_videos_is_added_without_contacts(tmp_path: Path) -> None:
     robot = examined(tmp_path, arm())
     lacks = robot.lacks

@@ -140,6 +140,7 @@ def created(folder: Path, files: dict[str, str | bytes], *, floating: bool = Fal
     return create("made-for-test", folder / "input" / next(iter(files)), folder / "made" / "here", floating=floating)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "files",
     [
@@ -251,6 +252,7 @@ def test_a_file_that_cannot_become_a_task_is_refused_in_one_line(
     assert not (tmp_path / "made").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", [IN_PACKAGE, "../meshes/cube.obj"])
 @pytest.mark.parametrize("floating", [False, True])
 def test_a_urdf_is_converted_with_its_meshes(tmp_path: Path, mesh: str, floating: bool) -> None:

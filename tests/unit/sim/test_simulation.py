@@ -275,6 +275,7 @@ def drive(sim: Simulation, seed: int) -> list[dict[str, np.ndarray]]:
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cartpole", "box"])
 def test_captured_equals_eager_bit_for_bit(name: str, request: pytest.FixtureRequest) -> None:
     model = request.getfixturevalue(name)

@@ -176,6 +176,7 @@ def digest(seed: int) -> str:
     return hashlib.sha256(Terrain(dataclasses.replace(CONFIG, seed=seed)).heights.tobytes()).hexdigest()
 
 
+@pytest.mark.slow
 def test_another_process_generates_the_same_bytes() -> None:
     code = f"import test_terrain; print(test_terrain.digest({CONFIG.seed}))"
     done = subprocess.run(
@@ -326,6 +327,7 @@ def dropped(model: mujoco.MjModel, terrain: Terrain) -> Dropped:
     return Dropped(sim, xy, rest, gentle)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("i", "tolerance_m"), [(0, 1.5e-3), (1, 3e-3), (2, 8e-3)], ids=NAMES)
 def test_shapes_come_to_rest_on_the_surface(i: int, tolerance_m: float, dropped: Dropped) -> None:
     sim, xy, rest, gentle = dropped

@@ -264,6 +264,7 @@ def test_closed_envs_are_refused() -> None:
         envs.step(actions(0))
 
 
+@pytest.mark.slow
 def test_garbage_collection_frees_the_envs() -> None:
     envs = make()
     shard = weakref.ref(envs._simulator._shard)  # pyright: ignore[reportAttributeAccessIssue]
@@ -300,6 +301,7 @@ def test_final_observations_equal_those_of_an_episode_that_continues() -> None:
     pytest.fail("no episode ended")
 
 
+@pytest.mark.slow
 def test_variants_equal_envs_that_were_made_with_each_variant_alone() -> None:
     heavy = {"env.rewards.smooth.weight": 3.0}
     config = changed(mjlab_dist.task_config(TASK), "env.episode_length_s", 0.2)

@@ -41,6 +41,7 @@ def feet_of(file: MotionFile, motion: str) -> np.ndarray:
     return np.array(found)
 
 
+@pytest.mark.slow
 def test_the_script_generates_the_stored_motions(tmp_path: Path, file: MotionFile) -> None:
     made = tmp_path / "motions.npz"
     subprocess.run([sys.executable, SCRIPT, "--output", made], check=True, capture_output=True)
@@ -93,6 +94,7 @@ def test_the_motions_have_the_described_distances_and_angles(file: MotionFile) -
         assert (frames[:, 7:] < limits[:, 1]).all()
 
 
+@pytest.mark.slow
 def test_robots_start_in_every_motion_and_earn_its_reward() -> None:
     start_warp("cpu")
     torch.manual_seed(0)
