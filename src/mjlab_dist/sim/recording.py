@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
 
 import warp as wp
 
@@ -10,6 +12,9 @@ from mjlab_dist.garbage_collection import no_gc
 
 CAPTURABLE_DRIVER = (12, 4)
 """Oldest CUDA driver whose graphs support conditional nodes, which the solver's loop needs."""
+
+_cpu_kernels = threading.RLock()
+"""Held while kernels run on the CPU, because all threads of a process share the memory of a kernel's tiles."""
 
 
 def why_not_capturable(device: str) -> str:
@@ -40,3 +45,27 @@ def capture(device: str, program: Callable[[], None]) -> wp.Graph:
         program()
     assert recording.graph is not None
     return recording.graph
+
+
+def replay(graph: wp.Graph, stream: wp.Stream | None) -> None:
+    """Launch the kernels of a graph.
+
+    Args:
+        graph: The graph.
+        stream: Where to launch them; None on the CPU.
+    """
+    with launching(graph.device):
+        wp.capture_launch(graph, stream=stream)
+
+
+@contextlib.contextmanager
+def launching(device: wp.Device) -> Iterator[None]:
+    """Let other threads wait while this one launches kernels on the CPU.
+
+    Without this, envs that are simulated in two threads get each other's numbers, or the process crashes.
+
+    Args:
+        device: Where the kernels are launched. On a GPU, no thread waits.
+    """
+    with _cpu_kernels if device.is_cpu else contextlib.nullcontext():
+        yield

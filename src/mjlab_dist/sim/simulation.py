@@ -391,10 +391,10 @@ class Simulation:
         graph = self._graphs.get(program)
         if graph is not None:
             # On the torch stream, so that these kernels and those of the terms stay in order without a synchronization.
-            self.launch(functools.partial(wp.capture_launch, graph, stream=self._stream))
+            self.launch(functools.partial(recording.replay, graph, self._stream))
         elif self._stream is None:
             # Without a recording, Python launches the same kernels one by one.
-            with wp.ScopedDevice(self.device):
+            with wp.ScopedDevice(self.device) as device, recording.launching(device):
                 program()
         else:
             with wp.ScopedStream(self._stream):

@@ -1,0 +1,48 @@
+"""Programs of envs that are simulated in several threads."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import Command
+
+IN_THREADS = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from mjlab_dist.config import SimConfig
+from mjlab_dist.sim import Simulation, load_model, start_warp
+
+NUM_ENVS, NUM_STEPS = 512, {"physics": 500, "off": 60}
+
+
+def build(capture):
+    return Simulation(model, NUM_ENVS, "cpu", SimConfig(model="", njmax=2, nconmax=0, capture=capture))
+
+
+def simulate(sim, capture):
+    sim.qpos[:] = torch.linspace(-2, 2, NUM_ENVS)[:, None]
+    sim.forward()
+    for _ in range(NUM_STEPS[capture]):
+        sim.step()
+    return torch.cat([sim.qpos, sim.qvel], dim=1)
+
+
+start_warp("cpu")
+model = load_model("mjlab_dist_tasks.cartpole:cartpole.xml")
+captures = sys.argv[1:]
+alone = [simulate(build(capture), capture) for capture in captures]
+sims = [build(capture) for capture in captures]
+with ThreadPoolExecutor(len(sims)) as pool:
+    together = list(pool.map(simulate, sims, captures))
+print([torch.equal(*results) for results in zip(alone, together)])
+"""
+
+
+@pytest.mark.parametrize("captures", [("physics", "physics"), ("physics", "off")])
+def test_threads_that_simulate_at_the_same_time_do_not_affect_each_other(
+    command: Command, captures: tuple[str, str]
+) -> None:
+    done = command(command.script(IN_THREADS), *captures)
+    assert (done.code, done.out) == (0, "[True, True]\n"), done.err
