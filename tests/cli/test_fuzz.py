@@ -176,6 +176,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setattr(mjlab_dist.cli.export, "import_learner", lambda: None)
         patch.setattr(mjlab_dist.play, "play", accept)
         patch.setattr(mjlab_dist.play, "replay", accept)
+        patch.setattr(mjlab_dist.view.run, "view", accept)
         patch.setattr(mjlab_dist.view.run, "watch", accept)
         patch.setattr(mjlab_dist.evaluate.run, "_play", accept)
         patch.setattr(mjlab_dist.export.run, "export", accept)
