@@ -56,6 +56,12 @@ def pytest_configure() -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark long tests as slow too, so that -m "not slow" leaves them out."""
+    if item.get_closest_marker("long") is not None:
+        item.add_marker("slow")
+
+
 @pytest.fixture
 def assert_within(request: pytest.FixtureRequest) -> Callable[[float, float], None]:
     """Assert that a time in s is below a limit, with --timing only: other work on the machine must not fail a test."""
