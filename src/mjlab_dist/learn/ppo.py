@@ -27,6 +27,7 @@ from mjlab_dist.learn.mini_batches import Batch, recurrent_mini_batches, shuffle
 from mjlab_dist.learn.moments import NormalizerMoments, RewardScale, advantage_moments, normalize
 from mjlab_dist.learn.networks import make_networks
 from mjlab_dist.learn.optimizer import Adam, adapt_rate, load_whole_state, whole_state
+from mjlab_dist.learn.precision import precision
 from mjlab_dist.learn.replicas import Replicas
 from mjlab_dist.patching import patched
 
@@ -332,15 +333,12 @@ class PPO(rsl_rl.algorithms.PPO):
     def _backward(self, batch: Batch) -> None:
         """Compute this rank's gradients and KL divergence of a mini-batch, into the buffer."""
         self._gradients.buffer.zero_()
-        with self._autocast():
+        with precision(self.device, is_bf16=self.use_mixed_precision):
             surrogate, value, entropy, kl = self._losses(batch)
             loss = surrogate + self.value_loss_coef * value - self.entropy_coef * entropy
         loss.backward()
         self._gradients.extra.copy_(kl)
         self._totals[:3] += torch.stack([value, surrogate, entropy]).detach()
-
-    def _autocast(self) -> torch.autocast:
-        return torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=self.use_mixed_precision)
 
     @torch.no_grad()
     def _round_old(self, batches: list[Batch]) -> None:
@@ -352,7 +350,7 @@ class PPO(rsl_rl.algorithms.PPO):
         for batch in batches:
             assert batch.actions is not None
             actor_memory, critic_memory = batch.hidden_states
-            with self._autocast():
+            with precision(self.device, is_bf16=self.use_mixed_precision):
                 mean = self.actor(batch.observations, masks=batch.masks, hidden_state=actor_memory)
                 self._distribution.update(mean)
                 batch.old_actions_log_prob = self._raw_actor.get_output_log_prob(batch.actions).unsqueeze(-1)
