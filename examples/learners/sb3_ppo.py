@@ -32,11 +32,9 @@ class Envs(VecEnv):
 
     def step_wait(self) -> Any:
         observations, rewards, terminated, truncated, info = self.envs.step(self.actions)
-        done = terminated | truncated
-        infos: list[dict[str, Any]] = [{} for _ in done]
-        for i in np.flatnonzero(done):
-            infos[i] = {"terminal_observation": info["final_obs"][i], "TimeLimit.truncated": bool(truncated[i])}
-        return observations, rewards, done, infos
+        last = info.get("final_obs", observations)
+        infos = [{"terminal_observation": o, "TimeLimit.truncated": t} for o, t in zip(last, truncated, strict=True)]
+        return observations, rewards, terminated | truncated, infos
 
     def close(self) -> None:
         self.envs.close()

@@ -14,7 +14,6 @@ from skrl.envs.wrappers.torch import wrap_env  # pyright: ignore[reportMissingIm
 from skrl.memories.torch import RandomMemory  # pyright: ignore[reportMissingImports]
 from skrl.models.torch import DeterministicMixin, GaussianMixin, Model  # pyright: ignore[reportMissingImports]
 from skrl.trainers.torch import SequentialTrainer  # pyright: ignore[reportMissingImports]
-from torch import nn
 
 import mjlab_dist.gymnasium  # noqa: F401 (registers the tasks)
 
@@ -29,7 +28,7 @@ class Policy(GaussianMixin, Model):
         Model.__init__(self, **options)
         GaussianMixin.__init__(self)
         self.network = MLP(self.num_observations, self.num_actions, [64, 64], "tanh")
-        self.log_std = nn.Parameter(torch.zeros(self.num_actions))
+        self.log_std = torch.nn.Parameter(torch.zeros(self.num_actions))
 
     def compute(self, inputs: dict[str, Any], role: str) -> tuple[torch.Tensor, dict[str, Any]]:
         return self.network(inputs["observations"]), {"log_std": self.log_std}
@@ -52,11 +51,9 @@ torch.manual_seed(1)
 envs = gymnasium.make_vec(f"mjlab_dist/{TASK}", num_envs=64)
 envs = wrap_env(recorded := gymnasium.wrappers.vector.RecordEpisodeStatistics(envs, buffer_length=STEPS))
 options = {"observation_space": envs.observation_space, "action_space": envs.action_space, "device": "cpu"}
-models = {"policy": Policy(**options), "value": Value(**options)}
-memory = RandomMemory(memory_size=32, num_envs=envs.num_envs, device="cpu")
 config = PPO_CFG(rollouts=32, learning_epochs=5, mini_batches=4)
 config.experiment.write_interval = config.experiment.checkpoint_interval = 0
-agent = PPO(models=models, memory=memory, cfg=config, **options)
+models = {"policy": Policy(**options), "value": Value(**options)}
+agent = PPO(models=models, memory=RandomMemory(memory_size=32, num_envs=envs.num_envs), cfg=config, **options)
 SequentialTrainer(env=envs, agents=agent, cfg={"timesteps": STEPS // envs.num_envs, "headless": True}).train()
-for part in np.array_split(recorded.return_queue, 10):
-    print(f"mean return {np.mean(part):.1f}")
+print(*(f"mean return {np.mean(part):.1f}" for part in np.array_split(recorded.return_queue, 10)), sep="\n")
