@@ -7,6 +7,7 @@ See docs/decisions/0012-contacts-with-terrain-are-found-here.md.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -96,8 +97,9 @@ def _ceiling(heights: np.ndarray, window: int) -> np.ndarray:
     """Return the maximum height within ``window`` points along both axes."""
     for axis in (0, 1):
         widths = [(window, window) if axis == i else (0, 0) for i in (0, 1)]
-        padded = np.pad(heights, widths, mode="edge")
-        heights = np.lib.stride_tricks.sliding_window_view(padded, 2 * window + 1, axis=axis).max(axis=-1)
+        padded = np.moveaxis(np.pad(heights, widths, mode="edge"), axis, 0)
+        shifted = (padded[start : start + heights.shape[axis]] for start in range(2 * window + 1))
+        heights = np.moveaxis(functools.reduce(np.maximum, shifted), 0, axis)
     return np.ascontiguousarray(heights)
 
 
