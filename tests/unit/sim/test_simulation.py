@@ -594,15 +594,30 @@ def test_an_invalid_model_is_refused_with_the_reason(tmp_path: Path, xml: str, s
 
 # Kernels
 
-PROGRAM = """
+NUM_PROCESSES = 3
+
+PROGRAM = f"""
 import json
 import logging
+import os
+import sys
 import torch
 from pathlib import Path
 import warp as wp
 from mjlab_dist.config import SimConfig
 from mjlab_dist.messages import EventHandler
-from mjlab_dist.sim import Simulation, copy_state, load_model, start_warp
+from mjlab_dist.sim import Simulation, load_model, start_warp
+
+# Each process starts Warp itself and has loaded no kernels; only the imports are shared
+for number in range({NUM_PROCESSES}):
+    if os.fork() == 0:
+        break
+    if os.wait()[1]:
+        sys.exit("failed")
+else:
+    sys.exit()
+if number == 2:  # as after compiling for another kind of processor, whose binaries have other names
+    next(Path(os.environ["WARP_CACHE_PATH"]).rglob("*.o")).unlink()
 
 wp.config.optimization_level = 0  # which takes less time; nothing here depends on the speed of the kernels
 start_warp("cpu")
@@ -622,32 +637,32 @@ for sim in (eager, build()):
     sim.step()
     sim.forward()
     sim.reset(torch.ones(4, dtype=torch.bool))
-print(json.dumps({"progress": progress, "built": built, "after": cached()}))
+print(json.dumps(dict(progress=progress, built=built, after=cached())), flush=True)
 """
 
 
-def prepare_in_new_process(command: Command, cache: Path) -> dict[str, Any]:
+def prepare_in_new_processes(command: Command, cache: Path) -> list[dict[str, Any]]:
+    """Run the program above in one process after another, with one cache; return what each has printed."""
     done = command(command.script(PROGRAM), env={"WARP_CACHE_PATH": str(cache)})
     assert done.code == 0, done.err
     assert done.err == ""  # start_warp keeps Warp quiet
-    return json.loads(done.out)
+    results = [json.loads(line) for line in done.out.splitlines()]
+    assert len(results) == NUM_PROCESSES
+    return results
 
 
 @pytest.mark.slow
 def test_compiling_reports_every_module_once_and_covers_every_kernel(command: Command, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    first = prepare_in_new_process(command, cache)
+    first, second, third = prepare_in_new_processes(command, cache)
     total = len(first["progress"]) - 1
     assert first["progress"] == [["compiling", done, total] for done in range(total + 1)]
     assert total == len({Path(file).parent for file in first["built"] if file.endswith(".o")})
     assert all(Path(file).is_relative_to(cache) for file in first["built"])
     assert len(first["built"]) > 10
     assert first["after"] == first["built"]  # running it, eager and captured, compiled nothing more
-    second = prepare_in_new_process(command, cache)
     assert second["progress"] == []
     assert second["built"] == first["built"]
-    # As after compiling for another kind of processor, whose binaries have other names
-    next(cache.rglob("*.o")).unlink()
-    third = prepare_in_new_process(command, cache)
+    # Without one of the binaries
     assert third["progress"] == [["compiling", 0, 1], ["compiling", 1, 1]]
     assert third["built"] == first["built"]
