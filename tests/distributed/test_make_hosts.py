@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from host_lab import Lab, running_lab
 
-PROGRAM = Path(__file__).parent / "simulate_on_hosts.py"
+EQUALITY, STEPS = (Path(__file__).parent / f"{name}_on_hosts.py" for name in ("simulate", "steps"))
+"""Programs that hosts run."""
 
 pytestmark = pytest.mark.slow
 
 
+WaitFor = Callable[[Callable[[], bool]], None]
+
+
 @pytest.fixture(scope="module")
-def lab() -> Iterator[Lab]:
+def hosts() -> Iterator[Lab]:
     with running_lab() as made:
         yield made
+
+
+@pytest.fixture
+def lab(hosts: Lab) -> Iterator[Lab]:
+    """The hosts, reset after the test."""
+    yield hosts
+    hosts.clear()
+
+
+def start(lab: Lab, program: Path, *args: str, path: Path) -> int:
+    """Start a program on host a, with SSH's config file as its first argument."""
+    command = ("python", str(program), str(lab.ssh_config), *args)
+    cache = {"TORCHINDUCTOR_CACHE_DIR": str(lab.work / "cache")}  # torch's import makes it in /tmp otherwise
+    with path.open("w") as output:
+        return lab.start("a", *command, output=output, env=cache)
 
 
 @pytest.mark.parametrize(
@@ -27,15 +47,42 @@ def lab() -> Iterator[Lab]:
     ],
 )
 def test_two_hosts_give_the_results_of_one_process(
-    lab: Lab, tmp_path: Path, policy: str, message: str, wait_for: Callable[[Callable[[], bool]], None]
+    lab: Lab, tmp_path: Path, policy: str, message: str, wait_for: WaitFor
 ) -> None:
-    with (tmp_path / "output").open("w") as output:
-        program = ("python", str(PROGRAM), str(lab.ssh_config), policy)
-        cache = {"TORCHINDUCTOR_CACHE_DIR": str(lab.work / "cache")}  # torch's import makes it in /tmp otherwise
-        code = lab.wait(lab.start("a", *program, output=output, env=cache))
+    code = lab.wait(start(lab, EQUALITY, policy, path=tmp_path / "output"))
     printed = (tmp_path / "output").read_text()
     assert code == 0, printed
     differ, error = printed.splitlines()
     assert differ == "differ: []"
     assert message in error
+    lab.wait_until_clear(wait_for)
+
+
+def interrupt(lab: Lab) -> None:
+    """Press Ctrl-C in the program, the oldest process with its name."""
+    found = [process for process in lab.processes("a") if str(STEPS) in process.cmdline()]
+    min(found, key=lambda process: process.create_time()).send_signal(signal.SIGINT)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("fault", "hang_timeout", "ended"),
+    [
+        (interrupt, "60", "KeyboardInterrupt: "),
+        (lambda lab: lab("link", "b", "silent"), "10", "RankError: "),
+        (lambda lab: lab("link", "b", "down"), "10", "RankError: "),
+        (lambda lab: lab("kill", "b"), "10", "RankError: "),
+    ],
+    ids=["Ctrl-C", "silent link", "unplugged cable", "power failure"],
+)
+def test_a_fault_ends_the_next_call_and_leaves_nothing_on_any_host(
+    lab: Lab, tmp_path: Path, wait_for: WaitFor, fault: Callable[[Lab], object], hang_timeout: str, ended: str
+) -> None:
+    output = tmp_path / "output"
+    program = start(lab, STEPS, hang_timeout, path=output)
+    wait_for(lambda: output.read_text().count("step\n") > 3 or not lab.is_running(program))
+    assert lab.is_running(program), output.read_text()
+    fault(lab)
+    assert lab.wait(program) == 0, output.read_text()
+    assert output.read_text().splitlines()[-1].startswith(ended)
     lab.wait_until_clear(wait_for)

@@ -1,0 +1,20 @@
+"""Program for a host: it steps envs on ranks of two hosts until a fault ends this, and prints how it ended."""
+
+from __future__ import annotations
+
+import sys
+
+from simulation_sessions import make
+
+from mjlab_dist.errors import RankError
+
+if __name__ == "__main__":
+    ssh_config, hang_timeout = sys.argv[1:]
+    try:
+        with make(1, hosts=("a", "b"), ssh_config=ssh_config, hang_timeout=float(hang_timeout)) as envs:
+            envs.reset(seed=1)
+            while True:
+                envs.step([[0.0] * envs.num_actions] * envs.num_envs)
+                print("step", flush=True)
+    except (RankError, KeyboardInterrupt) as error:
+        print(f"{type(error).__name__}: {error}")
