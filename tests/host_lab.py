@@ -7,15 +7,20 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 import psutil
 import pytest
 from conftest import BIN, HANG_S, NOT_INHERITED
+from start_message import HOST_SERVER
 
 from mjlab_dist.run_dir import METRICS_FILE, RANKS_FILE
+
+if TYPE_CHECKING:
+    from warm_start import WarmStarts
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "hosts_lab.sh"
 
@@ -24,21 +29,30 @@ REFUSED = 77
 
 HOSTS = "abc"
 
+COMMAND = (sys.executable, "-I", "-S", str(Path(__file__).with_name("host_command.py")))
+"""Program that runs a command on a host by a fork."""
+
 
 class Lab:
     """Three hosts; each may use one core.
+
+    Args:
+        directory: Directory of the hosts.
+        warm: Process to fork commands and agents on the hosts from; None starts them as users do.
 
     Attributes:
         ssh_config: SSH's config file for all hosts.
         work: Directory that exists on all hosts, with other content on each.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, warm: WarmStarts | None) -> None:
         self.directory = directory
         self.ssh_config = directory / "ssh_config"
         self.work = directory / "work"
         self._environ = {**os.environ, "HOSTS_LAB": str(directory)}
         self._running: list[subprocess.Popen[str]] = []
+        self._warm = warm
+        self._servers: dict[str, subprocess.Popen[bytes]] = {}
 
     def __call__(self, *arguments: str) -> str:
         """Run a command of the script, and return its output."""
@@ -46,13 +60,19 @@ class Lab:
         if done.returncode == REFUSED:
             pytest.skip(done.stderr.strip())
         assert done.returncode == 0, done.stderr
+        if arguments[0] == "start":
+            self._serve(arguments[1])
         return done.stdout
 
     def up(self) -> None:
         """Make the hosts."""
         self("up", str(len(HOSTS)))
+        key = self.directory / "key.pub"
+        if self._warm:  # it accepts the key for one command, which runs the one that the client asks for
+            key.write_text(f'command="{" ".join(COMMAND)}" {key.read_text()}')
         for host in HOSTS:
             self.pin(host)
+            self._serve(host)
 
     def pin(self, host: str) -> None:
         """Let what starts on a host through SSH use one core."""
@@ -72,8 +92,9 @@ class Lab:
         """
         inherited = {k: v for k, v in self._environ.items() if k not in NOT_INHERITED}
         core = ("taskset", "--cpu-list", str(self._core(host)), "env", "--chdir", folder)
+        program = [str(BIN / command[0]), *command[1:]]
         process = subprocess.Popen(
-            [SCRIPT, "exec", host, *core, BIN / command[0], *command[1:]],
+            [SCRIPT, "exec", host, *core, *([*COMMAND, json.dumps(program)] if self._warm else program)],
             env={**inherited, "OMP_WAIT_POLICY": "passive", "COLUMNS": "200", **(env or {})},
             cwd=self.work,
             text=True,
@@ -93,16 +114,20 @@ class Lab:
         return self._running[number].poll() is None
 
     def processes(self, host: str) -> Iterator[psutil.Process]:
-        """Yield the processes of a host, without its first one and those of its SSH server.
+        """Yield the processes of a host, without its first one and those of its servers for SSH and forks.
 
-        The server notices after hours that a connection has been cut.
+        SSH's server notices after hours that a connection has been cut.
         """
         own = {process.pid for process in self._own(host)}
         namespace = self._namespace(self._first(host))
         for process in psutil.process_iter():
             try:
                 is_there = self._namespace(process.pid) == namespace and process.pid not in own
-                if is_there and process.name() != "sshd" and process.status() != psutil.STATUS_ZOMBIE:
+                if (
+                    is_there
+                    and process.name() not in {"sshd", HOST_SERVER}
+                    and process.status() != psutil.STATUS_ZOMBIE
+                ):
                     yield process
             except (OSError, psutil.Error):
                 pass
@@ -160,6 +185,19 @@ class Lab:
             for folder in ("work", "tmp"):
                 subprocess.run(["rm", "-rf", *(self.directory / host / folder).iterdir()], check=True)
 
+    def close(self) -> None:
+        """Wait for the servers of hosts that were removed."""
+        for server in self._servers.values():
+            server.wait()
+
+    def _serve(self, host: str) -> None:
+        """Let commands be forked on a host that was switched on."""
+        if self._warm:
+            if host in self._servers:
+                self._servers[host].wait()
+            with (self.directory / host / "forks.log").open("ab") as log:
+                self._servers[host] = self._warm.start_on_host(self._first(host), log)
+
     def _core(self, host: str) -> int:
         cores = sorted(os.sched_getaffinity(0))
         return cores[HOSTS.index(host) % len(cores)]
@@ -185,12 +223,13 @@ def _pid_inside(pid: int) -> int:
 
 
 @contextlib.contextmanager
-def running_lab() -> Iterator[Lab]:
+def running_lab(warm: WarmStarts | None) -> Iterator[Lab]:
     """Make hosts, and remove them when the context ends. Skip the tests where hosts cannot be made."""
-    lab = Lab(Path(f"/var/tmp/hosts_lab-{os.getpid()}"))
+    lab = Lab(Path(f"/var/tmp/hosts_lab-{os.getpid()}"), warm)
     lab("check")
     try:
         lab.up()
         yield lab
     finally:
         lab("down")
+        lab.close()

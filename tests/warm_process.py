@@ -19,7 +19,6 @@ import ctypes
 import fcntl
 import gc
 import io
-import json
 import mmap
 import os
 import random
@@ -32,11 +31,12 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from multiprocessing import forkserver, process, resource_tracker
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from start_message import AGENT, HOST_SERVER, SIZE, Start, receive, send
 
 PACKAGES = ("mjlab_dist", "mjlab_dist_tasks")
 """Packages that each command must import itself."""
@@ -44,17 +44,11 @@ PACKAGES = ("mjlab_dist", "mjlab_dist_tasks")
 KERNELS_OF = ("cartpole-balance", "quadruped-velocity-flat")
 """Tasks whose kernels are loaded before a fork."""
 
-AGENT = ["-u", "-W", "ignore:resource_tracker", "-m", "mjlab_dist.launch.agent"]
-"""First arguments of Python for an agent."""
-
 FILM = ["-m", "mjlab_dist.play.film"]
 """First arguments of Python for the process that makes videos."""
 
 FORKED_PROGRAMS = ("from multiprocessing.forkserver import main", "from multiprocessing.spawn import spawn_main")
 """Programs of an agent's child processes that are forked."""
-
-SIZE = struct.Struct("I")
-"""Length of a message, which precedes it."""
 
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_MM, PR_SET_MM_MAP = 1, 15, 35, 14
 """Operations of prctl(2)."""
@@ -66,55 +60,6 @@ OUT_OF_THE_WAY = 900
 """First descriptor of a command's connections to reserved processes. Its own files get the lowest numbers, as usual."""
 
 LIBC = ctypes.CDLL(None, use_errno=True)
-
-
-@dataclass
-class Start:
-    """Arguments and environment that an exec would receive."""
-
-    argv: list[str]
-    """Python's arguments, without Python: a script or -m and a module, and theirs."""
-    environ: dict[str, str]
-    cwd: str
-    umask: int
-    blocked: list[int]
-    """Signals that are blocked."""
-    ignored: list[int]
-    """Signals that are ignored."""
-
-    @classmethod
-    def here(cls, argv: Sequence[str], environ: dict[str, str], cwd: str | None) -> Start:
-        """Return what a child process of this one would receive."""
-        os.umask(umask := os.umask(0o077))
-        return cls(
-            argv=list(argv),
-            environ=environ,
-            cwd=os.path.abspath(cwd or os.getcwd()),  # noqa: PTH100, PTH109
-            umask=umask,
-            blocked=[int(each) for each in signal.pthread_sigmask(signal.SIG_BLOCK, ())],
-            ignored=[int(each) for each in signal.valid_signals() if signal.getsignal(each) is signal.SIG_IGN],
-        )
-
-
-def send(connection: socket.socket, start: Start, descriptors: Sequence[int]) -> None:
-    """Send what to start, and its standard streams."""
-    message = json.dumps(asdict(start)).encode()
-    socket.send_fds(connection, [SIZE.pack(len(message))], descriptors)
-    connection.sendall(message)
-
-
-def receive(connection: socket.socket) -> tuple[Start, list[int]] | None:
-    """Receive what :func:`send` sends; None if the other end is closed."""
-    try:
-        header, descriptors, _, _ = socket.recv_fds(connection, SIZE.size, 3)
-    except ConnectionResetError:
-        return None
-    if not header:
-        return None
-    message = bytearray()
-    while len(message) < SIZE.unpack(header)[0]:
-        message += connection.recv(1 << 20)
-    return Start(**json.loads(message)), descriptors
 
 
 def import_libraries(names: Sequence[str]) -> None:
@@ -200,6 +145,8 @@ def num_reserved(argv: Sequence[str]) -> int:
     if Path(argv[0]).name == "torchrun":
         words = [word for each in argv for word in each.split("=", 1)]
         return int(words[words.index("--nproc-per-node") + 1])
+    if Path(argv[0]).name == HOST_SERVER:
+        return 0
     is_script = argv[0].endswith(".py")
     if is_script or "--max-restarts" in argv or argv[1:2] in (["verify"], ["scaling"]):
         return 5 if argv[1:2] == ["scaling"] else 3
@@ -299,10 +246,11 @@ def become(start: Start, descriptors: Sequence[int], *kept: int) -> None:
     for own, each in enumerate([os.dup(each) for each in descriptors]):  # above 2, since 0 to 2 are open
         os.dup2(each, own)
     keep_only({0, 1, 2, *kept})
-    # Signals
+    # Signals and cores
     for each in start.ignored:
         signal.signal(each, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, start.blocked)
+    os.sched_setaffinity(0, start.cores)
     # Directory and environment
     os.chdir(start.cwd)
     os.umask(start.umask)
@@ -454,4 +402,9 @@ def end_now() -> None:
 if __name__ == "__main__":
     show_in_proc([sys.executable, *sys.argv], dict(os.environ))  # if the kernel refuses, end
     import_libraries(sys.argv[2:])
-    run(serve(socket.socket(fileno=int(sys.argv[1]))))
+    start = serve(socket.socket(fileno=int(sys.argv[1])))
+    if Path(start.argv[0]).name == HOST_SERVER:
+        from warm_host import serve_host
+
+        start = command(*serve_host(int(start.argv[1])))
+    run(start)

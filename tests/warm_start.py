@@ -11,13 +11,11 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from warm_process import AGENT, SIZE, Start, send
+from start_message import EXPORTS, HOST_SERVER, SIZE, Start, can_fork, is_agent, name_of, send
 
 from mjlab_dist.patching import patched
-
-BIN = Path(sys.executable).parent
 
 SERVER = Path(__file__).parent / "warm_process.py"
 
@@ -26,35 +24,6 @@ LIBRARIES = (
     "mujoco_warp",
 )
 """Modules that commands import, in addition to those of a learner."""
-
-SIMULATES = (
-    *("train", "torchrun", "evaluate", "size-buffers", "new-task", "verify", "scaling"),
-    *("play", "check", "demo", "watch"),
-)
-"""Commands that simulate."""
-
-EXPORTS = ("export", "pack")
-"""Commands that write ONNX files."""
-
-IMPORTS_NOTHING = {"--help", "-h", "--help-all", "--print-config"}
-"""Flags of commands that import no libraries."""
-
-SAFE = (
-    *("MJLAB_DIST_", "PYTEST_", "COLUMNS", "HOME", "PATH", "XDG_CACHE_HOME", "SSH_AUTH_SOCK", "TMPDIR"),
-    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_", "SLURM_"),
-    *("WANDB_", "NETRC", "HF_", "TRACKIO_", "FAKE_SLURM", "CUDA_DEVICE_ORDER", "IMAGEIO_"),
-    *("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "TORCHRUNX_LOG_DIR"),
-)
-"""Starts of the names of variables that no library reads when it is imported."""
-
-SET_FOR_AGENTS = {
-    *("PYOPENGL_PLATFORM", "TORCHINDUCTOR_CACHE_DIR"),  # by the imports of a test
-    *("OMP_NUM_THREADS", "PYTHONDONTWRITEBYTECODE"),  # ranks set their number of threads
-}
-"""Variables of the test process that agents inherit, and that have no effect on the libraries of ranks."""
-
-STARTS_PYTHON = ("sitecustomize.py", "usercustomize.py")
-"""Modules that Python imports before a program, if a folder of PYTHONPATH has them."""
 
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -112,14 +81,14 @@ class WarmStarts:
             return None
         argv = [os.fsdecode(each) for each in argv]
         environ = dict(os.fsdecode(each).split("=", 1) for each in variables)
-        start = Start.here(argv[_is_agent(argv) :], environ, os.fspath(cwd) if cwd else None)
+        start = Start.here(argv[is_agent(argv) :], environ, os.fspath(cwd) if cwd else None)
         start.umask = start.umask if umask < 0 else umask
         if not self.forks(argv, environ, Path(start.cwd)):
             return None
         descriptors = [each if each >= 0 else own for own, each in enumerate((stdin, stdout, stderr))]
         prctl = ctypes.CDLL(None).prctl
         with self._forking:
-            server = self._server(_libraries(_name(argv)))
+            server = self._server(_libraries(name_of(argv)))
             prctl(PR_SET_CHILD_SUBREAPER, 1)  # the command becomes a child of this process
             try:
                 send(server, start, descriptors)
@@ -133,23 +102,24 @@ class WarmStarts:
         return pid or None
 
     def forks(self, argv: Sequence[str], environ: Mapping[str, str], cwd: Path) -> bool:
-        """Return whether a command in a directory is forked: one of this package, an agent, or a script of a test.
+        """Return whether a command in a directory is forked: see :func:`start_message.can_fork`."""
+        return can_fork(argv, environ, cwd, self._environ)
 
-        A script is forked if it is executed itself, and started by exec if it is an argument of Python.
-        """
-        changed = {name for name, value in environ.items() if self._environ.get(name) != value}
-        if _is_agent(argv):
-            changed -= SET_FOR_AGENTS
-        else:
-            is_command = Path(argv[0]).parent == BIN and _name(argv) in SIMULATES + EXPORTS
-            if not (is_command or argv[0].endswith(".py")) or IMPORTS_NOTHING & set(argv):
-                return False
-            changed |= self._environ.keys() - environ.keys()  # agents of other hosts have few variables
-        if "PYTHONPATH" in changed:
-            folders = [cwd / each for each in environ.get("PYTHONPATH", "").split(os.pathsep)]
-            if any((folder / name).is_file() for folder in folders for name in STARTS_PYTHON):
-                return False
-        return all(name.startswith(SAFE) for name in changed - {"PYTHONPATH"})
+    def start_on_host(self, first: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
+        """Fork the server of a host, whose first process is given, and wait until it accepts commands."""
+        with self.used():
+            server = subprocess.Popen(
+                [SERVER.with_name(HOST_SERVER), str(first)],
+                env=self._environ,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+            )
+        assert server.stdout
+        with server.stdout:
+            assert server.stdout.read(1)
+        return server
 
     def _server(self, libraries: tuple[str, ...]) -> socket.socket:
         if libraries not in self._servers:
@@ -166,17 +136,6 @@ class WarmStarts:
         return self._servers[libraries][1]
 
 
-def _is_agent(argv: Sequence[str]) -> bool:
-    """Return whether a command is Python with an agent."""
-    return argv[0] == sys.executable and list(argv[1 : 1 + len(AGENT)]) == AGENT
-
-
 def _libraries(name: str) -> tuple[str, ...]:
     """Return what a command imports."""
     return (*LIBRARIES, *(["exporter"] if name in EXPORTS else ()))
-
-
-def _name(argv: Sequence[str]) -> str:
-    """Return the command: the program, or what mjlab-dist is asked for."""
-    name = Path(argv[0]).name
-    return argv[1] if name == "mjlab-dist" and len(argv) > 1 else name

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import warm_start
+import start_message
 from conftest import inherited
-from warm_process import AGENT
+from start_message import AGENT
 from warm_start import WarmStarts
 
 STATE = """
@@ -108,7 +108,7 @@ class Both:
 
 @pytest.fixture
 def both(warm: WarmStarts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Both:
-    monkeypatch.setattr(warm_start, "BIN", tmp_path)
+    monkeypatch.setattr(start_message, "BIN", tmp_path)
     return Both(warm, tmp_path)
 
 
@@ -145,20 +145,20 @@ def test_forked_commands_draw_different_numbers(both: Both) -> None:
 
 @pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "MUJOCO_GL", "CUDA_VISIBLE_DEVICES", "LANG", "TZ"])
 def test_variables_that_libraries_read_need_an_exec(warm: WarmStarts, name: str, tmp_path: Path) -> None:
-    train = [str(warm_start.BIN / "train")]
+    train = [str(start_message.BIN / "train")]
     assert not warm.forks(train, {**inherited(), name: "1"}, tmp_path)
     assert warm.forks(train, {**inherited(), "MJLAB_DIST_FAULT": "1"}, tmp_path)
     # An agent on another host, which has fewer variables
     agent, few = [sys.executable, *AGENT, "--fork"], {"PATH": "/usr/bin:/bin"}
     assert warm.forks(agent, few, tmp_path)
-    assert warm.forks(agent, {**few, name: "1"}, tmp_path) == (name in warm_start.SET_FOR_AGENTS)
+    assert warm.forks(agent, {**few, name: "1"}, tmp_path) == (name in start_message.SET_FOR_AGENTS)
 
 
 @pytest.mark.parametrize("module", ["sitecustomize.py", "usercustomize.py"])
 def test_modules_that_python_imports_before_a_command_need_an_exec(
     warm: WarmStarts, module: str, tmp_path: Path
 ) -> None:
-    train, environ = [str(warm_start.BIN / "train")], {**inherited(), "PYTHONPATH": "own:none"}
+    train, environ = [str(start_message.BIN / "train")], {**inherited(), "PYTHONPATH": "own:none"}
     (tmp_path / "own").mkdir()
     assert warm.forks(train, environ, tmp_path)
     (tmp_path / "own" / module).touch()
