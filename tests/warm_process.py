@@ -151,7 +151,7 @@ def num_reserved(argv: Sequence[str]) -> int:
     if is_script or "--max-restarts" in argv or argv[1:2] in (["verify"], ["scaling"]):
         return 5 if argv[1:2] == ["scaling"] else 3
     evaluates = argv[1:2] == ["evaluate"]
-    has_agent = "--cpu-ranks" in argv[:-1] and (argv[argv.index("--cpu-ranks") + 1] != "1" or "--hosts" in argv)
+    has_agent = "--hosts" in argv or ("--cpu-ranks" in argv[:-1] and argv[argv.index("--cpu-ranks") + 1] != "1")
     if has_agent and not evaluates:
         return 1
     if "--video-interval" in argv:
