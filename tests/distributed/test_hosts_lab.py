@@ -141,20 +141,22 @@ def local_ranks(command: Command, number: int) -> Path:
         port = free.getsockname()[1]
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})  # ranks inherit this, and thus use one thread
-    ranks = [
-        command.start(
-            *(*TRAIN, "--max-iterations", "4"),
-            env={
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(number),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-            },
-        )
-        for rank in range(number)
-    ]
-    os.sched_setaffinity(0, cores)
+    try:
+        ranks = [
+            command.start(
+                *(*TRAIN, "--max-iterations", "4"),
+                env={
+                    "RANK": str(rank),
+                    "LOCAL_RANK": str(rank),
+                    "WORLD_SIZE": str(number),
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": str(port),
+                },
+            )
+            for rank in range(number)
+        ]
+    finally:
+        os.sched_setaffinity(0, cores)
     for rank in ranks:
         done = command.finish(rank)
         assert done.code == Exit.DONE, done.err
