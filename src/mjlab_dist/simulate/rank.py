@@ -21,7 +21,7 @@ from mjlab_dist.seeding import seed_generators
 from mjlab_dist.simulate.job import Job, Tensors
 from mjlab_dist.simulate.meeting import Meeting
 from mjlab_dist.simulate.shard import Shard
-from mjlab_dist.simulate.shared import Arrays, as_arrays, as_tensors
+from mjlab_dist.simulate.shared import Arrays, as_arrays, as_tensors, copy_to_host, pin
 from mjlab_dist.simulate.transport import Rows, Transport
 from mjlab_dist.worker import prepare_process
 
@@ -118,6 +118,9 @@ class _Server:
         self._shard, self._transport, self._connection = shard, transport, transport.connection
         self._actions = transport.obtain(shard.sizes.action_layout(shard.total), shard.rows)
         self._results = transport.obtain(shard.sizes.step_layout(shard.total), shard.rows)
+        if shard.device != "cpu":
+            for rows in (self._actions, self._results):
+                pin(rows.tensors)
         self._progress_s, self._reported_at = progress_s, 0.0
         self.num_steps = 0
 
@@ -148,7 +151,9 @@ class _Server:
     def _step(self) -> _Reply:
         self._actions.receive()
         self.num_steps += 1
-        return self._written(self._shard.step(self._actions.tensors["actions"].to(self._shard.device)))
+        # The launcher does not change the actions before it has the results
+        actions = self._actions.tensors["actions"].to(self._shard.device, non_blocking=True)
+        return self._written(self._shard.step(actions))
 
     def _reset(self, seed: int | None) -> _Reply:
         return self._written(self._shard.reset(seed))
@@ -195,6 +200,5 @@ class _Server:
 
     def _written(self, results: Tensors) -> _Reply:
         """Store results where the launcher reads them."""
-        for name, value in results.items():
-            self._results.tensors[name].copy_(value)
+        copy_to_host(results, self._results.tensors, self._shard.device)
         return _Reply(rows=self._results)

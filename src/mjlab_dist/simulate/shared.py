@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 import mmap
 import os
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from mjlab_dist.messages import emit
 from mjlab_dist.simulate.job import Layout, Tensors
 
 Arrays = dict[str, np.ndarray]
@@ -78,6 +79,35 @@ def place(memory: mmap.mmap | memoryview, layout: Layout) -> Tensors:
         tensors[name] = torch.frombuffer(memory, dtype=dtype, count=count, offset=start).view(entry.shape)
         start += _padded(entry.num_bytes)
     return tensors
+
+
+def pin(tensors: Tensors) -> None:
+    """Pin the memory of tensors until this process ends, so that a GPU copies to and from it while the host continues.
+
+    If the driver refuses, copies are correct but slower.
+
+    Args:
+        tensors: On the CPU, contiguous, in one piece of memory.
+    """
+    start = min(tensor.data_ptr() for tensor in tensors.values())
+    end = max(tensor.data_ptr() + tensor.nbytes for tensor in tensors.values())
+    runtime: Any = torch.cuda.cudart()
+    if error := int(runtime.cudaHostRegister(start, end - start, 0)):
+        emit("debug", text=f"the memory of actions and results cannot be pinned: CUDA error {error}")
+
+
+def copy_to_host(source: Tensors, target: Tensors, device: str) -> None:
+    """Copy tensors by name, with only one wait for the device.
+
+    Args:
+        source: The tensors, on the device.
+        target: The tensors to overwrite, on the CPU.
+        device: ``cpu`` or ``cuda:<index>``.
+    """
+    for name, tensor in source.items():
+        target[name].copy_(tensor, non_blocking=True)
+    if device != "cpu":
+        torch.cuda.current_stream(device).synchronize()
 
 
 def as_arrays(tensors: Tensors) -> Arrays:
