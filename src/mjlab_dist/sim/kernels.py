@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import warp as wp
+from warp._src import context
 
 from mjlab_dist.garbage_collection import no_gc
 from mjlab_dist.messages import emit
@@ -18,6 +20,9 @@ from mjlab_dist.patching import patched
 
 Variant = tuple[wp.Module, int]
 """A Warp module and the number of threads per block that it is compiled for."""
+
+PROCESSOR = ("model name", "flags", "CPU part", "Features")
+"""Lines of /proc/cpuinfo that describe what the processor can do, on x86 and ARM."""
 
 
 def prepare(device: str, program: Callable[[], None]) -> None:
@@ -38,11 +43,41 @@ def prepare(device: str, program: Callable[[], None]) -> None:
         missing = [variant for variant in needed if not _is_cached(device, *variant)]
         if missing:
             emit("compiling", done=0, total=len(missing))
-        for done, _ in enumerate(_load(device, missing), start=1):
-            emit("compiling", done=done, total=len(missing))
+            for done, _ in enumerate(_compile(device, missing), start=1):
+                emit("compiling", done=done, total=len(missing))
     # Load the rest from the cache, without the lock.
     for _ in _load(device, needed):
         pass
+
+
+def _compile(device: str, variants: Sequence[Variant]) -> Iterator[None]:
+    """Compile and load module variants in parallel; yield after each one. Other processes must not compile meanwhile.
+
+    Before it compiles for the CPU, Warp precompiles its C++ header in each thread, to a temporary directory. This takes
+    as long as ten small modules, so all threads and later processes share one header instead.
+    """
+    headers = _headers_dir()
+    headers.mkdir(parents=True, exist_ok=True)
+    with patched(context.runtime, "get_clang_pch_dir", lambda: str(headers)):
+        if wp.get_device(device).is_cpu and not any(headers.iterdir()):
+            # One thread writes the header, before others look for it.
+            smallest = min(variants, key=lambda variant: len(variant[0].kernels))
+            yield from _load(device, [smallest])
+            variants = [variant for variant in variants if variant is not smallest]
+        yield from _load(device, variants)
+
+
+def _headers_dir() -> Path:
+    """Return the directory of the precompiled header for this installation of Warp and this processor.
+
+    The compiler would refuse another header with messages on stderr, and continue without it.
+    """
+    source = Path(wp.__file__).parent / "native" / "builtin.h"
+    processor: set[str] = set()
+    with contextlib.suppress(OSError):
+        processor = {line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith(PROCESSOR)}
+    key = repr((source, source.stat().st_mtime_ns, sorted(processor)))
+    return _cache_dir() / "headers" / hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
 def _load(device: str, variants: Sequence[Variant]) -> Iterator[None]:

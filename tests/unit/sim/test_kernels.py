@@ -1,0 +1,72 @@
+"""Compilation of kernels for the CPU: all threads and processes use one precompiled header."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import warp as wp
+
+from mjlab_dist.sim import kernels, start_warp
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A cache of kernels that is empty at first, and an empty directory for temporary files."""
+    start_warp("cpu")
+    cache, temporary = tmp_path_factory.mktemp("cache"), tmp_path_factory.mktemp("temporary")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wp.config, "kernel_cache_dir", str(cache))
+        patch.setattr(tempfile, "tempdir", str(temporary))
+        yield cache
+
+
+def program(*values: int) -> tuple[Callable[[], None], wp.array[int]]:
+    """A program that adds up numbers, each in a kernel with a module of its own, and its sum."""
+    total = wp.zeros(1, dtype=int, device="cpu")
+
+    def kernel_of(value: int) -> wp.Kernel:
+        def add(total: wp.array(dtype=int)):  # pyright: ignore[reportInvalidTypeForm]
+            total[0] += wp.static(value)
+
+        return wp.Kernel(add, key=f"add_{value}", module=wp.get_module(f"{__name__}.{value}"))
+
+    launched = [kernel_of(value) for value in values]
+
+    def launch() -> None:
+        for kernel in launched:
+            wp.launch(kernel, dim=1, inputs=[total], device="cpu")
+
+    return launch, total
+
+
+def result(*values: int) -> int:
+    """The sum that a program computes, after its kernels were compiled."""
+    launch, total = program(*values)
+    kernels.prepare("cpu", launch)
+    launch()
+    return int(total.numpy()[0])
+
+
+def test_one_header_is_precompiled_and_kept(cache: Path) -> None:
+    assert result(1, 2, 3) == 6
+    (header,) = (cache / "headers").glob("*/*")
+    first = header.stat()
+    assert result(10, 20) == 30
+    assert [*(cache / "headers").glob("*/*")] == [header]
+    assert header.stat().st_mtime_ns == first.st_mtime_ns
+    assert not list(Path(tempfile.gettempdir()).iterdir()), "a rank that is killed would leave it there"
+
+
+def test_a_damaged_header_is_replaced(cache: Path) -> None:
+    assert result(4) == 4
+    (header,) = (cache / "headers").glob("*/*")
+    header.write_bytes(header.read_bytes()[:1000])
+    assert result(5) == 5
+    assert result(6) == 6
+    (header,) = (cache / "headers").glob("*/*")
+    assert header.stat().st_size > 1000
