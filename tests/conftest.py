@@ -56,6 +56,14 @@ def pytest_configure() -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
 
 
+def pytest_collection(session: pytest.Session) -> None:
+    """Import torch and rsl_rl as ranks do: without torch's compiler, which takes a third of the time."""
+    if not session.config.pluginmanager.has_plugin("dsession"):  # that of xdist, in the process that collects no tests
+        from mjlab_dist.imports import import_learner
+
+        import_learner()
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark long tests as slow too, so that -m "not slow" leaves them out."""
     if item.get_closest_marker("long") is not None:
