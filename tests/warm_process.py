@@ -2,7 +2,8 @@
 
 Importing torch, Warp and rsl_rl takes most of the CPU time of a short command. This program imports them once. For each
 command it forks, and sets what an exec would have set: session, descriptors, signals, working directory, environment,
-arguments, also those in /proc, and the standard streams. The package itself is imported again by each command.
+arguments, also those in /proc, and the standard streams. If PYTHONPATH contains another copy of the package, or other
+tasks, the command imports the package again.
 
 A command that starts several ranks also starts an agent, and the agent a fork server or ranks; torchrun starts each
 rank, and training in one process starts the process that makes videos. They all would import the libraries again, so
@@ -15,6 +16,7 @@ import _posixsubprocess
 import atexit
 import builtins
 import contextlib
+import contextvars
 import ctypes
 import fcntl
 import gc
@@ -30,7 +32,7 @@ import struct
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from multiprocessing import forkserver, process, resource_tracker
 from pathlib import Path
 from types import ModuleType
@@ -39,7 +41,16 @@ from typing import Any
 from start_message import AGENT, HOST_SERVER, SIZE, Start, receive, send
 
 PACKAGES = ("mjlab_dist", "mjlab_dist_tasks")
-"""Packages that each command must import itself."""
+"""Packages of this project."""
+
+MODULES = (
+    *("cli.main", "cli.train", "launch.train", "worker", "learner"),
+    *("distributed.group", "learn", "env"),
+)
+"""Modules of the package that launchers, agents and ranks import."""
+
+PROGRAMS = ("launch.agent", "play.film")
+"""Modules of the package that are started with -m. Python warns if they have been imported before."""
 
 KERNELS_OF = ("cartpole-balance", "quadruped-velocity-flat")
 """Tasks whose kernels are loaded before a fork."""
@@ -63,18 +74,17 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def import_libraries(names: Sequence[str]) -> None:
-    """Import libraries as a command does, in a process that can be forked, and forget the package."""
+    """Import libraries and the package as commands do, in a process that can be forked."""
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as cli/main.py: OpenMP reads it when it is loaded
     from mjlab_dist.imports import import_learner, start_up
 
     import_learner()
     with start_up():
-        for name in names:
+        for name in (*names, *(f"mjlab_dist.{name}" for name in MODULES)):
             __import__(name)
     load_kernels()
-    for name in list(sys.modules):
-        if name.partition(".")[0] in PACKAGES:
-            del sys.modules[name]
+    for name in PROGRAMS:
+        sys.modules.pop(f"mjlab_dist.{name}", None)
     gc.freeze()  # collections in the forks do not visit, and thus copy, the memory of the libraries
     gc.get_freeze_count = lambda: 1  # the package only asks whether it is 0; counting visits all objects
     os.environ.pop("GOMP_SPINCOUNT")
@@ -224,15 +234,13 @@ def start_helper(*args: Any) -> int | None:
     try:
         keep_only({0, 1, 2, *passed})
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        # Imports and processes of the agent
-        for name in [each for each in sys.modules if each.partition(".")[0] in PACKAGES]:
-            del sys.modules[name]
+        # Processes of the agent
         forkserver._forkserver.__init__()  # pyright: ignore[reportAttributeAccessIssue]
         resource_tracker._resource_tracker.__init__()  # pyright: ignore[reportAttributeAccessIssue]
         process.current_process()._config.pop("tempdir", None)  # pyright: ignore[reportAttributeAccessIssue]
         show_in_proc([sys.executable, *argv[1:]], dict(os.environ))
         sys.argv, sys.path[0] = ["-c", *arguments], ""
-        exec(program, new_main().__dict__)
+        contextvars.Context().run(exec, program, new_main().__dict__)
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 0
@@ -255,6 +263,7 @@ def become(start: Start, descriptors: Sequence[int], *kept: int) -> None:
     os.chdir(start.cwd)
     os.umask(start.umask)
     earlier = python_path(os.environ)
+    forget_packages_of(set(python_path(start.environ)) - set(earlier))
     os.environ.clear()
     os.environ.update(start.environ)
     show_in_proc([sys.executable, *start.argv], start.environ)
@@ -283,6 +292,14 @@ def become(start: Start, descriptors: Sequence[int], *kept: int) -> None:
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
+
+
+def forget_packages_of(folders: Collection[str]) -> None:
+    """Let this project's packages be imported again if any folder contains one, or an installed package with tasks."""
+    found = [name for folder in folders if os.path.isdir(folder) for name in os.listdir(folder)]  # noqa: PTH112, PTH208
+    if any(name in PACKAGES or name.endswith("-info") for name in found):
+        for name in [each for each in sys.modules if each.partition(".")[0] in PACKAGES]:
+            del sys.modules[name]
 
 
 def python_path(environ: Mapping[str, str]) -> list[str]:

@@ -42,7 +42,6 @@ print(json.dumps({
     "streams": [stream(file) for file in (sys.stdin, sys.stdout, sys.stderr)],
     "are_originals": [sys.stdin is sys.__stdin__, sys.stdout is sys.__stdout__, sys.stderr is sys.__stderr__],
     "main": [__name__, __file__, repr(__spec__), __doc__, __package__, sys.modules["__main__"].__dict__ is globals()],
-    "package": [name for name in sys.modules if name.startswith("mjlab_dist")],
     "threads": [threading.active_count(), threading.current_thread() is threading.main_thread()],
     "gc": [gc.isenabled(), gc.get_threshold()],
     "affinity": sorted(os.sched_getaffinity(0)),
@@ -127,6 +126,30 @@ def test_a_forked_command_finds_the_same_process(both: Both, tmp_path: Path) -> 
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR2])
     assert forked, errors
     assert json.loads(forked) == json.loads(cold)
+
+
+@pytest.mark.slow
+def test_a_forked_command_imports_the_package_of_its_own_path(both: Both, tmp_path: Path) -> None:
+    copy = tmp_path / "copy" / "mjlab_dist"
+    copy.mkdir(parents=True)
+    (copy / "__init__.py").write_text("copied = True")
+    (_, cold, _), (_, forked, errors) = both(
+        "import mjlab_dist; print(mjlab_dist.copied)", env={"PYTHONPATH": str(copy.parent)}
+    )
+    assert forked == cold == "True\n", errors
+
+
+@pytest.mark.slow
+def test_a_forked_command_finds_the_tasks_of_its_own_path(both: Both, tmp_path: Path) -> None:
+    package = tmp_path / "site" / "rover-1.dist-info"
+    package.mkdir(parents=True)
+    (package / "METADATA").write_text("Name: rover\nVersion: 1\n")
+    (package / "entry_points.txt").write_text("[mjlab_dist.tasks]\nrover-drive = rover:config\n")
+    (_, cold, _), (_, forked, errors) = both(
+        "from mjlab_dist import registry; print('rover-drive' in registry.task_names())",
+        env={"PYTHONPATH": str(package.parent)},
+    )
+    assert forked == cold == "True\n", errors
 
 
 @pytest.mark.slow
