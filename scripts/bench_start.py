@@ -1,6 +1,7 @@
 """Measure start-up times: `train --help`, `list-tasks`, and the first iteration with 1, 2 and 4 ranks.
 
-The first iteration is measured with compiled kernels, and with kernels that must be compiled.
+The first iteration is measured with compiled kernels, and with kernels that must be compiled: all, or those that
+another robot needs in addition.
 
 uv run python scripts/bench_start.py
 """
@@ -19,6 +20,8 @@ from timed import BIN, clean_environment, run_ours, spread
 COMMANDS = (("train", "--help"), ("train", "cartpole-balance", "--help"), ("list-tasks",))
 ROUNDS = 10
 COLD_ROUNDS = 3
+NEXT_ROBOT = "gym-hopper"
+"""Task that is started when the kernels of cartpole-balance have been compiled."""
 
 
 def main() -> None:
@@ -33,6 +36,11 @@ def main() -> None:
         print(f"{ranks} rank(s), to the end of the first iteration: {spread(warm, 1)} s", end="")
         added = statistics.median(cold) - statistics.median(warm)
         print(f"; with kernels to compile {spread(cold, 1)} s, {added:.1f} s more")
+    warm = [_first_iteration("1", task=NEXT_ROBOT) for _ in range(COLD_ROUNDS)]
+    cold = [_next_robot() for _ in range(COLD_ROUNDS)]
+    added = statistics.median(cold) - statistics.median(warm)
+    print(f"{NEXT_ROBOT} after another robot: {spread(warm, 1)} s", end="")
+    print(f"; with kernels to compile {spread(cold, 1)} s, {added:.1f} s more")
 
 
 def _seconds(*command: str) -> float:
@@ -45,14 +53,20 @@ def _seconds(*command: str) -> float:
     return time.monotonic() - start
 
 
-def _first_iteration(ranks: str, env: dict[str, str] | None = None) -> float:
+def _first_iteration(ranks: str, env: dict[str, str] | None = None, task: str = "cartpole-balance") -> float:
     flags = ("--gpu-ids", "None", "--cpu-ranks", ranks, "--num-envs", "64", "--max-iterations", "1")
-    return run_ours(*flags, env=env).first_iteration_s
+    return run_ours(*flags, env=env, task=task).first_iteration_s
 
 
 def _cold(ranks: str) -> float:
     with tempfile.TemporaryDirectory() as cache:
         return _first_iteration(ranks, {"WARP_CACHE_PATH": cache})
+
+
+def _next_robot() -> float:
+    with tempfile.TemporaryDirectory() as cache:
+        _first_iteration("1", {"WARP_CACHE_PATH": cache})
+        return _first_iteration("1", {"WARP_CACHE_PATH": cache}, NEXT_ROBOT)
 
 
 if __name__ == "__main__":

@@ -43,15 +43,16 @@ def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     return {**kept, "CUDA_VISIBLE_DEVICES": "", **(extra or {})}
 
 
-def run_ours(*flags: str, env: Mapping[str, str] | None = None) -> Timed:
-    """Train cartpole-balance.
+def run_ours(*flags: str, env: Mapping[str, str] | None = None, task: str = "cartpole-balance") -> Timed:
+    """Train a task.
 
     Args:
         flags: Flags of ``train``.
         env: Additional environment variables.
+        task: Name of the task.
     """
     with tempfile.TemporaryDirectory() as root:
-        command = [str(BIN / "train"), "cartpole-balance", *flags, "--log-root", root]
+        command = [str(BIN / "train"), task, *flags, "--log-root", root]
         first_s, _ = _run(command, r"iteration 1/", env=clean_environment(env), cwd=root)
         (metrics,) = Path(root).rglob("metrics.jsonl")
         speeds = [json.loads(line)["steps_per_s"] for line in metrics.read_text().splitlines()]
