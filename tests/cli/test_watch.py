@@ -79,14 +79,16 @@ def test_a_taken_port_is_refused(command: Command, trained: Path) -> None:
     assert done.err.startswith(f"mjlab-dist watch: --port {port}: is used by another program"), done.err
 
 
-@pytest.mark.usefixtures("slow_training")
 def test_the_page_follows_a_run_on_two_ranks_to_its_end(
-    command: Command, open_tab: OpenTab, wait_for: Callable[[Callable[[], bool]], None]
+    command: Command, open_tab: OpenTab, wait_for: Callable[[Callable[[], bool]], None], slow_training: Path
 ) -> None:
     flags = (
-        *("--num-envs", "8", "--max-iterations", "100000", "--checkpoint.interval", "5", "--log-ranks"),
+        *("--num-envs", "8", "--max-iterations", "100000", "--checkpoint.interval", "2", "--log-ranks"),
+        *("--agent.num-steps-per-env", "8", "--agent.num-learning-epochs", "1"),
+        *("--env.episode-length-s", "0.2"),  # the returns of ranks have a curve when episodes have ended
         *("--logger", "tensorboard", "slow_logger:Slow"),
     )
+    slow_training.write_text("0.5")
     train = command.start("train", TASK, "--gpu-ids", "None", "--cpu-ranks", "2", *flags)
     wait_for(lambda: any((command.cwd / "logs").glob("*/*/metrics.jsonl")))
     watch = command.start("mjlab-dist", "watch", "latest")
