@@ -16,14 +16,11 @@ from mjlab_dist.errors import Exit
 FILES = str(Path(__file__).parent / "checkpoints_on_disk.py")
 """A program that fills the disk, and loads the checkpoints on it."""
 
-TRAIN_AND_INSPECT = """
-train=$1 python=$2 files=$3
-"$train" cartpole-balance --gpu-ids None --cpu-ranks 2 --num-envs 32 --agent.num-steps-per-env 8 \\
-    --log-root disk --checkpoint.interval 1 --checkpoint.keep-last 0 --max-iterations 100000
-code=$?
-"$python" "$files" inspect
-exit $code
-"""
+TRAIN = (
+    *("cartpole-balance", "--gpu-ids", "None", "--cpu-ranks", "2", "--num-envs", "32"),
+    *("--agent.num-steps-per-env", "8", "--log-root", "disk", "--max-iterations", "100000"),
+    *("--checkpoint.interval", "1", "--checkpoint.keep-last", "0"),
+)
 
 OnASmallDisk = Callable[..., Done]
 
@@ -46,8 +43,9 @@ def test_the_error_names_the_disk_and_training_can_continue(on_a_small_disk: OnA
 
 
 @pytest.mark.slow
-def test_a_full_disk_ends_training_with_the_reason(on_a_small_disk: OnASmallDisk) -> None:
-    done = on_a_small_disk(TRAIN_AND_INSPECT, str(BIN / "train"), sys.executable, FILES)
+def test_a_full_disk_ends_training_with_the_reason(command: Command, on_a_small_disk: OnASmallDisk) -> None:
+    script = command.script(Path(FILES).read_text())
+    done = on_a_small_disk('exec "$@"', sys.executable, FILES, "train", script, str(BIN / "train"), *TRAIN)
     assert done.code == 1, done.err
     assert re.search("--log-root disk: .*--checkpoint.keep-last", done.err)
     *_, inspected = done.out.splitlines()
