@@ -58,6 +58,9 @@ KERNELS_OF = ("cartpole-balance", "quadruped-velocity-flat")
 FILM = ["-m", "mjlab_dist.play.film"]
 """First arguments of Python for the process that makes videos."""
 
+SHARDS = ("torch._dynamo", "torch.distributed.fsdp")
+"""Modules that ranks import if they shard parameters. Their agent imports them once for all its ranks."""
+
 FORKED_PROGRAMS = ("from multiprocessing.forkserver import main", "from multiprocessing.spawn import spawn_main")
 """Programs of an agent's child processes that are forked."""
 
@@ -136,7 +139,7 @@ def command(start: Start, descriptors: Sequence[int], ready: int) -> Start:
                 each.close()
             for each in (*descriptors, ready):
                 os.close(each)
-            return reserve(theirs, launcher)
+            return reserve(theirs, launcher, SHARDS if "--fsdp-devices" in start.argv else ())
         theirs.close()
         own = fcntl.fcntl(ours.detach(), fcntl.F_DUPFD_CLOEXEC, OUT_OF_THE_WAY + position)
         reserved.append((socket.socket(fileno=own), pid))
@@ -169,8 +172,14 @@ def num_reserved(argv: Sequence[str]) -> int:
     return int(evaluates or "--resume" in argv or "--config" in argv)  # a run is resumed with as many ranks as before
 
 
-def reserve(connection: socket.socket, launcher: int) -> Start:
-    """Wait until the command that forked this process starts an agent or rank, and become it. End with the command."""
+def reserve(connection: socket.socket, launcher: int, modules: Sequence[str]) -> Start:
+    """Wait until the command that forked this process starts an agent or rank, and become it. End with the command.
+
+    Args:
+        connection: Where the command sends what to start.
+        launcher: ID of the command's process.
+        modules: Modules that the agent's ranks need, in addition to the libraries.
+    """
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != launcher:
         os._exit(0)
@@ -180,6 +189,9 @@ def reserve(connection: socket.socket, launcher: int) -> Start:
     message = receive(connection)
     if message is None:
         os._exit(0)
+    for name in modules:
+        __import__(name)
+    gc.freeze()
     LIBC.prctl(PR_SET_PDEATHSIG, 0)
     connection.close()
     for each, handler in before.items():
