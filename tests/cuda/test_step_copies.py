@@ -6,13 +6,14 @@ import types
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 from fake_cuda import DEVICE, fake_cuda
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mjlab_dist.simulate.job import Layout, Sizes, Tensors
 from mjlab_dist.simulate.rank import _Server
-from mjlab_dist.simulate.shared import create, pin
+from mjlab_dist.simulate.shared import create, pinned
 
 NUM_ENVS = 4
 
@@ -27,20 +28,24 @@ SIZES = Sizes(
 
 
 class Copies(TorchDispatchMode):
-    """Notes copies between devices: whether each of them lets the host continue."""
+    """Record, for each copy between devices, whether it is non-blocking."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.continues: list[bool] = []
+        self.events: list[bool | str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if func is torch.ops.aten.copy_.default and args[0].device != args[1].device:
-            self.continues.append(len(args) > 2 and args[2])
+            self.events.append(len(args) > 2 and args[2])
         if func is torch.ops.aten._to_copy.default and result.device != args[0].device:
-            self.continues.append(kwargs.get("non_blocking", False))
+            self.events.append(kwargs.get("non_blocking", False))
         return result
+
+    def wait(self) -> None:
+        """Stands for a wait of the host."""
+        self.events.append("wait")
 
 
 def zeros(layout: Layout, device: str) -> Tensors:
@@ -62,24 +67,23 @@ def test_the_host_waits_once_for_all_results_of_a_step() -> None:
 
     shard: Any = types.SimpleNamespace(sizes=SIZES, total=NUM_ENVS, rows=range(NUM_ENVS), device=DEVICE, step=step)
     transport: Any = types.SimpleNamespace(connection=None, obtain=obtain)
-    with (
-        fake_cuda(),
-        mock.patch("mjlab_dist.simulate.rank.pin") as pinned,
-        mock.patch.object(torch.cuda, "current_stream") as stream,
-        Copies() as copies,
-    ):
+    with fake_cuda(), mock.patch.object(torch.cuda, "current_stream") as stream, Copies() as copies:
+        stream.return_value.synchronize = copies.wait
         _Server(shard, transport, progress_s=1.0)._step()
-    assert pinned.call_count == 2, "actions and results"
-    assert copies.continues == [True] * (1 + len(SIZES.step_layout(NUM_ENVS)))
-    assert stream.return_value.synchronize.call_count == 1
+    assert copies.events == [True] * (1 + len(SIZES.step_layout(NUM_ENVS))) + ["wait"]
 
 
-def test_all_results_are_in_the_memory_that_is_pinned() -> None:
+@pytest.mark.parametrize("error", [0, 712])
+def test_the_memory_of_all_results_is_pinned_until_the_end(error: int) -> None:
     tensors = create(SIZES.step_layout(NUM_ENVS)).tensors
-    with mock.patch.object(torch.cuda, "cudart") as cudart:
-        cudart.return_value.cudaHostRegister.return_value = 0
-        pin(tensors)
-    ((start, size, _),) = [call.args for call in cudart.return_value.cudaHostRegister.call_args_list]
-    for tensor in tensors.values():
-        assert start <= tensor.data_ptr()
-        assert tensor.data_ptr() + tensor.nbytes <= start + size
+    with mock.patch.object(torch.cuda, "cudart") as cudart, mock.patch.object(torch, "zeros") as raises:
+        runtime = cudart.return_value
+        runtime.cudaHostRegister.return_value = error
+        raises.side_effect = RuntimeError("CUDA error: part or all of the requested memory range is already mapped")
+        with pinned(tensors, DEVICE):
+            assert not runtime.cudaHostUnregister.called
+    ((start, size, _),) = [call.args for call in runtime.cudaHostRegister.call_args_list]
+    assert min(tensor.data_ptr() for tensor in tensors.values()) == start
+    assert max(tensor.data_ptr() + tensor.nbytes for tensor in tensors.values()) == start + size
+    assert [call.args for call in runtime.cudaHostUnregister.call_args_list] == ([] if error else [(start,)])
+    assert raises.called == bool(error), "the error must not remain for the next operation"

@@ -8,6 +8,7 @@ from multiprocessing.connection import Connection
 
 import pytest
 import torch
+from conftest import HANG_S
 
 import mjlab_dist
 from mjlab_dist.sim import start_warp
@@ -30,23 +31,28 @@ def test_each_step_of_a_rank_gives_the_results_of_its_own_actions(device: str) -
     job = Job(configs=(config,), num_envs=NUM_ENVS, seed=0, final_observations=False)
     rows = range(NUM_ENVS)
     served, expected = Shard(job, rows, device), Shard(job, rows, device)
-    ends = [Connection(end.detach()) for end in socket.socketpair()]
-    rank = threading.Thread(target=lambda: _Server(served, SharedMemory(ends[1]), progress_s=1.0).serve())
-    rank.start()
+    ours, theirs = (Connection(end.detach()) for end in socket.socketpair())
 
-    launcher = SharedMemory(ends[0])
+    def serve() -> None:
+        with theirs:
+            _Server(served, SharedMemory(theirs), progress_s=1.0).serve()
+
+    rank = threading.Thread(target=serve, daemon=True)
+    rank.start()
     sizes = served.sizes
     actions, results = (create(layout) for layout in (sizes.action_layout(NUM_ENVS), sizes.step_layout(NUM_ENVS)))
-    for block in (actions, results):
-        launcher.offer(block, rows)
-    for step in range(50):
-        given = torch.randn(NUM_ENVS, sizes.num_actions, generator=torch.Generator().manual_seed(step))
-        actions.tensors["actions"].copy_(given)
-        ends[0].send(("step",))
-        assert ends[0].recv() == (None, None)
-        for name, value in expected.step(given.to(device)).items():
-            assert torch.equal(results.tensors[name], value.cpu()), (step, name)
-    ends[0].send(("close",))
-    rank.join()
-    for end in ends:
-        end.close()
+    with ours:  # if an assertion fails, this ends the thread
+        launcher = SharedMemory(ours)
+        for block in (actions, results):
+            launcher.offer(block, rows)
+        for step in range(50):
+            given = torch.randn(NUM_ENVS, sizes.num_actions, generator=torch.Generator().manual_seed(step))
+            actions.tensors["actions"].copy_(given)
+            ours.send(("step",))
+            assert ours.poll(HANG_S)
+            assert ours.recv() == (None, None)
+            for name, value in expected.step(given.to(device)).items():
+                assert torch.equal(results.tensors[name], value.cpu()), (step, name)
+        ours.send(("close",))
+        rank.join(HANG_S)
+        assert not rank.is_alive()

@@ -21,7 +21,7 @@ from mjlab_dist.seeding import seed_generators
 from mjlab_dist.simulate.job import Job, Tensors
 from mjlab_dist.simulate.meeting import Meeting
 from mjlab_dist.simulate.shard import Shard
-from mjlab_dist.simulate.shared import Arrays, as_arrays, as_tensors, copy_to_host, pin
+from mjlab_dist.simulate.shared import Arrays, as_arrays, as_tensors, copy_to_host, pinned
 from mjlab_dist.simulate.transport import Rows, Transport
 from mjlab_dist.worker import prepare_process
 
@@ -118,9 +118,6 @@ class _Server:
         self._shard, self._transport, self._connection = shard, transport, transport.connection
         self._actions = transport.obtain(shard.sizes.action_layout(shard.total), shard.rows)
         self._results = transport.obtain(shard.sizes.step_layout(shard.total), shard.rows)
-        if shard.device != "cpu":
-            for rows in (self._actions, self._results):
-                pin(rows.tensors)
         self._progress_s, self._reported_at = progress_s, 0.0
         self.num_steps = 0
 
@@ -135,18 +132,20 @@ class _Server:
             "load_state": self._load_state,
             "poses": self._poses,
         }
-        while True:
-            name, *arguments = self._connection.recv()
-            if name == "close":
-                return
-            try:
-                reply = commands[name](*arguments)
-            except UserError as error:
-                self._connection.send((str(error), None))
-                continue
-            self._connection.send((None, reply.result))
-            if reply.rows is not None:
-                reply.rows.send()
+        device = self._shard.device
+        with pinned(self._actions.tensors, device), pinned(self._results.tensors, device):
+            while True:
+                name, *arguments = self._connection.recv()
+                if name == "close":
+                    return
+                try:
+                    reply = commands[name](*arguments)
+                except UserError as error:
+                    self._connection.send((str(error), None))
+                    continue
+                self._connection.send((None, reply.result))
+                if reply.rows is not None:
+                    reply.rows.send()
 
     def _step(self) -> _Reply:
         self._actions.receive()

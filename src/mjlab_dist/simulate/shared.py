@@ -6,9 +6,11 @@ applies. Descriptors are sent over Unix sockets.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 import os
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -81,19 +83,32 @@ def place(memory: mmap.mmap | memoryview, layout: Layout) -> Tensors:
     return tensors
 
 
-def pin(tensors: Tensors) -> None:
-    """Pin the memory of tensors until this process ends, so that a GPU copies to and from it while the host continues.
+@contextlib.contextmanager
+def pinned(tensors: Tensors, device: str) -> Iterator[None]:
+    """Pin the memory of tensors inside the context, so that a GPU copies to and from it while the host continues.
 
     If the driver refuses, copies are correct but slower.
 
     Args:
         tensors: On the CPU, contiguous, in one piece of memory.
+        device: Device of the copies. On ``cpu``, nothing is pinned.
     """
+    if device == "cpu":
+        yield
+        return
+    runtime: Any = torch.cuda.cudart()
     start = min(tensor.data_ptr() for tensor in tensors.values())
     end = max(tensor.data_ptr() + tensor.nbytes for tensor in tensors.values())
-    runtime: Any = torch.cuda.cudart()
     if error := int(runtime.cudaHostRegister(start, end - start, 0)):
         emit("debug", text=f"the memory of actions and results cannot be pinned: CUDA error {error}")
+        # CUDA keeps the error, and torch would raise it in its next operation. Raise it here.
+        with contextlib.suppress(RuntimeError):
+            torch.zeros(1, device=device).add_(1)
+    try:
+        yield
+    finally:
+        if not error:
+            runtime.cudaHostUnregister(start)
 
 
 def copy_to_host(source: Tensors, target: Tensors, device: str) -> None:
