@@ -21,8 +21,8 @@ from mjlab_dist.patching import patched
 Variant = tuple[wp.Module, int]
 """A Warp module and the number of threads per block that it is compiled for."""
 
-PROCESSOR = ("model name", "flags", "CPU part", "Features")
-"""Lines of /proc/cpuinfo that describe what the processor can do, on x86 and ARM."""
+PROCESSOR = ("model", "flags", "CPU", "Features")
+"""Starts of the lines of /proc/cpuinfo that describe what the processor can do, on x86 and ARM."""
 
 
 def prepare(device: str, program: Callable[[], None]) -> None:
@@ -56,10 +56,15 @@ def _compile(device: str, variants: Sequence[Variant]) -> Iterator[None]:
     Before it compiles for the CPU, Warp precompiles its C++ header in each thread, to a temporary directory. This takes
     as long as ten small modules, so all threads and later processes share one header instead.
     """
+    if not wp.get_device(device).is_cpu:
+        yield from _load(device, variants)
+        return
     headers = _headers_dir()
     headers.mkdir(parents=True, exist_ok=True)
+    for unfinished in headers.glob("*.tmp"):  # of a process that was killed
+        unfinished.unlink()
     with patched(context.runtime, "get_clang_pch_dir", lambda: str(headers)):
-        if wp.get_device(device).is_cpu and not any(headers.iterdir()):
+        if not any(headers.glob("*.pch")):
             # One thread writes the header, before others look for it.
             smallest = min(variants, key=lambda variant: len(variant[0].kernels))
             yield from _load(device, [smallest])
@@ -70,14 +75,15 @@ def _compile(device: str, variants: Sequence[Variant]) -> Iterator[None]:
 def _headers_dir() -> Path:
     """Return the directory of the precompiled header for this installation of Warp and this processor.
 
-    The compiler would refuse another header with messages on stderr, and continue without it.
+    With a header for others, the compiler would print errors and compile again without it. ``wp.clear_kernel_cache``
+    removes the directory, as its name starts with ``wp_``.
     """
     source = Path(wp.__file__).parent / "native" / "builtin.h"
     processor: set[str] = set()
     with contextlib.suppress(OSError):
         processor = {line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith(PROCESSOR)}
     key = repr((source, source.stat().st_mtime_ns, sorted(processor)))
-    return _cache_dir() / "headers" / hashlib.sha256(key.encode()).hexdigest()[:16]
+    return _cache_dir() / f"wp_headers_{hashlib.sha256(key.encode()).hexdigest()[:16]}"
 
 
 def _load(device: str, variants: Sequence[Variant]) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Compilation of kernels for the CPU: all threads and processes use one precompiled header."""
+"""Compilation of kernels for the CPU: all threads and later programs use one precompiled header."""
 
 from __future__ import annotations
 
@@ -52,21 +52,25 @@ def result(*values: int) -> int:
     return int(total.numpy()[0])
 
 
-def test_one_header_is_precompiled_and_kept(cache: Path) -> None:
+def test_one_header_is_precompiled_and_kept(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(wp.config, "log_level", wp.LOG_DEBUG)
     assert result(1, 2, 3) == 6
-    (header,) = (cache / "headers").glob("*/*")
-    first = header.stat()
+    assert capfd.readouterr().out.count("Generating precompiled header") == 1
+    (header,) = cache.glob("wp_headers_*/*")
     assert result(10, 20) == 30
-    assert [*(cache / "headers").glob("*/*")] == [header]
-    assert header.stat().st_mtime_ns == first.st_mtime_ns
+    assert "Generating precompiled header" not in capfd.readouterr().out
+    assert [*cache.glob("wp_headers_*/*")] == [header]
     assert not list(Path(tempfile.gettempdir()).iterdir()), "a rank that is killed would leave it there"
 
 
-def test_a_damaged_header_is_replaced(cache: Path) -> None:
+def test_damaged_and_unfinished_headers_are_replaced(cache: Path) -> None:
     assert result(4) == 4
-    (header,) = (cache / "headers").glob("*/*")
+    (header,) = cache.glob("wp_headers_*/*")
     header.write_bytes(header.read_bytes()[:1000])
+    header.with_name("header.pch.tmp").touch()
     assert result(5) == 5
     assert result(6) == 6
-    (header,) = (cache / "headers").glob("*/*")
+    assert [*cache.glob("wp_headers_*/*")] == [header]
     assert header.stat().st_size > 1000
