@@ -2,8 +2,8 @@
 
 Importing torch, Warp and rsl_rl takes most of the CPU time of a short command. This program imports them once. For each
 command it forks, and sets what an exec would have set: session, descriptors, signals, working directory, environment,
-arguments, also those in /proc, and the standard streams. If PYTHONPATH contains another copy of the package, or other
-tasks, the command imports the package again.
+arguments, also those in /proc, and the standard streams. If PYTHONPATH contains another copy of the package, the
+command imports that.
 
 A command that starts several ranks also starts an agent, and the agent a fork server or ranks; torchrun starts each
 rank, and training in one process starts the process that makes videos. They all would import the libraries again, so
@@ -58,7 +58,7 @@ KERNELS_OF = ("cartpole-balance", "quadruped-velocity-flat")
 FILM = ["-m", "mjlab_dist.play.film"]
 """First arguments of Python for the process that makes videos."""
 
-SHARDS = ("torch._dynamo", "torch.distributed.fsdp")
+SHARDING_MODULES = ("torch._dynamo", "torch.distributed.fsdp")
 """Modules that ranks import if they shard parameters. Their agent imports them once for all its ranks."""
 
 FORKED_PROGRAMS = ("from multiprocessing.forkserver import main", "from multiprocessing.spawn import spawn_main")
@@ -139,7 +139,7 @@ def command(start: Start, descriptors: Sequence[int], ready: int) -> Start:
                 each.close()
             for each in (*descriptors, ready):
                 os.close(each)
-            return reserve(theirs, launcher, SHARDS if "--fsdp-devices" in start.argv else ())
+            return reserve(theirs, launcher, SHARDING_MODULES if "--fsdp-devices" in start.argv else ())
         theirs.close()
         own = fcntl.fcntl(ours.detach(), fcntl.F_DUPFD_CLOEXEC, OUT_OF_THE_WAY + position)
         reserved.append((socket.socket(fileno=own), pid))
@@ -189,14 +189,14 @@ def reserve(connection: socket.socket, launcher: int, modules: Sequence[str]) ->
     message = receive(connection)
     if message is None:
         os._exit(0)
-    for name in modules:
-        __import__(name)
-    gc.freeze()
     LIBC.prctl(PR_SET_PDEATHSIG, 0)
     connection.close()
     for each, handler in before.items():
         signal.signal(each, handler or signal.SIG_DFL)
     os.setsid()
+    for name in modules:
+        __import__(name)
+    gc.freeze()
     replace_fork_exec(start_helper)
     become(*message)
     return message[0]
@@ -252,6 +252,7 @@ def start_helper(*args: Any) -> int | None:
         process.current_process()._config.pop("tempdir", None)  # pyright: ignore[reportAttributeAccessIssue]
         show_in_proc([sys.executable, *argv[1:]], dict(os.environ))
         sys.argv, sys.path[0] = ["-c", *arguments], ""
+        # Without the context of the agent's thread, which receives the agent's messages
         contextvars.Context().run(exec, program, new_main().__dict__)
         code = 0
     except SystemExit as end:
@@ -275,7 +276,7 @@ def become(start: Start, descriptors: Sequence[int], *kept: int) -> None:
     os.chdir(start.cwd)
     os.umask(start.umask)
     earlier = python_path(os.environ)
-    forget_packages_of(set(python_path(start.environ)) - set(earlier))
+    unload_packages_replaced_by(set(python_path(start.environ)) - set(earlier))
     os.environ.clear()
     os.environ.update(start.environ)
     show_in_proc([sys.executable, *start.argv], start.environ)
@@ -306,10 +307,9 @@ def become(start: Start, descriptors: Sequence[int], *kept: int) -> None:
         sys.modules["numpy"].random.seed()
 
 
-def forget_packages_of(folders: Collection[str]) -> None:
-    """Let this project's packages be imported again if any folder contains one, or an installed package with tasks."""
-    found = [name for folder in folders if os.path.isdir(folder) for name in os.listdir(folder)]  # noqa: PTH112, PTH208
-    if any(name in PACKAGES or name.endswith("-info") for name in found):
+def unload_packages_replaced_by(folders: Collection[str]) -> None:
+    """Let this project's packages be imported again if any folder contains a copy of one."""
+    if any(os.path.isdir(os.path.join(folder, name)) for folder in folders for name in PACKAGES):  # noqa: PTH112, PTH118
         for name in [each for each in sys.modules if each.partition(".")[0] in PACKAGES]:
             del sys.modules[name]
 
