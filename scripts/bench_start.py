@@ -36,7 +36,7 @@ def main() -> None:
         print(f"{ranks} rank(s), to the end of the first iteration: {spread(warm, 1)} s", end="")
         added = statistics.median(cold) - statistics.median(warm)
         print(f"; with kernels to compile {spread(cold, 1)} s, {added:.1f} s more")
-    warm = [_first_iteration("1", task=NEXT_ROBOT) for _ in range(COLD_ROUNDS)]
+    warm = [_first_iteration("1", task=NEXT_ROBOT) for _ in range(COLD_ROUNDS + 1)][1:]
     cold = [_next_robot() for _ in range(COLD_ROUNDS)]
     added = statistics.median(cold) - statistics.median(warm)
     print(f"{NEXT_ROBOT} after another robot: {spread(warm, 1)} s", end="")
