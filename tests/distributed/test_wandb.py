@@ -57,16 +57,24 @@ def named(command: Command, name: str) -> list[psutil.Process]:
     return found
 
 
+def wandb_files(root: Path) -> set[Path]:
+    return set(root.glob("logs/*/*/wandb/*run-*/*.wandb"))
+
+
 def has_wandb_rows(root: Path) -> bool:
-    return any(logged_steps(file) for file in root.glob("logs/*/*/wandb/*run-*/*.wandb"))
+    return any(logged_steps(file) for file in wandb_files(root))
 
 
 @pytest.mark.slow
-def test_row_21_the_key_is_in_no_command_line_and_no_file(command: Command, wait_for: WaitFor) -> None:
-    process = command.start(*SMALL, "--cpu-ranks", "2", "--max-iterations", "60")
+def test_row_21_the_key_is_in_no_command_line_and_no_file(
+    command: Command, slow_training: Path, wait_for: WaitFor
+) -> None:
+    process = command.start(*SLOW, "--cpu-ranks", "2", "--max-iterations", "120")
     words: set[str] = set()
 
     def has_ended() -> bool:
+        if has_wandb_rows(command.cwd):  # at its end, a run waits only a few seconds for Weights & Biases to start
+            slow_training.unlink(missing_ok=True)
         for other in command.processes():
             with contextlib.suppress(psutil.Error):  # it has just ended
                 words.update(other.cmdline())
@@ -154,8 +162,9 @@ def test_row_20_training_continues_without_wandb(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("slow_training")
-def test_a_killed_run_leaves_no_process_and_resumes_its_wandb_run(command: Command, wait_for: WaitFor) -> None:
+def test_a_killed_run_leaves_no_process_and_resumes_its_wandb_run(
+    command: Command, slow_training: Path, wait_for: WaitFor
+) -> None:
     process = command.start(*SLOW, "--max-iterations", "100000", "--checkpoint.interval", "5")
     wait_for(lambda: has_wandb_rows(command.cwd) and any(command.cwd.rglob("model_*.pt")))
     process.kill()
@@ -165,13 +174,19 @@ def test_a_killed_run_leaves_no_process_and_resumes_its_wandb_run(command: Comma
     run = only_run(command.cwd)
     told = json.loads((run / WANDB_FILE).read_text())
     saved = max(list_checkpoints(run))
-    done = command(*SMALL, "--resume", f"anyone/proj/{told['id']}", "--max-iterations", str(saved + 30))
+    first = wandb_files(command.cwd)
+    last = saved + 120
+    process = command.start(*SLOW, "--resume", f"anyone/proj/{told['id']}", "--max-iterations", str(last))
+    wait_for(lambda: any(map(logged_steps, wandb_files(command.cwd) - first)) or process.poll() is not None)
+    slow_training.unlink()
+    done = command.finish(process)
     assert done.code == 0, done.err
     assert only_run(command.cwd) == run
     assert json.loads((run / WANDB_FILE).read_text()) == told
-    assert [row["iteration"] for row in read_metrics(run)] == list(range(1, saved + 31))
-    *_, second = sorted(run.glob(f"wandb/offline-run-*-{told['id']}/*.wandb"))
-    assert logged_steps(second) == list(range(saved + 1, saved + 31))
+    assert [row["iteration"] for row in read_metrics(run)] == list(range(1, last + 1))
+    (second,) = wandb_files(command.cwd) - first
+    assert second.parent.name.endswith(told["id"])
+    assert logged_steps(second) == list(range(saved + 1, last + 1))
 
 
 @pytest.mark.slow
