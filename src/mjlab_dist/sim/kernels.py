@@ -62,7 +62,8 @@ def _compile(device: str, variants: Sequence[Variant]) -> Iterator[None]:
     headers = _headers_dir()
     headers.mkdir(parents=True, exist_ok=True)
     for unfinished in headers.glob("*.tmp"):  # of a process that was killed
-        unfinished.unlink()
+        with contextlib.suppress(OSError):  # it belongs to another user
+            unfinished.unlink()
     with patched(context.runtime, "get_clang_pch_dir", lambda: str(headers)):
         if not any(headers.glob("*.pch")):
             # One thread writes the header, before others look for it.

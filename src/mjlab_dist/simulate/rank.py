@@ -21,7 +21,7 @@ from mjlab_dist.seeding import seed_generators
 from mjlab_dist.simulate.job import Job, Tensors
 from mjlab_dist.simulate.meeting import Meeting
 from mjlab_dist.simulate.shard import Shard
-from mjlab_dist.simulate.shared import Arrays, as_arrays, as_tensors, copy_to_host, pinned
+from mjlab_dist.simulate.shared import Arrays, as_arrays, as_tensors, copy_into, pinned
 from mjlab_dist.simulate.transport import Rows, Transport
 from mjlab_dist.worker import prepare_process
 
@@ -123,6 +123,11 @@ class _Server:
 
     def serve(self) -> None:
         """Execute commands until the envs are closed."""
+        device = self._shard.device
+        with pinned(self._actions.tensors, device), pinned(self._results.tensors, device):
+            self._execute_all()
+
+    def _execute_all(self) -> None:
         commands: dict[str, Callable[..., _Reply]] = {
             "step": self._step,
             "reset": self._reset,
@@ -132,20 +137,18 @@ class _Server:
             "load_state": self._load_state,
             "poses": self._poses,
         }
-        device = self._shard.device
-        with pinned(self._actions.tensors, device), pinned(self._results.tensors, device):
-            while True:
-                name, *arguments = self._connection.recv()
-                if name == "close":
-                    return
-                try:
-                    reply = commands[name](*arguments)
-                except UserError as error:
-                    self._connection.send((str(error), None))
-                    continue
-                self._connection.send((None, reply.result))
-                if reply.rows is not None:
-                    reply.rows.send()
+        while True:
+            name, *arguments = self._connection.recv()
+            if name == "close":
+                return
+            try:
+                reply = commands[name](*arguments)
+            except UserError as error:
+                self._connection.send((str(error), None))
+                continue
+            self._connection.send((None, reply.result))
+            if reply.rows is not None:
+                reply.rows.send()
 
     def _step(self) -> _Reply:
         self._actions.receive()
@@ -199,5 +202,5 @@ class _Server:
 
     def _written(self, results: Tensors) -> _Reply:
         """Store results where the launcher reads them."""
-        copy_to_host(results, self._results.tensors, self._shard.device)
+        copy_into(self._results.tensors, results, self._shard.device)
         return _Reply(rows=self._results)

@@ -111,12 +111,12 @@ def pinned(tensors: Tensors, device: str) -> Iterator[None]:
             runtime.cudaHostUnregister(start)
 
 
-def copy_to_host(source: Tensors, target: Tensors, device: str) -> None:
+def copy_into(target: Tensors, source: Tensors, device: str) -> None:
     """Copy tensors by name, with only one wait for the device.
 
     Args:
-        source: The tensors, on the device.
-        target: The tensors to overwrite, on the CPU.
+        target: Tensors on the CPU.
+        source: Tensors on the device, some or all of those in ``target``.
         device: ``cpu`` or ``cuda:<index>``.
     """
     for name, tensor in source.items():

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 
 from mjlab_dist.simulate.job import Layout, Tensors
-from mjlab_dist.simulate.shared import Block, attach, num_bytes, place
+from mjlab_dist.simulate.shared import Block, attach, copy_into, num_bytes, place
 
 
 class Rows(Protocol):
@@ -151,19 +151,14 @@ class _CopiedRows:
         self._sent, self.tensors = sent, tensors
 
     def send(self) -> None:
-        _copy(self.tensors, self._sent.tensors)
+        copy_into(self._sent.tensors, self.tensors, "cpu")
         self._sent.send()
 
     def receive(self) -> None:
         self._sent.receive()
-        _copy(self._sent.tensors, self.tensors)
+        copy_into(self.tensors, self._sent.tensors, "cpu")
 
 
 def _part(tensors: Mapping[str, torch.Tensor], layout: Layout, rows: range) -> Tensors:
     """Return the rows of some envs."""
     return {name: whole.narrow(layout[name].env_dim, rows.start, len(rows)) for name, whole in tensors.items()}
-
-
-def _copy(source: Tensors, target: Tensors) -> None:
-    for name, tensor in target.items():
-        tensor.copy_(source[name])
