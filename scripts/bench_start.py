@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 
 from timed import BIN, clean_environment, run_ours, spread
 
@@ -33,14 +34,15 @@ def main() -> None:
     for ranks in ("1", "2", "4"):
         warm = [_first_iteration(ranks) for _ in range(COLD_ROUNDS)]
         cold = [_cold(ranks) for _ in range(COLD_ROUNDS)]
-        print(f"{ranks} rank(s), to the end of the first iteration: {spread(warm, 1)} s", end="")
-        added = statistics.median(cold) - statistics.median(warm)
-        print(f"; with kernels to compile {spread(cold, 1)} s, {added:.1f} s more")
+        _report(f"{ranks} rank(s), to the end of the first iteration", warm, cold)
     warm = [_first_iteration("1", task=NEXT_ROBOT) for _ in range(COLD_ROUNDS + 1)][1:]
     cold = [_next_robot() for _ in range(COLD_ROUNDS)]
+    _report(f"{NEXT_ROBOT} after another robot", warm, cold)
+
+
+def _report(label: str, warm: Sequence[float], cold: Sequence[float]) -> None:
     added = statistics.median(cold) - statistics.median(warm)
-    print(f"{NEXT_ROBOT} after another robot: {spread(warm, 1)} s", end="")
-    print(f"; with kernels to compile {spread(cold, 1)} s, {added:.1f} s more")
+    print(f"{label}: {spread(warm, 1)} s; with kernels to compile {spread(cold, 1)} s, {added:.1f} s more")
 
 
 def _seconds(*command: str) -> float:

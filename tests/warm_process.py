@@ -49,9 +49,6 @@ MODULES = (
 )
 """Modules of the package that launchers, agents and ranks import."""
 
-PROGRAMS = ("launch.agent", "play.film")
-"""Modules of the package that are started with -m. Python warns if they have been imported before."""
-
 KERNELS_OF = ("cartpole-balance", "quadruped-velocity-flat")
 """Tasks whose kernels are loaded before a fork."""
 
@@ -86,8 +83,8 @@ def import_libraries(names: Sequence[str]) -> None:
         for name in (*names, *(f"mjlab_dist.{name}" for name in MODULES)):
             __import__(name)
     load_kernels()
-    for name in PROGRAMS:
-        sys.modules.pop(f"mjlab_dist.{name}", None)
+    for _, name in (AGENT[-2:], FILM):  # Python warns if a module that -m names has been imported before
+        sys.modules.pop(name, None)
     gc.freeze()  # collections in the forks do not visit, and thus copy, the memory of the libraries
     gc.get_freeze_count = lambda: 1  # the package only asks whether it is 0; counting visits all objects
     os.environ.pop("GOMP_SPINCOUNT")
