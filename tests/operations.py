@@ -8,9 +8,9 @@ from typing import Any
 from unittest import mock
 
 import torch
-import warp as wp
 
 from mjlab_dist.check.host_syncs import HostSyncs
+from mjlab_dist.sim import recording
 
 aten: Any = torch.ops.aten
 
@@ -21,7 +21,8 @@ _FREE = (aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten._
 class Operations(HostSyncs):
     """Counts operations of torch, without views and allocations, and Warp's recorded programs.
 
-    A program counts as one, and so does an operation on a list of tensors.
+    A program counts as one, and so does an operation on a list of tensors. The physics of a control step counts as
+    one too, although several graphs are launched for it on the CPU.
 
     Attributes:
         num: Number of operations so far.
@@ -39,11 +40,11 @@ class Operations(HostSyncs):
 @contextmanager
 def counted() -> Iterator[Operations]:
     """Count the operations of a block."""
-    operations, launch = Operations(), wp.capture_launch
+    operations, replay = Operations(), recording.replay
 
-    def launched(*args: Any, **kwargs: Any) -> None:
+    def replayed(*args: Any) -> None:
         operations.num += 1
-        launch(*args, **kwargs)
+        replay(*args)
 
-    with mock.patch.object(wp, "capture_launch", launched), operations:
+    with mock.patch.object(recording, "replay", replayed), operations:
         yield operations

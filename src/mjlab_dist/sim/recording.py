@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import warp as wp
 
@@ -47,15 +47,16 @@ def capture(device: str, program: Callable[[], None]) -> wp.Graph:
     return recording.graph
 
 
-def replay(graph: wp.Graph, stream: wp.Stream | None) -> None:
-    """Launch the kernels of a graph.
+def replay(graphs: Sequence[wp.Graph], stream: wp.Stream | None) -> None:
+    """Launch the kernels of graphs of one device, one graph after the other.
 
     Args:
-        graph: The graph.
+        graphs: At least one graph. The same graph may occur several times.
         stream: Where to launch them; None on the CPU.
     """
-    with launching(graph.device):
-        wp.capture_launch(graph, stream=stream)
+    with launching(graphs[0].device):
+        for graph in graphs:
+            wp.capture_launch(graph, stream=stream)
 
 
 @contextlib.contextmanager

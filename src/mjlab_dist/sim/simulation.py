@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import mujoco
 import mujoco_warp as mjw
@@ -62,7 +62,7 @@ class Simulation:
         demand: Maximum number of constraint rows of each env and, in the last element, of contacts or near pairs in the
             batch, (num_envs + 1,), since construction. This includes those that did not fit. Counted in the last
             substep of each step.
-        launch: Function that launches a captured program. It is replaced while torch operations are recorded as a CUDA
+        launch: Function that launches captured programs. It is replaced while torch operations are recorded as a CUDA
             graph, because the launch of a graph cannot be recorded in another graph.
         physics: Fields that the next step depends on, by their names in ``mujoco_warp.Data``, (num_envs, ...) each;
             fields that are empty in this model are omitted.
@@ -108,6 +108,11 @@ class Simulation:
         self._readers: set[Callable[[], None]] = set()
         self._stream = wp.stream_from_torch(device) if device != "cpu" else None
         self.launch: Callable[[Callable[[], None]], None] = _launch_now
+
+        # Programs of a control step. On a GPU, one graph contains them all, because each launch of a graph takes time.
+        # On the CPU a launch takes 1 µs, and a graph of one substep is recorded faster than a graph of all.
+        programs = [*[self._substep] * config.decimation, self._collect_overflow]
+        self._step_programs = programs if device == "cpu" else [functools.partial(_call_all, programs)]
 
         # Model and data on the device
         with wp.ScopedDevice(device), quiet():
@@ -263,7 +268,7 @@ class Simulation:
             programs: See :meth:`record`. They replace those of an earlier call, and run in this order.
         """
         self._substep_programs = tuple(programs)
-        self._record_program(self._step)
+        self._record_program(self._step_programs[0])
 
     def _record_program(self, run: Callable[[], None]) -> None:
         with wp.ScopedDevice(self.device):
@@ -286,7 +291,7 @@ class Simulation:
 
     def step(self) -> None:
         """Advance every env by one control step: ``decimation`` substeps with the current ``ctrl``."""
-        self._run(self._step)
+        self._run(*self._step_programs)
 
     def forward(self) -> None:
         """Recompute everything that derives from positions and velocities, in every env (``mj_forward``)."""
@@ -352,11 +357,12 @@ class Simulation:
 
     # The programs of the physics
 
-    def _step(self) -> None:
-        for _ in range(self._config.decimation):
-            for program in self._substep_programs:
-                program(self._warp_model, self._data)
-            mjw.step(self._warp_model, self._data)
+    def _substep(self) -> None:
+        for program in self._substep_programs:
+            program(self._warp_model, self._data)
+        mjw.step(self._warp_model, self._data)
+
+    def _collect_overflow(self) -> None:
         counts = (self._data.nefc, self._data.nacon, self._data.ncollision)
         buffers = (self._overflow, self._demand)
         wp.launch(rows.collect_overflow, self.num_envs, [self._data.overflow, BUFFER_BITS, *counts, *buffers])
@@ -378,39 +384,40 @@ class Simulation:
             mjw.kinematics(self._unanchored, self._data)
 
     def _programs(self) -> list[Callable[[], None]]:
-        programs = [self._step, self._forward, self._reset]
+        programs = [*dict.fromkeys(self._step_programs), self._forward, self._reset]
         return [*programs, self._update_constants] if self._groups or self._unanchored else programs
 
-    def _all(self) -> None:
-        for program in self._programs():
-            program()
-
-    def _run(self, program: Callable[[], None]) -> None:
-        if program not in self._readers:
+    def _run(self, *programs: Callable[[], None]) -> None:
+        if not self._readers.issuperset(programs):
             self._num_changes += 1
-        graph = self._graphs.get(program)
-        if graph is not None:
+        if self._graphs.keys() >= set(programs):
+            graphs = [self._graphs[program] for program in programs]
             # On the torch stream, so that these kernels and those of the terms stay in order without a synchronization.
-            self.launch(functools.partial(recording.replay, graph, self._stream))
+            self.launch(functools.partial(recording.replay, graphs, self._stream))
         elif self._stream is None:
             # Without a recording, Python launches the same kernels one by one.
             with wp.ScopedDevice(self.device) as device, recording.launching(device):
-                program()
+                _call_all(programs)
         else:
             with wp.ScopedStream(self._stream):
-                program()
+                _call_all(programs)
 
     def _record(self) -> None:
         reason = recording.why_not_capturable(self.device)
         with wp.ScopedDevice(self.device):
             # Load every kernel first, because loading a module during a capture breaks the capture.
             if not reason:
-                kernels.prepare(self.device, self._all)
+                kernels.prepare(self.device, functools.partial(_call_all, self._programs()))
             captures = self._config.capture != "off"
             if captures and reason:
                 emit("warning", text=f"the physics is not captured, which is slower: {reason}")
             elif captures:
                 self._graphs = {program: recording.capture(self.device, program) for program in self._programs()}
+
+
+def _call_all(programs: Iterable[Callable[[], None]]) -> None:
+    for program in programs:
+        program()
 
 
 def _launch_now(launch: Callable[[], None]) -> None:

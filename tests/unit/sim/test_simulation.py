@@ -247,6 +247,20 @@ def test_a_step_of_n_substeps_is_n_steps(cartpole: Any, num_substeps: int) -> No
     assert torch.allclose(coarse.view("time"), torch.tensor(20 * num_substeps * 0.01))
 
 
+def test_a_graph_of_all_substeps_as_on_a_gpu_equals_graphs_of_one_substep(cartpole: Any) -> None:
+    qpos, qvel, ctrl = random_cartpole(1)
+    separate, whole = (simulate(cartpole, decimation=3) for _ in range(2))
+    programs = whole._step_programs
+    assert len(programs) == 3 + 1
+    whole._step_programs = [lambda: [program() for program in programs][-1]]
+    whole.before_substeps([])
+    for sim in (separate, whole):
+        write(sim, qpos, qvel)
+        warp_trajectory(sim, ctrl[:20])
+    assert_same(per_env_arrays(separate), per_env_arrays(whole))
+    assert torch.equal(separate.demand, whole.demand)
+
+
 def test_a_simulation_starts_at_the_models_reference_state(box: Any) -> None:
     sim = simulate(box, num_envs=3)
     assert np.array_equal(sim.qpos, np.tile(box.qpos0, (3, 1)).astype(np.float32))
