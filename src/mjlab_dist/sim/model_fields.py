@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -12,8 +13,10 @@ import mujoco_warp as mjw
 import numpy as np
 import torch
 import warp as wp
+from mujoco_warp._src import util_pkg
 
 from mjlab_dist.errors import UserError
+from mjlab_dist.patching import patched
 from mjlab_dist.sim.height_field import take_over
 
 OPTIONS = ("gravity", "wind", "magnetic", "density", "viscosity")
@@ -60,6 +63,9 @@ _SWITCHES = {
 }
 """Parts of the physics that MuJoCo Warp skips if the field is 0 when the model is put on the device."""
 
+_check_version = functools.cache(util_pkg.check_version)
+"""MuJoCo Warp checks MuJoCo's version three times per model, and each time Python reads the package's metadata."""
+
 _ON_JOINTS = (mujoco.mjtTrn.mjTRN_JOINT, mujoco.mjtTrn.mjTRN_JOINTINPARENT)
 
 
@@ -77,7 +83,8 @@ def put_model(model: mujoco.MjModel, name: str, num_envs: int, fields: Iterable[
     """
     sizes = {field: num_envs for field in fields if field not in OPTIONS}
     try:
-        put = mjw.put_model(model, batch_sizes=sizes)
+        with patched(util_pkg, "check_version", _check_version):
+            put = mjw.put_model(model, batch_sizes=sizes)
     except (NotImplementedError, ValueError) as error:
         raise UserError(f"--env.sim.model {name}: MuJoCo Warp: {' '.join(str(error).split())}") from error
     take_over(model, put)
