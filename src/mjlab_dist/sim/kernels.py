@@ -37,7 +37,9 @@ def prepare(device: str, program: Callable[[], None]) -> None:
         device: Warp's name of the device.
         program: Function that launches the kernels; must be capturable in a graph.
     """
-    needed = _collect(device, program)
+    needed = [variant for variant in _collect(device, program) if not _is_loaded(device, *variant)]
+    if not needed:
+        return
     # Compile what the cache lacks, in one rank per machine.
     with _cache_lock():
         missing = [variant for variant in needed if not _is_cached(device, *variant)]
@@ -124,6 +126,12 @@ def _collect(device: str, program: Callable[[], None]) -> list[Variant]:
     ):
         program()
     return list(needed)
+
+
+def _is_loaded(device: str, module: wp.Module, block_dim: int) -> bool:
+    """Return whether a module is loaded on this device, and no kernel has been added to it since."""
+    loaded = module.execs.get((wp.get_device(device).context, block_dim))
+    return loaded is not None and loaded.module_hash == module.get_module_hash(block_dim)
 
 
 def _is_cached(device: str, module: wp.Module, block_dim: int) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import warp as wp
 
+from mjlab_dist.messages import listening
 from mjlab_dist.sim import kernels, start_warp
 
 pytestmark = pytest.mark.slow
@@ -25,15 +26,15 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield cache
 
 
-def program(*values: int) -> tuple[Callable[[], None], wp.array[int]]:
-    """A program that adds up numbers, each in a kernel with a module of its own, and its sum."""
+def program(*values: int, module: str | None = None) -> tuple[Callable[[], None], wp.array[int]]:
+    """A program that adds up numbers, and its sum. Each kernel has a module of its own, unless one is named."""
     total = wp.zeros(1, dtype=int, device="cpu")
 
     def kernel_of(value: int) -> wp.Kernel:
         def add(total: wp.array(dtype=int)):  # pyright: ignore[reportInvalidTypeForm]
             total[0] += wp.static(value)
 
-        return wp.Kernel(add, key=f"add_{value}", module=wp.get_module(f"{__name__}.{value}"))
+        return wp.Kernel(add, key=f"add_{value}", module=wp.get_module(f"{__name__}.{module or value}"))
 
     launched = [kernel_of(value) for value in values]
 
@@ -44,9 +45,9 @@ def program(*values: int) -> tuple[Callable[[], None], wp.array[int]]:
     return launch, total
 
 
-def result(*values: int) -> int:
+def result(*values: int, module: str | None = None) -> int:
     """The sum that a program computes, after its kernels were compiled."""
-    launch, total = program(*values)
+    launch, total = program(*values, module=module)
     kernels.prepare("cpu", launch)
     launch()
     return int(total.numpy()[0])
@@ -63,6 +64,23 @@ def test_one_header_is_precompiled_and_kept(
     assert "Generating precompiled header" not in capfd.readouterr().out
     assert [*cache.glob("wp_headers_*/*")] == [header]
     assert not list(Path(tempfile.gettempdir()).iterdir()), "a rank that is killed would leave it there"
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_loaded_module_is_compiled_again_only_if_a_kernel_was_added() -> None:
+    events: list[str] = []
+    with listening(lambda event: events.append(event["kind"])):
+        assert result(7, module="shared") == 7
+        assert set(events) == {"compiling"}
+        events.clear()
+        added, total = program(8, module="shared")
+        kernels.prepare("cpu", added)
+        assert set(events) == {"compiling"}
+        events.clear()
+        kernels.prepare("cpu", added)
+        assert events == []
+    added()
+    assert total.numpy() == 8
 
 
 def test_damaged_and_unfinished_headers_are_replaced(cache: Path) -> None:
