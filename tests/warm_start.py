@@ -20,8 +20,8 @@ from mjlab_dist.patching import patched
 SERVER = Path(__file__).parent / "warm_process.py"
 
 LIBRARIES = (
-    *("warp", "torchrunx.worker", "torchrunx.agent", "tyro", "rich.progress", "yaml", "dacite", "psutil"),
-    "mujoco_warp",
+    *("warp", "torchrunx.worker", "torchrunx.agent", "rich.progress", "yaml", "dacite", "psutil", "numpy.random"),
+    *("tyro", "tyro._backends._tyro_backend", "typeguard", "mujoco_warp"),
 )
 """Modules that commands import, in addition to those of a learner."""
 
