@@ -6,11 +6,10 @@ import importlib
 import inspect
 import pkgutil
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from conftest import Command
 
 from mjlab_dist import mdp
 
@@ -29,10 +28,11 @@ NO_TERMS = {"action_kernels", "kernels", "motion_file", "motor_file", "motor_ker
 
 
 @pytest.mark.slow
-def test_the_page_of_all_terms_is_up_to_date() -> None:
-    command = [sys.executable, str(ROOT / "scripts" / "terms_table.py"), "--check"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+def test_the_page_of_all_terms_is_up_to_date(command: Command) -> None:
+    program = str(ROOT / "scripts" / "terms_table.py")
+    script = command.script(f"import runpy\nrunpy.run_path({program!r}, run_name='__main__')")
+    done = command(script, "--check", env={"PYTHONPATH": str(ROOT / "scripts")})
+    assert done.code == 0, done.err
 
 
 @pytest.mark.parametrize("module", sorted({each.name for each in pkgutil.iter_modules(mdp.__path__)} - NO_TERMS))

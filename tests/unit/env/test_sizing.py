@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import subprocess
-import sys
 import weakref
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import legged
 import pytest
 import rollouts
 import torch
+from conftest import Command
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -195,14 +194,12 @@ print((more.num_bytes() - few.num_bytes()) / 192, (psutil.Process().memory_info(
 
 
 @pytest.mark.slow
-def test_counted_bytes_match_the_memory_of_the_process(tmp_path: Path):
+def test_counted_bytes_match_the_memory_of_the_process(command: Command):
     """An env takes somewhat more than its arrays hold, and less than the share that is left free allows."""
     model = Path(__file__).parents[2] / "data" / "models" / "box.xml"
-    done = subprocess.run(
-        [sys.executable, "-c", WEIGH, str(model)], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    counted, measured = map(float, done.stdout.split())
+    done = command(command.script(WEIGH), str(model))
+    assert done.code == 0, done.err
+    counted, measured = map(float, done.out.split())
     assert 0.95 * counted < measured < counted / sizing.CPU_SHARE
 
 

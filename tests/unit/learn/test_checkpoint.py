@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import pickle
 import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import killed_saves
 import numpy as np
 import pytest
 import torch
-from killed_saves import kill_while_saving, names, numbers, target
+from conftest import Command
+from killed_saves import Killed, names, numbers, target
 from rollouts import AGENT, make_learner, train_config
 
 from mjlab_dist.config import CheckpointConfig
@@ -581,12 +581,24 @@ def test_a_run_does_not_start_if_no_checkpoint_loads(run_dir: Path, make_store: 
     assert numbers(run_dir) == [10, 20], "else the next attempt would start at 0"
 
 
+KILL_WHILE_SAVING = """
+import json
+import sys
+from pathlib import Path
+from killed_saves import kill_while_saving
+
+print(json.dumps(kill_while_saving(Path(sys.argv[1]), int(sys.argv[2]))))
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("times", [40, pytest.param(200, marks=pytest.mark.long)])
-def test_the_newest_checkpoint_loads_whenever_saving_is_killed(run_dir: Path, times: int):
-    # Fork from a fresh process: this one has threads, and a new interpreter for each kill would import torch each time.
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        seen = pool.submit(kill_while_saving, run_dir, times).result()
+def test_the_newest_checkpoint_loads_whenever_saving_is_killed(run_dir: Path, times: int, command: Command):
+    # Fork from another process: this one has threads, and a new interpreter for each kill would import torch each time.
+    script = command.script(KILL_WHILE_SAVING)
+    done = command(script, str(run_dir), str(times), env={"PYTHONPATH": str(Path(killed_saves.__file__).parent)})
+    assert done.code == 0, done.err
+    seen = [Killed(*fields) for fields in json.loads(done.out)]
     assert len(seen) == times
     assert all(killed.tidy for killed in seen)
     assert [killed.newest for killed in seen] == sorted(killed.newest for killed in seen)

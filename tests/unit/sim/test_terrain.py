@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import subprocess
-import sys
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mujoco
 import mujoco_warp as mjw
@@ -19,6 +18,9 @@ from mjlab_dist.config import SimConfig, TerrainConfig, TerrainPartConfig
 from mjlab_dist.errors import UserError
 from mjlab_dist.sim import Simulation, build_model, start_warp
 from mjlab_dist.sim.terrain import Terrain, add_terrain, crop_terrain
+
+if TYPE_CHECKING:
+    from conftest import Command
 
 PARTS = {
     "flat": TerrainPartConfig(kind="flat"),
@@ -177,12 +179,11 @@ def digest(seed: int) -> str:
 
 
 @pytest.mark.slow
-def test_another_process_generates_the_same_bytes() -> None:
-    code = f"import test_terrain; print(test_terrain.digest({CONFIG.seed}))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=__file__.rpartition("/")[0], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == digest(CONFIG.seed) != digest(CONFIG.seed + 1)
+def test_another_process_generates_the_same_bytes(command: Command) -> None:
+    script = command.script(f"import test_terrain\nprint(test_terrain.digest({CONFIG.seed}))")
+    done = command(script, env={"PYTHONPATH": str(Path(__file__).parent)})
+    assert done.code == 0, done.err
+    assert done.out.strip() == digest(CONFIG.seed) != digest(CONFIG.seed + 1)
 
 
 def test_a_tile_does_not_depend_on_the_others(terrain: Terrain) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ import mujoco
 import numpy as np
 import pytest
 import torch
+from conftest import Command
 
 from mjlab_dist.check.host_syncs import HostSyncs
 from mjlab_dist.env import Env
@@ -42,9 +41,10 @@ def feet_of(file: MotionFile, motion: str) -> np.ndarray:
 
 
 @pytest.mark.slow
-def test_the_script_generates_the_stored_motions(tmp_path: Path, file: MotionFile) -> None:
+def test_the_script_generates_the_stored_motions(tmp_path: Path, file: MotionFile, command: Command) -> None:
     made = tmp_path / "motions.npz"
-    subprocess.run([sys.executable, SCRIPT, "--output", made], check=True, capture_output=True)
+    done = command(command.script(SCRIPT.read_text()), "--output", str(made))
+    assert done.code == 0, done.err
     again = read_motions(str(made))
     assert again.fps == file.fps
     assert again.joints == file.joints
