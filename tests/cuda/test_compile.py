@@ -22,8 +22,11 @@ Our kernels contain no code for a particular architecture, so what compiles for 
 long test compiles for H100 and H200.
 """
 
-OPTIMIZATION = {80: 1}
-"""Levels of optimization other than Warp's own, which takes twice as long. Every construct is compiled at any level."""
+OPTIMIZATION = {80: 1, 120: 1}
+"""Levels of optimization other than Warp's own, which takes twice as long. Every construct is compiled at any level.
+
+The long test compiles with Warp's own.
+"""
 
 NUM_WORKERS = 2
 
