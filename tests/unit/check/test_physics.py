@@ -100,6 +100,8 @@ def test_the_jitter_of_a_resting_object_is_no_difference_to_the_c_code() -> None
     option = '<option timestep="0.0025" cone="elliptic" iterations="50" tolerance="1e-10" gravity="0 0 -9.81"/>'
     model = str(task.env.sim.model).replace('<geom name="wall"', f'{puck}<geom name="wall"')
     model = re.sub("<option.*?/>", option, model).replace('axis="0 1 0"', 'axis="0 0 1"')
+    # Kernels for each pair of shapes take seconds to compile, so only the puck and the wall collide.
+    model = model.replace('<geom name="rod"', '<geom name="rod" contype="0" conaffinity="0"')
     sim = dataclasses.replace(task.env.sim, model=model, decimation=8)
     result = physics(dataclasses.replace(task, env=dataclasses.replace(task.env, sim=sim)))
     assert result.passed, result.text

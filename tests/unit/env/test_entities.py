@@ -32,13 +32,20 @@ MODEL = """
   <option timestep=".005"/>
   <worldbody>
     <geom name="ground" type="plane" size="9 9 .1"/>
-    <body name="crate" pos="0 5 .5"><joint name="lid"/><site/><geom size=".1"/><geom name="mark" size=".1"/></body>
+    <body name="crate" pos="0 5 .5">
+      <joint name="lid"/><joint name="rail" type="slide" axis="1 0 0"/>
+      <site/><geom size=".1"/><geom name="mark" size=".1"/>
+    </body>
   </worldbody>
   <actuator><motor name="lid_leg" joint="lid"/></actuator>
 </mujoco>"""
+"""With the robots and the box, it needs the same kernels as the scene of test_frames.py."""
+
 BOX = """
 <mujoco>
-  <worldbody><body name="box"><freejoint/><geom type="box" size="4 4 .1"/><geom size=".05"/></body></worldbody>
+  <worldbody>
+    <body name="box"><freejoint/><geom type="box" size="4 4 .1" contype="0"/><geom size=".05"/></body>
+  </worldbody>
   <tendon><spatial><site site="end"/><site site="other"/></spatial></tendon>
 </mujoco>""".replace("<geom size", '<site name="end"/><site name="other" pos="0 0 1"/><geom size')
 """An object whose geoms and tendon have no names."""
@@ -80,16 +87,15 @@ def owners(env: Env, kind: str) -> list[str]:
 
 
 @pytest.mark.parametrize("entity", ["", "a", "b", "box"])
-@pytest.mark.parametrize(
-    ("field", "kind"), [("body_mass", "body"), ("geom_friction", "geom"), ("dof_damping", "dof"), ("site_pos", "site")]
-)
-def test_a_randomization_of_an_entity_includes_its_elements_without_names(field: str, kind: str, entity: str) -> None:
-    draw = RandomizationConfig(field=field, entity=entity, low=0.25, high=0.75, operation="add")
-    env = make(randomizations={"it": draw})
-    changed = float64(env.sim.field(field)) != getattr(env.sim.model, field).astype(np.float32)
-    rows = np.array([owner == entity for owner in owners(env, kind)])
-    assert rows.any()
-    assert (changed.reshape(NUM_ENVS, len(rows), -1) == rows[:, None]).all()
+def test_a_randomization_of_an_entity_includes_its_elements_without_names(entity: str) -> None:
+    fields = {"body_mass": "body", "geom_friction": "geom", "dof_damping": "dof", "site_pos": "site"}
+    draw = RandomizationConfig(field="", entity=entity, low=0.25, high=0.75, operation="add")
+    env = make(randomizations={field: dataclasses.replace(draw, field=field) for field in fields})
+    for field, kind in fields.items():
+        changed = float64(env.sim.field(field)) != getattr(env.sim.model, field).astype(np.float32)
+        rows = np.array([owner == entity for owner in owners(env, kind)])
+        assert rows.any()
+        assert (changed.reshape(NUM_ENVS, len(rows), -1) == rows[:, None]).all(), field
 
 
 def test_names_of_an_entity_have_no_prefix() -> None:

@@ -24,23 +24,31 @@ Kind = Literal["body", "site", "geom"]
 
 SCENE = """
 <mujoco>
+  <default><default class="egg"><geom type="ellipsoid" contype="0" conaffinity="0"/></default></default>
   <worldbody>
     <geom name="floor" type="plane" size="5 5 .1" pos="0 0 -3"/>
     <site name="mark" pos="1 2 3" quat=".5 .5 .5 .5"/>
     <body name="trunk" pos="0 0 1">
       <joint name="tail" axis="1 2 3"/>
-      <geom name="egg" type="ellipsoid" size=".1 .2 .3" pos=".3 0 0" quat=".8 0 .6 0"/>
+      <geom name="egg" class="egg" size=".1 .2 .3" pos=".3 0 0" quat=".8 0 .6 0"/>
       <geom size=".1" pos="-.3 0 0"/>
       <body pos="0 0 .3"><joint type="ball"/><geom size=".1"/><site name="tip" pos=".1 .2 .3" euler="10 20 30"/></body>
     </body>
   </worldbody>
 </mujoco>"""
-"""A swing with a ball joint on it. Some names are those of the robots; some elements have none."""
+"""A swing with a ball joint on it. Some names are those of the robots; some elements have none.
+
+With the robots and the box, it has as many degrees of freedom and kinds of contact as the scene of test_entities.py, so
+it needs the same kernels.
+"""
 
 BOX = """
 <mujoco>
   <worldbody>
-    <body name="box"><freejoint/><geom size=".1"/><body><joint name="lid"/><geom size=".05" pos=".2 0 0"/></body></body>
+    <body name="box">
+      <joint type="ball"/><geom size=".1"/>
+      <body><joint name="lid"/><geom size=".05" pos=".2 0 0"/></body>
+    </body>
   </worldbody>
 </mujoco>"""
 """An object whose geoms have no names."""
@@ -56,8 +64,8 @@ def two_robots(**changes: Any) -> EnvConfig:
             "b": dataclasses.replace(robot, pos=(3.0, 0.0, 1.0), quat=TURNED),
             "box": EntityConfig(model=BOX),
         },
-        njmax=200,
-        nconmax=60,
+        njmax=120,
+        nconmax=40,
     )
     actions = {"legs": dataclasses.replace(CONFIG.actions["legs"], actuators=("[ab]/.*_leg",), offset=0.0)}
     return dataclasses.replace(CONFIG, sim=sim, actions=actions, **changes)
