@@ -13,10 +13,15 @@ from mjlab_dist.garbage_collection import frozen, no_gc
 
 @pytest.fixture(autouse=True)
 def _enable_collector() -> Iterator[None]:
+    """Start with an enabled collector and no frozen objects, and restore both."""
+    was_frozen = gc.get_freeze_count() > 0
+    gc.unfreeze()
     gc.enable()
     yield
     gc.unfreeze()
     gc.enable()
+    if was_frozen:
+        gc.freeze()
 
 
 def is_in(generation: int, wanted: object) -> bool:
