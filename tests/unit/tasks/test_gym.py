@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -51,8 +52,10 @@ REACHER = Task(tasks.reacher, "Reacher-v5", touches=False, terminates=False)
 TASKS = [HOPPER, CHEETAH, WALKER, ANT, HUMANOID, PENDULUM, REACHER]
 
 
-def parametrize(*chosen: Task) -> Any:
-    return pytest.mark.parametrize("task", chosen or TASKS, ids=lambda task: task.gym_id)
+def parametrize(*chosen: Task, slow: tuple[Task, ...] = ()) -> Any:
+    """Run a test for some or all tasks, and only with the slow tests for some of them."""
+    tasks = [pytest.param(task, marks=pytest.mark.slow if task in slow else ()) for task in chosen or TASKS]
+    return pytest.mark.parametrize("task", tasks, ids=lambda task: task.gym_id)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -62,6 +65,8 @@ def _quiet() -> Iterator[None]:
     mujoco.set_mju_user_warning(lambda _: None)
     yield
     mujoco.set_mju_user_warning(None)
+    in_any_state.cache_clear()
+    oracles.cache_clear()
 
 
 def make(config: EnvConfig, num_envs: int = NUM_ENVS, seed: int = 0) -> Env:
@@ -72,6 +77,18 @@ def make(config: EnvConfig, num_envs: int = NUM_ENVS, seed: int = 0) -> Env:
 def with_cone(config: EnvConfig, cone: Any) -> EnvConfig:
     options = dataclasses.replace(config.sim.options, cone=cone)
     return dataclasses.replace(config, sim=dataclasses.replace(config.sim, options=options))
+
+
+@functools.cache
+def in_any_state(task: Task) -> Env:
+    """Envs that several tests share. Each test resets them."""
+    return make(task.env)
+
+
+@functools.cache
+def oracles(gym_id: str, cone: mujoco.mjtCone = mujoco.mjtCone.mjCONE_PYRAMIDAL) -> list[Any]:
+    """Oracles for comparisons, which begin with a reset of their data."""
+    return [oracle(gym_id, cone) for _ in range(NUM_ENVS)]
 
 
 def oracle(gym_id: str, cone: mujoco.mjtCone = mujoco.mjtCone.mjCONE_PYRAMIDAL) -> Any:
@@ -156,26 +173,28 @@ def observation_errors(env: Env, mine: torch.Tensor, theirs: list[np.ndarray]) -
 # Steps and resets
 
 
-@parametrize(HOPPER, CHEETAH, WALKER, HUMANOID, PENDULUM, REACHER)
+@parametrize(HOPPER, CHEETAH, WALKER, HUMANOID, PENDULUM, REACHER, slow=(HUMANOID,))
 def test_every_step_equals_that_of_gymnasium(task: Task) -> None:
-    found = follow(make(task.env), [oracle(task.gym_id) for _ in range(NUM_ENVS)], NUM_STEPS)
+    found = follow(make(task.env), oracles(task.gym_id), NUM_STEPS)
     assert found.errors.max() < TOLERANCE
     assert (found.with_contact > 100) == task.touches
     assert (found.terminated > 5) == task.terminates
 
 
+@pytest.mark.slow
 def test_every_step_of_the_ant_equals_that_of_gymnasium_with_elliptic_friction_cones() -> None:
     env = make(with_cone(ANT.env, "elliptic"))
-    found = follow(env, [oracle(ANT.gym_id, mujoco.mjtCone.mjCONE_ELLIPTIC) for _ in range(NUM_ENVS)], NUM_STEPS)
+    found = follow(env, oracles(ANT.gym_id, mujoco.mjtCone.mjCONE_ELLIPTIC), NUM_STEPS)
     # Forces of some 100 N are clipped to 1 N here, so an error of a ten-thousandth becomes a hundredth of the rest.
     assert found.errors.max() < 10 * TOLERANCE
     assert found.with_contact > 100
     assert found.terminated > 5
 
 
+@pytest.mark.slow
 def test_half_of_the_steps_of_the_ant_equal_those_of_gymnasium_with_pyramidal_cones() -> None:
     """MuJoCo Warp orients the pyramid under a steep capsule unlike MuJoCo, as does MJX: google-deepmind/mujoco#2774."""
-    found = follow(make(ANT.env), [oracle(ANT.gym_id) for _ in range(NUM_ENVS)], NUM_STEPS)
+    found = follow(make(ANT.env), oracles(ANT.gym_id), NUM_STEPS)
     assert np.mean(found.errors < 10 * TOLERANCE) > 0.5
     assert found.with_contact > 100
 
@@ -185,14 +204,14 @@ def test_without_clipping_costs_use_the_raw_action(task: Task) -> None:
     config = task.env
     (name, action), *_ = config.actions.items()
     config = dataclasses.replace(config, actions={name: dataclasses.replace(action, clip=None)})
-    found = follow(make(config), [oracle(task.gym_id) for _ in range(NUM_ENVS)], 30, clip=False)
+    found = follow(make(config), oracles(task.gym_id), 30, clip=False)
     assert found.errors.max() < TOLERANCE
 
 
 @pytest.mark.parametrize(("task", "num_steps"), [(HOPPER, 10), (CHEETAH, 10), (PENDULUM, 200), (REACHER, 200)])
 def test_free_trajectories_stay_close_to_gymnasium(task: Task, num_steps: int) -> None:
     """Compare while contacts do not amplify rounding errors: episodes of the last two are short and start together."""
-    found = follow(make(task.env), [oracle(task.gym_id) for _ in range(NUM_ENVS)], num_steps, synchronise=False)
+    found = follow(make(task.env), oracles(task.gym_id), num_steps, synchronise=False)
     assert found.errors.max() < 10 * TOLERANCE
 
 
@@ -239,13 +258,14 @@ def test_the_reachers_target_is_anywhere_on_a_disk() -> None:
 
 @parametrize()
 def test_episodes_are_as_long_as_in_gymnasium(task: Task) -> None:
-    env = make(task.env, 4)
+    env = in_any_state(task)
+    env.reset()
     spec = gymnasium.spec(task.gym_id)
     assert env.max_episode_length == spec.max_episode_steps
-    assert env.step_dt_s == pytest.approx(oracle(task.gym_id).dt)
+    assert env.step_dt_s == pytest.approx(oracles(task.gym_id)[0].dt)
     env.episode_length_buf.fill_(env.max_episode_length - 2)
-    assert not env.step(torch.zeros(4, env.num_actions))[2].any()
-    _, _, dones, extras = env.step(torch.zeros(4, env.num_actions))
+    assert not env.step(torch.zeros(NUM_ENVS, env.num_actions))[2].any()
+    _, _, dones, extras = env.step(torch.zeros(NUM_ENVS, env.num_actions))
     assert dones.all()
     assert extras["time_outs"].all()
     assert not env.terminated.any()
@@ -271,7 +291,7 @@ def test_the_config_can_train(task: Task) -> None:
 
 @parametrize()
 def test_observations_and_actions_have_the_sizes_of_gymnasium(task: Task) -> None:
-    env, theirs = make(task.env, 2), oracle(task.gym_id)
+    env, theirs = in_any_state(task), oracles(task.gym_id)[0]
     assert env.get_observations()["actor"].shape[1:] == theirs.observation_space.shape
     assert (env.num_actions,) == theirs.action_space.shape
     (action,) = task.env.actions.values()
@@ -280,7 +300,7 @@ def test_observations_and_actions_have_the_sizes_of_gymnasium(task: Task) -> Non
 
 @parametrize()
 def test_the_model_equals_that_of_gymnasium(task: Task) -> None:
-    mine, theirs = load_model(task.env.sim.model), oracle(task.gym_id).model
+    mine, theirs = load_model(task.env.sim.model), oracles(task.gym_id)[0].model
     for name in ("body_mass", "body_inertia", "body_ipos", "dof_armature", "dof_damping", "geom_friction", "geom_size"):
         np.testing.assert_allclose(getattr(mine, name), getattr(theirs, name), rtol=1e-12, atol=1e-15)
     assert mine.opt.integrator == theirs.opt.integrator
@@ -290,7 +310,7 @@ def test_the_model_equals_that_of_gymnasium(task: Task) -> None:
     ]
 
 
-@parametrize()
+@parametrize(slow=(HUMANOID,))
 def test_nothing_overflows(task: Task) -> None:
     """Motors at their limits, constant for some time or alternating, which move robots more wildly than any policy."""
     env = make(task.env, 16)
@@ -304,7 +324,8 @@ def test_nothing_overflows(task: Task) -> None:
 
 @parametrize(ANT, HUMANOID, REACHER)
 def test_a_step_never_waits(task: Task) -> None:
-    env = make(task.env)
+    env = in_any_state(task)
+    env.reset()
     actions = torch.zeros(NUM_ENVS, env.num_actions)
     with HostSyncs() as syncs:
         env.step(actions)
