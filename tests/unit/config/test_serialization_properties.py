@@ -7,6 +7,7 @@ import types
 import typing
 from typing import Any, Literal
 
+import pytest
 import yaml
 from config_values import Steps, changed, leaves
 from every_task import NAMES, config_of
@@ -66,6 +67,7 @@ def configs(draw: st.DrawFn) -> TrainConfig:
     return config
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(config=configs())
 def test_a_config_comes_back_from_its_file_as_it_was(config: TrainConfig):

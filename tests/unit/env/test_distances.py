@@ -97,6 +97,7 @@ PAIRS: dict[str, dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DISTANCES)
 def test_distances_and_points_equal_those_of_mujoco(env: Env, name: str) -> None:
     found = env.find_distances(name)
@@ -120,6 +121,7 @@ def test_distances_and_points_equal_those_of_mujoco(env: Env, name: str) -> None
     assert not env.sim.overflow.any()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("env")
 def test_the_observation_reads_the_distances() -> None:
     env = Env(config(), 2, "cpu")
@@ -142,6 +144,7 @@ def test_a_mistake_is_refused_in_one_line(changes: dict[str, Any], message: str)
     assert str(caught.value).startswith(message)
 
 
+@pytest.mark.slow
 def test_unknown_distances_are_refused(env: Env) -> None:
     with pytest.raises(UserError, match=r"^sim\.distances hand: the task has geoms, drum$"):
         env.find_distances("hand")

@@ -59,8 +59,8 @@ def both(**fields: Any) -> tuple[Any, Any]:
         {"advantage_normalization": "mini-batch", "activation": "relu"},
         {"advantage_normalization": "rank", "obs_normalization": False},
         {"std_type": "log", "init_std": 0.5},
-        {"rnn": "lstm"},
-        {"rnn": "gru", "advantage_normalization": "mini-batch"},
+        pytest.param({"rnn": "lstm"}, marks=pytest.mark.slow),
+        pytest.param({"rnn": "gru", "advantage_normalization": "mini-batch"}, marks=pytest.mark.slow),
     ],
     ids=str,
 )

@@ -207,6 +207,7 @@ def test_one_binary_action_opens_and_closes_both_fingers() -> None:
     assert refused(unnamed).startswith("--env.actions.some.params.opened left: matches not all actions")
 
 
+@pytest.mark.slow
 def test_limits_of_a_muscle_a_site_and_a_joint_and_activations_as_in_mujoco() -> None:
     env = make(3, actions={"some": BLOCKS["limits"]}, events={})
     given = torch.tensor([[-1.0, -1.0, -1.0], [0.5, 0.0, 1.0], [1.0, 1.0, 0.0]])

@@ -262,7 +262,11 @@ class Split(torch.nn.Module):
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize(
     ("options", "num_rows"),
-    [({}, 5), ({"input_names": ["x"], "dynamic_axes": {"x": {0: "rows"}}}, 1), ({"dynamo": True}, 2)],
+    [
+        ({}, 5),
+        ({"input_names": ["x"], "dynamic_axes": {"x": {0: "rows"}}}, 1),
+        pytest.param({"dynamo": True}, 2, marks=pytest.mark.slow),
+    ],
     ids=["fixed", "any", "dynamo"],
 )
 @pytest.mark.parametrize("name", ["softsign", "elu", "relu", "tanh"])

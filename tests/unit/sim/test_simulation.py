@@ -410,6 +410,7 @@ def test_a_simulation_continues_bit_for_bit_from_the_state_of_another(
         assert {"act", "history", "mocap_pos", "mocap_quat", "eq_active", "userdata"} <= whole.state().keys()
 
 
+@pytest.mark.slow
 def test_a_sleeping_body_continues_bit_for_bit(sleepy: Any) -> None:
     whole, part = (simulate(sleepy, num_envs=2, njmax=32) for _ in range(2))
     for _ in range(60):

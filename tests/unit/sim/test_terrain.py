@@ -452,6 +452,7 @@ def test_no_shape_sinks_into_the_ground(model: mujoco.MjModel, terrain: Terrain)
     assert -0.2 < dist.min() < dist.max() <= 0.0
 
 
+@pytest.mark.slow
 def test_other_shapes_are_handled_by_mujoco_warp(terrain: Terrain) -> None:
     cylinder = """
     <mujoco>
