@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from mjlab_dist.cli.help import Page
 from mjlab_dist.cli.train import read_config
 from mjlab_dist.errors import Exit
 from mjlab_dist.imports import import_learner
+from mjlab_dist.machine.preflight import require_kernel_cache
 from mjlab_dist.messages import listening
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     """
     config = read_config(argv, prog, HELP, num_envs=NUM_CHECKED, total_num_envs=None, total_timesteps=None)
 
+    require_kernel_cache(os.environ)
     import_learner()
     from mjlab_dist.check.run import check  # noqa: PLC0415 (--help does not need it)
 

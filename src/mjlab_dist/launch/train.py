@@ -26,6 +26,7 @@ from mjlab_dist.learner import free_earlier_run
 from mjlab_dist.lease import Lease, leased
 from mjlab_dist.machine.devices import find_gpus, in_this_process, plan_own_device
 from mjlab_dist.machine.memory import check_memory
+from mjlab_dist.machine.preflight import require_kernel_cache
 from mjlab_dist.messages import Listener, listening
 from mjlab_dist.provenance import write_origin
 from mjlab_dist.run_dir import create_run_dir
@@ -118,6 +119,7 @@ def _train_as_one_of_many(config: TrainConfig, listen: Listener, control: Contro
             f"LOCAL_RANK {rank.local_rank}: {planned.name} is not visible to CUDA in this process; set "
             "CUDA_VISIBLE_DEVICES for each process, or start the command train instead of this script"
         )
+    require_kernel_cache(os.environ)
     _prepare_process(device, is_own=own_process)
     # Budget
     budget = plan_budget(config, rank.world_size)

@@ -159,6 +159,21 @@ def kernel_cache(environ: Mapping[str, str]) -> Path:
     return Path(environ.get("WARP_CACHE_PATH", caches / "warp"))
 
 
+def require_kernel_cache(environ: Mapping[str, str]) -> None:
+    """Raise if Warp cannot store compiled kernels. Warp itself would notice only after all libraries are imported.
+
+    Args:
+        environ: The environment.
+
+    Raises:
+        PreflightError: If the directory cannot be created or written to.
+    """
+    flag = "WARP_CACHE_PATH"
+    finding = check_directory("kernel cache", kernel_cache(environ), 0, flag)
+    if finding.status is Status.FAIL:
+        raise PreflightError(f"{flag} {finding.figure}; {finding.fix}")
+
+
 def check_semaphores() -> Finding:
     """Check the free shared memory: starting several ranks needs semaphores."""
     name, directory = "semaphores", Path("/dev/shm")  # noqa: S108 (where Linux keeps semaphores)
