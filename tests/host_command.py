@@ -1,7 +1,9 @@
-"""Run a command on a host of :class:`host_lab.Lab`: by a fork of the server there (warm_host.py), or by exec.
+"""Run a command by a fork of the server of warm_host.py, or by exec.
 
-The argument is the command as JSON, so that tests find only the forked process by its arguments. Without an argument,
-this is the command that the SSH server runs for each session: it runs what the client asks for, and agents as above.
+The last argument is the command as JSON, so that tests find only the forked process by its arguments. The argument
+before it is the process whose namespaces the server has entered; it is missing on a host of :class:`host_lab.Lab`,
+which has a network of its own, and thus only one server. Without any argument, this is the command that the SSH server
+of a host runs for each session: it runs what the client asks for, and agents as above.
 """
 
 from __future__ import annotations
@@ -15,23 +17,34 @@ from typing import NoReturn
 FOLDER = str(Path(__file__).parent)
 
 
-def run(path: str, argv: list[str], environ: dict[str, str]) -> NoReturn:
-    """Run a command as :func:`os.execve` does, but in a forked process if possible. End as that one ends."""
+def address_of(first: int | None) -> str:
+    """Return the address of the server for a process; None for the only server of a network."""
+    from start_message import ADDRESS
+
+    return ADDRESS if first is None else f"{ADDRESS}_{first}"
+
+
+def run(path: str, argv: list[str], environ: dict[str, str], first: int | None = None) -> NoReturn:
+    """Run a command as :func:`os.execve` does, but in a forked process if possible. End as that one ends.
+
+    A scheduler that stops the command may send SIGTERM to this process too, which ignores it.
+    """
     sys.path.append(FOLDER)
     import signal
     import socket
 
-    from start_message import ADDRESS, HOST_SERVER, STATUS, Start, send
+    from start_message import HOST_SERVER, STATUS, Start, send
 
     server = socket.socket(socket.AF_UNIX)
     try:
-        server.connect(ADDRESS)
+        server.connect(address_of(first))
         send(server, Start.here(argv, environ, None), (0, 1, 2))
         is_forked = server.recv(1) == b"1"
     except OSError:
         is_forked = False
     if not is_forked:
         os.execve(path, argv, environ)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     Path("/proc/self/comm").write_text(HOST_SERVER)
     null = os.open(os.devnull, os.O_RDWR)
     for each in range(3):
@@ -47,8 +60,8 @@ def run(path: str, argv: list[str], environ: dict[str, str]) -> NoReturn:
 
 if __name__ == "__main__":
     if sys.argv[1:]:
-        command = json.loads(sys.argv[1])
-        run(command[0], command, dict(os.environ))
+        *first, command = map(json.loads, sys.argv[1:])
+        run(command[0], command, dict(os.environ), *first)
     asked = os.environ.pop("SSH_ORIGINAL_COMMAND")
     # Agents are started by agents.START
     forks = f"sys.path.append({json.dumps(FOLDER)}); import host_command; host_command.run("

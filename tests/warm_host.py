@@ -1,8 +1,9 @@
-"""Fork commands on a host of :class:`host_lab.Lab`, from a process that has imported libraries.
+"""Fork commands in the namespaces of another process, from a process that has imported libraries.
 
-A fork of warm_process.py runs this server, and ``host_command.py`` on the host connects to it. All processes of a
-command are in the host's PID namespace, which cannot end before each has been waited for: a process between the server
-and the command does this, and sends the exit code.
+The other process is the first one on a host of :class:`host_lab.Lab`, or has only file systems of its own, or no
+namespace of its own. A fork of warm_process.py runs this server, and ``host_command.py`` connects to it there. All
+processes of a command on a host are in the host's PID namespace, which cannot end before each has been waited for: a
+process between the server and the command does this, and sends the exit code.
 """
 
 from __future__ import annotations
@@ -15,10 +16,14 @@ import socket
 import sys
 from pathlib import Path
 
-from start_message import ADDRESS, STATUS, Start, can_fork, receive
+from host_command import address_of
+from start_message import STATUS, Start, can_fork, receive
 
-NAMESPACES = ("net", "uts", "ipc", "mnt")
-"""Namespaces of a host, in addition to that of process IDs."""
+NAMESPACES = ("user", "pid", "net", "uts", "ipc", "mnt")
+"""Namespaces of a host, in the order in which they can be entered."""
+
+PR_SET_PDEATHSIG = 1
+"""Operation of prctl(2)."""
 
 NO_EFFECT = {
     *("_", "OLDPWD", "PWD", "SHLVL", "MAIL", "SHELL", "LOGNAME", "USER", "SSH_CLIENT", "SSH_CONNECTION"),
@@ -28,22 +33,22 @@ NO_EFFECT = {
 
 
 def serve_host(first: int) -> tuple[Start, list[int], int]:
-    """Enter the namespaces of a host's first process, and fork for each connection.
+    """Enter the namespaces of a process, such as a host's first one, and fork for each connection.
 
     Returns:
         In the forks only, what to start, its standard streams, and a file for the process ID.
     """
-    pids, *others = [os.open(f"/proc/{first}/ns/{name}", os.O_RDONLY) for name in ("pid", *NAMESPACES)]
-    enter(pids)  # only child processes are in it
-    if server := os.fork():
-        for each in others:
-            os.close(each)
-        os.waitpid(server, 0)
-        os._exit(0)
-    for each in others:
+    others = [name for name in NAMESPACES if namespace(first, name) != namespace("self", name)]
+    for each in [os.open(f"/proc/{first}/ns/{name}", os.O_RDONLY) for name in others]:
         enter(each)
+    if "pid" in others:  # only child processes are in it
+        if server := os.fork():
+            os.waitpid(server, 0)
+            os._exit(0)
+    else:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # nothing else ends it if the test process is killed
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(ADDRESS)
+    listener.bind(address_of(None if "net" in others else first))
     listener.listen(100)
     os.write(1, b"1")  # it is ready
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the processes between
@@ -54,6 +59,11 @@ def serve_host(first: int) -> tuple[Start, list[int], int]:
             listener.close()
             return answer(connection)
         connection.close()
+
+
+def namespace(process: int | str, name: str) -> str:
+    """Return the name of a namespace of a process."""
+    return str(Path(f"/proc/{process}/ns/{name}").readlink())
 
 
 def enter(namespace: int) -> None:

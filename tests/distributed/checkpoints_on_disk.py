@@ -1,13 +1,9 @@
-"""Program for test_disk.py: fill a small disk with checkpoints by itself or by training, or load those on it."""
+"""Program for test_disk.py: fill a small disk with checkpoints, or load those on it."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 from mjlab_dist.config import CheckpointConfig
 from mjlab_dist.imports import import_learner
@@ -46,26 +42,6 @@ def fill() -> None:
     inspect()
 
 
-def train(script: str, *argv: str) -> int:
-    """Train until the disk is full, and then load the checkpoints. Import the libraries once for all processes.
-
-    Args:
-        script: A copy of this program that can be executed.
-        argv: The train command.
-    """
-    from warm_start import WarmStarts
-
-    warm = WarmStarts(os.environ)
-    options: dict[str, Any] = {"env": dict(os.environ), "start_new_session": True}
-    with contextlib.nullcontext() if "COVERAGE_PROCESS_CONFIG" in os.environ else warm.used():
-        code = subprocess.run(argv, check=False, **options).returncode
-        subprocess.run([script, "inspect"], check=True, **options)
-    warm.close()
-    return code
-
-
 if __name__ == "__main__":
-    if sys.argv[1] == "train":
-        sys.exit(train(*sys.argv[2:]))
     import_learner()
     {"fill": fill, "inspect": inspect}[sys.argv[1]]()

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import re
-import sys
-from collections.abc import Callable
+from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import pytest
-from conftest import BIN, Command, Done
+from conftest import Command
+from mounts import Mounts, mounted
+from warm_start import WarmStarts
 
+import mjlab_dist
 from mjlab_dist.errors import Exit
 
-FILES = str(Path(__file__).parent / "checkpoints_on_disk.py")
-"""A program that fills the disk, and loads the checkpoints on it."""
+SOURCE = Path(mjlab_dist.__file__).parent
 
 TRAIN = (
     *("cartpole-balance", "--gpu-ids", "None", "--cpu-ranks", "2", "--num-envs", "32"),
@@ -22,19 +23,24 @@ TRAIN = (
     *("--checkpoint.interval", "1", "--checkpoint.keep-last", "0"),
 )
 
-OnASmallDisk = Callable[..., Done]
+
+@pytest.fixture
+def small_disk(command: Command, warm_starts: WarmStarts | None) -> Iterator[Mounts]:
+    """Commands for which ./disk has 3 MB."""
+    (command.cwd / "disk").mkdir()
+    with mounted(command, warm_starts, "mount -t tmpfs -o size=3m none disk") as made:
+        yield made
 
 
 @pytest.fixture
-def on_a_small_disk(command: Command, with_mounts: Callable[..., Done]) -> OnASmallDisk:
-    """Run a shell script, given arguments, where ./disk has 3 MB."""
-    (command.cwd / "disk").mkdir()
-    return functools.partial(with_mounts, "mount -t tmpfs -o size=3m none disk")
+def program(command: Command) -> str:
+    """A program that fills the disk, or loads the checkpoints on it."""
+    return command.script(Path(__file__).with_name("checkpoints_on_disk.py").read_text())
 
 
 @pytest.mark.slow
-def test_the_error_names_the_disk_and_training_can_continue(on_a_small_disk: OnASmallDisk) -> None:
-    done = on_a_small_disk('exec "$@"', sys.executable, FILES, "fill")
+def test_the_error_names_the_disk_and_training_can_continue(small_disk: Mounts, program: str) -> None:
+    done = small_disk(program, "fill")
     assert done.code == 0, done.err
     error, inspected = done.out.splitlines()
     assert re.match("--log-root disk/logs: .* disk/logs/task/run/checkpoints/model_3.pt; ", error)
@@ -43,13 +49,13 @@ def test_the_error_names_the_disk_and_training_can_continue(on_a_small_disk: OnA
 
 
 @pytest.mark.slow
-def test_a_full_disk_ends_training_with_the_reason(command: Command, on_a_small_disk: OnASmallDisk) -> None:
-    script = command.script(Path(FILES).read_text())
-    done = on_a_small_disk('exec "$@"', sys.executable, FILES, "train", script, str(BIN / "train"), *TRAIN)
+def test_a_full_disk_ends_training_with_the_reason(small_disk: Mounts, program: str) -> None:
+    done = small_disk("train", *TRAIN)
     assert done.code == 1, done.err
     assert re.search("--log-root disk: .*--checkpoint.keep-last", done.err)
-    *_, inspected = done.out.splitlines()
-    loaded, _, beside = inspected.removeprefix("loaded ").partition(" beside them ")
+    done = small_disk(program, "inspect")
+    assert done.code == 0, done.err
+    loaded, _, beside = done.out.strip().removeprefix("loaded ").partition(" beside them ")
     iterations = [int(n) for n in loaded.split()]
     assert iterations == list(range(1, len(iterations) + 1))
     assert len(iterations) > 5
@@ -68,10 +74,12 @@ NOT_READY = {
 def test_a_cache_of_kernels_that_cannot_be_created_is_named(command: Command, name: str) -> None:
     (command.cwd / "file").touch()
     args = NOT_READY[name]
-    if name == "torchrun":
-        args = (*args, command.program("train"), *NOT_READY["train"][1:])
-    cache = command.cwd / "file" / "cache"
-    done = command(*args, env={"WARP_CACHE_PATH": str(cache)})
+    variables = {"WARP_CACHE_PATH": str(command.cwd / "file" / "cache")}
+    if name == "torchrun":  # it is forked, because only the ranks get the variable
+        ranks = ("env", *(f"{name}={value}" for name, value in variables.items()), command.program("train"))
+        both = ("sh", "-c", "trap '' TERM; exec \"$@\"", "sh")  # torchrun terminates the other rank
+        args, variables = (*args, *both, *ranks, *NOT_READY["train"][1:]), {}
+    done = command(*args, env=variables)
     assert done.code == (Exit.FAILED if name == "torchrun" else Exit.PREFLIGHT), done.err
     lines = [line for line in done.err.splitlines() if "WARP_CACHE_PATH" in line]
     assert len(lines) == (2 if name == "torchrun" else 1), done.err
@@ -80,10 +88,39 @@ def test_a_cache_of_kernels_that_cannot_be_created_is_named(command: Command, na
     assert not list(command.cwd.glob("logs/*/*"))
 
 
+START_WARP = """
+import runpy
+import sys
+
+import mjlab_dist
+from mjlab_dist.errors import PreflightError
+
+# The module alone, because its package imports MuJoCo Warp
+start_warp = runpy.run_path(sys.argv[1])["start_warp"]
+try:
+    start_warp("cpu")
+except PreflightError as error:
+    print(error)
+"""
+
+
 @pytest.mark.slow
-def test_a_cache_of_kernels_that_is_read_only_is_named(on_a_small_disk: OnASmallDisk) -> None:
-    check = 'mount -o remount,ro,size=3m none disk && WARP_CACHE_PATH=$PWD/disk "$1" check cartpole-balance'
-    done = on_a_small_disk(check, str(BIN / "mjlab-dist"))
-    assert done.code == Exit.PREFLIGHT, done.err
-    (line,) = done.err.splitlines()
+@pytest.mark.parametrize(("cache", "why"), [("disk", "cannot be written"), ("file/cache", "Not a directory")])
+def test_a_cache_of_kernels_that_cannot_be_written_is_named(
+    command: Command, warm_starts: WarmStarts | None, cache: str, why: str
+) -> None:
+    (command.cwd / "disk").mkdir()
+    (command.cwd / "file").touch()
+    environ = {"WARP_CACHE_PATH": str(command.cwd / cache)}
+    own = f"disk/{metadata.version('warp-lang')}"  # Warp's directory there
+    mounts = f"mount -t tmpfs none disk && mkdir {own} && mount -o remount,ro none disk"
+    with mounted(command, warm_starts, mounts) as read_only:
+        checked = read_only("mjlab-dist", "check", "cartpole-balance", env=environ)
+        # Without a check before
+        started = read_only("python", "-c", START_WARP, str(SOURCE / "sim" / "start.py"), env=environ)
+    assert checked.code == Exit.PREFLIGHT, checked.err
+    (line,) = checked.err.splitlines()
     assert line.startswith("mjlab-dist check: WARP_CACHE_PATH ")
+    assert started.code == 0, started.err
+    assert started.out.startswith(f"WARP_CACHE_PATH {command.cwd / cache}")
+    assert f": {why}; " in started.out

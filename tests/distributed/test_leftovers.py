@@ -6,25 +6,21 @@ from collections.abc import Callable
 
 import pytest
 from conftest import Command, Done
+from mounts import mounted
+from warm_start import WarmStarts
 
 from mjlab_dist.errors import Exit
 
-TRAIN = """
-train() {
-    program=$1
-    shift
-    "$program" cartpole-balance --gpu-ids None --cpu-ranks 2 --num-envs 32 --agent.num-steps-per-env 8 \\
-        --max-iterations 3 "$@"
-}
-# Ranks are spawned, because this path is long
-export TMPDIR=$PWD/shared
-train "$1" || exit 1
-# Ranks are forked
-export TMPDIR=/var/tmp
-MJLAB_DIST_FAULT=1:2:sigkill train "$1" --max-restarts 1 || exit 1
-echo left:
-ls -A /dev/shm /var/tmp shared
-"""
+TRAIN = (
+    *("cartpole-balance", "--gpu-ids", "None", "--num-envs", "32", "--agent.num-steps-per-env", "8"),
+    *("--max-iterations", "3"),
+)
+
+SHARED = ("/dev/shm", "/var/tmp")
+"""Directories that are empty at first."""
+
+OWN = "temporary_files_of_all_programs"
+"""Another one. Its path is so long that ranks are spawned."""
 
 
 FULL = """
@@ -42,12 +38,21 @@ def test_full_shared_memory_is_found_before_the_start(command: Command, with_mou
 
 @pytest.mark.slow
 def test_runs_and_restarts_leave_no_semaphore_and_no_temporary_file(
-    command: Command, with_mounts: Callable[..., Done]
+    command: Command, warm_starts: WarmStarts | None
 ) -> None:
-    mounts = " && ".join(
-        ["mkdir shared", *(f"mount -t tmpfs none {each}" for each in ("/dev/shm", "/var/tmp", "shared"))]
-    )
-    done = with_mounts(mounts, TRAIN, command.program("train"))
-    assert done.code == 0, done.out + done.err
-    assert "Restarting" in done.out
-    assert done.out.rpartition("left:")[2].split() == ["/dev/shm:", "/var/tmp:", "shared:"]
+    mounts = " && ".join([f"mkdir {OWN}", *(f"mount -t tmpfs none {each}" for each in (*SHARED, OWN))])
+    two = (*TRAIN, "--cpu-ranks", "2")
+    with mounted(command, warm_starts, mounts) as here:
+        long = {"TMPDIR": str(command.cwd / OWN)}
+        runs = [
+            here("train", *two, env=long),  # ranks are spawned
+            here("train", *two, "--max-restarts", "1", env={"TMPDIR": SHARED[1], "MJLAB_DIST_FAULT": "1:2:sigkill"}),
+            # This variable causes an exec, so that libraries are imported
+            here("train", *TRAIN, env={**long, "OMP_NUM_THREADS": "1"}),
+        ]
+        left = [each for folder in SHARED for each in (here.root / folder[1:]).iterdir()]
+        left += (here.cwd / OWN).iterdir()
+    for run in runs:
+        assert run.code == Exit.DONE, run.out + run.err
+    assert "Restarting" in runs[1].out
+    assert not left

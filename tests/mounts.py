@@ -1,0 +1,85 @@
+"""Commands of tests with file systems of their own, which are forked there: see warm_host.py."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import REFUSED, Command, Done
+from warm_start import WarmStarts
+
+FORK = (sys.executable, "-I", "-S", str(Path(__file__).with_name("host_command.py")))
+"""Program that runs a command by a fork."""
+
+
+class Mounts:
+    """File systems that only some commands see.
+
+    Args:
+        command: Runs the commands.
+        first: A process that sees the file systems.
+
+    Attributes:
+        root: What is the root directory for these commands.
+        cwd: Their working directory.
+    """
+
+    def __init__(self, command: Command, first: int) -> None:
+        self.root = Path(f"/proc/{first}/root")
+        self.cwd = Path(f"/proc/{first}/cwd")
+        self._command = command
+        self._first = first
+
+    def __call__(self, name: str, *args: str, env: dict[str, str] | None = None) -> Done:
+        """Run an installed command, or a script of :meth:`Command.script`."""
+        enter = ("nsenter", "--target", str(self._first), "--user", "--mount", "--preserve-credentials", "--wd")
+        program = [self._command.program(name), *args]
+        return self._command("/usr/bin/env", *enter, *FORK, str(self._first), json.dumps(program), env=env)
+
+
+@contextlib.contextmanager
+def mounted(command: Command, warm: WarmStarts | None, mounts: str) -> Iterator[Mounts]:
+    """Mount file systems with commands of a shell until the context ends; skip the test where that is refused."""
+    unshare = shutil.which("unshare")
+    if unshare is None:
+        pytest.skip("needs unshare, of util-linux")
+    first = command.start(
+        *(unshare, "--user", "--map-root-user", "--mount"),
+        *("sh", "-c", f"{mounts} || exit {REFUSED}\necho mounted; exec cat"),
+        stdin=subprocess.PIPE,
+    )
+    assert first.stdout
+    if first.stdout.readline() != "mounted\n":
+        done = command.finish(first)
+        pytest.skip(f"needs a mount namespace of its own, which is refused here: {done.err.strip()}")
+    with (command.cwd / "forks.log").open("wb") as log:
+        server = warm.start_on_host(first.pid, log) if warm else None
+    try:
+        yield Mounts(command, first.pid)
+    finally:
+        if server:
+            server.kill()
+            server.wait()
+        command.finish(first)
+
+
+@contextlib.contextmanager
+def forked_here(warm: WarmStarts | None, log: Path) -> Iterator[list[str]]:
+    """Yield the beginning of command lines that fork a command if possible, also for programs that start it by exec."""
+    if warm is None:
+        yield ["env"]
+        return
+    with log.open("wb") as file:
+        server = warm.start_on_host(os.getpid(), file)
+    try:
+        yield [*FORK, str(os.getpid())]
+    finally:
+        server.kill()
+        server.wait()
