@@ -1,9 +1,9 @@
 """Run a command by a fork of the server of warm_host.py, or by exec.
 
-The last argument is the command as JSON, so that tests find only the forked process by its arguments. The argument
-before it is the process whose namespaces the server has entered; it is missing on a host of :class:`host_lab.Lab`,
-which has a network of its own, and thus only one server. Without any argument, this is the command that the SSH server
-of a host runs for each session: it runs what the client asks for, and agents as above.
+The arguments are the process whose namespaces the server has entered, and the command. On a host of
+:class:`host_lab.Lab`, which has a network of its own and thus only one server, the only argument is the command as
+JSON, so that tests find only the forked process by its arguments. Without any argument, this is the command that the
+SSH server of a host runs for each session: it runs what the client asks for, and agents as above.
 """
 
 from __future__ import annotations
@@ -59,9 +59,11 @@ def run(path: str, argv: list[str], environ: dict[str, str], first: int | None =
 
 
 if __name__ == "__main__":
+    if sys.argv[2:]:
+        run(sys.argv[2], sys.argv[2:], dict(os.environ), int(sys.argv[1]))
     if sys.argv[1:]:
-        *first, command = map(json.loads, sys.argv[1:])
-        run(command[0], command, dict(os.environ), *first)
+        command = json.loads(sys.argv[1])
+        run(command[0], command, dict(os.environ))
     asked = os.environ.pop("SSH_ORIGINAL_COMMAND")
     # Agents are started by agents.START
     forks = f"sys.path.append({json.dumps(FOLDER)}); import host_command; host_command.run("

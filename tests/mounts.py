@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import subprocess
@@ -40,8 +39,8 @@ class Mounts:
     def __call__(self, name: str, *args: str, env: dict[str, str] | None = None) -> Done:
         """Run an installed command, or a script of :meth:`Command.script`."""
         enter = ("nsenter", "--target", str(self._first), "--user", "--mount", "--preserve-credentials", "--wd")
-        program = [self._command.program(name), *args]
-        return self._command("/usr/bin/env", *enter, *FORK, str(self._first), json.dumps(program), env=env)
+        program = self._command.program(name)
+        return self._command("/usr/bin/env", *enter, *FORK, str(self._first), program, *args, env=env)
 
 
 @contextlib.contextmanager
@@ -72,7 +71,7 @@ def mounted(command: Command, warm: WarmStarts | None, mounts: str) -> Iterator[
 
 @contextlib.contextmanager
 def forked_here(warm: WarmStarts | None, log: Path) -> Iterator[list[str]]:
-    """Yield the beginning of command lines that fork a command if possible, also for programs that start it by exec."""
+    """Yield the beginning of a command line that forks an installed command, for programs that are not this process."""
     if warm is None:
         yield ["env"]
         return

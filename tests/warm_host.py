@@ -27,9 +27,9 @@ PR_SET_PDEATHSIG = 1
 
 NO_EFFECT = {
     *("_", "OLDPWD", "PWD", "SHLVL", "MAIL", "SHELL", "LOGNAME", "USER", "SSH_CLIENT", "SSH_CONNECTION"),
-    *("LC_CTYPE", "OMP_WAIT_POLICY", "HOSTS_LAB", "TORCHINDUCTOR_CACHE_DIR"),
+    *("LC_CTYPE", "OMP_WAIT_POLICY", "HOSTS_LAB", "TORCHINDUCTOR_CACHE_DIR", "SLURMD_NODENAME"),
 }
-"""Variables set by shells, SSH servers, Python and tests with hosts, which have no effect on the libraries."""
+"""Variables set by shells, SSH servers, Python, SLURM and tests with hosts, which have no effect on the libraries."""
 
 
 def serve_host(first: int) -> tuple[Start, list[int], int]:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import fake_slurm
 import pytest
 import yaml
 from conftest import BIN, Command
+from mounts import forked_here
 from ssh_server import Add
+from warm_start import WarmStarts
 
 from mjlab_dist.errors import Exit
 from mjlab_dist.run_dir import CONFIG_FILE, METRICS_FILE, RANKS_FILE, find_checkpoint, read_metrics
@@ -26,9 +29,13 @@ ONE_NODE, SEEDS, SEVERAL_NODES = SCRIPTS
 SMALL = ("--gpu-ids", "None", "--num-envs", "8", "--agent.num-steps-per-env", "4")
 
 PREPARED = """#!/bin/sh
-# uv, and in place of train a program that records its start and can be stopped
+# uv, which forks train if possible, and in place of train a program that records its start and can be stopped
 shift 2
-case " $* " in *" --max-iterations "*) exec "$@";; esac
+case " $* " in *" --max-iterations "* | *" --dry-run "*)
+    program=$(command -v "$1")
+    shift
+    exec {fork} "$program" "$@"
+esac
 trap 'exit 75' TERM
 echo "start ${SLURM_RESTART_COUNT:-0} $*" >>"starts-$SLURM_JOB_ID"
 while [ ! -e fails ]; do sleep 0.1; done
@@ -39,13 +46,13 @@ exit 1
 class Cluster:
     """A cluster of SLURM, in the working directory of a test."""
 
-    def __init__(self, command: Command, nodes: str) -> None:
+    def __init__(self, command: Command, nodes: str, fork: Sequence[str]) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:  # ranks meet at the port 20000 + job number
             port = free.getsockname()[1]
         self.command = command
         self.environ = fake_slurm.install(command.cwd, nodes, first_job=20000 + (port - 20000) % 20000)
         uv = command.cwd / "slurm-bin" / "uv"
-        uv.write_text(PREPARED)
+        uv.write_text(PREPARED.replace("{fork}", shlex.join(fork)))
         uv.chmod(0o755)
         self.environ["PATH"] = f"{uv.parent}:{BIN}:{self.environ['PATH']}"
 
@@ -67,9 +74,10 @@ WaitFor = Callable[[Callable[[], bool]], None]
 
 
 @pytest.fixture
-def cluster(command: Command, wait_for: WaitFor) -> Iterator[Cluster]:
-    yield Cluster(command, "127.0.0.[1-3]")
-    wait_for(lambda: not command.leftovers())
+def cluster(command: Command, wait_for: WaitFor, warm_starts: WarmStarts | None) -> Iterator[Cluster]:
+    with forked_here(warm_starts, command.cwd / "forks.log") as fork:
+        yield Cluster(command, "127.0.0.[1-3]", fork)
+        wait_for(lambda: not command.leftovers())
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
@@ -145,6 +153,7 @@ def only_run(root: Path) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("slow_training")
 def test_a_preempted_job_resumes_with_fewer_ranks(cluster: Cluster, wait_for: WaitFor):
     """Three nodes train; the time is over; two nodes are left, and train; the job is preempted; one node is left."""
     root = cluster.command.cwd
@@ -153,7 +162,7 @@ def test_a_preempted_job_resumes_with_fewer_ranks(cluster: Cluster, wait_for: Wa
         return sum(file.read_bytes().count(b"\n") for file in root.rglob(METRICS_FILE))
 
     options = ("--nodes=1-3", "--ntasks-per-node=1", "--cpus-per-task=1")
-    flags = (*SMALL, "--max-iterations", "100000", "--checkpoint.interval", "100000")
+    flags = (*SMALL, "--max-iterations", "100000", "--checkpoint.interval", "100000", "--logger", "slow_logger:Slow")
     job_id = cluster("sbatch", "--parsable", *options, str(SEVERAL_NODES), *flags)
     for restarts, program in enumerate(("expire", "preempt", "scancel")):
         wait_for(lambda restarts=restarts: cluster.job(job_id)["restarts"] == restarts)
@@ -185,7 +194,9 @@ def test_the_hosts_of_the_job_are_those_of_slurm(
     (cluster.command.cwd / "slurm" / "nodes").write_text("localhost,192.0.2.[7-8]")
     script = cluster.command.cwd / "job.sh"
     flags = f"--hosts slurm --ssh-config {ssh_config} --dry-run"
-    script.write_text(f"#!/bin/sh\nsrun --nodes=1 --ntasks=1 train cartpole-balance {' '.join(SMALL)} {flags}\n")
+    script.write_text(
+        f"#!/bin/sh\nsrun --nodes=1 --ntasks=1 uv run --no-sync train cartpole-balance {' '.join(SMALL)} {flags}\n"
+    )
     job_id = cluster("sbatch", "--parsable", "--nodes=2", "--output=out", str(script))
     wait_for(lambda: cluster.job(job_id)["code"] is not None)
     output = (cluster.command.cwd / "out").read_text()
