@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import logging
 import os
 import runpy
 import select
@@ -40,6 +41,9 @@ HEARTBEAT = b"\n"
 
 SILENCE = "--silence="
 """Argument with the seconds after which the agent ends if it receives no heartbeat. Without it, there is no limit."""
+
+REPORTS_FAILURES = "torch.distributed.elastic.multiprocessing.api"
+"""Logger of torch that reports ranks that have ended early."""
 
 MAX_DIRECTORY = 70
 """Maximum length of TMPDIR in bytes. The fork server creates a Unix socket below it, whose path is limited to 107."""
@@ -77,6 +81,8 @@ def _run() -> None:
 
         from mjlab_dist.launch.agent_group import AgentGroup  # noqa: PLC0415 (imports torch)
 
+    logging.getLogger(REPORTS_FAILURES).addFilter(format_error)
+
     # Arguments from the launcher
     silence_s = next((float(each.removeprefix(SILENCE)) for each in sys.argv if each.startswith(SILENCE)), None)
     while (line := _next_line(silence_s)) == HEARTBEAT:
@@ -96,6 +102,18 @@ def _run() -> None:
         patched(torchrunx.utils.log_streaming, "SocketHandler", RecordSender),
     ):
         runpy.run_module("torchrunx", run_name="__main__")
+
+
+def format_error(record: logging.LogRecord) -> bool:
+    """Format the error of a log record, as a filter that keeps it: torch would first import its compiler, for seconds.
+
+    Args:
+        record: The record, whose ``exc_info`` becomes ``exc_text``.
+    """
+    if record.exc_info and not record.exc_text:
+        record.exc_text = logging.Formatter().formatException(record.exc_info)
+    record.exc_info = None
+    return True
 
 
 def _remove_own_directory() -> None:
