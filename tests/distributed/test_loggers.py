@@ -5,12 +5,13 @@ from __future__ import annotations
 import csv
 import json
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from conftest import BIN, Command
+from conftest import Command
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from mjlab_dist.errors import Exit
@@ -198,9 +199,27 @@ def database(command: Command, monkeypatch: pytest.MonkeyPatch) -> Path:
     return command.cwd / "trackio"
 
 
-def from_trackio(command: Command, *args: str) -> dict[str, Any]:
-    """The rows that trackio's own command reads from the database."""
-    done = command(str(BIN / "trackio"), "get", *args, "--json")
+TRACKIO = """
+import contextlib
+import io
+import json
+import sys
+
+from trackio.cli import main
+
+answers = []
+for question in json.loads(sys.argv[1]):
+    sys.argv[1:] = ["get", *question, "--json"]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        main()
+    answers.append(json.loads(printed.getvalue()))
+print(json.dumps(answers))
+"""
+
+
+def from_trackio(command: Command, *questions: Sequence[str]) -> list[dict[str, Any]]:
+    """What trackio's own command reads from the database. It is imported once."""
+    done = command(command.script(TRACKIO), json.dumps(questions))
     assert done.code == 0, done.err
     return json.loads(done.out)
 
@@ -218,13 +237,15 @@ def test_trackio_keeps_runs_in_its_database_without_a_network(command: Command, 
 
     run = only_run(command.cwd)
     name = ("--project", "proj", "--run", f"cartpole-balance_{run.name}")
-    described = from_trackio(command, "run", *name)
+    columns = ("mean_step_reward", "episodes")
+    metric_of = [("metric", *name, "--metric", f"train/{column}") for column in columns]
+    described, *metrics = from_trackio(command, ("run", *name), *metric_of)
     assert described["config"]["task"] == "cartpole-balance"
     assert described["last_step"] == 6
-    metrics = {row["iteration"]: row for row in read_metrics(run)}
-    for column in ("mean_step_reward", "episodes"):
-        values = from_trackio(command, "metric", *name, "--metric", f"train/{column}")["values"]
-        assert [(one["step"], one["value"]) for one in values] == [(i, metrics[i][column]) for i in range(1, 7)]
+    rows = {row["iteration"]: row for row in read_metrics(run)}
+    for column, metric in zip(columns, metrics, strict=True):
+        values = [(one["step"], one["value"]) for one in metric["values"]]
+        assert values == [(i, rows[i][column]) for i in range(1, 7)]
     assert len(list(database.glob("*.db"))) == 1
     assert len(returns(run)) == 6
 
@@ -239,7 +260,8 @@ def test_trackio_gets_the_video(command: Command, database: Path) -> None:
     (logged,) = database.glob("media/**/*.mp4")
     assert logged.read_bytes() == video_path(run, 2).read_bytes()
     name = ("--project", "mjlab_dist", "--run", f"cartpole-balance_{run.name}")
-    assert Counter(from_trackio(command, "run", *name)["metrics"])["video"] == 1
+    (described,) = from_trackio(command, ("run", *name))
+    assert Counter(described["metrics"])["video"] == 1
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
