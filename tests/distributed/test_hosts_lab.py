@@ -30,7 +30,10 @@ pytestmark = pytest.mark.slow
 
 WaitFor = Callable[[Callable[[], bool]], None]
 
-SMALL = ("--num-envs", "32", "--agent.num-steps-per-env", "8", "--env.episode-length-s", "0.1", "--seed", "7")
+SMALL = (
+    *("--num-envs", "32", "--env.episode-length-s", "0.1", "--seed", "7", "--agent.num-steps-per-env", "8"),
+    *("--agent.num-learning-epochs", "2", "--agent.num-mini-batches", "2"),
+)
 TRAIN = ("train", "cartpole-balance", "--gpu-ids", "None", *SMALL)
 RESTARTS = ("--max-restarts", "30", "--checkpoint.interval", "1")
 

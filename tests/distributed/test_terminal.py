@@ -17,7 +17,10 @@ from conftest import Command
 from mjlab_dist.errors import Exit
 from mjlab_dist.run_dir import METRICS_FILE, find_checkpoint, read_metrics
 
-SMALL = ("--gpu-ids", "None", "--num-envs", "32", "--agent.num-steps-per-env", "8")
+SMALL = (
+    *("--gpu-ids", "None", "--num-envs", "32", "--agent.num-steps-per-env", "8"),
+    *("--agent.num-learning-epochs", "1", "--agent.num-mini-batches", "1"),
+)
 TRAIN = ("train", "cartpole-balance", *SMALL)
 ENDLESS = ("--max-iterations", "100000", "--logger", "slow_logger:Slow")
 
@@ -101,8 +104,7 @@ def test_a_launcher_that_was_stopped_for_long_continues(
     command: Command, slow_training: Path, wait_for: WaitFor
 ) -> None:
     slow_training.write_text("0.1")
-    light = ("--agent.num-learning-epochs", "1", "--agent.num-mini-batches", "1")
-    process = command.start(*TRAIN, "--cpu-ranks", "2", *ENDLESS, *light, "--hang-timeout", "2")
+    process = command.start(*TRAIN, "--cpu-ranks", "2", *ENDLESS, "--hang-timeout", "2")
     wait_for(lambda: num_rows(command) > 2)
     # Ctrl-Z stops the launcher's process group, but not the ranks
     os.killpg(process.pid, signal.SIGSTOP)
