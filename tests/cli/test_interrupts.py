@@ -32,7 +32,7 @@ TRAIN = ("train", "cartpole-balance", "--gpu-ids", "None", "--max-iterations", "
         (TRAIN, "mjlab_dist_tasks.cartpole"),
         (TRAIN, "mjlab_dist.launch.train"),
         (TRAIN, "torch"),
-        (("play", "cartpole-balance"), "tyro"),
+        (("play", "cartpole-balance", "--num-envs", "1"), "tyro"),
         (("list-tasks",), "mjlab_dist.registry"),
         (("mjlab-dist", "doctor"), "mjlab_dist.machine.doctor"),
         (("mjlab-dist", "check", "cartpole-balance"), "mujoco"),

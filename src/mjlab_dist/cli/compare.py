@@ -32,7 +32,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     # Flags
     first = next((i for i, word in enumerate(argv) if word.startswith("-")), len(argv))
     words, flags = argv[:first], argv[first:]
-    config = parse(CompareConfig, CompareConfig(), flags, f"{prog} RUN...")
+    config = parse(CompareConfig(), flags, f"{prog} RUN...")
     if not words:
         raise UserError(f"no run is named; type {prog} RUN..., with run directories or the directory of a task")
 

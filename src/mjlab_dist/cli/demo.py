@@ -42,7 +42,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     Raises:
         UserError: If a flag is wrong, or the tasks of mjlab_dist are not installed.
     """
-    config = parse(DemoConfig, DemoConfig(), argv, prog)
+    config = parse(DemoConfig(), argv, prog)
     run = str(_run_dir())
     if config.video is None:
         if config.seconds != DemoConfig.seconds:

@@ -51,7 +51,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     Raises:
         UserError: If the command line is wrong.
     """
-    config = parse(DoctorConfig, DoctorConfig(), argv, prog)
+    config = parse(DoctorConfig(), argv, prog)
 
     from mjlab_dist.machine.doctor import examine  # noqa: PLC0415 (--help does not need it)
 

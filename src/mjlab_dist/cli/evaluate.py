@@ -33,7 +33,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     # Flags
     task, flags = split_task(argv)
     changes, flags = take_group(_joined(flags, "--vary"), "--env.")
-    config = parse(EvaluateConfig, EvaluateConfig(), flags, f"{prog} {task or 'TASK'}")
+    config = parse(EvaluateConfig(), flags, f"{prog} {task or 'TASK'}")
     task = known_task(task, prog)
 
     from mjlab_dist.evaluate.plot import check_plot, plot  # noqa: PLC0415 (--help does not need it)

@@ -26,7 +26,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     """
     # Flags
     task, flags = split_task(argv)
-    config = parse(ExportConfig, ExportConfig(), flags, f"{prog} {task or 'TASK'}")
+    config = parse(ExportConfig(), flags, f"{prog} {task or 'TASK'}")
     task = known_task(task, prog)
 
     from mjlab_dist.export.run import check, export  # noqa: PLC0415 (--help does not need it)

@@ -10,7 +10,6 @@ import re
 import shutil
 import sys
 import textwrap
-import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from typing import Any, Literal
 
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.signatures import PARAMETERS, REQUIRED, parameters_of
-from mjlab_dist.config.type_words import in_words
+from mjlab_dist.config.type_words import in_words, is_union
 from mjlab_dist.errors import UserError
 from mjlab_dist.wording import did_you_mean
 
@@ -233,11 +232,11 @@ def _walk(path: str, value: Any, hint: Any, text: str) -> Iterator[Flag]:
                 yield from _parameters(inner, value, field.name)
                 continue
             yield from _walk(inner, getattr(value, field.name), hints[field.name], docs.get(field.name, ""))
-    elif isinstance(value, Mapping) and value and not _is_union(hint):
+    elif isinstance(value, Mapping) and value and not is_union(hint):
         entry = typing.get_args(hint)[1]
         for key, part in value.items():
             yield from _walk(f"{path}.{key}", part, entry, "")
-    elif isinstance(value, Mapping) and not _is_union(hint):
+    elif isinstance(value, Mapping) and not is_union(hint):
         return
     elif not (value is None and dataclasses.is_dataclass(hint)):
         yield Flag(path=path, metavar=_metavar(hint), takes=in_words(hint), default=_default(value), text=text)
@@ -253,10 +252,6 @@ def _parameters(path: str, config: Any, field: str) -> Iterator[Flag]:
         yield Flag(path=f"{path}.{name}", metavar=metavar, takes=takes, default=_default(value), text=text)
 
 
-def _is_union(hint: Any) -> bool:
-    return typing.get_origin(hint) in (typing.Union, types.UnionType)
-
-
 def _type_of(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return tuple[type(value[0]) if value else str, ...]
@@ -266,7 +261,7 @@ def _type_of(value: Any) -> Any:
 def _metavar(hint: Any) -> str:
     """Form of the values of a type, such as INT|auto."""
     args = typing.get_args(hint)
-    if _is_union(hint):
+    if is_union(hint):
         return "|".join(_metavar(arg).strip("{}").replace(",", "|") for arg in args)
     if typing.get_origin(hint) is Literal:
         return f"{{{','.join(map(str, args))}}}"

@@ -48,7 +48,7 @@ def main(argv: Sequence[str], prog: str) -> None:
         UserError: If the command line is wrong, or the task cannot be created.
     """
     task, flags = split_task(argv)
-    config = parse(NewTaskConfig, NewTaskConfig(), flags, f"{prog} {task or 'NAME'}")
+    config = parse(NewTaskConfig(), flags, f"{prog} {task or 'NAME'}")
     if task is None:
         raise UserError(f"the new task has no name; type {prog} my-robot --mjcf robot.xml")
     if config.mjcf and config.robot:

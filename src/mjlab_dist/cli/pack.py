@@ -21,7 +21,7 @@ def main(argv: Sequence[str], prog: str) -> None:
         UserError: If the command line is wrong, or the run cannot be packed.
     """
     run, flags = split_task(argv)
-    config = parse(PackConfig, PackConfig(), flags, f"{prog} RUN")
+    config = parse(PackConfig(), flags, f"{prog} RUN")
     if run is None:
         raise UserError(f"no run is named; type {prog} RUN, with a run directory or latest")
 

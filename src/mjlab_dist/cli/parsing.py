@@ -7,10 +7,11 @@ import io
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mjlab_dist import registry
 from mjlab_dist.cli.help import HELP_FLAGS, Flag, config_page, flags_of, take_help
+from mjlab_dist.cli.narrowing import narrowed
 from mjlab_dist.errors import UserError
 from mjlab_dist.wording import did_you_mean, listed
 
@@ -23,14 +24,11 @@ _NUMBERS = re.compile(r"(INT|FLOAT)( (INT|FLOAT|\.\.\.))+")
 """Matches the form of several numbers."""
 
 
-def parse(
-    config_type: type[ConfigT], default: ConfigT, argv: Sequence[str], prog: str, own: Iterable[Flag] = ()
-) -> ConfigT:
+def parse(default: ConfigT, argv: Sequence[str], prog: str, own: Iterable[Flag] = ()) -> ConfigT:
     """Read flags over a default config. ``--help`` and ``--help-all`` print a page of all flags and exit.
 
     Args:
-        config_type: The config's class.
-        default: Values of flags that are not given.
+        default: A config dataclass with the values of flags that are not given.
         argv: Flags.
         prog: The command, for help.
         own: Flags that the command reads itself, so that mistyped ones are suggested too.
@@ -43,18 +41,23 @@ def parse(
         print(config_page(default, prog))
         sys.exit(0)
 
+    if not flags:
+        return default
+
     import tyro  # noqa: PLC0415 (slow; short help needs none of it)
 
-    known, stderr = flags_of(default), io.StringIO()
-    args, rules = _split_lists(flags, known), tyro.constructors.ConstructorRegistry()
+    args, rules, stderr = _split_lists(flags, default), tyro.constructors.ConstructorRegistry(), io.StringIO()
     rules.primitive_rule(_whole_number_rule)
+    no_help = tyro.conf.arg(help="")  # tyro would look for one in the source of each class
+    part_type, part, put_back = narrowed(default, args, no_help)
     try:
         with rules, contextlib.redirect_stderr(stderr):
-            return tyro.cli(config_type, default=default, args=args, prog=prog)
+            changed = tyro.cli(part_type, default=part, args=args, prog=prog)
     except SystemExit as exit_:
         if exit_.code in (0, None):
             raise
-        raise UserError(_one_line(stderr.getvalue(), args, prog, [*known, *own])) from None
+        raise UserError(_one_line(stderr.getvalue(), args, prog, [*flags_of(default), *own])) from None
+    return put_back(changed)
 
 
 def whole_number(text: str) -> int:
@@ -203,8 +206,11 @@ def _whole_number_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int]
     )
 
 
-def _split_lists(argv: Iterable[str], flags: Iterable[Flag]) -> list[str]:
+def _split_lists(argv: Sequence[str], default: Any) -> list[str]:
     """Split lists of numbers at commas: ``--gpu-ids 0,1`` becomes ``--gpu-ids 0 1``."""
+    if not any("," in arg for arg in argv):
+        return list(argv)
+    flags = flags_of(default)
     lists = {flag.spellings[0] for flag in flags if any(map(_NUMBERS.fullmatch, flag.metavar.split("|")))}
     args: list[str] = []
     is_list = False

@@ -36,9 +36,9 @@ def main(argv: Sequence[str], prog: str) -> None:
     task, flags = split_task(argv)
     changes, flags = take_group(flags, "--env.")
     if task is None:
-        parse(PlayConfig, PlayConfig(), flags, f"{prog} TASK")  # prints help and exits if asked to
+        parse(PlayConfig(), flags, f"{prog} TASK")  # prints help and exits if asked to
     task = known_task(task, prog)
-    show(task, parse(PlayConfig, PlayConfig(), flags, f"{prog} {task}"), prog, changes)
+    show(task, parse(PlayConfig(), flags, f"{prog} {task}"), prog, changes)
 
 
 def show(task: str, config: PlayConfig, prog: str, changes: Sequence[str] = ()) -> None:

@@ -65,7 +65,7 @@ def parse_config(config: TrainConfig, argv: Sequence[str], prog: str, own: Seque
         UserError: If a flag is unknown, or its value cannot be read.
     """
     config, rest = take_term_flags(config, argv)
-    return parse(TrainConfig, config, rest, prog, own)
+    return parse(config, rest, prog, own)
 
 
 def _with_functions(env: EnvConfig, flags: Sequence[tuple[str, list[str]]]) -> EnvConfig:

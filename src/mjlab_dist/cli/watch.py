@@ -23,7 +23,7 @@ def main(argv: Sequence[str], prog: str) -> None:
         UserError: If the command line is wrong, there is no such run, or its config is not trusted.
     """
     run, flags = split_task(argv)
-    config = parse(WatchConfig, WatchConfig(), flags, f"{prog} RUN")
+    config = parse(WatchConfig(), flags, f"{prog} RUN")
     if run is None:
         raise UserError(f"no run is named; type {prog} RUN, with a run directory or latest")
     if config.num_envs < 1:

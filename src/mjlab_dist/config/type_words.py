@@ -32,10 +32,15 @@ def in_words(hint: Any) -> str:
     return f"{', '.join(forms[:-1])}, or {forms[-1]}" if len(forms) > 1 else forms[0]
 
 
+def is_union(hint: Any) -> bool:
+    """Return whether a type annotation is a union, such as ``int | None``."""
+    return typing.get_origin(hint) in (typing.Union, types.UnionType)
+
+
 def _forms(hint: Any) -> Iterator[str]:
     """Yield the forms of the values of a type, one for each member of a union and for each choice."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
+    if is_union(hint):
         for arg in args:
             yield from _forms(arg)
     elif origin is Literal:

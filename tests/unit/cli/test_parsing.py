@@ -43,7 +43,7 @@ def plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def parsed(line: str) -> TrainConfig:
-    return parse(TrainConfig, DEFAULT, line.split(), PROG)
+    return parse(DEFAULT, line.split(), PROG)
 
 
 def refusal_of(line: str) -> str:
@@ -290,7 +290,7 @@ def test_help_exits_with_0_and_shows_flags(capsys: pytest.CaptureFixture[str]):
 
 
 def test_other_config_classes_parse():
-    config = parse(PlayConfig, PlayConfig(), ["--video", "a.mp4", "--num-envs", "2"], "play cartpole-balance")
+    config = parse(PlayConfig(), ["--video", "a.mp4", "--num-envs", "2"], "play cartpole-balance")
     assert config == PlayConfig(video="a.mp4", num_envs=2)
 
 
@@ -469,7 +469,7 @@ def test_help_of_an_unknown_prefix_names_the_nearest(prefix: str, near: str):
 )
 def test_a_mistake_in_a_flag_of_a_term_is_one_line_that_names_it(line: str, flag: str):
     with pytest.raises(UserError) as caught:
-        parse(TrainConfig, LEGGED, line.split(), "train legged")
+        parse(LEGGED, line.split(), "train legged")
     message = str(caught.value)
     assert "\n" not in message
     assert flag in message

@@ -95,7 +95,7 @@ def test_what_is_typed_is_in_the_config_and_nothing_else_changes(data: st.DataOb
         else:
             argv += [f"--{'.'.join([*group, name])}", *typed(new)]
         expected = changed(expected, steps, new)
-    read = parse(TrainConfig, DEFAULT, argv, PROG)
+    read = parse(DEFAULT, argv, PROG)
     assert read == expected
     assert repr(read) == repr(expected), "1 and 1.0 are equal, but not the same"
 
@@ -110,7 +110,7 @@ def test_what_is_typed_is_in_the_config_and_nothing_else_changes(data: st.DataOb
 @example(argv=["@file"])
 def test_a_command_line_is_read_or_refused_in_one_line(argv: list[str]):
     try:
-        config = parse(TrainConfig, DEFAULT, argv, PROG)
+        config = parse(DEFAULT, argv, PROG)
     except UserError as error:
         refusal = str(error)
     else:
@@ -127,7 +127,7 @@ def test_an_unknown_flag_is_refused_by_its_name(name: str, value: str | None):
     assume(not any(spelling.startswith(f"--{name}") for spelling in [*SPELLINGS, "--help-all"]))
     argv = [f"--{name}"] if value is None else [f"--{name}", value]
     with pytest.raises(UserError) as refusal:
-        parse(TrainConfig, DEFAULT, argv, PROG)
+        parse(DEFAULT, argv, PROG)
     assert str(refusal.value).startswith(f"--{name}: ")
     with pytest.raises(UserError) as refusal:
         refuse_unknown(argv, FLAGS, PROG)

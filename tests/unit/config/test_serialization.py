@@ -324,7 +324,7 @@ def test_a_task_with_every_kind_of_term_is_valid_and_is_read_back_from_the_file(
 def test_a_flag_changes_a_field_of_a_term_and_the_file_keeps_the_change(
     tmp_path: Path, line: str, path: str, value: Any
 ):
-    config = parse(TrainConfig, LEGGED, line.split(), "train legged")
+    config = parse(LEGGED, line.split(), "train legged")
     assert config == changed(LEGGED, path, value)
     assert value_at(config, path) == value
     assert type(value_at(config, path)) is type(value)

@@ -534,7 +534,7 @@ def test_a_rotated_floor_is_refused() -> None:
 
 def test_flags_change_a_part() -> None:
     argv = ["--terrain.parts.stairs-up.height-m", "0.1", "0.15", "--terrain.num-levels", "4"]
-    config = parse(SimConfig, SIM, argv, "test")
+    config = parse(SIM, argv, "test")
     assert config.terrain.parts["stairs_up"].height_m == (0.1, 0.15)
     assert config.terrain.parts["gaps"] == PARTS["gaps"]
     assert config.terrain.num_levels == 4
