@@ -59,7 +59,6 @@ import asyncio, json, logging, os, signal, subprocess, sys, threading
 import mjlab_dist
 import terms_beside_script
 
-light = {"torch", "tyro", "torchrunx", "warp"} & sys.modules.keys()
 small = json.loads(sys.argv[1])
 bystander = subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
@@ -83,7 +82,7 @@ async def main():  # a notebook's cell: the thread's event loop is running
     assert bystander.poll() is None, "a child that is not ours was killed"
     bystander.kill()
     os.write(2, b"descriptor 2 is what it was")
-    print(json.dumps({"answers": answers, "light": list(light)}))
+    print(json.dumps({"answers": answers}))
 
 asyncio.run(main())
 """
@@ -124,17 +123,16 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def script(command: Command) -> Any:
-    """Run a script from another directory; a module of terms is next to it. A cold one imports its libraries itself."""
+    """Run a script from another directory; a module of terms is next to it."""
 
-    def run(code: str, *, is_cold: bool = False) -> tuple[dict[str, Any], str, str]:
+    def run(code: str) -> tuple[dict[str, Any], str, str]:
         directory = command.cwd / "scripts"
         directory.mkdir()
         (directory / "terms_beside_script.py").write_text(TERMS)
         path = directory / "script.py"
         path.write_text(f"#!{sys.executable}\n{code}")
         path.chmod(0o700)
-        python = [sys.executable] if is_cold else []
-        done = command(*python, str(path), json.dumps(SMALL))
+        done = command(str(path), json.dumps(SMALL))
         assert done.code == 0, done.err
         *printed, answer = done.out.splitlines()
         return json.loads(answer), "\n".join(printed), done.err
@@ -144,8 +142,7 @@ def script(command: Command) -> Any:
 
 @pytest.mark.slow
 def test_trainings_follow_each_other_in_a_running_event_loop(script: Any, command: Command) -> None:
-    answer, printed, err = script(ONE_AFTER_ANOTHER, is_cold=True)
-    assert answer["light"] == [], "imported before a training starts"
+    answer, printed, err = script(ONE_AFTER_ANOTHER)
     assert err == "descriptor 2 is what it was"
     for ranks, run in zip((1, 2, 1), answer["answers"], strict=True):
         rows = read_metrics(command.cwd / run["run_dir"])
@@ -300,7 +297,8 @@ def test_history_returns_nan_for_unknown_values(tmp_path: Path) -> None:
 
 
 def test_the_import_loads_nothing_heavy() -> None:
-    code = "import sys, mjlab_dist; sys.exit(str({'torch', 'tyro', 'rich', 'numpy'} & sys.modules.keys() or ''))"
+    heavy = "{'torch', 'tyro', 'torchrunx', 'warp', 'rich', 'numpy'}"
+    code = f"import sys, mjlab_dist; sys.exit(str({heavy} & sys.modules.keys() or ''))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.strip() == ""
 
