@@ -168,41 +168,49 @@ SHOW_CONFIG = """
 import json, pkgutil, sys
 from mjlab_dist.config.serialization import to_plain
 config = to_plain(pkgutil.resolve_name(sys.argv[1])())
-print(json.dumps([config, "torch" in sys.modules]))
+heavy = {"torch", f"{sys.argv[1].partition('.')[0]}.terms"} & sys.modules.keys()
+print(json.dumps([config, sorted(heavy)]))
 """
 
 
-def shown_config(made: NewTask) -> tuple[dict[str, Any], bool]:
-    """The config of a package that is not installed, and whether creating it imports torch."""
+def shown_config(command: Command, made: NewTask, *, forked: bool = False) -> tuple[dict[str, Any], set[str]]:
+    """The config of a package that is not installed, and which of torch and the task's terms creating it imports.
+
+    A forked process has imported torch before.
+    """
     project = tomllib.loads((made.folder / "pyproject.toml").read_text())["project"]
     place = project["entry-points"]["mjlab_dist.tasks"][made.task]
-    command = [sys.executable, "-c", SHOW_CONFIG, place]
-    done = subprocess.run(command, cwd=made.folder, capture_output=True, text=True, check=True)
-    config, imports_torch = json.loads(done.stdout)
-    return config, imports_torch
+    program = [command.script(SHOW_CONFIG)] if forked else [sys.executable, "-c", SHOW_CONFIG]
+    done = command(*program, place, env={"PYTHONPATH": str(made.folder)})
+    assert done.code == 0, done.err
+    config, heavy = json.loads(done.out)
+    return config, set(heavy)
 
 
 @pytest.mark.slow
-def test_a_package_names_functions_without_importing_torch(tmp_path: Path) -> None:
-    made = create("dog", write_dog(tmp_path / "robots"), tmp_path)
-    config, imports_torch = shown_config(made)
+def test_a_package_names_functions_without_importing_torch(command: Command) -> None:
+    made = create("dog", write_dog(command.cwd / "robots"), command.cwd)
+    config, heavy = shown_config(command, made)
     assert config["env"]["rewards"]["forward"]["func"] == "dog.terms:forward_speed"
     assert config["env"]["terminations"]["fallen"]["func"] == "mjlab_dist.mdp.terminations:too_low"
-    assert not imports_torch
+    assert not heavy
 
     (made.package / "__init__.py").write_text("")
-    assert shown_config(made) == (config, True), "slower, and otherwise the same"
+    assert "import torch" in (made.package / "terms.py").read_text()
+    slower, heavy = shown_config(command, made, forked=True)
+    assert slower == config
+    assert heavy == {"torch", "dog.terms"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["reward", "rewards", "terms"])
-def test_a_task_may_have_the_name_of_a_module_that_its_config_imports(tmp_path: Path, task: str) -> None:
-    mjcf = tmp_path / "arm.xml"
+def test_a_task_may_have_the_name_of_a_module_that_its_config_imports(command: Command, task: str) -> None:
+    mjcf = command.cwd / "arm.xml"
     mjcf.write_text(ARM)
-    config, imports_torch = shown_config(create(task, mjcf, tmp_path))
+    config, heavy = shown_config(command, create(task, mjcf, command.cwd))
     assert config["env"]["rewards"]["reached"]["func"] == f"{task}.terms:AtTarget"
     assert config["env"]["rewards"]["effort"]["func"] == "mjlab_dist.mdp.rewards:action_size"
-    assert not imports_torch
+    assert not heavy
 
 
 @pytest.mark.slow
