@@ -1,4 +1,4 @@
-"""The installed command prints the plan of a run, and the steps of its set-up."""
+"""The installed command prints the plan of a run, the steps of its set-up, and which devices it uses by default."""
 
 from __future__ import annotations
 
@@ -72,3 +72,15 @@ def test_verbose_shows_the_set_up_of_every_rank(command: Command) -> None:
     ):
         assert step in verbose.out
         assert step not in quiet.out
+
+
+@pytest.mark.slow
+def test_default_without_gpu_warns_and_trains_on_the_cpu(command: Command) -> None:
+    """A user who hides the GPUs gets no warning: tests/cli/test_commands.py trains with CUDA_VISIBLE_DEVICES=""."""
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    done = command("train", "cartpole-balance", "--num-envs", "8", "--max-iterations", "1")
+    assert done.code == 0, done.err
+    assert "--gpu-ids None" in done.err
