@@ -25,7 +25,9 @@ class Policy:
     """An exported policy and its state; call reset when a new episode starts."""
 
     def __init__(self, file: Path) -> None:
-        self.session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1  # the network is small: more threads would only wait for each other
+        self.session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
         metadata = self.session.get_modelmeta().custom_metadata_map
         self.about: dict[str, Any] = {name: json.loads(value) for name, value in metadata.items()}
         self.reset()
