@@ -24,11 +24,16 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, warm_starts: WarmStarts | None) -> Path:
-    """Directory with a run of a cartpole whose MJCF has a second camera, which looks down."""
+    """Directory with a run of a cartpole whose MJCF has a second camera, which looks down.
+
+    Its pictures have coarse shadows and edges, because they are drawn without a GPU.
+    """
     place = tmp_path_factory.mktemp("play")
     mjcf = (Path(mjlab_dist_tasks.cartpole.__file__).parent / "cartpole.xml").read_text()
-    above = '<camera name="above" pos="0 0 4"/>'
-    (place / "two_cameras.xml").write_text(mjcf.replace("</worldbody>", f"{above}</worldbody>"))
+    fine, coarse = '<quality shadowsize="2048"/>', '<quality shadowsize="256" offsamples="0"/>'
+    assert fine in mjcf
+    above = '<camera name="above" pos="0 0 4"/></worldbody>'
+    (place / "two_cameras.xml").write_text(mjcf.replace(fine, coarse).replace("</worldbody>", above))
     done = Command("trained", place, warm_starts)(
         "train", TASK, "--gpu-ids", "None", "--num-envs", "8", "--max-iterations", "1",
         "--env.sim.model", str(place / "two_cameras.xml"),
