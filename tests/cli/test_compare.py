@@ -38,16 +38,22 @@ def make_run(run_dir: Path, returns: Sequence[float | None], config: TrainConfig
     return run_dir
 
 
-@pytest.fixture
-def runs(tmp_path: Path) -> Path:
-    """Directory with three runs that differ in the seed, and two runs with another learning rate."""
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directory with three runs that differ in the seed, and two runs with another learning rate.
+
+    Next to it are the runs `young`, which has no return yet, and `empty`, which has no metrics.
+    """
+    place = tmp_path_factory.mktemp("compare")
+    make_run(place / "young", [None])
+    (make_run(place / "empty", []) / METRICS_FILE).unlink()
     for seed, last in enumerate((10.0, 14.0, 21.0), start=1):
         own = dataclasses.replace(CONFIG, seed=seed, gpu_ids=(seed,))
-        make_run(tmp_path / "runs" / f"a{seed}", [None, 1.0, 5.0, last], own)
+        make_run(place / "runs" / f"a{seed}", [None, 1.0, 5.0, last], own)
     for seed in (1, 2):
         own = changed(dataclasses.replace(CONFIG, seed=seed), "agent.learning_rate", 3e-4)
-        make_run(tmp_path / "runs" / f"b{seed}", [None, 2.0, 8.0], own)
-    return tmp_path / "runs"
+        make_run(place / "runs" / f"b{seed}", [None, 2.0, 8.0], own)
+    return place / "runs"
 
 
 def compared(command: Command, *words: str) -> dict[str, Any]:
@@ -135,9 +141,8 @@ def test_nothing_that_a_config_names_is_imported(command: Command, tmp_path: Pat
 )
 def test_mistakes_are_refused_in_one_line(command: Command, runs: Path, words: tuple[str, ...], named: str):
     command.cwd = runs.parent
-    make_run(command.cwd / "young", [None])
-    (make_run(command.cwd / "empty", []) / METRICS_FILE).unlink()
     done = command("mjlab-dist", "compare", *words)
+    assert {path.name for path in command.cwd.iterdir()} == {"runs", "young", "empty"}
     assert done.code == 2
     assert not done.out
     (line,) = done.err.splitlines()
