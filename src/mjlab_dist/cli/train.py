@@ -60,6 +60,7 @@ def main(argv: Sequence[str], prog: str) -> None:
         if rank_from_environment(os.environ).is_main:
             print(f"Nothing is left to train: {config.resume} has done all {config.max_iterations} iterations.")
         return
+    validate(config)  # before the imports, so that mistakes are reported at once
 
     from mjlab_dist.cli.console import TrainConsole  # noqa: PLC0415
     from mjlab_dist.control import Control  # noqa: PLC0415
