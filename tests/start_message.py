@@ -52,6 +52,7 @@ SAFE = (
 SET_FOR_AGENTS = {
     *("PYOPENGL_PLATFORM", "TORCHINDUCTOR_CACHE_DIR"),  # by the imports of a test
     *("OMP_NUM_THREADS", "PYTHONDONTWRITEBYTECODE"),  # ranks set their number of threads
+    *("CUDA_VISIBLE_DEVICES", "MUJOCO_EGL_DEVICE_ID"),  # read when CUDA and EGL start
 }
 """Variables of the test process that agents inherit, and that have no effect on the libraries of ranks."""
 

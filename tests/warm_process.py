@@ -330,8 +330,14 @@ def become(start: Start, descriptors: Sequence[int], *kept: int) -> None:
 
 
 def unload_packages_replaced_by(folders: Collection[str]) -> None:
-    """Let this project's packages be imported again if any folder contains a copy of one."""
-    if any(os.path.isdir(os.path.join(folder, name)) for folder in folders for name in PACKAGES):  # noqa: PTH112, PTH118
+    """Let this project's packages be imported again if any folder contains another copy of one.
+
+    The launcher gives its agents a PYTHONPATH with all folders of its own, which usually contain the imported packages.
+    """
+    loaded = [sys.modules[name] for name in PACKAGES if name in sys.modules]
+    imported = {os.path.realpath(path) for package in loaded for path in package.__path__}
+    copies = [os.path.join(folder, name) for folder in folders for name in PACKAGES]  # noqa: PTH118
+    if any(os.path.isdir(copy) and os.path.realpath(copy) not in imported for copy in copies):  # noqa: PTH112
         for name in [each for each in sys.modules if each.partition(".")[0] in PACKAGES]:
             del sys.modules[name]
 
