@@ -109,11 +109,6 @@ class Simulation:
         self._stream = wp.stream_from_torch(device) if device != "cpu" else None
         self.launch: Callable[[Callable[[], None]], None] = _launch_now
 
-        # Programs of a control step. On a GPU, one graph contains them all, because each launch of a graph takes time.
-        # On the CPU a launch takes 1 µs, and a graph of one substep is recorded faster than a graph of all.
-        programs = [*[self._substep] * config.decimation, self._collect_overflow]
-        self._step_programs = programs if device == "cpu" else [functools.partial(_call_all, programs)]
-
         # Model and data on the device
         with wp.ScopedDevice(device), quiet():
             self._warp_model = model_fields.put_model(model, config.model, num_envs, per_env_fields)
@@ -143,6 +138,13 @@ class Simulation:
     def _sliders(self) -> model_fields.Sliders | None:
         has_any = self._groups & mjw.SetConstGroup.INERT0 and (self.model.body_simple == 2).any()
         return model_fields.Sliders(self.model, self._warp_model, self.device) if has_any else None
+
+    @functools.cached_property
+    def _step_programs(self) -> list[Callable[[], None]]:
+        programs = [*[self._substep] * self._config.decimation, self._collect_overflow]
+        # On a GPU, one graph contains them all, because each launch of a graph takes time. On the CPU a launch takes
+        # 1 µs, and a graph of one substep is recorded faster than a graph of all.
+        return programs if self.device == "cpu" else [functools.partial(_call_all, programs)]
 
     @property
     def captured(self) -> bool:
