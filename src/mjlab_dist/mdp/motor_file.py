@@ -60,7 +60,9 @@ def read_layers(flag: str, file: str, num_inputs: int, activation: str) -> list[
     layers = list(zip(weights, biases, strict=True))
     # Compare their output with that of the network
     if evaluate is not None:
-        x = torch.linspace(-2.0, 2.0, 7 * num_inputs).view(num_inputs, 7).T.contiguous()
+        # Small inputs, at which most activations are nearly linear, and large ones
+        scales = torch.logspace(-1.0, 1.0, 20).view(-1, 1)
+        x = scales * torch.randn(20, num_inputs, generator=torch.Generator().manual_seed(0))
         y = x
         for i, (weight, bias) in enumerate(layers):
             y = torch.nn.functional.linear(y, weight, bias)
