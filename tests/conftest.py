@@ -70,6 +70,14 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker("slow")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Draw the same random numbers in every run of a test, whichever tests have run before it in its process."""
+    from mjlab_dist.seeding import seed_generators
+
+    seed_generators(0)
+
+
 @pytest.fixture
 def assert_within(request: pytest.FixtureRequest) -> Callable[[float, float], None]:
     """Assert that a time in s is below a limit, with --timing only: other work on the machine must not fail a test."""
