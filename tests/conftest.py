@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import shutil
 import signal
@@ -62,6 +63,11 @@ def pytest_collection(session: pytest.Session) -> None:
         from mjlab_dist.imports import import_learner
 
         import_learner()
+
+
+def pytest_collection_finish() -> None:
+    """Let collections during the tests skip the objects of the libraries and of pytest."""
+    gc.freeze()
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
