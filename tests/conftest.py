@@ -257,30 +257,6 @@ def command(tmp_path: Path, request: pytest.FixtureRequest, warm_starts: WarmSta
     assert not left, f"left running: {left}"
 
 
-REFUSED = 77
-"""Exit code of a script that may not mount."""
-
-
-@pytest.fixture
-def with_mounts(command: Command) -> Callable[..., Done]:
-    """Run a shell script with arguments, after commands that mount file systems for it alone."""
-    unshare = shutil.which("unshare")
-    if unshare is None:
-        pytest.skip("needs unshare, of util-linux")
-
-    def run(mounts: str, script: str, *args: str) -> Done:
-        done = command(
-            *(unshare, "--user", "--map-root-user", "--mount"),
-            *("sh", "-c", f"{mounts} || exit {REFUSED}\n{script}", "sh", *args),
-            env={"PYTHONPATH": str(Path(__file__).parent)},  # for this module
-        )
-        if done.code == REFUSED or done.err.startswith("unshare:"):
-            pytest.skip(f"needs a mount namespace of its own, which is refused here: {done.err.strip()}")
-        return done
-
-    return run
-
-
 @pytest.fixture
 def short_tmp() -> Iterator[Path]:
     """A directory for temporary files. Its path is so short that ranks are forked, not spawned."""

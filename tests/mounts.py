@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import REFUSED, Command, Done
+from conftest import Command, Done
 from warm_start import WarmStarts
 
 FORK = (sys.executable, "-I", "-S", str(Path(__file__).with_name("host_command.py")))
@@ -37,7 +37,7 @@ class Mounts:
         self._first = first
 
     def __call__(self, name: str, *args: str, env: dict[str, str] | None = None) -> Done:
-        """Run an installed command, or a script of :meth:`Command.script`."""
+        """Run an installed command, another program by its path, or a script of :meth:`Command.script`."""
         enter = ("nsenter", "--target", str(self._first), "--user", "--mount", "--preserve-credentials", "--wd")
         program = self._command.program(name)
         return self._command("/usr/bin/env", *enter, *FORK, str(self._first), program, *args, env=env)
@@ -45,13 +45,16 @@ class Mounts:
 
 @contextlib.contextmanager
 def mounted(command: Command, warm: WarmStarts | None, mounts: str) -> Iterator[Mounts]:
-    """Mount file systems with commands of a shell until the context ends; skip the test where that is refused."""
+    """Mount file systems with commands of a shell until the context ends; skip the test where that is refused.
+
+    With `warm`, most commands are forked. Without it, all are started by exec.
+    """
     unshare = shutil.which("unshare")
     if unshare is None:
         pytest.skip("needs unshare, of util-linux")
     first = command.start(
         *(unshare, "--user", "--map-root-user", "--mount"),
-        *("sh", "-c", f"{mounts} || exit {REFUSED}\necho mounted; exec cat"),
+        *("sh", "-c", f"({mounts}) && echo mounted && exec cat"),
         stdin=subprocess.PIPE,
     )
     assert first.stdout

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import imageio.v3 as iio
 import numpy as np
 import pytest
-from conftest import Command, Done
+from conftest import Command
+from mounts import mounted
 from warm_start import WarmStarts
 
 import mjlab_dist_tasks.cartpole
@@ -129,19 +129,14 @@ def test_a_strip_shows_frames_at_equal_intervals(command: Command, trained: Path
     assert min(differences[1:]) > 0, "the cart moves"
 
 
-WITHOUT_EGL = """
-unset MUJOCO_GL
-"$1" cartpole-balance --run "$2" --num-envs 1 --seconds 0.1 --width 64 --height 48 --video drawn.gif
-"""
-
-
-def test_without_the_library_of_egl_the_ray_tracer_draws(
-    command: Command, trained: Path, with_mounts: Callable[..., Done]
-) -> None:
+def test_without_the_library_of_egl_the_ray_tracer_draws(command: Command, trained: Path) -> None:
     ctypes.CDLL("libEGL.so.1")
     library = next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libEGL." in line)
     (run,) = (trained / "logs" / TASK).iterdir()
-    done = with_mounts(f"mount --bind /dev/null {library}", WITHOUT_EGL, command.program("play"), str(run))
+    small = ("--num-envs", "1", "--seconds", "0.1", "--width", "64", "--height", "48", "--video", "drawn.gif")
+    play = (command.program("play"), TASK, "--run", str(run), *small)
+    with mounted(command, None, f"mount --bind /dev/null {library}") as without_egl:
+        done = without_egl("/usr/bin/env", "-u", "MUJOCO_GL", *play)
     assert done.code == 0, done.err
     assert "Warning: MuJoCo cannot render here" in done.out
     assert iio.imread(command.cwd / "drawn.gif").shape[1:] == (48, 64, 3)

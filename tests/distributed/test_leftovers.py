@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from conftest import Command, Done
+from conftest import Command
 from mounts import mounted
 from warm_start import WarmStarts
 
@@ -23,14 +21,10 @@ OWN = "temporary_files_of_all_programs"
 """Another one. Its path is so long that ranks are spawned."""
 
 
-FULL = """
-head -c 4096 /dev/zero > /dev/shm/full
-"$1" cartpole-balance --gpu-ids None --cpu-ranks 2 --num-envs 32 --max-iterations 3
-"""
-
-
-def test_full_shared_memory_is_found_before_the_start(command: Command, with_mounts: Callable[..., Done]) -> None:
-    done = with_mounts("mount -t tmpfs -o size=4k none /dev/shm", FULL, command.program("train"))
+def test_full_shared_memory_is_found_before_the_start(command: Command) -> None:
+    with mounted(command, None, "mount -t tmpfs -o size=4k none /dev/shm") as full:
+        (full.root / "dev" / "shm" / "full").write_bytes(bytes(4096))
+        done = full("train", *TRAIN, "--cpu-ranks", "2")
     assert done.code == Exit.PREFLIGHT
     assert "/dev/shm" in done.err
     assert not (command.cwd / "logs").exists()
