@@ -1,4 +1,4 @@
-"""Files of runs that tests train: their contents without times, compared bit for bit."""
+"""Small runs that tests train, and the contents of their files without times, compared bit for bit."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ from pathlib import Path
 import torch
 
 from mjlab_dist.run_dir import find_checkpoint, read_metrics
+
+SMALL = (
+    *("--num-envs", "32", "--env.episode-length-s", "0.1", "--seed", "7", "--agent.num-steps-per-env", "8"),
+    *("--agent.num-learning-epochs", "2", "--agent.num-mini-batches", "2"),
+)
+"""Flags of a training whose iterations take little time."""
 
 
 def only_run(root: Path) -> Path:

@@ -23,7 +23,7 @@ import psutil
 import pytest
 import torch
 from conftest import Command, Done
-from run_files import assert_equal, final, only_run, untimed
+from run_files import SMALL, assert_equal, final, only_run, untimed
 from warm_start import WarmStarts
 
 from mjlab_dist.errors import Exit
@@ -40,10 +40,6 @@ from mjlab_dist.run_dir import (
 )
 
 TWO = ("--gpu-ids", "None", "--cpu-ranks", "2")
-SMALL = (
-    *("--num-envs", "32", "--env.episode-length-s", "0.1", "--seed", "7", "--agent.num-steps-per-env", "8"),
-    *("--agent.num-learning-epochs", "2", "--agent.num-mini-batches", "2"),
-)
 TRAIN = ("train", "cartpole-balance", *TWO, *SMALL)
 LONG = ("--max-iterations", "100000", "--logger", "slow_logger:Slow")
 

@@ -20,7 +20,7 @@ import psutil
 import pytest
 from conftest import BIN, Command
 from host_lab import HOSTS, SCRIPT, Lab, running_lab
-from run_files import assert_equal, final, only_run, untimed
+from run_files import SMALL, assert_equal, final, only_run, untimed
 from warm_start import WarmStarts
 
 from mjlab_dist.errors import Exit
@@ -30,10 +30,6 @@ pytestmark = pytest.mark.slow
 
 WaitFor = Callable[[Callable[[], bool]], None]
 
-SMALL = (
-    *("--num-envs", "32", "--env.episode-length-s", "0.1", "--seed", "7", "--agent.num-steps-per-env", "8"),
-    *("--agent.num-learning-epochs", "2", "--agent.num-mini-batches", "2"),
-)
 TRAIN = ("train", "cartpole-balance", "--gpu-ids", "None", *SMALL)
 RESTARTS = ("--max-restarts", "30", "--checkpoint.interval", "1")
 
