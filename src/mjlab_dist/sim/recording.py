@@ -27,8 +27,10 @@ def why_not_capturable(device: str) -> str:
     if found.is_cpu:
         return ""
     driver = wp.get_cuda_driver_version()
-    if driver is None or driver < CAPTURABLE_DRIVER:
-        return f"conditional graph nodes need CUDA 12.4, and the NVIDIA driver has {driver}"
+    assert driver, "Warp lists a CUDA device"
+    if driver < CAPTURABLE_DRIVER:
+        needed, supported = (".".join(map(str, version)) for version in (CAPTURABLE_DRIVER, driver))
+        return f"conditional graph nodes need CUDA {needed}, and the NVIDIA driver supports CUDA {supported} only"
     if not wp.is_mempool_enabled(found):
         return "CUDA memory pools are off on this device"
     return ""

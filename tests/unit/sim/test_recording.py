@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
+import warp as wp
 from conftest import Command
+
+from mjlab_dist.sim.recording import why_not_capturable
 
 IN_THREADS = """
 import sys
@@ -47,3 +52,11 @@ def test_threads_that_simulate_at_the_same_time_do_not_affect_each_other(
 ) -> None:
     done = command(command.script(IN_THREADS), *captures)
     assert (done.code, done.out) == (0, "[True, True]\n"), done.err
+
+
+def test_versions_of_cuda_are_printed_with_dots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wp, "get_device", lambda _: SimpleNamespace(is_cpu=False))
+    monkeypatch.setattr(wp, "get_cuda_driver_version", lambda: (12, 3))
+    reason = why_not_capturable("cuda:0")
+    assert "CUDA 12.4" in reason
+    assert "CUDA 12.3" in reason
