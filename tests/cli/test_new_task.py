@@ -496,17 +496,17 @@ def test_the_terms_of_the_guide_work_and_never_wait() -> None:
     exec("\n".join(blocks), names)
     start_warp("cpu")
     env = Env(registry.task_config("template").env, 8, "cpu")
-    jerk = names["Jerk"](env, joints=("rear_.*",))
+    change = names["VelocityChange"](env, joints=("rear_.*",))
     before = env.sim.qvel[:, 8:10].clone()
     with HostSyncs() as syncs:
         env.sim.qvel.add_(torch.randn_like(env.sim.qvel))
         bent = names["knees_bent"](env, joint="front_left", min_rad=-0.05)
-        changed = jerk(env)
-        jerk.reset(torch.ones(8, dtype=torch.bool))
+        changed = change(env)
+        change.reset(torch.ones(8, dtype=torch.bool))
     assert syncs.found == []
     assert torch.equal(bent, (env.sim.qpos[:, 7] + 0.05).clamp_min(0.0))
     torch.testing.assert_close(changed, (env.sim.qvel[:, 8:10] - before).square().sum(dim=1))
-    assert torch.equal(jerk(env), torch.zeros(8))
+    assert torch.equal(change(env), torch.zeros(8))
 
 
 @pytest.mark.slow
