@@ -53,7 +53,8 @@ COLUMNS = 6
 NOTES = {
     "gymnasium_robotics": (
         "Copies of gymnasium's robots, and the hands with touch sensors, are left out. gymnasium_robotics",
-        "moves the base and the hand of the Fetch without motors; here, motors move its joints.",
+        "moves the base and the hand of the Fetch without motors; in the tasks of new-task, motors move its",
+        "joints.",
     ),
     "metaworld": (
         "All 43 scenes have the same arm, so only the arm itself and two scenes were tried. metaworld moves",
@@ -246,13 +247,14 @@ def page(results: list[Tried], work: Path, pictures: Path) -> str:
         "# Robots",
         "",
         "After reading this page, you know which public robots `new-task` turns into a task that trains, what",
-        "it finds in their files, and why it refuses the others.",
+        "it finds in their files, and why the others fail.",
         "",
-        "`new-task` was called for each MJCF in these folders that MuJoCo compiles and that has a joint to",
-        f"drive. Each task was trained for {ITERATIONS} iterations with {NUM_ENVS} envs on a CPU:",
+        "Each section below is a folder with MJCFs. `new-task` was called for each MJCF that MuJoCo compiles",
+        "and that has a joint to drive. Each task was trained for "
+        f"{ITERATIONS} iterations with {NUM_ENVS} envs on a CPU:",
         f"{trained} of {len(results)} train.",
-        "[performance.md](performance.md#robots-of-new-task) shows how far four of them learn. The pictures",
-        "are taken with the camera of the MJCF, if it shows the robot.",
+        "[performance.md](performance.md#robots-of-new-task) shows how well four of these robots learn. The",
+        "pictures are taken with the camera of the MJCF, if this camera shows the robot.",
         "`scripts/try_robots.py` makes this page.",
     ]
     for package in dict.fromkeys(tried.package for tried in results):
