@@ -1,4 +1,6 @@
-"""Measure one rank on all cores, idle and busy: steps per second with short spins, and with OpenMP's default spins.
+"""Measure one rank on all cores, idle and busy: steps per second with 1,000 spins, and with OpenMP's default.
+
+Threads of OpenMP spin (check in a loop) for a while before they sleep; GOMP_SPINCOUNT is the number of spins.
 
 uv run python scripts/bench_busy.py
 """
@@ -11,7 +13,7 @@ import os
 from timed import busy, run_ours, spread
 
 OPENMP_DEFAULT = "300000"
-"""Default of GOMP_SPINCOUNT in GNU OpenMP (libgomp's manual)."""
+"""Default of GOMP_SPINCOUNT in GNU OpenMP, from the manual of libgomp."""
 
 
 def main() -> None:

@@ -1,13 +1,14 @@
-"""Measure the parts of an env step, and its ratio to the captured physics, on the CPU; or compare training with a peer.
+"""Measure the parts of an env step, and the ratio of step to physics, on the CPU; or compare training with mjlab.
 
-One process on one thread, random actions around 0. Every figure is CPU time of this process per control step of all
-envs, because other programs hardly change CPU time. Figures are medians over rounds, with minimum and maximum.
+One process with one thread applies random actions around 0. Every figure is the CPU time of this process per control
+step of all envs, because other programs hardly change CPU time. Figures are medians over rounds, with minimum and
+maximum.
 
     uv run python scripts/bench_env.py quadruped-velocity-flat --num-envs 256
 
-With --peer it trains the task instead, with 64 envs on two ranks, and compares the speed with that of a training with
-mjlab 1.6.0: Mjlab-Velocity-Flat-Unitree-Go1 with 64 envs made 146 to 160 env-steps/s on two cores of the same kind. The
-physics took 94 % of that time (docs/performance.md).
+With --peer, the script trains the task instead, with 64 envs on two ranks, and compares the speed with that of mjlab
+1.6.0: training Mjlab-Velocity-Flat-Unitree-Go1 with 64 envs reached 146 to 160 env-steps/s on two cores of the same
+kind. The physics took 94 % of that time (docs/performance.md).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ PEER_STEPS_PER_S = (146, 160)
 """Env-steps/s of mjlab 1.6.0's Mjlab-Velocity-Flat-Unitree-Go1 with 64 envs, minimum and maximum."""
 
 TARGET = 40
-"""Target for the ratio to the peer's maximum."""
+"""Target for our speed relative to the maximum of mjlab."""
 
 WARM_UP_STEPS = 20
 
@@ -54,14 +55,14 @@ class Clock:
     """CPU time by part.
 
     Attributes:
-        spent_s: Time of each part since it was last cleared.
+        spent_s: Time of each part since this dict was last replaced.
     """
 
     def __init__(self) -> None:
         self.spent_s: dict[str, float] = dict.fromkeys(PARTS, 0.0)
 
     def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function with the same behavior whose time is recorded."""
+        """Return a function that calls this one, and adds its time to a part."""
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -74,7 +75,7 @@ class Clock:
         return call
 
     def watch(self, part: str, owner: Any, name: str) -> None:
-        """Record the time of a method."""
+        """Replace a method by one that also records its time."""
         setattr(owner, name, self.timed(part, getattr(owner, name)))
 
 
@@ -119,7 +120,7 @@ def measure(task: str, num_envs: int, steps: int, rounds: int, action_std: float
 
 
 def report(task: str, num_envs: int, results: dict[str, list[float]]) -> None:
-    """Print medians, shares and the ratio."""
+    """Print the median and share of each part, and the ratio of the whole step to the physics."""
     whole_s = statistics.median(results["whole"])
     print(f"{task}, {num_envs} envs: ms per step of all envs")
     for part, spent_s in results.items():
@@ -131,7 +132,7 @@ def report(task: str, num_envs: int, results: dict[str, list[float]]) -> None:
 
 
 def measure_peer(task: str, iterations: int) -> None:
-    """Print the training speed with 64 envs over two ranks, and its ratio to the peer's."""
+    """Print the training speed with 64 envs over two ranks, and its ratio to the speed of mjlab."""
     with tempfile.TemporaryDirectory() as root:
         subprocess.run(
             [

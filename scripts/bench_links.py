@@ -1,9 +1,9 @@
 """Measure training over slow networks: speed and time to a return for each period and compression.
 
-Two ranks run in two network namespaces, each on its own core, with all traffic through a link of a given rate and
-delay. Many kernels have no `tc netem`, so this script is the link: it passes packets between two TUN devices, holds
-each for as long as the link would, and drops none. The table has the round-trip time that ping measures. It needs
-Linux and root.
+Two ranks run in two network namespaces, each on its own core. All their traffic goes through a link of a given rate
+and delay. Many kernels have no `tc netem`, so this script simulates the link: it passes packets between two TUN
+devices, delays each packet as the link would, and drops none. The table has the round-trip time that ping measures.
+The script needs Linux and root.
 
     uv run python scripts/bench_links.py --rounds 3
     uv run python scripts/bench_links.py --sums
@@ -78,8 +78,8 @@ SETTINGS = {
     "period-4": ("4", "none"),
     "period-16": ("16", "none"),
 }
-"""--sync.period and --sync.compression by name on the command line. Longer periods exchange no gradients, which is all
-that compression changes."""
+"""--sync.period and --sync.compression by name on the command line. Compression changes only the exchange of gradients,
+and with periods above 1, ranks exchange no gradients."""
 
 
 @dataclass
@@ -87,15 +87,15 @@ class Direction:
     """Packets on their way from one end to the other."""
 
     source: int
-    """File descriptor of the device that they come from."""
+    """File descriptor of the device that the packets come from."""
     target: int
-    """File descriptor of the device that they go to."""
+    """File descriptor of the device that the packets go to."""
     link: Link
     """The link."""
     queue: collections.deque[tuple[float, bytes]] = field(default_factory=collections.deque)
     """Packets with the times at which they arrive."""
     free_at: float = 0.0
-    """Time at which the packets so far have been sent."""
+    """Time at which the link has sent all packets so far, and can send the next one."""
 
     def receive(self, now: float) -> None:
         """Take all packets that wait at the source, and compute when each arrives."""
@@ -150,10 +150,10 @@ def linked(link: Link) -> Iterator[list[str]]:
     context = multiprocessing.get_context("fork")
     with contextlib.ExitStack() as stack:
         for space in spaces:
-            # First, because a signal may end this script while ip adds it
+            # The removal comes first, because a signal may end this script while ip adds the namespace.
             stack.callback(remove, space)
             run("ip", "netns", "add", space)
-        # The relay, whose devices move into the namespaces
+        # Start the relay, and move its devices into the namespaces
         own, theirs = context.Pipe(duplex=False)
         passes = context.Process(target=relay, args=(link, devices, theirs), daemon=True)
         passes.start()
@@ -179,7 +179,8 @@ def remove(space: str) -> None:
 def end_on_signals() -> None:
     """Remove the namespaces if a signal ends this script.
 
-    More signals then have no effect on it or on the programs that it starts: they would interrupt the removal.
+    Further signals then have no effect on this script or on the programs that it starts, because they would interrupt
+    the removal.
     """
     signals = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 
@@ -233,7 +234,7 @@ def start(spaces: Sequence[str], command: Sequence[str], cwd: str) -> str:
         outputs = [rank.communicate()[0] for rank in ranks]
     finally:
         for rank in ranks:
-            rank.kill()  # does nothing to one that has ended
+            rank.kill()  # has no effect on a rank that has ended
     if failed := [output for rank, output in zip(ranks, outputs, strict=True) if rank.returncode]:
         sys.exit(f"{' '.join(command)} failed:\n{failed[0][-3000:]}")
     return outputs[0]
@@ -248,7 +249,7 @@ def train(spaces: Sequence[str], flags: Sequence[str]) -> list[dict[str, float]]
 
 
 def measured(name: str, spaces: Sequence[str], program: str) -> str:
-    """Run a program that prints figures as JSON on both ranks, and return a line with them and the round-trip time."""
+    """Run a program on both ranks that prints figures as JSON, and return a line with figures and round-trip time."""
     output = start(spaces, [sys.executable, str(Path(__file__).with_name(program))], str(Path.cwd()))
     figures: dict[str, float] = json.loads(output.splitlines()[-1])
     cells = ", ".join(f"{name} {value:.3g}" for name, value in figures.items())

@@ -1,7 +1,7 @@
 """Compare cartpole-balance with mjlab's, on the CPU: env-steps/s at several sizes, and the time to the first iteration.
 
-Both use the same substeps, network, rollout and PPO settings. Runs are interleaved, and the figures are medians over
-rounds. mjlab pins other versions, so it needs its own virtual environment:
+Both programs use the same substeps, network, rollout and PPO settings. Their runs alternate, and the figures are
+medians over rounds. mjlab pins other versions of packages, so it needs its own virtual environment:
 `uv venv peer && uv pip install --python peer mjlab==1.6.0`.
 
     uv run python scripts/bench_peer.py --peer-python peer/bin/python
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def report(num_envs: int, peer: list[Timed], results: dict[str, list[Timed]]) -> None:
-    """Print medians, spreads, and the ratios of the medians."""
+    """Print medians with minimum and maximum, and the ratios of the medians."""
     base = statistics.median(t.steps_per_s for t in peer)
     wait = statistics.median(t.first_iteration_s for t in peer)
     print(f"{num_envs} envs")

@@ -1,8 +1,9 @@
 """Measure the bookkeeping of many ranks: start, events, metrics, comparison of ranks, and checkpoints.
 
-Real ranks are processes that torchrunx starts, without envs and networks. Simulated ranks are rank 0 of a process
-group that exists in this process only: each collective takes as long as in a tree of the given latency and rate, and
-returns what equal ranks would send. Their times are CPU times, because other programs would lengthen wall-clock times.
+Real ranks are processes that torchrunx starts, without envs and networks. For simulated ranks, this process is rank 0,
+and no other rank exists: each collective takes as long as in a tree of the given latency and rate, and returns what
+other ranks with the same values would send. The times of simulated ranks are CPU times, because other programs would
+lengthen wall-clock times.
 
     uv run python scripts/bench_ranks.py --real 4 16 64 --simulated 16 64 256 1024
 """
@@ -36,10 +37,10 @@ from mjlab_dist.messages import Event
 CPU = RankDevice(device="cpu", name="cpu", torch_threads=1, backend="gloo")
 
 LATENCY_S = 20e-6
-"""Modelled time of a message between two machines, in s."""
+"""Time of a message between two machines in the simulation, in s."""
 
 BYTES_PER_S = 10e9
-"""Modelled rate between two machines."""
+"""Rate between two machines in the simulation."""
 
 
 def real(num_ranks: int) -> tuple[float, list[Bookkeeping], list[Event]]:
@@ -77,7 +78,7 @@ def simulated(num_ranks: int) -> tuple[float, Bookkeeping]:
 
 @contextlib.contextmanager
 def _simulated_group(num_ranks: int) -> Iterator[None]:
-    """Join a process group of simulated ranks, whose collectives take the modelled time."""
+    """Join a process group of simulated ranks, whose collectives take as long as in the simulated tree."""
     from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: PLC0415 (torch's, for such simulations)
 
     def wait(num_bytes: float) -> None:

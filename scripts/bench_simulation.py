@@ -47,14 +47,14 @@ NUM_ROLLED = 20
 """Steps per rollout."""
 
 Advance = Callable[[], int]
-"""Simulates some steps of all envs, and returns their number."""
+"""Simulates some steps of all envs, and returns the number of steps."""
 
 Way = Callable[[str, int], AbstractContextManager[Advance]]
 """A program to compare: makes a number of envs of a task."""
 
 
 def by_make(num_ranks: int) -> Way:
-    """Step the envs of mjlab_dist.make with actions of this process."""
+    """Step the envs of mjlab_dist.make with actions that this process computes."""
 
     @contextlib.contextmanager
     def use(task: str, num_envs: int) -> Iterator[Advance]:
@@ -73,7 +73,7 @@ def by_make(num_ranks: int) -> Way:
 
 @contextlib.contextmanager
 def by_rollout(task: str, num_envs: int) -> Iterator[Advance]:
-    """Take the same steps in a rollout on two ranks, without transport between steps."""
+    """Use the method rollout of mjlab_dist.make on two ranks, without transport between steps."""
     with mjlab_dist.make(task, gpu_ids=None, cpu_ranks=2, total_num_envs=num_envs, quiet=True) as envs:
         envs.reset(seed=1)
         num_actions = envs.num_actions
@@ -90,7 +90,7 @@ def by_rollout(task: str, num_envs: int) -> Iterator[Advance]:
 
 @contextlib.contextmanager
 def by_gymnasium(task: str, num_envs: int) -> Iterator[Advance]:
-    """Use a process per env: Gymnasium's AsyncVectorEnv."""
+    """Use Gymnasium's AsyncVectorEnv, with one process per env."""
     envs: Any = gymnasium.make_vec(GYM_IDS[task], num_envs=num_envs, vectorization_mode="async")
     envs.reset(seed=1)
     actions = np.full(envs.action_space.shape, ACTION, dtype=np.float32)
@@ -107,7 +107,7 @@ def by_gymnasium(task: str, num_envs: int) -> Iterator[Advance]:
 
 @contextlib.contextmanager
 def by_envpool(task: str, num_envs: int) -> Iterator[Advance]:
-    """Use envpool: MuJoCo's C library in C++ threads, with Gymnasium's envs reimplemented."""
+    """Use envpool, which reimplements Gymnasium's envs in C++ threads with MuJoCo's C library."""
     envpool: Any = importlib.import_module("envpool")
     envs: Any = envpool.make_gymnasium(GYM_IDS[task], num_envs=num_envs)
     envs.reset()

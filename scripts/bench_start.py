@@ -1,7 +1,7 @@
 """Measure start-up times: `train --help`, `list-tasks`, and the first iteration with 1, 2 and 4 ranks.
 
-The first iteration is measured with compiled kernels, and with kernels that must be compiled: all, or those that
-another robot needs in addition.
+The first iteration is measured in three cases: all kernels are compiled already, none are, or all except the additional
+kernels of another robot.
 
 uv run python scripts/bench_start.py
 """
@@ -22,7 +22,7 @@ COMMANDS = (("train", "--help"), ("train", "cartpole-balance", "--help"), ("list
 ROUNDS = 10
 COLD_ROUNDS = 3
 NEXT_ROBOT = "gym-hopper"
-"""Task that is started when the kernels of cartpole-balance have been compiled."""
+"""Task that is started after the kernels of cartpole-balance have been compiled."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Measure how long ranks of one machine wait in a sum, through gloo and through our sockets, and print the ratio.
+"""Measure how long ranks of one machine wait for a sum, through gloo and through our sockets, and print the ratio.
 
 uv run python scripts/bench_sum.py --ranks 2
 uv run python scripts/bench_sum.py --ranks 2 --busy 6
@@ -28,7 +28,7 @@ ROUNDS = 4
 
 
 def waited_us(add_up: Callable[[torch.Tensor], object], size: int) -> float:
-    """Return the mean time of a sum in us, after work that takes the same time on all ranks."""
+    """Return the mean time of a sum in µs; before each sum, all ranks compute for the same time."""
     values, left, right = torch.zeros(size), torch.randn(128, 64), torch.randn(64, 64)
     waits: list[float] = []
     for _ in range(SUMS):

@@ -1,8 +1,8 @@
-"""Measure the cost of uneven ground, and check contacts with it: our height field, MuJoCo Warp's, and boxes.
+"""Measure the time and check the contacts of uneven ground: our height field, MuJoCo Warp's height field, and boxes.
 
-A quadruped on stairs: one process, one thread, random actions, on the CPU. Times are CPU time per control step of all
-envs, the median. A contact is wrong if its normal points into the ground or it is deeper than 5 cm; MuJoCo's C code
-finds no such contact here.
+A quadruped on stairs is simulated on the CPU, in one process with one thread, with random actions. Times are medians of
+the CPU time per control step of all envs. A contact is wrong if its normal points into the ground or if it is deeper
+than 5 cm; on these stairs, MuJoCo's C code finds no such contact.
 
     uv run python scripts/bench_terrain.py --num-envs 64
 """
@@ -77,7 +77,7 @@ def run(name: str, config: SimConfig, origins: np.ndarray, num_envs: int, num_st
         up = np.where(model.geom_bodyid[geoms[:, 0]] == 0, 1, -1) * up[:, 0, 2]
         contacts += count
         wrong += int((~(dist > -0.05) | (up < -0.05)).sum())
-        # Reset envs that blew up, and every 40 steps those that have fallen
+        # Reset envs that became unstable, and every 40 steps also those whose robot has fallen
         fast = ~(sim.qvel.abs().amax(dim=1) < 200)
         broken += int(fast.sum())
         overflow += int((sim.overflow > 0).sum()) if step == num_steps - 1 else 0

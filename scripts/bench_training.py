@@ -19,7 +19,7 @@ from timed import BIN, clean_environment
 RANKS = (1, 2)
 
 SEEDS = tuple(range(1, 1 + 3 * max(RANKS), max(RANKS)))
-"""Rank r uses seed + r, so seeds of independent runs are as far apart as there are ranks."""
+"""Rank r uses seed + r, so seeds of independent runs must be at least the number of ranks apart."""
 
 
 def main() -> None:
@@ -31,7 +31,7 @@ def main() -> None:
     for ranks in RANKS:
         for seed in args.seeds:
             with tempfile.TemporaryDirectory() as root:
-                # One run, as a command
+                # Run the command
                 start = time.monotonic()
                 command = [
                     str(BIN / "train"),

@@ -1,4 +1,4 @@
-"""Measure the time of a PPO update, ours and stock rsl_rl's, on the same data, and print the ratio.
+"""Measure the time of our PPO update and of stock rsl_rl's on the same data, and print the ratio.
 
 uv run scripts/bench_update.py --ranks 2
 """
@@ -53,7 +53,7 @@ def learner(hidden_dims: tuple[int, ...], stock: bool, rank: int, ranks: int, de
 
 
 def stock_learner(agent: AgentConfig, obs: TensorDict, rank: int, ranks: int, device: str) -> rsl_rl.algorithms.PPO:
-    """rsl_rl's PPO, with our distribution, so that only the update differs."""
+    """Return rsl_rl's PPO with our class of action distributions, so that only the update differs."""
     names = inspect.signature(rsl_rl.algorithms.PPO).parameters.keys() & vars(agent).keys()
     arguments = {name: getattr(agent, name) for name in names}
     gaussian = functools.partial(
@@ -69,7 +69,7 @@ def stock_learner(agent: AgentConfig, obs: TensorDict, rank: int, ranks: int, de
 
 
 def update_s(made: rsl_rl.algorithms.PPO, seed: int, device: str) -> float:
-    """Return the time of an update in s, including returns and advantages, after a rollout of random numbers."""
+    """Fill a rollout with random numbers. Return the time of an update in s, including returns and advantages."""
     torch.manual_seed(seed)
     obs = TensorDict({"actor": torch.randn(NUM_ENVS, NUM_OBS, device=device)}, batch_size=[NUM_ENVS])
     with torch.inference_mode():

@@ -2,9 +2,9 @@
 
 uv run python scripts/bench_watch.py
 
-One run trains all the time. Rounds alternate between no watch, watch without a page, and watch with a page in
-headless Chromium, which draws without a GPU. Training leaves --spare-cores to watch and the browser; with 0, all of
-them share all cores.
+One run trains all the time. Each round measures it without watch, with watch but without a page, and with watch and a
+page in headless Chromium, which draws without a GPU. Training leaves --spare-cores to watch and the browser; with 0,
+training, watch and the browser share all cores.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main() -> None:
     args = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))
     if args.spare_cores:
-        os.sched_setaffinity(0, cores[: args.spare_cores])  # watch and the browser inherit this
+        os.sched_setaffinity(0, cores[: args.spare_cores])  # watch and the browser inherit these cores
     found: dict[str, list[Window]] = {mode: [] for mode in MODES}
     with tempfile.TemporaryDirectory() as root, _training(args.task, root, cores[args.spare_cores :]) as train:
         for _ in range(args.rounds):
@@ -91,7 +91,7 @@ def _training(task: str, root: str, cores: Sequence[int]) -> Iterator[psutil.Pro
 
 @contextlib.contextmanager
 def _watched(mode: str, root: str) -> Iterator[tuple[psutil.Process | None, psutil.Process | None]]:
-    """Watch the run, after its robot has been built, until the context ends."""
+    """Run watch until the context ends; start it when the run has built its robot."""
     if mode == "alone":
         yield None, None
         return

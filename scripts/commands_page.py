@@ -1,4 +1,4 @@
-"""The page of the documentation site that lists the flags of all commands, from their help."""
+"""Make the page of the documentation site that lists the flags of all commands, from their help."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ of the commands. [command-line.md](command-line.md) explains how to write values
 """
 
 PROGRAM = "from mjlab_dist.cli.main import umbrella; umbrella()"
-"""Command that runs ``mjlab-dist``, also if its script is not on the path."""
+"""Python program that runs ``mjlab-dist``, also if its script is not on PATH."""
 
 WIDTH = 120
 """Width of the help, in characters."""

@@ -22,13 +22,13 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parents[1]
 
 MORE_PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
-"""Pages outside of docs/, by their path in the repository, and their path on the site."""
+"""Pages outside of docs/: path in the repository, and path on the site."""
 
 SCRIPTS = {"scripts/site_search.js": "javascripts/site_search.js"}
-"""Scripts of the pages: path in the repository, and path on the site, which extra_javascript in mkdocs.yml names."""
+"""Scripts of the pages: path in the repository, and path on the site. mkdocs.yml lists them in extra_javascript."""
 
 FOLDERS = {"docs/decisions": "decisions/index.md"}
-"""Folders of docs/ that have a page."""
+"""Folders of docs/ for which a page is generated, by the path of this page."""
 
 DECISIONS_HEAD = """# Decisions
 
@@ -53,7 +53,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Convert the links and lists of a page written for GitHub to those of MkDocs."""
+    """Convert the links and lists of a page written for GitHub to the form that MkDocs needs."""
     uri = page.file.src_uri
     if uri == "index.md":
         page.meta["hide"] = ["navigation"]

@@ -41,7 +41,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
 
-    # Env with one command per episode, and policy
+    # Build the env, with one command per episode, and load the policy
     config = read_config_file(args.run)
     config = dataclasses.replace(config, env=_with_one_command(config.env, args))
     checkpoint = args.checkpoint or find_checkpoint(args.run)

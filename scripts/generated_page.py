@@ -8,11 +8,11 @@ from pathlib import Path
 
 
 def write_or_check(page: Path, text: str) -> None:
-    """Write a page; with ``--check``, exit with 1 if it has another text.
+    """Write a page; with ``--check``, only compare, and exit with 1 if the file has another text.
 
     Args:
         page: The file.
-        text: Its text, as generated now.
+        text: The generated text.
     """
     parser = argparse.ArgumentParser(description=f"Write {page.name} from the source.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the page is out of date")

@@ -48,7 +48,7 @@ class Links:
             to = posixpath.relpath(self.pages[target], posixpath.dirname(self.uri) or ".")
             return f"{picture}[{self._title(label, target)}]({to}{hash_sign}{heading})"
         if not (ROOT / target).exists():
-            return match[0]  # MkDocs reports it
+            return match[0]  # MkDocs reports the link
         if self.repository:
             return f"{picture}[{label}]({self.repository.rstrip('/')}/blob/main/{target})"
         return label if "`" in label else f"`{label}`"
@@ -69,7 +69,8 @@ def relinked(markdown: str, links: Links) -> str:
 def reindented(markdown: str) -> str:
     """Indent the contents of lists by four spaces per level, and put empty lines before lists, tables and code.
 
-    GitHub takes the indentation from the first line of an item, and needs no empty lines. Python-Markdown does not.
+    GitHub accepts any indentation that matches the first line of an item, and needs no empty lines. Python-Markdown
+    needs both: four spaces and empty lines.
     """
     lines: list[str] = []
     levels: list[int] = []  # indentation of the contents of each open list

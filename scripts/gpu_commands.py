@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 """Root of the repository."""
 
 MARK = "MJLAB_DIST_GPU_REPORT"
-"""Variable that all processes of a command inherit, even in other sessions."""
+"""Environment variable that all processes of a command inherit, even in other sessions."""
 
 TAIL_LINES = 30
 """Lines of a failed command's output that are kept in the results."""
@@ -47,7 +47,7 @@ LEFT_OUT = (
     "WORLD_SIZE",
     "SLURM_STEP_NUM_TASKS",
 )
-"""Variables that commands do not inherit: they slow down start-up, or change what a command does."""
+"""Environment variables that commands do not inherit, because they slow down start-up or change what a command does."""
 
 
 class PartError(RuntimeError):
@@ -65,24 +65,24 @@ class Ended:
     first_s: float | None
     """Seconds until a line matched the pattern; None if none did."""
     lines: list[str]
-    """All lines of its output, stdout and stderr together."""
+    """All lines of the output, stdout and stderr together."""
     timed_out: bool
-    """Whether it ran past its time limit."""
+    """Whether the command ran longer than its time limit."""
     left: list[str]
     """Names of the processes that the command left behind; they were killed."""
 
     @property
     def tail(self) -> str:
-        """End of its output."""
+        """End of the output."""
         return "\n".join(self.lines[-TAIL_LINES:])
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings that it printed."""
+        """Warnings that the command printed."""
         return list(dict.fromkeys(line for line in self.lines if line.startswith("Warning:")))
 
     def check(self, name: str, *codes: int) -> None:
-        """Raise unless it ended with one of these exit codes.
+        """Raise unless the command ended with one of these exit codes.
 
         Args:
             name: Name of the command, for the message.
@@ -119,19 +119,20 @@ class Commands:
         cwd: Path | str = ROOT,
         stops: bool = False,
     ) -> Ended:
-        """Run a command to its end, or until its time is up.
+        """Run a command until it ends or its time limit is over.
 
         Args:
             args: Command line.
-            limit_s: Seconds after which it is killed with all its processes.
+            limit_s: Seconds after which the command is killed with all its processes.
             name: Beginning of its log file's name.
             first: Regular expression of the line whose time is measured.
             env: Additional environment variables.
             cwd: Working directory.
-            stops: Whether SIGTERM makes it save its work and end. It is then sent before the command is killed.
+            stops: Whether the command saves its work and ends after SIGTERM. It then receives SIGTERM before it is
+                killed.
 
         Raises:
-            PartError: If it cannot be started, or no time is left.
+            PartError: If the command cannot be started, or no time is left.
         """
         mark = uuid.uuid4().hex
         start = time.monotonic()
@@ -157,7 +158,7 @@ class Commands:
             process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):  # a hanging driver keeps a killed process alive
                 process.wait(10)
-            # Processes that end because of this command's end need a moment.
+            # Processes that end because this command has ended need a moment.
             left = kill_marked(mark, grace_s=2.0 if has_ended else 0.0)
             reader.join(10)
         return Ended(
@@ -218,10 +219,10 @@ def kill_marked(mark: str, grace_s: float) -> list[str]:
 
     Args:
         mark: Value of :data:`MARK`.
-        grace_s: Seconds in which they may end by themselves.
+        grace_s: Seconds in which the processes may end by themselves.
 
     Returns:
-        Names of those that were killed.
+        Names of the processes that were killed.
     """
     psutil.wait_procs(_find_marked(mark), timeout=grace_s)
     killed: list[str] = []
@@ -258,7 +259,7 @@ def installed(name: str) -> list[str]:
     path = Path(sys.executable).parent / name
     if path.is_file():
         return [str(path)]
-    # Packages in a directory of PYTHONPATH have their commands elsewhere.
+    # If the package is in a directory of PYTHONPATH, its commands are elsewhere.
     function = {"train": "train", "mjlab-dist": "umbrella"}[name]
     return [sys.executable, "-c", f"from mjlab_dist.cli.main import {function}; {function}()"]
 
@@ -268,7 +269,7 @@ def temporary_log_root(data: Path) -> Iterator[Path]:
     """Make a temporary directory for runs that are needed only for their metrics.
 
     Args:
-        data: Directory of the report's data. It has space, while /tmp may not.
+        data: Directory of the report's data. The temporary directory is inside it, because /tmp may lack space.
     """
     data.mkdir(parents=True, exist_ok=True)
     path = Path(tempfile.mkdtemp(prefix="runs-", dir=data)).resolve()

@@ -24,11 +24,11 @@ RANKS = (1, 2, 4)
 PERIODS = (1, 4, 16)
 
 SEEDS = tuple(range(1, 1 + 3 * max(RANKS), max(RANKS)))
-"""Rank r uses seed + r, so seeds of independent runs are as far apart as there are ranks."""
+"""Rank r uses seed + r, so seeds of independent runs must be at least the number of ranks apart."""
 
 
 def returns(args: argparse.Namespace, ranks: int, period: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the steps, (iterations,), and the mean returns of each seed's run, (seeds, iterations)."""
+    """Train with each seed. Return the steps, (iterations,), and the mean returns, (seeds, iterations)."""
     results = [
         mjlab_dist.train(
             TASK,
