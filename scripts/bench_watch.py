@@ -91,7 +91,7 @@ def _training(task: str, root: str, cores: Sequence[int]) -> Iterator[psutil.Pro
 
 @contextlib.contextmanager
 def _watched(mode: str, root: str) -> Iterator[tuple[psutil.Process | None, psutil.Process | None]]:
-    """Run watch until the context ends; start it when the run has built its robot."""
+    """Run watch until the context ends. The context starts when watch has built the robot of the run."""
     if mode == "alone":
         yield None, None
         return

@@ -28,7 +28,7 @@ SCRIPTS = {"scripts/site_search.js": "javascripts/site_search.js"}
 """Scripts of the pages: path in the repository, and path on the site. mkdocs.yml lists them in extra_javascript."""
 
 FOLDERS = {"docs/decisions": "decisions/index.md"}
-"""Folders of docs/ for which a page is generated, by the path of this page."""
+"""Folders of docs/ for which a page is generated, and the path of this page."""
 
 DECISIONS_HEAD = """# Decisions
 

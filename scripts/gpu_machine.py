@@ -1,4 +1,4 @@
-"""Print devices and versions of this machine as one JSON object, for the GPU report.
+"""Print devices and versions of the machine that runs this script as one JSON object, for the GPU report.
 
 uv run python scripts/gpu_machine.py
 """
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return devices, versions and sizes of this machine, without its name and its paths."""
+    """Return devices, versions and sizes of memory, without the name and the paths of the machine."""
     found: dict[str, Any] = {
         "cpu": _cpu_model(),
         "cpu_cores": len(os.sched_getaffinity(0)),

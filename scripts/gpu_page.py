@@ -16,18 +16,18 @@ DRY_RUN = """**This was a dry run on a CPU, with small sizes. It proves nothing 
 every part of the report can be run."""
 
 GOAL_DEVICE = "H200"
-"""Device that the goals are for."""
+"""GPU for which the goals are defined."""
 
 SPEED_GOALS = (("speed-cartpole", "4096", 1.5e6), ("speed-quadruped-flat", "4096", 4e5))
 """Goals for the speed: part, number of envs, and env-steps/s."""
 
 PHYSICS_GOAL = 0.8
-"""Goal for the minimum share of the physics in the collection, in the last of these parts."""
+"""Goal for the minimum share of the physics in the time of a rollout, in the last part of :data:`SPEED_GOALS`."""
 
 SHARES = ("physics", "env layer", "policy", "update", "waiting")
 
 TAIL_CHARS = 3000
-"""Maximum number of characters of a failure on the page."""
+"""Maximum number of characters that the page shows of a failure."""
 
 Lines = list[str]
 
@@ -37,7 +37,7 @@ def write_page(output: Path, results: Mapping[str, Result], data_dir: Path, dry_
 
     Args:
         output: Directory of the page; pictures are in its directory ``pictures``.
-        results: All parts in order; those without a result are marked as not run.
+        results: All parts in order; parts without a result are marked as not run.
         data_dir: Directory of the data, which the page must not name.
         dry_run: Whether nothing was run on a GPU.
 
@@ -129,7 +129,7 @@ def _failures(found: Mapping[str, Result]) -> Lines:
 
 
 def _data(found: Mapping[str, Result]) -> dict[str, dict[str, Any]]:
-    """Return the data of parts that have any."""
+    """Return the data of the parts that have data, by part."""
     return {name: result["data"] for name, result in found.items() if result.get("data")}
 
 
@@ -205,7 +205,7 @@ def _sizes(data: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
 
 
 def _collection_share(figures: Mapping[str, Any]) -> float | None:
-    """Return the share of the physics in the collection; None if it was not measured."""
+    """Return the share of the physics in the time of a rollout; None if it was not measured."""
     if "physics_s" not in figures or "collect_s" not in figures:
         return None
     return figures["physics_s"] * figures["steps_per_env"] / figures["collect_s"]
@@ -245,7 +245,7 @@ SPEED_HEAD = ("env-steps/s", "by the wall clock", "collection", "update", "envs 
 
 
 def _speed(figures: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the columns of a short training run; an error instead of missing figures."""
+    """Return the columns of a short training run; if it has no figures, the last column names the failure."""
     if "steps_per_s" not in figures:
         return ("", "", "", "", "", "failed, see below")
     low, high = figures["min_steps_per_s"], figures["max_steps_per_s"]

@@ -56,7 +56,7 @@ class Part:
     measure: Measure
     """Function that runs the part."""
     missing: str
-    """Reason why the part cannot be run here; empty if it can."""
+    """Reason why the part cannot be run on this machine; empty if it can."""
 
 
 def list_parts(sizes: Sizes, num_gpus: int, has_peer: bool, dry_run: bool) -> list[Part]:
@@ -93,7 +93,7 @@ def list_parts(sizes: Sizes, num_gpus: int, has_peer: bool, dry_run: bool) -> li
 
 
 def describe_machine(site: Site, data: Data) -> None:
-    """Describe devices, versions, and what the doctor finds."""
+    """Describe devices and versions, and run the doctor."""
     data |= site.measure("gpu_machine.py", name="machine")
     log_root = str(site.data)
     args = [*installed("mjlab-dist"), "doctor", "--json", "--log-root", log_root]
@@ -140,7 +140,7 @@ def _run_pytest(site: Site, data: Data, chosen: str, name: str) -> None:
 
 
 def start_cold(site: Site, data: Data) -> None:
-    """Time the first iteration with kernels to compile, and again with compiled ones."""
+    """Time the first iteration with kernels that must be compiled, and again with compiled kernels."""
     for task in site.sizes.cold_start_tasks:
         with temporary_log_root(site.data) as root:
             flags = ("--num-envs", str(site.sizes.compared_envs), "--max-iterations", "1", "--log-root", str(root))
@@ -180,7 +180,7 @@ def compare_captures(site: Site, data: Data) -> None:
 
 
 def measure_throughput(task: str) -> Measure:
-    """Return the part that measures a task's speed and the shares of its time, for every number of envs."""
+    """Return a function that measures a task's speed and the shares of an iteration, for every number of envs."""
 
     def measure(site: Site, data: Data) -> None:
         failures: list[str] = []
@@ -246,7 +246,7 @@ def share_one_device(site: Site, data: Data) -> None:
 
 
 def inject_faults(site: Site, data: Data) -> None:
-    """Make the second rank fail, and check the exit code of `train`, its report and what it leaves behind."""
+    """Make the second rank fail, and check the exit code of `train`, its report and the processes that it leaves."""
     failures: list[str] = []
     for fault in site.sizes.faults:
         with temporary_log_root(site.data) as root:
@@ -259,7 +259,7 @@ def inject_faults(site: Site, data: Data) -> None:
                 ranks=2,
                 env={faults.VARIABLE: f"1:5:{fault}"},
             )
-        # Its report, and the processes that it left behind
+        # The report of `train`, and the processes that it left behind
         named = any("rank 1" in line for line in ended.lines)
         good = ended.code == FAULT_CODES[fault] and named and not ended.left
         data[fault] = {
@@ -292,7 +292,7 @@ def scale_weakly(site: Site, data: Data) -> None:
 
 
 def train_to_walk(task: str) -> Measure:
-    """Return the part that trains a task and evaluates the trained policy."""
+    """Return a function that trains a task and evaluates the trained policy."""
 
     def measure(site: Site, data: Data) -> None:
         # Train from the start, or continue an earlier training
@@ -347,7 +347,7 @@ def _follow(site: Site, run: Path) -> Data:
     if site.sizes.follow_s is not None:
         args += ["--seconds", str(site.sizes.follow_s)]
     ended = site.commands.run(args, limit_s=TRAIN_LIMIT_S, name="follow")
-    ended.check("follow_velocity.py", 0, 1)  # 1: it does not walk
+    ended.check("follow_velocity.py", 0, 1)  # 1: the robot does not walk
     return last_json(ended)
 
 
@@ -387,7 +387,7 @@ PEER_TASKS = {
     PEER_TASK: ("cartpole-balance", LIKE_PEER),
     "Mjlab-Velocity-Flat-Unitree-Go1": ("quadruped-velocity-flat", ()),
 }
-"""Tasks of mjlab, each with our most similar task and its flags."""
+"""Tasks of mjlab; for each, our most similar task and flags for our task."""
 
 
 def compare_with_mjlab(site: Site, data: Data) -> None:

@@ -1,10 +1,10 @@
-"""Run everything that only a GPU can show, and write docs/gpu.md.
+"""Run all tests and benchmarks that need a GPU, and write docs/gpu.md.
 
 uv run python scripts/gpu_report.py
 
-Each part runs in its own processes, with a time limit. Results are stored at once: another call skips parts that are
-done, and repeats parts that failed. `--dry-run` runs all parts on the CPU with small sizes. No network is needed. The
-exit code is 1 if a part failed, and 2 without a GPU.
+Each part runs in its own processes, with a time limit. The result of a part is stored as soon as the part ends: another
+call skips parts that are done, and repeats parts that failed. `--dry-run` runs all parts on the CPU with small sizes.
+No network is needed. The exit code is 1 if a part failed, and 2 without a GPU.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _choose(parts: Sequence[Part], names: Sequence[str] | None) -> list[Part]:
-    """Return the parts that were asked for, in their own order; end with 2 if there is no such part."""
+    """Return the parts with these names, in the order of the report; end with exit code 2 if a name is unknown."""
     known = [part.name for part in parts]
     for name in names or ():
         if name not in known:
@@ -127,7 +127,7 @@ def _end_on_sigterm() -> None:
 
 
 def _count_gpus(commands: Commands) -> int:
-    """Return how many GPUs torch can use; end with 2 if it can use none."""
+    """Return how many GPUs torch can use; end with exit code 2 if it can use none."""
     try:
         ended = commands.run([sys.executable, "-c", PROBE], limit_s=120, name="probe")
         ended.check("torch.ones(8, device='cuda')")
@@ -145,7 +145,7 @@ def run_part(part: Part, site: Site) -> dict[str, Any]:
         site: Sizes, devices and directories.
 
     Returns:
-        Its status, ``done``, ``failed`` or ``skipped``, with the reason, the time and the figures.
+        A dict with the status (``done``, ``failed`` or ``skipped``), the reason, the time and the figures.
     """
     start = time.monotonic()
     started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -176,7 +176,7 @@ def _in_one_line(result: dict[str, Any]) -> str:
 
 
 def _commit() -> str | None:
-    """Return the commit, marked if files differ from it; None without git."""
+    """Return the commit, with a mark if files differ from this commit; None without git."""
     if shutil.which("git") is None:
         return None
     args = ["git", "describe", "--always", "--dirty", "--abbrev=10"]
@@ -200,7 +200,7 @@ def store_result(data: Path, name: str, result: dict[str, Any]) -> None:
 
 
 def read_result(data: Path, name: str, dry_run: bool) -> dict[str, Any]:
-    """Return the stored result of a part; empty if it is missing or damaged, or has another ``dry_run``.
+    """Return the stored result of a part; an empty dict if it is missing, damaged, or has another ``dry_run``.
 
     Args:
         data: Directory of the data.

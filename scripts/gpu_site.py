@@ -54,7 +54,7 @@ class Site:
     def train(
         self, task: str, *flags: str, name: str, limit_s: float = TRAIN_LIMIT_S, ranks: int = 1, **options: Any
     ) -> Ended:
-        """Run `train`; options are those of :meth:`Commands.run`."""
+        """Run `train`. Takes the options of :meth:`Commands.run`."""
         args = [*installed("train"), task, *self.ranks(ranks), *flags]
         return self.commands.run(args, limit_s=limit_s, name=name, **options)
 
@@ -94,13 +94,13 @@ def finish(failures: Sequence[str]) -> None:
 def train_briefly(
     site: Site, task: str, num_envs: int, capture: str | None, *flags: str, name: str, ranks: int = 1
 ) -> Data:
-    """Train for some iterations and return the figures of the warm ones.
+    """Train for some iterations, and return the figures of the iterations after the warm-up.
 
     Args:
         site: Sizes, devices and directories.
         task: Name of the task.
         num_envs: Envs per rank.
-        capture: Capture mode; None for the task's own.
+        capture: Capture mode; None for the mode of the task.
         flags: Additional flags.
         name: Name of the log file.
         ranks: Number of ranks.
@@ -123,7 +123,7 @@ def train_briefly(
 
 
 def summarize(rows: list[Data], num_envs: int) -> Data:
-    """Return medians over warm iterations.
+    """Return medians over the iterations after the warm-up.
 
     Args:
         rows: Rows of metrics.jsonl.

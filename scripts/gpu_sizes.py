@@ -38,13 +38,13 @@ class Sizes:
     training_envs: int
     """Number of envs in these training runs."""
     training_iterations: int | None
-    """Number of iterations of these training runs; None for the task's own."""
+    """Number of iterations of these training runs; None for the number of the task."""
     training_limit_s: float
-    """Seconds after which they are stopped."""
+    """Seconds after which these training runs are stopped."""
     robots: int
-    """Number of robots that the trained policy moves."""
+    """Number of robots that a trained policy controls in its evaluation."""
     follow_s: float | None
-    """Duration for which they walk, in s; None for the task's whole episode."""
+    """Duration of this evaluation, in s; None for a whole episode of the task."""
     left_out: dict[str, str]
     """Parts to skip, with the reason."""
 

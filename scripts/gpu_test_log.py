@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import pytest
 
 VARIABLE = "MJLAB_DIST_TEST_LOG"
-"""Names the file."""
+"""Environment variable with the path of the file."""
 
 
 def pytest_runtest_logstart(nodeid: str) -> None:
@@ -20,7 +20,7 @@ def pytest_runtest_logstart(nodeid: str) -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Record the outcome of a test, or of its set-up or tear-down if that decides it."""
+    """Record the outcome of a test; if its set-up or tear-down fails, or it is skipped there, record that outcome."""
     if report.when == "call" or report.outcome != "passed":
         _write(report.nodeid, report.outcome, report.duration, _reason(report))
 

@@ -1,4 +1,4 @@
-"""A rank without envs and networks, for bench_ranks.py: it joins, sums metrics, compares and gathers state."""
+"""A rank without envs and networks, for bench_ranks.py: joins others, sums metrics, compares tensors, gathers state."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from mjlab_dist.worker import set_interfaces
 ITERATIONS = 20
 
 STATE_NUMBERS = 2500
-"""Numbers in a rank's state in a checkpoint: 10 kB, about as much as the state of 64 cartpoles."""
+"""Numbers in the state of a rank in a checkpoint: 10 kB, about as much as the state of 64 cartpoles."""
 
 NUM_TENSORS = 40
-"""Tensors that ranks compare, as many as two networks of three layers have with their Adam moments."""
+"""Tensors that ranks compare: about as many as two networks of three layers have, with the state of Adam."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Bookkeeping:
     joined_s: float
     """Seconds to meet the other ranks and join the process group."""
     metrics_s: float
-    """Seconds of the metrics of an iteration, mean over iterations."""
+    """Seconds that the metrics of an iteration take, mean over iterations."""
     checkpoint_s: float
     """Seconds to compare tensors, gather the state of all ranks and, on rank 0, write it."""
     num_episodes: int
@@ -50,7 +50,7 @@ class Bookkeeping:
 
 
 def light_rank(config: TrainConfig, plan: RankPlan, control: Control) -> Bookkeeping:  # noqa: ARG001 (as all entries)
-    """Do the bookkeeping of a run."""
+    """Join the other ranks, and do the bookkeeping of a run."""
     rank, start_s = rank_from_environment(os.environ), time.perf_counter()
     set_interfaces(rank, os.environ)
     store = meet(rank)
@@ -74,7 +74,7 @@ def keep_books(
     Args:
         rank: Global rank.
         world_size: Number of ranks.
-        plan: The run directory.
+        plan: Plan of the rank, with the run directory.
         joined_s: Seconds that joining took.
         control: Receives heartbeats.
         clock: Returns seconds.

@@ -1,7 +1,8 @@
-"""Compare one sum of all gradients with two that overlap with the backward pass; bench_links.py starts two ranks.
+"""Compare one sum of all gradients with sums of two buckets, one of them during the backward pass.
 
-The second bucket, the gradients of the first layer, is sent after the backward pass. The first bucket is sent as soon
-as its gradients are known. This is a prototype: training does not do it.
+The first bucket has the gradients of all layers but the first, and is sent as soon as they are known. The second bucket
+has the gradients of the first layer, and is sent after the backward pass. This is a prototype: training does not use
+buckets. bench_links.py starts two ranks with this script.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Overlap:
         dist.all_reduce(_flat(list(self._net.parameters())))
 
     def two(self) -> None:
-        """Sum the gradients of all layers but the first while those of the first are computed."""
+        """Compute all gradients. Sum those of all layers but the first while those of the first layer are computed."""
         self._missing = len(self._early)
         self.backward()
         dist.all_reduce(_flat(list(self._layers[0].parameters())))
@@ -76,7 +77,7 @@ def _seconds(function: Callable[[], None]) -> float:
 
 
 def main() -> None:
-    """Print the median ratio of both ways by network, as JSON, on rank 0; below 1, overlapping is faster."""
+    """Print the median time with two buckets, relative to one sum, by network, as JSON on rank 0."""
     torch.set_num_threads(1)
     rank = rank_from_environment(os.environ)
     set_interfaces(rank, os.environ)

@@ -17,7 +17,7 @@ SIZES = (1, 10_000, 1_000_000)
 """Numbers in a sum: metrics, the gradients of cartpole, and the gradients of a humanoid."""
 
 REPETITIONS = {1: 60, 10_000: 60, 1_000_000: 8}
-"""Sums of each size; the median counts."""
+"""Number of sums of each size, of which the median is printed."""
 
 
 def main() -> None:

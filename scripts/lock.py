@@ -23,17 +23,17 @@ COMMAND = (
     "uv", "export", "--quiet", "--upgrade", "--all-groups", "--all-extras", "--no-emit-project", "--no-header",
     "--no-annotate",
 )  # fmt: skip
-"""Command that resolves the dependencies as of ``exclude-newer`` in pyproject.toml, and prints them with hashes."""
+"""Command that resolves the dependencies at the date ``exclude-newer`` in pyproject.toml, and prints their hashes."""
 
 REQUIREMENT = re.compile(r"[a-z0-9][a-z0-9-]*==[\w.+!]+( ; [^\\\n]+)? \\\n(    --hash=sha256:[0-9a-f]{64}( \\)?\n)+")
 """Matches a package with its version, condition and hashes. The download address is not part of the match."""
 
 
 def page() -> str:
-    """Return the page.
+    """Return the contents of requirements.lock.
 
     Raises:
-        ValueError: If a package has no version or hash, or an address.
+        ValueError: If a package has no version or no hash, or if it has an address.
     """
     exported = subprocess.run(COMMAND, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     other = REQUIREMENT.sub("", exported)

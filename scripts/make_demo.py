@@ -1,10 +1,10 @@
-"""Make the small run that ``mjlab-dist demo`` plays, from a run of the quadruped that you can repeat.
+"""Make the small run that ``mjlab-dist demo`` plays, from a training run of the quadruped.
 
 uv run train quadruped-velocity-flat --cpu-ranks 2 --num-envs 64 --max-iterations 800
 uv run python scripts/make_demo.py logs/quadruped-velocity-flat/<run>
 
-It keeps the config and the policy, and removes what only training needs: value function, optimizer and state of the
-envs.
+The script keeps the config and the policy, and removes what only training needs: value function, optimizer and state of
+the envs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mjlab_dist.run_dir import (
 )
 
 OUTPUT = Path(__file__).parents[1] / "tasks" / "mjlab_dist_tasks" / "quadruped" / "demo"
-"""Directory in which the command looks for the run."""
+"""Directory in which ``mjlab-dist demo`` looks for the run."""
 
 MAX_BYTES = 1_000_000
 """Maximum size of the policy, which is part of the wheel."""

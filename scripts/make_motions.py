@@ -1,4 +1,4 @@
-"""Make the reference motions of quadruped-tracking from footfalls, by inverse kinematics.
+"""Make the reference motions of quadruped-tracking from times of touchdowns, by inverse kinematics.
 
     uv run python scripts/make_motions.py
 
@@ -54,8 +54,8 @@ class Gait:
 
 GAITS = {
     "trot": Gait(period_s=0.5, touchdown=(0.0, 0.5, 0.5, 0.0), stance=0.5, forward_m_s=0.6),
-    # The force on the front feet pitches the trunk up with about 75 rad/s2, from 0.2 rad down to 0.2 rad up in half a
-    # cycle.
+    # The force on the front feet accelerates the pitch of the trunk by about 75 rad/s2: from 0.2 rad down to 0.2 rad up
+    # in half a cycle.
     "bound": Gait(period_s=0.4, touchdown=(0.0, 0.0, 0.5, 0.5), stance=0.5, forward_m_s=0.7, pitch_rad=0.2),
     "turn": Gait(period_s=0.5, touchdown=(0.0, 0.5, 0.5, 0.0), stance=0.5, forward_m_s=0.3, yaw_rad_s=1.0),
 }
@@ -137,7 +137,7 @@ def foot(gait: Gait, leg: Leg, touchdown: float, time_s: float) -> Floats:
 
 
 def over_ground(gait: Gait, point: Floats, time_s: float) -> Floats:
-    """Return a point of the trunk's ground frame in the world, in m, (2,). The trunk moves on a line or a circle."""
+    """Convert a point from the trunk's ground frame to the world, in m, (2,). The trunk moves on a line or a circle."""
     yaw = gait.yaw_rad_s * time_s
     distance = gait.forward_m_s * time_s
     # sin(a) / a and (1 - cos(a)) / a, which are 1 and 0 on a line

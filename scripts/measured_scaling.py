@@ -10,7 +10,7 @@ LINK_RANKS, LINK_ENVS, LINK_STEPS = 2, 256, 32
 
 @dataclass(frozen=True, kw_only=True)
 class LinkRuns:
-    """Training over a link, on a busy machine."""
+    """Training over a link."""
 
     link: str
     """Name of the link in :data:`LINK_SUMS`."""
@@ -19,7 +19,7 @@ class LinkRuns:
     steps_per_s: tuple[float, ...]
     """Median speed of each run."""
     waiting: tuple[float, ...]
-    """Share of the time in collectives, of each run."""
+    """Share of the time that each run spent in collectives."""
     seconds: tuple[float, ...]
     """Seconds until each run reached a return of 900."""
 
@@ -45,7 +45,7 @@ class RealRanks:
     total_s: float
     """Time from the start to the end of the launch."""
     joined_s: float
-    """Time of the last process to join the others."""
+    """Time until the last process has joined the others."""
     metrics_ms: float
     """Time of the metrics of an iteration."""
     checkpoint_ms: float

@@ -30,10 +30,10 @@ Not listed: help, files that new-task writes, asserts, and parts of a single wor
 """
 
 NO_PARTS = ("cli/help.py", "new_task/source/")
-"""Modules whose texts are help, or files that new-task writes; what they raise is listed."""
+"""Modules whose texts are help, or files that new-task writes; only the errors that they raise are listed."""
 
 SHOWN = {"print": "print", "print_line": "print", "failed": "print", "warning": "warning"}
-"""Functions and methods that show their arguments to the user, with the kind of message."""
+"""Functions and methods that show their arguments to the user: name, and kind of message."""
 
 EVENTS = ("status", "warning", "debug")
 """Kinds of events with a text to print."""
@@ -52,7 +52,7 @@ PROGRAM = re.compile(r"\s*import \w+|.*\{quote\}")
 
 
 def page() -> str:
-    """Return the page."""
+    """Return the contents of messages.txt."""
     parts = [HEAD]
     for package in PACKAGES:
         for file in sorted(package.rglob("*.py")):
@@ -75,7 +75,7 @@ class Collector:
 
         Args:
             node: The part.
-            kind: Kind of the message that the node's value is; empty if it is none.
+            kind: Kind of message, if the node's value is a message; otherwise empty.
         """
         is_docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         if is_docstring or isinstance(node, UNSEEN):
@@ -127,7 +127,7 @@ class Collector:
 
 
 def _shown(node: ast.Call) -> tuple[str, list[ast.expr]]:
-    """Return the kind of message that a call shows, and its texts; empty if it shows none."""
+    """Return the kind of message that a call shows, and its texts; both are empty if it shows no message."""
     name = _name(node.func)
     match node:
         case ast.Call(func=ast.Name(id="emit"), args=[ast.Constant(value=str(kind))], keywords=[text]) if (
@@ -140,7 +140,7 @@ def _shown(node: ast.Call) -> tuple[str, list[ast.expr]]:
 
 
 def _choices(node: ast.AST) -> list[ast.expr]:
-    """Return the expressions of which one is the value of a node; none if there is only the node itself."""
+    """Return the expressions from which a node takes its value; an empty list if the node makes no choice."""
     match node:
         case ast.IfExp(body=body, orelse=other):
             return [body, other]
@@ -150,7 +150,7 @@ def _choices(node: ast.AST) -> list[ast.expr]:
 
 
 def _event(node: ast.AST) -> dict[str, ast.expr]:
-    """Return the parts of an event with a text, by name; empty for anything else."""
+    """Return the parts of an event that has a text, by name; an empty dict for any other node."""
     if not isinstance(node, ast.Dict):
         return {}
     entries = zip(node.keys, node.values, strict=True)
@@ -168,7 +168,7 @@ def _is_text(node: ast.AST) -> bool:
 
 
 def _rendered(node: ast.AST) -> tuple[str, list[ast.AST]]:
-    """Return a text with placeholders, and what the placeholders hide."""
+    """Return a text with placeholders, and the expressions that the placeholders stand for."""
     match node:
         case ast.Constant(value=str(text)):
             return text, []

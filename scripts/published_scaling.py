@@ -33,7 +33,7 @@ PUBLISHED = (
     Published(name="cartpole, L40", source=ISAAC, steps_per_s={1: 260e3, 4: 950e3, 16: 3500e3}),
     Published(name="Shadow Hand, L40", source=ISAAC, steps_per_s={1: 120e3, 4: 390e3, 16: 1800e3}),
 )
-"""Isaac Lab has 4 GPUs per machine, and 4 machines."""
+"""Published speeds by task. Isaac Lab measured with up to 4 machines of 4 GPUs each."""
 
 G1_ENVS, G1_STEPS = 4096, 24
 """Envs per GPU, and steps of a rollout, of Isaac Lab's task."""
@@ -48,10 +48,10 @@ G1_MEMORY_BYTES = 6.1e9
 """Published GPU memory of 4,096 envs."""
 
 G1_OBSERVATIONS, G1_ACTIONS, G1_HIDDEN = 310, 37, (512, 256, 128)
-"""Sizes of the networks: 123 numbers of the robot and 187 heights; 37 joints."""
+"""Sizes of the networks. Observations: 123 numbers of the robot and 187 heights. Actions: 37 joints."""
 
 G1_MINI_BATCHES = 20
 """Mini-batches of an iteration: 4 in each of 5 epochs."""
 
 G1_BODIES, G1_SUBSTEPS = 38, 4
-"""Bodies: one per joint, and the base. Physics steps per control step."""
+"""Bodies (one per joint, and the base), and physics steps per control step."""

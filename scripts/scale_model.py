@@ -70,7 +70,7 @@ class Workload:
     rollout_s: float
     """Physics, env and policy."""
     update_s: float
-    """Update."""
+    """Returns, advantages and mini-batches."""
     num_parameters: int
     """Parameters of both networks."""
     mini_batches: int
@@ -84,7 +84,7 @@ class Prediction:
     """An iteration of many ranks."""
 
     straggling_s: float
-    """Time for which the mean rank waits for the slowest."""
+    """Mean time that a rank waits for the slowest rank."""
     communication_s: float
     """Collectives."""
     total_s: float
@@ -103,17 +103,17 @@ def predict(
     Args:
         work: Iteration of one rank.
         ranks: Number of ranks.
-        network: The slowest connection on the way around.
+        network: The slowest connection of the ring or the tree.
         spread: Standard deviation of a rank's computing time between two collectives, relative to its mean.
-        ring: Whether sums go around a ring; otherwise through a tree.
+        ring: Whether ranks form a ring for sums; otherwise a tree.
         period: --sync.period.
     """
     alone_s = work.rollout_s + work.update_s
     reduce_s = ring_s if ring else tree_s
-    small_s = 2 * reduce_s(1e3, ranks, network)  # moments of advantages and observations; metrics
+    small_s = 2 * reduce_s(1e3, ranks, network)  # means and variances of advantages and observations; metrics
     if period == 1:
         large_s = work.mini_batches * reduce_s(FP32_BYTES * work.num_parameters, ranks, network)
-    else:  # parameters and two moments, once per period
+    else:  # parameters and the two moments of Adam, once per period
         large_s = reduce_s(3 * FP32_BYTES * work.num_parameters, ranks, network) / period
     communication_s = small_s + large_s if ranks > 1 else 0.0
     straggling_s = spread * expected_maximum(ranks) * alone_s
@@ -202,11 +202,11 @@ class Partition:
     bodies: float
     """Bodies of a GPU."""
     halo: float
-    """Bodies in the outer layer of its six sides, whose states the neighbours need."""
+    """Bodies at the six sides of a cube, whose states the neighbours need."""
     exchange_s: float
     """Time to send the velocities of the halo to all neighbours once."""
     exchanges_s: float
-    """All exchanges of a physics step, including those of the solver's iterations."""
+    """Time of all exchanges of a physics step, including those of the solver's iterations."""
     reductions_s: float
     """Time of the solver's sums over all GPUs in a physics step."""
     compute_s: float
@@ -222,7 +222,7 @@ class Partition:
 
 
 SOLVER_ITERATIONS = 50
-"""Iterations of an iterative contact solver in a physics step. Each sends velocities, and sums two numbers."""
+"""Iterations of an iterative contact solver in a physics step. In each, GPUs send velocities, and sum two numbers."""
 
 VELOCITY_BYTES = 6 * FP32_BYTES
 
@@ -233,7 +233,7 @@ def partition(bodies: float, gpus: int, network: Network) -> Partition:
     Args:
         bodies: Bodies of the world.
         gpus: Number of GPUs.
-        network: Connection between them.
+        network: Connection between the GPUs.
     """
     own = bodies / gpus
     halo = 6 * own ** (2 / 3)
@@ -300,7 +300,7 @@ def _communication_share(link: str) -> float:
 
 
 def _bf16_numbers() -> float:
-    """Return how many fp32 numbers take as long as two round trips over the slower links, rounded."""
+    """Return how many fp32 numbers take as long to send as two round trips over the slower links, rounded."""
     slower = [link_network(link) for name, link in LINK_SUMS.items() if name != "10 Gbit/s, 0.1 ms"]
     numbers = [2 * one.latency_s * one.bytes_per_s / FP32_BYTES for one in slower]
     return round(sum(numbers) / len(numbers), -4)
@@ -387,7 +387,7 @@ def _simulated_table() -> str:
 
 
 def _per_rank_us() -> float:
-    """Return the time that another simulated rank adds to the metrics of an iteration, in µs."""
+    """Return the time that each additional simulated rank adds to the metrics of an iteration, in µs."""
     first, last = SIMULATED_RANKS[0], SIMULATED_RANKS[-1]
     return 1e3 * (last.metrics_ms - first.metrics_ms) / (last.ranks - first.ranks)
 

@@ -21,12 +21,12 @@ class Network:
 
 
 def parameters(observations: int, hidden: Sequence[int], actions: int) -> int:
-    """Return the parameters of policy and value function, two networks with the same hidden layers."""
+    """Return the number of parameters of policy and value function, two networks with the same hidden layers."""
     total = 0
     for outputs in (actions, 1):
         widths = [observations, *hidden, outputs]
         total += sum((before + 1) * after for before, after in itertools.pairwise(widths))
-    return total + actions  # standard deviations
+    return total + actions  # one standard deviation per action
 
 
 def expected_maximum(number: int) -> float:
@@ -49,5 +49,5 @@ def ring_s(num_bytes: float, ranks: int, network: Network) -> float:
 
 
 def tree_s(num_bytes: float, ranks: int, network: Network) -> float:
-    """Return the time of an all-reduce in a tree: up and down, with the bytes sent in small parts."""
+    """Return the time of an all-reduce in a tree: to the root and back, with the bytes sent in small parts."""
     return 2 * math.ceil(math.log2(ranks)) * network.latency_s + 2 * num_bytes / network.bytes_per_s

@@ -1,11 +1,11 @@
 """Disturb a run many times from outside, and compare it with an undisturbed one: ``uv run python scripts/soak.py``.
 
-Trains cartpole-balance on several CPU ranks, with ``--max-restarts``. At random times, also while ranks start or save,
-a random process of the run receives a signal. If the command itself is killed or ends, it is started again with
-``--resume``. The final checkpoint must equal that of a run without faults, and no process, port, semaphore or temporary
-file may be left.
+The script trains cartpole-balance on several CPU ranks, with ``--max-restarts``. At random times, also while ranks
+start or save, a random process of the run receives a signal. If the command itself is killed or ends, it is started
+again with ``--resume``. The final checkpoint must equal that of a run without faults, and no process, port, semaphore
+or temporary file may be left.
 
-With ``--hosts``, ranks run on several machines. Only processes of this machine receive signals.
+With ``--hosts``, ranks run on several machines. Only processes of the machine that runs this script receive signals.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ FAULTS = {
 """Relative frequency of each fault."""
 
 MEAN_PAUSE_S = 2.0
-"""Mean time to the next fault, in seconds: from a fault, or from the first row of metrics after it."""
+"""Mean time in seconds to the next fault, measured from the last fault or from the first row of metrics after it."""
 
 HANG_TIMEOUT_S = 10
 """Seconds after which a stopped rank is noticed."""
 
 PATIENCE_S = 180.0
-"""Seconds without a new row after which the test gives up."""
+"""Seconds without a new row of metrics after which the test fails."""
 
 
 class Soak:
-    """A run that is disturbed.
+    """A run in which this script causes faults.
 
     Attributes:
         counts: Number of faults of each kind.
@@ -82,7 +82,7 @@ class Soak:
         """Train with faults, then stop with a checkpoint; return the run directory."""
         self._start()
         while sum(self.counts.values()) < num_faults:
-            # Half of the faults occur during training, many of the others during the start
+            # Half of the faults occur during training, and many of the others while the ranks start
             if self._draw.random() < 0.5:
                 before = self._num_rows()
                 self._wait_until(lambda before=before: self._num_rows() > before)
@@ -103,7 +103,7 @@ class Soak:
         """Start the command, or start it again."""
         started = any(self._log_root.rglob(CONFIG_FILE))
         if not started:
-            shutil.rmtree(self._log_root, ignore_errors=True)  # killed before it wrote anything
+            shutil.rmtree(self._log_root, ignore_errors=True)  # the command was killed before it wrote anything
         how = ["--resume", str(self._run_dir())] if started else ["cartpole-balance", "--log-root", str(self._log_root)]
         environ = dict(self._environ)
         if self._draw.random() < FAULTS["rank raises an error"] / sum(FAULTS.values()):
@@ -113,7 +113,7 @@ class Soak:
             self._command = subprocess.Popen(["train", *how, *self._flags], env=environ, stdout=output)
 
     def _cause(self, kind: str) -> bool:
-        """Cause a fault; return False if there is no such process now."""
+        """Cause a fault; return False if the run has no process for this fault now."""
         assert self._command is not None
         launcher = psutil.Process(self._command.pid)
         ranks, agents, log_servers = self._processes()
@@ -148,7 +148,7 @@ class Soak:
         """After killing a rank, wait for the next row and record the time, unless the command ends."""
         assert self._command is not None
         before = self._output.stat().st_size
-        # Rows that were already being written when the rank was killed
+        # Wait for rows that were already being written when the rank was killed
         self._wait(0.5)
         rows, start = self._num_rows(), time.monotonic() - 0.5
         command = self._command
@@ -163,7 +163,7 @@ class Soak:
         self._wait_until(lambda: time.monotonic() >= until)
 
     def _wait_until(self, condition: Callable[[], bool]) -> None:
-        """Wait until a condition holds; start the command again if it ends."""
+        """Wait until a condition is true; start the command again if it ends."""
         assert self._command is not None
         deadline = time.monotonic() + PATIENCE_S
         while not condition():
@@ -184,7 +184,7 @@ class Soak:
         return run_dir
 
     def _processes(self) -> tuple[list[psutil.Process], list[psutil.Process], list[psutil.Process]]:
-        """Return the ranks, the agents (the spare last) and the log servers of the command."""
+        """Return ranks, agents (processes that start ranks; that of the next restart is last) and log servers."""
         assert self._command is not None
         ranks: list[psutil.Process] = []
         agents: list[psutil.Process] = []
@@ -264,7 +264,7 @@ def main() -> None:
     run_dir = soak.run(args.faults)
     took_s = time.monotonic() - start
     # Processes and files that it left behind
-    time.sleep(2)  # killed launches end asynchronously
+    time.sleep(2)  # processes of killed launches need some time to end
     unfinished = [p.name for p in (run_dir / CHECKPOINTS_DIR).iterdir() if p.name.endswith(".tmp")]
     new_semaphores = [p.name for p in set(Path("/dev/shm").iterdir()) - semaphores]
     left = [*leftovers(), *unfinished, *new_semaphores]
@@ -282,7 +282,7 @@ def main() -> None:
     final, expected = (checkpoint.load(find_checkpoint(each), "cpu") for each in (run_dir, undisturbed))
     del final["counters"]["elapsed_s"], expected["counters"]["elapsed_s"]
     differing = differences(final, expected)
-    # Launches that were killed are cleaned up by a later launch
+    # Files of launches that were killed; a later launch must have removed them
     left += [p.name for p in Path(temporary).iterdir()]
     # Results
     in_order = [row["iteration"] for row in rows] == list(range(1, num_iterations + 1))

@@ -69,7 +69,7 @@ def page() -> str:
 
 
 def _terms(module: ModuleType) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Yield the module's own terms, in the order of the file: public functions and classes that take the env first."""
+    """Yield the terms of a module in its order: its public functions and classes whose first parameter is ``env``."""
     for name, term in vars(module).items():
         is_own = callable(term) and getattr(term, "__module__", "") == module.__name__
         if is_own and not name.startswith("_") and next(iter(inspect.signature(term).parameters), "") == "env":

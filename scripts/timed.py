@@ -21,7 +21,7 @@ PEER_TASK = "Mjlab-Cartpole-Balance"
 
 LIKE_PEER = ("--env.sim.decimation", "5", "--env.episode-length-s", "50", "--agent.num-steps-per-env", "32")
 """Flags that give cartpole-balance the substeps, episode length and rollout of mjlab's task. Network and PPO settings
-are the same anyway."""
+are the same without flags."""
 
 SKIPPED = 3
 """Number of iterations at the start that are not timed, because they warm up caches."""
@@ -38,7 +38,7 @@ class Timed:
 
 
 def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment variables of a timed command, without GPUs and without what slows down start-up."""
+    """Return the environment of a timed command, which hides GPUs and lacks variables that slow down the start."""
     kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED")}
     return {**kept, "CUDA_VISIBLE_DEVICES": "", **(extra or {})}
 
@@ -108,5 +108,5 @@ def busy(programs: int) -> Iterator[None]:
 
 
 def spread(values: Sequence[float], digits: int = 0) -> str:
-    """Format the median with minimum and maximum."""
+    """Return the median with minimum and maximum as text."""
     return f"{statistics.median(values):,.{digits}f} ({min(values):,.{digits}f} to {max(values):,.{digits}f})"

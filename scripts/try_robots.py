@@ -3,7 +3,7 @@
 uv run python scripts/try_robots.py .venv/lib/python3.11/site-packages/gymnasium --work robots --output docs/robots.md
 
 An MJCF counts as a robot if MuJoCo compiles it and it has a hinge or slide joint. Results are kept in the folder
---work: a second call continues, and skips robots with a result. The page lists all results in it.
+--work: a second call skips robots that have a result. The page lists all results in this folder.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ THUMBNAIL = (192, 144)
 """Width and height of a robot in the picture of a package, in pixels."""
 
 COLUMNS = 6
-"""Robots in a row of such a picture."""
+"""Robots in a row of the picture of a package."""
 
 NOTES = {
     "gymnasium_robotics": (
@@ -62,7 +62,7 @@ NOTES = {
         "actuators, so new-task adds motors.",
     ),
 }
-"""Notes about folders on the page, as lines."""
+"""Notes on the page about folders, as lines, by folder."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,9 +74,9 @@ class Tried:
     file: str
     """The MJCF, relative to this folder."""
     kind: str
-    """Kind of robot that new-task reports; empty if it made no task."""
+    """Kind of robot that new-task reports; empty if new-task made no task."""
     problem: str
-    """Reason why it does not train; empty if it does."""
+    """Reason why the task does not train; empty if it trains."""
 
 
 def main() -> None:
@@ -124,7 +124,7 @@ def find_robots(folder: Path, patterns: Sequence[str]) -> Iterator[Path]:
 
     Args:
         folder: The folder.
-        patterns: Patterns of their paths relative to the folder.
+        patterns: Patterns that match the paths of MJCFs, relative to the folder.
     """
     mujoco.set_mju_user_warning(lambda _: None)
     for path in sorted({path for pattern in patterns for path in folder.glob(pattern)}):
@@ -137,7 +137,7 @@ def find_robots(folder: Path, patterns: Sequence[str]) -> Iterator[Path]:
 
 
 def try_once(folder: Path, path: Path, work: Path) -> Tried:
-    """Return the known result of a robot, or try it.
+    """Return the stored result of a robot; if there is none, try the robot.
 
     Args:
         folder: The folder that was searched.
@@ -157,7 +157,7 @@ def try_once(folder: Path, path: Path, work: Path) -> Tried:
 
 
 def _try(name: str, path: Path, place: Path) -> tuple[str, str]:
-    """Make a task of an MJCF and train it; return what new-task says, and the problem."""
+    """Make a task of an MJCF and train it; return the kind of robot that new-task reports, and the problem."""
     module = name.replace("-", "_")
     made = _run([str(Path(sys.executable).parent / "mjlab-dist"), "new-task", name, "--mjcf", str(path)], place, {})
     lines = [line.strip() for line in made.stdout.splitlines()]
