@@ -43,7 +43,7 @@ class RealRanks:
     ranks: int
     """Number of processes."""
     total_s: float
-    """Time from the start to the end of the launch."""
+    """Time from the start of the processes to their end."""
     joined_s: float
     """Time until the last process has joined the others."""
     metrics_ms: float

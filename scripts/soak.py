@@ -264,7 +264,7 @@ def main() -> None:
     run_dir = soak.run(args.faults)
     took_s = time.monotonic() - start
     # Processes and files that it left behind
-    time.sleep(2)  # processes of killed launches need some time to end
+    time.sleep(2)  # processes of killed commands need some time to end
     unfinished = [p.name for p in (run_dir / CHECKPOINTS_DIR).iterdir() if p.name.endswith(".tmp")]
     new_semaphores = [p.name for p in set(Path("/dev/shm").iterdir()) - semaphores]
     left = [*leftovers(), *unfinished, *new_semaphores]
@@ -282,7 +282,7 @@ def main() -> None:
     final, expected = (checkpoint.load(find_checkpoint(each), "cpu") for each in (run_dir, undisturbed))
     del final["counters"]["elapsed_s"], expected["counters"]["elapsed_s"]
     differing = differences(final, expected)
-    # Files of launches that were killed; a later launch must have removed them
+    # Temporary files: a later start must have removed those of commands that were killed
     left += [p.name for p in Path(temporary).iterdir()]
     # Results
     in_order = [row["iteration"] for row in rows] == list(range(1, num_iterations + 1))
