@@ -20,7 +20,7 @@ def _count(numbers: wp.array2d[float]):
 
 
 class Counter(Action):
-    """An action of two numbers for any number of actuators: their sum, per control step and per physics step.
+    """Action term with two numbers, whose sum is sent to every actuator. It counts the physics steps of each episode.
 
     Attributes:
         substeps: Number of physics steps in this episode, (num_envs, 1).
@@ -51,6 +51,6 @@ class Counter(Action):
 
 
 class CounterOutside(Counter):
-    """The same, kept out of graphs."""
+    """:class:`Counter`, kept out of CUDA graphs."""
 
     capturable = False

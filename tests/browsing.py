@@ -11,16 +11,16 @@ ARGS = (
 """Flags of Chromium without a display and a GPU. Only the 3D scene is drawn with emulated OpenGL, not the page."""
 
 WAIT_MS = 200_000
-"""Limit of every wait for the browser; a busy machine is slow, because it draws without a GPU."""
+"""Limit of every wait for the browser. It draws without a GPU, which is slow on a busy machine."""
 
 FEW_PIXELS = "?fixedDpr=0.2"
-"""End of the address of a page that is drawn coarsely, and so faster."""
+"""End of a page's address that makes the viewer draw coarsely, and thus faster."""
 
 FEW_FRAMES = """
 window.requestAnimationFrame = draw => setTimeout(() => draw(performance.now()), 1000);
 window.cancelAnimationFrame = clearTimeout;
 """
-"""Script that lets a page draw one frame per second. Otherwise it draws as many as the CPU allows."""
+"""Script that limits a page to one frame per second. Without it, a page draws as many frames as the CPU allows."""
 
 SMALL_ENVIRONMENT = """
 const gray = "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDABsSFBcUERsXFhceHBsgKEIrKCUlKFE6PTBCYFVlZF9VXVtqeJmBanGQc1tdhbWGkJ6j\\
@@ -30,19 +30,19 @@ const image = new Blob([Uint8Array.from(atob(gray), letter => letter.charCodeAt(
 const addressOf = URL.createObjectURL.bind(URL);
 URL.createObjectURL = blob => addressOf(blob.type === image.type ? image : blob);
 """
-"""Script that replaces the picture which lights the scene by a gray one of 64 x 32 pixels.
+"""Script that replaces the picture that lights the scene with a gray one of 64 x 32 pixels.
 
 Blurring the picture of 1024 x 512 pixels takes several seconds of CPU time.
 """
 
 
 def row(tab: Page, label: str) -> Locator:
-    """Return the row of a control."""
+    """Return the row of the page that contains a control."""
     return tab.get_by_text(label, exact=True).locator("xpath=ancestor::div[2]")
 
 
 def number(tab: Page, label: str, value: str) -> None:
-    """Type a number next to a slider."""
+    """Type a number into the field next to a slider."""
     box = row(tab, label).locator("input").last
     box.fill(value)
     box.press("Enter")

@@ -12,7 +12,7 @@ Steps = tuple[str, ...]
 
 
 def leaves(value: Any, hint: Any, steps: Steps = ()) -> Iterator[tuple[Steps, Any, Any]]:
-    """Path, type and value of all plain values of a config."""
+    """Yield the path, type and value of each plain value of a config."""
     if dataclasses.is_dataclass(value):
         hints = typing.get_type_hints(type(value))
         for field in dataclasses.fields(value):
@@ -25,7 +25,7 @@ def leaves(value: Any, hint: Any, steps: Steps = ()) -> Iterator[tuple[Steps, An
 
 
 def changed(value: Any, steps: Steps, new: Any) -> Any:
-    """A copy of a config with another value in one place."""
+    """Return a copy of a config in which one value is replaced."""
     if not steps:
         return new
     first, *rest = steps

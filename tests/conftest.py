@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 BIN = Path(sys.executable).parent
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-"""Tensors of tests are too small for several threads, and threads that wait for work slow down other test processes."""
+"""One thread per library. The tensors of tests are too small for more, and idle threads slow other test processes."""
 
 HANG_S = 240
-"""Seconds after which a test stops waiting. Nothing takes nearly as long, even on a busy machine."""
+"""Seconds after which a test stops waiting. Everything that tests wait for is far faster, even on a busy machine."""
 
 MARK = "MJLAB_DIST_TEST"
-"""A variable that all processes of a test inherit, so that remaining processes are found."""
+"""Environment variable that all processes of a test inherit. By it, the test finds processes that did not end."""
 
 # The same examples in every run, so that a failure is caused by the tested change.
 hypothesis.settings.register_profile("repeatable", deadline=None, max_examples=50, derandomize=True)
@@ -46,12 +46,12 @@ hypothesis.settings.load_profile("repeatable")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add --timing."""
+    """Add the option --timing."""
     parser.addoption("--timing", action="store_true", help="also assert on elapsed times; for an idle machine")
 
 
 def pytest_configure() -> None:
-    """If coverage is measured, let ranks write their data."""
+    """If coverage is measured, let ranks write their coverage data."""
     if "COVERAGE_PROCESS_CONFIG" in os.environ:
         folder = str(Path(__file__).parent / "subprocess_coverage")
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
@@ -59,14 +59,14 @@ def pytest_configure() -> None:
 
 def pytest_collection(session: pytest.Session) -> None:
     """Import torch and rsl_rl as ranks do: without torch's compiler, which takes a third of the time."""
-    if not session.config.pluginmanager.has_plugin("dsession"):  # that of xdist, in the process that collects no tests
+    if not session.config.pluginmanager.has_plugin("dsession"):  # xdist's main process, which runs no tests
         from mjlab_dist.imports import import_learner
 
         import_learner()
 
 
 def pytest_collection_finish() -> None:
-    """Let collections during the tests skip the objects of the libraries and of pytest."""
+    """Let garbage collections during the tests skip the objects of the libraries and of pytest."""
     gc.freeze()
 
 
@@ -78,7 +78,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """Draw the same random numbers in every run of a test, whichever tests have run before it in its process."""
+    """Let a test draw the same random numbers in every run, whichever tests its process has run before."""
     from mjlab_dist.seeding import seed_generators
 
     seed_generators(0)
@@ -86,7 +86,10 @@ def pytest_runtest_setup() -> None:
 
 @pytest.fixture
 def assert_within(request: pytest.FixtureRequest) -> Callable[[float, float], None]:
-    """Assert that a time in s is below a limit, with --timing only: other work on the machine must not fail a test."""
+    """Return a function that asserts, with --timing only, that a time in s is below a limit.
+
+    Without --timing, tests must not fail because the machine is busy with other work.
+    """
 
     def check(took_s: float, limit_s: float) -> None:
         print(f"took {took_s:.2f} s, limit {limit_s:g} s")
@@ -108,7 +111,7 @@ class Done:
 
 @pytest.fixture(autouse=True, scope="session")
 def _signals_are_delivered() -> Iterator[None]:
-    """Restore signals that `pytest &` in a script, or nohup, ignores. Processes of the tests would inherit this."""
+    """Restore signals that `pytest &` in a script, or nohup, ignores: the tests' processes would ignore them too."""
     handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
     before = {each: signal.signal(each, handler) for each, handler in handlers.items()}
     yield
@@ -125,22 +128,22 @@ def _environment_is_restored() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _environment_is_restored_after_a_test(_environment_is_restored: None) -> Iterator[None]:
-    """Restore it after each test, too: a command with variables that libraries have set would not be forked."""
+    """Restore the environment after each test too: commands with variables that libraries set would not be forked."""
     with mock.patch.dict(os.environ):
         yield
 
 
 NOT_INHERITED = ("OMP_NUM_THREADS", "TORCHRUNX_LOG_DIR", "PYTHONDONTWRITEBYTECODE")
-"""Variables of the test process that installed commands do not get."""
+"""Environment variables of the test process that installed commands do not inherit."""
 
 
 def inherited() -> dict[str, str]:
-    """Variables that installed commands get."""
+    """Return the environment variables that installed commands inherit."""
     return {k: v for k, v in os.environ.items() if k not in NOT_INHERITED}
 
 
 class Command:
-    """Runs installed commands with an environment of the test's own."""
+    """Runs installed commands with environment variables of its own test."""
 
     def __init__(self, mark: str, cwd: Path, warm: WarmStarts | None = None) -> None:
         self.mark = mark
@@ -148,7 +151,7 @@ class Command:
         self.warm = warm
 
     def program(self, name: str) -> str:
-        """Path of an installed command."""
+        """Return the path of an installed command."""
         return str(BIN / name)
 
     def start(self, *args: str, env: dict[str, str] | None = None, **options: Any) -> subprocess.Popen[str]:
@@ -165,7 +168,7 @@ class Command:
             )
 
     def script(self, text: str) -> str:
-        """Write a Python script, and return its path. It is forked from a process with libraries if it is started."""
+        """Write a Python script and return its path. The script runs in a fork of a process that has imported libraries."""
         path = self.cwd / "script.py"
         path.write_text(f"#!{BIN / 'python'}\n{text}")
         path.chmod(0o700)
@@ -175,7 +178,7 @@ class Command:
         return self.finish(self.start(*args, env=env), timeout_s)
 
     def finish(self, process: subprocess.Popen[str], timeout_s: float = HANG_S) -> Done:
-        """Wait until a command ends; the time is counted from this call."""
+        """Wait until a command ends. The measured time starts with this call."""
         start = time.monotonic()
         try:
             out, err = process.communicate(timeout=timeout_s)
@@ -186,19 +189,19 @@ class Command:
         return Done(process.returncode, out, err, time.monotonic() - start)
 
     def processes(self) -> list[psutil.Process]:
-        """Processes that the commands of this test started and that are still there."""
+        """Return the processes that the commands of this test started and that have not ended."""
         found: list[psutil.Process] = []
-        for folder in Path("/proc").glob("[0-9]*"):  # psutil takes ten times as long, and tests wait in a loop
-            with contextlib.suppress(OSError, psutil.Error):  # it has just ended, or belongs to another user
-                if self._variable in (folder / "environ").read_bytes().split(b"\0"):  # a zombie has none
+        for folder in Path("/proc").glob("[0-9]*"):  # psutil is ten times slower, and tests call this in a loop
+            with contextlib.suppress(OSError, psutil.Error):  # the process has just ended, or belongs to another user
+                if self._variable in (folder / "environ").read_bytes().split(b"\0"):  # a zombie has no variables
                     found.append(psutil.Process(int(folder.name)))
         return found
 
     def leftovers(self) -> list[str]:
-        """Their names."""
+        """Return the names of these processes."""
         names: list[str] = []
         for process in self.processes():
-            with contextlib.suppress(psutil.Error):  # it has just ended
+            with contextlib.suppress(psutil.Error):  # the process has just ended
                 names.append(process.name())
         return names
 
@@ -209,7 +212,7 @@ class Command:
 
 @pytest.fixture(scope="session")
 def warm_starts() -> Iterator[WarmStarts | None]:
-    """Processes to fork commands from; none if coverage is measured, which starts with a process."""
+    """Processes to fork commands from. None if coverage is measured: the measurement starts when Python starts."""
     if "COVERAGE_PROCESS_CONFIG" in os.environ:
         yield None
         return
@@ -227,7 +230,7 @@ def is_cold(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture(autouse=True)
 def _forked_agents(request: pytest.FixtureRequest, warm_starts: WarmStarts | None) -> Iterator[None]:
-    """Fork the agents of ranks that a test in tests/distributed launches in its own process."""
+    """If a test in tests/distributed launches ranks from the test process, fork the agents that start these ranks."""
     if warm_starts is None or request.path.parent.name != "distributed" or is_cold(request):
         yield
         return
@@ -237,14 +240,14 @@ def _forked_agents(request: pytest.FixtureRequest, warm_starts: WarmStarts | Non
 
 @pytest.fixture(scope="module")
 def warm_agents(warm_starts: WarmStarts | None) -> Iterator[None]:
-    """Fork the agents of ranks that a fixture of a module launches in its own process."""
+    """If a module's fixture launches ranks from the test process, fork the agents that start these ranks."""
     with warm_starts.used() if warm_starts else contextlib.nullcontext():
         yield
 
 
 @pytest.fixture
 def command(tmp_path: Path, request: pytest.FixtureRequest, warm_starts: WarmStarts | None) -> Iterator[Command]:
-    """Run an installed command. Processes that it leaves behind are killed and fail the test.
+    """Run an installed command. Its processes that have not ended after the test are killed, and the test fails.
 
     Most commands are forked from a process that has imported their libraries. Tests with the marker `cold`, and their
     fixtures, start each command as users do.
@@ -259,7 +262,7 @@ def command(tmp_path: Path, request: pytest.FixtureRequest, warm_starts: WarmSta
 
 @pytest.fixture
 def short_tmp() -> Iterator[Path]:
-    """A directory for temporary files. Its path is so short that ranks are forked, not spawned."""
+    """A directory for temporary files, with a short path: with a long TMPDIR, ranks would be spawned, not forked."""
     with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as path:
         yield Path(path)
 
@@ -307,7 +310,7 @@ def browser() -> Iterator[Browser]:
 
 @contextlib.contextmanager
 def tabs(browser: Browser) -> Iterator[Callable[[str], Page]]:
-    """Open a viewer's page in a tab; a request to another machine is an error, and so is an error in the page."""
+    """Open a viewer's page in a tab. Fail if the page reports an error or sends a request to another machine."""
     from browsing import FEW_FRAMES, FEW_PIXELS, SMALL_ENVIRONMENT, WAIT_MS
 
     context = browser.new_context(viewport={"width": 800, "height": 600})
@@ -342,7 +345,7 @@ def open_tab(browser: Browser) -> Iterator[Callable[[str], Page]]:
 
 @pytest.fixture(scope="session")
 def build_env() -> Callable[[str], Env]:
-    """Return a function from a task's name to four envs on the CPU. Tests share these envs, in any state."""
+    """Return a function that builds four envs of a task on the CPU. Tests share the envs, which may be in any state."""
     import torch
     from every_task import config_of
 
@@ -384,7 +387,7 @@ def key_file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def ssh_config(tmp_path: Path) -> Path:
-    """SSH's config file."""
+    """The SSH config file."""
     file = tmp_path / "ssh_config"
     file.touch()
     return file
@@ -402,7 +405,7 @@ def known_hosts(home: Path) -> Path:
 def add_host(
     ssh_config: Path, key_file: Path, known_hosts: Path, request: pytest.FixtureRequest, warm_starts: WarmStarts | None
 ) -> Iterator[Add]:
-    """Start a host that is in SSH's config file; further arguments are passed to the server."""
+    """Start a host and add it to the SSH config file. Further arguments are passed to the server."""
     import paramiko
     from ssh_server import SshServer, host_entry, known_host
 

@@ -44,7 +44,7 @@ def own_id(env: Env) -> torch.Tensor:
 
 
 def geom_position(env: Env, geom: int) -> torch.Tensor:
-    """Observation: where a geom is, which only forward computes; (num_envs, 3)."""
+    """Observation: position of a geom, which only MuJoCo's forward computes; (num_envs, 3)."""
     return env.sim.view("geom_xpos")[:, geom]
 
 
@@ -54,17 +54,17 @@ def root(env: Env) -> torch.Tensor:
 
 
 def inverse(env: Env, limit: float) -> torch.Tensor:
-    """Reward, of a user's mistake: one over how far the first coordinate is below a limit, infinite beyond it."""
+    """Reward with a user's mistake: 1 / (limit - first coordinate), which is infinite at the limit."""
     return 1.0 / (limit - env.sim.qpos[:, 0]).clamp_min(0.0)
 
 
 def move_origin(env: Env, mask: torch.Tensor, by_m: float) -> None:
-    """Event: move the origins of some envs along x, further every time."""
+    """Event: move the origins of some envs along x, by a larger distance each time."""
     env.origins[:, 0] += mask * by_m
 
 
 class Counts(Term):
-    """Event that remembers how often it has happened to each env since its episode began."""
+    """Event that counts how often it has happened in each env's episode."""
 
     def __init__(self, env: Env) -> None:
         self.times = torch.zeros(env.num_envs, device=env.device)
@@ -80,7 +80,7 @@ class Counts(Term):
 
 
 class Ended(Curriculum):
-    """Curriculum that stores each env's last ended episode, and the last iteration's totals."""
+    """Curriculum that stores the state at the end of each env's last episode, and the totals of every iteration."""
 
     def __init__(self, env: Env, factor: float = 1.0) -> None:
         self.calls = 0
@@ -134,7 +134,7 @@ def lift(env: Env, mask: torch.Tensor, z_m: float) -> None:
 
 
 class Remembering(Command):
-    """Command that counts its draws of an episode, and follows the height of a floating base.
+    """Command whose value is the height of a floating base. It counts its draws in each episode.
 
     Attributes:
         draws: Number of draws since the start of the episode, (num_envs,).
@@ -176,7 +176,7 @@ class Calls(Term):
 
 
 class Height(LazySensor):
-    """Sensor of the height of a geom, as forward computes it.
+    """Sensor of the height of a geom that MuJoCo's forward computed.
 
     Attributes:
         height_m: The height, (num_envs, 1).
@@ -194,7 +194,7 @@ class Height(LazySensor):
 
 
 class HeightOutside(Height):
-    """The same, kept out of graphs."""
+    """:class:`Height`, kept out of CUDA graphs."""
 
     capturable = False
 
@@ -216,11 +216,11 @@ def add_mass(env: Env, mask: torch.Tensor, body: str, kg: float) -> None:
 
 
 def add_mass_by_env(env: Env, mask: torch.Tensor, body: str) -> None:
-    """Event: add as many kg to the mass of a body as the id of the env."""
+    """Event: add as many kg to the mass of a body as the env's id."""
     column = env.sim.field("body_mass")[:, env.sim.model.body(body).id]
     write_rows(column, mask, column + env.env_ids)
 
 
 def beyond(env: Env, limit_m: float = math.inf) -> torch.Tensor:
-    """Termination, where the first coordinate is above a limit; by default, there is none."""
+    """Termination: the first coordinate is above a limit; by default, there is no limit."""
     return env.sim.qpos[:, 0] > limit_m

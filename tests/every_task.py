@@ -1,4 +1,4 @@
-"""Configs of every registered task, and of one more that has every kind of term."""
+"""Configs of every registered task, and of a task that has every kind of term."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Importing this module imports what an export to ONNX needs: torch imports most of it during an export.
+"""Import what an export to ONNX needs. Otherwise torch imports most of it during an export.
 
-Without onnxruntime, which starts a thread: only a process with a single thread can be forked.
+This module does not import onnxruntime, which starts a thread: only a process with a single thread can be forked.
 """
 
 import logging
@@ -9,7 +9,7 @@ import warnings
 import torch
 import tqdm
 
-interval, tqdm.tqdm.monitor_interval = tqdm.tqdm.monitor_interval, 0  # its monitor is a thread
+interval, tqdm.tqdm.monitor_interval = tqdm.tqdm.monitor_interval, 0  # tqdm's monitor is a thread
 logging.disable()
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

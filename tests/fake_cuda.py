@@ -28,11 +28,11 @@ DEVICE = "cuda:0"
 aten: Any = torch.ops.aten
 
 _LIBRARIES = {"mujoco", "mujoco_warp", "numpy", "tensordict", "torch", "warp"}
-"""Objects of these packages are not copied together with an env."""
+"""Packages whose objects are not copied with an env."""
 
 
 class _Event:
-    """Stands for a CUDA event: every interval takes a millisecond."""
+    """Replaces a CUDA event: every interval takes a millisecond."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
@@ -46,7 +46,7 @@ class _Event:
 
 @contextlib.contextmanager
 def fake_cuda() -> Iterator[None]:
-    """Make every new tensor a fake one, allow the device ``cuda:0``, and leave out Warp's programs.
+    """Make every new tensor a fake one, allow the device ``cuda:0``, and run no Warp kernels.
 
     Backward and Adam's fused kernel do nothing: backward needs a CUDA context, and the kernel has no fake version.
     """
@@ -60,7 +60,7 @@ def fake_cuda() -> Iterator[None]:
         mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", return_value=False),
         mock.patch.object(torch, "_fused_adam_", _fused_adam),
         mock.patch.object(torch.Tensor, "backward"),
-        # Modules are built on the device, and parameters without memory cannot be exchanged.
+        # Modules are already built on the device, and parameters without memory cannot be replaced.
         mock.patch.object(torch.nn.Module, "to", lambda module, *_, **__: module),
         mock.patch.object(Simulation, "_run"),
     ):
@@ -75,10 +75,10 @@ def _fused_adam(*tensors: list[torch.Tensor], **options: Any) -> None:
 
 @contextlib.contextmanager
 def never_waits(indices: bool = True) -> Iterator[HostSyncs]:
-    """Raise AssertionError at the end if an operation waited for the device.
+    """Raise AssertionError at the end of the context if an operation waited for the device.
 
     Args:
-        indices: Whether integer indices are refused too.
+        indices: Whether integer indices raise too.
     """
     with HostSyncs(indices) as syncs:
         yield syncs
@@ -86,9 +86,9 @@ def never_waits(indices: bool = True) -> Iterator[HostSyncs]:
 
 
 class HostReadsAllowed(TorchDispatchMode):
-    """Return 0 or True where the host reads a fake tensor.
+    """Return 0 or True when the host reads a fake tensor.
 
-    Constructors may read tensors, as Adam reads its learning rate.
+    Constructors may read tensors: Adam reads its learning rate.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -111,13 +111,13 @@ def on_fake_cuda(env: Env) -> Env:
     stream.seek(0)
     copied: Env = _Unpickler(stream, shared, fakes).load()
     copied.device = copied.sim.device = DEVICE
-    # Terms may ask for fields at any time.
+    # Terms may call these functions at any time.
     vars(copied.sim).update(view=fakes.of(env.sim.view), field=fakes.of(env.sim.field))
     return copied
 
 
 class _Fakes:
-    """Fake counterparts of real tensors, one for each."""
+    """Creates one fake tensor for each real tensor."""
 
     def __init__(self) -> None:
         self._made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -129,7 +129,7 @@ class _Fakes:
         return self._made[id(real)][1]
 
     def of(self, read: Callable[[str], torch.Tensor]) -> Callable[[str], torch.Tensor]:
-        """A function that returns fake copies of the results of another one."""
+        """Wrap a function so that it returns fake copies of its results."""
 
         def fake(name: str) -> torch.Tensor:
             with unset_fake_temporarily():

@@ -1,4 +1,4 @@
-"""CUDA graphs on a CPU: torch operations are recorded during a capture, and executed again by a replay.
+"""CUDA graphs on a CPU: a capture records torch operations, and a replay executes them again.
 
 As on a GPU, recorded operations have no effect until they are replayed, results have the same address in every replay,
 and random numbers continue from the generator's state.
@@ -17,11 +17,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 GARBAGE = 77
-"""Value of memory that a capture has allocated, until the first replay."""
+"""Value of the memory that a capture has allocated. The first replay overwrites it."""
 
 
 class FakeGraph:
-    """Stands for ``torch.cuda.CUDAGraph``."""
+    """Replaces ``torch.cuda.CUDAGraph``."""
 
     num_captures = 0
 
@@ -43,7 +43,7 @@ class FakeGraph:
     def replay(self) -> None:
         for func, args, kwargs, results in self._operations:
             given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-            # A CUDA graph changes memory without torch's knowledge.
+            # Torch does not notice that a CUDA graph changes memory, so versions of tensors stay the same.
             with _unsafe_preserve_version_counter(tuple(t for t in given if not t.is_inference())):
                 self._execute(func, args, kwargs, results)
 
@@ -56,7 +56,7 @@ class FakeGraph:
 
 
 class _Capture(TorchDispatchMode):
-    """Records operations, and undoes their effects."""
+    """Records operations. At the end, it undoes their effects."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class _Capture(TorchDispatchMode):
         return returned
 
     def finish(self) -> list[tuple[Any, Any, Any, list[torch.Tensor]]]:
-        """Restore memory and random state as they were before the capture."""
+        """Restore the memory and the random state from before the capture."""
         for storage, before in self._before.values():
             storage.copy_(before)
         for storage in self._made.values():
@@ -102,7 +102,7 @@ def _address(tensor: torch.Tensor) -> int:
 
 @contextlib.contextmanager
 def fake_graphs() -> Iterator[None]:
-    """Have torch make fake graphs, and ignore streams."""
+    """Let torch create fake graphs, and ignore streams."""
 
     def in_order(*_: Any) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()

@@ -20,20 +20,20 @@ class FakeGpu:
     uuid: str
     name: str = "Model"
     fails: dict[str, int] = field(default_factory=dict)
-    """Error code that each of these functions raises."""
+    """Error code that a function raises for this GPU, by the function's name."""
     instances: Sequence[FakeGpu | None] | None = None
-    """MIG instances by NVML's index, None for a free one; None where MIG mode is off."""
+    """MIG instances by NVML's index; None for an unused index. The whole list is None if MIG mode is off."""
     free_bytes: int = 80 * GB
     total_bytes: int = 80 * GB
 
 
 def install(monkeypatch: pytest.MonkeyPatch, gpus: Sequence[FakeGpu], fails: dict[str, int] | None = None) -> None:
-    """Replace pynvml's functions by those of a machine with these GPUs.
+    """Replace pynvml's functions with those of a machine with these GPUs.
 
     Args:
-        monkeypatch: Undoes it.
+        monkeypatch: Restores pynvml's functions after the test.
         gpus: The GPUs in NVML's order.
-        fails: Error codes of functions that take no GPU.
+        fails: Error codes that functions without a GPU argument raise.
     """
 
     codes = fails or {}
@@ -86,4 +86,4 @@ QUERIES: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetMaxMigDeviceCount": lambda gpu: len(gpu.instances or ()),
     "nvmlDeviceGetMigDeviceHandleByIndex": _instance,
 }
-"""Functions that take a GPU or a MIG instance first."""
+"""Functions whose first argument is a GPU or a MIG instance."""

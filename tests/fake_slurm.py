@@ -1,14 +1,16 @@
-"""Programs of SLURM for tests: sbatch, srun, scontrol, squeue and scancel of a cluster whose nodes are this machine.
+"""Programs of SLURM for tests: sbatch, srun, scontrol, squeue and scancel. All nodes of the cluster are this machine.
 
-They do what SLURM 22.05 was observed to do: sbatch reads the options of the script and starts it with the variables of
-a job; srun starts a process per task with the variables of a step, and returns the highest exit code; scancel with a
-signal reaches the processes of steps, but not the script; without a signal, and when a job is queued again, the script
-receives SIGTERM too, and what is left is killed later. A requeued job runs its script again, with SLURM_RESTART_COUNT.
-The number of one job of an array is also that of the array, and then means all its jobs.
+The programs behave as SLURM 22.05 was observed to behave:
+- sbatch reads the options in the script, and starts the script with the environment variables of a job.
+- srun starts a process per task with the variables of a step, and returns the highest exit code.
+- scancel with a signal sends it to the processes of steps, but not to the script.
+- If a job is canceled without a signal or is requeued, the script receives SIGTERM too; later, processes that still
+  run are killed. A requeued job runs its script again, with SLURM_RESTART_COUNT.
+- The last job of an array has the same number as the array; as an argument, this number means all jobs of the array.
 
-Two more programs stand for the cluster: ``expire`` sends the signal of --signal, and ``preempt`` takes the nodes away.
+Two more programs do what a cluster does: ``expire`` sends the signal of --signal, and ``preempt`` takes the nodes away.
 
-A job is a file of JSON, and a process that runs its script.
+A job is a JSON file, and a process that runs the job's script.
 """
 
 from __future__ import annotations
@@ -32,28 +34,28 @@ from mjlab_dist.distributed.slurm import slurm_hosts
 PROGRAMS = ("sbatch", "srun", "scontrol", "squeue", "scancel", "expire", "preempt")
 
 STATE = "FAKE_SLURM"
-"""Variable with the directory of jobs. Its file ``nodes`` lists the nodes of the cluster."""
+"""Environment variable with the directory of jobs. The file ``nodes`` there lists the nodes of the cluster."""
 
 PLACE = "FAKE_SLURM_PLACE"
-"""Variable that marks the processes of a step, or of a script: <job>.<step>, or <job>.batch."""
+"""Variable that marks the processes of a step or a script. Its value is <job>.<step>, or <job>.batch for a script."""
 
 KILL_WAIT_S = 30.0
-"""Seconds from SIGTERM to SIGKILL, as SLURM's default."""
+"""Seconds from SIGTERM to SIGKILL: SLURM's default."""
 
 POLL_S = 0.05
-"""Seconds between two looks at a job."""
+"""Seconds between two checks of a job."""
 
 FLAGS = {"--requeue", "--parsable", "--noheader"}
 """Options without a value."""
 
 SHORT = {"-s": "--signal", "-N": "--nodes", "-J": "--job-name"}
-"""Short forms of options."""
+"""Short form of each option, with its long form."""
 
 Job = dict[str, Any]
 
 
 def install(directory: Path, nodes: str, first_job: int) -> dict[str, str]:
-    """Create the programs and a cluster in a directory, and return the variables that lead to them."""
+    """Create the programs and a cluster in a directory, and return the variables by which processes find them."""
     programs, jobs = directory / "slurm-bin", directory / "slurm"
     programs.mkdir()
     jobs.mkdir()
@@ -72,7 +74,7 @@ def root() -> Path:
 
 @contextlib.contextmanager
 def changed(job_id: str) -> Iterator[Job]:
-    """Read a job, and write it when the context ends; no other process changes it meanwhile."""
+    """Read a job, and write it when the context ends. Other processes cannot change the job during the context."""
     with (root() / f"{job_id}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         job = read(job_id)
@@ -91,14 +93,14 @@ def write(job: Job) -> None:
 
 
 def jobs_named(name: str) -> list[Job]:
-    """Return the jobs that a name means: one, or all of an array."""
+    """Return the jobs with this number: one job, or all jobs of an array."""
     every = [json.loads(path.read_text()) for path in sorted(root().glob("*.json"))]
     array = [job for job in every if job["array"] == name]
     return array or [job for job in every if name in (job["id"], f"{job['array']}_{job['index']}")]
 
 
 def split(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Split arguments into options, up to the first word that is none, and the rest."""
+    """Split arguments at the first word that is not an option. Return the options, and the remaining arguments."""
     options: dict[str, str] = {}
     rest = list(argv)
     while rest and rest[0].startswith("-"):
@@ -112,14 +114,14 @@ def sbatch(argv: Sequence[str]) -> int:
     given, (script, *args) = split(argv)
     lines = re.findall(r"^#SBATCH (.*)$", Path(script).read_text(), re.MULTILINE)
     options = {**split([word for line in lines for word in shlex.split(line, comments=True)])[0], **given}
-    # Numbers: the last job of an array has that of the array
+    # Job numbers. The last job of an array has the number of the array
     first, last = map(int, options.get("--array", "0-0").split("-"))
     indices = range(first, last + 1)
     counter = root() / "next"
     base = int(counter.read_text())
     counter.write_text(str(base + len(indices)))
     is_array = "--array" in options
-    copy = root() / f"{base}.sh"  # later changes of the script have no effect
+    copy = root() / f"{base}.sh"  # a copy, so that later changes of the script have no effect
     copy.write_bytes(Path(script).read_bytes())
     for index in indices:
         job: Job = {
@@ -151,7 +153,7 @@ def sbatch(argv: Sequence[str]) -> int:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the script of a job, again if it is queued again."""
+    """Run the script of a job. Run it again if the job is requeued."""
     job_id = argv[0]
     while True:
         with changed(job_id) as job:
@@ -211,7 +213,7 @@ def output_of(job: Job) -> str:
 
 def srun(argv: Sequence[str]) -> int:
     options, command = split(argv)
-    signal.signal(signal.SIGTERM, lambda *_: None)  # it waits until its tasks have ended, which do not inherit this
+    signal.signal(signal.SIGTERM, lambda *_: None)  # srun waits for its tasks; they do not inherit this handler
     with changed(os.environ["SLURM_JOB_ID"]) as job:
         step = job["steps"]
         job["steps"] += 1
@@ -237,7 +239,7 @@ def srun(argv: Sequence[str]) -> int:
         )
         for rank in range(num_tasks)
     ]
-    # The first task that ends
+    # Kill the others if a task fails, or some time after the first task has ended
     kills, wait_s = options.get("--kill-on-bad-exit", "0") == "1", float(options.get("--wait", "0"))
     kill_at: float | None = None
     while any(task.poll() is None for task in tasks):
@@ -268,7 +270,7 @@ def send_to_steps(job: Job, signum: int) -> None:
 
 
 def end(name: str, *, requeue: bool) -> int:
-    """End jobs, and queue them again if asked to."""
+    """End jobs. Queue them again if `requeue` is set."""
     for found in jobs_named(name):
         with changed(found["id"]) as job:
             if job["state"] != "RUNNING":
@@ -307,7 +309,7 @@ def squeue(argv: Sequence[str]) -> int:
 
 
 def expire(argv: Sequence[str]) -> int:
-    """Send the signal that a job has asked for before the end of its time."""
+    """Send the signal that a job has requested (--signal) for the time before its time limit."""
     (job,) = jobs_named(argv[0])
     match = re.fullmatch(r"([A-Z0-9]+)@\d+", job["options"]["--signal"])
     assert match, job["options"]["--signal"]

@@ -1,9 +1,9 @@
-"""Run a command by a fork of the server of warm_host.py, or by exec.
+"""Run a command as a fork of the server in warm_host.py, or by exec.
 
-The arguments are the process whose namespaces the server has entered, and the command. On a host of
-:class:`host_lab.Lab`, which has a network of its own and thus only one server, the only argument is the command as
-JSON, so that tests find only the forked process by its arguments. Without any argument, this is the command that the
-SSH server of a host runs for each session: it runs what the client asks for, and agents as above.
+The arguments are the process whose namespaces the server has entered, and the command. A host of
+:class:`host_lab.Lab` has its own network, and thus only one server. There, the only argument is the command as JSON, so
+that tests that search for a process by its arguments find only the fork. Without arguments, this is the command that
+the SSH server of a host runs for each session: it runs the client's command, and starts agents as described above.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ FOLDER = str(Path(__file__).parent)
 
 
 def address_of(first: int | None) -> str:
-    """Return the address of the server for a process; None for the only server of a network."""
+    """Return the address of the server for a process, or of the only server of a network for None."""
     from start_message import ADDRESS
 
     return ADDRESS if first is None else f"{ADDRESS}_{first}"
 
 
 def run(path: str, argv: list[str], environ: dict[str, str], first: int | None = None) -> NoReturn:
-    """Run a command as :func:`os.execve` does, but in a forked process if possible. End as that one ends.
+    """Run a command as :func:`os.execve` does, but in a forked process if possible. End with that process's exit code.
 
-    A scheduler that stops the command may send SIGTERM to this process too, which ignores it.
+    This process ignores SIGTERM: a scheduler that stops the command may send SIGTERM to this process too.
     """
     sys.path.append(FOLDER)
     import signal
@@ -65,7 +65,7 @@ if __name__ == "__main__":
         command = json.loads(sys.argv[1])
         run(command[0], command, dict(os.environ))
     asked = os.environ.pop("SSH_ORIGINAL_COMMAND")
-    # Agents are started by agents.START
+    # Replace the exec in agents.START, the command that starts agents
     forks = f"sys.path.append({json.dumps(FOLDER)}); import host_command; host_command.run("
     shell = os.environ["SHELL"]
     os.execv(shell, [shell, "-c", asked.replace("os.execve(", forks)])

@@ -1,4 +1,4 @@
-"""Hosts of network namespaces for tests, made by scripts/hosts_lab.sh: commands, signals and cables."""
+"""Run commands on hosts that scripts/hosts_lab.sh makes of network namespaces, send signals, and unplug cables."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 SCRIPT = Path(__file__).parents[1] / "scripts" / "hosts_lab.sh"
 
 REFUSED = 77
-"""Exit code of the script where hosts cannot be made."""
+"""Exit code of the script if it cannot make hosts."""
 
 HOSTS = "abc"
 
 COMMAND = (sys.executable, "-I", "-S", str(Path(__file__).with_name("host_command.py")))
-"""Program that runs a command on a host by a fork."""
+"""Program that runs a command on a host in a forked process."""
 
 
 class Lab:
@@ -42,7 +42,7 @@ class Lab:
 
     Attributes:
         ssh_config: SSH's config file for all hosts.
-        work: Directory that exists on all hosts, with other content on each.
+        work: Directory that exists on all hosts, with different content on each.
     """
 
     def __init__(self, directory: Path, warm: WarmStarts | None) -> None:
@@ -68,27 +68,27 @@ class Lab:
         """Make the hosts."""
         self("up", str(len(HOSTS)))
         key = self.directory / "key.pub"
-        if self._warm:  # it accepts the key for one command, which runs the one that the client asks for
+        if self._warm:  # every session runs COMMAND, which runs the client's command
             key.write_text(f'command="{" ".join(COMMAND)}" {key.read_text()}')
         for host in HOSTS:
             self.pin(host)
             self._serve(host)
 
     def pin(self, host: str) -> None:
-        """Let what starts on a host through SSH use one core."""
+        """Restrict processes that are started on a host through SSH to one core."""
         for process in self._own(host):
             process.cpu_affinity([self._core(host)])
 
     def files(self, host: str) -> Path:
-        """Content of the working directory on a host."""
+        """Return the content of the working directory on a host."""
         return self.directory / host / "work"
 
     def start(
         self, host: str, *command: str, output: IO[str], folder: str = ".", env: dict[str, str] | None = None
     ) -> int:
-        """Start an installed command on a host as from a terminal there, and return its number for :meth:`wait`.
+        """Start an installed command on a host as from a terminal there. Return a number for :meth:`wait`.
 
-        Its directory is in the working directory of the host.
+        The command's directory is inside the working directory of the host.
         """
         inherited = {k: v for k, v in self._environ.items() if k not in NOT_INHERITED}
         core = ("taskset", "--cpu-list", str(self._core(host)), "env", "--chdir", folder)
@@ -106,17 +106,17 @@ class Lab:
         return len(self._running) - 1
 
     def wait(self, number: int) -> int:
-        """Wait for a command, and return its exit code."""
+        """Wait until a command ends, and return its exit code."""
         return self._running[number].wait(HANG_S)
 
     def is_running(self, number: int) -> bool:
-        """Whether a command has not ended."""
+        """Return whether a command is still running."""
         return self._running[number].poll() is None
 
     def processes(self, host: str) -> Iterator[psutil.Process]:
-        """Yield the processes of a host, without its first one and those of its servers for SSH and forks.
+        """Yield the processes of a host, except the host's first process and its SSH and fork servers.
 
-        SSH's server notices after hours that a connection has been cut.
+        The SSH server needs hours to notice that a connection has been cut.
         """
         own = {process.pid for process in self._own(host)}
         namespace = self._namespace(self._first(host))
@@ -133,28 +133,28 @@ class Lab:
                 pass
 
     def launcher(self) -> psutil.Process:
-        """The launcher, on the first host: the oldest process of the command train."""
+        """Return the launcher on the first host: the oldest process of the command train."""
         found = [process for process in self.processes("a") if str(BIN / "train") in process.cmdline()]
         return min(found, key=lambda process: process.create_time())
 
     def agent(self, host: str) -> psutil.Process:
-        """The agent of the ranks that train: a spare one is younger."""
+        """Return the agent of the ranks that train. The agent of spare ranks is younger."""
         found = [process for process in self.processes(host) if "mjlab_dist.launch.agent" in process.cmdline()]
         return min(found, key=lambda process: process.create_time())
 
     def rank(self, number: int) -> psutil.Process:
-        """The process of a rank."""
+        """Return the process of a rank."""
         (run,) = (self.files("a") / "logs" / "cartpole-balance").iterdir()
         own = json.loads((run / RANKS_FILE).read_text())[number]
         (found,) = (process for process in self.processes(own["host"]) if _pid_inside(process.pid) == own["pid"])
         return found
 
     def num_rows(self) -> int:
-        """Number of rows of metrics of the only run."""
+        """Return the number of rows in the metrics of the only run."""
         return sum(file.read_bytes().count(b"\n") for file in self.files("a").rglob(METRICS_FILE))
 
     def leftovers(self) -> list[str]:
-        """Processes, shared memory and temporary files that a run left on the hosts that are switched on."""
+        """Return the processes, shared memory and temporary files that a run left on hosts that are switched on."""
         left = [
             f"{host}: {process.cmdline()}" for host in HOSTS if self._is_on(host) for process in self.processes(host)
         ]
@@ -164,14 +164,14 @@ class Lab:
         return left
 
     def wait_until_clear(self, wait_for: Callable[[Callable[[], bool]], None]) -> None:
-        """Wait until nothing is left; fail with what is."""
+        """Wait until nothing is left. If this takes too long, fail with a list of what is left."""
         try:
             wait_for(lambda: not self.leftovers())
         except pytest.fail.Exception as failure:
             pytest.fail(f"{failure}; left: {self.leftovers()}")
 
     def clear(self) -> None:
-        """End what a test left, plug in all cables, switch on all hosts, and remove their files."""
+        """End processes that a test left, plug in all cables, switch on all hosts, and remove the hosts' files."""
         for process in self._running:
             if process.poll() is None:
                 process.kill()
@@ -186,12 +186,12 @@ class Lab:
                 subprocess.run(["rm", "-rf", *(self.directory / host / folder).iterdir()], check=True)
 
     def close(self) -> None:
-        """Wait for the servers of hosts that were removed."""
+        """Wait until the fork servers of removed hosts have ended."""
         for server in self._servers.values():
             server.wait()
 
     def _serve(self, host: str) -> None:
-        """Let commands be forked on a host that was switched on."""
+        """Start the fork server of a host that was switched on."""
         if self._warm:
             if host in self._servers:
                 self._servers[host].wait()
@@ -217,14 +217,14 @@ class Lab:
 
 
 def _pid_inside(pid: int) -> int:
-    """Process ID in the innermost namespace."""
+    """Return the process ID in the innermost namespace."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("NSpid:")).split()[-1])
 
 
 @contextlib.contextmanager
 def running_lab(warm: WarmStarts | None) -> Iterator[Lab]:
-    """Make hosts, and remove them when the context ends. Skip the tests where hosts cannot be made."""
+    """Make hosts, and remove them when the context ends. Skip the tests if hosts cannot be made."""
     lab = Lab(Path(f"/var/tmp/hosts_lab-{os.getpid()}"), warm)
     lab("check")
     try:

@@ -35,14 +35,14 @@ def numbers(run_dir: Path) -> list[int]:
 
 
 def target(run_dir: Path, link: str) -> str:
-    """Target of a link of the run; the target must exist."""
+    """Return the target of one of the run's links. The target must exist."""
     path = run_dir / CHECKPOINTS_DIR / link
     assert path.is_file()
     return str(path.readlink())
 
 
 class Killed(NamedTuple):
-    """Files that a killed writer left."""
+    """Checks of the files that a killed writer left."""
 
     newest: int
     """Whether the newest checkpoint loaded and contained the saved values."""
@@ -53,7 +53,10 @@ class Killed(NamedTuple):
 
 
 def kill_while_saving(run_dir: Path, times: int) -> list[Killed]:
-    """Kill processes that save checkpoints without pause, each after 0 to 60 ms; runs in a process without threads."""
+    """Start processes that save checkpoints without pause, and kill each after 0 to 60 ms.
+
+    Call this function in a process without threads, because it forks.
+    """
     torch.set_num_threads(1)  # a forked child could not use the threads of its parent
     rng = random.Random(0)
     checkpoint.save(checkpoint_path(run_dir, 0), checkpoint_of(0))
@@ -74,7 +77,7 @@ def kill_while_saving(run_dir: Path, times: int) -> list[Killed]:
 
 
 def checkpoint_of(iteration: int) -> dict[str, Any]:
-    """3 MB."""
+    """Return a checkpoint of 3 MB."""
     return {"iter": iteration, "weights": [torch.full((250, 1000), float(iteration)) for _ in range(3)]}
 
 
@@ -108,7 +111,7 @@ def inspect(run_dir: Path) -> Killed:
 
     found = numbers(run_dir)
     links = {LATEST_LINK: newest.name}
-    known = [n for n in found if n]  # the first has no metrics
+    known = [n for n in found if n]  # checkpoint 0 has no metrics
     if known:
         links[BEST_LINK] = f"model_{max(known, key=lambda n: (return_of(n), n))}.pt"
     tidy = len(found) <= 3 and names(run_dir) == {*links, *(f"model_{n}.pt" for n in found)}

@@ -1,4 +1,4 @@
-"""The legged robot of the tests: configs of its envs, and the same simulation in MuJoCo's C code."""
+"""The legged robot of the tests: configs of its envs, and the same simulation in MuJoCo's C library."""
 
 from __future__ import annotations
 
@@ -55,34 +55,34 @@ MDP = "mjlab_dist.mdp"
 
 
 def observe(func: str, params: dict[str, ParamValue] | None = None, **fields: Any) -> ObservationConfig:
-    """An observation of the package."""
+    """Return an observation term of the package."""
     return ObservationConfig(func=f"{MDP}.observations:{func}", params=params or {}, **fields)
 
 
 def reward(func: str, weight: float = 1.0, **params: ParamValue) -> RewardConfig:
-    """A reward of the package."""
+    """Return a reward term of the package."""
     return RewardConfig(func=f"{MDP}.rewards:{func}", weight=weight, params=params)
 
 
 def termination(func: str, **params: ParamValue) -> TerminationConfig:
-    """A termination of the package, as module:name."""
+    """Return a termination term of the package, as module:name."""
     return TerminationConfig(func=f"{MDP}.{func}", params=params)
 
 
 def metric(func: str, reduce: Reduction, **params: ParamValue) -> MetricConfig:
-    """A metric of the package, as module:name."""
+    """Return a metric of the package, as module:name."""
     return MetricConfig(func=f"{MDP}.{func}", reduce=reduce, params=params)
 
 
 def term(func: str, **params: ParamValue) -> TermConfig:
-    """A term of the package, as module:name."""
+    """Return a term of the package, as module:name."""
     return TermConfig(func=f"{MDP}.{func}", params=params)
 
 
 def event(
     func: str, when: Any = "reset", interval_s: tuple[float, float] = (5.0, 10.0), **params: ParamValue
 ) -> EventConfig:
-    """An event of the package."""
+    """Return an event term of the package."""
     return EventConfig(func=f"{MDP}.events:{func}", params=params, when=when, interval_s=interval_s)
 
 
@@ -197,17 +197,17 @@ EVERYTHING = EnvConfig(
         "trunk": term("sensors:Contact", contacts="trunk", history=2),
     },
 )
-"""Every kind of term at once; most episodes end by falling, or after 25 steps."""
+"""Config with every kind of term. Most episodes end with a fall, or after 25 steps."""
 
 
 def make(num_envs: int, seed: int = 0, config: EnvConfig = CONFIG, **changes: Any) -> Env:
-    """Envs of the robot, with other fields than :data:`CONFIG`'s."""
+    """Build envs of the robot from :data:`CONFIG` with changed fields."""
     torch.manual_seed(seed)
     return Env(dataclasses.replace(config, **changes), num_envs, "cpu")
 
 
 def refused(config: EnvConfig = CONFIG, **changes: Any) -> str:
-    """The message with which such envs are refused, in one line."""
+    """Return the error message for envs with these changed fields, in one line."""
     config = dataclasses.replace(config, **changes)
     # Physics that is not captured takes less time to build, and terms are checked in the same way
     sim = dataclasses.replace(config.sim, capture="off")
@@ -219,12 +219,12 @@ def refused(config: EnvConfig = CONFIG, **changes: Any) -> str:
 
 
 def end_episodes(env: Env, mask: torch.Tensor) -> None:
-    """Make some envs reach their time limit in the next step."""
+    """Let some envs reach their time limit in the next step."""
     env.episode_length_buf[mask] = env.max_episode_length
 
 
 def randomize_state(env: Env, seed: int = 1) -> None:
-    """Put every env into a different state: in the air or on the floor, turned, moving."""
+    """Put every env into a different state: in the air or on the floor, rotated, moving."""
     rng = np.random.default_rng(seed)
     n = env.num_envs
     quat = rng.normal(size=(n, 4))
@@ -236,9 +236,12 @@ def randomize_state(env: Env, seed: int = 1) -> None:
 
 
 def assert_uniform(values: np.ndarray, low: float, high: float) -> None:
-    """Compare distributions by the Kolmogorov-Smirnov distance, which exceeds 2 / sqrt(n) once in 1,500 times."""
+    """Check that values are uniform: their Kolmogorov-Smirnov distance must be below 2 / sqrt(n).
+
+    For uniform values, the distance exceeds this limit once in 1,500 times.
+    """
     ordered = np.sort(values)
-    slack = 1e-5 * max(abs(low), abs(high))  # float32
+    slack = 1e-5 * max(abs(low), abs(high))  # rounding of float32
     assert low - slack <= ordered[0] <= ordered[-1] <= high + slack
     distance = np.abs((ordered - low) / (high - low) - np.arange(len(values)) / len(values)).max()
     assert distance < 2 / np.sqrt(len(values))
@@ -251,12 +254,12 @@ def assert_independent(*columns: np.ndarray) -> None:
 
 
 def float64(tensor: torch.Tensor) -> np.ndarray:
-    """A copy of the model for the oracle."""
+    """Return a copy of a tensor as a float64 array, for MuJoCo's C library."""
     return tensor.double().numpy().copy()
 
 
 def c_copies(env: Env) -> list[mujoco.MjData]:
-    """MuJoCo C's data in the current states of the envs."""
+    """Return data of MuJoCo's C library with the current state of each env."""
     copies = []
     for i in range(env.num_envs):
         data = mujoco.MjData(env.sim.model)
@@ -267,9 +270,9 @@ def c_copies(env: Env) -> list[mujoco.MjData]:
 
 
 def c_step(env: Env, copies: list[mujoco.MjData], ctrl: np.ndarray) -> None:
-    """Make a control step with MuJoCo C's copies.
+    """Make a control step with copies of the envs in MuJoCo's C library.
 
-    As in the env, sensors are then those of the start of the last substep.
+    As in the env, sensor values afterwards belong to the start of the last substep.
     """
     for data, row in zip(copies, ctrl, strict=True):
         data.ctrl = row
@@ -278,7 +281,7 @@ def c_step(env: Env, copies: list[mujoco.MjData], ctrl: np.ndarray) -> None:
 
 
 def assert_replays(env: Env, num_steps: int = 15) -> None:
-    """Every step issues the same operations on the same memory."""
+    """Check that every step runs the same operations on the same memory."""
     recorder, actions = Recorder(env.sim, {}), torch.zeros(env.num_envs, env.num_actions)
 
     def take_step() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The arm of the tests of actions, and configs of its envs."""
+"""The robot arm that tests of actions use, and configs of its envs."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ BLOCKS: dict[str, ActionConfig] = {
     ).processed(scale=0.5, offset="home"),
     "learned": action(motors.LearnedMotor, ("lever",), file=MOTOR_FILE, history=(0, 3, 5), effort_scale=10.0),
 }
-"""A block of every class."""
+"""One action block of every class."""
 
 
 def make(num_envs: int, seed: int = 0, **changes: Any) -> Env:
-    """Envs of the arm, with other fields than :data:`CONFIG`'s."""
+    """Build envs of the arm from :data:`CONFIG` with changed fields."""
     torch.manual_seed(seed)
     return Env(dataclasses.replace(CONFIG, **changes), num_envs, "cpu")

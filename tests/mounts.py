@@ -1,4 +1,4 @@
-"""Commands of tests with file systems of their own, which are forked there: see warm_host.py."""
+"""Run commands of tests that see file systems of their own. The commands are forked: see warm_host.py."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from conftest import Command, Done
 from warm_start import WarmStarts
 
 FORK = (sys.executable, "-I", "-S", str(Path(__file__).with_name("host_command.py")))
-"""Program that runs a command by a fork."""
+"""Program that runs a command in a forked process."""
 
 
 class Mounts:
-    """File systems that only some commands see.
+    """Runs commands that see additional file systems.
 
     Args:
-        command: Runs the commands.
-        first: A process that sees the file systems.
+        command: Runs commands of the test.
+        first: ID of a process that sees the file systems.
 
     Attributes:
-        root: What is the root directory for these commands.
-        cwd: Their working directory.
+        root: Path of these commands' root directory, as this process sees it.
+        cwd: Path of these commands' working directory, as this process sees it.
     """
 
     def __init__(self, command: Command, first: int) -> None:
@@ -37,7 +37,7 @@ class Mounts:
         self._first = first
 
     def __call__(self, name: str, *args: str, env: dict[str, str] | None = None) -> Done:
-        """Run an installed command, another program by its path, or a script of :meth:`Command.script`."""
+        """Run an installed command by its name, another program by its path, or a script of :meth:`Command.script`."""
         enter = ("nsenter", "--target", str(self._first), "--user", "--mount", "--preserve-credentials", "--wd")
         program = self._command.program(name)
         return self._command("/usr/bin/env", *enter, *FORK, str(self._first), program, *args, env=env)
@@ -45,9 +45,9 @@ class Mounts:
 
 @contextlib.contextmanager
 def mounted(command: Command, warm: WarmStarts | None, mounts: str) -> Iterator[Mounts]:
-    """Mount file systems with commands of a shell until the context ends; skip the test where that is refused.
+    """Mount file systems with shell commands until the context ends. Skip the test if the kernel refuses a mount.
 
-    With `warm`, most commands are forked. Without it, all are started by exec.
+    With `warm`, most commands are forked. Without `warm`, all commands are started by exec.
     """
     unshare = shutil.which("unshare")
     if unshare is None:
@@ -74,7 +74,7 @@ def mounted(command: Command, warm: WarmStarts | None, mounts: str) -> Iterator[
 
 @contextlib.contextmanager
 def forked_here(warm: WarmStarts | None, log: Path) -> Iterator[list[str]]:
-    """Yield the beginning of a command line that forks an installed command, for programs that are not this process."""
+    """Yield the start of a command line with which another program can fork an installed command."""
     if warm is None:
         yield ["env"]
         return

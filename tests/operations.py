@@ -1,4 +1,4 @@
-"""Count the operations of a control step. Each takes Python's time on a CPU, and a launch on a GPU."""
+"""Count the operations of a control step. On a CPU, each costs time of Python; on a GPU, each is a kernel launch."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from mjlab_dist.sim import recording
 aten: Any = torch.ops.aten
 
 _FREE = (aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten._unsafe_view)
-"""Operations that compute nothing, though torch does not call them views."""
+"""Operations that compute nothing, although torch does not classify them as views."""
 
 
 class Operations(HostSyncs):
     """Counts operations of torch, without views and allocations, and Warp's recorded programs.
 
-    A program counts as one, and so does an operation on a list of tensors. The physics of a control step counts as
-    one too, although several graphs are launched for it on the CPU.
+    A recorded program counts as one operation, and so does an operation on a list of tensors. The physics of a control
+    step counts as one too, although it launches several graphs on the CPU.
 
     Attributes:
         num: Number of operations so far.
@@ -39,7 +39,7 @@ class Operations(HostSyncs):
 
 @contextmanager
 def counted() -> Iterator[Operations]:
-    """Count the operations of a block."""
+    """Count the operations within the context."""
     operations, replay = Operations(), recording.replay
 
     def replayed(*args: Any) -> None:

@@ -37,7 +37,7 @@ AGENT = AgentConfig(
 
 @dataclass
 class Data:
-    """Data of a rollout: (STEPS, num_envs, ...), observations one step more."""
+    """Data of a rollout, with shape (STEPS, num_envs, ...). Observations have STEPS + 1 rows."""
 
     obs: dict[str, torch.Tensor]
     noise: torch.Tensor
@@ -46,18 +46,18 @@ class Data:
     time_outs: torch.Tensor
 
     def part(self, envs: Sequence[int]) -> Data:
-        """The same of some envs only, in the order given."""
+        """Return the data of some envs, in the given order."""
         rest = {f.name: getattr(self, f.name)[:, envs] for f in dataclasses.fields(self) if f.name != "obs"}
         return Data(obs={name: o[:, envs] for name, o in self.obs.items()}, **rest)
 
     def to(self, device: str) -> Data:
-        """The same on a device."""
+        """Return the data on a device."""
         rest = {f.name: getattr(self, f.name).to(device) for f in dataclasses.fields(self) if f.name != "obs"}
         return Data(obs={name: o.to(device) for name, o in self.obs.items()}, **rest)
 
 
 def make_data(num_envs: int, seed: int) -> Data:
-    """Random data whose later envs end their episodes far more often than the first, and observe larger numbers."""
+    """Draw random data. From the first to the last env, episodes become shorter and observations larger."""
     g = torch.Generator().manual_seed(seed)
     scale = torch.linspace(1.0, 4.0, num_envs).view(1, -1, 1)
     dones = torch.rand(STEPS, num_envs, generator=g) < torch.linspace(0.02, 0.4, num_envs)
@@ -71,7 +71,7 @@ def make_data(num_envs: int, seed: int) -> Data:
 
 
 def train_config(agent: AgentConfig, **fields: Any) -> TrainConfig:
-    """A config whose env is never built."""
+    """Return a training config. Its env is never built."""
     env: Any = SimpleNamespace(observations=NUM_OBS)
     return TrainConfig(task="made-up", env=env, agent=agent, **fields)
 
@@ -79,14 +79,14 @@ def train_config(agent: AgentConfig, **fields: Any) -> TrainConfig:
 def make_learner(
     config: TrainConfig, num_envs: int, synchronizer: Synchronizer | None = None, device: str = "cpu"
 ) -> PPO:
-    """Our learner."""
+    """Build a learner of this package."""
     learner = make_ppo(config, zeros(num_envs, device), NUM_ACTIONS, synchronizer or AllReduce(), device)
     learner.train_mode()
     return learner
 
 
 def make_stock_learner(config: TrainConfig, num_envs: int) -> rsl_rl.algorithms.PPO:
-    """rsl_rl's own, built from a config by rsl_rl itself."""
+    """Build rsl_rl's own PPO from a config, with rsl_rl's code."""
     agent = config.agent
     network = {
         "class_name": "MLPModel",
@@ -130,13 +130,13 @@ def make_stock_learner(config: TrainConfig, num_envs: int) -> rsl_rl.algorithms.
 
 
 def zeros(num_envs: int, device: str = "cpu") -> TensorDict:
-    """Observations of zeros."""
+    """Return observations that are zero."""
     groups = {name: torch.zeros(num_envs, width, device=device) for name, width in NUM_OBS.items()}
     return TensorDict(groups, batch_size=[num_envs], device=device)
 
 
 def collect(learner: rsl_rl.algorithms.PPO, data: Data) -> None:
-    """Fill the learner's storage as a rollout does, with actions that do not depend on the number of envs."""
+    """Fill the learner's storage as a rollout does. An env's actions do not depend on the number of envs."""
     num_envs = data.rewards.shape[1]
 
     def obs(t: int) -> TensorDict:
@@ -154,12 +154,12 @@ def collect(learner: rsl_rl.algorithms.PPO, data: Data) -> None:
 
 
 def fix_order(learner: PPO, order: torch.Tensor) -> None:
-    """Make the learner's next mini-batches take samples in this order instead of a random one."""
+    """Let the learner's next mini-batches take samples in this order, not in a random order."""
     learner._permutation = lambda num_samples: order[:num_samples].to(learner.device)
 
 
 def state_of(learner: rsl_rl.algorithms.PPO) -> dict[str, torch.Tensor]:
-    """Parameters, normalizers, Adam's moments and the learning rate, whole, by name."""
+    """Return parameters, normalizers, Adam's moments and the learning rate by name, with sharded tensors gathered."""
     saved = learner.save()
     optimizer = saved["optimizer_state_dict"]
     state = {f"{m}.{k}": t.clone() for m in ("actor", "critic") for k, t in saved[f"{m}_state_dict"].items()}
@@ -168,7 +168,7 @@ def state_of(learner: rsl_rl.algorithms.PPO) -> dict[str, torch.Tensor]:
 
 
 def difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> tuple[float, str]:
-    """The largest difference between two states, relative to the tensor's largest value, and where it is."""
+    """Return the largest difference between two states, relative to the tensor's largest value, and its name."""
     assert a.keys() == b.keys()
     found = [(((a[k].double() - b[k].double()).abs().max() / (b[k].double().abs().max() + 1e-12)).item(), k) for k in a]
     return max(found)

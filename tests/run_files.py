@@ -16,13 +16,13 @@ SMALL = (
 
 
 def only_run(root: Path) -> Path:
-    """Directory of the only run."""
+    """Return the directory of the only run."""
     (run,) = (root / "logs" / "cartpole-balance").iterdir()
     return run
 
 
 def final(run: Path) -> dict[str, object]:
-    """Contents of the newest checkpoint, without times."""
+    """Return the contents of the newest checkpoint, without times."""
     content = torch.load(find_checkpoint(run), weights_only=True)
     del content["counters"]["elapsed_s"]
     return content
@@ -47,6 +47,6 @@ def assert_equal(a: object, b: object, where: str = "") -> None:
 
 
 def untimed(run: Path) -> list[dict[str, object]]:
-    """Rows of metrics without times."""
+    """Return the rows of metrics without times."""
     timings = ("elapsed_s", "steps_per_s", "collect_s", "learn_s", "wait_s", "wait_share")
     return [{k: v for k, v in row.items() if k not in timings} for row in read_metrics(run)]

@@ -1,4 +1,4 @@
-"""A logger that slows down a training while a test waits for something else: training takes CPU time of other tests."""
+"""A logger that slows down a training while its test waits, so that other tests have more CPU time."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 import mjlab_dist
 
 FILE = "slow"
-"""While this file is in the run's working directory, training is slow. It may contain a number of seconds."""
+"""Training is slow while this file is in the run's working directory. It may contain the seconds per iteration."""
 
 SLOW_S = 0.2
-"""Seconds that an iteration then takes at least, if the file is empty."""
+"""Minimum seconds per iteration while training is slow, if the file is empty."""
 
 
 class Slow(mjlab_dist.Logger):

@@ -1,7 +1,7 @@
-"""An SSH server for tests, on this machine, as this user and on its own port. It runs commands.
+"""An SSH server for tests. It runs commands on this machine as this user, and has its own port.
 
-A host's name must not resolve to this machine for torchrunx to reach it by SSH. Addresses that are reserved for
-documentation do not, and SSH's config file can redirect them: ``host_entry("192.0.2.7", server.port, key_file)``.
+torchrunx uses SSH only for a host whose name does not resolve to this machine. Addresses that are reserved for
+documentation do not, and the SSH config can redirect them: ``host_entry("192.0.2.7", server.port, key_file)``.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from mjlab_dist.launch.hosts import program
 
 
 def known_host(port: int, key: paramiko.PKey) -> str:
-    """A line of a known_hosts file for a server here."""
+    """Return a line of a known_hosts file for a server on this machine."""
     return f"[127.0.0.1]:{port} {key.get_name()} {key.get_base64()}\n"
 
 
 def host_entry(host: str, port: int, key_file: Path) -> str:
-    """An entry of SSH's config file that sends a host's name to a server here."""
+    """Return an entry of an SSH config file that redirects a host's name to a server on this machine."""
     return f"Host {host}\n  HostName 127.0.0.1\n  Port {port}\n  IdentityFile {key_file}\n"
 
 
@@ -44,10 +44,10 @@ class SshServer:
         user_key: The key that the server accepts.
         address: Address to listen on.
         port: Port to listen on; 0 for any free port.
-        paths: Replacements of paths of this machine in commands, because the host has other files.
+        paths: Replacements for paths in commands, because the host has other files than this machine.
         environ: The environment of commands.
         host_keys: The keys of the host, one per type; None generates one.
-        warm: Process to fork agents from; None starts them as the launcher asks for it.
+        warm: Process to fork agents from; None runs the launcher's command, which starts them by exec.
     """
 
     def __init__(
@@ -90,24 +90,24 @@ class SshServer:
             process.wait()
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # closed
+        with contextlib.suppress(OSError):  # the listener was closed
             while True:
                 connection, _ = self._listener.accept()
                 transport = paramiko.Transport(connection)
                 self._transports.append(transport)
                 for key in self.host_keys:
                     transport.add_server_key(key)
-                # With an event it returns at once.
+                # With an event, start_server does not wait for the handshake.
                 transport.start_server(event=threading.Event(), server=_Session(self, transport))
 
     def run(self, command: str, channel: paramiko.Channel, transport: paramiko.Transport) -> None:
-        """Run a command and send what it prints, then how it ended."""
+        """Run a command. Send its output, and finally its exit code."""
         for here, there in self.paths.items():
             command = command.replace(here, there)
         self.commands.append(command)
         process = self._start(command, channel)
         self.processes.append(process)
-        # The answer shows that the client knows that its command runs; nothing may be sent before it.
+        # Wait for an answer: it shows that the client has noticed the start of its command. Only then send output.
         transport.global_request("are you there")
         assert process.stdin
         assert process.stdout
@@ -139,7 +139,7 @@ class SshServer:
         cd, _, rest = command.partition(" && exec ")
         if self.warm is None or rest != program(START):
             return start(["/bin/sh", "-c", command], env=self.environ)
-        # What START does: read environment and command, and run as this command
+        # Do what START does: read environment and command, and become this command
         line = bytearray()
         while not line.endswith(b"\n") and (received := channel.recv(1)):
             line += received
@@ -166,7 +166,7 @@ def _send(fd: int, send: Callable[[bytes], object]) -> None:
 
 
 class _Session(paramiko.ServerInterface):
-    """Permissions of a client: one key, any user, commands."""
+    """Permissions of a client: it may use one key and any user name, and run commands."""
 
     def __init__(self, server: SshServer, transport: paramiko.Transport) -> None:
         self.server = server
@@ -187,4 +187,4 @@ class _Session(paramiko.ServerInterface):
 
 
 Add = Callable[..., SshServer]
-"""Switches a host on: see the fixture add_host."""
+"""Function that switches a host on: see the fixture add_host."""

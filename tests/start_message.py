@@ -1,4 +1,4 @@
-"""What a new process receives, sent over a socket, and which commands can be forked. Needs no other libraries."""
+"""Send over a socket what a new process needs, and decide which commands can be forked. Imports no other libraries."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ AGENT = ["-u", "-W", "ignore:resource_tracker", "-m", "mjlab_dist.launch.agent"]
 """First arguments of Python for an agent."""
 
 SIZE = struct.Struct("I")
-"""Length of a message, which precedes it."""
+"""Format of a message's length, which is sent before the message."""
 
 ADDRESS = "\0mjlab_dist_warm_host"
-"""Socket of the server on a host: an abstract one, which leaves no file."""
+"""Address of the server's socket on a host. An abstract address, which leaves no file."""
 
 STATUS = struct.Struct("i")
-"""Exit code, or negative signal, of a command on a host."""
+"""Format of a host command's exit code, which is the negative signal number if a signal ended the command."""
 
 HOST_SERVER = "warm_host.py"
-"""Name of the script that forks commands on a host, and the name of all its processes that are not yet a command."""
+"""Name of the script that forks commands on a host. Its processes have this name until they become a command."""
 
 SIMULATES = (
     *("train", "torchrun", "evaluate", "size-buffers", "new-task", "verify", "scaling"),
@@ -47,17 +47,17 @@ SAFE = (
     *("WANDB_", "NETRC", "HF_", "TRACKIO_", "FAKE_SLURM", "CUDA_DEVICE_ORDER", "IMAGEIO_"),
     *("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "TORCHRUNX_LOG_DIR"),
 )
-"""Starts of the names of variables that no library reads when it is imported."""
+"""Prefixes of environment variables that no library reads when it is imported."""
 
 SET_FOR_AGENTS = {
-    *("PYOPENGL_PLATFORM", "TORCHINDUCTOR_CACHE_DIR"),  # by the imports of a test
+    *("PYOPENGL_PLATFORM", "TORCHINDUCTOR_CACHE_DIR"),  # set by imports of a test
     *("OMP_NUM_THREADS", "PYTHONDONTWRITEBYTECODE"),  # ranks set their number of threads
     *("CUDA_VISIBLE_DEVICES", "MUJOCO_EGL_DEVICE_ID"),  # read when CUDA and EGL start
 }
 """Variables of the test process that agents inherit, and that have no effect on the libraries of ranks."""
 
 STARTS_PYTHON = ("sitecustomize.py", "usercustomize.py")
-"""Modules that Python imports before a program, if a folder of PYTHONPATH has them."""
+"""Modules that Python imports before a program if a folder in PYTHONPATH contains them."""
 
 
 @dataclass
@@ -65,20 +65,20 @@ class Start:
     """Arguments and environment that an exec would receive."""
 
     argv: list[str]
-    """Python's arguments, without Python: a script or -m and a module, and theirs."""
+    """Arguments after ``python``: a script, or -m and a module; then the arguments of the script or module."""
     environ: dict[str, str]
     cwd: str
     umask: int
     blocked: list[int]
-    """Signals that are blocked."""
+    """Signals that the process blocks."""
     ignored: list[int]
-    """Signals that are ignored."""
+    """Signals that the process ignores."""
     cores: list[int]
-    """Cores that it may use."""
+    """CPU cores that the process may use."""
 
     @classmethod
     def here(cls, argv: Sequence[str], environ: dict[str, str], cwd: str | None) -> Start:
-        """Return what a child process of this one would receive."""
+        """Return what a child process of this process would receive."""
         os.umask(umask := os.umask(0o077))
         return cls(
             argv=list(argv),
@@ -92,14 +92,14 @@ class Start:
 
 
 def send(connection: socket.socket, start: Start, descriptors: Sequence[int]) -> None:
-    """Send what to start, and its standard streams."""
+    """Send a description of what to start, and the file descriptors of its standard streams."""
     message = json.dumps(asdict(start)).encode()
     socket.send_fds(connection, [SIZE.pack(len(message))], descriptors)
     connection.sendall(message)
 
 
 def receive(connection: socket.socket) -> tuple[Start, list[int]] | None:
-    """Receive what :func:`send` sends; None if the other end is closed."""
+    """Receive what :func:`send` sends. Return None if the other end is closed."""
     try:
         header, descriptors, _, _ = socket.recv_fds(connection, SIZE.size, 3)
     except ConnectionResetError:
@@ -115,9 +115,9 @@ def receive(connection: socket.socket) -> tuple[Start, list[int]] | None:
 
 
 def can_fork(argv: Sequence[str], environ: Mapping[str, str], cwd: Path, own: Mapping[str, str]) -> bool:
-    """Return whether a command in a directory can be forked: one of this package, an agent, or a script of a test.
+    """Return whether a command in a directory can be forked: a command of this package, an agent, or a test's script.
 
-    A script is forked if it is executed itself, and started by exec if it is an argument of Python.
+    A script can be forked if it is executed directly. If it is an argument of Python, it is started by exec.
 
     Args:
         argv: The command.
@@ -146,6 +146,6 @@ def is_agent(argv: Sequence[str]) -> bool:
 
 
 def name_of(argv: Sequence[str]) -> str:
-    """Return the command: the program, or what mjlab-dist is asked for."""
+    """Return the name of the command: the program, or the command of mjlab-dist."""
     name = Path(argv[0]).name
     return argv[1] if name == "mjlab-dist" and len(argv) > 1 else name

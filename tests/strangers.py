@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from mjlab_dist.launch.handshake import MAX_UNPROVEN
 
 LEAVING = 8
-"""Number of strangers that disconnect before the others."""
+"""Number of connections that are closed before the others."""
 
 
 @contextlib.contextmanager
 def silent_strangers(address: tuple[str, int], wait_for: Callable[[Callable[[], bool]], None]) -> Iterator[None]:
-    """Connect twice as many strangers as the listener may serve at a time, and check that it serves no more than that.
+    """Open twice as many connections as the listener may serve at a time, and check that it does not serve more.
 
     Args:
         address: Host and port of the listener.
@@ -33,5 +33,5 @@ def silent_strangers(address: tuple[str, int], wait_for: Callable[[Callable[[], 
 
 
 def num_served(strangers: Sequence[socket.socket]) -> int:
-    """Return how many have received the random number that the listener sends to each connection that it serves."""
+    """Return how many connections the listener serves: those that have received its random number."""
     return len(select.select(strangers, [], [], 0)[0])

@@ -1,4 +1,4 @@
-"""Terms with the mistakes that the command check must find."""
+"""Terms with mistakes that the command ``check`` must find."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from mjlab_dist.env.term import Curriculum, Term, not_capturable
 
 
 def waits(env: Env) -> torch.Tensor:
-    """Reward that reads a number on the host."""
+    """Reward that reads a number on the host, so the host waits for the GPU."""
     largest = env.sim.qpos.max().item()
     return env.sim.qpos[:, 0] / (1.0 + abs(largest))
 
 
 @not_capturable
 def waits_and_says_so(env: Env) -> torch.Tensor:
-    """Reward that reads a number on the host, which runs between two graphs."""
+    """Reward that reads a number on the host and declares this, so it runs between two CUDA graphs."""
     return waits(env)
 
 
@@ -75,7 +75,7 @@ def explode(env: Env, mask: torch.Tensor) -> None:
 
 
 class Forgets(Term):
-    """Reward with a counter that is not in its state."""
+    """Reward that does not return its counter in its state."""
 
     def __init__(self, env: Env) -> None:
         self.steps = torch.zeros(env.num_envs)
@@ -86,7 +86,7 @@ class Forgets(Term):
 
 
 class CountsInPython(Term):
-    """Reward with a number in Python that changes in every step."""
+    """Reward with a Python number that changes in every step."""
 
     def __init__(self, env: Env) -> None:  # noqa: ARG002 (every term takes the env)
         self.steps = 0
@@ -97,7 +97,7 @@ class CountsInPython(Term):
 
 
 class ForgetsItsLevel(Curriculum):
-    """Curriculum that changes a weight with a number that is not in its state."""
+    """Curriculum that sets a weight to a number that is not in its state."""
 
     def __init__(self, env: Env) -> None:  # noqa: ARG002 (as above)
         self.level = 0.0
