@@ -11,7 +11,7 @@ from mjlab_dist.run_dir import CHECKPOINTS_DIR, checkpoint_path, list_checkpoint
 
 
 def inspect() -> None:
-    """Load all checkpoints on the disk; print their iterations, and the other files in their directory."""
+    """Load all checkpoints on the disk. Print their iterations, and the names of the other files in their directory."""
     from mjlab_dist.learn import checkpoint
 
     for directory in Path("disk").rglob(CHECKPOINTS_DIR):
@@ -23,7 +23,7 @@ def inspect() -> None:
 
 
 def fill() -> None:
-    """Save checkpoints of 1.2 MB until the disk is full; then free space, and save once more."""
+    """Save checkpoints of 1.2 MB until the disk is full. Then free space, and save another checkpoint."""
     import torch
 
     from mjlab_dist.learn.checkpoint import CheckpointStore

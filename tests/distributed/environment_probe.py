@@ -1,4 +1,4 @@
-"""Function for the ranks of test_rank_environment.py: set up the process, and report its environment."""
+"""Function for the ranks of test_rank_environment.py: set up the rank's process, and report its environment."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ class Report:
 def report(config: TrainConfig, plan: RankPlan, control: Control) -> Report:  # noqa: ARG001
     rank = rank_from_environment(os.environ)
     started = torch.cuda.is_initialized()
-    with mock.patch.object(torch.cuda, "set_device"):  # the GPUs are made up
+    with mock.patch.object(torch.cuda, "set_device"):  # there are no such GPUs
         worker.prepare_process(plan.device, rank, config.seed)
     return Report({name: os.environ.get(name) for name in NAMES}, started)

@@ -1,6 +1,6 @@
-"""Ranks that fail as with NCCL: their peers do not notice, and leaving the group waits for all ranks.
+"""Ranks that fail as with NCCL: the other ranks do not notice the failure, and leaving the group waits for all ranks.
 
-For test_failure_order.py.
+test_failure_order.py launches these ranks.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ FAILING = 1
 
 
 def wait_for_ever() -> None:
-    """Wait like a kernel of NCCL without a peer."""
+    """Wait forever, like an NCCL kernel whose other ranks have ended."""
     threading.Event().wait()
 
 
 @contextmanager
 def joined() -> Iterator[Rank]:
-    """Join a group that is destroyed, or aborted, only when all ranks do so."""
+    """Join a process group. Destroying or aborting it waits forever, because the other ranks never do the same."""
     stand_in: Any = lambda *_: wait_for_ever()  # noqa: E731
     dist.destroy_process_group = stand_in
     rank = rank_from_environment(os.environ)

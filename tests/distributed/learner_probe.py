@@ -1,4 +1,4 @@
-"""Functions for the ranks of test_learner.py: the update on artificial rollouts, with every kind of synchronization."""
+"""Functions for the ranks of test_learner.py: update on artificial rollouts with every kind of synchronization."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from mjlab_dist.learn.ppo import PPO
 NUM_ENVS = 8
 ITERATIONS = 2
 TINY = SyncConfig(fsdp_min_size_mb=1e-4)
-"""Shards every parameter of two dimensions."""
+"""Minimum size so small that every parameter with two dimensions is sharded."""
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "mlp": {},
@@ -41,7 +41,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "scaled": {"reward_normalization": True},
     "bf16": {"precision": "bf16"},
 }
-"""Agents whose update must not depend on the number of ranks."""
+"""Changes of the agent's config. With each, the update must not depend on the number of ranks."""
 
 
 def config(variant: str) -> Any:
@@ -49,7 +49,10 @@ def config(variant: str) -> Any:
 
 
 def order_of_envs(variant: str, world_size: int) -> list[int]:
-    """Order of the envs of all ranks in one process: mini-batches of a recurrent policy contain neighbouring envs."""
+    """Return the order in which one process must have the envs of all ranks.
+
+    Mini-batches of a recurrent policy contain adjacent envs.
+    """
     if variant != "lstm":
         return list(range(world_size * NUM_ENVS))
     size = NUM_ENVS // MINI_BATCHES
@@ -62,12 +65,12 @@ def order_of_envs(variant: str, world_size: int) -> list[int]:
 
 
 def permutation(rank: int, iteration: int) -> torch.Tensor:
-    """The order of one rank's samples."""
+    """Return a random order of one rank's samples."""
     return torch.randperm(STEPS * NUM_ENVS, generator=torch.Generator().manual_seed(1000 * rank + iteration))
 
 
 def paired_permutation(world_size: int, iteration: int) -> torch.Tensor:
-    """The order of all ranks' samples in one process: its mini-batch i is the ranks' mini-batches i together."""
+    """Return the order of all ranks' samples in one process, whose mini-batch i joins mini-batch i of every rank."""
     parts = [permutation(rank, iteration).chunk(MINI_BATCHES) for rank in range(world_size)]
     return torch.cat(
         [
@@ -79,7 +82,7 @@ def paired_permutation(world_size: int, iteration: int) -> torch.Tensor:
 
 
 def train(learner: PPO, envs: list[int], total: int, orders: list[torch.Tensor]) -> list[dict[str, Any]]:
-    """Learn for some iterations; return the result of each."""
+    """Update once per order of samples. Return the losses and the state after each update."""
     history = []
     for iteration, order in enumerate(orders):
         fix_order(learner, order)
@@ -90,7 +93,7 @@ def train(learner: PPO, envs: list[int], total: int, orders: list[torch.Tensor])
 
 
 def alone(variant: str, world_size: int) -> list[dict[str, Any]]:
-    """One process with the envs of all ranks."""
+    """Train one process with the envs of all ranks."""
     torch.set_default_dtype(torch.float32 if variant == "bf16" else torch.float64)
     torch.manual_seed(0)
     total = world_size * NUM_ENVS
@@ -133,7 +136,7 @@ def _results(rank: Rank) -> dict[str, Any]:
 
 
 def _make(rank: Rank, run: Any, synchronizer: Any = None) -> PPO:
-    torch.manual_seed(rank.rank)  # as in a run, every rank draws its own parameters, and all start from those of rank 0
+    torch.manual_seed(rank.rank)  # as in a run, each rank draws parameters, and rank 0's replace the others
     return make_learner(run, NUM_ENVS, synchronizer)
 
 
@@ -150,7 +153,7 @@ def _train_here(rank: Rank, run: Any, synchronizer: Any = None) -> list[dict[str
 
 
 def _load(rank: Rank, run: Any, source: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """Learn once without shards, load the checkpoint into a sharded learner, learn once more there."""
+    """Update a learner without shards once, load its checkpoint into a sharded learner, and update that one once."""
     plain = _make(rank, config("mlp"))
     train(plain, _envs(rank), rank.world_size * NUM_ENVS, [permutation(rank.rank, 0)])
     other = _make(rank, run)
@@ -173,7 +176,10 @@ def _local_updates(rank: Rank) -> dict[str, Any]:
 
 
 def _agreed(rank: Rank, run: Any) -> dict[str, Any]:
-    """Learn once, then change the learner of every rank, and take rank 0's. Replicas of shards are F ranks apart."""
+    """Update once, change the learners of some ranks, and let all ranks take over rank 0's learner.
+
+    Ranks with the same shards are `fsdp_devices` ranks apart, and get different changes.
+    """
     learner = _make(rank, run)
     train(learner, _envs(rank), rank.world_size * NUM_ENVS, [permutation(rank.rank, 0)])
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Launches of ranks that run a function of a test, and save its results."""
+"""Launch ranks that run a function of a test and save the function's results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Function for the ranks of test_two_ranks.py: train a few iterations, and record internal values."""
+"""Function for the ranks of test_two_ranks.py: train for a few iterations, and record internal values."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def own_config() -> Any:
 
 
 class Watch(HostSyncs):
-    """Counts collectives too."""
+    """Also counts collective operations."""
 
     def __init__(self) -> None:
         super().__init__(indices=False)
@@ -66,7 +66,7 @@ def _results(rank: Rank, own: RankDevice) -> dict[str, Any]:
     LocalSum.sum_ = counted
 
     class Watched(Runner):
-        """Keeps the state after every update, what one reduction of gradients did, and counts."""
+        """Stores the state after every update, the gradients before and after their first reduction, and counts."""
 
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
@@ -84,7 +84,7 @@ def _results(rank: Rank, own: RankDevice) -> dict[str, Any]:
 
         def _iteration(self, obs: Any, iteration: int) -> Any:
             self.settle()
-            # Until the next iteration begins: rollout, update, metrics.
+            # Count until the next iteration begins: rollout, update, metrics
             self.watches.append(Watch())
             self.watches[-1].__enter__()
             return super()._iteration(obs, iteration)

@@ -1,4 +1,4 @@
-"""Program for a host: it simulates in its process and on ranks of two hosts, compares, and loses a rank."""
+"""Program for a host: simulate in this process and on ranks of two hosts, compare the results, and kill a rank."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if __name__ == "__main__":
     with make(1) as alone:
         expected = list(session(alone))
         state = alone.state()
-    # Host b has twice as many ranks, and 33 envs do not divide by 3
+    # Host b has twice as many ranks as host a
     with make(1, hosts=("a", "b:2"), ssh_config=ssh_config, hang_timeout=5.0) as envs:
         print("differ:", differing(envs, expected))
         envs.set_state(state)

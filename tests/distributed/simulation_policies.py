@@ -8,10 +8,10 @@ import signal
 import torch
 
 FEW = 16
-"""Number of envs of the first of two ranks with 33 envs; the second has one more."""
+"""Number of envs of rank 0, if two ranks share 33 envs. Rank 1 has one env more."""
 
 PRESSED: list[int] = []
-"""Processes in which this rank has pressed Ctrl-C."""
+"""IDs of processes to which this rank has sent SIGINT."""
 
 Observations = dict[str, torch.Tensor]
 
@@ -29,7 +29,7 @@ def fails_on_few_envs(observations: Observations) -> torch.Tensor:
 
 
 def interrupts(pid: int, observations: Observations) -> torch.Tensor:
-    """Press Ctrl-C once in the process that waits for the rollout."""
+    """Send SIGINT once, as Ctrl-C does, to the process that waits for the rollout."""
     if len(observations["actor"]) <= FEW and not PRESSED:
         PRESSED.append(pid)
         os.kill(pid, signal.SIGINT)

@@ -1,4 +1,4 @@
-"""Calls of every method of envs, and their results as tensors."""
+"""Call every method of envs, and collect the results as tensors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def actions(step: int) -> torch.Tensor:
 
 
 def session(envs: Envs) -> Iterator[Any]:
-    """Use every method that returns results, and refuse some input in between."""
+    """Yield the results of every method. Between the calls, check that wrong input is refused."""
     yield envs.reset()
     for step in range(3):
         yield envs.step(actions(step))

@@ -1,4 +1,4 @@
-"""Program for a host: it steps envs on ranks of two hosts until a fault ends this, and prints how it ended."""
+"""Program for a host: step envs on ranks of two hosts until a fault stops them, and print the error."""
 
 from __future__ import annotations
 

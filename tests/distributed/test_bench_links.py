@@ -1,4 +1,4 @@
-"""The script that measures training over slow networks removes its network namespaces if signals end it."""
+"""scripts/bench_links.py, which measures training over slow networks, removes its namespaces if signals end it."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def test_no_namespace_is_left_after_several_signals(
     )
     pattern = f"ns-link?-{script.pid}"
     wait_for(lambda: script.poll() is not None or any(Path("/run/netns").glob(pattern)))
-    time.sleep(delay_s)  # while it prepares the link, and while ranks run
+    time.sleep(delay_s)  # then the script prepares the link, or ranks run
     for _ in range(3):
         os.killpg(script.pid, signal.SIGTERM)
-        time.sleep(0.02)  # while it removes the namespaces
+        time.sleep(0.02)  # then the script removes the namespaces
     output, _ = script.communicate(timeout=60)
     if "Operation not permitted" in output:
         pytest.skip("network namespaces are refused here")

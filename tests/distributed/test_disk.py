@@ -26,7 +26,7 @@ TRAIN = (
 
 @pytest.fixture
 def small_disk(command: Command, warm_starts: WarmStarts | None) -> Iterator[Mounts]:
-    """Commands for which ./disk has 3 MB."""
+    """Runs commands that see a file system of 3 MB in ./disk."""
     (command.cwd / "disk").mkdir()
     with mounted(command, warm_starts, "mount -t tmpfs -o size=3m none disk") as made:
         yield made
@@ -34,7 +34,7 @@ def small_disk(command: Command, warm_starts: WarmStarts | None) -> Iterator[Mou
 
 @pytest.fixture
 def program(command: Command) -> str:
-    """A program that fills the disk, or loads the checkpoints on it."""
+    """Path of a program that fills the disk, or loads the checkpoints on the disk."""
     return command.script(Path(__file__).with_name("checkpoints_on_disk.py").read_text())
 
 
@@ -75,9 +75,9 @@ def test_a_cache_of_kernels_that_cannot_be_created_is_named(command: Command, na
     (command.cwd / "file").touch()
     args = NOT_READY[name]
     variables = {"WARP_CACHE_PATH": str(command.cwd / "file" / "cache")}
-    if name == "torchrun":  # it is forked, because only the ranks get the variable
+    if name == "torchrun":  # only the ranks get the variable: with it, torchrun would not be forked
         ranks = ("env", *(f"{name}={value}" for name, value in variables.items()), command.program("train"))
-        both = ("sh", "-c", "trap '' TERM; exec \"$@\"", "sh")  # torchrun terminates the other rank
+        both = ("sh", "-c", "trap '' TERM; exec \"$@\"", "sh")  # ignore torchrun's SIGTERM to the other rank
         args, variables = (*args, *both, *ranks, *NOT_READY["train"][1:]), {}
     done = command(*args, env=variables)
     assert done.code == (Exit.FAILED if name == "torchrun" else Exit.PREFLIGHT), done.err
@@ -95,7 +95,7 @@ import sys
 import mjlab_dist
 from mjlab_dist.errors import PreflightError
 
-# The module alone, because its package imports MuJoCo Warp
+# Load only this module: the package that contains it imports MuJoCo Warp
 start_warp = runpy.run_path(sys.argv[1])["start_warp"]
 try:
     start_warp("cpu")
@@ -112,11 +112,11 @@ def test_a_cache_of_kernels_that_cannot_be_written_is_named(
     (command.cwd / "disk").mkdir()
     (command.cwd / "file").touch()
     environ = {"WARP_CACHE_PATH": str(command.cwd / cache)}
-    own = f"disk/{metadata.version('warp-lang')}"  # Warp's directory there
+    own = f"disk/{metadata.version('warp-lang')}"  # Warp's directory inside the cache
     mounts = f"mount -t tmpfs none disk && mkdir {own} && mount -o remount,ro none disk"
     with mounted(command, warm_starts, mounts) as read_only:
         checked = read_only("mjlab-dist", "check", "cartpole-balance", env=environ)
-        # Without a check before
+        # Start Warp without the check that commands make first
         started = read_only("python", "-c", START_WARP, str(SOURCE / "sim" / "start.py"), env=environ)
     assert checked.code == Exit.PREFLIGHT, checked.err
     (line,) = checked.err.splitlines()

@@ -26,7 +26,7 @@ SMALL = (
 )
 
 EVALUATED = ("--evaluate-interval", "2", "--evaluate-episodes", "20")
-"""Two batches, the second one smaller."""
+"""Flags for evaluations with two batches of envs. The second batch is smaller."""
 
 pytestmark = pytest.mark.slow
 
@@ -67,7 +67,7 @@ def test_training_with_evaluations_is_bit_equal(command: Command, flags: tuple[s
 
 
 def test_evaluations_do_not_depend_on_ranks_resuming_or_earlier_evaluations(command: Command):
-    # A policy that does not change in training
+    # The learning rate is so small that the policy does not change
     fixed = (*EVALUATED, "--agent.learning-rate", "1e-30", "--agent.schedule", "fixed")
     run, rows = train(command, *fixed, iterations=4)
     found = evaluations(rows)

@@ -1,4 +1,4 @@
-"""The launcher names a rank that fails as with NCCL: its peers wait in a kernel, and leaving the group waits too."""
+"""The launcher names the failed rank if ranks behave as with NCCL: see failing_ranks.py."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_rank_that_raises_reports_before_it_leaves_the_group(tmp_path: Path) -
     error = failure(failing_ranks.raise_while_peers_wait, tmp_path)
     assert error.rank == failing_ranks.FAILING
     assert error.exit_code is Exit.FAILED
-    assert "raise_while_peers_wait" in error.report  # its traceback
+    assert "raise_while_peers_wait" in error.report  # the report contains the rank's traceback
 
 
 @pytest.mark.slow

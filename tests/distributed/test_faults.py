@@ -1,6 +1,6 @@
-"""Faults on two CPU ranks, injected or by signals: messages, durations, and what is left behind.
+"""Faults on two CPU ranks, injected or caused by signals: messages, durations, and remaining processes and files.
 
-Seconds are printed (``pytest -s``); docs/reliability.md has them in a table. Bounds are for two cores.
+``test_row_N`` checks row N of the table of faults in docs/reliability.md. Time limits are for two cores.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ Training = Callable[..., subprocess.Popen[str]]
 
 
 def since_last_row(run: Path) -> float:
-    """Seconds since metrics.jsonl was written to."""
+    """Return the seconds since the last row of metrics was written."""
     return time.time() - (run / METRICS_FILE).stat().st_mtime
 
 
 @pytest.fixture
 def training(command: Command, slow_training: Path, wait_for: WaitFor) -> Training:  # noqa: ARG001
-    """Start a long run, and wait until it trains."""
+    """Start a long run, and wait until it has trained some iterations."""
 
     def start(*flags: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
         process = command.start(*TRAIN, *LONG, *flags, env=env)
@@ -93,17 +93,17 @@ def test_row_1_the_rank_that_raised_is_shown_first(command: Command, assert_with
 def test_rows_2_and_7_a_killed_run_resumes_with_identical_results(
     command: Command, unharmed: Path, wait_for: WaitFor
 ) -> None:
-    temporary = command.cwd / "tmp"  # its path is so long that ranks are spawned
+    temporary = command.cwd / "tmp"  # with this long path, ranks are spawned
     temporary.mkdir()
     flags = ("--max-iterations", "8", "--checkpoint.interval", "2", "--max-restarts", "2")
     env = {"MJLAB_DIST_FAULT": "1:4:sigkill,1:7:slow", "TMPDIR": str(temporary)}
     process = command.start(*TRAIN, *flags, env=env)
     wait_for(lambda: any(len(read_metrics(p.parent)) == 6 for p in (command.cwd / "logs").rglob(METRICS_FILE)))
     run = only_run(command.cwd)
-    # Rank 1 is slow in its seventh iteration, so that the agent is killed in the middle of it.
+    # Rank 1 is slow in iteration 7, so that the agent is killed during this iteration.
     wait_for(checkpoint_path(run, 6).is_file)
     agents = [p for p in command.processes() if "mjlab_dist.launch.agent" in p.cmdline()]
-    min(agents, key=lambda agent: agent.create_time()).kill()  # not the one of the spare launch
+    min(agents, key=lambda agent: agent.create_time()).kill()  # the spare launch's agent is younger
     done = command.finish(process)
     assert done.code == Exit.DONE, done.out + done.err
     assert re.search(r"^Warning: .*\brank 1 .*\(1 of 2\)", done.out, re.MULTILINE)
@@ -191,7 +191,7 @@ def test_row_4_a_scheduler_sends_sigterm_to_every_process(
 def test_row_5_a_second_ctrl_c_ends_at_once(
     command: Command, training: Training, short_tmp: Path, wait_for: WaitFor, assert_within: Within
 ) -> None:
-    # An iteration that never ends, so that the second Ctrl-C arrives before the first one has stopped the run.
+    # A stopped rank never ends its iteration, so the second Ctrl-C arrives before the first one has stopped the run.
     process = training(env={"MJLAB_DIST_FAULT": "1:10:sigstop", "TMPDIR": str(short_tmp)})
     wait_for(lambda: any(other.status() == psutil.STATUS_STOPPED for other in command.processes()))
     os.killpg(process.pid, signal.SIGINT)
@@ -210,14 +210,14 @@ def test_row_6_nothing_outlives_the_launcher(
     command: Command, training: Training, short_tmp: Path, wait_for: WaitFor
 ) -> None:
     process = training("--max-restarts", "1", env={"TMPDIR": str(short_tmp)})
-    wait_for(lambda: len(list(short_tmp.iterdir())) == 2)  # of this launch, and of the next one
+    wait_for(lambda: len(list(short_tmp.iterdir())) == 2)  # directories of this launch and of the spare launch
     process.kill()
     process.communicate()
     wait_for(lambda: not command.leftovers() and not list(short_tmp.iterdir()))
 
 
 def take_over(run: Path) -> None:
-    """Replace the lease of a run, as a launch on another machine does after this one was suspended."""
+    """Replace the lease of a run, as a launch on another machine may do while this machine is suspended."""
     path = run / LEASE_FILE
     other = {**json.loads(path.read_text()), "token": "other", "host": "node7", "system": "another machine"}
     changed = path.with_suffix(".new")
@@ -250,7 +250,7 @@ def test_row_29_a_run_that_another_machine_has_taken_over_writes_no_more(
     run = only_run(command.cwd)
     take_over(run)
     rows = run / METRICS_FILE
-    # Rows that this launch writes from now on go to the file that it has open, so the test can read them.
+    # The launch keeps the file open, so this file would contain rows that the launch writes after this.
     written = rows.stat().st_size
     done = command.finish(process)
     assert done.code == Exit.FAILED, done.out + done.err
@@ -291,7 +291,7 @@ def test_row_29_a_killed_run_is_resumed_at_once(command: Command, training: Trai
     process.communicate()
     run = only_run(command.cwd)
     assert (run / LEASE_FILE).is_file()
-    # Ranks continue to train for some seconds, until the kernel has ended all of them.
+    # After the launcher was killed, ranks may train for some seconds until the kernel has ended all of them.
     last = max(list_checkpoints(run)) + 40
     again = command("train", "--resume", str(run), "--max-iterations", str(last), "--checkpoint.interval", "100")
     assert again.code == Exit.DONE, again.err
@@ -403,14 +403,14 @@ def test_init_from_starts_a_new_run_with_old_weights(command: Command) -> None:
     first = command(*one, "--max-iterations", "2", "--log-root", "first")
     assert first.code == Exit.DONE, first.err
     (old,) = (command.cwd / "first" / "cartpole-balance").iterdir()
-    # The step is so small that nothing changes.
+    # The learning rate is so small that no parameter changes.
     frozen = ("--agent.learning-rate", "1e-20", "--agent.schedule", "fixed", "--seed", "8", "--max-iterations", "1")
     done = command(*one, *frozen, "--init-from", str(find_checkpoint(old)))
     assert done.code == Exit.DONE, done.err
     new = final(only_run(command.cwd))
     assert new["iter"] == 1
     assert_equal(new["actor_state_dict"], final(old)["actor_state_dict"])
-    # Other networks: refused, without a new run
+    # Networks of another size are refused, and no run is created
     other = ("--agent.actor-hidden-dims", "8", "--log-root", "third")
     refused = command(*one, *other, "--init-from", str(find_checkpoint(old)))
     assert refused.code == Exit.USAGE, refused.err
@@ -444,7 +444,7 @@ def test_row_14_a_resumed_run_is_bit_equal(command: Command, ranks: tuple[str, .
     whole = command(*train, "--max-iterations", "10", "--checkpoint.interval", "5")
     assert whole.code == Exit.DONE, whole.err
     run = only_run(command.cwd)
-    # The same run, as it is after a failure between its two checkpoints
+    # A copy of the run, without the second checkpoint: as after a failure between the two checkpoints
     other = command.cwd / "other" / run.name
     shutil.copytree(run, other, symlinks=True)
     checkpoint_path(other, 10).unlink()
@@ -473,7 +473,7 @@ def test_row_15_a_run_resumes_with_another_number_of_ranks(command: Command) -> 
 
     steps = [row["total_steps"] for row in read_metrics(run)]
     assert steps == [512, 1024, 1536, 1792, 2304]
-    # Adam's steps and the normalizer's count continue, over all envs of all ranks.
+    # The steps of Adam and the normalizer's count continue. The count includes all envs of all ranks.
     last = torch.load(find_checkpoint(run), weights_only=True)
     assert last["optimizer_state_dict"]["state"][0]["step"] == 5 * 2 * 2
     assert last["actor_state_dict"]["obs_normalizer.count"] == 2304
@@ -523,7 +523,7 @@ def test_row_19_only_rank_0_writes(command: Command) -> None:
 
 
 def writers_of(lines: list[str], name: str) -> dict[int, set[str]]:
-    """Processes that changed paths with this name in them, and the system calls, from the output of strace."""
+    """Find, in the output of strace, the processes that changed paths that contain a name, and their system calls."""
     process_of: dict[int, int] = {}
     pending: dict[int, str] = {}
     found: dict[int, set[str]] = {}
@@ -546,7 +546,7 @@ def writers_of(lines: list[str], name: str) -> dict[int, set[str]]:
 
 
 def attack(port: int, *, payload: bytes = b"", framed: bool = True) -> None:
-    """Send something to a port; its owner may close the connection at any time."""
+    """Send data to a port. The process that listens there may close the connection at any time."""
     with (
         contextlib.suppress(ConnectionError),
         socket.create_connection(("127.0.0.1", port), timeout=5) as connection,
@@ -555,7 +555,7 @@ def attack(port: int, *, payload: bytes = b"", framed: bool = True) -> None:
 
 
 class Payload:
-    """Runs a command where it is unpickled."""
+    """Runs a command in the process that unpickles it."""
 
     def __init__(self, target: Path) -> None:
         self.target = target
@@ -565,7 +565,7 @@ class Payload:
 
 
 def forged(kind: str, **data: object) -> bytes:
-    """A log record with an event of rank 0, as ranks send them."""
+    """Return a forged log record with an event of rank 0, in the format in which ranks send events."""
     event = {"kind": kind, "rank": 0, **data}
     record = {"name": "root", "hostname": "localhost", "local_rank": 0, "levelno": 20, "msg": "", "event": event}
     return json.dumps(record).encode()

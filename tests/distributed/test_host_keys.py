@@ -1,4 +1,4 @@
-"""Host keys are verified as OpenSSH does, in the checks before a run and when agents are started."""
+"""Host keys are verified as OpenSSH verifies them, in the checks before a run and when agents are started."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mjlab_dist.launch.host_checks import check_hosts
 from mjlab_dist.launch.hosts import end_on_hosts
 
 NODE7, NODE8 = "192.0.2.7", "192.0.2.8"
-"""Addresses that belong to no machine."""
+"""Addresses that no machine has."""
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -35,7 +35,7 @@ def ed25519() -> paramiko.PKey:
 
 @pytest.fixture
 def check(ssh_config: Path) -> Check:
-    """Check the host; return the message if it is refused, None otherwise."""
+    """Check the host. Return the message if the host is refused, and None otherwise."""
 
     def check() -> str | None:
         try:
@@ -145,7 +145,7 @@ def test_a_key_of_a_known_type_is_requested(index: int, add_host: Add, check: Ch
     )
     known_hosts.write_text(known_host(server.port, server.host_keys[index]))
     assert check() is None
-    server.host_keys.pop(index)  # a known key of another type has no effect
+    server.host_keys.pop(index)  # the host now has only keys of other types, and none of them is known
     assert "has changed" in (check() or "")
 
 
@@ -155,9 +155,9 @@ def test_a_key_of_a_known_type_is_requested(index: int, add_host: Add, check: Ch
         ("[127.0.0.1]:{port}", True),
         ("other,[127.0.0.?]:{port}", True),
         ("[127.0.*]:{port},![127.0.0.1]:{port}", False),
-        ("127.0.0.1", True),  # OpenSSH also tries the name without the port
+        ("127.0.0.1", True),  # OpenSSH also searches for the name without the port
         ("[127.0.0.1]:1", False),
-        (NODE7, False),  # this name is only in the config file
+        (NODE7, False),  # only the config file has this name, and OpenSSH searches for the address
         ("|1|c2FsdA==|bm8=", False),
         ("|1|no", False),
     ],
@@ -242,7 +242,7 @@ def test_no_agent_starts_on_a_host_whose_key_changes_after_the_checks(
     run = server.run
 
     def change_key(*args: Any) -> None:
-        server.host_keys = [paramiko.ECDSAKey.generate()]  # of later connections
+        server.host_keys = [paramiko.ECDSAKey.generate()]  # later connections get this key
         run(*args)
 
     monkeypatch.setattr(server, "run", change_key)

@@ -1,7 +1,6 @@
-"""Other machines train. Machines on which ranks cannot start are refused by name, within a time limit.
+"""Training on other machines. If ranks cannot start on a machine, an error names the machine within a time limit.
 
-The SSH server belongs to the test and runs commands on this machine; its clients are real. torchrunx must find the same
-problems.
+The SSH server belongs to the test and runs commands on this machine. Its clients are those of a real launch.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ def refusal_of(ssh_config: Path, assert_within: Callable[[float, float], None]) 
 
 @pytest.fixture
 def web(ssh_config: Path, key_file: Path) -> Iterator[str]:
-    """A host that speaks another protocol than SSH."""
+    """Address of a host whose SSH port belongs to an HTTP server."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         connections: list[socket.socket] = []
 
@@ -82,14 +81,14 @@ def web(ssh_config: Path, key_file: Path) -> Iterator[str]:
 
 
 def program(file: Path, *lines: str) -> str:
-    """A shell script that replaces the interpreter on a host."""
+    """Write a shell script that replaces the Python interpreter on a host."""
     file.write_text("\n".join(("#!/bin/sh", *lines, "")))
     file.chmod(0o755)
     return str(file)
 
 
 def with_package(directory: Path, name: str, version: str) -> str:
-    """A Python that finds another version of a package."""
+    """Write a replacement of Python that finds another version of a package."""
     info = directory / f"{name}-{version}.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
@@ -156,7 +155,7 @@ def test_a_host_with_other_versions_is_refused(add_host: Add, refusal_of: Callab
 
 
 def with_python(directory: Path, version: str) -> str:
-    """A Python that reports another version."""
+    """Write a replacement of Python that reports another version."""
     directory.mkdir()
     (directory / "sitecustomize.py").write_text(f"import platform\nplatform.python_version = lambda: '{version}'\n")
     return program(directory / "python", f'PYTHONPATH="{directory}:$PYTHONPATH" exec {sys.executable} "$@"')
@@ -208,7 +207,7 @@ def test_a_host_without_the_working_directory_is_refused(
 
 
 def test_a_host_that_refuses_connections_is_refused(ssh_config: Path, key_file: Path, refusal_of: Callable[..., str]):
-    with socket.socket() as taken:  # bound, but not listening
+    with socket.socket() as taken:  # the port is bound, but nothing listens on it
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
         ssh_config.write_text(host_entry(NODE7, port, key_file))
@@ -234,7 +233,7 @@ def test_a_name_that_only_ssh_resolves_is_refused(add_host: Add, ssh_config: Pat
 
 
 def test_a_host_that_does_not_respond_is_refused(ssh_config: Path, key_file: Path, refusal_of: Callable[..., str]):
-    with socket.create_server(("127.0.0.1", 0)) as mute:  # the kernel accepts connections
+    with socket.create_server(("127.0.0.1", 0)) as mute:  # the kernel accepts connections, and nobody answers
         port = mute.getsockname()[1]
         ssh_config.write_text(host_entry(NODE7, port, key_file))
         message = refusal_of(NODE7)
@@ -402,19 +401,19 @@ def test_a_host_that_is_lost_after_its_check_fails_the_launch_and_leaves_no_agen
         ):
             pass
     assert caught.value.exit_code is Exit.INFRASTRUCTURE
-    # The agent on the other host ends a moment after its connection
+    # The other host's agent ends shortly after its connection
     wait_for(lambda: not any(map(is_agent, psutil.Process().children())))
 
 
 @pytest.fixture
 def node7(add_host: Add) -> SshServer:
-    """Another machine to train on."""
+    """A second machine for training."""
     return add_host(NODE7)
 
 
 @pytest.fixture
 def train(node7: SshServer, ssh_config: Path) -> tuple[str, ...]:  # noqa: ARG001
-    """A command that trains on this machine and another."""
+    """Command line that trains on this machine and on node7."""
     small = ("--num-envs", "32", "--agent.num-steps-per-env", "8", "--env.episode-length-s", "0.1")
     hosts = ("--hosts", "localhost", NODE7, "--ssh-config", str(ssh_config))
     return ("train", "cartpole-balance", "--gpu-ids", "None", "--cpu-ranks", "1", *small, *hosts)
@@ -437,7 +436,7 @@ def test_two_machines_train(command: Command, train: tuple[str, ...], node7: Ssh
     assert [rank["rank"] for rank in json.loads((run / RANKS_FILE).read_text())] == [0, 1]
     assert json.loads((run / PROVENANCE_FILE).read_text())["devices"] == ["cpu", "cpu"]
     assert read_metrics(run)[-1]["total_steps"] == 2 * 32 * 8 * 3
-    # Every user of a machine can read command lines
+    # Data is sent through standard input, not in command lines, which every user of a machine can read
     assert any(OWN_DIRECTORY in line for line in node7.input)
     assert any("unlike any other" in line for line in node7.input)
     assert not any("unlike any other" in each or SECRET in each for each in node7.commands)
@@ -465,7 +464,7 @@ def training(
     train: tuple[str, ...],
     wait_for: Callable[[Callable[[], bool]], None],
 ) -> subprocess.Popen[str]:
-    """A long run that has begun to train."""
+    """A long run that has trained some iterations."""
     process = command.start(*train, "--max-iterations", "100000", "--logger", "slow_logger:Slow")
     wait_for(
         lambda: process.poll() is not None or any(f.stat().st_size > 3000 for f in command.cwd.rglob(METRICS_FILE))
@@ -478,7 +477,7 @@ def training(
 def test_sigterm_stops_all_machines_cleanly(
     command: Command, training: subprocess.Popen[str], assert_within: Callable[[float, float], None]
 ):
-    # An agent on that host that receives no message ends too.
+    # An agent that cannot react to messages, because it is suspended, is ended too.
     (agent,) = (p for p in command.processes() if OWN_DIRECTORY in p.cmdline())
     agent.suspend()
     training.terminate()
@@ -566,7 +565,7 @@ def test_verify_checks_ranks_of_two_machines(command: Command, train: tuple[str,
     _, task, *flags = train
     done = command("mjlab-dist", "verify", task, *flags, "--max-iterations", "2", "--json")
     report = json.loads(done.out)
-    # The speed of ranks depends on other programs of this machine
+    # The speed of ranks depends on other programs on this machine
     assert {check["name"] for check in report["checks"] if not check["passed"]} <= {"scaling against one rank"}, report
     assert [rank["rank"] for rank in report["ranks"]] == [0, 1]
     assert not command.leftovers()

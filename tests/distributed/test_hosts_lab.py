@@ -1,6 +1,6 @@
 """Training on hosts of network namespaces, each with its own SSH server, addresses, processes and files.
 
-scripts/hosts_lab.sh makes the hosts. Where it may not, these tests are skipped.
+scripts/hosts_lab.sh makes the hosts. If it lacks permission, these tests are skipped.
 """
 
 from __future__ import annotations
@@ -59,21 +59,21 @@ class Run:
 
     @property
     def output(self) -> str:
-        """Output of the command, without lines of progress."""
+        """Return the output of the command, without lines of progress."""
         lines = self.path.read_text().splitlines()
         return "\n".join(line for line in lines if not line.startswith("iteration"))
 
     def wait(self) -> int:
-        """Wait until it ends, and return its exit code."""
+        """Wait until the run ends, and return its exit code."""
         return self.lab.wait(self._number)
 
     def wait_until(self, condition: Callable[[], bool], wait_for: WaitFor) -> None:
-        """Wait until a condition holds; fail if the command ends before."""
+        """Wait until a condition holds. Fail if the command ends earlier."""
         wait_for(lambda: condition() or not self.lab.is_running(self._number))
         assert self.lab.is_running(self._number), self.output
 
     def advances(self, wait_for: WaitFor, num_rows: int = 3) -> None:
-        """Wait for further iterations."""
+        """Wait until the run has trained more iterations."""
         before = self.lab.num_rows()
         self.wait_until(lambda: self.lab.num_rows() >= before + num_rows, wait_for)
 
@@ -83,7 +83,7 @@ Start = Callable[..., Run]
 
 @pytest.fixture
 def start(lab: Lab, tmp_path: Path, wait_for: WaitFor) -> Start:
-    """Start a long run on some of the hosts, and wait until it trains."""
+    """Start a long run on some of the hosts, and wait until it has trained some iterations."""
 
     def begin(*flags: str) -> Run:
         run = Run(lab, tmp_path / "output", "--max-iterations", "100000", *flags)
@@ -103,7 +103,7 @@ def test_a_host_has_its_own_network_processes_and_files(lab: Lab):
     assert int(rest[-1]) < 15
     assert not list((lab.directory / "a" / "tmp").iterdir())
     assert not (lab.files("a") / "own").exists()
-    # c4 and c6 have addresses of one family only; the host keys of both names are known
+    # The name c4 has only an IPv4 address, and c6 only an IPv6 address. The host keys of both names are known
     for name, family in (("c4", "192.0.2.3"), ("c6", "fd00::3")):
         assert lab("exec", "b", *ssh, name, "echo $SSH_CONNECTION").split()[2] == family
     assert "192.0.2.2" not in {info[4][0] for info in socket.getaddrinfo(socket.gethostname(), None)}
@@ -135,11 +135,11 @@ def test_a_command_is_forked_on_a_host_and_ends_with_its_signal(
 
 
 def local_ranks(command: Command, number: int) -> Path:
-    """Train with ranks of this machine that sum through gloo, as those of several hosts do."""
+    """Train with ranks on this machine that sum through gloo, as ranks on several hosts do."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(cores)})  # ranks inherit this, and thus use one thread
+    os.sched_setaffinity(0, {min(cores)})  # ranks inherit this one core, and thus use one thread
     try:
         ranks = [
             command.start(
@@ -168,7 +168,7 @@ def assert_same_run(one: Path, other: Path) -> None:
 
 
 def test_different_numbers_of_ranks_on_ipv6_hosts_equal_local_ranks(command: Command, lab: Lab, tmp_path: Path):
-    # Without IPv4 addresses, nothing can connect over IPv4
+    # Remove IPv4 addresses, so that nothing can connect over IPv4
     for host in HOSTS:
         number = HOSTS.index(host) + 1
         lab("exec", host, "ip", "address", "del", f"192.0.2.{number}/24", "dev", f"eth_{host}")
@@ -189,7 +189,7 @@ def test_a_run_continues_without_a_lost_host_and_takes_it_back(lab: Lab, start: 
     lab("kill", "c")
     run.wait_until(lambda: "Continuing on 2 of 3 hosts, with 2 ranks" in run.output, wait_for)
     run.advances(wait_for)
-    # The next restart takes it back
+    # The next restart uses host c again
     lab("start", "c")
     lab.rank(1).kill()
     run.wait_until(lambda: "Continuing on 3 of 3 hosts, with 3 ranks" in run.output, wait_for)
@@ -260,7 +260,7 @@ def test_the_project_is_copied_to_other_hosts(lab: Lab, tmp_path: Path):
         flags = ("--env.rewards.smooth.func", "own_rewards:bonus", "--hosts", "a", "[fd00::2]:1", "--sync-code", sync)
         return Run(lab, tmp_path / name, *flags, "--max-iterations", "1", folder="project")
 
-    # A host without the project
+    # Host b has no copy of the project
     run = train("first", "keep")
     assert run.wait() == Exit.DONE, run.output
     assert {path.name for path in theirs.iterdir()} - {"__pycache__"} == {
@@ -270,7 +270,7 @@ def test_the_project_is_copied_to_other_hosts(lab: Lab, tmp_path: Path):
         "weights.npz",
     }
     assert "4 copied" in run.output
-    # Edited, removed and ignored here, edited there
+    # On this host a, edit, remove and ignore files; on host b, edit and add files
     with (ours / ".gitignore").open("a") as ignored:
         ignored.write("*.npz\n")
     (ours / "own_rewards.py").write_text(REWARD.format(value=1.5))
@@ -281,7 +281,7 @@ def test_the_project_is_copied_to_other_hosts(lab: Lab, tmp_path: Path):
     assert run.wait() == Exit.PREFLIGHT, run.output
     assert f"{lab.work / 'project' / '.gitignore'} differs" in run.output
     assert (theirs / "own_rewards.py").read_text() == REWARD.format(value=1.0)
-    # As asked
+    # Overwrite, as the flag requests
     run = train("overwritten", "overwrite")
     assert run.wait() == Exit.DONE, run.output
     assert "2 copied, 1 removed" in run.output
@@ -353,11 +353,11 @@ def test_a_link_that_is_cut_for_ten_seconds_delays_a_run(lab: Lab, start: Start,
     assert lab.num_rows() <= done + 1
     lab("link", "b", "up")
     run.advances(wait_for, 10)
-    # A stopped launcher delays nothing
+    # While the launcher is stopped, training continues
     launcher = lab.launcher()
     launcher.suspend()
     run.advances(wait_for, 10)
-    for process in (launcher, launcher.parent()):  # nsenter stops with its child
+    for process in (launcher, launcher.parent()):  # nsenter has stopped itself with its child
         assert process is not None
         process.resume()
     run.advances(wait_for)
@@ -368,14 +368,14 @@ def test_a_link_that_is_cut_for_ten_seconds_delays_a_run(lab: Lab, start: Start,
 
 
 @pytest.mark.long
-def test_a_link_that_is_cut_for_good_ends_the_run_on_both_sides(lab: Lab, start: Start, wait_for: WaitFor):
+def test_a_link_that_stays_cut_ends_the_run_on_both_sides(lab: Lab, start: Start, wait_for: WaitFor):
     run = start("--hosts", "a", "b", *RESTARTS, "--hang-timeout", "15")
     lab("link", "b", "silent")
     assert run.wait() == Exit.INFRASTRUCTURE
     assert "Not restarting: host b: " in run.output
-    # The host that is cut off notices it by itself
+    # The host without a network ends its own processes
     lab.wait_until_clear(wait_for)
-    # The run can be resumed on the host that is left
+    # The run can be resumed on the remaining host
     length = ("--max-iterations", str(lab.num_rows() + 3))
     resumed = Run(lab, Path(f"{run.path}_resumed"), "--resume", "latest", "--hosts", "a", *length)
     assert resumed.wait() == Exit.DONE, resumed.output

@@ -122,11 +122,11 @@ def test_two_ranks_train_and_leave_a_complete_run(command: Command, warm_starts:
         "localhost[1].log",
     }
 
-    # Rank 1 wrote only its log: rank 0 sends the events of iterations.
+    # Rank 1 wrote only its log: only rank 0 sends the events of iterations.
     (log_of_1,) = (run / "torchrunx").rglob("localhost[[]1].log")
     assert "iteration" not in log_of_1.read_text()
 
-    # The run can be played, by name and as the latest, and started again from its file. These commands are forked.
+    # The run can be played by its name and as `latest`, and its config starts a new run. These commands are forked.
     command.warm = warm_starts
     played = command("play", "cartpole-balance", "--run", "latest", "--num-envs", "2")
     assert played.code == 0, played.err
@@ -188,11 +188,11 @@ def test_a_signal_stops_one_rank_cleanly(
 def test_a_signal_before_training_ends_the_run_at_once(
     command: Command, assert_within: Callable[[float, float], None], signum: int, code: int
 ) -> None:
-    # A program that starts the command may have blocked these signals
+    # Block the signals first, because a program that starts the command may have done the same
     block = functools.partial(signal.pthread_sigmask, signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
     process = command.start("train", "cartpole-balance", *TWO, *SMALL, preexec_fn=block)
     assert process.stdout is not None
-    process.stdout.readline()  # ranks are being started
+    process.stdout.readline()  # after this line, ranks are started
     process.send_signal(signum)
     done = command.finish(process)
     assert done.code == code
@@ -226,7 +226,7 @@ def reward(env):
 
 
 def train_with_own_exit(command: Command, at_exit: str, *flags: str, env: dict[str, str] | None = None) -> Done:
-    """Train with torchrun, and a function that each rank would call if it shut down its interpreter."""
+    """Train with torchrun. Each rank registers a function that it would call if it shut down its interpreter."""
     (command.cwd / "own.py").write_text(OWN_REWARD.format(at_exit=at_exit))
     return command(
         "torchrun", "--nproc-per-node", "2", "--no-python", command.program("train"), "cartpole-balance", "--gpu-ids",
@@ -237,16 +237,16 @@ def train_with_own_exit(command: Command, at_exit: str, *flags: str, env: dict[s
 
 @pytest.mark.slow
 def test_a_failing_rank_of_torchrun_skips_the_shutdown_of_the_interpreter(command: Command) -> None:
-    """At this point, NCCL aborts its communicators and waits for other ranks; in this test, a handler waits forever."""
+    """During this shutdown, NCCL would wait for other ranks. In this test, a handler waits instead."""
     fault = {"MJLAB_DIST_FAULT": "1:2:raise"}
     done = train_with_own_exit(command, "threading.Event().wait()", "--max-iterations", "3", env=fault)
     assert done.code == 1
-    assert re.search(r"^RuntimeError: ", done.err, re.MULTILINE)  # the traceback of rank 1
+    assert re.search(r"^RuntimeError: ", done.err, re.MULTILINE)  # traceback of rank 1
 
 
 @pytest.mark.slow
 def test_a_rank_of_torchrun_that_is_done_skips_the_shutdown_of_the_interpreter(command: Command) -> None:
-    """At this point, a running thread of torch.distributed can abort the process; in this test, a handler aborts it."""
+    """During this shutdown, a thread of torch.distributed may abort the process. Here, a handler aborts it."""
     done = train_with_own_exit(command, "os.abort()", "--max-iterations", "2")
     assert done.code == 0, done.err
     assert read_metrics(only_run(command.cwd))[-1]["total_steps"] == 2 * 32 * 8 * 2

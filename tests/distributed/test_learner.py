@@ -1,4 +1,4 @@
-"""Two and four ranks learn the same as one process with the data of all ranks."""
+"""Two and four ranks learn the same parameters as one process with the data of all ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Results = list[dict[str, Any]]
 
 
 def parameters(learned: dict[str, Any]) -> torch.Tensor:
-    """All parameters of policy and value, in one vector."""
+    """Return all parameters of the policy and the value function in one vector."""
     named = learned["state"].items()
     return torch.cat([t.flatten().double() for name, t in named if ".mlp." in name or name.endswith("std_param")])
 
@@ -45,7 +45,7 @@ def test_ranks_learn_what_one_process_learns(ranks: Results, variant: str) -> No
 
 
 def test_ranks_learn_in_bf16_what_one_process_learns_in_bf16(ranks: Results) -> None:
-    """Up to bf16's rounding: results differ from each other less than from the exact update."""
+    """Allow for bf16's rounding: the two results differ less from each other than from the update in fp32."""
     expected = probe.alone("bf16", len(ranks))[0]
     exact = parameters(ranks[0]["fp32"][0])
     here, alone = parameters(ranks[0]["bf16"][0]), parameters(expected)
@@ -78,7 +78,7 @@ def test_compressed_gradients_learn_nearly_the_same(ranks: Results) -> None:
 
 
 def test_local_updates_are_averaged(ranks: Results) -> None:
-    """Parameters, Adam's moments, learning rates and normalizers."""
+    """Check parameters, Adam's moments, learning rates and normalizers."""
     locals_ = [rank["local"] for rank in ranks]
     assert difference(locals_[0]["before"], locals_[1]["before"])[0] > 1e-3, "ranks were to learn by themselves"
     exact = ranks[0]["mlp"][-1]["state"]

@@ -1,4 +1,4 @@
-"""A launch leaves no files in directories that all programs of a machine share."""
+"""A launch leaves no files in directories that all programs on a machine share."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ TRAIN = (
 )
 
 SHARED = ("/dev/shm", "/var/tmp")
-"""Directories that are empty at first."""
+"""Directories that are empty before the commands."""
 
 OWN = "temporary_files_of_all_programs"
-"""Another one. Its path is so long that ranks are spawned."""
+"""Another empty directory. If TMPDIR is this long path, ranks are spawned."""
 
 
 def test_full_shared_memory_is_found_before_the_start(command: Command) -> None:
@@ -41,7 +41,7 @@ def test_runs_and_restarts_leave_no_semaphore_and_no_temporary_file(
         runs = [
             here("train", *two, env=long),  # ranks are spawned
             here("train", *two, "--max-restarts", "1", env={"TMPDIR": SHARED[1], "MJLAB_DIST_FAULT": "1:2:sigkill"}),
-            # This variable causes an exec, so that libraries are imported
+            # With this variable, the command is started by exec and imports the libraries itself
             here("train", *TRAIN, env={**long, "OMP_NUM_THREADS": "1"}),
         ]
         left = [each for folder in SHARED for each in (here.root / folder[1:]).iterdir()]

@@ -59,7 +59,7 @@ class Failing(mjlab_dist.Logger):
 
 @pytest.fixture
 def own(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module of loggers that ranks can import."""
+    """Write a module with loggers that ranks can import."""
     (command.cwd / "own_loggers.py").write_text(LINES)
     monkeypatch.setenv("PYTHONPATH", str(command.cwd))
 
@@ -78,7 +78,7 @@ def warnings(out: str) -> list[str]:
 
 
 def returns(run: Path) -> list[tuple[int, float]]:
-    """Iterations and mean step rewards in the TensorBoard files."""
+    """Return iterations and mean step rewards from the TensorBoard files."""
     events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
     return [(event.step, event.value) for event in events.Scalars("train/mean_step_reward")]
 
@@ -103,7 +103,7 @@ def test_own_logger_beside_tensorboard_also_after_a_resume(command: Command, num
         assert line["row"]["loss/value"] == row["loss/value"]
     assert returns(run) == [(row["iteration"], pytest.approx(row["mean_step_reward"])) for row in metrics]
 
-    # The loggers are those of the run's config
+    # The resumed run uses the loggers in its config
     done = command(*flags, "--resume", "latest", "--max-iterations", "6")
     assert done.code == 0, done.err
     assert only_run(command.cwd) == run
@@ -189,7 +189,7 @@ def test_a_config_of_an_older_version_names_one_logger(command: Command) -> None
 
 @pytest.fixture
 def database(command: Command, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The directory of trackio, without a network or settings of the user."""
+    """Directory of trackio. The fixture blocks the network, and settings of the user have no effect."""
     for name in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL", "HF_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
@@ -218,7 +218,7 @@ print(json.dumps(answers))
 
 
 def from_trackio(command: Command, *questions: Sequence[str]) -> list[dict[str, Any]]:
-    """What trackio's own command reads from the database. It is imported once."""
+    """Return what trackio's own command reads from the database. One process answers all questions."""
     done = command(command.script(TRACKIO), json.dumps(questions))
     assert done.code == 0, done.err
     return json.loads(done.out)

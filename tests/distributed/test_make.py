@@ -1,4 +1,4 @@
-"""Envs on two ranks: the same results as on one, errors, and what is left afterwards."""
+"""Envs on two ranks: they give the same results as on one rank, report errors, and leave no processes or files."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def private_tmp(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Put temporary files of launches into a directory, and check that none is left."""
+    """Put temporary files of launches into a directory, and check that no file is left after the test."""
     monkeypatch.setenv("TMPDIR", str(short_tmp))
     monkeypatch.setattr("tempfile.tempdir", None)
     yield
-    assert not [each for each in short_tmp.iterdir() if not each.name.startswith("torchinductor_")]  # of torch's import
+    assert not [each for each in short_tmp.iterdir() if not each.name.startswith("torchinductor_")]  # of torch
 
 
 def ranks() -> list[psutil.Process]:
-    """Return the processes of launches of this process."""
+    """Return the processes that launches of this process have started."""
     return [child for child in psutil.Process().children(recursive=True) if "mjlab_dist" in command_line(child)]
 
 
 def command_line(process: psutil.Process) -> str:
-    """Return the command line of a process; empty if it has ended."""
+    """Return the command line of a process, or an empty string if the process has ended."""
     try:
         return " ".join(process.cmdline())
     except psutil.Error:
@@ -51,7 +51,7 @@ def test_two_ranks_give_the_results_of_one_and_ctrl_c_ends_them() -> None:
         one = envs.state()
     with make(2) as envs:
         assert not differing(envs, expected)
-        # The state of one rank continues on two ranks; calls that fail change nothing
+        # The state from one rank can be set on two ranks. Calls that fail do not change the state
         lock = threading.Lock()
         envs.set_state(one)
         with pytest.raises(UserError, match="few envs"):
@@ -118,4 +118,4 @@ def test_ranks_end_with_the_program(
     assert not done.err
     wait_for(lambda: not command.leftovers())
     left = list(short_tmp.iterdir())
-    assert not left or how == "killed"  # the next launch removes them
+    assert not left or how == "killed"  # the next launch removes files of a killed program

@@ -1,4 +1,4 @@
-"""Envs on ranks of two hosts: the same results as in one process, and nothing left after a rank has failed."""
+"""Envs on ranks of two hosts: the same results as in one process, and no processes left after a fault."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def lab(hosts: Lab) -> Iterator[Lab]:
 
 
 def start(lab: Lab, program: Path, *args: str, path: Path) -> int:
-    """Start a program on host a, with SSH's config file as its first argument."""
+    """Start a program on host a, with the SSH config file as its first argument."""
     command = ("python", str(program), str(lab.ssh_config), *args)
-    cache = {"TORCHINDUCTOR_CACHE_DIR": str(lab.work / "cache")}  # torch's import makes it in /tmp otherwise
+    cache = {"TORCHINDUCTOR_CACHE_DIR": str(lab.work / "cache")}  # otherwise, importing torch creates it in /tmp
     with path.open("w") as output:
         return lab.start("a", *command, output=output, env=cache)
 
@@ -60,7 +60,7 @@ def test_two_hosts_give_the_results_of_one_process(
 
 
 def interrupt(lab: Lab) -> None:
-    """Press Ctrl-C in the program, the oldest process with its name."""
+    """Send SIGINT, as Ctrl-C does, to the program: the oldest process with this name."""
     found = [process for process in lab.processes("a") if str(STEPS) in process.cmdline()]
     min(found, key=lambda process: process.create_time()).send_signal(signal.SIGINT)
 

@@ -29,7 +29,7 @@ def only_run(cwd: Path) -> Path:
 
 
 def numbers(run: Path) -> list[dict[str, float]]:
-    """Rows of metrics.jsonl without times."""
+    """Return the rows of metrics.jsonl without times."""
     return [{name: value for name, value in row.items() if name not in TIMES} for row in read_metrics(run)]
 
 
@@ -43,7 +43,7 @@ def test_growing_equals_a_run_with_large_buffers(command: Command, tmp_path: Pat
     done = command(*start, "--env.sim.nconmax", "1", "--env.sim.on-overflow", "grow")
     assert done.code == 0, done.err
     run = only_run(tmp_path)
-    # One line reports it, and the files contain the new sizes.
+    # One line reports the new sizes, and the run's files contain them.
     (line,) = (line for line in (done.out + done.err).splitlines() if "is too small" in line)
     grown = re.search(
         r"iteration (\d+): --env\.sim\.nconmax 1 is too small for (\d+) contacts .*; "
@@ -57,7 +57,7 @@ def test_growing_equals_a_run_with_large_buffers(command: Command, tmp_path: Pat
     assert read_config_file(run).env.sim.nconmax == size
     (record,) = json.loads((run / "provenance.json").read_text())["grown"]
     assert (record["nconmax"], record["restarted_from"]) == (size, resumed)
-    # Every iteration equals that of a run with this size from the start.
+    # Every iteration equals the same iteration of a run that had this size from the start.
     other = Command(command.mark, tmp_path / "large", command.warm)
     other.cwd.mkdir()
     large = other("train", *RUN, "--cpu-ranks", "2", "--env.sim.nconmax", str(size))
@@ -78,7 +78,7 @@ def test_stopping_names_the_flags_to_resume_with(command: Command, tmp_path: Pat
     assert stopped, line
     run = only_run(tmp_path)
     assert max(list_checkpoints(run)) == int(stopped[1]) == len(read_metrics(run))
-    # Resume with the flags of the message
+    # Resume with the flags that the message names
     resumed = command("train", "--resume", str(run), "--cpu-ranks", "2", *stopped[2].split())
     assert resumed.code == 0, resumed.err
     assert [row["iteration"] for row in read_metrics(run)] == [1, 2, 3, 4, 5, 6]

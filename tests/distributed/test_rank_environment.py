@@ -1,4 +1,4 @@
-"""Variables of ranks on made-up GPUs, as a real launch sets them."""
+"""Environment variables that a real launch sets for ranks. The GPUs are fake."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Launch = Callable[..., list[Report]]
 
 @pytest.fixture
 def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launch:
-    """Start two ranks with more variables, and return their reports."""
+    """Start two ranks with additional environment variables, and return their reports."""
 
     def run(**environ: str) -> list[Report]:
         for name in environment_probe.NAMES:
@@ -84,7 +84,7 @@ def test_a_rank_in_an_existing_process_renders_on_its_own_device_and_restores_va
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in environment_probe.NAMES:
-        monkeypatch.setenv(name, "")  # restored in the end, whatever the run does
+        monkeypatch.setenv(name, "")  # so that monkeypatch restores the variable, whatever the run does
         monkeypatch.delenv(name)
     uuids = [f"GPU-{i}" for i in range(8)]
     fake_nvml.install(monkeypatch, [FakeGpu(uuid) for uuid in uuids])

@@ -1,4 +1,4 @@
-"""mjlab-dist scaling: real launches with one and two ranks, and what it refuses."""
+"""mjlab-dist scaling: real launches with one and two ranks, and flags that it refuses."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_two_ranks_are_measured_until_a_return(command: Command, short_tmp: Path
             (one,) = row["rounds"]
             assert len(one["computing_s"]) == row["num_ranks"]
             assert one["reached"]["seconds"] > 0
-            # It is stopped there
+            # The training stops when it has reached the return
             assert one["reached"]["steps"] < 10 * 32 * row["num_envs"] * row["num_ranks"]
         assert rows[0]["shares"]["waiting"] < 0.01 < rows[1]["shares"]["waiting"] + rows[1]["shares"]["communication"]
     assert (command.cwd / "scaling.png").read_bytes().startswith(b"\x89PNG")

@@ -1,4 +1,4 @@
-"""The scripts of examples/slurm, on a cluster of tests/fake_slurm.py: jobs that are stopped resume by themselves."""
+"""The scripts of examples/slurm on a cluster of tests/fake_slurm.py: jobs that SLURM stops are requeued and resume."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ exit 1
 
 
 class Cluster:
-    """A cluster of SLURM, in the working directory of a test."""
+    """A fake SLURM cluster in the working directory of a test."""
 
     def __init__(self, command: Command, nodes: str, fork: Sequence[str]) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:  # ranks meet at the port 20000 + job number
+        with socket.create_server(("127.0.0.1", 0)) as free:  # ranks connect to port 20000 + job number
             port = free.getsockname()[1]
         self.command = command
         self.environ = fake_slurm.install(command.cwd, nodes, first_job=20000 + (port - 20000) % 20000)
@@ -155,7 +155,7 @@ def only_run(root: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.usefixtures("slow_training")
 def test_a_preempted_job_resumes_with_fewer_ranks(cluster: Cluster, wait_for: WaitFor):
-    """Three nodes train; the time is over; two nodes are left, and train; the job is preempted; one node is left."""
+    """Train on three nodes until the time is over, then on two nodes until the job is preempted, then on one node."""
     root = cluster.command.cwd
 
     def rows() -> int:
@@ -166,7 +166,7 @@ def test_a_preempted_job_resumes_with_fewer_ranks(cluster: Cluster, wait_for: Wa
     job_id = cluster("sbatch", "--parsable", *options, str(SEVERAL_NODES), *flags)
     for restarts, program in enumerate(("expire", "preempt", "scancel")):
         wait_for(lambda restarts=restarts: cluster.job(job_id)["restarts"] == restarts)
-        done = rows()  # the ranks of this start are not yet there
+        done = rows()  # ranks of this start have not written rows yet
         wait_for(lambda done=done: rows() > done + 1)
         assert len(json.loads((only_run(root) / RANKS_FILE).read_text())) == 3 - restarts
         (root / "slurm" / "nodes").write_text(f"127.0.0.[1-{max(1, 2 - restarts)}]")

@@ -1,4 +1,4 @@
-"""Every flag that changes how ranks synchronise, through the installed command."""
+"""Every flag that changes how ranks synchronize, with the installed command."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_checkpoints_between_averages_change_nothing_and_resume_exactly(command:
     assert all(0 < row["wait_share"] < 1 for row in read_metrics(runs["plain"]))
     assert rows_without_times(runs["saved"]) == rows
     assert sorted(list_checkpoints(runs["saved"])) == [4, 5, 7]
-    # Checkpoints contain the average over ranks, and earlier checkpoints have no effect on it.
+    # Checkpoints contain the average over ranks. Writing earlier checkpoints does not change the average.
     finals = [flatten(checkpoint(run, 7)) for run in runs.values()]
     assert finals[0].keys() == finals[1].keys()
     assert all(torch.equal(tensor, finals[1][name]) for name, tensor in finals[0].items())
@@ -168,7 +168,7 @@ def test_a_synchronizer_can_hold_a_process_group(command: Command, num_ranks: in
 
 @pytest.mark.slow
 def test_sharded_recurrent_policy_in_bf16_trains_and_plays(command: Command) -> None:
-    """Independent flags in one launch."""
+    """Combine independent flags in one launch."""
     done = command(
         *BASE,
         *("--fsdp-devices", "2", "--sync.fsdp-min-size-mb", "0.01", "--sync.compression", "bf16"),

@@ -68,11 +68,11 @@ from mjlab_dist.cli.entry import train
 sys.argv[0] = "train"
 train()
 """
-"""Makes standard input the terminal of its session, and trains."""
+"""Program that makes its standard input the terminal of its session, and trains."""
 
 
 def start_in_terminal(command: Command, *flags: str, ignores_hangup: bool) -> tuple[subprocess.Popen[str], int]:
-    """Start a run in a terminal, and return it with the other end of the terminal."""
+    """Start a run in a terminal. Return the run's process, and the other end of the terminal."""
     screen, terminal = pty.openpty()
     hangups = "ignore" if ignores_hangup else "default"
     script = command.script(IN_TERMINAL)
@@ -108,7 +108,7 @@ def test_a_launcher_that_was_stopped_for_long_continues(
     wait_for(lambda: num_rows(command) > 2)
     # Ctrl-Z stops the launcher's process group, but not the ranks
     os.killpg(process.pid, signal.SIGSTOP)
-    # Wait longer than the hang timeout and the launcher's margin, until the events would fill its pipe twice
+    # Wait longer than the hang timeout plus the launcher's margin, and until events would fill the pipe to it twice
     rows = run_of(command) / METRICS_FILE
     until, full = time.monotonic() + 15, rows.stat().st_size + 2 * PIPE_BYTES
     wait_for(lambda: time.monotonic() > until and rows.stat().st_size > full)
@@ -138,7 +138,7 @@ def test_a_lost_process_of_the_launch_is_noticed_and_named(
 
 
 def agents_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    """The agents of a run, the oldest first."""
+    """Return the agents that a launcher has started, the oldest first."""
 
     def is_agent(child: psutil.Process) -> bool:
         try:
@@ -173,7 +173,7 @@ def test_a_restart_uses_the_spare_launch_unless_that_is_lost(
     if spare_is_lost:
         spare.kill()
         wait_for(lambda: spare.status() == psutil.STATUS_ZOMBIE)
-    # The ranks end with their agent. The next launch uses the spare, and prepares another one when it trains
+    # Ranks end when their agent is killed. The restart uses the spare launch. When ranks train, another spare is made
     used.kill()
     wait_for(lambda: len(set(agents_of(process)) - {used, spare}) == 1 + spare_is_lost)
     assert (spare in agents_of(process)) is not spare_is_lost

@@ -1,4 +1,4 @@
-"""Two ranks, watched from inside: one launch, many assertions."""
+"""Internal values of two ranks. All tests check the same launch."""
 
 from __future__ import annotations
 
@@ -57,14 +57,17 @@ def test_gradient_is_the_mean_over_ranks(ranks: list[dict[str, Any]]) -> None:
 
 
 def test_one_collective_per_mini_batch(ranks: list[dict[str, Any]]) -> None:
-    """And two more an iteration: moments of advantages and observations before the update, metrics after it."""
+    """There are two more collectives per iteration.
+
+    Before the update, ranks sum the means and variances of advantages and observations. After it, they sum metrics.
+    """
     agent = probe.own_config().agent
     for r in ranks:
         assert r["collectives"] == [agent.num_learning_epochs * agent.num_mini_batches + 2] * probe.ITERATIONS
 
 
 def test_host_waits_once_an_iteration(ranks: list[dict[str, Any]]) -> None:
-    """One wait for the metrics, whose transfer is not counted as an operation; no other waits."""
+    """The host waits once, for the transfer of metrics, which the probe does not count. So the count must be 0."""
     for r in ranks:
         assert r["waits"] == [0] * probe.ITERATIONS
 
@@ -74,7 +77,7 @@ def test_metrics_cover_all_ranks(ranks: list[dict[str, Any]]) -> None:
     assert rows[0] == rows[1]
     row = rows[0]
     assert row["total_steps"] == RANKS * probe.NUM_ENVS * probe.STEPS * probe.ITERATIONS
-    # 24 steps in episodes of 10: after the staggered first one, each env of both ranks ends one whole episode.
+    # 24 steps in episodes of 10: after a first episode of random length, each env of both ranks ends one whole episode.
     assert row["mean_episode_length"] == 10
     assert 0 < row["mean_return"] <= 10
 

@@ -121,7 +121,7 @@ def test_a_signal_ends_verify_and_leaves_no_files(
 
 
 def evidence(rank: int, **changed: Any) -> Evidence:
-    """Measurements of a rank without faults."""
+    """Return measurements of a rank without faults."""
     info = RankInfo(
         pid=100,
         rank=rank, host="here", device="cpu", name="CPU", memory_gb=8, capability=None,

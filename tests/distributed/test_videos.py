@@ -1,4 +1,4 @@
-"""Videos by the installed train command: they do not change training, and their failures do not end it."""
+"""Videos that the installed train command makes do not change training, and their failures do not end training."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def warnings(out: str) -> list[str]:
 
 
 def films(command: Command) -> list[psutil.Process]:
-    """The processes of a command that make videos."""
+    """Return the processes of a command that make videos."""
     found: list[psutil.Process] = []
     for process in command.processes():
-        with contextlib.suppress(psutil.Error):  # it has just ended
+        with contextlib.suppress(psutil.Error):  # the process has just ended
             if "mjlab_dist.play.film" in process.cmdline():
                 found.append(process)
     return found
@@ -74,7 +74,7 @@ def test_two_ranks_train_as_without_videos_and_end_with_one(command: Command) ->
     for iteration in list_videos(first):
         assert iio.imread(video_path(first, iteration)).shape == (NUM_FRAMES, 480, 848, 3)
     assert {path.suffix for path in (first / VIDEOS_DIR).iterdir()} == {".mp4"}
-    # TensorBoard has the same
+    # TensorBoard has the same videos
     (events,) = first.glob("events.out.*")
     shown = EventAccumulator(str(events))
     shown.Reload()
@@ -83,7 +83,7 @@ def test_two_ranks_train_as_without_videos_and_end_with_one(command: Command) ->
     animation = iio.imread(images[-1].encoded_image_string)
     assert animation.shape == (3, 240, 424, 3)
     assert (animation[0] != animation[-1]).any(), "the pole moves"
-    # Both fields are in the run's config
+    # Both video settings are in the run's config
     config = read_config_file(first)
     assert (config.video_interval, config.video_length) == (5, 0.2)
 

@@ -1,4 +1,4 @@
-"""The installed train command with --logger wandb: the library cannot make it fail, wait or reveal a secret."""
+"""The installed train command with --logger wandb: wandb cannot make it fail, wait or reveal a secret."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WaitFor = Callable[[Callable[[], bool]], None]
 
 @pytest.fixture(autouse=True)
 def account(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An account that no server checks: Weights & Biases is offline, or missing."""
+    """Set an API key that no server checks, because Weights & Biases is offline or not installed."""
     for name in ("WANDB_BASE_URL", "WANDB_SERVICE"):
         monkeypatch.delenv(name, raising=False)
     for name in ("NETRC", "WANDB_CONFIG_DIR", "WANDB_CACHE_DIR"):
@@ -48,10 +48,10 @@ def only_run(root: Path) -> Path:
 
 
 def named(command: Command, name: str) -> list[psutil.Process]:
-    """Processes of the command whose command line has a name."""
+    """Return the processes of the command whose command line contains a name."""
     found: list[psutil.Process] = []
     for process in command.processes():
-        with contextlib.suppress(psutil.Error):  # it has just ended
+        with contextlib.suppress(psutil.Error):  # the process has just ended
             if any(name in word for word in process.cmdline()):
                 found.append(process)
     return found
@@ -73,10 +73,10 @@ def test_row_21_the_key_is_in_no_command_line_and_no_file(
     words: set[str] = set()
 
     def has_ended() -> bool:
-        if has_wandb_rows(command.cwd):  # at its end, a run waits only a few seconds for Weights & Biases to start
+        if has_wandb_rows(command.cwd):  # a run that ends waits only a few seconds for wandb to start
             slow_training.unlink(missing_ok=True)
         for other in command.processes():
-            with contextlib.suppress(psutil.Error):  # it has just ended
+            with contextlib.suppress(psutil.Error):  # the process has just ended
                 words.update(other.cmdline())
         return process.poll() is not None
 
@@ -110,7 +110,7 @@ def test_passwords_of_a_script_are_in_no_file_and_files_follow_the_umask(
 ) -> None:
     secrets = ("--db.password", KEY, f"--api-key={KEY}", "--from", f"postgres://me:{KEY}@host/x")
     process = command.start(command.script(SCRIPT), *secrets, umask=0o027)
-    # At its end, a run waits only a few seconds for Weights & Biases to start
+    # A run that ends waits only a few seconds for Weights & Biases to start, so training must be long enough
     wait_for(lambda: has_wandb_rows(command.cwd) or process.poll() is not None)
     slow_training.unlink()
     done = command.finish(process)
@@ -139,7 +139,7 @@ def test_row_20_training_continues_without_wandb(
     wait_for(lambda: has_wandb_rows(command.cwd))
     run = only_run(command.cwd)
 
-    # Training continues, also if wandb hangs and more rows are sent than the socket can hold.
+    # Training continues, even if wandb hangs and the run sends more rows than the socket's buffer can hold.
     for name in {"killed": ["wandb-core"], "hung": ["wandb_process.py", "wandb-core"]}.get(fault, []):
         for service in named(command, name):
             service.send_signal(signal.SIGKILL if fault == "killed" else signal.SIGSTOP)
