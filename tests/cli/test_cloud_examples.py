@@ -1,4 +1,4 @@
-"""Files of examples/ for SkyPilot, Kubernetes and containers: they are valid, and their commands work."""
+"""The files in examples/ for SkyPilot, Kubernetes and containers are valid, and their commands work."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_pods_agree_with_each_other():
 def test_an_evicted_pod_saves_a_checkpoint_and_the_next_start_resumes(
     command: Command, wait_for: Callable[[Callable[[], bool]], None]
 ):
-    """The command of the manifest, for one pod on the CPU; Kubernetes sends SIGTERM to its first process."""
+    """Run the manifest's command as one pod on the CPU. To evict a pod, Kubernetes sends SIGTERM to its process 1."""
     (container,) = pod(read(KUBERNETES)["spec"]["replicatedJobs"][0]["template"]["spec"])["containers"]
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

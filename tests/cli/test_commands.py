@@ -1,4 +1,4 @@
-"""The installed commands: listing, help, mistakes and exit codes. None of these may import torch."""
+"""The installed commands: list of tasks, help, mistakes and exit codes. For these, no command may import torch."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ def test_an_invalid_fault_is_refused(command: Command, fault: str) -> None:
 
 
 def test_repeated_gpu_is_refused(command: Command) -> None:
-    """Works without a GPU: if GPU 0 is missing or repeated, the line names the flag and its value."""
+    """This test also works without a GPU: if GPU 0 is missing or repeated, the line names the flag and its value."""
     done = command("train", "cartpole-balance", "--gpu-ids", "0", "0")
     assert done.code == 2
     assert done.err.startswith("train: --gpu-ids 0 0: ")

@@ -40,7 +40,7 @@ def make_run(run_dir: Path, returns: Sequence[float | None], config: TrainConfig
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Directory with three runs that differ in the seed, and two runs with another learning rate.
+    """Directory with three runs that differ only in the seed, and two runs with another learning rate.
 
     Next to it are the runs `young`, which has no return yet, and `empty`, which has no metrics.
     """

@@ -1,4 +1,4 @@
-"""mjlab-dist demo: its page, and command lines that it refuses; tests/cli/test_wheel.py makes its video."""
+"""mjlab-dist demo: its page, and command lines that it refuses. tests/cli/test_wheel.py tests its video."""
 
 from __future__ import annotations
 

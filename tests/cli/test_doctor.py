@@ -1,4 +1,4 @@
-"""mjlab-dist doctor as an installed command: on this machine, and with parts of its environment broken."""
+"""The installed command mjlab-dist doctor: on this machine, and with broken parts of its environment."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from conftest import Command, Done
 DOCTOR = ("mjlab-dist", "doctor")
 
 NOBODY = {"WANDB_API_KEY": "", "NETRC": "nowhere", "WANDB_MODE": ""}
-"""An environment without an account of Weights & Biases."""
+"""Environment variables without an account of Weights & Biases."""
 
 
 def report_of(done: Done) -> dict[str, dict[str, Any]]:
-    """The checks by name. The other field of the object and the exit code must agree with them."""
+    """Return the checks by name. Assert that the other field of the report and the exit code agree with the checks."""
     report = json.loads(done.out)
     assert set(report) == {"checks", "passed"}
     for check in report["checks"]:

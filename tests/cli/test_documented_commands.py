@@ -1,4 +1,4 @@
-"""Every command line of the README and the docs is accepted by the program, and their Python blocks run."""
+"""Programs accept every command line in the README and the docs, and the Python blocks in these pages run."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ PAGES = (
 )
 
 OWN_TASKS = {"my-ant", "my-robot", "go1-walk"}
-"""Tasks that a page tells the reader to create. The template replaces them, because new-task creates the same
-config."""
+"""Tasks that a page asks the reader to create. The tests use the template in their place, because new-task creates
+the same config."""
 
 PROGRAMS = {"train", "play", "list-tasks", "mjlab-dist"}
 
 ANT = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets" / "ant.xml"
 
 LANGUAGES = {"", "sh", "bash", "python", "text", "toml", "bibtex"}
-"""Languages of blocks. Python that cannot run by itself, such as that of another project, must be marked as text."""
+"""Languages of code blocks. Python that cannot run here, such as another project's code, must be marked as text."""
 
 RUN = "2026-01-31_12-00-00"
-"""Run directory that the docs name."""
+"""Name of the run directory in the docs."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A command line of a page."""
+    """A command line in a page."""
 
     page: str
     environ: tuple[str, ...]
@@ -59,7 +59,7 @@ class Line:
 
 
 def documented() -> Iterator[Line]:
-    """Yield the command lines of all shell blocks."""
+    """Yield the command lines in all shell blocks."""
     for page in PAGES:
         for block in re.findall(r"^```(?:sh|bash)?\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
             for line in block.replace("\\\n", " ").splitlines():
@@ -70,7 +70,7 @@ def documented() -> Iterator[Line]:
 
 
 def of_program(*names: str) -> list[Line]:
-    """Return the lines of some programs, each line once."""
+    """Return the command lines of some programs, without duplicates."""
     found: dict[tuple[str, ...], Line] = {}
     for line in documented():
         words = line.words[line.words.index("train") :] if "--no-python" in line.words else line.words
@@ -81,7 +81,7 @@ def of_program(*names: str) -> list[Line]:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, warm_starts: WarmStarts | None) -> Path:
-    """A directory with a short run of cartpole-balance and its pack, under the names that the docs use."""
+    """A directory with a short run of cartpole-balance and its pack, which have the names in the docs."""
     command = Command(f"{os.getpid()}-documented", tmp_path_factory.mktemp("documented"), warm_starts)
     flags = ("--gpu-ids", "None", "--num-envs", "8", "--max-iterations", "1", "--agent.num-steps-per-env", "4")
     done = command("train", "cartpole-balance", *flags)
@@ -95,7 +95,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, warm_starts: WarmStarts | 
 
 @contextlib.contextmanager
 def all_forked(command: Command) -> Iterator[None]:
-    """Fork every command and script, also those that :class:`warm_start.WarmStarts` would start by exec."""
+    """Fork every command and script, including those that :class:`warm_start.WarmStarts` would start by exec."""
     if command.warm is None:
         yield
         return
@@ -114,7 +114,7 @@ def test_the_pages_have_commands() -> None:
 
 
 def test_blocks_are_in_known_languages() -> None:
-    """A block in another language would be neither tested as a command line nor run as Python."""
+    """Blocks in other languages would not be tested, neither as command lines nor as Python."""
     for page in PAGES:
         fences = re.findall(r"^\s*```(.*)$", page.read_text(), re.MULTILINE)
         assert set(fences[::2]) <= LANGUAGES, page
@@ -137,13 +137,13 @@ def asks_for_help(words: Sequence[str]) -> bool:
 
 @pytest.fixture(scope="module")
 def shown() -> dict[tuple[str, ...], str]:
-    """Pages of help that earlier tests have read, by command."""
+    """Help texts that earlier tests have read, by command."""
     return {}
 
 
 @pytest.fixture
 def help_of(command: Command, shown: dict[tuple[str, ...], str]) -> Callable[..., str]:
-    """Return a function that returns a page of help. Each command runs once."""
+    """Return a function that returns the help text of a command. Each command runs only once."""
 
     def show(*words: str) -> str:
         if words not in shown:
@@ -175,7 +175,7 @@ def python_blocks(page: Path) -> list[tuple[int, str]]:
 
 
 def create_ant(command: Command) -> None:
-    """Create and install the task my-ant, as its page says, and make its project the working directory."""
+    """Create and install the task my-ant as its page describes. Make its project the working directory."""
     new = command("mjlab-dist", "new-task", "my-ant", "--mjcf", str(ANT), "--dir", str(command.cwd))
     assert new.code == 0, new.err
     command.cwd /= "my_ant"
@@ -186,7 +186,7 @@ def create_ant(command: Command) -> None:
 
 
 def export_demo(command: Command) -> None:
-    """Copy the policy of the package into a run of the working directory, and export it."""
+    """Copy the policy in the package into a run in the working directory, and export the policy."""
     task = "quadruped-velocity-flat"
     run = command.cwd / "logs" / task / "demo"
     shutil.copytree(Path(mjlab_dist_tasks.quadruped.__file__).parent / "demo", run)
@@ -197,16 +197,17 @@ def export_demo(command: Command) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if python_blocks(page)], ids=lambda page: page.stem)
 def test_the_python_of_a_page_runs(command: Command, page: Path) -> None:
-    """All blocks of a page run in one program, in order, as in a notebook.
+    """Run all blocks of a page in order in one program, as in a notebook.
 
-    A block that starts with the name of a file in a comment is added to that file before. Trainings have one iteration.
+    If a block starts with a comment that names a file, the block is first appended to this file. Trainings have one
+    iteration.
     """
     text = page.read_text()
     if "from my_ant import" in text:
         create_ant(command)
     if "quadruped/policy.onnx" in text:
         export_demo(command)
-    # The files, and a program with the same line numbers as the page
+    # Write the files, and a program whose line numbers equal those of the page
     lines = [""] * len(text.splitlines())
     for first, block in python_blocks(page):
         if name := re.match(r"# (\S+\.py)\n", block):
@@ -251,7 +252,7 @@ def test_documented_training_commands_run(command: Command, trained: Path, line:
 
 
 def without(words: list[str], *flags: str) -> list[str]:
-    """Leave out flags with their values."""
+    """Return arguments without some flags and their values."""
     kept: list[str] = []
     skips = False
     for word in words:

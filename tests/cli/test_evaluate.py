@@ -1,4 +1,4 @@
-"""Evaluation of policies: the same result on any number of ranks, varied values, exit codes, pictures."""
+"""Evaluation of policies: equal results on any number of ranks, values varied by flags, exit codes, pictures."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def evaluated(command: Command, *flags: str, code: int = 0) -> list[dict[str, An
 
 def test_results_do_not_depend_on_the_number_of_ranks(command: Command, trained: Path):
     command.cwd = trained
-    # Two batches, the second one smaller, for each of two combinations and both kinds of actions
+    # Two batches of envs, the second one smaller, for each of two pushes and both kinds of actions
     flags = ("--num-episodes", "6", "--num-envs", "4", "--actions", "both", "--vary", "push=0,1")
     alone = evaluated(command, "--gpu-ids", "None", *flags)
     assert evaluated(command, "--cpu-ranks", "2", *flags) == alone

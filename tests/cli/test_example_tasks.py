@@ -1,4 +1,4 @@
-"""The tasks of examples/tasks are installed as another package, train, and reach their goals."""
+"""The tasks in examples/tasks are installed as another package, train, and reach their goals."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TASKS: dict[str, str] = PROJECT["entry-points"]["mjlab_dist.tasks"]
 
 @pytest.fixture
 def installed(command: Command) -> Command:
-    """Commands of an environment in which the package is installed."""
+    """Runs commands in an environment in which the package is installed."""
     info = command.cwd / f"{PROJECT['name'].replace('-', '_')}-{PROJECT['version']}.dist-info"
     info.mkdir()
     info.joinpath("METADATA").write_text(

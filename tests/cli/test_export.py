@@ -1,4 +1,4 @@
-"""Exported policies give the actions of the policy, also in closed loop in plain MuJoCo."""
+"""Exported files compute the same actions as the policy, also when they control a robot in plain MuJoCo."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TASKS = {
         *("--env.commands.velocity.params.heading_share", "0"),
     ),
 }
-"""Flags of training by task; tests/unit/export has more combinations."""
+"""Flags of training by task. tests/unit/export tests more combinations."""
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def metadata(run: Path) -> dict[str, Any]:
 
 
 def start_of_episode(run: Path) -> tuple[Any, Any, dict[str, np.ndarray]]:
-    """Return one env without disturbances, its policy, and the values of its commands."""
+    """Return an env of one robot without disturbances, its policy, and the values of its commands."""
     config = read_config_file(run)
     config = dataclasses.replace(config, env=without_disturbances(config.env))
     env, policy = load_env_and_policy(config, find_checkpoint(run), 1, 3)
@@ -83,7 +83,7 @@ def start_of_episode(run: Path) -> tuple[Any, Any, dict[str, np.ndarray]]:
 
 @pytest.fixture
 def deploy(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The example program."""
+    """The example program deploy.py as a module."""
     monkeypatch.syspath_prepend(str(DEPLOY))
     monkeypatch.delitem(sys.modules, "deploy", raising=False)
     return importlib.import_module("deploy")
@@ -111,7 +111,7 @@ def test_plain_mujoco_follows_our_env(
     positions, _, ctrl, _ = deploy.run(run / "exported", num_steps * env.step_dt_s, commands, qpos, qvel)
     assert np.abs(positions - np.array(states)).max() < tolerance
     assert np.abs(ctrl - np.array(inputs)).max() < tolerance
-    # Joints in another order would fail the test
+    # With joints in another order, the actions would differ
     measure = deploy.measure
 
     def reversed_joints(term: dict[str, Any], *args: Any) -> np.ndarray:
@@ -205,7 +205,7 @@ def test_the_example_runs_as_a_program(exported: Callable[[str], Path], command:
 
 
 def cartpole_reward(qpos: np.ndarray, qvel: np.ndarray, ctrl: np.ndarray) -> np.ndarray:
-    """The reward of dm_control's suite, per step."""
+    """Return the reward of the same task in dm_control's suite for each step."""
 
     def tolerance(x: np.ndarray, margin: float) -> np.ndarray:
         return 0.1 ** ((x / margin) ** 2)
@@ -216,18 +216,18 @@ def cartpole_reward(qpos: np.ndarray, qvel: np.ndarray, ctrl: np.ndarray) -> np.
 
 
 def cheetah_reward(qpos: np.ndarray, qvel: np.ndarray, ctrl: np.ndarray) -> np.ndarray:  # noqa: ARG001
-    """Gymnasium's reward, per step."""
+    """Return Gymnasium's reward for each step."""
     return np.diff(qpos[:, 0]) / 0.05 - 0.1 * (ctrl**2).sum(axis=1)
 
 
 def tracking_reward(qpos: np.ndarray, qvel: np.ndarray, ctrl: np.ndarray) -> np.ndarray:  # noqa: ARG001
-    """The quadruped's reward for a command of 0.5 m/s forward: one term of its return."""
+    """Return the quadruped's reward for following a command of 0.5 m/s forward: one of its reward terms."""
     speed = np.array([rotation_of(q[3:7]).T @ v[:3] for q, v in zip(qpos[1:], qvel[1:], strict=True)])
     return 1.5 * 0.02 * np.exp(-((speed[:, :2] - [0.5, 0.0]) ** 2).sum(axis=1) / 0.25)
 
 
 def reaching_reward(qpos: np.ndarray, qvel: np.ndarray, ctrl: np.ndarray) -> np.ndarray:  # noqa: ARG001
-    """The arm's reward for being near its target: one term of its return."""
+    """Return the arm's reward for a gripper near its target: one of its reward terms."""
     model = build_model(registry.task_config("arm-reach").env.sim)
     data, site = mujoco.MjData(model), model.site("gripper").id
     rewards: list[float] = []
@@ -245,7 +245,7 @@ def rotation_of(quat: np.ndarray) -> np.ndarray:
 
 
 REACHED = np.array([0.5, 0.1, 0.3, 0.0, 1.0, 0.0, 0.0])
-"""Position and quaternion of the arm's target."""
+"""Position and quaternion of the arm's target, as a command's value."""
 
 
 def constant(command: str, **values: float) -> tuple[str, ...]:
@@ -280,7 +280,7 @@ def test_plain_mujoco_reaches_the_return_of_evaluate(
     command: Command, deploy: Any, *, task: str, training: tuple[str, ...] | None, flags: tuple[str, ...],
     commands: dict[str, np.ndarray], column: str, reward: Callable[..., np.ndarray],
 ) -> None:  # fmt: skip
-    # A trained policy: from a run, or the one in the package
+    # A trained policy, from a new run or from the package
     run = Path(mjlab_dist_tasks.quadruped.__file__).parent / "demo"
     if training is not None:
         done = command("train", task, "--gpu-ids", "None", *training)
@@ -288,13 +288,13 @@ def test_plain_mujoco_reaches_the_return_of_evaluate(
         (run,) = (command.cwd / "logs" / task).iterdir()
     done = command("mjlab-dist", "export", task, "--run", str(run), "--output", "files")
     assert done.code == 0, done.err
-    # Its return in our env
+    # The policy's return in the task's env
     evaluate = ("mjlab-dist", "evaluate", task, "--run", str(run), "--gpu-ids", "None", "--no-disturbances")
     done = command(*evaluate, *flags, "--num-episodes", "64", "--json")
     assert done.code == 0, done.err
     (result,) = json.loads(done.out)["results"]
     expected = result["columns"][column]
-    # Its return in plain MuJoCo, from other start states
+    # The policy's return in plain MuJoCo, from other start states
     config = read_config_file(run)
     config = parse_config(dataclasses.replace(config, env=without_disturbances(config.env)), flags, "test")
     env, _ = load_env_and_policy(config, find_checkpoint(run), 16, 5)

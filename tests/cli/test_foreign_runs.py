@@ -1,4 +1,4 @@
-"""Runs and config files from other people run no code in any command, unless the user allows it."""
+"""No command runs code that runs and config files of other people name, unless the user allows it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_the_user_can_trust_a_foreign_config(line: str, command: Command, foreig
 def test_python_refuses_a_foreign_config_too(foreign: Path):
     with pytest.raises(UserError, match="pydoc:pipepager"):
         mjlab_dist.train(TASK, resume=str(foreign))
-    with pytest.raises(UserError, match=r"gone\.xml"):  # after the check
+    with pytest.raises(UserError, match=r"gone\.xml"):  # the check passes, but this model does not exist
         mjlab_dist.train(
             TASK, resume=str(foreign), trust=True, **{"env.sim.model": "gone.xml", "env.sim.model_params": {}}
         )
@@ -107,7 +107,7 @@ def test_restarts_and_ranks_of_an_allowed_run_do_not_ask_again(command: Command,
 
 @pytest.fixture
 def foreign_ssh(tmp_path: Path) -> Path:
-    """A run directory with an SSH config file that may run any program."""
+    """A run directory with an SSH config file. Such a file can run any program."""
     return write_run(tmp_path, changed(registry.task_config(TASK), "ssh_config", str(tmp_path / "ssh_config")))
 
 

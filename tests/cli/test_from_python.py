@@ -1,4 +1,4 @@
-"""mjlab_dist.train in scripts and notebooks. Each runs in its own process, and all of its children must end."""
+"""mjlab_dist.train in scripts and notebooks. Each script runs in its own process, whose children must all end."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def script(command: Command) -> Any:
-    """Run a script from another directory; a module of terms is next to it."""
+    """Run a script from another directory. A module with terms is next to the script."""
 
     def run(code: str) -> tuple[dict[str, Any], str, str]:
         directory = command.cwd / "scripts"
@@ -155,7 +155,7 @@ def test_trainings_follow_each_other_in_a_running_event_loop(script: Any, comman
     assert first["history"]["mean_step_reward"] == third["history"]["mean_step_reward"], "same seed, same run"
     assert third["threads"] <= first["threads"], "threads are left behind"
 
-    # The run that was not quiet prints the progress of a command without a terminal.
+    # The run that is not quiet prints the same progress as a command without a terminal.
     lines = printed.splitlines()
     assert re.match(r".*\bcartpole-balance\b.* 2 ranks\b", lines[0])
     assert any(" 3/3 " in line for line in lines)
@@ -180,7 +180,7 @@ def test_a_failure_is_raised_and_leaves_no_process(script: Any) -> None:
 def runs_agent(process: psutil.Process) -> bool:
     try:
         return "mjlab_dist.launch.agent" in process.cmdline()
-    except psutil.Error:  # it has ended
+    except psutil.Error:  # the process has ended
         return False
 
 

@@ -1,6 +1,6 @@
-"""Random command lines and config files: each is accepted, or refused in one line, without a traceback.
+"""Random command lines and config files: each is accepted, or refused in one line without a traceback.
 
-Each command runs in this process, up to the point where it would build envs, start ranks or write files.
+Each command runs in this process until it would build envs, start ranks or write files.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TASK = "cartpole-balance"
 DEFAULT = registry.task_config(TASK)
 
 MAX_REFUSAL_S = 5.0
-"""Maximum time to refuse a command line, in s."""
+"""Maximum seconds to refuse a command line."""
 
 OWN_FLAGS = (
     *("--config", "--print-config", "--dry-run", "--verbose", "--json", "--steps", "--run", "--help", "--help-all"),
@@ -44,7 +44,7 @@ OWN_FLAGS = (
 """Flags that are not fields of a config."""
 
 NOT_TRIED = ("--hosts", "--no-hosts")
-"""Flags whose values are looked up over the network."""
+"""Flags whose values commands would check over the network."""
 
 FLAGS = sorted(
     {*OWN_FLAGS, *(one for config in (DEFAULT, PlayConfig()) for flag in flags_of(config) for one in flag.spellings)}
@@ -68,7 +68,7 @@ values = st.one_of(odd_values, texts, st.integers().map(str), st.floats().map(st
 
 @st.composite
 def flags(draw: st.DrawFn) -> str:
-    """A flag, sometimes mistyped."""
+    """Draw a flag, which is sometimes misspelled."""
     flag = draw(st.sampled_from(FLAGS))
     if draw(st.integers(0, 3)):
         return flag
@@ -80,7 +80,7 @@ def flags(draw: st.DrawFn) -> str:
 
 @st.composite
 def command_lines(draw: st.DrawFn) -> list[str]:
-    """Arguments: sometimes a task, then flags with any number and form of values."""
+    """Draw arguments: often a task, then flags, each with any number and form of values."""
     task = draw(st.sampled_from([TASK, TASK, TASK, TASK, "cartpole", "", None]) | texts)
     argv = [] if task is None else [task]
     for _ in range(draw(st.integers(0, 4))):
@@ -98,7 +98,7 @@ odd_data = st.recursive(
 
 
 def changed(plain: Any, path: Sequence[str], value: Any) -> Any:
-    """A copy of plain data in which one entry has another value, or is missing if the value is Ellipsis."""
+    """Return a copy of plain data in which one entry has another value, or is missing if the value is Ellipsis."""
     inner = result = copy.deepcopy(plain)
     for name in path[:-1]:
         inner = inner[name]
@@ -110,7 +110,7 @@ def changed(plain: Any, path: Sequence[str], value: Any) -> Any:
 
 @st.composite
 def config_files(draw: st.DrawFn) -> bytes:
-    """The text of a config file: a run's config with changed, missing or unknown entries, or arbitrary text."""
+    """Draw the text of a config file: a run's config with changed, missing or unknown entries, or arbitrary text."""
     if draw(st.integers(0, 9)) == 0:
         return draw(st.binary(max_size=20) | texts.map(lambda text: text.encode(errors="surrogateescape")))
     plain = to_plain(DEFAULT)
@@ -118,13 +118,13 @@ def config_files(draw: st.DrawFn) -> bytes:
         path = draw(st.sampled_from([name for name, _ in paths(to_plain(DEFAULT)) if name != "hosts"])).split(".")
         path[-1] = draw(st.sampled_from([path[-1]] * 9 + ["unknown"]))
         value = draw(st.just(...) | odd_data)
-        with contextlib.suppress(KeyError, TypeError):  # another change has removed the parent, or it does not exist
+        with contextlib.suppress(KeyError, TypeError):  # the parent was removed, or never existed
             plain = changed(plain, path, value)
     return yaml.safe_dump(plain, sort_keys=False).encode()
 
 
 class Accepted(BaseException):
-    """Raised where the command would build envs, start ranks or write files."""
+    """Raised when a command would build envs, start ranks or write files."""
 
 
 def accept(*_: Any, **__: Any) -> NoReturn:
@@ -140,7 +140,7 @@ def plan(config: TrainConfig, *_: Any, **__: Any) -> NoReturn:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Change to a directory that contains a run, and end all commands before they start anything."""
+    """Use a directory with a run as the working directory, and let all commands end before they start anything."""
     import mjlab_dist.buffer_sizes
     import mjlab_dist.check.run
     import mjlab_dist.cli.check
@@ -190,7 +190,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def run(command: str, argv: Sequence[str]) -> float:
-    """Run a command; assert that it is accepted, or refused in one line. Return the seconds that it took."""
+    """Run a command, and assert that it is accepted, or refused in one line. Return the duration in seconds."""
     start, code, err = time.monotonic(), Exit.DONE, io.StringIO()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(err):
         try:

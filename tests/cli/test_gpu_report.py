@@ -1,4 +1,4 @@
-"""scripts/gpu_report.py: a dry run of all its parts on the CPU, resuming, failures, and the page."""
+"""scripts/gpu_report.py: a dry run of all its parts on the CPU, resuming, failures, and the report's page."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SAME_CODE = {"speed-cartpole", "speed-half-cheetah", "speed-quadruped-rough", "t
 
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
-    """Import a module of the scripts' directory."""
+    """Import a module from the directory scripts/."""
     monkeypatch.syspath_prepend(SCRIPTS)
     return importlib.import_module
 
@@ -51,7 +51,7 @@ def read(data: Path) -> dict[str, Any]:
 
 
 def printed(out: str) -> dict[str, str]:
-    """Text of the line that starts a part."""
+    """Return the text of the line that is printed when a part starts."""
     return dict(re.findall(r"^\[\d+/\d+\] ([a-z-]+):? (.*)$", out, re.MULTILINE))
 
 
@@ -60,7 +60,7 @@ def printed(out: str) -> dict[str, str]:
 def test_a_dry_run_runs_all_parts_and_resumes(command: Callable[..., Any], tmp_path: Path) -> None:
     data, output = tmp_path / "data", tmp_path / "page"
     base = (sys.executable, str(SCRIPTS / "gpu_report.py"), "--dry-run", "--data", str(data), "--output", str(output))
-    # The `train` next to this interpreter is mjlab_dist's, which lacks mjlab's tasks: that part fails.
+    # The command `train` of this interpreter belongs to mjlab_dist and lacks mjlab's tasks, so mjlab's part fails.
     peer = ("--peer-python", sys.executable)
 
     done = command(*base, *peer, timeout_s=600)
@@ -86,7 +86,7 @@ def test_a_dry_run_runs_all_parts_and_resumes(command: Callable[..., Any], tmp_p
         assert (output / "pictures" / picture).stat().st_size > 0
     assert page.count("(pictures/") >= 2
 
-    # A second call runs only parts that failed, and parts whose result file is damaged.
+    # A second call runs only parts that failed or whose result file is damaged.
     stamps = {path.name: path.stat().st_mtime_ns for path in (data / "results").iterdir()}
     (data / "results" / "sync.json").write_text("{")
     again = command(*base, *peer)
@@ -97,14 +97,14 @@ def test_a_dry_run_runs_all_parts_and_resumes(command: Callable[..., Any], tmp_p
     assert rewritten == {*skipped, "mjlab"}
     assert read(data)["sync"]["status"] == "skipped"
 
-    # Without mjlab, its part is skipped, and nothing has failed.
+    # Without mjlab, its part is skipped, and no part fails.
     last = command(*base, "--parts", "mjlab")
     assert last.code == 0, last.out + last.err
     assert read(data)["mjlab"]["status"] == "skipped"
 
 
 def assert_figures(data: dict[str, Any]) -> None:
-    """All figures of a dry run exist and are positive."""
+    """Assert that all figures of a dry run exist and are positive."""
     assert data["machine"]["versions"]["torch"]
     assert {test["outcome"] for test in data["tests"]["tests"]} == {"skipped"}
     assert all("needs" in test["reason"] for test in data["tests"]["tests"])
@@ -152,7 +152,7 @@ def test_mistakes_are_refused_in_one_line(command: Callable[..., Any], tmp_path:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process exists and is not a zombie."""
+    """Return whether a process exists and is not a zombie."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -194,7 +194,7 @@ def test_a_control_step_is_measured_from_graphs(load: Callable[[str], Any]) -> N
 
 
 def speed(task: str, steps_per_s: float) -> dict[str, Any]:
-    """Figures of a short training and of its measurement, in which physics takes half of the collection."""
+    """Return figures of a short training and of its measurement. Physics takes half of the collection time."""
     figures: dict[str, Any] = {"steps_per_s": steps_per_s, "min_steps_per_s": 1.0, "max_steps_per_s": 2.0}
     figures |= {"wall_steps_per_s": 1.0, "collect_s": 0.2, "learn_s": 0.1, "wait_s": 0.0, "steps_per_env": 10}
     figures |= {"physics_s": 0.01, "env_step_s": 0.015, "recorded": True, "memory_gb": 3.0, "overflowed_envs": 0}

@@ -1,4 +1,4 @@
-"""Ctrl-C while a command starts: no traceback of the import that it interrupts."""
+"""Ctrl-C while a command starts interrupts an import. The command prints no traceback of this import."""
 
 from __future__ import annotations
 

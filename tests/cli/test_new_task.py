@@ -1,4 +1,4 @@
-"""mjlab-dist new-task: MJCFs of other projects become tasks that train; an MJCF that is refused leaves no files."""
+"""mjlab-dist new-task: MJCFs of other projects become tasks that train. If an MJCF is refused, no files are left."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TEMPLATE = ROOT / "tasks" / "mjlab_dist_tasks" / "template"
 ASSETS = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
 NEW_TASK = ("mjlab-dist", "new-task")
 
-# A floating box without ground, camera, names or actuators; its mesh and an included file are in other folders.
+# A floating box without ground, camera, names or actuators. Its mesh and an included file are in other folders.
 DOG = """
 <mujoco model="dog">
   <compiler meshdir="meshes" autolimits="true"/>
@@ -112,7 +112,7 @@ def write_dog(folder: Path) -> Path:
 
 
 def install(project: Path, site: Path) -> dict[str, str]:
-    """Build and install a project without its dependencies; return the environment in which it is found."""
+    """Build and install a project without its dependencies. Return environment variables with which Python finds it."""
     command = ["uv", "pip", "install", "--quiet", "--no-deps", "--target", str(site), str(project)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=site.parent)
     assert done.returncode == 0, done.stderr
@@ -125,7 +125,7 @@ def made(done: Done) -> None:
 
 
 def trained(command: Command, task: str, env: dict[str, str], *flags: str) -> dict[str, Any]:
-    """The last row of a run of two iterations."""
+    """Train for two iterations, and return the last row of metrics."""
     flags = ("--gpu-ids", "None", "--num-envs", "16", "--max-iterations", "2", *flags)
     done = command("mjlab-dist", "train", task, *flags, env=env, timeout_s=600)
     assert done.code == 0, done.err
@@ -137,7 +137,7 @@ def trained(command: Command, task: str, env: dict[str, str], *flags: str) -> di
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the files of a checkout."""
+    """Copy of the files of a checkout."""
     root = tmp_path_factory.mktemp("checkout")
     for name in ("src", "tasks", "typings"):
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -147,7 +147,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def in_checkout(command: Command, checkout: Path) -> dict[str, str]:
-    """Make a command use a copy of the checkout."""
+    """Let commands use a copy of the checkout."""
     command.cwd = checkout
     return {"PYTHONPATH": os.pathsep.join(str(checkout / name) for name in ("src", "tasks"))}
 
@@ -174,9 +174,9 @@ print(json.dumps([config, sorted(heavy)]))
 
 
 def shown_config(command: Command, made: NewTask, *, forked: bool = False) -> tuple[dict[str, Any], set[str]]:
-    """The config of a package that is not installed, and which of torch and the task's terms creating it imports.
+    """Return the config of a package that is not installed, and whether creating it imports torch or the task's terms.
 
-    A forked process has imported torch before.
+    A forked process has already imported torch.
     """
     project = tomllib.loads((made.folder / "pyproject.toml").read_text())["project"]
     place = project["entry-points"]["mjlab_dist.tasks"][made.task]
@@ -237,7 +237,7 @@ def test_the_ant_of_gymnasium_becomes_a_package_that_trains(command: Command) ->
     assert row["overflowed_envs"] == 0
     assert row["mean_return"] is not None, "no ant has fallen"
     (run,) = (command.cwd / "logs" / "my-ant").iterdir()
-    config = read_config_file(run, trust=True)  # the package is not installed here
+    config = read_config_file(run, trust=True)  # the package is not installed in this environment
     assert config.env.rewards["forward"].params == {"max_m_s": 2, "joint": "root"}
     assert config.env.sim.options.integrator == "implicitfast"
 
@@ -302,7 +302,7 @@ def test_generated_files_pass_the_checks_of_the_project(checkout: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-# Findings in an MJCF
+# What new-task finds in an MJCF
 
 
 def test_the_quadruped_keeps_its_own_position_actuators() -> None:
@@ -396,7 +396,7 @@ def test_relative_paths_of_files_are_kept_and_absolute_ones_unchanged(tmp_path: 
     assert mujoco.MjModel.from_xml_path(str(tmp_path / "copy" / "nested" / "dog.xml")).nmesh == 2
 
 
-# Refused files
+# Files that new-task refuses
 
 NO_XML = "robot: a dog"
 URDF = "<robot name='dog'><link name='trunk'/></robot>"
@@ -485,7 +485,7 @@ def test_a_checkout_is_unchanged_if_a_task_cannot_be_registered(command: Command
     assert files() == before
 
 
-# Statements of the guide
+# Statements in the guide
 
 
 @pytest.mark.slow

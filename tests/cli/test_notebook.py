@@ -1,4 +1,4 @@
-"""The notebook runs from top to bottom in the Python of these tests, and has no outputs in git."""
+"""The notebook runs from top to bottom with the Python of these tests. The file in git has no outputs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ PARAMETERS = {"NUM_ENVS": 16, "ITERATIONS": 33}
 """Values for a short run. The first episodes end in iteration 32."""
 
 SECONDS = r"\"--seconds\", \"4\"", r"\"--seconds\", \"0.1\""
-"""Flag of the video in the file, and its replacement."""
+"""The notebook's flag for videos, and its replacement."""
 
 MP4 = b"ftyp"
-"""Bytes 4 to 7 of an MP4 file."""
+"""Bytes 4 to 7 of every MP4 file."""
 
 PNG = b"\x89PNG"
 
@@ -64,7 +64,7 @@ def test_the_notebook_runs(command: Command, monkeypatch: pytest.MonkeyPatch) ->
     (command.cwd / NOTEBOOK.name).write_text(with_parameters(NOTEBOOK.read_text()))
     # Kernels and settings of the user have no effect
     own = ("JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
-    # More threads would only wait for each other: the tensors are small
+    # One thread: the tensors are too small for more
     env = {name: str(command.cwd / name.lower()) for name in own} | {"OMP_NUM_THREADS": "1"}
     done = command("jupyter-execute", "--inplace", "--startup_timeout=240", NOTEBOOK.name, env=env)
     assert done.code == 0, done.err
@@ -72,7 +72,7 @@ def test_the_notebook_runs(command: Command, monkeypatch: pytest.MonkeyPatch) ->
     cells = code_cells(command.cwd / NOTEBOOK.name)
     assert f"Trained {PARAMETERS['ITERATIONS']} iterations" in printed(cells["train"])
     assert picture(cells["curves"]).startswith(PNG)
-    # Child processes print into the notebook
+    # Output of child processes is in the notebook
     assert "Video: " in printed(cells["play"])
     (html,) = (output["data"]["text/html"] for output in cells["play"]["outputs"] if "data" in output)
     video = re.search(r'src="data:video/mp4;base64,([^"]+)"', "".join(html))

@@ -1,4 +1,4 @@
-"""Runs that older versions wrote can be resumed and played."""
+"""Runs of older versions can be resumed and played."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from mjlab_dist.run_dir import CONFIG_FILE, read_config_file, read_metrics
 DATA = Path(__file__).parent.parent / "data"
 
 OLD_RUNS = ("quadruped_run_before_mdp",)
-"""Run directories of quadruped-velocity-flat with two envs and two iterations. The first one names modules of
-mjlab_dist.env."""
+"""Run directories of quadruped-velocity-flat with two envs and two iterations. The first run's config names modules
+in mjlab_dist.env."""
 
 
 @pytest.fixture(params=OLD_RUNS)
@@ -54,7 +54,7 @@ def test_parameters_that_have_moved_are_parameters_now(func: str) -> None:
 def test_an_old_run_resumes_with_its_envs(command: Command, old_run: Path) -> None:
     done = command("train", "--resume", str(old_run), "--max-iterations", "3")
     assert done.code == 0, done.err
-    assert "from iteration 2." in done.out  # with "drawn again" the sentence would be longer
+    assert "from iteration 2." in done.out  # the sentence ends here: it would be longer if env states were drawn again
     rows = read_metrics(old_run)
     assert [row["iteration"] for row in rows] == [1, 2, 3]
     added = {"termination/time_limit", "num_termination/time_limit", "command/velocity/error_m_s"}

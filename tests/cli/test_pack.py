@@ -1,4 +1,4 @@
-"""Commands give the same results with a pack as with its run. A pack names nothing of the machine that trained."""
+"""Commands give the same results with a pack as with its run. A pack contains no names or paths of the machine."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory, warm_starts: WarmStarts | None) -> Path:
-    """A directory with a run of three checkpoints, and ``walk.zip``, a pack of the second."""
+    """A directory with a run of three checkpoints, and ``walk.zip``, a pack of the second checkpoint."""
     place = tmp_path_factory.mktemp("pack")
     options: dict[str, Any] = SMALL | {"checkpoint.interval": 1}
     mjlab_dist.train(
@@ -67,7 +67,7 @@ def test_a_pack_has_the_files_of_the_run_but_names_nothing_of_the_machine(place:
     assert packed.keys() == {"iter", "actor_state_dict", "critic_state_dict"}
     for network in ("actor_state_dict", "critic_state_dict"):
         assert all(torch.equal(packed[network][name], value) for name, value in content[network].items())
-    # config.yaml of the run names a directory
+    # Only the run's config.yaml contains a directory of the machine
     config, expected = (read_config_file(one, uses_ssh=False) for one in (pack, run))
     assert (config.log_root, expected.log_root) == ("logs", str(place / "logs"))
     assert config.env == expected.env
@@ -92,7 +92,7 @@ def test_the_card_describes_the_policy(place: Path):
     assert rows["torch"] == torch.__version__.partition("+")[0] or torch.__version__.startswith(rows["torch"])
     # Every row of every table has two cells
     assert all(line.count(" | ") == 1 for line in body.splitlines() if line.startswith("| "))
-    # The commands in it are accepted
+    # The commands in the card are accepted
     commands = re.findall(r"^mjlab-dist (\S+) (\S+) .*walk\.zip", body, re.MULTILINE)
     assert commands == [(name, TASK) for name in ("play", "evaluate", "export", "train")]
 
@@ -103,7 +103,7 @@ def test_other_commands_give_the_same_results_with_the_pack_as_with_the_run(plac
         config, path = resolve(TASK, chosen, pytest.fail)
         _, expected = resolve(TASK, PlayConfig(checkpoint=str(newest)), pytest.fail)
         assert play(config, path, chosen).returns == play(config, expected, chosen).returns
-    # Exported again, it is the packed policy
+    # A new export equals the policy in the pack
     exported = export(config, path, ExportConfig(num_checked=16), pytest.fail)
     assert {file.parent for file in exported.files} == {place / "walk_exported"}
     (own,) = (file for file in exported.files if file.name == ONNX)

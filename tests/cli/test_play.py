@@ -1,4 +1,4 @@
-"""Videos and strips of play: size, camera, several envs, episodes that end."""
+"""Videos and frame strips of play: size, camera, several envs, episodes that end."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, warm_starts: WarmStarts | None) -> Path:
-    """Directory with a run of a cartpole whose MJCF has a second camera, which looks down.
+    """Directory with a run of a cartpole. Its MJCF has a second camera, which looks down.
 
-    Its pictures have coarse shadows and edges, because they are drawn without a GPU.
+    Pictures have coarse shadows and edges, so that drawing without a GPU is faster.
     """
     place = tmp_path_factory.mktemp("play")
     mjcf = (Path(mjlab_dist_tasks.cartpole.__file__).parent / "cartpole.xml").read_text()
@@ -55,7 +55,7 @@ def test_the_video_continues_after_resets_and_shows_several_envs(command: Comman
     # The step between two episodes changes the picture more than any other step
     jumps = np.abs(np.diff(frames[:, :, :160], axis=0)).mean(axis=(1, 2, 3))
     assert set(jumps.argsort()[-2:]) == {9, 19}, jumps
-    # One env alone
+    # Only one env
     done = command(*PLAY, "--env", "3", *SMALL, "--video", "one.mp4")
     assert done.code == 0, done.err
     one = iio.imread(trained / "one.mp4").astype(int)
@@ -111,14 +111,14 @@ def test_a_strip_shows_frames_at_equal_intervals(command: Command, trained: Path
     once = ("play", TASK, "--num-envs", "4", "--env.episode-length-s", "0.3", "--no-disturbances", "--env", "2")
     done = command(*once, "--seconds", "0.9", "--width", "500", "--height", "100", "--frames", "three.png")
     assert done.code == 0, done.err
-    # 0.9 s are 90 states, enough for four equal intervals of 22 steps of 10 ms
+    # 0.9 s contain 90 states of 10 ms, enough for four equal intervals of 22 steps
     assert done.out.splitlines()[-1] == "Frames, one every 0.22 s: three.png"
     strip = iio.imread(trained / "three.png").astype(int)
     assert strip.shape == (100, 500, 3)
     frames = [strip[:, left : left + 98] for left in (0, 100, 200, 301, 401)]
     assert (strip[:, [98, 99, 198, 298, 300, 399]] == 255).all(), "white gaps"
     assert all(frame.min() < 200 for frame in frames)
-    # The default size; the strip ends with the env's episode, after 30 steps
+    # Frames have the default size. The strip ends with the env's episode, after 30 steps
     done = command(*once, "--frames", "default.png")
     assert done.code == 0, done.err
     assert done.out.splitlines()[-1] == "Frames, one every 0.05 s: default.png"

@@ -1,4 +1,4 @@
-"""scripts/try_robots.py: new-task on the robots of the packages that are installed."""
+"""scripts/try_robots.py runs new-task on the robots in installed packages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "try_robots.py"
 
 PACKAGES = {
     "gymnasium": ["**/*.xml"],
-    # Without copies of gymnasium's robots and of the hands
+    # Only files that are not copies of gymnasium's robots or of other hands
     "gymnasium_robotics": [
         *(f"envs/assets/{place}" for place in ("adroit_hand/*.xml", "fetch/*.xml", "kitchen_franka/*/*.xml")),
         *(f"envs/assets/hand/{name}.xml" for name in ("reach", "manipulate_block", "manipulate_egg", "manipulate_pen")),
@@ -29,7 +29,7 @@ PACKAGES = {
         *(f"assets/sawyer_xyz/{name}.xml" for name in ("sawyer_drawer", "sawyer_reach_v3")),
     ],
 }
-"""Patterns of the robots that are tried, by package."""
+"""Patterns of the files of robots that are tried, by package."""
 
 PENDULUM = """
 <mujoco model="pendulum">
@@ -52,7 +52,7 @@ def test_robots_are_tried_once_and_listed_with_pictures(tmp_path: Path, monkeypa
     robots = tmp_path / "robots"
     (robots / "deep").mkdir(parents=True)
     (robots / "deep" / "pendulum.xml").write_text(PENDULUM)
-    (robots / "balls.xml").write_text(BALLS)  # has no joint to drive
+    (robots / "balls.xml").write_text(BALLS)  # has no joint for an actuator
     (robots / "broken.xml").write_text("<mujoco>")
     monkeypatch.chdir(tmp_path)  # relative paths
     command = [sys.executable, str(SCRIPT), "robots", "--work", "work", "--processes", "1"]
@@ -65,7 +65,7 @@ def test_robots_are_tried_once_and_listed_with_pictures(tmp_path: Path, monkeypa
     page = tmp_path / "page" / "robots.md"
     assert "deep/pendulum.xml" in page.read_text()
     assert (tmp_path / "page" / "pictures" / "robots-robots.png").is_file()
-    # Known results are not measured again, and stay on the page
+    # Robots with a known result are not tried again, and stay on the page
     again = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert "pendulum.xml" not in again
     page.unlink()

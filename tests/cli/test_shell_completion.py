@@ -1,4 +1,4 @@
-"""Completion in real shells in a terminal: the script is installed as its help describes, then keys are pressed."""
+"""Completion in real shells in a terminal. Tests install the script as its help describes, and then type keys."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mjlab_dist.cli.completion import SCRIPTS
 BIN = Path(sys.executable).parent
 
 TIMEOUT_S = 60.0
-"""Seconds until a shell without output fails a test; on an idle machine, each shell takes less than a second."""
+"""Seconds without output after which a test fails. On an idle machine, each shell takes less than a second."""
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?>=]*[a-zA-Z]|\x1b[=>()][0-9A-B]?|\x1b\][^\x07\x1b]*(\x07|\x1b\\)|\r")
 
@@ -39,7 +39,7 @@ FILES = {"bash": ".bashrc", "zsh": ".zshrc", "fish": ".config/fish/config.fish"}
 
 
 class Terminal:
-    """An interactive shell. Its line can be typed, completed and read."""
+    """An interactive shell. Tests can type, complete and read its command line."""
 
     def __init__(self, shell: str, home: Path, cwd: Path) -> None:
         environ = {"HOME": str(home), "PATH": f"{home / 'bin'}:{BIN}:/usr/bin:/bin", "TERM": "xterm", "LANG": "C.UTF-8"}
@@ -56,7 +56,7 @@ class Terminal:
         os.write(self.screen, f"{line}\r".encode())
 
     def wait_for(self, pattern: str) -> str:
-        """Return what is shown until a pattern, without the terminal's escapes; fail after a while."""
+        """Wait until shown text matches a pattern, or fail. Return the text without the terminal's escape sequences."""
         shown, deadline = "", time.monotonic() + TIMEOUT_S
         while not re.search(pattern, shown := ESCAPES.sub("", shown)):
             if not select.select([self.screen], [], [], max(0.0, deadline - time.monotonic()))[0]:
@@ -65,16 +65,16 @@ class Terminal:
         return shown
 
     def completed(self, typed: str) -> str:
-        """Type a line, press Tab, and return the line. The shell prints it: it becomes the argument of a command."""
+        """Type a line, press Tab, and return the completed line. Make it an argument of printf, which prints it."""
         os.write(self.screen, f"{typed}\t".encode())
-        time.sleep(0.1)  # fish reads keys that come at once as a paste
-        # zsh takes a space or slash that it has added back, unless a letter follows.
+        time.sleep(0.1)  # fish treats keys that arrive together as pasted text
+        # zsh removes a space or slash that it has added, unless a letter follows.
         os.write(self.screen, b"x\x01printf '<%s>\\n' '\x05'\r")
         shown = self.wait_for(r"\n<(?!%s)[^>]*x>\n")
         return shown.rpartition("<")[2].partition("x>")[0]
 
     def suggested(self, typed: str, until: str) -> str:
-        """Type a line, press Tab (twice in bash, which completes first), and return what is shown; drop the line."""
+        """Type a line, press Tab (in bash, twice to list choices), and return the shown text. Then delete the line."""
         tabs = "\t\t" if self.shell == "bash" else "\t"
         os.write(self.screen, f"{typed}{tabs}".encode())
         shown = self.wait_for(until)
@@ -97,7 +97,7 @@ def shell(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def home(tmp_path: Path, shell: str) -> Path:
-    """A home directory in which completion is installed, with a directory to complete."""
+    """A home directory in which completion is installed. It contains a directory whose name can be completed."""
     settings = tmp_path / FILES[shell]
     settings.parent.mkdir(parents=True, exist_ok=True)
     settings.write_text(f"{SETTINGS[shell]}\n")

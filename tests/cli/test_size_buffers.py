@@ -1,4 +1,4 @@
-"""mjlab-dist size-buffers on a box on a plane, whose contacts can be counted by hand."""
+"""mjlab-dist size-buffers on a box on a plane. The numbers of contacts are known."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def lie() -> TrainConfig:
 """
 
 ROWS, CONTACTS = 16, 4
-"""A box's four corners touch the plane, with four rows of a pyramidal cone each."""
+"""The box's four corners touch the plane. Each contact has a pyramidal cone, with four constraint rows."""
 
 NUM_ENVS = 32
 
 
 @pytest.fixture
 def env(command: Command) -> dict[str, str]:
-    """An environment in which the task is installed."""
+    """Environment variables with which commands find the task."""
     package = command.cwd / "box_tasks"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -55,7 +55,7 @@ def env(command: Command) -> dict[str, str]:
 
 
 def measured(command: Command, env: dict[str, str], *flags: str) -> Done:
-    """A measurement that is long enough for the box to come to rest."""
+    """Measure long enough that the box comes to rest."""
     size = ("--num-envs", str(NUM_ENVS), "--steps", "120", "--gpu-ids", "None")
     done = command(*SIZE_BUFFERS, "box-lie", *size, *flags, env=env, timeout_s=600)
     assert done.code == 0, done.err

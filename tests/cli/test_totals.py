@@ -1,4 +1,4 @@
-"""The installed command on two CPU ranks: totals over ranks, envs by memory, and the file of ranks."""
+"""The installed command on two CPU ranks: totals over ranks, number of envs by memory, and the file ranks.json."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if os.environ.get("RANK") == "1":
     psutil.virtual_memory = lambda: real()._replace(total=987e9)
 train()
 """
-"""The command train. Its rank 1 sees a machine with another amount of memory."""
+"""The command train, but rank 1 measures another amount of memory."""
 
 
 def only_run(root: Path) -> Path:
@@ -58,7 +58,7 @@ def test_ranks_share_totals_and_report_their_devices(command: Command) -> None:
     }
     assert "differ" not in done.out
 
-    # The file contains the requested number: with one rank, all envs belong to it.
+    # The config contains the requested total: a run with one rank has all envs on this rank.
     config = read_config_file(run)
     assert (config.total_num_envs, config.total_timesteps) == (24, 3 * 24 * 8 + 5)
     again = command("train", "--config", str(run / "config.yaml"), "--cpu-ranks", "None", "--log-root", "again")
@@ -85,7 +85,7 @@ def test_ranks_agree_on_envs_by_memory(command: Command) -> None:
 
 @pytest.mark.slow
 def test_different_devices_are_reported_under_torchrun(command: Command) -> None:
-    train = Path(command.script(UNLIKE)).rename(command.cwd / "train")  # ranks with this name are forked
+    train = Path(command.script(UNLIKE)).rename(command.cwd / "train")  # tests fork ranks whose program has this name
     done = command(
         "torchrun", "--nproc-per-node", "2", "--no-python", str(train), *CPU[1:], "--num-envs", "auto", *SHORT
     )
@@ -105,7 +105,7 @@ def test_every_rank_refuses_different_devices(command: Command) -> None:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
-    # Without torchrun, which ends the other ranks as soon as one refuses.
+    # Start ranks without torchrun, which would end the other ranks as soon as one refuses.
     ranks = [
         command.start(
             *(train, *CPU[1:], *SHORT, "--require-same-devices"), env={"RANK": rank, "LOCAL_RANK": rank, **world}

@@ -1,4 +1,4 @@
-"""The installed command prints the plan of a run, the steps of its set-up, and which devices it uses by default."""
+"""The installed command train prints the plan of a run, the steps of its setup, and its default devices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TRAIN = ("train", "cartpole-balance", "--gpu-ids", "None")
 
 
 def rows_of(out: str) -> dict[str, str]:
-    """The rows of a plan by title; texts wrap at the width that tests set."""
+    """Return the rows of a plan by title. Texts wrap at the terminal width that the tests set."""
     return {title: text for title, _, text in (line.partition("  ") for line in out.splitlines())}
 
 
@@ -76,7 +76,7 @@ def test_verbose_shows_the_set_up_of_every_rank(command: Command) -> None:
 
 @pytest.mark.slow
 def test_default_without_gpu_warns_and_trains_on_the_cpu(command: Command) -> None:
-    """A user who hides the GPUs gets no warning: tests/cli/test_commands.py trains with CUDA_VISIBLE_DEVICES=""."""
+    """If the user hides the GPUs, there is no warning: test_commands.py checks this with CUDA_VISIBLE_DEVICES=""."""
     import torch
 
     if torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""play --viewer as an installed command: refused command lines, the address, and Ctrl-C."""
+"""The installed command play --viewer: command lines that it refuses, the page's address, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 TASK = "cartpole-balance"
 
 DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
-"""Variables that name a display. A command for which they are changed is started by exec, which takes longer."""
+"""Environment variables that name a display. Commands for which a test changes them are started by exec: slower."""
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def test_runs_that_cannot_be_played_are_refused(command: Command, trained: Path)
     command.cwd = trained
     run = next((trained / "logs" / TASK).iterdir())
     checkpoint = next(run.glob("checkpoints/model_*.pt"))
-    # Another task's run and checkpoint
+    # A run and a checkpoint of another task
     for flag, value in (("--run", run), ("--checkpoint", checkpoint)):
         done = command("play", "cartpole-swingup", "--viewer", "web", flag, str(value))
         assert done.code == 2, done.err
@@ -79,7 +79,7 @@ def test_runs_that_cannot_be_played_are_refused(command: Command, trained: Path)
     done = command("play", TASK, "--viewer", "web", "--run", str(empty))
     assert done.code == 2, done.err
     assert "has no checkpoint yet" in done.err
-    # A taken port
+    # A port that another program uses
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
         done = command("play", TASK, "--viewer", "web", "--port", port)
@@ -138,7 +138,7 @@ def test_a_window_opens_where_there_is_a_display(command: Command, trained: Path
 
 
 def _lines_until(process: subprocess.Popen[str], pattern: str) -> tuple[Any, ...]:
-    """Read lines until one has the address, and return them and its groups."""
+    """Read lines until one contains the address. Return the lines, and the groups of the address's match."""
     assert process.stdout is not None
     lines: list[str] = []
     for line in process.stdout:

@@ -1,4 +1,4 @@
-"""A command that tests fork from a process with its libraries behaves as one that is started by exec."""
+"""A command that tests fork from a process that has imported libraries behaves like one that is started by exec."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Both:
     def __call__(
         self, code: str, *args: str, env: dict[str, str] | None = None, **options: Any
     ) -> list[tuple[Any, ...]]:
-        """Return the exit code, the output and the errors of both."""
+        """Return two results, one by exec and one by fork: exit code, output and errors."""
         program = self._place / "train"
         program.write_text(
             f"#!{sys.executable}\nimport gc; gc.freeze()  # end as fast as the package's commands\n{code}"
@@ -171,7 +171,7 @@ def test_variables_that_libraries_read_need_an_exec(warm: WarmStarts, name: str,
     train = [str(start_message.BIN / "train")]
     assert not warm.forks(train, {**inherited(), name: "1"}, tmp_path)
     assert warm.forks(train, {**inherited(), "MJLAB_DIST_FAULT": "1"}, tmp_path)
-    # An agent on another host, which has fewer variables
+    # An agent on another host has fewer variables
     agent, few = [sys.executable, *AGENT, "--fork"], {"PATH": "/usr/bin:/bin"}
     assert warm.forks(agent, few, tmp_path)
     assert warm.forks(agent, {**few, name: "1"}, tmp_path) == (name in start_message.SET_FOR_AGENTS)

@@ -1,4 +1,4 @@
-"""watch as an installed command: refused command lines, a run on two ranks, and files that appear one by one."""
+"""The installed command watch: command lines that it refuses, a run on two ranks, files that appear one by one."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_the_page_follows_a_run_on_two_ranks_to_its_end(
     flags = (
         *("--num-envs", "8", "--max-iterations", "100000", "--checkpoint.interval", "2", "--log-ranks"),
         *("--agent.num-steps-per-env", "8", "--agent.num-learning-epochs", "1"),
-        *("--env.episode-length-s", "0.2"),  # the returns of ranks have a curve when episodes have ended
+        *("--env.episode-length-s", "0.2"),  # short episodes: curves of returns need ended episodes
         *("--logger", "tensorboard", "slow_logger:Slow"),
     )
     slow_training.write_text("0.5")
@@ -93,7 +93,7 @@ def test_the_page_follows_a_run_on_two_ranks_to_its_end(
     wait_for(lambda: any((command.cwd / "logs").glob("*/*/metrics.jsonl")))
     watch = command.start("mjlab-dist", "watch", "latest")
     tab = open_tab(_url(watch))
-    # Its newest policy
+    # The newest policy of the run
     first = _iteration_shown(tab)
     wait_for(lambda: _iteration_shown(tab) > first)
     assert tab.get_by_text(re.compile("^running: iteration ")).is_visible()
@@ -105,10 +105,10 @@ def test_the_page_follows_a_run_on_two_ranks_to_its_end(
     wait_for(lambda: max(max(plot) for plot in tab.evaluate(lines)) > num_points)
     plots = "Object.values(window.__viserTestpoints.uplots).flatMap(u => Array.from(u.chart.data))"
     assert tab.evaluate(f"{plots}.every(line => Array.from(line).every(Number.isFinite))")
-    # Half of the highest label of a y axis, of 12 pixels, may be above the axis
+    # A y axis needs 6 pixels above it, for half of its highest label of 12 pixels
     spaces = "Object.values(window.__viserTestpoints.uplots).map(u => u.chart.bbox.top / devicePixelRatio)"
     assert min(tab.evaluate(spaces)) >= 6
-    # Its end
+    # End of the run
     train.send_signal(signal.SIGINT)
     done = command.finish(train)
     assert done.code == 75, done.err
@@ -127,26 +127,26 @@ def test_files_that_appear_one_by_one(command: Command, trained: Path, open_tab:
     before = _contents(other)
     watch = command.start("mjlab-dist", "watch", str(run_dir))
     tab = open_tab(_url(watch))
-    # No checkpoint and no row, then the curves without a robot
+    # At first, there is no checkpoint and no row. Then a row appears: curves without a robot
     tab.get_by_text("no checkpoint yet", exact=False).wait_for()
     tab.get_by_text("no iteration yet", exact=False).wait_for()
     line = (trained / "metrics.jsonl").read_text().splitlines()[0]
     (run_dir / "metrics.jsonl").write_text(line + "\n")
     tab.get_by_text("iteration 1 of 2", exact=False).wait_for()
     tab.get_by_text("steps/s", exact=True).wait_for()
-    # A damaged checkpoint, and then a complete one
+    # A damaged checkpoint, then a complete one
     checkpoint_path(run_dir, 1).write_bytes(b"damaged")
     tab.get_by_text("model_1.pt cannot be used", exact=False).wait_for()
     for iteration in (2, 10):
         shutil.copy(checkpoint_path(trained, 2), checkpoint_path(run_dir, iteration))
         tab.get_by_text(f"policy of iteration {iteration}", exact=True).wait_for()
-    # Choose a checkpoint, then follow the newest again
+    # Choose a checkpoint, then follow the newest checkpoint again
     choose(tab, "Checkpoint", "model_2.pt")
     tab.get_by_text("policy of iteration 2", exact=True).wait_for()
     assert not row(tab, "Follow newest").locator("input").is_checked()
     row(tab, "Follow newest").locator("input").click()
     tab.get_by_text("policy of iteration 10", exact=True).wait_for()
-    # A resumed run, whose rows replace others
+    # The run is resumed, and its new rows replace old ones
     rows = [json.dumps(json.loads(line) | {"iteration": n}) + "\n" for n in range(1, 8)]
     (run_dir / "metrics.jsonl").write_text("".join(rows))
     tab.get_by_text("iteration 7 of 2", exact=False).wait_for()
@@ -185,6 +185,6 @@ def _iteration_shown(tab: Page) -> int:
 
 
 def _contents(folder: Path) -> dict[str, tuple[int, bytes]]:
-    """Return modification time and content of all files."""
+    """Return the modification time and the content of all files."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     return {str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}

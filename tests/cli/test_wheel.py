@@ -1,4 +1,4 @@
-"""The wheel works when it is installed elsewhere: no file may only exist in the checkout."""
+"""The wheel works without the checkout: all files that the package needs are in the wheel."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def run(*argv: str | Path, **env: str) -> str:
 
 @pytest.fixture(scope="module")
 def venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with the wheel.
+    """A virtual environment with the wheel.
 
-    Its dependencies come from the environment of the tests, which follows on the path.
+    Its dependencies come from the environment of the tests, which is added to the end of the path.
 
-    A .pth file in a path that a .pth file adds is not read, so that the editable checkout stays out.
+    Python does not read .pth files in a directory that another .pth file adds. So the editable checkout is not found.
     """
     root = tmp_path_factory.mktemp("wheel")
     run("uv", "build", "--wheel", "--quiet", "--out-dir", root / "dist", ROOT)
@@ -61,7 +61,7 @@ def venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def forked(venv: Path, command: Command) -> Callable[..., str]:
-    """Run a command of the environment of the tests with the package of the wheel: it is forked, which is faster."""
+    """Run a command with the wheel's package in a fork of a process of the tests' environment, which is faster."""
     (site,) = (venv / "lib").glob("python*/site-packages")
 
     def run_forked(*argv: str | Path) -> str:
@@ -91,7 +91,7 @@ def test_the_demo_works_from_the_wheel(venv: Path, tmp_path: Path, forked: Calla
 
 
 def type_errors(venv: Path, project: Path, *files: str) -> list[str]:
-    """Reports of basedpyright on a project in which the wheel is installed, as file: rule."""
+    """Return what basedpyright reports about a project that uses the wheel, as "file: rule"."""
     (project / "pyrightconfig.json").write_text(json.dumps({"typeCheckingMode": "recommended"}))
     command = [BIN / "basedpyright", "--pythonpath", venv / "bin" / "python", "--outputjson", *files]
     done = subprocess.run([str(a) for a in command], capture_output=True, text=True, check=False, cwd=project)
@@ -101,7 +101,7 @@ def type_errors(venv: Path, project: Path, *files: str) -> list[str]:
 
 
 def check_as_standard(file: Path) -> None:
-    """Report less about a file: what the checker reports by default in an editor."""
+    """Let the type checker report fewer errors about a file: only what it reports by default in an editor."""
     file.write_text("# pyright: standard\n" + file.read_text())
 
 
@@ -113,11 +113,11 @@ def test_type_checkers_report_only_errors_that_a_new_package_makes_itself(
     project = tmp_path / "my_ant"
     assert {path.name for path in (project / "my_ant").glob("*.py")} == {
         *("__init__.py", "config.py", "terms.py"),
-        "model.py",  # it imports mujoco, which has no types
+        "model.py",  # imports mujoco, which has no type hints
     }
     check_as_standard(project / "my_ant" / "model.py")
 
-    # A copy of the package, with errors
+    # A copy of the package with errors
     shutil.copytree(project / "my_ant", project / "wrong")
     config, terms = (project / "wrong" / f"{name}.py" for name in ("config", "terms"))
     text = config.read_text()
