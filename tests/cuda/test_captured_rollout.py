@@ -1,4 +1,4 @@
-"""Compare a rollout recorded as CUDA graphs with an eager one, using graphs that work on a CPU."""
+"""Compare a rollout that is recorded as CUDA graphs with an eager one. The graphs are fake ones for a CPU."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ TASKS = (
     "quadruped-velocity-rough",
     "everything",
 )
-"""One task of every kind; test_replay.py tests all."""
+"""One task of every kind. test_replay.py tests all tasks."""
 
 
 def short(task: str) -> TrainConfig:
-    """A config with several episodes and rollouts within the test."""
+    """Return a config with short episodes and rollouts, so that the test contains several of each."""
     config = config_of(task)
     agent = dataclasses.replace(config.agent, num_steps_per_env=6, num_learning_epochs=1, num_mini_batches=2)
     return dataclasses.replace(config, num_envs=NUM_ENVS, agent=agent)
 
 
 def train(config: TrainConfig, *, captured: bool) -> tuple[list[dict[str, torch.Tensor]], Any]:
-    """Train for some iterations; return the state after each, and the runner."""
+    """Train for some iterations. Return the state after each iteration, and the runner."""
     torch.manual_seed(0)
     env = Env(config.env, NUM_ENVS, "cpu")
     runner = Runner(env, config, Rank())
@@ -114,20 +114,20 @@ def test_a_step_that_depends_on_a_python_number_is_detected() -> None:
 
 
 class CountsOutside(Counts):
-    """The same, kept out of graphs."""
+    """:class:`Counts`, kept out of CUDA graphs."""
 
     capturable = False
 
 
 @not_capturable
 def speed_if_any(env: Env) -> torch.Tensor:
-    """An observation that waits for the device, and reads what is computed once per state."""
+    """An observation that waits for the device, and reads a velocity that the env computes once per state."""
     speed = env.base().linear_velocity
     return speed if speed.abs().sum().item() > 0 else torch.zeros_like(speed)
 
 
 class PushesInTurn(Term):
-    """An event that draws random numbers, and pushes every third time."""
+    """An event that pushes robots at every third call, with random velocities."""
 
     capturable = False
 
@@ -178,7 +178,7 @@ def test_terms_that_opt_out_run_between_the_graphs() -> None:
 
 
 def launch_by_itself(env: Env) -> torch.Tensor:
-    """A reward with a kernel that is in no recording of the physics."""
+    """A reward that launches a Warp kernel directly, outside the recorded physics."""
     values = wp.zeros(env.num_envs, dtype=float, device="cpu")
     wp.launch(_one, dim=env.num_envs, inputs=[values], device="cpu")
     return wp.to_torch(values)
@@ -215,6 +215,6 @@ def test_a_program_that_cannot_be_recorded_runs_eagerly_with_one_warning(monkeyp
         monkeypatch.setattr(FakeGraph, "capture_end", fail)
         tried, runner = train(config, captured=True)
     assert not runner._roll_out.is_recorded
-    assert len(warnings) == 2  # of the rollout, and of the returns
+    assert len(warnings) == 2  # one for the rollout, and one for the returns
     assert all("not permitted" in text and "\n" not in text for text in warnings)
     assert torch.equal(eager[-1]["sim.qpos"], tried[-1]["sim.qpos"])

@@ -1,4 +1,4 @@
-"""Copying a checkpoint from a GPU: the host waits once, not once per tensor. On fake CUDA tensors."""
+"""To copy a checkpoint from a GPU, the host waits once, not once per tensor. The tests use fake CUDA tensors."""
 
 from __future__ import annotations
 

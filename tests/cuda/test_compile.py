@@ -1,4 +1,4 @@
-"""Kernels compile for GPUs. This needs no GPU: NVRTC is a compiler like any other."""
+"""Kernels compile for GPUs. The compiler NVRTC needs no GPU."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from mjlab_dist.sim import kernels, start_warp
 ARCHITECTURES = (80, 120)
 """Compute capabilities times ten of the oldest and the newest supported GPUs: A100 and RTX 5090.
 
-Our kernels contain no code for a particular architecture, so what compiles for both compiles for those in between. The
-long test compiles for H100 and H200.
+Our kernels contain no code for particular architectures. So kernels that compile for these two also compile for those
+in between. The long test compiles for H100 and H200.
 """
 
 OPTIMIZATION = {80: 1, 120: 1}
-"""Levels of optimization other than Warp's own, which takes twice as long. Every construct is compiled at any level.
+"""Optimization levels by architecture. Compilation with Warp's default level takes twice as long.
 
-The long test compiles with Warp's own.
+Errors are found at any level. The long test compiles with Warp's default level.
 """
 
 NUM_WORKERS = 2
@@ -33,7 +33,7 @@ NUM_WORKERS = 2
 
 @pytest.fixture(scope="module")
 def variants() -> list[kernels.Variant]:
-    """Modules that a quadruped on uneven ground needs on a GPU: MuJoCo Warp's kernels and our own."""
+    """Modules that a quadruped on uneven ground needs on a GPU: kernels of MuJoCo Warp and our own kernels."""
     start_warp("cpu")
     found: dict[kernels.Variant, None] = {}
     prepare = kernels.prepare
@@ -49,7 +49,7 @@ def variants() -> list[kernels.Variant]:
 
 
 def compile_for(architecture: int, variant: kernels.Variant, directory: Path) -> tuple[Path, float]:
-    """Compile a module variant to machine code; returns the file, and the seconds it took."""
+    """Compile a module variant to machine code. Return the file, and the duration in seconds."""
     module, block_dim = variant
     options = {**module.resolve_options(wp.config), "block_dim": block_dim}
     options["optimization_level"] = OPTIMIZATION.get(architecture, options["optimization_level"])
@@ -81,7 +81,7 @@ def test_our_own_kernels_compile_for_the_oldest_and_the_newest_architecture(
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_every_kernel_of_a_quadruped_step_compiles(variants: list[kernels.Variant], tmp_path: Path) -> None:
-    """Prints the seconds per module (``pytest -s``); docs/performance.md has them."""
+    """``pytest -s`` prints the seconds per module, which docs/performance.md contains."""
     start = time.perf_counter()
     with ThreadPoolExecutor(NUM_WORKERS) as pool:
         done = list(pool.map(lambda variant: compile_for(90, variant, tmp_path), variants))

@@ -1,4 +1,4 @@
-"""The dry run that collects kernels, on the branches that MuJoCo Warp takes on a GPU."""
+"""The dry run that collects kernels before a recording, on the branches that MuJoCo Warp takes on a GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Variants = set[kernels.Variant]
 
 @pytest.fixture
 def collected(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Variants, Variants]]:
-    """The kernel variants of the dry run on a GPU and of the recording, for each program that an env records."""
+    """For each program that an env records: the kernel variants that the dry run finds and that the recording loads."""
     start_warp("cpu")
     pairs: list[tuple[Variants, Variants]] = []
     prepare = kernels.prepare

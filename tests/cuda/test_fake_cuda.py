@@ -1,4 +1,4 @@
-"""The CUDA path on fake CUDA tensors: nothing waits for the device, and no operation mixes devices."""
+"""The code for CUDA on fake CUDA tensors: nothing waits for the device, and no operation mixes devices."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ UPDATES: dict[str, dict[str, Any]] = {
     "linear schedule": {"schedule": "linear"},
     "fixed schedule": {"schedule": "fixed"},
 }
-"""Agents, by the part of the update that they change."""
+"""Fields of the agent's config, by the part of the update that they change."""
 
 
-# Envs
+# The env
 
 
 @pytest.mark.slow
@@ -157,7 +157,7 @@ def test_a_copy_for_fake_cuda_does_not_change_the_env(build_env: Callable[[str],
 
 @pytest.fixture
 def two_ranks() -> Iterator[None]:
-    """Torch's process group for tests, whose collectives return at once."""
+    """Torch's fake process group for tests. Its collective operations return at once."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     yield
     dist.destroy_process_group()
@@ -191,7 +191,7 @@ def test_an_update_that_reads_its_loss_is_found(
 
 
 def _update(fields: dict[str, Any], synchronizer: AllReduce | None = None) -> None:
-    """Collect a rollout and learn from it, on fake CUDA."""
+    """Collect a rollout and update the learner, on fake CUDA."""
     config = train_config(dataclasses.replace(AGENT, capture=False, num_learning_epochs=2, **fields))
     with fake_cuda():
         with HostReadsAllowed(), torch.device(DEVICE):

@@ -1,7 +1,7 @@
-"""The number of operations of a control step has a maximum, so that additional ones are noticed.
+"""The number of operations of a control step has a maximum, so that added operations are noticed.
 
-Each operation takes 4 to 6 µs of a GPU's host, and a CPU with few envs spends most of its time on them. If a count
-falls, lower the maximum. If a count must rise, explain it in the commit.
+With a GPU, each operation takes 4 to 6 µs on the host. A CPU with few envs spends most of its time on operations. If a
+count falls, lower the maximum. If a count must rise, explain the reason in the commit.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from mjlab_dist.learn import Runner
 
 
 class Count(NamedTuple):
-    """Operations of a control step, without views."""
+    """Number of operations of a control step, without views."""
 
     env: int
-    """In ``Env.step``."""
+    """Operations in ``Env.step``."""
     whole: int
-    """In the training loop: policy, envs, and storage of the step."""
+    """Operations in the training loop: policy, envs, and storage of the step."""
 
 
 MAXIMA = {

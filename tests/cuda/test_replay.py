@@ -1,4 +1,4 @@
-"""A control step is a replay: every step issues the same operations on the same memory, for any data."""
+"""A control step can be recorded and replayed: each step runs the same operations on the same memory, for any data."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NUM_RECORDED = 5
 AGE_STEPS = 45
 """Every episode reaches its time limit within this many steps."""
 TIMER_STEPS = 20
-"""Within this many steps, commands are drawn and events happen for the first time."""
+"""The first new commands and the first events are due within this many steps."""
 
 
 class Start(NamedTuple):
@@ -42,13 +42,13 @@ class Trace(NamedTuple):
     """Tensors of many steps."""
 
     steps: list[dict[str, torch.Tensor]]
-    """After each step, by name."""
+    """Tensors after each step, by name."""
     end: dict[str, torch.Tensor]
-    """After the last step, by name."""
+    """Tensors after the last step, by name."""
 
 
 class Loop:
-    """Rollouts as the training loop makes them, a control step at a time."""
+    """Makes rollouts as the training loop does, but one control step at a time."""
 
     def __init__(self, env: Env, config: TrainConfig) -> None:
         torch.manual_seed(0)
@@ -60,7 +60,7 @@ class Loop:
 
     @torch.inference_mode()
     def _allocate(self) -> None:
-        """Store a transition: with the first one, rsl_rl allocates memory for the distribution's parameters."""
+        """Store a transition, because rsl_rl allocates memory for the distribution's parameters at the first one."""
         alg, obs = self.runner.alg, self.env.get_observations()
         nothing = torch.zeros(self.env.num_envs)
         alg.act(obs)
@@ -68,7 +68,7 @@ class Loop:
         alg.storage.clear()
 
     def rollout(self) -> dict[str, torch.Tensor]:
-        """Return the buffers in which each step writes to another row, by name."""
+        """Return, by name, the buffers of a rollout. Each step writes to another row of them."""
         alg, storage = self.runner.alg, self.runner.alg.storage
         buffers = {f"storage.{name}": value for name, value in vars(storage).items() if isinstance(value, torch.Tensor)}
         buffers |= {f"storage.observations.{name}": group for name, group in _groups(storage.observations).items()}
@@ -78,7 +78,7 @@ class Loop:
 
     @torch.inference_mode()
     def start(self) -> Start:
-        """Put the envs shortly before the ends of their episodes, the next commands and the next events."""
+        """Return a state in which the ends of episodes, new commands and events are only a few steps away."""
         env = self.env
         env.reset()
         state = env.state()
@@ -97,7 +97,7 @@ class Loop:
 
     @torch.inference_mode()
     def restore(self, start: Start) -> dict[str, torch.Tensor]:
-        """Go back to the start and return its observations."""
+        """Restore the start state and return its observations."""
         self.env.load_state(start.env)
         self.runner.alg.load_memory(start.memory)
         self.runner.alg.storage.clear()
@@ -128,7 +128,7 @@ class Loop:
     def trace(
         self, obs: dict[str, torch.Tensor], step: Callable[[int, dict[str, torch.Tensor]], dict[str, torch.Tensor]]
     ) -> Trace:
-        """Run many steps and keep their tensors."""
+        """Run many steps and return copies of their tensors."""
         steps, env, storage = [], self.env, self.runner.alg.storage
         for index in range(NUM_STEPS):
             obs = step(index, obs)
@@ -207,7 +207,7 @@ def test_replayed_steps_read_scheduled_parameters() -> None:
 
 
 def compare(loop: Loop, after_recording: Callable[[], None] = lambda: None) -> None:
-    """Compare recorded operations with the Python that they were recorded from, over many steps."""
+    """Compare a replay of recorded operations with the Python code that was recorded, over many steps."""
     start = loop.start()
     recording = loop.record(loop.restore(start))
     after_recording()
@@ -217,7 +217,7 @@ def compare(loop: Loop, after_recording: Callable[[], None] = lambda: None) -> N
     for index, (mine, theirs) in enumerate(zip(replay.steps, python.steps, strict=True)):
         assert not (different := differing(mine, theirs)), f"step {index}: {different}"
     assert not differing(replay.end, python.end)
-    # Episodes have ended, and commands and events were due within them.
+    # Check the test: episodes have ended, and commands and events were due within episodes.
     done = torch.stack([step["dones"] for step in python.steps]).squeeze(2).bool()
     assert done.any(dim=0).all()
     assert (done.any(dim=1) & ~done.all(dim=1)).any()
@@ -228,7 +228,7 @@ def compare(loop: Loop, after_recording: Callable[[], None] = lambda: None) -> N
 
 
 def differing(mine: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> list[str]:
-    """Names of tensors that are not equal bit for bit."""
+    """Return the names of tensors that are not equal bit for bit."""
     assert mine.keys() == theirs.keys()
     return [name for name, tensor in mine.items() if not torch.equal(_bits(tensor), _bits(theirs[name]))]
 
@@ -266,13 +266,13 @@ def test_steps_of_all_iterations_are_the_same(
 
 @pytest.fixture
 def loop(build_env: Callable[[str], Env]) -> Loop:
-    """Rollouts of a task whose reward a test replaces."""
+    """Makes rollouts of a task whose reward a test replaces."""
     config = config_of("cartpole-balance")
     return Loop(Env(config.env, build_env("cartpole-balance").num_envs, "cpu"), config)
 
 
 class _Reward:
-    """A reward that no graph could compute in every step."""
+    """A reward that a CUDA graph cannot compute correctly in every step."""
 
     def __init__(self, env: Env) -> None:
         self.calls = 0

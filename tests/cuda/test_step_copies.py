@@ -1,4 +1,4 @@
-"""Copying actions to a GPU and the results of a step from it: the host waits once. On fake CUDA tensors."""
+"""To copy actions to a GPU and the step's results back, the host waits once. The tests use fake CUDA tensors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SIZES = Sizes(
 
 
 class Copies(TorchDispatchMode):
-    """Record, for each copy between devices, whether it is non-blocking."""
+    """Records for each copy between devices whether it is non-blocking, and when the host waits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,12 +44,12 @@ class Copies(TorchDispatchMode):
         return result
 
     def wait(self) -> None:
-        """Stands for a wait of the host."""
+        """Record that the host waits."""
         self.events.append("wait")
 
 
 def zeros(layout: Layout, device: str) -> Tensors:
-    """Tensors on a device."""
+    """Return tensors of zeros on a device."""
     return {
         name: torch.zeros(entry.shape, dtype=getattr(torch, entry.dtype), device=device)
         for name, entry in layout.items()

@@ -1,4 +1,4 @@
-"""The page on the architecture names files that exist, and modules and functions are short."""
+"""The architecture page names files that exist. Modules and functions are short."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of all messages, tests/data/messages.txt: their wording is checked here, and in no other test."""
+"""The file of all messages, tests/data/messages.txt. Only the tests in this module check the wording of messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/scaling.md agrees with its script, and the script's model with formulas and published figures."""
+"""docs/scaling.md agrees with its script, and the model in this script agrees with formulas and published figures."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_ring_and_a_tree_of_two_take_the_same_bytes(model: Any) -> None:
     network = model.Network("", 1e-3, 1e6)
     assert model.ring_s(1e6, 2, network) == pytest.approx(2e-3 + 1.0)
     assert model.tree_s(1e6, 2, network) == pytest.approx(2e-3 + 2.0)
-    # Of many ranks, a ring waits for many messages, and sends twice the bytes at most
+    # With many ranks, a ring has the latency of many messages; a tree has the latency of few
     assert model.ring_s(0, 1024, network) == pytest.approx(2046e-3)
     assert model.tree_s(0, 1024, network) == pytest.approx(20e-3)
 

@@ -1,4 +1,4 @@
-"""The documentation site builds without warnings, equals the pages on GitHub, and needs no other host."""
+"""The documentation site builds without warnings, has the same blocks as GitHub, and loads nothing from other hosts."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from mjlab_dist.cli.main import SUMMARIES
 ROOT = Path(__file__).parents[2]
 
 BLOCKS = ("ul", "ol", "li", "table", "tr", "th", "td", "pre", "img", "blockquote", "h1", "h2", "h3", "h4")
-"""Elements that a page must have as often as on GitHub."""
+"""HTML elements. A page of the site must have as many of each as the page on GitHub."""
 
 RESOURCES = {"link": "href", "script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src"}
-"""Elements that load something, and the attribute with its address."""
+"""HTML elements that load a file, and the attribute with the file's address."""
 
 SOURCES = {
     **{page.relative_to(ROOT / "docs").as_posix(): page for page in sorted((ROOT / "docs").rglob("*.md"))},
@@ -43,7 +43,7 @@ SOURCES = {
     "changelog.md": ROOT / "CHANGELOG.md",
     "contributing.md": ROOT / "CONTRIBUTING.md",
 }
-"""Files of pages, by their path on the site."""
+"""Source files of pages, by the page's path on the site."""
 
 
 SEARCHED = {
@@ -53,12 +53,12 @@ SEARCHED = {
     "decisions/0005": "renderer",
     "index.html": "torchrunx",
 }
-"""Words of pages."""
+"""A text that the search must find, by its page."""
 
 
 @dataclass
 class Html(HTMLParser):
-    """Elements of a page."""
+    """Collects the HTML elements of a page."""
 
     text: str
     elements: list[tuple[str, dict[str, str | None]]] = field(default_factory=list)
@@ -102,7 +102,7 @@ def markdown(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.fixture
 def address(site: Path) -> Iterator[str]:
-    """Address of a server of the site."""
+    """Address of a server that serves the site."""
 
     class Quiet(http.server.SimpleHTTPRequestHandler):
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the base class names it)
@@ -145,7 +145,7 @@ def test_nothing_is_loaded_from_another_host(site: Path, pages: dict[str, Html])
 def test_links_within_the_site_lead_to_files_and_headings(site: Path, pages: dict[str, Html]) -> None:
     broken: list[str] = []
     for name, page in pages.items():
-        if name == "404.html":  # its links start at the root of a server
+        if name == "404.html":  # links in this page start at the server's root
             continue
         for address in [attrs.get(key) or "" for _, attrs in page.elements for key in ("href", "src")]:
             parts = urlsplit(address)
@@ -185,7 +185,7 @@ def test_the_search_works_without_other_hosts_and_pages_fit_a_phone(address: str
             assert tab.evaluate("document.documentElement.scrollWidth") == 390, page
         assert tab.evaluate("document.body.dataset.mdColorScheme") == "slate"
         tab.set_viewport_size({"width": 1280, "height": 1000})
-        # A page ignores what is typed until its scripts and their search worker have started, so type repeatedly
+        # The page ignores input until its scripts and search worker have started, so type repeatedly
         tab.locator(".md-search__input").focus()
         tab.wait_for_function(
             """() => {
@@ -197,7 +197,7 @@ def test_the_search_works_without_other_hosts_and_pages_fit_a_phone(address: str
             polling=500,
             timeout=HANG_S * 1000,
         )
-        # A flag is found also with its dashes, which exclude pages in the search's own syntax
+        # The search finds a flag that is typed with its dashes, although a dash excludes words in the search's syntax
         tab.locator(".md-search__input").fill("")
         tab.locator(".md-search__input").press_sequentially("--min-return")
         found = tab.locator(".md-search-result__item").filter(has_text="--min-return")

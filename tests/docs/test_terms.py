@@ -1,4 +1,4 @@
-"""Pages are up to date with the source that they are generated from, start alike, and link to what exists."""
+"""Generated pages match their source, guides start in the same way, and links lead to existing files and headings."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
 
 
 def _prose(page: Path) -> str:
-    """Return a page without its blocks of code."""
+    """Return a page without its code blocks."""
     return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 

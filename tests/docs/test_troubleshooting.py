@@ -1,4 +1,4 @@
-"""The page on troubleshooting quotes messages as the source has them."""
+"""The troubleshooting page quotes messages that are in the source."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 HOLE = "<>"
-"""Stands for a value in a message."""
+"""Replaces a value in a message."""
 
 
 def test_every_quoted_message_starts_like_one_in_the_source() -> None:
@@ -23,7 +23,7 @@ def test_every_quoted_message_starts_like_one_in_the_source() -> None:
 
 
 def _messages(tree: ast.Module) -> Iterator[str]:
-    """Yield strings and f-strings without docstrings; a value in an f-string becomes a hole."""
+    """Yield strings and f-strings, but no docstrings. HOLE replaces each value in an f-string."""
     nodes = list(ast.walk(tree))
     left_out = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
     left_out |= {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}

@@ -1,4 +1,4 @@
-"""Tests that need a GPU. They are skipped without one; with one GPU, only the tests of NCCL between two are skipped."""
+"""Tests that need a GPU. Without one, they are skipped. With one GPU, only tests of NCCL on two GPUs are skipped."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ROLLOUT_STEPS = 32
 
 
 def assert_trained(run_dir: Path, num_iterations: int, steps_per_iteration: int) -> list[dict[str, Any]]:
-    """Every iteration has a row of finite metrics, and the last one a checkpoint that can be read."""
+    """Check that every iteration has a row of finite metrics, and the last iteration a checkpoint that can be read."""
     rows = read_metrics(run_dir)
     assert [row["iteration"] for row in rows] == list(range(1, num_iterations + 1))
     for row in rows:
@@ -106,7 +106,7 @@ def test_an_env_on_the_gpu_uses_at_least_the_bytes_of_its_arrays() -> None:
 
 @needs_gpu
 def test_two_ranks_share_one_gpu_through_gloo(tmp_path: Path) -> None:
-    # In its own process: torchrunx forks, which processes that used CUDA must not, and kills all children at the end.
+    # In a new process: torchrunx forks, which a process that has used CUDA must not do, and finally kills all children.
     left_out = ("TORCHRUNX_LOG_DIR", "PYTHONDONTWRITEBYTECODE")
     done = subprocess.run(
         [sys.executable, two_ranks.__file__, DEVICE, str(tmp_path)],
@@ -133,7 +133,7 @@ def assert_two_ranks_trained(printed: str) -> None:
 
 @pytest.mark.slow
 def test_the_script_of_two_ranks_works_on_a_cpu(command: Command) -> None:
-    """Test the script here, so that an error in it cannot fail the test on a GPU."""
+    """Test the script on a CPU too, so that its errors are found on machines without a GPU."""
     done = command(command.script(Path(two_ranks.__file__).read_text()), "cpu", str(command.cwd))
     assert done.code == 0, done.err
     assert_two_ranks_trained(done.out)
@@ -165,7 +165,7 @@ def test_the_memory_of_a_first_run_is_free_for_a_second_run_in_the_same_process(
             )
     finally:
         gc.enable()
-    # A run holds several GiB; kernels and libraries that stay take less than one.
+    # A run uses several GiB. Kernels and libraries, which remain, use less than one GiB.
     assert free[1] > free[0] - 2**30
 
 
@@ -180,7 +180,7 @@ def test_a_rank_that_fails_beside_nccl_is_named(
     assert "rank 1" in done.err
 
 
-# Numbers
+# Numbers that are not finite
 
 
 @needs_gpu
@@ -190,10 +190,10 @@ def test_a_standard_deviation_that_is_not_a_number_leaves_the_device_usable() ->
         distribution.std_param[0] = math.nan
     distribution.update(torch.zeros(4, 3, device=DEVICE))
     assert distribution.sample()[:, 0].isnan().all()
-    assert torch.ones(3, device=DEVICE).sum().item() == 3  # a failed assertion in a kernel shows at the next wait
+    assert torch.ones(3, device=DEVICE).sum().item() == 3  # the next wait would raise a kernel's failed assertion
 
 
-# Capture
+# Capture of CUDA graphs
 
 
 @pytest.fixture
@@ -210,7 +210,7 @@ def simulate() -> Callable[..., Simulation]:
 
 
 def drive(sim: Simulation) -> list[torch.Tensor]:
-    """50 steps from states that meet the rail's ends, with masked resets; states after each."""
+    """Make 50 steps with resets of some envs, in which carts hit the rail's ends. Return the states after each step."""
     generator = torch.Generator(DEVICE).manual_seed(0)
     draw = {"generator": generator, "device": DEVICE}
     sim.qpos.copy_(torch.rand(sim.qpos.shape, **draw) * 3.6 - 1.8)
@@ -243,7 +243,7 @@ def test_captured_equals_eager_bit_for_bit(simulate: Callable[..., Simulation]) 
 @needs_gpu
 @pytest.mark.parametrize("task", ["cartpole-swingup", "quadruped-velocity-flat", "everything"])
 def test_captured_rollouts_train_like_eager_ones(task: str) -> None:
-    """Compare returns, not bits: graphs change the order of random numbers, and contacts come in any order."""
+    """Compare rewards approximately: graphs change the order of random numbers, and the order of contacts varies."""
     start_warp(DEVICE)
     rewards = []
     for capture in ("physics", "step"):
@@ -262,7 +262,7 @@ def test_captured_rollouts_train_like_eager_ones(task: str) -> None:
         if isinstance(runner._roll_out, CapturedCall):
             assert runner._roll_out.is_recorded
         rewards.append(torch.tensor(seen))
-    torch.testing.assert_close(rewards[0][0], rewards[1][0], rtol=1e-3, atol=1e-3)  # eager in both
+    torch.testing.assert_close(rewards[0][0], rewards[1][0], rtol=1e-3, atol=1e-3)  # iteration 1: both are eager
     torch.testing.assert_close(rewards[0], rewards[1], rtol=0.2, atol=0.05)
 
 
@@ -278,7 +278,7 @@ TASKS_TO_CAPTURE = {
 @needs_gpu
 @pytest.mark.parametrize("task", TASKS_TO_CAPTURE)
 def test_captured_steps_are_the_eager_ones(task: str) -> None:
-    """Compare single steps from the same state: contacts come in any order, so errors would grow over steps."""
+    """Compare single steps from the same state: the order of contacts varies, so differences would grow over steps."""
     start_warp(DEVICE)
     config = config_of(task).env
     captured, eager = (
@@ -338,12 +338,12 @@ def test_the_gpu_computes_what_the_cpu_does(simulate: Callable[..., Simulation])
     torch.testing.assert_close(on_gpu.qvel.cpu(), on_cpu.qvel, rtol=0, atol=3e-4)
 
 
-# No host sync
+# No waits of the host
 
 
 @pytest.fixture
 def syncs_fail() -> Iterator[Callable[[], None]]:
-    """Call this after warming up: from then on, every operation that makes the host wait for the GPU raises."""
+    """Function to call after warming up. After its call, each operation that makes the host wait for the GPU raises."""
     yield lambda: torch.cuda.set_sync_debug_mode("error")
     torch.cuda.set_sync_debug_mode("default")
 
@@ -388,7 +388,7 @@ def test_an_env_step_never_waits_for_the_gpu(task: str, syncs_fail: Callable[[],
     start_warp(DEVICE)
     torch.manual_seed(0)
     env = Env(registry.task_config(task).env, NUM_ENVS, DEVICE)
-    env.episode_length_buf.random_(env.max_episode_length - 20, env.max_episode_length)  # episodes end within the steps
+    env.episode_length_buf.random_(env.max_episode_length - 20, env.max_episode_length)  # episodes end in these steps
     actions = torch.randn(21, NUM_ENVS, env.num_actions, device=DEVICE)
     env.step(actions[0])
     env.pop_episode_totals()
@@ -408,7 +408,7 @@ def test_an_env_step_never_waits_for_the_gpu(task: str, syncs_fail: Callable[[],
 @needs_gpu
 @pytest.mark.parametrize("task", NAMES)
 def test_an_iteration_never_waits_for_the_gpu(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rollout, returns, update and the tensors of metrics, without the one wait at the end of an iteration."""
+    """Check rollout, returns, update and the tensors of metrics. Only the wait at the iteration's end is allowed."""
     start_warp(DEVICE)
     torch.manual_seed(0)
     config = dataclasses.replace(config_of(task), num_envs=NUM_ENVS)

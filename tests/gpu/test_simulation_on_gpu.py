@@ -1,4 +1,4 @@
-"""A rank of a simulation sends actions to its GPU and results back. The test needs a GPU; on a CPU, it tests itself."""
+"""A rank copies actions to its GPU and results back. On a CPU, this test only shows that the test itself works."""
 
 from __future__ import annotations
 

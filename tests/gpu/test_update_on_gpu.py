@@ -1,4 +1,4 @@
-"""The update on a GPU: recorded and eager are the same, and neither waits for the device."""
+"""The recorded update on a GPU equals the eager one, and neither of them waits for the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training from nothing to a full return, through the installed command, on one and on two CPU ranks."""
+"""The installed command trains a random policy to nearly the maximum return on one and on two CPU ranks."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ MAXIMUM = 1000.0
     ],
 )
 def test_task_trains_to_a_full_return(command: Command, task: str, iterations: str, share: float, ranks: str) -> None:
-    # Two ranks share the envs of one rank, so both take the same time. Here, the time is only a limit for a hang.
-    # The returns are above these shares after 60 and 110 iterations.
+    # One and two ranks have the same total number of envs, so both take the same time. `timeout_s` only ends hangs.
+    # The return exceeds its share of the maximum after 60 iterations (balance) and 110 iterations (swingup).
     flags = ("--gpu-ids", "None", "--cpu-ranks", ranks, "--total-num-envs", "512", "--seed", "1")
     flags += ("--max-iterations", iterations)
     done = command("train", task, *flags, timeout_s=800)

@@ -1,4 +1,4 @@
-"""Other learners than ours improve their return on our envs: the programs of examples/learners."""
+"""Learners of other libraries improve their return in our envs: the programs in examples/learners."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from conftest import BIN, Command
 LEARNERS = Path(__file__).parents[2] / "examples" / "learners"
 
 RETURN = re.compile(r"(?:mean return|ep_rew_mean\s*\||Mean reward:)\s*([\d.]+)")
-"""A mean return, as each of the programs prints it."""
+"""Matches a mean return in the output of each program."""
 
 MIN_GAIN = 4
-"""Factor between the last return and the first one, which is that of a random policy: the pendulum falls at once."""
+"""Minimum ratio of the last return to the first one. At first, the policy is random and the pendulum falls at once."""
 
 
 @pytest.mark.slow
@@ -31,7 +31,7 @@ MIN_GAIN = 4
 )
 def test_a_learner_improves_its_return(command: Command, program: str, length: str) -> None:
     if program == "torchrl_ppo":
-        pytest.importorskip("torchrl")  # needs an older version of tensordict, so it is no dependency
+        pytest.importorskip("torchrl")  # torchrl needs an older tensordict, so it is not a dependency
     if program == "skrl_ppo":
         pytest.importorskip("skrl")
     done = command(

@@ -1,4 +1,4 @@
-"""Tasks that new-task writes learn their goal on two CPU ranks."""
+"""On tasks that new-task writes, training on two CPU ranks reaches the goal."""
 
 from __future__ import annotations
 

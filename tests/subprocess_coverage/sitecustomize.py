@@ -1,6 +1,6 @@
-"""Give ranks the time to write their coverage data; on PYTHONPATH only while coverage is measured.
+"""Give ranks time to write their coverage data. PYTHONPATH contains this folder only while coverage is measured.
 
-A launcher that has the results of its ranks kills their agent, and the ranks with it.
+When a launcher has received the results of all ranks, it kills their agent and thus the ranks.
 """
 
 from __future__ import annotations
