@@ -1,4 +1,4 @@
-"""The checks of a task: every mistake is found, and its term named."""
+"""The checks of a task find every mistake and name its term."""
 
 from __future__ import annotations
 
@@ -27,43 +27,43 @@ NAMES_OF_CHECKS = ["terms", "physics", "finite", "seeds", "resume", "host syncs"
 
 
 NUM_STEPS = 75
-"""Steps of a rollout in tests that find something in its first steps; in a short rollout, all episodes end too."""
+"""Steps of a short rollout. Its tests find mistakes in the first steps, and all of its episodes end."""
 
 
 @pytest.fixture(autouse=True)
 def _measure_the_speed_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measure for a moment only. The command below measures as long as users do."""
+    """Measure the speed only for a moment. The command in a test below measures as long as for users."""
     monkeypatch.setattr(checks, "SPEED_S", 0.01)
 
 
 @pytest.fixture
 def short_rollouts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check fewer steps."""
+    """Let checks run fewer steps."""
     monkeypatch.setattr(run, "NUM_STEPS", NUM_STEPS)
 
 
 def with_term(kind: str, one: Any) -> TrainConfig:
-    """A task that passes all checks, with one more term. Its steps are fast, and its episodes short."""
+    """Return a task that passes all checks, with one more term. Its steps are fast and its episodes short."""
     config = dataclasses.replace(config_of("cartpole-balance"), num_envs=8, total_num_envs=None)
     config = changed(config, "env.episode_length_s", 0.5)
     return changed(config, f"env.{kind}.wrong", one)
 
 
 def results(config: TrainConfig) -> dict[str, Check]:
-    """Results by name."""
+    """Check a task, and return the results by name."""
     return {result.name: result for result in check(config)}
 
 
 def failures(config: TrainConfig) -> dict[str, str]:
-    """Texts of the checks that failed."""
+    """Check a task, and return the texts of the checks that failed, by name."""
     return {name: result.text for name, result in results(config).items() if not result.passed}
 
 
 QUICK = {"arm-reach", "cartpole-balance", "everything", "gym-reacher", "quadruped-velocity-flat"}
-"""Tasks of each kind. The others are checked by the long tests."""
+"""Tasks of each kind. Long tests check the other tasks."""
 
 WITH_SHORT_ROLLOUTS = {"everything"}
-"""Tasks that are made to have every kind of term, which all change something in a short rollout."""
+"""Tasks that exist only for tests, whose terms all have an effect within a short rollout."""
 
 
 @pytest.mark.slow
@@ -174,7 +174,7 @@ def test_a_term_that_is_not_capturable_is_skipped() -> None:
 
 
 def with_events(events: dict[str, Any]) -> TrainConfig:
-    """A task with other events."""
+    """Return a task with other events."""
     config = dataclasses.replace(config_of("cartpole-balance"), num_envs=8, total_num_envs=None)
     return changed(config, "env.events", events)
 
@@ -213,7 +213,7 @@ def test_buffers_that_are_too_small_are_found(changes: dict[str, int], found: st
     assert set(result) <= {"resume"}, "which contacts are dropped depends on more than the state"
 
 
-# From Python, and as a command
+# Checks from Python, and as a command
 
 
 @pytest.mark.slow

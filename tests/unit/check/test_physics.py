@@ -1,4 +1,4 @@
-"""The check of the physics: explosions, overlaps, implausible speeds, and differences to MuJoCo's C code."""
+"""The check of the physics: explosions, overlaps, implausible speeds, and differences from MuJoCo's C code."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_difference_to_the_c_code_is_found() -> None:
     start_warp("cpu")
     env = WatchedEnv(config("motor gear='.5'").env, 2)
     probe = PhysicsProbe(env)
-    env.sim.model.opt.gravity[2] = -5.0  # that of the C code only
+    env.sim.model.opt.gravity[2] = -5.0  # changes the gravity of the C code only
     for _ in range(30):
         env.step(torch.zeros(2, 1))
     result = probe.check()
@@ -125,6 +125,6 @@ def test_nothing_is_observed_after_removal(monkeypatch: pytest.MonkeyPatch) -> N
     probe = PhysicsProbe(env)
     env.step(torch.zeros(2, 1))
     probe.remove()
-    monkeypatch.delattr(mujoco, "mj_step")  # a comparison would call it
+    monkeypatch.delattr(mujoco, "mj_step")  # a comparison would call mj_step
     for _ in range(30):
         env.step(torch.zeros(2, 1))

@@ -1,4 +1,4 @@
-"""Tab suggests commands, tasks, flags of the typed task by group, and their values."""
+"""The Tab key suggests commands, tasks, flags of the typed task by group, and values of flags."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands show the progress of compiling: as a bar on a terminal, otherwise as lines."""
+"""Commands show the progress of compilation: on a terminal as a bar, otherwise as lines."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_text_is_printed_unchanged(text: str) -> None:
 
 
 def test_a_failure_is_written_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    reader, writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # keeps writes apart, unlike a pipe
+    reader, writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # keeps writes separate, unlike a pipe
     with reader, writer:
         monkeypatch.setattr(sys, "stderr", unfailing(writer.fileno(), None, by_line=True))
         TrainConsole("a-task").failed("Traceback ...\nLostRankError: rank 0 has ended\n", "failed: LostRankError")

@@ -1,4 +1,4 @@
-"""Flags change a part of a config as they change the whole."""
+"""Flags change a part of a config in the same way as they change the whole config."""
 
 from __future__ import annotations
 

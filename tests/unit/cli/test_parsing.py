@@ -1,4 +1,4 @@
-"""The command line: flags that change a config, and one line for every mistake."""
+"""The command line: flags change a config, and every mistake is reported in one line."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def value_at(config: Any, path: str) -> Any:
 
 
 def differences(old: Any, new: Any, path: str = "") -> set[str]:
-    """Paths of the values that differ between two configs, in the form of value_at."""
+    """Return the paths of the values that differ between two configs, in the format of value_at."""
     if hasattr(old, "__dataclass_fields__"):
         steps = [(f"{path}.{name}".lstrip("."), getattr(old, name), getattr(new, name)) for name in vars(old)]
     elif isinstance(old, dict):
@@ -390,16 +390,16 @@ def test_the_help_flag_is_removed_from_the_arguments(argv: list[str], asked: Hel
 def test_help_pages_list_the_flags_that_tyro_accepts(
     task: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setenv("COLUMNS", "120")  # tyro uses two columns where there is room
+    monkeypatch.setenv("COLUMNS", "120")  # on a wide terminal, tyro uses two columns
     default = registry.task_config(task)
     with pytest.raises(SystemExit):
         tyro.cli(TrainConfig, default=default, args=["--help"])
     known = set(re.findall(r"(?m)^[│ ] {1,2}--([a-z][^ ,]*)", capsys.readouterr().out))
     shown = {flag.name: flag for flag in flags_of(default)}
-    # Of a term or a model without parameters
+    # Leave out tyro's flags for terms and models without parameters
     known = {name for name in known if not name.endswith((".params", ".model-params"))}
     assert known <= shown.keys()
-    # Tyro knows only the parameters that the config names. The others of a term are accepted too.
+    # Tyro lists only parameters that the config names. The other parameters of a term are accepted too.
     others = [flag for name, flag in shown.items() if name not in known]
     assert all(".params." in flag.path for flag in others)
     given = [word for flag in others if flag.default for word in (f"--{flag.name}", *flag.default.split())]

@@ -38,21 +38,21 @@ tokens = st.one_of(
 
 
 def typed(value: Any) -> list[str]:
-    """A value as arguments; a mapping as alternating names and values."""
+    """Return a value as arguments. A mapping becomes alternating names and values."""
     if isinstance(value, dict):
         return [str(part) for pair in value.items() for part in pair]
     return [str(part) for part in value] if isinstance(value, tuple) else [str(value)]
 
 
 def values_of(hint: Any, value: Any) -> st.SearchStrategy[Any]:
-    """Values that can be typed for a flag. They have its type or, for a parameter of a term, the type of its value."""
+    """Draw values that a user can type for a flag. They have its type or, for a parameter, the type of its value."""
     args, origin = typing.get_args(hint), typing.get_origin(hint)
     if origin is Literal:
         return st.sampled_from(args)
     if hint == ParamValue:
         return values_of(tuple[type(value[0]), ...] if isinstance(value, tuple) else type(value), value)
     if origin in (typing.Union, types.UnionType):
-        # A number is read as one, also where texts or several numbers are allowed.
+        # A text that looks like a number is read as a number, even if the flag also takes texts.
         kinds = [values_of(arg, value) for arg in args if arg is not str or int not in args]
         return st.one_of(kinds).filter(
             lambda drawn: float not in args or not isinstance(drawn, tuple) or len(drawn) > 1

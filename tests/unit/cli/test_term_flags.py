@@ -1,4 +1,4 @@
-"""Flags of terms: parameters that the config does not name, values that tyro cannot read, and None."""
+"""Flags of terms: parameters that the config does not name, values that tyro cannot read, and the value None."""
 
 from __future__ import annotations
 

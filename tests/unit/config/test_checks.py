@@ -1,4 +1,4 @@
-"""Values of configs that are refused, and values at their limits."""
+"""Values of configs that are refused, and values at their limits, which are accepted."""
 
 from __future__ import annotations
 

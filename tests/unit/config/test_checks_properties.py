@@ -1,4 +1,4 @@
-"""Properties of the checks of a config: intervals, hosts and seeds are accepted, or refused by flag."""
+"""Properties of the checks of a config: intervals, hosts and seeds are accepted, or refused with their flag."""
 
 from __future__ import annotations
 

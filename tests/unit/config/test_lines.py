@@ -1,4 +1,4 @@
-"""Config files that are small, but not harmless."""
+"""Small config files whose content, once read, may be very large."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configs name real functions: modules that are not imported, wrong names, and type checkers."""
+"""Configs contain references to functions: lazy imports, wrong names, and type checkers."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_package_exposes_only_its_listed_modules() -> None:
 
 class Nested:
     def method(self) -> None:
-        """Has a name with a dot."""
+        """Do nothing. The qualified name of this method contains a dot."""
 
 
 def test_a_function_that_cannot_be_imported_by_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Configs are written to a file and read back; files without a config are refused."""
+"""Configs are written to a file and read back. Files without a config are refused."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def config() -> TrainConfig:
 
 
 def with_param(config: TrainConfig, value: ParamValue) -> TrainConfig:
-    """A copy of a config whose env has one more event, with one parameter."""
+    """Return a copy of a config with one more event, which has one parameter."""
     events = {**config.env.events, "extra": EventConfig(func="package.module:name", params={"value": value})}
     return changed(config, "env.events", events)
 
@@ -182,7 +182,7 @@ def test_a_file_without_a_mapping_is_refused(tmp_path: Path, text: str):
 
 
 def edited(config: TrainConfig, directory: Path, path: str, value: Any) -> Path:
-    """A config file with one entry, named by a dotted path, set to a value."""
+    """Write a config file in which one entry, named by a dotted path, has another value."""
     plain = to_plain(config)
     *parents, name = path.split(".")
     entry = plain
@@ -249,7 +249,7 @@ def test_a_missing_key_is_refused_by_name(config: TrainConfig, tmp_path: Path):
 )
 def test_a_value_of_the_wrong_type_is_refused_by_its_name(config: TrainConfig, tmp_path: Path, path: str, value: Any):
     message = file_refusal(edited(config, tmp_path, path, value))
-    # A dict's entries are named by the dict: env.rewards for the weight of one of its terms.
+    # For an entry of a dict, the message names the dict: env.rewards for the weight of a reward.
     field = path.replace("params.low", "params").rpartition(".")[2]
     assert field in message.removeprefix(f"--config {tmp_path}")
 

@@ -1,4 +1,4 @@
-"""Properties of config files: any config of any task is equal after writing and reading it."""
+"""Properties of config files: a config that is written and read back equals the original."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.serialization import from_plain
 from mjlab_dist.run_dir import to_yaml
 
-# Without characters that YAML does not allow in files.
+# Texts without characters that YAML does not allow in files.
 texts = st.one_of(
     st.text(st.characters(codec="utf-8", exclude_categories=["C", "Zl", "Zp"])),
     st.sampled_from(["1", "1e-3", "1.0", ".inf", "nan", "yes", "null", "~", "0x10", "1_000", "2026-11-22", "a: b"]),
@@ -30,7 +30,7 @@ reals = st.floats(allow_nan=False)
 
 
 def values_of(hint: Any) -> st.SearchStrategy[Any]:
-    """Values of the type of a field that is not a dataclass."""
+    """Draw values of a field's type, which is not a dataclass."""
     args = typing.get_args(hint)
     origin = typing.get_origin(hint)
     if origin is Literal:
@@ -60,7 +60,7 @@ def task(name: str) -> tuple[TrainConfig, list[tuple[Steps, Any, Any]]]:
 
 @st.composite
 def configs(draw: st.DrawFn) -> TrainConfig:
-    """Configs of tasks in which some values are replaced by others of the same types."""
+    """Draw configs of tasks in which other values of the same types replace some values."""
     config, places = task(draw(st.sampled_from(NAMES)))
     for steps, hint, _ in draw(st.lists(st.sampled_from(places), max_size=12)):
         config = changed(config, steps, draw(values_of(hint)))

@@ -1,4 +1,4 @@
-"""Parameters of terms that are read from source, against those of the imported functions and classes."""
+"""Parameters of terms that are read from source equal those of the imported functions and classes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_meanings_come_from_the_docstring() -> None:
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the directory of modules that importing would break."""
+    """Return a directory with modules that raise when they are imported."""
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "heavy_base.py").write_text(
         "raise ImportError\nclass Base:\n    def __init__(self, env, *, gain: float = 2.0): pass\n"

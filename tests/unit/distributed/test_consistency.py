@@ -1,4 +1,4 @@
-"""Checksums, and which ranks differ."""
+"""Checksums of tensors, and messages that name the ranks that differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process group that ranks on GPUs join; ranks on CPUs join real ones in tests/distributed."""
+"""The process group that ranks on GPUs join. In tests/distributed, ranks on CPUs join real process groups."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mjlab_dist.errors import UserError
 
 
 def test_gpu_ranks_gather_cpu_tensors_through_gloo() -> None:
-    """Packed env states of all ranks are not stored on rank 0's GPU, which may lack the memory."""
+    """Rank 0 gathers the env states of all ranks in CPU memory: its GPU may lack the memory for them."""
     joined: dict[str, Any] = {}
 
     def init(backend: str, **options: Any) -> None:
@@ -47,7 +47,7 @@ def test_a_run_after_one_that_failed_with_nccl_is_refused() -> None:
 
 @pytest.mark.parametrize(("backend", "destroyed"), [("gloo", 1), ("nccl", 0)])
 def test_after_an_error_only_groups_without_nccl_are_destroyed(backend: str, destroyed: int) -> None:
-    """NCCL's destroy waits for the other ranks of the machine, which may wait for this one."""
+    """Destroying a group with NCCL waits for the machine's other ranks, which may wait for this rank."""
     with (
         mock.patch.object(dist, "init_process_group"),
         mock.patch.object(dist, "destroy_process_group") as destroy,

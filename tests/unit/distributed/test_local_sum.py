@@ -1,4 +1,4 @@
-"""Sums over ranks of one machine: threads stand for ranks, stores and sockets are real."""
+"""Sums over ranks of one machine. In these tests, ranks are threads, and stores and sockets are real."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 def on_ranks(world_size: int, work: Callable[[int, LocalSum], T], timeout_s: float = 20.0) -> list[T]:
-    """Results of all ranks."""
+    """Run a function on all ranks, and return the results."""
     store = HashStore()
 
     def be(rank: int) -> T:
@@ -43,7 +43,7 @@ def on_ranks(world_size: int, work: Callable[[int, LocalSum], T], timeout_s: flo
 @pytest.mark.parametrize("world_size", [2, 3, 5])
 def test_every_rank_receives_the_sum_computed_in_rank_order(world_size: int):
     g = torch.Generator().manual_seed(0)
-    shapes = [(), (1,), (2,), (world_size,), (4, 3), (12_345,), (1_000_001,)]  # the last larger than a socket's buffer
+    shapes = [(), (1,), (2,), (world_size,), (4, 3), (12_345,), (1_000_001,)]  # the last exceeds a socket's buffer
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int64):
         addends = [[(100 * torch.randn(shape, generator=g)).to(dtype) for shape in shapes] for _ in range(world_size)]
 
@@ -65,7 +65,7 @@ def test_a_rank_that_waits_for_a_slow_one_sleeps(wait_for: Callable[[Callable[[]
         if rank == 0:
             waiting.append(threading.get_native_id())
         else:
-            # A rank that spins is always running; this one must sleep.
+            # A rank that waits in a busy loop never sleeps. This rank must sleep.
             wait_for(lambda: bool(waiting) and is_asleep(waiting[0]))
         summing.sum_(values)
         assert values.eq(2.0).all()
@@ -74,7 +74,7 @@ def test_a_rank_that_waits_for_a_slow_one_sleeps(wait_for: Callable[[Callable[[]
 
 
 def is_asleep(thread: int) -> bool:
-    """Whether the kernel reports that a thread of this process sleeps, in each of ten checks."""
+    """Return whether the kernel reports in each of ten checks that a thread of this process sleeps."""
     status = Path(f"/proc/self/task/{thread}/stat")
     return all(status.read_text().rpartition(")")[2].split()[0] == "S" for _ in range(10))
 
@@ -109,7 +109,7 @@ def test_a_rank_that_skipped_a_sum_is_detected_by_the_size_of_the_next(sizes: tu
             summing.sum_(torch.ones(sizes[rank]))
         return str(caught.value)
 
-    # The other rank may only see that the connection has ended.
+    # One of the two ranks reports both sizes. The other may only notice that the connection has ended.
     messages = on_ranks(2, add_up)
     assert any({"400", "160"} <= set(re.findall(r"\d+", message)) for message in messages)
 

@@ -1,4 +1,4 @@
-"""Properties of sums over ranks: any tensors are added in the order of ranks, whole or in parts."""
+"""Properties of sums over ranks: tensors are added in the order of ranks, whether whole or in parts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_every_rank_gets_the_same_sum(kinds: list[tuple[list[int], torch.dtype]]
         summing.close()
         return addends[rank]
 
-    # Tensors of more than 64 bytes are summed like large ones.
+    # Sum tensors of more than 64 bytes in parts, as large tensors usually are.
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(world_size) as pool:
         patch.setattr(local_sum, "MAX_WHOLE_BYTES", 64)
         for sums in pool.map(add_up, range(world_size)):

@@ -1,4 +1,4 @@
-"""The rank, read from the variables that torchrun, torchrunx and SLURM set."""
+"""The rank is read from environment variables that torchrun, torchrunx and SLURM set."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SRUN = {
     "SLURM_STEP_NUM_NODES": "2",
 }
 
-# Variables of a batch script with four tasks that has not called srun.
+# Variables in a batch script with four tasks, outside srun.
 SBATCH = {
     "SLURM_JOB_ID": "4711",
     "SLURM_NTASKS": "4",

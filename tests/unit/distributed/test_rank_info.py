@@ -1,4 +1,4 @@
-"""Ranks exchange their devices, and values through the store where they meet."""
+"""Ranks exchange descriptions of their devices and other values through the store of their process group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Properties of ranks: read from the variables of a launcher, and listed in words."""
+"""Properties of ranks: a rank is read from the variables of a launcher, and lists of ranks are written as text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ hosts = st.from_regex(r"[a-z][a-z0-9.-]{0,20}", fullmatch=True) | st.ip_addresse
 
 @st.composite
 def places(draw: st.DrawFn) -> tuple[int, int, int, int]:
-    """Machines, ranks per machine, and one rank's machine and local rank."""
+    """Draw the number of machines, the ranks per machine, and the machine and the local rank of one rank."""
     machines, per_machine = draw(st.integers(1, 16)), draw(st.integers(1, 16))
     return machines, per_machine, draw(st.integers(0, machines - 1)), draw(st.integers(0, per_machine - 1))
 
@@ -81,6 +81,6 @@ def test_ranks_in_words_are_all_of_them(ranks: set[int]):
     assert word == ("rank" if len(ranks) == 1 else "ranks")
     ends = [[int(end) for end in span.split("-")] for span in spans.split(", ")]
     assert [rank for span in ends for rank in range(span[0], span[-1] + 1)] == sorted(ranks)
-    # No two spans could be one.
+    # No two spans are adjacent: these would be one span.
     assert all(after[0] > before[-1] + 1 for before, after in itertools.pairwise(ends))
     assert re.fullmatch(r"[\d, -]+", spans)

@@ -1,4 +1,4 @@
-"""Ranks of several machines find out that their machines have different files of a task."""
+"""Ranks on several machines detect that files of their task differ between machines."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_another_name_of_a_joint_is_found(config: TrainConfig) -> None:
 def test_rounding_is_no_difference(config: TrainConfig) -> None:
     rounded = compiled()
     rounded.body_mass[1] *= 1 + 1e-14
-    rounded.body_iquat[1] = [0, 1, 0, 0]  # other principal axes of the same inertia
+    rounded.body_iquat[1] = [0, 1, 0, 0]  # the same inertia, described with other principal axes
     own, other = (TaskSummary.of(config, model, {}) for model in (compiled(), rounded))
     assert own.difference(other) is None
     rounded.opt.gravity[0] = rounded.jnt_range[0, 0] = float("inf")
@@ -75,7 +75,7 @@ def test_another_source_file_is_found(config: TrainConfig, tmp_path: Path) -> No
     theirs = module(tmp_path / "there" / "rewards.py", "WEIGHT = 1.5")
     own, other = (TaskSummary.of(config, compiled(), {"rewards": each}) for each in (ours, theirs))
     assert "rewards" in (own.difference(other) or "")
-    # A module that only one rank has imported is not compared
+    # Modules that only one rank has imported are not compared
     assert own.difference(TaskSummary.of(config, compiled(), {})) is None
 
 

@@ -1,4 +1,4 @@
-"""Lists of hosts as SLURM writes them; the oracle is SLURM's own program, where it is installed."""
+"""SLURM's lists of hosts are expanded as SLURM's own program expands them, if this program is installed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_another_text_is_refused(text: str):
 
 @st.composite
 def entries(draw: st.DrawFn) -> str:
-    """One entry of a list: names and lists of numbers in turn, at most two of each."""
+    """Draw one entry of a list of hosts: a name, then up to two lists of numbers with a text between them."""
     text = draw(st.sampled_from(["n", "gpu-", "rack1-n", "192.0.2."]))
     for _ in range(draw(st.integers(0, 2))):
         pieces = []

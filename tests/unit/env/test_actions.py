@@ -1,4 +1,4 @@
-"""From the policy's output to actuator inputs, against a delay line per env in numpy."""
+"""Actuator inputs are computed from the policy's output. The tests compare them with delay lines in NumPy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _warp() -> None:
 
 
 def ctrl_of(env: Env, actuator: str) -> torch.Tensor:
-    """Inputs of an actuator, (num_envs,)."""
+    """Return the inputs of an actuator, (num_envs,)."""
     return env.sim.ctrl[:, env.sim.model.actuator(actuator).id]
 
 
@@ -121,7 +121,7 @@ def test_previous_actions_are_kept_within_an_episode() -> None:
 
 
 class DelayLine:
-    """The test's own record of an env: actions of its episode, and their measured delays."""
+    """Records the actions of one env's episode, and measures their delays."""
 
     def __init__(self, latency: tuple[int, int]) -> None:
         self.latency = latency
@@ -134,7 +134,7 @@ class DelayLine:
         self.lag = None
 
     def check(self, action: float, seen: float) -> None:
-        """Record an action that was sent and the inputs that resulted; all actions differ."""
+        """Record an action and the actuator input after it. All actions must differ."""
         self.sent.append(action)
         known = range(self.latency[0], self.latency[1] + 1) if self.lag is None else [self.lag]
         fits = [lag for lag in known if self._at(lag) == pytest.approx(seen, abs=1e-6)]
@@ -160,7 +160,7 @@ def test_each_env_draws_a_latency_for_each_episode(latency: tuple[int, int]) -> 
         sent = float64(actions)
         env.step(actions)
         arrived = (float64(env.sim.ctrl[:, :2]) - 0.3) / 0.5
-        # A reset sets the inputs of the keyframe; earlier inputs are removed.
+        # Skip envs that were reset: their inputs are those of the keyframe, and earlier actions are removed.
         for i in np.flatnonzero(~ends):
             for line, action, seen in zip(lines[i], sent[i].clip(-0.8, 0.8), arrived[i], strict=False):
                 line.check(float(action), float(seen))
@@ -168,10 +168,10 @@ def test_each_env_draws_a_latency_for_each_episode(latency: tuple[int, int]) -> 
         for i in np.flatnonzero(ends):
             for line in lines[i]:
                 line.restart()
-    assert all(left.lag == right.lag and left.lags == right.lags for left, right in lines)  # a robot has one link
+    assert all(left.lag == right.lag and left.lags == right.lags for left, right in lines)  # both legs have one latency
     found = {lag for line, _ in lines for lag in line.lags}
     assert found == set(range(latency[0], latency[1] + 1))
-    assert latency[0] == latency[1] or any(len(set(line.lags)) > 1 for line, _ in lines)  # every episode draws again
+    assert latency[0] == latency[1] or any(len(set(line.lags)) > 1 for line, _ in lines)  # each episode draws a latency
 
 
 def test_every_latency_is_equally_likely() -> None:
@@ -186,7 +186,7 @@ def test_every_latency_is_equally_likely() -> None:
 
 @pytest.mark.slow
 def test_with_jitter_actions_arrive_in_order_and_every_latency_is_drawn() -> None:
-    """Actions are the number of the step, so each input shows when it was sent."""
+    """Each action is proportional to the number of its step, so an input shows in which step it was sent."""
     num, jitter = 2000, 0.3
     legs = ActionConfig(actuators=("F._leg",), latency=(1, 4), latency_jitter=jitter)
     rear = ActionConfig(actuators=("R._leg",), latency=(0, 2))
@@ -220,7 +220,7 @@ def test_the_offset_applies_until_the_first_action_arrives() -> None:
         np.testing.assert_allclose(env.sim.ctrl[:, :4], (HOME[:4] + arrives).expand(4, -1), rtol=0, atol=1e-6)
 
 
-# Own classes
+# Classes of the user
 
 
 @pytest.mark.parametrize("kind", ["Counter", "CounterOutside"])

@@ -1,4 +1,4 @@
-"""Quantities of a floating base: correct after every change of the state, and computed once until the next change."""
+"""Quantities of a floating base are correct after each change of the state, and computed once between changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes to the rows of some envs: by torch, and by the kernel that clears those of many tensors at once."""
+"""Some envs' rows of tensors are written by torch, or cleared by one kernel for many tensors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def env(shared: Env) -> Iterator[Env]:
     shared.load_state(before)
 
 
-# By the kernel
+# Rows that the kernel clears
 
 TENSORS = {
     "numbers": torch.rand(NUM_ENVS, 3, 4) + 1.0,
@@ -90,7 +90,7 @@ def test_totals_include_the_values_from_before_clearing(env: Env) -> None:
     assert totals.steps >= MASK.sum() * (env.max_episode_length + 1)
 
 
-# By torch
+# Rows that torch writes
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Distances and closest points that a config declares, against MuJoCo C's mj_geomDistance."""
+"""Distances and closest points that a config declares equal those of mj_geomDistance in MuJoCo's C library."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def env() -> Env:
 
 
 def c_distance(data: mujoco.MjData, ones: tuple[str, ...], others: tuple[str, ...]) -> tuple[float, np.ndarray]:
-    """Smallest distance between geoms, and the closest points."""
+    """Return the smallest distance between geoms, and the closest points."""
     best, points = MAX_M, np.zeros(6)
     for one in ones:
         for other in others:

@@ -1,4 +1,4 @@
-"""Terms and randomizations of one entity of a scene with two robots, against the model's numbers and MuJoCo C."""
+"""Terms and randomizations for one entity of a scene with two robots. Expected values come from MuJoCo's C library."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MODEL = """
   </worldbody>
   <actuator><motor name="lid_leg" joint="lid"/></actuator>
 </mujoco>"""
-"""With the robots and the box, it needs the same kernels as the scene of test_frames.py."""
+"""The scene. Together with the robots and the box, it needs the same kernels as the scene in test_frames.py."""
 
 BOX = """
 <mujoco>
@@ -57,7 +57,7 @@ def _warp() -> None:
 
 
 def make(**changes: Any) -> Env:
-    """A scene of its own, two robots in the air, and a box under one of them."""
+    """Build envs with the scene, two robots in the air, and a box below one of them."""
     robot = EntityConfig(model=SIM.model, pos=(0.0, 0.0, 5.0))
     sim = SimConfig(
         model=MODEL,
@@ -77,7 +77,7 @@ def make(**changes: Any) -> Env:
 
 
 def owners(env: Env, kind: str) -> list[str]:
-    """The entity of each element of the model, by its name, or else by that of its body."""
+    """Return the entity of each element of the model, from the element's name or, without one, its body's name."""
     model = env.sim.model
     bodies = {"body": range(model.nbody), "geom": model.geom_bodyid, "dof": model.dof_bodyid, "site": model.site_bodyid}
     names = [model.body(int(body)).name for body in bodies[kind]]

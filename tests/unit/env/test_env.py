@@ -1,4 +1,4 @@
-"""The batched env: its episodes compared with the test's own bookkeeping over steps of MuJoCo's C code."""
+"""The batched env. Its episodes are compared with episodes that the test computes from steps of MuJoCo's C code."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def make(config: EnvConfig = CONFIG, num_envs: int = NUM_ENVS, seed: int = 0, **
 
 
 def c_step(env: Env, actions: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """The next state of every env by MuJoCo's C code, in float64."""
+    """Compute the next state of every env with MuJoCo's C code in float64."""
     qpos, qvel = np.empty(env.sim.qpos.shape), np.empty(env.sim.qvel.shape)
     for i in range(env.num_envs):
         data = mujoco.MjData(env.sim.model)
@@ -100,7 +100,7 @@ def c_step(env: Env, actions: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass
 class Step:
-    """A step as the env returned it, and the state before resets as C computes it."""
+    """Results of a step that the env returned, and the state before resets that MuJoCo's C code computed."""
 
     obs: Any
     rewards: torch.Tensor
@@ -131,7 +131,7 @@ class Episode:
 
 
 def episodes_of(steps: list[Step], ages: np.ndarray) -> list[Episode]:
-    """Episodes that end by the test's own rules: past the limit, or at the time limit."""
+    """Return the episodes according to the test's own rules: an episode ends beyond the limit, or at the time limit."""
     sums, lengths, ages = np.zeros((3, len(ages))), np.zeros(len(ages), dtype=int), ages.copy()
     ended = []
     for step in steps:
@@ -247,7 +247,7 @@ def test_a_finished_env_restarts_at_once_and_the_others_continue() -> None:
     cart, pole = env.sim.qpos[finished].T
     assert ((cart >= -0.1) & (cart <= -0.05)).all()
     assert ((pole >= 0.1) & (pole <= 0.3)).all()
-    assert len(set(cart.tolist())) == len(set(pole.tolist())) == NUM_ENVS // 2  # each draws its own
+    assert len(set(cart.tolist())) == len(set(pole.tolist())) == NUM_ENVS // 2  # each env draws its own state
     assert (env.sim.qvel[finished] != 0).all()
     assert torch.allclose(env.sim.view("time"), torch.where(finished, 0.0, 0.02))
     assert torch.equal(obs["actor"], torch.stack([env.sim.qpos[:, 0], env.sim.qvel[:, 1]], dim=1))
@@ -371,7 +371,7 @@ def test_first_staggered_episodes_are_excluded_from_the_totals() -> None:
     episodes = episodes_of(steps, ages)
     firsts = [next(e for e in episodes if e.env == i) for i in range(NUM_ENVS)]
     later = [e for e in episodes if not any(e is first for first in firsts)]
-    assert any(first.timed_out and first.length < MAX_STEPS for first in firsts)  # ages shorten first episodes
+    assert any(first.timed_out and first.length < MAX_STEPS for first in firsts)  # staggering shortens first episodes
     assert len(later) >= NUM_ENVS
     assert_totals(env.pop_episode_totals(), later)
 
@@ -396,7 +396,7 @@ def test_weights_scale_rewards_and_a_weight_of_0_disables_a_term() -> None:
 
 
 def test_an_overflow_is_still_reported_after_the_episode_ends() -> None:
-    """metrics.Sample.overflows counts envs that *ever* overflowed, and is read once an iteration, after many resets."""
+    """metrics.Sample.overflows counts the envs with any overflow. It is read once per iteration, after many resets."""
     config = dataclasses.replace(CONFIG, sim=dataclasses.replace(BOX, njmax=4), **box_terms())
     env = make(config, num_envs=4, episode_length_s=0.3)
     assert env.max_episode_length == 60
@@ -419,14 +419,14 @@ def dragged_config() -> EnvConfig:
 
 
 def everything(forward: bool = False, **changes: Any) -> EnvConfig:
-    """Every kind of term, a curriculum too."""
+    """Return a config with every kind of term, including a curriculum."""
     sim = dataclasses.replace(EVERYTHING.sim, forward_before_observation=forward)
     curricula = {"ended": TermConfig(func=f"{TERMS}:Ended")}
     return dataclasses.replace(EVERYTHING, sim=sim, curricula=curricula, **changes)
 
 
 def advance(env: Env, actions: torch.Tensor) -> list[torch.Tensor]:
-    """All outputs of an env in some steps: states, observations, rewards, ends, totals."""
+    """Return all outputs of an env during some steps: states, observations, rewards, ends of episodes, totals."""
     seen = []
     for row in actions:
         obs, rewards, dones, extras = env.step(row)
@@ -447,7 +447,7 @@ def test_20_steps_are_10_in_one_env_and_10_in_another(name: str) -> None:
     state, random_state = env.state(), torch.get_rng_state()
     kept = {name: tensor.clone() for name, tensor in state.items()}
     whole = advance(env, actions[10:])
-    assert all(torch.equal(state[name], kept[name]) for name in state)  # it is a copy
+    assert all(torch.equal(state[name], kept[name]) for name in state)  # the state is a copy
     assert any(seen.dtype == torch.bool and seen.any() for seen in whole)  # episodes end and start
 
     other = make(config, **changes, seed=5)
@@ -497,7 +497,7 @@ def test_a_changed_reward_weight_applies_to_a_resumed_run() -> None:
 
 
 def test_the_state_includes_all_memory_of_terms_randomizations_and_observations() -> None:
-    """After loading a state, envs with other random numbers and positions have all of it."""
+    """Envs with other random numbers and positions have the whole state after loading it."""
     env, other = make(everything()), make(everything(), seed=7)
     state = env.state()
     assert {name for name, tensor in state.items() if not torch.equal(tensor, other.state()[name])} >= {
@@ -525,7 +525,10 @@ def test_the_state_includes_all_memory_of_terms_randomizations_and_observations(
 def poisoned_and_healthy(
     config: EnvConfig, poison: Callable[[Env], None]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor], Env]:
-    """Outputs of two batches with the same draws, one of which gets NaN before its 11th step; and that batch."""
+    """Step two envs with the same random numbers, one of which gets NaN before its 11th step.
+
+    Return the outputs of the env with NaN, those of the other env, and the env with NaN.
+    """
 
     def show(env: Env, row: torch.Tensor) -> torch.Tensor:
         obs, rewards, dones, extras = env.step(row)
@@ -592,7 +595,7 @@ def test_envs_with_nan_are_reset_and_counted_and_other_envs_are_unaffected(
     config = {"cartpole": CONFIG, "dragged": dragged_config(), "everything": EVERYTHING}[model]
     sim = dataclasses.replace(config.sim, forward_before_observation=forward)
     config = dataclasses.replace(config, sim=sim, nan_policy="reset")
-    if not forward and model != "everything":  # poses are then not those of the new episode
+    if not forward and model != "everything":  # without forward, observed poses are from before the reset
         config = dataclasses.replace(config, observations={"actor": config.observations["actor"]})
     ours, oracle, env = poisoned_and_healthy(config, poison)
     assert all(a.isfinite().all() for a in ours)
@@ -619,7 +622,7 @@ def test_episodes_ended_by_nan_are_excluded_from_the_totals() -> None:
     assert totals.episodes == NUM_ENVS - 1
     assert totals.steps == (NUM_ENVS - 1) * MAX_STEPS
     assert float(totals.terms.sum()) == pytest.approx(float(rewards[others].sum()), rel=1e-5)
-    for _ in range(21):  # the episode that began at the reset ends, 40 steps after step 20, and counts
+    for _ in range(21):  # the episode that began at the reset in step 20 ends and counts
         env.step(torch.ones(NUM_ENVS, 1))
     totals = env.pop_episode_totals()
     assert (totals.episodes, totals.steps) == (1, MAX_STEPS)
@@ -629,7 +632,7 @@ ROOT = {"actor": {"root": ObservationConfig(func=f"{TERMS}:root")}}
 AHEAD = {
     "cart": EventConfig(func=f"{EVENTS}:draw_joint_position", params={"joint": "slider", "low": 0.01, "high": 0.05})
 }
-"""Start states from which the square root of the cart's position is finite."""
+"""Start states in which the square root of the cart's position is finite."""
 
 
 def test_a_reward_that_is_not_finite_resets_the_env_although_the_state_is_finite() -> None:
@@ -647,7 +650,7 @@ def test_an_observation_that_is_not_finite_is_replaced_by_0_and_ends_the_episode
     observations = {**ROOT, "critic": CONFIG.observations["critic"]}
     env = make(nan_policy="reset", terminations={}, events=AHEAD, observations=observations)
     env.sim.qpos[2, 0] = -0.2
-    env.sim.qpos[5, 0] = float("inf")  # found in the physics, in the same step
+    env.sim.qpos[5, 0] = float("inf")  # detected in the physics in the same step
     third = torch.arange(NUM_ENVS) == 2
     obs, rewards, dones, _ = env.step(torch.zeros(NUM_ENVS, 1))
     assert dones.tolist() == [i == 5 for i in range(NUM_ENVS)]
@@ -727,7 +730,7 @@ def test_columns_of_observations_are_named_by_term() -> None:
 
 
 def box_terms() -> dict[str, Any]:
-    """Fields of the box's config that replace the cartpole's terms."""
+    """Return fields with which the box's config replaces the cartpole's terms."""
     return {
         "actions": {"force": ActionConfig(actuators=("lift",))},
         "observations": {
@@ -753,7 +756,7 @@ def test_actions_reach_their_actuators_scaled_and_offset() -> None:
     actions = torch.tensor([[1.0, 2.0], [-3.0, 0.5], [0.0, 0.0]])
     env.step(actions)
     assert env.num_actions == 2
-    # push, lift, spin, as the MJCF names them; lift has no action
+    # Columns are push, lift and spin, in the MJCF's order. Lift has no action
     assert env.sim.ctrl.tolist() == [[8.0, 0.0, -0.5], [2.0, 0.0, -2.5], [0.0, 0.0, -1.0]]
     assert torch.equal(env.actions, actions)
     assert env.actions.data_ptr() != actions.data_ptr()
@@ -781,7 +784,7 @@ def refused(**changes: Any) -> str:
 def test_an_unknown_actuator_is_refused() -> None:
     message = refused(actions={"legs": ActionConfig(actuators=("force", "knee"))})
     assert message.startswith("--env.actions.legs.actuators knee: ")
-    assert "force" in message.partition(": ")[2]  # the existing names
+    assert "force" in message.partition(": ")[2]  # the message lists existing names
 
 
 def test_an_actuator_that_is_driven_twice_is_refused() -> None:
@@ -842,7 +845,7 @@ def test_a_missing_model_is_refused() -> None:
     assert refused(sim=dataclasses.replace(CARTPOLE, model="none.xml")).startswith("--env.sim.model none.xml: ")
 
 
-# No host sync
+# No waits of the host
 
 
 @pytest.mark.parametrize(
@@ -899,7 +902,7 @@ def test_reads_are_counted(read: Callable[[torch.Tensor], object]) -> None:
 def test_a_step_never_waits_for_the_device(forward: bool, capture: CaptureMode, nan_policy: str) -> None:
     sim = dataclasses.replace(CARTPOLE, forward_before_observation=forward, capture=capture)
     env = make(sim=sim, nan_policy=nan_policy)
-    env.stagger()  # so that episodes end within these steps
+    env.stagger()  # so that some episodes end in these steps
     actions = torch.randn(20, NUM_ENVS, 1)
     with HostSyncs() as syncs, HostReads() as reads:
         dones = [env.step(row)[2] for row in actions]
@@ -992,8 +995,8 @@ def test_envs_of_all_ranks_are_distributed_over_the_tiles_of_a_terrain() -> None
     assert torch.equal(torch.cat([start_positions(terrain, ids[:9]), start_positions(terrain, ids[9:])]), whole)
     tiles = {tuple(row) for row in whole.tolist()}
     assert tiles == {tuple(row) for row in terrain.origins.reshape(-1, 3).tolist()}
-    assert torch.equal(whole[:12], whole[12:])  # 12 tiles
-    assert torch.equal(whole[:4], torch.from_numpy(terrain.origins[0]))  # a level at a time
+    assert torch.equal(whole[:12], whole[12:])  # there are 12 tiles, which repeat
+    assert torch.equal(whole[:4], torch.from_numpy(terrain.origins[0]))  # the first four envs are on the first level
     assert not start_positions(None, ids).any()
 
 

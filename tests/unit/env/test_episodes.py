@@ -1,4 +1,4 @@
-"""Metrics of episodes and reasons of their ends, against a computation from the values of single steps."""
+"""Metrics of episodes and reasons for their ends. The tests compute expected values from single steps."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ NUM_ENVS = 12
 NUM_STEPS = 60
 REDUCTIONS: tuple[Reduction, ...] = ("mean", "sum", "max", "min", "last")
 
-# rewards.action_size is the sum of the squared actions: the test knows it in every step.
+# rewards.action_size is the sum of the squared actions, which the test can compute in every step.
 METRICS = {how: legged.metric("rewards:action_size", how) for how in REDUCTIONS}
 
 
 TILTED = legged.termination("terminations:tilted", max_rad=0.15)
 
-# Without random draws, envs differ by their actions only.
+# Without random numbers, envs differ only in their actions.
 STILL = {
     "actions": {"legs": ActionConfig(actuators=(".._leg",), scale=1.5, offset="home")},
     "events": {},
@@ -43,16 +43,16 @@ def make(num_envs: int = NUM_ENVS, first_env_id: int = 0, **changes: Any) -> Env
 
 @dataclasses.dataclass
 class Played:
-    """Steps of an env, as recorded by a test."""
+    """Steps of an env that a test recorded."""
 
     values: np.ndarray
-    """Sum of squared actions, (steps, num_envs)."""
+    """Sums of squared actions, (steps, num_envs)."""
     terminated: np.ndarray
     timed_out: np.ndarray
-    """(steps, num_envs) of bool."""
+    """Like `terminated`, booleans with shape (steps, num_envs)."""
 
     def episodes(self) -> list[tuple[int, int, int]]:
-        """Return env, first step, and step after the last of every episode that ended."""
+        """Return the env, the first step, and the step after the last step of every episode that ended."""
         found = []
         for env in range(self.values.shape[1]):
             ends = np.flatnonzero((self.terminated | self.timed_out)[:, env]) + 1
@@ -79,7 +79,7 @@ def test_metrics_are_reduced_over_each_episode() -> None:
     played = play(env)
     totals, episodes = env.pop_episode_totals(), played.episodes()
     assert totals.episodes == len(episodes) > NUM_ENVS
-    assert len({b - a for _, a, b in episodes}) > 1  # long and short ones: a mean of means would differ
+    assert len({b - a for _, a, b in episodes}) > 1  # with different lengths, a mean of means would be wrong
     for name, total in zip(env.metric_names, totals.metrics, strict=True):
         if name.startswith("metric/"):
             how = name.removeprefix("metric/")
@@ -88,7 +88,7 @@ def test_metrics_are_reduced_over_each_episode() -> None:
 
 
 def test_two_halves_sum_to_the_whole() -> None:
-    """The totals of two ranks' envs sum to those of one rank with all envs; metrics over ranks rely on this."""
+    """The totals of two ranks add up to the totals of one rank with all envs, as the metrics of a run require."""
     whole, halves = make(), [make(NUM_ENVS // 2, first) for first in (0, NUM_ENVS // 2)]
     generator = torch.Generator().manual_seed(1)
     for _ in range(NUM_STEPS):
@@ -99,7 +99,7 @@ def test_two_halves_sum_to_the_whole() -> None:
     whole_totals, parts = whole.pop_episode_totals(), [env.pop_episode_totals() for env in halves]
     assert whole_totals.episodes > 0
     assert whole_totals.terminations.tolist() == (parts[0].terminations + parts[1].terminations).tolist()
-    of_actions = slice(len(METRICS))  # the others depend on commands, which are drawn
+    of_actions = slice(len(METRICS))  # other metrics depend on randomly drawn commands
     both = (parts[0].metrics + parts[1].metrics)[of_actions]
     assert whole_totals.metrics[of_actions].tolist() == pytest.approx(both.tolist(), rel=1e-3)
 

@@ -1,4 +1,4 @@
-"""Poses and velocities of bodies, sites and geoms by name, against MuJoCo C; and names within entities."""
+"""Poses and velocities of bodies, sites and geoms equal those in MuJoCo's C library. Names may be within entities."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ SCENE = """
     </body>
   </worldbody>
 </mujoco>"""
-"""A swing with a ball joint on it. Some names are those of the robots; some elements have none.
+"""A swing with a ball joint on it. Some of its names equal names in the robots. Some elements have no name.
 
-With the robots and the box, it has as many degrees of freedom and kinds of contact as the scene of test_entities.py, so
-it needs the same kernels.
+Together with the robots and the box, it has the same number of degrees of freedom and kinds of contact as the scene in
+test_entities.py, so both need the same kernels.
 """
 
 BOX = """
@@ -55,7 +55,7 @@ BOX = """
 
 
 def two_robots(**changes: Any) -> EnvConfig:
-    """The swing, and two of the same robot."""
+    """Return a config with the swing, two copies of a robot, and the box."""
     robot = EntityConfig(model=SIM.model, pos=(0.0, 0.0, 1.0))
     sim = SimConfig(
         model=SCENE,
@@ -80,7 +80,7 @@ def env() -> Env:
 
 
 def scatter(env: Env, seed: int = 0) -> None:
-    """Put every env into a random state of its own."""
+    """Put every env into a different random state."""
     rng = np.random.default_rng(seed)
     model = env.sim.model
     for i in range(env.num_envs):
@@ -106,13 +106,13 @@ OBJECTS = {
 
 
 def pose(data: mujoco.MjData, kind: str, i: int) -> tuple[np.ndarray, np.ndarray]:
-    """Position and rotation matrix."""
+    """Return the position and the rotation matrix of an element in MuJoCo's C library."""
     prefix = "" if kind == "body" else f"{kind}_"
     return getattr(data, f"{prefix}xpos")[i], getattr(data, f"{prefix}xmat")[i].reshape(3, 3)
 
 
 def c_velocity(data: mujoco.MjData, kind: str, i: int) -> tuple[np.ndarray, np.ndarray]:
-    """Linear and angular velocity in the world frame."""
+    """Return the linear and angular velocity of an element in the world frame in MuJoCo's C library."""
     both = np.zeros(6)
     mujoco.mj_objectVelocity(data.model, data, OBJECTS[kind], i, both, 0)
     return both[3:], both[:3]
@@ -145,7 +145,7 @@ def test_poses_and_velocities_in_the_world_equal_those_of_mujoco(env: Env, kind:
 
 
 def relative_in_c(data: mujoco.MjData, one: tuple[str, int], other: tuple[str, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Pose of one frame in another."""
+    """Return the pose of one frame in another frame."""
     (pos, rotation), (origin, axes) = pose(data, *one), pose(data, *other)
     return axes.T @ (pos - origin), axes.T @ rotation
 

@@ -1,4 +1,4 @@
-"""From terms to observations: noise, clip, scale, delay and history compared with bookkeeping in numpy."""
+"""Observations are computed from terms: noise, clip, scale, delay and history. NumPy computes expected values."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Source:
         return self._base + self.time
 
     def at(self, time: np.ndarray) -> np.ndarray:
-        """Its value at a different time in each env, (num_envs,)."""
+        """Return the term's values, with a different time for each env, (num_envs,)."""
         return self._base.numpy() + time[:, None]
 
 
@@ -89,7 +89,7 @@ def test_nan_stays_in_its_own_column_and_env() -> None:
 
 
 NOISY = 4000
-"""Envs where a distribution is looked at."""
+"""Number of envs in tests of distributions."""
 
 
 def test_noise_has_the_configured_distribution_and_is_independent_per_value() -> None:
@@ -156,7 +156,7 @@ def test_values_are_clipped_after_noise_and_before_scaling() -> None:
     observed = group({"x": (term, config(uniform_noise=0.5, clip=(0.75, 1.25), scale=10.0))}, NOISY).observe()
     values = observed.double().numpy()[:, 0]
     assert (values.min(), values.max()) == (7.5, 12.5)
-    # Noise goes beyond either bound in a quarter of the draws.
+    # A quarter of the values with noise exceed the upper bound, and a quarter are below the lower one.
     assert (values == 7.5).mean() == pytest.approx(0.25, abs=0.03)
     assert (values == 12.5).mean() == pytest.approx(0.25, abs=0.03)
 
@@ -175,7 +175,7 @@ def test_two_groups_draw_independent_noise() -> None:
 
 
 class Bookkeeping:
-    """Start of each env's episode, and the measured delay of a term in it."""
+    """Records the start of each env's episode, and the measured delay of a term in this episode."""
 
     def __init__(self) -> None:
         self.start = np.zeros(NUM_ENVS, dtype=int)
@@ -220,7 +220,7 @@ def test_delayed_and_past_values_come_from_the_current_episode(
         assert (row[:, 2 + history * width :] == -3.0).all()
         values = row[:, 2 : 2 + history * width].reshape(NUM_ENVS, history, width)
 
-        # Once the episode is old enough, the newest value shows the delay, which then stays the same.
+        # When the episode is older than the maximum delay, the newest value shows the delay, which stays constant.
         newest = values[:, -1, 0] / 2.0 - source.at(np.zeros(NUM_ENVS))[:, 0]
         old = now - book.start >= delay[1]
         lag = (now - newest).round().astype(int)
@@ -229,10 +229,10 @@ def test_delayed_and_past_values_come_from_the_current_episode(
         book.lag = np.where(old & ~known, lag, book.lag)
         told = book.lag >= 0
         assert ((book.lag >= delay[0]) & (book.lag <= delay[1]))[told].all()
-        for age in range(history):  # oldest first, and never from before the episode
+        for age in range(history):  # the oldest value first, and no values from before the episode
             time = np.maximum(now - book.lag - (history - 1 - age), book.start)
             assert np.array_equal(values[told, age], 2.0 * source.at(time)[told])
-        # Before that, the oldest possible value is the episode's first one.
+        # In younger episodes, the newest value is not older than the episode's first value.
         assert (newest[~told] <= now).all()
         assert (newest[~told] >= book.start[~told]).all()
     told = np.concatenate([*book.seen, book.lag])
@@ -290,7 +290,7 @@ def test_with_jitter_values_arrive_in_order_and_every_delay_is_drawn(
             arrived[:] = now
             assert torch.equal(state["x.lag"], state["x.next_lag"])
         before = state["x.lag"].clone(), state["x.next_lag"].clone()
-        # Columns are the same term: the time that each was measured at
+        # Columns are values of one term. Compute the time at which each was measured
         values = observed.observe().double().numpy() - source.at(np.zeros(NOISY))
         times = values.round().astype(int)
         start = 15 * (now >= 15)
@@ -301,7 +301,7 @@ def test_with_jitter_values_arrive_in_order_and_every_delay_is_drawn(
         arrived = times
         assert torch.equal(state["x.lag"], torch.minimum(before[0] + 1, state["x.next_lag"]))
         changes.append(float((state["x.next_lag"] != before[1]).double().mean()))
-    # A draw leaves the delay as it was in one of k cases.
+    # A new delay equals the old one with probability 1 / num.
     num = delay[1] - delay[0] + 1
     assert np.mean(changes) == pytest.approx(jitter * (1 - 1 / num), abs=0.01)
     shares = torch.bincount(state["x.next_lag"], minlength=delay[1] + 1) / NOISY
