@@ -1,4 +1,4 @@
-"""The order of a step, by terms that record when they are called; the documentation shows the same order."""
+"""Terms record when a step calls them. The order must equal the order in the documentation."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class Stage(Curriculum):
 
 
 def recorded(forward: bool) -> Env:
-    """Envs of a task with every kind of term, whose methods and physics record their calls."""
+    """Build envs of a task with every kind of term. Terms and physics record the calls of their methods."""
 
     def func(name: str) -> dict[str, Any]:
         return {"func": f"{__name__}:{name}"}
@@ -164,7 +164,7 @@ def _record(owner: Any, method: str, name: str) -> None:
 
 
 def documented() -> list[str]:
-    """The names in the second column of the diagram."""
+    """Return the names in the second column of the page's diagram."""
     block = PAGE.read_text().split("## The order of a step\n")[1].split("```\n")[1]
     return [line[16:].split("  ")[0].strip() for line in block.splitlines()]
 

@@ -1,4 +1,4 @@
-"""Parameters that curricula change: every step computes what an env with the same constant computes."""
+"""Parameters that curricula change: each step gives the same results as in an env with a constant parameter."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _warp() -> None:
 
 
 def schedule(parameter: str, *values: tuple[float, ...], by: str = "iteration") -> TermConfig:
-    """One value per iteration or step, from 0."""
+    """Return a curriculum with one value per iteration or step, starting at 0."""
     points = tuple((when, *value) for when, value in enumerate(values))
     return term("curricula:Schedule", parameter=parameter, points=points, by=by)
 
@@ -76,7 +76,7 @@ def end_iteration(env: Env) -> None:
 
 
 def seen(env: Env) -> dict[str, torch.Tensor]:
-    """Results of some steps from a new start; most episodes end in these steps."""
+    """Reset the envs, and return the results of some steps. Most episodes end in these steps."""
     torch.manual_seed(3)
     env.reset()
     env.episode_length_buf.copy_(env.max_episode_length - 1 - torch.arange(env.num_envs) % NUM_STEPS)
@@ -95,12 +95,12 @@ def metrics(env: Env) -> dict[str, torch.Tensor]:
 
 
 def differences(mine: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> list[str]:
-    """Names of values that differ by more than rounding, which contacts amplify."""
+    """Return the names of values that differ by more than rounding. Contacts amplify rounding differences."""
     return [name for name, value in mine.items() if not torch.allclose(value, theirs[name], rtol=2e-3, atol=2e-3)]
 
 
 CASES: dict[str, tuple[Any, Any]] = {
-    "rewards.linear.params.std_m_s": (0.5, 0.1),  # a default of the function
+    "rewards.linear.params.std_m_s": (0.5, 0.1),  # the function's default, which the config does not name
     "rewards.height.params.target_m": (0.27, 0.6),
     "rewards.air.params.min_s": (0.05, 0.9),
     "rewards.still.params.moving_m_s": (0.1, 0.9),
@@ -121,9 +121,9 @@ CASES: dict[str, tuple[Any, Any]] = {
     "observations.actor.biased.params.bias": ((0.0, 0.0), (0.2, 0.3)),
     "observations.actor.joints.uniform_noise": (0.01, 0.5),
     "observations.actor.gravity.uniform_noise": (0.0, 0.5),
-    "observations.critic.linear.gaussian_noise": (0.0, 0.5),  # no term of the group has noise
+    "observations.critic.linear.gaussian_noise": (0.0, 0.5),  # before, no term of the group has noise
     "observations.actor.velocities.gaussian_noise": (0.1, 0.5),
-    "observations.actor.angular.uniform_noise": ((0.1, 0.1, 0.1), (0.5, 0.0, 0.2)),  # one number per column
+    "observations.actor.angular.uniform_noise": ((0.1, 0.1, 0.1), (0.5, 0.0, 0.2)),  # one number for each column
     "observations.critic.height.scale": (1.0, 0.5),
     "randomizations.friction.high": (1.2, 3.0),
     "randomizations.damping.low": (0.5, 1.5),
@@ -133,7 +133,7 @@ CASES: dict[str, tuple[Any, Any]] = {
     "commands.velocity.params.heading_share": (0.5, 0.0),
     "commands.velocity.params.heading_gain": (0.5, 3.0),
 }
-"""Values before and after the end of an iteration."""
+"""Value of each parameter before and after the end of an iteration."""
 
 
 @pytest.mark.slow
@@ -259,7 +259,7 @@ def test_a_run_resumes_with_its_current_value(tmp_path: Path) -> None:
     assert [row["curriculum/it/value"] for row in read_metrics(tmp_path)] == pytest.approx([0.1, 0.2, 0.3, 0.4])
 
 
-# Own curricula and terms
+# Curricula and terms of the user
 
 
 class Halve(Curriculum):
@@ -284,7 +284,7 @@ class Forgets(Halve):
 
 
 class Height(Term):
-    """Lists the parameter that it reads in every call."""
+    """Observation that declares the parameter that it reads in every call."""
 
     schedulable = ("target_m",)
 

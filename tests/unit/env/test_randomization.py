@@ -1,4 +1,4 @@
-"""Models that differ between envs, against the model's own numbers and MuJoCo C."""
+"""Models that differ between envs. Expected values come from the original model and MuJoCo's C library."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def draw(field: str, low: float, high: float, **other: Any) -> RandomizationConf
 
 
 def own(env: Env, field: str) -> np.ndarray:
-    """The model's own numbers, as MuJoCo C has them."""
+    """Return the values of a field in the original model in MuJoCo's C library."""
     return np.asarray(env.sim.model.opt.gravity if field == "gravity" else getattr(env.sim.model, field))
 
 
@@ -92,7 +92,7 @@ def test_only_the_named_fields_are_randomized(field: str, chosen: dict[str, Any]
         change = change[:, expected]
     assert change.min() >= 0.25 - 1e-5
     assert change.max() <= 0.75 + 1e-5
-    assert len(np.unique(change)) == change.size  # each env, object and column its own
+    assert len(np.unique(change)) == change.size  # no two values are equal
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -123,7 +123,7 @@ def test_values_are_drawn_log_uniformly() -> None:
     for dof in range(6, 10):
         assert_uniform(np.log(damping[:, dof]), np.log(0.01), np.log(10.0))
     assert (damping[:, 10] == np.float32(0.01)).all()
-    assert not float64(env.sim.field("dof_armature"))[:, 10].any()  # 0 times a factor
+    assert not float64(env.sim.field("dof_armature"))[:, 10].any()  # the original value 0 stays 0 after multiplication
     for dof in range(11):
         assert_uniform(float64(env.sim.field("dof_frictionloss"))[:, dof], 0.2, 0.4)
 
@@ -236,7 +236,7 @@ BOX = SimConfig(
 
 
 def test_envs_with_different_friction_slide_different_distances() -> None:
-    """A box pushed off at v slides v^2 / (2 mu g), whatever it weighs."""
+    """A box that starts with speed v slides v^2 / (2 mu g), independent of its mass."""
     friction = draw("geom_friction", 0.1, 0.8, operation="set", columns=(0,), shared=True)
     env = make(
         16,
@@ -274,7 +274,7 @@ def test_values_are_drawn_normally_and_clipped() -> None:
     assert_independent(*damping.T)
     assert loss.min() == 0.0
     assert loss.max() == np.float32(0.2)
-    assert (loss == 0.0).mean() == pytest.approx(0.1587, abs=0.02)  # beyond one standard deviation
+    assert (loss == 0.0).mean() == pytest.approx(0.1587, abs=0.02)  # more than 1 std below
 
 
 # At reset
@@ -330,7 +330,7 @@ DERIVED = ("body_subtreemass", "dof_invweight0", "body_invweight0", "actuator_ac
 
 
 def assert_constants_match(env: Env, *changed: str) -> None:
-    """Compare derived constants of every env with those of MuJoCo C."""
+    """Compare derived constants of every env with those that MuJoCo's C library computes."""
     model = mujoco.MjModel.from_xml_path(CONFIG.sim.model)
     for i in range(env.num_envs):
         for field in changed:
@@ -362,7 +362,7 @@ def test_a_payload_per_episode_changes_only_its_env_and_what_derives_from_the_ma
 
 
 def test_constants_that_derive_at_resets_do_not_change_the_state() -> None:
-    """Masses that are scaled by 1 change only the poses, which are then up to date."""
+    """Scaling masses by 1 changes no state. The only side effect is that poses are recomputed."""
     env, plain = (make(4, randomizations=given) for given in ({"it": draw("body_mass", 1.0, 1.0, when="reset")}, {}))
     for i in range(20):
         actions = torch.full((4, 4), 0.1 * i)

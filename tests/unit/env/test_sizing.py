@@ -1,4 +1,4 @@
-"""--num-envs auto: the arithmetic, the estimated memory of an env, and a rank that trains with the result."""
+"""--num-envs auto: the calculation, the estimated memory of an env, and a rank that trains with the result."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _warp() -> None:
     start_warp("cpu")
 
 
-# The arithmetic
+# The calculation of the number
 
 
 def room(env_bytes: int, usable_bytes: int) -> Room:
@@ -93,7 +93,7 @@ def test_the_counted_rollout_equals_the_storage_of_rsl_rl(widths: dict[str, int]
 
     no_networks = AgentConfig(num_steps_per_env=steps, actor_hidden_dims=(), critic_hidden_dims=())
     counted = learner_bytes(no_networks, widths, num_actions, "cpu")
-    assert 2 * stored <= counted < 2.4 * stored  # stored once, and copied once
+    assert 2 * stored <= counted < 2.4 * stored  # the rollout is stored and copied, plus intermediate results
 
 
 def test_networks_and_mini_batches_are_counted():
@@ -108,7 +108,7 @@ def test_networks_and_mini_batches_are_counted():
 
 
 class PeakMemory(TorchDispatchMode):
-    """Adds up the memory of all tensors that operations made and that are still alive, and keeps its maximum."""
+    """Measures the maximum memory of all tensors that operations have created and that still exist."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -195,7 +195,7 @@ print((more.num_bytes() - few.num_bytes()) / 192, (psutil.Process().memory_info(
 
 @pytest.mark.slow
 def test_counted_bytes_match_the_memory_of_the_process(command: Command):
-    """An env takes somewhat more than its arrays hold, and less than the share that is left free allows."""
+    """The measured memory of an env is about its counted bytes, or more, but stays within the share that is reserved."""
     model = Path(__file__).parents[2] / "data" / "models" / "box.xml"
     done = command(command.script(WEIGH), str(model))
     assert done.code == 0, done.err
@@ -211,7 +211,7 @@ def test_memory_grows_linearly_with_the_number_of_envs():
 
 
 def test_memory_of_terms_is_counted():
-    """A history with 50 more values takes their bytes, and so does a latency with 20 more steps."""
+    """A history with 50 more values, or a latency with 20 more steps, is counted with its exact number of bytes."""
 
     def num_bytes(history: int, latency: int) -> int:
         config = dataclasses.replace(
@@ -267,7 +267,7 @@ def test_a_rank_trains_with_the_number_of_envs_that_fit(tmp_path: Path, monkeypa
     assert result.metrics["total_steps"] == 5 * 128 * 4
     assert result.checkpoint == checkpoint_path(result.run_dir, 5)
 
-    # The search for the number has no effect on the run, which equals a run with this number.
+    # The search for the number has no effect on the run: it equals a run with this number in the config.
     same, _ = train(small(tmp_path, num_envs=128, max_iterations=5))
     assert same.metrics["mean_step_reward"] == result.metrics["mean_step_reward"]
     assert same.metrics["loss/value"] == result.metrics["loss/value"]

@@ -1,4 +1,4 @@
-"""The values of --vary."""
+"""Values of the flag --vary."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_range_of_an_event_is_symmetric(config: TrainConfig, name: str):
         ("env.commands.velocity.params.heading_gain", 2.0, 2.0),  # a parameter that the config does not name
         ("env.episode_length_s", 3.0, 3.0),
         ("env.sim.decimation", 2.0, 2),
-        ("env.sim.options.timestep_s", 0.001, 0.001),  # None in the config
+        ("env.sim.options.timestep_s", 0.001, 0.001),  # the config's value is None
         ("env.actions.joints.scale", 0.5, 0.5),
     ],
 )

@@ -1,4 +1,4 @@
-"""The exported policy computes the same as the policy and the env, with any kind of state."""
+"""The exported policy computes the same results as the policy and the env, with any kind of state."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.load` is deprecated")
 
 NUM_ENVS = 3
 SHORT = {"env.episode_length_s": 0.2}
-"""Episodes of ten steps, so that the state also starts again from 0."""
+"""Episodes with ten steps, so that a new episode also resets the state to 0."""
 
 
 def config_of(task: str, **fields: Any) -> TrainConfig:
@@ -41,7 +41,7 @@ def config_of(task: str, **fields: Any) -> TrainConfig:
 
 
 def made(config: TrainConfig) -> tuple[Env, Any, ExportedPolicy]:
-    """Envs, and a policy with large random weights, as it is and exported."""
+    """Return envs, a policy with large random weights, and the same policy exported."""
     seed_generators(3)
     env = Env(config.env, NUM_ENVS, "cpu")
     policy, _ = make_networks(config.agent, env.get_observations(), env.num_actions, "cpu")
@@ -60,7 +60,7 @@ def runner_of(exported: ExportedPolicy) -> Callable[..., list[torch.Tensor]]:
 
 
 def runners_of(exported: ExportedPolicy) -> dict[str, Any]:
-    """The policy as a module, and as both files."""
+    """Return functions that run the policy: as a module, and from each of the two exported files."""
     return {
         "module": runner_of(exported),
         "policy.onnx": run_onnx(to_onnx(exported, {})),
@@ -87,7 +87,7 @@ GRIPPER = {
         "env.observations.actor.cart_velocity.scale": 3.0,
         "env.observations.actor.cart_velocity.history": 2,
     }), 1 + 2 + 2 * 2 * 8),
-    # Last action with a history, blocks with scales, offsets and clips
+    # The last action with a history, and action blocks with scales, offsets and clips
     (config_of("arm-lift-cube", **SHORT, **{"env.observations.actor.last_action.history": 2}), 1 + 8 + 2 * 8),
     (config_of("arm-lift-cube", **SHORT, **GRIPPER), 1 + 8),
 ])  # fmt: skip
@@ -149,7 +149,7 @@ def test_the_description_is_strict_json(tmp_path: Path) -> None:
     about = describe(env, config, tmp_path / "checkpoints" / "model_1.pt", exported, print)
     assert about["actions"][0]["clip"] == [None, 1.0]
     json.dumps(about, allow_nan=False)
-    # Nor does the file name directories of this machine
+    # The file contains no directories of this machine
     file = to_onnx(exported, about)
     assert b".py" not in file
     assert str(Path(__file__).parents[3]).encode() not in file
@@ -176,7 +176,7 @@ def test_actuators_are_described_by_their_law(mjcf: str, law: tuple[str, float |
     one = actuator(model, 0)
     assert (one["kind"], one["stiffness"], one["damping"]) == law
     assert one["joint"] == "a"
-    # MuJoCo's own force: linear in the position, so its slope is the stiffness
+    # The force that MuJoCo computes is linear in the position, so its slope is the stiffness
     if law[0] == "position":
         data = mujoco.MjData(model)
         forces = []

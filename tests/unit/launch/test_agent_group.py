@@ -24,11 +24,11 @@ TIMEOUT_S = 60
 
 
 HOSTS = ("localhost", "node7")
-"""Machines of agents."""
+"""Machines of the agents."""
 
 
 class Touch:
-    """Makes a directory where it is unpickled."""
+    """Creates a directory when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -59,7 +59,7 @@ def make(listener: socket.socket, rank: int, num_agents: int) -> Any:
 
 
 def join(pool: ThreadPoolExecutor, listener: socket.socket, num_agents: int) -> list[Any]:
-    """Groups of the launcher and of agents, which connect in reverse order."""
+    """Return the groups of the launcher and the agents. They connect in reverse order."""
     joined: list[Future[Any]] = [pool.submit(make, listener, rank, num_agents) for rank in range(num_agents, -1, -1)]
     return [future.result() for future in reversed(joined)]
 
@@ -129,7 +129,7 @@ def test_an_agent_that_does_not_answer_is_named(listener: socket.socket, pool: T
 def test_an_abort_ends_the_wait_for_an_agent_that_is_lost(listener: socket.socket, pool: ThreadPoolExecutor):
     kind = LauncherGroup.listening(listener, bytes.fromhex(KNOWN), HOSTS)
     arguments = {"launcher_hostname": "", "launcher_port": 0, "world_size": 3, "rank": 0, "agent_timeout": 10**6}
-    # One agent has answered, and the other does not; then none connects at all
+    # At first, one agent has answered and the other does not. At the end, no agent connects
     launching = pool.submit(kind, **arguments)
     first, second = (make(listener, rank, 2) for rank in (1, 2))
     launcher: Any = launching.result()

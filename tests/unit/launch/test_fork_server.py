@@ -1,4 +1,4 @@
-"""The process that CPU ranks are forked from."""
+"""The process from which CPU ranks are forked."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ assert not torch.cuda.is_initialized()
 assert warp._src.context.runtime is None
 print(len(list(Path("/proc/self/task").iterdir())))
 """
-    # OpenBLAS has threads too, but ends them itself before a fork.
+    # OpenBLAS has threads too, but it ends them itself before a fork. So the test disables them.
     environ = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

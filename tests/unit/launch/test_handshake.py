@@ -1,4 +1,4 @@
-"""Both ends of a connection prove that they know the secret of the launch."""
+"""Each end of a connection proves that it knows the secret of the launch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OURS, OTHER = (bytes.fromhex(new_secret()) for _ in range(2))
 
 
 def outcomes(caller: Callable[[socket.socket], object], listener: Callable[[socket.socket], object]) -> list[str]:
-    """Return the results of both ends of a connection; an end that fails closes it."""
+    """Return the results of both ends of a connection. An end that fails closes the connection."""
 
     def end(function: Callable[[socket.socket], object], connection: socket.socket) -> str:
         with connection:

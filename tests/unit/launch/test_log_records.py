@@ -1,4 +1,4 @@
-"""The log server accepts records of the launch, and nothing else."""
+"""The log server accepts only records that processes of its launch send."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Server:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """A log server of a launch that this process belongs to."""
+    """Log server of a launch. This process knows the secret of the launch."""
     monkeypatch.setenv(SECRET, KNOWN)
     records: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
 
@@ -59,7 +59,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 
 def ended(connection: socket.socket) -> bool:
-    """Whether the other end closes the connection, once it has read what was sent."""
+    """Wait until the other end has read the sent data and closed the connection. Return True."""
     connection.settimeout(60)
     try:
         while connection.recv(1024):

@@ -1,4 +1,4 @@
-"""Checks of a config before a run starts: files and classes that its flags name."""
+"""Checks before a run starts: files and classes that the config names."""
 
 from __future__ import annotations
 

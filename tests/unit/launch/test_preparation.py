@@ -1,4 +1,4 @@
-"""Rules of a launch: where log files go, which variables ranks inherit, and which ranks are forked."""
+"""Rules of a launch: where log files are, which variables ranks inherit, and which ranks are forked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""After an early interrupt, torchrunx's launcher may still be at its start, in a thread. It must not start anything."""
+"""After an early interrupt, torchrunx's launcher may still be starting in a thread. Then it must start nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mjlab_dist.launch.supervision import Ended
 
 
 class WaitingAgent:
-    """An agent that records what it was asked to run, and runs nothing."""
+    """Records the commands that it is asked to run, but runs nothing."""
 
     host = "localhost"
 

@@ -1,4 +1,4 @@
-"""Machines that a restart uses, without real machines; tests/distributed/test_hosts_lab.py has hosts that are lost."""
+"""Which machines a restart uses, tested without real machines. tests/distributed/test_hosts_lab.py uses real hosts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CPU = RankDevice(device="cpu", name="cpu", torch_threads=2, backend="gloo")
 
 
 class Machines:
-    """Machines that answer or do not answer, in place of real ones; also takes the place of the spare launch."""
+    """Replaces real machines, which may not answer, and the spare launch."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.up = {"node7": 1, "node8": 2}
@@ -50,7 +50,7 @@ class Machines:
         self.plans.append(plan)
 
     def keep_if_answering(self) -> None:
-        """Do nothing: there is no spare launch to check."""
+        """Do nothing: there is no real spare launch to check."""
 
     def end_leftovers(self, hosts: tuple[str, ...]) -> None:
         assert hosts[0] == HERE
@@ -100,7 +100,7 @@ def test_a_lost_machine_is_left_out_and_taken_back(machines: Machines):
     assert two.budget.num_envs == 12
     assert warning["kind"] == "warning"
     assert "host node8: no answer" in warning["text"]
-    machines.up["node8"] = 1  # it has lost a device
+    machines.up["node8"] = 1  # one of its two devices is missing
     three, (status,) = again(config, two, machines)
     assert [len(host.devices) for host in three.hosts] == [1, 1, 1]
     assert status["kind"] == "status"

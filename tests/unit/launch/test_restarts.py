@@ -1,4 +1,4 @@
-"""Number and pauses of restarts, without real ranks; tests/distributed/test_faults.py has real ones."""
+"""Number and pauses of restarts, without real ranks. tests/distributed/test_faults.py uses real ranks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CPU = RankDevice(device="cpu", name="CPU", torch_threads=1, backend="gloo")
 
 
 class Attempts:
-    """Attempts that fail after a given iteration and a given time."""
+    """Replaces launches of ranks. Each attempt fails after a given iteration and a given time."""
 
     def __init__(
         self, reached: list[int], exit_code: Exit = Exit.INFRASTRUCTURE, trained_s: tuple[float, ...] = ()
@@ -50,7 +50,7 @@ class Attempts:
 
 
 def run(attempts: Attempts, run_dir: Path, monkeypatch: pytest.MonkeyPatch, max_restarts: int = 500) -> RunResult:
-    """Run attempts to the end."""
+    """Run the attempts with restarts until the run ends."""
     monkeypatch.setattr("mjlab_dist.launch.ranks.run_ranks", attempts.run_ranks)
     config = dataclasses.replace(registry.task_config("cartpole-balance"), max_restarts=max_restarts)
     plan = RunPlan(hosts=(Host(devices=(CPU, CPU)),), budget=None, run_dir=run_dir)
@@ -84,7 +84,7 @@ def test_two_attempts_in_a_row_without_progress_end_the_run(tmp_path: Path, monk
 
 
 def saved_run(run_dir: Path) -> Path:
-    """Write two checkpoints, and metrics of later iterations."""
+    """Write two checkpoints, and metrics up to a later iteration."""
     checkpoint_path(run_dir, 3).parent.mkdir()
     for iteration in (3, 12):
         checkpoint_path(run_dir, iteration).touch()
@@ -94,7 +94,7 @@ def saved_run(run_dir: Path) -> Path:
 
 
 def stopping(attempts: Attempts, during: str) -> Attempts:
-    """Request a stop at a kind of event."""
+    """Let the attempts request a stop when an event of a given kind occurs."""
     told = attempts.listen
 
     def listen(event: Event) -> None:

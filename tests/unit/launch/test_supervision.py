@@ -1,4 +1,4 @@
-"""The launcher finds the rank that failed first; tests/distributed/test_faults.py has real ranks."""
+"""The launcher finds the rank that failed first. tests/distributed/test_faults.py uses real ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mjlab_dist.launch.supervision import Ended, Ranks
 
 
 def report(rank: int, **fields: Any) -> dict[str, Any]:
-    """A report of a rank that lost another."""
+    """Return the report of a rank that lost its connection to another rank."""
     return {
         "rank": rank,
         "host": "localhost",
@@ -87,7 +87,7 @@ def test_an_error_without_a_message_is_named_by_its_type() -> None:
         (0, None, 1),  # torchrunx has not ended yet
         (1, AgentFailedError("no connection"), None),
         (1, None, None),
-        (-9, WorkerFailedError("signal 15"), None),  # its ranks end with it
+        (-9, WorkerFailedError("signal 15"), None),  # the agent was killed first, and its ranks ended with it
     ],
 )
 def test_an_agent_that_ends_after_a_rank_of_another_machine_is_not_the_cause(
@@ -116,7 +116,7 @@ def test_a_machine_that_does_not_answer_is_named_instead_of_the_ranks_that_end_w
 
 def test_a_killed_rank_of_another_machine_is_named_although_its_end_ends_all_agents() -> None:
     ranks = Ranks(["localhost", "node7", "node7"], lambda _: None, Control())
-    for rank, pid in enumerate((2**22 + 1, 70, 71)):  # no process has the number of rank 0
+    for rank, pid in enumerate((2**22 + 1, 70, 71)):  # no process has rank 0's process ID
         ranks.receive({"kind": "joined", "rank": rank, "pid": pid})
     launched: Future[Any] = Future()
     launched.set_exception(WorkerFailedError("Signal 9 (SIGKILL) received by PID 71"))

@@ -1,4 +1,4 @@
-"""Copies of the project do not overwrite what exists nowhere else."""
+"""Copying the project to another machine overwrites no file whose content exists only there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mjlab_dist.launch.sync_code import READ_GIT, There, _committed, _entries, _
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """A git repository with a commit, and a file that was not added."""
+    """A git repository with a commit, and a file that is not in git."""
     root = tmp_path / "project"
     (root / "src").mkdir(parents=True)
     for name, text in {"committed.py": "1", "src/a b\n'.py": "2", ".gitignore": "data\n"}.items():
@@ -90,7 +90,7 @@ def test_a_file_is_lost_if_only_the_other_machine_has_it(
 
 
 def committed(root: Path) -> set[str]:
-    """What the program finds in a directory."""
+    """Return the files of a directory that the program READ_GIT reports as committed."""
     program = READ_GIT.format(root=shlex.quote(str(root)))
     return _committed(subprocess.run(["sh", "-c", program], capture_output=True, check=True).stdout)
 

@@ -1,4 +1,4 @@
-"""Advice during training: when it is given, and which ranks and flags it names."""
+"""Advice during training: when it is printed, and which ranks and flags it names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def config() -> TrainConfig:
 
 
 def warnings(watched: Advice, shares: list[tuple[float, ...]]) -> list[str]:
-    """The advice over a run."""
+    """Return the advice that is printed during a run."""
     events: list[dict[str, Any]] = []
     with listening(events.append):
         for iteration, one in enumerate(shares, 1):
@@ -67,7 +67,7 @@ def test_memory_that_is_nearly_full_is_reported_once_per_machine(
     calm = [(0.0, 0.0, 0.0)] * 40
     first, second = Rank(world_size=3), Rank(rank=1, local_rank=1, world_size=3)
     monkeypatch.setattr(advice, "memory_mb", lambda _: 1000.0)
-    monkeypatch.setattr(advice, "free_cpu_bytes", lambda: 200e6)  # beside 3 ranks of 1 GB
+    monkeypatch.setattr(advice, "free_cpu_bytes", lambda: 200e6)  # the 3 ranks use 1 GB each
     assert warnings(Advice(config, first, "cpu"), calm) == []
     monkeypatch.setattr(advice, "free_cpu_bytes", lambda: 100e6)
     (text,) = warnings(Advice(config, first, "cpu"), calm)

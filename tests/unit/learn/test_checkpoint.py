@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not at all, kept by age and return, and read without running code."""
+"""Checkpoints are never partial, are kept by age and return, and are read without running code."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Unwritable:
 
 
 class Payload:
-    """Makes a directory when it is unpickled by a reader that runs code."""
+    """Creates a directory when it is unpickled in an unsafe way."""
 
     def __init__(self, marker: Path) -> None:
         self.marker = marker
@@ -216,7 +216,7 @@ MakeStore = Callable[..., CheckpointStore]
 
 @pytest.fixture
 def make_store(run_dir: Path) -> Iterator[MakeStore]:
-    """Makes stores of the run; all are closed in the end."""
+    """Function that creates stores of the run. All stores are closed after the test."""
     made: list[CheckpointStore] = []
 
     def make(**config: Any) -> CheckpointStore:
@@ -230,7 +230,7 @@ def make_store(run_dir: Path) -> Iterator[MakeStore]:
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Writing waits until this is set."""
+    """Event that must be set before checkpoints are written."""
     opened, whole = threading.Event(), torch.save
 
     def save(*args: Any) -> None:
@@ -319,7 +319,7 @@ def test_a_checkpoint_saved_on_a_gpu_loads_without_a_gpu(run_dir: Path, make_sto
     store = make_store()
     store.save(1, {"weights": torch.arange(5.0, device="cuda")}, None)
     store.close()
-    # Without map_location, torch puts every tensor on the device that the file names.
+    # Without map_location, torch loads every tensor to the device that the file names.
     read = torch.load(checkpoint_path(run_dir, 1), weights_only=True)
     assert read["weights"].device.type == "cpu"
     assert read["weights"].tolist() == [0, 1, 2, 3, 4]
@@ -464,7 +464,7 @@ def test_a_failure_in_the_thread_is_raised_once_in_one_line(run_dir: Path, make_
 
 
 def spin(store: CheckpointStore) -> None:
-    """Check as training does, once an iteration, until it raises."""
+    """Check the store repeatedly, as training does once per iteration, until the check raises."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         store.check()
@@ -473,7 +473,7 @@ def spin(store: CheckpointStore) -> None:
 def read_newest(
     store: CheckpointStore, needed: Mapping[str, type] | None = None
 ) -> tuple[tuple[Path, bytes] | None, list[str]]:
-    """The newest checkpoint according to the store, and its warnings."""
+    """Return the checkpoint that the store reads as the newest, and the warnings."""
     events: list[Event] = []
     with listening(events.append):
         found = store.read_newest(needed)
@@ -525,8 +525,8 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_previous_one(
     assert "model_30.pt.unreadable" in warning
     assert "\n" not in warning
 
-    # It is not used as the newest again, it is not deleted, and earlier ones were kept until it was found to be
-    # damaged.
+    # The damaged file is never again used as the newest, and is not deleted. Earlier checkpoints were kept until the
+    # damage was found.
     assert target(run_dir, LATEST_LINK) == target(run_dir, BEST_LINK) == "model_20.pt"
     assert newest.with_name("model_30.pt.unreadable").read_bytes() == damaged
     store.save(25, {"iter": 25}, None)
@@ -594,7 +594,7 @@ print(json.dumps(kill_while_saving(Path(sys.argv[1]), int(sys.argv[2]))))
 @pytest.mark.slow
 @pytest.mark.parametrize("times", [40, pytest.param(200, marks=pytest.mark.long)])
 def test_the_newest_checkpoint_loads_whenever_saving_is_killed(run_dir: Path, times: int, command: Command):
-    # Fork from another process: this one has threads, and a new interpreter for each kill would import torch each time.
+    # Another process forks, because this one has threads. A new interpreter for each kill would import torch again.
     script = command.script(KILL_WHILE_SAVING)
     done = command(script, str(run_dir), str(times), env={"PYTHONPATH": str(Path(killed_saves.__file__).parent)})
     assert done.code == 0, done.err

@@ -1,4 +1,4 @@
-"""Properties of which checkpoints are kept: never lose the newest or the best, and keep no more than asked for."""
+"""Properties of kept checkpoints: the newest and the best are always kept, and not more than the config allows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mjlab_dist.run_dir import METRICS_FILE, find_best, find_checkpoint, list_ch
 returns = st.none() | st.floats(-1e6, 1e6) | st.sampled_from([float("nan"), float("inf"), -float("inf"), 1.0])
 
 saves = st.lists(st.tuples(st.integers(1, 50), returns, st.booleans()), min_size=1, max_size=8)
-"""Iterations since the last checkpoint, mean return, and whether the run is resumed after it."""
+"""For each checkpoint: iterations since the last one, mean return, and whether the run is resumed afterwards."""
 
 
 @settings(max_examples=30)

@@ -1,4 +1,4 @@
-"""The policy's distribution against torch's own, and a standard deviation that shrinks to its bound."""
+"""The policy's distribution equals torch's, and a standard deviation that has shrunk to its bound can grow again."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_samples_equal_those_of_torch() -> None:
 
 @pytest.mark.parametrize("broken", [float("nan"), -1.0])
 def test_sampling_with_an_invalid_standard_deviation_raises_no_error(broken: float) -> None:
-    """On CUDA, an assertion in a kernel would end the process's context, so that the error could not be reported."""
+    """On CUDA, a failed assertion in a kernel would make the device unusable, and the error could not be reported."""
     distribution = BoundedGaussian(3, init_std=1.0, min_std=MIN_STD, std_type="scalar")
     with torch.no_grad():
         distribution.std_param[0] = broken

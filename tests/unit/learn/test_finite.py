@@ -1,4 +1,4 @@
-"""Numbers that are not finite, in rollouts of real envs: found, named, kept, and read back."""
+"""Numbers that are not finite in rollouts of real envs are found, named, written to a dump, and read back."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def nothing(_env: Env, _transition: RolloutStorage.Transition, _step: int) -> No
 
 
 class Rollout:
-    """A rollout without a learner: actions are random, values are 0."""
+    """Makes rollouts without a learner: actions are random, and values are 0."""
 
     def __init__(self, config: EnvConfig | None = None) -> None:
         torch.manual_seed(0)
@@ -52,7 +52,7 @@ class Rollout:
         self.check = FiniteCheck(self.env, self.storage)
 
     def collect(self, disturb: Disturb = nothing) -> torch.Tensor:
-        """Play a rollout; return the counts of the check."""
+        """Make a rollout, and return the number of envs that the check found."""
         self.storage.clear()
         for step in range(NUM_STEPS):
             transition = RolloutStorage.Transition()
@@ -68,12 +68,12 @@ class Rollout:
         return self.check.count(self.obs)
 
     def dump(self) -> Dump:
-        """Return the names of the counted terms."""
+        """Return the dump of the envs that were found."""
         return self.check.dump(TASK, self.env.pop_episode_totals())
 
 
 def at(step: int, do: Callable[[Env, RolloutStorage.Transition], None]) -> Disturb:
-    """Call a function before one step only."""
+    """Return a function that disturbs the env only before one step."""
 
     def disturb(env: Env, transition: RolloutStorage.Transition, now: int) -> None:
         if now == step:
@@ -83,7 +83,7 @@ def at(step: int, do: Callable[[Env, RolloutStorage.Transition], None]) -> Distu
 
 
 def spin(*envs: int, value: float = NAN) -> Callable[[Env, RolloutStorage.Transition], None]:
-    """Give the poles of some envs a velocity."""
+    """Return a function that sets the velocity of the pole in some envs."""
 
     def do(env: Env, _: RolloutStorage.Transition) -> None:
         env.sim.qvel[list(envs), 1] = value
@@ -91,7 +91,7 @@ def spin(*envs: int, value: float = NAN) -> Callable[[Env, RolloutStorage.Transi
     return do
 
 
-# Found
+# Numbers that are not finite are found
 
 
 def test_finite_rollouts_give_no_findings() -> None:
@@ -116,7 +116,7 @@ def test_the_first_and_the_last_step_are_checked(step: int) -> None:
 
 
 def test_a_last_observation_that_is_not_finite_is_found() -> None:
-    """The storage does not contain this observation, but returns are bootstrapped from it."""
+    """The storage does not contain this observation, but returns are bootstrapped from its value."""
     rollout = Rollout()
     rollout.collect()
     obs = TensorDict({"actor": rollout.obs["actor"].clone()}, batch_size=[NUM_ENVS])
@@ -137,11 +137,11 @@ def test_the_check_never_waits_for_the_device() -> None:
 
 
 def spin_by_mask(env: Env, _: RolloutStorage.Transition) -> None:
-    """Make every other env NaN, without an index."""
+    """Set the velocities of every second env to NaN, without an index."""
     env.sim.qvel.masked_fill_((torch.arange(NUM_ENVS) % 2 == 0).unsqueeze(1), NAN)
 
 
-# Named
+# They are named
 
 
 def test_a_state_that_is_not_finite_is_named_by_joint_term_env_and_step() -> None:
@@ -230,13 +230,13 @@ def test_every_column_is_named_after_its_term() -> None:
     columns = finite.column_names(env)
     for group, observed in env.get_observations().items():
         assert len(columns[f"observation {group}"]) == observed.shape[1]
-    assert columns["observation actor"].count("joints") == 3 * 5  # with its history
+    assert columns["observation actor"].count("joints") == 3 * 5  # the term has a history of 3
     assert list(dict.fromkeys(columns["observation critic"])) == list(EVERYTHING.observations["critic"])
     assert columns["action"] == ["FL_leg", "FR_leg", "RL_leg", "RR_leg", "tail"]
     assert columns["physics qvel"] == ["root"] * 6 + ["FL_hip", "FR_hip", "RL_hip", "RR_hip", "tail"]
 
 
-# Kept
+# They are written to a dump
 
 
 def test_a_dump_contains_the_rollout_up_to_the_first_value_that_is_not_finite() -> None:

@@ -80,7 +80,7 @@ value = 3
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
-    """Write a module of loggers, and return a function that finds a logger in it by name."""
+    """Write a module with loggers. Return a function that returns a logger of this module by its name."""
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "own_loggers.py").write_text(OWN)
     (tmp_path / "modules" / "broken_loggers.py").write_text("import math\nmath.no_such_name\n")

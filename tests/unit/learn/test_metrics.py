@@ -25,7 +25,7 @@ def sample(
     metrics: tuple[float, ...] = (0.0,),
     **other: Any,
 ) -> Sample:
-    """Measurements of a rank, as sums over the episodes that ended."""
+    """Return measurements of a rank. Values of episodes are sums over the episodes that ended."""
     measured = {
         "curricula": {},
         "reward": torch.tensor(0.5),
@@ -128,7 +128,7 @@ def test_means_of_terms_sum_to_the_mean_return():
 
 def test_old_episodes_leave_the_window_once_newer_ones_fill_it():
     made = rows([sample(60, terms=(60.0 * value, 0.0)) for value in (1, 2, 3)])
-    # 60, then 120 (either alone would be too few), then the newest 120 of 180.
+    # The window has 60 episodes, then 120 (because 60 are too few), then the newest 120 of 180.
     assert [row["mean_return"] for row in made] == [1.0, 1.5, 2.5]
 
 
@@ -195,7 +195,7 @@ def test_counts_are_whole_numbers():
 
 def test_spread_is_a_root_mean_square():
     (row,) = rows([sample(spread=torch.tensor(4.0))])
-    assert row["parameter_spread"] == 0.2  # 100 parameters
+    assert row["parameter_spread"] == 0.2  # sqrt(4 / 100): there are 100 parameters
 
 
 def test_rows_continue_from_restored_counters():
@@ -204,7 +204,7 @@ def test_rows_continue_from_restored_counters():
     whole = rows(samples)
     first = start()
     parts = [first.outcome(i, s).row for i, s in enumerate(samples[:7], 1)]
-    counters = json.loads(json.dumps(first.counters()))  # as plain values, as in a checkpoint
+    counters = json.loads(json.dumps(first.counters()))  # checkpoints contain plain values
     second = start(7, counters)
     parts += [second.outcome(i, s).row for i, s in enumerate(samples[7:], 8)]
     elapsed_s = [number(row, "elapsed_s") for row in parts]

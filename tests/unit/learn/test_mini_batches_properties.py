@@ -1,4 +1,4 @@
-"""Properties of mini-batches: each sample of a rollout is in exactly one of them, with all of its values."""
+"""Properties of mini-batches: each sample of a rollout is in exactly one mini-batch, with all of its values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mjlab_dist.learn.mini_batches import copy_batch, recurrent_mini_batches, sh
 
 
 def rollout(steps: int, envs: int, kind: str) -> RolloutStorage:
-    """A rollout in which every tensor holds the number of its sample: step * envs + env."""
+    """Return a rollout in which every value is the number of its sample: step * envs + env."""
     storage = RolloutStorage(kind, envs, steps, TensorDict({"actor": torch.zeros(envs, 2)}, [envs]), [1], "cpu")
     numbers = torch.arange(float(steps * envs)).view(steps, envs, 1)
     for step in range(steps):
@@ -37,7 +37,7 @@ def test_shuffled_mini_batches_hold_every_sample_once(steps: int, envs: int, dat
     batches = shuffled_mini_batches(storage, order, order.float().view(count, -1))
     assert len(batches) == count
     for batch in batches:
-        # All tensors of a sample stay together, and copies are equal.
+        # All values of a sample are in the same row, and copies are equal.
         assert batch.actions is not None
         numbers = batch.actions.flatten()
         assert numbers.numel() == samples // count

@@ -1,4 +1,4 @@
-"""Buffers that are too small are counted, and a run warns, ends or restarts."""
+"""Overflows of too small buffers are counted. Depending on the config, a run warns, ends or restarts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NUM_ENVS = 3
 
 @pytest.fixture(scope="module")
 def landed() -> tuple[Simulation, mujoco.MjData]:
-    """Boxes that have just touched the floor: in MuJoCo Warp with too small buffers, and in MuJoCo's C code."""
+    """Boxes that have just touched the floor, in MuJoCo Warp with too small buffers and in MuJoCo's C code."""
     start_warp("cpu")
     sim = Simulation(load_model(BOX.model), NUM_ENVS, "cpu", dataclasses.replace(BOX, capture="off"))
     data = mujoco.MjData(sim.model)
@@ -56,12 +56,12 @@ ROW: dict[str, float | int | None] = {"iteration": 7, "overflowed_envs": NUM_ENV
 
 
 def test_counts_include_rows_and_contacts_that_did_not_fit(landed: tuple[Simulation, mujoco.MjData]) -> None:
-    """MuJoCo's C code has no buffers that are too small."""
+    """Expected counts come from MuJoCo's C code, whose buffers are always large enough."""
     sim, data = landed
     assert data.ncon == 4
     assert sim.demand[-1] == NUM_ENVS * data.ncon
     assert sim.buffer_sizes == (3, 1)
-    # Rows of the contacts that were dropped are not counted: the three envs share a list of three contacts.
+    # The three envs share a buffer of three contacts. Rows of contacts that did not fit are not counted.
     rows_per_contact = data.nefc // data.ncon
     assert sim.demand[:-1].sum() == NUM_ENVS * rows_per_contact
     assert (sim.overflow != 0).all()

@@ -1,4 +1,4 @@
-"""A policy that is loaded without its task gives the actions of the policy in its env."""
+"""A policy that is loaded without its task computes the same actions as in the task's env."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The update on one rank, with stock rsl_rl as the oracle. In fp64, so that rounding does not hide differences."""
+"""The update on one rank equals that of stock rsl_rl. In fp64, so that rounding does not hide differences."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def fp64() -> Iterator[None]:
 
 
 def both(**fields: Any) -> tuple[Any, Any]:
-    """The stock learner and ours, with the same parameters."""
+    """Build rsl_rl's stock learner and our learner with the same parameters."""
     config = train_config(dataclasses.replace(AGENT, **fields))
     learners = []
     for make in (make_stock_learner, make_learner):
@@ -72,7 +72,7 @@ def test_one_rank_learns_what_stock_rsl_rl_learns(fields: dict[str, Any]) -> Non
         losses = []
         for learner in (stock, ours):
             collect(learner, make_data(NUM_ENVS, iteration))
-            torch.manual_seed(iteration)  # the order of samples is all that an update draws
+            torch.manual_seed(iteration)  # an update draws only the order of samples
             losses.append(learner.update())
         largest, where = difference(state_of(ours), state_of(stock))
         assert largest < 1e-9, where
@@ -85,7 +85,7 @@ def test_one_rank_learns_what_stock_rsl_rl_learns(fields: dict[str, Any]) -> Non
 @pytest.mark.usefixtures("fp64")
 @pytest.mark.parametrize("rnn", ["none", "lstm"])
 def test_normalized_observations_are_clipped(rnn: str) -> None:
-    """Stock rsl_rl, whose normalizers' results are clipped, learns the same."""
+    """Stock rsl_rl learns the same if the test clips the results of its normalizers."""
     clip = 0.8
     stock, ours = both(obs_clip=clip, rnn=rnn)
     sizes = []
@@ -117,7 +117,7 @@ def test_an_exported_policy_clips_too() -> None:
 
 @pytest.mark.usefixtures("fp64")
 def test_rewards_are_divided_by_the_standard_deviation_of_their_discounted_sums() -> None:
-    """Stock rsl_rl, fed with rewards that numpy has scaled, learns the same."""
+    """Stock rsl_rl learns the same if its rewards are scaled by NumPy."""
     stock, _ = both()
     _, ours = both(reward_normalization=True)
     discounted, seen = np.zeros(NUM_ENVS), []
@@ -133,7 +133,7 @@ def test_rewards_are_divided_by_the_standard_deviation_of_their_discounted_sums(
             torch.manual_seed(iteration)
             learner.update()
         largest, where = difference(state_of(ours), state_of(stock))
-        assert largest < 1e-6, where  # 1e-8 is added to the variance
+        assert largest < 1e-6, where  # ours adds 1e-8 to the variance
     assert np.std(seen) > 2, "else the scale is hardly tested"
 
 
@@ -156,9 +156,9 @@ def test_the_scale_of_rewards_is_restored_from_a_checkpoint() -> None:
 
 
 def test_mixed_precision_equals_stock_rsl_rl() -> None:
-    """Compare up to bf16's rounding, where stock rsl_rl is given a rollout in bf16 instead of fp32.
+    """Compare with a tolerance for bf16's rounding. Stock rsl_rl gets the results of a rollout in bf16.
 
-    The learning rate is fixed, because an adaptive one jumps at small errors.
+    The learning rate is fixed, because small errors can change an adaptive rate by a large factor.
     """
     stock, ours = both(precision="bf16", schedule="fixed")
     _, full = both(schedule="fixed")
@@ -175,7 +175,7 @@ def test_mixed_precision_equals_stock_rsl_rl() -> None:
 
 
 def round_rollout(learner: Any) -> None:
-    """Replace what a rollout computed in fp32 by the same in bf16."""
+    """Compute the results of a rollout again in bf16, and replace those in fp32."""
     storage = learner.storage
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         for step in range(STEPS):
@@ -195,7 +195,7 @@ def test_mixed_precision_is_not_measured_as_a_change_of_the_policy(rnn: str) -> 
         fields = {"rnn": rnn, "learning_rate": 0.0, "init_std": 0.02, "use_clipped_value_loss": clips}
         _, ours = both(precision="bf16", schedule="fixed", **fields)
         with torch.no_grad():
-            ours.critic.mlp[-1].bias.fill_(300.0)  # bf16 rounds values near 300 by up to 1, the clip range is 0.2
+            ours.critic.mlp[-1].bias.fill_(300.0)  # bf16 rounds values near 300 by up to 1. The clip range is 0.2
         collect(ours, make_data(NUM_ENVS, 0))
         torch.manual_seed(0)
         losses.append({name: loss.item() for name, loss in ours.update().items()})
@@ -235,7 +235,7 @@ def test_checkpoints_are_compatible_with_stock_rsl_rl(source: int, target: int) 
     other = (make_stock_learner, make_learner)[target](train_config(AGENT), NUM_ENVS)
     assert other.load(copy.deepcopy(learner.save()), None, True)
     assert difference(state_of(other), state_of(learner))[0] == 0
-    # A loaded learner continues like the saved one.
+    # A loaded learner continues in the same way as the saved one.
     learn(learner, 1)
     learn(other, 1)
     assert difference(state_of(other), state_of(learner))[0] < 1e-9
@@ -317,5 +317,5 @@ def test_orthogonal_weights_at_the_start(rnn: str) -> None:
             short = weight if len(weight) <= weight.shape[1] else weight.T
             torch.testing.assert_close(short @ short.T, gain**2 * torch.eye(len(short)), rtol=0, atol=1e-12)
             assert not layer.bias.any()
-    # Without a flag, the optimizer is torch's, as in rsl_rl.
+    # Without the flag, the initialization is torch's, as in rsl_rl.
     assert any(layer.bias.any() for layer in stock.actor.mlp if isinstance(layer, torch.nn.Linear))

@@ -1,4 +1,4 @@
-"""Threads of torch on a CPU rank, in rollouts and in updates."""
+"""Number of torch's threads on a CPU rank in rollouts and in updates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of metrics: files stay complete, curves continue, and Weights & Biases cannot disturb training."""
+"""Rows of metrics: files stay complete, curves continue after a resume, and wandb cannot disturb training."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from mjlab_dist.run_dir import (
 from mjlab_dist.wandb_run import WANDB_FILE, WandbRun, read_wandb_run, write_wandb_run
 
 Stub = Callable[..., Callable[[], list[dict[str, Any]]]]
-"""Replaces wandb by a library with the given behaviour; returns a function that reads its log."""
+"""Replaces wandb with a library with the given behaviour. Returns a function that reads the library's log."""
 
 KEY = "0123456789abcdef" * 2 + "01234567"
 
@@ -129,7 +129,7 @@ def test_every_row_is_flushed_when_it_is_written(tmp_path: Path):
 def test_rows_after_the_checkpoint_are_removed(tmp_path: Path, resumed_at: int, torn: str):
     fill(JsonlWriter(tmp_path, None), range(1, 11), value=1.0)
     with (tmp_path / METRICS_FILE).open("a") as file:
-        file.write(torn)  # as a kill leaves it
+        file.write(torn)  # a row that a killed process did not complete
     assert [one["iteration"] for one in read_metrics(tmp_path)] == list(range(1, 11))
     kept = min(resumed_at, 10)
     fill(JsonlWriter(tmp_path, resumed_at), range(kept + 1, 13), value=2.0)
@@ -158,7 +158,7 @@ def test_rows_that_a_power_failure_has_zeroed_are_dropped_with_a_warning(
     data[first : first + size] = bytes(size)
     (tmp_path / name).write_bytes(data.replace(b'"iteration": 0', b'"iteration": 10'))
     kept = [i for i in range(1, 11) if i not in lost]
-    if first != 2 * len(LINE) + 7:  # otherwise, part of a row remains
+    if first != 2 * len(LINE) + 7:  # in other cases, a part of a row remains
         assert [one["iteration"] for one in read_metrics(tmp_path, name)] == kept
     (tmp_path / METRICS_FILE).touch()
     events: list[Event] = []
@@ -192,14 +192,18 @@ def test_a_run_killed_before_its_first_row_resumes(tmp_path: Path):
 
 
 def curve(run_dir: Path, name: str) -> list[tuple[int, float]]:
-    """Points that TensorBoard shows for a directory."""
+    """Return the points that TensorBoard shows for a directory."""
     events = EventAccumulator(str(run_dir), size_guidance={"scalars": 0}).Reload()
     return [(event.step, event.value) for event in events.Scalars(name)]
 
 
 @pytest.fixture
 def pass_to_the_next_second(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Event files are read in the order of their names, which begin with the second; a real resume takes longer."""
+    """Function that advances the time in names of event files by a second.
+
+    Event files are read in the order of their names, which start with the time in seconds. A real resume takes longer
+    than a second.
+    """
     passed_s = 0
 
     def advance() -> None:
@@ -212,7 +216,7 @@ def pass_to_the_next_second(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Non
 
 
 def test_tensorboard_shows_every_step_once_after_a_resume(tmp_path: Path, pass_to_the_next_second: Callable[[], None]):
-    fill(tensorboard(tmp_path, None), range(1, 21), value=1.0)  # never closed: it was killed
+    fill(tensorboard(tmp_path, None), range(1, 21), value=1.0)  # not closed, as in a killed process
     assert curve(tmp_path, "train/mean_return") == [(i, 1.0) for i in range(1, 21)]
     pass_to_the_next_second()
     second = tensorboard(tmp_path, 10)
@@ -257,7 +261,7 @@ def test_scalars_omit_the_iteration_and_unknown_values():
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainConfig:
-    """With an account whose server does not answer."""
+    """Config of a run with a wandb account whose server does not answer."""
     for name in ("WANDB_MODE", "WANDB_SERVICE", "NETRC"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -274,9 +278,9 @@ def run_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def warnings() -> Iterator[list[str]]:
-    """Warnings that were printed; afterwards, no process is left."""
+    """Collect printed warnings. After the test, check that no process is left."""
     texts: list[str] = []
-    before = set(psutil.Process().children(recursive=True))  # of other tests
+    before = set(psutil.Process().children(recursive=True))  # processes of other tests
     with listening(lambda event: texts.append(event["text"])):
         yield texts
     left = set(psutil.Process().children(recursive=True)) - before
@@ -315,7 +319,7 @@ def teardown():
 
 @pytest.fixture
 def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stub:
-    """Replace wandb by a library that follows commands of the test."""
+    """Function that replaces wandb with a library that runs code of the test."""
 
     def put(init: str = "pass", log: str = "pass", finish: str = "pass") -> Callable[[], list[dict[str, Any]]]:
         output = tmp_path / "logged.jsonl"
@@ -338,7 +342,7 @@ WriteUntil = Callable[[WandbLogger, Callable[[], object]], int]
 
 @pytest.fixture
 def write_until(wait_for: Callable[[Callable[[], bool]], None]) -> WriteUntil:
-    """Write rows until something has happened; return their number."""
+    """Function that writes rows until a condition holds, and returns the number of rows."""
 
     def write_until(writer: WandbLogger, condition: Callable[[], object]) -> int:
         rows: list[Row] = []
@@ -356,7 +360,7 @@ def write_until(wait_for: Callable[[Callable[[], bool]], None]) -> WriteUntil:
 
 @pytest.fixture
 def close(assert_within: Callable[[float, float], None]) -> Callable[[WandbLogger], None]:
-    """Close a writer, which takes at most five seconds."""
+    """Function that closes a writer, and checks that this takes at most five seconds."""
 
     def close(writer: WandbLogger) -> None:
         start = time.monotonic()
@@ -600,13 +604,13 @@ def test_disabled_wandb_does_nothing(
 
 
 class Service(http.server.BaseHTTPRequestHandler):
-    """The part of Weights & Biases that its library needs; class attributes store its data."""
+    """The part of a Weights & Biases server that the library needs. Class attributes store its data."""
 
     has_steps = 0
     logged: list[int] = []  # noqa: RUF012
 
     def do_POST(self) -> None:
-        """Answer a query, or take rows."""
+        """Answer a query, or receive rows."""
         body = (
             json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"{}")
             if "json" in str(self.headers["Content-Type"])
@@ -645,12 +649,12 @@ class Service(http.server.BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Say nothing."""
+        """Print nothing."""
 
 
 @contextlib.contextmanager
 def service(has_steps: int) -> Iterator[tuple[str, list[int]]]:
-    """A server of Weights & Biases; yields its address and the steps that it receives."""
+    """Run a fake server of Weights & Biases. Yield its address and the steps that it receives."""
     memory: dict[str, Any] = {"has_steps": has_steps, "logged": []}
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), type("Memory", (Service,), memory)) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

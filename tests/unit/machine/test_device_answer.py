@@ -1,4 +1,4 @@
-"""The answer of a machine to a launcher on another machine that requests devices."""
+"""A launcher on another machine requests devices. The machine answers with the devices that its ranks will use."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_machine_chooses_its_own_gpus_and_reports_those_that_it_skips():
 def test_the_launchers_variables_apply_there():
     made = answer(request("all", CUDA_VISIBLE_DEVICES="2", PATH="ignored"), {"CUDA_VISIBLE_DEVICES": "0"})
     assert [device.visible for device in made.devices] == ["GPU-c"]
-    # A UUID of the launcher's machine shows no GPU there
+    # On this machine, a UUID of a GPU on the launcher's machine selects no GPU
     assert answer(request("all", CUDA_VISIBLE_DEVICES="GPU-here"), {}).error.startswith("--gpu-ids all: ")
     assert "--gpu-ids None" in answer(request("auto", CUDA_VISIBLE_DEVICES="GPU-here"), {}).error
 

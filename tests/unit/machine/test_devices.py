@@ -39,7 +39,7 @@ def chosen(gpu_ids: Any = "auto", cpu_ranks: int | None = None) -> TrainConfig:
 
 
 class Planned(list[RankDevice]):
-    """The devices of a machine's ranks, and each of their fields over all ranks."""
+    """The devices of a machine's ranks. Each property lists one field of all ranks."""
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -345,7 +345,7 @@ def test_a_cpu_rank_of_another_launcher_takes_the_threads_it_was_given():
 
 @pytest.fixture
 def shown_by_cuda(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Have torch report devices with these UUIDs, which it prints without their prefix."""
+    """Function that makes torch report devices with these UUIDs. Torch omits the prefix of a UUID."""
 
     def show(*uuids: str) -> None:
         properties = [SimpleNamespace(uuid=uuid.removeprefix("GPU-")) for uuid in uuids]
@@ -371,7 +371,7 @@ def test_a_rank_in_an_existing_process_uses_the_cuda_index_of_its_gpu(shown_by_c
 def test_a_gpu_that_this_process_does_not_see_is_not_used_in_it(shown_by_cuda: Callable[..., None]):
     shown_by_cuda(A)
     assert in_this_process(plan((1,))[0], {}, GPUS) is None
-    # CUDA has started with another list than the current value of the variable.
+    # CUDA has started with another list of GPUs than the variable now contains.
     assert in_this_process(plan(visible="1")[0], {"CUDA_VISIBLE_DEVICES": "1"}, GPUS) is None
 
 
@@ -384,7 +384,7 @@ FORBIDDEN = {"nvmlDeviceGetHandleByIndex": pynvml.NVML_ERROR_NO_PERMISSION}
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, **faults: dict[str, int]) -> list[Gpu]:
-    """GPUs a, b and c, some of which raise errors."""
+    """Simulate GPUs a, b and c, some of which raise errors."""
     fake_nvml.install(
         monkeypatch, [FakeGpu(uuid=f"GPU-{x}", name=f"Model {x}", fails=faults.get(x, {})) for x in "abc"]
     )
@@ -469,7 +469,7 @@ def test_a_rank_of_another_launcher_refuses_a_lost_gpu(monkeypatch: pytest.Monke
 
 
 def mig_machine(monkeypatch: pytest.MonkeyPatch) -> list[Gpu]:
-    """A GPU with two MIG instances, and one without MIG."""
+    """Simulate a GPU with two MIG instances, and a GPU without MIG."""
     instances = [FakeGpu("MIG-a0", "Slice"), None, FakeGpu("MIG-a2", "Slice")]
     fake_nvml.install(monkeypatch, [FakeGpu("GPU-a", instances=instances), FakeGpu("GPU-b", "Whole")])
     return find_gpus()

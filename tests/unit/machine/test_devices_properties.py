@@ -1,4 +1,4 @@
-"""Properties of the choice of GPUs: an index means the same device however GPUs are hidden and ordered."""
+"""Properties of the choice of GPUs: an index selects the right device, whatever GPUs are hidden and in any order."""
 
 from __future__ import annotations
 
