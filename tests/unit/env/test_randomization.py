@@ -274,7 +274,7 @@ def test_values_are_drawn_normally_and_clipped() -> None:
     assert_independent(*damping.T)
     assert loss.min() == 0.0
     assert loss.max() == np.float32(0.2)
-    assert (loss == 0.0).mean() == pytest.approx(0.1587, abs=0.02)  # more than 1 std below
+    assert (loss == 0.0).mean() == pytest.approx(0.1587, abs=0.02)  # clipped at 1 std
 
 
 # At reset

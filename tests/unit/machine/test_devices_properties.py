@@ -19,20 +19,20 @@ BY_BUS = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 def machine(num_gpus: int) -> list[Gpu]:
-    """A machine's GPUs. No UUID is the beginning of another."""
+    """Return the GPUs of a machine. No UUID is the beginning of another UUID."""
     uuids = [f"GPU-{i:02}-{i:02}" for i in range(num_gpus)]
     return [Gpu(index=i, card=i, uuid=uuid, card_uuid=uuid, name="H200") for i, uuid in enumerate(uuids)]
 
 
 @st.composite
 def shown(draw: st.DrawFn) -> tuple[list[Gpu], dict[str, str], list[int]]:
-    """A machine, an environment, and the cards that the environment shows, in its order."""
+    """Draw the GPUs of a machine, environment variables, and the GPUs that these variables show, in their order."""
     gpus = machine(draw(st.integers(1, 8)))
     cards = draw(st.lists(st.sampled_from(range(len(gpus))), unique=True))
     if draw(st.booleans()):
         return gpus, BY_BUS, list(range(len(gpus)))
     names = [draw(st.sampled_from([str(card), gpus[card].uuid, gpus[card].uuid[:6]])) for card in cards]
-    after = draw(st.sampled_from([[], ["-1", "0"], ["99"], ["GPU-none", "1"]]))  # hides itself and what follows
+    after = draw(st.sampled_from([[], ["-1", "0"], ["99"], ["GPU-none", "1"]]))  # hides itself and later ones
     separator = draw(st.sampled_from([",", ", "]))
     return gpus, {**BY_BUS, "CUDA_VISIBLE_DEVICES": separator.join([*names, *after])}, cards
 

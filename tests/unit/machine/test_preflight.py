@@ -1,4 +1,4 @@
-"""Requirements of this machine before ranks start. Where possible, each check fails because of the real fault."""
+"""Requirements of this machine before ranks start. Where possible, tests cause the real fault for each check."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ KEY = "0" * 40
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty home directory and no proxies, so that this machine's own login and network have no effect."""
+    """An empty home directory and no proxies, so that logins and network settings of this machine have no effect."""
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
@@ -50,14 +50,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def server() -> Iterator[str]:
-    """Address of a server that takes connections."""
+    """Address of a server that accepts connections."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield f"127.0.0.1:{listening.getsockname()[1]}"
 
 
 @pytest.fixture
 def closed() -> str:
-    """Address without a listener."""
+    """Address on which no process listens."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         return f"127.0.0.1:{listening.getsockname()[1]}"
 
@@ -81,7 +81,7 @@ def refusal_of(config: TrainConfig, run_dir: Path | None = None, environ: dict[s
 
 
 def in_namespace(flags: str, script: str, *args: object) -> str:
-    """Output of a shell script as root of its own namespaces; skips if these are not available."""
+    """Run a shell script as root in new namespaces, and return its output. Skip the test if they are not permitted."""
     if subprocess.run(["unshare", flags, "true"], check=False, capture_output=True).returncode != 0:
         pytest.skip("unshare is not allowed here")
     command = ["unshare", flags, "sh", "-ec", script, "sh", *map(str, args)]
@@ -91,7 +91,7 @@ def in_namespace(flags: str, script: str, *args: object) -> str:
 
 
 def python(code: str) -> str:
-    """A command line that runs code after importing preflight and doctor."""
+    """Return a command line that imports preflight and doctor, and runs code."""
     header = """
         import sys
         from pathlib import Path
@@ -315,12 +315,12 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned int *count, p
     to[0].pid = 4711; to[0].used = 1; return 0;
 }
 """
-"""A replacement of NVIDIA's library, for a machine with two GPUs, the second of which is in use."""
+"""Source of a library that replaces NVIDIA's, for a machine with two GPUs. The second GPU is in use."""
 
 
 @pytest.fixture(scope="module")
 def on_gpus(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str]]:
-    """Run code on a machine that seems to have two GPUs."""
+    """Function that runs code as on a machine with two GPUs."""
     directory = tmp_path_factory.mktemp("driver")
     (directory / "driver.c").write_text(DRIVER)
     compiler = ["cc", "-shared", "-fPIC", "-o", directory / "libnvidia-ml.so.1", directory / "driver.c"]
@@ -394,7 +394,7 @@ def test_a_run_is_refused_on_gpus_that_torch_cannot_use(on_gpus: Callable[..., l
 
 
 def test_a_run_is_refused_on_gpus_that_warp_cannot_use(on_gpus: Callable[..., list[str]], tmp_path: Path):
-    # As with a torch for CUDA 12 and the Warp of the package index, which is for CUDA 13.
+    # A torch for CUDA 12, with the Warp from the package index, which needs CUDA 13.
     info = tmp_path / "torch-2.15.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.15.0\n")
@@ -432,7 +432,7 @@ def test_a_wandb_server_that_does_not_answer_causes_a_warning(closed: str):
 
 
 def test_a_server_that_never_answers_times_out():
-    with socket.socket() as silent:  # bound, and its queue of connections full
+    with socket.socket() as silent:  # its queue of connections is full
         silent.bind(("127.0.0.1", 0))
         silent.listen(0)
         address = silent.getsockname()
@@ -529,7 +529,7 @@ def test_a_damaged_netrc_is_not_an_account(home: Path):
 
 
 def system(root: Path, groups: str, files: dict[str, str]) -> Path:
-    """A machine's files on control groups."""
+    """Write a machine's files about control groups."""
     for name, text in {"proc/self/cgroup": groups, **{f"sys/fs/cgroup/{k}": v for k, v in files.items()}}.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text + "\n")

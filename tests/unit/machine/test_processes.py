@@ -1,4 +1,4 @@
-"""Temporary directories of launches."""
+"""Temporary directories of launches, and the end of their child processes."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_files_of_other_programs_are_ignored(directory: Path):
     victim.mkdir()
     (victim / "file").touch()
     for number in (1, os.getpid()):
-        os.mkfifo(directory / f"{TEMPORARY}{number}-fifo")  # opening it would wait for a writer
+        os.mkfifo(directory / f"{TEMPORARY}{number}-fifo")  # opening a FIFO would wait for a writer
         (directory / f"{TEMPORARY}{number}-link").symlink_to(victim)
         (directory / f"{TEMPORARY}{number}-file").touch()
     before = {path.name for path in directory.iterdir()}
@@ -109,11 +109,11 @@ child = subprocess.Popen([sys.executable, "-c", starts], stdout=subprocess.PIPE,
 print(child.stdout.readline(), flush=True)
 processes.end_children()
 """
-"""Kills a child process, and one that the child started."""
+"""Program that kills its child process, and the process that this child has started."""
 
 
 def test_a_grandchild_that_nobody_removes_after_its_end_is_not_waited_for():
-    # This process adopts the grandchild, as the first process of a container would, and does not remove it
+    # Like the first process of a container, this process becomes the parent of the grandchild, but does not wait for it
     prctl = ctypes.CDLL(None).prctl
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     try:

@@ -1,5 +1,5 @@
-"""Action terms compared with MuJoCo C, numpy and closed forms, and their common properties: masks, resume, no host
-sync."""
+"""Action terms equal MuJoCo's C library, NumPy or formulas. All of them work with masks, resume exactly, and never
+wait for the device."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def ctrl_of(env: Env, *actuators: str) -> np.ndarray:
 
 
 def scattered(**changes: Any) -> Env:
-    """Envs in the middle of an episode, each in a different state."""
+    """Return envs in the middle of an episode, each in a different state."""
     env = make(NUM_ENVS, **changes)
     for seed in range(3):
         env.step(drawn(env, seed))
@@ -249,7 +249,7 @@ def test_muscles_tendons_and_sites_take_a_number_as_offset(actuator: str) -> Non
 
 
 def kinematics_of(env: Env, i: int, *, site: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """MuJoCo C's position, rotation matrix and Jacobian of the tip or the hand, in the state of an env."""
+    """Return position, rotation matrix and Jacobian of the tip or the hand in an env's state, by MuJoCo's C code."""
     model, data = env.sim.model, mujoco.MjData(env.sim.model)
     data.qpos = float64(env.sim.qpos[i])
     mujoco.mj_kinematics(model, data)
@@ -263,7 +263,7 @@ def kinematics_of(env: Env, i: int, *, site: bool) -> tuple[np.ndarray, np.ndarr
 
 
 def rotation_vector(matrix: np.ndarray) -> np.ndarray:
-    """The logarithm of a rotation matrix, by MuJoCo C."""
+    """Return the rotation vector of a rotation matrix, by MuJoCo's C code."""
     quat, vector = np.zeros(4), np.zeros(3)
     mujoco.mju_mat2Quat(quat, matrix.flatten())
     mujoco.mju_quat2Vel(vector, quat, 1.0)
@@ -271,7 +271,7 @@ def rotation_vector(matrix: np.ndarray) -> np.ndarray:
 
 
 def matrix_of(vector: np.ndarray) -> np.ndarray:
-    """The rotation matrix of a rotation vector, by MuJoCo C."""
+    """Return the rotation matrix of a rotation vector, by MuJoCo's C code."""
     quat, matrix = np.zeros(4), np.zeros(9)
     angle = float(np.linalg.norm(vector))
     mujoco.mju_axisAngle2Quat(quat, vector / angle, angle)
@@ -289,7 +289,7 @@ def test_inverse_kinematics_solve_the_damped_least_squares_of_mujocos_jacobian(
     damping, width = 0.2, 6 if rotation else 3
     block = action(DifferentialIK, ARM, mode=mode, rotation=rotation, damping=damping, **frame)
     env = scattered(actions={"some": block})
-    end_episodes(env, torch.arange(NUM_ENVS) % 2 == 0)  # poses in the data are then those before the reset
+    end_episodes(env, torch.arange(NUM_ENVS) % 2 == 0)  # poses in the data are from before the reset
     env.step(0.1 * drawn(env, 8))
     given, before = drawn(env, 9), float64(env.sim.qpos[:, :6])
     expected = []

@@ -1,4 +1,4 @@
-"""Commands compared with bookkeeping in numpy: times and ranges of draws, and headings."""
+"""Commands are compared with values that tests compute in NumPy: times and ranges of draws, and headings."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def step(env: Env) -> None:
 
 
 def heading_of(env: Env) -> np.ndarray:
-    """The heading of every robot, by MuJoCo's rotation matrices."""
+    """Return the heading of every robot, from rotation matrices that MuJoCo's C code computes."""
     matrices = np.zeros((env.num_envs, 9))
     for matrix, quat in zip(matrices, float64(env.sim.qpos[:, 3:7]), strict=True):
         mujoco.mju_quat2Mat(matrix, quat)
@@ -192,7 +192,7 @@ def test_poses_are_drawn_around_the_origin_of_the_env_once_per_episode() -> None
     offset = value[:, :3] - origins.double().numpy()
     for column, (low, high) in enumerate(((-1.0, 1.0), (0.0, 0.5), (0.2, 0.3))):
         assert_uniform(offset[:, column].clip(low, high), low, high)
-        assert np.abs(offset[:, column] - offset[:, column].clip(low, high)).max() < 1e-3  # float32 at 2,000 m
+        assert np.abs(offset[:, column] - offset[:, column].clip(low, high)).max() < 1e-3  # float32 rounds at 2,000 m
     matrices = np.zeros((MANY, 9))
     for matrix, quat in zip(matrices, value[:, 3:], strict=True):
         mujoco.mju_quat2Mat(matrix, quat)
@@ -258,7 +258,7 @@ def test_a_command_that_implements_update_is_refused() -> None:
             def update(self, env: Env) -> None: ...
 
 
-# Several, and mistakes
+# Several commands, and mistakes
 
 
 def test_several_commands_have_independent_timers() -> None:

@@ -1,4 +1,4 @@
-"""Curricula: terrain levels compared with the test's own rules, ranges and weights with measured values."""
+"""Curricula: terrain levels follow the rules that a test implements, and ranges and weights follow measured values."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _warp() -> None:
 
 
 def curricula(**terms: dict[str, Any]) -> dict[str, TermConfig]:
-    """Curricula by name, with their class among their parameters."""
+    """Return curricula by name. The parameter `of` names a curriculum's class."""
     return {
         name: TermConfig(func=f"{CURRICULA}:{params.pop('of')}", params=params)
         for name, params in ((name, dict(params)) for name, params in terms.items())
@@ -76,7 +76,7 @@ def levels(env: Env) -> torch.Tensor:
 
 
 def move(env: Env, walked_m: float | torch.Tensor) -> None:
-    """Put robots at these distances from their origins along x."""
+    """Put robots at these distances along x from their origins."""
     env.sim.qpos[:, :2] = env.origins[:, :2]
     env.sim.qpos[:, 0] += walked_m
 
@@ -111,7 +111,7 @@ def test_robots_that_leave_the_tile_move_up_and_those_that_hardly_walk_move_down
     levels(env).fill_(1)
     ended = torch.arange(NUM_ENVS) % 2 == 0
     tell(env, 0.9)
-    for _ in range(99):  # an episode has 100 steps of 0.01 s: 0.9 m are commanded
+    for _ in range(99):  # an episode has 100 steps of 0.01 s: the commanded distance is 0.9 m
         move(env, 0.0)
         env.step(torch.zeros(NUM_ENVS, 4))
         env.episode_length_buf.zero_()
@@ -132,7 +132,7 @@ def test_the_expected_distance_after_an_early_fall_is_that_of_the_whole_episode(
     levels(env).fill_(1)
     tell(env, 0.9)
     move(env, walked_m)
-    env.episode_length_buf.fill_(50)  # 0.01 s and 0.5 s of 0.9 m/s: half is 0.23 m
+    env.episode_length_buf.fill_(50)  # 0.9 m/s for one past step and the remaining 50: half of this distance is 0.23 m
     terms = env._curricula["terrain"]
     terms.episode_ends(env, torch.ones(NUM_ENVS, dtype=torch.bool))
     assert levels(env).tolist() == [after] * NUM_ENVS
@@ -161,7 +161,7 @@ def test_levels_follow_the_rules_over_many_episodes() -> None:
         needed = 0.5 * (told_m + speed * 0.01 * (100 - age))
         for i in np.flatnonzero(done):
             if min(abs(walked[i] - needed[i]), abs(walked[i] - TILE_M / 2)) < 1e-2:
-                level[i] = int(levels(env)[i])  # the step's own motion decides
+                level[i] = int(levels(env)[i])  # too close to a limit: the motion during the step decides
                 continue
             change = 1 if walked[i] > TILE_M / 2 else -1 if walked[i] < needed[i] else 0
             moves[change] += 1
@@ -205,7 +205,7 @@ GLOBAL = {**TASK, "sim": SIM, "curricula": curricula(**SETTINGS)}
 
 
 def totals(episodes: float, steps: float, alive: float) -> EpisodeTotals:
-    """Totals of an iteration whose steps had this value of the term alive, before its weight of 2."""
+    """Return totals of an iteration. `alive` is the reward of this term in each step, without its weight 2."""
     unweighted = torch.tensor([alive * steps, 1.0])
     none = torch.zeros(0)
     return EpisodeTotals(torch.tensor(episodes), torch.tensor(steps), unweighted, unweighted, none, none)
@@ -242,7 +242,7 @@ def test_few_episodes_change_nothing_until_there_are_enough() -> None:
         env.end_iteration(totals(0.0, 0.0, 0.0))
     assert range_of(env) == [0.5, 2.0]
     assert env.weights[1] == pytest.approx(-0.1)
-    env.end_iteration(totals(10.0, 100.0, 1.0))  # 1 - 0.9^7 > 0.5
+    env.end_iteration(totals(10.0, 100.0, 1.0))  # now more than half of the average is measured: 1 - 0.9^7 > 0.5
     assert range_of(env) == pytest.approx([0.1, 2.4])
 
 
@@ -250,9 +250,9 @@ def test_the_measure_averages_over_about_a_hundred_episodes() -> None:
     env = make(NUM_ENVS, **GLOBAL)
     env.end_iteration(totals(100.0, 1000.0, 1.0))
     assert range_of(env) == pytest.approx([0.1, 2.4])
-    env.end_iteration(totals(50.0, 500.0, 0.79))  # the mean is 0.895 now
+    env.end_iteration(totals(50.0, 500.0, 0.79))  # now the mean is 0.895
     assert range_of(env) == pytest.approx([0.1, 2.4])
-    env.end_iteration(totals(50.0, 500.0, 0.91))  # and 0.9025 now
+    env.end_iteration(totals(50.0, 500.0, 0.91))  # now the mean is 0.9025
     assert range_of(env) == pytest.approx([-0.3, 2.5])
 
 
@@ -283,7 +283,7 @@ def test_a_weight_of_zero_can_follow_its_own_term() -> None:
     env = make(
         NUM_ENVS, **{**GLOBAL, "rewards": {**GLOBAL["rewards"], "rate": zero}, "curricula": curricula(weight=settings)}
     )
-    env.end_iteration(totals(100.0, 20.0, 0.5))  # the term rate earned 1 in 20 steps
+    env.end_iteration(totals(100.0, 20.0, 0.5))  # the term rate earned a total of 1 in 20 steps
     assert env.weights[1] == pytest.approx(-0.25)
 
 
@@ -299,8 +299,8 @@ def test_real_episodes_are_measured() -> None:
     for _ in range(250):
         env.step(torch.zeros(NUM_ENVS, 4))
     ended = env.pop_episode_totals()
-    assert ended.episodes == 2 * NUM_ENVS  # none can end before its time
-    env.end_iteration(EpisodeTotals(*(2 * total for total in ended)))  # of two ranks alike
+    assert ended.episodes == 2 * NUM_ENVS  # no episode ends before the time limit
+    env.end_iteration(EpisodeTotals(*(2 * total for total in ended)))  # totals of two equal ranks
     assert env.weights[1] == pytest.approx(-0.5)
     assert range_of(env) == pytest.approx([0.1, 2.4])
 
@@ -364,7 +364,7 @@ def test_curricula_resume_on_other_ranks(num_ranks: int, num_envs: int) -> None:
         assert torch.equal(env.sim.qpos[:, :2], tiles[:, :2])
     found = torch.cat([levels(env) for env in after])
     every = torch.arange(num_ranks * num_envs)
-    # NUM_ENVS is a whole number of columns, so that the ids repeat by it.
+    # NUM_ENVS is a multiple of the number of columns, so saved levels repeat after NUM_ENVS envs.
     assert found.tolist() == before[every % NUM_ENVS].tolist()
 
 

@@ -1,4 +1,4 @@
-"""Contact sensors that a config declares, compared with forces of MuJoCo C's contacts, summed in numpy."""
+"""Contact sensors that a config declares are compared with sums of contact forces in MuJoCo's C library."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PRESS = """
     <position name="right" joint="right" kp="50"/>
   </actuator>
 </mujoco>"""
-"""A plate with two fingers, which press on objects between and above them."""
+"""A robot: a plate with two fingers, which press on objects between them and above them."""
 
 FLOOR = '<mujoco><worldbody><geom name="floor" type="plane" size="5 5 .1"/></worldbody></mujoco>'
 
@@ -72,7 +72,7 @@ def _warp() -> None:
 
 
 def scene(**changes: Any) -> EnvConfig:
-    """Two of the same robot, one above the other, and a ball between."""
+    """Return a config with two copies of the robot, one above the other, and a ball between them."""
     sim = SimConfig(
         model=FLOOR,
         entities={
@@ -96,7 +96,7 @@ def scene(**changes: Any) -> EnvConfig:
 
 
 def bodies_below(model: mujoco.MjModel, root: str) -> set[int]:
-    """Ids of a body and its descendants."""
+    """Return the ids of a body and its descendants."""
     found = {model.body(root).id}
     for body in range(model.nbody):
         if model.body_parentid[body] in found:
@@ -105,7 +105,7 @@ def bodies_below(model: mujoco.MjModel, root: str) -> set[int]:
 
 
 def geoms_of(model: mujoco.MjModel, kind: str, name: str) -> set[int]:
-    """Ids of the geoms of an element."""
+    """Return the ids of an element's geoms."""
     if kind == "geom":
         return {model.geom(name).id}
     bodies = {model.body(name).id} if kind == "body" else bodies_below(model, name)
@@ -113,7 +113,7 @@ def geoms_of(model: mujoco.MjModel, kind: str, name: str) -> set[int]:
 
 
 def net_force(model: mujoco.MjModel, data: mujoco.MjData, mine: set[int], theirs: set[int] | None) -> np.ndarray:
-    """Number of contacts of some geoms with others, and the sum of their forces on the others, in the world frame."""
+    """Return the number of contacts of geoms `mine` with `theirs`, and the force on `theirs` in the world frame."""
     total, count = np.zeros(3), 0
     for i, contact in enumerate(data.contact):
         one, two = contact.geom
@@ -134,7 +134,7 @@ ROWS: dict[str, list[tuple[str, str, list[tuple[str, str]]]]] = {
     "on_floor": [("body", f"one/{name}", [("geom", "floor")]) for name in ("base", "left", "right")],
     "robots": [("subtree", "two/base", [("subtree", "one/base")])],
 }
-"""Elements of each entry of CONTACTS, and the elements that they touch, as explicit lists."""
+"""For each entry of CONTACTS, an explicit list of its elements and of the elements that they may touch."""
 
 
 @pytest.mark.slow
@@ -150,7 +150,7 @@ def test_declared_contacts_equal_the_forces_of_mujocos_contacts() -> None:
         env.step(2.0 * torch.randn(NUM_ENVS, 4))
         for data, ctrl in zip(copies, env.sim.ctrl.double().numpy(), strict=True):
             data.ctrl = ctrl
-            mujoco.mj_forward(model, data)  # sensors are those of the start of the only substep
+            mujoco.mj_forward(model, data)  # sensors measure at the start of the only substep
         for name, rows in ROWS.items():
             sensor = env.sensor(name, Contact)
             for i, (kind, element, others) in enumerate(rows):
@@ -189,7 +189,7 @@ BOTH = {
 
 
 def swing(now: int, num_envs: int) -> torch.Tensor:
-    """Legs that swing up and down."""
+    """Return actions with which the legs swing up and down."""
     phase = torch.arange(num_envs).unsqueeze(1) + 1.5 * torch.arange(4)
     return 1.4 * torch.sin(now / (6.0 + 0.5 * torch.arange(num_envs).unsqueeze(1)) + phase).clamp_min(0.0)
 
@@ -223,7 +223,7 @@ def test_durations_and_the_history_of_forces() -> None:
         ends = torch.from_numpy(rng.random(8) < 0.03)
         end_episodes(env, ends)
         env.step(swing(now, 8))
-        # An episode that ends starts again without contacts: only the others are continued.
+        # Envs whose episode ends start without contacts. In the other envs, times continue.
         touch = feet.in_contact.numpy()
         landed = contact + env.step_dt_s
         last_contact = np.where(~touch & (contact > 0), landed, last_contact)
@@ -257,7 +257,7 @@ def test_a_saved_state_continues_exactly() -> None:
 
 
 def declared(**fields: Any) -> Callable[[], str]:
-    """The message with which an env with such a sensor is refused."""
+    """Return a function that returns the error message for an env with such a sensor."""
     contacts = {"feet": ContactConfig(**{"names": (".*",), **fields})}
     return lambda: refused(sim=dataclasses.replace(SIM, contacts=contacts))
 

@@ -1,4 +1,4 @@
-"""Events: start states, pushes and their times, compared with bookkeeping in numpy and MuJoCo's rotations."""
+"""Events: start states, pushes and their times. NumPy and MuJoCo's rotations give the expected values."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_joints_start_around_the_keyframe_and_within_their_limits() -> None:
     position = float64(env.sim.qpos[:, 7:] - HOME)
     for joint in range(4):
         home = float(HOME[joint])
-        upper = 1.0 - home  # the limit is at 1 rad
+        upper = 1.0 - home  # the joint's limit is 1 rad
         free = position[:, joint] < upper - 1e-6
         assert position[:, joint].max() <= upper + 1e-6
         assert (~free).mean() == pytest.approx(max(0.9 - upper, 0.0) / 1.4, abs=0.03)
@@ -73,7 +73,7 @@ def test_limits_hold_at_both_ends() -> None:
     env = make(64, events=event("DrawJoints", position=(-3.0, 3.0)))
     hips = env.sim.qpos[:, 7:11]
     assert (float(hips.min()), float(hips.max())) == (-1.0, 1.0)
-    assert float(env.sim.qpos[:, 11].abs().max()) > 1.5  # the tail has none
+    assert float(env.sim.qpos[:, 11].abs().max()) > 1.5  # the tail has no limit
 
 
 def test_only_the_named_joints_are_drawn() -> None:
@@ -115,7 +115,7 @@ def test_an_event_does_not_change_other_envs(term: str) -> None:
 
 
 def euler_angles(quats: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Turns about the world's x, then y, then z, by MuJoCo's rotation matrices."""
+    """Return rotation angles about the world's x, then y, then z axis, from MuJoCo's rotation matrices."""
     matrices = np.zeros((len(quats), 9))
     for matrix, quat in zip(matrices, quats, strict=True):
         mujoco.mju_quat2Mat(matrix, quat)
@@ -291,7 +291,7 @@ def test_files_without_states_are_refused(tmp_path: Path, arrays: dict[str, Any]
 
 @pytest.mark.slow
 def test_a_wrench_accelerates_a_body_for_its_duration() -> None:
-    """In the air, a force adds force * time to the robot's momentum."""
+    """In the air, a force changes the robot's momentum by force * time."""
     wrench = EventConfig(
         func=f"{EVENTS}:Wrench",
         params={"bodies": ("trunk",), "force_n": (-20.0, 40.0), "duration_s": (3 * DT_S, 3 * DT_S)},
@@ -320,11 +320,11 @@ def test_a_wrench_accelerates_a_body_for_its_duration() -> None:
 
 
 MEASURED = 50
-"""Envs whose momentum is measured."""
+"""Number of envs whose momentum is measured."""
 
 
 def momentum(env: Env) -> np.ndarray:
-    """Linear momentum of the first envs by MuJoCo C, in kg m/s."""
+    """Return the linear momentum of the first envs in kg m/s, by MuJoCo's C code."""
     found = []
     for i in range(MEASURED):
         data = mujoco.MjData(env.sim.model)
@@ -360,7 +360,7 @@ def test_a_wrench_on_an_unknown_body_is_refused() -> None:
     )
 
 
-# When
+# Times of events
 
 
 def test_startup_events_run_once_before_the_first_episode() -> None:
@@ -386,14 +386,14 @@ def test_a_reset_event_runs_in_envs_whose_episode_starts() -> None:
 
 
 class Twin:
-    """Envs without events that take every step from the same state."""
+    """Steps envs together with copies without events, which start each step from the same state."""
 
     def __init__(self, env: Env) -> None:
         self.env = env
         self.other = make(env.num_envs, config=dataclasses.replace(env.cfg, events={}))
 
     def step(self, actions: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-        """Differences of positions and velocities after a step."""
+        """Return the differences of positions and velocities after a step."""
         for name, tensor in self.other.sim.state().items():
             tensor.copy_(self.env.sim.state()[name])
         self.env.step(actions)
@@ -438,7 +438,7 @@ def test_pushes_change_velocities_at_intervals_that_start_with_the_episode(low: 
     found, shoves = np.array(gaps), np.concatenate(pushes)
     assert found.min() > low - 0.5 * DT_S - 1e-9
     assert found.max() < high + 0.5 * DT_S + 1e-9
-    whole = counts[1::2]  # of envs whose episode does not end
+    whole = counts[1::2]  # only envs whose episode does not end
     mean_s = (low + high) / 2
     assert whole.mean() == pytest.approx(num_steps * DT_S / mean_s, abs=1 if low < high else 0)
     assert (whole.min() < whole.max()) == (low < high)
@@ -461,7 +461,7 @@ def test_by_default_a_push_is_horizontal_and_without_rotation() -> None:
 
 
 def test_the_first_push_of_an_episode_follows_a_whole_interval() -> None:
-    """After a reset of all envs, or of one env in a step, nothing remains of the earlier episode."""
+    """After a reset, of all envs or of one env in a step, the interval starts again."""
     every = EventConfig(func=f"{TERMS}:Counts", when="interval", interval_s=(0.05, 0.05))
     env = make(4, events={"count": every}, episode_length_s=100.0)
     times = env.state
@@ -474,7 +474,7 @@ def test_the_first_push_of_an_episode_follows_a_whole_interval() -> None:
             end_episodes(env, torch.tensor([False, True, False, False]))
         step(env)
         counts.append(times()["events.count.times"].tolist()[:2])
-    # Env 0 after 5, 10 and 15 steps; env 1, whose episode starts in the 8th, after 13.
+    # Env 0 is pushed in steps 5, 10 and 15. Env 1 starts a new episode in step 8, and is pushed in steps 5 and 13.
     assert [count[0] for count in counts] == [0, 0, 0, 0, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 3]
     assert [count[1] for count in counts] == [0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0, 1, 1, 1]
 
@@ -503,7 +503,7 @@ def test_mistakes_in_an_event_are_refused() -> None:
     message = refused(events=event("Push", speed=1.0))
     assert message.startswith(f"--env.events.Push.func {EVENTS}:Push: ")
     assert "speed" in message
-    # The command line makes a tuple of any length.
+    # The command line accepts a tuple of any length.
     message = refused(events=event("Push", linear_m_s=(0.5,)))
     assert message.startswith("--env.events.Push.params.linear-m-s 0.5: ")
     assert " 2 " in message

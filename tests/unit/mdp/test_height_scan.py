@@ -1,4 +1,4 @@
-"""The height scan: against rays of MuJoCo's C code, cast at points that the test computes itself."""
+"""The height scan is compared with rays that MuJoCo's C code casts, at points that the test computes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def scanning(sim: Any = ON_STAIRS, **params: Any) -> Env:
 
 
 def rays_of_c(env: Env, geoms: tuple[str, ...] = ("floor",)) -> np.ndarray:
-    """Expected scan: points along the body's x axis as rotated by MuJoCo's C code, rays by mj_ray."""
+    """Compute the expected scan. MuJoCo's C code rotates the body, along whose x axis points are, and casts rays."""
     model = env.sim.model
     groups = model.geom_group.copy()
     model.geom_group[:] = [int(model.geom(i).name in geoms) for i in range(model.ngeom)]
@@ -79,7 +79,7 @@ def test_heights_equal_those_of_rays_in_mujoco_c(capture: CaptureMode) -> None:
     env = scanning(dataclasses.replace(ON_STAIRS, capture=capture))
     for seed in range(3):
         spread_over_stairs(env, seed)
-        observed = env.reset()["actor"]  # at the origins
+        observed = env.reset()["actor"]  # robots are at their origins
         assert np.allclose(observed.numpy(), rays_of_c(env), atol=2e-4)
         spread_over_stairs(env, seed)
         env.step(torch.zeros(NUM_ENVS, 4))
@@ -179,4 +179,4 @@ def test_a_scan_never_waits_for_the_device() -> None:
 def test_mistakes_are_refused(params: dict[str, Any], start: str) -> None:
     observations = {"actor": {"scan": ObservationConfig(func=SCAN, params={**PARAMS, **params})}}
     assert refused(observations=observations, sim=SIM).startswith(f"env.observations.actor.scan: {start}")
-    assert CONFIG.observations  # of the robot as it is
+    assert CONFIG.observations  # the config has observations without the scan

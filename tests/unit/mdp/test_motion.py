@@ -1,4 +1,4 @@
-"""Reference motions: targets, start states and rewards against a motion in closed form and MuJoCo's C code."""
+"""Reference motions: targets, start states and rewards. Formulas and MuJoCo's C code give the expected values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mjlab_dist.sim import start_warp
 
 MOTION = "mjlab_dist.mdp.motion"
 JOINTS = ("RR_hip", "FL_hip", "FR_hip", "RL_hip")
-"""Not in the model's order, and without the tail."""
+"""Joints in the file, in another order than in the model and without the tail."""
 PERIOD_S, YAW_RAD_S, SPEED_M_S = 0.36, 1.5, 0.6
 STEPS = 36
 ALL: dict[str, ParamValue] = {"command": "motion"}
@@ -36,7 +36,7 @@ def _warp() -> None:
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A cycle of a walk on a circle, and half a second of standing."""
+    """File with one cycle of a walk on a circle, and half a second of standing."""
     return write(tmp_path_factory.mktemp("motions") / "walk.npz")
 
 
@@ -50,7 +50,7 @@ def write(path: Path, fps: Any = 500, joints: Any = JOINTS, **motions: Any) -> s
 
 
 def walk(time_s: float) -> np.ndarray:
-    """Position, orientation and joints of the walk on a circle, which pitches."""
+    """Return position, orientation and joints of the walk on a circle, in which the base also pitches."""
     yaw, radius, phase = YAW_RAD_S * time_s, SPEED_M_S / YAW_RAD_S, 2 * math.pi * time_s / PERIOD_S
     about_z, about_y, quat = np.zeros(4), np.zeros(4), np.zeros(4)
     mujoco.mju_axisAngle2Quat(about_z, np.array([0.0, 0.0, 1.0]), yaw)
@@ -61,7 +61,7 @@ def walk(time_s: float) -> np.ndarray:
 
 
 def tracking(file: str, num_envs: int = 8, seed: int = 0, **params: Any) -> Env:
-    """Envs that start in the circle."""
+    """Return envs that track the walk on the circle."""
     given = {"file": file, "motions": ("circle",), "sites": (".._foot",), **params}
     return make(
         num_envs,
@@ -82,14 +82,14 @@ def step(env: Env) -> None:
 
 
 def expected(time_s: float) -> np.ndarray:
-    """The walk in the model's order of joints."""
+    """Return the pose of the walk, with joints in the model's order."""
     order = [JOINTS.index(name) for name in sorted(JOINTS)]
     pose = walk(time_s)
     return np.concatenate([pose[:7], pose[7:][order]])
 
 
 def difference(env: Env, before: np.ndarray, after: np.ndarray, time_s: float) -> np.ndarray:
-    """The velocity that leads from one pose to another, of root and hips."""
+    """Return the velocity of root and hips that leads from one pose to another."""
     model: Any = env.sim.model
     velocity, rest = np.zeros(model.nv), np.zeros(1)
     mujoco.mj_differentiatePos(model, velocity, time_s, np.append(before, rest), np.append(after, rest))
@@ -97,7 +97,7 @@ def difference(env: Env, before: np.ndarray, after: np.ndarray, time_s: float) -
 
 
 def time_of(env: Env) -> np.ndarray:
-    """Time in the cycle of each env's value."""
+    """Return the time in the cycle to which each env's value belongs."""
     frames = played(env).state()["frame"]
     return frames.numpy() * DT_S
 
@@ -131,12 +131,12 @@ def test_velocities_are_those_of_the_poses(file: str) -> None:
     for _ in range(STEPS):
         times = time_of(env)
         for i in range(4):
-            # Differences are one-sided at the ends of a cycle.
+            # At the ends of a cycle, the velocity is a one-sided difference, which is less exact.
             tolerance = 0.1 if 0 < round(times[i] / DT_S) < STEPS - 1 else 1.0
             time_s = float(times[i])
             wanted = difference(env, expected(time_s - 1e-4), expected(time_s + 1e-4), 2e-4)
             velocity = float64(motion.velocity)[i]
-            # The anchor has turned with the completed cycles, but the walk's own frame has not.
+            # Completed cycles have rotated the motion's anchor. Rotate the expected velocity in the same way.
             turned = float64(motion.state()["anchor"])[i, 2]
             cos, sin = math.cos(turned), math.sin(turned)
             wanted[:2] = [cos * wanted[0] - sin * wanted[1], sin * wanted[0] + cos * wanted[1]]
@@ -147,7 +147,7 @@ def test_velocities_are_those_of_the_poses(file: str) -> None:
 
 @pytest.mark.parametrize("fps", [20, 90, 1000])
 def test_frames_of_any_rate_are_resampled_to_control_steps(tmp_path: Path, fps: int) -> None:
-    # Error of linear interpolation between two frames, for a sine of 0.3 rad.
+    # Error of linear interpolation between two frames, for a sine with an amplitude of 0.3 rad.
     tolerance = 0.3 * (2 * math.pi / PERIOD_S / fps) ** 2 / 8 + 1e-4
     frames = np.arange(round(0.5 * fps) + 1) / fps
     env = tracking(write(tmp_path / "m.npz", fps, circle=np.stack([walk(t) for t in frames])), 2)
@@ -219,7 +219,7 @@ def test_a_robot_that_follows_the_motion_exactly_earns_the_full_reward(file: str
             torch.testing.assert_close(earned, torch.ones(8), atol=1e-5, rtol=0)
         assert not terms.lost(env, "motion", 1e-3, 1e-2).any()
         torch.testing.assert_close(terms.root_error(env, "motion"), torch.zeros(8, 6), atol=1e-3, rtol=0)
-        # Sites are those of one substep earlier.
+        # Positions of sites belong to the start of the last substep.
         put(env, earlier(env, motion), motion.velocity)
         env.sim.forward()
         torch.testing.assert_close(motion.body_sites(env), motion.sites, atol=1e-4, rtol=0)
@@ -285,7 +285,7 @@ def angle_of(pose: np.ndarray, other: np.ndarray) -> float:
 
 
 def site_errors(env: Env, motion: Motion) -> np.ndarray:
-    """Squares of the feet's distances in the trunk's frame, by MuJoCo's C code."""
+    """Return the sums of the feet's squared distances to their targets in the trunk's frame, by MuJoCo's C code."""
     model: Any = env.sim.model
     data: Any = mujoco.MjData(model)
     errors = np.zeros(env.num_envs)

@@ -1,4 +1,4 @@
-"""Motors that compute torques in every physics step, against MuJoCo C, MuJoCo's dcmotor, and torch's modules."""
+"""Motors that compute torques in every physics step equal MuJoCo's C code, MuJoCo's dcmotor, and torch's modules."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TORQUES = dataclasses.replace(
     actuators={"arm": ActuatorConfig(joints=("j.",), kind="effort")},
     options=OptionsConfig(integrator="euler"),
 )
-"""The arm with torque motors. With Euler, both simulations treat all torques explicitly."""
+"""The arm with torque motors. With the Euler integrator, both simulations integrate all torques explicitly."""
 POSITION_MOTOR = action(DcMotor, ("a1",), stiffness=1.0, damping=0.0)
 LIMITS: dict[str, Any] = {"stiffness": 60.0, "damping": 1.5, "effort_limit": 12.0, "velocity_limit": 6.0}
 
@@ -68,7 +68,7 @@ def test_a_dc_motor_produces_the_torques_of_mujocos_dcmotor() -> None:
     theirs = make(NUM_ENVS, actions={"arm": ActionConfig(actuators=JOINTS, scale=0.8, offset="home")}, sim=theirs_sim)
     limited = 0
     for seed in range(30):
-        # Speeds up to and above the no-load speed
+        # Speeds below and above the no-load speed
         speeds = 4.0 * torch.randn(ours.sim.qvel.shape, generator=torch.Generator().manual_seed(100 + seed))
         positions = ours.sim.qpos.clone()
         for env in (ours, theirs):
@@ -85,7 +85,7 @@ def test_a_dc_motor_produces_the_torques_of_mujocos_dcmotor() -> None:
 
 
 def c_run(env: Env, given: Sequence[torch.Tensor], torque: Callable[[int, int, np.ndarray, mujoco.MjData], np.ndarray]):
-    """Step the env, and MuJoCo C with torques that are computed before each physics step; compare positions."""
+    """Step the env and MuJoCo's C code, and compare positions. `torque` is called before each physics step of C."""
     copies = []
     for i in range(env.num_envs):
         copies.append(data := mujoco.MjData(env.sim.model))
@@ -128,7 +128,7 @@ def test_each_env_samples_its_delay_for_each_episode() -> None:
 
 
 def motor_network(*more: torch.nn.Module) -> torch.nn.Sequential:
-    """A network whose inputs are three position errors and three velocities, with `more` layers at its end."""
+    """Return a network with three position errors and three velocities as inputs, and `more` layers at its end."""
     return torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ELU(), torch.nn.Linear(8, 1), *more)
 
 
@@ -251,7 +251,7 @@ def export(network: torch.nn.Module, file: str, num_rows: int = 5, **options: An
 
 
 class Split(torch.nn.Module):
-    """A network that torch exports with MatMul and Add, because its inputs have three dimensions inside."""
+    """A network that gives its inputs a third dimension, so that torch exports it with MatMul and Add."""
 
     def __init__(self, activation: torch.nn.Module) -> None:
         super().__init__()
@@ -304,7 +304,7 @@ def test_onnx_files_of_another_form_are_refused(tmp_path: Path, monkeypatch: pyt
     assert message().startswith("has 0 inputs; ")
     export(motor_network(), file)
     assert message("tanh").startswith("computes other outputs than its layers with activation tanh")
-    # Also networks with outputs that are small for small inputs
+    # Networks with another activation are refused, even if both activations are similar for small inputs
     for seed in range(20):
         torch.manual_seed(seed)
         export(motor_network(torch.nn.Tanh()), file)

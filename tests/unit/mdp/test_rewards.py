@@ -1,4 +1,4 @@
-"""Rewards, terminations and observations that tasks share, against MuJoCo C and the formulas in numpy."""
+"""Rewards, terminations and observations that tasks share equal MuJoCo's C code and formulas in NumPy."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ SCATTER = {
         func="mjlab_dist.mdp.events:DrawJoints", params={"position": (-1.5, 1.5), "velocity": (-3.0, 3.0)}
     ),
 }
-"""Various start states: on the floor and in the air, turned and moving."""
+"""Various start states: on the floor and in the air, rotated and moving."""
 
 EVERYTHING = dataclasses.replace(CONFIG, sensors=SENSORS, commands=COMMANDS, events=SCATTER, episode_length_s=100.0)
 
@@ -63,7 +63,7 @@ def _warp() -> None:
 
 
 class Oracle:
-    """The state after a step in float64, with MuJoCo C's quantities."""
+    """The state after a step in float64, with quantities that MuJoCo's C code computes."""
 
     def __init__(self, env: Env) -> None:
         self.qpos, self.qvel = float64(env.sim.qpos), float64(env.sim.qvel)
@@ -79,7 +79,7 @@ class Oracle:
         self.upright = self.rotation[:, 2, 2]
 
     def in_heading(self) -> np.ndarray:
-        """Velocity over ground in the frame of the heading, (num_envs, 2)."""
+        """Return the horizontal velocity in the frame of the heading, (num_envs, 2)."""
         ahead = self.rotation[:, :2, 0] / np.linalg.norm(self.rotation[:, :2, 0], axis=1, keepdims=True)
         left = np.stack([-ahead[:, 1], ahead[:, 0]], axis=1)
         return np.stack([(ahead * self.qvel[:, :2]).sum(1), (left * self.qvel[:, :2]).sum(1)], axis=1)
@@ -189,7 +189,7 @@ def squares(values: np.ndarray) -> np.ndarray:
 def limits(share: float) -> Expected:
     def expected(o: Oracle) -> np.ndarray:
         hips = o.joints[:, :4]
-        return np.maximum(np.abs(hips) - share, 0).sum(axis=1)  # their range is -1 to 1; the tail has none
+        return np.maximum(np.abs(hips) - share, 0).sum(axis=1)  # the hips' range is -1 to 1; the tail has no range
 
     return expected
 
@@ -232,7 +232,7 @@ STATE_REWARDS: dict[str, tuple[str, dict[str, Any], Expected]] = {
 
 
 def sum_of(env: Env, name: str) -> torch.Tensor:
-    """Sum of one term's rewards in the current episode, (num_envs,)."""
+    """Return the sum of one term's rewards in the current episode, (num_envs,)."""
     return env.state()["episode_sums"][:, env.reward_names.index(name)]
 
 
@@ -246,7 +246,7 @@ def test_rewards_are_computed_from_the_state_after_the_step() -> None:
         env.reset()
         command = float64(env.command("velocity"))
         _, total, dones, _ = env.step(0.5 * torch.randn(NUM_ENVS, 4))
-        assert not dones.any()  # so the state is still the one that was rewarded
+        assert not dones.any()  # so the current state is the rewarded state
         oracle = Oracle(env)
         assert np.array_equal(oracle.command, command)
         for name, (_, _, expected) in STATE_REWARDS.items():
@@ -401,13 +401,13 @@ def test_contact_rewards_follow_the_sensors() -> None:
         for column, (name, values) in enumerate(expected.items()):
             told = (now - sums)[:, column]
             seen[name] += float(np.abs(values).sum())
-            if name == "hard":  # a force next to the threshold may fall on either side
+            if name == "hard":  # skip forces that are too close to the threshold
                 near = (np.abs(force - 15) < 0.1).any(axis=1)
                 assert np.array_equal(told.round(3)[~near], values[~near].astype(float))
             else:
                 np.testing.assert_allclose(told, values, rtol=2e-2, atol=2e-3, err_msg=name)
         sums = now
-        # From here on, both continue from the same state again.
+        # Both continue from the same state.
         for i, data in enumerate(copies):
             data.qpos, data.qvel = float64(env.sim.qpos[i]), float64(env.sim.qvel[i])
             data.qacc_warmstart = float64(env.sim.view("qacc_warmstart")[i])
@@ -427,7 +427,7 @@ def test_the_number_of_velocities_must_equal_the_number_of_feet() -> None:
 
 
 def ends_of(func: str, params: dict[str, Any]) -> tuple[Env, np.ndarray, Oracle]:
-    """Envs in various states, which of them a termination ends, and the oracle of these states."""
+    """Return envs in various states, in which of them a termination ends the episode, and the expected values."""
     twin = make(NUM_ENVS, config=EVERYTHING)
     env = make(
         NUM_ENVS,

@@ -1,4 +1,4 @@
-"""Rotations against MuJoCo's own functions, in float64."""
+"""Rotations equal those of MuJoCo's functions in float64."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ATOL = 1e-6
 
 
 def quaternions(seed: int, num: int = NUM) -> np.ndarray:
-    """Orientations all over, as float32 holds them; half of them on the other hemisphere than the first."""
+    """Return random unit quaternions, rounded to float32. The first component of about half of them is negative."""
     quats = np.random.default_rng(seed).normal(size=(num, 4))
     return (quats / np.linalg.norm(quats, axis=1, keepdims=True)).astype(np.float32).astype(float)
 
@@ -30,7 +30,7 @@ def tensor(values: np.ndarray) -> torch.Tensor:
 
 
 def of_rows(function: Callable[..., None], size: int, *inputs: np.ndarray) -> np.ndarray:
-    """MuJoCo's function, which writes to its first argument, row by row."""
+    """Apply one of MuJoCo's functions, which write to their first argument, to each row."""
     results = np.zeros((len(inputs[0]), size))
     for result, *row in zip(results, *inputs, strict=True):
         function(result, *row)

@@ -1,4 +1,4 @@
-"""The contact sensor compared with MuJoCo C, which makes every step from the same state, and with timers in numpy."""
+"""The contact sensor equals MuJoCo's C code, which makes each step from the same state, and timers in NumPy."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def contact(*sensors: str) -> dict[str, TermConfig]:
 
 
 class Stopwatches:
-    """The test's own record of contacts: times by env and foot."""
+    """Records contacts and their times for each env and foot."""
 
     def __init__(self) -> None:
         shape = (NUM_ENVS, 4)
@@ -51,13 +51,13 @@ class Stopwatches:
 
 
 def stepping_in_place(now: int) -> torch.Tensor:
-    """Legs that swing up and down, each env and leg in its own time."""
+    """Return actions with which legs swing up and down, with another phase for each env and leg."""
     phase = torch.arange(NUM_ENVS).unsqueeze(1) + 1.5 * torch.arange(4)
     return 1.4 * torch.sin(now / (6.0 + 0.5 * torch.arange(NUM_ENVS).unsqueeze(1)) + phase).clamp_min(0.0)
 
 
 def assert_equals_oracle(env: Env, copies: list[mujoco.MjData], watches: Stopwatches) -> np.ndarray:
-    """Compare the values of the sensor; return the contacts."""
+    """Compare the values of the sensor with expected values. Return the contacts."""
     feet = env.sensor("feet", Contact)
     data = np.array([[copy.sensor(f"{foot}_touch").data for foot in FEET] for copy in copies])
     touch = data[..., 0] > 0
@@ -101,7 +101,7 @@ def test_feet_carry_the_robot_and_press_the_floor_down() -> None:
         env.step(torch.zeros(2, 4))
     weight_n = env.sim.model.body_mass.sum() * 9.81
     feet = env.sensor("feet", Contact)
-    # The sensor's first geom is the foot: the force is that of the foot on the floor.
+    # The sensor's first geom is the foot, so the sensor measures the force of the foot on the floor.
     assert feet.force_n.sum(dim=1).tolist()[0] == pytest.approx([0.0, 0.0, -weight_n], abs=0.05)
     assert (feet.contact_time_s > 0.8).all()
     assert not feet.air_time_s.any()
@@ -146,7 +146,7 @@ WITH_FORWARD = dataclasses.replace(CONFIG.sim, forward_before_observation=True)
 
 
 def c_forward(env: Env) -> list[mujoco.MjData]:
-    """MuJoCo C's data in the current states of the envs, with all derived quantities."""
+    """Return data of MuJoCo's C library for the current state of each env, with all derived quantities."""
     copies = c_copies(env)
     for copy in copies:
         mujoco.mj_forward(env.sim.model, copy)
@@ -211,8 +211,8 @@ def test_a_lazy_sensor_measures_once_per_state_and_right_after_resets(capturable
         assert dones.tolist() == ends
         np.testing.assert_allclose(obs["actor"], expected(), atol=1e-5)
         assert torch.equal(obs["actor"], obs["critic"])
-        assert sensor.num_measured == before + 2  # after the physics, for the reward, and after the resets
-        assert (rewards[dones] < 3.0).all()  # the last height of the ended episode, which fell
+        assert sensor.num_measured == before + 2  # once after the physics, for the reward, and once after the resets
+        assert (rewards[dones] < 3.0).all()  # the reward uses the last height of the ended episode, after a fall
         assert obs["actor"][dones].gt(2.9).all()
     _ = env.sensor("height", Height), env.sensor("height", Height)
     assert sensor.num_measured == before + 2

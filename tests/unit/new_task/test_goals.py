@@ -1,4 +1,4 @@
-"""new-task examines robots: how they move, their first goal, and the contents of the config."""
+"""new-task examines a robot: how it moves, its first goal, and the content of its config."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HEAD = '<mujoco><compiler angle="radian" autolimits="true"/><option timestep="0.
 
 
 def arm(num_fingers: int = 0, num_links: int = 3, actuators: str = "") -> str:
-    """An arm of links of 0.2 m, with fingers that slide 4 cm."""
+    """Return the MJCF of an arm with links of 0.2 m, and fingers that slide by 4 cm."""
     fingers = "".join(
         f'<body pos=".2 {0.02 * i} 0"><joint name="finger{i}" type="slide" axis="0 1 0" range="0 .04"/>'
         '<geom type="box" size=".03 .005 .01" mass=".02"/></body>'
@@ -73,7 +73,7 @@ def examined(tmp_path: Path, xml: str, goal: Goal | None = None) -> Robot:
 
 
 def compiled(tmp_path: Path, robot: Robot) -> mujoco.MjModel:
-    """The model, including the parts that new-task adds."""
+    """Return the compiled model, including the parts that new-task adds."""
     source = model_source(Names(task="a", module="a", function="a", file="robot.xml"), robot)
     names: dict[str, object] = {"__file__": str(tmp_path / "model.py")}
     exec(source, names)
@@ -149,7 +149,7 @@ def test_an_end_effector_is_the_tip_of_an_arm_or_the_middle_of_its_fingers(tmp_p
     grip = examined(tmp_path, arm(2)).end
     assert grip is not None
     np.testing.assert_allclose(grip.pos, [0.2, 0.01, 0.0], atol=1e-3)
-    # Targets are within reach of the arm, and not at its base.
+    # The arm can reach its targets, and they are not at its base.
     for low, high in tip.box:
         assert low < high
     corners = np.array(np.meshgrid(*tip.box)).reshape(3, -1).T - [0.0, 0.0, 0.5]
@@ -190,7 +190,7 @@ def test_an_arm_with_torque_motors_floats_at_action_0(tmp_path: Path) -> None:
     while data.time < 3.0:
         mujoco.mj_step(model, data)
     np.testing.assert_allclose(data.qpos, model.qpos0, atol=1e-6)
-    # Position motors hold an arm up, and a pendulum should fall.
+    # Gravity is not compensated for position motors, which hold an arm up, and for a pendulum, which should fall.
     assert not examined(tmp_path, arm()).lacks.weightless
     pole = '<body name="pole"><joint name="j" axis="0 1 0"/><geom size=".1" pos=".3 0 0"/></body>'
     motor = '<actuator><motor joint="j" ctrlrange="-.1 .1"/></actuator>'
@@ -240,8 +240,8 @@ AHEAD = '<camera name="overview" pos=".3 -2 .1" xyaxes="1 0 0 0 0 1"/>'
     ("camera", "added"),
     [
         (AHEAD, ""),
-        (AHEAD.replace("-2", "-.2"), "overview_2"),  # inside of the arm
-        (AHEAD.replace("-2", "2"), "overview_2"),  # looks away from it
+        (AHEAD.replace("-2", "-.2"), "overview_2"),  # inside the arm
+        (AHEAD.replace("-2", "2"), "overview_2"),  # looks away from the arm
         (AHEAD.replace("-2", "-200"), "overview_2"),  # too far away
     ],
 )
@@ -250,7 +250,7 @@ def test_a_camera_is_added_if_that_of_the_file_does_not_show_the_robot(tmp_path:
     assert robot.lacks.camera == added
     model = compiled(tmp_path, robot)
     shown = model.camera(added or "overview").id
-    # The middle of the arm is in the middle of the picture.
+    # The center of the arm is in the center of the picture.
     data = mujoco.MjData(model)
     mujoco.mj_forward(model, data)
     to_robot = data.subtree_com[model.body(1).id] - data.cam_xpos[shown]

@@ -1,4 +1,4 @@
-"""Files for new-task: each becomes a task whose model compiles, or is refused in one line. No kernels are built."""
+"""Each file for new-task becomes a task whose model compiles, or is refused in one line. No kernels are compiled."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def mjcf(bodies: str = ARM, rest: str = "", option: str = "") -> str:
 
 
 def png() -> bytes:
-    """A picture of 4 x 4 gray pixels."""
+    """Return a picture with 4 x 4 gray pixels."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -120,7 +120,7 @@ def png() -> bytes:
 
 @pytest.fixture(autouse=True)
 def _only_compile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace the trial by the compilation of the model."""
+    """Let new-task only compile the model, instead of running its trial."""
 
     def compile_only(names: Names, parent: Path) -> tuple[TrainConfig, list[Check]]:
         with importable(names.module, parent):

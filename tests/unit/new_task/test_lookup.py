@@ -1,4 +1,4 @@
-"""Finding the file of a robot by name, in a directory and with robot_descriptions."""
+"""Find the file of a robot by its name, in a directory and with the package robot_descriptions."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ MENAGERIE = {"unitree_go2": "go2", "unitree_g1": "g1", "anybotics_anymal_c": "an
 
 @pytest.fixture
 def menagerie(tmp_path: Path) -> Path:
-    """Return a directory that is laid out like MuJoCo Menagerie."""
+    """Return a directory with the same structure as MuJoCo Menagerie."""
     for folder, name in MENAGERIE.items():
         (tmp_path / folder).mkdir()
         for file in (name, "scene"):

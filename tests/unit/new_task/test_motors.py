@@ -1,4 +1,4 @@
-"""Motors that new-task adds, against closed forms and MuJoCo's C code."""
+"""Motors that new-task adds are compared with formulas and MuJoCo's C code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GRAVITY = 9.81
 
 
 def pendulum(axis: str, joint: str = "", mass: float = 2.0, length: float = 0.5) -> str:
-    """A point mass on a rod along x."""
+    """Return the MJCF of a point mass on a rod along x."""
     return f"""
     <mujoco>
       <compiler autolimits="true"/>
@@ -32,7 +32,7 @@ def pendulum(axis: str, joint: str = "", mass: float = 2.0, length: float = 0.5)
 
 
 def actuated(xml: str) -> tuple[mujoco.MjSpec, mujoco.MjModel, Actuation]:
-    """The model with its motors, and these motors."""
+    """Return the spec and the model with added motors, and these motors."""
     spec = mujoco.MjSpec.from_string(xml)
     model = spec.compile()
     root = find_root(model)
@@ -77,7 +77,7 @@ def test_armature_is_added_where_the_inertia_is_too_small_for_the_stiffness() ->
 
 
 def quadruped(hip_m: float = 0.21, trunk_kg: float = 6.0) -> str:
-    """A robot of the size of a Unitree Go1, 12 kg, with straight legs in the reference pose, and without actuators."""
+    """Return the MJCF of a robot like a Unitree Go1: 12 kg, straight legs in the reference pose, and no actuators."""
     legs = "".join(
         f"""<body name="{name}_hip" pos="{x} {y} 0">
           <joint name="{name}_abduction" axis="1 0 0" range="-0.9 0.9"/>
@@ -113,7 +113,7 @@ def test_a_quadruped_of_12_kg_stands_on_bent_legs_with_motors_of_the_usual_size(
     limits = [motor.effort_limit or 0.0 for motor in found.motors.values()]
     assert 15 < min(limits) <= max(limits) < 40
     assert 24 <= max(limits) <= 36
-    # It holds the pose in MuJoCo C.
+    # In MuJoCo's C code, the robot holds the pose.
     data = start_state(model, 0)
     feet = [model.geom(i).id for i in range(model.ngeom) if model.geom_size[i, 0] == 0.02 and model.geom_contype[i]]
     hips = [data.xanchor[model.joint(f"{name}_hip").id] for name in ("fl", "fr", "rl", "rr")]
@@ -264,7 +264,7 @@ def test_the_input_at_action_0_holds_the_start_state() -> None:
     blocks = find_blocks(model, data, joint_loads(model, data, simple_joints(model), []))
     data.ctrl[:] = action_inputs(model, data.qpos, blocks).offsets
     mujoco.mj_forward(model, data)
-    np.testing.assert_allclose(data.actuator_force, 0.0, atol=0.02 * 40)  # numbers have two digits
+    np.testing.assert_allclose(data.actuator_force, 0.0, atol=0.02 * 40)  # new-task rounds numbers to two digits
 
 
 def test_the_damper_of_a_position_motor_is_not_driven() -> None:
@@ -300,7 +300,7 @@ def test_torques_on_a_light_link_are_limited_to_those_with_which_it_is_stable() 
     blocks = {block.actuators[0]: block for block in calmed(model, data, 10, found).values()}
     assert (blocks["shoulder"].scale, blocks["shoulder"].is_clipped) == (40.0, False), "all of it, for its heavy link"
     assert blocks["wrist"].is_clipped
-    # The strongest input that an action can cause, held for 5 s
+    # Apply the strongest input that an action can cause for 5 s
     inputs = action_inputs(model, data.qpos, blocks)
     data.ctrl[:] = inputs.of(np.array([0.0, 100.0]))
     assert data.ctrl[1] == blocks["wrist"].scale

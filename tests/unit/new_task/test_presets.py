@@ -1,4 +1,4 @@
-"""Presets of motors: each belongs to the files of one robot, and drives each of its joints once."""
+"""Presets of motors: each matches the files of one robot, and drives each joint of this robot once."""
 
 from pathlib import Path
 
@@ -65,7 +65,7 @@ def test_a_preset_drives_each_joint_of_its_robot_once(label: str, names: list[st
     [
         (["a1"], UNITREE),  # joints of a Go1, but another robot
         (["go12"], UNITREE),
-        (["h1_2"], [f"{name}_joint" for name in H1]),  # its joints have other names
+        (["h1_2"], [f"{name}_joint" for name in H1]),  # the joints of an H1-2 have other names
         (["g1_23dof"], [name for name in G1 if "wrist_pitch" not in name and "wrist_yaw" not in name]),
     ],
 )
@@ -80,7 +80,7 @@ def test_additional_joints_do_not_matter() -> None:
 
 
 def arm(name: str, joints: list[str], more: str = "") -> str:
-    """A chain of links with the given joints."""
+    """Return the MJCF of a chain of links with the given joints."""
     head = "".join(
         f"""<body pos="0 0 .2"><joint name="{joint}" axis="{i % 2} {1 - i % 2} 0" range="-90 90"/>
         <geom type="capsule" size=".03" fromto="0 0 0 0 0 .2" mass="1"/>"""

@@ -1,4 +1,4 @@
-"""The trial of a new task: larger buffers, files after an interrupt, errors in the config, and the flags to try."""
+"""The trial of a new task: larger buffers, files after an interrupt, errors in the config, and suggested flags."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_buffers_that_are_too_small_are_enlarged(monkeypatch: pytest.MonkeyPatch
 
     def overflow(names: Names, parent: Path) -> tuple[TrainConfig | None, list[Check]]:
         tried.append((parent / names.module / "config.py").read_text())
-        # Constraints that are dropped make the physics unstable.
+        # If constraints are dropped, the physics becomes unstable.
         problems = [failed("physics", "not finite"), failed("buffers", "overflow")]
         return None, problems if len(tried) < 3 else []
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A cache of kernels that is empty at first, and an empty directory for temporary files."""
+    """An initially empty cache of kernels, and an empty directory for temporary files."""
     start_warp("cpu")
     cache, temporary = tmp_path_factory.mktemp("cache"), tmp_path_factory.mktemp("temporary")
     with pytest.MonkeyPatch.context() as patch:
@@ -27,7 +27,10 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def program(*values: int, module: str | None = None) -> tuple[Callable[[], None], wp.array[int]]:
-    """A program that adds up numbers, and its sum. Each kernel has a module of its own, unless one is named."""
+    """Return a program that adds up numbers, and the array with its sum.
+
+    Without `module`, each kernel has its own module.
+    """
     total = wp.zeros(1, dtype=int, device="cpu")
 
     def kernel_of(value: int) -> wp.Kernel:
@@ -46,7 +49,7 @@ def program(*values: int, module: str | None = None) -> tuple[Callable[[], None]
 
 
 def result(*values: int, module: str | None = None) -> int:
-    """The sum that a program computes, after its kernels were compiled."""
+    """Compile the kernels of a program, and return the sum that it computes."""
     launch, total = program(*values, module=module)
     kernels.prepare("cpu", launch)
     launch()

@@ -1,4 +1,4 @@
-"""Models that differ between envs, compared with MuJoCo's C code with one model per env."""
+"""Models that differ between envs equal MuJoCo's C code with one model per env."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NUM_ENVS = 5
 NUM_STEPS = 60
 
 TOL = 1e-4
-"""Float32 against float64, in m and rad, over these steps (3e-5 is the largest difference measured)."""
+"""Tolerance of float32 after these steps in m and rad. The largest measured difference from float64 is 3e-5."""
 
 LAB = SimConfig(
     model=str(Path(__file__).parents[2] / "data" / "models" / "lab.xml"),
@@ -34,7 +34,7 @@ LAB = SimConfig(
 )
 
 Change = Callable[[np.ndarray, np.random.Generator], np.ndarray]
-"""From the model's own values, (objects, ...), to an env's."""
+"""Function from the original model's values, (objects, ...), to the values of an env."""
 
 
 def scaled(low: float, high: float) -> Change:
@@ -113,7 +113,7 @@ CHANGES: dict[str, Change] = {
 }
 
 POSES = {"geom_xpos", "geom_xmat"}
-"""Fields that are included if static geoms may be moved; they also follow from positions."""
+"""Fields that differ between envs if static geoms may move. They also depend on joint positions."""
 
 NOT_OF_MOTION = {"cam_pos", "light_pos", "light_dir"}
 
@@ -134,7 +134,7 @@ def lab(model: Any) -> Simulation:
 
 
 def without_simple_bodies(model: Any, name: str, values: np.ndarray, own: np.ndarray) -> np.ndarray:
-    """Values, but the model's own for bodies whose inertia frame MuJoCo's compiler considers fixed."""
+    """Return values, but the original ones for bodies whose inertia frame MuJoCo's compiler considers fixed."""
     if name not in {"body_ipos", "body_iquat"}:
         return values
     return np.where((model.body_simple != 0)[:, None], own, values)
@@ -145,9 +145,9 @@ def own_value(model: Any, name: str) -> np.ndarray:
 
 
 def model_of_env(model: Any, values: dict[str, np.ndarray]) -> Any:
-    """The model with other values, and the constants that MuJoCo computes from them."""
+    """Return the model with other values, and with the constants that MuJoCo computes from them."""
     own = copy.deepcopy(model)
-    # Simplifications of the compiler for frames that coincide.
+    # Undo simplifications of the compiler for frames that coincide.
     own.body_sameframe[:] = own.geom_sameframe[:] = own.site_sameframe[:] = 0
     for name, value in values.items():
         if hasattr(own, name):
@@ -159,12 +159,12 @@ def model_of_env(model: Any, values: dict[str, np.ndarray]) -> Any:
 
 
 def start_and_inputs(model: Any, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Positions, velocities and inputs of every env: the cube slides, the puck falls, and the other bodies swing."""
+    """Return positions, velocities and inputs of every env. The cube slides, the puck falls, and other bodies swing."""
     rng = np.random.default_rng(seed)
     qpos = np.tile(model.qpos0, (NUM_ENVS, 1))
     qvel = np.zeros((NUM_ENVS, model.nv))
     cube, puck, arm, bob = 0, 7, 9, 11
-    qpos[:, cube + 2] -= 0.001  # rests on all four corners, whatever rounding says
+    qpos[:, cube + 2] -= 0.001  # touches the ground at all four corners in spite of rounding
     qpos[:, puck + 1] += 0.02
     qpos[:, arm : arm + 2] = rng.uniform(-0.2, 0.2, (NUM_ENVS, 2))
     qvel[:, :2] = rng.uniform(0.5, 1.0, (NUM_ENVS, 2))
@@ -240,7 +240,7 @@ def test_two_envs_with_different_friction_slide_differently(lab: Simulation) -> 
     """A block decelerates by friction times gravity, and then stays where it is."""
     set_back(lab)
     friction = torch.tensor([0.05, 0.1, 0.2, 0.3, 0.4])
-    lab.field("geom_friction")[:, lab.model.geom("floor").id, 0] = 0.01  # of two geoms the greater friction counts
+    lab.field("geom_friction")[:, lab.model.geom("floor").id, 0] = 0.01  # the greater friction of two geoms applies
     lab.field("geom_friction")[:, lab.model.geom("cube").id, 0] = friction
     for name in ("wind", "density", "viscosity"):
         lab.field(name).zero_()
@@ -261,7 +261,7 @@ def test_two_envs_with_different_friction_slide_differently(lab: Simulation) -> 
 
 
 def test_motor_limits_apply_in_every_env(model: Any, lab: Simulation) -> None:
-    """Compare with C in states, many of which are at a limit."""
+    """Compare with MuJoCo's C code in states in which many motors reach a limit."""
     set_back(lab)
     limits = np.linspace(0.2, 1.0, NUM_ENVS)
     elbow = model.actuator("elbow").id
@@ -281,7 +281,7 @@ def test_motor_limits_apply_in_every_env(model: Any, lab: Simulation) -> None:
             exact = np.clip(at_speed, -limits[env], limits[env])
             limited += exact != wanted
             assert lab.view("actuator_force")[env, elbow] == pytest.approx(exact, abs=1e-5)
-    assert 40 < limited < 200  # of 200
+    assert 40 < limited < 200  # of 200 states
 
 
 def test_captured_equals_eager_bit_for_bit_with_all_fields_per_env(model: Any, lab: Simulation) -> None:
@@ -351,7 +351,7 @@ def test_sensors_read_by_name_equal_those_of_c(model: Any, lab: Simulation) -> N
         for name, dim, tol in (("cube_pos", 3, 1e-4), ("elbow_speed", 1, 1e-3), ("cube_floor", 4, 2e-2)):
             assert lab.sensor(name).shape == (NUM_ENVS, dim)
             np.testing.assert_allclose(lab.sensor(name)[env], data.sensor(name).data, rtol=1e-3, atol=tol)
-    assert (lab.sensor("cube_floor")[:, 0] > 0).sum() >= 3  # envs in which they touch
+    assert (lab.sensor("cube_floor")[:, 0] > 0).sum() >= 3  # they touch in at least three envs
     with pytest.raises(UserError, match=r"^sensor nose: .*cube_pos, elbow_speed, cube_floor"):
         lab.sensor("nose")
 
@@ -389,13 +389,13 @@ def test_a_shared_field_can_be_read_but_not_written(model: Any) -> None:
         assert np.array_equal(sim.field("gravity"), np.tile(model.opt.gravity, (NUM_ENVS, 1)).astype(np.float32))
     with pytest.raises(RuntimeError):
         shared.field("geom_friction").mul_(2.0)
-    # Bytes of what is held are counted: a friction of three numbers for each geom, a gravity of three.
+    # The bytes of fields that differ are counted: three numbers for each geom's friction, and three for gravity.
     assert own.num_bytes() - shared.num_bytes() == (NUM_ENVS - 1) * (3 * model.ngeom + 3) * 4
 
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_derived_fields_are_known(model: Any, lab: Simulation, name: str) -> None:
-    """All constants that C recomputes. Each must follow from a field alone, if no other field causes it."""
+    """Test all constants that MuJoCo's C code recomputes."""
     rng = np.random.default_rng(8)
     own = own_value(model, name)
     before = model_of_env(model, {})
@@ -406,7 +406,7 @@ def test_derived_fields_are_known(model: Any, lab: Simulation, name: str) -> Non
     }
     assert follows <= set(lab.derived(name))
     if name in {"geom_friction", "dof_damping", "gravity", "actuator_gainprm"}:
-        assert lab.derived(name) == []  # so that they can be sampled again for every episode
+        assert lab.derived(name) == []  # so these fields can be drawn again for every episode
 
 
 @pytest.mark.parametrize("name", ["geom_frictoin", "body_subtreemass", "geom_type", "timestep", "hfield_size"])

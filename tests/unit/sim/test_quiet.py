@@ -1,4 +1,4 @@
-"""Warnings of MuJoCo become events: nothing on stderr, no MUJOCO_LOG.TXT, and other warnings stay."""
+"""Warnings of MuJoCo become events, without output on stderr or MUJOCO_LOG.TXT. Other warnings are unchanged."""
 
 from __future__ import annotations
 

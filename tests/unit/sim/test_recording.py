@@ -1,4 +1,4 @@
-"""Programs of envs that are simulated in several threads."""
+"""Recorded programs of envs that are simulated in several threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scenes put together from a config, against MuJoCo's own compiler and the formulas of motors."""
+"""Scenes that are built from a config are compared with MuJoCo's compiler and the formulas of motors."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def refused(config: SimConfig) -> str:
     return str(caught.value)
 
 
-# Where the MJCF is
+# Location of the MJCF
 
 
 def make_spec() -> mujoco.MjSpec:
@@ -122,7 +122,7 @@ def test_an_invalid_mjcf_is_refused_by_its_flag(model: str, says: str) -> None:
 
 
 def test_entities_have_their_configured_positions_and_names() -> None:
-    turned = (0.5, 0.5, 0.5, 0.5)  # x to y, y to z, z to x
+    turned = (0.5, 0.5, 0.5, 0.5)  # rotates x to y, y to z, and z to x
     model = build_model(
         scene(
             entities={
@@ -141,8 +141,8 @@ def test_entities_have_their_configured_positions_and_names() -> None:
     assert data.body("a/cube").xpos.tolist() == [1.0, 0.0, 0.0]
     assert data.body("b/cube").xpos.tolist() == [0.0, 2.0, 0.0]
     assert data.body("b/cube").xquat == pytest.approx(turned)
-    assert data.body("arm/lower").xpos == pytest.approx([1.0, 0.3, 1.0])  # (.3, 0, 1) of its own world
-    assert model.opt.timestep == 0.004  # options are the model's, not the entities'
+    assert data.body("arm/lower").xpos == pytest.approx([1.0, 0.3, 1.0])  # (.3, 0, 1) in the entity's own MJCF
+    assert model.opt.timestep == 0.004  # options come from the model, not from entities
 
 
 def test_keyframes_cover_all_entities() -> None:
@@ -172,7 +172,7 @@ def test_an_entity_loads_meshes_next_to_its_file(tmp_path: Path) -> None:
           <worldbody><body><freejoint/><geom type="mesh" mesh="wedge"/></body></worldbody>
         </mujoco>""")
     model = build_model(scene(entities={"one": EntityConfig(model=str(file)), "two": EntityConfig(model=str(file))}))
-    assert model.body_mass[-1] == pytest.approx(1000 / 6)  # of a tetrahedron of water
+    assert model.body_mass[-1] == pytest.approx(1000 / 6)  # a tetrahedron with the density of water
 
 
 def test_a_zero_quaternion_is_refused() -> None:
@@ -188,7 +188,7 @@ def test_motors_replace_only_the_actuators_of_their_joints() -> None:
     model = build_model(scene(actuators={"arm": MOTORS}))
     assert names(model, "actuator") == ["grip_motor", "shoulder", "elbow"]
     assert model.actuator_trnid[:, 0].tolist() == [model.joint(name).id for name in ("grip", "shoulder", "elbow")]
-    # Actuators that stay keep their inputs of the keyframe, and position motors hold its pose.
+    # Remaining actuators keep their inputs in the keyframe, and position motors hold the keyframe's pose.
     assert model.key("home").ctrl.tolist() == [2, 0.1, 0.2]
     untouched = load_model(ARM)
     assert np.array_equal(model.dof_armature, untouched.dof_armature)
@@ -245,7 +245,7 @@ def test_a_motor_applies_the_requested_torque_within_its_limits(
 
 
 def test_a_motor_does_not_exceed_its_no_load_speed() -> None:
-    """Torque at the joint of a wheel without gravity, for any commanded torque."""
+    """Check a wheel without gravity whose commanded torque is very large."""
     wheel = '<mujoco><worldbody><body><joint name="axle"/><geom size=".1" mass="1"/></body></worldbody></mujoco>'
     motor = ActuatorConfig(joints=("axle",), kind="effort", effort_limit=2.0, velocity_limit=30.0)
     model = build_model(scene(model=wheel, actuators={"it": motor}))
@@ -257,8 +257,8 @@ def test_a_motor_does_not_exceed_its_no_load_speed() -> None:
         speeds.append(data.qvel[0])
     inertia = 0.4 * 1 * 0.1**2
     when = model.opt.timestep * np.arange(1, 2001)
-    exact = 30.0 * (1 - np.exp(-2.0 / 30.0 / inertia * when))  # of inertia * dv/dt = 2 * (1 - v / 30)
-    assert speeds == pytest.approx(exact, abs=1.0)  # Euler's, of a time constant of 15 substeps
+    exact = 30.0 * (1 - np.exp(-2.0 / 30.0 / inertia * when))  # solves inertia * dv/dt = 2 * (1 - v / 30)
+    assert speeds == pytest.approx(exact, abs=1.0)  # error of Euler steps: 15 per time constant
     assert speeds[-1] == pytest.approx(30.0)
     assert max(speeds) <= 30.0 + 1e-9
 
@@ -300,7 +300,7 @@ def test_motors_are_put_on_joints_of_entities() -> None:
     ]
 
 
-# Options, ground
+# Options and ground
 
 
 def test_options_are_set_and_others_stay_unchanged() -> None:

@@ -1,4 +1,4 @@
-"""Simulation against MuJoCo's own C code in float64, and captured against eager."""
+"""The simulation equals MuJoCo's C code in float64, and a captured simulation equals an eager one."""
 
 from __future__ import annotations
 
@@ -31,13 +31,16 @@ NUM_ENVS = 16
 Trajectory = tuple[np.ndarray, np.ndarray]
 """Positions and velocities after every step, (steps, envs, ...)."""
 
-# Float32 against float64 over 200 steps: qpos (m, rad) and qvel (m/s, rad/s). In brackets: largest measured difference.
+# Tolerances of float32 after 200 steps for qpos (m, rad) and qvel (m/s, rad/s). In brackets: largest differences.
 FREE_TOL = (1e-4, 3e-4)
-"""Cartpoles that do not reach an end of the rail (4.1e-5 and 9.6e-5 over 40 seeds)."""
+"""Cartpoles that do not reach an end of the rail (4.1e-5 and 9.6e-5 with 40 seeds)."""
 RAIL_TOL = (5e-4, 2e-3)
-"""Cartpoles that do (9.1e-5 and 3.2e-4 for these seeds; 2.4e-3 and 6.7e-2 over 40: a limit is met a substep later)."""
+"""Cartpoles that reach an end of the rail (9.1e-5 and 3.2e-4 with the seeds of the test).
+
+With 40 seeds, differences are up to 2.4e-3 and 6.7e-2: some cartpoles reach the end one substep later.
+"""
 FLIGHT_TOL = (5e-5, 1e-4)
-"""A free body in the air (1.5e-5 and 4.1e-5 over 40 seeds)."""
+"""A free body in the air (1.5e-5 and 4.1e-5 with 40 seeds)."""
 LANDING_TOL = (1e-5, 1e-4)
 """A box that lands flat (8.1e-8 and 1.5e-6)."""
 
@@ -64,7 +67,7 @@ def dragged() -> Any:
 
 @pytest.fixture(scope="module")
 def sleepy() -> Any:
-    """A box at rest, which may sleep, and a ball that a motor pushes."""
+    """Model of a resting box, which may sleep, and of a ball that a motor pushes."""
     return mujoco.MjModel.from_xml_string("""
         <mujoco>
           <option timestep="0.005"><flag sleep="enable"/></option>
@@ -83,7 +86,7 @@ def simulate(model: Any, num_envs: int = NUM_ENVS, **options: Any) -> Simulation
 
 
 def random_cartpole(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return start states and 200 controls in float32; every other env is pushed into an end of the rail."""
+    """Return start states and 200 controls in float32. Every second env is pushed to an end of the rail."""
     rng = np.random.default_rng(seed)
     qpos = np.stack([rng.uniform(-1.7, 1.7, NUM_ENVS), rng.uniform(-np.pi, np.pi, NUM_ENVS)], axis=1)
     qvel = rng.normal(scale=2.0, size=(NUM_ENVS, 2))
@@ -110,7 +113,7 @@ def warp_trajectory(sim: Simulation, ctrl: np.ndarray) -> Trajectory:
 
 
 def c_trajectory(model: Any, qpos: np.ndarray, qvel: np.ndarray, ctrl: np.ndarray) -> Trajectory:
-    """The same from mj_step, an env at a time."""
+    """Return the trajectory that mj_step computes for each env."""
     positions = np.empty((len(ctrl), *qpos.shape))
     velocities = np.empty((len(ctrl), *qvel.shape))
     for env in range(len(qpos)):
@@ -129,7 +132,7 @@ def assert_close(ours: Trajectory, oracle: Trajectory, tol: tuple[float, float])
 
 
 def per_env_arrays(sim: Simulation) -> dict[str, np.ndarray]:
-    """A copy of every field of the simulation's data that has a row per env."""
+    """Return copies of all fields of the simulation's data that have a row per env."""
     fields = {name: getattr(sim._data, name) for name in mjw.Data.__dataclass_fields__}
     return {
         name: field.numpy().copy()
@@ -145,7 +148,7 @@ def assert_same(a: dict[str, np.ndarray], b: dict[str, np.ndarray], rows: np.nda
     assert differing == []
 
 
-# Against C
+# Comparison with C
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -155,7 +158,7 @@ def test_steps_match_c_also_at_the_ends_of_the_rail(cartpole: Any, seed: int) ->
     write(sim, qpos, qvel)
     ours, oracle = warp_trajectory(sim, ctrl), c_trajectory(cartpole, qpos, qvel, ctrl)
     hits = (np.abs(oracle[0][:, :, 0]) > 1.8).any(axis=0)
-    assert 4 <= hits.sum() < NUM_ENVS  # the rail's ends are met, and free trajectories are compared as well
+    assert 4 <= hits.sum() < NUM_ENVS  # some envs reach an end of the rail, and others do not
     for ours_x, oracle_x, free_tol, rail_tol in zip(ours, oracle, FREE_TOL, RAIL_TOL, strict=True):
         np.testing.assert_allclose(ours_x[:, ~hits], oracle_x[:, ~hits], rtol=0, atol=free_tol)
         np.testing.assert_allclose(ours_x[:, hits], oracle_x[:, hits], rtol=0, atol=rail_tol)
@@ -165,7 +168,7 @@ def test_steps_match_c_also_at_the_ends_of_the_rail(cartpole: Any, seed: int) ->
 def test_a_free_body_flies_as_in_c(box: Any) -> None:
     rng = np.random.default_rng(0)
     qpos = np.tile(box.qpos0, (NUM_ENVS, 1)).astype(np.float32)
-    qpos[:, 2] = 20.0  # 200 steps are 1 s: it stays in the air
+    qpos[:, 2] = 20.0  # 200 steps are 1 s, so the body stays in the air
     qvel = rng.normal(scale=2.0, size=(NUM_ENVS, 6)).astype(np.float32)
     nothing = np.zeros((200, NUM_ENVS, 3), dtype=np.float32)
     sim = simulate(box)
@@ -182,7 +185,7 @@ def test_a_free_body_is_driven_as_in_c(box: Any) -> None:
     sim = simulate(box)
     sim.qpos.copy_(torch.from_numpy(qpos))
     ours, oracle = warp_trajectory(sim, ctrl), c_trajectory(box, qpos, np.zeros((NUM_ENVS, 6)), ctrl)
-    assert (np.ptp(oracle[0][-1], axis=0)[[0, 2]] > 0.01).all()  # the motors matter
+    assert (np.ptp(oracle[0][-1], axis=0)[[0, 2]] > 0.01).all()  # motors have an effect
     assert_close(ours, oracle, FLIGHT_TOL)
 
 
@@ -191,7 +194,7 @@ def test_a_box_lands_as_in_c(box: Any) -> None:
     nothing = np.zeros((200, 2, 3), dtype=np.float32)
     qpos, qvel = np.tile(box.qpos0, (2, 1)), np.zeros((2, 6))
     ours, oracle = warp_trajectory(sim, nothing), c_trajectory(box, qpos, qvel, nothing)
-    assert oracle[0][-1, 0, 2] == pytest.approx(0.1, abs=1e-3)  # it has come to rest on the plane
+    assert oracle[0][-1, 0, 2] == pytest.approx(0.1, abs=1e-3)  # the box rests on the plane
     assert_close(ours, oracle, LANDING_TOL)
 
 
@@ -273,7 +276,7 @@ def test_a_simulation_starts_at_the_models_reference_state(box: Any) -> None:
 
 
 def drive(sim: Simulation, seed: int) -> list[dict[str, np.ndarray]]:
-    """Steps, masked resets and forwards; the whole state of all envs after each of them."""
+    """Step, reset some envs, and call forward. Return the whole state of all envs after each of these calls."""
     rng = np.random.default_rng(seed)
     sim.qvel.copy_(torch.from_numpy(rng.normal(size=sim.qvel.shape)))
     seen = []
@@ -341,7 +344,7 @@ def test_a_reset_env_behaves_like_a_new_one(name: str, request: pytest.FixtureRe
     ours, oracle = warp_trajectory(used, ctrl), warp_trajectory(new, ctrl)
     assert np.array_equal(ours[0][:, mask], oracle[0][:, mask])
     assert np.array_equal(ours[1][:, mask], oracle[1][:, mask])
-    assert not torch.equal(used.qpos[~mask], others)  # the other envs continued too
+    assert not torch.equal(used.qpos[~mask], others)  # the other envs have continued
 
 
 def test_an_empty_mask_resets_nothing(cartpole: Any) -> None:
@@ -358,7 +361,7 @@ def test_a_reset_restores_a_diverged_env_and_affects_no_other_env(name: str, req
     broken, healthy = simulate(model), simulate(model)
     ctrl = np.random.default_rng(2).uniform(-1, 1, (100, *broken.ctrl.shape)).astype(np.float32)
     for sim in (broken, healthy):
-        warp_trajectory(sim, ctrl[:40])  # the box has landed
+        warp_trajectory(sim, ctrl[:40])  # after these steps, the box has landed
     broken.qpos[3] = float("nan")
     warp_trajectory(broken, ctrl[40:45])
     warp_trajectory(healthy, ctrl[40:45])
@@ -377,7 +380,7 @@ def test_a_reset_restores_a_diverged_env_and_affects_no_other_env(name: str, req
 
 
 def disturb(sim: Simulation, generator: torch.Generator) -> None:
-    """Randomize all inputs of a step: controls, forces, mocap pose, active equality constraints, user data."""
+    """Randomize all inputs of a step: controls, forces, mocap positions, active equality constraints, user data."""
     for name, tensor in sim.physics.items():
         noise = torch.randn(tensor.shape, generator=generator)
         if name in ("ctrl", "xfrc_applied", "qfrc_applied", "userdata"):
@@ -406,7 +409,7 @@ def test_a_simulation_continues_bit_for_bit_from_the_state_of_another(
     assert_same(per_env_arrays(part), per_env_arrays(whole))
     assert not whole.overflow.any()
     if name == "dragged":
-        assert (whole.view("nefc") > 3).any()  # with contacts, beside what the hand holds by
+        assert (whole.view("nefc") > 3).any()  # there are contacts, in addition to the equality constraint
         assert {"act", "history", "mocap_pos", "mocap_quat", "eq_active", "userdata"} <= whole.state().keys()
 
 
@@ -421,7 +424,7 @@ def test_a_sleeping_body_continues_bit_for_bit(sleepy: Any) -> None:
         for sim in (whole, part):
             sim.ctrl[1] = 10.0
             sim.step()
-    assert (whole.view("tree_asleep")[:, 0] >= 0).tolist() == [True, False]  # the ball has woken one
+    assert (whole.view("tree_asleep")[:, 0] >= 0).tolist() == [True, False]  # in env 1, the ball has woken the box
     assert_same(per_env_arrays(part), per_env_arrays(whole))
 
 
@@ -461,7 +464,7 @@ def test_views_share_the_memory_of_the_simulation(cartpole: Any, capture: Captur
 def test_the_next_step_starts_from_the_written_state(cartpole: Any, capture: CaptureMode) -> None:
     sim = simulate(cartpole, capture=capture)
     qpos, qvel, ctrl = random_cartpole(7)
-    qpos[:, 0] *= 0.5  # away from the rail's ends, so that nothing but the state written here matters
+    qpos[:, 0] *= 0.5  # far from the rail's ends, so that only the written state matters
     for _ in range(3):
         write(sim, qpos, qvel)
         ours = warp_trajectory(sim, ctrl[:1])
@@ -483,7 +486,7 @@ def test_views_have_a_row_per_env(box: Any) -> None:
 
 
 def test_overflow_is_0_with_enough_room(box: Any) -> None:
-    sim = simulate(box, num_envs=4, njmax=16, nconmax=4)  # exactly the number that C needs
+    sim = simulate(box, num_envs=4, njmax=16, nconmax=4)  # exactly as many as C needs
     data = mujoco.MjData(box)
     most_contacts = most_rows = 0
     for _ in range(200):
@@ -507,19 +510,19 @@ def test_overflow_is_set_by_the_first_contact_without_room(
     box: Any, sizes: dict[str, int], bit: int, capture: CaptureMode, capfd: pytest.CaptureFixture[str]
 ) -> None:
     sim = simulate(box, num_envs=4, capture=capture, **sizes)
-    for _ in range(30):  # 0.15 s of 0.2 s of falling
+    for _ in range(30):  # 0.15 s; the box falls for 0.2 s
         sim.step()
     assert not sim.overflow.any()
     for _ in range(30):
         sim.step()
     assert (sim.overflow & int(bit)).all()
-    ctypes.CDLL(None).fflush(None)  # kernels print through C
-    assert capfd.readouterr() == ("", "")  # the runner reports it once, not every env in every step
+    ctypes.CDLL(None).fflush(None)  # kernels print with C's stdio
+    assert capfd.readouterr() == ("", "")  # only the runner reports overflows
 
 
 def test_an_overflow_persists_over_resets_only_in_its_own_env(box: Any) -> None:
     sim = simulate(box, num_envs=3, njmax=4)
-    sim.qpos[1, 2] = 50.0  # in the air all the time
+    sim.qpos[1, 2] = 50.0  # stays in the air
     for _ in range(60):
         sim.step()
     sim.reset(torch.tensor([True, True, False]))
@@ -529,7 +532,7 @@ def test_an_overflow_persists_over_resets_only_in_its_own_env(box: Any) -> None:
 
 @pytest.mark.parametrize("option", ["iterations", "ls_iterations"])
 def test_a_solver_that_stops_early_is_not_an_overflow(option: str) -> None:
-    """Simulation.overflow sets bits where njmax or nconmax was too small, and the console reports the overflow."""
+    """Simulation.overflow must contain only bits for a too small njmax or nconmax, which the console reports."""
     model = load_model(BOX)
     setattr(model.opt, option, 1)
     sim = simulate(model, num_envs=4)
@@ -657,7 +660,7 @@ print(json.dumps(dict(progress=progress, built=built, after=cached())), flush=Tr
 
 
 def prepare_in_new_processes(command: Command, cache: Path) -> list[dict[str, Any]]:
-    """Run the program above in one process after another, with one cache; return what each has printed."""
+    """Run the program above in several processes, one after another, with the same cache. Return their output."""
     done = command(command.script(PROGRAM), env={"WARP_CACHE_PATH": str(cache)})
     assert done.code == 0, done.err
     assert done.err == ""  # start_warp keeps Warp quiet
@@ -675,9 +678,9 @@ def test_compiling_reports_every_module_once_and_covers_every_kernel(command: Co
     assert total == len({Path(file).parent for file in first["built"] if file.endswith(".o")})
     assert all(Path(file).is_relative_to(cache) for file in first["built"])
     assert len(first["built"]) > 10
-    assert first["after"] == first["built"]  # running it, eager and captured, compiled nothing more
+    assert first["after"] == first["built"]  # eager and captured calls compiled nothing more
     assert second["progress"] == []
     assert second["built"] == first["built"]
-    # Without one of the binaries
+    # The third process lacks one of the binaries
     assert third["progress"] == [["compiling", 0, 1], ["compiling", 1, 1]]
     assert third["built"] == first["built"]

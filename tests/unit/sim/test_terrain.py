@@ -1,4 +1,4 @@
-"""Terrain: its shape compared with the config, its physics with geometry and MuJoCo's C code."""
+"""Terrain: its shape equals the config, and its physics equals calculated distances and MuJoCo's C code."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def terrain() -> Terrain:
 
 
 def tile(terrain: Terrain, name: str, level: int) -> np.ndarray:
-    """Heights of a tile, including its edges."""
+    """Return the heights of a tile, including its edges."""
     config = terrain.config
     points = round(config.tile_size_m / config.resolution_m)
     border = round(config.border_m / config.resolution_m)
@@ -56,13 +56,13 @@ def tile(terrain: Terrain, name: str, level: int) -> np.ndarray:
 
 
 def runs(values: np.ndarray) -> list[tuple[float, int]]:
-    """Values that repeat at least once, with how often."""
+    """Return each value that is repeated at least once in a row, and the length of its run."""
     starts = np.flatnonzero(np.diff(values, prepend=np.nan) != 0)
     lengths = np.diff(starts, append=len(values))
     return [(float(values[s]), int(n)) for s, n in zip(starts, lengths, strict=True) if n > 1]
 
 
-# Its shape
+# Shape of the terrain
 
 
 def test_the_border_is_flat_and_tiles_meet_at_height_0(terrain: Terrain) -> None:
@@ -99,7 +99,7 @@ def test_stairs_have_the_configured_steps(
 @pytest.mark.parametrize(("name", "sign"), [("up", 1), ("down", -1)])
 def test_slopes_have_the_configured_angle(terrain: Terrain, name: str, sign: int) -> None:
     for level, slope in enumerate((0.1, 0.3, 0.5)):
-        outward = tile(terrain, name, level)[60, 70:]  # from the platform's edge to the tile's
+        outward = tile(terrain, name, level)[60, 70:]  # from the platform's edge to the tile's edge
         assert np.allclose(np.diff(outward), sign * slope * 0.05, atol=1e-6)
 
 
@@ -125,7 +125,7 @@ def test_boxes_have_the_configured_height_and_width(terrain: Terrain) -> None:
         assert 0.5 * height_m <= standing.min() < standing.max() <= height_m
         assert 0.05 < (heights > 0).mean() < 0.5
         for line in heights:
-            # A box that no other one overlaps, and the platform does not cut.
+            # No box is wider than the width in the config.
             assert max((n for height, n in runs(line) if height > 0), default=0) <= round(width_m / 0.05) + 1
         assert not heights[50:71, 50:71].any()
 
@@ -141,7 +141,7 @@ def test_rough_ground_covers_its_range(terrain: Terrain) -> None:
         heights = tile(terrain, "rough", level)
         assert 0.9 * height_m < np.abs(heights).max() <= height_m
         assert abs(heights.mean()) < 0.1 * height_m
-        # Linear between samples that are 0.2 m apart.
+        # Heights are linear between samples at a distance of 0.2 m.
         assert np.allclose(
             np.diff(heights[8:-8, 8:-8].reshape(105, -1)[:, :100].reshape(105, 25, 4), n=2)[..., 0], 0, atol=1e-6
         )
@@ -250,7 +250,7 @@ def ray_heights(model: mujoco.MjModel, xy: np.ndarray) -> np.ndarray:
     data = mujoco.MjData(model)
     mujoco.mj_forward(model, data)
     hit = np.zeros(1, dtype=np.int32)
-    group = np.array([0, 1, 0, 0, 0, 0], dtype=np.uint8)  # the floor's
+    group = np.array([0, 1, 0, 0, 0, 0], dtype=np.uint8)  # the floor is in group 1
     start = [np.array([*point, 5.0]) for point in xy]
     down = np.array([0.0, 0.0, -1.0])
     return np.array([5.0 - mujoco.mj_ray(model, data, point, down, group, 1, -1, hit) for point in start])
@@ -278,7 +278,11 @@ def test_a_cropped_terrain_has_the_same_heights(model: mujoco.MjModel, terrain: 
 
 
 def lower_side(model: mujoco.MjModel, name: str, steps: int = 61) -> tuple[np.ndarray, np.ndarray]:
-    """Offsets within a shape's outline, (n, 2), and the height of its lower side there over its middle, by C's rays."""
+    """Cast rays in MuJoCo's C code from below a shape.
+
+    Return offsets from the shape's center that hit the shape, (n, 2), and the height of its lower side there, relative
+    to the center.
+    """
     data = mujoco.MjData(model)
     mujoco.mj_forward(model, data)
     geom = model.geom(name).id
@@ -300,11 +304,11 @@ class Dropped(NamedTuple):
 
     sim: Simulation
     xy: np.ndarray
-    """Positions from which they fell, (num_envs, 3, 2)."""
+    """Horizontal positions from which shapes fell, (num_envs, 3, 2)."""
     rest: np.ndarray
-    """Height by geometry from which a shape cannot fall any further, (num_envs, 3)."""
+    """Calculated height at which a shape touches the terrain, (num_envs, 3)."""
     gentle: np.ndarray
-    """Whether they are not on a wall, where they would slide for a long time, (num_envs, 3)."""
+    """Whether a shape is not on a wall, where it would slide for a long time, (num_envs, 3)."""
 
 
 @pytest.fixture(scope="module")
@@ -353,7 +357,7 @@ def test_shapes_rest_at_the_same_place_in_mujoco_c(model: mujoco.MjModel, droppe
 
 
 def signed_distance(terrain: Terrain, point: np.ndarray, reach: float) -> float:
-    """From a point to the surface, over all triangles within reach; negative below it."""
+    """Return the distance from a point to the nearest triangle within reach. It is negative below the surface."""
     cell = terrain.config.resolution_m
     first = ((point[:2] - reach + terrain.size_m) / cell).astype(int)
     last = ((point[:2] + reach + terrain.size_m) / cell).astype(int) + 1
@@ -370,7 +374,7 @@ def signed_distance(terrain: Terrain, point: np.ndarray, reach: float) -> float:
         at = (-(start * along).sum(1) / (along * along).sum(1)).clip(0, 1)
         nearest = min(nearest, np.linalg.norm(start + at[:, None] * along, axis=1).min())
     for corners in triangles:
-        weights = np.linalg.solve(corners @ corners.T + 1e-18 * np.eye(3), np.ones(3))  # of the plane's nearest point
+        weights = np.linalg.solve(corners @ corners.T + 1e-18 * np.eye(3), np.ones(3))  # nearest point in the plane
         if (weights >= 0).all():
             nearest = min(nearest, float(np.linalg.norm(weights @ corners / weights.sum())))
     return nearest if point[2] > terrain.height_at(point[:2]) else -nearest
@@ -379,7 +383,7 @@ def signed_distance(terrain: Terrain, point: np.ndarray, reach: float) -> float:
 def test_contacts_of_a_sphere_have_its_penetration_depth(model: mujoco.MjModel, terrain: Terrain) -> None:
     sim = Simulation(model, NUM_ENVS, "cpu", SIM)
     xy = points(terrain, NUM_ENVS, seed=2)
-    xy[: NUM_ENVS // 4] = np.round(xy[: NUM_ENVS // 4] / 0.3) * 0.3 + 0.01  # many of them at a step
+    xy[: NUM_ENVS // 4] = np.round(xy[: NUM_ENVS // 4] / 0.3) * 0.3 + 0.01  # many points are near a step
     lift = np.random.default_rng(3).uniform(-0.03, 0.08, NUM_ENVS)
     centers = np.concatenate([xy, (terrain.height_at(xy) + lift)[:, None]], axis=1)
     sim.qpos[:, :3] = torch.tensor(centers)
@@ -398,17 +402,17 @@ def test_contacts_of_a_sphere_have_its_penetration_depth(model: mujoco.MjModel, 
         if mine.any():
             touching += 1
             assert dist[mine].min() == pytest.approx(expected, abs=1e-4)
-            # On the surface, at half the depth.
+            # A contact is in the middle between the sphere's surface and the ground.
             middle = center - normal[mine] * (0.06 + 0.5 * dist[mine])[:, None]
             assert np.allclose(pos[mine], middle, atol=1e-4)
     assert touching > 0.4 * NUM_ENVS
     assert np.linalg.norm(normal, axis=1) == pytest.approx(1.0, abs=1e-5)
-    # Out of the ground, never into it.
+    # Normals point out of the ground, never into it.
     assert normal[:, 2].min() > -1e-3
 
 
 def contacts(sim: Simulation, env: int, geom: str) -> list[tuple[float, np.ndarray]]:
-    """Distance and normal of a geom's contacts."""
+    """Return the distance and the normal of each of a geom's contacts."""
     contact, count = sim._data.contact, int(sim._data.nacon.numpy()[0])
     mine = (contact.worldid.numpy()[:count] == env) & (contact.geom.numpy()[:count, 1] == sim.model.geom(geom).id)
     found = zip(contact.dist.numpy()[:count][mine], contact.frame.numpy()[:count, 0][mine], strict=True)
@@ -422,7 +426,7 @@ def test_a_sphere_in_the_corner_of_a_stairwell_touches_floor_and_walls(model: mu
     sim.qpos[0, :3] = torch.from_numpy(np.add(corner, [-0.045, -0.045, 0.055]))
     sim.qpos[1, :3] = torch.from_numpy(np.add(corner, [-0.3, -0.3, 0.055]))
     sim.forward()
-    # A wall rises 0.2 m in 0.05 m.
+    # A wall rises by 0.2 m over a horizontal distance of 0.05 m.
     wall = np.array([-0.2, 0.0, 0.05]) / np.hypot(0.2, 0.05)
     expected = [
         (wall @ [-0.045, 0.0, 0.055] - 0.06, wall),
@@ -472,7 +476,7 @@ def test_other_shapes_are_handled_by_mujoco_warp(terrain: Terrain) -> None:
 
 
 def test_contacts_without_room_are_reported() -> None:
-    high = SHAPES.replace("<body name", '<body pos="0 0 3" name')  # so that none touches anything at the start
+    high = SHAPES.replace("<body name", '<body pos="0 0 3" name')  # so that no shape touches anything at the start
     config = dataclasses.replace(SIM, model=high, nconmax=1)
     sim = Simulation(build_model(config), 2, "cpu", config)
     sim.step()

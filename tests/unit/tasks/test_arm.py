@@ -1,4 +1,4 @@
-"""The arm against the published figures of its robot, and its terms against MuJoCo's C code."""
+"""The arm equals the published figures of its robot, and its terms equal MuJoCo's C code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mjlab_dist_tasks.arm import terms
 from mjlab_dist_tasks.arm.config import lift_cube, reach
 
 LINKS_KG = (4.970684, 0.646926, 3.228604, 3.587895, 1.225946, 1.666555, 0.735522)
-"""Links 1 to 7, as identified by Gaz et al. 2019."""
+"""Masses of links 1 to 7, as identified by Gaz et al. 2019."""
 
 DH = (
     (0.0, 0.333, 0.0),
@@ -31,7 +31,7 @@ DH = (
     (0.0, 0.0, np.pi / 2),
     (0.088, 0.0, np.pi / 2),
 )
-"""a in m, d in m and alpha in rad of joints 1 to 7, in Craig's convention; the flange is 0.107 m further along z."""
+"""Craig's parameters a in m, d in m and alpha in rad of joints 1 to 7. The flange is 0.107 m further along z."""
 
 LIMITS = (
     (-2.8973, 2.8973, 87, 2.175),
@@ -42,7 +42,7 @@ LIMITS = (
     (-0.0175, 3.7525, 12, 2.61),
     (-2.8973, 2.8973, 12, 2.61),
 )
-"""Range in rad, greatest torque in Nm and greatest speed in rad/s of joints 1 to 7."""
+"""Range in rad, maximum torque in Nm and maximum speed in rad/s of joints 1 to 7."""
 
 NUM_ENVS = 4
 
@@ -77,7 +77,7 @@ def at_home(model: Any) -> Any:
 
 
 def c_sites(env: Env) -> tuple[np.ndarray, np.ndarray]:
-    """Positions (envs, 3) and rotations (envs, 3, 3) of the gripper in the current states of the envs."""
+    """Return the gripper's positions (envs, 3) and rotations (envs, 3, 3) in the current states, by MuJoCo's C code."""
     positions, rotations = [], []
     for qpos in env.sim.qpos.double().numpy():
         data = mujoco.MjData(env.sim.model)
@@ -136,7 +136,7 @@ def test_joints_and_motors_have_the_published_limits(arm: Any) -> None:
         for velocity, most in ((0.0, torque), (speed / 2, torque / 2), (speed, 0.0)):
             data.qvel[:] = 0
             data.qvel[joint.dofadr[0]] = velocity
-            data.ctrl[motor] = 100.0  # as far ahead as the motor can pull
+            data.ctrl[motor] = 100.0  # a target that needs the maximum torque
             mujoco.mj_forward(arm, data)
             assert data.actuator_force[motor] == pytest.approx(most, abs=1e-9)
 
@@ -151,13 +151,13 @@ def test_no_joint_exceeds_the_published_speed_for_any_target(arm: Any) -> None:
         mujoco.mj_step(arm, data)
         fastest = np.maximum(fastest, np.abs(data.qvel[:7]))
     limits = np.array(LIMITS)[:, 3]
-    assert (fastest < 1.5 * limits).all()  # beyond by what other joints' motion drives them
+    assert (fastest < 1.5 * limits).all()  # other joints' motion can drive a joint faster than its motor
     assert (fastest > 0.3 * limits).all()
 
 
 def test_the_start_state_is_the_published_one_and_is_held(arm: Any) -> None:
     data = at_home(arm)
-    # The maker's pose of the flange and of the hand's centre in the ready position.
+    # The manufacturer's pose of the flange and of the hand's center in the ready position.
     np.testing.assert_allclose(data.site("gripper").xpos, [0.307, 0.0, 0.487], atol=1e-3)
     np.testing.assert_allclose(data.site("gripper").xmat.reshape(3, 3), np.diag([1, -1, -1]), atol=1e-6)
     for _ in range(1000):
@@ -170,7 +170,7 @@ def test_gravity_moves_no_joint_away_from_its_target(arm: Any) -> None:
     rng = np.random.default_rng(1)
     for _ in range(5):
         data = at_home(arm)
-        # Elbow up and hand over the table.
+        # The elbow is up and the hand is above the table.
         data.qpos[:7] += rng.uniform(-0.5, 0.5, 7)
         data.qpos[1] = min(data.qpos[1], 0.2)
         data.ctrl[1:] = start = data.qpos[:7].copy()
@@ -180,7 +180,7 @@ def test_gravity_moves_no_joint_away_from_its_target(arm: Any) -> None:
 
 
 def joint_targets(model: Any, data: Any, position: tuple[float, float, float]) -> np.ndarray:
-    """Joint positions with the gripper there, fingers down, by damped least squares."""
+    """Return joint positions with the gripper at a position and the fingers down, by damped least squares."""
     down = np.diag([1.0, -1.0, -1.0])
     scratch = mujoco.MjData(model)
     scratch.qpos = data.qpos
@@ -199,7 +199,7 @@ def joint_targets(model: Any, data: Any, position: tuple[float, float, float]) -
 
 
 def move(model: Any, data: Any, position: tuple[float, float, float], opening_m: float) -> None:
-    """Move the gripper there within 1.5 s."""
+    """Move the gripper to a position within 1.5 s."""
     start, goal = data.ctrl[1:].copy(), joint_targets(model, data, position)
     for share in np.linspace(0, 1, 300):
         data.ctrl[0], data.ctrl[1:] = opening_m, start + (goal - start) * share
@@ -229,7 +229,7 @@ def test_the_gripper_grasps_and_lifts_the_cube_without_slipping(with_cube: Any) 
 
 def test_fingers_that_press_on_the_table_grasp_nothing(with_cube: Any) -> None:
     data = at_home(with_cube)
-    for height in (0.15, 0.0):  # the fingertips reach 1 cm below it
+    for height in (0.15, 0.0):  # fingertips are 1 cm below the gripper's site
         move(with_cube, data, (0.5, 0.2, height), 0.04)
     for _ in range(200):
         mujoco.mj_step(with_cube, data)
@@ -271,7 +271,7 @@ def test_reaching_is_rewarded_by_distance_and_angle() -> None:
     for _ in range(20):
         env.step(torch.randn(NUM_ENVS, 7))
     target = env.command("target").double().numpy()
-    # Poses are those of the last substep's start, at most a few mm from where the arm is now.
+    # Poses belong to the start of the last substep, a few mm from the current ones.
     positions, rotations = c_sites(env)
     distance = np.linalg.norm(positions - target[:, :3], axis=1)
     angles = []
@@ -323,7 +323,7 @@ def test_lifting_is_rewarded_in_stages() -> None:
     told.value[:, :3] = torch.tensor([0.5, 0.1, 0.3])
     gripper = env.sim.view("site_xpos")[0, env.sim.model.site("gripper").id].clone()
     cube = env.sim.qpos[:, env.joints["cube/root"].qpos]
-    # On the table, in the gripper, half lifted, at the target.
+    # Cubes on the table, in the gripper, half lifted, and at the target.
     places = [(0.5, 0.0, 0.02), gripper.tolist(), (0.5, 0.1, 0.045), (0.5, 0.1, 0.3)]
     cube[:, :3] = torch.tensor(places)
     pads: Any = env._sensors["pads"]

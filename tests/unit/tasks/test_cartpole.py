@@ -1,4 +1,4 @@
-"""The cartpole tasks against the DeepMind Control Suite's formulas and the equations of motion in float64."""
+"""The cartpole tasks equal formulas of the DeepMind Control Suite and the equations of motion in float64."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_the_reward_equals_that_of_the_suite_after_the_step(task: Callable[[], T
         assert (actions.abs() > 1).sum() > 100
         assert (actions.abs() < 1).sum() > 100
         _, rewards, dones, _ = env.step(actions)
-        assert not dones.any()  # so the state is still the one that was rewarded
+        assert not dones.any()  # so the current state is the rewarded state
         expected = suite_reward(float64(env.sim.qpos), float64(env.sim.qvel), float64(actions))
         assert np.ptp(expected) > 0.5
         np.testing.assert_allclose(rewards, expected, rtol=0, atol=REWARD_TOL)
@@ -115,7 +115,7 @@ def test_the_worst_step_is_worth_nothing() -> None:
     assert rewards.tolist() == pytest.approx([0.0], abs=1e-6)
 
 
-# Start states, 4,000 of them
+# 4,000 start states
 
 
 def starts(task: Callable[[], TrainConfig]) -> tuple[np.ndarray, np.ndarray]:
@@ -204,7 +204,7 @@ def test_nothing_overflows_at_the_rails_ends() -> None:
 
 def test_the_models_parameters_are_the_published_ones(model: Any) -> None:
     assert [model.body(name).mass[0] for name in ("cart", "pole")] == [CART_KG, POLE_KG]
-    assert 2 * model.geom("pole").size[1] == POLE_M  # a capsule's half length
+    assert 2 * model.geom("pole").size[1] == POLE_M  # size[1] is half of a capsule's length
     assert model.body("pole").ipos.tolist() == [0, 0, POLE_M / 2]
     assert model.joint("slider").range.tolist() == [-1.8, 1.8]
     assert model.joint("slider").limited[0]
@@ -218,12 +218,12 @@ def test_the_models_parameters_are_the_published_ones(model: Any) -> None:
 
 
 def pole_inertia(model: Any) -> float:
-    """Of the pole around its hinge."""
+    """Return the pole's moment of inertia about its hinge."""
     return model.body("pole").inertia[1] + POLE_KG * (POLE_M / 2) ** 2
 
 
 def acceleration(model: Any, qpos: np.ndarray, qvel: np.ndarray, force: float) -> np.ndarray:
-    """The cart-pole's Lagrangian equations of motion; the angle is 0 upright and grows towards +x."""
+    """Solve the cart-pole's Lagrangian equations of motion. The angle is 0 upright and increases towards +x."""
     coupling = POLE_KG * POLE_M / 2
     sin, cos = np.sin(qpos[1]), np.cos(qpos[1])
     mass = np.array([[CART_KG + POLE_KG, coupling * cos], [coupling * cos, pole_inertia(model)]])
@@ -261,7 +261,7 @@ def test_the_rail_stops_the_cart_at_1_8_m() -> None:
 
 
 def feedback_gains(model: Any) -> np.ndarray:
-    """LQR around upright and at rest: the fixed point of the discrete Riccati recursion."""
+    """Return gains of an LQR for the upright state at rest: the fixed point of the discrete Riccati recursion."""
     zero = np.zeros(2)
     at_rest = acceleration(model, zero, zero, 0.0)
     eps = 1e-6
@@ -284,7 +284,7 @@ def test_linear_feedback_balances_for_a_whole_episode(model: Any) -> None:
     for _ in range(1000):
         state = torch.cat([env.sim.qpos, env.sim.qvel], dim=1)
         returns += env.step(-(state @ gains.T).clamp(-1, 1))[1]
-    assert not env.episode_length_buf.any()  # that was the whole episode
+    assert not env.episode_length_buf.any()  # the whole episode is over
     assert (returns > 990).all()
     assert (returns <= 1000).all()
     totals = env.pop_episode_totals()

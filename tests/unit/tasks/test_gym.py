@@ -1,4 +1,4 @@
-"""The gym tasks against Gymnasium's own v5 envs with Newton; MuJoCo C computes in float64, ours in float32."""
+"""The gym tasks equal Gymnasium's v5 envs with the Newton solver, except for float32. Gymnasium uses float64."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NUM_ENVS = 8
 NUM_STEPS = 200
 
 TOLERANCE = 1e-3
-"""Tolerance relative to the largest number of an observation term, to the largest term of a reward, or to 1."""
+"""Tolerance, relative to the largest value of an observation term or the largest term of a reward, or at least to 1."""
 
 
 class Task(NamedTuple):
@@ -53,7 +53,7 @@ TASKS = [HOPPER, CHEETAH, WALKER, ANT, HUMANOID, PENDULUM, REACHER]
 
 
 def parametrize(*chosen: Task, slow: tuple[Task, ...] = ()) -> Any:
-    """Run a test for some or all tasks, and only with the slow tests for some of them."""
+    """Run a test for some or all tasks. For the tasks in `slow`, it is a slow test."""
     tasks = [pytest.param(task, marks=pytest.mark.slow if task in slow else ()) for task in chosen or TASKS]
     return pytest.mark.parametrize("task", tasks, ids=lambda task: task.gym_id)
 
@@ -61,7 +61,7 @@ def parametrize(*chosen: Task, slow: tuple[Task, ...] = ()) -> Any:
 @pytest.fixture(autouse=True, scope="module")
 def _quiet() -> Iterator[None]:
     start_warp("cpu")
-    # MuJoCo warns of an attribute in Gymnasium's cheetah, and leaves a log file where the tests run.
+    # MuJoCo warns about an attribute in Gymnasium's cheetah, and would write a log file to the working directory.
     mujoco.set_mju_user_warning(lambda _: None)
     yield
     mujoco.set_mju_user_warning(None)
@@ -81,13 +81,13 @@ def with_cone(config: EnvConfig, cone: Any) -> EnvConfig:
 
 @functools.cache
 def in_any_state(task: Task) -> Env:
-    """Envs that several tests share. Each test resets them."""
+    """Return envs that several tests share, in any state. Each test resets them."""
     return make(task.env)
 
 
 @functools.cache
 def oracles(gym_id: str, cone: mujoco.mjtCone = mujoco.mjtCone.mjCONE_PYRAMIDAL) -> list[Any]:
-    """Oracles for comparisons, which begin with a reset of their data."""
+    """Return Gymnasium's envs that comparisons share. Each comparison first resets their data."""
     return [oracle(gym_id, cone) for _ in range(NUM_ENVS)]
 
 
@@ -103,17 +103,17 @@ class Compared(NamedTuple):
     """Results of a comparison."""
 
     errors: np.ndarray
-    """Errors of observations and rewards, relative as for TOLERANCE, (steps, envs); the largest of each step."""
+    """Largest error of observations and rewards in each step, relative as for TOLERANCE, (steps, envs)."""
     with_contact: int
     terminated: int
 
 
 def follow(env: Env, oracles: list[Any], num_steps: int, clip: bool = True, synchronise: bool = True) -> Compared:
-    """Step both from the same states with the same actions, and compare all results.
+    """Step our env and Gymnasium's envs from the same states with the same actions, and compare all results.
 
-    Before each step, joint positions, velocities and the solver's warm start are copied to the oracle. It keeps its own
-    poses of the previous step, from which some rewards are computed. When an episode ends, the start state of our next
-    one is copied too.
+    Before each step, joint positions, velocities and the solver's warm start are copied to Gymnasium's envs. They keep
+    their own poses of the previous step, from which they compute some rewards. When an episode ends, the start state of
+    our next episode is copied too.
     """
     rng = np.random.default_rng(1)
     low, high = oracles[0].action_space.low, oracles[0].action_space.high
@@ -154,13 +154,13 @@ def states(env: Env) -> tuple[np.ndarray, np.ndarray]:
 
 
 def start(one: Any, qpos: np.ndarray, qvel: np.ndarray) -> None:
-    """Start an episode from a state, as reset does from its own."""
+    """Start an episode of Gymnasium's env from a given state, as reset does from a random state."""
     mujoco.mj_resetData(one.model, one.data)
     one.set_state(qpos, qvel)
 
 
 def observation_errors(env: Env, mine: torch.Tensor, theirs: list[np.ndarray]) -> np.ndarray:
-    """The worst of each env, (num_envs,)."""
+    """Return the largest relative error of each env, (num_envs,)."""
     expected = np.stack(theirs)
     assert mine.shape == expected.shape
     found = [np.zeros(len(expected))]
@@ -185,7 +185,7 @@ def test_every_step_equals_that_of_gymnasium(task: Task) -> None:
 def test_every_step_of_the_ant_equals_that_of_gymnasium_with_elliptic_friction_cones() -> None:
     env = make(with_cone(ANT.env, "elliptic"))
     found = follow(env, oracles(ANT.gym_id, mujoco.mjtCone.mjCONE_ELLIPTIC), NUM_STEPS)
-    # Forces of some 100 N are clipped to 1 N here, so an error of a ten-thousandth becomes a hundredth of the rest.
+    # Forces of about 100 N are clipped to 1 N, so an error of 1e-4 of a force becomes 1e-2 of the clipped value.
     assert found.errors.max() < 10 * TOLERANCE
     assert found.with_contact > 100
     assert found.terminated > 5
@@ -193,7 +193,7 @@ def test_every_step_of_the_ant_equals_that_of_gymnasium_with_elliptic_friction_c
 
 @pytest.mark.slow
 def test_half_of_the_steps_of_the_ant_equal_those_of_gymnasium_with_pyramidal_cones() -> None:
-    """MuJoCo Warp orients the pyramid under a steep capsule unlike MuJoCo, as does MJX: google-deepmind/mujoco#2774."""
+    """MuJoCo Warp and MJX orient the pyramid under a steep capsule unlike MuJoCo: google-deepmind/mujoco#2774."""
     found = follow(make(ANT.env), oracles(ANT.gym_id), NUM_STEPS)
     assert np.mean(found.errors < 10 * TOLERANCE) > 0.5
     assert found.with_contact > 100
@@ -210,12 +210,12 @@ def test_without_clipping_costs_use_the_raw_action(task: Task) -> None:
 
 @pytest.mark.parametrize(("task", "num_steps"), [(HOPPER, 10), (CHEETAH, 10), (PENDULUM, 200), (REACHER, 200)])
 def test_free_trajectories_stay_close_to_gymnasium(task: Task, num_steps: int) -> None:
-    """Compare while contacts do not amplify rounding errors: episodes of the last two are short and start together."""
+    """Compare for as many steps as contacts do not amplify rounding errors."""
     found = follow(make(task.env), oracles(task.gym_id), num_steps, synchronise=False)
     assert found.errors.max() < 10 * TOLERANCE
 
 
-# Start states, 1,000 of them
+# 1,000 start states
 
 
 def assert_uniform(x: np.ndarray, most: float) -> None:
@@ -237,7 +237,7 @@ def test_start_states_have_the_distribution_of_gymnasium(task: Task) -> None:
     qpos, qvel = states(make(task.env, 1000))
     assert_uniform(qpos - theirs.init_qpos, theirs._reset_noise_scale)
     (assert_normal if task in (CHEETAH, ANT) else assert_uniform)(qvel - theirs.init_qvel, theirs._reset_noise_scale)
-    # Samples of the oracle pass the same test, so the test checks the oracle's distribution.
+    # Samples of Gymnasium's env pass the same test, so the test is for the right distribution.
     drawn = [(theirs.reset()[0], theirs.data.qpos.copy(), theirs.data.qvel.copy()) for _ in range(1000)]
     assert_uniform(np.stack([q for _, q, _ in drawn]) - theirs.init_qpos, theirs._reset_noise_scale)
     (assert_normal if task in (CHEETAH, ANT) else assert_uniform)(
@@ -312,7 +312,7 @@ def test_the_model_equals_that_of_gymnasium(task: Task) -> None:
 
 @parametrize(slow=(HUMANOID,))
 def test_nothing_overflows(task: Task) -> None:
-    """Motors at their limits, constant for some time or alternating, which move robots more wildly than any policy."""
+    """Drive motors at their limits, constant or alternating. This moves robots more violently than any policy."""
     env = make(task.env, 16)
     actions = torch.zeros(16, env.num_actions)
     for step in range(100):

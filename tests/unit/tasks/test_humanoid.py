@@ -1,4 +1,4 @@
-"""The humanoid against the published figures of its robot, and its terms against their formulas and MuJoCo's C code."""
+"""The humanoid equals the published figures of its robot, and its terms equal their formulas and MuJoCo's C code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mjlab_dist_tasks.humanoid.config import velocity_flat
 
 LEG_KG = {"hip": 1.35, "hip_yoke": 1.52, "thigh": 1.702, "shin": 1.932, "ankle": 0.074, "foot": 0.608}
 ARM_KG = {"shoulder": 0.718, "shoulder_yoke": 0.643, "upper_arm": 0.734, "forearm": 0.6, "hand": 0.35692864}
-TRUNK_KG = {"pelvis": 3.813, "torso": 6.78 + 1.036}  # with the head
+TRUNK_KG = {"pelvis": 3.813, "torso": 6.78 + 1.036}  # including the head
 """Masses of unitree_ros' g1_23dof_rev_1_0.urdf."""
 
 LIMITS = {
@@ -36,10 +36,10 @@ LIMITS = {
     "elbow": (-1.0472, 2.0944, 25, 37),
     "wrist_roll": (-1.972222054, 1.972222054, 25, 37),
 }
-"""Its left joints: range in rad, greatest torque in Nm, greatest speed in rad/s."""
+"""Left joints of the robot: range in rad, maximum torque in Nm, maximum speed in rad/s."""
 
 MIRRORED = ("hip_roll", "hip_yaw", "ankle_roll", "shoulder_roll", "shoulder_yaw", "wrist_roll", "waist_yaw")
-"""Joints that turn about x or z: their mirror image turns the other way."""
+"""Joints that rotate about x or z. Their mirror images rotate in the opposite direction."""
 
 NUM_ENVS = 4
 
@@ -56,7 +56,7 @@ def model() -> Any:
 
 @pytest.fixture(scope="module")
 def env() -> Env:
-    """Envs without falls and random events, so that states can be set."""
+    """Envs without terminations and events, so that tests can set states."""
     torch.manual_seed(0)
     return Env(dataclasses.replace(velocity_flat().env, terminations={}, events={}), NUM_ENVS, "cpu")
 
@@ -93,14 +93,14 @@ def test_joints_and_motors_have_the_published_limits(model: Any, side: str) -> N
         for velocity, most in ((0.0, torque), (speed / 2, torque / 2), (speed, 0.0)):
             data.qvel[:] = 0
             data.qvel[joint.dofadr[0]] = velocity
-            data.ctrl[motor] = 100.0  # as far ahead as the motor can pull
+            data.ctrl[motor] = 100.0  # a target that needs the maximum torque
             mujoco.mj_forward(model, data)
             assert data.actuator_force[motor] == pytest.approx(most, abs=1e-9)
 
 
 def test_the_height_of_the_robot_is_the_published_one(model: Any) -> None:
     data = mujoco.MjData(model)
-    mujoco.mj_forward(model, data)  # all joints at 0: standing straight
+    mujoco.mj_forward(model, data)  # all joints are at 0: the robot stands straight
     height_m = data.site("head").xpos[2] - data.site("left_foot").xpos[2]
     assert height_m == pytest.approx(1.32, abs=0.02)  # unitree.com/g1
     thigh_m = np.linalg.norm(data.body("left_shin").xpos - data.joint("left_hip_pitch").xanchor)
@@ -123,14 +123,14 @@ def test_left_mirrors_right(model: Any) -> None:
         np.testing.assert_allclose(
             mirror.body(f"right_{name}").xipos, data.body(f"left_{name}").xipos * [1, -1, 1], atol=1e-9
         )
-    # The torso is not quite symmetric.
+    # The torso is not exactly symmetric.
     np.testing.assert_allclose(mirror.subtree_com[1], data.subtree_com[1] * [1, -1, 1], atol=1e-3)
 
 
 def test_it_stands_still_while_its_motors_hold_the_start_state(model: Any) -> None:
     data = at_home(model)
     soles = [data.geom(model.geom(i).name).xpos[2] for i in range(model.ngeom) if "heel" in model.geom(i).name]
-    assert min(soles) == pytest.approx(0.005, abs=1e-3)  # on the floor, by their radius
+    assert min(soles) == pytest.approx(0.005, abs=1e-3)  # the radius of the soles: they touch the floor
     for _ in range(2000):
         mujoco.mj_step(model, data)
     assert np.abs(data.qvel).max() < 0.1
@@ -138,7 +138,7 @@ def test_it_stands_still_while_its_motors_hold_the_start_state(model: Any) -> No
     assert np.linalg.norm(data.qpos[:2]) < 0.1
     touching = {model.geom(pair).name for pair in data.contact.geom[:, 1]}
     assert touching == {f"{s}_{p}_{w}" for s in ("left", "right") for p in ("heel", "toe") for w in ("inner", "outer")}
-    force_n = sum(data.sensor(f"{side}_foot_contact").data[3] for side in ("left", "right"))  # on the floor
+    force_n = sum(data.sensor(f"{side}_foot_contact").data[3] for side in ("left", "right"))  # feet on the floor
     weight_n = 9.81 * model.body("pelvis").subtreemass[0]
     assert force_n == pytest.approx(-weight_n, rel=0.02)
 

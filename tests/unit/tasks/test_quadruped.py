@@ -1,4 +1,4 @@
-"""The quadruped against its published numbers, its physics against MuJoCo C, its tasks through the real env."""
+"""The quadruped equals its published figures, and its physics equals MuJoCo's C code. Its tasks run in a real env."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from mjlab_dist_tasks.quadruped.config import flat
 MODEL = "mjlab_dist_tasks.quadruped:quadruped.xml"
 
 LEGS = {"FL": (1, 1), "FR": (1, -1), "RL": (-1, 1), "RR": (-1, -1)}
-"""Fore or hind, left or right."""
+"""Signs of each leg's position: front or rear, left or right."""
 
-# The maker's description: unitree_ros, robots/a1_description/xacro/const.xacro at commit 49e936b.
+# The manufacturer's description: unitree_ros, robots/a1_description/xacro/const.xacro at commit 49e936b.
 # Inertia: xx, yy, zz, xy, xz, yz.
 TRUNK = (6.0, (0.0, 0.0041, -0.0005), (0.0158533, 0.0377999, 0.0456542, -0.0000366, -0.0000611, -0.0000275))
 HIP = (
@@ -55,14 +55,14 @@ def model() -> Any:
 
 @pytest.fixture(scope="module")
 def env() -> Env:
-    """Sixteen different robots, without pushes."""
+    """Sixteen envs with different robots, without pushes."""
     start_warp("cpu")
     config = flat().env
     return Env(dataclasses.replace(config, events={"joints": config.events["joints"]}), 16, "cpu")
 
 
 def about_origin(part: Inertial) -> tuple[float, np.ndarray, np.ndarray]:
-    """Mass, mass times centre of mass, and inertia about the body's origin."""
+    """Return the mass, the mass times the center of mass, and the inertia about the body's origin."""
     mass, com, (xx, yy, zz, xy, xz, yz) = part[0], np.array(part[1]), part[2]
     about_com = np.array([[xx, xy, xz], [xy, yy, yz], [xz, yz, zz]])
     return mass, mass * com, about_com + mass * (com @ com * np.eye(3) - np.outer(com, com))
@@ -101,7 +101,7 @@ def test_its_mass_is_the_sum_of_its_parts(model: Any) -> None:
 
 @pytest.mark.parametrize("leg", LEGS)
 def test_links_have_the_published_lengths(model: Any, leg: str) -> None:
-    data = mujoco.MjData(model)  # at zero every leg is stretched straight down
+    data = mujoco.MjData(model)  # at zero, every leg is straight and points down
     mujoco.mj_forward(model, data)
     fore, left = LEGS[leg]
     trunk = data.body("trunk").xpos
@@ -130,7 +130,7 @@ def test_joints_have_the_published_ranges_and_motors_the_published_limits() -> N
 def test_it_has_no_self_collisions_and_all_of_it_collides_with_the_ground(model: Any) -> None:
     robot = [i for i in range(model.ngeom) if model.geom_bodyid[i] > 0]
     colliding = [i for i in robot if model.geom_conaffinity[i] | model.geom_contype[i]]
-    assert len(colliding) == 1 + 4 * len(LEGS)  # the trunk; hip, thigh, calf and foot of each leg
+    assert len(colliding) == 1 + 4 * len(LEGS)  # the trunk, and the hip, thigh, calf and foot of each leg
     floor = model.geom("floor").id
     for one in colliding:
         assert model.geom_contype[floor] & model.geom_conaffinity[one]
@@ -148,7 +148,7 @@ def test_it_stands_after_a_drop() -> None:
     assert data.qpos[3] > np.cos(np.radians(2) / 2)
     loads = np.array([data.sensor(f"{leg}_foot_contact").data for leg in LEGS])
     assert (loads[:, 0] == 1).all()
-    # The force is that of the foot on the ground, in the world's frame.
+    # Sensors measure the force of each foot on the ground in the world frame.
     np.testing.assert_allclose(loads[:, 1:].sum(axis=0), [0.0, 0.0, -TOTAL_KG * GRAVITY], atol=0.5)
     touching = [built.sensor(i).name for i in range(built.nsensor) if data.sensordata[built.sensor_adr[i]] > 0]
     assert touching == [f"{leg}_foot_contact" for leg in LEGS]
@@ -159,21 +159,21 @@ def test_contact_sensors_of_trunk_and_legs_detect_the_ground() -> None:
     data = mujoco.MjData(built)
     mujoco.mj_resetDataKeyframe(built, data, built.key("home").id)
     data.qpos[2] = 0.2
-    data.qpos[3:7] = [0.0, 1.0, 0.0, 0.0]  # on its back
+    data.qpos[3:7] = [0.0, 1.0, 0.0, 0.0]  # the robot is on its back
     data.ctrl[:] = 0.0
     mujoco.mj_step(built, data, nstep=600)
     assert data.sensor("trunk_contact").data[0] > 0
     assert data.sensor("trunk_contact").data[3] < 0
     mujoco.mj_resetDataKeyframe(built, data, built.key("home").id)
     data.qpos[2] = 0.2
-    data.qpos[7:] = np.tile([0.0, 1.5, -1.6], 4)  # on its knees and calves
+    data.qpos[7:] = np.tile([0.0, 1.5, -1.6], 4)  # the robot is on its knees and calves
     mujoco.mj_forward(built, data)
     for leg in LEGS:
         assert data.sensor(f"{leg}_calf_contact").data[0] > 0
 
 
 def test_mujoco_warp_simulates_it_like_mujoco_c() -> None:
-    # A trot on the spot from 3 cm up; float32 against float64, in m and rad, and m/s and rad/s.
+    # Drop the robot by 3 cm, and let it trot in place. Tolerances of float32 are in m, rad, m/s and rad/s.
     start_warp("cpu")
     config = flat().env.sim
     built = build_model(config)
@@ -249,7 +249,7 @@ def test_a_step_never_waits(env: Env) -> None:
 
 
 def test_motors_hold_the_position_of_the_action() -> None:
-    # Without gravity's load, latency or noise: action 1 on one joint is a quarter of a radian from home.
+    # Without gravity's load, latency or noise, action 1 on one joint moves it by 0.25 rad from the home position.
     start_warp("cpu")
     config = flat().env
     actions = {"joints": dataclasses.replace(config.actions["joints"], latency=(0, 0))}

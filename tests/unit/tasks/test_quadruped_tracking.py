@@ -1,4 +1,4 @@
-"""quadruped-tracking: its motions against the robot's kinematics, its task through the real env."""
+"""quadruped-tracking: its motions fit the robot's kinematics. The task runs in a real env."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def file() -> MotionFile:
 
 
 def feet_of(file: MotionFile, motion: str) -> np.ndarray:
-    """Positions of the feet in each frame, (frames, 4, 3), by MuJoCo's C code."""
+    """Return the positions of the feet in each frame, (frames, 4, 3), by MuJoCo's C code."""
     model: Any = load_model("mjlab_dist_tasks.quadruped:quadruped.xml")
     data: Any = mujoco.MjData(model)
     assert file.joints == tuple(model.joint(i).name for i in range(1, model.njnt))
@@ -84,7 +84,7 @@ def test_the_motions_have_the_described_distances_and_angles(file: MotionFile) -
         assert length == pytest.approx(forward_m, rel=1e-3)
     pitch = 2 * np.arcsin(file.motions["bound"][:, 5])
     assert pitch.max() == pytest.approx(0.2, abs=0.01)
-    # Nose down (positive about y) where the front feet stand.
+    # The trunk pitches down (positive about y) while the front feet are on the ground.
     front_stands = feet_of(file, "bound")[:, 0, 2] < RADIUS_M + 1e-9
     assert pitch[front_stands].mean() > 0.1
     assert pitch[~front_stands].mean() < -0.1
@@ -102,7 +102,7 @@ def test_robots_start_in_every_motion_and_earn_its_reward() -> None:
     with HostSyncs() as syncs:
         _, rewards, _, _ = env.step(torch.zeros(64, 12))
     assert not syncs.found
-    # One step after the start they are nearly there, for any actions; 0.02 is the maximum per step.
+    # One step after the start, robots are close to the motion, whatever the actions. The maximum reward is 0.02.
     assert rewards.mean() > 0.7 * 0.02
     assert rewards.max() <= 0.02
     assert not env.terminated.any()
@@ -111,6 +111,6 @@ def test_robots_start_in_every_motion_and_earn_its_reward() -> None:
     assert (speeds > 0.55).any()
     for _ in range(100):
         env.step(torch.zeros(64, 12))
-    # Without a policy they fall behind, and are started again.
+    # Without a policy, robots lose the motion, and new episodes start.
     assert (env.episode_length_buf < 100).any()
     assert env.sim.overflow.max() == 0

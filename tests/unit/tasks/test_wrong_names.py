@@ -1,4 +1,4 @@
-"""Every term that looks up a name refuses a wrong one, in one line with the term and the existing names."""
+"""Every term that looks up a name refuses a wrong name, in one line with the term and the existing names."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from mjlab_dist.sim import start_warp
 WRONG = "nonexistent"
 KINDS = ("observations", "rewards", "terminations", "metrics", "events", "commands", "sensors", "curricula")
 NOT_NAMES = {"file", "parameter"}
-"""Parameters of terms that are strings and no names in the model or the task: files and paths."""
+"""Parameters of terms that are strings but not names in the model or the task: files and paths."""
 
 
 def terms(env: EnvConfig) -> Iterator[tuple[str, Any]]:
-    """Path and config of every term."""
+    """Yield the path and the config of every term."""
     for kind in KINDS:
         for name, one in getattr(env, kind).items():
             if kind == "observations":
@@ -40,12 +40,12 @@ def terms(env: EnvConfig) -> Iterator[tuple[str, Any]]:
 
 
 def named(func: str) -> list[str]:
-    """The parameters of a term whose values are names."""
+    """Return the parameters of a term whose values are names."""
     return [name for name, one in parameters(func).items() if "str" in one.annotation and name not in NOT_NAMES]
 
 
 def config_with_more(task: str) -> TrainConfig:
-    """A config of a task, with terms that no task uses."""
+    """Return a task's config. Add terms that no task uses to the config of the task `everything`."""
     config = config_of(task)
     own = {
         "range": term(curricula.CommandRange, command="velocity", widest=(-9.0, 9.0), step=0.1, reward="linear"),
@@ -71,7 +71,7 @@ def config_with_more(task: str) -> TrainConfig:
 
 
 def cases() -> dict[tuple[str, str], tuple[str, str]]:
-    """A task and a path for every function and parameter that names something."""
+    """Return, for every function and parameter whose values are names, a task and the path of a term."""
     found: dict[tuple[str, str], tuple[str, str]] = {}
     for task in NAMES:
         for path, one in terms(config_with_more(task).env):
@@ -84,7 +84,7 @@ CASES = cases()
 
 
 def broken(config: TrainConfig, path: str, parameter: str) -> EnvConfig:
-    """A config with a name that does not exist."""
+    """Return a config in which a parameter has a name that does not exist."""
     one = dict(terms(config.env))[path]
     known = {name: one.default for name, one in parameters(one.func).items()} | one.params
     value = tuple(WRONG for _ in known[parameter]) or (WRONG,) if isinstance(known[parameter], tuple) else WRONG
@@ -93,7 +93,7 @@ def broken(config: TrainConfig, path: str, parameter: str) -> EnvConfig:
 
 
 def make_and_step(config: EnvConfig) -> None:
-    # Physics that is not captured takes less time to build, and terms look up their names in the same way
+    # Without capture, physics is faster to build. Terms look up their names in the same way
     env = Env(dataclasses.replace(config, sim=dataclasses.replace(config.sim, capture="off")), 2, "cpu")
     env.step(torch.zeros(2, env.num_actions))
 
