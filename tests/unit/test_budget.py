@@ -1,4 +1,4 @@
-"""Totals over all ranks: the share of each rank, and totals that are refused."""
+"""Totals over all ranks, such as numbers of envs: the share of each rank, and totals that are refused."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_run_resumed_with_another_number_of_ranks_keeps_its_totals(tmp_path: P
 
 def test_mini_batches_are_checked_against_the_envs_per_rank():
     three = dataclasses.replace(config().agent, num_mini_batches=3)
-    validate(config(num_envs=64, total_num_envs=6, agent=three))  # 64 x 32 is not a multiple of 3, but no rank gets 64
+    validate(config(num_envs=64, total_num_envs=6, agent=three))  # 3 does not divide 64 x 32, but no rank has 64 envs
     assert budget(config(total_num_envs=6, agent=three), 2).num_envs == 3
     message = refusal_of(config(total_num_envs=8, agent=three), 2)
     assert message.startswith("--agent.num-mini-batches 3: ")

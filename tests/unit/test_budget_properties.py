@@ -26,7 +26,7 @@ def config_of(*, steps: int = 1, mini_batches: int = 1, rnn: bool = False, **fie
 
 
 def planned(config: TrainConfig, world_size: int) -> Budget | UserError:
-    """The budget, or the message of the refusal."""
+    """Return the budget, or the message with which the config is refused."""
     try:
         budget = plan_budget(config, world_size)
     except UserError as error:
@@ -36,7 +36,7 @@ def planned(config: TrainConfig, world_size: int) -> Budget | UserError:
 
 
 def suggestions(refusal: UserError) -> list[int]:
-    """Numbers that an error message suggests, after its last "use"."""
+    """Return the numbers that an error message suggests after its last "use"."""
     return [int(number) for number in re.findall(r"\d+", re.split(r"\buse ", str(refusal))[-1])]
 
 

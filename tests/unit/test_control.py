@@ -1,4 +1,4 @@
-"""The watchdog of a rank."""
+"""The watchdog of a rank, which ends a rank that hangs."""
 
 from __future__ import annotations
 

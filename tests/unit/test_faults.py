@@ -1,4 +1,4 @@
-"""Parsing the faults in an environment variable."""
+"""Injected faults are parsed from an environment variable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The garbage collector pauses, and is then restored."""
+"""The garbage collector is paused, and its state is restored afterwards."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mjlab_dist.garbage_collection import frozen, no_gc
 
 @pytest.fixture(autouse=True)
 def _enable_collector() -> Iterator[None]:
-    """Start with an enabled collector and no frozen objects, and restore both."""
+    """Start with an enabled collector and no frozen objects. Restore both after the test."""
     was_frozen = gc.get_freeze_count() > 0
     gc.unfreeze()
     gc.enable()

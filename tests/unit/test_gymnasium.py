@@ -1,4 +1,4 @@
-"""The vector envs of Gymnasium, with Gymnasium's own checks and envs as oracles."""
+"""Our vector envs for Gymnasium pass Gymnasium's checks and equal Gymnasium's envs."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ GYM_IDS = {
 }
 
 DELAYED = {"env.observations.actor.pole_velocity.history": 3, "env.observations.actor.pole_velocity.delay": (1, 2)}
-"""Fields that give an observation of the cartpole a history and a delay."""
+"""Config fields that give an observation of the cartpole a history and a delay."""
 
 Make = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
 def make_vec() -> Any:
-    """Make vector envs on the CPU, which are closed at the end."""
+    """Function that makes vector envs on the CPU. They are closed after the test."""
     made: list[Any] = []
 
     def make(task: str, num_envs: int = 4, **fields: Any) -> Any:
@@ -45,7 +45,7 @@ def make_vec() -> Any:
 
 
 class FirstEnv(gymnasium.Env[np.ndarray, np.ndarray]):
-    """Env 0 of a vector env, for checks of single envs. Its episodes are long enough not to end in a check."""
+    """Env 0 of a vector env, for checks of single envs. Its episodes are long enough that none ends during a check."""
 
     def __init__(self, envs: Any) -> None:
         self.envs = envs
@@ -98,7 +98,7 @@ def test_spaces_are_those_of_gymnasiums_env(task: str, make_vec: Make) -> None:
 
 
 def test_steps_are_those_of_gymnasiums_env(make_vec: Make) -> None:
-    # Start state of Gymnasium's env in ours
+    # Copy the start state of Gymnasium's env to our env
     ours, theirs = make_vec("gym-inverted-pendulum", 1), gymnasium.make("InvertedPendulum-v5")
     ours.reset(seed=1)
     expected, _ = theirs.reset(seed=1)
@@ -107,7 +107,7 @@ def test_steps_are_those_of_gymnasiums_env(make_vec: Make) -> None:
     state["sim.qpos"][0] = torch.from_numpy(data.data.qpos)
     state["sim.qvel"][0] = torch.from_numpy(data.data.qvel)
     ours.envs.set_state(state)
-    # Steps until the pendulum falls
+    # Step until the pendulum falls
     for action in np.linspace(-0.3, 0.3, 60, dtype=np.float32).reshape(-1, 1):
         observations, rewards, terminated, _, info = ours.step(action.reshape(1, 1))
         expected, reward, has_fallen, _, _ = theirs.step(action)

@@ -1,4 +1,4 @@
-"""Modules that must not import anything heavy."""
+"""Modules that must not import large libraries."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 def imported_by(statement: str) -> set[str]:
-    """Top-level modules that a statement adds to a fresh interpreter."""
+    """Return the top-level modules that a statement imports in a new interpreter."""
     code = f"import sys; before = set(sys.modules); {statement}; print(*(set(sys.modules) - before))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return {name.partition(".")[0] for name in done.stdout.split()}

@@ -1,4 +1,4 @@
-"""The lease of a run: which launch gets it, which must wait, and which notices that it has lost it."""
+"""The lease of a run, a file that names the launch that writes the run: acquiring, waiting for and losing a lease."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mjlab_dist.messages import Event
 
 
 def change(run_dir: Path, **fields: Any) -> None:
-    """Change fields of the owner, as if another launch had written them."""
+    """Change fields of the lease's owner, as if another launch had written them."""
     path = run_dir / LEASE_FILE
     changed = path.with_suffix(".new")
     changed.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
@@ -36,7 +36,7 @@ def elsewhere(run_dir: Path) -> None:
 
 
 def ignore(_: Event) -> None:
-    """Drop an event."""
+    """Ignore an event."""
 
 
 def refuse(_: float) -> None:
@@ -80,7 +80,7 @@ def test_a_run_of_another_process_is_refused_even_if_the_process_is_stopped(tmp_
             acquire(tmp_path, ignore, sleep=Clock().sleep)
         process.kill()
         process.wait()
-    # Its end is noticed at once, without sleeping.
+    # The end of the lease's launch is noticed at once, without sleeping.
     acquire(tmp_path, ignore, sleep=refuse).renew()
 
 
@@ -143,7 +143,7 @@ def test_a_damaged_lease_is_replaced_after_a_wait(tmp_path: Path, content: bytes
 
 def test_a_replaced_launch_notices_and_keeps_the_file(tmp_path: Path) -> None:
     with leased(tmp_path, ignore) as own:
-        elsewhere_after = pickle.loads(pickle.dumps(own))  # the copy of rank 0
+        elsewhere_after = pickle.loads(pickle.dumps(own))  # rank 0 gets a copy
         change(tmp_path, token="other", host="node7")
         for one in (own, elsewhere_after):
             with pytest.raises(TakenOverError, match=rf" on node7 .*{tmp_path}"):

@@ -1,4 +1,4 @@
-"""Files that cannot be written are refused in one line, if possible before the work."""
+"""Output files that cannot be written are refused in one line, if possible before a command does its work."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_a_file_that_can_be_written_is_accepted(tmp_path: Path):
     file = str(tmp_path / "a.png")
     check_output("--plot", file, [".png", ".html"])
     write_output("--plot", file, b"old")
-    check_output("--plot", file)  # it is replaced
+    check_output("--plot", file)  # an existing file is replaced
     write_output("--plot", file, "new")
     assert Path(file).read_text() == "new"
 

@@ -1,4 +1,4 @@
-"""Files of strangers in place of packs: each is refused in one line, whatever it is, and nothing is written."""
+"""Files that are not valid packs: each is refused in one line, and nothing is written."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ GOOD: dict[str, bytes] = {
 }
 
 Change = Callable[[zipfile.ZipFile], None]
-"""Adds to a zip file."""
+"""Function that adds entries to a zip file."""
 
 
 def zipped(path: Path, contents: Mapping[str, bytes], change: Change = lambda _: None, kind: int = 0) -> Path:
-    """Write a zip file of any contents."""
+    """Write a zip file with any contents."""
     with zipfile.ZipFile(path, "w", kind) as archive:
         for name, data in contents.items():
             archive.writestr(name, data)
@@ -53,7 +53,7 @@ def test_a_pack_gives_its_files_back(pack: Path):
     assert [has_part(pack, name) for name in ("metrics.jsonl", "policy.onnx")] == [True, False]
     with pytest.raises(FileNotFoundError, match=r"policy\.onnx"):
         read_part(pack, "policy.onnx")
-    # Text is compressed, weights are not
+    # Texts are compressed, and weights are not
     assert pack.stat().st_size < len(GOOD[CHECKPOINT]) + 2000
 
 
@@ -101,7 +101,7 @@ FOREIGN: dict[str, Callable[[Path], Path]] = {
 
 def twice(path: Path) -> Path:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # zipfile itself warns
+        warnings.simplefilter("ignore")  # zipfile warns about duplicate names
         return zipped(path, GOOD, lambda z: z.writestr("config.yaml", "task: other\n"))
 
 
@@ -138,7 +138,7 @@ def test_flipped_bits_never_give_other_contents(pack: Path):
         except (UserError, OSError):
             num_refused += 1
         else:
-            assert found == GOOD  # such as a flipped bit in a time
+            assert found == GOOD  # otherwise, the flipped bit must not change the content, such as a bit in a time
     assert num_refused > 200
 
 
@@ -148,7 +148,7 @@ def test_a_file_with_a_wrong_size_does_not_fill_the_memory(tmp_path: Path):
         for name, data in GOOD.items():
             kind = zipfile.ZIP_STORED if name == CHECKPOINT else zipfile.ZIP_DEFLATED
             archive.writestr(name, bytes(100 << 20) if name == "metrics.jsonl" else data, kind)
-    # The list of files claims 1000 bytes
+    # The directory of the zip file claims a size of 1000 bytes
     written, real = path.read_bytes(), struct.pack("<L", 100 << 20)
     assert written.count(real) == 2
     path.write_bytes(written.replace(real, struct.pack("<L", 1000)))
@@ -172,7 +172,7 @@ def test_other_files_are_no_packs(tmp_path: Path):
 
 def test_a_pack_is_read_where_it_is_and_cannot_be_resumed(pack: Path, tmp_path: Path):
     with pytest.raises(UserError, match=r"config\.yaml|line 1|walk"):
-        read_config_file(pack)  # its task has no env
+        read_config_file(pack)  # its config has no env
     with pytest.raises(UserError, match="--init-from"):
         find_run_to_resume(str(tmp_path), "walk", str(pack))
 

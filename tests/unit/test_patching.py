@@ -1,4 +1,4 @@
-"""A replaced attribute comes back exactly as it was; a copy of a function changes nothing else."""
+"""A replaced attribute is restored exactly, and copying a function has no other effects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors in a user's code are one line with the exception, its message, and the file and line that raised it."""
+"""Errors in a user's code are reported in one line: exception, message, and the file and line that raised it."""
 
 from __future__ import annotations
 

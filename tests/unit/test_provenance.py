@@ -31,7 +31,7 @@ def run_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A git repository with one commit; it is the current directory."""
+    """A git repository with one commit. It is the working directory."""
     directory = tmp_path / "repository"
     directory.mkdir()
     for role in ("AUTHOR", "COMMITTER"):

@@ -1,4 +1,4 @@
-"""Tasks by entry point: names, summaries, near names, and packages that are broken."""
+"""Tasks that packages declare by entry points: names, summaries, similar names, and broken packages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mjlab_dist.errors import UserError
 
 
 def install(directory: Path, package: str, points: dict[str, str]) -> None:
-    """Fake an installed distribution with tasks; the directory must be added to sys.path afterwards."""
+    """Write a fake distribution with tasks. To install it, add the directory to sys.path."""
     info = directory / f"{package}-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")

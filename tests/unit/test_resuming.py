@@ -1,4 +1,4 @@
-"""--resume auto: which run it finds, and which it refuses."""
+"""--resume auto: which run it resumes, and which runs it refuses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def config(tmp_path: Path) -> TrainConfig:
 
 
 def add_run(config: TrainConfig, name: str, iteration: int | None = 1) -> Path:
-    """Create a run directory of a given name, with a checkpoint unless the iteration is None."""
+    """Create a run directory with a given name, and a checkpoint unless the iteration is None."""
     run_dir = Path(config.log_root, TASK, name)
     run_dir.mkdir(parents=True)
     (run_dir / CONFIG_FILE).write_text(to_yaml(config))
@@ -41,7 +41,7 @@ def test_the_newest_run_of_the_name_is_found(config: TrainConfig):
     newest = add_run(config, "2026-01-31_12-00-01-10_a")
     for other in ("2026-01-31_12-00-02_b_a", "2026-01-31_12-00-02_a_b", "2026-01-31_12-00-02_A", "2026-01-31_12-00-02"):
         add_run(config, other)
-    add_run(config, "2026-01-31_12-00-03_a", iteration=None)  # lost before its first checkpoint
+    add_run(config, "2026-01-31_12-00-03_a", iteration=None)  # ended before its first checkpoint
     assert find_named_run(config.log_root, TASK, "a") == newest
     checkpoint_path(newest, 1).unlink()
     assert find_named_run(config.log_root, TASK, "a") == ninth
@@ -83,6 +83,6 @@ def test_from_python_the_first_call_starts_the_run_and_the_next_resumes_it(tmp_p
     assert list(second.history["iteration"]) == [1, 2]
     with pytest.raises(UserError, match=r"^--resume auto: .*seed 1, not 5"):
         mjlab_dist.train(TASK, resume="auto", run_name="a", seed=5, **fields)
-    # A run that started from a checkpoint resumes from its own
+    # A run that started from another run's checkpoint resumes from its own checkpoint
     again = mjlab_dist.train(TASK, resume=str(other.run_dir), max_iterations=2, **fields)
     assert list(again.history["iteration"]) == [1, 2]

@@ -1,4 +1,4 @@
-"""The run directory: names, finding runs and checkpoints."""
+"""The run directory: its name, and finding runs and checkpoints."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def config(tmp_path: Path) -> TrainConfig:
 
 @pytest.fixture
 def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make every run start in the same second."""
+    """Let every run start in the same second."""
     moment = datetime.datetime(2026, 11, 21, 3, 14, 25, tzinfo=datetime.UTC)
     clock = types.SimpleNamespace(now=lambda _: moment)
     monkeypatch.setattr("mjlab_dist.run_dir.datetime", types.SimpleNamespace(datetime=clock, UTC=datetime.UTC))
 
 
 def make_run(config: TrainConfig, name: str) -> Path:
-    """A run directory of a given name, with its config and an empty checkpoint."""
+    """Create a run directory with a given name, its config and an empty checkpoint."""
     run_dir = Path(config.log_root, config.task, name)
     add_checkpoint(run_dir, 1)
     (run_dir / CONFIG_FILE).write_text(yaml.safe_dump(to_plain(config)))

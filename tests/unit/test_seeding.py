@@ -1,4 +1,4 @@
-"""One function seeds every generator."""
+"""One function seeds all random number generators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Properties of seeds: equal where they should be, different between ranks and between parts of a run."""
+"""Properties of seeds: the same place in a run gives the same numbers; ranks and iterations give different ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ iterations = st.integers(0, 10**9)
 
 
 def drawn(seed: int, rank: int, iteration: int) -> tuple[float, float, float]:
-    """First draws of Python, NumPy and torch."""
+    """Return the first random numbers of Python, NumPy and torch."""
     seed_generators(seed, rank, iteration)
     return random.random(), float(np.random.random()), float(torch.rand(1, dtype=torch.float64))
 

@@ -1,4 +1,4 @@
-"""Commands continue when their standard streams are closed or not read."""
+"""Commands continue if their standard streams are closed or nobody reads them."""
 
 from __future__ import annotations
 

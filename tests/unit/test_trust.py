@@ -1,4 +1,4 @@
-"""A config from a file only runs code of this package, of task packages, and of the user."""
+"""A config from a file can only run code of this package, of task packages, and of the user."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Read = Callable[..., TrainConfig]
 
 @pytest.fixture
 def read(tmp_path: Path) -> Read:
-    """Write a config into a run directory, and read it."""
+    """Function that writes a config into a run directory, and reads it."""
 
     def read(config: TrainConfig, **kwargs: Any) -> TrainConfig:
         run_dir = tmp_path / "logs" / "task" / "run"
@@ -112,7 +112,7 @@ def test_other_functions_are_refused(reference: str, read: Read):
     ],
 )
 def test_every_field_counts(path: str, value: Any, read: Read):
-    if path == "env.rewards.params":  # here, this is the name of a term and not a list of parameters
+    if path == "env.rewards.params":  # "params" is the name of a reward here, not its parameters
         value = next(iter(LEGGED.env.rewards.values())).__class__(func="os:system", weight=1.0)
     message = refusal(read, changed(LEGGED, path, value))
     assert (path if isinstance(value, str) else f"{path}.") in message
@@ -166,7 +166,7 @@ def test_nothing_is_imported(tmp_path: Path, read: Read, monkeypatch: pytest.Mon
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A directory of modules of the user, outside of the current directory."""
+    """A directory with modules of the user, outside the working directory."""
     folder = tmp_path / "project"
     package = folder / "own_robot"
     package.mkdir(parents=True)

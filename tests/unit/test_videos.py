@@ -1,4 +1,4 @@
-"""Videos are due at intervals, and intervals that do not fit are reported."""
+"""Videos are made at intervals. Intervals that do not match those of checkpoints are reported."""
 
 from __future__ import annotations
 

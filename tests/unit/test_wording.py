@@ -1,4 +1,4 @@
-"""Parts of messages: suggestions for mistyped names, and lists in words."""
+"""Parts of messages: suggestions for misspelled names, and lists of items."""
 
 from __future__ import annotations
 

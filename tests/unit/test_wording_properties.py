@@ -1,4 +1,4 @@
-"""Properties of the parts of messages: lists, suggestions, sizes."""
+"""Properties of parts of messages: lists, suggestions, sizes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ sizes = st.one_of(
     st.floats(0, 1e13),
     st.builds(lambda unit, share: unit * (1 - share), st.sampled_from([1e3, 1e6, 1e9]), st.floats(0, 1e-3)),
 )
-"""Numbers of bytes, many of them slightly below a unit."""
+"""Numbers of bytes. Many are slightly less than 1 kB, 1 MB or 1 GB."""
 
 
 @given(items=st.lists(names), last=st.sampled_from(["and", "or"]))
@@ -29,7 +29,7 @@ def test_a_list_in_words_holds_every_item_in_order(items: list[str], last: Liter
 @given(known=st.lists(names, min_size=1, unique=True), data=st.data())
 def test_a_name_that_exists_is_nearest_to_itself(known: list[str], data: st.DataObject):
     name = data.draw(st.sampled_from(known))
-    longer = [other for other in known if other.startswith(name)]  # names that start with it are as close
+    longer = [other for other in known if other.startswith(name)]  # names that start with `name` are as near as `name`
     assert nearest(name, known)[0] in longer
     assert name in nearest(name, known, len(known))
 

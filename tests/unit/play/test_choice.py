@@ -1,4 +1,4 @@
-"""Command lines that play refuses before it imports anything heavy."""
+"""Command lines that the command play refuses before it imports large libraries."""
 
 from __future__ import annotations
 

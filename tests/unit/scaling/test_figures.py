@@ -1,4 +1,4 @@
-"""Figures of scaling, computed from invented times."""
+"""Figures of the command scaling, computed from invented times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mjlab_dist.scaling.rank import IterationTimes, RankTimes
 
 
 def rank(number: int, times: IterationTimes, memory_mb: float = 1000.0, host: str = "a") -> RankTimes:
-    """A rank whose first iterations take ten times as long as the others."""
+    """Return times of a rank. Its first iterations take ten times as long as the others."""
     info = RankInfo(
         pid=1, rank=number, host=host, device="cpu", name="CPU", memory_gb=8, capability=None,
         first_env_id=0, num_envs=16, seed=number, egl_device=None,
@@ -26,7 +26,7 @@ def times(physics_s: float, waits_s: list[float]) -> IterationTimes:
 
 
 def test_the_rank_that_arrives_last_communicates_and_the_others_also_wait() -> None:
-    # Rank 0 is late to the first collective, rank 1 to the second
+    # Rank 0 joins the first collective operation later than rank 1, and rank 1 joins the second one later
     ranks = [rank(0, times(0.4, [0.01, 0.15])), rank(1, times(0.3, [0.11, 0.05]))]
     one = as_round(ranks, num_steps=32, reached=None)
     assert one.steps_per_s == 2 * 16 * 32

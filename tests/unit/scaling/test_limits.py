@@ -1,4 +1,4 @@
-"""Reported limits of scaling."""
+"""Limits of scaling that the command scaling reports."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_rank_that_is_always_the_slowest_is_named(config: TrainConfig) -> None
     shares = dataclasses.replace(CALM, waiting=0.14, physics=0.31)
     (limit,) = find_limits("weak", [ALONE, row(4, [[1.0, 1.0, 1.4, 1.0]] * 2, shares)], config, CPUS)
     assert limit.startswith("slowest rank: rank 2 computes 1.40 times")
-    # If another rank is the slowest in each round, no rank is named
+    # If different ranks are the slowest in different rounds, no rank is named
     turns = row(4, [[1.0, 1.0, 1.4, 1.0], [1.4, 1.0, 1.0, 1.0]], dataclasses.replace(shares, waiting=0.16))
     assert names(find_limits("weak", [ALONE, turns], config, CPUS)) == ["waiting"]
 

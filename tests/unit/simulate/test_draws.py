@@ -1,4 +1,4 @@
-"""The draws of several ranks, put together, equal those of one rank."""
+"""The random numbers of several ranks, concatenated, equal those of one rank."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ DRAWS: dict[str, Callable[[int], torch.Tensor]] = {
         }.items()
     },
 }
-"""Draws of a number of envs."""
+"""Functions that draw random numbers for a number of envs."""
 
 REFUSED: dict[str, Callable[[int], torch.Tensor]] = {
     "randperm": torch.randperm,
@@ -90,7 +90,7 @@ REFUSED: dict[str, Callable[[int], torch.Tensor]] = {
     "standard_gamma": lambda n: Gamma(torch.ones(n), 1.0).sample(),
     "sample_dirichlet": lambda n: Dirichlet(torch.ones(n, 3)).sample(),
 }
-"""Draws of a number of envs that only one rank can make, by the name in the message."""
+"""Functions whose random numbers only a single rank can draw, by the name in the message."""
 
 
 def weights(num_envs: int) -> torch.Tensor:
@@ -99,7 +99,7 @@ def weights(num_envs: int) -> torch.Tensor:
 
 
 def drawn(draw: Callable[[int], torch.Tensor], num_envs: int, first: int) -> list[torch.Tensor]:
-    """Draw twice with a seed, so that the second draw shows whether the first has used as many numbers."""
+    """Draw twice after seeding. The second draw shows whether the first one has advanced the generator equally far."""
     draws = Draws("cpu", num_envs, first, TOTAL)
     draws.seed(5)
     results = []

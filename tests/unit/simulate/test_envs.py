@@ -1,4 +1,4 @@
-"""Envs in this process."""
+"""Envs that are simulated in the process of the caller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks of several machines compare what they simulate."""
+"""Ranks on several machines compare the models that they simulate."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ XML = '<mujoco><worldbody><body><joint damping="{}"/><geom size="0.1"/></body></
 
 
 def job(*dampings: float) -> Job:
-    """A job with a variant for each damping."""
+    """Return a job with a variant of the env for each damping."""
     config = mjlab_dist.task_config("cartpole-balance")
     sims = [dataclasses.replace(config.env.sim, model=XML.format(damping), actuators={}) for damping in dampings]
     envs = [dataclasses.replace(config.env, sim=sim) for sim in sims]
@@ -26,7 +26,7 @@ def job(*dampings: float) -> Job:
 
 
 def compared(*jobs: Job) -> list[str]:
-    """Let ranks of as many machines compare jobs, and return their errors."""
+    """Let ranks, each on its own machine, compare their jobs. Return their error messages."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
     def compare(number: int) -> str:

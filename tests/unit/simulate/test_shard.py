@@ -1,4 +1,4 @@
-"""The shards of several ranks, put together, equal the envs of one rank: for every task, bit for bit."""
+"""The envs of several ranks, concatenated, equal the envs of one rank bit for bit in every task."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NUM_ENVS = 33
 NUM_STEPS = 40
 
 DEFAULT = ("cartpole-swingup", "everything")
-"""Tasks of the default run: one with a reward of several factors, and one with every kind of term."""
+"""Tasks of the default test run: one whose reward is a product, and one with every kind of term."""
 
 
 def make(config: TrainConfig, rank: int, num_ranks: int, *, final: bool = False) -> Shard:
@@ -25,7 +25,7 @@ def make(config: TrainConfig, rank: int, num_ranks: int, *, final: bool = False)
 
 
 def simulated(shard: Shard, num_steps: int) -> list[Tensors]:
-    """Reset, and simulate with the same table of actions by global id; return all results, and the last state."""
+    """Reset and simulate. An env's actions depend only on its id in the whole job. Return all results and the state."""
     generator = torch.Generator().manual_seed(0)
     results = [shard.reset(None)]
     for _ in range(num_steps):

@@ -1,4 +1,4 @@
-"""Both ways in which the launcher and a rank exchange tensors, and who may connect."""
+"""The launcher and a rank exchange tensors by shared memory or a network. Other processes cannot connect."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LAYOUT: Layout = {
     "rewards": Entry((5,), "float32", 0),
     "terminated": Entry((3, 5), "bool", 1),
 }
-"""Tensors over five envs."""
+"""Layout of tensors for five envs."""
 
 ROWS = range(2, 5)
 
@@ -78,7 +78,7 @@ def test_ranks_of_both_kinds_connect_and_strangers_do_not(
     hosts = ("localhost", "127.0.0.1")
     with open_meeting(tmp_path, hosts, 1, port_range=None, secret=SECRET, timeout_s=60) as (meeting, arrived):
         assert meeting.address is not None
-        with socket.create_connection(meeting.address):  # a stranger that sends nothing
+        with socket.create_connection(meeting.address):  # a stranger connects and sends nothing
             with pytest.raises(NotOursError):
                 meeting.connect(1, b"another")
             for rank, kind in enumerate((SharedMemory, Network)):
@@ -102,6 +102,6 @@ def test_a_connection_from_which_nothing_arrives_times_out(tmp_path: Path) -> No
 
 
 def _connected(meeting: Meeting, arrived: queue.SimpleQueue[Transport], rank: int) -> tuple[Transport, Transport]:
-    """Connect a rank, and return both ends."""
+    """Connect a rank, and return both ends of the connection."""
     theirs = meeting.connect(rank, SECRET)
     return arrived.get(timeout=60), theirs

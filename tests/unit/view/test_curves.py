@@ -1,4 +1,4 @@
-"""Points of learning curves."""
+"""Points of learning curves on a viewer's page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies that a dump's page highlights."""
+"""Bodies that the viewer highlights on the page of a dump."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Following the newest checkpoint of a run: new ones are loaded, damaged ones are skipped."""
+"""The viewer follows the newest checkpoint of a run: it loads new checkpoints, and skips damaged ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Run directory with the checkpoints of three iterations."""
+    """Run directory with checkpoints of three iterations."""
     fields: dict[str, Any] = {"checkpoint.interval": 1}
     result = mjlab_dist.train(
         "cartpole-balance", num_envs=4, gpu_ids=None, max_iterations=3, quiet=True,
@@ -30,7 +30,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copy(trained: Path, tmp_path: Path) -> Path:
-    """The run before its first checkpoint."""
+    """Copy of the run without its checkpoints."""
     run_dir = tmp_path / "copy"
     (run_dir / "checkpoints").mkdir(parents=True)
     shutil.copy(trained / "config.yaml", run_dir)
@@ -45,7 +45,7 @@ def follower(copy: Path) -> Iterator[Follower]:
 
 
 def _update(follower: Follower) -> Path | None:
-    """Update a follower until nothing is left to do; return the checkpoint that it shows."""
+    """Update a follower until it has nothing left to do. Return the checkpoint that it shows."""
     follower.run.look()
     follower.update()
     if follower.player is not None:
@@ -64,14 +64,14 @@ def test_each_new_checkpoint_is_loaded(follower: Follower, trained: Path, copy: 
 
 
 def test_a_damaged_checkpoint_is_skipped_until_it_changes(follower: Follower, trained: Path, copy: Path) -> None:
-    # The first checkpoint: before it, there is no robot
+    # Before the first checkpoint, there is no robot
     first = checkpoint_path(copy, 1)
     first.write_bytes(checkpoint_path(trained, 1).read_bytes()[:1000])
     assert _update(follower) is None
     assert (follower.player, follower.unreadable) == (None, first)
     shutil.copy(checkpoint_path(trained, 1), first)
     assert _update(follower) == first
-    # A later checkpoint is damaged: the previous one stays
+    # If a later checkpoint is damaged, the previous policy stays
     second = checkpoint_path(copy, 2)
     second.write_bytes(b"damaged")
     for _ in range(2):
@@ -102,7 +102,7 @@ def test_a_chosen_checkpoint_stays(follower: Follower, trained: Path, copy: Path
     follower.chosen = checkpoint_path(copy, 1)
     shutil.copy(checkpoint_path(trained, 3), copy / "checkpoints")
     assert _update(follower) == checkpoint_path(copy, 1)
-    # The run removes the checkpoint: the loaded policy stays
+    # If the run removes the checkpoint, the loaded policy stays
     checkpoint_path(copy, 1).unlink()
     assert _update(follower) == checkpoint_path(copy, 1)
     follower.chosen = None
@@ -118,7 +118,7 @@ def test_the_simulation_pauses_while_no_page_is_open(
     assert player is not None
     player.watch(is_watched=False)
     player.start()
-    player.reset().result()  # requests are done
+    player.reset().result()  # now all requests are done
     at = player.frame.step
     shutil.copy(checkpoint_path(trained, 2), copy / "checkpoints")
     follower.run.look()

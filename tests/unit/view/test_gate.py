@@ -1,4 +1,4 @@
-"""Programs of this machine, or with the token, can open a page, but never other websites."""
+"""Programs on this machine, or with the token, can open a page. Other websites never can."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_token_is_required_once_and_then_its_cookie(path: str, cookie: str | N
 
 @pytest.fixture(scope="module")
 def public() -> Iterator[Server]:
-    """A server on all addresses of this machine."""
+    """A server that listens on all addresses of this machine."""
     server = open_server("0.0.0.0", None)
     yield server
     server.stop()
@@ -88,7 +88,7 @@ def test_without_the_token_a_server_gives_nothing(public: Server) -> None:
     assert _get(url.port, "/")[0] == 403
     assert _get(url.port, "/assets/any.js")[0] == 403
     assert _get(url.port, f"/?token={token[:-1]}")[0] == 403
-    # The websocket, which has all data
+    # The websocket, which sends all data
     address = f"ws://127.0.0.1:{url.port}"
     with pytest.raises(InvalidStatus, match="403"):
         websockets.sync.client.connect(address)

@@ -1,4 +1,4 @@
-"""The page in a real browser: its contents, and the effects of its controls on the envs."""
+"""The viewer's page in a real browser: its contents, and the effects of its controls on the envs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Wait = Callable[[Callable[[], bool]], None]
 
 @dataclass
 class Served:
-    """A page, its player and its envs."""
+    """A page that is served, and its player."""
 
     url: str
     player: Player
@@ -45,7 +45,7 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Two quadrupeds of a run with two checkpoints."""
+    """Page of two quadrupeds of a run with two checkpoints."""
     fields: dict[str, Any] = {"checkpoint.interval": 1}
     result = mjlab_dist.train(
         "quadruped-velocity-flat", num_envs=4, gpu_ids=None, max_iterations=2, quiet=True,
@@ -80,7 +80,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def tab(browser: Browser, served: Served) -> Iterator[Tab]:
-    """The page in a tab of all tests: opening a tab takes 8 s of CPU time, because the browser draws without a GPU."""
+    """The page in a tab that all tests share. Opening a tab takes 8 s of CPU time, because there is no GPU."""
     with tabs(browser) as open_one:
         yield open_one(served.url)
 

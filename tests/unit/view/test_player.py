@@ -1,4 +1,4 @@
-"""The player carries out requests of viewers."""
+"""The player steps envs, and executes requests of viewers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEGGED = "quadruped-velocity-flat"
 
 
 class Constant:
-    """A policy with constant actions, which records its observations."""
+    """A policy with constant actions. It records its observations."""
 
     def __init__(self, env: Env, action: float = 0.25) -> None:
         self.action = torch.full((env.num_envs, env.num_actions), action)
@@ -48,7 +48,7 @@ def test_a_held_command_is_what_the_policy_observes(build_env: Callable[[str], E
     seen = policy.observed["actor"][:, columns]
     scale = env.cfg.observations["actor"]["command"].scale
     assert np.allclose(seen, np.array([0.4, -0.2, 0.6]) * np.array(scale), atol=1e-6)
-    # A heading: the yaw rate turns the robots towards it
+    # With a heading, the yaw rate turns the robots towards it
     player.hold_command("velocity", [0.4, 0.0, 0.0], heading_rad=0.5)
     player.step()
     frame = player.step()
@@ -56,7 +56,7 @@ def test_a_held_command_is_what_the_policy_observes(build_env: Callable[[str], E
     command = env.find_command("velocity")
     assert isinstance(command, Velocity)
     assert command.has_heading.all()
-    # Drawn again: differs between envs
+    # The command is drawn again, so it differs between envs
     player.hold_command("velocity", None)
     frame = player.step()
     assert len(np.unique(frame.commands["velocity"][:, 0])) > 1
@@ -85,7 +85,7 @@ def test_it_pauses_steps_once_and_continues(
     player.start()
     wait_for(lambda: player.frame.step > 3)
     player.pause()
-    player.reset().result()  # the current step has ended
+    player.reset().result()  # after this, the current step has ended
     at = player.frame.step
     player.step_once()
     wait_for(lambda: player.frame.step > at)

@@ -1,4 +1,4 @@
-"""Reading files of metrics while they are written."""
+"""Files of metrics are read while a run writes them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _read(reader: RowReader) -> list[int]:
 
 def test_only_new_rows_are_returned(file: Path) -> None:
     reader = RowReader(file)
-    assert reader.read() == ([], False, True)  # no file yet
+    assert reader.read() == ([], False, True)  # there is no file yet
     _append(file, 1, 2)
     assert _read(reader) == [1, 2]
     assert _read(reader) == []
@@ -64,7 +64,7 @@ def test_a_file_that_a_resume_truncates_is_read_again(file: Path, grown: tuple[i
     _append(file, 1, 2, 3, 4)
     assert _read(reader) == [1, 2, 3, 4]
     cut_metrics(file.parent, 2)
-    # The rows that follow are the same as before, or others
+    # The new rows have the same iterations as the removed ones, or more
     with file.open("a") as opened:
         opened.writelines(json.dumps({"iteration": n, "mean_return": -n}) + "\n" for n in grown)
     new = reader.read()

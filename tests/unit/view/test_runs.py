@@ -1,4 +1,4 @@
-"""Following runs by their files: state, progress, and lists of runs."""
+"""The viewer follows runs by their files: state, progress, and lists of runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mjlab_dist.view.runs import MAX_LISTED, Run, RunList
 
 
 class Clock:
-    """A clock that the test moves."""
+    """A clock that the test advances."""
 
     now_s = 0.0
 
@@ -32,7 +32,7 @@ def _make_run(log_root: Path, name: str, task: str = "cartpole-balance") -> Path
 
 
 def _set(run_dir: Path, **fields: object) -> None:
-    """Change top-level fields of the config."""
+    """Change top-level fields of a run's config."""
     lines = (run_dir / "config.yaml").read_text().splitlines()
     changed = [next((f"{k}: {v}" for k, v in fields.items() if line.startswith(f"{k}:")), line) for line in lines]
     (run_dir / "config.yaml").write_text("\n".join(changed))
@@ -57,12 +57,12 @@ def test_a_lease_of_this_machine(tmp_path: Path) -> None:
     before = (tmp_path / LEASE_FILE).stat().st_mtime_ns
     assert watch.look() == "yes"
     assert (tmp_path / LEASE_FILE).stat().st_mtime_ns == before
-    # A copy of the directory has a lease that names a living process, but is not renewed
+    # The lease's process is alive but does not renew the lease, as in a copy of the run directory
     clock.now_s = EXPIRED_S
     assert watch.look() == "lost"
     os.utime(tmp_path / LEASE_FILE)
     assert watch.look() == "yes"
-    # Its process is dead
+    # The lease's process has ended
     with subprocess.Popen([sys.executable, "-c", ""]) as dead:
         pass
     _change_lease(tmp_path, pid=dead.pid)
@@ -84,7 +84,7 @@ def test_a_lease_of_another_machine(tmp_path: Path) -> None:
     assert watch.look() == "yes"
     clock.now_s = 5.0 + EXPIRED_S
     assert watch.look() == "lost"
-    # A file that is being written
+    # The file is being written
     (tmp_path / LEASE_FILE).write_text("{")
     assert watch.look() == "yes"
 
@@ -98,19 +98,19 @@ def test_a_run_from_its_start_to_its_end(tmp_path: Path) -> None:
     _add_rows(run_dir, 1, 2)
     run.look()
     assert run.progress == "iteration 2 of 10, 0:00:16 left, 50 steps/s"
-    # The rows of a resume replace the later ones
+    # The run is resumed, and its new rows replace later ones
     (run_dir / "metrics.jsonl").unlink()
     _add_rows(run_dir, 1)
     run.look()
     assert run.progress.startswith("iteration 1 of 10, ")
-    # Stopped, and finished
+    # The run is stopped, and later finished
     lease.release()
     run.look()
     assert (run.state, run.progress) == ("stopped", "iteration 1 of 10, 50 steps/s")
     _add_rows(run_dir, *range(2, 11))
     run.look()
     assert run.state == "finished"
-    _set(run_dir, max_iterations=20)  # resumed with more
+    _set(run_dir, max_iterations=20)  # resumed with more iterations
     run.look()
     assert run.state == "stopped"
 
@@ -124,7 +124,7 @@ def test_a_run_with_a_number_of_steps(tmp_path: Path) -> None:
     _add_rows(run_dir, 2, 3, 10)
     run.look()
     assert (run.iterations, run.state) == (10, "finished")
-    _add_rows(run_dir, 11, total_steps=None)  # not a row of ours
+    _add_rows(run_dir, 11, total_steps=None)  # not a row that our runs write
     run.look()
 
 
@@ -171,7 +171,7 @@ def test_runs_of_all_tasks_are_listed(tmp_path: Path) -> None:
     assert (found[0].task, found[0].state) == ("template", "stopped")
     assert (found[0].iteration, found[0].mean_return) == (None, None)
     assert found[1].task == "cartpole-balance"
-    # It trains, with a row that is not complete yet, and ends
+    # The run trains, has written an incomplete row, and ends
     lease = acquire(newest, print)
     _add_rows(newest, 1, 2)
     with (newest / "metrics.jsonl").open("a") as file:

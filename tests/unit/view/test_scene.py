@@ -1,4 +1,4 @@
-"""Pages of various tasks: their models have a scene, and commands, observations and actions controls and charts."""
+"""Pages of various tasks show a scene with the model, controls for commands, and charts of observations and actions."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from mjlab_dist.view.robot import Robot
 from mjlab_dist.view.server import Server, open_server
 
 TASKS = ("arm-lift-cube", "gym-reacher", "quadruped-tracking", "quadruped-velocity-rough", "everything")
-"""Tasks with meshes or objects, a fixed robot, a motion, terrain, and every kind of term."""
+"""Tasks with meshes and objects, a fixed robot, a reference motion, terrain, and every kind of term."""
 
 
 class Nothing:
-    """A policy that does nothing."""
+    """A policy whose actions are zero."""
 
     def __init__(self, env: Env) -> None:
         self._action = torch.zeros(env.num_envs, env.num_actions)
