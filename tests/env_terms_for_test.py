@@ -1,4 +1,4 @@
-"""Terms that tests name in its configs."""
+"""Terms that tests name in their configs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def fast(env: Env, limit: float) -> torch.Tensor:
 
 
 def own_id(env: Env) -> torch.Tensor:
-    """Observation: which env of the whole run this is; (num_envs, 1)."""
+    """Observation: index of the env in the whole run; (num_envs, 1)."""
     return env.env_ids.unsqueeze(1).float()
 
 

@@ -132,7 +132,7 @@ def can_fork(argv: Sequence[str], environ: Mapping[str, str], cwd: Path, own: Ma
         is_command = Path(argv[0]).parent == BIN and name_of(argv) in SIMULATES + EXPORTS
         if not (is_command or argv[0].endswith(".py")) or IMPORTS_NOTHING & set(argv):
             return False
-        changed |= own.keys() - environ.keys()  # agents of other hosts have few variables
+        changed |= own.keys() - environ.keys()  # not for agents: on other hosts, they have few variables
     if "PYTHONPATH" in changed:
         folders = [cwd / each for each in environ.get("PYTHONPATH", "").split(os.pathsep)]
         if any((folder / name).is_file() for folder in folders for name in STARTS_PYTHON):

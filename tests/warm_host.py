@@ -1,9 +1,9 @@
-"""Fork commands in the namespaces of another process, from a process that has imported libraries.
+"""Enter the namespaces of another process, and fork commands there from a process that has imported libraries.
 
-The other process is the first one on a host of :class:`host_lab.Lab`, or has only file systems of its own, or no
-namespace of its own. A fork of warm_process.py runs this server, and ``host_command.py`` connects to it there. All
-processes of a command on a host are in the host's PID namespace, which cannot end before each has been waited for: a
-process between the server and the command does this, and sends the exit code.
+The other process is the first process of a host of :class:`host_lab.Lab`, or it has only its own file systems, or no
+namespace of its own. A fork of warm_process.py runs this server, to which ``host_command.py`` connects. A host's PID
+namespace ends only when all of its processes have been waited for. So the server forks a process for each command. This
+process forks the command, waits for its end, and sends the exit code.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ NAMESPACES = ("user", "pid", "net", "uts", "ipc", "mnt")
 """Namespaces of a host, in the order in which they can be entered."""
 
 PR_SET_PDEATHSIG = 1
-"""Operation of prctl(2)."""
+"""Operation of prctl(2): send a signal to this process when its parent ends."""
 
 NO_EFFECT = {
     *("_", "OLDPWD", "PWD", "SHLVL", "MAIL", "SHELL", "LOGNAME", "USER", "SSH_CLIENT", "SSH_CONNECTION"),
     *("LC_CTYPE", "OMP_WAIT_POLICY", "HOSTS_LAB", "TORCHINDUCTOR_CACHE_DIR", "SLURMD_NODENAME"),
 }
-"""Variables set by shells, SSH servers, Python, SLURM and tests with hosts, which have no effect on the libraries."""
+"""Variables without an effect on the libraries. Shells, SSH servers, Python, SLURM and tests with hosts set them."""
 
 
 def serve_host(first: int) -> tuple[Start, list[int], int]:
-    """Enter the namespaces of a process, such as a host's first one, and fork for each connection.
+    """Enter the namespaces of a process, such as a host's first process, and fork for each connection.
 
     Returns:
-        In the forks only, what to start, its standard streams, and a file for the process ID.
+        Only in the forks: what to start, its standard streams, and a file for the process ID.
     """
     others = [name for name in NAMESPACES if namespace(first, name) != namespace("self", name)]
     for each in [os.open(f"/proc/{first}/ns/{name}", os.O_RDONLY) for name in others]:
         enter(each)
-    if "pid" in others:  # only child processes are in it
+    if "pid" in others:  # only child processes are in the new namespace
         if server := os.fork():
             os.waitpid(server, 0)
             os._exit(0)
     else:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # nothing else ends it if the test process is killed
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # if the test process is killed
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address_of(None if "net" in others else first))
     listener.listen(100)
-    os.write(1, b"1")  # it is ready
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the processes between
+    os.write(1, b"1")  # the server is ready
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # this process does not wait for its forks
     while True:
         connection, _ = listener.accept()
         if os.fork() == 0:
@@ -74,7 +74,7 @@ def enter(namespace: int) -> None:
 
 
 def answer(connection: socket.socket) -> tuple[Start, list[int], int]:
-    """Fork a command and send how it ends; return in the fork only. Send nothing if the command needs an exec."""
+    """Fork a command, and send its exit code. Only the fork returns. Send nothing if the command needs an exec."""
     message = receive(connection)
     if message is None or not is_forked(start := message[0]):
         os._exit(0)
@@ -91,7 +91,7 @@ def answer(connection: socket.socket) -> tuple[Start, list[int], int]:
 
 
 def is_forked(start: Start) -> bool:
-    """Return whether a command is forked, and remove Python from the arguments of an agent or script."""
+    """Return whether a command can be forked. Remove the interpreter from the arguments of an agent or script."""
     own, theirs = (
         {k: v for k, v in each.items() if not (k in NO_EFFECT or k.startswith("PYENV_"))}
         for each in (os.environ, start.environ)

@@ -1,13 +1,13 @@
-"""A process that has imported libraries, and whose forks become the commands that tests start.
+"""A process that has imported libraries. Its forks become the commands that tests start.
 
-Importing torch, Warp and rsl_rl takes most of the CPU time of a short command. This program imports them once. For each
-command it forks, and sets what an exec would have set: session, descriptors, signals, working directory, environment,
-arguments, also those in /proc, and the standard streams. If PYTHONPATH contains another copy of the package, the
-command imports that.
+Importing torch, Warp and rsl_rl takes most of the CPU time of a short command. This program imports them once. It forks
+for each command. The fork sets what an exec would set: session, file descriptors, signals, working directory,
+environment, arguments (also in /proc) and standard streams. If PYTHONPATH contains another copy of the package, the
+command imports this copy.
 
-A command that starts several ranks also starts an agent, and the agent a fork server or ranks; torchrun starts each
-rank, and training in one process starts the process that makes videos. They all would import the libraries again, so
-they are forked too, from processes that were reserved before the command's first line ran.
+Commands start more processes: a command with several ranks starts an agent, which starts a fork server or ranks;
+torchrun starts ranks; and training in one process starts the process that makes videos. All of them would import the
+libraries again. So they are forks too: they are reserved, which means forked before the command's first line runs.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ KERNELS_OF = ("cartpole-balance", "quadruped-velocity-flat")
 """Tasks whose kernels are loaded before a fork."""
 
 FILM = ["-m", "mjlab_dist.play.film"]
-"""First arguments of Python for the process that makes videos."""
+"""First arguments of Python for the process that makes videos, called film."""
 
 SHARDING_MODULES = ("torch._dynamo", "torch.distributed.fsdp")
-"""Modules that ranks import if they shard parameters. Their agent imports them once for all its ranks."""
+"""Modules that ranks import if they shard parameters. An agent imports them once for all of its ranks."""
 
 FORKED_PROGRAMS = ("from multiprocessing.forkserver import main", "from multiprocessing.spawn import spawn_main")
-"""Programs of an agent's child processes that are forked."""
+"""Starts of programs with which an agent starts child processes. These processes are forked."""
 
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_MM, PR_SET_MM_MAP = 1, 15, 35, 14
 """Operations of prctl(2)."""
@@ -73,20 +73,20 @@ MADV_COLLAPSE = 25
 """Advice of madvise(2)."""
 
 PRIVATE_MEMORY = re.compile(r"([0-9a-f]+)-([0-9a-f]+) rw-p \S+ \S+ 0 *(?:\[heap\])?$")
-"""Line of /proc/self/maps of writable memory that belongs to no file."""
+"""Matches a line of /proc/self/maps for writable memory that belongs to no file."""
 
 UNSET = 2**32 - 1
 """File descriptor -1 as an unsigned number."""
 
 OUT_OF_THE_WAY = 900
-"""First descriptor of a command's connections to reserved processes. Its own files get the lowest numbers, as usual."""
+"""First descriptor of a command's connections to reserved processes. Lower numbers are free for the command's files."""
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def import_libraries(names: Sequence[str]) -> None:
     """Import libraries and the package as commands do, in a process that can be forked."""
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as cli/main.py: OpenMP reads it when it is loaded
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as in cli/main.py; OpenMP reads it only when it is loaded
     from mjlab_dist.imports import import_learner, start_up
 
     import_learner()
@@ -94,16 +94,16 @@ def import_libraries(names: Sequence[str]) -> None:
         for name in (*names, *(f"mjlab_dist.{name}" for name in MODULES)):
             __import__(name)
     load_kernels()
-    for _, name in (AGENT[-2:], FILM):  # Python warns if a module that -m names has been imported before
+    for _, name in (AGENT[-2:], FILM):  # Python warns if a module that -m names is already imported
         sys.modules.pop(name, None)
-    gc.freeze()  # collections in the forks do not visit, and thus copy, the memory of the libraries
-    gc.get_freeze_count = lambda: 1  # the package only asks whether it is 0; counting visits all objects
+    gc.freeze()  # garbage collections in forks would copy this memory
+    gc.get_freeze_count = lambda: 1  # counting would visit all objects; 0 or not is enough
     os.environ.pop("GOMP_SPINCOUNT")
     use_huge_pages()
 
 
 def load_kernels() -> None:
-    """Simulate tasks that tests use often, so that forks find the kernels of MuJoCo Warp loaded."""
+    """Simulate tasks that tests use often, so that their MuJoCo Warp kernels are loaded in the forks."""
     from mjlab_dist import registry
     from mjlab_dist.env import Env
     from mjlab_dist.sim import start_warp
@@ -114,9 +114,9 @@ def load_kernels() -> None:
 
 
 def use_huge_pages() -> None:
-    """Move this process's memory to huge pages: a fork then copies far fewer entries of page tables.
+    """Move this process's memory to huge pages, so that a fork copies far fewer entries of page tables.
 
-    A fork and its end take 7 instead of 24 ms of CPU time. Nothing changes if the kernel is older than Linux 6.1.
+    Forking and ending the fork take 7 instead of 24 ms of CPU time. Kernels older than Linux 6.1 ignore this request.
     """
     for line in Path("/proc/self/maps").read_text().splitlines():
         if found := PRIVATE_MEMORY.match(line):
@@ -127,21 +127,21 @@ def use_huge_pages() -> None:
 
 
 def serve(connection: socket.socket) -> Start:
-    """Fork for each message; return in the forks only."""
+    """Fork for each message. Only the forks return."""
     while message := receive(connection):
         start, descriptors = message
         read, write = os.pipe()
-        # Two forks: the new process becomes a child of the test process, which is a subreaper at this moment
+        # Fork twice: when the first fork ends, the test process adopts the second one, because it is now a subreaper
         if (between := os.fork()) == 0:
             own = os.getpid()
             if os.fork() == 0:
-                while os.getppid() == own:  # until the process between has ended, this one has the wrong parent
+                while os.getppid() == own:  # wait until the first fork has ended
                     os.sched_yield()
                 os.close(connection.detach())
                 return command(start, descriptors, write)
             os._exit(0)
         os.waitpid(between, 0)
-        # The new process sends its id when it has become the command; 0 if it failed before
+        # The new process sends its id when it has become the command. If it failed earlier, the answer is 0
         os.close(write)
         connection.sendall(os.read(read, SIZE.size) or SIZE.pack(0))
         for each in (read, *descriptors):
@@ -150,7 +150,7 @@ def serve(connection: socket.socket) -> Start:
 
 
 def command(start: Start, descriptors: Sequence[int], ready: int) -> Start:
-    """Become a command, or a process that it starts. Then send the process ID of the command."""
+    """Become a command, or a process that the command will start. The command sends its process ID."""
     os.setsid()
     launcher = os.getpid()
     reserved: list[tuple[socket.socket, int]] = []
@@ -176,7 +176,7 @@ def command(start: Start, descriptors: Sequence[int], ready: int) -> Start:
 
 
 def num_reserved(argv: Sequence[str]) -> int:
-    """Return how many processes to reserve for the agents and films that a command starts, or the ranks of torchrun."""
+    """Return how many processes to reserve: for agents and films that a command starts, or for ranks of torchrun."""
     if Path(argv[0]).name == "torchrun":
         words = [word for each in argv for word in each.split("=", 1)]
         return int(words[words.index("--nproc-per-node") + 1])
@@ -190,22 +190,24 @@ def num_reserved(argv: Sequence[str]) -> int:
     if has_agent and not evaluates:
         return 1
     if "--video-interval" in argv:
-        return 2  # the one that makes videos is started again if it is killed
-    return int(evaluates or "--resume" in argv or "--config" in argv)  # a run is resumed with as many ranks as before
+        return 2  # the film is started again if it is killed
+    return int(evaluates or "--resume" in argv or "--config" in argv)  # runs keep their number of ranks
 
 
 def reserve(connection: socket.socket, launcher: int, modules: Sequence[str]) -> Start:
-    """Wait until the command that forked this process starts an agent or rank, and become it. End with the command.
+    """Wait until the command that forked this process starts an agent, film or rank, and become this process.
+
+    If the command ends earlier, this process ends too.
 
     Args:
-        connection: Where the command sends what to start.
+        connection: Receives from the command what to start.
         launcher: ID of the command's process.
         modules: Modules that the agent's ranks need, in addition to the libraries.
     """
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != launcher:
         os._exit(0)
-    # No signal that is sent before that has started reaches it
+    # Ignore signals that are sent before the agent, film or rank has started
     signals = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
     before = {each: signal.signal(each, signal.SIG_IGN) for each in signals}
     message = receive(connection)
@@ -225,7 +227,7 @@ def reserve(connection: socket.socket, launcher: int, modules: Sequence[str]) ->
 
 
 def replace_fork_exec(function: Callable[..., int | None]) -> None:
-    """Start child processes with a function; those for which it returns None are started as usual."""
+    """Start child processes with a function. If it returns None, start the child process as usual."""
     original = _posixsubprocess.fork_exec
 
     def fork_exec(*args: Any) -> int:
@@ -236,13 +238,13 @@ def replace_fork_exec(function: Callable[..., int | None]) -> None:
 
 
 def start_reserved(reserved: list[tuple[socket.socket, int]], args: Sequence[Any]) -> int | None:
-    """Let a reserved process become the agent on this machine, a film or a rank of torchrun, if any is left."""
+    """Let a reserved process, if any is left, become the agent on this machine, a film or a rank of torchrun."""
     argv, _, _, _, cwd, environ, stdin, _, _, stdout, _, stderr = args[:12]
     argv = [os.fsdecode(each) for each in argv]
     is_module = any(argv[1 : 1 + len(module)] == module for module in (AGENT, FILM))
     if not reserved or not (is_module or Path(argv[0]).name == "train"):
         return None
-    connection, pid = reserved.pop(0)  # the oldest, as tests order agents by age
+    connection, pid = reserved.pop(0)  # the oldest process: tests order agents by age
     variables = dict(os.fsdecode(each).split("=", 1) for each in environ)
     if not is_module:
         argv[0] = shutil.which(argv[0], path=variables.get("PATH")) or argv[0]
@@ -251,12 +253,12 @@ def start_reserved(reserved: list[tuple[socket.socket, int]], args: Sequence[Any
         with connection:
             send(connection, Start.here(argv[is_module:], variables, cwd), descriptors)
     except OSError:
-        return None  # it was killed
+        return None  # the reserved process was killed
     return pid
 
 
 def start_helper(*args: Any) -> int | None:
-    """Fork what the agent starts to fork ranks from, or a rank that it spawns."""
+    """Fork the agent's fork server, or a rank that the agent spawns."""
     argv, _, _, passed = args[:4]
     argv = [os.fsdecode(each) for each in argv]
     if "-c" not in argv or not argv[argv.index("-c") + 1].startswith(FORKED_PROGRAMS):
@@ -268,13 +270,13 @@ def start_helper(*args: Any) -> int | None:
     try:
         keep_only({0, 1, 2, *passed})
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        # Processes of the agent
+        # Forget the agent's own child processes
         forkserver._forkserver.__init__()  # pyright: ignore[reportAttributeAccessIssue]
         resource_tracker._resource_tracker.__init__()  # pyright: ignore[reportAttributeAccessIssue]
         process.current_process()._config.pop("tempdir", None)  # pyright: ignore[reportAttributeAccessIssue]
         show_in_proc([sys.executable, *argv[1:]], dict(os.environ))
         sys.argv, sys.path[0] = ["-c", *arguments], ""
-        # Without the context of the agent's thread, which receives the agent's messages
+        # Use a new context, not the context of the agent's thread that receives messages
         contextvars.Context().run(exec, program, new_main().__dict__)
         code = 0
     except SystemExit as end:
@@ -284,7 +286,7 @@ def start_helper(*args: Any) -> int | None:
 
 
 def become(start: Start, descriptors: Sequence[int], *kept: int) -> None:
-    """Set what an exec would have set, but keep some descriptors."""
+    """Set what an exec would set, but keep some descriptors."""
     # Descriptors
     for own, each in enumerate([os.dup(each) for each in descriptors]):  # above 2, since 0 to 2 are open
         os.dup2(each, own)
@@ -323,16 +325,16 @@ def become(start: Start, descriptors: Sequence[int], *kept: int) -> None:
         stream = open_stream(own, getattr(sys, name), unbuffered=unbuffered)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
-    # Generators that were seeded at their import; Python's own is seeded by the fork
+    # Random generators that were seeded when they were imported
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
 
 
 def unload_packages_replaced_by(folders: Collection[str]) -> None:
-    """Let this project's packages be imported again if any folder contains another copy of one.
+    """Remove this project's packages from sys.modules if any folder contains another copy of one of them.
 
-    The launcher gives its agents a PYTHONPATH with all folders of its own, which usually contain the imported packages.
+    The launcher gives its agents a PYTHONPATH with all folders of sys.path. They usually contain the imported packages.
     """
     loaded = [sys.modules[name] for name in PACKAGES if name in sys.modules]
     imported = {os.path.realpath(path) for package in loaded for path in package.__path__}
@@ -351,7 +353,7 @@ def keep_only(descriptors: set[int]) -> None:
     """Close all other descriptors."""
     for each in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 (only the numbers)
         if each not in descriptors:
-            with contextlib.suppress(OSError):  # that of the listing itself
+            with contextlib.suppress(OSError):  # the descriptor of the listing is already closed
                 os.close(each)
 
 
@@ -374,11 +376,11 @@ def open_stream(descriptor: int, like: io.TextIOWrapper, *, unbuffered: bool) ->
 
 
 _shown: list[mmap.mmap] = []
-"""Memory that /proc shows, which must stay."""
+"""Memory that /proc shows. It must not be freed."""
 
 
 def show_in_proc(argv: Sequence[str], environ: dict[str, str]) -> None:
-    """Set the arguments, the environment and the name that other processes see.
+    """Set the arguments, the environment and the name that other processes see in /proc.
 
     Raises:
         OSError: If the kernel refuses.
@@ -390,7 +392,7 @@ def show_in_proc(argv: Sequence[str], environ: dict[str, str]) -> None:
     _shown.append(memory)
     start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     end = start + len(arguments)
-    # Fields of /proc/self/stat that follow the name, which may contain spaces; the first is field 3
+    # Fields of /proc/self/stat after the name, which may contain spaces. The first of them is field 3
     stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     code_start, code_end, stack, data_start, data_end, heap = (int(stat[n - 3]) for n in (26, 27, 28, 45, 46, 47))
     LIBC.sbrk.restype = ctypes.c_void_p
@@ -404,7 +406,7 @@ def show_in_proc(argv: Sequence[str], environ: dict[str, str]) -> None:
 
 
 def new_main() -> ModuleType:
-    """Replace the main module."""
+    """Replace the main module with an empty one."""
     main = ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = main
@@ -412,10 +414,10 @@ def new_main() -> ModuleType:
 
 
 def run(start: Start) -> None:
-    """Run the program. What it raises, SystemExit too, ends this process as it would end any."""
+    """Run the program. Exceptions of the program, including SystemExit, end this process as usual."""
     argv = start.argv[start.argv.index("-m") + 1 :] if "-m" in start.argv[:4] else start.argv
     main = new_main()
-    # The traceback of an error starts in the program, not here
+    # Let tracebacks start in the program, not in this function
     sys.excepthook = lambda kind, error, trace: sys.__excepthook__(
         kind, error.with_traceback(trace and trace.tb_next and trace.tb_next.tb_next), error.__traceback__
     )
@@ -431,19 +433,19 @@ def run(start: Start) -> None:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
         raise
     except KeyboardInterrupt:
-        code = None  # Python ends with the signal
+        code = None  # Python ends itself with SIGINT
         raise
     finally:
         _ending.update({os.getpid(): code})
 
 
 _ending: dict[int, int | None] = {}
-"""Exit code of this process, by its id, when its program has ended."""
+"""Exit code of the ended program, by the process ID."""
 
 
-@atexit.register  # before all others, so that it runs last
+@atexit.register  # registered first, so that it runs last
 def end_now() -> None:
-    """Skip the rest of the interpreter's shutdown: freeing all objects of the libraries takes half a second."""
+    """Skip the rest of the interpreter's shutdown, because freeing all objects of the libraries takes half a second."""
     code = _ending.get(os.getpid())
     if code is None:
         return
@@ -451,13 +453,13 @@ def end_now() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
     except (AttributeError, OSError, ValueError):
-        return  # Python reports this
+        return  # Python reports the error
     LIBC.fflush(None)
     os._exit(code & 0xFF)
 
 
 if __name__ == "__main__":
-    show_in_proc([sys.executable, *sys.argv], dict(os.environ))  # if the kernel refuses, end
+    show_in_proc([sys.executable, *sys.argv], dict(os.environ))  # raises if the kernel refuses
     import_libraries(sys.argv[2:])
     start = serve(socket.socket(fileno=int(sys.argv[1])))
     if Path(start.argv[0]).name == HOST_SERVER:

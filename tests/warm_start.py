@@ -23,16 +23,16 @@ LIBRARIES = (
     *("warp", "torchrunx.worker", "torchrunx.agent", "rich.progress", "yaml", "dacite", "psutil", "numpy.random"),
     *("tyro", "tyro._backends._tyro_backend", "typeguard", "mujoco_warp"),
 )
-"""Modules that commands import, in addition to those of a learner."""
+"""Modules that commands import, in addition to the modules of a learner."""
 
 PR_SET_CHILD_SUBREAPER = 36
 
 
 class WarmStarts:
-    """Processes to fork commands from. Each is started when it is first needed.
+    """Processes that have imported libraries, to fork commands from. Each is started when it is first needed.
 
     Args:
-        environ: Their environment. A command with other variables that libraries may read is started by exec.
+        environ: Environment of the processes. Commands with other variables that libraries may read are not forked.
 
     Attributes:
         num_forks: Number of commands that were forked.
@@ -49,7 +49,7 @@ class WarmStarts:
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
-        """Have subprocess.Popen fork what can be forked, in all threads."""
+        """Let subprocess.Popen fork, in all threads, the commands that can be forked."""
         with self._lock:
             self._users += 1
             if self._users == 1:
@@ -72,7 +72,7 @@ class WarmStarts:
             process.wait()
 
     def _fork(self, *args: Any) -> int | None:
-        """Take the arguments of _posixsubprocess.fork_exec; return None if the command needs an exec."""
+        """Replace _posixsubprocess.fork_exec, with the same arguments. Return None if the command needs an exec."""
         argv, _, _, passed, cwd, variables, stdin, _, _, stdout, _, stderr, _, error = args[:14]
         new_session, group, gid, groups, uid, umask, preexec = args[15:22]
         if (not new_session, group, gid, groups, uid, preexec) != (False, -1, None, None, None, None):
@@ -102,11 +102,11 @@ class WarmStarts:
         return pid or None
 
     def forks(self, argv: Sequence[str], environ: Mapping[str, str], cwd: Path) -> bool:
-        """Return whether a command in a directory is forked: see :func:`start_message.can_fork`."""
+        """Return whether a command in a directory can be forked: see :func:`start_message.can_fork`."""
         return can_fork(argv, environ, cwd, self._environ)
 
     def start_on_host(self, first: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
-        """Fork the server of a host, whose first process is given, and wait until it accepts commands."""
+        """Fork the server of a host with this first process, and wait until the server accepts commands."""
         with self.used():
             server = subprocess.Popen(
                 [SERVER.with_name(HOST_SERVER), str(first)],
@@ -137,5 +137,5 @@ class WarmStarts:
 
 
 def _libraries(name: str) -> tuple[str, ...]:
-    """Return what a command imports."""
+    """Return the modules that a command imports."""
     return (*LIBRARIES, *(["exporter"] if name in EXPORTS else ()))

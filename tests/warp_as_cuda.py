@@ -14,18 +14,18 @@ from warp._src import context
 from mjlab_dist.sim import kernels
 
 NUM_MULTIPROCESSORS = 132
-"""Of an H200."""
+"""Number of multiprocessors of an H200."""
 
 OCCUPANCY = (512, 2 * NUM_MULTIPROCESSORS)
-"""A block size and a number of blocks that the driver may suggest: not what the dry run assumes."""
+"""A block size and a number of blocks that the driver may suggest. The dry run assumes other values."""
 
 
 @contextlib.contextmanager
 def warp_as_cuda() -> Iterator[None]:
-    """Take the branches that MuJoCo Warp and this project have for GPUs, and resolve block sizes as on a GPU.
+    """Let MuJoCo Warp and this project take their branches for GPUs, and resolve block sizes as on a GPU.
 
-    Warp itself still sees the CPU, so that programs can be recorded. Nothing may be launched: pair this with a
-    ``wp.Module.load`` that returns None.
+    Warp itself still sees the CPU, so that programs can be recorded. No kernel may be launched: also replace
+    ``wp.Module.load`` by a function that returns None.
     """
 
     def is_cuda(device: context.Device) -> bool:
@@ -52,20 +52,20 @@ def warp_as_cuda() -> Iterator[None]:
 
 
 def variants_that_the_dry_run_finds(program: Callable[[], None]) -> list[kernels.Variant]:
-    """Collect a program's module variants as on a GPU.
+    """Let the dry run collect the module variants of a program as on a GPU.
 
     Args:
-        program: Launches kernels on the CPU device.
+        program: Function that launches kernels on the CPU device.
     """
     with warp_as_cuda():
         return kernels._collect("cpu", program)
 
 
 def variants_that_a_recording_loads(program: Callable[[], None]) -> list[kernels.Variant]:
-    """Record a program as on a GPU, and return the module variants that it asks for, in order.
+    """Record a program as on a GPU. Return the module variants that the recording loads, in order.
 
     Args:
-        program: Launches kernels on the CPU device.
+        program: Function that launches kernels on the CPU device.
     """
     loaded: list[kernels.Variant] = []
 

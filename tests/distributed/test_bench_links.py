@@ -37,10 +37,10 @@ def test_no_namespace_is_left_after_several_signals(
     )
     pattern = f"ns-link?-{script.pid}"
     wait_for(lambda: script.poll() is not None or any(Path("/run/netns").glob(pattern)))
-    time.sleep(delay_s)  # then the script prepares the link, or ranks run
+    time.sleep(delay_s)  # meanwhile, the script prepares the link, or ranks run
     for _ in range(3):
         os.killpg(script.pid, signal.SIGTERM)
-        time.sleep(0.02)  # then the script removes the namespaces
+        time.sleep(0.02)  # meanwhile, the script removes the namespaces
     output, _ = script.communicate(timeout=60)
     if "Operation not permitted" in output:
         pytest.skip("network namespaces are refused here")

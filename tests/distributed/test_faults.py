@@ -250,7 +250,7 @@ def test_row_29_a_run_that_another_machine_has_taken_over_writes_no_more(
     run = only_run(command.cwd)
     take_over(run)
     rows = run / METRICS_FILE
-    # The launch keeps the file open, so this file would contain rows that the launch writes after this.
+    # The launch keeps this file open. If it writes more rows, they are in this file.
     written = rows.stat().st_size
     done = command.finish(process)
     assert done.code == Exit.FAILED, done.out + done.err

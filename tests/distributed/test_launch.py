@@ -100,7 +100,7 @@ def test_two_ranks_train_and_leave_a_complete_run(command: Command, warm_starts:
     assert "\x1b" not in done.out
     assert done.err == ""
 
-    # The run directory.
+    # Files of the run directory
     assert run.name.endswith("_two")
     names = {p.name for p in run.iterdir()}
     assert {"config.yaml", "provenance.json", "metrics.jsonl", "checkpoints", "torchrunx"} <= names

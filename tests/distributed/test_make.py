@@ -28,7 +28,7 @@ def private_tmp(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     monkeypatch.setenv("TMPDIR", str(short_tmp))
     monkeypatch.setattr("tempfile.tempdir", None)
     yield
-    assert not [each for each in short_tmp.iterdir() if not each.name.startswith("torchinductor_")]  # of torch
+    assert not [each for each in short_tmp.iterdir() if not each.name.startswith("torchinductor_")]  # torch's files
 
 
 def ranks() -> list[psutil.Process]:

@@ -25,7 +25,7 @@ TRAIN = ("train", "cartpole-balance", *SMALL)
 ENDLESS = ("--max-iterations", "100000", "--logger", "slow_logger:Slow")
 
 PIPE_BYTES = 65536
-"""Capacity of a pipe."""
+"""Capacity of a pipe in bytes."""
 
 Within = Callable[[float, float], None]
 WaitFor = Callable[[Callable[[], bool]], None]
@@ -108,7 +108,7 @@ def test_a_launcher_that_was_stopped_for_long_continues(
     wait_for(lambda: num_rows(command) > 2)
     # Ctrl-Z stops the launcher's process group, but not the ranks
     os.killpg(process.pid, signal.SIGSTOP)
-    # Wait longer than the hang timeout plus the launcher's margin, and until events would fill the pipe to it twice
+    # Wait longer than the hang timeout plus the launcher's margin, and until events would fill its pipe twice
     rows = run_of(command) / METRICS_FILE
     until, full = time.monotonic() + 15, rows.stat().st_size + 2 * PIPE_BYTES
     wait_for(lambda: time.monotonic() > until and rows.stat().st_size > full)
