@@ -27,12 +27,12 @@ NAMES_OF_CHECKS = ["terms", "physics", "finite", "seeds", "resume", "host syncs"
 
 
 NUM_STEPS = 75
-"""Steps of a short rollout. Its tests find mistakes in the first steps, and all of its episodes end."""
+"""Number of steps in short rollouts, for tests that find mistakes in the first steps. All episodes end within it."""
 
 
 @pytest.fixture(autouse=True)
 def _measure_the_speed_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measure the speed only for a moment. The command in a test below measures as long as for users."""
+    """Measure the speed only for a moment. Only the installed command, in a test below, measures as long as usual."""
     monkeypatch.setattr(checks, "SPEED_S", 0.01)
 
 

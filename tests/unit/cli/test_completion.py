@@ -117,7 +117,7 @@ def test_a_group_is_one_suggestion_until_its_name_is_typed():
 
 @pytest.mark.slow
 def test_every_flag_is_reachable_and_a_group_is_never_the_only_suggestion():
-    """A shell adds a space after the only suggestion."""
+    """A shell completes the only suggestion and adds a space, so that the user could not continue a group's name."""
     task = "quadruped-velocity-rough"
     reached: set[str] = set()
     open_groups = ["--"]

@@ -1,4 +1,4 @@
-"""Small config files whose content, once read, may be very large."""
+"""Small config files whose content would need a lot of memory."""
 
 from __future__ import annotations
 

@@ -405,7 +405,7 @@ def test_an_overflow_is_still_reported_after_the_episode_ends() -> None:
     assert (env.sim.overflow != 0).all()  # the box has landed
     env.step(torch.zeros(4, 1))
     assert not env.episode_length_buf.any()
-    env.step(torch.zeros(4, 1))  # in the air again
+    env.step(torch.zeros(4, 1))  # the box is in the air again
     assert (env.sim.overflow != 0).all()
 
 

@@ -1,4 +1,4 @@
-"""Poses and velocities of bodies, sites and geoms equal those in MuJoCo's C library. Names may be within entities."""
+"""Poses and velocities of named bodies, sites and geoms equal those in MuJoCo's C library, also within entities."""
 
 from __future__ import annotations
 

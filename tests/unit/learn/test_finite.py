@@ -141,7 +141,7 @@ def spin_by_mask(env: Env, _: RolloutStorage.Transition) -> None:
     env.sim.qvel.masked_fill_((torch.arange(NUM_ENVS) % 2 == 0).unsqueeze(1), NAN)
 
 
-# They are named
+# Numbers that are not finite are named
 
 
 def test_a_state_that_is_not_finite_is_named_by_joint_term_env_and_step() -> None:
@@ -236,7 +236,7 @@ def test_every_column_is_named_after_its_term() -> None:
     assert columns["physics qvel"] == ["root"] * 6 + ["FL_hip", "FR_hip", "RL_hip", "RR_hip", "tail"]
 
 
-# They are written to a dump
+# Dumps of numbers that are not finite
 
 
 def test_a_dump_contains_the_rollout_up_to_the_first_value_that_is_not_finite() -> None:

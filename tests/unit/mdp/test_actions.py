@@ -1,5 +1,5 @@
-"""Action terms equal MuJoCo's C library, NumPy or formulas. All of them work with masks, resume exactly, and never
-wait for the device."""
+"""Action terms compute the same inputs as MuJoCo's C code, NumPy or formulas. All of them work with masks, resume
+exactly, and never wait for the device."""
 
 from __future__ import annotations
 

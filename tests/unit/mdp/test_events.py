@@ -461,7 +461,7 @@ def test_by_default_a_push_is_horizontal_and_without_rotation() -> None:
 
 
 def test_the_first_push_of_an_episode_follows_a_whole_interval() -> None:
-    """After a reset, of all envs or of one env in a step, the interval starts again."""
+    """A reset of all envs, or of one env during a step, starts the interval again."""
     every = EventConfig(func=f"{TERMS}:Counts", when="interval", interval_s=(0.05, 0.05))
     env = make(4, events={"count": every}, episode_length_s=100.0)
     times = env.state

@@ -45,7 +45,7 @@ def scanning(sim: Any = ON_STAIRS, **params: Any) -> Env:
 
 
 def rays_of_c(env: Env, geoms: tuple[str, ...] = ("floor",)) -> np.ndarray:
-    """Compute the expected scan. MuJoCo's C code rotates the body, along whose x axis points are, and casts rays."""
+    """Compute the expected scan with MuJoCo's C code: rotate the grid with the body's x axis, and cast rays."""
     model = env.sim.model
     groups = model.geom_group.copy()
     model.geom_group[:] = [int(model.geom(i).name in geoms) for i in range(model.ngeom)]

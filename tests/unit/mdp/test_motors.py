@@ -1,4 +1,4 @@
-"""Motors that compute torques in every physics step equal MuJoCo's C code, MuJoCo's dcmotor, and torch's modules."""
+"""Motors that compute torques in every physics step. MuJoCo's C code and dcmotor and torch give expected values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rewards, terminations and observations that tasks share equal MuJoCo's C code and formulas in NumPy."""
+"""Rewards, terminations and observations that tasks share. MuJoCo's C code and NumPy give the expected values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contact sensor equals MuJoCo's C code, which makes each step from the same state, and timers in NumPy."""
+"""The contact sensor is compared with steps of MuJoCo's C code from the same states, and with timers in NumPy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that differ between envs equal MuJoCo's C code with one model per env."""
+"""Models that differ between envs. The envs move as in MuJoCo's C code with one model per env."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulation equals MuJoCo's C code in float64, and a captured simulation equals an eager one."""
+"""The simulation is compared with MuJoCo's C code in float64, and a captured simulation with an eager one."""
 
 from __future__ import annotations
 
@@ -569,7 +569,7 @@ def test_a_model_is_found_by_path_and_in_a_package() -> None:
 
 
 def test_a_model_is_found_next_to_a_module() -> None:
-    """As documented in config.SimConfig.model and load_model: package.module:file, a file next to a module."""
+    """config.SimConfig.model and load_model document this format: package.module:file, a file next to a module."""
     assert load_model("mjlab_dist_tasks.cartpole.config:cartpole.xml").nv == 2
 
 

@@ -1,4 +1,4 @@
-"""Terrain: its shape equals the config, and its physics equals calculated distances and MuJoCo's C code."""
+"""Terrain: its shape matches the config, and contacts match calculated distances and MuJoCo's C code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arm equals the published figures of its robot, and its terms equal MuJoCo's C code."""
+"""The arm matches the published figures of its robot, and its terms match MuJoCo's C code."""
 
 from __future__ import annotations
 

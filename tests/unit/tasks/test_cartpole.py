@@ -1,4 +1,4 @@
-"""The cartpole tasks equal formulas of the DeepMind Control Suite and the equations of motion in float64."""
+"""The cartpole tasks match formulas of the DeepMind Control Suite and the equations of motion in float64."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def make(task: Callable[[], TrainConfig], num_envs: int, seed: int = 0) -> Env:
 
 
 def tolerance(x: np.ndarray, margin: float, sigmoid: str, value_at_margin: float) -> np.ndarray:
-    """rewards.tolerance with bounds (0, 0)."""
+    """Compute dm_control's rewards.tolerance with bounds (0, 0)."""
     distance = np.abs(x) / margin
     if sigmoid == "gaussian":
         return np.exp(-0.5 * (distance * np.sqrt(-2 * np.log(value_at_margin))) ** 2)

@@ -1,4 +1,4 @@
-"""The gym tasks equal Gymnasium's v5 envs with the Newton solver, except for float32. Gymnasium uses float64."""
+"""The gym tasks in float32 match Gymnasium's v5 envs, which use float64 and, in these tests, the Newton solver."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NUM_ENVS = 8
 NUM_STEPS = 200
 
 TOLERANCE = 1e-3
-"""Tolerance, relative to the largest value of an observation term or the largest term of a reward, or at least to 1."""
+"""Relative tolerance. The scale is the largest value of an observation term or a reward's terms, but at least 1."""
 
 
 class Task(NamedTuple):
@@ -210,7 +210,7 @@ def test_without_clipping_costs_use_the_raw_action(task: Task) -> None:
 
 @pytest.mark.parametrize(("task", "num_steps"), [(HOPPER, 10), (CHEETAH, 10), (PENDULUM, 200), (REACHER, 200)])
 def test_free_trajectories_stay_close_to_gymnasium(task: Task, num_steps: int) -> None:
-    """Compare for as many steps as contacts do not amplify rounding errors."""
+    """Compare so few steps that contacts do not amplify rounding errors."""
     found = follow(make(task.env), oracles(task.gym_id), num_steps, synchronise=False)
     assert found.errors.max() < 10 * TOLERANCE
 

@@ -1,4 +1,4 @@
-"""The humanoid equals the published figures of its robot, and its terms equal their formulas and MuJoCo's C code."""
+"""The humanoid matches the published figures of its robot. Its terms match formulas and MuJoCo's C code."""
 
 from __future__ import annotations
 

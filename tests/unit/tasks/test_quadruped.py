@@ -1,4 +1,4 @@
-"""The quadruped equals its published figures, and its physics equals MuJoCo's C code. Its tasks run in a real env."""
+"""The quadruped matches its published figures, and moves as in MuJoCo's C code. Its tasks run in a real env."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def test_a_file_that_a_resume_truncates_is_read_again(file: Path, grown: tuple[i
     _append(file, 1, 2, 3, 4)
     assert _read(reader) == [1, 2, 3, 4]
     cut_metrics(file.parent, 2)
-    # The new rows have the same iterations as the removed ones, or more
+    # The run writes fewer or more new rows than were removed
     with file.open("a") as opened:
         opened.writelines(json.dumps({"iteration": n, "mean_return": -n}) + "\n" for n in grown)
     new = reader.read()
