@@ -108,7 +108,7 @@ def test_the_scripts_of_the_job_have_no_mistakes(tmp_path: Path):
 
 
 UV = """#!/bin/sh
-# In place of uv: train, for one checkpoint
+# Replaces uv: imitates a training that writes one checkpoint
 shift 2
 echo "$*" >>../commands
 mkdir -p "logs/$2/run/checkpoints"

@@ -38,7 +38,7 @@ def fine(env):
     return env.sim.qpos[:, 0]
 
 def interrupt_all(env):
-    # As a terminal and a notebook do it: every process of the script's group gets the signal.
+    # Send SIGINT to every process in the script's process group, as a terminal or a notebook does
     global steps
     steps += 1
     if os.environ.get("RANK") == "0" and steps == 20:
@@ -67,7 +67,7 @@ def state():
     handlers = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
     return handlers, logger.handlers, logger.level, signal.pthread_sigmask(signal.SIG_BLOCK, []), sys.stderr
 
-async def main():  # a notebook's cell: the thread's event loop is running
+async def main():  # as in a notebook's cell, the thread's event loop is running
     assert asyncio.get_running_loop().is_running()
     before = state()
     answers = []
@@ -308,7 +308,7 @@ import gc, json, sys, weakref
 import mjlab_dist
 import mjlab_dist.env.env
 
-gc.disable()  # else it may be the collector's own timing that frees the first run
+gc.disable()  # otherwise the collector may free the first run by chance
 build = mjlab_dist.env.env.Env.__init__
 envs, alive = [], []
 

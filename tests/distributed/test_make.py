@@ -97,7 +97,7 @@ envs = make()
 envs.cycle = envs
 del envs
 gc.collect()
-envs = make()  # refused if the garbage collector had not ended the first ranks
+envs = make()  # this call would be refused if the garbage collector had not ended the first ranks
 print("made", flush=True)
 if sys.argv[1] == "killed":
     sys.stdin.read()

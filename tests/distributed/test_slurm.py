@@ -29,7 +29,7 @@ ONE_NODE, SEEDS, SEVERAL_NODES = SCRIPTS
 SMALL = ("--gpu-ids", "None", "--num-envs", "8", "--agent.num-steps-per-env", "4")
 
 PREPARED = """#!/bin/sh
-# uv, which forks train if possible, and in place of train a program that records its start and can be stopped
+# Replaces uv. Forks train if it ends by itself; otherwise imitates it: records its start, and ends at SIGTERM
 shift 2
 case " $* " in *" --max-iterations "* | *" --dry-run "*)
     program=$(command -v "$1")

@@ -23,7 +23,7 @@ import os
 from mjlab_dist.distributed.synchronizer import AllReduce
 
 class Drifting(AllReduce):
-    '''One bit of one gradient, on rank 1, from the ninth mini-batch on.'''
+    '''Flips one bit of one gradient on rank 1, from the ninth mini-batch on.'''
     calls = 0
 
     def reduce(self, buffer):

@@ -626,7 +626,7 @@ from mjlab_dist.config import SimConfig
 from mjlab_dist.messages import EventHandler
 from mjlab_dist.sim import Simulation, load_model, start_warp
 
-# Each process starts Warp itself and has loaded no kernels; only the imports are shared
+# Each process starts Warp and has loaded no kernels. Processes share only the imports
 for number in range({NUM_PROCESSES}):
     if os.fork() == 0:
         break
@@ -634,10 +634,10 @@ for number in range({NUM_PROCESSES}):
         sys.exit("failed")
 else:
     sys.exit()
-if number == 2:  # as after compiling for another kind of processor, whose binaries have other names
+if number == 2:  # as if kernels were compiled for another processor, whose binaries have other names
     next(Path(os.environ["WARP_CACHE_PATH"]).rglob("*.o")).unlink()
 
-wp.config.optimization_level = 0  # which takes less time; nothing here depends on the speed of the kernels
+wp.config.optimization_level = 0  # compiles faster; the speed of kernels does not matter
 start_warp("cpu")
 progress = []
 def build(**options):
@@ -649,7 +649,7 @@ def cached():
 logger = logging.getLogger("mjlab_dist")
 logger.setLevel(logging.INFO)
 logger.addHandler(EventHandler(lambda event: progress.append((event["kind"], event["done"], event["total"]))))
-eager = build(capture="off")  # which runs no step by itself
+eager = build(capture="off")  # runs no step when it is built
 built = cached()
 for sim in (eager, build()):
     sim.step()
