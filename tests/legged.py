@@ -55,34 +55,34 @@ MDP = "mjlab_dist.mdp"
 
 
 def observe(func: str, params: dict[str, ParamValue] | None = None, **fields: Any) -> ObservationConfig:
-    """Return an observation term of the package."""
+    """Return the config of an observation of the package."""
     return ObservationConfig(func=f"{MDP}.observations:{func}", params=params or {}, **fields)
 
 
 def reward(func: str, weight: float = 1.0, **params: ParamValue) -> RewardConfig:
-    """Return a reward term of the package."""
+    """Return the config of a reward of the package."""
     return RewardConfig(func=f"{MDP}.rewards:{func}", weight=weight, params=params)
 
 
 def termination(func: str, **params: ParamValue) -> TerminationConfig:
-    """Return a termination term of the package, as module:name."""
+    """Return the config of a termination of the package. `func` is module:name."""
     return TerminationConfig(func=f"{MDP}.{func}", params=params)
 
 
 def metric(func: str, reduce: Reduction, **params: ParamValue) -> MetricConfig:
-    """Return a metric of the package, as module:name."""
+    """Return the config of a metric of the package. `func` is module:name."""
     return MetricConfig(func=f"{MDP}.{func}", reduce=reduce, params=params)
 
 
 def term(func: str, **params: ParamValue) -> TermConfig:
-    """Return a term of the package, as module:name."""
+    """Return the config of a term of the package. `func` is module:name."""
     return TermConfig(func=f"{MDP}.{func}", params=params)
 
 
 def event(
     func: str, when: Any = "reset", interval_s: tuple[float, float] = (5.0, 10.0), **params: ParamValue
 ) -> EventConfig:
-    """Return an event term of the package."""
+    """Return the config of an event of the package."""
     return EventConfig(func=f"{MDP}.events:{func}", params=params, when=when, interval_s=interval_s)
 
 
@@ -209,7 +209,7 @@ def make(num_envs: int, seed: int = 0, config: EnvConfig = CONFIG, **changes: An
 def refused(config: EnvConfig = CONFIG, **changes: Any) -> str:
     """Return the error message for envs with these changed fields, in one line."""
     config = dataclasses.replace(config, **changes)
-    # Physics that is not captured takes less time to build, and terms are checked in the same way
+    # Without capture, physics is faster to build. Terms are checked in the same way
     sim = dataclasses.replace(config.sim, capture="off")
     with pytest.raises(UserError) as caught:
         make(2, config=config, sim=sim)
