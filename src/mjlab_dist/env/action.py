@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 _ON_JOINTS = {int(mujoco.mjtTrn.mjTRN_JOINT), int(mujoco.mjtTrn.mjTRN_JOINTINPARENT)}
-"""Transmissions to a joint."""
+"""Types of transmissions that drive a joint."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ActionBlock:
-    """A block of ``env.actions``, as its class receives it."""
+    """A block of ``env.actions`` and its actuators: an argument of the constructor of the block's class."""
 
     name: str
     """Name of the block in the config."""
@@ -47,7 +47,7 @@ class ActionBlock:
 
 
 class JointColumns(NamedTuple):
-    """Columns of the joints of a block's actuators, in the order of the actuators."""
+    """Columns of the joints that a block's actuators drive, in the order of the actuators."""
 
     qpos: Columns
     """Columns of ``qpos``."""
@@ -58,8 +58,9 @@ class JointColumns(NamedTuple):
 class Action(Term):
     """A block of actions that drives actuators.
 
-    The block's part of the policy's output is clipped and delayed, and becomes ``values`` = offset + scale * action. In
-    every control step, :meth:`apply` turns them into actuator inputs. :meth:`substep` does so in every physics step.
+    The block's part of the policy's output is clipped and delayed, and becomes ``values`` = offset + scale * action. A
+    class turns the values into actuator inputs: with :meth:`apply` once per control step, or with :meth:`substep` once
+    per physics step.
 
     Attributes:
         is_direct: Whether the values are the inputs of the actuators. They are then written to ``env.sim.ctrl``
@@ -68,7 +69,7 @@ class Action(Term):
             is possible.
         block: The block of the config.
         names: Names of the actions. Their number is the width of the block.
-        values: Values of this step, (num_envs, len(names)); always the same memory.
+        values: Values of this step, (num_envs, len(names)); the tensor is updated in place.
         scale: Factors, (len(names),).
         offset: Values at action 0, (len(names),).
     """
@@ -81,10 +82,10 @@ class Action(Term):
 
         Args:
             env: The envs. Sensors, commands and observations do not exist yet.
-            block: The block.
+            block: Name, config and actuators of the block.
 
         Raises:
-            UserError: If scale or offset do not fit the actions.
+            UserError: If scale or offset do not match the actions.
         """
         self.block = block
         self.names = tuple(self.action_names())
@@ -99,9 +100,10 @@ class Action(Term):
         self._columns = Columns(block.ids, env.device)
 
     def action_names(self) -> Sequence[str]:
-        """Return the names of the actions. Default: one action per actuator, named like it.
+        """Return the names of the actions. By default, there is one action per actuator, with the actuator's name.
 
-        The constructor calls this when ``block`` is set. Scales and offsets by regular expression match these names.
+        The constructor calls this method after it has set ``block``. If the config gives scales or offsets by regular
+        expressions, the expressions match these names.
         """
         return self.block.actuators
 
@@ -113,17 +115,17 @@ class Action(Term):
         """
 
     def to_inputs(self) -> torch.nn.Module | None:
-        """Return a module from values, (n, len(names)), to inputs of the block's actuators, (n, num_actuators).
+        """Return a module that maps values, (n, len(names)), to inputs of the block's actuators, (n, num_actuators).
 
         Exported policies contain it. Returns None if the inputs depend on more than the values.
         """
         return torch.nn.Identity() if self.is_direct else None
 
     def substep(self, model: mjw.Model, data: mjw.Data) -> None:
-        """Launch Warp kernels before every physics step; they are recorded with it.
+        """Launch Warp kernels before every physics step. They are recorded once, in the same graph as the physics.
 
-        The program allocates nothing. ``data.qpos`` and ``data.qvel`` are up to date; poses, lengths and sensors are
-        those of the previous physics step.
+        The method must not allocate memory. ``data.qpos`` and ``data.qvel`` are up to date; poses, lengths and sensors
+        are those of the previous physics step.
 
         Args:
             model: MuJoCo Warp's model.

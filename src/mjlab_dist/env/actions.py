@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Actions:
-    """The blocks of actions. Their classes receive values = offset + scale * clip(action), delayed by ``lag`` steps.
+    """The blocks of actions. Each block gets values = offset + scale * clip(action), delayed by ``lag`` steps.
 
     Attributes:
         terms: The blocks, in the order of their actions.
@@ -33,11 +33,11 @@ class Actions:
         previous: The output before that, (num_envs, num_actions).
         sent: Clipped outputs of the latest steps, newest first, (num_envs, steps, num_actions).
         lag: Delay of each action in steps, (num_envs, num_actions) of int64.
-        next_lag: The delay drawn last, which ``lag`` approaches if there is jitter.
+        next_lag: The delay that was drawn last. With jitter, ``lag`` moves toward it step by step.
     """
 
     def __init__(self, blocks: Mapping[str, ActionConfig], env: Env, binder: Binder) -> None:
-        """Look up the actuators, make the terms and record the programs.
+        """Look up the actuators, make the terms and record the kernels.
 
         Args:
             blocks: The action blocks by name.
@@ -45,7 +45,7 @@ class Actions:
             binder: Builder of the terms.
 
         Raises:
-            UserError: If an actuator does not exist or is driven by two blocks, or a block does not fit its class.
+            UserError: If an actuator does not exist or is driven by two blocks, or a class does not accept its block.
         """
         # Terms
         found = list(_find(blocks, env.sim.model))
@@ -72,7 +72,7 @@ class Actions:
         self.lag, self.next_lag = torch.zeros(2, *shape, dtype=torch.long, device=sim.device)
         self._drawn = torch.zeros(sim.num_envs, device=sim.device)
 
-        # Programs
+        # Recorded kernels
         self._record(terms)
         substeps = [term.substep for term in terms if _overrides(term, "substep")]
         if substeps:
@@ -104,7 +104,7 @@ class Actions:
         given, drawn = wp.from_torch(self._given), wp.from_torch(self._drawn)
         lag, next_lag = wp.from_torch(self.lag), wp.from_torch(self.next_lag)
 
-        # Recorded programs
+        # Recorded functions
         def send(model: mjw.Model, data: mjw.Data) -> None:  # noqa: ARG001 (every program takes them)
             wp.launch(kernels.send_actions, (sim.num_envs, len(targets)), [given, *constants, lag], memory)
 
@@ -126,7 +126,7 @@ class Actions:
             apply(self._env)
 
     def reset(self) -> None:
-        """Draw the latency of actions in the envs of the latest reset of the physics, and advance its jitter."""
+        """Draw the latency of actions in the envs that were reset last; with jitter, also update it in other envs."""
         if self._draw_lags is not None:
             self._drawn.uniform_()
             self._draw_lags()
@@ -136,7 +136,7 @@ class Actions:
         return [self.actions, self.previous, self.sent]
 
     def state(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield names and tensors, (num_envs, ...), of delayed actions; nothing without latency."""
+        """Yield the state of delayed actions: names and tensors, (num_envs, ...). Without latency, yield nothing."""
         if self._has_latency:
             yield "sent", self.sent
             yield "lag", self.lag
@@ -145,7 +145,7 @@ class Actions:
 
 
 def _find(blocks: Mapping[str, ActionConfig], model: mujoco.MjModel) -> Iterator[ActionBlock]:
-    """Yield the blocks with the actuators that match."""
+    """Yield each block with the actuators that its patterns match."""
     known = [model.actuator(i).name for i in range(model.nu)]
     for name, config in blocks.items():
         ids: list[int] = []
@@ -165,9 +165,9 @@ def _matches(pattern: str, names: list[str]) -> list[int]:
 
 
 def _targets(terms: Sequence[Action], ctrl: torch.Tensor) -> list[tuple[int, int, int]]:
-    """Return what the kernel writes: index of the action, address in the first env, distance between envs in bytes.
+    """Return where the kernel writes: index of the action, address in the first env, distance between envs in bytes.
 
-    Inputs of actuators that no block drives come without an action.
+    For inputs of actuators that no block drives, the index is -1.
     """
     starts = itertools.accumulate((len(term.names) for term in terms), initial=0)
     driven = {actuator for term in terms for actuator in term.block.ids}

@@ -15,9 +15,9 @@ from mjlab_dist.sim import Simulation
 class Base:
     """Gravity, velocities and heading of a free-floating body.
 
-    The first read after a state change computes all of them with one kernel. A state change is a program of the
-    simulation (a step, a reset), or a write to ``sim.qpos`` or ``sim.qvel`` by torch. After other writes, call
-    ``sim.mark_changed()``. The tensors are overwritten after the next change: clone them to keep them.
+    The first read after a state change computes all of them with one kernel. A state change is a step or a reset of the
+    simulation, or a write to ``sim.qpos`` or ``sim.qvel`` by torch. After other writes, call ``sim.mark_changed()``.
+    The tensors are overwritten after the next change: clone them to keep them.
     """
 
     def __init__(self, sim: Simulation, qpos: slice, qvel: slice) -> None:

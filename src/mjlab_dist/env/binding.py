@@ -116,7 +116,7 @@ class Binder:
             blocks: The blocks.
 
         Raises:
-            UserError: As :meth:`make_classes` does, or if a block does not fit its class.
+            UserError: As :meth:`make_classes` does, or if a class does not accept its block.
         """
         return [self._make_class(f"actions.{block.name}", block.config, Action, block) for block in blocks]
 
@@ -131,7 +131,7 @@ class Binder:
         return term
 
     def outside_of_graphs(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a term or its method, wrapped if recorded steps must call it between graphs.
+        """Return a term or its method, wrapped if it cannot be part of a CUDA graph and must run between two graphs.
 
         Args:
             call: The term or method.
@@ -146,7 +146,7 @@ class Binder:
             configs: The terms by name.
 
         Raises:
-            UserError: As :meth:`make_call` does, or if a term returns a wrong shape.
+            UserError: As :meth:`make_call` does, or if a term returns the wrong shape.
         """
         env = self._env
         calls = [functools.partial(call, env) for call in self.make_calls(f"observations.{group}", configs)]
@@ -156,17 +156,17 @@ class Binder:
     def measurements(
         self, configs: Mapping[str, MetricConfig]
     ) -> tuple[list[Callable[[], Mapping[str, torch.Tensor]]], list[tuple[str, Reduction]]]:
-        """Return the functions that compute the metrics of terms, and the names of all metrics of the task.
+        """Return the functions that compute the metrics of terms, and name and reduction of all metrics of the task.
 
-        Only terms made so far are included. Curricula are left out, because the runner reads their metrics once per
+        Call this after all terms are made. Curricula are left out, because the runner reads their metrics once per
         iteration.
 
         Args:
             configs: The metrics of the config by name.
 
         Returns:
-            The functions, which return (num_envs,) tensors by name; and name and reduction of each metric: those of the
-            config, then the results of the functions.
+            The functions, which return (num_envs,) tensors by name. Then the name and reduction of each metric: first
+            the metrics of the config, then those that the functions return.
         """
         measures = []
         metrics: list[tuple[str, Reduction]] = [(f"metric/{name}", config.reduce) for name, config in configs.items()]
@@ -196,7 +196,7 @@ class Binder:
 
 
 class _MetricsOutsideOfGraphs:
-    """The metrics of a term that recorded steps call between two graphs."""
+    """The metrics of a term that cannot be part of a CUDA graph, and is called between two graphs."""
 
     def __init__(self, term: Term, env: Env) -> None:
         self._term = term
@@ -334,7 +334,7 @@ def naming(where: str, func: str) -> Iterator[None]:
         yield
     except UserError as error:
         if str(error).startswith(f"--{where}."):
-            raise  # names the term already, by a flag
+            raise  # the message already names the term, by a flag
         raise UserError(f"{where}: {error}") from error
     except KeyError as error:
         # MuJoCo's lookups by name, such as model.site("foot")

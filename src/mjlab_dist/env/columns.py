@@ -12,7 +12,7 @@ Number = float | torch.Tensor
 
 
 class Columns:
-    """A fixed selection of columns of tensors (num_envs, width): a view if they are contiguous, else a gather."""
+    """A fixed selection of columns of tensors (num_envs, width): a view if they are contiguous, else a copy."""
 
     def __init__(self, ids: Sequence[int], device: str) -> None:
         """Store the columns.
@@ -83,16 +83,18 @@ def write_rows(tensor: torch.Tensor, mask: torch.Tensor, values: torch.Tensor | 
 def draw_until(
     draw: Callable[[], torch.Tensor], holds: Callable[[torch.Tensor], torch.Tensor], *, num_tries: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw until a condition holds, per env (rejection sampling), always with the same number of operations.
+    """Draw values for each env until a condition holds (rejection sampling).
+
+    The function always makes ``num_tries`` draws for all envs, so that a CUDA graph can record it.
 
     Args:
         draw: Function that draws values for all envs, (num_envs, ...).
-        holds: Function that returns where the condition holds for drawn values, (num_envs,) of bool.
+        holds: Function that returns the envs in which the condition holds for drawn values, (num_envs,) of bool.
         num_tries: Number of draws.
 
     Returns:
-        The first draw for which the condition holds in each env, or the last draw if there is none, (num_envs, ...);
-        and where it holds, (num_envs,) of bool.
+        For each env, the first draw for which the condition holds, or the last draw if it holds for none,
+        (num_envs, ...); and whether the condition holds for this draw, (num_envs,) of bool.
     """
     values = draw()
     found = holds(values)
@@ -126,7 +128,7 @@ class Bounds:
         self.low, self.high = self._ends.view(2, -1)
 
     def update(self) -> None:
-        """Read the current ranges. This takes no operation if no curriculum changes them."""
+        """Read the current ranges. If no curriculum changes them, this does nothing."""
         if self._sources:
             torch.stack(self._sources, out=self._ends)
 

@@ -1,4 +1,4 @@
-"""The commands of a task: when an env calls their methods."""
+"""The commands of a task, and the calls of their methods in a step."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class CommandGroup:
         return look_up("command", name, self.by_name)
 
     def resample(self, env: Env, mask: torch.Tensor) -> None:
-        """Advance the clocks by one step; draw where the time is up or an episode starts.
+        """Advance the clocks by one step. Draw new commands in envs whose time is up or whose episode starts.
 
         Args:
             env: The envs, before reset events.

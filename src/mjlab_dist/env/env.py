@@ -70,8 +70,8 @@ class Env(Finder, VecEnv):
         parameters: Parameters of terms that curricula change.
         uncapturable_terms: Terms that cannot be part of a CUDA graph, as ``rewards.<name>``.
         step_dt_s: Simulated seconds per control step.
-        before_resets: Called in every step when its ends of episodes are known, before the next episodes start.
-        env_ids: Ids of these envs in the whole run, (num_envs,) of int64, unique over all ranks. Terms use them where
+        before_resets: Called in every step, after it is known which episodes end and before the next ones start.
+        env_ids: Ids of these envs in the whole run, (num_envs,) of int64, unique over all ranks. Terms use them if
             envs differ (terrain tile, curriculum level), so that results do not depend on the number of ranks.
     """
 
@@ -108,7 +108,7 @@ class Env(Finder, VecEnv):
         self.sim = Simulation(build_model(config.sim), num_envs, device, config.sim, fields)
         self.step_dt_s = self.sim.dt_s
         self.max_episode_length = episode_steps(config, self.step_dt_s)
-        # Start state, and objects that terms look up
+        # Start state, and the objects that terms look up
         self._everywhere = torch.ones(num_envs, dtype=torch.bool, device=device)
         self.sim.reset(self._everywhere)
         self.reference = StartState(self.sim.qpos.clone(), self.sim.qvel.clone())
@@ -149,11 +149,11 @@ class Env(Finder, VecEnv):
         self._events = Events(self, config.events, binder, self._randomizations.intervals)
         self._events.start_up(self, self._everywhere)
         self._randomizations.end_startup()
-        # Observations come last: measuring their widths calls them, which needs sensors, commands and origins.
+        # Observations come last: to measure their widths, they are evaluated, which needs sensors, commands and origins
         self.observation_groups = {
             group: binder.make_observations(group, terms) for group, terms in config.observations.items()
         }
-        # Episodes, when all terms that measure something are known
+        # Episodes come after all terms that return metrics
         self._measurements, metrics = binder.measurements(config.metrics)
         self.metric_names = tuple(name for name, _ in metrics)
         self._episodes = Episodes(
@@ -175,7 +175,7 @@ class Env(Finder, VecEnv):
         self._resets = [binder.outside_of_graphs(term.reset) for term in self._other_terms]
 
     def _record_bookkeeping(self) -> None:
-        """Record two kernels: one advances the clocks in a step, one clears the state of env and terms in a reset."""
+        """Record two kernels: one advances the clocks in a step, one clears the state of terms and env in a reset."""
         left_s, episodes = self._events.left_s, self._episodes
         flags = (self.timed_out, self.terminated, episodes.limit_row)
         clocks = (self.episode_length_buf, episodes.steps, left_s, *flags)
@@ -219,7 +219,7 @@ class Env(Finder, VecEnv):
         return self._commands.find(name).value
 
     def sensor(self, name: str, kind: type[_TermT]) -> _TermT:
-        """Return a sensor of the task. Call this in every step, because a :class:`LazySensor` measures here.
+        """Return a sensor of the task. Call this in every step, because a :class:`LazySensor` measures in this call.
 
         Args:
             name: Its name in ``env.sensors``.
@@ -302,7 +302,7 @@ class Env(Finder, VecEnv):
         if self.before_resets is not None:
             self.before_resets()
 
-        # New episodes and commands; interval events after them, because they may read the new start states
+        # New episodes and commands; then interval events, which may read the new start states
         self._start_episodes(done)
         self._events.happen_at_intervals(self)
 
@@ -370,7 +370,7 @@ class Env(Finder, VecEnv):
             state: The result of :meth:`state`, on any device.
 
         Raises:
-            UserError: If it belongs to another task or number of envs; in that case nothing is changed.
+            UserError: If the state is from another task or number of envs; in that case nothing is changed.
         """
         copy_state(state, self._held())
 

@@ -52,7 +52,7 @@ class Episodes:
         time_outs: Envs whose episode is cut off and not terminated, (num_envs,) of bool.
         broken: Envs with a number that is not finite, which the next :meth:`end_step` ends, (num_envs,) of bool.
         earned: Rewards of this step by term, without weights, (num_terms, num_envs).
-        reward: Weighted sum of these, (num_envs,).
+        reward: Weighted sum of ``earned`` over the terms, (num_envs,).
         limit_row: 1 for envs whose episode has reached its maximum length, else 0, (num_envs,), written by the env's
             ``begin_step`` kernel.
     """
@@ -75,7 +75,7 @@ class Episodes:
             timed_out: Envs whose episode is cut off in a step, (num_envs,) of bool.
             terminated: Envs whose episode is terminated in a step, (num_envs,) of bool.
             rewards: Names of the reward terms.
-            terminations: Name of each termination term, and whether it ends episodes as the time limit does.
+            terminations: Name of each termination term, and whether it cuts episodes off, as the time limit does.
             metrics: Name and reduction of each metric.
             weights: Weights of the reward terms per control step, (num_terms,); read in every step.
         """
@@ -179,7 +179,7 @@ class Episodes:
     def end_step(self) -> None:
         """Determine which episodes end. Add this step to the sums over episodes, and ended episodes to the totals.
 
-        The caller must clear :attr:`rewards` of these envs afterwards.
+        The caller must set :attr:`rewards` of the envs whose episode has ended to 0 afterwards.
         """
         self._end_step()
         self._totals.addmv_(self._ledger, self._finished)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mjlab_dist.env.env import Env
 
 Change = Callable[[Any, torch.Tensor], Any]
-"""A change of the envs of a mask."""
+"""A function that changes some envs. Its arguments are the env and a mask, (num_envs,) of bool."""
 
 
 class Events:
@@ -101,7 +101,7 @@ class Events:
             due = self.left_s[:, column] < 0.5 * env.step_dt_s  # round to the nearest step
             change(env, due)
             self._draw(column, due)
-        self._is_checked = True  # later steps do the same
+        self._is_checked = True  # later steps make the same writes, so one check is enough
 
     def _change(self, name: str, event: Change, env: Env, mask: torch.Tensor) -> None:
         event(env, mask)

@@ -1,4 +1,4 @@
-"""Observations at the end of episodes, before the next ones start: learners that bootstrap from them need these."""
+"""Observations of the last state of each episode, for learners that bootstrap from them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mjlab_dist.env.env import Env
 
 
 class FinalObservations:
-    """Observes the last state of episodes in every step of an env. Later steps are the same as without it.
+    """Computes observations in every step, before envs are reset. Steps give the same results as without this class.
 
     Attributes:
         observed: Observation groups by name, (num_envs, width), of the state before the latest step's resets, in all
@@ -16,7 +16,7 @@ class FinalObservations:
     """
 
     def __init__(self, env: Env) -> None:
-        """Observe in every step from now on.
+        """Register with the envs, so that every following step computes these observations.
 
         Args:
             env: The envs.
@@ -28,7 +28,7 @@ class FinalObservations:
 
     def _observe(self) -> None:
         env = self._env
-        before = env.state()  # observing advances histories and delays
+        before = env.state()  # restored below, because an observation advances histories and delays
         with torch.random.fork_rng(self._devices):
             if env.cfg.sim.forward_before_observation:
                 env.sim.forward()

@@ -28,7 +28,7 @@ _KINDS = {
 class Distances(NamedTuple):
     """Distances between the surfaces of geoms, as views of MuJoCo's sensors.
 
-    They belong to the start of the last physics step, as all readings of sensors do.
+    Like all sensor readings, they are those of the state at the start of the last physics step.
     """
 
     names: tuple[str, ...]
@@ -43,9 +43,9 @@ class Distances(NamedTuple):
 class Finder:
     """The methods of an env that select elements by regular expressions, which match whole names.
 
-    Every method takes an ``entity``. It is the name of an entity, whose elements are then named without the prefix; an
-    empty string for the MJCF of ``sim.model``; or None for the whole scene, with prefixes: ``.*`` then selects the
-    elements of all entities.
+    Every method takes an ``entity``. With the name of an entity, patterns match the names of its elements without the
+    entity's prefix. With an empty string, they match the elements of the MJCF of ``sim.model``. With None, they match
+    the full names, with prefixes, of the whole scene: ``.*`` selects the elements of all entities.
     """
 
     sim: Simulation

@@ -50,9 +50,10 @@ def measure_frames(
         ids: Id of each element, (k,).
         bodies: Its body, (k,).
         positions: Positions of all elements of this kind, (num_envs, n).
-        turns: Their orientations in their bodies, (num_envs, n); (1, n) if all envs share them; (1, 1) for bodies.
+        turns: Orientations of the elements relative to their bodies, (num_envs, n); (1, n) if all envs share them;
+            (1, 1) for bodies.
         body_quat: Orientations of all bodies, (num_envs, nbody).
-        body_velocity: Angular and linear velocities at the centers of mass of their trees, (num_envs, nbody).
+        body_velocity: Angular and linear velocity of each body, at the center of mass of its tree, (num_envs, nbody).
         center: Centers of mass of the trees, by root body, (num_envs, nbody).
         root: Root of the tree of each body, (nbody,).
     """
@@ -94,7 +95,7 @@ def relate_frames(
     turn = other_quat[env, j]
     spin = other_angular[env, j]
     offset = pos[env, i] - other_pos[env, j]
-    # The reference also carries the frame along as it rotates.
+    # The velocity relative to the reference also depends on the rotation of the reference.
     moves = linear_velocity[env, i] - other_linear[env, j] - wp.cross(spin, offset)
     relative_pos[env, i] = rotate_inverse(turn, offset)
     relative_quat[env, i] = compose(wp.quat(turn[0], -turn[1], -turn[2], -turn[3]), quat[env, i])

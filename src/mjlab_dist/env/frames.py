@@ -17,30 +17,30 @@ FrameKind = Literal["body", "site", "geom"]
 """Kind of element that has a frame."""
 
 Program = Callable[[mjw.Model, mjw.Data], None]
-"""A program of kernels."""
+"""A function that launches Warp kernels, to be recorded with :meth:`Simulation.record`."""
 
 
 class Frames:
     """Poses and velocities of k frames, in the world or relative to another frame.
 
     The frame of a body is at the body's origin, that of a site at the site, and that of a geom at the geom's center.
-    The linear velocity is that of this point. The first read after a state change computes all tensors with one
-    program; without reads, they cost nothing. They are overwritten after the next change: clone them to keep them.
+    The linear velocity is that of this point. The first read after a state change computes all tensors at once; without
+    reads, they cost nothing. They are overwritten after the next change: clone them to keep them.
 
-    Like ``sim.view("xpos")``, the values belong to the start of the last physics step. After ``sim.forward()``, and so
-    in observations with ``forward_before_observation``, they are those of the current state.
+    Like ``sim.view("xpos")``, the values are those of the state at the start of the last physics step. After
+    ``sim.forward()``, and so in observations with ``forward_before_observation``, they are those of the current state.
 
     Attributes:
         names: Names of the frames, in model order, with the prefix of their entity.
     """
 
     def __init__(self, sim: Simulation, names: tuple[str, ...], measure: Program, results: list[torch.Tensor]) -> None:
-        """Record the program.
+        """Record the kernels that compute the results.
 
         Args:
             sim: The physics.
             names: Names of the frames.
-            measure: Computes the results.
+            measure: Function that launches these kernels.
             results: Position, quaternion, linear and angular velocity, (num_envs, k, 3 or 4).
         """
         self.names = names
@@ -74,13 +74,14 @@ class Frames:
         """Return these frames as an observer in another frame measures them.
 
         Positions and orientations are relative to the reference, and in its axes. Velocities are the derivatives of
-        these: they include the rotation of the reference. Call this once, in the constructor of a term.
+        these positions and orientations, so they depend on the rotation of the reference. Call this once, in the
+        constructor of a term.
 
         Args:
             reference: One frame, or one for each of these frames.
 
         Raises:
-            UserError: If it has another number of frames.
+            UserError: If the reference has another number of frames.
         """
         count = len(reference.names)
         if count not in (1, len(self.names)):

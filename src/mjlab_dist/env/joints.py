@@ -76,7 +76,7 @@ def select_joints(
         model: The MuJoCo model.
         patterns: Regular expressions.
         device: Device of the tensors.
-        names: Name of each joint of the model, as patterns match it; None for a joint that cannot be selected.
+        names: For each joint of the model, the name that the patterns match; None for a joint that cannot be selected.
 
     Raises:
         UserError: If a pattern matches no joint or is not a regular expression.

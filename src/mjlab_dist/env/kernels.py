@@ -70,8 +70,8 @@ def send_actions(
         high: Upper bounds of the actions.
         scale: Factors.
         offset: Offsets, added to the scaled actions.
-        action_ids: The action of each target; -1 for an actuator without one, whose input is set to 0.
-        targets: Address of each value of the first env: an actuator input, or a value that a class reads.
+        action_ids: Index of the action of each target; -1 for an actuator without an action, whose input is set to 0.
+        targets: Address of each output in the first env: an actuator input, or a value that a class of actions reads.
         strides: Distance between the values of two envs in bytes, per target.
         lag: Delay of each action in steps, (num_envs, num_actions).
         actions: The policy's latest output, (num_envs, num_actions).
@@ -114,19 +114,19 @@ def draw_lags(
 
     Args:
         mask: Envs to draw for, (num_envs,).
-        drawn: One number from [0, 1) per env, because latency of the link to the robot affects all motors alike.
+        drawn: One random number from [0, 1) per env, because all actions of an env are delayed by the same link.
         min_lag: Minimum lag of each action, in steps.
         spread: Maximum minus minimum lag of each action, in steps.
-        jitter: Probability of a draw outside the mask, per action.
+        jitter: Probability of a draw in envs outside the mask, per action.
         lag: In and out, (num_envs, num_actions).
-        next_lag: In and out: the lag drawn last, which ``lag`` approaches by at most one more per step, so that no
-            action arrives before an earlier one; (num_envs, num_actions).
+        next_lag: In and out: the lag that was drawn last, (num_envs, num_actions). ``lag`` moves toward it and grows by
+            at most 1 per step, so that no action arrives before an earlier one.
     """
     env, i = wp.tid()
     share = drawn[env]
     draws = mask[env]
     if not draws and share < jitter[i]:
-        # The number is uniform below the probability, too.
+        # Given that share < jitter, share / jitter is uniform in [0, 1).
         share /= jitter[i]
         draws = True
     if draws:
@@ -146,9 +146,9 @@ def advance_command(
     Args:
         dt_s: Duration of a step.
         starts: Whether an episode starts.
-        drawn_s: Time until the draw after this one.
+        drawn_s: New time until the next draw, used if the command is drawn in this step.
         left_s: In and out: time until the next draw.
-        due: Output: whether the command is drawn now.
+        due: Output: whether the command is drawn in this step.
     """
     env = wp.tid()
     left = left_s[env] - dt_s
@@ -201,7 +201,7 @@ def end_by_terms(
 
     Args:
         ended_by: Results of the terms, (num_terminations, num_envs).
-        is_time_out: Whether a term ends episodes as the time limit does, (num_terminations,).
+        is_time_out: Whether a term cuts episodes off, as the time limit does, (num_terminations,).
         timed_out: In and out: whether the episode is cut off, by the time limit or by a term.
         terminated: In and out: whether the episode is terminated.
         endings: Output: 1 for each term that holds, else 0, (num_terminations, num_envs).
@@ -230,8 +230,8 @@ def add_value(reduction: int, steps: float, before: float, value: float):
     Args:
         reduction: MEAN, SUM, MAX, MIN or LAST.
         steps: Steps of the episode, including this one.
-        before: Its state before the step.
-        value: Its value in this step.
+        before: State of the metric before the step.
+        value: Value of the metric in this step.
     """
     if steps <= 1.0:
         return value
@@ -246,7 +246,7 @@ def add_value(reduction: int, steps: float, before: float, value: float):
 
 @wp.func
 def weighted_sum(weights: wp.array[float], terms: wp.array2d[float], env: int):
-    """Return an env's weighted sum of reward terms. A product of torch would round it by the number of envs.
+    """Return an env's weighted sum of reward terms. In a product of torch, rounding depends on the number of envs.
 
     Args:
         weights: Weight of each term, (num_terms,).
@@ -290,11 +290,12 @@ def end_step(
         terms: In and out: reward of each term in this step, (num_terms, num_envs).
         counts: In and out: 1 if the episode counts, else 0.
         done: Output: whether the episode ends.
-        time_outs: Output: whether it is cut off and not terminated.
+        time_outs: Output: whether the episode is cut off and not terminated.
         finished: Output: 1 if an episode that counts ends, else 0.
         rewards: In and out: sums of the reward terms over the episode, (num_terms, num_envs).
-        memory: In and out: what the metrics keep between steps, (num_metrics, num_envs).
-        metrics: Output: metrics of the episode up to this step, (num_metrics, num_envs); 0 if it does not count.
+        memory: In and out: state of the metrics between steps, (num_metrics, num_envs).
+        metrics: Output: metrics of the episode up to this step, (num_metrics, num_envs); 0 if the episode does not
+            count.
         weights: Weight of each reward term, (num_terms,).
         reward: Output: weighted sum of the reward terms.
     """

@@ -1,4 +1,4 @@
-"""Numbers that are not finite, with ``nan_policy`` reset: the envs that end because of them, and what policies read."""
+"""With ``nan_policy`` reset: the search for numbers that are not finite, and their replacement in observations."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ class NotFinite:
 
         Args:
             sim: The physics.
-            episodes: The episodes, whose ``broken`` marks the envs.
+            episodes: The episodes; their ``broken`` marks the envs with such numbers.
         """
         self.num_resets = torch.zeros((), dtype=torch.long, device=sim.device)
         self._state = (sim.qpos, sim.qvel, sim.view("act"))
         self._episodes = episodes
 
     def find(self) -> None:
-        """Mark and count the envs with such a number in the physics, a reward or the latest observation."""
+        """Mark and count the envs with a non-finite number in the physics, a reward or the latest observation."""
         broken = self._episodes.broken
         numbers = torch.cat([*self._state, self._episodes.earned.T], dim=1)
         broken.logical_or_(numbers.isfinite().all(dim=1).logical_not_())
         self.num_resets += broken.sum()
 
     def replace(self, observed: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return observations with 0 in place of such numbers, and mark the envs that have any.
+        """Return observations with 0 in place of non-finite numbers, and mark the envs that have any.
 
         Args:
             observed: Observations by group, (num_envs, width) each.

@@ -113,7 +113,7 @@ class ObservationGroup:
             memory.reset(mask)
 
     def state(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield names and tensors, (num_envs, ...), of delay and history."""
+        """Yield name and tensor, (num_envs, ...), of each part of the state of delays and histories."""
         for name, memory in zip(self.columns, self._memories, strict=True):
             if memory is not None:
                 yield f"{name}.values", memory.values
@@ -129,7 +129,7 @@ class ObservationGroup:
         neutral: float,
         changes: Sequence[torch.Tensor | None] = (),
     ) -> torch.Tensor | None:
-        """Return one value per column, or None if all values are neutral and none of them changes."""
+        """Return one value per column, or None if every value is ``neutral`` and no curriculum changes one."""
         pairs = zip(values, self._widths, strict=True)
         numbers = [one for value, width in pairs for one in (value if isinstance(value, tuple) else [value] * width)]
         if all(one == neutral for one in numbers) and not any(change is not None for change in changes):
@@ -168,7 +168,7 @@ class _Memory:
         # Oldest first
         self.values = torch.zeros(num_envs, depth, width, device=device)
         self.lag = torch.zeros(num_envs, dtype=torch.long, device=device)
-        # With jitter: the lag drawn last, which lag approaches
+        # With jitter: the lag that was drawn last; self.lag moves toward it
         self._jitter = config.delay_jitter
         self.next_lag = torch.zeros_like(self.lag) if self._jitter > 0 else None
         self.is_new = torch.ones(num_envs, dtype=torch.bool, device=device)
@@ -186,7 +186,7 @@ class _Memory:
         if self.next_lag is not None:
             again = torch.rand(self.lag.shape, device=self.lag.device) < self._jitter
             write_rows(self.next_lag, again, self._drawn())
-            # One more per step at most: the newest value is then the same as in the step before, and not an older one.
+            # The lag grows by at most 1 per step. The newest observed value is therefore never older than before.
             torch.minimum(self.lag + 1, self.next_lag, out=self.lag)
         # With a delay, the newest value is lag rows before the last.
         rows = self._last - self.lag.unsqueeze(1) - self._newest_first

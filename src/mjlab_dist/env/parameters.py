@@ -20,7 +20,7 @@ _FIELDS: dict[type, tuple[str, ...]] = {
     ObservationConfig: ("uniform_noise", "gaussian_noise", "scale"),
     RandomizationConfig: ("low", "high", "mean", "std"),
 }
-"""Fields of configs that curricula may change, besides the parameters of functions and classes."""
+"""Fields of configs that curricula may change, in addition to the parameters of functions and classes."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class _Parameter:
     numbers: torch.Tensor
     """The numbers, (k,) of float32; a curriculum changes them in place."""
     value: torch.Tensor | tuple[torch.Tensor, ...]
-    """Argument of the term: a 0-dim view of the number, or a tuple of views of the numbers."""
+    """The value that the term receives: a 0-dim view of the number, or a tuple of such views."""
 
 
 class Parameters:
@@ -42,7 +42,7 @@ class Parameters:
             device: Device of the tensors.
 
         Raises:
-            UserError: If there is no such parameter, it is not a number, or its term does not read it in every step.
+            UserError: If there is no such parameter, it has no numbers, or its term does not read it in every step.
         """
         self._device = device
         self._terms = _terms(config)
@@ -117,7 +117,7 @@ class Parameters:
             self._found[whole] = _Parameter(tensor, tensor.unbind() if isinstance(value, tuple) else tensor[0])
 
     def _near_term(self, path: str) -> str:
-        """Return a suggestion for a path without a term."""
+        """Return a suggestion for the message if no term matches a path."""
         kind, _, rest = path.partition(".")
         if kind not in (*_KINDS, "observations"):
             return did_you_mean(kind, (*_KINDS, "observations"), "write <kind>.<term>.params.<parameter>")
@@ -125,7 +125,7 @@ class Parameters:
         return did_you_mean(rest.partition(".params")[0], known, f"the task has {listed(known) or f'no {kind}'}")
 
     def _values(self, where: str) -> dict[str, Any]:
-        """Return what the config and the defaults of its function give to a term, by path."""
+        """Return the values that a term receives from the config or from the defaults of its function, by path."""
         term = self._terms[where]
         fields = {f"{where}.{name}": getattr(term, name) for name in _FIELDS.get(type(term), ())}
         if isinstance(term, RandomizationConfig):
@@ -135,13 +135,13 @@ class Parameters:
         return fields | {f"{where}.params.{name}": value for name, value in {**defaults, **term.params}.items()}
 
     def _check_readable(self, path: str, where: str, whole: str) -> None:
-        """Raise if the term would not see a change."""
+        """Raise if the term does not read the parameter again after a curriculum has changed it."""
         term = self._terms[where]
         if getattr(term, "when", "") == "startup":
             raise UserError(f"parameter {path}: is read once, at startup; set --env.{where}.when reset or interval")
         name = whole.removeprefix(f"{where}.params.")
         if name == whole:
-            return  # a field, which the env itself reads
+            return  # a field of the config, which the env itself reads in every step
         found = import_term(f"--env.{where}.func", term.func)
         can_change: tuple[str, ...] = getattr(found, "schedulable", ())
         if isinstance(found, type) and name not in can_change:

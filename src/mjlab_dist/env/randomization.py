@@ -37,7 +37,7 @@ _OBJECTS = {
     "sensor": mujoco.mjtObj.mjOBJ_SENSOR,
     "mat": mujoco.mjtObj.mjOBJ_MATERIAL,
 }
-"""Objects that the rows of a field belong to, by the prefix of its name; other fields (gravity) have one row."""
+"""Kind of object that a row of a field describes, by the prefix of the field; other fields (gravity) have one row."""
 
 
 def changed_fields(config: EnvConfig) -> tuple[str, ...]:
@@ -98,7 +98,7 @@ class Randomizations:
         self._before: dict[str, torch.Tensor] = {}
 
     def end_startup(self) -> None:
-        """Store the values from which each episode starts, after the events of startup."""
+        """Store the current values as those from which each episode starts. Call this after the events of startup."""
         if self._startup_writes:
             self._sim.update_constants()
         self._before = {name: field.clone() for name, field in self._fields.items()}
@@ -145,7 +145,7 @@ class _Draw:
         self._config = config
         self._chosen = _chosen(flag, config, sim.model, self.field, entities)
         numbers = {name: getattr(config, name) for name in ("low", "high", "mean", "std")}
-        if changing:  # operations that take two of them need two numbers or two tensors
+        if changing:  # torch operations on two bounds need two numbers or two tensors
             given = {name: number for name, number in numbers.items() if number is not None}
             numbers = {name: torch.tensor(number, device=sim.device) for name, number in given.items()} | dict(changing)
         self._numbers: dict[str, Any] = numbers
@@ -155,7 +155,7 @@ class _Draw:
 
         Args:
             mask: Envs to draw for, (num_envs,) of bool.
-            before: Values that are scaled or added to, with the shape of the field.
+            before: Values that the draws scale or are added to, with the shape of the field.
         """
         shape = [len(self.field), *[1] * (self.field.dim() - 1)] if self._config.shared else self.field.shape
         drawn = self._draw(torch.empty(shape, device=self.field.device))

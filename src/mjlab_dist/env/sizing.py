@@ -16,7 +16,7 @@ from mjlab_dist.machine.memory import free_cpu_bytes, learner_bytes
 from mjlab_dist.wording import byte_size
 
 MAX_NUM_ENVS = 16384
-"""Maximum for auto. More envs make batches larger, and few tasks learn faster from that."""
+"""Maximum for auto. More envs make batches larger, and few tasks learn faster with larger batches."""
 
 GPU_SHARE = 0.8
 """Share of the free memory of a GPU for envs and rollout; the rest is for later allocations of libraries."""
@@ -28,7 +28,7 @@ It is lower than on a GPU because temporaries of a step, 20 to 40% of the memory
 """
 
 PROBE_SIZES = (64, 256)
-"""Sizes of two batches. Their difference gives the memory of one env, without what the model needs once."""
+"""Sizes of two batches. The memory of one env is computed from their difference, without the memory of the model."""
 
 GPU_PROBE_SIZE = 2048
 """Size of the batch that is measured on a GPU: large compared to the 32 MiB granularity of CUDA allocations."""
@@ -36,7 +36,7 @@ GPU_PROBE_SIZE = 2048
 
 @dataclass(frozen=True, kw_only=True)
 class Room:
-    """Memory of one rank and of an env on it."""
+    """Memory that one rank may use, and memory of one env."""
 
     env_bytes: int
     """Memory of one additional env in bytes, including its share of the rollout and of network activations."""
@@ -45,7 +45,7 @@ class Room:
 
 
 def choose_num_envs(rooms: Sequence[Room]) -> tuple[int, str]:
-    """Return the largest power of two of envs that fits on every rank, up to :data:`MAX_NUM_ENVS`.
+    """Return the largest number of envs that is a power of two and fits on every rank, up to :data:`MAX_NUM_ENVS`.
 
     Args:
         rooms: Memory of each rank, in order of ranks.
@@ -113,7 +113,7 @@ def _env_bytes(config: TrainConfig, device: str) -> int:
     if device != "cpu":
         held = max(held, _measure_on_gpu(config, device, held))
 
-    # Memory of the learner, and of the states that learn/finite.py records for every step of a rollout
+    # Memory of the rollout and networks, and of the states that learn/finite.py stores for every step of a rollout
     observations = {
         name: math.prod(group.shape[1:]) for name, group in more.get_observations().items() if isinstance(name, str)
     }
@@ -125,8 +125,8 @@ def _env_bytes(config: TrainConfig, device: str) -> int:
 def _measure_on_gpu(config: TrainConfig, device: str, held: int) -> int:
     """Return the bytes per env that the driver reports, including temporaries of a step and memory of graphs.
 
-    The size of the arrays alone would be too small. Kernels and libraries must be loaded already, because they need
-    memory only once.
+    The size of the arrays alone would be too small. Kernels and libraries must already be loaded: they need memory only
+    once, which must not count as memory of an env.
     """
     torch.cuda.empty_cache()
     before = free_bytes(device)

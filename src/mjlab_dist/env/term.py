@@ -31,17 +31,17 @@ class Term:
 
     Attributes:
         capturable: Whether the term can be part of a CUDA graph (``--env.sim.capture step``). Set it to False if the
-            term waits for the device or depends on Python values that change: replays then call it between two graphs.
-            For functions, use :func:`not_capturable`.
-        schedulable: Names of the parameters that curricula may change. Such a parameter is a 0-dim float32 tensor (for
-            a tuple: a tuple of them) that changes in place, so the term must read it in every call.
+            term waits for the device or depends on Python values that change. The term is then called between two
+            graphs. For functions, use :func:`not_capturable`.
+        schedulable: Names of the parameters that curricula may change. Such a parameter is a 0-dim float32 tensor, or a
+            tuple of such tensors. It changes in place, so the term must read it in every call.
     """
 
     capturable = True
     schedulable: tuple[str, ...] = ()
 
     def reset(self, mask: torch.Tensor) -> None:
-        """Reset the state of the term where an episode starts.
+        """Reset the state of the term in envs in which an episode starts.
 
         Positions and velocities are already those of the new episode; poses and sensor readings are not. For commands,
         reset events have not happened yet, because commands are drawn before them.
@@ -51,7 +51,7 @@ class Term:
         """
 
     def cleared(self) -> Sequence[torch.Tensor]:
-        """Return the tensors that the env sets to 0 where an episode starts, after :meth:`reset`.
+        """Return the tensors whose rows the env sets to 0 when an episode starts, after :meth:`reset`.
 
         The env clears the tensors of all terms with one kernel. Each is (num_envs, ...) with contiguous rows.
         """
@@ -89,9 +89,9 @@ def is_capturable(term: object) -> bool:
 
 
 class OutsideOfGraphs:
-    """Wrapper of a term that a recorded control step calls between two CUDA graphs.
+    """Wrapper of a term that cannot be part of a CUDA graph, and is called between two graphs.
 
-    Its results are copied to the same memory each time, because the next graph reads them there.
+    Each call copies the result of the term to the same memory, because the next graph reads the result from there.
     """
 
     def __init__(self, term: Callable[..., torch.Tensor | None], sim: Simulation) -> None:
@@ -107,7 +107,7 @@ class OutsideOfGraphs:
         self._is_first = True
 
     def __call__(self, *args: Any) -> torch.Tensor | None:
-        """Call the term now, or in each replay if a control step is being recorded."""
+        """Call the term. If a control step is being recorded, each replay of the step calls it instead."""
         if self._is_first:
             # Graphs read the result from fixed memory: allocate it in the first call, which is never recorded.
             self._is_first = False
@@ -118,7 +118,7 @@ class OutsideOfGraphs:
         return self._result
 
     def _run(self, *args: Any) -> None:
-        self._sim.mark_changed()  # a replayed graph changes the state without running the Python code that does this
+        self._sim.mark_changed()  # the graphs before changed the state, and a replay runs no Python that marks it
         result = self._term(*args)
         if self._result is not None:
             assert result is not None
@@ -126,7 +126,7 @@ class OutsideOfGraphs:
 
 
 def state_part(state: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
-    """Return the tensors of a saved state whose names start with a prefix, by the rest of their names.
+    """Return the tensors of a saved state whose names start with a prefix; the prefix is removed from the names.
 
     Args:
         state: Tensors by name.
@@ -153,9 +153,9 @@ class Sensor(Term):
     def start(self, env: Env, mask: torch.Tensor) -> None:
         """Measure the start state of new episodes, before observations read it.
 
-        The env calls this in every step with ``forward_before_observation``, after the resets and ``forward``. Without
-        this setting, poses and MuJoCo's sensors are not those of the new episode. The default keeps what
-        :meth:`reset` and :meth:`cleared` have set.
+        If ``forward_before_observation`` is set, the env calls this in every step, after the resets and ``forward``.
+        Without this setting, poses and MuJoCo's sensors are not those of the new episode, and the env does not call it.
+        The default does nothing, so the values set by :meth:`reset` and :meth:`cleared` remain.
 
         Args:
             env: The envs.
@@ -167,10 +167,10 @@ class LazySensor(Sensor):
     """A sensor that measures when it is read, at most once per state of the envs.
 
     ``env.sensor(name, kind)`` returns it with the values of the current state: after the physics for terminations and
-    rewards, after the resets for observations. A step in which no term reads it costs nothing. The class can also be
-    an observation: implement ``__call__(env)``, and call :meth:`refresh` there.
+    rewards, after the resets for observations. A step in which no term reads the sensor costs nothing. The class can
+    also be an observation: implement ``__call__(env)``, and call :meth:`refresh` in it.
 
-    State changes are those of ``env.sim.version``. Poses are current only after ``forward``
+    The state has changed if ``env.sim.version`` has changed. Poses are current only after ``forward``
     (``forward_before_observation``).
     """
 
@@ -201,7 +201,7 @@ class LazySensor(Sensor):
         pass
 
     def _measure_between_graphs(self, env: Env) -> None:
-        env.sim.mark_changed()  # a replayed graph changes the state without running the Python code that does this
+        env.sim.mark_changed()  # the graphs before changed the state, and a replay runs no Python that marks it
         self.measure(env)
 
 
@@ -273,7 +273,7 @@ class Command(Term):
         """
 
     def resample(self, env: Env) -> None:
-        """Advance the clock by one step; draw where the time is up or an episode starts.
+        """Advance the clock by one step. Draw new values in envs whose time is up or whose episode starts.
 
         The env calls this in every step, before reset events.
 
@@ -288,17 +288,17 @@ class Command(Term):
         self.draw(env, self._due)
 
     def hold(self, numbers: Sequence[float] | None) -> None:
-        """Draw these numbers instead of random ones: in the next step in every env, and whenever a draw is due.
+        """Use these numbers instead of random ones: in the next step in every env, and whenever a draw is due.
 
         Args:
-            numbers: One number per row of ``ranges``, which may be outside of it; None to draw at random again.
+            numbers: One number per row of ``ranges``, which may be outside of the range; None to draw at random again.
         """
         self._held = None if numbers is None else torch.tensor(numbers, device=self.value.device)
         assert self._held is None or len(self._held) == len(self.ranges)
         self._is_held_anew = True
 
     def state(self) -> dict[str, torch.Tensor]:
-        # The ranges belong to all envs: curricula that change them include them in their own state.
+        # All envs share the ranges: a curriculum that changes the ranges includes them in its own state.
         return {"value": self.value, "left_s": self.left_s}
 
     def uniform(self) -> torch.Tensor:
@@ -321,8 +321,8 @@ class Curriculum(Term):
     def changes(cls, params: Mapping[str, ParamValue]) -> Sequence[str]:  # noqa: ARG003 (for subclasses)
         """Return the paths of the parameters of terms that the curriculum changes.
 
-        The env replaces them by tensors before it makes the terms. ``env.find_parameter(path)`` returns them. Weights
-        of rewards and ranges of commands are tensors in any case.
+        The env replaces these parameters by tensors before it makes the terms. ``env.find_parameter(path)`` returns a
+        tensor. Weights of rewards and ranges of commands are always tensors and need no path.
 
         Args:
             params: Parameters of the curriculum in the config.
@@ -345,13 +345,14 @@ class Curriculum(Term):
 
         Args:
             env: The envs.
-            totals: Totals of the episodes that ended in it, over all ranks, so that all ranks make the same decision.
+            totals: Totals of the episodes that ended in the iteration, over all ranks, so that all ranks make the same
+                decision.
         """
 
     def metrics(self) -> dict[str, torch.Tensor]:
         """Return the progress of the curriculum by name, as scalars: means over the envs of this rank.
 
-        Unlike the metrics of other terms, they are read once per iteration.
+        Unlike the metrics of other terms, these are read once per iteration.
         """
         return {}
 

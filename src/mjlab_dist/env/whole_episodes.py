@@ -36,7 +36,7 @@ def play_episodes(
         env: The envs.
         policy: Chooses the actions.
         ended: Called after every step with the envs whose episode has ended, (num_envs,) of bool.
-        alive: Called every few steps.
+        alive: Called every :data:`CHECK_INTERVAL` steps.
 
     Returns:
         Values of :func:`episode_columns`, (num_columns, num_envs) of float64 on the CPU: return and length in control
