@@ -28,19 +28,19 @@ def find_key(model: mujoco.MjModel, name: str | None) -> int | None:
 
 
 def put_data(model: mujoco.MjModel, key: int | None, num_envs: int, config: SimConfig) -> mjw.Data:
-    """Put the start state of every env on the current device; its contacts and constraints must fit into the buffers.
+    """Put the start state of every env on the current device, with buffers that hold at least its contacts and rows.
 
     Args:
         model: The MuJoCo model.
         key: Index of the keyframe to start from, if any.
         num_envs: Number of envs.
-        config: Sizes of the buffers.
+        config: Minimum sizes of the buffers.
     """
     start = mujoco.MjData(model)
     if key is not None:
         mujoco.mj_resetDataKeyframe(model, start, key)
     mujoco.mj_forward(model, start)
-    # With 0, MuJoCo Warp skips the solver, but its integrators read a result of it
+    # At least 1: with 0, MuJoCo Warp skips the solver, but its integrators read a result of the solver
     njmax = max(config.njmax, start.nefc, 1)
     return mjw.put_data(model, start, nworld=num_envs, njmax=njmax, nconmax=max(config.nconmax, start.ncon))
 

@@ -39,8 +39,8 @@ def element_names(
 ) -> list[str | None]:
     """Return the name of each element of a kind within an entity; None for elements of other entities.
 
-    An element without a name belongs to the entity of the nearest body that has one. If it has no body either, as a
-    tendon, it belongs to no entity.
+    An element without a name belongs to the entity of the nearest ancestor body that has a name. An element that has
+    neither a name nor a body, such as a tendon, belongs to no entity.
 
     Args:
         model: The model.

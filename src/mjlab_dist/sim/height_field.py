@@ -1,7 +1,8 @@
-"""Collision with the surface of height fields, which replaces MuJoCo Warp's own.
+"""Collision of geoms with the surface of height fields. It replaces that of MuJoCo Warp.
 
-MuJoCo Warp 4.0 collides geoms with a height field prism by prism. At steps, where one prism is higher than the next,
-its contacts are wrong: normals point down into the ground. Far from the middle of the field, depths reach meters.
+MuJoCo Warp 4.0 divides a height field into prisms and collides geoms with each prism. At steps, where one prism is
+higher than the next, its contacts are wrong: normals point down into the ground. Far from the middle of the field, the
+computed depths reach meters.
 See docs/decisions/0012-contacts-with-terrain-are-found-here.md.
 """
 
@@ -20,7 +21,7 @@ from mujoco_warp._src.math import upper_trid_index
 from mjlab_dist.sim.ground import Ground
 from mjlab_dist.sim.surface import Contacts, Geoms, collide
 
-# Collision runs here for these shapes only.
+# Shapes that the kernel of this package handles
 _TYPES = (mujoco.mjtGeom.mjGEOM_SPHERE, mujoco.mjtGeom.mjGEOM_CAPSULE, mujoco.mjtGeom.mjGEOM_BOX)
 
 
@@ -32,17 +33,17 @@ def take_over(model: mujoco.MjModel, put: mjw.Model) -> None:
 
     Args:
         model: The model on the host.
-        put: The same model on the device, which is changed. Call this before programs are recorded with it.
+        put: The same model on the device, changed in place. Call this function before kernels are recorded that use it.
     """
     # Models that are left to MuJoCo Warp
     fields = np.flatnonzero(model.geom_type == mujoco.mjtGeom.mjGEOM_HFIELD)
     still = (model.body_weldid[model.geom_bodyid[fields]] == 0) & (model.geom_quat[fields] == [1, 0, 0, 0]).all(axis=1)
-    # If bodies may sleep, MuJoCo Warp runs collision twice per step, and the callback with it.
+    # If bodies may sleep, MuJoCo Warp runs collision twice per step, and calls the callback each time.
     sleeps = model.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP
     if not len(fields) or not still.all() or sleeps:
         return
 
-    # Pairs that are handled here, with the height field first
+    # Pairs that the kernel of this package handles, with the height field first
     pairs, ids = put.nxn_geom_pair_filtered.numpy(), put.nxn_pairid_filtered.numpy()
     first, second = pairs.T
     swapped = model.geom_type[first] > model.geom_type[second]
@@ -58,7 +59,7 @@ def take_over(model: mujoco.MjModel, put: mjw.Model) -> None:
         counts[upper_trid_index(len(mjw.GeomType), int(mujoco.mjtGeom.mjGEOM_HFIELD), int(kind))] = 0
     put.geom_pair_type_count = tuple(counts)
 
-    # MuJoCo Warp calls contactfilter after its own collision, so that contacts can be appended there.
+    # MuJoCo Warp calls contactfilter after its own collision. This callback appends the contacts.
     launches = [
         _launch(_ground(model, int(field)), ordered[of_field], ids[of_field])
         for field in fields
@@ -80,7 +81,7 @@ def _ground(model: mujoco.MjModel, geom: int) -> Any:
     start = int(model.hfield_adr[field])
     heights = (model.hfield_data[start : start + rows * cols] * top).reshape(rows, cols).astype(np.float32)
     cell = np.array([2 * half_x / (cols - 1), 2 * half_y / (rows - 1)])
-    # The largest moving geom sets how far around its center heights matter.
+    # A geom can touch the ground only within its bounding radius. The window covers the largest moving geom.
     moving = model.body_weldid[model.geom_bodyid] != 0
     window = int(np.ceil(model.geom_rbound[moving].max(initial=0.0) / cell.min())) + 2
     ground = Ground()

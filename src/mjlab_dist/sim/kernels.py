@@ -1,4 +1,4 @@
-"""Compilation of Warp kernels: collect them in a dry run, compile once per machine and architecture, then load."""
+"""Compilation of Warp kernels: find them in a dry run, compile them once per machine and architecture, load them."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ PROCESSOR = ("model", "flags", "CPU", "Features")
 
 
 def prepare(device: str, program: Callable[[], None]) -> None:
-    """Compile and load every kernel that a program launches.
+    """Compile and load every kernel that a program (a function that launches kernels) needs.
 
     MuJoCo Warp creates most of its kernels while it runs. The program is therefore captured first with module loading
-    disabled, which collects the modules that it would load. Missing ones are compiled with one thread per core of this
-    process. Ranks of one machine share a file lock in Warp's cache: the first rank compiles, the others wait for it
-    and then load. ``compiling`` events report the progress.
+    disabled, to find the modules that it needs. Modules that are not in Warp's cache are compiled, with one thread per
+    core of this process. Ranks of one machine share a file lock in the cache: the first rank compiles, and the others
+    wait and then load the result. ``compiling`` events report the progress.
 
     Args:
         device: Warp's name of the device.
@@ -53,9 +53,9 @@ def prepare(device: str, program: Callable[[], None]) -> None:
 
 
 def _compile(device: str, variants: Sequence[Variant]) -> Iterator[None]:
-    """Compile and load module variants in parallel; yield after each one. Other processes must not compile meanwhile.
+    """Compile and load module variants in parallel; yield after each one. The caller must hold the lock of the cache.
 
-    Before it compiles for the CPU, Warp precompiles its C++ header in each thread, to a temporary directory. This takes
+    Before Warp compiles for the CPU, it precompiles its C++ header in each thread, to a temporary directory. This takes
     as long as ten small modules, so all threads and later processes share one header instead.
     """
     if not wp.get_device(device).is_cpu:
@@ -68,7 +68,7 @@ def _compile(device: str, variants: Sequence[Variant]) -> Iterator[None]:
             unfinished.unlink()
     with patched(context.runtime, "get_clang_pch_dir", lambda: str(headers)):
         if not any(headers.glob("*.pch")):
-            # One thread writes the header, before others look for it.
+            # One thread writes the header before the other threads look for it.
             smallest = min(variants, key=lambda variant: len(variant[0].kernels))
             yield from _load(device, [smallest])
             variants = [variant for variant in variants if variant is not smallest]
@@ -78,8 +78,8 @@ def _compile(device: str, variants: Sequence[Variant]) -> Iterator[None]:
 def _headers_dir() -> Path:
     """Return the directory of the precompiled header for this installation of Warp and this processor.
 
-    With a header for others, the compiler would print errors and compile again without it. ``wp.clear_kernel_cache``
-    removes the directory, as its name starts with ``wp_``.
+    With the header of another installation or processor, the compiler would print errors and compile again without it.
+    ``wp.clear_kernel_cache`` removes the directory, because the directory's name starts with ``wp_``.
     """
     source = Path(wp.__file__).parent / "native" / "builtin.h"
     processor: set[str] = set()

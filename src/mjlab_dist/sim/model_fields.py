@@ -61,10 +61,10 @@ _SWITCHES = {
     "tendon_stiffness": "has_tendon_stiffness",
     "tendon_damping": "has_tendon_damping",
 }
-"""Parts of the physics that MuJoCo Warp skips if the field is 0 when the model is put on the device."""
+"""For each field, the switch of the part of the physics that MuJoCo Warp skips if the field is initially 0."""
 
 _check_version = functools.cache(util_pkg.check_version)
-"""MuJoCo Warp checks MuJoCo's version three times per model, and each time Python reads the package's metadata."""
+"""Cached, because MuJoCo Warp checks MuJoCo's version three times per model, and each check reads package metadata."""
 
 _ON_JOINTS = (mujoco.mjtTrn.mjTRN_JOINT, mujoco.mjtTrn.mjTRN_JOINTINPARENT)
 
@@ -89,11 +89,11 @@ def put_model(model: mujoco.MjModel, name: str, num_envs: int, fields: Iterable[
         raise UserError(f"--env.sim.model {name}: MuJoCo Warp: {' '.join(str(error).split())}") from error
     take_over(model, put)
     put.opt.warn_overflow = 0  # the runner reports overflows once; otherwise every env prints them
-    # batch_sizes does not cover options.
+    # The argument batch_sizes does not apply to options.
     for field in set(fields) - sizes.keys():
         shared = getattr(put.opt, field)
         setattr(put.opt, field, wp.array(np.repeat(shared.numpy(), num_envs, axis=0), dtype=shared.dtype))
-    # MuJoCo Warp skips effects whose field is 0 in the MJCF; these fields may become nonzero later.
+    # MuJoCo Warp skips a part of the physics whose field is 0 in the MJCF, but the field may become nonzero later.
     for field, switch in _SWITCHES.items():
         if field in fields:
             setattr(put, switch, True)
@@ -101,7 +101,7 @@ def put_model(model: mujoco.MjModel, name: str, num_envs: int, fields: Iterable[
 
 
 def with_derived(model: mujoco.MjModel, fields: Iterable[str]) -> list[str]:
-    """Return fields and all fields of the model that are derived from them.
+    """Return the given fields and all fields of the model that are derived from them.
 
     Args:
         model: The MuJoCo model.
@@ -131,7 +131,7 @@ def derived(model: mujoco.MjModel, name: str) -> list[str]:
 
 
 def groups(model: mujoco.MjModel, fields: Iterable[str]) -> int:
-    """Return the groups of ``mujoco_warp.set_const`` that recompute what is derived from the given fields.
+    """Return the groups of ``mujoco_warp.set_const`` that recompute the fields derived from the given ones.
 
     Args:
         model: The MuJoCo model.
@@ -199,7 +199,7 @@ def refuse_writes(flag: str, views: Mapping[str, torch.Tensor], per_env: Iterabl
 
 
 class Sliders:
-    """Bodies that only slide and have no children, whose inverse weights MuJoCo Warp's ``set_const`` does not set."""
+    """Bodies that only slide and have no children. MuJoCo Warp's ``set_const`` does not set their inverse weights."""
 
     def __init__(self, model: mujoco.MjModel, put: mjw.Model, device: str) -> None:
         """Look up the bodies.

@@ -13,15 +13,15 @@ import mjlab_dist
 from mjlab_dist.messages import emit
 
 _PACKAGE = Path(mjlab_dist.__file__).parent
-"""Folder of this package, which itself issues no Python warnings."""
+"""Folder of this package. Its own code issues no Python warnings."""
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Turn warnings of MuJoCo into events of the kind ``debug`` until the context ends. ``--verbose`` prints them.
 
-    MuJoCo's C code would print them, and append them to the file MUJOCO_LOG.TXT in the current directory. Its bindings
-    and MuJoCo Warp would issue Python warnings. Python warnings of other code are issued as usual.
+    MuJoCo's C code would print the warnings, and append them to the file MUJOCO_LOG.TXT in the current directory.
+    MuJoCo's bindings and MuJoCo Warp would issue Python warnings. Python warnings of other code are issued as usual.
     """
     texts: dict[str, None] = {}
 

@@ -1,4 +1,7 @@
-"""Recording of Warp kernel launches as graphs: CUDA graphs on a GPU, Warp's recorded launches on the CPU."""
+"""Recording of Warp kernel launches as graphs: CUDA graphs on a GPU, Warp's recorded launches on the CPU.
+
+In this package, a program is a function that launches Warp kernels. It is recorded once and then replayed.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ CAPTURABLE_DRIVER = (12, 4)
 """Oldest CUDA driver whose graphs support conditional nodes, which the solver's loop needs."""
 
 _cpu_kernels = threading.RLock()
-"""Held while kernels run on the CPU, because all threads of a process share the memory of a kernel's tiles."""
+"""Lock held while kernels run on the CPU, because all threads of a process share the memory of a kernel's tiles."""
 
 
 def why_not_capturable(device: str) -> str:
@@ -63,12 +66,12 @@ def replay(graphs: Sequence[wp.Graph], stream: wp.Stream | None) -> None:
 
 @contextlib.contextmanager
 def launching(device: wp.Device) -> Iterator[None]:
-    """Let other threads wait while this one launches kernels on the CPU.
+    """Make other threads wait while this thread launches kernels on the CPU.
 
-    Without this, envs that are simulated in two threads get each other's numbers, or the process crashes.
+    Without this lock, envs that are simulated in two threads get each other's numbers, or the process crashes.
 
     Args:
-        device: Where the kernels are launched. On a GPU, no thread waits.
+        device: Device of the kernels. On a GPU, no thread waits.
     """
     with _cpu_kernels if device.is_cpu else contextlib.nullcontext():
         yield

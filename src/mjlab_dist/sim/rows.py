@@ -58,9 +58,9 @@ def collect_overflow(
     Args:
         newest: Bits of this step, (num_envs,).
         bits: Bits to accumulate.
-        num_rows: Constraint rows, (num_envs,), also those that did not fit.
-        num_contacts: Contacts in the whole batch, (1,), also those that did not fit.
-        num_pairs: Near pairs of geoms in the whole batch, (1,), also those that did not fit.
+        num_rows: Number of constraint rows, (num_envs,), including those that did not fit into the buffers.
+        num_contacts: Number of contacts in the whole batch, (1,), including those that did not fit.
+        num_pairs: Number of near pairs of geoms in the whole batch, (1,), including those that did not fit.
         overflow: Accumulated bits, (num_envs,), updated in place.
         demand: Maximum number of rows of each env, then of contacts or pairs in the batch, (num_envs + 1,), updated in
             place.

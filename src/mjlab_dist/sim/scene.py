@@ -122,7 +122,7 @@ def find_file(flag: str, file: str) -> Path:
 def _compiled(flag: str, spec: mujoco.MjSpec) -> mujoco.MjSpec:
     """Compile a spec before anything is added to it.
 
-    Errors are then those of the MJCF itself, and MuJoCo adjusts the keyframes to later additions and deletions.
+    Errors are then those of the MJCF itself. MuJoCo also adjusts keyframes to later changes only in a compiled spec.
     """
     _compile(flag, spec.compile)
     return spec
@@ -145,7 +145,7 @@ def _call(flag: str, function: str, params: Mapping[str, ParamValue]) -> mujoco.
     try:
         made = found(**params)
     except UserError:
-        raise  # names the fix already
+        raise  # the message already names the fix
     except Exception as error:
         raise UserError(f"{flag}: {describe(error, function)}") from error
     if not isinstance(made, mujoco.MjSpec):

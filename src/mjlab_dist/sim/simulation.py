@@ -1,4 +1,7 @@
-"""Physics of the envs of one rank: MuJoCo Warp, recorded once and replayed, with torch views of its arrays."""
+"""Physics of the envs of one rank: MuJoCo Warp, recorded once and replayed, with torch views of its arrays.
+
+A program is a function that launches Warp kernels, such as one physics step; see ``recording.py``.
+"""
 
 from __future__ import annotations
 
@@ -58,17 +61,17 @@ class Simulation:
         ctrl: Actuator inputs, (num_envs, nu).
         reset_mask: Envs of the latest :meth:`reset`, a Warp array (num_envs,) of bool, for recorded programs.
         overflow: Bits of ``mujoco_warp.OverflowType``, (num_envs,), for buffers that have been too small at any time;
-            resets keep them.
+            resets do not clear the bits.
         demand: Maximum number of constraint rows of each env and, in the last element, of contacts or near pairs in the
-            batch, (num_envs + 1,), since construction. This includes those that did not fit. Counted in the last
-            substep of each step.
-        launch: Function that launches captured programs. It is replaced while torch operations are recorded as a CUDA
+            batch, (num_envs + 1,), since construction. The numbers include those that did not fit into the buffers.
+            They are updated in the last substep of each step.
+        launch: Function that launches recorded programs. It is replaced while torch operations are recorded as a CUDA
             graph, because the launch of a graph cannot be recorded in another graph.
         physics: Fields that the next step depends on, by their names in ``mujoco_warp.Data``, (num_envs, ...) each;
             fields that are empty in this model are omitted.
         fields: Fields that differ between the models of the envs, by their names in ``mujoco_warp.Model`` and its
             options, (num_envs, ...) each: the fields named at construction, the fields derived from them, and the poses
-            of geoms if static geoms may be moved. The future of the envs depends only on these and on :meth:`state`.
+            of geoms if static geoms may be moved. Later steps depend only on these fields, :meth:`state` and inputs.
     """
 
     _substep_programs: tuple[Callable[[mjw.Model, mjw.Data], None], ...] = ()
@@ -130,7 +133,7 @@ class Simulation:
         if self._unanchored:
             self.fields |= {name: self.view(name) for name in ("geom_xpos", "geom_xmat")}
 
-        # Recorded programs of the physics. MuJoCo Warp's reset does not clear the carried fields; ours does.
+        # Recorded programs of the physics. Unlike MuJoCo Warp's reset, ours also clears the fields in _CARRIED.
         self._clear_carried = self._clearing([self.physics[name] for name in _CARRIED if name in self.physics])
         self._record()
 
@@ -142,8 +145,8 @@ class Simulation:
     @functools.cached_property
     def _step_programs(self) -> list[Callable[[], None]]:
         programs = [*[self._substep] * self._config.decimation, self._collect_overflow]
-        # On a GPU, one graph contains them all, because each launch of a graph takes time. On the CPU a launch takes
-        # 1 µs, and a graph of one substep is recorded faster than a graph of all.
+        # On a GPU, one graph contains all programs, because each launch of a graph takes time. On the CPU a launch
+        # takes 1 µs, and a graph of one substep is recorded faster than a graph of all substeps.
         return programs if self.device == "cpu" else [functools.partial(_call_all, programs)]
 
     @property
@@ -155,14 +158,14 @@ class Simulation:
     def version(self) -> tuple[int, ...] | None:
         """Version of the state, which changes when a program runs or torch writes to ``qpos`` or ``qvel``.
 
-        It is None if these are inference tensors, because torch does not count writes to those.
+        It is None if ``qpos`` and ``qvel`` are inference tensors, because torch does not count writes to such tensors.
         """
         if self.qpos.is_inference() or self.qvel.is_inference():
             return None
         return (self._num_changes, self.qpos._version, self.qvel._version)
 
     def mark_changed(self) -> None:
-        """Change :attr:`version`. Call this after a write to the state by anything but programs and torch."""
+        """Change :attr:`version`. Call this after a write to the state that neither a program nor torch has made."""
         self._num_changes += 1
 
     def view(self, name: str) -> torch.Tensor:
@@ -178,10 +181,10 @@ class Simulation:
     def field(self, name: str) -> torch.Tensor:
         """Return a field of ``mujoco_warp.Model`` or its options as a tensor, without a copy.
 
-        Fields named at construction have one value per env. Writing to them changes the simulation; call
-        :meth:`update_constants` afterwards if other fields are derived from them (the env does this after events that
-        declare the field). All other fields have one value for all envs, which must not be written:
-        :meth:`refuse_shared_writes` finds such writes.
+        Fields named at construction have one value per env. Writing to them changes the simulation. If other fields are
+        derived from them, call :meth:`update_constants` afterwards (the env does this after events that declare the
+        field). All other fields have one value for all envs. Do not write to them: :meth:`refuse_shared_writes` raises
+        if there was such a write.
 
         Args:
             name: The field, such as ``geom_friction`` (num_envs, ngeom, 3) or ``gravity`` (num_envs, 3).
@@ -230,7 +233,7 @@ class Simulation:
         current state in every env. The call launches several hundred kernels in one recorded program.
 
         Args:
-            checked: Whether to check inertias first, which waits for the device: only when envs are set up.
+            checked: Whether to check inertias first. The check waits for the device, so only setup uses it.
 
         Raises:
             UserError: If an inertia was moved that MuJoCo assumes to be at the origin of its body.
@@ -247,9 +250,9 @@ class Simulation:
         """Record a program of Warp kernels over these envs, as the physics is recorded.
 
         Args:
-            program: Function that launches the kernels and allocates nothing. The caller must keep the arrays that it
-                uses alive.
-            changes_state: Whether it may write to ``qpos`` or ``qvel``.
+            program: Function that launches the kernels and allocates no memory. The caller must keep the arrays that
+                the kernels use alive.
+            changes_state: Whether the program may write to ``qpos`` or ``qvel``.
 
         Returns:
             A function that runs the program, in order with torch operations.
@@ -267,7 +270,7 @@ class Simulation:
         """Run programs of Warp kernels before every substep of :meth:`step`, as part of the same recording.
 
         Args:
-            programs: See :meth:`record`. They replace those of an earlier call, and run in this order.
+            programs: See :meth:`record`. They replace the programs of an earlier call, and run in this order.
         """
         self._substep_programs = tuple(programs)
         self._record_program(self._step_programs[0])
@@ -344,7 +347,7 @@ class Simulation:
         return self._data.njmax, self._data.naconmax // self.num_envs
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return everything that the future of the envs depends on, by name: views, (num_envs, ...) each.
+        """Return the state that later steps depend on, by name: views, (num_envs, ...) each.
 
         Poses and sensor readings are omitted, because a step recomputes them. Clone the tensors to keep them.
         """
@@ -354,7 +357,7 @@ class Simulation:
         return bool(self.model.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP)
 
     def _everything(self) -> dict[str, torch.Tensor]:
-        """Return all data per env, which is needed with sleeping bodies: their poses are not recomputed."""
+        """Return all data per env. This is the state if bodies may sleep: a step does not recompute their poses."""
         return {name: view for name in per_env_names() if (view := self.view(name)).numel()}
 
     # The programs of the physics

@@ -12,7 +12,7 @@ from mjlab_dist.errors import PreflightError
 
 
 def start_warp(device: str) -> None:
-    """Initialize Warp. On the CPU, hide its warning about a missing NVIDIA driver, which no setting disables.
+    """Initialize Warp. On the CPU, hide Warp's warning about a missing NVIDIA driver, which no setting disables.
 
     Args:
         device: ``cpu`` or ``cuda:<index>``.

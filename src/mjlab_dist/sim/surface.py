@@ -21,7 +21,7 @@ wp.set_module_options({"enable_backward": False, "max_unroll": 4})
 
 @wp.struct
 class Geoms:
-    """Fields of ``mujoco_warp.Model`` on geoms and pairs of geoms."""
+    """Fields of ``mujoco_warp.Model`` that describe geoms and pairs of geoms."""
 
     geom_type: wp.array[int]
     geom_condim: wp.array[int]
@@ -188,7 +188,7 @@ def collide(
     origin = geom_xpos[world, pairs[pair][0]]
     center = geom_xpos[world, geom] - origin
 
-    # Skip geoms beside the ground, and geoms above everything near them.
+    # Skip geoms outside the area of the ground, and geoms that are higher than all ground near them.
     bound = geoms.geom_rbound[world % geoms.geom_rbound.shape[0], geom]
     if wp.abs(center[0]) > ground.half[0] + bound or wp.abs(center[1]) > ground.half[1] + bound:
         return

@@ -84,7 +84,7 @@ class Terrain:
         """Return the height of the ground, exact on the two triangles into which MuJoCo splits a grid cell.
 
         Args:
-            xy: Points in m, (..., 2); points beyond the border are moved to its edge.
+            xy: Points in m, (..., 2); for a point outside the ground, the nearest edge counts.
 
         Returns:
             Heights in m, (...).
@@ -141,7 +141,7 @@ def add_terrain(spec: mujoco.MjSpec, config: TerrainConfig) -> None:
 
 
 def crop_terrain(model: mujoco.MjModel, center_m: tuple[float, float], half_m: float) -> mujoco.MjModel:
-    """Return a copy of the model with a square of its terrain, for videos: rendering all of it takes many seconds.
+    """Return a copy of the model with only a square of its terrain: rendering all of it takes many seconds.
 
     Args:
         model: A model; without a terrain it is returned unchanged.
@@ -203,7 +203,7 @@ def _make_tile(config: TerrainConfig, level: int, column: int, part: TerrainPart
 
 
 def _rough(distance: Integers, width: int, random: np.random.Generator) -> Doubles:
-    """Return heights in [-1, 1): drawn ``width`` points apart, interpolated linearly, fading to 0 at the edge."""
+    """Return heights in [-1, 1): random at points ``width`` apart, linear in between, and fading to 0 at the edge."""
     side = len(distance)
     drawn = random.uniform(-1.0, 1.0, size=(side // width + 2,) * 2)
     place = np.arange(side) / width
@@ -227,7 +227,7 @@ def _boxes(distance: Integers, width: int, random: np.random.Generator) -> Doubl
 
 
 def _gaps(distance: Integers, width: int, land: int) -> Doubles:
-    """Return -1 in whole square rings of ``width``, ``land`` apart, the first around the platform; 0 elsewhere."""
+    """Return -1 in square rings around the platform that are ``width`` wide and ``land`` apart; 0 elsewhere."""
     period = width + land
     starts = np.arange(0, distance.max() - width + 1, period)
     inside = [(distance > start) & (distance < start + width) for start in starts]

@@ -11,7 +11,7 @@ import warp as wp
 from mjlab_dist.sim.ground import Ground, cell_of, closest_on_segments, closest_on_triangle, depth_of, vertex
 
 _FAR = wp.constant(1.0e6)
-"""A distance in m that means no contact."""
+"""A distance in m that stands for no contact."""
 
 _OTHER_WAY = wp.constant(0.9)
 """Maximum cosine of the angle between the normals of two contacts; above it, they count as one contact."""
@@ -74,7 +74,7 @@ def _touch(ground: Ground, center: wp.vec3, radius: float, margin: float, first:
                 normal = upwards
                 if distance > 1.0e-6:
                     normal = (center - point) / wp.where(inside, -distance, distance)
-                # An additional contact needs its own face or edge, not the rim of the face of the first contact.
+                # An additional contact must be on another face or edge, not on the rim of the first contact's face.
                 faces = first.dist >= _FAR or wp.dot(normal, upwards) > 0.7
                 if faces and _is_another(point, normal, first, radius) and _is_another(point, normal, second, radius):
                     nearest = distance
@@ -86,7 +86,7 @@ def _touch(ground: Ground, center: wp.vec3, radius: float, margin: float, first:
 
 @wp.func
 def _is_another(point: wp.vec3, normal: wp.vec3, known: Touch, radius: float) -> bool:
-    """Return whether a point is a contact of its own: the surface rises toward it from a known contact."""
+    """Return whether a point is a separate contact, because the surface rises toward it from the known contact."""
     if known.dist >= _FAR:
         return True
     rises = wp.dot(point - known.point, known.normal) > 0.05 * radius
@@ -123,7 +123,7 @@ def _touch_between(ground: Ground, start: wp.vec3, end: wp.vec3, radius: float, 
     if place < 0.0:
         return none
     touch = _touch(ground, start + (end - start) * place, radius, margin, none, none)
-    # On a plane the two ends are sufficient: keep the middle only if it is deeper than the ends.
+    # On a plane, the contacts of the two ends are sufficient: keep the middle only if it is deeper than the ends.
     depth = (1.0 - place) * depth_of(ground, start) + place * depth_of(ground, end)
     if touch.dist < -depth * touch.normal[2] - radius - 1.0e-3:
         return touch
@@ -150,7 +150,7 @@ def _touch_inside_box(ground: Ground, center: wp.vec3, rotation: wp.mat33, size:
             if point[2] < center[2] - extent[2]:
                 continue
             local = wp.transpose(rotation) @ (point - center)
-            # The normal is that of the nearest face, except faces that would push the box into the ground.
+            # The normal is that of the nearest face; faces that would push the box into the ground are excluded.
             inside = bool(True)
             depth = float(_FAR)
             outward = wp.vec3()
