@@ -1,7 +1,7 @@
 """MDP terms that tasks are built from: one module per kind of term.
 
 In a config, ``from mjlab_dist.mdp import rewards`` does not import torch: ``rewards.tilt`` is the reference
-"mjlab_dist.mdp.rewards:tilt". The env imports the function when it is built.
+"mjlab_dist.mdp.rewards:tilt". The function is imported when the env is built.
 """
 
 from mjlab_dist.config.references import lazy_modules

@@ -26,7 +26,7 @@ def rotation_of(vector: wp.vec3):
 
 @wp.func
 def vector_of(turn: wp.quat):
-    """Return the rotation vector of a quaternion, of at most pi."""
+    """Return the rotation vector of a quaternion; its length is at most pi."""
     axis = wp.vec3(turn[0], turn[1], turn[2])
     w = turn[3]
     if w < 0.0:
@@ -49,7 +49,7 @@ def pose_error(
     num_rows: int,
     is_absolute: bool,
 ):
-    """Return the change of a pose that the values ask for: position, then rotation vector."""
+    """Return the change of the current pose that the values command: position, then rotation vector."""
     error = vec6()
     for r in range(num_rows):
         error[r] = values[env, r]

@@ -1,7 +1,7 @@
 """Action terms: they turn a block of the policy's output into actuator inputs.
 
-Every block computes values = offset + scale * clip(action), delayed by its latency. Whether an actuator input is a
-position, a velocity, a torque or an activation depends on the actuator, and not on the class.
+For every block, values = offset + scale * clip(action), delayed by the latency of the block. Whether an actuator input
+is a position, a velocity, a torque or an activation depends on the actuator, and not on the class.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Binary(Action):
             closed: Inputs of the actuators when closed, in the same form.
 
         Raises:
-            UserError: If an expression matches no actuator, or an actuator no expression.
+            UserError: If an expression matches no actuator, or no expression matches an actuator.
         """
         super().__init__(env, block)
         self._choice = _Choice(
@@ -178,8 +178,8 @@ class DifferentialIK(Action):
     """Motions of a site or body in task space: differential inverse kinematics with damped least squares.
 
     The inputs of the position motors are q + J^T (J J^T + damping^2 I)^-1 e, where q are the positions of their joints,
-    J is the Jacobian of the site or body with respect to these joints, and e is the error of its pose. It is computed
-    once per control step, from the state at its start.
+    J is the Jacobian of the site or body with respect to these joints, and e is the error of its pose. The inputs are
+    computed once per control step, from the state at the start of the step.
 
     The actions are ``x``, ``y``, ``z`` in m, and ``rx``, ``ry``, ``rz``, a rotation vector in rad, in the world frame.
     Scales by regular expression match these names: ``scale={"[xyz]": 0.05, "r.": 0.2}``.
@@ -196,7 +196,7 @@ class DifferentialIK(Action):
         rotation: bool = True,
         damping: float = 0.05,
     ) -> None:
-        """Look up the site or body, and record the program.
+        """Look up the site or body, and record the kernels.
 
         Args:
             env: The envs.
@@ -205,7 +205,7 @@ class DifferentialIK(Action):
             body: Body to move, by the origin of its frame.
             mode: relative: the values are a change of the current pose. absolute: the values are the pose itself.
             rotation: Whether the block controls the rotation. Without it, the actions are only x, y and z.
-            damping: Damping, in m and rad. It bounds the steps near singular poses, and slows down all others.
+            damping: Damping, in m and rad. It limits the steps near singular poses, and makes all other steps smaller.
 
         Raises:
             UserError: If there is no such site or body, or an actuator does not drive a hinge or slide joint.
@@ -233,7 +233,7 @@ class DifferentialIK(Action):
 
         # Recorded program: the Jacobian, and one step of damped least squares
         def solve(model: mjw.Model, data: mjw.Data) -> None:
-            # Poses in the data are those of an earlier state.
+            # Update the poses first: those in the data belong to an earlier state.
             mjw.kinematics(model, data)
             mjw.com_pos(model, data)
             mjw.jac(model, data, moves, turns, point, bodies)
@@ -248,7 +248,7 @@ class DifferentialIK(Action):
         self._solve()
 
     def _find(self, env: Env, site: str | None, body: str | None) -> tuple[str, int, int]:
-        """Return whether it is a site or a body, its id, and the id of the body that it belongs to."""
+        """Return the kind of the frame (site or body), its id, and the id of the body that it belongs to."""
         model, flag = env.sim.model, f"{self.block.flag}.params"
         if (site is None) == (body is None):
             raise UserError(f"{flag}.site {site}, {flag}.body {body}: give either a site or a body")

@@ -81,7 +81,7 @@ class Velocity(Command):
         self._measure = env.sim.record(measure, changes_state=False)
 
     def hold_heading(self, angle_rad: float | None) -> None:
-        """Set the target heading for held velocities; the yaw rate then follows from it.
+        """Set the target heading to use with held velocities; the yaw rate is then computed from the heading error.
 
         Args:
             angle_rad: The heading; None to use the held yaw rate.
@@ -110,7 +110,7 @@ class Velocity(Command):
         write_rows(self.value[:, 2], self.has_heading, yaw)
 
     def metrics(self) -> dict[str, torch.Tensor]:
-        _ = self._base.level_velocity  # computes it, if no other term of this step has read it
+        _ = self._base.level_velocity  # computes the velocity if no other term of this step has read it
         self._measure()
         return {"error_m_s": self.error_m_s, "error_rad_s": self.error_rad_s}
 

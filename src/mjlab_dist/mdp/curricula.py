@@ -90,7 +90,7 @@ class TerrainLevels(Curriculum):
         return {"level": self.level, "told_m": self.told_m}
 
     def resume(self, saved: Sequence[Mapping[str, torch.Tensor]]) -> None:
-        # Each env takes over the level of a saved env of its column, if there was one.
+        # Each env gets the level of a saved env in its column, if the saved run had one.
         levels = torch.cat([one["level"] for one in saved]).clamp_max(self._num_levels - 1)
         on_column = (len(levels) - self._column + self._num_columns - 1) // self._num_columns
         nth = self._env_ids // self._num_columns % on_column.clamp_min(1)
@@ -218,10 +218,10 @@ class RewardWeight(Curriculum):
 
 
 class Schedule(Curriculum):
-    """Change a weight, a range of a command or a parameter of a term by a table over iterations or control steps.
+    """Change a weight, a range of a command or a parameter of a term according to a table of times and values.
 
-    Values are interpolated linearly between the points of the table; before the first and after the last point they
-    are constant. They change between iterations.
+    Times are iterations or control steps. Values are interpolated linearly between the points of the table; before the
+    first and after the last point they are constant. Values change only between iterations.
 
     Attributes:
         count: Number of iterations or control steps since the start of the run, (1,) of int64; the same on all ranks.
@@ -236,7 +236,7 @@ class Schedule(Curriculum):
         by: Literal["iteration", "step"] = "iteration",
         interpolate: bool = True,
     ) -> None:
-        """Look up what changes, and set it to its first value.
+        """Look up the parameter, and set it to its first value.
 
         Args:
             env: The envs.
@@ -246,8 +246,8 @@ class Schedule(Curriculum):
                 tuple. ``observations.<group>.<name>.<field>``: uniform_noise, gaussian_noise or scale.
                 ``randomizations.<name>.<field>``: low, high, mean or std.
             points: Points (when, value), or (when, low, high) for a range, in the order of time.
-            by: Whether when is a number of iterations or of control steps.
-            interpolate: Whether values change gradually; else each holds until the next point.
+            by: Unit of ``when``: iterations or control steps.
+            interpolate: Whether values change gradually; else each value is kept until the next point.
 
         Raises:
             UserError: If there is no such term, number or parameter, or the points are not in order.
@@ -311,7 +311,7 @@ def _names(num_values: int, name: str) -> tuple[str, ...]:
 
 
 def _scheduled(env: Env, parameter: str) -> tuple[torch.Tensor, float]:
-    """Return the tensor that a schedule changes, (k,), and its units per unit of the config."""
+    """Return the tensor that a schedule changes, (k,), and the factor from values of the config to its values."""
     if _is_parameter(parameter):
         return env.find_parameter(parameter), 1.0
     kind, _, name = parameter.partition(".")
@@ -333,7 +333,7 @@ def _scheduled(env: Env, parameter: str) -> tuple[torch.Tensor, float]:
 
 
 class _Measure:
-    """Running mean over the newest episodes of all ranks: of their length, or of a reward term per control step."""
+    """Running mean, over the newest episodes of all ranks, of the episode length or a reward term per control step."""
 
     def __init__(self, env: Env, name: str) -> None:
         self._term = None if name == EPISODE_LENGTH else _index_of(env, name)
@@ -354,7 +354,7 @@ class _Measure:
         return torch.where(self._known > 0.5, self._mean / self._known, torch.nan)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return the mean and its bias correction, (1,) each: they belong to the run, not to single envs."""
+        """Return the mean and its bias correction, (1,) each: one pair for the whole run, not one per env."""
         return {"mean": self._mean, "known": self._known}
 
 

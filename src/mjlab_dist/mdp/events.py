@@ -172,7 +172,7 @@ class Wrench(Term):
 
         Args:
             env: The envs.
-            bodies: Regular expressions that match the names of the bodies. Each has a wrench of its own.
+            bodies: Regular expressions that match the names of the bodies. Each body has its own wrench.
             force_n: Range of each component of the force at the center of mass, in the world frame.
             torque_n_m: Range of each component of the torque, in the world frame.
             duration_s: Range of the duration.
@@ -187,20 +187,20 @@ class Wrench(Term):
         self.left_s = torch.zeros(env.num_envs, device=env.device)
 
     def __call__(self, env: Env, mask: torch.Tensor) -> None:
-        # End
+        # Wrenches that end
         self.left_s.sub_(env.step_dt_s)
         applied = self._bodies.of(self._applied)
         over = self.left_s < 0.5 * env.step_dt_s  # round to the nearest step
         kept = torch.where(over.view(-1, 1, 1), 0.0, applied)
         self.left_s.masked_fill_(over, 0.0)
-        # Start
+        # Wrenches that start
         write_rows(self.left_s, mask, uniform(self.left_s, *self._duration_s))
         self._bounds.update()
         drawn = torch.lerp(self._bounds.low, self._bounds.high, torch.rand_like(kept))
         self._bodies.set(self._applied, torch.where(mask.view(-1, 1, 1), drawn, kept))
 
     def cleared(self) -> list[torch.Tensor]:
-        return [self.left_s]  # the reset of the physics ends the wrench
+        return [self.left_s]  # the reset of the physics sets the applied forces to 0
 
     def state(self) -> dict[str, torch.Tensor]:
         return {"left_s": self.left_s}

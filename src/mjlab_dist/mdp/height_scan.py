@@ -95,7 +95,7 @@ class HeightScan(LazySensor):
             wp.launch(kernels.place_rays, shape, [*grid, RAYS_START_M, starts])
             seen = copy.copy(on_device)
             seen.geom_group = groups
-            seen.ngeom = chosen[-1] + 1  # rays search all geoms in order: leave out those after the last chosen one
+            seen.ngeom = chosen[-1] + 1  # a ray tests geoms in order: exclude those after the last chosen one
             marked = vec6(0, 1, 0, 0, 0, 0)
             mjw.rays(seen, data, starts, directions, marked, True, excluded, distance, hit, normal)
             wp.launch(kernels.read_rays, shape, [distance, RAYS_START_M, MISSED_M, offset_m, heights])

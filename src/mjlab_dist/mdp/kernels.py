@@ -58,14 +58,14 @@ def read_contacts(
         data: Readings of all MuJoCo sensors, (num_envs, nsensordata).
         addresses: Column of ``found`` of each sensor of a body, (bodies, sensors); the next three columns are its
             force.
-        adds: Whether the force of a body is the sum over its sensors; else it is the largest.
-        history: Length of ``force_history_n``; it is not written if 0.
+        adds: Whether the force of a body is the sum over its sensors; else it is the largest force of a sensor.
+        history: Number of steps in ``force_history_n``; with 0, the array is not written.
         dt_s: Time since the previous update.
     """
     env, i = wp.tid()
     if not chosen[env]:
         return
-    # Force: the first sensor's, then those of the others
+    # Force: that of the first sensor, combined with those of the others
     column = addresses[i, 0]
     touches = data[env, column] > 0.0
     force = wp.vec3(data[env, column + 1], data[env, column + 2], data[env, column + 3])

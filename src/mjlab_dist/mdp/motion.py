@@ -40,8 +40,8 @@ class Motion(Command):
         value: Target position, orientation and joint positions, (num_envs, 7 + k).
         velocity: Target linear velocity in the world frame, angular velocity in the body's frame, and joint velocities,
             (num_envs, 6 + k).
-        sites: Target positions of the sites in the body's frame, in m, (num_envs, sites, 3). They belong to the start
-            of the last substep, when MuJoCo last computes sites.
+        sites: Target positions of the sites in the body's frame, in m, (num_envs, sites, 3). They are the targets for
+            the start of the last substep, because MuJoCo computes sites at that time.
         root: The robot's free joint.
         joints: The joints, in the order of the value.
     """
@@ -64,7 +64,7 @@ class Motion(Command):
             motions: Regular expressions that match the names of the motions to play.
             sites: Regular expressions that match the names of the sites to track, such as feet.
             joint: The robot's free joint.
-            entity: Entity of the robot, whose joints and sites are then named without its prefix.
+            entity: Entity of the robot. If given, names of joints and sites are without the prefix of the entity.
 
         Raises:
             UserError: If there is no such file, motion, joint or site, or the file is not a motion file.
@@ -187,7 +187,7 @@ def start_in_motion(env: Env, mask: torch.Tensor, command: str) -> None:
 
 
 def joint_targets(env: Env, command: str) -> torch.Tensor:
-    """Return the joints' target positions after the next step minus the start state, in rad or m; (num_envs, k)."""
+    """Return joints' target positions after the next step, relative to the start state, in rad or m; (num_envs, k)."""
     motion = _motion(env, command)
     return motion.value[:, 7:] - motion.joints.qpos.of(env.reference.qpos)
 

@@ -1,4 +1,4 @@
-"""Files of networks that learned motors evaluate."""
+"""Reading of the network files of learned motors."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def read_layers(flag: str, file: str, num_inputs: int, activation: str) -> list[
         flag: The flag and its value, for messages.
         file: Path of a TorchScript module, an ONNX file (``.onnx``) or a state dict, or ``package.module:file``.
         num_inputs: Number of inputs.
-        activation: Activation between the layers, a key of :data:`FUNCTIONS`; a TorchScript module or an ONNX file must
-            compute the same outputs with it.
+        activation: Activation between the layers, a key of :data:`FUNCTIONS`. The layers with this activation must
+            compute the same outputs as the TorchScript module or the ONNX file.
 
     Raises:
-        UserError: If there is no such file, or it contains another network.
+        UserError: If there is no such file, or its network has another form.
     """
     # Layers
     path = find_file(flag, file)
@@ -58,7 +58,7 @@ def read_layers(flag: str, file: str, num_inputs: int, activation: str) -> list[
             "history) and 1 output are needed"
         )
     layers = list(zip(weights, biases, strict=True))
-    # Compare their output with that of the network
+    # Compare the output of the layers with that of the network
     if evaluate is not None:
         # Small inputs, at which most activations are nearly linear, and large ones
         scales = torch.logspace(-1.0, 1.0, 20).view(-1, 1)
@@ -73,7 +73,7 @@ def read_layers(flag: str, file: str, num_inputs: int, activation: str) -> list[
 
 
 def _read_torch(flag: str, path: Path) -> tuple[Callable[[torch.Tensor], torch.Tensor] | None, list[torch.Tensor]]:
-    """Return the TorchScript module, or None for a state dict, and its tensors in order."""
+    """Return the TorchScript module, or None for a state dict, and the tensors of the file in order."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.jit is deprecated, but most published networks are TorchScript
         try:

@@ -90,7 +90,9 @@ def push_history(
     velocities: wp.array3d[float],
     inputs: wp.array2d[float],
 ):
-    """Add the current state to the history of each motor, and select its network's inputs; one thread per motor.
+    """Add the current state to the history of each motor, and write the inputs of its network.
+
+    The kernel has one thread per env and motor.
 
     Args:
         qpos: Joint positions, (num_envs, nq), or lengths of actuators, (num_envs, nu).
@@ -103,7 +105,7 @@ def push_history(
         velocity_scale: Factor of the velocities.
         velocities_first: Whether velocities come before errors.
         errors: In and out: position errors of the latest physics steps, newest first, (num_envs, steps, motors).
-        velocities: In and out: velocities, likewise.
+        velocities: In and out: velocities of the same steps, (num_envs, steps, motors).
         inputs: Output, (num_envs * motors, 2 * ages).
     """
     env, i = wp.tid()

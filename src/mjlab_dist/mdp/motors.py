@@ -33,8 +33,8 @@ class DcMotor(Action):
 
     torque = stiffness * (target - position) - damping * velocity, between effort_limit * (-1 - velocity /
     velocity_limit) and effort_limit * (1 - velocity / velocity_limit), and at most effort_limit. It is computed in
-    every physics step. Motors of ``sim.actuators`` follow the same law, and need fewer operations: use this class for
-    targets that arrive late by a number of physics steps.
+    every physics step. Motors of ``sim.actuators`` follow the same law, and need fewer operations. Use this class only
+    if the targets are delayed by a number of physics steps.
 
     The actuators must be torque or force motors: ``<motor>`` of the MJCF, or ``sim.actuators`` of kind effort. The
     limits apply to the torque that this class commands.
@@ -118,10 +118,10 @@ class LearnedMotor(Action):
     The actuators must be torque or force motors: ``<motor>`` of the MJCF, or ``sim.actuators`` of kind effort. At the
     start of an episode, the history is 0.
 
-    If an actuator drives a tendon, positions of the whole block are MuJoCo's ``actuator_length`` (length times gear) of
-    the previous physics step, in m. With gear -1, a motor pulls, and its position increases as the tendon becomes
-    shorter. Tendons need ``forward_before_observation``; otherwise, an episode starts with the lengths of the previous
-    one.
+    If an actuator drives a tendon, the positions of all actuators of the block are MuJoCo's ``actuator_length`` (length
+    times gear) of the previous physics step, in m. With gear -1, a motor pulls, and its position increases as the
+    tendon becomes shorter. Tendons need ``forward_before_observation``; otherwise, an episode would start with the
+    lengths of the previous episode.
     """
 
     has_joint_positions = True
@@ -156,8 +156,8 @@ class LearnedMotor(Action):
             effort_limit: Maximum torque in N m. None: no limit.
 
         Raises:
-            UserError: If there is no such file, its layers do not fit, an actuator is not a torque motor, or a tendon
-                lacks ``forward_before_observation``.
+            UserError: If there is no such file, its layers have wrong sizes, an actuator is not a torque motor, or an
+                actuator drives a tendon without ``forward_before_observation``.
         """
         super().__init__(env, block)
         flag = f"{block.flag}.params"
@@ -186,9 +186,9 @@ class LearnedMotor(Action):
         self._effort = (effort_scale, math.inf if effort_limit is None else effort_limit)
 
     def _find_positions(self, env: Env) -> list[tuple[int, ...]]:
-        """Return the columns of positions and velocities of the motors: joints, or the lengths of actuators."""
+        """Return the columns of the motors' positions and velocities, in the joints' state or in actuator lengths."""
         block, model = self.block, env.sim.model
-        # MuJoCo's data that the next physics step reads; nothing without tendons
+        # Fields of MuJoCo's data that the next physics step reads, for state(); none without tendons
         self._lengths: dict[str, torch.Tensor] = {}
         if not (model.actuator_trntype[list(block.ids)] == mujoco.mjtTrn.mjTRN_TENDON).any():
             joints = self.joints(env)
@@ -229,7 +229,7 @@ def _at_least(flag: str, value: float | dict[str, float], least: float, names: t
 
 
 def _refuse_unless_torque(term: Action, env: Env) -> None:
-    """Raise if the input of an actuator is not the torque on its joint: compute the forces of one state."""
+    """Raise if the input of an actuator is not the torque on its joint. The check computes the forces in one state."""
     model, block = env.sim.model, term.block
     data = mujoco.MjData(model)
     joints = term.joints(env)

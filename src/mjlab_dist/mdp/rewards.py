@@ -176,8 +176,8 @@ def contacts(env: Env, sensor: str, min_n: float = 0.0) -> torch.Tensor:
 class FootSlip(Term):
     """Sum of the squared horizontal speeds of the feet in contact, in m2/s2.
 
-    MuJoCo's ``framelinvel`` sensors measure the velocities of the feet's sites. Velocities and contacts both belong to
-    the start of the last substep.
+    MuJoCo's ``framelinvel`` sensors measure the velocities of the feet's sites. Velocities and contacts are both those
+    at the start of the last substep.
     """
 
     def __init__(self, env: Env, sensor: str, velocities: tuple[str, ...]) -> None:

@@ -109,8 +109,8 @@ def angle_between(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 def half_angle(sine: torch.Tensor, cosine: torch.Tensor) -> torch.Tensor:
     """Return the angle with a sine and a cosine that are not negative, in rad.
 
-    torch's atan2 and acos round an element by its position in the tensor, so that results would depend on the number of
-    ranks; atan does not.
+    In torch's atan2 and acos, the rounding of an element depends on its position in the tensor, so results would depend
+    on the number of ranks. With atan, they do not.
 
     Args:
         sine: Sine of the angle, or its product with any positive number.

@@ -23,9 +23,9 @@ class Contact(Sensor):
     """Contacts, contact forces and air times of several bodies, measured by MuJoCo's contact sensors.
 
     The sensors are those that the config declares in ``sim.contacts``, or those of the MJCF. In the MJCF, the data of a
-    sensor must contain ``found`` and ``force``. As with every MuJoCo sensor, the values belong to the start of the last
-    substep. At the start of an episode, contacts and forces are those of the start state with
-    ``forward_before_observation``, and 0 without; the times are 0.
+    sensor must contain ``found`` and ``force``. As with every MuJoCo sensor, the values are those at the start of the
+    last substep. At the start of an episode, the times are 0. Contacts and forces are those of the start state with
+    ``forward_before_observation``, and 0 without it.
 
     Attributes:
         names: Names of the k elements that are sensed (``contacts``) or of the k sensors (``sensors``).
@@ -70,7 +70,7 @@ class Contact(Sensor):
         with wp.ScopedDevice(env.device):
             addresses = wp.array([row.addresses for row in rows], dtype=int, ndim=2)
             everywhere = wp.full(env.num_envs, True, dtype=wp.bool)
-        # A kernel does not write to an array without elements, so any other array can take its place.
+        # Without a history, the kernel does not write to the last array, so any other array can take its place.
         kept = self.state() | {"force_history_n": self.force_history_n if history else self.force_n.unsqueeze(1)}
         outputs: list[Any] = [wp.from_torch(tensor) for tensor in kept.values()]
         inputs = [wp.from_torch(env.sim.view("sensordata")), addresses, sums, history]
@@ -107,7 +107,7 @@ class Contact(Sensor):
 
 
 def _rows(env: Env, sensors: tuple[str, ...], contacts: str) -> tuple[list[ContactRow], bool]:
-    """Return the rows, and whether forces of one row are added; else the largest is the row's."""
+    """Return the rows, and whether the force of a row is the sum over its sensors; else it is the largest force."""
     if not contacts:
         return contacts_of_mjcf(env.sim.model, sensors), True
     if sensors:
