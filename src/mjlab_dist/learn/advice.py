@@ -1,4 +1,4 @@
-"""Advice during training about ranks that wait for others, and memory that is nearly full. Each is given once."""
+"""Warnings during training: ranks wait for others, or memory is nearly full. Each warning is printed once."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ WINDOW = 50
 """Number of iterations over which waiting is averaged."""
 
 MAX_WAITING = 0.25
-"""Maximum share of its time that a rank waits for others without a warning."""
+"""Share of its time that a rank may wait for others; above this share, there is a warning."""
 
 MIN_FREE = 0.05
-"""Minimum share of free memory without a warning."""
+"""Minimum share of free memory; below this share, there is a warning."""
 
 MEMORY_INTERVAL = 10
 """Iterations between checks of the memory."""
@@ -31,7 +31,7 @@ class Advice:
     """Checks each iteration of a run, and prints warnings with the flags that help."""
 
     def __init__(self, config: TrainConfig, rank: Rank, device: str) -> None:
-        """Start to watch.
+        """Start without measurements.
 
         Args:
             config: The run's config.
@@ -44,7 +44,7 @@ class Advice:
         self._watches_memory = device != "cpu" or rank.local_rank == 0
 
     def check(self, iteration: int, wait_shares: Sequence[float]) -> None:
-        """Check an iteration, and warn if there is a reason to.
+        """Check an iteration, and print a warning if there is a reason for one.
 
         Args:
             iteration: Iterations done.
@@ -68,7 +68,7 @@ class Advice:
         """Return the free bytes, and all bytes that the run can use."""
         if self._device != "cpu":
             return torch.cuda.mem_get_info(self._device)
-        # A container may be limited to a part of the machine's memory. The ranks of a machine use about as much each.
+        # A container may be limited to a part of the machine's memory. Each rank of a machine uses about as much.
         free = free_cpu_bytes()
         return free, free + 1e6 * memory_mb(torch.device("cpu")) * (self._config.cpu_ranks or 1)
 

@@ -45,9 +45,9 @@ class GraphSequence:
         """Record operations instead of executing them, on the stream of this sequence.
 
         Raises:
-            RuntimeError: If an operation cannot be recorded. The sequence cannot be used then.
+            RuntimeError: If an operation cannot be recorded. After that, the sequence must not be used.
         """
-        # The collector must not free an earlier graph during the capture, which would break it.
+        # If the garbage collector freed an earlier graph during the capture, the capture would fail.
         gc.collect()
         torch.cuda.synchronize()
         with no_gc(), torch.cuda.stream(self.stream), warnings.catch_warnings():
@@ -56,7 +56,7 @@ class GraphSequence:
             try:
                 yield
             except BaseException:
-                # Otherwise the stream would stay in capture mode.
+                # End the capture; otherwise the stream would stay in capture mode.
                 if self._graph is not None:
                     with contextlib.suppress(RuntimeError):
                         self._end()
@@ -64,10 +64,10 @@ class GraphSequence:
             self._end()
 
     def cut(self, call: Callable[[], object]) -> None:
-        """Add a call to the replay, after the operations recorded so far. Only replays make the call.
+        """Add a call to the replay, after the operations recorded so far. The call is made only in replays.
 
         Args:
-            call: Enqueues work on torch's current stream; without arguments and results.
+            call: Function without arguments and results that enqueues work on torch's current stream.
         """
         self._end()
         self._pieces.append(call)
@@ -118,7 +118,7 @@ class CapturedStep:
         if self._until_recording == 0 and self._batch is None:
             self._record(batch)
         if self._batch is None:
-            self._until_recording -= 1  # below 0 after a failed recording, which is not tried again
+            self._until_recording -= 1  # below 0 after a failed recording, so there is no second attempt
             self._run_eagerly(batch)
             return
         for static, new in zip(tensors_of(self._batch), tensors_of(batch), strict=True):
@@ -126,7 +126,7 @@ class CapturedStep:
         self._sequence.replay()
 
     def _run_eagerly(self, batch: Batch) -> None:
-        # On the stream of the later capture: autograd keeps the stream that a gradient was first accumulated on.
+        # Use the stream of the later capture, because autograd keeps the stream on which a gradient first accumulates.
         stream = self._sequence.stream
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -151,7 +151,8 @@ class CapturedStep:
 class CapturedCall(Generic[T]):
     """A function of observations, recorded at its second call and replayed from then on.
 
-    Warp's programs are separate graphs, launched between those of torch's operations (docs/decisions/0015).
+    Functions that launch Warp kernels are separate graphs, which are launched between the graphs of torch operations
+    (docs/decisions/0015).
     """
 
     def __init__(
@@ -160,10 +161,10 @@ class CapturedCall(Generic[T]):
         """Create the callable; the first call runs eagerly.
 
         Args:
-            function: A pure replay (docs/decisions/0014). The next call overwrites its result.
+            function: A function that can be recorded (docs/decisions/0014). The next call overwrites its result.
             name: Name of the function for the warning if it cannot be recorded.
             device: ``cuda:<index>``.
-            sim: The physics that it launches, if any.
+            sim: The physics that the function runs, if any.
         """
         self._function = function
         self._name = name
@@ -180,7 +181,7 @@ class CapturedCall(Generic[T]):
         return bool(self._outputs)
 
     def __call__(self, obs: TensorDict) -> T:
-        """Compute the function's result; tensors of ``obs`` are copied."""
+        """Return the function's result for a copy of the tensors of ``obs``."""
         if not self._is_warm or self._has_failed:
             self._is_warm = True  # after this call, buffers exist and libraries have chosen their kernels
             return self._function(obs)
@@ -196,7 +197,7 @@ class CapturedCall(Generic[T]):
 
     def _record(self, obs: TensorDict) -> None:
         self._inputs = obs.clone()
-        self._mark_changed()  # so that the recording computes cached values too
+        self._mark_changed()  # so that the recording also computes values that are cached
         try:
             with self._sequence.recording(), self._launches_cut():
                 outputs = self._function(self._inputs)
@@ -207,7 +208,7 @@ class CapturedCall(Generic[T]):
             self._outputs.append(outputs)
 
     def _mark_changed(self) -> None:
-        """Invalidate values cached for the state: a replay changes the state without running its Python."""
+        """Invalidate cached values: a replay changes the state without running the Python code that does this."""
         if self._sim is not None:
             self._sim.mark_changed()
 
@@ -228,12 +229,12 @@ class CapturedCall(Generic[T]):
 def can_capture_steps(env: Env, agent: AgentConfig, *, is_main: bool) -> bool:
     """Return whether control steps can become CUDA graphs.
 
-    Steps of recurrent policies cannot: they wait for the device.
+    Steps of recurrent policies cannot, because they wait for the device.
 
     Args:
         env: The envs.
         agent: The learner.
-        is_main: Whether this is rank 0, which reports what is not captured.
+        is_main: Whether this is rank 0, which prints what cannot be captured.
     """
     recurrent = agent.rnn != "none"
     if recurrent and is_main:
@@ -246,7 +247,7 @@ def can_capture_steps(env: Env, agent: AgentConfig, *, is_main: bool) -> bool:
 
 
 def _refuse(kernel: wp.Kernel, *_: Any, **__: Any) -> None:
-    """Raise, because the kernel would be launched now and not in replays."""
+    """Raise, because the kernel would be launched only now, and not in replays."""
     raise RuntimeError(f"kernel {kernel.key} is launched directly; use Simulation.record")
 
 

@@ -54,13 +54,13 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class CheckpointStore:
-    """The checkpoints of a run. Rank 0, their only writer, writes in a thread, and links to the newest and the best.
+    """The checkpoints of a run. Only rank 0 writes them, in a thread; it also links to the newest and the best one.
 
-    Whenever its process is killed, the newest checkpoint in the directory is complete. The next store removes temporary
-    files that a kill leaves behind.
+    If the process is killed at any time, the newest checkpoint in the directory is complete. The next store removes
+    temporary files that the killed process has left.
 
     Attributes:
-        written: Iteration and path of each checkpoint that was written, oldest first; a reader removes them.
+        written: Iteration and path of each new checkpoint, oldest first. The reader of an entry removes it.
     """
 
     def __init__(self, run_dir: Path, config: CheckpointConfig, lease: Lease | None = None) -> None:
@@ -69,11 +69,11 @@ class CheckpointStore:
         Args:
             run_dir: The run directory. Its metrics contain the mean returns of its checkpoints.
             config: Number of checkpoints to keep.
-            lease: Allows this launch to write; None if there is no other launch.
+            lease: Shows whether this launch (one start of the run) may still write; None if there is no other launch.
 
         Raises:
             OSError: If the directory cannot be written. The message is one line with the fix.
-            TakenOverError: If another launch trains this run now.
+            TakenOverError: If another launch has taken over this run.
         """
         self._run_dir = run_dir
         self._lease = lease
@@ -92,7 +92,7 @@ class CheckpointStore:
             self._link()
 
     def save(self, iteration: int, content: Mapping[str, Any], mean_return: float | None) -> None:
-        """Copy a checkpoint and write it in the thread. Waits for the copy and for the previous checkpoint.
+        """Copy a checkpoint and write it in the thread. This waits for the copy and for the previous checkpoint.
 
         Args:
             iteration: Iterations done.
@@ -100,18 +100,18 @@ class CheckpointStore:
             mean_return: Mean return of the policy, if it is known.
 
         Raises:
-            OSError: If the previous checkpoint could not be written; this one is not written then.
-            TypeError: If a value could not be read back.
+            OSError: If the previous checkpoint could not be written; this one is not written either.
+            TypeError: If the content has a value that could not be read from the file again.
         """
         self.wait()
         self._writing = self._pool.submit(self._write, iteration, snapshot(content), mean_return)
 
     def check(self) -> None:
-        """Raise if files of the run must not be written, or if the thread has failed. Does not wait for the thread.
+        """Raise if files of the run must not be written, or if the thread has failed, without waiting for the thread.
 
         Raises:
             OSError: If a checkpoint could not be written. Earlier ones are intact. The message names the fix.
-            TakenOverError: If another launch trains this run now.
+            TakenOverError: If another launch has taken over this run.
         """
         if self._lease is not None:
             self._lease.renew()
@@ -132,8 +132,8 @@ class CheckpointStore:
     def read_newest(self, needed: Mapping[str, type] | None = None) -> tuple[Path, bytes] | None:
         """Find the newest checkpoint that can be read, for every rank to resume from.
 
-        Rename newer ones that cannot be read, with a warning. Then remove old checkpoints that the last writer had no
-        time to remove.
+        Newer checkpoints that cannot be read are renamed, with a warning. Then old checkpoints that the previous writer
+        had no time to remove are removed.
 
         Args:
             needed: Entries that a checkpoint must have, as in :data:`LEARNER`.
@@ -219,7 +219,7 @@ class CheckpointStore:
         if best:
             _point(best_link, best[0])
         elif not self._config.keep_best or not best_link.exists():
-            # Without metrics, returns are unknown: an existing link is then the best guess.
+            # Returns are known, or no best checkpoint is kept. Without metrics, an existing link is the best guess.
             best_link.unlink(missing_ok=True)
 
     def _prune(self, needed: Path) -> None:
@@ -285,11 +285,11 @@ def load(source: Path | bytes, device: str) -> dict[str, Any]:
     """Read a checkpoint.
 
     Args:
-        source: The file or a pack with it, or the bytes of the file.
+        source: The checkpoint file, a pack that contains it, or the bytes of the file.
         device: Device of the loaded tensors.
 
     Raises:
-        UserError: If it is damaged, or contains more than tensors and plain values.
+        UserError: If the file is damaged, or contains more than tensors and plain values.
     """
     try:
         return _unpack(source if isinstance(source, bytes) else _read(source), device)
@@ -305,10 +305,10 @@ def snapshot(content: Any) -> Any:
         content: Tensors on any device, and plain values, in dicts, lists and tuples.
 
     Returns:
-        The same in plain containers; every tensor is a separate copy.
+        The same content in plain containers; every tensor is a separate copy.
 
     Raises:
-        TypeError: If a value has a type that could not be read back, such as NumPy's numbers.
+        TypeError: If a value has a type that :func:`load` refuses, such as NumPy's numbers.
     """
     tensors: list[torch.Tensor] = []
     _map_plain(content, tensors.append)
@@ -357,8 +357,8 @@ def _unpack(data: bytes, device: str) -> dict[str, Any]:
         _check_sums(data)
         content = torch.load(io.BytesIO(data), map_location=device, weights_only=True)
     except Exception as error:
-        # torch.load raises nearly anything on a damaged file: zip errors, pickle errors, RuntimeError, EOFError.
-        # Without a zip file, the message of a pickle error may be a single number.
+        # torch.load raises errors of many types on a damaged file: zip errors, pickle errors, RuntimeError, EOFError.
+        # If the file is not a zip file, the message of a pickle error may be a single number.
         if not data.startswith(_ZIP):
             raise _UnreadableError("it does not begin like a file of torch.save") from error
         raise _UnreadableError(str(error).strip().partition("\n")[0].partition(". ")[0]) from error
@@ -378,11 +378,11 @@ def _check_entries(content: dict[str, Any], needed: Mapping[str, type]) -> None:
 
 
 def _check_sums(data: bytes) -> None:
-    """Raise if a zip file is damaged: torch.load does not verify checksums, and would load most flipped bits."""
+    """Raise if a zip file is damaged: torch.load does not verify checksums, and loads most files with wrong bits."""
     if not zipfile.is_zipfile(io.BytesIO(data)):
-        return  # torch's format before zip files, or a file that it cannot read
+        return  # torch's older format, or a file that torch cannot read
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        # torch never compresses; other files could fill the memory
+        # torch does not compress its files. Another file could expand to more data than fits into memory.
         if sum(file.file_size for file in archive.infolist()) > len(data):
             raise zipfile.BadZipFile("its contents are larger than the file")
         damaged = archive.testzip()
@@ -391,7 +391,7 @@ def _check_sums(data: bytes) -> None:
 
 
 def _temporary(path: Path) -> Path:
-    """Return a path in the same directory that readers ignore and the next store removes."""
+    """Return a path in the same directory for a temporary file, which readers ignore and the next store removes."""
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
@@ -419,7 +419,7 @@ def _mean_returns(run_dir: Path) -> dict[int, float]:
 
 
 def _os_error(error: BaseException | None) -> OSError | None:
-    """Return the OSError that caused an error: torch.save raises a RuntimeError from the file's OSError."""
+    """Return the OSError that caused an error, because torch.save raises a RuntimeError from the file's OSError."""
     while error is not None and not (isinstance(error, OSError) and error.errno):
         error = error.__cause__ or error.__context__
     return error

@@ -13,10 +13,10 @@ Mark = float | torch.cuda.Event
 
 
 class Clock:
-    """Records timestamps, and sums the time that this rank spends in collectives.
+    """Records timestamps, and sums the time that this rank spends in collectives (operations that all ranks join).
 
     Attributes:
-        last_waits_s: Seconds of each collective that the last :meth:`pop_wait_s` added up.
+        last_waits_s: Seconds of each collective in the result of the last :meth:`pop_wait_s`.
     """
 
     def __init__(self, device: str) -> None:
@@ -38,7 +38,7 @@ class Clock:
         return event
 
     def seconds(self, start: Mark, end: Mark) -> float:
-        """Return the seconds between two timestamps; on a GPU, the work before both must be done."""
+        """Return the seconds between two timestamps; on a GPU, the device must already have reached both."""
         if isinstance(start, float) and isinstance(end, float):
             return end - start
         assert isinstance(start, torch.cuda.Event)
@@ -53,7 +53,7 @@ class Clock:
         self._waits.append((start, self.mark()))
 
     def pop_wait_s(self) -> float:
-        """Return the seconds waited since the last call; on a GPU, the work until then must be done."""
+        """Return the seconds waited since the last call. On a GPU, wait for the device before calling this."""
         self.last_waits_s = [self.seconds(start, end) for start, end in self._waits]
         self._waits.clear()
         return sum(self.last_waits_s)

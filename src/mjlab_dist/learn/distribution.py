@@ -7,7 +7,7 @@ from rsl_rl.modules.distribution import GaussianDistribution
 from torch.distributions import Normal
 
 MAX_STD = 1e6
-"""Upper bound of the standard deviation, as in rsl_rl. Its lower bound there is 1e-6."""
+"""Upper bound of the standard deviation, as in rsl_rl. In rsl_rl, its lower bound is 1e-6."""
 
 
 class BoundedGaussian(GaussianDistribution):
@@ -20,15 +20,15 @@ class BoundedGaussian(GaussianDistribution):
             output_dim: Number of actions.
             init_std: Initial standard deviation.
             min_std: Minimum standard deviation.
-            std_type: ``scalar``: the parameter is the standard deviation. ``log``: it is the logarithm.
+            std_type: ``scalar``: the parameter is the standard deviation. ``log``: it is the logarithm of it.
         """
         super().__init__(output_dim, init_std=init_std, std_range=(min_std, MAX_STD), std_type=std_type)
 
     def update(self, mlp_output: torch.Tensor) -> None:
         """Set the mean, (num_envs, output_dim), and the current standard deviation.
 
-        Unlike in rsl_rl, it is not clamped here, since the gradient of a clamp is zero at the bound: the standard
-        deviation could not grow again. :meth:`project` keeps the range.
+        Unlike in rsl_rl, the standard deviation is not clamped in this method: the gradient of a clamp is zero at the
+        bound, so the standard deviation could not grow again. :meth:`project` keeps the range.
         """
         self._distribution = Normal(mlp_output, self.current_std())
 
@@ -40,8 +40,9 @@ class BoundedGaussian(GaussianDistribution):
     def sample(self) -> torch.Tensor:
         """Draw actions, (num_envs, output_dim).
 
-        Equal to ``torch.normal``, but without its check that no standard deviation is negative or NaN. On CUDA a
-        failing check ends the process's context; here a NaN appears in the actions, where training reports it.
+        This is ``torch.normal`` without its check that no standard deviation is negative or NaN. On a GPU, a failed
+        check would make the CUDA context of the process unusable. Without the check, training finds the NaN in the
+        actions and reports it.
         """
         return self.mean + self.std * torch.randn_like(self.mean)
 

@@ -30,7 +30,7 @@ no effect.
 class Evaluation(Hook):
     """Adds columns ``evaluation/...`` to the rows of some iterations.
 
-    Envs, random numbers and policy are separate copies, so that training stays the same bit by bit. Every
+    Envs, random numbers and policy are separate copies, so training is bitwise the same as without evaluations. Every
     evaluation starts from the same states.
     """
 
@@ -73,7 +73,7 @@ class Evaluation(Hook):
                     actor.reset()
                     values = play_episodes(env, actor, actor.reset, lambda: self._control.beat(iteration))
                     sums[index] = values.sum(dim=1)
-        # Each batch has a row, which is 0 on all ranks but one, so the sum over ranks is exact
+        # Each batch has a row, which is 0 on all ranks except one, so the sum over ranks is exact
         total = sum_over_ranks(sums.to(runner.env.device)).cpu().sum(dim=0) / self._config.evaluate_episodes
         # Columns
         row: Row = {f"evaluation/{name}": mean for name, mean in zip(names, total.tolist(), strict=True)}
@@ -83,7 +83,7 @@ class Evaluation(Hook):
         return row
 
     def _build(self, training: Env) -> None:
-        """Build the envs of this rank's batches, with the current config of training, whose buffers may have grown."""
+        """Build the envs of this rank's batches, with the current config of training: its buffers may have grown."""
         if self._built is training.cfg:
             return
         self._built = training.cfg
@@ -97,7 +97,7 @@ class Evaluation(Hook):
 
     @contextlib.contextmanager
     def _separate_draws(self, device: str) -> Iterator[None]:
-        """Restore all random generators afterwards."""
+        """Restore the state of all random generators at the end of the context."""
         before = random_state(device)
         try:
             yield

@@ -38,7 +38,7 @@ class FaultInjection(Hook):
     """Injects one fault."""
 
     def __init__(self, fault: Fault) -> None:
-        """Wait for the fault's iteration.
+        """Store the fault.
 
         Args:
             fault: A fault of this rank.

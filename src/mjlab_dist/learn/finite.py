@@ -1,4 +1,4 @@
-"""Find numbers that are not finite in a rollout without waiting for the device, and dump their envs for a replay."""
+"""Find numbers that are not finite in a rollout, without waiting for the device, and dump their envs for a replay."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LISTED = 4
 """Maximum number of names, or envs, that a message lists."""
 
 _STATE = ("qpos", "qvel", "act")
-"""Checked parts of the physics state. Errors in other parts reach these one step later, if they have any effect."""
+"""Parts of the physics state that are checked. A non-finite number in another part spreads to these in one step."""
 
 
 class Dump(TypedDict):
@@ -41,17 +41,17 @@ class Dump(TypedDict):
     steps: torch.Tensor
     """Number of steps of the rollout before the first number that was not finite, (k,); 0 is before the first step."""
     names: list[dict[str, list[str]]]
-    """Joints, terms and actuators whose numbers were not finite then, by env and kind."""
+    """Joints, terms and actuators whose numbers were not finite after these steps, by env and kind."""
     state: dict[str, torch.Tensor]
     """``Simulation.physics`` and ``episode_length``, (T + 1, k, ...)."""
     observations: dict[str, torch.Tensor]
-    """By group, (T + 1, k, ...)."""
+    """Observations by group, (T + 1, k, ...)."""
     actions: torch.Tensor
     """The policy's output in each step, (T, k, num_actions)."""
     rewards: torch.Tensor
     """Rewards of the learner, which include the value at time-outs, (T, k)."""
     dones: torch.Tensor
-    """Whether the step ended an episode; the state after it then belongs to the next one, (T, k) of bool."""
+    """Whether the step ended an episode, (T, k) of bool. If so, the state after it belongs to the next episode."""
 
 
 class _Part(NamedTuple):
@@ -107,11 +107,13 @@ class FiniteCheck:
         return (~torch.stack(largest).isfinite().all(dim=0)).sum()
 
     def dump(self, task: str, totals: EpisodeTotals) -> Dump:
-        """Dump the envs that :meth:`count` has counted. Call it before the next rollout. Waits for the device.
+        """Return a dump of the envs that :meth:`count` has counted. Call this before the next rollout.
+
+        The method waits for the device.
 
         Args:
             task: The task.
-            totals: Totals of this iteration: a reward term that was not finite in an env is not finite in them.
+            totals: Totals of this iteration. If a reward term was not finite in an env, its total is not finite either.
         """
         # Envs and steps
         broken = self._storage.dones.new_zeros(self._num_steps + 1, self._env.num_envs, dtype=torch.bool)
@@ -141,7 +143,7 @@ class FiniteCheck:
         )
 
     def _parts(self) -> Iterator[_Part]:
-        """Yield the checked tensors, causes before effects."""
+        """Yield the checked tensors in the order in which a non-finite number spreads."""
         yield _Part("action", self._storage.actions, 1)
         for name in _STATE:
             if name in self._states:
@@ -153,7 +155,7 @@ class FiniteCheck:
         yield _Part("reward", self._storage.rewards, 1)
 
     def _observations(self) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-        """Yield name, observations before each step (steps, num_envs, ...), and after the last (1, num_envs, ...)."""
+        """Yield group, observations before each step (steps, num_envs, ...) and after the last (1, num_envs, ...)."""
         for name, last in self._last_obs.items():
             yield name, self._storage.observations.get(name), last.unsqueeze(0)
 
@@ -181,10 +183,10 @@ def load(path: Path, task: str) -> Dump:
 
     Args:
         path: File that ``checkpoint.save`` wrote.
-        task: The task that it must belong to.
+        task: Task of the dump.
 
     Raises:
-        UserError: If it is damaged, is not a dump, or belongs to another task.
+        UserError: If the file is damaged, is not a dump, or is from another task.
     """
     content: Any = checkpoint.load(path, "cpu")
     if content.keys() != Dump.__required_keys__:
@@ -197,7 +199,7 @@ def load(path: Path, task: str) -> Dump:
 
 
 def column_names(env: Env) -> dict[str, list[str]]:
-    """Return the names of the columns of actions, observations and states, by kind. Evaluates the observations.
+    """Return the names of the columns of actions, observations and states, by kind, and evaluate the observations.
 
     Args:
         env: Any envs of the task.

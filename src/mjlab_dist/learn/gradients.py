@@ -1,4 +1,4 @@
-"""All gradients of a learner in one buffer, so that one collective reduces them."""
+"""All gradients of a learner in one buffer, so that one collective averages them over the ranks."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Hook:
         """
 
     def columns(self, runner: Runner, iteration: int) -> Row:  # noqa: ARG002 (for subclasses)
-        """Return columns to add to the row of an iteration, on every rank; called after its metrics are known.
+        """Return columns to add to the row of an iteration. Every rank calls this after the metrics are known.
 
         Args:
             runner: The training loop.

@@ -30,7 +30,7 @@ def value_loss(
         values: Current values, (samples, 1) or (steps, envs, 1).
         old_values: Values when the data was collected.
         returns: Targets.
-        clip: Larger changes of a value do not reduce the loss further; None for no clipping.
+        clip: Maximum change of a value that can reduce the loss; None for no clipping.
     """
     errors = (values - returns).square()
     if clip is None:

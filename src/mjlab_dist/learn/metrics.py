@@ -1,4 +1,4 @@
-"""Metrics of an iteration: summed over all ranks in one collective, averaged over the newest episodes."""
+"""Metrics of an iteration. One collective sums them over all ranks; returns are means over the newest episodes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Row = dict[str, float | int | None]
 """A row of metrics.jsonl. Values that are not known yet are None."""
 
 WINDOW_EPISODES = 100
-"""Minimum number of episodes in the mean return and the mean length: the newest ones."""
+"""Minimum number of episodes, the newest ones, over which the return and the length are averaged."""
 
 
 def memory_mb(device: torch.device) -> float:
@@ -66,20 +66,20 @@ class Sample(NamedTuple):
     wants_stop: bool
     """Whether this rank received a request to stop after the iteration."""
     wants_save: bool
-    """Whether a checkpoint is due by this rank's clock."""
+    """Whether a checkpoint is due according to the clock of this rank."""
 
 
 class Outcome(NamedTuple):
     """Result of an iteration, the same on every rank."""
 
     row: Row
-    """Its metrics."""
+    """Metrics of the iteration."""
     totals: EpisodeTotals
     """Episodes that ended on any rank; on the device."""
     stop: bool
     """Whether any rank received a request to stop."""
     save: bool
-    """Whether a checkpoint is due by any rank's clock."""
+    """Whether a checkpoint is due according to the clock of any rank."""
     not_finite: list[int]
     """Ranks with envs whose numbers are not finite."""
     ranks: list[Row]
@@ -131,7 +131,7 @@ class Metrics:
         self._num_parameters = num_parameters
         self._clock = clock
         self._log_ranks = log_ranks
-        # Sums of the newest episodes, one list per iteration. Those of a task with other columns are dropped.
+        # Sums of the newest episodes, one list per iteration. Saved sums of a task with other columns are dropped.
         width = 2 + len(self._episode_names)
         self._episodes: collections.deque[list[float]] = collections.deque(
             sums for sums in before["episodes"] if len(sums) == width
@@ -219,7 +219,7 @@ class Metrics:
         }
 
     def _of_ranks(self, sample: Sample) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
-        """Return this rank's slots and zeros in those of the other ranks: tensors on the device, and numbers."""
+        """Return this rank's values in its slots, and zeros in the slots of other ranks: tensors, then numbers."""
         device = sample.reward.device
         tensors = {"not_finite": sample.not_finite}
         numbers = {"collect_s": sample.collect_s, "learn_s": sample.learn_s, "wait_s": sample.wait_s}
@@ -233,9 +233,10 @@ class Metrics:
         )
 
     def _sum(self, sample: Sample) -> tuple[dict[str, float], EpisodeTotals]:
-        """Sum over ranks. Return the sums by name, and those of episodes also as tensors.
+        """Return the sums over ranks by name, and the sums of episodes also as tensors.
 
-        Quantities of single ranks have a slot per rank, 0 except for this rank's own, so that the sum contains all.
+        A quantity that is needed for each rank has one slot per rank. A rank writes 0 to the slots of the others, so
+        the sum contains the values of all ranks.
         """
         slots, times = self._of_ranks(sample)
         # Tensors on the device

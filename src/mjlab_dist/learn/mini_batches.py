@@ -17,7 +17,7 @@ def shuffled_mini_batches(storage: RolloutStorage, order: torch.Tensor, advantag
     Args:
         storage: Holds the rollout.
         order: Indices of the samples, (mini-batches * samples per mini-batch,).
-        advantages: Normalized, in that order, (mini-batches, samples per mini-batch).
+        advantages: Normalized advantages, in the order of ``order``, (mini-batches, samples per mini-batch).
     """
     size = advantages.shape[1]
 
@@ -46,7 +46,7 @@ def shuffled_mini_batches(storage: RolloutStorage, order: torch.Tensor, advantag
 def recurrent_mini_batches(
     storage: RolloutStorage, count: int, normalize: Callable[[torch.Tensor], torch.Tensor]
 ) -> list[Batch]:
-    """Split a rollout into mini-batches of whole envs: a recurrent network reads every episode in order.
+    """Split a rollout into mini-batches of whole envs, because a recurrent network reads every episode in order.
 
     Args:
         storage: Holds the rollout; its advantages are normalized in place.

@@ -1,7 +1,7 @@
-"""Moments over all ranks, of advantages, observations and rewards, as sums that ranks can add.
+"""Moments (mean and variance) of advantages, observations and rewards over all ranks, as sums that ranks can add.
 
 The sums are a count, the sum of deviations from a common shift, and the sum of their squares, in fp64 (Chan, Golub and
-LeVeque 1983, "Algorithms for computing the sample variance"). Added over ranks, they are the sums of all data.
+LeVeque 1983, "Algorithms for computing the sample variance"). The sums of all ranks, added, are those of all data.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ class ClippedNormalization(EmpiricalNormalization):
         self.clip = clip
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalize and clip, without super(): TorchScript, which exports policies, does not support it."""
+        """Normalize and clip. TorchScript, the format of exported policies, does not support super()."""
         return ((x - self._mean) / (self._std + self.eps)).clamp(-self.clip, self.clip)
 
 
 class NormalizerMoments:
-    """Moments of the observations since ranks last had the same normalizer, as sums that ranks can add.
+    """Moments of the observations since all ranks last had the same normalizer, as sums that ranks can add.
 
-    Only the sums of new observations are added: every rank's normalizer already contains the earlier ones, which must
-    count once.
+    The state that all ranks had at that time is called agreed. Ranks add only the sums of newer observations, because
+    the agreed state, which every rank has, already contains the earlier observations.
 
     Attributes:
         pending: (1 + 2 * width,) in fp64: count, sums of deviations from the agreed mean, sums of their squares.
@@ -79,7 +79,7 @@ class NormalizerMoments:
         self.rebase()
 
     def rebase(self) -> None:
-        """Start from the normalizer's current state, which must be the same on every rank."""
+        """Make the normalizer's current state the agreed one. It must be the same on every rank."""
         state = {name: t.to(torch.float64, copy=True) for name, t in self._normalizer.state_dict().items()}
         self._count, self._mean, self._var = state["count"], state["_mean"].squeeze(0), state["_var"].squeeze(0)
         self.pending = torch.zeros(1 + 2 * len(self._mean), dtype=torch.float64, device=self._mean.device)
@@ -118,15 +118,15 @@ class NormalizerMoments:
 
 
 class RewardScale:
-    """Standard deviation of discounted sums of rewards. Divided by it, rewards lead to values near 1.
+    """Standard deviation of discounted sums of rewards. With rewards divided by it, values are of the order of 1.
 
-    As in Engstrom et al. 2020, "Implementation matters in deep policy gradients", arXiv:2005.12729, section 3, but with
-    the data of all ranks, including the current rollout, and with one value for the whole rollout.
+    The method is that of Engstrom et al. 2020, "Implementation matters in deep policy gradients", arXiv:2005.12729,
+    section 3, but with the data of all ranks, including the current rollout, and one value for the whole rollout.
 
     Attributes:
         discounted: Sum of each env's rewards in the current episode, discounted toward the past, (num_envs,).
         pending: Count, sum and sum of squares of this rollout's discounted sums, (3,) in fp64, to be summed over ranks.
-        sums: The same of all rollouts and ranks, (3,) in fp64; equal on every rank.
+        sums: The same quantities over all rollouts and ranks, (3,) in fp64; equal on every rank.
     """
 
     def __init__(self, num_envs: int, gamma: float, device: str) -> None:
@@ -154,7 +154,7 @@ class RewardScale:
         self.discounted.masked_fill_(dones, 0.0)
 
     def apply(self) -> torch.Tensor:
-        """Add the pending sums, which must be summed over ranks before.
+        """Add the pending sums, which must already be summed over ranks.
 
         Returns:
             The inverse of the standard deviation, a scalar.

@@ -22,7 +22,7 @@ from mjlab_dist.learn.distribution import BoundedGaussian
 from mjlab_dist.learn.moments import ClippedNormalization
 
 IN_PLACE = (nn.ELU, nn.SELU, nn.ReLU)
-"""Activations whose gradient follows from their output, so that they need no memory of their own."""
+"""Activations whose gradient is computed from their output, so they can overwrite their input."""
 
 
 def make_networks(config: AgentConfig, obs: TensorDict, num_actions: int, device: str) -> tuple[MLPModel, MLPModel]:
@@ -40,7 +40,7 @@ def make_networks(config: AgentConfig, obs: TensorDict, num_actions: int, device
         BoundedGaussian, init_std=config.init_std, min_std=config.min_std, std_type=config.std_type
     )
     critic_group = "critic" if "critic" in set(obs.keys()) else "actor"
-    # Weights are drawn in this order: another order would change the start of every run.
+    # Weights are drawn in this order. Another order would change the initial weights of every run.
     actor = _make_network(
         config,
         obs,
@@ -65,7 +65,7 @@ def make_networks(config: AgentConfig, obs: TensorDict, num_actions: int, device
 
 
 def load_policy(env: Env, config: TrainConfig, path: Path) -> MLPModel:
-    """Load a trained policy into one process, for any number of ranks that trained it.
+    """Load a trained policy into one process. Any number of ranks may have trained it.
 
     Args:
         env: Envs of the run's task.
@@ -83,7 +83,7 @@ def load_policy(env: Env, config: TrainConfig, path: Path) -> MLPModel:
 
 
 def load_policy_without_env(config: TrainConfig, path: Path, device: str) -> MLPModel:
-    """Load a trained policy without its task: the checkpoint contains the numbers of observations and actions.
+    """Load a trained policy without its task. The numbers of observations and actions are read from the checkpoint.
 
     Args:
         config: The run's config.
@@ -105,7 +105,7 @@ def load_policy_without_env(config: TrainConfig, path: Path, device: str) -> MLP
 def _sizes(weights: Any) -> tuple[int, int]:
     """Return the numbers of observations and actions, read from the first and the last layer of a policy.
 
-    Without layers, return arbitrary numbers: the comparison with the config's networks then reports what is missing.
+    If there are no layers, return arbitrary numbers: the later comparison with the config's networks reports the error.
     """
     names = weights if isinstance(weights, dict) else {}
     layers = [name for name in names if name.startswith("mlp.") and name.endswith(".weight")]
@@ -161,7 +161,7 @@ def _init_orthogonal(network: nn.Module, last_gain: float) -> None:
 
 
 def _activate_in_place(network: nn.Module) -> None:
-    """Save the memory of a copy per layer: in rsl_rl's MLP, only the activation reads its input."""
+    """Make activations overwrite their input, which saves memory: in rsl_rl's MLP, nothing else reads this input."""
     for mlp in network.modules():
         if isinstance(mlp, MLP):
             for layer in mlp:
@@ -178,7 +178,7 @@ def check_fit(models: Mapping[str, nn.Module], saved: Mapping[str, Any], flag: s
         flag: The flag and file that name the checkpoint, for the message.
 
     Raises:
-        UserError: With the network that is missing, or the first tensor that differs.
+        UserError: If they do. The message names the missing network, or the first tensor that differs.
     """
     for name, model in models.items():
         if not isinstance(saved.get(f"{name}_state_dict"), dict):

@@ -15,7 +15,7 @@ MIN_LEARNING_RATE, MAX_LEARNING_RATE = 1e-5, 1e-2
 
 
 class Adam(torch.optim.Adam):
-    """Torch's Adam without the wrappers around its methods for torch.compile, which import all of torch's compiler."""
+    """Torch's Adam without the wrappers of its methods that import all of torch's compiler."""
 
     step = torch.no_grad()(inspect.unwrap(torch.optim.Adam.step))
     add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
@@ -28,8 +28,8 @@ def adapt_rate(rate: torch.Tensor, kl: torch.Tensor, desired_kl: float) -> None:
     """Update the learning rate by rsl_rl's adaptive schedule, without waiting for the device.
 
     Args:
-        rate: The learning rate, a scalar; changed in place. It is divided by 1.5 if the policy moved too far, and
-            multiplied by 1.5 if it moved too little.
+        rate: The learning rate, a scalar; changed in place. It is divided by 1.5 if the policy changed too much, and
+            multiplied by 1.5 if the policy changed too little.
         kl: Mean KL divergence of a mini-batch over all ranks, a scalar.
         desired_kl: KL divergence that the schedule aims at.
     """
@@ -56,7 +56,7 @@ def whole_state(optimizer: Adam, parameters: Sequence[torch.Tensor], sharding: S
     Args:
         optimizer: The optimizer. Its learning rate is one tensor.
         parameters: All parameters in the optimizer's order, as DTensors where they are sharded.
-        sharding: Which of them are sharded. If any are, this is a collective.
+        sharding: Which parameters are sharded (divided between ranks). If any are, this function is a collective.
     """
     whole = optimizer.state_dict()
     whole["state"] = {
@@ -82,5 +82,5 @@ def load_whole_state(
     }
     group = {**group, "lr": rate, "fused": own["fused"], "capturable": own["capturable"]}
     optimizer.load_state_dict({"state": state, "param_groups": [group]})
-    # Loading copies tensors, but the learning rate must stay the one that the update writes to.
+    # Loading replaces tensors by copies, but the learning rate must stay the tensor that the update writes to.
     optimizer.param_groups[0]["lr"] = rate

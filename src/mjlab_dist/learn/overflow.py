@@ -36,7 +36,7 @@ class Shortage(NamedTuple):
     size: int
     """Its size, per env."""
     needed: int
-    """Number that had to fit, per env; a lower bound if rows were dropped."""
+    """Size that was needed, per env; a lower bound if rows were dropped."""
     larger: int
     """Size that should suffice."""
 
@@ -65,9 +65,9 @@ class OverflowCheck:
             self._env.sim.overflow.zero_()
 
     def must_end(self, row: Row) -> bool:
-        """Return whether the run must end with a checkpoint; :meth:`raise_pending` then raises. Warn once otherwise.
+        """Return whether the run must end with a checkpoint; call :meth:`raise_pending` after the checkpoint is saved.
 
-        Ranks communicate only after an overflow.
+        If an overflow does not end the run, print one warning. Ranks communicate only after an overflow.
 
         Args:
             row: Metrics of the iteration, over all ranks.
@@ -148,7 +148,7 @@ def _flags(sizes: Mapping[str, int]) -> str:
 
 
 def record_growth(run_dir: Path, config: TrainConfig, overflow: BufferOverflowError) -> None:
-    """Write larger buffers into config.yaml and provenance.json, and report them; for rank 0.
+    """Write the larger sizes to config.yaml and provenance.json, and print them. Call this on rank 0.
 
     Args:
         run_dir: The run directory.

@@ -1,4 +1,4 @@
-"""A trained policy as a function, for users' programs."""
+"""A trained policy as a function, for the programs of users."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Policy:
 
     @torch.no_grad()
     def reset(self, dones: torch.Tensor | None = None) -> None:
-        """Reset the hidden state where an episode has ended.
+        """Reset the hidden state of rows whose episode has ended.
 
         Args:
             dones: Rows whose episode has ended, (num_envs,) of bool; None for all.

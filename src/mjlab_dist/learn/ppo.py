@@ -1,4 +1,4 @@
-"""rsl_rl's PPO, with an update that gives the same result at any world size and takes one collective per mini-batch."""
+"""rsl_rl's PPO, with an update that has one collective per mini-batch and the same result for any number of ranks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from mjlab_dist.patching import patched
 class PPO(rsl_rl.algorithms.PPO):
     """Proximal policy optimization (Schulman et al. 2017, arXiv:1707.06347) over all ranks.
 
-    Losses and schedule are rsl_rl's. Advantages and observations are normalized with the moments of all ranks.
+    Losses and schedule are rsl_rl's. Advantages and observations are normalized with mean and variance over all ranks.
     Gradients are averaged together with the KL divergence, then clipped. Nothing waits for the device: the learning
     rate is a tensor that the optimizer reads. Recurrent networks are the exception: rsl_rl splits their mini-batches
     into episodes, whose lengths depend on the data.
@@ -48,7 +48,7 @@ class PPO(rsl_rl.algorithms.PPO):
         models: The policy ``actor`` and the value function ``critic``.
         clock: Counts the time spent in collectives.
         rate: The learning rate, a scalar tensor.
-        replicas: This rank's copy of the learner, among those of the other ranks.
+        replicas: Averages or compares this rank's copy of the learner and those of the other ranks.
     """
 
     def __init__(
@@ -72,8 +72,8 @@ class PPO(rsl_rl.algorithms.PPO):
             device: ``cpu`` or ``cuda:<index>``.
         """
         agent = config.agent
-        # rsl_rl's constructor, which sets `learning_rate` (stored in `rate`) and creates an optimizer by name. That
-        # optimizer is replaced below, but torch's own Adam would import torch's compiler.
+        # rsl_rl's constructor sets `learning_rate` (stored in `rate`) and creates an optimizer, which is replaced below.
+        # It must be our Adam too, because torch's own Adam would import torch's compiler.
         self.rate = torch.zeros((), device=device)
         with patched(rsl_rl.algorithms.ppo, "resolve_optimizer", lambda _name: Adam):
             super().__init__(
@@ -92,7 +92,7 @@ class PPO(rsl_rl.algorithms.PPO):
                 use_clipped_value_loss=agent.use_clipped_value_loss,
                 schedule=agent.schedule,
                 desired_kl=agent.desired_kl,
-                # True prevents rsl_rl from normalizing advantages: update() does, with the moments of all ranks.
+                # True prevents rsl_rl from normalizing advantages: update() normalizes them over all ranks.
                 normalize_advantage_per_mini_batch=True,
                 use_mixed_precision=agent.precision == "bf16",
                 device=device,
@@ -104,19 +104,19 @@ class PPO(rsl_rl.algorithms.PPO):
         self._advantage_normalization = agent.advantage_normalization
         self.models = {"actor": self._raw_actor, "critic": self._raw_critic}
         self._is_recurrent = actor.is_recurrent or critic.is_recurrent
-        # Optimizer, moments for normalization, and CUDA graphs
+        # Optimizer, mean and variance for normalization, and CUDA graphs
         self._make_optimizer(config)
         self._make_moments(agent)
         self._make_programs(agent)
 
     def _make_optimizer(self, config: TrainConfig) -> None:
-        # Parameters: all ranks start with those of rank 0. Sharding takes parts of them, so it comes second.
+        # Parameters: all ranks start with those of rank 0. Then sharding divides the parameters between ranks.
         if world_size() > 1:
             self.broadcast_parameters()
         compression, min_size_mb = FORMATS[config.sync.compression], config.sync.fsdp_min_size_mb
         self.sharding = Sharding(self.models, config.fsdp_devices, min_size_mb, self.device, compression)
         self._parameters = list(chain.from_iterable(model.parameters() for model in self.models.values()))
-        # Gradients: FSDP2 reduces those of sharded parameters itself.
+        # Gradients of parameters that are not sharded; FSDP2 reduces the other gradients.
         self._gradients = FlatGradients(
             [[p for p in model.parameters() if id(p) not in self.sharding.sharded] for model in self.models.values()],
             self.device,
@@ -170,7 +170,7 @@ class PPO(rsl_rl.algorithms.PPO):
 
     @property
     def num_parameters(self) -> int:
-        """Number of parameters of policy and value function; sharded ones count whole."""
+        """Number of parameters of policy and value function, including the parts of sharded ones on other ranks."""
         return sum(p.numel() for p in self._parameters)
 
     @property
@@ -195,7 +195,7 @@ class PPO(rsl_rl.algorithms.PPO):
         """Compute returns and advantages; the arguments are rsl_rl's."""
         if self._reward_scale is not None:
             self.replicas.sum([self._reward_scale.pending])
-            # The stored rewards also contain the values of timed-out episodes, which are in scaled units already.
+            # Scale only the raw rewards: stored rewards also contain values of timed-out episodes, which are scaled.
             self.storage.rewards += self._raw_rewards * (self._reward_scale.apply() - 1.0)
         self._compute_returns(obs)
 
@@ -204,7 +204,7 @@ class PPO(rsl_rl.algorithms.PPO):
 
         Returns:
             Means over mini-batches, as scalar tensors of this rank: ``value``, ``surrogate``, ``entropy``, and ``kl``,
-            the KL divergence that the learning rate adapted to.
+            the KL divergence that the adaptive learning rate used.
         """
         # Mini-batches, with advantages normalized
         batches = self._mini_batches()
@@ -215,7 +215,7 @@ class PPO(rsl_rl.algorithms.PPO):
         for _ in range(self.num_learning_epochs):
             for batch in batches:
                 self._step(batch)
-        # Observation normalizers. During the epochs, observations must be normalized as in the rollout.
+        # Update observation normalizers after the epochs, which must normalize observations as the rollout did.
         for moments in self._normalizers.values():
             moments.apply()
         if self.synchronizer.keeps_equal:
@@ -226,14 +226,14 @@ class PPO(rsl_rl.algorithms.PPO):
         return dict(zip(("value", "surrogate", "entropy", "kl"), means.unbind(), strict=True))
 
     def save(self) -> dict[str, Any]:
-        """Return whole tensors in rsl_rl's layout, which stock rsl_rl can load; a collective if any are sharded."""
+        """Return whole tensors in the layout of unmodified rsl_rl. If any are sharded, this is a collective."""
         optimizer = whole_state(self.optimizer, self._parameters, self.sharding)
         states = {f"{name}_state_dict": self.sharding.whole_state(model) for name, model in self.models.items()}
         scale = {} if self._reward_scale is None else {"reward_sums": self._reward_scale.sums}
         return {**states, "optimizer_state_dict": optimizer, **scale}
 
     def load(self, loaded_dict: dict[str, Any], load_cfg: dict[str, bool] | None, strict: bool) -> bool:
-        """Load the result of :meth:`save`, or of stock rsl_rl; arguments and result are rsl_rl's."""
+        """Load the result of :meth:`save` or of unmodified rsl_rl; arguments and result are rsl_rl's."""
         # Policy and value function
         chosen = load_cfg or dict.fromkeys(("actor", "critic", "optimizer", "iteration"), True)
         for name, model in self.models.items():
@@ -300,7 +300,7 @@ class PPO(rsl_rl.algorithms.PPO):
         return shuffled_mini_batches(storage, order, self._normalize(advantages))
 
     def _normalize(self, advantages: torch.Tensor) -> torch.Tensor:
-        """Normalize advantages, and add up the moments of the observations, in at most one collective.
+        """Normalize advantages, and sum the moments of observations over ranks, in at most one collective.
 
         Args:
             advantages: (mini-batches, samples).
@@ -342,10 +342,10 @@ class PPO(rsl_rl.algorithms.PPO):
 
     @torch.no_grad()
     def _round_old(self, batches: list[Batch]) -> None:
-        """Compute what the rollout computed in fp32 again, in the precision of the update.
+        """Replace results that the rollout computed in fp32 by results in the precision of the update.
 
-        Otherwise the difference in rounding would count as a change of the policy and of the values: in the KL
-        divergence, and in what is clipped.
+        Otherwise, the KL divergence and the clipping would count the difference in rounding as a change of the policy
+        and of the values.
         """
         for batch in batches:
             assert batch.actions is not None

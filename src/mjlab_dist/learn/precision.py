@@ -10,7 +10,7 @@ import torch
 
 @contextlib.contextmanager
 def precision(device: str, *, is_bf16: bool) -> Iterator[None]:
-    """Compute networks in bf16 where torch can, or in fp32. Parameters and gradients are in fp32.
+    """Compute networks in bf16, as far as torch supports it, or in fp32. Parameters and gradients are in fp32.
 
     Args:
         device: PyTorch name of the device.

@@ -14,7 +14,7 @@ def random_state(device: str) -> dict[str, torch.Tensor]:
     """Return the state of all generators; tensors on the CPU, with the same shapes in every process.
 
     Args:
-        device: ``cpu`` or ``cuda:<index>``, whose generator is included.
+        device: ``cpu`` or ``cuda:<index>``; the generator of this device is included.
     """
     version, words, gauss = random.getstate()
     assert version == 3

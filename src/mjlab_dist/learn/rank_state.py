@@ -23,7 +23,7 @@ def pack(state: Mapping[str, torch.Tensor]) -> torch.Tensor:
     on_device = [name for name in names if state[name].device.type != "cpu"]
     parts = {name: _bytes(state[name]) for name in names}
     if on_device:
-        # One copy for all tensors. Not to pinned memory, which torch would keep.
+        # One copy for all tensors, to memory that is not pinned: torch would keep pinned memory allocated.
         packed = torch.cat([parts[name] for name in on_device]).cpu()
         sizes = [len(parts[name]) for name in on_device]
         parts |= dict(zip(on_device, packed.split(sizes), strict=True))
@@ -73,7 +73,7 @@ def upgraded(state: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]
 
 
 def fits(state: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]) -> bool:
-    """Return whether a state can replace another: it has all of its tensors, with the same shapes and dtypes."""
+    """Return whether a state can replace another, because it has all its tensors, with the same shapes and dtypes."""
     return all(
         name in state and state[name].shape == tensor.shape and state[name].dtype == tensor.dtype
         for name, tensor in like.items()

@@ -1,4 +1,4 @@
-"""The copies of the learner on all ranks: their average where every rank trains its own copy, and rank 0's copy.
+"""The copies of the learner on all ranks. They are averaged or, if ranks round differently, replaced by rank 0's copy.
 
 Ranks compute the same update from the same gradients. Their results are equal bit for bit if their devices round in
 the same way: GPUs of one model, or CPUs with the same instruction set.
@@ -25,10 +25,10 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Replicas:
-    """This rank's copy of the learner, among those of the other ranks.
+    """This rank's copy of the learner, with the operations that make the copies of all ranks equal.
 
     Attributes:
-        unlike_ranks: Ranks that round differently than rank 0, in ascending order; equal on all ranks.
+        unlike_ranks: Ranks that round differently from rank 0, in ascending order; the same list on all ranks.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Replicas:
         sharding: Sharding,
         clock: Clock,
     ) -> None:
-        """Store references to the parts of a learner, and compare how ranks round; a collective.
+        """Store references to the parts of a learner, and compare how ranks round. This is a collective.
 
         Args:
             parameters: Parameters of policy and value function.
@@ -78,7 +78,7 @@ class Replicas:
             tensor.copy_(part.view_as(tensor))
 
     def average(self) -> torch.Tensor:
-        """Average parameters, Adam's moments and learning rates over ranks, and merge their observation moments.
+        """Average parameters, Adam's moments and learning rates over ranks, and merge the observation normalizers.
 
         Returns:
             Sum over parameters of this rank's squared distances from the mean, a scalar.
@@ -97,9 +97,9 @@ class Replicas:
         return (before - torch.cat([p.detach().flatten() for p in self._parameters])).square().sum()
 
     def agree(self) -> None:
-        """Start the next iteration from equal copies: from rank 0's, in one message, if any rank rounds differently.
+        """Make all copies equal for the next iteration. If any rank rounds differently, rank 0 sends its copy to all.
 
-        Call this after :meth:`NormalizerMoments.apply`. Replicas of sharded parameters take a second message.
+        Call this after :meth:`NormalizerMoments.apply`. Copies of sharded parameters need a second message.
         """
         if self.unlike_ranks:
             normalizers = [t for moments in self._normalizers.values() for t in moments.normalized()]
@@ -147,10 +147,12 @@ class Replicas:
 
 
 def find_unlike_ranks(size: int, device: str) -> list[int]:
-    """Return the ranks that round differently than rank 0, by device, instruction set and results; a collective.
+    """Return the ranks that round differently from rank 0. This is a collective.
+
+    It compares the device, the instruction set and the results of some operations.
 
     Args:
-        size: Number of parameters: some libraries choose other instructions for other sizes.
+        size: Number of parameters. Some libraries choose instructions by size.
         device: This rank's device.
     """
     info = describe_device(device, None)
@@ -162,7 +164,7 @@ def find_unlike_ranks(size: int, device: str) -> list[int]:
 
 
 def _sample_results(size: int, device: str) -> torch.Tensor:
-    """Return results of the operations of an update, on fixed numbers: (results,) in fp32."""
+    """Return results of the operations of an update on fixed numbers, (results,) in fp32."""
     # Numbers between -0.5 and 0.5, from integers, which all devices convert exactly
     integers = torch.arange(max(size, 64 * 64), device=device) * 2654435761 % 2**32
     numbers = (integers.double() / 2**32 - 0.5).float()

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from mjlab_dist.learn.videos import VideoWriter
 
 MIN_SHARED_FLOP = 1e9
-"""Number of floating-point operations from which a mini-batch uses several threads; below it, one thread is faster."""
+"""Minimum floating-point operations of a mini-batch that uses several threads; with fewer, one thread is faster."""
 
 
 class Runner:
@@ -58,7 +58,7 @@ class Runner:
         current_learning_iteration: Iterations done.
         max_iterations: Iterations of the whole run.
         hooks: Called before and after each iteration, in this order.
-        replays_rollouts: Whether control steps are replayed from CUDA graphs, without a call of their functions.
+        replays_rollouts: Whether control steps are replayed from CUDA graphs, without running their Python code.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Runner:
             config: The run's config.
             rank: Rank of this process.
             run_dir: Directory that rank 0 writes to; None writes nothing.
-            lease: Lease that rank 0 checks before it writes there; None if no other launch can write there.
+            lease: Lease that rank 0 checks before it writes to ``run_dir``; None if no other launch can write there.
         """
         self.env = env
         self.current_learning_iteration = 0
@@ -83,7 +83,7 @@ class Runner:
         self._lease = lease
         self._num_steps = config.agent.num_steps_per_env
         self._control = Control()
-        # Checkpoints and comparisons of the ranks
+        # State of checkpoints, videos and comparisons of the ranks
         self._store: CheckpointStore | None = None
         self._videos: VideoWriter | None = None
         self._interval, self._interval_s = parse_interval(config.checkpoint.interval)
@@ -105,7 +105,7 @@ class Runner:
         self.replays_rollouts = wants and can_capture_steps(env, config.agent, is_main=rank.is_main)
         if self.replays_rollouts:
             self._roll_out = CapturedCall(self._take_steps, "the control step", env.device, env.sim)
-        # Sum of the steps' mean rewards. It is always the same tensor: recorded steps add to its address.
+        # Sum of the steps' mean rewards. It must stay the same tensor, because recorded steps add to its address.
         self._reward = torch.zeros((), device=env.device)
         self._num_threads = torch.get_num_threads()
         num_samples = env.num_envs * self._num_steps / config.agent.num_mini_batches
@@ -135,9 +135,9 @@ class Runner:
 
         Raises:
             NonFiniteError: On every rank, if a number of any rank is not finite. No checkpoint is written after that.
-            BufferOverflowError: On every rank, if a buffer of any rank is too small; not with ``warn``.
-            DesyncError: On every rank, if ranks differ that must be equal.
-            TakenOverError: On rank 0, if another launch trains this run now.
+            BufferOverflowError: On every rank, if a buffer of any rank is too small and on_overflow is not ``warn``.
+            DesyncError: On every rank, if ranks that must be equal differ.
+            TakenOverError: On rank 0, if another launch has taken over this run.
             OSError: On rank 0, if a file cannot be written.
         """
         self._control = control or Control()
@@ -166,7 +166,7 @@ class Runner:
                 iteration=done,
                 counters=content and content.get("counters"),
             )
-            # Length of the run, from the steps that are left: iterations before a resume may have had other sizes.
+            # Number of iterations, from the steps that are left: iterations before a resume may have had other sizes.
             if self._config.total_timesteps is not None:
                 left = self._config.total_timesteps - metrics.total_steps
                 self.max_iterations = done + max(0, left // metrics.num_samples)
@@ -189,13 +189,13 @@ class Runner:
         return self._run_dir if self._rank.is_main else None
 
     def _newest_checkpoint(self) -> dict[str, Any] | None:
-        """Return the newest checkpoint. Rank 0 reads it: the other ranks may not see the run directory."""
+        """Return the newest checkpoint. Rank 0 reads and sends it: other ranks may have no access to the directory."""
         newest = self._store.read_newest(LEARNER) if self._store else None
         data = broadcast_from_main(newest[1] if newest else None)
         return checkpoint.load(data, "cpu") if data else None
 
     def _writers(self, done: int) -> list[Writer]:
-        """Return the writers of rank 0. They drop rows of iterations after the checkpoint that the run resumes from."""
+        """Return the writers of rank 0. They drop rows of iterations after ``done``, from which the run resumes."""
         if not self._output_dir or not self._store:
             return []
         self._store.check()
@@ -236,7 +236,7 @@ class Runner:
             )
         if same:
             return self._restore(states[self._rank.rank], obs)
-        # Otherwise, new episodes. They must not repeat the random numbers of the start of the run.
+        # Otherwise, start new episodes. They must not repeat the random numbers of the start of the run.
         seed_generators(self._config.seed, self._rank.rank, resumed_iteration=done)
         self.env.resume_curricula([state_part(state, "env/") for state in states])
         self.env.reset()
@@ -296,11 +296,11 @@ class Runner:
             self.env.end_iteration(totals)
             stops |= self._overflow.must_end(row)
             self._advice.check(iteration, wait_shares)
-            # Rows; before, raise if a checkpoint could not be written, or another launch trains this run now
+            # Write rows. First, raise if a checkpoint could not be written, or another launch has taken over this run
             if self._store:
                 self._store.check()
                 self._write(row, ranks, outputs)
-            # Checkpoint, which compares the ranks too
+            # Checkpoint, or only a comparison of the ranks; a checkpoint includes the comparison
             if self._run_dir and (saves or stops or save_is_due):
                 self._checkpoint(obs, metrics, row)
             elif self._are_ranks_equal(row) and self._check_is_due():
@@ -320,13 +320,13 @@ class Runner:
         emit("iteration", row=row)
 
     def _checkpoint(self, obs: TensorDict, metrics: Metrics, row: Row) -> None:
-        """Compare the ranks, then let rank 0 write a checkpoint of all of them."""
-        # Learner, equal on all ranks. An average is only saved: whether there is a checkpoint does not change training.
+        """Compare the ranks. Then rank 0 writes a checkpoint with the state of all ranks."""
+        # Learner. If copies differ, save their average, and restore the copies below, so that training is not affected.
         learner = None if self._are_ranks_equal(row) else self.alg.replicas.own()
         if learner:
             self.alg.replicas.average()
         content = self._compared_state()
-        # The check of losses does not cover the parameters after the last optimizer step.
+        # Check parameters too: the check of the losses does not cover the last optimizer step.
         numbers = {name: t for name, t in flatten(content).items() if t.is_floating_point()}
         finite = torch.stack([t.isfinite().all() for t in numbers.values()]).tolist()
         broken = [name for name, is_finite in zip(numbers, finite, strict=True) if not is_finite]
@@ -362,7 +362,7 @@ class Runner:
 
     def _iteration(self, obs: TensorDict, iteration: int) -> tuple[TensorDict, Sample]:
         clock = self.alg.clock
-        # Rollout. The update reuses parameters that FSDP2 gathers here, and cannot use tensors of inference mode.
+        # Rollout. FSDP2 gathers parameters in it. The update reuses them, and cannot use tensors of inference mode.
         start = clock.mark()
         no_grad = torch.no_grad() if self.alg.sharding.sharded else torch.inference_mode()
         with no_grad, self._threads(shared=False):
@@ -373,7 +373,7 @@ class Runner:
         collected = clock.mark()
         with self._threads(shared=self._is_update_shared):
             losses = self.alg.update()
-        # Averaging of parameters, where gradients are not averaged
+        # Averaging of parameters, if gradients are not averaged
         spread = torch.full((), math.nan, device=self.env.device)
         if not self.alg.synchronizer.keeps_equal and self.alg.synchronizer.due(iteration):
             spread = self.alg.replicas.average()
@@ -426,7 +426,7 @@ class Runner:
         return obs
 
     def _is_save_due(self) -> bool:
-        """Return whether a checkpoint is due by the clock of rank 0, which all ranks follow."""
+        """Return whether a checkpoint is due by the clock of rank 0. All ranks use its result."""
         return self._rank.is_main and time.monotonic() - self._saved_at >= (self._interval_s or math.inf)
 
     def _raise_if_not_finite(self, row: Row, ranks: list[int], sample: Sample) -> None:

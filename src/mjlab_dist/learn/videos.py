@@ -26,7 +26,7 @@ from mjlab_dist.run_dir import list_checkpoints, list_videos, video_path
 from mjlab_dist.videos import due_checkpoint, remove_unfinished
 
 MAX_STARTS = 2
-"""Maximum number of starts of the process: after a second crash, more are likely."""
+"""Maximum number of starts of the process. After two crashes, further crashes are likely."""
 
 LAST_S = 120.0
 """Maximum seconds to wait for the last video, plus :data:`LAST_S_PER_S` per second of the video."""
@@ -38,7 +38,7 @@ POLL_S = 0.2
 
 
 class VideoWriter:
-    """Starts :mod:`mjlab_dist.play.film`, and shows its videos in the loggers. A thread waits for the process."""
+    """Runs :mod:`mjlab_dist.play.film` in a process, and gives its videos to the loggers. A thread reads its output."""
 
     def __init__(self, run_dir: Path, config: TrainConfig, loggers: LoggerGroup) -> None:
         """Start the process.
@@ -46,7 +46,7 @@ class VideoWriter:
         Args:
             run_dir: The run directory. The process reads the run's config and checkpoints.
             config: The run's config.
-            loggers: Show the videos.
+            loggers: The loggers that show the videos.
         """
         self._run_dir = run_dir
         self._config = config
@@ -66,7 +66,7 @@ class VideoWriter:
             self._loggers.video(video_path(self._run_dir, iteration), iteration)
 
     def finishing(self, control: Control) -> Callable[..., None]:
-        """Return an exit callback for ``contextlib.ExitStack`` that calls :meth:`finish`, but not after an error."""
+        """Return an exit callback for ``contextlib.ExitStack`` that calls :meth:`finish`, except after an error."""
 
         def leave(kind: type[BaseException] | None, *_: object) -> None:
             if kind is None:
@@ -78,9 +78,9 @@ class VideoWriter:
         """Wait for a video of the last checkpoint, and show it.
 
         Args:
-            control: A stop request ends the wait. Receives heartbeats.
+            control: Receives heartbeats. A stop request ends the wait.
         """
-        # The process may have finished or failed before
+        # Return if the process has already finished or failed
         checkpoints = list_checkpoints(self._run_dir)
         interval = self._config.video_interval or 1
         last = due_checkpoint(checkpoints, list_videos(self._run_dir), interval, is_last=True)
@@ -115,8 +115,8 @@ class VideoWriter:
         remove_unfinished(video_path(self._run_dir, 0).parent)
 
     def _watch(self) -> None:
-        """Run the process until it ends. This thread must live as long, because its end would kill the process."""
-        # The process inherits the mask. Schedulers send SIGTERM to every process, but only the ranks should handle it.
+        """Run the process until it ends. The thread must not end earlier, because its end would kill the process."""
+        # The process inherits this mask. Schedulers send SIGTERM to every process, but only the ranks should handle it.
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         for start in range(1, MAX_STARTS + 1):
             try:
@@ -143,7 +143,7 @@ class VideoWriter:
                 stderr=subprocess.DEVNULL,
                 env={
                     **os.environ,
-                    # All of sys.path, as in multiprocessing: it includes the directory of the user's script.
+                    # All of sys.path, as in multiprocessing, because it includes the directory of the user's script.
                     "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)),
                     "CUDA_VISIBLE_DEVICES": "",  # so that it takes no GPU memory; EGL can still use the GPUs
                     "OMP_NUM_THREADS": "1",
@@ -163,7 +163,7 @@ class VideoWriter:
         return process.wait()
 
     def _request_last(self) -> None:
-        """Notify the process if training has ended. The caller holds the lock."""
+        """If training has ended, notify the process. The caller holds the lock."""
         if self._is_last and self._process is not None and self._process.stdin is not None:
             try:
                 self._process.stdin.write(b"last\n")

@@ -24,11 +24,11 @@ class Writer(Protocol):
 
         Args:
             row: Metrics of an iteration.
-            ranks: Metrics of each rank in it, with ``--log-ranks``.
+            ranks: Metrics of each rank in the same iteration, with ``--log-ranks``; otherwise empty.
         """
 
     def close(self) -> None:
-        """Finish. Nothing is written afterwards."""
+        """Finish writing. :meth:`write` is not called after this."""
 
 
 class JsonlWriter:
@@ -60,10 +60,10 @@ class JsonlWriter:
 
 
 class CheckpointWriter:
-    """Gives checkpoints to the loggers, once they are on disk."""
+    """Gives checkpoints to the loggers after they are on disk."""
 
     def __init__(self, store: CheckpointStore, loggers: LoggerGroup) -> None:
-        """Give nothing yet.
+        """Store the checkpoints and loggers.
 
         Args:
             store: The run's checkpoints.

@@ -1,6 +1,6 @@
-"""Weights & Biases, which may hang, fail or have no network. Training sends it rows without waiting.
+"""Weights & Biases runs in a separate process, because it may hang, fail or have no network.
 
-It is killed if it does not end.
+Training sends rows to the process without waiting. At the end, a process that does not end in time is killed.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ CLOSE_S = 4.5
 """Maximum seconds that a run waits at its end for Weights & Biases to receive the remaining rows."""
 
 CLOSE_FILES_S = 60.0
-"""The same with ``--checkpoint.wandb``, for the upload of the last one."""
+"""The same with ``--checkpoint.wandb``, because the last checkpoint must be uploaded."""
 
 CLOSE_START_S = 2.0
-"""Maximum seconds of this time that it may take to start."""
+"""Maximum seconds at the end of a run that Weights & Biases may still need to start."""
 
 MAX_WAITING_ROWS = 10_000
-"""Maximum number of waiting rows, of about 4 kB each; Weights & Biases is abandoned if there are more."""
+"""Maximum number of waiting rows, of about 4 kB each. If there are more, the run continues without W&B."""
 
 NO_NETWORK = {"offline", "dryrun", "disabled"}
 """Values of WANDB_MODE that need no network."""
@@ -52,8 +52,8 @@ Message = dict[str, Any]
 class WandbLogger(Logger):
     """Logger for Weights & Biases: online, or offline if its environment variables request it or it cannot start.
 
-    Only :meth:`close` waits for it, at most :data:`CLOSE_S` or :data:`CLOSE_FILES_S`. If it fails, training continues
-    without it, after one warning.
+    Only :meth:`close` waits for Weights & Biases, at most :data:`CLOSE_S` or :data:`CLOSE_FILES_S`. If it fails,
+    training continues without it, after one warning.
     """
 
     def __init__(self, run_dir: Path, config: TrainConfig, resumed_at: int | None) -> None:  # noqa: ARG002
@@ -96,7 +96,7 @@ class WandbLogger(Logger):
             self._send({"step": self._step, "video": video}, self._process)
 
     def checkpoint(self, file: Path, iteration: int) -> None:
-        """Send a checkpoint with ``--checkpoint.wandb``: a link to it, which is not pruned before wandb reads it."""
+        """With ``--checkpoint.wandb``, send a hard link to a checkpoint, so that wandb can still read a pruned one."""
         if self._process is None or not self._config.checkpoint.wandb:
             return
         copy = self._run_dir / "wandb" / f".{file.name}"
@@ -156,7 +156,7 @@ class WandbLogger(Logger):
             "init_timeout": START_S / 2,
             "finish_timeout": self._close_s - 1,
             "finish_timeout_raises": True,
-            "x_transaction_log_flush_interval": 1.0,  # in s: a kill may lose the rows of this time
+            "x_transaction_log_flush_interval": 1.0,  # in s: if wandb is killed, rows of this time may be lost
         }
         self._started = False
         self._start_by = time.monotonic() + START_S
@@ -244,7 +244,7 @@ class _WandbProcess:
         script = Path(__file__).with_name("wandb_process.py")
         with other_end:
             self._process = subprocess.Popen(
-                # -P: modules beside the script are not importable by their bare names.
+                # -P: Python does not add the directory of the script to sys.path.
                 [sys.executable, "-P", str(script), self._temporary.name],
                 stdin=other_end.fileno(),
                 stdout=subprocess.DEVNULL,
@@ -274,7 +274,7 @@ class _WandbProcess:
         raise ConnectionError
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until the process can receive or has sent something."""
+        """Wait until the process can receive a message or has sent one."""
         poll = select.poll()  # select() does not support descriptors above 1023
         poll.register(self._link, select.POLLIN | (select.POLLOUT if self._unsent else 0))
         poll.poll(1000 * timeout_s)

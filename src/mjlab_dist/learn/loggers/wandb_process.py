@@ -1,4 +1,4 @@
-"""The process that runs Weights & Biases, so that training does not wait for it and does not fail if it fails.
+"""The process that runs Weights & Biases, so that its delays and errors do not affect training.
 
 :class:`~mjlab_dist.learn.loggers.wandb_logger.WandbLogger` runs this file as a script. Both communicate over the
 socket that is the script's standard input, with one JSON object per line:
@@ -7,8 +7,8 @@ socket that is the script's standard input, with one JSON object per line:
   ``{"step": int, "video": {"file", "caption"}}`` per video, ``{"checkpoint": {"file", "name", "iteration",
   "is_best"}}`` per checkpoint, at the end ``{"close": true}``.
 - From the script: ``{"started": {"entity", "project", "id"}}``, ``{"finished": whether everything is uploaded}`` and
-  ``{"failed": reason}``. After ``finished`` or ``failed``, it waits until it is killed, together with wandb's service
-  process.
+  ``{"failed": reason}``. After ``finished`` or ``failed``, the script waits until it is killed, together with wandb's
+  service process.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from typing import Any, NoReturn
 import psutil
 
 # Why not call wandb in rank 0 and rely on its own service process, wandb-core? Measured with wandb 0.31:
-# - run.log blocks for as long as wandb-core is stopped, and raises once it has been killed.
+# - run.log blocks while wandb-core is stopped, and raises after wandb-core has been killed.
 # - wandb.init waits for a network until init_timeout, and raises without an API key. It does not go offline by itself.
-# - After a SIGKILL of the caller, wandb-core ends by itself only if it still runs. wandb-symon ends 4 s after a killed
-#   wandb-core. Both leave sockets and directories in TMPDIR.
+# - After a SIGKILL of the caller, wandb-core ends by itself unless it is stopped. wandb-symon ends 4 s after wandb-core
+#   has been killed. Both leave sockets and directories in TMPDIR.
 # wandb itself does the rest: files of offline runs, uploads, the timeout of finish, and resuming a run by its id.
 
 PR_SET_PDEATHSIG = 1
-"""prctl(2): sets the signal that a process receives when its parent ends."""
+"""Operation of prctl(2) that sets the signal that a process receives when its parent ends."""
 
 PR_SET_CHILD_SUBREAPER = 36
-"""prctl(2): makes descendants whose parent ends children of this process."""
+"""Operation of prctl(2): descendants whose parent ends become children of this process."""
 
 
 def main(temporary: str) -> None:
@@ -59,7 +59,7 @@ def main(temporary: str) -> None:
         except (Exception, SystemExit) as error:  # noqa: BLE001 (wandb raises anything)
             _answer(link, failed=_first_line(error))
         for _ in messages:
-            pass  # until the parent kills this process, or ends
+            pass  # wait until the parent kills this process or ends
     end()
 
 
@@ -69,7 +69,7 @@ def _call_with_parents_end(end: Callable[..., NoReturn]) -> None:
     if sys.platform == "linux":
         libc = ctypes.CDLL(None)
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        libc.prctl(PR_SET_CHILD_SUBREAPER, 1)  # so that all of wandb's processes are found
+        libc.prctl(PR_SET_CHILD_SUBREAPER, 1)  # so that _end finds all of wandb's processes
 
 
 def _end(temporary: str, *_: object) -> NoReturn:
