@@ -72,7 +72,7 @@ class PPO(rsl_rl.algorithms.PPO):
             device: ``cpu`` or ``cuda:<index>``.
         """
         agent = config.agent
-        # rsl_rl's constructor sets `learning_rate` (stored in `rate`) and creates an optimizer, which is replaced below.
+        # rsl_rl's constructor sets `learning_rate` (stored in `rate`) and creates an optimizer, replaced below.
         # It must be our Adam too, because torch's own Adam would import torch's compiler.
         self.rate = torch.zeros((), device=device)
         with patched(rsl_rl.algorithms.ppo, "resolve_optimizer", lambda _name: Adam):
