@@ -27,31 +27,31 @@ _IN_PLACE = frozenset(
     getattr(torch.Tensor, f"{name}_")
     for name in ("uniform", "normal", "random", "bernoulli", "exponential", "log_normal", "geometric", "cauchy")
 )
-"""Methods that overwrite their tensor."""
+"""Methods that write the draws to the tensor that they are called on."""
 
 _MULTINOMIAL = frozenset({torch.multinomial, torch.Tensor.multinomial})
 """Functions that choose indices by weights."""
 
 _REJECTING = frozenset(getattr(torch, name) for name in ("poisson", "binomial", "_standard_gamma", "_sample_dirichlet"))
-"""Functions that draw until a number is accepted, so how many numbers an env uses depends on its parameters."""
+"""Functions that draw until a number is accepted. The number of draws of an env therefore depends on its parameters."""
 
 _DRAWS = _FACTORIES | _LIKE | _IN_PLACE | _MULTINOMIAL
 """Functions whose draws can be split."""
 
 
 class Draws:
-    """The random state of one rank's envs, which torch's default generators have inside a ``with`` block.
+    """The random state of one rank's envs. Inside a ``with`` block, torch's default generators use it.
 
-    After the block, the generators have the state that they had before it.
+    At the end of the block, the generators get back the state that they had before it.
     """
 
     def __init__(self, device: str, num_envs: int, first_env: int, total_num_envs: int) -> None:
         """Start with the current state of the generators.
 
         Args:
-            device: ``cpu`` or ``cuda:<index>``, whose generator is included.
+            device: ``cpu`` or ``cuda:<index>``; the generator of this device is included.
             num_envs: Number of envs of this rank.
-            first_env: Position of the first of them among all envs.
+            first_env: Position of the first env of this rank among all envs.
             total_num_envs: Number of envs of all ranks.
         """
         self._cuda = None if device == "cpu" else device
@@ -59,7 +59,7 @@ class Draws:
         self._own = self._others = self._read()
 
     def seed(self, seed: int) -> None:
-        """Start again with a seed, outside of a ``with`` block.
+        """Start again with a seed. Call this outside of a ``with`` block.
 
         Args:
             seed: Random seed.
@@ -74,7 +74,7 @@ class Draws:
         return {name: state.clone() for name, state in self._own.items()}
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Load the result of :meth:`state`, outside of a ``with`` block.
+        """Load the result of :meth:`state`. Call this outside of a ``with`` block.
 
         Args:
             state: The state. The state of a GPU's generator is ignored on the CPU.
@@ -108,8 +108,8 @@ class Draws:
 class _OwnRows(TorchFunctionMode):
     """Replaces each draw by a draw for all envs, and returns the rows of this rank's envs.
 
-    The dimension of the envs is the first one whose size is this rank's number of envs. A draw without such a dimension
-    is the same on all ranks.
+    The first dimension of a draw whose size is this rank's number of envs is considered the dimension of the envs. A
+    draw without such a dimension is the same on all ranks.
     """
 
     def __init__(self, num_envs: int, first_env: int, total_num_envs: int) -> None:
@@ -124,7 +124,7 @@ class _OwnRows(TorchFunctionMode):
             if func is torch.randperm or func in _REJECTING:
                 self._refuse(func, (*args, *kwargs.values()))
             return func(*args, **kwargs)
-        # A tensor for the result
+        # The caller gives a tensor for the result
         if isinstance(out := kwargs.get("out"), torch.Tensor):
             others = {name: value for name, value in kwargs.items() if name != "out"}
             like = {"dtype": out.dtype, "device": out.device} if func in _FACTORIES else {}
@@ -140,7 +140,7 @@ class _OwnRows(TorchFunctionMode):
         return own.copy_(rows) if func in _IN_PLACE else rows
 
     def _refuse(self, func: Callable[..., Any], values: Sequence[Any]) -> None:
-        """Raise if a function whose draws cannot be split draws for the envs of this rank."""
+        """Raise if a function draws for the envs of this rank, and its draws cannot be split over ranks."""
         if func is torch.randperm and any(type(one) is int and one == self._num_envs for one in values):
             raise UserError(
                 f"torch.randperm: {self._num_envs} is the number of envs of one of several ranks, which cannot be "
@@ -155,7 +155,7 @@ class _OwnRows(TorchFunctionMode):
             )
 
     def _create(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor:
-        """Call a factory. The size is its last argument if that is a sequence, and all arguments otherwise."""
+        """Call a factory. If its last argument is a sequence, this is the size; otherwise, all arguments are."""
         if "size" in kwargs:
             return self._own(func(*args, **{**kwargs, "size": self._whole_size(kwargs["size"])}), kwargs["size"])
         *numbers, last = args
@@ -171,10 +171,10 @@ class _OwnRows(TorchFunctionMode):
         *args: Any,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """Choose indices with a row of weights per env, or an index per env with the same weights for all envs.
+        """Choose indices for each env from its own row of weights, or from weights that all envs share.
 
         Raises:
-            UserError: If there is a weight per env, because envs of other ranks cannot be chosen.
+            UserError: If the envs themselves are the choices, because a rank cannot choose envs of other ranks.
         """
         *rows, num_choices = input.shape
         if self._dim(rows) == 0:
@@ -189,7 +189,7 @@ class _OwnRows(TorchFunctionMode):
         return func(input, num_samples, *args, **kwargs)
 
     def _whole(self, value: Any, others: float = 0.0) -> Any:
-        """Return a tensor with a number added for the envs of other ranks; return any other value unchanged."""
+        """Extend a tensor to all envs, with ``others`` for envs of other ranks. Return any other value unchanged."""
         if not isinstance(value, torch.Tensor) or (dim := self._dim(value.shape)) is None:
             return value
         whole = value.new_full(self._whole_size(value.shape), others)

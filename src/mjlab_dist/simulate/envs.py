@@ -42,17 +42,17 @@ class Step(NamedTuple):
     truncated: Any
     """Envs whose episode was cut off in this step, such as by the time limit, (num_envs,) of bool."""
     info: dict[str, Any]
-    """Further results. With ``final_observations``, these are the observation groups of all envs before resets. They
-    differ from the observations where an episode has ended."""
+    """Further results. With ``final_observations``, these are the observation groups of all envs before resets. In envs
+    whose episode has ended, they differ from ``observations``."""
 
 
 class Rollout(NamedTuple):
     """Results of several steps; the first dimension is the step."""
 
     observations: Observations
-    """What the policy observed, (num_steps, num_envs, width)."""
+    """Observations that the policy received, (num_steps, num_envs, width)."""
     actions: Any
-    """Its actions, (num_steps, num_envs, num_actions)."""
+    """Actions of the policy, (num_steps, num_envs, num_actions)."""
     rewards: Any
     """Rewards, (num_steps, num_envs)."""
     terminated: Any
@@ -84,22 +84,22 @@ class Simulator(Protocol):
 class Envs:
     """All envs of a task, in the order of their global ids, on one or several ranks.
 
-    Envs whose episode ends start the next one in the same step. Returned arrays are new in every call. Use an object in
-    the process that made it, and from one thread at a time.
+    Envs whose episode ends start the next episode in the same step. Every call returns new arrays. Use the object only
+    in the process that made it, and from one thread at a time.
 
     Attributes:
         num_envs: Number of envs on all ranks.
         num_actions: Number of actions per env.
         action_names: Name of each action.
-        action_bounds: Minimum and maximum to which each action is clipped; infinite if it is not.
+        action_bounds: Minimum and maximum to which each action is clipped; infinite if it is not clipped.
         observation_widths: Numbers per env in each observation group.
         step_dt_s: Simulated seconds per step.
-        device: Device of the returned tensors: that of the envs if they are in this process, ``cpu`` otherwise.
+        device: Device of the returned tensors: the device of the envs if they are in this process, ``cpu`` otherwise.
         configs: Config of each variant; a single config if there are no variants.
     """
 
     def __init__(self, job: Job, simulator: Simulator, arrays: Literal["torch", "numpy"], listen: Listener) -> None:
-        """Wrap a simulator, which is closed with this object.
+        """Wrap a simulator. :meth:`close` also closes it.
 
         Args:
             job: All envs.
@@ -138,9 +138,9 @@ class Envs:
         """Start an episode in every env.
 
         Args:
-            seed: Seed of all draws from now on. The same seed gives the same episodes, regardless of what was simulated
-                before. Startup events keep the draws that they had when the envs were made. None continues with the
-                current draws.
+            seed: Seed of all later draws. The same seed gives the same episodes, regardless of earlier steps. Startup
+                events are not drawn again: they keep the values from when the envs were made. With None, draws continue
+                from the current random state.
 
         Returns:
             Observation groups by name, (num_envs, width) each.
@@ -162,13 +162,13 @@ class Envs:
 
         Raises:
             UserError: If the actions have another shape or type, or are not finite; in that case nothing is simulated.
-            RankError: If a rank ended. The envs are closed then.
+            RankError: If a rank ended. The envs are then closed.
         """
         self.step_async(actions)
         return self.step_wait()
 
     def step_async(self, actions: Any) -> None:
-        """Start a step, whose results :meth:`step_wait` returns. Ranks simulate in the meantime.
+        """Start a step, and return before it ends. :meth:`step_wait` returns its results.
 
         Args:
             actions: As in :meth:`step`.
@@ -199,14 +199,14 @@ class Envs:
 
         Args:
             policy: Function from observations, tensors by group, to actions, (n, num_actions). Ranks get a copy of it,
-                pickled by cloudpickle, and call it with the observations of their own n envs. Its draws from torch's
-                default generator do not depend on the number of ranks either.
+                pickled by cloudpickle, and call it with the observations of their own n envs. Draws of the policy from
+                torch's default generator do not depend on the number of ranks.
             num_steps: Number of control steps.
 
         Raises:
             UserError: If the policy cannot be pickled, raises an error or returns something other than actions; in that
-                case the envs stay as they were.
-            RankError: If a rank ended. The envs are closed then.
+                case the envs keep the state that they had before.
+            RankError: If a rank ended. The envs are then closed.
         """
         if num_steps < 1:
             raise UserError(f"num_steps {num_steps}: must be at least 1")
@@ -223,7 +223,7 @@ class Envs:
             )
 
     def state(self) -> Tensors:
-        """Return a copy of the complete state of all envs, which envs on any number of ranks can load.
+        """Return a copy of the complete state of all envs. It can be loaded with any number of ranks.
 
         Returns:
             Tensors by name: per env, (num_envs, ...), and states of random generators.
@@ -232,7 +232,7 @@ class Envs:
             return self._simulator.state()
 
     def set_state(self, state: Mapping[str, Any]) -> Observations:
-        """Load the state of all envs. Later steps repeat those that followed this state.
+        """Load the state of all envs. With the same actions, the next steps repeat those that followed this state.
 
         Args:
             state: Result of :meth:`state` for the same number of envs of the same task.
@@ -241,7 +241,7 @@ class Envs:
             The observations of that state.
 
         Raises:
-            UserError: If it belongs to another task or number of envs.
+            UserError: If the state is from another task or number of envs.
         """
         tensors = {name: as_tensor(f"state {name}", value) for name, value in state.items()}
         with self._used("set_state"):
@@ -250,7 +250,7 @@ class Envs:
     def render(
         self, env: int = 0, *, camera: str | None = None, width: int = 640, height: int = 480
     ) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """Return a picture of an env, (height, width, 3). Randomized sizes and colors are not shown.
+        """Return a picture of an env, (height, width, 3). It does not show randomized sizes and colors.
 
         Args:
             env: Global id of the env.
@@ -287,13 +287,13 @@ class Envs:
         return build_model(self.configs[variant].env.sim)
 
     def close(self) -> None:
-        """End the ranks, and free the envs. Garbage collection and the end of the interpreter do the same."""
+        """End the ranks, and free the envs. This also happens at garbage collection or when the interpreter ends."""
         if os.getpid() == self._pid:
             self._close()
 
     @contextmanager
     def _used(self, method: str) -> Iterator[None]:
-        """Raise if the envs cannot be used now. Close them after an interrupt, or an error other than UserError."""
+        """Raise if the envs cannot be used. Close them after an interrupt and after any error except UserError."""
         if os.getpid() != self._pid:
             raise UserError(f"{method}: process {self._pid} made these envs; make others in this process")
         if not self._in_use.acquire(blocking=False):

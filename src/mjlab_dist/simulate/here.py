@@ -40,7 +40,7 @@ class Here:
         return self._shard.reset(seed)
 
     def begin_step(self, actions: torch.Tensor) -> None:
-        """Start a step. On a GPU, the caller does not wait for it until it reads the results."""
+        """Start a step. On a GPU, the call does not wait for the step to end."""
         self._result = self._shard.step(actions)
 
     def end_step(self) -> Tensors:

@@ -31,11 +31,11 @@ class Entry(NamedTuple):
     """A tensor over all envs."""
 
     shape: tuple[int, ...]
-    """Its shape."""
+    """Shape of the tensor."""
     dtype: str
-    """Name of its type."""
+    """Name of the type of its elements."""
     env_dim: int
-    """Dimension of the envs."""
+    """Index of the dimension of the envs."""
 
     @property
     def num_bytes(self) -> int:
@@ -61,11 +61,11 @@ class Job:
     """All envs of all ranks."""
 
     configs: tuple[TrainConfig, ...]
-    """Config of each variant. Each has the same number of envs: first come those of variant 0, then those of 1."""
+    """Config of each variant. All variants have the same number of envs: first those of variant 0, then those of 1."""
     num_envs: int
     """Number of envs of all variants."""
     seed: int
-    """Random seed. Every variant has the same draws."""
+    """Random seed. All variants use the same random numbers."""
     final_observations: bool
     """Whether steps also return the observations at the ends of episodes."""
 
@@ -75,7 +75,7 @@ class Job:
         return self.num_envs // len(self.configs)
 
     def rows(self, rank: int, world_size: int) -> range:
-        """Return the global ids of the envs of a rank. Numbers of envs differ by at most one between ranks.
+        """Return the global ids of the envs of a rank. The numbers of envs of two ranks differ by at most one.
 
         Args:
             rank: The rank.
@@ -95,7 +95,7 @@ class Sizes:
     action_names: tuple[str, ...]
     """Name of each action."""
     action_bounds: tuple[tuple[float, float], ...]
-    """Minimum and maximum to which each action is clipped; infinite if it is not."""
+    """Minimum and maximum to which each action is clipped; infinite if it is not clipped."""
     step_dt_s: float
     """Simulated seconds per control step."""
     final_observations: bool
@@ -141,10 +141,10 @@ class Sizes:
 
 
 def require_same(sizes: Sequence[Sizes]) -> Sizes:
-    """Return the sizes that all variants have.
+    """Return the sizes, which must be the same for all variants.
 
     Raises:
-        UserError: If they differ.
+        UserError: If the sizes of two variants differ.
     """
     for other in sizes[1:]:
         for field in dataclasses.fields(Sizes):

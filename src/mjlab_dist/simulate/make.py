@@ -34,7 +34,7 @@ def make(
 
     Args:
         config: Devices, number of envs and seed.
-        variants: The configs to simulate, in groups of the same size.
+        variants: The configs to simulate, each in the same number of envs.
         arrays: Type of the arrays that the envs return.
         listen: Receives warnings and progress.
         final_observations: Whether steps also return the observations before resets.

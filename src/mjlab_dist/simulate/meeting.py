@@ -1,4 +1,4 @@
-"""Where ranks connect to the launcher: a Unix socket for those of its machine, and a TCP port for the others."""
+"""Sockets of the launcher to which ranks connect: a Unix socket for ranks of its machine, a TCP port for others."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ SOCKET = "make"
 
 @dataclass(frozen=True, kw_only=True)
 class Meeting:
-    """Where the ranks of a launch connect. It holds no secret, so it may be sent to them."""
+    """Addresses to which the ranks of a launch connect. They contain no secret, so they may be sent to the ranks."""
 
     num_own: int
-    """Number of ranks on the launcher's machine. They have the lowest ranks."""
+    """Number of ranks on the launcher's machine. These have the lowest rank numbers."""
     directory: Path
     """Directory of the Unix socket, which only this user can open."""
     address: tuple[str, int] | None
-    """Address and port for the ranks of other machines; None if there are none."""
+    """Address and port for the ranks of other machines; None if there are no other machines."""
 
     def connect(self, rank: int, secret: bytes) -> Transport:
         """Connect a rank to the launcher.
 
         Args:
             rank: The rank.
-            secret: Secret of the launch, which both ends must prove to know.
+            secret: Secret of the launch. Both ends must prove that they have it.
 
         Raises:
             OSError: If the launcher has ended.
@@ -76,7 +76,7 @@ def open_meeting(
         timeout_s: Seconds after which reading from a connection, or writing to it, raises BlockingIOError.
 
     Yields:
-        Where the ranks connect, and their connections, in the order in which they are made.
+        The addresses for the ranks, and a queue of their connections, in the order in which they are made.
     """
     arrived: queue.SimpleQueue[Transport] = queue.SimpleQueue()
     limit = struct.pack("ll", max(1, round(timeout_s)), 0)
@@ -109,7 +109,7 @@ def open_meeting(
 
 @contextlib.contextmanager
 def _accepting(listener: socket.socket, secret: bytes, admit: Callable[[socket.socket], None]) -> Iterator[None]:
-    """Accept connections in a thread, until the context ends."""
+    """Accept connections in a thread until the context ends."""
     threading.Thread(target=accept_proven, args=(listener, secret, admit), name="meeting", daemon=True).start()
     try:
         yield
@@ -128,5 +128,5 @@ def _short_path(directory: Path) -> Iterator[str]:
 
 
 def _send_at_once(peer: socket.socket) -> None:
-    """Send each message at once; by default, TCP delays a small one until earlier ones have arrived."""
+    """Send each message at once; by default, TCP delays a small message until earlier messages have arrived."""
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

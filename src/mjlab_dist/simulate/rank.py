@@ -29,19 +29,19 @@ PROGRESS = "progress"
 """Message that a rank sends between the steps of a rollout, so that a long one does not seem to hang."""
 
 PROGRESS_S = 0.5
-"""Minimum time between two of these messages, in seconds."""
+"""Minimum time between two progress messages, in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """Result of a rank that has ended as requested."""
+    """Result of a rank that ended because it was told to."""
 
     num_steps: int
     """Number of steps that it simulated."""
 
 
 def serve(job: Job, meeting: Meeting, config: TrainConfig, plan: RankPlan, control: Control) -> Served:  # noqa: ARG001 (an Entry)
-    """Simulate until the launcher closes the envs, or ends.
+    """Simulate until the launcher closes the envs or ends.
 
     Args:
         job: All envs.
@@ -53,13 +53,14 @@ def serve(job: Job, meeting: Meeting, config: TrainConfig, plan: RankPlan, contr
     # Envs
     rank = rank_from_environment(os.environ)
     prepare_process(plan.device, rank, job.seed)
-    seed_generators(job.seed)  # ranks share their draws
+    seed_generators(job.seed)  # the same seed on all ranks, because each draws for all envs
     shard = Shard(job, job.rows(rank.rank, rank.world_size), plan.device.device)
     if not rank.on_one_machine:
         _compare_machines(job, rank, config, plan.device.device)
 
     if rank.rank >= meeting.num_own:
-        # If a rank ends, torchrunx's agent sends SIGTERM to the others of its machine, and waits for them
+        # If a rank ends, torchrunx's agent (the process that started the ranks of this machine) sends SIGTERM to the
+        # other ranks of the machine, and waits for them
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     # Commands
@@ -112,7 +113,7 @@ class _Reply(NamedTuple):
 
 
 class _Server:
-    """Executes commands: names with arguments. A reply is an error message or None, and a result."""
+    """Executes commands. A command is a name with arguments. A reply is an error message or None, and a result."""
 
     def __init__(self, shard: Shard, transport: Transport, progress_s: float) -> None:
         self._shard, self._transport, self._connection = shard, transport, transport.connection
@@ -153,7 +154,7 @@ class _Server:
     def _step(self) -> _Reply:
         self._actions.receive()
         self.num_steps += 1
-        # The launcher does not change the actions before it has the results
+        # This copy may end later: the launcher does not change the actions before it has the results
         actions = self._actions.tensors["actions"].to(self._shard.device, non_blocking=True)
         return self._written(self._shard.step(actions))
 
@@ -181,7 +182,7 @@ class _Server:
         return _Reply(rows=results)
 
     def _report_progress(self) -> None:
-        """Report that another step has begun, unless this was reported a moment ago."""
+        """Report that another step has begun, unless the last report was less than ``progress_s`` ago."""
         now = time.monotonic()
         if now - self._reported_at >= self._progress_s:
             self._reported_at = now
@@ -201,6 +202,6 @@ class _Server:
         return _Reply(result=as_arrays(self._shard.poses(env)))
 
     def _written(self, results: Tensors) -> _Reply:
-        """Store results where the launcher reads them."""
+        """Store results in the memory from which the launcher gets them."""
         copy_into(self._results.tensors, results, self._shard.device)
         return _Reply(rows=self._results)

@@ -39,11 +39,11 @@ POLL_S = 0.1
 """Interval of checks for ranks that failed before they connected, in seconds."""
 
 PATIENCE_S = 30.0
-"""Seconds to wait for the end of all ranks, and for the report of one that failed."""
+"""Maximum seconds to wait until all ranks have ended, or until the report of a failed rank arrives."""
 
 
 class _Area(NamedTuple):
-    """Tensors over all envs, of which each rank has the rows of its envs."""
+    """Tensors over all envs. Each rank reads and writes the rows of its own envs."""
 
     tensors: Tensors
     """The tensors, in this process."""
@@ -86,7 +86,7 @@ class Ranks:
             raise
 
     def _start(self, job: Job, config: TrainConfig, hosts: tuple[Host, ...], listen: Listener) -> None:
-        # Sockets, one of them in a directory that only this user can open
+        # Sockets. The Unix socket is in a directory that only this user can open.
         directory = Path(self._resources.enter_context(temporary_directory(f"{os.getpid()}-{uuid.uuid4().hex[:8]}")))
         secret = new_secret()
         opened = open_meeting(
@@ -98,7 +98,7 @@ class Ranks:
             timeout_s=self._hang_timeout,
         )
         with opened as (meeting, arrived):
-            # Ranks, which a thread supervises. By default they write no log files, because the directory is removed.
+            # Ranks, supervised by a thread. By default, they write no log files: the directory is removed later.
             config = dataclasses.replace(config, torchrunx_log_dir=config.torchrunx_log_dir or "")
             plan = RunPlan(hosts=hosts, budget=None, run_dir=directory)
             launch = functools.partial(
@@ -110,12 +110,12 @@ class Ranks:
             )
             self._thread = threading.Thread(target=_settle, args=(self._served, launch), name="ranks", daemon=True)
             self._thread.start()
-            # Connections, when the envs are built
+            # Connections. A rank connects after it has built its envs.
             hellos: dict[int, tuple[Transport, Sizes]] = {}
             while len(hellos) < plan.num_ranks:
                 transport = self._next(arrived)
                 self._transports.append(transport)
-                with contextlib.suppress(EOFError, ConnectionError):  # its end ends the launch
+                with contextlib.suppress(EOFError, ConnectionError):  # the rank has ended, and _next() raises
                     rank, sizes = transport.connection.recv()
                     hellos[rank] = transport, sizes
         self._all = range(plan.num_ranks)
@@ -181,7 +181,7 @@ class Ranks:
         return as_tensors(poses)
 
     def close(self) -> None:
-        """End the ranks, gracefully if they are idle. Do nothing in a process that was forked from this one."""
+        """End the ranks: idle ranks are asked to end, others are killed. In a forked process, do nothing."""
         if os.getpid() != self._pid:
             return
         if not self._is_busy:
@@ -199,7 +199,7 @@ class Ranks:
         self._resources.close()
 
     def _join(self) -> None:
-        """Wait for the end of the ranks, unless the garbage collector runs this in the thread that supervises them."""
+        """Wait until the ranks have ended, unless this is called in their supervising thread (garbage collection)."""
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(PATIENCE_S)
 
@@ -213,7 +213,7 @@ class Ranks:
                 return arrived.get(timeout=POLL_S)
 
     def _share(self, layout: Layout) -> _Area:
-        """Return tensors over all envs, after giving each rank its rows."""
+        """Create tensors over all envs, and give each rank its rows."""
         block = create(layout)
         try:
             rows: list[Rows] = []
@@ -227,7 +227,7 @@ class Ranks:
     def _call(
         self, name: str, *arguments: object, ranks: Sequence[int] | None = None, results: _Area | None = None
     ) -> list[Any]:
-        """Execute a command on some ranks, all by default, and return the results."""
+        """Execute a command on the given ranks (by default, all), and return the results."""
         self._send(name, *arguments, ranks=ranks)
         return self._replies(ranks, results)
 
@@ -248,7 +248,7 @@ class Ranks:
 
         Args:
             ranks: The ranks that have received a command; None for all.
-            results: Where the results are written that are tensors over all envs.
+            results: Tensors over all envs to which the ranks' results are written; None if a reply has no tensors.
 
         Raises:
             UserError: If a rank could not execute the command.
@@ -272,7 +272,7 @@ class Ranks:
 
     @contextlib.contextmanager
     def _reporting(self, rank: int) -> Iterator[None]:
-        """Raise the error of the rank that failed, if the connection to a rank fails or nothing arrives in time."""
+        """If the connection to a rank fails, raise the error of the rank that failed; on a timeout, raise RankError."""
         try:
             yield
         except BlockingIOError:
@@ -291,7 +291,7 @@ class Ranks:
         return error or RankError(f"rank {rank} ended without a report", rank, exit_code=Exit.INFRASTRUCTURE)
 
     def _copies(self, prefix: str) -> Tensors:
-        """Return copies of results, because the next call overwrites them."""
+        """Return copies of the results whose names have a prefix: the next call overwrites the results."""
         return {name: value.clone() for name, value in self._results.tensors.items() if name.startswith(prefix)}
 
 

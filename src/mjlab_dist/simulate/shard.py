@@ -22,7 +22,7 @@ POLICY_SEED = 7_919
 """Difference between the seeds of a policy's draws and of the envs' draws."""
 
 SUMS = ("totals", "outcome_totals", "nan_resets")
-"""Names of tensors in an env's state that are sums over the envs of a rank. Only training reads them."""
+"""Names of tensors in an env's state that are sums over the envs of a rank. Only training uses these sums."""
 
 OBSERVED = "observed."
 """Prefix of the latest observations in the state."""
@@ -57,8 +57,8 @@ class Shard:
         sizes: Sizes of the envs.
         rows: Global ids of the envs.
         total: Number of envs of all ranks.
-        device: Their device.
-        per_env: Names of the state that have a row per env.
+        device: Device of the envs.
+        per_env: Names of the tensors of the state that have a row per env.
         observed: The latest observations by group.
     """
 
@@ -96,7 +96,7 @@ class Shard:
         """Start an episode in every env.
 
         Args:
-            seed: Seed to start from, with the envs as they were built. None continues with the current draws.
+            seed: Seed. Envs then start from the state in which they were built. None keeps the current random state.
         """
         if seed is not None:
             self._restore(self._begin)
@@ -148,7 +148,7 @@ class Shard:
         self._before = self.state()
 
     def undo(self) -> None:
-        """Restore the state of the latest :meth:`remember`."""
+        """Restore the state that :meth:`remember` stored last."""
         self._restore(self._before)
 
     def _act(self, policy: Policy) -> torch.Tensor:
@@ -160,7 +160,7 @@ class Shard:
         return checked_actions("policy", actions, (len(self.rows), self.sizes.num_actions), self.device)
 
     def poses(self, env: int) -> Tensors:
-        """Return the data to draw an env from, on the CPU: fields of MuJoCo's data, and ``origin``.
+        """Return the data for a picture of an env, on the CPU: fields of MuJoCo's data, and ``origin``.
 
         Args:
             env: Its global id.
@@ -188,7 +188,7 @@ class Shard:
             state: Result of :meth:`state` for all envs, on any device.
 
         Raises:
-            UserError: If it belongs to another task or number of envs.
+            UserError: If the state is from another task or number of envs.
         """
         if missing := sorted(self._begin.keys() - state.keys()):
             raise UserError(f"state: {missing[0]} is missing; load the state of the same task")
@@ -201,7 +201,7 @@ class Shard:
         return self._named_observations()
 
     def _spans(self) -> list[tuple[str, int, int, int]]:
-        """Return the parts of the state: prefix of names, first env, number of envs here, and number of all envs."""
+        """Return the parts of the state: prefix, first env, number of envs of this rank, and number of all envs."""
         spans = [(group.prefix, group.first, group.env.num_envs, self._job.envs_per_variant) for group in self._groups]
         return [*spans, (OBSERVED, self.rows.start, len(self.rows), self._job.num_envs)]
 

@@ -1,7 +1,7 @@
 """Tensors in memory that this process and its ranks share.
 
-The memory is a file without a name (memfd): it is freed when the last process has ended, and no limit of /dev/shm
-applies. Descriptors are sent over Unix sockets.
+The memory is a file without a name (memfd). It is freed when the last process that uses it has ended, and limits of
+/dev/shm do not apply to it. File descriptors are sent over Unix sockets.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Block(NamedTuple):
     """Shared memory with tensors."""
 
     descriptor: int
-    """Descriptor of the memory; may be closed while the tensors are used."""
+    """File descriptor of the memory; it may be closed while the tensors are still used."""
     layout: Layout
     """Shapes and types of the tensors."""
     tensors: Tensors
@@ -38,7 +38,7 @@ class Block(NamedTuple):
 
 
 def create(layout: Layout) -> Block:
-    """Return new shared memory, whose tensors are zero.
+    """Return new shared memory with tensors that are 0.
 
     Args:
         layout: Shapes and types of the tensors.
@@ -49,11 +49,11 @@ def create(layout: Layout) -> Block:
 
 
 def attach(descriptor: int, layout: Layout) -> Tensors:
-    """Return the tensors in shared memory, which keep it alive.
+    """Return the tensors in shared memory; they keep the memory alive.
 
     Args:
-        descriptor: From :func:`create`; may be closed afterwards.
-        layout: As in :func:`create`.
+        descriptor: Descriptor from :func:`create`; it may be closed afterwards.
+        layout: The layout that was passed to :func:`create`.
     """
     return place(mmap.mmap(descriptor, 0), layout)
 
@@ -68,10 +68,10 @@ def num_bytes(layout: Layout) -> int:
 
 
 def place(memory: mmap.mmap | memoryview, layout: Layout) -> Tensors:
-    """Return tensors in memory, which they keep alive.
+    """Return tensors that are stored in the given memory; they keep the memory alive.
 
     Args:
-        memory: At least :func:`num_bytes`.
+        memory: Memory of at least :func:`num_bytes` bytes.
         layout: Shapes and types of the tensors.
     """
     tensors, start = {}, 0
@@ -90,7 +90,7 @@ def pinned(tensors: Tensors, device: str) -> Iterator[None]:
     If the driver refuses, copies are correct but slower.
 
     Args:
-        tensors: On the CPU, contiguous, in one piece of memory.
+        tensors: Contiguous tensors on the CPU, in one piece of memory.
         device: Device of the copies. On ``cpu``, nothing is pinned.
     """
     if device == "cpu":
@@ -101,7 +101,7 @@ def pinned(tensors: Tensors, device: str) -> Iterator[None]:
     end = max(tensor.data_ptr() + tensor.nbytes for tensor in tensors.values())
     if error := int(runtime.cudaHostRegister(start, end - start, 0)):
         emit("debug", text=f"the memory of actions and results cannot be pinned: CUDA error {error}")
-        # CUDA keeps the error, and torch would raise it in its next operation. Raise it here.
+        # CUDA stores the error, and torch would raise it in its next operation. Trigger it here, and ignore it.
         with contextlib.suppress(RuntimeError):
             torch.zeros(1, device=device).add_(1)
     try:
@@ -116,7 +116,7 @@ def copy_into(target: Tensors, source: Tensors, device: str) -> None:
 
     Args:
         target: Tensors on the CPU.
-        source: Tensors on the device, some or all of those in ``target``.
+        source: Tensors on the device, with some or all of the names in ``target``.
         device: ``cpu`` or ``cuda:<index>``.
     """
     for name, tensor in source.items():
@@ -126,7 +126,7 @@ def copy_into(target: Tensors, source: Tensors, device: str) -> None:
 
 
 def as_arrays(tensors: Tensors) -> Arrays:
-    """Return tensors as NumPy arrays, which are pickled. To send a tensor, torch would open shared memory for it.
+    """Return tensors as NumPy arrays, for pickling. To pickle a tensor, torch would open shared memory for it.
 
     Args:
         tensors: On any device.
@@ -135,7 +135,7 @@ def as_arrays(tensors: Tensors) -> Arrays:
 
 
 def as_tensors(arrays: Arrays) -> Tensors:
-    """Return the tensors that :func:`as_arrays` converted, on the CPU.
+    """Convert the result of :func:`as_arrays` back to tensors, on the CPU.
 
     Args:
         arrays: The arrays.

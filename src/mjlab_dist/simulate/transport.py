@@ -1,7 +1,7 @@
 """Connections between the launcher and a rank, and the memory in which they exchange actions and results.
 
-A connection carries commands and replies, which are pickled. Tensors are exchanged as they are: a rank of the
-launcher's machine shares memory with it, and a rank of another machine gets and returns one piece of bytes per step.
+A connection carries pickled commands and replies. Tensors are not pickled: a rank of the launcher's machine shares
+memory with the launcher, and a rank of another machine receives and sends one piece of bytes per step.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from mjlab_dist.simulate.shared import Block, attach, copy_into, num_bytes, plac
 
 
 class Rows(Protocol):
-    """The rows of a rank's envs, in tensors over all envs. Both ends have an object for them."""
+    """The rows of a rank's envs, in tensors over all envs. Launcher and rank each have an object for these rows."""
 
     tensors: Tensors
-    """The rows at this end."""
+    """The rows in this process."""
 
     def send(self) -> None:
-        """Pass the rows to the other end."""
+        """Send the rows to the other process."""
         ...
 
     def receive(self) -> None:
-        """Wait for the rows that the other end sends.
+        """Wait for the rows that the other process sends.
 
         Raises:
-            EOFError: If the other end has closed the connection.
+            EOFError: If the other process has closed the connection.
             OSError: If the connection fails or, with a timeout, if nothing arrives.
         """
         ...
 
 
 class Transport(Protocol):
-    """A connection between the launcher and a rank. Each end calls one method for the same tensors."""
+    """A connection between the launcher and a rank. For the same tensors, the launcher calls offer, the rank obtain."""
 
     connection: Connection
-    """Carries commands and replies."""
+    """Connection for commands and replies."""
 
     def offer(self, block: Block, rows: range) -> Rows:
         """Give the rank its rows of tensors.
@@ -64,7 +64,7 @@ class Transport(Protocol):
 
 
 class SharedMemory:
-    """Connection of a rank on the launcher's machine, a Unix socket. Both use the same memory.
+    """Connection of a rank on the launcher's machine: a Unix socket. Launcher and rank use the same memory.
 
     Attributes:
         connection: As in :class:`Transport`.
@@ -89,7 +89,7 @@ class SharedMemory:
 
 
 class Network:
-    """Connection of a rank on another machine, a TCP socket. Each end has its own memory.
+    """Connection of a rank on another machine: a TCP socket. Launcher and rank each have their own memory.
 
     Attributes:
         connection: As in :class:`Transport`.
@@ -109,7 +109,7 @@ class Network:
 
 
 class _SharedRows:
-    """Rows in shared memory: the other end has them already."""
+    """Rows in shared memory. Nothing is sent, because the other process reads the same memory."""
 
     def __init__(self, tensors: Tensors) -> None:
         self.tensors = tensors
@@ -122,7 +122,7 @@ class _SharedRows:
 
 
 class _SentRows:
-    """Rows in one piece of memory, which is sent as it is."""
+    """Rows in one piece of memory, which is sent without a conversion."""
 
     def __init__(self, connection: Connection, layout: Layout, rows: range) -> None:
         own = {name: entry.with_envs(len(rows)) for name, entry in layout.items()}
