@@ -1,1 +1,1 @@
-"""Evaluate a trained policy over many episodes on all ranks, also at several values of the env's parameters."""
+"""Evaluate a trained policy over many episodes on all ranks, optionally for several values of the env's parameters."""

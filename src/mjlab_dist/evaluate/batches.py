@@ -1,6 +1,6 @@
-"""Batches of episodes, which ranks play.
+"""Batches of episodes. Each batch is played by one rank.
 
-Each batch has its own random seed, so the result does not depend on the rank that plays it.
+Each batch has its own random seed, so its result does not depend on the rank that plays it.
 """
 
 from __future__ import annotations
@@ -106,10 +106,10 @@ def play_batches(job: Job, config: TrainConfig, plan: RankPlan, control: Control
         import mjlab_dist.learn  # noqa: F401, PLC0415 (imports torch)
     own = range(rank.rank, len(job.batches), rank.world_size)
     results, reported = [], 0
-    with frozen():  # to free the envs of a batch, the garbage collector then visits only these
+    with frozen():  # the garbage collector then visits only objects that are created for the batches
         for count, position in enumerate(own):
             results.append(_play(job, position, plan.device.device, control))
-            # Progress: rank 0 reports its own, as an estimate for all ranks
+            # Progress: rank 0 reports its own progress, as an estimate for all ranks
             reached = MAX_REPORTS * (count + 1) // len(own)
             if rank.is_main and reached > reported:
                 reported = reached

@@ -1,4 +1,4 @@
-"""Picture of an evaluation at varied values."""
+"""Picture of an evaluation for several values of parameters."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from mjlab_dist.machine.memory import check_memory
 from mjlab_dist.messages import Listener, listening
 
 Z_95 = 1.96
-"""Half the width of a 95% interval, in standard errors."""
+"""Half the width of a 95% confidence interval, in standard errors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,19 +36,19 @@ class Estimate:
     mean: float
     """Mean of the counted episodes."""
     low: float | None
-    """Lower end of the 95% interval of the true mean; None with one episode."""
+    """Lower end of the 95% confidence interval of the true mean; None with one episode."""
     high: float | None
     """Upper end of this interval."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluated:
-    """Result at one combination of varied values, with one kind of actions."""
+    """Result for one combination of values, with one kind of actions."""
 
     varied: Mapping[str, float]
     """Varied values by name; empty if nothing varies."""
     actions: str
-    """mean or sampled."""
+    """Kind of actions: mean or sampled."""
     num_episodes: int
     """Number of counted episodes."""
     columns: Mapping[str, Estimate]
@@ -66,7 +66,8 @@ def evaluate(train_config: TrainConfig, checkpoint: Path, config: EvaluateConfig
         listen: Receives progress.
 
     Returns:
-        One result for each combination of values and each kind of actions. Actions vary fastest, then the last value.
+        One result for each combination of values and each kind of actions. In the list, the kind of actions varies
+        fastest, then the last value.
 
     Raises:
         UserError: If the policy cannot be evaluated here.
@@ -112,7 +113,7 @@ def check(config: EvaluateConfig) -> None:
 
 
 def _on_devices(train_config: TrainConfig, config: EvaluateConfig) -> TrainConfig:
-    """Return the run's config with the devices to evaluate on, on this machine."""
+    """Return the run's config with the devices of this machine to evaluate on."""
     return dataclasses.replace(
         train_config,
         gpu_ids=config.gpu_ids,

@@ -25,12 +25,12 @@ SYNTAX = "write NAME=START:STOP:COUNT or NAME=VALUE,VALUE,..."
 
 @dataclass(frozen=True)
 class Axis:
-    """A varied value."""
+    """A parameter that varies."""
 
     name: str
-    """Name of what varies, as the user has written it."""
+    """Name of the parameter, as the user has written it."""
     values: tuple[float, ...]
-    """Its values."""
+    """Values of the parameter."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def parse_axis(text: str) -> Axis:
 
 
 def make_points(config: TrainConfig, texts: Sequence[str]) -> list[Point]:
-    """Return all combinations of the values, the last axis varying fastest; the run's own config if nothing varies.
+    """Return all combinations of the values; the last axis varies fastest. If nothing varies, return the run's config.
 
     Args:
         config: The run's config.
@@ -97,12 +97,12 @@ def make_points(config: TrainConfig, texts: Sequence[str]) -> list[Point]:
 def with_value(config: TrainConfig, name: str, value: float) -> TrainConfig:
     """Return a config with another value.
 
-    A randomization always samples the value. Ranges of an event, such as the velocity of a push, reach from minus the
-    value to the value. Other ranges contain only the value.
+    A randomization then always samples this value. A range of an event, such as the velocity of a push, becomes the
+    range from minus the value to the value. Other ranges contain only the value.
 
     Args:
         config: The run's config.
-        name: Name of a randomization or an event, or path to it, to a number or to a range of two numbers.
+        name: Name of a randomization or an event; or path of a randomization, event, number or range of two numbers.
         value: The value.
 
     Raises:
@@ -141,7 +141,7 @@ def _find(config: TrainConfig, name: str) -> tuple[list[str], Any]:
     known = [path for path, _ in paths({"env": to_plain(env)})]
     if ".".join(path) in known:
         return path, entry(config, path)
-    # A parameter that the config does not name has its default
+    # A parameter that is not in the config has its default value
     *term, field, last = ["", *path]
     if field in PARAMETERS and ".".join(term[1:]) in known:
         default = parameters_of(entry(config, term[1:]), field).get(last)

@@ -31,7 +31,7 @@ def describe(
     Args:
         env: Envs of the run's task, without noise and delays.
         config: The run's config, with the noise and the delays of training.
-        checkpoint: Checkpoint of the policy, in a run directory, or a pack.
+        checkpoint: Checkpoint of the policy in a run directory, or a pack that contains it.
         exported: The policy.
         warn: Called with one line if a file of the run is damaged.
     """
@@ -128,8 +128,8 @@ def actuator(model: mujoco.MjModel, i: int) -> dict[str, Any]:
         i: Id of the actuator.
 
     Returns:
-        Name, kind of the input, joint, gear, stiffness and damping at the joint, and limits; None where the actuator
-        has no such number, or MuJoCo computes its force in another way.
+        Name, kind of the input, joint, gear, stiffness and damping at the joint, and limits. A number is None if the
+        actuator does not have it, or if MuJoCo computes the force in another way.
     """
     one = model.actuator(i)
     on_joint = int(model.actuator_trntype[i]) in (mujoco.mjtTrn.mjTRN_JOINT, mujoco.mjtTrn.mjTRN_JOINTINPARENT)
@@ -177,7 +177,7 @@ def _limits(is_limited: Any, limits: Any) -> list[float] | None:
 
 
 def _finite(value: Any) -> Any:
-    """Return plain data with None in place of numbers that JSON does not have, such as an infinite bound."""
+    """Return plain data with None in place of numbers that JSON does not support, such as an infinite bound."""
     if isinstance(value, Mapping):
         return {name: _finite(one) for name, one in value.items()}
     if isinstance(value, tuple | list):
@@ -199,5 +199,5 @@ def _joints(env: Env) -> list[dict[str, Any]]:
 
 
 def _numbers(tensor: torch.Tensor) -> list[float]:
-    """Return numbers with the digits that float32 has, such as 0.9 for 0.8999999761581421."""
+    """Return numbers rounded to the precision of float32, such as 0.9 for 0.8999999761581421."""
     return [float(f"{number:.7g}") for number in tensor.tolist()]

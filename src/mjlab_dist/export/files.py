@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import onnx
 
 OPSET = 18
-"""Version of ONNX's operators, of December 2022."""
+"""Version of ONNX's set of operators, from December 2022."""
 
 DESCRIPTION = "description.json"
 """Name of the description inside a TorchScript file."""
@@ -43,17 +43,17 @@ def to_onnx(exported: ExportedPolicy, description: Mapping[str, Any]) -> bytes:
     """Return a policy as an ONNX file.
 
     The inputs are ``obs`` and ``state``, the outputs ``actions``, ``targets`` and ``next_state``. A policy without a
-    state lacks ``state`` and ``next_state``. Any number of rows is allowed.
+    state has no ``state`` and ``next_state``. Any number of rows is allowed.
 
     Args:
         exported: The policy.
-        description: Its description; every entry is JSON in the file's metadata.
+        description: Description of the policy. Every entry is stored as JSON in the file's metadata.
     """
     import onnx  # noqa: PLC0415 (an extra)
 
     has_state = exported.num_states > 0
     num_rows = torch.export.Dim("rows")
-    with _quietly(), start_up():  # torch imports most of what it needs now
+    with _quietly(), start_up():  # torch imports most of the modules for the export in this call
         program = torch.onnx.export(
             exported,
             _example(exported),
@@ -106,7 +106,7 @@ def to_torchscript(exported: ExportedPolicy, description: Mapping[str, Any]) -> 
 
     Args:
         exported: The policy.
-        description: Its description, which becomes ``description.json`` in the file.
+        description: Description of the policy, stored as ``description.json`` in the file.
     """
     file = io.BytesIO()
     with _quietly(), torch.no_grad():
@@ -150,7 +150,7 @@ def _example(exported: ExportedPolicy) -> tuple[torch.Tensor, ...]:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Hide torch's warnings about its own code and its plans for TorchScript."""
+    """Hide torch's warnings about its own code and about the future of TorchScript."""
     before = logging.root.manager.disable
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

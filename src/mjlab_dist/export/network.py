@@ -1,4 +1,4 @@
-"""A torch module with a policy and everything between the measured observations and the actuators."""
+"""A torch module with a policy and all computations between the measured observations and the actuators."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ACTOR = "actor"
 """The observation group that a policy reads."""
 
 LAST_ACTION = "mjlab_dist.mdp.observations:last_action"
-"""Observation that an exported policy keeps in its state: its last output."""
+"""Observation term of the last action, which an exported policy keeps in its state instead."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class ObservedTerm:
     width: int
     """Number of values that are measured in one step."""
     columns: slice | None
-    """Columns of the exported policy's input; None if the values are in its state."""
+    """Columns of the exported policy's input; None if the values are in the policy's state."""
 
 
 def observed_terms(env: Env) -> list[ObservedTerm]:
@@ -73,15 +73,15 @@ class Target(NamedTuple):
     block: str
     """Block of actions."""
     actuator: str | None
-    """Actuator whose input the target is; None if the block's class computes the inputs from more than the target."""
+    """Actuator whose input is the target; None if the block's class computes inputs from more than the target."""
 
 
 class ExportedPolicy(nn.Module):
     """Maps measured observations to actions and to inputs of the actuators, for one control step.
 
     It contains clip, scale, history and normalization of the observations. One tensor, the state, holds the values that
-    the next step needs: last action, histories, and hidden states of recurrent layers. It is 0 at the start of an
-    episode.
+    the next step needs: last action, histories, and hidden states of recurrent layers. At the start of an episode, the
+    state must be 0.
 
     Attributes:
         num_inputs: Number of measured values.
@@ -203,7 +203,7 @@ class _Processing(nn.Module):
 
 
 class _Actions(nn.Module):
-    """Clip, scale and offset of actions, and the inputs of those actuators that need nothing else.
+    """Clip, scale and offset of actions, and the inputs of actuators if they depend only on the results.
 
     Attributes:
         targets: Meaning of each target.
@@ -246,7 +246,7 @@ class _Actions(nn.Module):
 
 
 class _Limits(nn.Module):
-    """Limits inputs of actuators to their control ranges, as MuJoCo does."""
+    """Limits the inputs of actuators to the control ranges of the actuators, as MuJoCo does."""
 
     _low: torch.Tensor
     _high: torch.Tensor
@@ -263,7 +263,7 @@ class _Limits(nn.Module):
 
 
 def control_limits(model: mujoco.MjModel, actuators: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the lower and upper limits of inputs, (num_actuators,) each; infinite where MuJoCo has none.
+    """Return the lower and upper limits of inputs, (num_actuators,) each; infinite for inputs without limits.
 
     Args:
         model: The model.

@@ -26,7 +26,7 @@ MAX_ENVS = 16
 """Maximum number of envs that provide the checked observations."""
 
 TOLERANCE = 1e-5
-"""Maximum difference of a number, relative to its magnitude, or absolute if the magnitude is below 1."""
+"""Maximum difference between two numbers, relative to their magnitude, or absolute if the magnitude is below 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,10 +78,11 @@ def export(train_config: TrainConfig, checkpoint: Path, config: ExportConfig, wa
         Files, description and largest difference.
 
     Raises:
-        UserError: If the checkpoint does not fit, the policy cannot be exported, or the files cannot be written.
-        CheckError: If a file differs from the policy. No file is written then.
+        UserError: If the checkpoint does not match the config, the policy cannot be exported, or the files cannot be
+            written.
+        CheckError: If a file gives other results than the policy. In this case, no file is written.
     """
-    # Directory first: it fails early
+    # Directory first, so that an error occurs early
     directory = _default_directory(checkpoint) if config.output is None else Path(config.output)
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -102,13 +103,13 @@ def make(train_config: TrainConfig, checkpoint: Path, config: ExportConfig, warn
 
     Args:
         train_config: The run's config. The files are checked in its env without noise and delays.
-        checkpoint: Checkpoint file of the policy, or a pack.
+        checkpoint: Checkpoint file of the policy, or a pack that contains it.
         config: Number of observations to check, and seed.
         warn: Called with one line if a file of the run is damaged.
 
     Raises:
-        UserError: If the checkpoint does not fit, or the policy cannot be exported.
-        CheckError: If a file does not act like the policy.
+        UserError: If the checkpoint does not match the config, or the policy cannot be exported.
+        CheckError: If a file gives other results than the policy.
     """
     # Env and policy
     from mjlab_dist.play import load_env_and_policy, without_disturbances  # noqa: PLC0415 (imports torch)
@@ -157,7 +158,7 @@ def largest_difference(
 ) -> float:
     """Play the policy, compute the same steps with exported policies, and return the largest difference.
 
-    It compares actions. Targets that are inputs of actuators are compared with the inputs that the env sets.
+    Actions are compared with those of the policy, and targets that are inputs of actuators with the inputs in the env.
 
     Args:
         env: Envs without noise and delays.
@@ -177,7 +178,7 @@ def largest_difference(
     max_difference = 0.0
     obs = env.reset()
     for step in range(num_steps):
-        # The check may be shorter than an episode: start new episodes halfway
+        # Start new episodes halfway, because the check may be shorter than an episode
         if step == num_steps // 2:
             obs = env.reset()
             policy.reset()
@@ -206,7 +207,7 @@ def largest_difference(
 
 
 def _inputs(env: Env, targets: torch.Tensor, dones: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the targets that are inputs of actuators, and the env's inputs, in envs whose episode continues."""
+    """Return targets that are inputs of actuators, and those inputs in the env, for envs whose episode continues."""
     import torch
 
     from mjlab_dist.export.network import control_limits  # noqa: PLC0415 (imports torch)

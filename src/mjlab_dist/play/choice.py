@@ -16,7 +16,7 @@ from mjlab_dist.run_files import run_of
 from mjlab_dist.wording import listed
 
 VIDEO_FIELDS = frozenset({"env", "camera", "width", "height"})
-"""Fields of PlayConfig that only change the video or the strip."""
+"""Fields of PlayConfig that only change the video or the strip (a picture of frames side by side)."""
 
 VIDEO_SIZE = (848, 480)
 """Default width and height of a video, in pixels."""
@@ -66,7 +66,7 @@ def resolve(task: str, config: PlayConfig, warn: Callable[[str], None]) -> tuple
 
 
 def without_disturbances(env: EnvConfig) -> EnvConfig:
-    """Return a task without noise, delays, interval events and randomizations, and without curricula that change these.
+    """Return a task without noise, delays, interval events, randomizations, and the curricula that change them.
 
     Args:
         env: The task.

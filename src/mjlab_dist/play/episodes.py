@@ -80,10 +80,11 @@ def load_env(train_config: TrainConfig, num_envs: int, seed: int) -> Env:
 
 
 def choose_opengl(environ: MutableMapping[str, str]) -> None:
-    """Choose EGL for MuJoCo's rendering, because it works without a screen. Keep a choice of the user.
+    """Choose EGL for MuJoCo's rendering, because it works without a screen. A choice of the user is kept.
 
-    Without EGL's library, disable OpenGL, because importing MuJoCo would fail; the ray tracer then renders. If MuJoCo
-    is already imported, the variable would have no effect; :mod:`mjlab_dist.play.video` then chooses EGL itself.
+    Without EGL's library, disable OpenGL, because otherwise importing MuJoCo would fail; MuJoCo Warp's ray tracer then
+    renders. If MuJoCo is already imported, the variable MUJOCO_GL has no effect, and :mod:`mjlab_dist.play.video`
+    chooses EGL.
 
     Args:
         environ: The process's environment.
@@ -106,7 +107,7 @@ def play(train_config: TrainConfig, checkpoint: Path, config: PlayConfig) -> Pla
         config: Number of envs, seconds, seed, and video or strip.
 
     Raises:
-        UserError: If the checkpoint does not fit, or the model does not have the camera.
+        UserError: If the checkpoint does not match the config, or the model does not have the camera.
     """
     env, policy = load_env_and_policy(train_config, checkpoint, config.num_played, config.seed)
     return play_policy(env, policy, checkpoint, config)
@@ -147,8 +148,8 @@ def play_policy(env: Env, policy: MLPModel, checkpoint: Path, config: PlayConfig
             step += 1
             current_return += rewards
             length += 1
-            # Episodes that end. Without a time limit, only the first episode of each env counts; otherwise, short ones
-            # would count more often.
+            # Episodes that end. If no time is given, only the first episode of each env counts, because short episodes
+            # would otherwise count more often than long ones.
             counted = dones & playing if num_steps is None else dones
             result.returns.extend(current_return[counted].tolist())
             result.lengths.extend(length[counted].tolist())

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from mjlab_dist.env import Env
 
 NICENESS = 10
-"""Added to the process's niceness. If ranks use every core, the process gets about a tenth of one core."""
+"""Number added to the process's niceness. If ranks use every core, the process gets about a tenth of one core."""
 
 POLL_S = 1.0
 """Interval between checks for a new checkpoint, in seconds."""
@@ -60,7 +60,7 @@ def main(run_dir: Path) -> None:
     die_with_parent()
     os.nice(NICENESS)
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    # Nothing else may write to the pipe: Warp and other libraries print
+    # Only this module may write to the pipe, so standard output is redirected: Warp and other libraries print to it
     pipe = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
@@ -99,7 +99,7 @@ def _make_videos(run_dir: Path, report: Callable[..., None]) -> None:
 
 
 class _Camera:
-    """Plays checkpoints in one env. It is built for the first checkpoint; nothing is imported before."""
+    """Plays checkpoints in one env. The first checkpoint imports the packages and builds the env; nothing else does."""
 
     def __init__(self, run_dir: Path, config: TrainConfig) -> None:
         self._run_dir = run_dir

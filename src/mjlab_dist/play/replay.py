@@ -42,19 +42,19 @@ class Replayed:
     ended: bool
     """Whether the step ended an episode in the run, so that the state after it belongs to a new episode."""
     reproduced: bool
-    """Whether the repetition leads to a number that is not finite too."""
+    """Whether the repetition also leads to a number that is not finite."""
 
 
 def replay(train_config: TrainConfig, path: Path, config: PlayConfig) -> list[Replayed]:
-    """Repeat the steps that led to numbers that are not finite, on the CPU.
+    """Repeat, on the CPU, the steps that led to numbers that are not finite.
 
     Args:
         train_config: The run's config.
         path: The dump that the run wrote.
-        config: The video file, if any: it shows the first env's states up to its step.
+        config: The video file, if any. The video shows the states of the first env up to the step that is repeated.
 
     Raises:
-        UserError: If the file is damaged, is not a dump, or belongs to another model.
+        UserError: If the file is damaged, is not a dump, or is from another model.
     """
     choose_opengl(os.environ)
 
@@ -69,7 +69,7 @@ def replay(train_config: TrainConfig, path: Path, config: PlayConfig) -> list[Re
     dump = finite.load(path, train_config.task)
     env = _build_env(train_config, dump)
 
-    # States before and after each step in the run, and the step repeated from the state before it
+    # States before and after each step in the run; then repeat the step from the state before it
     every, steps = torch.arange(env.num_envs), dump["steps"]
     rows = (steps - 1).clamp_min(0)
     before, after = ({name: states[t, every] for name, states in dump["state"].items()} for t in (rows, steps))
@@ -110,7 +110,7 @@ def replay(train_config: TrainConfig, path: Path, config: PlayConfig) -> list[Re
 def _build_env(train_config: TrainConfig, dump: Dump) -> Env:
     from mjlab_dist.env import Env  # noqa: PLC0415
 
-    # No episode may end here, because a reset would hide the state after the step.
+    # No episode may end in the repetition, because a reset would replace the state after the step.
     env_config = dataclasses.replace(train_config.env, terminations={}, nan_policy="stop")
     env = Env(env_config, len(dump["env_ids"]), "cpu")
     env.max_episode_length += 1
@@ -119,7 +119,7 @@ def _build_env(train_config: TrainConfig, dump: Dump) -> Env:
 
 
 def _labels(field: str, names: list[str]) -> list[str]:
-    """Return one label per column. The columns of a joint with several columns are numbered."""
+    """Return one label per column. If a joint has several columns, they are numbered."""
     return [
         f"{field} {name}" if names.count(name) == 1 else f"{field} {name}[{names[:i].count(name)}]"
         for i, name in enumerate(names)

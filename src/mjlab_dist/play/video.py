@@ -95,7 +95,7 @@ class Video:
 
 
 class Strip:
-    """Strip of frames of one env, at equal intervals over the whole time. They are drawn at the end."""
+    """Strip of frames of one env, at equal intervals over the whole time. The frames are drawn at the end."""
 
     def __init__(self, config: PlayConfig, env: Env) -> None:
         """Prepare a strip.
@@ -126,7 +126,7 @@ class Strip:
         import imageio.v3 as imageio  # noqa: PLC0415 (slow to import)
         import numpy as np  # noqa: PLC0415
 
-        # Which states
+        # Choice of the states to draw
         count = min(num_frames(self._config), len(self._states))
         stride = (len(self._states) - 1) // max(1, count - 1)
         # Frames side by side, on white
@@ -179,10 +179,10 @@ def _place(env: Env, index: int) -> tuple[float, float]:
 
 
 class Renderers:
-    """Creates renderers of a model, one for all envs that are drawn with the same terrain."""
+    """Creates renderers of a model. Without terrain to crop, all envs share one renderer."""
 
     def __init__(self, model: mujoco.MjModel, size: tuple[int, int], camera: int) -> None:
-        """Create no renderer yet.
+        """Store the arguments; renderers are created in :meth:`at`.
 
         Args:
             model: The MuJoCo model.
@@ -209,7 +209,7 @@ class Renderers:
 
 
 class _View:
-    """Picture of one env. At resets, the renderer changes with the env's place on the terrain."""
+    """Picture of one env. If a reset moves the env to another place on the terrain, the renderer changes."""
 
     def __init__(self, env: Env, index: int, renderers: Renderers) -> None:
         self._env, self._index, self._renderers = env, index, renderers
@@ -224,7 +224,7 @@ class _View:
 
 
 def _renderer(model: mujoco.MjModel, size: tuple[int, int], camera: int) -> Renderer:
-    """Return MuJoCo's renderer if EGL (or the backend in MUJOCO_GL) works, else MuJoCo Warp's, without OpenGL."""
+    """Return MuJoCo's renderer if EGL or the backend in MUJOCO_GL works, else MuJoCo Warp's, which needs no OpenGL."""
     import mujoco
 
     from mjlab_dist.sim.quiet import quiet  # noqa: PLC0415 (imports MuJoCo)
@@ -253,10 +253,10 @@ def _renderer(model: mujoco.MjModel, size: tuple[int, int], camera: int) -> Rend
 
 @contextlib.contextmanager
 def _egl_by_default() -> Iterator[None]:
-    """Let MuJoCo's renderers use EGL, unless the user chose a backend.
+    """Make MuJoCo's renderers use EGL, unless the user chose a backend.
 
-    GLFW, MuJoCo's default, needs a screen; without one, the second renderer would abort the process. MuJoCo reads the
-    variable when it is imported, which a user's program may have done already.
+    GLFW, MuJoCo's default, needs a screen; without a screen, the second renderer would abort the process. MuJoCo reads
+    the variable MUJOCO_GL when it is imported, and a user's program may already have imported it.
     """
     if "MUJOCO_GL" in os.environ:
         yield
