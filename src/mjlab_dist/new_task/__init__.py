@@ -44,7 +44,7 @@ MAX_RETRIES = 3
 """Maximum number of times that a task is tried again with larger buffers."""
 
 HEADER = f'[project.entry-points."{registry.GROUP}"]'
-"""Header of the tasks in a pyproject.toml."""
+"""Header of the section of a pyproject.toml that lists tasks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +62,9 @@ class NewTask:
     robot: Robot
     """The robot in the MJCF."""
     apart: list[Path]
-    """Files that the MJCF names by an absolute path, which were not copied."""
+    """Files that the MJCF names by an absolute path. They were not copied."""
     config: TrainConfig | None
-    """Its config; None if it cannot be imported."""
+    """Config of the task; None if it cannot be imported."""
     problem: str
     """What is wrong with the task, in one line; empty if it is ready."""
 
@@ -74,8 +74,8 @@ def create(
 ) -> NewTask:
     """Create a task, and try it on the CPU.
 
-    In a checkout of this project the task is added to its tasks. Elsewhere, or with ``directory``, it becomes a package
-    of its own. The files of a task that fails its trial stay, because some of them must be changed.
+    In a checkout of this project, the task is added to the tasks of the project. Elsewhere, or with ``directory``, the
+    task becomes a separate package. If the trial fails, the files of the task are kept, so that the user can edit them.
 
     Args:
         task: Name of the task: lowercase letters, digits and hyphens.
@@ -83,7 +83,7 @@ def create(
         directory: Directory in which the package is created; the current directory by default.
         goal: Goal of the task; by default it is guessed.
         floating: Whether to add a free joint to the root link of a URDF.
-        robot: Name of the robot, to find its published motors, besides those of the file, folder and model.
+        robot: Name of the robot. Published motors are searched by this name and by those of file, folder and model.
 
     Raises:
         UserError: If the task cannot be created; in that case nothing is written.
@@ -133,7 +133,7 @@ def _refuse_missing(mjcf: Path) -> None:
 
 
 def _as_mjcf(flag: str, file: Path, scratch: Path, *, floating: bool) -> Path:
-    """Return the MJCF itself, or that of a URDF, which is written to a folder."""
+    """Return an MJCF unchanged, or convert a URDF to an MJCF in the folder ``scratch`` and return that."""
     tree = parse(file)
     if tree.tag == "robot":
         return convert(flag, file, tree, scratch, floating=floating)
@@ -145,7 +145,7 @@ def _as_mjcf(flag: str, file: Path, scratch: Path, *, floating: bool) -> Path:
 def _write_and_try(
     names: Names, robot: Robot, package: Path, project: Path | None
 ) -> tuple[Robot, TrainConfig | None, str]:
-    """Write the files of a task and try it; if its buffers are too small, write it again with larger ones.
+    """Write the files of a task and try the task. If its buffers are too small, try again with larger ones.
 
     Returns:
         The robot, with the sizes of the buffers; the config; and what is wrong with the task, or an empty string.
@@ -153,7 +153,7 @@ def _write_and_try(
     for is_last in (False,) * MAX_RETRIES + (True,):
         _write_files(names, robot, package, project)
         config, failed = try_task(names, package.parent)
-        # Constraints that are dropped can be the cause of all other problems.
+        # Too small buffers drop constraints, which can be the cause of all other problems.
         if is_last or all(check.name != "buffers" for check in failed):
             return robot, config, failed[0].text if failed else ""
         sizes = {"njmax": max(2 * robot.njmax, MIN_SIZE), "nconmax": max(2 * robot.nconmax, MIN_SIZE)}
@@ -163,7 +163,7 @@ def _write_and_try(
 
 
 def _write_files(names: Names, robot: Robot, package: Path, project: Path | None) -> None:
-    """Write the Python files of a task, and those of its project if it is a package of its own."""
+    """Write the Python files of a task and, if it is a separate package, the files of its project."""
     (package / "__init__.py").write_text(package_source(names))
     (package / "config.py").write_text(config_source(names, robot))
     (package / "terms.py").write_text(terms_source(names, robot))
@@ -206,7 +206,7 @@ def _refuse_taken(task: str, module: str, folder: Path, checkout: Path | None) -
 
 
 def _write_stub(project: Path) -> None:
-    """Write a stub for MuJoCo, which the module model of the task imports."""
+    """Write a type stub for MuJoCo, because the task's ``model.py`` imports MuJoCo."""
     stub = project / "typings" / "mujoco" / "__init__.pyi"
     stub.parent.mkdir(parents=True, exist_ok=True)
     stub.write_text(STUB_SOURCE)
@@ -214,12 +214,12 @@ def _write_stub(project: Path) -> None:
 
 @contextlib.contextmanager
 def _made_at_once(folder: Path) -> Iterator[Path]:
-    """Create a folder inside of a temporary one, move it when it is complete, and remove it on failure.
+    """Create a folder inside a temporary one. Move it to its place when it is complete, and remove it on failure.
 
     Parents that do not exist are created.
 
     Raises:
-        UserError: If it cannot be written.
+        UserError: If the folder cannot be written.
     """
     missing = [parent for parent in folder.parents if not parent.exists()]
     try:
@@ -237,7 +237,7 @@ def _made_at_once(folder: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(around, ignore_errors=True)
         for parent in missing:
-            with contextlib.suppress(OSError):  # it contains the task
+            with contextlib.suppress(OSError):  # not empty, because it contains the task
                 parent.rmdir()
 
 

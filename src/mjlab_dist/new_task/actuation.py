@@ -22,10 +22,10 @@ HINGE_REACH_RAD = 0.5
 """Change of the target of a hinge's position motor by an action of 1."""
 
 STRONG = 30.0
-"""Maximum torque or force for an action of 1, divided by the load of the joint, and ..."""
+"""Maximum torque or force for an action of 1, divided by the load of the joint. Some MJCFs have unrealistic limits."""
 
 STRONG_RAD_S2 = 300.0
-"""... the acceleration that it causes, if that is more. Some MJCFs have limits that no motor has."""
+"""Acceleration of the joint that an action of 1 may cause even if this needs more than ``STRONG`` times the load."""
 
 Kind = Literal["position", "velocity", "effort", "muscle"]
 
@@ -43,8 +43,7 @@ class Block:
     offset: float | Literal["home"]
     """Input at action 0."""
     is_clipped: bool = False
-    """Whether actions are clipped to [-1, 1], because the physics is unstable with the stronger inputs that actuators
-    allow."""
+    """Whether actions are clipped to [-1, 1], because the physics is unstable with larger inputs."""
 
 
 def find_blocks(
@@ -96,12 +95,12 @@ def driving(model: mujoco.MjModel, blocks: Mapping[str, Block], joint: int) -> l
 
 
 def _block_of(blocks: Mapping[str, Block], actuator: str) -> Block | None:
-    """Return the block that drives an actuator; None if none does."""
+    """Return the block that drives an actuator; None if no block does."""
     return next((one for one in blocks.values() if actuator in one.actuators or one.actuators == (".*",)), None)
 
 
 class Inputs(NamedTuple):
-    """The inputs of all actuators as a function of actions."""
+    """Numbers from which the inputs of all actuators are computed for given actions."""
 
     offsets: NDArray[np.float64]
     """Inputs at action 0, (nu,)."""
@@ -116,7 +115,7 @@ class Inputs(NamedTuple):
 
 
 def action_inputs(model: mujoco.MjModel, pose: NDArray[np.float64], blocks: Mapping[str, Block]) -> Inputs:
-    """Return the inputs of all actuators as a function of actions.
+    """Return the function from actions to the inputs of all actuators.
 
     Args:
         model: The MuJoCo model.
@@ -133,7 +132,7 @@ def action_inputs(model: mujoco.MjModel, pose: NDArray[np.float64], blocks: Mapp
 
 
 def _named(blocks: dict[str, Block], num_actuators: int) -> dict[str, Block]:
-    """Return the blocks by name: their kind, with a number if several blocks have it."""
+    """Return the blocks by name. The name is the kind of the block, with a number if several blocks have this kind."""
     alike: dict[Block, list[str]] = {}
     for name, block in blocks.items():
         alike.setdefault(block, []).append(name)
@@ -149,7 +148,7 @@ def _named(blocks: dict[str, Block], num_actuators: int) -> dict[str, Block]:
 
 
 def _block(model: mujoco.MjModel, start: mujoco.MjData, actuator: int, loads: Mapping[int, float]) -> Block | None:
-    """Return the action block of one actuator, without its name; None if nothing drives it."""
+    """Return the action block of one actuator, without its name; None if the policy must not drive the actuator."""
     import mujoco
 
     # Properties of the actuator
@@ -173,7 +172,7 @@ def _block(model: mujoco.MjModel, start: mujoco.MjData, actuator: int, loads: Ma
         kind = "velocity"
         if _has_position(model, actuator):
             return None  # the damper of a position motor: its input stays 0
-    # Velocity or effort: actions of -1 and 1 are the ends of the input's range, or of the force's.
+    # Velocity or effort: actions of -1 and 1 give the limits of the input or, without a range, of the force.
     if has_range:
         return Block(actuators=(), kind=kind, scale=rounded((high - low) / 2), offset=rounded((high + low) / 2))
     if kind == "effort" and gain > 0:
@@ -183,7 +182,7 @@ def _block(model: mujoco.MjModel, start: mujoco.MjData, actuator: int, loads: Ma
 
 
 def _position(model: mujoco.MjModel, start: mujoco.MjData, actuator: int) -> Block:
-    """Return the block of a position motor: action 0 holds the start state.
+    """Return the block of a position motor; with action 0, the motor holds the start state.
 
     The force of such a motor is gain * input + b0 + b1 * length + b2 * velocity.
     """
@@ -216,7 +215,7 @@ def _position_of(model: mujoco.MjModel, joint: int) -> Block:
         return block
     if not model.jnt_limited[joint]:
         return dataclasses.replace(block, scale=0.25)
-    if is_finger(model, joint):  # actions of -1 and 1 are the ends of the range
+    if is_finger(model, joint):  # actions of -1 and 1 give the ends of the range
         return dataclasses.replace(block, scale=rounded((high - low) / 2), offset=rounded((high + low) / 2))
     return dataclasses.replace(block, scale=rounded((high - low) / 4))
 

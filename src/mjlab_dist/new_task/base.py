@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 GRAVITY_M_S2 = 9.81
 
 TOLERATED_DEPTH_M = 0.01
-"""Depth in the ground above which the start state is lifted."""
+"""Maximum penetration of the ground at the start. If a robot is deeper in the ground, it is lifted."""
 
 UPRIGHT = 0.8
 """Minimum cosine of the angle between the z axis of an upright body and the vertical."""
@@ -27,10 +27,10 @@ FALLEN_SHARE = 0.2
 """Ground clearance of the base of a fallen robot, as a share of the clearance at the start."""
 
 MAX_BELLY = 0.9
-"""Maximum distance of the base from the lowest point of its body for a standing robot, as a share of its height."""
+"""Maximum distance between the base and the lowest point of its body if the robot stands, as a share of its height."""
 
 FLUID_KG_M3 = 100.0
-"""Density of the medium above which a robot swims. Air has 1.2 kg/m3, water 1000 kg/m3."""
+"""Minimum density of the medium in which a robot swims. Air has 1.2 kg/m3, water 1000 kg/m3."""
 
 FROUDE = 0.25
 """Froude number v^2 / (g h) of the walking speed.
@@ -41,10 +41,10 @@ Animals walk up to about 0.5 (Alexander 1984, The gaits of bipedal and quadruped
 
 @dataclass(frozen=True, kw_only=True)
 class Base:
-    """The base of a robot that moves: a floating one, or one on slide joints and hinges, such as a planar robot."""
+    """The base of a robot that moves: a floating base, or a base on slide joints and hinges, as in a planar robot."""
 
     joint: str
-    """Name of the free joint; without one, of the slide joint along which the robot moves forward."""
+    """Name of the free joint; without a free joint, of the slide joint along which the robot moves forward."""
     is_free: bool
     """Whether the joint is a free joint."""
     height_joint: str | None
@@ -52,15 +52,15 @@ class Base:
     tilt_joints: tuple[str, ...]
     """Names of the horizontal hinges."""
     can_fall: bool
-    """Whether the robot can fall: it has gravity, can move vertically, and does not swim."""
+    """Whether the robot can fall: gravity acts on it, it can move vertically, and it does not swim."""
     is_upright: bool
     """Whether the z axis of the base points up at the start."""
     rise_m: float
-    """Depth of the start state in the ground; 0 if it is not in the ground."""
+    """Depth by which the robot penetrates the ground in the start state; 0 if it does not."""
     min_height_m: float
-    """Height of the base below which the robot has fallen; without a free joint, position of the vertical joint."""
+    """Minimum height of the base of a robot that has not fallen; without a free joint, of the vertical joint."""
     speed_m_s: float
-    """Walking speed for legs of this length; for a swimmer, half its length per second."""
+    """Walking speed for a robot of this height; for a robot that swims, half its length per second."""
 
 
 def find_base(model: mujoco.MjModel, start: mujoco.MjData, root: Sequence[int]) -> Base:
@@ -109,7 +109,7 @@ def find_base(model: mujoco.MjModel, start: mujoco.MjData, root: Sequence[int]) 
 
 
 def has_weight(model: mujoco.MjModel) -> bool:
-    """Return whether gravity pulls the robot down: it is not off, and the robot does not float in a fluid.
+    """Return whether gravity pulls the robot down: gravity is on, and the robot does not float in a fluid.
 
     Args:
         model: The MuJoCo model.
@@ -129,7 +129,7 @@ def ground_height(model: mujoco.MjModel, data: mujoco.MjData) -> float:
     """
     import mujoco
 
-    is_level = data.geom_xmat[:, 8] > UPRIGHT  # and not a wall
+    is_level = data.geom_xmat[:, 8] > UPRIGHT  # excludes walls
     planes = is_level & (model.geom_type == int(mujoco.mjtGeom.mjGEOM_PLANE))
     return float(data.geom_xpos[planes, 2].max(initial=-np.inf)) if planes.any() else 0.0
 

@@ -29,9 +29,9 @@ class View:
     """The part of the scene that a camera must show."""
 
     center_m: tuple[float, float, float]
-    """Its center."""
+    """Center of this part."""
     extent_m: float
-    """Its size."""
+    """Size of this part."""
 
 
 def find_view(model: mujoco.MjModel, start: mujoco.MjData) -> View:
@@ -59,7 +59,7 @@ def shows_robot(model: mujoco.MjModel, start: mujoco.MjData) -> bool:
     corners = _corners(model, start)
     if not model.ncam or not len(corners):
         return bool(model.ncam)
-    # Corners in the frame of the camera, which looks along -z; then on the picture, whose upper edge is at 1
+    # Corners in the frame of the camera, which looks along -z; then in the picture, whose upper edge is at y = 1
     local = (corners - start.cam_xpos[0]) @ start.cam_xmat[0].reshape(3, 3)
     depth_m = -local[:, 2]
     in_front = depth_m > model.vis.map.znear * model.stat.extent

@@ -36,7 +36,7 @@ def find_files(mjcf: Path) -> Files:
         mjcf: The MJCF.
 
     Raises:
-        UserError: If the MJCF or an included file is not XML, or another kind of file.
+        UserError: If the MJCF or an included file is not XML, or has another root element.
     """
     mjcf = _normal(mjcf)
     found = {mjcf: False}
@@ -65,7 +65,7 @@ def find_files(mjcf: Path) -> Files:
 
 
 def copy_files(files: Files, target: Path) -> str:
-    """Copy an MJCF and its files; their paths relative to each other stay the same.
+    """Copy an MJCF and the files that it refers to; their paths relative to each other stay the same.
 
     Args:
         files: The files.
@@ -120,7 +120,7 @@ def parse(file: Path) -> ET.Element:
 
 
 def _references(tree: ET.Element) -> Iterator[tuple[str, str]]:
-    """Yield element and file name of each reference to a file."""
+    """Yield the name of the element and the name of the file for each reference to a file."""
     for element in tree.iter():
         for attribute, value in element.attrib.items():
             if attribute.startswith("file") and value:

@@ -26,7 +26,7 @@ MAX_PASSIVE = 3
 """Maximum number of joints without a motor in a pendulum."""
 
 MIN_FINGERS = 4
-"""Minimum number of ends of a hand; with fewer, it is a gripper."""
+"""Minimum number of fingers of a hand; an end effector with fewer fingers is a gripper."""
 
 UPPER_SHARE = 0.9
 """Minimum height of a balanced tip, as a share of the distance between its lowest and highest position."""
@@ -37,7 +37,7 @@ END_NAMES = re.compile(
 """Names of sites that mark an end effector."""
 
 NUM_REACHED = 500
-"""Number of random poses that determine where targets are."""
+"""Number of random poses of the arm from which the ranges of targets are computed."""
 
 REACH_RAD = 0.7
 """Maximum distance of a hinge from the start state in these poses."""
@@ -53,15 +53,15 @@ class Pendulum:
     body: int
     """The last link."""
     slides: tuple[str, ...]
-    """Names of its slide joints."""
+    """Names of the slide joints of the chain."""
     hinges: tuple[str, ...]
-    """Names of its hinges."""
+    """Names of the hinges of the chain."""
     low_m: float
-    """Lowest height of the link's center of mass."""
+    """Minimum height of the last link's center of mass."""
     high_m: float
-    """Its greatest height."""
+    """Maximum height of the last link's center of mass."""
     start_m: float
-    """Its height in the start state."""
+    """Height of the last link's center of mass in the start state."""
     can_hold: bool
     """Whether a motor drives every joint, and is strong enough to hold the pendulum in any pose."""
 
@@ -73,20 +73,20 @@ class EndEffector:
     body: int
     """The body of the last link."""
     site: str | None
-    """Name of its site in the MJCF, if there is one."""
+    """Name of the site of the MJCF at this point, if there is one."""
     pos: tuple[float, float, float]
-    """Its position in the frame of the body, in m."""
+    """Position of the point in the frame of the body, in m."""
     box: tuple[tuple[float, float], tuple[float, float], tuple[float, float]]
     """Ranges of x, y and z of targets in the world frame, in m."""
 
 
 def possible_goals(is_moving: bool, pendulum: Pendulum | None, end: EndEffector | None) -> tuple[Goal, ...]:
-    """Return the goals that a robot can have, the most fitting ones first.
+    """Return the goals that a robot can have, the most suitable ones first.
 
     Args:
         is_moving: Whether the robot moves; otherwise it is fixed to the world.
-        pendulum: The robot as a pendulum.
-        end: The end effector of the robot.
+        pendulum: The pendulum, if the robot is one.
+        end: The end effector of the robot, if it has one.
     """
     goals: list[Goal] = []
     if is_moving:
@@ -104,7 +104,7 @@ def choose_goal(wish: Goal | None, goals: Sequence[Goal], pendulum: Pendulum | N
     Args:
         wish: The user's wish.
         goals: The goals that the robot can have.
-        pendulum: The robot as a pendulum.
+        pendulum: The pendulum, if the robot is one.
 
     Raises:
         UserError: If the robot cannot have this goal.
@@ -120,10 +120,10 @@ def choose_goal(wish: Goal | None, goals: Sequence[Goal], pendulum: Pendulum | N
 
 
 def find_pendulum(model: mujoco.MjModel, start: mujoco.MjData, joints: Sequence[int]) -> Pendulum | None:
-    """Return the robot as a pendulum; None if it is not one.
+    """Return the description of a robot that is a pendulum; None for other robots.
 
-    A pendulum is a chain of at most one slide joint and up to three hinges, of which at least as many are free as are
-    driven, or a single driven hinge.
+    A pendulum is a single driven hinge, or a chain of at most one slide joint and up to three hinges. In a chain, at
+    least as many joints are passive (without a motor) as are driven.
 
     Args:
         model: The MuJoCo model.
@@ -164,14 +164,14 @@ def find_pendulum(model: mujoco.MjModel, start: mujoco.MjData, joints: Sequence[
 
 
 def find_end(model: mujoco.MjModel, start: mujoco.MjData, joints: Sequence[int]) -> EndEffector | None:
-    """Return the end effector of an arm: of a chain of two or more driven joints, perhaps with a gripper.
+    """Return the end effector of an arm. An arm is a chain of two or more driven joints, possibly with a gripper.
 
     Args:
         model: The MuJoCo model.
         start: The start state.
         joints: The driven joints.
     """
-    # The joints that move all ends
+    # The arm: the joints that move all ends of the robot
     bodies = {int(model.jnt_bodyid[j]) for j in (*joints, *followers(model))}
     ends = [b for b in bodies if not any(other != b and is_below(model, other, b) for other in bodies)]
     moving_all = [j for j in joints if all(is_below(model, end, int(model.jnt_bodyid[j])) for end in ends)]

@@ -20,17 +20,17 @@ class Trees(NamedTuple):
     """Robots and other objects with hinges or slide joints, named after their first body or joint."""
 
     driven: tuple[str, ...]
-    """The robots that are driven. One of them provides the base and the goal."""
+    """Names of the robots with motors. The base and the goal are those of one of these robots."""
     idle: tuple[str, ...]
-    """The others."""
+    """Names of the other robots and objects."""
 
 
 def find_root(model: mujoco.MjModel) -> list[int]:
-    """Return the joints that connect a moving robot to the world; none for a robot that is fixed to it.
+    """Return the joints that connect a moving robot to the world (the root); none for a robot fixed to the world.
 
-    They are a free joint; or, at a body that is attached to the world, several hinges and slide joints without
-    actuators, such as those for x, z and the pitch of a planar robot. The tree behind them has driven joints: that of a
-    cube does not count. If there are several, the one with the most driven joints counts.
+    These are either a free joint, or several hinges and slide joints without actuators at a body that is attached to
+    the world, such as those for x, z and the pitch of a planar robot. The bodies behind them must have driven joints,
+    so the free joint of a cube does not count. If there are several robots, the one with the most driven joints counts.
 
     Args:
         model: The MuJoCo model.
@@ -54,10 +54,10 @@ def find_root(model: mujoco.MjModel) -> list[int]:
 
 
 def driven_joints(model: mujoco.MjModel, root: list[int]) -> list[int]:
-    """Return the hinge and slide joints that actuators move; if there is no actuator, those to add motors to.
+    """Return the hinge and slide joints that actuators move; without actuators, the joints that should get motors.
 
-    Joints that an equality constraint couples to another joint follow it, and are not driven. Motors never drive the
-    joints of the root. Of a cart with poles, they drive the cart only.
+    A joint that an equality constraint couples to another joint is not driven, because it follows the other joint. If
+    motors are added, they do not drive the joints of the root, and of a cart with poles they drive only the cart.
 
     Args:
         model: The MuJoCo model.
@@ -86,7 +86,7 @@ def find_trees(model: mujoco.MjModel, joints: list[int]) -> Trees:
 
 
 def followers(model: mujoco.MjModel) -> dict[int, int]:
-    """Return the joints whose position is a function of another joint's, with that joint.
+    """Return each joint whose position is a function of the position of another joint, with that other joint.
 
     Args:
         model: The MuJoCo model.
@@ -137,7 +137,7 @@ def is_hinge(model: mujoco.MjModel, joint: int) -> bool:
 
 
 def is_stuck(model: mujoco.MjModel, joint: int) -> bool:
-    """Return whether damping keeps a joint from moving, as in the base of a robot that other code moves.
+    """Return whether damping prevents a joint from moving, as in the base of a robot that other code moves.
 
     Args:
         model: The MuJoCo model.
@@ -161,7 +161,7 @@ def mocap_welds(model: mujoco.MjModel) -> list[int]:
 
 
 def is_endless(model: mujoco.MjModel, joint: int) -> bool:
-    """Return whether a joint is a hinge that can turn around completely.
+    """Return whether a joint is a hinge that can turn by 360 degrees or more.
 
     Args:
         model: The MuJoCo model.
@@ -172,7 +172,7 @@ def is_endless(model: mujoco.MjModel, joint: int) -> bool:
 
 
 def is_finger(model: mujoco.MjModel, joint: int) -> bool:
-    """Return whether a joint is a slide joint of a short range, such as that of a gripper's finger.
+    """Return whether a joint is a slide joint with a short range, such as that of a gripper's finger.
 
     Args:
         model: The MuJoCo model.
@@ -183,14 +183,14 @@ def is_finger(model: mujoco.MjModel, joint: int) -> bool:
 
 
 def is_below(model: mujoco.MjModel, body: int, ancestor: int) -> bool:
-    """Return whether a body is another one, or below it in the tree.
+    """Return whether a body is the same as another body, or below it in the tree.
 
     Args:
         model: The MuJoCo model.
         body: The body.
         ancestor: The other body.
     """
-    while body > ancestor:  # parents come first
+    while body > ancestor:  # the id of a parent is smaller than the ids of its children
         body = int(model.body_parentid[body])
     return body == ancestor
 
@@ -213,7 +213,7 @@ def _actuated(model: mujoco.MjModel) -> set[int]:
 
 
 def _carts(model: mujoco.MjModel, joints: list[int]) -> list[int]:
-    """Return the slide joint of a cart with poles: a chain of one horizontal slide joint and hinges of wide ranges.
+    """Return the slide joint of a cart with poles: a chain of one horizontal slide joint and hinges with wide ranges.
 
     The hinges are horizontal, and the poles are above them in the reference pose; otherwise nothing is returned.
     """

@@ -18,7 +18,7 @@ FREE = 0
 """Type of a free joint, ``mujoco.mjtJoint.mjJNT_FREE``."""
 
 HOME = "home"
-"""Name of the keyframe of a pose that is found."""
+"""Name of the keyframe for a start pose that was found by simulation."""
 
 END_SITE = "end_effector"
 """Name of the site that is added to an end effector."""
@@ -45,19 +45,20 @@ class Lacks:
     home: tuple[float, ...] = ()
     """Positions of all joints in the pose in which the robot stands, if that is not the reference pose."""
     weightless: tuple[str, ...] = ()
-    """Names of the first bodies of arms that sag under torque motors, whose controllers must compensate gravity."""
+    """Names of the first bodies of arms with torque motors that sag at action 0: model.py compensates gravity."""
     mocap_welds: tuple[int, ...] = ()
-    """Indices of constraints that attach a robot without actuators to a mocap body: motors move it instead."""
+    """Indices of constraints that attach a robot without actuators to a mocap body. Motors replace the constraints."""
     touching: tuple[tuple[str, str], ...] = ()
-    """Names of a fixed body and of the link on it, if they touch: MuJoCo ignores contacts of other links only."""
+    """Names of each fixed body and a link on it that touch. Their contacts must be excluded: MuJoCo does so only for
+    links that both move."""
     end_site: tuple[str, tuple[float, float, float]] | None = None
     """Body of the end effector, and the position of its site in the frame of the body, if the MJCF has no such site."""
     target: bool = False
     """Whether a body that shows the target of the end effector is missing."""
     ground: bool = False
-    """Whether a ground is missing, without which a floating robot would fall forever."""
+    """Whether a robot that can fall has no ground, and would fall forever."""
     backdrop: bool = False
-    """Whether a floor is missing, on which videos show a robot that is fixed to the world."""
+    """Whether a robot that is fixed to the world has no floor, which videos should show."""
     camera: str = ""
     """Name for a new camera, if the first camera of the MJCF does not show the robot, or there is none."""
     light: bool = False
@@ -114,8 +115,8 @@ def find_scenery(model: mujoco.MjModel, *, is_moving: bool, can_fall: bool, is_s
 def find_touching(model: mujoco.MjModel, start: mujoco.MjData) -> list[tuple[int, int]]:
     """Find the links that touch the fixed body that they are attached to.
 
-    Between such links, MuJoCo ignores contacts only if both move. A contact that the joint cannot separate has no
-    solution, and makes MuJoCo Warp's numbers infinite.
+    MuJoCo ignores contacts between a link and its parent only if both can move. If the joint cannot separate two bodies
+    in contact, the contact has no solution, and MuJoCo Warp computes infinite numbers.
 
     Args:
         model: The model.
@@ -146,7 +147,7 @@ def find_touching(model: mujoco.MjModel, start: mujoco.MjData) -> list[tuple[int
 
 
 def supply(spec: mujoco.MjSpec, lacks: Lacks) -> None:
-    """Add the missing parts that matter to the physics to an MJCF, as the generated ``model.py`` does.
+    """Add the missing parts that affect the physics to an MJCF, as the generated ``model.py`` does.
 
     Args:
         spec: The MJCF, changed in place.

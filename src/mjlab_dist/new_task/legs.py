@@ -26,23 +26,23 @@ class Leg:
     """A leg."""
 
     joints: tuple[int, ...]
-    """Its driven joints, from the base to the foot."""
+    """Driven joints of the leg, from the base to the foot."""
     body: int
     """The body that the last joint moves."""
     sole: NDArray[np.float64]
-    """Center of the lowest points of the foot in the frame of this body, in m, (3,)."""
+    """Center of the lowest points of the foot in the frame of ``body``, in m, (3,)."""
     size_m: float
-    """Distance from the center to the farthest of these points."""
+    """Distance from this center to the farthest of the lowest points."""
 
 
 def find_legs(model: mujoco.MjModel, data: mujoco.MjData, base: int, joints: Sequence[int]) -> list[Leg]:
     """Return the legs of a robot.
 
-    A foot is a link without driven joints behind it that is about as low as the lowest one, and below the base.
+    A foot is a link at the end of a chain of driven joints that is about as low as the lowest link, and below the base.
 
     Args:
         model: The MuJoCo model.
-        data: A state in which the robot stands, or its legs are stretched.
+        data: A state in which the robot stands or its legs are straight.
         base: The body of the base.
         joints: The driven joints.
     """
@@ -53,7 +53,7 @@ def find_legs(model: mujoco.MjModel, data: mujoco.MjData, base: int, joints: Seq
     corners = {body: points for body, points in corners.items() if len(points)}
     if not corners:
         return []
-    # The lowest of them
+    # The lowest ends
     lowest_m = min(float(points[:, 2].min()) for points in corners.values())
     height_m = float(data.xpos[base, 2]) - lowest_m
     legs: list[Leg] = []
@@ -75,7 +75,7 @@ def find_legs(model: mujoco.MjModel, data: mujoco.MjData, base: int, joints: Seq
 
 
 def chain_to(model: mujoco.MjModel, base: int, body: int, joints: Sequence[int]) -> list[int]:
-    """Return the driven joints between the base and a body, from the base on.
+    """Return the driven joints between the base and a body, starting at the base.
 
     Args:
         model: The MuJoCo model.
@@ -91,9 +91,9 @@ def chain_to(model: mujoco.MjModel, base: int, body: int, joints: Sequence[int])
 
 
 def corners_below(model: mujoco.MjModel, data: mujoco.MjData, body: int) -> NDArray[np.float64]:
-    """Return the corners of the bounding boxes of the colliding geoms of a body and those below it, in m, (n, 3).
+    """Return the corners of the bounding boxes of colliding geoms in the world frame, in m, (n, 3).
 
-    They are in the world frame.
+    The geoms are those of a body and of all bodies below it in the tree.
 
     Args:
         model: The MuJoCo model.

@@ -16,24 +16,24 @@ MIN_TIMESTEP_S = 1e-4
 """Minimum timestep. With a smaller one, a control step of 20 ms would take more than 200 physics steps."""
 
 MAX_TIMESTEP_S = 0.05
-"""Maximum timestep, which already is several times that of robots with contacts."""
+"""Maximum timestep. It is already several times the usual timestep of robots with contacts."""
 
 
 def load(flag: str, mjcf: Path) -> tuple[mujoco.MjSpec, mujoco.MjModel]:
     """Load an MJCF and compile it.
 
     Args:
-        flag: The flag that names it, for messages.
+        flag: The flag that names the MJCF, for messages.
         mjcf: The file.
 
     Raises:
-        UserError: If MuJoCo does not accept it.
+        UserError: If MuJoCo does not accept the MJCF.
     """
     import mujoco
 
     try:
         spec = mujoco.MjSpec.from_file(str(mjcf))
-        spec.nkey = len(spec.keys)  # <size nkey> adds keyframes that contain nothing
+        spec.nkey = len(spec.keys)  # an attribute <size nkey> would add empty keyframes
         model = compile_spec(spec)
     except ValueError as error:
         raise UserError(f"{flag}: {' '.join(str(error).split())}") from error
@@ -64,7 +64,7 @@ def put_on_device(flag: str, model: mujoco.MjModel) -> mjw.Model:
         model: The model.
 
     Raises:
-        UserError: If MuJoCo Warp does not support it.
+        UserError: If MuJoCo Warp does not support the model.
     """
     import mujoco_warp as mjw
 

@@ -1,4 +1,4 @@
-"""The file of a robot that is known by its name."""
+"""Find the file of a robot by the robot's name."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def find_robot(name: str, directory: Path | None) -> Path:
 
     Args:
         name: Name of the robot, such as ``go2``.
-        directory: Directory with files of robots, such as a checkout of MuJoCo Menagerie; None for the package
-            robot_descriptions, which downloads them.
+        directory: Directory with files of robots, such as a checkout of MuJoCo Menagerie. None: download the files with
+            the package robot_descriptions.
 
     Raises:
         UserError: If there is no such robot, or its files cannot be downloaded.
@@ -32,7 +32,7 @@ def find_robot(name: str, directory: Path | None) -> Path:
 
 
 def _find_file(name: str, directory: Path) -> Path:
-    """Return the file of a directory that is called like the robot."""
+    """Return the file in a directory that has the name of the robot."""
     if not directory.is_dir():
         raise UserError(f"--robots-dir {directory}: there is no such directory")
     files = sorted(path for path in directory.rglob("*") if path.suffix in SUFFIXES)
@@ -50,7 +50,7 @@ def _find_file(name: str, directory: Path) -> Path:
 
 
 def _find_description(name: str) -> Path:
-    """Return the file of a robot of the package robot_descriptions, which downloads it if necessary."""
+    """Return the file of a robot from the package robot_descriptions, which downloads the file if necessary."""
     try:
         from robot_descriptions import DESCRIPTIONS  # noqa: PLC0415
     except ImportError as error:
@@ -74,7 +74,7 @@ def _find_description(name: str) -> Path:
 def _import_description(name: str, module: str) -> ModuleType:
     try:
         return importlib.import_module(f"robot_descriptions.{module}")
-    except Exception as error:  # git's errors, those of the network and of the file system
+    except Exception as error:  # errors of git, of the network and of the file system
         reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]
         raise UserError(
             f"--robot {name}: cannot be downloaded: {reason[0].strip()}; without a network, name a directory of "

@@ -1,4 +1,4 @@
-"""Position motors for the joints of an MJCF without actuators, with parameters from what hangs on each joint."""
+"""Position motors for the joints of an MJCF without actuators. Their parameters follow from the loads of the joints."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ MARGIN = 2.0
 """Effort limit divided by the load of a joint."""
 
 LEG_MARGIN = 1.5
-"""The same for joints of legs, whose load is an overestimate for bent legs."""
+"""The same for joints of legs. It is smaller, because the load of a bent leg is overestimated."""
 
 MIN_DAMPING_S = 0.04
-"""Minimum damping divided by the stiffness, in s. Through the legs, motors also move the body."""
+"""Minimum of damping divided by stiffness, in s: motors of legs also move the body, which needs more damping."""
 
 UPRIGHT_MARGIN = 1.3
-"""Stiffness of the joints of one or two legs divided by that at which the robot falls over."""
+"""Stiffness of the joints of one or two legs, divided by the stiffness below which the robot falls over."""
 
 DAMPING_RATIO = {True: 0.5, False: 1.0}
-"""Damping ratio of a joint with its motor: for robots that move, whose legs are fast, and for fixed ones."""
+"""Damping ratio of a joint with its motor: True for robots that move, whose legs must be fast, False for fixed ones."""
 
 FIXED_SAG = (0.1, 0.01)
 """Deflection of a hinge (rad) and of a slide joint (m) under its load, for robots that are fixed to the world."""
 
 MOVING_SAG = (0.5, 0.05)
-"""The same for robots that move. Their motors are softer, for the impacts of the feet."""
+"""The same for robots that move. Their motors are softer, because of the impacts of the feet."""
 
 MIN_HZ = 2.0
 """Minimum natural frequency of a joint with its motor."""
@@ -60,12 +60,12 @@ MIN_LEG_SHARE = 0.25
 def make_motors(
     model: mujoco.MjModel, start: mujoco.MjData, joints: Sequence[int], legs: Sequence[Leg], *, is_moving: bool
 ) -> dict[str, ActuatorConfig]:
-    """Return position motors that can hold the robot, by name. Similar joints share their motors' parameters.
+    """Return position motors that can hold the robot, by name. Motors of similar joints have the same parameters.
 
     - The effort limit is that of the MJCF (``actuatorfrcrange``), or twice the load of the joint.
-    - The stiffness follows from the deflection under the load, and from a minimum natural frequency.
-    - Armature is added where this stiffness would be too large for the inertia of the links at this timestep.
-    - The damping, with that of the MJCF, follows from the joint's element of the mass matrix.
+    - The stiffness is computed from the deflection under the load, and from a minimum natural frequency.
+    - Armature is added if this stiffness would be too large for the inertia of the links at this timestep.
+    - The damping is computed from the joint's inertia and a damping ratio; the damping in the MJCF is part of it.
 
     Args:
         model: The MuJoCo model.
@@ -86,7 +86,7 @@ def make_motors(
         dof, hinge = int(model.jnt_dofadr[joint]), is_hinge(model, joint)
         given = _given_effort(model, joint)
         load = given / 2.0 if given else loads[joint]
-        # Stiffness and effort limit. Where the limit is given, it is reached at twice the deflection.
+        # Stiffness and effort limit. If the MJCF has a limit, it is reached at twice the deflection.
         stiffness = max(load / sags[not hinge], inertias[dof] * min_rad_s**2)
         if joint in of_legs:
             stiffness = max(stiffness, upright)
@@ -111,8 +111,9 @@ def joint_loads(
 ) -> dict[int, float]:
     """Return the torque in N m (slide joints: force in N) that each joint must hold.
 
-    A joint holds the links behind it in the pose in which they are heaviest. A joint of a leg holds half the weight of
-    the robot at the distance of the foot: two legs of a quadruped carry it while the others swing.
+    The load of a joint is that of the links behind it, in the pose with the highest load. A joint of a leg must also
+    hold half the weight of the robot at the distance of the foot, because two legs of a quadruped carry the robot while
+    the others swing.
 
     Args:
         model: The MuJoCo model.
@@ -143,8 +144,8 @@ def joint_loads(
 def _upright_stiffness(model: mujoco.MjModel, start: mujoco.MjData, legs: Sequence[Leg]) -> float:
     """Return the stiffness in N m/rad with which the joints of one or two legs keep a robot from falling over.
 
-    An inverted pendulum of mass m and height h needs more than m g h. The result is 0 for more legs: they support each
-    other.
+    An inverted pendulum of mass m and height h needs a stiffness above m g h. With more than two legs, the result is 0,
+    because the robot does not fall over.
     """
     if not 1 <= len(legs) <= 2:
         return 0.0
@@ -157,7 +158,7 @@ def _upright_stiffness(model: mujoco.MjModel, start: mujoco.MjData, legs: Sequen
 def _first_moment(model: mujoco.MjModel, start: mujoco.MjData, joint: int) -> float:
     """Return the mass behind a joint times its distance from the axis, in kg m (slide joints: the mass in kg).
 
-    It is 0 for an axis along which, or about which, gravity does nothing in any pose.
+    The result is 0 if gravity causes no force along the axis, or torque about it, in any pose.
     """
     body = int(model.jnt_bodyid[joint])
     mass_kg = float(model.body_subtreemass[body])
@@ -195,7 +196,7 @@ def _lever_m(
 
 
 def dof_inertias(model: mujoco.MjModel, start: mujoco.MjData) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the inertia of each degree of freedom, with all others held and with all others free, (nv,) each.
+    """Return two inertias of each degree of freedom, (nv,) each: with all others fixed, and with all others free.
 
     Args:
         model: The MuJoCo model.
@@ -218,9 +219,9 @@ def _root(model: mujoco.MjModel, leg: Leg) -> int:
 
 
 def _grouped(model: mujoco.MjModel, made: dict[int, ActuatorConfig]) -> dict[str, ActuatorConfig]:
-    """Group the motors of similar joints: of the same type, and within a factor of 2 in limit and stiffness.
+    """Group the motors of similar joints: joints of one type whose limit and stiffness differ by at most a factor of 2.
 
-    In each group, the largest parameters count.
+    All motors of a group get its largest parameters.
     """
     alike: dict[tuple[bool, float, int], list[int]] = {}
     for joint, motor in made.items():

@@ -16,22 +16,22 @@ class Preset:
     label: str
     """Maker and name of the robot."""
     name: str
-    """A word in the names of its files: lowercase letters, digits and underscores."""
+    """Word that names of the robot contain, such as file names: lowercase letters, digits and underscores."""
     source: str
-    """Where the parameters are published."""
+    """Publication of the parameters."""
     motors: dict[str, ActuatorConfig]
-    """Groups of motors by name; joints are regular expressions."""
+    """Groups of motors by name. Their joints are given as regular expressions."""
 
 
 def find_preset(names: Iterable[str], joints: Iterable[str]) -> Preset | None:
     """Return the preset of a robot; None if there is none.
 
-    A preset belongs to a robot if one of the robot's names contains the preset's, and each of its groups of motors
-    matches a joint. Names alone are not enough: files of one robot differ in the names of their joints.
+    A preset belongs to a robot if one of the robot's names contains the preset's name, and each of the preset's groups
+    of motors matches a joint. Names alone are not enough, because files of the same robot use different joint names.
 
     Args:
         names: Names of the robot: of its file, of its model, and as given by the user.
-        joints: Names of its driven joints.
+        joints: Names of the robot's driven joints.
     """
     words = ["_".join(["", *re.findall(r"[a-z0-9]+", name.lower()), ""]) for name in names]
     known = list(joints)
@@ -60,7 +60,10 @@ def _motors(
     velocity: float | None = None,
     armature: float | None = None,
 ) -> ActuatorConfig:
-    """Return a group of position motors: N m/rad, N m s/rad, N m, rad/s and kg m2 (slide joints: with m for rad)."""
+    """Return a group of position motors. Units: N m/rad, N m s/rad, N m, rad/s and kg m2.
+
+    For slide joints: N/m, N s/m, N, m/s and kg.
+    """
     return ActuatorConfig(
         joints=joints,
         stiffness=stiffness,
@@ -217,7 +220,7 @@ _UR5E = Preset(
     },
 )
 
-# The gains give each joint, with all links behind it, a natural frequency of 2 Hz and a damping ratio of 2.
+# With these gains, each joint with all links behind it has a natural frequency of 2 Hz and a damping ratio of 2.
 _YAM = Preset(
     label="I2RT YAM",
     name="yam",
@@ -229,7 +232,7 @@ _YAM = Preset(
         "joint4": _motors("joint4", stiffness=4.76, damping=1.52, effort=10.0, velocity=30.0, armature=0.0018),
         "joint5": _motors("joint5", stiffness=1.44, damping=0.459, effort=10.0, velocity=30.0, armature=0.0018),
         "joint6": _motors("joint6", stiffness=0.453, damping=0.144, effort=10.0, velocity=30.0, armature=0.0018),
-        # Through a crank of 0.0263 m/rad, with a tenth of the force
+        # The motor drives the fingers through a crank of 0.0263 m/rad, with a tenth of the force
         "gripper": _motors(
             "(left|right)_finger", stiffness=110.0, damping=69.9, effort=38.0, velocity=0.789, armature=2.6
         ),

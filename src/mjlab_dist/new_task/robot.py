@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import mujoco
 
 CONTROL_HZ = 50.0
-"""Target for the control steps per second; the timestep of the MJCF sets the next possible rate."""
+"""Target for the control steps per second. The actual rate is the nearest one that the MJCF's timestep allows."""
 
 SLIDE = 2
 """Type of a slide joint, ``mujoco.mjtJoint.mjJNT_SLIDE``."""
@@ -73,13 +73,13 @@ class Robot:
     motors: dict[str, ActuatorConfig]
     """Motors to add, by name of the group of joints; empty if those of the MJCF are used."""
     preset: Preset | None
-    """The published motors among these; None if all are estimates, or none are added."""
+    """The published motors among the added ones; None if all are estimates, or no motors are added."""
     lacks: Lacks
     """Parts that the MJCF lacks."""
     keyframe: str | None
     """Keyframe that episodes start from."""
     stands: bool | None
-    """Whether the robot stands in the pose that was found for it; None if none was searched for."""
+    """Whether the robot stands in the start pose that was found by simulation; None if there was no search."""
     view: View
     """The view that a camera must show."""
     decimation: int
@@ -89,8 +89,8 @@ class Robot:
     has_pgs: bool
     """Whether the MJCF uses the solver PGS, which MuJoCo Warp does not support."""
     integrator: Literal["euler", "rk4"] | None
-    """The integrator of the MJCF if the task replaces it by implicitfast: Euler, which is less stable with added
-    motors, or RK4, which takes four times as long. None if the task keeps it."""
+    """The integrator of the MJCF, if the task replaces it by implicitfast: Euler is less stable with added motors, and
+    RK4 takes four times as long. None if the task keeps the integrator."""
     njmax: int
     """Constraint rows to allocate per env."""
     nconmax: int
@@ -107,7 +107,7 @@ def examine(mjcf: Path, flag: str | None = None, goal: Goal | None = None, *, na
         names: Names of the robot, in addition to the model name in the MJCF.
 
     Raises:
-        UserError: If MuJoCo or MuJoCo Warp rejects the MJCF, no joint can be driven, or the goal does not fit.
+        UserError: If MuJoCo or MuJoCo Warp rejects the MJCF, no joint can be driven, or the robot cannot have the goal.
     """
     # The MJCF with missing names, and the robot in it
     flag = flag or f"--mjcf {mjcf}"
@@ -166,7 +166,7 @@ def _keyframe(model: mujoco.MjModel) -> str | None:
 
 
 class _Loaded(NamedTuple):
-    """An MJCF with names for everything, and with a solver that MuJoCo Warp supports."""
+    """An MJCF in which all needed elements have names, and with a solver that MuJoCo Warp supports."""
 
     spec: mujoco.MjSpec
     names: Lacks
@@ -187,7 +187,7 @@ def _load(flag: str, mjcf: Path) -> _Loaded:
 
 
 def _with_names(names: Lacks, lacks: Lacks) -> Lacks:
-    """Return missing parts with missing names."""
+    """Return the missing parts, combined with the missing names."""
     return replace(
         lacks,
         joint_names=names.joint_names,
@@ -225,7 +225,7 @@ def _plan(model: mujoco.MjModel, root: Sequence[int], joints: Sequence[int], wis
     unnamed = {b: f"body_{b}" for b in {b for pair in pairs for b in pair} if not model.body(b).name}
     names = {b: unnamed.get(b, model.body(b).name) for pair in pairs for b in pair}
     lacks = replace(lacks, body_names=unnamed, touching=tuple((names[a], names[b]) for a, b in pairs))
-    # Names and marks
+    # Names of bodies, the site of the end effector, and the body that shows its target
     body = pendulum.body if pendulum is not None else end.body if end is not None else None
     if body is not None and not model.body(body).name and body not in unnamed:
         lacks = replace(lacks, body_names=unnamed | {body: "hand" if pendulum is None else "pole"})
@@ -239,7 +239,7 @@ def _plan(model: mujoco.MjModel, root: Sequence[int], joints: Sequence[int], wis
 def _supply_rest(
     spec: mujoco.MjSpec, model: mujoco.MjModel, plan: _Plan, actuation: Actuation, joints: Sequence[int]
 ) -> Lacks:
-    """Add the missing parts that depend on the motors to an MJCF, and return all missing parts."""
+    """Add the missing parts that depend on the motors to an MJCF. Return all missing parts."""
     bodies: dict[int, str] = {}
     if actuation.sags and plan.goal in {"reach", "hold"}:
         roots = sorted({int(model.body_rootid[model.jnt_bodyid[j]]) for j in joints})
@@ -259,7 +259,7 @@ def _has_position_motors(model: mujoco.MjModel) -> bool:
 
 
 def _preset(spec: mujoco.MjSpec, model: mujoco.MjModel, joints: Sequence[int], names: Sequence[str]) -> Preset | None:
-    """Return the published motors of the robot; None if it is not known, or its MJCF has position motors."""
+    """Return the published motors of the robot; None if there are none, or if its MJCF has position motors."""
     if _has_position_motors(model):
         return None
     return find_preset([spec.modelname, *names], [model.joint(joint).name for joint in joints])
@@ -275,7 +275,7 @@ def _integrator(integrator: int, motors: dict[str, ActuatorConfig]) -> Literal["
 
 
 def _observed(model: mujoco.MjModel, start: mujoco.MjData, root: Sequence[int]) -> Observed:
-    """Return the joints to observe. A robot does not observe how far it has moved horizontally."""
+    """Return the joints to observe. They exclude the joints along which the robot moves horizontally."""
     slides = [j for j in root if model.jnt_type[j] == SLIDE]
     far = [j for j in slides if abs(start.xaxis[j, 2]) < UPRIGHT]
     simple = simple_joints(model)

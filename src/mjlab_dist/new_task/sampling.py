@@ -26,23 +26,24 @@ MAX_SPEED = 300.0
 """Maximum speed of any joint in these episodes, in rad/s or m/s."""
 
 HELD_STEPS = (1, 25)
-"""Control steps for which a random action is held: 1 as at the start of training, 25 as a trained policy may do."""
+"""Numbers of control steps for which a random action is held: 1 as at the start of training, 25 as with a trained
+policy."""
 
 MAX_HALVINGS = 12
 """Maximum number of times that the torques of a block are halved."""
 
 MAX_LEAD = 3
-"""Maximum number of times that a block's torques are halved more often than those of other blocks."""
+"""Maximum difference between the number of halvings of a block and that of the block with the fewest halvings."""
 
 NUM_SAMPLED = 20
-"""Number of these episodes."""
+"""Number of the episodes in which constraints and contacts are counted."""
 
 
 def calmed(model: mujoco.MjModel, start: mujoco.MjData, decimation: int, blocks: dict[str, Block]) -> dict[str, Block]:
     """Return action blocks whose torques and forces are halved until random actions do not make the physics unstable.
 
-    Each time, this halves the torques of the block that drives the fastest joint. If no block drives it, or if this
-    does not help, it halves those of the blocks that were halved least often.
+    In each round, the torques of the block that drives the fastest joint are halved. If no block drives this joint, or
+    if earlier halvings of the block did not help, the torques of the blocks with the fewest halvings are halved.
 
     Args:
         model: The MuJoCo model.
@@ -58,7 +59,7 @@ def calmed(model: mujoco.MjModel, start: mujoco.MjData, decimation: int, blocks:
             break
         least = min(num_halved.values())
         causes = [name for name in driving(model, blocks, fastest) if name in num_halved]
-        if not causes or num_halved[causes[0]] >= least + MAX_LEAD:  # no block drives it
+        if not causes or num_halved[causes[0]] >= least + MAX_LEAD:  # no block drives the joint, or this did not help
             causes = [name for name, number in num_halved.items() if number == least]
         for name in causes:
             num_halved[name] += 1
@@ -69,9 +70,9 @@ def calmed(model: mujoco.MjModel, start: mujoco.MjData, decimation: int, blocks:
 def _too_fast(
     model: mujoco.MjModel, start: mujoco.MjData, decimation: int, blocks: Mapping[str, Block], held: int
 ) -> int | None:
-    """Return the fastest joint when one long episode of random actions becomes unstable, in MuJoCo's C code.
+    """Simulate a long episode of random actions in MuJoCo's C code, and return the fastest joint when it is unstable.
 
-    Each action is held for a number of control steps. Returns None if the physics stays stable.
+    Each action is held for a number of control steps. Return None if the physics stays stable.
     """
     import mujoco
 
@@ -98,8 +99,8 @@ def sample_sizes(
 ) -> tuple[int, int]:
     """Return the maximum number of constraint rows and of contacts in episodes of random actions, in MuJoCo's C code.
 
-    MuJoCo Warp's list of contacts needs space for all pairs that pass its broad phase. With a plane these are all geoms
-    whose bounding sphere reaches it.
+    MuJoCo Warp's list of contacts needs space for all pairs of geoms that pass its broad phase. For a plane, these are
+    the pairs with all geoms whose bounding sphere reaches the plane.
 
     Args:
         model: The MuJoCo model.

@@ -29,7 +29,7 @@ HOME_NAMES = ("home", "stand", "standing", "default")
 
 
 SAGGED_RAD = 0.1
-"""A robot sags if a hinge moves by more than this within ``SETTLED_S``, in rad."""
+"""A robot sags if a hinge moves by more than this angle within ``SETTLED_S``, in rad."""
 
 SAGGED_M = 0.05
 """The same for a slide joint, in m."""
@@ -44,9 +44,9 @@ class Actuation:
     motors: dict[str, ActuatorConfig]
     """Motors to add, by name of the group of joints; empty if those of the MJCF are used."""
     home: tuple[float, ...] = ()
-    """Positions of all joints in the start pose, if it is not that of the MJCF."""
+    """Positions of all joints in the start pose, if this is not the start pose of the MJCF."""
     stands: bool | None = None
-    """Whether the robot stands in this pose for some time; None without such a pose."""
+    """Whether the robot stands in this pose for ``SETTLED_S``; None if no pose was searched for."""
     sags: bool = False
     """Whether a robot that is fixed to the world, and has torque motors, sags at action 0."""
 
@@ -54,7 +54,7 @@ class Actuation:
 def actuate(spec: mujoco.MjSpec, root: Sequence[int], joints: Sequence[int], preset: Preset | None) -> Actuation:
     """Return actions, motors and a start pose for a robot.
 
-    A pose is only searched for if the MJCF has no keyframe, and the robot has weight and position motors.
+    A pose is searched for only if the MJCF has no keyframe, the robot can fall, and all motors are position motors.
 
     Args:
         spec: The MJCF.
@@ -74,7 +74,7 @@ def actuate(spec: mujoco.MjSpec, root: Sequence[int], joints: Sequence[int], pre
     speed_m_s = find_base(model, start, root).speed_m_s if wheels else 0.0
     rolling, speeds = wheel_motors(model, base, wheels, speed_m_s)
 
-    # Motors for a pose, and the pose in which the robot comes to rest with them
+    # Functions for the motors for a pose, and for the state after these motors have held a pose for some time
     def at(data: mujoco.MjData) -> tuple[dict[str, Block], dict[str, ActuatorConfig]]:
         legs = find_legs(model, data, base, joints) if stands_on_legs else []
         motors, known = _published(model, joints, preset)
@@ -89,7 +89,7 @@ def actuate(spec: mujoco.MjSpec, root: Sequence[int], joints: Sequence[int], pre
     def settle(pose: NDArray[np.float64]) -> mujoco.MjData:
         return _settled(spec, *at(_posed(model, pose)), pose)
 
-    # A stance on legs
+    # A pose in which a robot with legs stands
     blocks, motors = at(start)
     lift = _lift(model, start, root)
     can_hold = all(block.kind == "position" for block in blocks.values())
@@ -108,7 +108,7 @@ def actuate(spec: mujoco.MjSpec, root: Sequence[int], joints: Sequence[int], pre
 def _published(
     model: mujoco.MjModel, joints: Sequence[int], preset: Preset | None
 ) -> tuple[dict[str, ActuatorConfig], list[int]]:
-    """Return the motors of a preset with the names of their joints, and these joints."""
+    """Return the motors of a preset, with the names of their joints in the model, and the ids of these joints."""
     names = {model.joint(joint).name: joint for joint in joints}
     groups = {} if preset is None else {name: (one, matched_joints(one, names)) for name, one in preset.motors.items()}
     motors = {name: dataclasses.replace(one, joints=found) for name, (one, found) in groups.items()}
@@ -116,11 +116,11 @@ def _published(
 
 
 def add_motors(spec: mujoco.MjSpec, motors: dict[str, ActuatorConfig]) -> None:
-    """Add motors, and the integrator that suits them, as the generated config does.
+    """Add motors, and set an integrator that is stable with them, as the generated config does.
 
     Args:
         spec: The MJCF, changed in place.
-        motors: The motors by group; without any, nothing is changed.
+        motors: The motors by group. If there are none, nothing is changed.
     """
     import mujoco
 
@@ -178,7 +178,7 @@ def _posed(model: mujoco.MjModel, pose: NDArray[np.float64]) -> mujoco.MjData:
 def _settled(
     spec: mujoco.MjSpec, blocks: dict[str, Block], motors: dict[str, ActuatorConfig], pose: NDArray[np.float64]
 ) -> mujoco.MjData:
-    """Return the state after ``SETTLED_S`` in which the motors have held a pose, in MuJoCo's C code."""
+    """Return the state after the motors have held a pose for ``SETTLED_S``, simulated by MuJoCo's C code."""
     import mujoco
 
     copy = spec.copy()
@@ -192,14 +192,14 @@ def _settled(
 
 
 def _sags(model: mujoco.MjModel, start: mujoco.MjData, after: mujoco.MjData, joints: Sequence[int]) -> bool:
-    """Return whether a driven joint has left its start position."""
+    """Return whether a driven joint has moved by more than ``SAGGED_RAD`` or ``SAGGED_M``."""
     columns = model.jnt_qposadr[list(joints)]
     tolerated = np.array([SAGGED_RAD if is_hinge(model, joint) else SAGGED_M for joint in joints])
     return bool((np.abs(after.qpos[columns] - start.qpos[columns]) > tolerated).any())
 
 
 def _lift(model: mujoco.MjModel, start: mujoco.MjData, root: Sequence[int]) -> int | None:
-    """Return the index in qpos of the height of the base; None if it has none."""
+    """Return the index of the height of the base in qpos; None if the base cannot move vertically."""
     import mujoco
 
     for joint in root:

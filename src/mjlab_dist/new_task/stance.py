@@ -19,10 +19,10 @@ STRAIGHT = 0.8
 """Minimum height of the hip above the foot of a straight leg, as a share of the leg's length."""
 
 HEIGHTS = {True: (0.93, 0.88, 0.97), False: (0.7, 0.8, 0.9)}
-"""Heights of the hip to try, as shares of that with straight legs: for one or two legs, and for more."""
+"""Hip heights to try, as shares of the height with straight legs: True for one or two legs, False for more."""
 
 SETTLED_S = 2.0
-"""Simulated time in which the robot must not fall."""
+"""Time for which the robot must not fall, in simulated seconds."""
 
 SUNK = 0.75
 """Minimum height of the base of a standing robot, as a share of its height in the pose."""
@@ -31,16 +31,16 @@ UPRIGHT = 0.9
 """Minimum cosine of the angle by which the base of a standing robot has turned."""
 
 FULL_ORIENTATION = 5
-"""Minimum number of joints of a leg whose foot can stay level."""
+"""Minimum number of joints of a leg that can keep its foot level."""
 
 NUM_STEPS = 60
-"""Number of steps of this search."""
+"""Number of steps of the search for the joint positions."""
 
 KEEP = 0.03
-"""Weight of a joint's distance from the reference pose in rad, relative to that of a foot in lengths of the leg."""
+"""Weight of a joint's distance from the reference pose, in rad. The weight of a foot's error is 1, in leg lengths."""
 
 LEVEL = 0.3
-"""The same for the slope of a foot."""
+"""Weight of the slope of a foot, likewise relative to that of the foot's error."""
 
 NUM_STARTS = 6
 """Number of poses from which the search for the legs' joint positions starts."""
@@ -55,9 +55,9 @@ def find_stance(
 ) -> tuple[NDArray[np.float64], bool] | None:
     """Return a pose with bent legs, (nq,), and whether the robot stands in it under its own motors.
 
-    The poses to try have the feet below the hips, and the center of mass above the feet. If the legs are straight in
-    the reference pose, they are bent. The first pose in which the robot stands is taken; if there is none, the one in
-    which it sinks least.
+    In the poses to try, the feet are below the hips, and the center of mass is above the feet. If the legs are straight
+    in the reference pose, they are bent. The result is the first pose in which the robot stands or, if there is none,
+    the pose in which it sinks least.
 
     Args:
         model: The MuJoCo model.
@@ -92,7 +92,7 @@ def find_stance(
 
 
 def standing(model: mujoco.MjModel, base: int, pose: NDArray[np.float64], after: mujoco.MjData) -> float:
-    """Return how well a robot stands after some time in a pose: 1 or more if it stands, 0 if it lies.
+    """Return a measure of how well a robot still stands after some time in a pose: 1 or more if it stands.
 
     Args:
         model: The MuJoCo model.
@@ -110,7 +110,7 @@ def standing(model: mujoco.MjModel, base: int, pose: NDArray[np.float64], after:
 
 
 def _bent(model: mujoco.MjModel, legs: Sequence[Leg], lower_m: float) -> NDArray[np.float64]:
-    """Return the pose in which all feet are higher by a distance; the base does not move."""
+    """Return the pose in which all feet are higher by ``lower_m``, while the base does not move."""
     shift = np.array([0.0, 0.0, lower_m])
     search = _Search(model, legs)
     pose = search.solve(shift)
@@ -138,12 +138,12 @@ class _Search:
         self._size_m = float(np.mean([_length_m(self._reference, leg) for leg in legs]))
 
     def solve(self, shift: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the pose that moves all feet by a vector: the solution from the best of several starts."""
+        """Return the pose that moves all feet by a vector: the best solution from several starts."""
         place = {joint: i for leg in self._legs for i, joint in enumerate(leg.joints)}
         rng = np.random.default_rng(0)
         best: tuple[float, NDArray[np.float64]] = np.inf, self._model.qpos0
         for _ in range(NUM_STARTS):
-            # All legs start with the same bends.
+            # In each start, corresponding joints of all legs are bent by the same angle.
             bends = rng.uniform(-0.5, 0.5, max(place.values()) + 1)
             start = np.clip(self._home + bends[[place[joint] for joint in self._joints]], self._low, self._high)
             cost, pose = self._descend(start, shift)
@@ -183,7 +183,7 @@ class _Search:
             residuals.append(foot - _foot(self._reference, leg) - shift)
             rows.append(jacobian[:, self._dofs])
             if len(leg.joints) >= FULL_ORIENTATION:
-                # The vector of the foot that points up in the reference pose should still point up.
+                # The direction of the foot that points up in the reference pose should still point up.
                 weight = LEVEL * self._size_m
                 up = data.xmat[leg.body].reshape(3, 3) @ self._reference.xmat[leg.body].reshape(3, 3)[2]
                 residuals.append(weight * (up - [0.0, 0.0, 1.0]))

@@ -56,8 +56,8 @@ def guessed(robot: Robot) -> list[str]:
 def first_flags(config: TrainConfig) -> list[str]:
     """Return the three flags to try first, with the values of the config.
 
-    They are the first number of the most important reward, the size of the actions, and the stiffness of added motors
-    or, without these, the weight of the last reward.
+    The flags set the first number of the most important reward, the size of the actions, and the stiffness of added
+    motors. Without added motors, the third flag sets the weight of the last reward.
 
     Args:
         config: The config of the task.
@@ -82,7 +82,7 @@ def first_flags(config: TrainConfig) -> list[str]:
 
 
 def _several(robot: Robot) -> list[str]:
-    """Return which robots and objects are driven, one guess per line."""
+    """Return the guesses about which robots and objects are driven, one per line."""
     lines: list[str] = []
     if len(robot.trees.driven) > 1:
         whose = f"; the goal is that of the base with the joint {robot.base.joint}" if robot.base is not None else ""

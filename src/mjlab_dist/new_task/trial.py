@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mjlab_dist.check.checks import Check
 
 NUM_ENVS = 8
-"""Envs that are stepped."""
+"""Number of envs that are stepped."""
 
 
 def try_task(names: Names, parent: Path) -> tuple[TrainConfig | None, list[Check]]:
@@ -27,10 +27,10 @@ def try_task(names: Names, parent: Path) -> tuple[TrainConfig | None, list[Check
 
     Args:
         names: Names of the task and its files.
-        parent: Folder that contains the task's package. The package need not be installed.
+        parent: Folder that contains the task's package. The package does not have to be installed.
 
     Returns:
-        The config, or None if it cannot be imported; and the failed checks, none if the task is ready.
+        The config, or None if it cannot be imported; and the failed checks, an empty list if the task is ready.
     """
     from mjlab_dist.check.checks import failed  # noqa: PLC0415 (imports torch)
     from mjlab_dist.check.run import try_out  # noqa: PLC0415 (as above)
@@ -49,11 +49,11 @@ def try_task(names: Names, parent: Path) -> tuple[TrainConfig | None, list[Check
 
 @contextlib.contextmanager
 def importable(module: str, parent: Path) -> Iterator[None]:
-    """Let Python import a package that is not installed, without writing bytecode next to it.
+    """Allow Python to import a package that is not installed, without writing bytecode to its folder.
 
     Args:
         module: Name of the package.
-        parent: Folder that contains it.
+        parent: Folder that contains the package.
     """
     outer, _, _ = module.rpartition(".")
     path = importlib.import_module(outer).__path__ if outer else sys.path

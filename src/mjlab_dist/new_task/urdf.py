@@ -25,17 +25,18 @@ def convert(flag: str, urdf: Path, tree: ET.Element, folder: Path, *, floating: 
     """Convert a URDF to an MJCF.
 
     Args:
-        flag: The flag that names it, for messages.
+        flag: The flag that names the URDF, for messages.
         urdf: The file.
-        tree: Its content, which is changed.
+        tree: Content of the file, changed in place.
         folder: An empty folder for the MJCF and its meshes.
-        floating: Whether to add a free joint to the root link; otherwise it is fixed to the world.
+        floating: Whether to add a free joint to the root link; otherwise the root link is fixed to the world.
 
     Returns:
         The MJCF.
 
     Raises:
-        UserError: If MuJoCo does not accept it, or a mesh of a collision is missing or in a format it does not read.
+        UserError: If MuJoCo does not accept the URDF, or if a mesh of a collision geometry is missing or has a format
+            that MuJoCo does not read.
     """
     if floating:
         _float(flag, tree)
@@ -52,7 +53,7 @@ def convert(flag: str, urdf: Path, tree: ET.Element, folder: Path, *, floating: 
     copy, mjcf = folder / "robot.urdf", folder / f"{urdf.stem}.xml"
     ET.ElementTree(tree).write(copy)
     spec, _ = load(flag, copy)
-    spec.meshdir = MESHES  # to_xml() would write a path that contains this folder
+    spec.meshdir = MESHES  # otherwise, to_xml() would write a path that contains the temporary folder
     mjcf.write_text(spec.to_xml())
     copy.unlink()
     return mjcf
@@ -67,7 +68,7 @@ def _float(flag: str, tree: ET.Element) -> None:
     if len(roots) != 1:
         raise UserError(f"{flag}: has {len(roots)} root links; a URDF has one")
     joint = ET.SubElement(tree, "joint", name=ROOT, type="floating")
-    if roots == ["world"]:  # a link without mass to which the robot is fixed
+    if roots == ["world"]:  # a link without mass; the robot is fixed to it
         fixed = next((j for j in tree.iterfind("joint") if j.find("parent[@link='world']") is not None), None)
         if fixed is None or fixed.get("type") != "fixed":
             raise UserError(f"{flag}: its link world has no fixed joint to replace; omit --floating")
@@ -84,7 +85,7 @@ def _gather_meshes(flag: str, urdf: Path, tree: ET.Element, folder: Path) -> boo
     """Copy the meshes to a folder, and name the copies in the URDF.
 
     Returns:
-        Whether all meshes of visuals can be read; otherwise visuals are left out.
+        Whether all meshes of visual geometries can be read. If not, visual geometries are left out.
     """
     names: dict[Path, str] = {}
     has_visuals = True
@@ -114,7 +115,7 @@ def _meshes(tree: ET.Element) -> Iterator[tuple[str, ET.Element]]:
 
 
 def _locate(urdf: Path, name: str) -> Path | None:
-    """Return the file of a mesh. The folder of its package contains the URDF, or is in a folder that does."""
+    """Return the file of a mesh. The folder of its ROS package is searched in and among the parents of the URDF."""
     url = urlsplit(name)
     if url.scheme == "package":
         inside = Path(url.path.lstrip("/"))
@@ -128,7 +129,7 @@ def _locate(urdf: Path, name: str) -> Path | None:
 
 
 def _free_name(file: Path, taken: set[str]) -> str:
-    """Return the name of a file, with a number if another file has it."""
+    """Return the name of a file, with a number added if another file already has this name."""
     endings = ["", *(f"_{n}" for n in range(2, len(taken) + 3))]
     names = (f"{file.stem}{ending}{file.suffix}" for ending in endings)
     return next(name for name in names if name not in taken)

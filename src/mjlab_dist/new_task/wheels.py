@@ -19,10 +19,10 @@ LEVEL = 0.2
 """Maximum cosine of the angle between the axis of a wheel and the vertical."""
 
 CENTERED = 0.1
-"""Maximum distance of the axis from the center of a wheel, as a share of its radius."""
+"""Maximum distance between the axis and the center of a wheel, as a share of the wheel's radius."""
 
 REACHES = 0.25
-"""Maximum height of a wheel above the lowest point of the robot, as a share of its radius."""
+"""Maximum height of a wheel above the lowest point of the robot, as a share of the wheel's radius."""
 
 FULL_SPEED = 2.0
 """Ratio of the robot's speed for actions of 1 to its speed in the reward."""
@@ -36,13 +36,13 @@ class Wheel:
     """A wheel that supports a robot."""
 
     radius_m: float
-    """Its radius."""
+    """Radius of the wheel."""
     direction: int
     """1 if the robot moves forward at a positive velocity of the joint, else -1."""
 
 
 def find_wheels(model: mujoco.MjModel, start: mujoco.MjData, base: int, joints: Sequence[int]) -> dict[int, Wheel]:
-    """Return the driven joints that are wheels: they have no limits and reach the ground. A single one does not count.
+    """Return the driven joints of wheels: they have no limits, and the wheels reach the ground. Ignore a single wheel.
 
     Args:
         model: The MuJoCo model.
@@ -74,7 +74,7 @@ def find_wheels(model: mujoco.MjModel, start: mujoco.MjData, base: int, joints: 
 def wheel_motors(
     model: mujoco.MjModel, base: int, wheels: dict[int, Wheel], speed_m_s: float
 ) -> tuple[dict[str, ActuatorConfig], dict[int, float]]:
-    """Return velocity motors whose torque matches the friction of the wheels, and their velocities for actions of 1.
+    """Return velocity motors whose torque matches the friction of the wheels, and the velocities for actions of 1.
 
     Args:
         model: The MuJoCo model.

@@ -38,7 +38,7 @@ def config_source(names: Names, robot: Robot) -> str:
 
 
 def summary(robot: Robot) -> str:
-    """Return what the task is about, in a few words.
+    """Return a short description of the task.
 
     Args:
         robot: The robot in the MJCF.
@@ -155,7 +155,7 @@ def _own_import_gap(names: Names) -> str:
 def _sim_source(names: Names, robot: Robot) -> str:
     # Model, start state and motors
     model = f"{names.module}.model:robot" if robot.lacks else f"{names.module}:{names.file}"
-    what = f"model.py adds what {names.file} lacks." if robot.lacks else "The MJCF, a file of this package."
+    what = f"model.py adds the parts that {names.file} lacks." if robot.lacks else "The MJCF, a file of this package."
     lines = [f"# {what}", f"model={text(model)},"]
     if robot.keyframe is not None:
         what = "The pose that model.py adds, in which" if robot.lacks.home else "The keyframe that"
@@ -199,8 +199,8 @@ _INTEGRATORS = {
 def _motors_source(robot: Robot) -> list[str]:
     # Comment above the motors
     about = (
-        "The MJCF has no actuators. These motors hold target positions. Their parameters are estimates from what hangs "
-        "on each joint: replace them with those of your motors. Armature is added where links are too light for stable "
+        "The MJCF has no actuators. These motors hold target positions. Their parameters are estimates from the load "
+        "of each joint: replace them with those of your motors. Armature is added where links are too light for stable "
         "motors."
     )
     if robot.preset is not None:
@@ -250,7 +250,7 @@ def _block_source(name: str, block: Block) -> list[str]:
     offset = text(block.offset) if isinstance(block.offset, str) else repr(block.offset)
     return [
         f"    # {_MEANINGS['home' if block.offset == 'home' else block.kind]}",
-        *(["    # Actions are clipped to the inputs with which the physics is stable."] if block.is_clipped else []),
+        *(["    # Actions are clipped: with larger inputs, the physics is unstable."] if block.is_clipped else []),
         f"    {text(name)}: ActionConfig(",
         *(f"        {line}" for line in tuple_lines("actuators=", block.actuators, ",", 16)),
         f"        scale={block.scale!r},",

@@ -12,7 +12,7 @@ from mjlab_dist.new_task.source.parts import action_cost, call, env_parts, joint
 from mjlab_dist.new_task.source.python import text
 
 FALLEN_SHARE = 0.8
-"""Height below which a pendulum that is balanced has fallen, as a share of its range of heights."""
+"""Minimum height of a balanced pendulum, as a share of its range of heights; below this height, it has fallen."""
 
 
 def fixed_source(robot: Robot) -> list[str]:
@@ -69,7 +69,7 @@ _NO_TERMINATIONS = [
 
 
 def _turning(robot: Robot) -> str:
-    """Return the argument with the hinges whose distances wrap, if there are any."""
+    """Return the argument that names the hinges without limits, whose distances wrap, if there are any."""
     return ", endless=_ANGLES" if set(robot.observed.angles) & set(robot.joints) else ""
 
 
@@ -86,7 +86,7 @@ def _joint_command() -> list[str]:
 def _joint_rewards(robot: Robot) -> list[str]:
     turning = _turning(robot)
     return [
-        "# A cost for the distance of joints from their targets, which has a gradient also far away from them.",
+        "# A cost for the distance of joints from their targets. It has a gradient even far away from the targets.",
         "# Distances are relative to the ranges of the targets, so that hinges and fingers count alike.",
         f'"distance": reward(-0.3, terms.Distance, command="target", joints=_JOINTS{turning}),',
         "# 1 if all joints are at their targets.",

@@ -59,14 +59,14 @@ def _statements(robot: Robot) -> list[str]:
         ]
     if lacks.mocap_welds:
         body += [
-            "# Constraints that hold the robot at a mocap body: motors move it instead.",
+            "# Constraints that attach the robot to a mocap body are off, because motors move the robot.",
             f"for i in {lacks.mocap_welds!r}:",
             "    spec.equalities[i].active = False",
         ]
     if lacks.weightless:
         body += [
-            "# Torque motors do not hold a pose at action 0. This compensates gravity, as the controllers of such",
-            "# arms do. Delete it if yours does not.",
+            "# Torque motors do not hold a pose at action 0. These lines compensate gravity, as the controllers of",
+            "# such arms do. Delete the lines if your controller does not.",
             *tuple_lines("for name in ", lacks.weightless, ":", 4),
             '    for body in (spec.body(name), *spec.body(name).find_all("body")):',
             "        body.gravcomp = 1.0",
@@ -191,6 +191,6 @@ def _names_source(attribute: str, what: str, names: dict[int, str]) -> list[str]
 
 
 def _camera_m(robot: Robot) -> float:
-    """Return the y position of the camera in m, to the right of the robot; further away from larger, faster robots."""
+    """Return the y position of the camera in m, to the right of the robot; further away for larger, faster robots."""
     speed_m_s = robot.base.speed_m_s if robot.base is not None else 0.0
     return rounded(-max(1.3 * robot.view.extent_m, 2.0 * speed_m_s))

@@ -90,7 +90,7 @@ def _terminations(base: Base) -> list[str]:
 def _events(base: Base, robot: Robot) -> list[str]:
     # Start of the base
     rise = f"({rounded_up(base.rise_m)!r}, {rounded_up(base.rise_m)!r})"
-    lifts = "# The start state of the MJCF penetrates the ground; this lifts it, in m."
+    lifts = "# Lifts the robot by this height in m, because it penetrates the ground in the MJCF's start state."
     lines: list[str] = []
     if base.is_free and base.rise_m:
         items = [lifts, f"z_m={rise},", "yaw_rad=(-3.14, 3.14),", "joint=_ROOT,"]

@@ -1,15 +1,15 @@
-"""Text of the ``__init__.py`` of a new task, and of the ``pyproject.toml`` if it is a package of its own."""
+"""Text of the ``__init__.py`` of a new task, and of the ``pyproject.toml`` of a task that is a separate package."""
 
 from __future__ import annotations
 
 from mjlab_dist.new_task.source.names import Names
 
-STUB_SOURCE = """# MuJoCo's bindings are compiled and ship no types. Type checkers look for stubs in the folder typings.
+STUB_SOURCE = """# MuJoCo's bindings are compiled and have no types. Type checkers look for stubs in the folder typings.
 from typing import Any
 
 def __getattr__(name: str) -> Any: ...
 """
-"""Text of ``typings/mujoco/__init__.pyi`` of a package of its own."""
+"""Text of ``typings/mujoco/__init__.pyi`` of a separate package."""
 
 
 def package_source(names: Names) -> str:
@@ -28,7 +28,7 @@ __getattr__ = lazy_modules(__name__, "terms")
 
 
 def project_source(names: Names) -> str:
-    """Return the text of the ``pyproject.toml`` of a package of its own.
+    """Return the text of the ``pyproject.toml`` of a separate package.
 
     Args:
         names: Names of the task and its files.
@@ -54,7 +54,7 @@ ignore-vcs = true # also packs meshes that a .gitignore excludes
 
 
 def entry_point(names: Names) -> str:
-    """Return the entry point of a task, a line of a pyproject.toml.
+    """Return the entry point of a task, which is a line of a pyproject.toml.
 
     Args:
         names: Names of the task and its files.

@@ -46,9 +46,9 @@ def joint_observations(robot: Robot) -> list[str]:
         lines += ["# All hinge and slide joints.", '"positions": observation(observations.JointPositions),']
     elif observed.positions:
         lines += [
-            "# Joints of the robot, but not how far it has moved, and no hinges without limits."
+            "# Joints of the robot, except those along which it moves horizontally and hinges without limits."
             if observed.is_soft
-            else "# Hinges and slide joints, but not how far the robot has moved, and no hinges without limits.",
+            else "# Hinges with limits, and slide joints except those along which the robot moves horizontally.",
             '"positions": observation(observations.JointPositions, joints=_POSITIONS),',
         ]
     if observed.angles:

@@ -154,7 +154,7 @@ class JointTargets(Command):
 class ToTarget(Term):
     """Observation: distances of joints to their targets, in rad or m; (num_envs, joints).
 
-    Those of the hinges in endless are the shortest way around.
+    For the hinges in endless, the distance is that in the shorter direction.
     """
 
     def __init__(self, env: Env, command: str, joints: tuple[str, ...], endless: tuple[str, ...] = ()) -> None:
