@@ -1,1 +1,1 @@
-"""Watch envs while they run: a player that steps them in real time, and viewers that show its frames."""
+"""Watch envs while they run: a player steps them in real time, and viewers show the results of the steps (frames)."""

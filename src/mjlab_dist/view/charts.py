@@ -20,14 +20,14 @@ PLOT_HEIGHT = 170
 
 PADDING = (8, 24, 0, 0)
 """Space above, to the right of, below and to the left of a plot, in pixels. Half of the last label of an axis may be
-beyond its end."""
+beyond the end of the axis."""
 
 AXES: tuple[uplot.Axis, ...] = ({"ticks": {"show": False}, "size": 30}, {"ticks": {"show": False}, "size": 72})
-"""Height of the labels of the x axis, and width of those of the y axis, in pixels: enough for 1,000,000."""
+"""Height of the labels of the x axis, and width of the labels of the y axis, in pixels: enough for 1,000,000."""
 
 
 class RewardBars:
-    """A bar per reward term: its weighted value in the latest step of an env.
+    """A bar for each reward term. It shows the term's weighted value in the latest step of an env.
 
     The longest bar of the latest steps has full width.
     """
@@ -71,7 +71,7 @@ class Plot:
 
         Args:
             server: The server.
-            title: Its title.
+            title: Title of the plot.
             names: Names of the lines; only the first :data:`MAX_LINES` are shown.
         """
         self._num_lines = min(len(names), MAX_LINES)
@@ -109,7 +109,7 @@ def add_plot(
 
     Args:
         server: The server.
-        title: Its title.
+        title: Title of the plot.
         x: Name of the x axis, for the legend.
         lines: Names of the lines.
         data: Positions on the x axis, and values of each line.
@@ -132,5 +132,5 @@ def add_plot(
 
 def _line_color(i: int) -> str:
     """Return the color of a line in CSS."""
-    red, green, blue = colorsys.hls_to_rgb(i * 0.381966 % 1.0, 0.42, 0.75)  # golden ratio: neighbors differ
+    red, green, blue = colorsys.hls_to_rgb(i * 0.381966 % 1.0, 0.42, 0.75)  # golden ratio: hues of neighbors differ
     return f"rgb({255 * red:.0f},{255 * green:.0f},{255 * blue:.0f})"

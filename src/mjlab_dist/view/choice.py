@@ -1,4 +1,4 @@
-"""Choose a viewer, and check that the flags fit it. Imports neither torch nor a viewer."""
+"""Choose a viewer, and check that the flags are valid for it. Imports neither torch nor a viewer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_PORT = 65535
 
 
 def choose_viewer(config: PlayConfig, environ: Mapping[str, str]) -> Literal["web", "native"] | None:
-    """Return the viewer to use; None for none.
+    """Return the viewer to use; None if no viewer was requested.
 
     Args:
         config: What to play.

@@ -1,4 +1,4 @@
-"""Learning curves of a run: return, episode length, reward terms and speed over iterations, also of each rank."""
+"""Learning curves of a run: return, episode length, reward terms and speed over iterations; some also for each rank."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from mjlab_dist.view.rows import History
 from mjlab_dist.view.runs import Run
 
 OF_RUN = {"return": "mean_return", "episode length": "mean_episode_length", "steps/s": "steps_per_s"}
-"""Columns of metrics.jsonl with a plot each, by title."""
+"""Columns of metrics.jsonl that are plotted, by the title of the plot."""
 
 OF_RANKS = {"return of each rank": "mean_return", "steps/s of each rank": "steps_per_s"}
-"""Columns of rank_metrics.jsonl with a plot each, by title."""
+"""Columns of rank_metrics.jsonl that are plotted, by the title of the plot."""
 
 
 class Curves:
-    """Plots of a run in a tab. They appear when the first rows exist."""
+    """Plots of a run in a tab. They appear when there are rows of metrics."""
 
     def __init__(self, server: viser.ViserServer) -> None:
         """Add the plots to the current tab of the page.
@@ -78,10 +78,10 @@ class Curves:
 
 
 def _joined(lines: Sequence[tuple[History, str]]) -> tuple[np.ndarray, ...]:
-    """Return iterations, and the values of each line. Iterations before every line has had a value are left out.
+    """Return iterations, and the values of each line, starting at the first iteration at which all lines have values.
 
-    If a value is missing, for example because no episode of a rank has ended, the previous one is repeated: uPlot draws
-    nothing if there is a NaN.
+    If a value is missing, for example because no episode of a rank has ended, the previous value is repeated: uPlot
+    draws nothing if there is a NaN.
     """
     values: list[Mapping[float, float]] = []
     for history, column in lines:

@@ -1,4 +1,4 @@
-"""The page of a dump: it shows, step by step, the recorded states that led to a number that is not finite."""
+"""The page of a dump. It shows, step by step, the stored states that led to a number that is not finite."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ FRAME_S = 0.05
 """Time between two checks of the controls, in s."""
 
 SHOWN_FIELDS = ("qpos", "qvel", "ctrl", "mocap_pos", "mocap_quat")
-"""Fields of the recorded states that the scene needs."""
+"""Fields of the stored states that the scene needs."""
 
 
 class DumpPage:
-    """Shows a slider over the recorded states of an env, what was not finite, and the affected bodies."""
+    """Shows a slider over the stored states of an env, the numbers that were not finite, and the affected bodies."""
 
     def __init__(self, server: viser.ViserServer, train_config: TrainConfig, path: Path) -> None:
         """Read a dump, and add everything to the server's page.
@@ -37,7 +37,7 @@ class DumpPage:
             path: The dump that the run wrote.
 
         Raises:
-            UserError: If the file is damaged, is not a dump, or belongs to another model.
+            UserError: If the file is damaged, is not a dump, or is from another model.
         """
         self._dump = finite.load(path, train_config.task)
         self._model = build_model(train_config.env.sim)
@@ -56,10 +56,10 @@ class DumpPage:
         server.on_client_connect(self._place_camera)
 
     def run(self, is_over: Callable[[], bool] = lambda: False) -> None:
-        """Show the state that the controls choose, until Ctrl-C or the end.
+        """Show the state that is chosen on the page, until Ctrl-C or until ``is_over`` returns True.
 
         Args:
-            is_over: Returns whether to return.
+            is_over: Function that returns whether to end.
         """
         while not is_over():
             num_clients = len(self._server.get_clients())
@@ -79,7 +79,7 @@ class DumpPage:
         follow = gui.add_checkbox("Follow the robot", initial_value=True)
         self._text = gui.add_html("")
 
-        # Their actions
+        # Functions that the controls call
         @self._env.on_update
         def _(_: object) -> None:
             self._step.max = self._last_step() or 1
@@ -123,7 +123,7 @@ class DumpPage:
             self._text.content = self._describe(names, row, step, shown)
 
     def _origin(self, state: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return the position whose terrain is shown, (1, 3): that of the robot, because a dump contains no origins."""
+        """Return the center of the terrain to show, (1, 3): the robot's position, because a dump has no origins."""
         place = np.zeros((1, 3))
         if self._root is not None:
             place[:, :2] = state["qpos"][:, self._root.qpos][:, :2]

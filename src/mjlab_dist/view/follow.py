@@ -1,4 +1,4 @@
-"""A player whose policy follows the newest checkpoint of a run that another process trains."""
+"""A player that loads each new checkpoint of a run that another process trains."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ SEED = 1
 class Follower:
     """Creates the player of a run when there is a checkpoint, and loads later checkpoints into it.
 
-    A checkpoint that cannot be read is skipped until its file changes: it may have been removed, or copying
-    it may not have finished.
+    A checkpoint that cannot be read is skipped until its file changes. It may have been removed, or the copy of a file
+    may not be complete yet.
 
     Attributes:
         run: The run.
         player: The player; None if there is no readable checkpoint.
         shown: The checkpoint that is played.
-        chosen: The checkpoint to play; None to follow the newest.
+        chosen: The checkpoint to play; None to always play the newest.
     """
 
     def __init__(self, run: Run, train_config: TrainConfig, num_envs: int) -> None:
@@ -38,7 +38,7 @@ class Follower:
 
         Args:
             run: The run; the caller updates it.
-            train_config: Its config.
+            train_config: Config of the run.
             num_envs: Number of envs to play.
         """
         self.run, self.player = run, None
@@ -57,7 +57,7 @@ class Follower:
         return due if due is not None and self._is_refused(due) else None
 
     def update(self) -> None:
-        """Create the player, or start or finish loading a checkpoint, if there is something to load.
+        """If there is a checkpoint to load, create the player, or start or finish loading the checkpoint.
 
         Raises:
             UserError: If the task cannot be built.
@@ -106,7 +106,7 @@ class Follower:
         return None
 
     def _finish(self) -> None:
-        """Take the result of loading a checkpoint, if loading has finished."""
+        """If loading a checkpoint has finished, process the result."""
         assert self._loading is not None
         path, stamp, done = self._loading
         if not done.done():

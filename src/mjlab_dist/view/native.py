@@ -24,7 +24,7 @@ def run_native(player: Player, show: Callable[[str], None]) -> None:
     """Show a player until its window is closed. Space pauses, the right arrow steps, backspace resets, and P pushes.
 
     Args:
-        player: The player, not started yet.
+        player: The player. It must not be started yet.
         show: Called with a line when the window is open.
 
     Raises:

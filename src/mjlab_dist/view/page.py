@@ -1,6 +1,6 @@
-"""The page: controls of a player, charts of an env, and the scene.
+"""The web page of a player: its controls, charts of an env, and the scene.
 
-Everyone who has it open sees and controls the same envs.
+All users who have the page open see and control the same envs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Page:
 
     Attributes:
         scene: The scene.
-        tabs: The tabs, for further ones.
+        tabs: The group of tabs, to which the caller may add tabs.
     """
 
     def __init__(
@@ -50,8 +50,8 @@ class Page:
 
         Args:
             server: The server.
-            player: The player, not started yet.
-            checkpoints: Returns the checkpoints to choose from; None for no choice.
+            player: The player. It must not be started yet.
+            checkpoints: Function that returns the checkpoints to choose from; None if there is no choice.
             checkpoint: The checkpoint that is played.
         """
         self._server, self._player = server, player
@@ -81,10 +81,10 @@ class Page:
             self._add_scene()
 
     def run(self, is_over: Callable[[], bool] = lambda: False) -> None:
-        """Show what the player does, until Ctrl-C or the end.
+        """Show the player until Ctrl-C or until ``is_over`` returns True.
 
         Args:
-            is_over: Returns whether to return.
+            is_over: Function that returns whether to end.
 
         Raises:
             BaseException: The error that ended the player.
@@ -96,7 +96,7 @@ class Page:
             time.sleep(FRAME_S)
 
     def update(self) -> None:
-        """Show the latest frame and charts, and look for new checkpoints, if these are due."""
+        """Show the latest frame and, if it is time for them, update charts and look for new checkpoints."""
         frame, now_s = self._player.frame, time.monotonic()
         num_clients = len(self._server.get_clients())
         is_new = frame is not self._shown or self._is_changed or num_clients > self._num_clients

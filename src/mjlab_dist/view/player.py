@@ -45,8 +45,8 @@ HISTORY_S = 6.0
 """Length of the plots: simulated time of the steps that are kept, in s."""
 
 MAX_LAG_S = 0.1
-"""Maximum delay behind real time that the player catches up, in s. It drops longer delays, so that it does not run fast
-for a long time."""
+"""Maximum delay behind real time for which the player compensates by faster steps, in s. A longer delay is ignored, so
+that the player does not run too fast for a long time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,11 +78,11 @@ class Frame:
 class Player:
     """Envs with a policy, stepped by one thread at the speed of real time or a multiple of it.
 
-    Methods may be called from any thread. The thread that steps handles requests that change the envs, between two
-    steps. These requests return futures. Without :meth:`start`, :meth:`step` handles the requests.
+    Methods may be called from any thread. Requests that change the envs return futures: the thread that steps the envs
+    handles them between two steps. Without :meth:`start`, :meth:`step` handles them.
 
     Attributes:
-        env: The envs. Other threads must not touch its tensors.
+        env: The envs. Other threads must not access their tensors.
         frame: Result of the latest step.
         history: Frames of the latest seconds, oldest first.
         paused: Whether the simulation is paused.
@@ -92,7 +92,7 @@ class Player:
         robot: The parts of the model that belong to the robot.
         velocity_command: Name of the first velocity command; None if the task has none.
         measured_speed: Measured speed over the latest seconds, relative to real time; 0 while paused.
-        failure: The error that ended the thread, if one did.
+        failure: The error that ended the thread, if there was one.
     """
 
     def __init__(self, env: Env, policy: Policy, load: Callable[[Path], Policy] | None = None) -> None:
@@ -116,7 +116,7 @@ class Player:
         self._requests: collections.deque[tuple[Callable[[], None], Future[None]]] = collections.deque()
         self._wake, self._is_stopping = threading.Event(), False
         self._thread: threading.Thread | None = None
-        self._num_due = 0  # single steps asked for while paused
+        self._num_due = 0  # single steps requested while paused
         self._num_steps = 0
         self._returns = torch.zeros(env.num_envs)
         self.history: collections.deque[Frame] = collections.deque(maxlen=max(2, round(HISTORY_S / env.step_dt_s)))
@@ -135,10 +135,10 @@ class Player:
         self._wake.set()
 
     def watch(self, is_watched: bool) -> None:
-        """Pause the simulation while no page is open, or continue it.
+        """Pause the simulation if no page is open, or continue it.
 
         Args:
-            is_watched: Whether anyone watches.
+            is_watched: Whether a page is open.
         """
         if is_watched != self.is_watched:
             self.is_watched = is_watched
@@ -175,12 +175,12 @@ class Player:
     def hold_command(
         self, name: str, numbers: Sequence[float] | None, heading_rad: float | None = None
     ) -> Future[None]:
-        """Set a command to these numbers from the next step on, instead of drawing it at random.
+        """Set a command to these numbers instead of random ones, starting with the next step.
 
         Args:
             name: Name of the command.
-            numbers: One number per row of its ``ranges``; None to draw again.
-            heading_rad: Target heading of a velocity command; None to use its yaw rate.
+            numbers: One number per row of the command's ``ranges``; None to draw random numbers again.
+            heading_rad: Target heading of a velocity command; None to use the yaw rate in ``numbers``.
         """
 
         def hold() -> None:
@@ -192,7 +192,7 @@ class Player:
         return self._ask(hold)
 
     def load(self, checkpoint: Path) -> Future[None]:
-        """Replace the policy. The future has the ``UserError`` if the checkpoint cannot be loaded.
+        """Replace the policy. If the checkpoint cannot be loaded, the future raises a ``UserError``.
 
         Args:
             checkpoint: The checkpoint.
@@ -219,14 +219,14 @@ class Player:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread, and wait for the end of its step."""
+        """Stop the thread, and wait until its current step has ended."""
         self._is_stopping = True
         self._wake.set()
         if self._thread is not None:
             self._thread.join()
 
     def step(self) -> Frame:
-        """Handle all requests and make one step; only without :meth:`start`. Return the result of the step."""
+        """Handle all requests, make one step and return its result. Call this only without :meth:`start`."""
         with torch.inference_mode():
             self._obey()
             self._step()
@@ -328,5 +328,5 @@ class Player:
             episode_steps=env.episode_length_buf.numpy().copy(),
         )
         if self.history and self.history[-1].step == self._num_steps:
-            self.history.pop()  # after a reset or a push, the new state replaces that of the same step
+            self.history.pop()  # after a reset or a push, the new frame replaces the frame of the same step
         self.history.append(self.frame)

@@ -13,11 +13,11 @@ class Robot(NamedTuple):
     """The tree of bodies that actuators move; objects and markers are not part of it."""
 
     body: int
-    """Id of the body that a camera follows: the first of the tree that can move."""
+    """Id of the body that the camera follows: the first body of the tree that can move."""
     root: Joint | None
     """Columns of the free joint of a floating base; None for a fixed robot."""
     joints: list[int]
-    """Columns of the velocities of all its joints."""
+    """Columns of ``qvel`` of all joints of the robot."""
 
     @classmethod
     def of(cls, model: mujoco.MjModel) -> Robot:

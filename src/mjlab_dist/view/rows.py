@@ -1,4 +1,4 @@
-"""Follows files of metrics while they are written. It reads only new rows, and keeps few rows of long files."""
+"""Read files of metrics while another process writes them: only new rows are read, and few rows of long files kept."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class RowReader:
         """Start before the first row.
 
         Args:
-            path: The file, which need not exist yet.
+            path: The file. It does not have to exist yet.
         """
         self._path = path
         self._offset, self._last_line = 0, b""
 
     def read(self) -> New:
-        """Return the rows that are new; none if the file cannot be read. Damaged rows are skipped."""
+        """Return the new rows; no rows if the file cannot be read. Damaged rows are skipped."""
         # Read the last line again, to detect a file that was truncated and has grown since then.
         try:
             with self._path.open("rb") as file:
@@ -84,7 +84,7 @@ class History:
 
     Attributes:
         newest: The newest row; None if there is none.
-        before: The row before it.
+        before: The row before ``newest``.
     """
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class History:
         self._stride, self._num_rows = 1, 0
 
     def add(self, row: Row) -> None:
-        """Add a row. It replaces earlier rows of the same and later iterations, which a resumed run repeats.
+        """Add a row. It replaces rows of the same and later iterations, because a resumed run repeats iterations.
 
         Args:
             row: The row.
@@ -113,13 +113,13 @@ class History:
 
     @property
     def rows(self) -> list[Row]:
-        """Rows for curves, oldest first; the newest is the last."""
+        """Rows for curves, oldest first. The last one is the newest row."""
         if self.newest is None or (self._kept and self._kept[-1] is self.newest):
             return self._kept
         return [*self._kept, self.newest]
 
     def column(self, name: str) -> list[float]:
-        """Return the values of a column in :attr:`rows`; NaN where there is none.
+        """Return the values of a column in :attr:`rows`; NaN for rows without a value.
 
         Args:
             name: Name of the column.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mjlab_dist.view.server import Server
 
 NICE = 10
-"""Added to the niceness of a process that watches a run, so that ranks on the same cores have priority."""
+"""Number added to the niceness of a process that watches a run, so that ranks on the same cores have priority."""
 
 
 def view(
@@ -33,7 +33,7 @@ def view(
 ) -> None:
     """Play a policy in a viewer until Ctrl-C, or until the native viewer's window is closed.
 
-    Threads of the viewer still run afterwards, so end the process.
+    Threads of the viewer still run when this function returns, so the caller must end the process.
 
     Args:
         train_config: The run's config.
@@ -43,7 +43,7 @@ def view(
         warn: Called with a line if other machines can connect.
 
     Raises:
-        UserError: If the port is taken, or the checkpoint does not fit.
+        UserError: If the port is taken, or the checkpoint does not match the config.
     """
     with contextlib.suppress(KeyboardInterrupt):
         if choose_viewer(config, os.environ) == "web":
@@ -64,7 +64,7 @@ def view_dump(
 ) -> None:
     """Show the states that led to numbers that are not finite, on a page, until Ctrl-C.
 
-    Threads of the viewer still run afterwards, so end the process.
+    Threads of the viewer still run when this function returns, so the caller must end the process.
 
     Args:
         train_config: The run's config.
@@ -74,7 +74,7 @@ def view_dump(
         warn: Called with a line if other machines can connect.
 
     Raises:
-        UserError: If the port is taken, or the file is damaged or belongs to another model.
+        UserError: If the port is taken, or the file is damaged or is from another model.
     """
     with contextlib.suppress(KeyboardInterrupt):
         server = serve(config, warn)
@@ -95,11 +95,11 @@ def watch(
 ) -> None:
     """Watch a run that another process trains, on a page, until Ctrl-C.
 
-    Threads of the viewer still run afterwards, so end the process.
+    Threads of the viewer still run when this function returns, so the caller must end the process.
 
     Args:
-        run_dir: The run directory. This writes nothing to the run.
-        train_config: Its config.
+        run_dir: The run directory. Nothing is written to it.
+        train_config: The run's config.
         config: Address of the page, number of robots, and directory of the other runs.
         show: Called with the line to print when the page can be opened.
         warn: Called with a line if other machines can connect.
@@ -107,13 +107,13 @@ def watch(
     Raises:
         UserError: If the port is taken, or the run's task cannot be built.
     """
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # GPUs belong to the training
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # only the training uses GPUs
     with contextlib.suppress(KeyboardInterrupt):
         server = serve(config, warn)
 
         from mjlab_dist.view.watch import Watcher  # noqa: PLC0415 (imports torch)
 
-        os.nice(NICE)  # after the imports, which would take a minute at this priority while a run trains
+        os.nice(NICE)  # after the imports: with this priority, they would take a minute while a run trains
         watcher = Watcher(server, config)
         watcher.open(run_dir, train_config)
         show(f"Viewer: {server.url}  (Ctrl-C ends it)")

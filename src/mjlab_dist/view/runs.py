@@ -1,6 +1,6 @@
-"""Follows runs by their files, which another process or machine writes: progress, checkpoints and state.
+"""Read the progress, the checkpoints and the state of runs from files that another process or machine writes.
 
-It only reads. The files may be copies, or on a network file system.
+Nothing is written. The files may be copies, or on a network file system.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from mjlab_dist.run_dir import CONFIG_FILE, METRICS_FILE, RANK_METRICS_FILE, lis
 from mjlab_dist.view.rows import History, Row, RowReader, parse_row
 
 State = Literal["running", "finished", "stopped", "lost", "unknown"]
-"""State of a run. lost: its launch was killed or no longer renews its lease; unknown: not known yet."""
+"""State of a run. lost: its launch (the processes that train it) was killed, or no longer renews its lease (the file
+that shows that they are alive). unknown: not known yet."""
 
 STATES: dict[State, str] = {
     "running": "running",
@@ -28,13 +29,13 @@ STATES: dict[State, str] = {
     "lost": "lost (its launch is dead or suspended, or this is a copy)",
     "unknown": "not known yet whether it is running",
 }
-"""The states in words."""
+"""The texts that describe the states."""
 
 MAX_LISTED = 50
 """Maximum number of runs in a list, which contains the newest ones."""
 
 TAIL_BYTES = 1 << 16
-"""Number of bytes at the end of a file of metrics that contain its last two rows."""
+"""Number of bytes to read at the end of a file of metrics, enough for its last two rows."""
 
 
 class Length(NamedTuple):
@@ -43,7 +44,7 @@ class Length(NamedTuple):
     task: str
     """Name of the task."""
     max_iterations: int | None
-    """Iterations of the whole run; None if steps are given instead, or it is not known."""
+    """Iterations of the whole run; None if the config gives steps instead, or if the number is not known."""
     total_timesteps: int | None
     """Steps of the whole run, over all envs and ranks."""
 
@@ -52,11 +53,11 @@ class Length(NamedTuple):
 
         Args:
             newest: The newest row of metrics.
-            before: The row before it.
+            before: The row before ``newest``.
         """
         if self.total_timesteps is None or newest is None:
             return self.max_iterations
-        # Whole iterations of the current size, as the runner counts
+        # The remaining steps, in whole iterations of the current size, as in the runner
         now, start = (_whole(str((row or {}).get("total_steps", 0))) or 0 for row in (newest, before))
         per_iteration = (now - start) // max(1, newest["iteration"] - (before or {"iteration": 0})["iteration"])
         return newest["iteration"] + max(0, self.total_timesteps - now) // max(1, per_iteration)
@@ -85,7 +86,7 @@ def state_of(held: Held, newest: Row | None, iterations: int | None) -> State:
     """Return the state of a run.
 
     Args:
-        held: Whether a launch holds its lease.
+        held: Whether a launch holds the run's lease.
         newest: The newest row of metrics.
         iterations: Iterations of the whole run, if known.
     """
@@ -100,12 +101,12 @@ class Run:
 
     Attributes:
         run_dir: The run directory.
-        task: Name of its task.
+        task: Name of the run's task.
         history: Rows of metrics.jsonl.
         ranks: Rows of rank_metrics.jsonl by rank; empty without ``--log-ranks``.
-        state: Whether it trains.
-        checkpoints: Its checkpoints by iteration, oldest first.
-        iterations: Iterations of the whole run; None if not known.
+        state: State of the run.
+        checkpoints: Checkpoints of the run by iteration, oldest first.
+        iterations: Iterations of the whole run; None if the number is not known.
     """
 
     def __init__(self, run_dir: Path, now: Callable[[], float] = time.monotonic) -> None:
@@ -124,7 +125,7 @@ class Run:
 
     def look(self) -> bool:
         """Read all files. Return whether a file of metrics has more rows than were read."""
-        # The lease first: a launch releases it after its last row.
+        # Read the lease first, because a launch releases it after it has written the last row.
         held = self._lease.look()
         length = read_length(self.run_dir)
         metrics, of_ranks = self._metrics.read(), self._rank_metrics.read()
@@ -139,7 +140,7 @@ class Run:
         self.task = length.task
         self.iterations = length.iterations(self.history.newest, self.history.before)
         self.state: State = state_of(held, self.history.newest, self.iterations)
-        with contextlib.suppress(OSError):  # a network file system that does not answer
+        with contextlib.suppress(OSError):  # if a network file system does not answer
             self.checkpoints = list_checkpoints(self.run_dir)
         return not (metrics.is_complete and of_ranks.is_complete)
 
@@ -165,13 +166,13 @@ class Listed:
     run_dir: Path
     """The run directory."""
     task: str
-    """Name of its task."""
+    """Name of the run's task."""
     state: State
-    """Whether it trains."""
+    """State of the run."""
     iteration: int | None
-    """Its newest iteration."""
+    """Newest iteration of the run."""
     mean_return: float | None
-    """Mean return in it."""
+    """Mean return in this iteration."""
 
 
 class RunList:
@@ -192,7 +193,7 @@ class RunList:
         """Return the runs, newest first.
 
         Args:
-            also: A run directory to include, also if it is elsewhere.
+            also: A run directory to include, even if it is outside the directory of all runs.
         """
         found = list_runs(self._log_root)[: -MAX_LISTED - 1 : -1]
         if also.resolve() not in {path.resolve() for path in found}:

@@ -35,7 +35,7 @@ SHOWN_GEOM_GROUPS = 3
 
 
 class _Bodies(ViserMujocoScene):
-    """mjviser's scene, except that the camera follows the robot, not the first body that moves."""
+    """mjviser's scene, except that the camera follows the robot instead of the first body that moves."""
 
     def follow(self, body: int) -> None:
         self._tracked_body_id = body
@@ -70,7 +70,7 @@ class Scene:
         self._server, self._model, self._num_envs = server, model, num_envs
         self._data, self._robot = mujoco.MjData(model), Robot.of(model)
         self._shown_origin: tuple[float, float] | None = None
-        # A copy, because mjviser changes its model. This class shows height fields itself, in parts.
+        # A copy, because mjviser changes its model. The terrain is hidden in it: this class shows a part of it.
         shown = copy.copy(model)
         self._floor = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_GEOM, FLOOR)
         self._has_terrain = self._floor >= 0 and model.geom_type[self._floor] == mujoco.mjtGeom.mjGEOM_HFIELD
@@ -128,7 +128,7 @@ class Scene:
         self._bodies.show_groups(mujoco.mjNGROUP if shows else SHOWN_GEOM_GROUPS)
 
     def camera(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return a good position of the camera, and the point to look at."""
+        """Return a position from which the camera shows the robot, and the point to look at."""
         center = np.zeros(3) if self.follows_robot else self._model.stat.center
         return center + 2.6 * self._size_m() * np.array([0.7, -0.75, 0.45]), center
 
@@ -157,7 +157,7 @@ class Scene:
             self._show_velocities(state, commands or {}, shifted[self.env_id])
 
     def mark(self, bodies: Mapping[str, int], state: State) -> None:
-        """Highlight bodies by a red ball and a name, and no other bodies; only for a scene with one env.
+        """Highlight these bodies, and no others, with a red ball and a name. The scene must have only one env.
 
         Args:
             bodies: Ids of the bodies by name.
@@ -205,7 +205,7 @@ class Scene:
         return positions, rotations
 
     def _offsets(self, origins: np.ndarray) -> np.ndarray:
-        """Return how far each env is moved in the scene, in m, (num_envs, 3); 0 for the chosen one."""
+        """Return the displacement of each env in the scene, in m, (num_envs, 3); 0 for the chosen env."""
         if self._has_terrain or np.ptp(origins, axis=0).any():
             return np.zeros((self._num_envs, 3))
         columns = math.ceil(math.sqrt(self._num_envs))
@@ -259,7 +259,7 @@ class Scene:
         self._server.scene.add_mesh_trimesh("/fixed_bodies/ground", mesh, position=cropped.geom_pos[self._floor])
 
     def _show_velocities(self, state: State, commands: State, positions: np.ndarray) -> None:
-        """Show commanded and measured velocity of the chosen env above its robot, in m per m/s."""
+        """Show commanded and measured velocity of the chosen env as arrows above its robot: 1 m for each m/s."""
         root, command = self._robot.root, commands.get(self._velocity_command or "")
         for arrow in self._arrows:
             arrow.visible = self.shows_velocities and command is not None and root is not None
@@ -292,7 +292,7 @@ def _extent(model: mujoco.MjModel, geoms: list[int]) -> float:
 
 
 def _spacing(model: mujoco.MjModel) -> float:
-    """Return the distance between envs that are drawn side by side, in m. Only planes overlap."""
+    """Return the distance between envs that are drawn side by side, in m, so that only their planes overlap."""
     solid = [geom for geom in range(model.ngeom) if model.geom_type[geom] != mujoco.mjtGeom.mjGEOM_PLANE]
     sizes = model.geom_rbound[solid]
     return max(1.0, 1.3 * (_extent(model, solid) + 2 * float(np.median(sizes))) if solid else 1.0)

@@ -1,4 +1,4 @@
-"""The web server of a page: who may connect, and on which address and port."""
+"""The web server of a page. It decides who may connect, and chooses address and port."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ FIRST_PORT = 8080
 """Port that is tried first."""
 
 NUM_PORTS = 100
-"""Number of ports that are tried before any free one is used."""
+"""Number of ports that are tried; if all are taken, any free port is used."""
 
 LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
-"""Names of this machine in URLs. An attacker's own name that resolves to 127.0.0.1 is not one of them."""
+"""Names of this machine in URLs. Other names that resolve to 127.0.0.1 are refused: an attacker may have made them."""
 
 
 class Server(viser.ViserServer):
@@ -74,7 +74,7 @@ def open_server(host: str, port: int | None) -> Server:
     gate = Gate(None if ipaddress.ip_address(address).is_loopback else secrets.token_urlsafe(32), bound)
     serve, calls = websockets.asyncio.server.serve, 0
 
-    # viser offers no hook into its server. So give it our socket, and call the gate before its own request handler.
+    # viser has no hook for requests. So pass our socket to it, and call the gate before viser's request handler.
     def serve_behind_gate(
         handler: Any, _host: str, _port: int, *, process_request: Callable[..., Response | None], **options: Any
     ) -> Any:
@@ -84,7 +84,7 @@ def open_server(host: str, port: int | None) -> Server:
         guarded = functools.partial(gate.process, process_request)
         return serve(handler, sock=listener, process_request=guarded, logger=quiet, **options)
 
-    # viser also prints addresses, which have no token.
+    # Hide the addresses that viser prints, because they have no token.
     with patched(websockets.asyncio.server, "serve", serve_behind_gate), contextlib.redirect_stdout(io.StringIO()):
         server = Server(host=address, port=bound, verbose=False)
     assert calls == 1, "viser has opened a server without the gate"
@@ -96,9 +96,9 @@ def open_server(host: str, port: int | None) -> Server:
 class Gate:
     """Decides which requests a server answers.
 
-    On a loopback address, programs of this machine may connect, but other websites in a browser may not. A browser
-    sends the website as the request's origin, and the name in the URL as its host. On other addresses, a token is
-    required. The first request contains it in its URL, and receives a cookie.
+    On a loopback address, programs of this machine may connect, but other websites in a browser may not. In a request,
+    a browser sends the website as the origin, and the name in the URL as the host. On other addresses, a token is
+    required. The first request contains the token in its URL, and its response sets a cookie.
 
     Attributes:
         token: The token; None on a loopback address.
@@ -108,7 +108,7 @@ class Gate:
         """Store the token.
 
         Args:
-            token: The token that clients must know; None to accept only clients that use a name of this machine.
+            token: The token that clients must send; None to accept only clients that use a name of this machine.
             port: The server's port, which is part of the cookie's name, because cookies are shared between ports.
         """
         self.token = token
@@ -125,7 +125,7 @@ class Gate:
         Args:
             answer: Answers accepted requests; returns None to continue with a websocket.
             connection: The connection.
-            request: Its HTTP request, which may ask for a websocket.
+            request: The HTTP request, which may request a websocket.
         """
         return self.refusal(request) or answer(connection, request)
 
@@ -169,7 +169,7 @@ def _response(status: http.HTTPStatus, text: str, *headers: tuple[str, str]) -> 
 
 
 def _listen(host: str, port: int | None) -> socket.socket:
-    """Return a socket that listens."""
+    """Return a listening socket."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:

@@ -30,14 +30,14 @@ FRAME_S = 1 / 20
 """Time between two updates of the scene, in s."""
 
 NO_CHOICE: str = "-"
-"""Shown in a menu without entries."""
+"""Text that is shown in a menu without entries."""
 
 STYLE = "font-size:0.85em;padding:0 0.8em 0.4em"
 """CSS style of texts on the page."""
 
 
 class Watcher:
-    """A page that follows a run, and can switch to others. While no page is open, it only reads files."""
+    """A page that shows a run, and can switch to other runs. While nobody has it open, only files are read."""
 
     def __init__(self, server: Server, config: WatchConfig) -> None:
         """Prepare to show runs on a server.
@@ -55,11 +55,11 @@ class Watcher:
         self._shown: _Shown
 
     def open(self, run_dir: Path, train_config: TrainConfig) -> None:
-        """Show a run instead of the previous one. Its robot appears with its first checkpoint.
+        """Show a run instead of the previous one. The robot appears when the run has a checkpoint.
 
         Args:
             run_dir: The run directory.
-            train_config: Its config.
+            train_config: Config of the run.
         """
         self._server.clear()
         self._server.on_client_connect(lambda _: self._wake.set())
@@ -67,10 +67,10 @@ class Watcher:
         self._look_due_s = self._list_due_s = 0.0
 
     def run(self, is_over: Callable[[], bool] = lambda: False) -> None:
-        """Follow the run until Ctrl-C or the end.
+        """Show the run until Ctrl-C or until ``is_over`` returns True.
 
         Args:
-            is_over: Returns whether to return.
+            is_over: Function that returns whether to end.
 
         Raises:
             UserError: If the task of the first run cannot be built.
@@ -94,7 +94,7 @@ class Watcher:
         self._wake.set()
 
     def _look(self, is_watched: bool) -> None:
-        """Read the files, if this is due."""
+        """Read the files if the interval between two reads is over."""
         now_s = time.monotonic()
         if now_s < self._look_due_s:
             return
@@ -124,7 +124,7 @@ class Watcher:
 
 
 class _Shown:
-    """The page of one run: its state above tabs with the robot's controls, the curves, and the runs."""
+    """The page of one run: the state of the run, and below it tabs with the robot's controls, curves and all runs."""
 
     def __init__(
         self, server: Server, run: Run, train_config: TrainConfig, num_envs: int, want: Callable[[Path], None]
@@ -134,7 +134,7 @@ class _Shown:
         self._page: Page | None = None
         self._problem = ""
         self._runs: dict[str, Path] = {}
-        self._names: Sequence[str] = ()  # of checkpoints
+        self._names: Sequence[str] = ()  # names of checkpoints
         # State and checkpoints
         gui = server.gui
         self._status = gui.add_html("")
@@ -151,7 +151,7 @@ class _Shown:
         """Load new data, and show the state and the curves.
 
         Args:
-            is_watched: Whether a page is open. Otherwise no other checkpoint is loaded.
+            is_watched: Whether a page is open. If not, no further checkpoints are loaded.
 
         Raises:
             UserError: If the task cannot be built.
@@ -189,10 +189,10 @@ class _Shown:
             raise player.failure
 
     def fail(self, error: Exception) -> None:
-        """Show why there is no robot.
+        """Show the reason why there is no robot.
 
         Args:
-            error: Why.
+            error: The reason.
         """
         text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
         self._problem = f"the robot cannot be shown: {text}"
@@ -241,7 +241,7 @@ class _Shown:
         _set(self._status, f'<div style="{STYLE}"><b>{title}</b>{"".join(rest)}</div>')
 
     def _policy(self) -> str:
-        """Describe the policy that is shown."""
+        """Return a description of the policy that is shown."""
         follower = self.follower
         shown = follower.shown
         text = f"policy of iteration {shown.stem.removeprefix('model_')}" if shown else "no checkpoint yet"
@@ -260,7 +260,7 @@ class _Shown:
             self._checkpoint.options = names
         self._checkpoint.value = (self.follower.chosen or shown).name
 
-    # Actions of the controls. Changes by this process have no client.
+    # Functions that the controls call. Changes that this process makes have no client.
 
     def _choose(self, event: viser.GuiEvent[viser.GuiDropdownHandle[str]]) -> None:
         if event.client is not None:
