@@ -3,8 +3,8 @@
     python deploy.py logs/cartpole-balance/RUN/exported
     python deploy.py logs/quadruped-velocity-flat/RUN/exported --command velocity=0.5,0,0
 
-Everything that depends on the policy comes from the description in policy.onnx. On a robot, replace `measure` by its
-sensors and `data.ctrl` by its motors.
+Everything that depends on the policy is read from the description in policy.onnx. On a robot, replace `measure` by the
+robot's sensors and `data.ctrl` by its motors.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ TERMS: dict[str, Callable[[mujoco.MjData, dict[str, Any], dict[str, Any]], Any]]
     f"{MDP}base_angular_velocity": lambda data, params, _: base(data, params).qvel[3:],
     f"{MDP}projected_gravity": lambda data, params, _: in_base([0.0, 0.0, -1.0], data, params),
     f"{MDP}sensor": lambda data, params, _: data.sensor(params["name"]).data,
-    # Of the cartpole, and of Gymnasium's tasks
+    # Terms of the cartpole and of Gymnasium's tasks
     "mjlab_dist_tasks.cartpole.terms:pole_direction": lambda data, *_: [
         np.cos(data.joint("hinge").qpos[0]),
         np.sin(data.joint("hinge").qpos[0]),
@@ -104,9 +104,9 @@ def run(
     qpos: np.ndarray | None = None,
     qvel: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
-    """Simulate.
+    """Simulate the model with the policy.
 
-    Return positions (steps + 1, nq), velocities (steps + 1, nv), actuator inputs (steps, nu), and s per step.
+    Return positions (steps + 1, nq), velocities (steps + 1, nv), actuator inputs (steps, nu), and seconds per step.
     """
     policy = Policy(directory / "policy.onnx")
     model = mujoco.MjModel.from_binary_path(str(directory / "model.mjb"))

@@ -1,4 +1,4 @@
-"""Train with PPO in one file, as CleanRL writes it: python cleanrl_ppo.py [task] [iterations]."""
+"""Train with PPO in one file, in the style of CleanRL: python cleanrl_ppo.py [task] [iterations]."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ ITERATIONS = int(sys.argv[2]) if len(sys.argv) > 2 else 100
 
 
 class Envs(VecEnv):
-    """The envs with the interface of rsl_rl."""
+    """The envs, with the interface of rsl_rl."""
 
     def __init__(self, num_envs: int) -> None:
         self.envs = mjlab_dist.make(TASK, total_num_envs=num_envs)

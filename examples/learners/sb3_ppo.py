@@ -18,7 +18,7 @@ STEPS = int(sys.argv[2]) if len(sys.argv) > 2 else 200_000
 
 
 class Envs(VecEnv):
-    """Gymnasium's vector env with the interface of Stable-Baselines3."""
+    """Gymnasium's vector env, with the interface of Stable-Baselines3."""
 
     def __init__(self, envs: gymnasium.vector.VectorEnv[Any, Any, Any]) -> None:
         self.envs = envs

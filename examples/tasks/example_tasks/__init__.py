@@ -1,1 +1,1 @@
-"""Tasks of an outside package: each shows what shipped tasks do not."""
+"""Tasks in a separate package. Each shows features that the built-in tasks do not use."""

@@ -56,9 +56,9 @@ _MOTORS = {
     "joint_6": _motor("joint6", 150.0, 25.0, 12.0, 2.61),
     "joint_7": _motor("joint7", 50.0, 15.0, 12.0, 2.61),
 }
-"""Torque and speed limits are the maker's (frankaemika.github.io/docs/control_parameters.html). The gains are those of
-its example of joint impedance control (github.com/frankaemika/libfranka, examples/joint_impedance_control.cpp at commit
-01392b6)."""
+"""Torque and speed limits are from the manufacturer (frankaemika.github.io/docs/control_parameters.html), and the gains
+from its example of joint impedance control (github.com/frankaemika/libfranka, examples/joint_impedance_control.cpp at
+commit 01392b6)."""
 
 
 def reach() -> TrainConfig:

@@ -4,9 +4,9 @@ Rewards for distances are 1 - tanh(distance / scale), as in robosuite (Zhu et al
 Lab's tasks for reaching and lifting (isaac-sim.github.io/IsaacLab). The rewards for lifting have the same stages: reach
 the cube, grasp it, lift it, and move it to the target.
 
-Rewards use the gripper's position at the start of the last substep, where MuJoCo last computed it, 5 ms ago. After a
-reset, that position belongs to the previous episode. Observations therefore compute the position from the joints, which
-is cheaper than MuJoCo's complete forward pass.
+Rewards use the gripper's position at the start of the last substep, 5 ms ago, because MuJoCo last computed it then.
+After a reset, that position is from the previous episode. Observations therefore compute the position from the joints,
+which is cheaper than MuJoCo's complete forward pass.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class AtOrientation(Term):
         """
         site = env.sim.model.site(GRIPPER)
         self._quat = env.sim.view("xquat")[:, int(site.bodyid[0])]
-        # The quaternion product is linear in its left factor: this matrix maps the body's quaternion to the site's.
+        # The quaternion product is linear in its left factor, so a matrix maps the body's quaternion to the site's.
         self._to_site = multiply(torch.eye(4), torch.tensor(site.quat).float().expand(4, 4)).to(env.device)
         self._command, self._scale_rad = command, scale_rad
 
@@ -195,7 +195,7 @@ def cube_at_target(env: Env, *, cube: str, command: str, scale_m: float, low_m: 
 
 
 def off_table(env: Env, cube: str, x_m: tuple[float, float], y_m: tuple[float, float]) -> torch.Tensor:
-    """Termination: the cube is outside of the table, whose edges are at x_m and y_m; (num_envs,) of bool."""
+    """Termination: the cube is outside the table, whose edges are at x_m and y_m; (num_envs,) of bool."""
     x, y = env.sim.qpos[:, env.joints[cube].qpos][:, :2].unbind(dim=1)
     return (x < x_m[0]) | (x > x_m[1]) | (y < y_m[0]) | (y > y_m[1])
 

@@ -23,8 +23,8 @@ from mjlab_dist_tasks.cartpole import terms
 
 _AGENT = AgentConfig(desired_kl=0.005, entropy_coef=0.002, use_clipped_value_loss=False)
 """Values reach 100 in these tasks (1 per step, discount 0.99). If the value loss is clipped to changes of 0.2, the
-value function lags behind, and the policy does not learn to swing up, or unlearns it. Half the usual KL divergence and
-a smaller entropy bonus keep the return from falling again."""
+value function learns too slowly, and the policy does not learn to swing up, or forgets it. Half the usual KL divergence
+and a smaller entropy bonus prevent the return from falling again."""
 
 
 def balance() -> TrainConfig:

@@ -52,7 +52,7 @@ _AGENT = AgentConfig(
     reward_normalization=True,
 )
 """CleanRL's PPO (ppo_continuous_action.py) with fewer and larger updates: 40 mini-batches of 256 samples per 2,048
-control steps, instead of 320 mini-batches of 64. The learning rate falls to 0 from 1e-3, instead of 3e-4."""
+control steps, instead of 320 mini-batches of 64. The learning rate falls from 1e-3, instead of 3e-4, to 0."""
 
 _STEADY = dataclasses.replace(_AGENT, schedule="fixed")
 """A constant learning rate, for tasks that still improve at the end of the run (docs/performance.md)."""
@@ -65,8 +65,8 @@ _SMALL_STEPS = dataclasses.replace(
     orthogonal_init=True,
     advantage_normalization="mini-batch",
 )
-"""CleanRL's own updates: 320 mini-batches of 64 samples. With larger updates, the hopper learns to lean forward and
-fall with one seed in three, for a return of 300 (docs/performance.md)."""
+"""The same updates as in CleanRL: 320 mini-batches of 64 samples. With larger updates, the hopper learns with one of
+three seeds to lean forward and fall, and reaches a return of only 300 (docs/performance.md)."""
 
 
 def hopper() -> TrainConfig:
@@ -180,8 +180,8 @@ def humanoid() -> TrainConfig:
     return _train(
         "gym-humanoid",
         # The motors take inputs up to 0.4, so with a standard deviation of 1, nearly all actions would be clipped.
-        # With more updates, the policy changes too much as the standard deviation falls. Contact forces are nearly
-        # always 0, and reach 60 standard deviations.
+        # With more updates, the policy changes too much as the standard deviation falls. Observations are clipped,
+        # because contact forces are nearly always 0 but reach 60 standard deviations.
         agent=dataclasses.replace(_SMALL_STEPS, num_learning_epochs=5, init_std=0.4, obs_clip=10.0),
         env=EnvConfig(
             sim=_sim("humanoid", decimation=5, njmax=40, nconmax=16),

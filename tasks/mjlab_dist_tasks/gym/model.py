@@ -1,4 +1,4 @@
-"""The models of Gymnasium's MuJoCo v5 tasks, read from the installed package."""
+"""The models of Gymnasium's MuJoCo v5 tasks, read from the installed package gymnasium."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _load(file: str) -> mujoco.MjSpec:
 
     spec = mujoco.MjSpec.from_file(str(_assets() / file))
     for actuator in spec.actuators:
-        # Configs refer to actuators by name, and most have none.
+        # Configs refer to actuators by name, but most actuators have no name.
         actuator.name = actuator.name or actuator.target
     if spec.compiler.settotalmass > 0:
         _scale_mass(spec)
@@ -60,7 +60,7 @@ def _load(file: str) -> mujoco.MjSpec:
 
 
 def _scale_mass(spec: mujoco.MjSpec) -> None:
-    """Scale the densities to the total mass. MuJoCo 4 would warn of the attribute settotalmass at every compilation."""
+    """Scale densities to the total mass: MuJoCo 4 warns about the attribute settotalmass at each compilation."""
     total_kg = spec.compiler.settotalmass
     spec.compiler.settotalmass = -1.0
     factor = total_kg / spec.compile().body_mass.sum()

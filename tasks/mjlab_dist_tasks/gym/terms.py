@@ -96,8 +96,8 @@ class Speed(Term):
 class BodySpeed(Term):
     """Reward: mean speed along x in the last step, in m/s, from the displacement of a floating body; (num_envs,).
 
-    As in Gymnasium's ant, the displacement is that of the body's pose, not of the joint: after a step of MuJoCo, body
-    poses belong to the integrator's last stage.
+    As in Gymnasium's ant, the displacement is that of the body's pose, and not that of the joint: after a step of
+    MuJoCo, body poses are those of the integrator's last stage.
     """
 
     def __init__(self, env: Env, body: str = "torso", joint: str = "root") -> None:
@@ -241,7 +241,7 @@ class Wrenches(Sensor):
 
 
 class Bodies(Sensor):
-    """Inertias, velocities and the center of mass, as MuJoCo's step leaves them: at the integrator's last stage.
+    """Inertias, velocities and the center of mass after MuJoCo's step. They are those of the integrator's last stage.
 
     As in Gymnasium, they are recomputed at the start of an episode.
 
@@ -284,11 +284,11 @@ class Bodies(Sensor):
         return {**{name: getattr(self, name) for name in names}, "centre_m": self._centre_m}
 
     def _mass_centre_m(self) -> torch.Tensor:
-        return (self._centres_m[:, :, 0] * self._share).sum(dim=1)  # a matrix product rounds rows by their number
+        return (self._centres_m[:, :, 0] * self._share).sum(dim=1)  # with @, rounding depends on the number of rows
 
 
 class Arm(Sensor):
-    """Position of the reacher's fingertip, as MuJoCo's step leaves it: at the integrator's last stage.
+    """Position of the reacher's fingertip after MuJoCo's step. It is that of the integrator's last stage.
 
     Attributes:
         to_target_m: Vector from the target to the fingertip, (num_envs, 3).

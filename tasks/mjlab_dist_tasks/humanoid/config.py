@@ -62,9 +62,9 @@ _MOTORS = {
         velocity_limit=37.0,
     ),
 }
-"""Torque and speed limits are those of the maker's description (see humanoid.xml). The gains are this project's. They
-are stiff enough that the robot stands without a policy: hips and knees are about as stiff as usual for this robot, and
-ankles are stiffer."""
+"""Torque and speed limits are those of the manufacturer's description (see humanoid.xml). The gains were chosen for
+this project. They are stiff enough that the robot stands without a policy: hips and knees are about as stiff as usual
+for this robot, and ankles are stiffer."""
 
 
 def velocity_flat() -> TrainConfig:
@@ -125,7 +125,7 @@ def velocity_flat() -> TrainConfig:
 
 
 def _observations(noise: float) -> dict[str, ObservationConfig]:
-    """Return the observations that the robot's own sensors can measure. The noise is multiplied by a factor."""
+    """Return the observations that the robot's own sensors can measure; ``noise`` is a factor of their noise."""
     return {
         "angular_velocity": observation(observations.base_angular_velocity).processed(uniform_noise=0.2 * noise),
         "gravity": observation(observations.projected_gravity).processed(uniform_noise=0.05 * noise),

@@ -1,8 +1,8 @@
 """Terms of the humanoid task: a clock that sets when each foot should be on the ground, and rewards for following it.
 
-They follow Siekmann et al. 2021 (arXiv:2011.01387), who reward each foot for being on the ground in one part of a cycle
-and in the air in the other part. Unlike there, the transitions between the parts are not smooth. While the robot
-must stand, there is no clock, and both feet should be on the ground.
+The terms follow Siekmann et al. 2021 (arXiv:2011.01387), who reward each foot for being on the ground in one part of a
+cycle and in the air in the other part. Unlike in that paper, the transitions between the parts are not smooth. While
+the robot must stand, there is no clock, and both feet should be on the ground.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def gait(env: Env, sensor: str, command: str, period_s: float) -> torch.Tensor:
 class SwingHeight(Term):
     """Reward: squared difference from a target height, summed over the feet in the air, in m2; (num_envs,).
 
-    Heights are above the env's origin. Positions and contacts of the feet belong to the start of the last substep.
+    Heights are above the env's origin. Positions and contacts of the feet are those at the start of the last substep.
     """
 
     def __init__(self, env: Env, sensor: str, sites: tuple[str, ...], target_m: float) -> None:

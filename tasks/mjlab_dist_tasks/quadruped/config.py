@@ -49,7 +49,7 @@ _AGENT = AgentConfig(
 )
 """Settings for two ranks with 64 envs each. desired-kl limits the change of the policy per update for any number of
 samples: with 256 envs per rank, the same return takes five times as many samples. With a larger entropy bonus, the
-policy relies on its exploration noise, and falls more often when it is played without."""
+policy depends on its exploration noise, and falls more often when it is played without noise."""
 
 
 def flat() -> TrainConfig:
@@ -145,7 +145,7 @@ def rough() -> TrainConfig:
 
 
 def _terrain() -> TerrainConfig:
-    """Return terrain from nearly flat to barely passable for legs of 0.4 m; shares after the paper's (section 3.3)."""
+    """Return terrain from nearly flat to just passable for legs of 0.4 m. Its shares follow the paper (section 3.3)."""
     return TerrainConfig(
         parts={
             "rough": TerrainPartConfig(kind="rough", share=0.2, height_m=(0.0, 0.06), width_m=(0.2, 0.2)),

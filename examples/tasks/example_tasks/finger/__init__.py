@@ -1,4 +1,4 @@
-"""A finger that is bent by two tendons, and sees its target in a depth image."""
+"""A finger that two tendons bend. It observes its target in a depth image."""
 
 from mjlab_dist.config import lazy_modules
 

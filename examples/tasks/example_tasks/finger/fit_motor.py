@@ -2,8 +2,8 @@
 
 python -m example_tasks.finger.fit_motor
 
-On the bench, a spool pulls a tendon whose length is moved at random. The motor has a position controller, a current
-that lags behind, friction and a limit. With a real motor, replace `measure` by your recordings.
+On the bench, a spool pulls a tendon whose length varies at random. The motor has a position controller, a delayed
+current, friction and a force limit. With a real motor, replace `measure` by your recordings.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def measure(num_runs: int, num_steps: int) -> tuple[torch.Tensor, torch.Tensor, 
     position = 0.012 * torch.sin(pace * time + phase[0]).sum(dim=1)
     target = 0.012 * torch.sin(0.5 * pace * time + phase[1]).sum(dim=1)
     velocity = torch.gradient(position, spacing=STEP_S, dim=1)[0]
-    # Motor: PD controller, current with a time constant of 12 ms, Coulomb friction, limits
+    # Motor: PD controller, current with a time constant of 12 ms, Coulomb friction, force limits
     wanted = (1500.0 * (target - position) - 20.0 * velocity).clamp(0.0, 25.0)
     current = torch.zeros_like(wanted)
     for step in range(1, num_steps):
@@ -52,7 +52,7 @@ def main() -> None:
     )
     optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1500)
-    # Fit it to measured motions
+    # Fit the network to the measured motions
     first = max(HISTORY)
     loss = torch.tensor(0.0)
     for _ in range(1500):

@@ -1,4 +1,4 @@
-"""Terms of the finger: targets that it can reach, a depth image, and the distance of its tip."""
+"""Terms of the finger: targets within its reach, a depth image, and the distance from its tip to the target."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from mjlab_dist.env.term import Command, Range, Term
 class Target(Command):
     """A ball that the fingertip must touch, at a place that the finger can reach.
 
-    The two tendons bend the middle and the distal joint together. Targets are the positions of the tip for angles that
-    are drawn for the proximal joint and, as a share of it, for the others.
+    The two tendons bend the middle and the distal joint together. A target is the position of the tip for random
+    angles: one for the proximal joint, and a random share of it for the other two.
 
     Attributes:
         value: Position of the ball in the x-z plane, in m; (num_envs, 2).
@@ -46,9 +46,9 @@ class Target(Command):
 
 
 class DepthImage(Term):
-    """Depth image of a camera: 0 where nothing is closer than far_m, 1 at near_m; (num_envs, pixels), row by row.
+    """Depth image of a camera: 0 at far_m or more, 1 at near_m or less; (num_envs, pixels), row by row.
 
-    The MJCF declares it as a rangefinder sensor of a camera. A pixel is the distance along its ray.
+    The MJCF declares the image as a rangefinder sensor of a camera. A pixel is the distance along its ray.
     """
 
     def __init__(self, env: Env, sensor: str, near_m: float, far_m: float) -> None:

@@ -1,4 +1,4 @@
-"""A planar leg that hops as high as it is told to, when it is told to."""
+"""A planar leg that hops to a commanded height at commanded times."""
 
 from mjlab_dist.config import lazy_modules
 

@@ -21,7 +21,7 @@ _HINGES = ("hip", "knee", "ankle")
 
 
 def hop() -> TrainConfig:
-    """Hop once, to the commanded height, whenever told to; else stand."""
+    """Hop once to the commanded height after each command; otherwise, stand."""
     return TrainConfig(
         task="example-hop",
         num_envs=256,

@@ -1,4 +1,4 @@
-"""Terms of the hopping leg: a command of its own, and the rewards and metrics that read it."""
+"""Terms of the hopping leg: the command to hop, and rewards and metrics that depend on the command."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def clearance(env: Env) -> torch.Tensor:
 
 
 class Hop(Command):
-    """A command to hop once to a given height, then to stand until the next command.
+    """A command to hop once to a given height and to stand until the next command.
 
     Attributes:
         value: Target height of the sole in m while a hop is due, else 0; (num_envs, 1).
-        gain: Part of the target by which the running hop became higher in this step, (num_envs,).
+        gain: Increase of the current hop's height in this step, up to the target, as a share of it, (num_envs,).
         followed: Number of hops of this episode that followed their command, (num_envs,).
         finished: Number of hops of this episode whose time is over, (num_envs,).
     """
@@ -49,7 +49,7 @@ class Hop(Command):
         write_rows(self._age_s, mask, 0.0)
 
     def follow(self, env: Env) -> None:
-        # Highest point of the hop that is due
+        # Highest point of the current hop
         is_due = self.value[:, 0] > 0.0
         height = torch.where(is_due, clearance(env), 0.0)
         apex = torch.maximum(self._apex_m, height)
@@ -80,7 +80,7 @@ def _hop(env: Env, command: str) -> Hop:
 
 
 def hop_gain(env: Env, command: str) -> torch.Tensor:
-    """Reward: part of the target height that the hop gained in this step; 1 over a hop that reaches it; (num_envs,)."""
+    """Reward: height gained in this step, as a share of the target; the sum is 1 if a hop reaches it; (num_envs,)."""
     return _hop(env, command).gain
 
 

@@ -1,4 +1,4 @@
-"""A pusher and a box: two entities in a scene in which everything is randomized."""
+"""A pusher and a box: two entities in a scene with many randomizations."""
 
 from mjlab_dist.config import lazy_modules
 
