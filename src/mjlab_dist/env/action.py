@@ -141,7 +141,7 @@ class Action(Term):
         self._columns.set(self._ctrl, inputs)
 
     def per_action(self, env: Env, flag: str, value: float | Mapping[str, float]) -> torch.Tensor:
-        """Return a number for each action, (len(names),), from one number or from numbers by regular expressions.
+        """Return a number per action, (len(names),), from one number or a mapping of regular expressions to numbers.
 
         Args:
             env: The envs.
@@ -189,7 +189,7 @@ class Action(Term):
 
 
 def per_name(flag: str, value: float | Mapping[str, float], names: Sequence[str]) -> list[float]:
-    """Return a number for each name, from one number or from numbers by regular expressions.
+    """Return a number for each name, from one number or from a mapping of regular expressions to numbers.
 
     Args:
         flag: The flag that holds the value, for messages.

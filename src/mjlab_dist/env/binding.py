@@ -110,7 +110,7 @@ class Binder:
         return {name: self._make_class(f"{kind}.{name}", config, base) for name, config in configs.items()}
 
     def make_actions(self, blocks: Sequence[ActionBlock]) -> list[Action]:
-        """Make the terms of blocks of actions.
+        """Make the term of each block of actions.
 
         Args:
             blocks: The blocks.
@@ -280,7 +280,7 @@ def import_term(flag: str, func: str) -> Callable[..., Any]:
     """
     try:
         found = resolve(func)
-    except UserError as error:  # such as a curriculum with a renamed method, when its module is imported
+    except UserError as error:  # raised by the imported module, such as for a curriculum with a renamed method
         raise UserError(f"{flag} {func}: {error}") from error
     except Exception as error:
         # The module belongs to the user, so any exception is an error in the value of this flag.

@@ -170,7 +170,7 @@ def log(number: Number) -> Number:
 
 
 def is_convertible(dtype: torch.dtype) -> bool:
-    """Return whether a type is float32 or converted to it: float64 would slow down a GPU unnoticed.
+    """Return whether a type is float32 or can be converted to it. float64 is refused: it would slow down a GPU.
 
     Args:
         dtype: Type of the result of a term.

@@ -71,7 +71,7 @@ class Env(Finder, VecEnv):
         uncapturable_terms: Terms that cannot be part of a CUDA graph, as ``rewards.<name>``.
         step_dt_s: Simulated seconds per control step.
         before_resets: Called in every step, after it is known which episodes end and before the next ones start.
-        env_ids: Ids of these envs in the whole run, (num_envs,) of int64, unique over all ranks. Terms use them if
+        env_ids: Ids of these envs in the whole run, (num_envs,) of int64, unique over all ranks. Terms use them to make
             envs differ (terrain tile, curriculum level), so that results do not depend on the number of ranks.
     """
 
@@ -339,8 +339,8 @@ class Env(Finder, VecEnv):
     def episode_outcomes(self) -> dict[str, torch.Tensor]:
         """Return reasons and metrics of the running episodes by column, (num_envs,) of float32 each.
 
-        ``termination/<reason>`` is 1 where the reason held in the latest step. Metrics are over the steps so far. Where
-        an episode ended in the latest step, the values are those of this episode.
+        ``termination/<reason>`` is 1 if the reason held in the latest step. Metrics are over the steps so far. If an
+        env's episode ended in the latest step, the values are those of this episode.
         """
         names = (*(f"termination/{name}" for name in self.termination_names), *self.metric_names)
         return dict(zip(names, self._episodes.outcomes(), strict=True))

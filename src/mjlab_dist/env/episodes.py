@@ -179,7 +179,7 @@ class Episodes:
     def end_step(self) -> None:
         """Determine which episodes end. Add this step to the sums over episodes, and ended episodes to the totals.
 
-        The caller must set :attr:`rewards` of the envs whose episode has ended to 0 afterwards.
+        Afterwards, the caller must set :attr:`rewards` to 0 in the envs whose episode has ended.
         """
         self._end_step()
         self._totals.addmv_(self._ledger, self._finished)

@@ -14,7 +14,7 @@ class NotFinite:
     """Search for numbers that are not finite.
 
     Attributes:
-        num_resets: Number of episodes that ended because of them, a scalar of int64.
+        num_resets: Number of episodes that ended because of such numbers, a scalar of int64.
     """
 
     def __init__(self, sim: Simulation, episodes: Episodes) -> None:

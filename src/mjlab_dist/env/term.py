@@ -68,7 +68,7 @@ class Term:
     def state(self) -> dict[str, torch.Tensor]:
         """Return the state of the term by name: the tensors themselves, which are updated in place.
 
-        State per env is (num_envs, ...); state of all envs, as of a curriculum, has any shape.
+        State per env has the shape (num_envs, ...). State that all envs share, as in a curriculum, may have any shape.
         """
         return {}
 
@@ -118,7 +118,8 @@ class OutsideOfGraphs:
         return self._result
 
     def _run(self, *args: Any) -> None:
-        self._sim.mark_changed()  # the graphs before changed the state, and a replay runs no Python that marks it
+        # The graph before this call changed the state, but its replay does not run the Python code that marks changes.
+        self._sim.mark_changed()
         result = self._term(*args)
         if self._result is not None:
             assert result is not None
@@ -201,7 +202,8 @@ class LazySensor(Sensor):
         pass
 
     def _measure_between_graphs(self, env: Env) -> None:
-        env.sim.mark_changed()  # the graphs before changed the state, and a replay runs no Python that marks it
+        # The graph before this call changed the state, but its replay does not run the Python code that marks changes.
+        env.sim.mark_changed()
         self.measure(env)
 
 
@@ -212,7 +214,7 @@ class Command(Term):
         value: The command that terms read, (num_envs, k).
         ranges: Minimum and maximum of each number drawn, (d, 2); a curriculum may change them.
         left_s: Time until the next draw in s, (num_envs,).
-        drawn_names: Name of each number drawn, with its unit, for viewers; empty to number them.
+        drawn_names: Name of each number drawn, with its unit, for viewers; if empty, viewers show numbers as names.
     """
 
     value: torch.Tensor

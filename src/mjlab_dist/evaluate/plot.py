@@ -76,7 +76,7 @@ def _draw_line(axes: Axes, results: Sequence[Evaluated], label: str) -> None:
 
 
 def _draw_map(axes: Axes, results: Sequence[Evaluated]) -> None:
-    # Columns: first varied value; rows: second one, which varies fastest in the results
+    # Columns of the heat map: first varied value. Rows: second varied value, which varies fastest in the results
     first, second = results[0].varied
     columns, rows = (list(dict.fromkeys(result.varied[name] for result in results)) for name in (first, second))
     means = [result.columns["return"].mean for result in results]

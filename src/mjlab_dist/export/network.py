@@ -22,7 +22,7 @@ ACTOR = "actor"
 """The observation group that a policy reads."""
 
 LAST_ACTION = "mjlab_dist.mdp.observations:last_action"
-"""Observation term of the last action, which an exported policy keeps in its state instead."""
+"""Observation term of the last action. An exported policy keeps this action in its state."""
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ class CapturedStep:
 
         Args:
             backward: Computes this rank's gradients of a mini-batch.
-            reduce: Replaces them by those of all ranks.
+            reduce: Replaces these gradients by those of all ranks.
             apply: Updates the parameters.
             device: ``cuda:<index>``.
         """

@@ -132,8 +132,8 @@ class CheckpointStore:
     def read_newest(self, needed: Mapping[str, type] | None = None) -> tuple[Path, bytes] | None:
         """Find the newest checkpoint that can be read, for every rank to resume from.
 
-        Newer checkpoints that cannot be read are renamed, with a warning. Then old checkpoints that the previous writer
-        had no time to remove are removed.
+        Newer checkpoints that cannot be read are renamed, with a warning. Old checkpoints that the previous writer had
+        no time to remove are removed.
 
         Args:
             needed: Entries that a checkpoint must have, as in :data:`LEARNER`.
@@ -239,7 +239,7 @@ def explaining(run_dir: Path, path: Path) -> Iterator[None]:
 
     Args:
         run_dir: The run directory.
-        path: File in it that is being written.
+        path: File in the run directory that is being written.
     """
     try:
         yield

@@ -255,8 +255,8 @@ class PPO(rsl_rl.algorithms.PPO):
         """Return the state that belongs to this rank alone.
 
         Returns:
-            For recurrent networks their hidden states, (layers, num_envs, width) each; for normalized rewards
-            ``reward``, (num_envs,); for compressed gradients ``error``, see :class:`AllReduce`.
+            For recurrent networks, their hidden states, (layers, num_envs, width) each; for normalized rewards,
+            ``reward``, (num_envs,); for compressed gradients, ``error``, see :class:`AllReduce`.
         """
         sums = {} if self._reward_scale is None else {"reward": self._reward_scale.discounted}
         if self._all_reduce is not None and self._all_reduce.error is not None:

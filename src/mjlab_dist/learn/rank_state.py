@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 RankState = dict[str, torch.Tensor]
-"""Tensors by name; names, shapes and dtypes are equal on ranks with equally many envs of the same task."""
+"""Tensors by name; names, shapes and dtypes are equal on ranks with the same number of envs of the same task."""
 
 
 def pack(state: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -73,7 +73,7 @@ def upgraded(state: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]
 
 
 def fits(state: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]) -> bool:
-    """Return whether a state can replace another, because it has all its tensors, with the same shapes and dtypes."""
+    """Return whether a state has all tensors of another, with the same shapes and dtypes, so that it can replace it."""
     return all(
         name in state and state[name].shape == tensor.shape and state[name].dtype == tensor.dtype
         for name, tensor in like.items()

@@ -135,7 +135,7 @@ class Binary(Action):
         Args:
             env: The envs.
             block: The block.
-            opened: Inputs of the actuators when open: one number, or numbers by regular expressions.
+            opened: Inputs of the actuators when open: one number, or a mapping of regular expressions to numbers.
             closed: Inputs of the actuators when closed, in the same form.
 
         Raises:
@@ -182,7 +182,7 @@ class DifferentialIK(Action):
     computed once per control step, from the state at the start of the step.
 
     The actions are ``x``, ``y``, ``z`` in m, and ``rx``, ``ry``, ``rz``, a rotation vector in rad, in the world frame.
-    Scales by regular expression match these names: ``scale={"[xyz]": 0.05, "r.": 0.2}``.
+    Regular expressions for scales match these names: ``scale={"[xyz]": 0.05, "r.": 0.2}``.
     """
 
     def __init__(
@@ -202,7 +202,7 @@ class DifferentialIK(Action):
             env: The envs.
             block: The block; its actuators are position motors of hinge or slide joints.
             site: Site to move. Give either a site or a body.
-            body: Body to move, by the origin of its frame.
+            body: Body to move; its pose is that of its frame.
             mode: relative: the values are a change of the current pose. absolute: the values are the pose itself.
             rotation: Whether the block controls the rotation. Without it, the actions are only x, y and z.
             damping: Damping, in m and rad. It limits the steps near singular poses, and makes all other steps smaller.

@@ -153,7 +153,7 @@ class Wrench(Term):
     """Apply a random force and torque to bodies for some time. Use it at intervals, with ``every(low_s, high_s)``.
 
     Attributes:
-        left_s: Time until the wrench ends in s, (num_envs,); 0 without one.
+        left_s: Time until the wrench ends in s, (num_envs,); 0 if no wrench is applied.
     """
 
     schedulable = ("force_n", "torque_n_m", "duration_s")

@@ -179,7 +179,7 @@ def _motion(env: Env, name: str) -> Motion:
 
 
 def start_in_motion(env: Env, mask: torch.Tensor, command: str) -> None:
-    """Event: start episodes at random frames of a motion command, with their positions and velocities."""
+    """Event: start episodes at random frames of a motion command, with the positions and velocities of these frames."""
     _motion(env, command).start(env, mask)
 
 

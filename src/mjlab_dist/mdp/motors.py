@@ -58,7 +58,8 @@ class DcMotor(Action):
         Args:
             env: The envs.
             block: The block; its actuators are torque motors of hinge or slide joints.
-            stiffness: Stiffness in N m/rad (slide joints: N/m), as one number or by regular expressions.
+            stiffness: Stiffness in N m/rad (slide joints: N/m): one number, or a mapping of regular expressions to
+                numbers.
             damping: Damping in N m s/rad (slide joints: N s/m), in the same form.
             effort_limit: Maximum torque at rest in N m (slide joints: force in N), in the same form. None: no limit.
             velocity_limit: No-load speed in rad/s (slide joints: m/s), in the same form. None: no limit.

@@ -74,7 +74,7 @@ def actuate(spec: mujoco.MjSpec, root: Sequence[int], joints: Sequence[int], pre
     speed_m_s = find_base(model, start, root).speed_m_s if wheels else 0.0
     rolling, speeds = wheel_motors(model, base, wheels, speed_m_s)
 
-    # Functions for the motors for a pose, and for the state after these motors have held a pose for some time
+    # at: blocks and motors for a pose. settle: state after these motors have held the pose for some time
     def at(data: mujoco.MjData) -> tuple[dict[str, Block], dict[str, ActuatorConfig]]:
         legs = find_legs(model, data, base, joints) if stands_on_legs else []
         motors, known = _published(model, joints, preset)

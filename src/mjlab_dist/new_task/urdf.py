@@ -115,7 +115,7 @@ def _meshes(tree: ET.Element) -> Iterator[tuple[str, ET.Element]]:
 
 
 def _locate(urdf: Path, name: str) -> Path | None:
-    """Return the file of a mesh. The folder of its ROS package is searched in and among the parents of the URDF."""
+    """Return the file of a mesh. The folder of its ROS package must be a parent of the URDF, or be in a parent."""
     url = urlsplit(name)
     if url.scheme == "package":
         inside = Path(url.path.lstrip("/"))

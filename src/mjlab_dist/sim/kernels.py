@@ -63,8 +63,8 @@ def _compile(device: str, variants: Sequence[Variant]) -> Iterator[None]:
         return
     headers = _headers_dir()
     headers.mkdir(parents=True, exist_ok=True)
-    for unfinished in headers.glob("*.tmp"):  # of a process that was killed
-        with contextlib.suppress(OSError):  # it belongs to another user
+    for unfinished in headers.glob("*.tmp"):  # left by a process that was killed
+        with contextlib.suppress(OSError):  # the file belongs to another user
             unfinished.unlink()
     with patched(context.runtime, "get_clang_pch_dir", lambda: str(headers)):
         if not any(headers.glob("*.pch")):

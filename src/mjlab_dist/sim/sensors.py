@@ -92,7 +92,7 @@ def add_distances(spec: mujoco.MjSpec, configs: Mapping[str, DistanceConfig], en
             raise UserError(f"{flag}.max-m {config.max_m}: must be positive and finite")
         elements = _find(spec, flag, "", (config.names, config.kind, config.entity), entities)
         others = _find(spec, flag, "other-", (config.other_names, config.other_kind, config.other_entity), entities)
-        # First all distances, then all points, so that each are contiguous in the sensors' data
+        # First all distances, then all points, so that the columns of each kind are contiguous in the sensors' data
         for kind, suffix in ((mujoco.mjtSensor.mjSENS_GEOMDIST, "distance"), (_POINTS, "points")):
             for element in elements:
                 for other in others:

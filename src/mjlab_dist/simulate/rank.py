@@ -34,7 +34,7 @@ PROGRESS_S = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """Result of a rank that ended because it was told to."""
+    """Result of a rank that ended because the launcher closed the envs."""
 
     num_steps: int
     """Number of steps that it simulated."""

@@ -39,7 +39,10 @@ class Rows(Protocol):
 
 
 class Transport(Protocol):
-    """A connection between the launcher and a rank. For the same tensors, the launcher calls offer, the rank obtain."""
+    """A connection between the launcher and a rank.
+
+    For the same tensors, the launcher calls :meth:`offer`, and the rank calls :meth:`obtain`.
+    """
 
     connection: Connection
     """Connection for commands and replies."""

@@ -1,4 +1,4 @@
-"""Read files of metrics while another process writes them: only new rows are read, and few rows of long files kept."""
+"""Read files of metrics while another process writes them. Only new rows are read; of a long file, few are kept."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def mass_speed(env: Env, sensor: str) -> torch.Tensor:
 def healthy(
     env: Env, first: int, low: tuple[float, ...], high: tuple[float, ...], max_magnitude: float = math.inf
 ) -> torch.Tensor:
-    """Reward: 1 if the robot is healthy, else 0; (num_envs,). Numbers that are not finite are not healthy.
+    """Reward: 1 if the robot is healthy, else 0; (num_envs,). A robot with a number that is not finite is not healthy.
 
     Args:
         env: The envs.

@@ -23,7 +23,8 @@ class Hop(Command):
 
     Attributes:
         value: Target height of the sole in m while a hop is due, else 0; (num_envs, 1).
-        gain: Increase of the current hop's height in this step, up to the target, as a share of it, (num_envs,).
+        gain: Increase of the current hop's maximum height in this step, as a share of the target, (num_envs,). Heights
+            above the target do not count.
         followed: Number of hops of this episode that followed their command, (num_envs,).
         finished: Number of hops of this episode whose time is over, (num_envs,).
     """
