@@ -7,8 +7,8 @@ import signal
 
 import torch
 
-FEW = 16
-"""Number of envs of rank 0, if two ranks share 33 envs. Rank 1 has one env more."""
+FEW = 17
+"""Number of envs of rank 0, if two ranks share 35 envs. Rank 1 has one env more."""
 
 PRESSED: list[int] = []
 """IDs of processes to which this rank has sent SIGINT."""
