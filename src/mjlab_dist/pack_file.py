@@ -104,7 +104,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: {MANIFEST} in it is not JSON; get the file again") from error
     if not isinstance(manifest, dict) or not isinstance(manifest.get("format"), int):
-        raise UserError(f"{path}: {MANIFEST} in it has no format; get the file again")
+        raise UserError(f"{path}: its {MANIFEST} has no field format; get the file again")
     if manifest["format"] > FORMAT:
         raise UserError(
             f"{path}: is a pack of format {manifest['format']}, and this version of mjlab_dist reads formats up to "
