@@ -1,8 +1,8 @@
 """torchrunx's agent on one machine, which starts the machine's ranks.
 
-The agent starts before its arguments are available. So it imports its libraries at the same time as the launcher and
-the process that ranks are forked from. torchrunx itself starts the agent only after the launcher has imported torch,
-and ranks only after the agent has imported torch.
+The agent starts before its arguments are available. The launcher, the agent and the process that ranks are forked from
+therefore import their libraries at the same time. torchrunx itself starts the agent only after the launcher has
+imported torch, and starts ranks only after the agent has imported torch.
 """
 
 from __future__ import annotations
@@ -34,23 +34,24 @@ FORK = "--fork"
 """Argument that makes the agent fork ranks from a process that has imported their libraries."""
 
 OWN_DIRECTORY = "--own-directory"
-"""Argument that asks the agent to make a temporary directory for the launch's processes on its machine."""
+"""Argument that asks the agent to make a temporary directory for itself and its ranks."""
 
 HEARTBEAT = b"\n"
 """Line from the launcher that shows only that the launcher can still be reached."""
 
 SILENCE = "--silence="
-"""Argument with the seconds after which the agent ends if it receives no heartbeat. Without it, there is no limit."""
+"""Argument with the seconds after which the agent ends if it receives no heartbeat; without it, there is no limit."""
 
 REPORTS_FAILURES = "torch.distributed.elastic.multiprocessing.api"
 """Logger of torch that reports ranks that have ended early."""
 
 MAX_DIRECTORY = 70
-"""Maximum length of TMPDIR in bytes. The fork server creates a Unix socket below it, whose path is limited to 107."""
+"""Maximum length of TMPDIR in bytes. The fork server creates a Unix socket in this directory, and the path of a Unix
+socket has at most 107 bytes."""
 
 
 def main() -> None:
-    """Import libraries, read torchrunx's arguments as one line of JSON, and run its agent.
+    """Import libraries, read torchrunx's arguments as one line of JSON, and run torchrunx's agent.
 
     Return without running the agent if the launcher ends first. A running agent ends when the launcher ends.
     """
@@ -64,8 +65,8 @@ def main() -> None:
 
 
 def _run() -> None:
-    # Schedulers send SIGTERM to every process. Only the launcher and the ranks handle it. multiprocessing unblocks the
-    # signal when it starts its resource tracker, so that must happen before.
+    # Schedulers send SIGTERM to every process, but only the launcher and the ranks handle it. multiprocessing unblocks
+    # the signal when it starts its resource tracker, so the tracker must start before this process blocks the signal.
     resource_tracker.ensure_running()
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     # Fork server, which imports the ranks' libraries
@@ -105,7 +106,9 @@ def _run() -> None:
 
 
 def format_error(record: logging.LogRecord) -> bool:
-    """Format the error of a log record, as a filter that keeps it: torch would first import its compiler, for seconds.
+    """Format the error of a log record, and keep the record. This is a log filter.
+
+    If torch formatted the error, it would first import its compiler, which takes seconds.
 
     Args:
         record: The record, whose ``exc_info`` becomes ``exc_text``.
@@ -124,7 +127,7 @@ def _remove_own_directory() -> None:
 
 
 def _next_line(silence_s: float | None) -> bytes:
-    """Return the next line from the launcher; an empty one if the launcher has ended, or was silent for too long."""
+    """Return the next line from the launcher; an empty line if the launcher has ended, or was silent for too long."""
     ready, _, _ = select.select([0], [], [], silence_s)
     if not ready:
         return b""
@@ -133,7 +136,7 @@ def _next_line(silence_s: float | None) -> bytes:
 
 
 def _end_with_launcher(silence_s: float | None) -> None:
-    """Kill this process, and so its ranks, when the launcher has ended for any reason or cannot be reached."""
+    """Kill this process, which also ends its ranks, when the launcher has ended or cannot be reached."""
     with contextlib.suppress(OSError):
         while _next_line(silence_s):
             pass

@@ -1,6 +1,7 @@
-"""Connections between torchrunx's launcher and its agents, over which they exchange pickles.
+"""Connections between torchrunx's launcher and its agents, over which they exchange pickled objects.
 
-torchrunx itself uses gloo and a TCPStore, which listen on all addresses and accept any connection.
+An agent is the process that starts the ranks of one machine. torchrunx itself uses gloo and a TCPStore, which listen on
+all addresses and accept any connection.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ RANK_BYTES = 4
 
 
 class LauncherGroup(LauncherAgentGroup[Any]):
-    """The launcher's end: a connection to each agent. torchrunx creates the object.
+    """The launcher's side: a connection to each agent. torchrunx creates the object.
 
     Attributes:
         listener: Socket that agents connect to.
@@ -65,10 +66,10 @@ class LauncherGroup(LauncherAgentGroup[Any]):
 
     @classmethod
     def abort(cls) -> None:
-        """Make everything that waits for an agent fail at once, in any thread.
+        """Make every wait for an agent fail at once, in all threads.
 
-        Without this, torchrunx's launcher would wait for an agent of a machine that is lost, and then end the agents of
-        the next attempt.
+        Otherwise, torchrunx's launcher would continue to wait for the agent of a lost machine. After this
+        wait, the launcher would end the agents of the next attempt.
         """
         cls.is_aborted.set()
         for peer in cls.peers:
@@ -117,7 +118,9 @@ class LauncherGroup(LauncherAgentGroup[Any]):
             self._connected.notify()
 
     def _all_gather(self, obj: Any) -> list[Any]:
-        """Send all objects to all agents, and return them: this object, then those of the agents in order of rank.
+        """Receive an object from each agent, send all objects to all agents, and return them.
+
+        The launcher's own object comes first, then those of the agents in order of rank.
 
         Raises:
             AgentFailedError: If an agent has ended, or does not answer in time.
@@ -152,7 +155,7 @@ class LauncherGroup(LauncherAgentGroup[Any]):
 
 
 class AgentGroup(LauncherAgentGroup[Any]):
-    """An agent's end: a connection to the launcher."""
+    """An agent's side: a connection to the launcher."""
 
     def __post_init__(self) -> None:
         """Connect to the launcher."""

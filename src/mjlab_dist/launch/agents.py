@@ -1,8 +1,8 @@
 """Start torchrunx's agents: one on each machine, which starts the ranks of that machine.
 
 torchrunx would start agents by a shell command that exports the environment, and every user of a machine can read
-command lines. Here, an agent on this machine inherits its environment, and agents on other machines read it from SSH's
-standard input.
+command lines. In this module, the agent on the launcher's machine inherits its environment, and agents on other
+machines read their environment from the standard input of an SSH session.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ HEARTBEAT_S = 5.0
 """Seconds between two heartbeats to an agent on another machine."""
 
 MODULE = ("-u", "-W", "ignore:resource_tracker", "-m", "mjlab_dist.launch.agent")
-"""Arguments of Python for an agent. If it is killed, its resource tracker removes its semaphores, with a warning."""
+"""Arguments of Python for an agent. After an agent is killed, its resource tracker removes its semaphores and would
+print a warning; ``-W`` suppresses it."""
 
 START = """
 import json, os, sys
 environ, command = json.loads(open(0, "rb", buffering=0, closefd=False).readline())
 os.execve(command[0], command, {**os.environ, **environ})
 """
-"""Program that reads an environment and a command as a line of JSON, and then runs as that command."""
+"""Program that reads an environment and a command as a line of JSON, and then replaces itself with that command."""
 
 
 class Agent(Protocol):
@@ -46,7 +47,7 @@ class Agent(Protocol):
     """Name of its machine."""
 
     def run(self, arguments: Sequence[str]) -> None:
-        """Pass torchrunx's arguments to the agent. This does nothing if it has ended."""
+        """Pass torchrunx's arguments to the agent; do nothing if the agent has ended."""
         ...
 
     def ended(self) -> Ended | None:
@@ -54,15 +55,15 @@ class Agent(Protocol):
         ...
 
     def answers(self) -> bool:
-        """Return whether its machine can be reached, and it has not ended."""
+        """Return whether the agent's machine can be reached and the agent has not ended."""
         ...
 
     def end(self, patience_s: float = 0.0) -> None:
-        """Kill it. Its ranks then end too.
+        """Kill the agent, which also ends its ranks.
 
         Args:
-            patience_s: Seconds to wait first for the agent to end by itself: its connections close slightly earlier
-                than the process.
+            patience_s: Seconds to wait first for the agent to end by itself: when an agent ends, its connections close
+                slightly before the process ends.
         """
         ...
 
@@ -78,16 +79,18 @@ def waiting_agents(
     silence_s: float,
     errors: IO[str],
 ) -> Iterator[list[Agent]]:
-    """Start an agent on each machine; end them when the context ends. The signals that stop a run do not reach them.
+    """Start an agent on each machine, and end the agents when the context ends.
+
+    The signals that stop a run do not reach the agents.
 
     Args:
-        hosts: Machines; the first is this one.
+        hosts: Machines; the first is the launcher's own.
         ssh_config: SSH's config file; None for the user's and the system's.
         arguments: Arguments of the agents.
-        here: Environment of the agent on this machine.
+        here: Environment of the agent on the launcher's machine.
         there: Variables to set for the agents on other machines, in addition to those that SSH sets.
         silence_s: Seconds after which the agents on other machines end if they receive nothing.
-        errors: File for the standard error of the agent on this machine and of its ranks.
+        errors: File for the standard error of the agent on the launcher's machine and of that agent's ranks.
 
     Yields:
         The agents, in order of host.
@@ -118,7 +121,7 @@ def waiting_agents(
 
 
 class _LocalAgent:
-    """Agent on this machine."""
+    """Agent on the launcher's machine."""
 
     def __init__(self, host: str, command: Sequence[str], environ: Mapping[str, str], errors: IO[str]) -> None:
         self.host = host
@@ -153,9 +156,9 @@ class _LocalAgent:
 
 
 class _RemoteAgent:
-    """Agent on another machine. It ends when this process closes the connection, or ends, or cannot be reached.
+    """Agent on another machine. It ends when the launcher closes the connection, ends, or cannot be reached.
 
-    SSH's server notices only after hours that the connection is cut, so the agent receives heartbeats.
+    SSH's server may notice only after hours that the network is interrupted, so the launcher sends heartbeats.
     """
 
     def __init__(self, host: str, ssh_config: str | None, command: Sequence[str], variables: Mapping[str, str]) -> None:
@@ -191,13 +194,13 @@ class _RemoteAgent:
     def ended(self) -> Ended | None:
         if self._is_stopped or not self._channel.exit_status_ready():
             return None
-        # -1 if a signal killed it, or the connection is lost
+        # The status is -1 if a signal killed the agent, or the connection is lost
         return Ended(f"torchrunx's agent on {self.host}", self._channel.recv_exit_status())
 
     def answers(self) -> bool:
         transport = self._connection.transport
         assert transport is not None
-        # OpenSSH's server answers each keepalive message of its own client: it replies that it does not support them
+        # OpenSSH's server answers every keepalive request, although only with a reply that it does not support it
         asked = in_thread("keepalive", lambda: transport.global_request("keepalive@openssh.com", wait=True))
         try:
             asked.result(CONNECT_TIMEOUT_S)

@@ -33,7 +33,7 @@ class DryRun:
     plan: RunPlan
     """Devices, hosts, budget and directory; the directory does not exist unless the run is resumed."""
     budget: Budget
-    """Envs per rank, and iterations; ``--num-envs auto`` assumes that every rank has the memory of the first."""
+    """Envs per rank, and iterations; ``--num-envs auto`` assumes that every rank has as much memory as the first."""
     env_bytes: int
     """Memory of one env on its rank's device, in bytes."""
     usable_bytes: int
@@ -48,7 +48,7 @@ def dry_run(config: TrainConfig, listen: Listener) -> DryRun:
         listen: Receives the progress of kernel compilation.
 
     Raises:
-        UserError: If the config cannot train here, or another launcher started this process.
+        UserError: If the config is invalid or does not fit the machine, or another launcher started this process.
     """
     if launcher := outside_launcher(os.environ):
         raise UserError(f"--dry-run: only describes ranks that this command starts; run it without {launcher}")
@@ -56,7 +56,7 @@ def dry_run(config: TrainConfig, listen: Listener) -> DryRun:
     check_config(config)
     number_by_bus(os.environ)
     plan = plan_run(dataclasses.replace(config, sync_code=None), os.environ, find_gpus(), next_run_dir, listen)
-    # Memory of an env, measured on a few of them
+    # Memory of an env, measured with a few envs
     with start_up():
         prepare_process(plan.own_devices[0], Rank(), config.seed)
         from mjlab_dist.env import sizing  # noqa: PLC0415 (imports torch)

@@ -1,4 +1,4 @@
-"""The doctor on other machines. Imports no torch."""
+"""Run the checks of ``mjlab-dist doctor`` on other machines. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mjlab_dist.launch.hosts import connect
 from mjlab_dist.machine.findings import Finding, Status
 
 ONLY_HERE = ("log root", "--logger wandb")
-"""Checks that matter only on the machine of rank 0, which alone writes and logs the run."""
+"""Checks that matter only on the machine of rank 0, because only rank 0 writes and logs the run."""
 
 TIMEOUT_S = 60
 """Seconds to wait for the doctor of a machine."""
@@ -23,7 +23,7 @@ def examine_hosts(hosts: Sequence[str], ssh_config: str | None) -> dict[str, lis
     """Run the checks of ``mjlab-dist doctor`` on other machines, in parallel.
 
     Args:
-        hosts: Machines that :func:`~mjlab_dist.launch.host_checks.check_hosts` has passed.
+        hosts: Machines that have passed :func:`~mjlab_dist.launch.host_checks.check_hosts`.
         ssh_config: SSH's config file; None for the user's and the system's.
 
     Returns:

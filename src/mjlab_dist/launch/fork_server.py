@@ -1,4 +1,4 @@
-"""Preloaded by the process that ranks are forked from: imports the ranks' libraries. Never import it elsewhere.
+"""Import the ranks' libraries in the process that ranks are forked from. Never import this module elsewhere.
 
 The process must stay safe to fork: do not start threads, open connections, initialize Warp or use a device here.
 """

@@ -1,4 +1,4 @@
-"""Proof that both ends of a connection belong to one launch. Imports the standard library only."""
+"""Proof that both ends of a connection belong to one launch (start of ranks). Imports the standard library only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SECRET = "MJLAB_DIST_SECRET"  # noqa: S105 (the name of a variable)
 """Variable with the secret of a launch in hexadecimal. Other users cannot read the environment of a process."""
 
 SECRET_BYTES = 32
-"""Length of the secret, and of the random number that each end sends."""
+"""Length, in bytes, of the secret and of the random number that each end sends."""
 
 TIMEOUT_S = 10.0
 """Seconds that a connecting process has for the proof."""
@@ -23,8 +23,8 @@ PATIENCE_S = 60.0
 """Seconds that the listener has for the proof; it may be busy with other connections."""
 
 MAX_UNPROVEN = 64
-"""Maximum number of connections of a listener without a proof. More connections wait, so that other programs cannot use
-up the descriptors and threads of the launch.
+"""Maximum number of a listener's connections whose other ends have not proved yet that they know the secret. Further
+connections wait, so that other programs cannot use up the descriptors and threads of the launch.
 """
 
 
@@ -82,7 +82,8 @@ def accept_proven(listener: socket.socket, secret: bytes, admit: Callable[[socke
     Args:
         listener: Listening socket.
         secret: The secret of the launch.
-        admit: Called with each connection whose other end knows the secret, in a thread of its own. Others are closed.
+        admit: Called with each connection whose other end knows the secret, in a thread of its own. Other
+            connections are closed.
     """
     unproven = threading.Semaphore(MAX_UNPROVEN)
 

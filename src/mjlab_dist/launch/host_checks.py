@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from invoke.runners import Result
 
 PACKAGES = ("mjlab-dist", "torchrunx", "torch", "rsl-rl-lib", "tensordict", "warp-lang", "mujoco", "mujoco-warp")
-"""Packages whose versions must be equal on all machines: ranks run the same collectives, and the same physics."""
+"""Packages whose versions must be equal on all machines: ranks must run the same communication and the same physics."""
 
 PROBE = """
 import importlib.metadata as m, json, os, platform, sys, sysconfig, mjlab_dist
@@ -51,8 +51,8 @@ is_own = os.path.realpath(library) == os.path.realpath(sysconfig.get_path("stdli
 python = [platform.python_implementation(), platform.python_version(), None if is_own else library]
 print(json.dumps([python, {name: m.version(name) for name in sys.argv[1:]}]))
 """
-"""Program that prints the implementation and the version of its Python, the directory of the standard library if that
-is not Python's own, and the versions of the packages given as arguments."""
+"""Program that prints the implementation and version of its Python, the directory of the standard library if it is not
+this Python's own one, and the versions of the packages given as arguments."""
 
 CALL = f"import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), {CONNECT_TIMEOUT_S})"
 """Program that connects to an address and a port, its two arguments."""
@@ -76,10 +76,10 @@ def choose_hosts(
         warn: Called with one line per warning.
 
     Returns:
-        The machines; the first is this one, which without ``--hosts`` is the only one.
+        The machines. The first is this machine; without ``--hosts``, it is the only one.
 
     Raises:
-        UserError: If this machine is not the first of several, or is given twice.
+        UserError: If ``--hosts`` does not name this machine first, or names it twice.
         PreflightError: If any machine cannot train.
     """
     others = other_hosts(config)
@@ -99,13 +99,13 @@ def choose_hosts(
 
 
 def other_hosts(config: TrainConfig) -> tuple[HostEntry, ...]:
-    """Return the machines of ``--hosts`` without this one, which must be the first.
+    """Return the machines of ``--hosts`` without this machine, which must be named first.
 
     Args:
         config: The run's config.
 
     Raises:
-        UserError: If this machine is not the first of several, or is given twice, or there are too few.
+        UserError: If ``--hosts`` does not name this machine first, names it twice, or names fewer than ``--min-hosts``.
     """
     if not config.hosts:
         return ()
@@ -122,13 +122,14 @@ def other_hosts(config: TrainConfig) -> tuple[HostEntry, ...]:
 
 
 def with_equal_threads(hosts: Sequence[Host]) -> tuple[Host, ...]:
-    """Give the CPU ranks of all hosts the same number of threads: the smallest of any host.
+    """Give the CPU ranks of all hosts the same number of threads: the minimum over the hosts.
 
-    An update waits for the slowest rank, so more threads on other hosts do not help. They would also round differently,
-    so rank 0's learner would have to be copied to all ranks after every update.
+    An update waits for the slowest rank, so more threads on other hosts do not help. Ranks with different numbers of
+    threads also round differently, so rank 0's parameters and optimizer would have to be copied to all ranks after
+    every update.
 
     Args:
-        hosts: Machines with different numbers of cores or ranks.
+        hosts: Machines, which may have different numbers of cores or ranks.
     """
     cpus = [device for host in hosts for device in host.devices if device.device == "cpu"]
     least = min((device.torch_threads for device in cpus), default=1)
@@ -157,13 +158,13 @@ def ask_hosts(
     """Check in parallel whether hosts can run ranks, and ask them for their devices.
 
     Args:
-        requests: For each host by name or address, which devices to ask for; None only checks it. Names of this machine
-            always pass.
+        requests: For each host, by name or address, which devices to ask for; None only checks the host. Names of this
+            machine always pass.
         ssh_config: SSH's config file; None for the user's and the system's.
         timeout_s: Seconds after which a host that has not answered all checks fails.
 
     Returns:
-        The answers of the hosts that can run ranks, by host, and why each other host cannot, with the fix.
+        The answers of the hosts that can run ranks, by host, and the reason and fix for every other host, by host.
 
     Raises:
         UserError: If SSH's config file cannot be read.
@@ -345,15 +346,15 @@ def _last_line(result: Result) -> str:
 
 
 def _compare_python(kind: str, version: str, library: str | None) -> str | None:
-    """Return why a host's Python cannot run ranks for this machine; None if it can.
+    """Return why a host's Python cannot run ranks of a launch from this machine; None if it can.
 
-    Another patch release can: it reads the same bytecode and loads the same compiled packages. But the compiled modules
-    of a standard library only work with their own release.
+    Python of another patch release can: it reads the same bytecode and loads the same compiled packages. It cannot if
+    the host also has this machine's standard library, whose compiled modules work only with their own release.
 
     Args:
         kind: Implementation, such as CPython.
         version: Version.
-        library: Directory of the standard library that Python finds first; None if it is Python's own.
+        library: Directory of the standard library that the host's Python finds first; None if this is its own library.
     """
     own_kind, own_version = platform.python_implementation(), platform.python_version()
     has = f"has {kind} {version}, but this machine has {own_kind} {own_version}"

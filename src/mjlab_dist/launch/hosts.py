@@ -1,4 +1,4 @@
-"""Machines to train on: their names and addresses, SSH connections, processes left there. Imports no torch."""
+"""Machines to train on: names, addresses, SSH connections, and processes left on them. Imports no torch."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ sys.exit(1)
 """
 """Program that kills all processes started with a variable ``name=value``; fails if any is left after two seconds.
 
-multiprocessing's resource trackers end by themselves, and remove semaphores first. The program also removes the
-processes' temporary directory. Its name is the second argument, followed by the value.
+It does not kill multiprocessing's resource trackers: they remove semaphores, and then end by themselves. It also
+removes the processes' temporary directories. Their names start with the program's second argument and the value.
 """
 
 END_TIMEOUT_S = 10.0
-"""Seconds to wait until all hosts have run that program."""
+"""Seconds to wait until all hosts have run the program :data:`END`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,10 +76,10 @@ class Host:
 
 
 def own_address(hosts: Sequence[str]) -> str:
-    """Return the address at which other hosts reach this machine: the source address of its route to the first of them.
+    """Return the address at which other hosts reach this machine: the source address of its route to the second host.
 
     Args:
-        hosts: Names of the machines; the first is this one.
+        hosts: Names of the machines; the first is this machine.
     """
     if len(hosts) == 1:
         return LOOPBACK
@@ -106,15 +106,15 @@ def listen_on(address: str, port: int = 0) -> socket.socket:
 
 
 def end_on_hosts(hosts: Sequence[str], ssh_config: str | None, launch: str) -> list[str]:
-    """Kill processes that a launch left on other machines, in parallel, and wait until they are gone.
+    """Kill processes that a launch (start of ranks) left on other machines, and wait until they are gone.
 
     Args:
-        hosts: Names of the machines; the first is this one.
+        hosts: Names of the machines; the first is this machine.
         ssh_config: As in :func:`ask_hosts`.
         launch: Value of the variable that all processes of the launch inherit.
 
     Returns:
-        Hosts that did not confirm this; processes may be left there.
+        Hosts that did not confirm that their processes are gone.
     """
 
     def end(host: str) -> bool:
@@ -132,7 +132,7 @@ def end_on_hosts(hosts: Sequence[str], ssh_config: str | None, launch: str) -> l
 
 
 def is_this_machine(host: str) -> bool:
-    """Return whether a name or address is one of this machine, on which ranks start without SSH.
+    """Return whether a name or address belongs to this machine, where ranks start without SSH.
 
     Args:
         host: A name or an address.
@@ -156,7 +156,7 @@ def _addresses(host: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]
 
 
 def connect(host: str, ssh_config: str | None) -> fabric.Connection:
-    """Return a connection to a host that is not open yet.
+    """Return a connection to a host, without opening the connection.
 
     Args:
         host: Name or address.
@@ -166,7 +166,7 @@ def connect(host: str, ssh_config: str | None) -> fabric.Connection:
 
     from mjlab_dist.launch.ssh import verifying  # noqa: PLC0415 (the same)
 
-    # One config per host, because fabric adds the keys of the host's entry to it
+    # One config per host, because fabric adds the key files of the host's entry to the config
     config = fabric.Config(runtime_ssh_path=ssh_config)
     return verifying(fabric.Connection(host, config=config, connect_timeout=CONNECT_TIMEOUT_S), ssh_config)
 

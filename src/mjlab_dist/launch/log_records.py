@@ -1,7 +1,7 @@
 """Log records and events that agents and ranks send to torchrunx's log server. Imports no torch.
 
 torchrunx's own server unpickles any data that is sent to its port. This server expects a proof that the sender belongs
-to the launch, and then a line of JSON per record.
+to the launch (this start of ranks), and then a line of JSON per record.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mjlab_dist.launch.handshake import MAX_UNPROVEN, authenticate, secret_of
 from mjlab_dist.launch.hosts import HERE
 
 MAX_RECORD_BYTES = 64 * 1024**2
-"""Maximum length of a record. A longer one ends its connection."""
+"""Maximum length of a record. A longer record ends its connection."""
 
 REQUIRED = frozenset({"hostname", "local_rank", "name", "msg", "levelno"})
 """Fields that every record has."""
@@ -97,13 +97,13 @@ class _RecordReader(socketserver.BaseRequestHandler):
 
 
 def read_record(line: bytes) -> logging.LogRecord:
-    """Read a log record in torchrunx's form: its logger is ``torchrunx.<host>``, then the local rank if a rank sent it.
+    """Return a log record for torchrunx's handlers, with the logger ``torchrunx.<host>`` or, for ranks, a child of it.
 
     Args:
         line: A line of JSON.
 
     Returns:
-        The record. If the line is not a complete record, a warning for the log of this machine's agent.
+        The record. If the line is not a complete record, a warning instead, for the log of the launcher's machine.
     """
     try:
         fields = json.loads(line)

@@ -37,8 +37,8 @@ from mjlab_dist.run_files import has_file, run_of
 from mjlab_dist.wording import listed
 
 MAX_TIMESTEP_S = 0.05
-"""Assumed maximum length of a physics step, in s. If an episode is shorter than a control step of such steps, the model
-is built to read the actual length."""
+"""Assumed maximum length of a physics step, in s. If an episode is shorter than a control step that consists of such
+physics steps, the model is built to read the actual length."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,19 +46,19 @@ class RunPlan:
     """Devices, hosts, budget and directory of a run: the config with ``auto``, ``all`` and ``latest`` resolved."""
 
     hosts: tuple[Host, ...]
-    """Machines, with the devices of their ranks; the first is this one."""
+    """Machines, with the devices of their ranks; the first is the launcher's machine."""
     entries: tuple[HostEntry, ...] = ()
     """Machines that ``--hosts`` names, including those that a restart leaves out; empty without the flag."""
     budget: Budget | None
     """Envs per rank, and iterations; None for ``--num-envs auto``, where ranks measure their memory first."""
     run_dir: Path
-    """The run directory, on this machine."""
+    """The run directory, on the launcher's machine."""
     is_new: bool = True
     """Whether the directory was created for this run; False for a run that is resumed."""
     lease: Lease | None = None
     """The lease of the run; None before it is acquired."""
     warnings: tuple[str, ...] = ()
-    """Warnings about this machine, one line each."""
+    """Warnings about the machines, one line each."""
 
     @property
     def host_names(self) -> tuple[str, ...]:
@@ -67,7 +67,7 @@ class RunPlan:
 
     @property
     def own_devices(self) -> tuple[RankDevice, ...]:
-        """The device of each rank of this machine, in order of local rank."""
+        """The device of each rank on the launcher's machine, in order of local rank."""
         return self.hosts[0].devices
 
     @property
@@ -99,14 +99,15 @@ def plan_run(
     """Plan a run: resolve ``auto``, ``all``, ``latest``, ``slurm`` and totals over ranks.
 
     Args:
-        config: A config that :func:`check_config` has passed.
+        config: A config that has passed :func:`check_config`.
         environ: Environment variables, such as CUDA_VISIBLE_DEVICES.
         gpus: The machine's GPUs.
-        new_run_dir: Creates the directory of a new run; called last, so that a run that cannot train leaves none.
+        new_run_dir: Creates the directory of a new run; called last, so that a run that cannot start leaves no
+            directory.
         listen: Receives a line for each machine that files were copied to.
 
     Raises:
-        UserError: If the config cannot train here.
+        UserError: If the config does not fit the machines.
     """
     # Hosts and devices
     warnings: list[str] = []
@@ -138,8 +139,8 @@ def plan_hosts(
 ) -> tuple[Host, ...]:
     """Choose the machines and devices of all ranks. With ``--sync-code``, also copy the project to the other machines.
 
-    Every command that starts ranks on several machines calls this function. Flags of this machine's devices are checked
-    before files are copied, and other machines are checked with these files.
+    Every command that starts ranks on several machines calls this function. It checks the flags of this machine's
+    devices, copies files, and then checks the other machines, which use the copied files.
 
     Args:
         config: The run's config.
@@ -149,7 +150,7 @@ def plan_hosts(
         listen: Receives a line for each machine that files were copied to.
 
     Returns:
-        The machines, with the device of each of their ranks; the first is this one.
+        The machines, with the device of each of their ranks; the first is this machine.
 
     Raises:
         UserError: If the machines or devices do not exist or do not suffice.
@@ -164,7 +165,7 @@ def plan_hosts(
 
 
 def check_config(config: TrainConfig) -> None:
-    """Raise if a config cannot train on any machine.
+    """Raise if a config is invalid, whatever devices the machines have.
 
     Raises:
         UserError: If the config is invalid, or contradicts the environment.
@@ -220,9 +221,9 @@ def find_resumed(config: TrainConfig, warn: Callable[[str], None]) -> Path | Non
 
 
 def _check_init_from(config: TrainConfig, file: str) -> None:
-    """Raise if a file is not a checkpoint with a policy, or is of another task whose policy observes other terms.
+    """Raise if a file is not a checkpoint with a policy, or is from a task whose policy has other observation terms.
 
-    Ranks also check whether it fits the networks, whose sizes only the envs know.
+    Ranks also check whether the checkpoint fits the networks, whose sizes are known only after the envs are built.
     """
     if not Path(file).is_file():
         raise UserError(
@@ -235,7 +236,7 @@ def _check_init_from(config: TrainConfig, file: str) -> None:
     for part in ("actor_state_dict", "critic_state_dict"):
         if not isinstance(content.get(part), dict):
             raise UserError(f"--init-from {file}: has no {part}; give a checkpoint of a run, model_<iteration>.pt")
-    # Task, if the checkpoint is still in its run. The functions that its config names are not called.
+    # Task, if the checkpoint is still in its run directory. The functions that the run's config names are not called.
     run = run_of(Path(file))
     if not has_file(run, CONFIG_FILE):
         return

@@ -1,4 +1,7 @@
-"""Prepare a launch before torchrunx starts its ranks: secret, sockets, temporary files, agents. Imports no torch."""
+"""Prepare a launch before torchrunx starts its ranks: secret, sockets, temporary files, agents. Imports no torch.
+
+Here, a launch is one start of the ranks of a run; every restart is another launch.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,7 @@ ENVIRONMENT = (
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """A launch whose agents wait for torchrunx."""
+    """A prepared launch. Its agents (one process per machine, which starts ranks) wait for arguments from torchrunx."""
 
     name: str
     """Value of the variable that marks all its processes."""
@@ -69,7 +72,7 @@ class Launch:
     agent_listener: socket.socket
     """Socket that agents connect to."""
     log_listener: socket.socket
-    """Socket that agents and ranks send their log to."""
+    """Socket that agents and ranks send their log records to."""
     store_listener: socket.socket | None
     """Socket of the store where ranks meet; None on one machine, where the store is a file."""
     meeting_point: str
@@ -77,10 +80,10 @@ class Launch:
     agents: Sequence[Agent]
     """The agents, one per machine."""
     errors: IO[str]
-    """Error output of the agent on this machine and of its ranks."""
+    """Error output of the agent on this machine and of that agent's ranks."""
 
     def open_store(self) -> Store | None:
-        """Return the store where ranks meet, open until it is garbage-collected; None if they meet in a file."""
+        """Return the store where ranks meet, which closes when it is garbage-collected; None if they meet in a file."""
         if self.store_listener is None:
             return None
         from torch._C._distributed_c10d import TCPStore
@@ -97,7 +100,7 @@ class Launch:
 def prepared(
     config: TrainConfig, plan: RunPlan, attempt: int, listen: Listener, secret: str | None = None
 ) -> Iterator[Launch]:
-    """Prepare a launch; end its agents when the context ends.
+    """Prepare a launch, and end its agents when the context ends.
 
     Args:
         config: The run's config.
@@ -106,7 +109,7 @@ def prepared(
         listen: Receives a line for ``--verbose``.
         secret: Secret of the launch, in hexadecimal; None for a new one.
     """
-    # Short, because sockets are created in directories with this name; remove_own needs the pid
+    # The name is short, because sockets are created in directories with this name; remove_own needs the pid in it
     name = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
     address, secret = own_address(plan.host_names), secret or new_secret()
     is_local = len(plan.hosts) == 1
@@ -155,7 +158,7 @@ def prepared(
 
 
 def remote_timeout_s(config: TrainConfig) -> int:
-    """Return the seconds without contact after which the launcher and agents on other machines end.
+    """Return the number of seconds without contact after which agents on other machines end, and the launcher fails.
 
     Args:
         config: The run's config.
@@ -164,11 +167,11 @@ def remote_timeout_s(config: TrainConfig) -> int:
 
 
 def end_processes(config: TrainConfig, hosts: Sequence[str], launch: str, listen: Listener) -> list[str]:
-    """Kill all processes of a launch, on all machines, and wait for them.
+    """Kill all processes of a launch, on all machines, and wait until they have ended.
 
     Args:
         config: The run's config.
-        hosts: Machines; the first is this one.
+        hosts: Machines; the first is this machine.
         launch: Name of the launch.
         listen: Receives a warning if a machine does not answer.
 
@@ -184,7 +187,7 @@ def end_processes(config: TrainConfig, hosts: Sequence[str], launch: str, listen
 
 
 def exported_names(environ: Mapping[str, str]) -> list[str]:
-    """Return the names of the variables that ranks on other machines get. Those on this machine inherit all.
+    """Return the names of the variables that ranks on other machines get. Ranks on this machine inherit all.
 
     Args:
         environ: The process's environment.

@@ -52,7 +52,7 @@ JOIN_S = 10.0
 running."""
 
 LONGEST_S = 20 * 24 * 3600
-"""Nearly the longest timeout of poll(2), in seconds."""
+"""Almost the longest timeout that poll(2) accepts, in seconds."""
 
 
 def run_ranks(
@@ -74,11 +74,11 @@ def run_ranks(
         result_type: Dataclass that ``entry`` returns.
         config: The run's config.
         plan: Devices, hosts and run directory.
-        listen: Called with the ranks' events for the user, in a thread of its own.
+        listen: Called with the ranks' events for the user, in a separate thread.
         control: Its stop request is forwarded to the ranks.
-        spare: Spare launches, one of which may be ready; None if there are no restarts.
+        spare: Prepares launches for restarts in advance; None if there are no restarts.
         attempt: Number of earlier starts of these ranks.
-        secret: Secret of the launch, for connections of the caller to its ranks; None for a new one.
+        secret: Secret of the launch, which the caller uses to connect to the ranks; None to create one.
 
     Returns:
         The ranks' results, in order of rank.
@@ -129,7 +129,7 @@ def _one_at_a_time() -> Iterator[None]:
 
 
 def _end(config: TrainConfig, plan: RunPlan, launch: Launch, spare: Spare | None, listen: Listener) -> None:
-    """Kill all processes of a launch. The spare remembers the machines that do not answer, for the next restart."""
+    """Kill all processes of a launch. The spare records the machines that do not answer, for the next restart."""
     if spare is None:
         end_processes(config, plan.host_names, launch.name, listen)
     else:
@@ -160,7 +160,7 @@ def _agent_timeout_s(config: TrainConfig, plan: RunPlan) -> int:
     """Return how long torchrunx's agents and its launcher wait for each other, in s.
 
     Ctrl-Z may stop the launcher for any length of time. On one machine, no limit is needed, because agents end when the
-    launcher ends. Agents on other machines need one: they do not notice that the machine of the launcher has failed.
+    launcher ends. Agents on other machines need a limit: they do not notice when the launcher's machine fails.
     """
     return LONGEST_S if len(plan.hosts) == 1 else remote_timeout_s(config)
 
@@ -212,8 +212,9 @@ class _Adapted(NamedTuple):
 def _adapted_torchrunx(launch: Launch) -> Iterator[_Adapted]:
     """Adapt torchrunx to use the agents and the sockets of a launch. torchrunx's modules do not change.
 
-    After an early interrupt, its launcher may still be at its start on exit, in a thread. It can then start nothing,
-    and the log process is killed: torchrunx would end it only minutes later, and this process waits for it.
+    After an early interrupt, the thread of torchrunx's launcher may still be starting when this context ends. The
+    thread then cannot start the log process any more, and a running log process is killed: torchrunx would end the log
+    process only minutes later, and this process would wait for that.
     """
     import torchrunx.launcher
     import torchrunx.utils.log_streaming
@@ -283,7 +284,7 @@ class _LogProcess(ForkProcess):
             super().start()
 
     def kill(self) -> None:
-        """Kill the process; if it was not started yet, prevent that."""
+        """Kill the process; if it was not started yet, prevent its start."""
         with self._lock:
             self.is_stopped = self.exitcode is None
             if self.pid is not None:
@@ -291,7 +292,7 @@ class _LogProcess(ForkProcess):
 
 
 def _ended_helper(agents: Sequence[Agent], log_processes: Sequence[_LogProcess]) -> Ended | None:
-    """Return a process that has ended before it has passed on all results; None if all are running."""
+    """Return an agent or a log process that ended before it passed on all results; None if all of them are running."""
     for agent in agents:
         if ended := agent.ended():
             return ended
@@ -303,7 +304,10 @@ def _ended_helper(agents: Sequence[Agent], log_processes: Sequence[_LogProcess])
 
 @contextlib.contextmanager
 def _event_pipe(listen: Listener) -> Iterator[int]:
-    """Yield the write end of a pipe for torchrunx's log process, a fork of this one; a thread reads events from it."""
+    """Yield the write end of a pipe; a thread passes events from the pipe to a listener.
+
+    The writer is torchrunx's log process, which is forked from this process.
+    """
     read_fd, write_fd = os.pipe()
 
     def read() -> None:
@@ -328,12 +332,13 @@ def _in_thread(function: Callable[[], T]) -> Iterator[Future[T]]:
     """Run a function in a thread; neither the thread nor processes that it starts receive Ctrl-C.
 
     torchrunx waits in C code for seconds at a time. The calling thread waits in Python instead, where KeyboardInterrupt
-    is raised at once. A terminal or a notebook sends Ctrl-C to every process, but only this one should end the ranks.
+    is raised at once. A terminal or a notebook sends Ctrl-C to every process, but only this process should end the
+    ranks.
     """
     future: Future[T] = Future()
 
     def run() -> None:
-        # Schedulers send SIGTERM to every process, and a terminal SIGHUP; the ranks' log process must survive them.
+        # Schedulers send SIGTERM to every process, and terminals send SIGHUP; the log process must survive both.
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:
             future.set_result(function())
@@ -354,8 +359,8 @@ def _log_handlers(
     """Return handlers that write log files and send events to the launcher. Runs in torchrunx's log process."""
     from torchrunx.utils.log_handling import file_handlers
 
-    # Keep the objects of an earlier attempt. Its process groups join threads when they are freed; this fork does not
-    # have these threads, and would abort.
+    # Never free objects of an earlier attempt. Its process groups join threads when they are freed; this forked process
+    # does not have these threads, and would abort.
     gc.freeze()
     die_with_parent()
 

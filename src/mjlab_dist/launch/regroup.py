@@ -21,23 +21,25 @@ RETRY_S = 5.0
 
 
 class TooFewHostsError(Exception):
-    """Too few machines answer. The message has the reason for each of the others."""
+    """Too few machines answer. The message has the reason for each machine that does not."""
 
 
 def regroup(config: TrainConfig, plan: RunPlan, spare: Spare, listen: Listener, control: Control) -> RunPlan:
-    """Return the plan of the next attempt: on all machines of the run that answer, also those left out before.
+    """Return the plan of the next attempt, on all machines of the run that answer.
 
-    If fewer than ``--min-hosts`` answer, wait for up to ``--hang-timeout``: a machine may be starting again.
+    A machine that an earlier attempt left out is used again if it answers. If fewer than ``--min-hosts`` machines
+    answer, wait for up to ``--hang-timeout``, because a machine may be rebooting.
 
     Args:
         config: The run's config.
         plan: Plan of the attempt that failed.
-        spare: May have prepared the next attempt. Its agents that answer show that their machines can train.
-        listen: Receives a warning if machines are left out, and a line if they are taken back.
+        spare: May have started agents for the next attempt. A machine whose agent answers can train, so it is not
+            checked again.
+        listen: Receives a warning if machines are left out, and a line if they are used again.
         control: A stop request ends the wait.
 
     Raises:
-        TooFewHostsError: If too few machines answered in time, or a stop was requested before.
+        TooFewHostsError: If too few machines answered before the timeout or a stop request.
         UserError: If the envs or parameters cannot be split over the ranks of the machines that answer.
     """
     if len(plan.entries) < 2:
@@ -76,10 +78,10 @@ def regroup(config: TrainConfig, plan: RunPlan, spare: Spare, listen: Listener, 
 
 
 def _answering(config: TrainConfig, plan: RunPlan, spare: Spare) -> tuple[tuple[Host, ...], dict[str, str]]:
-    """Return the machines that can train now, and the faults of the others."""
+    """Return the machines that can train now, and the faults of the other machines."""
     own = plan.hosts[0]
     known = {host.name: host for host in plan.hosts if host.name in spare.answering()}
-    # Those without an agent that answers are checked as at the start of the run
+    # Machines without an agent that answers are checked as at the start of the run
     entries = plan.entries[1:]
     requests = {
         name: DeviceRequest.of(config, num_ranks, os.environ, own.devices)

@@ -17,7 +17,7 @@ from mjlab_dist.run_dir import list_checkpoints, read_config_file, read_metrics
 from mjlab_dist.worker import RunResult
 
 FIRST_PAUSE_S = 1.0
-"""Seconds before the restart after the first attempt without progress; doubled after every further one.
+"""Seconds before the restart after the first attempt without progress; doubled after every further such attempt.
 
 After an attempt that trained for :data:`MAX_PAUSE_S`, the pauses start again at this value.
 """
@@ -33,8 +33,8 @@ def run_with_restarts(config: TrainConfig, plan: RunPlan, listen: Listener, cont
         config: The run's config.
         plan: Plan of the run; ranks resume from the newest checkpoint in its run directory.
         listen: Receives progress.
-        control: A stop request also prevents restarts, and ends the pause before one. The run then ends as stopped,
-            with its newest checkpoint, even if ranks were lost.
+        control: A stop request also prevents restarts, and ends the pause before a restart. The run then ends as
+            stopped, with its newest checkpoint, even if ranks were lost.
 
     Returns:
         The result of rank 0. If a stop was requested and ranks were lost, the result at the newest checkpoint.
@@ -98,7 +98,7 @@ def _run_with_restarts(
 def _plan_again(
     error: RankError, config: TrainConfig, plan: RunPlan, spare: Spare, *, listen: Listener, control: Control
 ) -> RunPlan:
-    """Return the plan of the next attempt; raise the error of the last one if there can be none."""
+    """Return the plan of the next attempt; if no attempt is possible, raise the error of the previous one."""
     try:
         return regroup(config, plan, spare, listen, control)
     except (TooFewHostsError, UserError) as fault:
@@ -127,7 +127,7 @@ class _Progress:
             self._trains_since = time.monotonic()
 
     def pause_s(self) -> float | None:
-        """Return the seconds to wait after the attempt; None if it and the one before it made no progress."""
+        """Return the seconds to wait after the attempt; None if two attempts in a row made no progress."""
         if self._trains_since is not None and time.monotonic() - self._trains_since >= MAX_PAUSE_S:
             self._num_idle = 0
         # A machine or a network may need some time: only a second attempt without progress ends the run
@@ -141,7 +141,7 @@ class _Progress:
 
 
 def _at_checkpoint(error: RankError, config: TrainConfig, plan: RunPlan, listen: Listener) -> RunResult | None:
-    """Return the result of a run whose ranks were lost after a stop request; None if no restart was possible."""
+    """Return the result of a run whose ranks were lost after a stop request; None if the run could not be restarted."""
     checkpoints = list_checkpoints(plan.run_dir)
     if config.max_restarts == 0 or error.exit_code is Exit.NUMERICS or not checkpoints:
         return None
@@ -155,7 +155,7 @@ def _at_checkpoint(error: RankError, config: TrainConfig, plan: RunPlan, listen:
 
 
 def _raise_if_final(error: RankError, config: TrainConfig, plan: RunPlan, control: Control, attempt: int) -> None:
-    """Raise the error of an attempt if no other may follow, and renew the run's lease otherwise."""
+    """Raise the error of an attempt if no further attempt may follow; otherwise, renew the run's lease."""
     # These errors would occur again: non-finite numbers, ranks that differ
     if config.max_restarts == 0 or error.exit_code is Exit.NUMERICS or control.stop_requested:
         raise error
@@ -166,7 +166,7 @@ def _raise_if_final(error: RankError, config: TrainConfig, plan: RunPlan, contro
 
 
 def _raise_if_stopped_by_others(result: RunResult, control: Control) -> RunResult:
-    """Return the result; raise if the ranks stopped without a request of the launcher.
+    """Return the result; raise if the ranks stopped without a request from the launcher.
 
     When torchrunx loses an agent, it sends SIGTERM to the ranks, which then stop as if the user had requested it.
     """

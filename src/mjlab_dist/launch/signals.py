@@ -1,4 +1,4 @@
-"""Handle Ctrl-C, SIGTERM and SIGHUP: stop a run after its iteration and with a checkpoint, or at once."""
+"""Handle Ctrl-C, SIGTERM and SIGHUP: stop a run after the current iteration with a checkpoint, or at once."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def stopping_on_signal(control: Control, stopper: Stopper) -> Iterator[None]:
     """Stop a command's run gracefully at a stop signal; stop it at once before training, or at a second Ctrl-C.
 
     A separate thread handles the signals. Python runs signal handlers only when the main thread returns to Python code,
-    and in a collective this takes seconds. A terminal sends Ctrl-C and SIGHUP to every process; children started inside
-    the context block them.
+    and while ranks exchange data this takes seconds. A terminal sends Ctrl-C and SIGHUP to every process; child
+    processes that are started inside the context block these signals.
 
     Args:
         control: Control of the run.
@@ -71,17 +71,17 @@ def stopping_on_signal(control: Control, stopper: Stopper) -> Iterator[None]:
         yield
     finally:
         if at_once.is_set():
-            threading.Event().wait()  # any error here was caused by the signal; the thread ends this process
+            threading.Event().wait()  # the signal caused this error; the thread above ends the process
 
 
 def handled_signals() -> set[signal.Signals]:
-    """Return the signals that stop a command: SIGHUP is not one if it is ignored, as in a command under ``nohup``."""
+    """Return the signals that stop a command. SIGHUP is left out if it is ignored, as in a command under ``nohup``."""
     return {s for s in STOP_SIGNALS if s != signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN}
 
 
 @contextlib.contextmanager
 def stopping_with_others(control: Control) -> Iterator[None]:
-    """Stop all ranks gracefully when any of them receives SIGTERM; for ranks that another launcher starts and ends.
+    """Stop all ranks gracefully when any of them receives SIGTERM; for ranks of another launcher such as torchrun.
 
     Args:
         control: Control of this rank.

@@ -1,4 +1,4 @@
-"""Prepare a launch for the next restart while ranks train, so that a restart does not wait for imports."""
+"""Prepare a launch (start of ranks) for the next restart while ranks train, so that it does not wait for imports."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from mjlab_dist.machine.memory import free_cpu_bytes
 from mjlab_dist.messages import Listener
 
 NEEDED_BYTES = 4 * GB
-"""Minimum free memory to prepare a spare launch, which uses about a fifth of it. If ranks were killed for lack of
-memory, a spare launch would make this worse."""
+"""Minimum free memory to prepare a spare launch, which uses about a fifth of this memory. If memory is short,
+ranks may be killed, and a spare launch would make that more likely."""
 
 
 class Spare:
-    """Prepares the next launch of a run."""
+    """Prepares the next launch of a run: its agents (one process per machine) start and import their libraries."""
 
     def __init__(self, config: TrainConfig, plan: RunPlan, listen: Listener) -> None:
         """Prepare nothing yet.
@@ -95,12 +95,12 @@ class Spare:
         return {host for host, check in checks.items() if check.result()}
 
     def keep_if_answering(self) -> None:
-        """Discard the launch that waits if any of its agents does not answer."""
+        """Discard the prepared launch if any of its agents does not answer."""
         if self.answering() != set(self._plan.host_names):
             self._discard()
 
     def replan(self, plan: RunPlan) -> None:
-        """Discard the launch that waits, and prepare the next ones for another plan.
+        """Discard the prepared launch, and use another plan for the next launches.
 
         Args:
             plan: The run's plan on the machines that answer.
@@ -109,20 +109,22 @@ class Spare:
         self._plan = plan
 
     def end(self, launch: str, hosts: Sequence[str]) -> None:
-        """Kill all processes of a launch, and remember the machines that do not answer.
+        """Kill all processes of a launch, and record the machines that do not answer.
 
         Args:
             launch: Name of the launch.
-            hosts: Machines; the first is this one.
+            hosts: Machines; the first is this machine.
         """
         for host in end_processes(self._config, hosts, launch, self._listen):
             self._leftovers.setdefault(host, []).append(launch)
 
     def end_leftovers(self, hosts: Sequence[str]) -> None:
-        """Kill processes of earlier launches on machines that did not answer then. They would use memory.
+        """Kill processes of earlier launches on machines that did not answer when these launches ended.
+
+        Such processes would use memory.
 
         Args:
-            hosts: Machines that answer now; the first is this one.
+            hosts: Machines that answer now; the first is this machine.
         """
         for host in set(self._leftovers).intersection(hosts):
             for launch in self._leftovers.pop(host):
@@ -134,10 +136,10 @@ class Spare:
         return self._launch is not None and not any(agent.ended() for agent in self._launch.agents)
 
     def _discard(self, answering: set[str] | None = None) -> None:
-        """End the launch that waits.
+        """End the prepared launch.
 
         Args:
-            answering: Machines that answer. The launcher does not wait for the others. None if all may answer.
+            answering: Machines that answer. The launcher does not wait for other machines. None if all may answer.
         """
         if self._preparing is not None:
             self._preparing.join()

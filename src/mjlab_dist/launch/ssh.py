@@ -30,7 +30,7 @@ REVOKED = "@revoked"
 """Marker of a key that must not be accepted."""
 
 RSA_SIGNATURES = {"rsa-sha2-512": "ssh-rsa", "rsa-sha2-256": "ssh-rsa"}
-"""Type of an algorithm's keys, if its name differs from the algorithm's."""
+"""Type of the keys of an algorithm, if the type has another name than the algorithm."""
 
 
 class HostKeyError(PreflightError):
@@ -62,14 +62,14 @@ def verifying(connection: fabric.Connection, ssh_config: str | None) -> fabric.C
     """Make a connection refuse unknown and changed host keys, also those of its jump hosts.
 
     These options of SSH's config file apply, as in OpenSSH: StrictHostKeyChecking, UserKnownHostsFile,
-    GlobalKnownHostsFile, HostKeyAlias and HashKnownHosts. If OpenSSH would ask, the key is refused.
+    GlobalKnownHostsFile, HostKeyAlias and HashKnownHosts. If OpenSSH would ask the user, the key is refused.
 
     Args:
         connection: A connection that is not open yet.
         ssh_config: SSH's config file, for messages; None for the user's and the system's.
 
     Returns:
-        The same connection. Opening it raises :class:`HostKeyError`.
+        The same connection. Opening it raises :class:`HostKeyError` if a key is refused.
 
     Raises:
         ValueError: If the names of the known_hosts files cannot be read.
@@ -82,7 +82,7 @@ def verifying(connection: fabric.Connection, ssh_config: str | None) -> fabric.C
 
 
 class _Client(paramiko.SSHClient):
-    """A client that knows no hosts, so that paramiko passes every key to the policy."""
+    """A client without known hosts, so that paramiko passes every key to the policy."""
 
     def __init__(self, keys: _HostKeys) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class _Client(paramiko.SSHClient):
         return super().connect(*args, **kwargs, transport_factory=self._prepared)
 
     def _prepared(self, sock: Any, **kwargs: Any) -> paramiko.Transport:
-        """Return a transport that first asks for a key of a known type, because a host has keys of several types."""
+        """Return a transport that first asks for a key of a known type: a host may have keys of several types."""
         transport, known = paramiko.Transport(sock, **kwargs), self._keys.kinds()
         options = transport.get_security_options()
         options.key_types = sorted(options.key_types, key=lambda name: RSA_SIGNATURES.get(name, name) not in known)
@@ -169,7 +169,7 @@ class _HostKeys(paramiko.MissingHostKeyPolicy):
         return self._names[0], []
 
     def _lines(self, marker: str, names: Sequence[str]) -> Iterator[KnownKey]:
-        """Yield the lines of all files that have a marker and match at least one name."""
+        """Yield, from all files, the lines that have a marker and match at least one name."""
         for file in (*self._user_files, *self._global_files):
             for line in _read(file):
                 if line.marker == marker and any(_matches(line.names, name) for name in names):

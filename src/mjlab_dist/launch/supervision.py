@@ -1,4 +1,4 @@
-"""The launcher's supervision of its ranks: running, done, failed, lost or hung."""
+"""Supervise the ranks of a launch (one start of ranks): a rank is running, done, failed, lost or hung."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ LOST_S = 5.0
 """Seconds to wait for reports if the process of a rank has ended without one."""
 
 PATIENCE_S = 20.0
-"""Seconds to wait for the failed rank's report if only ranks that lost it have reported. It may still be writing
-files."""
+"""Seconds to wait for the failed rank's report if only ranks that lost contact with it have reported. The failed rank
+may still be writing files."""
 
 PAUSE_S = 2.0
 """If two checks are further apart than this, in s, this process was stopped (for example by Ctrl-Z) or got no CPU
 time."""
 
 LAST_RESORT_S = 10.0
-"""Seconds beyond the ranks' own timeout after which the launcher considers them hung, such as when all are stopped."""
+"""Seconds beyond the ranks' own timeout after which the launcher considers ranks hung, such as when all are stopped."""
 
 Report = dict[str, Any]
 """Report of a rank that fails; ``worker`` writes it."""
@@ -61,7 +61,7 @@ class Ranks:
         """Start with no events.
 
         Args:
-            hosts: Machine of each rank. Rank 0 is on this machine, whose processes alone can be inspected.
+            hosts: Machine of each rank. Rank 0 is on the launcher's machine, and only its processes can be inspected.
             listen: Receives the events that are for the user.
             control: Its stop request is forwarded to the ranks; its kill request ends the wait.
         """
@@ -137,7 +137,7 @@ class Ranks:
             self._forward_stop()
 
             # Failure: a rank reported an error, a process ended, torchrunx raised, or no iteration ended in time
-            # Results may arrive while this waits for reports: a process ends right after it has sent its result.
+            # Results may arrive while the launcher waits for reports: a process ends right after it sends its result.
             hangs = bool(self._iterations) and time.monotonic() - self._advanced_at > hang_timeout_s + LAST_RESORT_S
             helper = helper_ended()
             stops = hangs or helper is not None
@@ -158,7 +158,7 @@ class Ranks:
                 os.kill(self._pids[rank], signal.SIGTERM)
 
     def _lost(self) -> list[int]:
-        """Return the ranks of this machine whose process ended without a result or a report."""
+        """Return the ranks on the launcher's machine whose process ended without a result or a report."""
         with self._changed:
             pids = {rank: self._pids[rank] for rank in self._pending() if rank in self._pids}
         return [rank for rank, pid in pids.items() if not _is_alive(pid)]
@@ -168,26 +168,26 @@ class Ranks:
         return [rank for rank in range(self._num_ranks) if rank not in self._results and rank not in self._reports]
 
     def _wait_for_reports(self, launched: Future[Any], briefly: bool) -> None:
-        """Wait until the remaining events have arrived, and until ranks that wait for the failed one notice it."""
+        """Wait until the remaining events have arrived, and ranks that wait for a failed rank notice its failure."""
         started = time.monotonic()
         while True:
             waited_s = time.monotonic() - started
             with self._changed:
                 pending = set(self._pending())
                 first_failed = any(not report["follows"] for report in self._reports.values())
-            # All pending processes have ended, so no report can follow. torchrunx monitors those on other machines.
+            # All pending processes have ended, so no report can follow. torchrunx monitors processes on other machines.
             possibly_alive = {rank for rank in pending if rank < self._num_own or not launched.done()}
             lost = set(self._lost())
             if waited_s > SETTLED_S and possibly_alive <= lost:
                 return
-            # Peers of a killed rank may never notice: with NCCL they wait in a kernel.
+            # Ranks may never notice that another rank was killed: with NCCL, they wait in a CUDA kernel.
             one_is_lost = bool(lost) or launched.done()
             if waited_s > (GRACE_S if briefly or first_failed else LOST_S if one_is_lost else PATIENCE_S):
                 return
             time.sleep(POLL_S)
 
     def _failure(self, hangs: bool, helper: Ended | None, error: BaseException | None) -> RankError | UserError:
-        """Return the error of the rank that failed first: its own, or one that names it as missing or hung."""
+        """Return the error of the rank that failed first: its own error, or one that names it as missing or hung."""
         # A rank with an error of its own
         reports = sorted(
             self._reports.values(), key=lambda r: (r["follows"], r["type"] == HangError.__name__, r["time"])
@@ -207,7 +207,7 @@ class Ranks:
         # Hung ranks
         if hangs or any(report["type"] == HangError.__name__ for report in reports):
             return self._hang()
-        # No rank is missing, but all that failed report that they lost another
+        # No rank is missing, but all failed ranks report that they lost another rank
         pending = self._pending()
         if first and not pending:
             return _skipped_sum(reports) or _as_error(first)
@@ -222,9 +222,9 @@ class Ranks:
         )
 
     def _named_in(self, error: BaseException | None) -> list[int]:
-        """Return the rank of another machine whose process torchrunx names as the first that was killed.
+        """Return the rank, on another machine, whose process torchrunx names as the first that was killed.
 
-        torchrunx then ends the agent of this machine, and so its ranks, which are not the cause.
+        torchrunx then also ends the agent of the launcher's machine with its ranks, although they are not the cause.
         """
         killed = re.search(r"received by PID (\d+)", str(error or ""))
         ranks = [rank for rank, pid in self._other_pids.items() if killed and pid == int(killed[1])]
@@ -263,18 +263,20 @@ class Ranks:
 
 
 def _ended_after_a_rank(agent: Ended, error: BaseException | None) -> bool:
-    """Return whether an agent has ended because a rank on another machine ended, whose process cannot be inspected.
+    """Return whether an agent has ended because a rank on another machine ended.
 
-    If a rank is lost, all of torchrunx's agents end. Their exit code is 0, or another one if they lose their
-    connections first. torchrunx's launcher then raises WorkerFailedError.
+    An agent is torchrunx's process that starts the ranks of one machine. If a rank is lost, all of torchrunx's agents
+    end. Their exit code is 0, or another one if they lose their connections first. torchrunx's launcher then raises
+    WorkerFailedError.
     """
     return agent.code == 0 or type(error).__name__ == "WorkerFailedError"
 
 
 def _skipped_sum(reports: Sequence[Report]) -> RankError | None:
-    """Return the error of ranks that took part in different sums; None if they did not.
+    """Return the error of ranks that took part in sums of different sizes; None if all sizes are equal.
 
-    The rank that skipped a sum cannot notice it. If most ranks are in the same sum, the other ranks have skipped a sum.
+    A rank that skipped a sum over ranks cannot notice that. If the majority of ranks is in the same sum, the other
+    ranks have skipped a sum. Without a majority, the error does not name the rank.
     """
     ranks: dict[int, list[int]] = {}
     for report in sorted(reports, key=lambda report: report["rank"]):

@@ -19,14 +19,14 @@ from mjlab_dist.launch.hosts import CONNECT_TIMEOUT_S, in_thread
 from mjlab_dist.messages import Listener
 
 SKIPPED = {"__pycache__", "node_modules"}
-"""Directories that are not copied without git. Neither are hidden ones, such as .venv."""
+"""Directories that are skipped if the project is not in git. Hidden directories, such as .venv, are skipped, too."""
 
 MAX_BYTES = 2**30
-"""Maximum size of a project. Larger ones contain data, which a copy before every start would delay for too long."""
+"""Maximum size of a project. Larger projects contain data, which would take too long to copy before every start."""
 
 RECORD = '"${{XDG_CACHE_HOME:-$HOME/.cache}}/mjlab_dist/synced/{name}"'
-"""File on the other machine with the digests of what was copied there, in words of the shell. Its name is a digest of
-the project's path."""
+"""File on the other machine with the digests of the copied files, as a shell word. The file's name is a digest of the
+project's path."""
 
 READ_RECORD = f"cat {RECORD} 2>/dev/null || true"
 """Program that prints the record."""
@@ -38,7 +38,7 @@ READ_GIT = """
 cd {root} 2>/dev/null && [ -e .git ] && git rev-parse --quiet --verify HEAD >/dev/null 2>&1 || exit 0
 git ls-files -z && printf '\\0' && git diff --name-only --no-renames -z HEAD
 """
-"""Program that prints the files that git has, an empty name, and those that differ from the last commit."""
+"""Program that prints the files that git tracks, an empty name, and the files that differ from the last commit."""
 
 WRITE_RECORD = f'mkdir -p {{root}} && file={RECORD} && mkdir -p "${{{{file%/*}}}}" && cat > "$file"'
 """Program that creates the project's directory and stores its input as the record."""
@@ -54,11 +54,11 @@ class Changes(NamedTuple):
     """What a copy does on another machine, as paths in the project."""
 
     copied: list[str]
-    """Files that differ there, or are missing."""
+    """Files that differ on the other machine, or are missing there."""
     removed: list[str]
-    """Files that were copied there before, and are no longer part of the project."""
+    """Files on the other machine that were copied before and are no longer part of the project."""
     lost: list[str]
-    """Copied files that were changed there, with changes that exist nowhere else."""
+    """Files to copy whose old contents on the other machine exist nowhere else."""
 
 
 @dataclass(frozen=True)
@@ -66,17 +66,17 @@ class There:
     """The project on another machine."""
 
     recorded: Mapping[str, Set[str]]
-    """Digests of what was copied there: by the last copy, and by one that was interrupted."""
+    """Digests of the files that were copied to this machine: by the last copy, and by an interrupted one."""
     digests: Digests
     """Digests of its files."""
     committed: Set[str]
-    """Files that are as in the last commit of its git repository."""
+    """Files that do not differ from the last commit of the git repository on this machine."""
 
     def changes(self, project: Digests) -> Changes:
-        """Return what a copy of the project does.
+        """Return what a copy of the project would change.
 
         Args:
-            project: The project on this machine.
+            project: The project on the launcher's machine.
         """
         copied = [name for name, digest in project.items() if self.digests.get(name) != digest]
         return Changes(
@@ -90,12 +90,12 @@ class There:
         )
 
     def _is_copy(self, name: str) -> bool:
-        """Return whether a file is as it was copied there."""
+        """Return whether a file has not changed since it was copied to this machine."""
         return self.digests.get(name) in self.recorded.get(name, ())
 
 
 def sync_code(config: TrainConfig, listen: Listener) -> None:
-    """Copy the project to all other machines, to the same path; nothing without ``--sync-code``.
+    """Copy the project to the same path on all other machines; do nothing without ``--sync-code``.
 
     Args:
         config: The run's config, with the names of all machines.
@@ -113,7 +113,7 @@ def sync_code(config: TrainConfig, listen: Listener) -> None:
     for program in ("rsync", "ssh"):
         if shutil.which(program) is None:
             raise UserError(f"--sync-code: needs {program}; install it on all machines")
-    # The project here
+    # The project on this machine
     root = find_project(Path.cwd())
     digests = {name: _digest(root / name) for name in list_files(root, Path(config.log_root))}
     # Copies, each in its own thread
@@ -139,13 +139,13 @@ def sync_code(config: TrainConfig, listen: Listener) -> None:
 
 
 def find_project(directory: Path) -> Path:
-    """Return the directory of a project: of the git repository, or the nearest one with a pyproject.toml.
+    """Return the directory of a project: that of its git repository, or else the nearest one with a pyproject.toml.
 
     Args:
         directory: A directory in the project.
 
     Raises:
-        UserError: If there is neither.
+        UserError: If there is no such directory.
     """
     for folder in (directory, *directory.parents):
         if (folder / ".git").exists():
@@ -159,14 +159,16 @@ def find_project(directory: Path) -> Path:
 
 
 def list_files(root: Path, log_root: Path) -> list[str]:
-    """Return the files of a project: those of git, and new ones; without git, all but hidden ones.
+    """Return the files of a project: tracked by git, or new and not ignored.
+
+    Without git, all files are returned, except for those in hidden directories and in :data:`SKIPPED`.
 
     Args:
         root: Directory of the project.
         log_root: Directory of all runs, which is left out.
 
     Raises:
-        UserError: If they are too large.
+        UserError: If the files are too large.
     """
     if (root / ".git").exists():
         command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate"]
@@ -187,7 +189,7 @@ def list_files(root: Path, log_root: Path) -> list[str]:
 
 
 def _is_file(path: Path) -> bool:
-    """Return whether a path is a file or a link; not a submodule, or a file that was deleted but not in git."""
+    """Return whether a path is a file or a link, rather than a submodule or a deleted file that git still tracks."""
     return path.is_symlink() or path.is_file()
 
 
@@ -198,7 +200,7 @@ def _walk(root: Path) -> Iterator[Path]:
 
 
 def _digest(file: Path) -> str:
-    """Return the digest of a file as sha256sum prints it; of what a link points to, or nothing for a broken link."""
+    """Return the digest of a file, or of a link's target, as sha256sum prints it; an empty text for a broken link."""
     if not file.is_file():
         return ""
     with file.open("rb") as content:
@@ -220,14 +222,14 @@ class _Target:
         self._ssh = ["ssh", *file, *(word for option in options for word in ("-o", option))]
 
     def copy(self, project: Digests, *, overwrite: bool) -> Changes:
-        """Copy the project there, and remove what is no longer part of it.
+        """Copy the project to the other machine, and remove copied files that are no longer part of it.
 
         Args:
-            project: Digests of the files here.
+            project: Digests of the files on this machine.
             overwrite: Whether to also overwrite changes that exist nowhere else.
 
         Raises:
-            CopyError: If that is not possible.
+            CopyError: If the copy fails, or would overwrite changes without ``overwrite``.
         """
         there = self._read(project)
         changes = there.changes(project)
@@ -237,7 +239,7 @@ class _Target:
                 f"{self._root / changes.lost[0]}{more} there, and git there has no copy; commit it, or use "
                 "--sync-code overwrite"
             )
-        # If rsync is interrupted, each file may be as before or as here
+        # If rsync is interrupted, each file on the other machine is either the old one or the new one
         both = {name: {own, *there.recorded.get(name, ())} for name, own in project.items()}
         self._run(WRITE_RECORD, _to_record({**there.recorded, **both}))
         if changes.copied:
@@ -248,17 +250,17 @@ class _Target:
         return changes
 
     def _read(self, project: Digests) -> There:
-        """Return what is there."""
+        """Return the state of the project on the other machine."""
         recorded: dict[str, set[str]] = {}
         for name, digest in _entries(self._run(READ_RECORD)):
-            # Keep files that git ignores by now: on a shared disk, they are also the only ones of this machine
+            # Keep files that git now ignores: if the machines share a disk, removing them would delete the only copy
             if name in project or not os.path.lexists(self._root / name):
                 recorded.setdefault(name, set()).add(digest)
         digests = dict(_entries(self._run(READ_FILES, _joined(sorted(project.keys() | recorded.keys())))))
         return There(recorded, digests, _committed(self._run(READ_GIT)))
 
     def _run(self, program: str, data: bytes = b"") -> bytes:
-        """Run a program of the shell there, and return what it prints."""
+        """Run a shell program on the other machine, and return what it prints."""
         name = hashlib.sha256(os.fsencode(self._root)).hexdigest()[:32]
         command = program.format(name=name, root=shlex.quote(str(self._root)))
         return _run_here([*self._ssh, self.host, f"sh -c {shlex.quote(command)}"], data)
@@ -295,7 +297,7 @@ def _split(joined: bytes) -> list[str]:
 
 
 def _committed(printed: bytes) -> set[str]:
-    """Return the files that are as in the last commit.
+    """Return the files that do not differ from the last commit.
 
     Args:
         printed: Output of :data:`READ_GIT`.
@@ -311,7 +313,7 @@ def _to_record(digests: Mapping[str, Set[str]]) -> bytes:
 
 
 def _entries(lines: bytes) -> Iterator[tuple[str, str]]:
-    """Yield names and digests of lines that sha256sum has printed; links without a file have an empty digest."""
+    """Yield names and digests of lines that sha256sum has printed; broken links have an empty digest."""
     for line in _split(lines):
         digest, _, name = line.partition("  ")
         yield name, digest

@@ -33,7 +33,8 @@ from mjlab_dist.run_dir import create_run_dir
 from mjlab_dist.worker import RunResult
 
 _training = threading.Lock()
-"""Held while this process trains: recorded physics and torch.distributed's default group exist once per process."""
+"""Held while this process trains: recorded physics and the default group of torch.distributed exist once per process,
+so a process can train only one run at a time."""
 
 
 def train(
@@ -46,9 +47,10 @@ def train(
 ) -> RunResult:
     """Train a policy and wait for the result. May be called from any thread; one run at a time.
 
-    A single rank runs in this process if its device is visible to CUDA here. Several ranks run in separate processes.
-    torchrunx starts them, over SSH if they are on other machines. A process that torchrun or SLURM started as one of
-    several is itself one rank. Signal handlers stay as they are: KeyboardInterrupt ends every rank.
+    A single rank runs in this process, unless ``max_restarts`` is set or CUDA in this process cannot see its GPU.
+    Several ranks run in separate processes. torchrunx starts these processes, over SSH if they are on other machines. A
+    process that torchrun or SLURM started as one of several is itself one rank. Signal handlers stay as they are:
+    KeyboardInterrupt ends every rank.
 
     Args:
         config: The run.
@@ -58,7 +60,7 @@ def train(
         own_process: Whether this process trains once and does nothing else, so that CUDA_VISIBLE_DEVICES may change.
 
     Raises:
-        UserError: If the config cannot train here.
+        UserError: If the config is invalid or does not fit the machines.
         RankError: If one of several ranks ended early. An error of a single rank is raised unchanged.
     """
     if not _training.acquire(blocking=False):
@@ -95,7 +97,8 @@ def _train(
         _report_videos(config, listen)
         for warning in plan.warnings:
             listen({"kind": "warning", "text": warning})
-        # A single rank in this process. With restarts it gets a process of its own, because it may be killed or crash.
+        # A single rank in this process. With restarts, the rank gets its own process, because it may be killed or
+        # crash.
         if plan.num_ranks == 1 and config.max_restarts == 0:
             device = plan.devices[0] if own_process else in_this_process(plan.devices[0], os.environ, gpus)
             if device is not None:
@@ -188,7 +191,7 @@ def _reserved(
 
 @contextlib.contextmanager
 def _egl_device_restored() -> Iterator[None]:
-    """Unset MUJOCO_EGL_DEVICE_ID again if a rank in this process set it; the next run may use another device."""
+    """Unset MUJOCO_EGL_DEVICE_ID if a rank in this process set the variable; the next run may use another device."""
     before = os.environ.get(worker.EGL_DEVICE)
     try:
         yield
