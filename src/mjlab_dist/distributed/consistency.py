@@ -1,4 +1,4 @@
-"""Check that all ranks hold bitwise equal tensors, with one small collective."""
+"""Check that all ranks hold bitwise equal tensors, with one small exchange between ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def check_equal(tensors: Mapping[str, torch.Tensor], when: str) -> None:
         when: Start of the error message, such as ``iteration 200``.
 
     Raises:
-        DesyncError: On every rank, if any tensor differs. It names the ranks and the first tensor that differs.
+        DesyncError: On every rank, if any tensor differs. The message names the ranks and the first tensor that
+            differs.
     """
     table = gather(torch.stack([checksum(t) for t in tensors.values()])).tolist()
     names = list(tensors)

@@ -1,4 +1,7 @@
-"""The process group of all ranks. A single rank has none, and its collectives return at once."""
+"""The process group of all ranks, and collectives: exchanges of data in which every rank takes part.
+
+A single rank has no group, and its collectives return at once.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ TIMEOUT_S = 600
 START_TIMEOUT_S = 7200
 """Timeout for other ranks to start, in seconds; long, because one of them may be compiling kernels.
 
-It matters if a rank fails and the launcher does not end the others, such as srun without --kill-on-bad-exit.
+This timeout matters if a rank fails and the launcher does not end the others, such as srun without --kill-on-bad-exit.
 """
 
 _local_sum: contextvars.ContextVar[LocalSum | None] = contextvars.ContextVar("local_sum", default=None)
@@ -44,7 +47,7 @@ def meet(rank: Rank) -> Store | None:
         store = TCPStore(rank.master_address, rank.master_port, is_master=False, timeout=timeout)
     else:
         url = f"tcp://{rank.master_address}:{rank.master_port}"
-        # Under torchrun this connects to the agent's store, which already listens on the port.
+        # Under torchrun, this call connects to the agent's store, which already listens on the port.
         store, _, _ = next(rendezvous(url, rank.rank, rank.world_size, timeout=timeout))
     store.set_timeout(datetime.timedelta(seconds=START_TIMEOUT_S))
     return store
@@ -55,8 +58,8 @@ def process_group(rank: Rank, device: str, backend: str, store: Store | None) ->
     """Join the process group, and leave it together with the other ranks if the context ends without an error.
 
     After an error, an NCCL group is not destroyed: NCCL's destroy and abort wait for the other ranks of the machine,
-    which may be waiting for this rank in a collective. Report the error, then end the process without the interpreter's
-    shutdown.
+    which may be waiting for this rank in a collective. The caller must report the error, and then end the process
+    without the interpreter's shutdown.
 
     Args:
         rank: Rank of this process.
@@ -116,7 +119,7 @@ def _local_sums(rank: Rank, device: str, store: Store | None) -> Iterator[None]:
 
 
 def wait_for_all(store: Store | None, rank: Rank, key: str) -> None:
-    """Wait until every rank has called this, for up to :data:`START_TIMEOUT_S`: ranks may be compiling kernels.
+    """Wait until every rank has called this function, at most :data:`START_TIMEOUT_S`: ranks may be compiling kernels.
 
     Args:
         store: Result of :func:`meet`.
@@ -197,7 +200,7 @@ def broadcast_from_main(data: bytes | None) -> bytes | None:
 
 
 def overwrite_by_main(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | None = None) -> None:
-    """Overwrite tensors by those of the first rank of a group, in one message.
+    """Overwrite tensors with those of the first rank of a group, in one message.
 
     Args:
         tensors: Tensors of any dtypes on one device; the same dtypes and shapes on every rank.

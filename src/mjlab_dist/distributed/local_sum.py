@@ -20,7 +20,8 @@ from mjlab_dist.errors import LostRankError
 SPIN_S = 0.005
 """Seconds without data for which a rank polls its sockets before it sleeps until data arrives.
 
-Between polls it yields its core to other processes. Ranks in step usually wait for less time than a wake-up takes.
+Between polls, the rank yields its core to other processes. Ranks that run in step usually wait for less time than it
+takes to wake up a sleeping process.
 """
 
 TOKEN_BYTES = 16
@@ -38,7 +39,7 @@ SIZE_BYTES = 8
 MAX_WHOLE_BYTES = 64 * 1024
 """Maximum size of tensors that more than two ranks exchange whole, in bytes.
 
-Two ranks always exchange whole tensors: it takes no more bytes than exchanging parts twice.
+Two ranks always exchange whole tensors, because this takes no more bytes than exchanging parts twice.
 """
 
 
@@ -56,7 +57,7 @@ class LocalSum:
             store: Key-value store of all ranks.
             rank: This rank.
             world_size: Number of ranks, all on this machine.
-            timeout_s: Seconds to wait for another rank, here and in every sum.
+            timeout_s: Seconds to wait for another rank, now and in every sum.
 
         Raises:
             LostRankError: If the connection to another rank fails, or a rank does not connect within the timeout.
@@ -75,7 +76,7 @@ class LocalSum:
         self._buffers: dict[tuple[int, torch.dtype], torch.Tensor] = {}
 
     def sum_(self, values: torch.Tensor) -> None:
-        """Replace a tensor by its sum over ranks. All ranks must call it, with the same shape and dtype.
+        """Replace a tensor with its sum over ranks. All ranks must call this method, with the same shape and dtype.
 
         Args:
             values: Contiguous CPU tensor.
@@ -152,9 +153,10 @@ class LocalSum:
 
 
 class _Link:
-    """Connection to another rank, with the bytes that remain to be sent and received: each way a size, then a tensor.
+    """Connection to another rank, with the bytes that remain to be sent and received.
 
-    The size detects a rank that skipped a sum: its next tensor would be added to a different kind of tensor.
+    In each direction, a size is sent first, then a tensor. The size shows whether a rank skipped a sum: its next tensor
+    would otherwise be added to another tensor of the other ranks.
     """
 
     def __init__(self, rank: int, connection: socket.socket) -> None:
@@ -232,7 +234,7 @@ def _accept(server: socket.socket, token: bytes, ranks: Sequence[int], timeout_s
     """Accept the connections of other ranks, and return them by rank. Other connections are closed, and delay nothing.
 
     Args:
-        server: Listens.
+        server: Listening socket.
         token: This rank's token.
         ranks: The ranks that connect to this one.
         timeout_s: Seconds until all of them must have connected.
@@ -254,7 +256,7 @@ def _accept(server: socket.socket, token: bytes, ranks: Sequence[int], timeout_s
             poll.poll(max(0.0, until - now) * 1000)
             with contextlib.suppress(OSError):
                 guests.append(_Guest(server.accept()[0]))
-            # Sort out the connections that are done
+            # Keep completed connections of ranks, and close other ones
             for guest in [guest for guest in guests if guest.is_done()]:
                 guests.remove(guest)
                 rank = guest.rank(token)

@@ -33,7 +33,7 @@ class Rank:
     joins_store: bool = False
     """Whether the launcher has already opened the store; if not, rank 0 opens it."""
     store_file: str | None = None
-    """File where ranks meet instead of a store; None for a store."""
+    """File where ranks meet instead of a store on a port; None if they meet on a port."""
 
     @property
     def is_main(self) -> bool:
@@ -44,7 +44,7 @@ class Rank:
 def outside_launcher(environ: Mapping[str, str]) -> Literal["torchrun", "slurm"] | None:
     """Return the launcher whose variables mark this process as one of several ranks; None without such variables.
 
-    Inside ranks of our own launcher this is ``torchrun``, because torchrunx sets the same variables.
+    Inside ranks of our own launcher, the result is ``torchrun``, because torchrunx sets the same variables.
 
     Args:
         environ: The process's environment.
@@ -58,7 +58,7 @@ def outside_launcher(environ: Mapping[str, str]) -> Literal["torchrun", "slurm"]
 
 
 def rank_from_environment(environ: Mapping[str, str]) -> Rank:
-    """Read this process's rank from the variables of torchrunx, torchrun or SLURM; without them it is the only rank.
+    """Read this process's rank from the variables of torchrunx, torchrun or SLURM; without them, return the only rank.
 
     Args:
         environ: The process's environment.

@@ -1,7 +1,7 @@
 """Compare what ranks of several machines simulate: the task's source files and data, and the model.
 
-Every machine reads the task from its own disk. A reward that was edited on one of them would otherwise be trained in
-half of the envs, and nothing would show it.
+Every machine reads the task from its own disk. Without this comparison, a reward that was edited on only one of two
+machines would be used in half of the envs, and nobody would notice.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 
 FRAMES = ("quat", "mesh_", "bvh_", "aabb", "oct_", "rbound", "flex", "path")
 """Parts of the names of fields that are not compared. The principal axes of a symmetric body depend on how a machine
-rounds, and so does everything in their frame. The paths of a model's files may differ too."""
+rounds, and so does everything that is relative to these axes. The paths of a model's files may differ too."""
 
 MACHINE = {"sitecustomize", "usercustomize"}
-"""Modules that Python imports at its start for a machine or a user, whose files may differ."""
+"""Modules that Python imports at its start. They belong to a machine or a user, so their files may differ."""
 
 TOLERANCE = 1e-9
-"""Relative difference of sums that rounding may cause, since compilers of models use double precision."""
+"""Maximum relative difference of sums that counts as rounding. MuJoCo compiles models in double precision."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,10 @@ class TaskSummary:
         """Summarize a task.
 
         Args:
-            config: Its config. Files that it names are data.
-            model: Its model.
-            modules: All imported modules by name. Those of installed packages are left out: their versions are compared
-                elsewhere.
+            config: The task's config. Files that the config names are data files.
+            model: The task's model.
+            modules: All imported modules by name. Modules of installed packages are left out;
+                :mod:`mjlab_dist.launch.host_checks` compares versions of packages.
         """
         data = {name for _, name in paths(to_plain(config.env)) if isinstance(name, str) and os.path.isfile(name)}  # noqa: PTH113 (false for the XML of a model)
         files = {name: Path(name) for name in data} | _own_files(modules)
@@ -72,13 +72,13 @@ class TaskSummary:
         )
 
     def digest(self) -> str:
-        """Return a digest that differs if anything differs."""
+        """Return a digest, which differs between ranks if any file or number differs."""
         return _digest(json.dumps([self.files, self.model]).encode())
 
     def difference(self, other: TaskSummary) -> str | None:
-        """Return what differs from another rank's summary; None if that is at most rounding.
+        """Return what differs from another rank's summary; None if nothing differs by more than rounding.
 
-        Only files that both ranks have read are compared: a rank may import more than another.
+        Only files that both ranks have read are compared: a rank may import more files than another.
         """
         files = [name for name, digest in self.files.items() if other.files.get(name, digest) != digest]
         if files:
@@ -102,14 +102,14 @@ def check_same_task(
 
     Args:
         store: As for :func:`exchange`.
-        rank: Which rank this is.
+        rank: Rank of this process.
         hosts: Name of each rank's machine.
         config: The run's config.
         model: This rank's model.
         variant: Number of the config, if ranks compare several.
 
     Raises:
-        PreflightError: One line that names the ranks that differ from rank 0, and in what.
+        PreflightError: One line that names the ranks that differ from rank 0, and the differences.
     """
     if rank.on_one_machine or store is None:
         return
@@ -147,7 +147,7 @@ def _own_files(modules: Mapping[str, ModuleType]) -> dict[str, Path]:
 
 
 def _fields(model: mujoco.MjModel) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Yield the numbers of a model that do not depend on rounding, and its names, by field."""
+    """Yield the numbers and names of a model, by field, without fields that depend on rounding."""
     for owner, prefix in ((model, ""), (model.opt, "opt.")):
         for name in dir(owner):
             if name.startswith("_") or any(part in name for part in FRAMES):

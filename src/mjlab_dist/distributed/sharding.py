@@ -122,12 +122,12 @@ class Sharding:
         return max(divisible, key=lambda d: parameter.shape[d], default=None)
 
     def optimized(self, parameter: torch.Tensor) -> torch.Tensor:
-        """Return the tensor that the optimizer updates: this rank's part if the parameter is sharded, else itself."""
+        """Return the tensor that the optimizer updates: the parameter, or this rank's part of it if it is sharded."""
         entry = self.sharded.get(id(parameter))
         return entry.local if entry else parameter
 
     def reshard(self) -> None:
-        """Free the whole parameters after a forward, so that modules hold only their parts again."""
+        """Free the whole parameters after a forward pass, so that each rank holds only its own parts again."""
         for module in self._modules:
             module.reshard()
 
@@ -155,7 +155,7 @@ class Sharding:
         return value
 
     def overwrite_by_first_replica(self, parts: Sequence[torch.Tensor]) -> None:
-        """Overwrite this rank's parts by those of the first rank with the same parts, in one message.
+        """Overwrite this rank's parts with those of the first rank that has the same parts, in one message.
 
         Args:
             parts: Parts of sharded parameters, or of their Adam moments.
@@ -164,7 +164,7 @@ class Sharding:
             overwrite_by_main(parts, self._mesh.get_group("batch"))
 
     def whole(self, parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
-        """Return a whole tensor; a collective if the parameter is sharded.
+        """Return a whole tensor. If the parameter is sharded, all ranks must call this method.
 
         Args:
             parameter: The parameter, as a DTensor if it is sharded.
@@ -184,7 +184,7 @@ class Sharding:
         return whole.chunk(self._num_devices, entry.dim)[self._mesh.get_local_rank("fsdp")].contiguous()
 
     def whole_state(self, module: nn.Module) -> dict[str, torch.Tensor]:
-        """Return a module's state dict with whole tensors; a collective if any parameter is sharded."""
+        """Return a module's state dict with whole tensors. If a parameter is sharded, all ranks must call this."""
         self.reshard()
         state = module.state_dict(keep_vars=True)
         return {name: self.whole(t, self.optimized(t)).detach() for name, t in state.items()}

@@ -15,7 +15,7 @@ STEP_HOSTS = "SLURM_STEP_NODELIST"
 """Variable with the hosts of a step, which srun starts."""
 
 _PART = re.compile(r"(?:[^,\[\]]|\[[^\[\]]+\])+")
-"""Matches one entry of a host list: names may have lists of numbers in brackets, in which commas separate no hosts."""
+"""Matches one entry of a host list. Names may have lists of numbers in brackets, whose commas do not separate hosts."""
 
 
 SLURM = "slurm"

@@ -18,17 +18,22 @@ FORMATS = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Synchronizer(Protocol):
-    """Interface of a synchronization method. Each of several ranks creates one, without arguments, after it has joined.
+    """Interface of a synchronization method.
+
+    With several ranks, each rank creates an instance, without arguments, after it has joined the process group.
 
     Attributes:
         keeps_equal: Whether :meth:`reduce` leaves the same values on every rank, so that parameters never differ. If
-            not, parameters and Adam's moments are averaged when :meth:`due` returns True, and at the end of the run.
+            not, parameters and Adam's moments (its running means of gradients and their squares) are averaged when
+            :meth:`due` returns True, and at the end of the run.
     """
 
     keeps_equal: bool
 
     def reduce(self, buffer: torch.Tensor) -> None:
-        """Replace this rank's gradients by those for the optimizer, in place. Every rank calls it once per mini-batch.
+        """Replace this rank's gradients with the gradients for the optimizer, in place.
+
+        Every rank calls this method once per mini-batch.
 
         Args:
             buffer: (parameters + 1,) in fp32: all gradients of this rank's mini-batch. The last element is the mean KL
@@ -40,7 +45,7 @@ class Synchronizer(Protocol):
         """Return whether to average parameters now. Called after every iteration, only if ``keeps_equal`` is False.
 
         Args:
-            iteration: Number of iterations done, including this one. All ranks must return the same value for it.
+            iteration: Number of iterations done, including this one. All ranks must return the same value.
         """
         ...
 
@@ -52,8 +57,8 @@ class AllReduce:
     mini-batch is added to the gradients of the next one.
 
     Attributes:
-        error: This rank's rounding error of the last mini-batch, as large as the buffer; None before the first one, and
-            without compression.
+        error: This rank's rounding error of the last mini-batch, in the shape of the buffer; None before the first
+            mini-batch, and without compression.
     """
 
     keeps_equal = True
@@ -68,7 +73,7 @@ class AllReduce:
         self.error: torch.Tensor | None = None
 
     def reduce(self, buffer: torch.Tensor) -> None:
-        """Replace the buffer by its mean over ranks."""
+        """Replace the buffer with its mean over ranks."""
         # Dividing before the sum avoids overflow in fp16.
         buffer /= world_size()
         if self._format is None:
@@ -83,7 +88,7 @@ class AllReduce:
         self.error += buffer
         sent = self.error.to(dtype)
         self.error -= sent
-        self.error[-1] = 0.0  # the KL divergence is a measurement, and carries no error over
+        self.error[-1] = 0.0  # the KL divergence is a measurement: its error is not carried over
         return sent
 
     def due(self, iteration: int) -> bool:  # noqa: ARG002 (the protocol's)
@@ -115,7 +120,7 @@ class LocalUpdates:
 def make_synchronizer(config: SyncConfig) -> Synchronizer:
     """Return the synchronizer that a config selects, for the ranks of the process group.
 
-    A class of the user is only created if there are several ranks: its constructor may need the process group.
+    A user's class is instantiated only if there are several ranks: its constructor may need the process group.
 
     Raises:
         UserError: If there is no such class, or it does not implement the protocol.
