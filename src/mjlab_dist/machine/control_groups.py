@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def cpu_quota(root: Path) -> float:
-    """Return the CPU quota of this process in cores: the smallest of its control groups; infinity without a quota.
+    """Return the CPU quota of this process in cores: the minimum of its control groups; infinity without a quota.
 
     Args:
         root: Root directory of the system.
@@ -33,7 +33,7 @@ def memory_room(root: Path) -> float:
         limit = _read(group / "memory.max") or _read(group / "memory.limit_in_bytes")
         used = _read(group / "memory.current") or _read(group / "memory.usage_in_bytes")
         if limit.isdecimal() and used.isdecimal():
-            # Under memory pressure the kernel frees inactive file cache first, so this counts as available.
+            # Under memory pressure the kernel frees inactive file cache first, so this cache counts as available.
             # In version 1, the totals that include subgroups have the prefix total_.
             kept = re.findall(r"^(?:total_)?inactive_file (\d+)$", _read(group / "memory.stat"), re.MULTILINE)
             rooms.append(int(limit) - int(used) + max(map(int, kept), default=0))
@@ -48,8 +48,8 @@ def _control_groups(controller: str, root: Path) -> list[Path]:
         if controllers and controller not in controllers.split(","):
             continue
         mount = root / "sys/fs/cgroup" / (controller if controllers else "")
-        # In a container, path may be the one outside of it, which does not exist; the parents then include the root of
-        # the mount, which is the container's own group.
+        # In a container, the path may be that of a group outside the container, which does not exist inside. But its
+        # parents include the root of the mount, which is the container's own group.
         own = mount / path.lstrip("/")
         groups += [group for group in (own, *own.parents) if group.is_relative_to(mount)]
     return groups

@@ -1,6 +1,6 @@
 """Choose the devices of this machine's ranks for a launcher on another machine, which starts this module through SSH.
 
-Prints one line of JSON: :class:`DeviceAnswer` as plain data.
+The module prints one line of JSON: :class:`DeviceAnswer` as plain data.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class DeviceRequest:
     num_ranks: int | None
     """See :func:`plan_devices`."""
     environ: Mapping[str, str]
-    """:data:`VARIABLES` that the launcher has."""
+    """Those of :data:`VARIABLES` that are set for the launcher, with their values."""
 
     @classmethod
     def of(
@@ -44,7 +44,7 @@ class DeviceRequest:
             flags: The run's config.
             num_ranks: Number of ranks on the other machine; None for one per device.
             environ: The launcher's environment.
-            own: Devices of the launcher's own machine. If they are CPUs, no GPU is used elsewhere either.
+            own: Devices of the launcher's own machine. If they are CPUs, other machines use no GPUs either.
         """
         return cls(
             gpu_ids=None if own[0].device == "cpu" else flags.gpu_ids,
@@ -104,7 +104,7 @@ def answer(request: DeviceRequest, environ: Mapping[str, str]) -> DeviceAnswer:
         return DeviceAnswer(error=str(error))
     finally:
         logger.removeHandler(collected)
-    # Only --gpu-ids None chooses the CPU beside GPUs of other machines
+    # If other machines use GPUs, this machine must not fall back to its CPU
     if request.gpu_ids is not None and devices[0].device == "cpu":
         return DeviceAnswer(error="has no GPU that can be used; use --gpu-ids None to train on the CPU everywhere")
     return DeviceAnswer(devices=devices, warnings=tuple(collected.lines))

@@ -1,4 +1,4 @@
-"""Choice of the devices of this machine's ranks, as listed by NVIDIA's management library (NVML), without torch."""
+"""Choose the devices of this machine's ranks. NVIDIA's management library (NVML) lists the GPUs. Imports no torch."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Gpu:
 
 
 class DeviceFlags(Protocol):
-    """The flags that choose devices; a config has them."""
+    """The flags that choose devices. They are fields of a config."""
 
     @property
     def gpu_ids(self) -> tuple[int, ...] | Literal["auto", "all"] | None:
@@ -109,8 +109,8 @@ def plan_devices(
         flags: The run's config, or its flags for devices.
         environ: The environment, for CUDA_VISIBLE_DEVICES.
         gpus: The machine's GPUs.
-        num_ranks: Number of ranks, on the first of the chosen GPUs, or on the CPU; None for one per GPU, or for as many
-            as ``cpu_ranks``.
+        num_ranks: Number of ranks. They use the first of the chosen GPUs, or the CPU. None for one rank per GPU, or for
+            ``cpu_ranks`` ranks on the CPU.
 
     Raises:
         UserError: If the chosen GPUs do not exist, cannot be used, are repeated, are too few, or are combined with CPU
@@ -167,7 +167,7 @@ def plan_own_device(config: TrainConfig, rank: Rank, environ: Mapping[str, str],
     """Choose the device of one rank that another launcher (torchrun, SLURM) started.
 
     Args:
-        config: The run's config. Only None in ``gpu_ids`` has an effect: it selects the CPU.
+        config: The run's config. None in ``gpu_ids``, or any number in ``cpu_ranks``, selects the CPU.
         rank: This rank.
         environ: The environment, for CUDA_VISIBLE_DEVICES.
         gpus: The machine's GPUs.
@@ -190,10 +190,10 @@ def plan_own_device(config: TrainConfig, rank: Rank, environ: Mapping[str, str],
 
 
 def in_this_process(device: RankDevice, environ: Mapping[str, str], gpus: list[Gpu]) -> RankDevice | None:
-    """Return the device of a rank under its name in this process, such as a notebook that runs the rank itself.
+    """Return a rank's device with the name that it has in this process, for example in a notebook that runs the rank.
 
-    A rank's own process gets another CUDA_VISIBLE_DEVICES. This process must keep its value: CUDA reads the variable
-    only once per process, perhaps already before this call, and the process may train on another device later.
+    A process that torchrunx starts for a rank gets its own CUDA_VISIBLE_DEVICES. In this process, the variable must not
+    change: CUDA reads it only once per process, perhaps before this call, and a later run may use another device.
 
     Args:
         device: The rank's device.
@@ -201,7 +201,7 @@ def in_this_process(device: RankDevice, environ: Mapping[str, str], gpus: list[G
         gpus: The machine's GPUs.
 
     Returns:
-        The device without a change of CUDA_VISIBLE_DEVICES; None if this process does not see it.
+        The device without a change of CUDA_VISIBLE_DEVICES; None if this process does not see the device.
     """
     if device.visible is None:
         return device
@@ -217,7 +217,7 @@ def cores() -> int:
 def _index_here(token: str, tokens: list[str]) -> int | None:
     """Return the CUDA index of a token's device in this process; None if CUDA does not show the device."""
     if not token.startswith("GPU-"):
-        # CUDA shows one MIG instance per process, and keeps the order of the list for indices.
+        # CUDA shows only one MIG instance per process. Otherwise, its indices follow the order of the list.
         return None if token.startswith(MIG) and tokens != [token] else tokens.index(token)
     import torch
 
@@ -353,7 +353,7 @@ def _find(entry: str, gpus: list[Gpu], *, by_bus: bool) -> _Visible | None:
         return _as_visible(*cards.values()) if len(cards) == 1 else None
     if entry.startswith(MIG):
         if not any(gpu.is_mig for gpu in gpus):
-            return _Visible(entry, None)  # NVML lists no instances here, but CUDA may find it
+            return _Visible(entry, None)  # NVML lists no instances here, but CUDA may find this one
         instances = [gpu for gpu in gpus if gpu.uuid.startswith(entry)]
         return _as_visible(*instances) if len(instances) == 1 else None
     return None

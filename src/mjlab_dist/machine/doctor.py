@@ -1,4 +1,4 @@
-"""Checks whether this machine can train: those before a run, and more. Imports no torch."""
+"""Check whether this machine can train: the checks before a run, and further ones. Imports no torch."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from mjlab_dist.machine.wandb_check import check_wandb
 from mjlab_dist.wording import byte_size
 
 CAPTURABLE_DRIVER = (12, 4)
-"""Oldest CUDA driver that can record physics on a GPU; mjlab_dist.sim has the same constant, but imports torch."""
+"""Oldest CUDA driver that can record physics as a CUDA graph. mjlab_dist.sim has the same value, but imports torch."""
 
 RANK_BYTES = 0.6 * GB
-"""Memory of a CPU rank of cartpole-balance with 512 envs, as measured; one on a GPU takes more."""
+"""Memory of a CPU rank of cartpole-balance with 512 envs, as measured; a rank on a GPU needs more."""
 
 LOW_MEMORY_BYTES = 2 * GB
 """Available memory below which a few ranks may not fit."""
@@ -43,10 +43,10 @@ LOW_SHARED_BYTES = 0.5 * GB
 """Space in /dev/shm that NCCL may need for several GPUs; a container has 64 MB by default."""
 
 NEEDED_FILES = 64
-"""Open files that a process needs; a launcher and its ranks have 32 each."""
+"""Number of open files that a process needs; a launcher has about 32, and so does each of its ranks."""
 
 LOW_FILES = 1024
-"""Open files that NCCL on many GPUs may need; the usual limit."""
+"""Number of open files that NCCL may need on many GPUs. It is also the usual limit."""
 
 NETWORK_TIMEOUT_S = 3.0
 """Seconds to wait for a server on the network."""
@@ -77,7 +77,7 @@ def examine(log_root: Path, environ: Mapping[str, str]) -> list[Finding]:
 
 
 def check_devices() -> list[Finding]:
-    """Check the GPUs, their driver, and whether torch and Warp support it; a machine without GPUs passes."""
+    """Check the GPUs, their driver, and whether torch and Warp support this driver; a machine without GPUs passes."""
     try:
         gpus = find_gpus()
         if gpus:
@@ -207,7 +207,7 @@ def check_drawing(environ: Mapping[str, str], library: str = "libEGL.so.1") -> F
 
 
 def check_leftovers() -> Finding:
-    """Check whether an earlier launch left processes behind: those without a launcher among their ancestors."""
+    """Check whether an earlier launch left processes behind, which have no launcher among their ancestors."""
     own = os.getuid()
     left = [p.pid for p in psutil.process_iter() if _is_of_a_launch(p, own) and not _has_launcher(p)]
     if not left:

@@ -1,4 +1,4 @@
-"""Checks of GPUs: the driver, packages built for it, and who else uses the GPUs. Imports no torch."""
+"""Checks of GPUs: their driver, whether packages are built for it, and what else uses the GPUs. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mjlab_dist.machine.findings import GB, Finding, Status, dotted
 from mjlab_dist.machine.processes import run_program
 
 UNUSED_SHARE = 0.9
-"""Minimum share of free memory of an unused GPU; the driver and a screen may take the rest."""
+"""Minimum share of memory that is free on an unused GPU; the driver and a screen may use the rest."""
 
 WARP = "warp-lang"
 """The distribution of Warp."""
@@ -23,7 +23,7 @@ TOOLKIT = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).wp_cuda_toolkit_ve
 """Program that prints the CUDA version of a build of Warp, such as 12040 (0 without CUDA), given its library's path."""
 
 WARP_TIMEOUT_S = 10.0
-"""Timeout in seconds for loading this library of 300 MB."""
+"""Timeout, in seconds, for loading Warp's library, which has 300 MB."""
 
 SOURCES = {
     "torch": "https://pytorch.org/get-started",
@@ -36,7 +36,7 @@ DRIVERS = {12: 525, 13: 580}
 
 
 def check_torch() -> Finding:
-    """Check whether the installed torch can use the GPUs; call it on a machine that has some."""
+    """Check whether the installed torch can use the GPUs of this machine, which must have some."""
     try:
         torch = metadata.distribution("torch")
     except metadata.PackageNotFoundError:
@@ -47,9 +47,10 @@ def check_torch() -> Finding:
 
 
 def check_warp() -> Finding:
-    """Check whether the installed Warp can use the GPUs; call it on a machine that has some.
+    """Check whether the installed Warp can use the GPUs of this machine, which must have some.
 
-    Only Warp's library contains the version of CUDA that it was built for. A separate process loads it to read this.
+    Only Warp's library contains the version of CUDA that it was built for. A separate process loads the library to read
+    this version.
     """
     try:
         warp = metadata.distribution(WARP)
@@ -77,9 +78,9 @@ def judge_cuda(
     version compatibility. Warp's own check is the same (``min_driver_version`` in its ``context.py``).
 
     Args:
-        package: Its name.
-        version: Its version.
-        built_for: Major and minor version of its CUDA; None without CUDA.
+        package: Name of the package.
+        version: Version of the package.
+        built_for: Major and minor version of CUDA that the package is built for; None if it is built without CUDA.
         driver: Result of :func:`driver_cuda`.
     """
     if built_for is None:
@@ -102,7 +103,7 @@ def judge_cuda(
 
 
 def driver_cuda() -> tuple[int, int] | None:
-    """Return the newest version of CUDA, major and minor, that the NVIDIA driver supports; None without CUDA."""
+    """Return the newest version of CUDA, major and minor, that the NVIDIA driver supports; None without a driver."""
     import pynvml  # noqa: PLC0415 (not needed without a GPU)
 
     try:
@@ -188,9 +189,9 @@ def judge_gpu(gpu: Gpu, free_bytes: int, total_bytes: int, pids: Sequence[int]) 
 
     Args:
         gpu: The GPU.
-        free_bytes: Its free memory.
-        total_bytes: Its total memory.
-        pids: Other processes that compute on it; a container may hide them.
+        free_bytes: Free memory of the GPU.
+        total_bytes: Total memory of the GPU.
+        pids: Other processes that compute on the GPU; a container may hide such processes.
     """
     name, figure = f"GPU {gpu.index}", f"{gpu.name}, {free_bytes / GB:.1f} of {total_bytes / GB:.1f} GB free"
     if not pids and free_bytes >= UNUSED_SHARE * total_bytes:

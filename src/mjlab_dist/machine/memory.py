@@ -20,10 +20,10 @@ from mjlab_dist.wording import byte_size
 FLOAT_BYTES = 4
 
 ROW_BYTES = 40
-"""Lower bound of the bytes of a constraint row: MuJoCo Warp has 10 numbers for each, and the row of the Jacobian."""
+"""Lower bound of the bytes of a constraint row: MuJoCo Warp stores 10 numbers per row, and a row of the Jacobian."""
 
 CONTACT_BYTES = 160
-"""Lower bound of the bytes of a contact: MuJoCo Warp has 48 numbers for each."""
+"""Lower bound of the bytes of a contact: MuJoCo Warp stores 48 numbers per contact."""
 
 
 def free_cpu_bytes() -> int:
@@ -32,20 +32,20 @@ def free_cpu_bytes() -> int:
 
 
 def learner_bytes(agent: AgentConfig, observations: Mapping[str, int], num_actions: int, device: str) -> int:
-    """Return the memory that the learner needs per env, in bytes.
+    """Return the memory that learning needs per env, in bytes.
 
     This includes the rollout, a shuffled copy of it, temporaries of normalization in fp64, and the activations of a
-    mini-batch. If the update is recorded as CUDA graphs, this includes the mini-batch that they read.
+    mini-batch. If the update is recorded as CUDA graphs, the memory also includes the mini-batch that the graphs read.
 
     Args:
-        agent: The learner.
+        agent: Config of the learner.
         observations: Numbers per env in each observation group.
         num_actions: Actions per env.
         device: ``cpu`` or ``cuda:<index>``.
     """
     # Rollout: action, its mean and its standard deviation; reward, done, value, return, advantage, log-probability.
     stored = sum(observations.values()) + 3 * num_actions + 6
-    # Actor and critic have recurrent layers each. An LSTM stores four gates and two states per unit; a GRU fewer.
+    # Actor and critic each have recurrent layers. An LSTM stores four gates and two states per unit; a GRU stores less.
     recurrent = 0 if agent.rnn == "none" else 2 * agent.rnn_num_layers * agent.rnn_hidden_dim
     widths = sum(agent.actor_hidden_dims) + sum(agent.critic_hidden_dims) + 6 * recurrent
     # Temporaries in fp64: four values per advantage, or two per observation and a copy in fp32; never both at once.
@@ -77,7 +77,7 @@ def min_network_bytes(agent: AgentConfig) -> int:
     """Return a lower bound of the memory of the networks in bytes: weights, gradients and Adam moments.
 
     Args:
-        agent: The learner.
+        agent: Config of the learner.
     """
     networks = (agent.actor_hidden_dims, agent.critic_hidden_dims)
     weights = sum(fan_in * fan_out for widths in networks for fan_in, fan_out in itertools.pairwise(widths))

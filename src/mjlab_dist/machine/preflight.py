@@ -32,16 +32,16 @@ PACKAGE = "mjlab-dist"
 """The distribution whose requirements the installed packages must meet."""
 
 SEMAPHORES_BYTES = 64 * 1024
-"""Shared memory that the semaphores of a launch need: about ten, with at least a page each."""
+"""Shared memory for the semaphores of a launch, in bytes: about ten semaphores, with at least a page each."""
 
 NEEDED_BYTES = 10**6
-"""Size of a file that is written as a test: free space does not show quotas."""
+"""Size of a file that is written as a test, in bytes: the free space of a disk does not show quotas."""
 
 LOW_BYTES = GB
 """Free space below which a run may fill the disk."""
 
 LOW_CACHE_BYTES = 200 * 10**6
-"""Free space that kernels or temporary files may need; those of the tasks here take 13 MB."""
+"""Free space that kernels or temporary files may need; the kernels of this package's tasks take 13 MB."""
 
 WANDB_TIMEOUT_S = 1.0
 """Seconds to wait for the server of Weights & Biases before a run starts."""
@@ -64,7 +64,7 @@ def check_machine(
         resumed: Directory of the run to resume; None if the run creates a new one under the log root.
 
     Returns:
-        A line per warning: GPUs that others use, a disk that is nearly full, curves that cannot be uploaded.
+        A line per warning: GPUs that other processes use, a disk that is nearly full, curves that cannot be uploaded.
 
     Raises:
         PreflightError: If something would make the run fail.
@@ -137,7 +137,7 @@ def check_directory(name: str, directory: Path, low_bytes: int, setting: str) ->
         with tempfile.TemporaryFile(dir=there) as file:
             file.write(bytes(NEEDED_BYTES))
             file.flush()
-            os.fsync(file.fileno())  # some file systems check a quota only here
+            os.fsync(file.fileno())  # some file systems check quotas only at this point
         free = shutil.disk_usage(there).free
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -175,7 +175,7 @@ def require_kernel_cache(environ: Mapping[str, str]) -> None:
 
 
 def check_semaphores() -> Finding:
-    """Check the free shared memory: starting several ranks needs semaphores."""
+    """Check the free shared memory, which holds the semaphores that starting several ranks needs."""
     name, directory = "semaphores", Path("/dev/shm")  # noqa: S108 (where Linux keeps semaphores)
     try:
         with tempfile.TemporaryFile(dir=directory) as file:

@@ -1,4 +1,4 @@
-"""Child processes, and temporary files that must not outlive their launcher."""
+"""End child processes, and remove temporary files: neither may outlive their launcher."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     import psutil
 
 TEMPORARY = "mjlab-dist-launch-"
-"""Prefix of the names of launches' temporary directories; the name of the launch follows, which starts with a pid."""
+"""Prefix of the names of temporary directories. The name of the launch follows, which starts with a process ID."""
 
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-"""Flags that open a directory, but no other kind of file, which another user may have put in its place."""
+"""Flags that open a directory, but refuse other files, such as a link that another user has put in its place."""
 
 LAUNCH = "MJLAB_DIST_LAUNCH"
-"""Variable that distinguishes the processes of one launch from other descendants of this process."""
+"""Variable that distinguishes the processes of one launch (start of ranks) from other descendants of this process."""
 
 TRACKER = "multiprocessing.resource_tracker"
 """Part of the command of multiprocessing's resource tracker, which each agent has."""
 
 PATIENCE_S = 5.0
-"""Time that processes get to end, in s."""
+"""Seconds to wait until killed processes have ended."""
 
 PR_SET_PDEATHSIG = 1
 """Operation of prctl(2) that sets the signal a process receives when the thread that started it ends."""
@@ -79,7 +79,8 @@ def temporary_directory(launch: str) -> Iterator[str]:
 def _make_locked(prefix: str) -> tuple[str, int]:
     """Make a temporary directory and lock it; return its path and the descriptor that holds the lock.
 
-    Before it is locked, another launch may remove it as the directory of a killed launch; then, make another one.
+    Before a directory is locked, another launch may take it for the directory of a killed launch and remove it. In this
+    case, make another directory.
     """
     while True:
         path = tempfile.mkdtemp(prefix=prefix)
@@ -95,7 +96,7 @@ def _make_locked(prefix: str) -> tuple[str, int]:
 
 
 def remove_leftovers() -> None:
-    """Remove the temporary directories of launches that have ended: a launch holds a lock on its own."""
+    """Remove the temporary directories of launches that have ended. A running launch locks its own directory."""
     for path in _own_directories(TEMPORARY):
         with contextlib.suppress(OSError):  # a launch uses it, or it was just removed
             directory = os.open(path, DIRECTORY)
@@ -135,7 +136,7 @@ def end_children(launch: str | None = None) -> None:
 
     Args:
         launch: Kill only processes that inherited this value of :data:`LAUNCH`, because a notebook has other children;
-            None for all.
+            None kills all.
     """
     import psutil  # noqa: PLC0415 (slow to import, and needed at the end only)
 
@@ -158,7 +159,7 @@ def _wait_until_ended(processes: Sequence[psutil.Process]) -> None:
     """Wait until descendants of this process have ended, but not forever.
 
     A descendant whose parent has ended becomes a zombie until the first process of the machine removes it. In a
-    container, this is often a program that never does.
+    container, this first process is often a program that never removes zombies.
     """
     import psutil  # noqa: PLC0415
 
@@ -190,7 +191,7 @@ def run_program(program: str, *args: str, timeout_s: float) -> str:
         timeout_s: Seconds until it is killed.
 
     Raises:
-        OSError: If it takes too long, or raises an exception; the message is that of the exception.
+        OSError: If the code takes too long, or raises an exception; the message is that of the exception.
     """
     command = [sys.executable, "-I", "-S", "-c", program, *args]
     try:

@@ -1,4 +1,4 @@
-"""Whether Weights & Biases would accept the curves of a run."""
+"""Check whether Weights & Biases would accept the curves of a run."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _wandb_server(environ: Mapping[str, str]) -> str:
 
 
 def _wandb_setting(environ: Mapping[str, str], name: str) -> str | None:
-    """Return a setting as Weights & Biases reads it: a variable, its file in the working directory, or the user's."""
+    """Return a setting as Weights & Biases reads it: from a variable, the working directory, or the user's settings."""
     if value := environ.get(f"WANDB_{name.upper()}"):
         return value
     files = configparser.ConfigParser(interpolation=None)
