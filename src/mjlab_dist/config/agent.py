@@ -58,12 +58,13 @@ class AgentConfig:
     """Bound to which normalized observations are clipped, in standard deviations; None for no clipping. Published
     results on Gymnasium's tasks use 10 (CleanRL's ppo_continuous_action.py)."""
     reward_normalization: bool = False
-    """Divide the learner's rewards by the running standard deviation of their discounted sum over all ranks. Reported
+    """Divide the rewards for PPO by the running standard deviation of their discounted sum, over all ranks. Reported
     returns are not normalized."""
     init_std: float = 1.0
     """Initial standard deviation of the actions."""
     min_std: float = 1e-3
-    """Minimum standard deviation of the actions. At the minimum, its gradient is kept, so that it can grow again."""
+    """Minimum standard deviation of the actions. Its gradient is not cut off at the minimum, so that updates can
+    raise the standard deviation again."""
     std_type: Literal["scalar", "log"] = "scalar"
     """Parameter of the standard deviation. scalar: the value itself. log: its logarithm, so that updates scale with the
     value."""

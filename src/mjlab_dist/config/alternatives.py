@@ -13,10 +13,10 @@ ALTERNATIVES = ("num_envs", "total_num_envs", "max_iterations", "total_timesteps
 
 
 def drop_replaced(config: TrainConfig, given: Collection[str]) -> TrainConfig:
-    """Drop a value of the task or the config file if the user gave its alternative.
+    """Drop a value of the task or the config file if the user gave a value for the alternative field.
 
     Args:
-        config: The config, with what the user gave.
+        config: The config, with the values that the user gave.
         given: Names of the fields that the user gave; those outside :data:`ALTERNATIVES` are ignored.
 
     Raises:

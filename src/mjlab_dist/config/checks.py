@@ -32,11 +32,11 @@ MAX_VIDEO_S = 60.0
 """Maximum length of a video that is made during training, in s."""
 
 _SEED_LIMIT = 2**63
-"""Seeds are less than this: torch's are below 2**64, and a rank's own seed is higher than the run's."""
+"""Seeds of runs must be less than this: torch's seeds are below 2**64, and ranks have higher seeds than the run."""
 
 
 def validate(config: TrainConfig) -> None:
-    """Raise if the config cannot train.
+    """Raise if the config is invalid.
 
     Raises:
         UserError: One line that names the flag, its value and the fix.
@@ -76,7 +76,7 @@ def validate_rollout(agent: AgentConfig, num_envs: int) -> None:
     """Raise if the rollout of one rank does not divide into mini-batches.
 
     Args:
-        agent: The learner.
+        agent: Config of the learner.
         num_envs: Envs per rank.
 
     Raises:

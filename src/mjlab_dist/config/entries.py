@@ -32,7 +32,7 @@ def entry(config: Any, path: Sequence[str]) -> Any:
 
 
 def replaced(config: Any, path: Sequence[str], value: Any) -> Any:
-    """Return a config with another value of an entry; a mapping may gain an entry.
+    """Return a config with a new value for an entry. In a mapping, the entry itself may be new.
 
     Args:
         config: The config, or a part of one.

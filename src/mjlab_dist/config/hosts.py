@@ -9,7 +9,7 @@ from typing import NamedTuple
 from mjlab_dist.errors import UserError
 
 ENTRY = re.compile(r"(?:(?P<name>[\w.-]+)|\[(?P<address>[\w.:]+)\])(?::(?P<num_ranks>\d{1,6}))?")
-"""A name, an IPv4 address or an IPv6 address in brackets, perhaps with a number of ranks."""
+"""A name, an IPv4 address or an IPv6 address in brackets, optionally with a number of ranks."""
 
 
 class HostEntry(NamedTuple):
@@ -25,7 +25,7 @@ def parse_host(entry: str) -> HostEntry:
     """Read an entry of ``--hosts``, such as ``node7``, ``node7:4`` or ``[fd00::7]:4``.
 
     Args:
-        entry: An entry that :func:`validate_hosts` has passed.
+        entry: An entry that has passed :func:`validate_hosts`.
     """
     found = _read(entry)
     assert found is not None
@@ -50,7 +50,7 @@ def _is_ipv6(text: str) -> bool:
 
 
 def validate_hosts(entries: tuple[str, ...], min_hosts: int | None, max_restarts: int, *, copies: bool) -> None:
-    """Raise if ``--hosts``, ``--min-hosts`` or ``--sync-code`` is wrong on any machine.
+    """Raise if ``--hosts``, ``--min-hosts`` or ``--sync-code`` is wrong, whatever the machine.
 
     Args:
         entries: The value of ``--hosts``.

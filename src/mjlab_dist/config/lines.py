@@ -11,17 +11,17 @@ if TYPE_CHECKING:
 
 
 MAX_VALUES = 1_000_000
-"""Maximum number of values in a config file. Aliases can multiply a few lines to more than fit into the memory."""
+"""Maximum number of values in a config file. With aliases, a few lines can stand for more than fits into memory."""
 
 
 def load_yaml(text: str) -> Any:
-    """Return the values of a text in YAML, of which nothing is executed.
+    """Return the values of a YAML text, without executing anything in it.
 
     Args:
         text: The text.
 
     Raises:
-        yaml.YAMLError: If it is not YAML, or contains too much.
+        yaml.YAMLError: If the text is not YAML, or contains too many values.
     """
     import yaml  # noqa: PLC0415 (not needed to print help)
 
@@ -40,7 +40,7 @@ def load_yaml(text: str) -> Any:
 
 
 def _num_values(node: yaml.Node, known: dict[int, float]) -> float:
-    """Return the number of values that a node has, counted again for every alias; infinite if it contains itself."""
+    """Return the number of values in a node, counted again for every alias; infinite if the node contains itself."""
     if id(node) not in known:
         known[id(node)] = math.inf
         parts = node.value if isinstance(node.value, list) else []

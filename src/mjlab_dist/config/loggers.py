@@ -20,7 +20,7 @@ BUILT_IN: tuple[LoggerName, ...] = typing.get_args(LoggerName)
 
 
 def validate_loggers(names: Sequence[str], *, checkpoints: bool) -> None:
-    """Raise if loggers have unknown names, or names that repeat. Classes of the user are not imported.
+    """Raise if the name of a logger is unknown or repeated. The user's own classes are not imported.
 
     Args:
         names: Value of ``--logger``.

@@ -84,7 +84,8 @@ def name_of(term: Callable[..., Any] | str) -> str:
         term: The function or class itself, or a reference to it.
 
     Raises:
-        UserError: If it cannot be imported by its name: a lambda, a nested function, or a function of a script.
+        UserError: If the function or class cannot be imported by its name: a lambda, a nested function, or a function
+            of a script.
     """
     if isinstance(term, str):
         return str(term)

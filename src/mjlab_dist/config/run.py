@@ -106,11 +106,11 @@ class TrainConfig:
     init_from: str | None = None
     """Checkpoint file or pack from which a new run takes its policy, value function and normalizers."""
     max_restarts: int = 0
-    """Maximum number of restarts from the newest checkpoint after a rank is killed, hangs or fails. Two in a row that
-    make no progress end the run."""
+    """Maximum number of restarts from the newest checkpoint after a rank is killed, hangs or fails. Two attempts
+    in a row without progress end the run."""
     min_hosts: int | None = None
-    """Minimum number of hosts for a restart. It leaves out hosts that cannot be reached, and takes them back at the
-    next restart. Default: all hosts."""
+    """Minimum number of hosts for a restart. A restart leaves out hosts that cannot be reached; a later restart uses
+    them again if they answer. Default: all hosts."""
     hang_timeout: float = 300.0
     """Seconds without an iteration after which a rank is considered hung. The run then ends or restarts."""
     logger: LOGGERS = ("tensorboard",)
@@ -123,10 +123,11 @@ class TrainConfig:
     """Also log the speed, waiting time, return and memory of every rank: in rank_metrics.jsonl, one row per rank and
     iteration, and as curves."""
     evaluate_interval: int | None = None
-    """Iterations between evaluations of the policy, over whole episodes without exploration and in separate envs. Their
-    means are the columns evaluation/... of the metrics. Also after the last iteration. Default: no evaluations."""
+    """Iterations between evaluations of the policy, over whole episodes without exploration and in separate envs. The
+    means over the episodes are the columns evaluation/... of the metrics. The last iteration is also followed by an
+    evaluation. Default: no evaluations."""
     evaluate_episodes: int = 64
-    """Number of episodes of an evaluation. The ranks share them in batches of 16."""
+    """Number of episodes of an evaluation. The ranks share the episodes in batches of 16."""
     video_interval: int | None = None
     """Iterations between videos. A separate process on one core records the first checkpoint after each interval, and
     the last one. Default: no videos."""
@@ -145,7 +146,7 @@ class TrainConfig:
     """Checkpoints."""
 
     def __post_init__(self) -> None:
-        """Accept a single logger, as older versions did."""
+        """Accept a single logger that is not in a tuple, as in older versions."""
         if isinstance(self.logger, str):
             object.__setattr__(self, "logger", (self.logger,))
 
@@ -166,10 +167,11 @@ class PlayConfig:
     """File errors/nan_rank<N>.pt of a run that stopped because a number was not finite. play repeats the step that led
     to the number, instead of playing the policy."""
     video: str | None = None
-    """Video file to write, such as balance.mp4. It continues with the next episode when one ends. Default: no video."""
+    """Video file to write, such as balance.mp4. When an episode ends, the video continues with the next one. Default:
+    no video."""
     frames: str | None = None
-    """PNG file to write, such as walking.png: a strip of frames of one env, at equal intervals. The size of the strip
-    sets the number of frames, which are nearly square. Default: no strip."""
+    """PNG file to write, such as walking.png: a strip of frames of one env, at equal intervals. Frames are nearly
+    square, so the size of the strip sets their number. Default: no strip."""
     seconds: float | None = None
     """Simulated time to play, in s. All episodes that end within this time count. Default: until every env has played
     one episode. With frames, the default is 3 s, or one episode if it is shorter."""
@@ -179,7 +181,7 @@ class PlayConfig:
     """Where to watch the policy, until Ctrl-C: web (a page for a browser), native (MuJoCo's window, which needs a
     display), or auto (native if there is a display, else web)."""
     port: int | None = None
-    """Port of the page. Default: a free one, from 8080."""
+    """Port of the page. Default: a free port, from 8080."""
     host: str = "127.0.0.1"
     """Address on which the page can be opened. Other machines need the token that is printed for addresses other than
     127.0.0.1."""
@@ -189,9 +191,9 @@ class PlayConfig:
     """Name of the model's camera that records. Default: the first camera, or a view of the whole scene if the model
     has none."""
     width: int | None = None
-    """Width of the video or the strip, in pixels. Default: 848 of a video, 1200 of a strip."""
+    """Width of the video or the strip, in pixels. Default: 848 for a video, 1200 for a strip."""
     height: int | None = None
-    """Height of the video or the strip, in pixels. Default: 480 of a video, 200 of a strip."""
+    """Height of the video or the strip, in pixels. Default: 480 for a video, 200 for a strip."""
     disturbances: bool = True
     """Keep the noise, delays, interval events (such as pushes) and randomizations of training."""
     seed: int = 1
@@ -215,7 +217,7 @@ class WatchConfig:
     """
 
     port: int | None = None
-    """Port of the page. Default: a free one, from 8080."""
+    """Port of the page. Default: a free port, from 8080."""
     host: str = "127.0.0.1"
     """Address on which the page can be opened. Other machines need the token that is printed for addresses other than
     127.0.0.1."""
@@ -307,12 +309,12 @@ class PackConfig:
     """Checkpoint to pack: latest, best (the highest mean return), or the name of a file in the run's checkpoints
     directory, such as model_100.pt."""
     output: str | None = None
-    """File to write; its name ends in .zip. It must not exist. Default: <task>_<run>_<checkpoint>.zip in this
-    directory."""
+    """File to write; its name ends in .zip. It must not exist. Default: <task>_<run>_<checkpoint>.zip in the
+    current directory."""
     onnx: bool = True
-    """Whether to add policy.onnx, which is checked as by export. Needs the packages onnx and onnxruntime."""
+    """Whether to add policy.onnx, after the same checks as in export. Needs the packages onnx and onnxruntime."""
     log_root: str = "logs"
-    """Directory of all runs, for latest."""
+    """Directory of all runs, where latest is searched."""
     trust: bool = False
     """Allow the run's config to name functions of any module, and so to run any code."""
 
@@ -342,4 +344,4 @@ class CompareConfig:
     json: bool = False
     """Print one JSON object instead of the tables."""
     log_root: str = "logs"
-    """Directory of all runs, for latest."""
+    """Directory of all runs, where latest is searched."""

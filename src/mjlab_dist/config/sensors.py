@@ -25,8 +25,8 @@ class ContactConfig:
     entity: str | None = None
     """Entity of the elements. Default: the whole scene."""
     other_names: tuple[str, ...] = ()
-    """Regular expressions that match the names of what the elements touch; body world is everything static. Default:
-    contacts with anything count."""
+    """Regular expressions that match the names of the other elements: only contacts with them count. The body world
+    stands for everything static. Default: contacts with anything count."""
     other_kind: ElementKind = "body"
     """Kind of the other elements. They must not contain each other: forces of such contacts would count twice."""
     other_entity: str | None = None
@@ -38,7 +38,7 @@ class ContactConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DistanceConfig:
-    """Distances between the surfaces of geoms, and their closest points: one per element and other element.
+    """Distances between the surfaces of geoms, and their closest points, for all pairs of element and other element.
 
     Names and entities are as in ContactConfig.
     """
@@ -56,4 +56,4 @@ class DistanceConfig:
     other_entity: str | None = None
     """Entity of the other elements. Default: the whole scene."""
     max_m: float
-    """Maximum distance that is measured, in m. Elements that are further apart have this distance."""
+    """Maximum distance that is measured, in m. For elements that are further apart, this distance is returned."""

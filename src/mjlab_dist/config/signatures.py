@@ -18,7 +18,7 @@ from mjlab_dist.errors import UserError
 from mjlab_dist.wording import did_you_mean, listed
 
 REQUIRED = inspect.Parameter.empty
-"""Default of a parameter that has none."""
+"""Stands for the default of a parameter without a default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ def parameters_of(config: Any, field: str) -> dict[str, Parameter]:
 
 
 def is_function(model: str) -> bool:
-    """Return whether the model of a simulation or entity names a function; else it is a file or XML.
+    """Return whether the model of a simulation or entity names a function; otherwise, it is a file or XML.
 
     Args:
         model: Value of ``model``.
@@ -108,8 +108,8 @@ def parameters(reference: str, passed: Collection[str] = _PASSED) -> dict[str, P
     Args:
         reference: Function or class, as package.module:name. For a module without readable source, or a name that
             cannot be found in it, the result is empty.
-        passed: Names of parameters that a config cannot give; by default, those that the env passes to terms: itself,
-            a mask, a block of actions.
+        passed: Names of parameters that a config cannot give; by default, those that the env passes to terms: the
+            env itself, a mask, and the term's block (columns) of the actions.
     """
     module, _, name = reference.partition(":")
     found = definition(module, name)
@@ -148,7 +148,7 @@ def _value(reference: str, name: str, default: ast.expr) -> Any:
     try:
         return ast.literal_eval(default)
     except ValueError:
-        # A constant or an expression: only the module itself knows its value.
+        # A constant or an expression, whose value is known only after the module is imported
         return inspect.signature(resolve(reference)).parameters[name].default
 
 
@@ -156,8 +156,8 @@ def definition(module: str, name: str) -> tuple[str, ast.FunctionDef | ast.Class
     """Return the module that defines a function or class, and its source. Nothing is imported.
 
     Args:
-        module: The module's name; it may import the function or class from another one.
-        name: The name there.
+        module: The module's name; it may import the function or class from another module.
+        name: Name of the function or class in this module.
 
     Returns:
         None for a module without readable source, or if no statement of the module defines or imports the name.
@@ -177,7 +177,7 @@ def makes(module: str, name: str) -> bool:
 
     Args:
         module: The module's name. It is not imported.
-        name: The function's name there.
+        name: Name of the function in this module.
     """
     return any(
         isinstance(target, ast.Name) and target.id == name
@@ -206,7 +206,7 @@ def _absolute(module: str, node: ast.ImportFrom) -> str:
 
 
 def _constructor(module: str, node: ast.ClassDef) -> tuple[str, ast.FunctionDef] | None:
-    """Return the constructor of a class, or that of its first base that has one, and its module."""
+    """Return the module and the constructor of a class, or of its first base class if it has no constructor."""
     for part in node.body:
         if isinstance(part, ast.FunctionDef) and part.name == "__init__":
             return module, part
@@ -226,14 +226,14 @@ def _tree(module: str) -> ast.Module | None:
         try:
             return ast.parse(file.read())
         except SyntaxError:
-            return None  # the import of the module reports it, with its line
+            return None  # the later import of the module reports the error and its line
 
 
 def find_module(module: str) -> importlib.machinery.ModuleSpec | None:
-    """Return where a module is. Unlike ``importlib.util.find_spec``, this does not import the module's packages.
+    """Find a module. Unlike ``importlib.util.find_spec``, this does not import the module's parent packages.
 
     Args:
-        module: Its full name.
+        module: Full name of the module.
 
     Returns:
         None if there is no such module.
@@ -252,7 +252,7 @@ def find_module(module: str) -> importlib.machinery.ModuleSpec | None:
 
 
 def _find_inside(module: str, folders: Iterable[str]) -> importlib.machinery.ModuleSpec | None:
-    """Return where a module of a package is. ``PathFinder`` fails in namespace packages that are not imported."""
+    """Find a module of a package. ``PathFinder`` would fail in namespace packages that are not imported."""
     parts: list[str] = []
     for folder in folders:
         finder = pkgutil.get_importer(folder)

@@ -83,9 +83,9 @@ class ActionConfig:
     """Minimum and maximum delay of the actions, in control steps. Each env samples its delay at the start of an
     episode."""
     latency_jitter: float = 0.0
-    """Probability per control step that an env samples its delay again. Actions arrive in order: while the delay
-    increases, which it does by one step per step, the last one stays in effect; if it decreases, late actions are
-    skipped."""
+    """Probability per control step that an env samples its delay again. Actions arrive in order. The delay
+    increases by at most one step per control step, and meanwhile the last action stays in effect. If the delay
+    decreases, late actions are skipped."""
 
     def processed(
         self,
@@ -127,9 +127,9 @@ class ObservationConfig:
     """Minimum and maximum delay of the value, in control steps. Each env samples its delay at the start of an
     episode."""
     delay_jitter: float = 0.0
-    """Probability per control step that an env samples its delay again. Values arrive in order: while the delay
-    increases, which it does by one step per step, the last one is observed again; if it decreases, late values are
-    skipped."""
+    """Probability per control step that an env samples its delay again. Values arrive in order. The delay
+    increases by at most one step per control step, and meanwhile the last value is observed again. If the delay
+    decreases, late values are skipped."""
     history: int = 1
     """Number of control steps whose values are observed, oldest first. At the start of an episode, all of them are
     copies of the first value."""
@@ -213,14 +213,14 @@ class RandomizationConfig:
     names: tuple[str, ...] = (".*",)
     """Regular expressions that match the names of the bodies, joints, geoms, ... to randomize."""
     entity: str | None = None
-    """Entity of these bodies, joints, geoms, ..., whose names are then without its prefix; empty for sim.model. None:
+    """Entity of these bodies, joints, geoms, ...; names are then written without its prefix. Empty for sim.model. None:
     the whole scene."""
     columns: tuple[int, ...] = ()
     """Indices of the values to randomize, such as 0 for the sliding friction of geom_friction; empty for all."""
     low: float = -math.inf
-    """Minimum of the sampled value. normal may have none."""
+    """Minimum of the sampled value; optional for normal."""
     high: float = math.inf
-    """Maximum of the sampled value. normal may have none."""
+    """Maximum of the sampled value; optional for normal."""
     mean: float | None = None
     """Mean of the sampled value; for normal."""
     std: float | None = None
@@ -260,7 +260,7 @@ class TerrainPartConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TerrainConfig:
-    """Terrain instead of the scene's geom floor: a grid of tiles, rows by difficulty (x) and columns by kind (y)."""
+    """Terrain that replaces the scene's geom floor: a grid of tiles. Difficulty varies along x, and kind along y."""
 
     parts: dict[str, TerrainPartConfig] = field(default_factory=dict)
     """Kinds of terrain by name; without any, the scene keeps its own floor."""
@@ -273,10 +273,10 @@ class TerrainConfig:
     platform_m: float = 2.0
     """Side of the square in the middle of a tile where episodes start, in m. It is flat, except for kind rough."""
     border_m: float = 5.0
-    """Width of the flat ground around the grid, in m. Beyond it there is no ground."""
+    """Width of the flat ground around the grid, in m. There is no ground outside of this border."""
     resolution_m: float = 0.05
-    """Distance between the points of the height field, in m. Widths are rounded to it, and vertical faces become slopes
-    of this width."""
+    """Distance between the points of the height field, in m. Widths are rounded to multiples of this distance, and
+    vertical faces become slopes of this width."""
     seed: int = 1
     """Seed of the terrain. All ranks have the same terrain."""
 
@@ -304,7 +304,7 @@ class EntityConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ActuatorConfig:
-    """Motors, one per joint and named like it, that replace the MJCF's actuators on these joints.
+    """Motors that replace the MJCF's actuators on some joints. Each of these joints has one motor, with its name.
 
     The motors are MuJoCo's dcmotor, with torque = stiffness * (target position - position) + damping * (target velocity
     - velocity), or with the commanded torque, within the limits. For randomizations, stiffness and damping are columns
@@ -388,11 +388,11 @@ class SimConfig:
     """Contacts allocated per env; all envs of a rank share them. More contacts than necessary cost time."""
     on_overflow: Literal["warn", "grow", "stop"] = "warn"
     """What to do during training if contacts or constraint rows do not fit into their buffers, so that some are
-    dropped. warn: print one warning, and count the envs. grow: restart from the newest checkpoint with larger buffers,
-    and write their sizes to config.yaml. stop: end the run with a checkpoint."""
+    dropped. warn: print one warning, and count affected envs. grow: restart from the newest checkpoint with larger
+    buffers, and write their sizes to config.yaml. stop: end the run with a checkpoint."""
     forward_before_observation: bool = True
     """Recompute poses and sensors before observing. Observations of joint positions and velocities alone do not need
-    it."""
+    this."""
     capture: CaptureMode = "physics"
     """Part of a control step that is recorded once and then replayed. physics: the physics (CUDA graphs on a GPU).
     step: on a GPU also all other operations: policy, terms and storage; curricula must then change tensors, not Python
@@ -418,8 +418,8 @@ class EnvConfig:
     """Unit of the weights of the rewards. none: weights are per control step. dt: weights are per simulated second, as
     in Isaac Lab and mjlab; they are multiplied by the length of a control step."""
     terminations: dict[str, TerminationConfig] = field(default_factory=dict)
-    """Terms that end an episode, by name. The time limit is not among them: PPO bootstraps the value there, as for
-    terms with time_out."""
+    """Terms that end an episode, by name. The time limit is not one of these terms. At the time limit, PPO bootstraps
+    the value, as for terms with time_out."""
     metrics: dict[str, MetricConfig] = field(default_factory=dict)
     """Quantities to log, by name, such as success; columns metric/<name> of metrics.jsonl."""
     events: dict[str, EventConfig] = field(default_factory=dict)
@@ -435,7 +435,7 @@ class EnvConfig:
     nan_policy: Literal["stop", "reset"] = "stop"
     """What to do if physics, observations or rewards are not finite. stop: training ends in that iteration, and the
     state is saved for play --nan-dump. reset: the affected envs start a new episode, and are counted; in observations,
-    these numbers are replaced by 0."""
+    numbers that are not finite are replaced by 0."""
 
     def __post_init__(self) -> None:
         # Packages that were written for older versions make terminations with term(...).

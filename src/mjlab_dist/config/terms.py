@@ -50,7 +50,7 @@ def action(
 
     Args:
         func: A class that derives from :class:`mjlab_dist.env.action.Action`.
-        actuators: Names of the actuators that it drives, or regular expressions.
+        actuators: Names of the actuators that the block drives, or regular expressions.
         args: Must be empty: give parameters by name.
         params: Parameters of the class.
     """
@@ -94,7 +94,7 @@ def event(func: Callable[..., Any], *args: Any, **params: Any) -> EventConfig:
     :meth:`EventConfig.every` and :meth:`EventConfig.at_startup` return the same event at other times.
 
     Args:
-        func: A function of the env and a mask, (num_envs,) of bool, or a class whose instances are called with them.
+        func: A function of the env and a mask, (num_envs,) of bool, or a class whose instances are called with a mask.
         args: Must be empty: give parameters by name.
         params: Parameters of the function or class.
     """
@@ -104,7 +104,7 @@ def event(func: Callable[..., Any], *args: Any, **params: Any) -> EventConfig:
 def termination(
     func: Callable[Concatenate[Env, P], Tensor | Term], *args: P.args, **params: P.kwargs
 ) -> TerminationConfig:
-    """Make a termination. :meth:`TerminationConfig.as_time_out` returns one that cuts episodes off without a failure.
+    """Make a termination. :meth:`TerminationConfig.as_time_out` returns a termination that is not a failure.
 
     Args:
         func: A function or class that returns True where the episode ends, (num_envs,) of bool.
