@@ -1,1 +1,1 @@
-"""The command line: flags, help, completion and output. The only importer of tyro; imports neither torch nor warp."""
+"""The command line: flags, help, completion, output. Only this package imports tyro. It imports no torch or warp."""

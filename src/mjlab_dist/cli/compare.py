@@ -24,7 +24,7 @@ Rows = list[list[str]]
 
 
 def main(argv: Sequence[str], prog: str) -> None:
-    """Compare runs, print tables, and write a picture or a page if asked to.
+    """Compare runs, print tables, and write a picture or a page if requested.
 
     Raises:
         UserError: If the command line is wrong, or a run cannot be read.

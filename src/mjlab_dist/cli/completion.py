@@ -1,7 +1,7 @@
-"""completion: scripts for bash, zsh and fish, and what they suggest. Imports neither torch nor tyro.
+"""completion: scripts for bash, zsh and fish, and their suggestions. Imports neither torch nor tyro.
 
-The scripts call this command with the words of the command line at every press of Tab. It prints one suggestion per
-line, with its meaning after a tab. If the shell should complete file names instead, the command fails.
+The scripts call this command with the words of the command line at every press of Tab. The command prints one
+suggestion per line, with its meaning after a tab. If the shell should complete file names instead, the command fails.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Suggestions = dict[str, str]
 
 
 def main(argv: Sequence[str], prog: str) -> None:
-    """Print a shell's script, or suggestions for the last of the words after ``--``.
+    """Print a shell's script, or suggestions for the last word after ``--``.
 
     Raises:
         UserError: If no such shell is known.
@@ -63,7 +63,7 @@ def main(argv: Sequence[str], prog: str) -> None:
 
 
 def suggestions(words: Sequence[str]) -> Suggestions | None:
-    """Return the completions of the last word, or None if it is a file name.
+    """Return the completions of the last word, or None if the shell must complete a file name.
 
     Args:
         words: The command line up to the cursor. The last word may be empty. ``uv run`` may precede the command.
@@ -176,7 +176,7 @@ def _start_with(words: Mapping[str, str], typed: str) -> Suggestions:
 def _folded(names: Mapping[str, str], typed: str) -> Suggestions:
     """Return the names that start with what is typed; each group becomes one entry that ends with a dot.
 
-    If only one group is left, return its names instead: a shell would complete the group and append a space.
+    If only one group is left, return its names instead: otherwise, a shell would complete the group and append a space.
     """
     found: Suggestions = {}
     num_flags: dict[str, int] = {}

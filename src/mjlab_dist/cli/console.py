@@ -32,7 +32,7 @@ Row = dict[str, Any]
 def make_console(**options: Any) -> Console:
     """Return a console that prints text unchanged.
 
-    Rich would take brackets in paths and messages, such as ``[0]``, as markup, and ``:ok:`` as an emoji.
+    Otherwise, Rich would read brackets in paths and messages, such as ``[0]``, as markup, and ``:ok:`` as an emoji.
 
     Args:
         options: More options of :class:`rich.console.Console`.
@@ -41,14 +41,14 @@ def make_console(**options: Any) -> Console:
 
 
 class EventPrinter:
-    """Prints what ranks report, except for metrics: text, and the progress of compiling. Thread-safe."""
+    """Prints the text and the progress of compiling that ranks report, but no metrics. Thread-safe."""
 
     def __init__(self, console: Console, *, verbose: bool = False) -> None:
         """Create the printer.
 
         Args:
             console: Where to print.
-            verbose: Whether to print debug lines too, each with the seconds since now.
+            verbose: Whether to print debug lines too, each with the seconds since this object was created.
         """
         self._console = console
         self._verbose = verbose
@@ -172,10 +172,10 @@ class TrainConsole:
             self._print_run_dir()
 
     def finished(self, run_dir: Path, stopped: bool = False) -> None:
-        """Print how the run ended, its directory, and the command that plays it; nothing if no iteration was reported.
+        """Print how the run ended, its directory, and the command that plays it; print nothing without iterations.
 
         Args:
-            run_dir: The run directory. If another launcher started the ranks, it was unknown before.
+            run_dir: The run directory. If another launcher started the ranks, this directory was unknown before.
             stopped: Whether the run was stopped before its last iteration.
         """
         with self._lock:
@@ -271,7 +271,7 @@ def _name(signum: int) -> str:
 
 
 def _columns(row: Row) -> list[tuple[str, Text, str, Text]]:
-    """Return rows of two pairs of name and value: metrics of the policy, and metrics of the learner."""
+    """Return table rows of two names with values each: a metric of the policy, and a metric of the update."""
     left = [("return", row["mean_return"]), ("episode length", row["mean_episode_length"])]
     left += [("step reward", row["mean_step_reward"])]
     not_of_policy = ("loss/", "curriculum/", "num_termination/")

@@ -18,7 +18,7 @@ TASK = "quadruped-velocity-flat"
 """The task of the policy."""
 
 RUN_DIR = "demo"
-"""Its run directory, next to the module of the task. scripts/make_demo.py writes it."""
+"""Run directory of the policy, next to the module of the task. scripts/make_demo.py writes this directory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class DemoConfig:
     seconds: float = 10.0
     """Simulated time of the video, in s."""
     port: int | None = None
-    """Port of the page. Default: a free one, from 8080."""
+    """Port of the page. Default: a free port, from 8080."""
     host: str = "127.0.0.1"
     """Address on which the page can be opened. Other machines need the token that is printed for addresses other than
     127.0.0.1."""

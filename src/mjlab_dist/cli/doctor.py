@@ -1,4 +1,4 @@
-"""doctor: whether this machine, or each of several, can train."""
+"""doctor: check whether this machine, or each of several machines, can train."""
 
 from __future__ import annotations
 

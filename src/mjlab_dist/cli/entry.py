@@ -1,11 +1,11 @@
 """Entry points of the installed commands. They handle Ctrl-C before anything else is imported.
 
-Python would print a traceback of the import that it interrupts.
+Otherwise, Ctrl-C during an import would make Python print a traceback.
 """
 
 from __future__ import annotations
 
-# The module signal imports enum first, which takes longer than everything else here
+# The module signal would import enum first, which takes longer than everything else in this module
 import _signal as signal  # pyright: ignore[reportMissingImports]
 import os
 
@@ -43,7 +43,7 @@ def umbrella() -> None:
 
 
 def end_at_interrupt() -> None:
-    """End this process at once at Ctrl-C, without a traceback. A process that ignores Ctrl-C keeps doing so."""
+    """End this process at once at Ctrl-C, without a traceback. A process that ignores Ctrl-C keeps ignoring it."""
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         signal.signal(signal.SIGINT, _end)
 

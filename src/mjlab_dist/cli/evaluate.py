@@ -69,7 +69,7 @@ def main(argv: Sequence[str], prog: str) -> None:
 
 
 def _joined(argv: Sequence[str], flag: str) -> list[str]:
-    """Return argv with all values of a flag, which may be given several times, after one flag at the end."""
+    """Return argv with all uses of a flag merged into one, which has all values and is at the end."""
     values = [value for name, given in by_flag(argv) if name == flag for value in given]
     rest = [word for name, given in by_flag(argv) if name != flag for word in (name, *given)]
     return [*rest, flag, *values] if values else list(argv)
@@ -85,7 +85,7 @@ def _plain(result: Evaluated) -> dict[str, object]:
 
 
 def _show(results: Sequence[Evaluated], console: Console) -> None:
-    """Print all columns of one or two results, or the main columns of more."""
+    """Print all columns of the results, or only the main columns if ``--vary`` has several values."""
     if results[0].varied:
         console.print(_grid(results))
     else:

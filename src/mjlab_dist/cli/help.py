@@ -55,7 +55,7 @@ class Flag:
     takes: str = ""
     """Form of the value in words, such as "a whole number"."""
     default: str = ""
-    """Value if the flag is not given; empty if it is not set, or a switch that is off."""
+    """Value if the flag is not given; empty if there is no value, or for a switch that is off."""
     text: str
     """Meaning."""
 
@@ -66,7 +66,7 @@ class Flag:
 
     @property
     def spellings(self) -> tuple[str, ...]:
-        """The flag as it is typed, with dashes. A switch that is on has two forms: the second turns it off."""
+        """The flag as it is typed, with dashes. A switch that is on by default also has a form that turns it off."""
         if self.metavar or not self.default:
             return (f"--{self.name}",)
         group, dot, name = self.name.rpartition(".")
@@ -86,7 +86,7 @@ class HelpRequest:
     """A request for help."""
 
     prefix: str | None = None
-    """Show only flags that start with this."""
+    """Show only flags that start with this text."""
     everything: bool = False
     """Show all flags."""
 
@@ -149,7 +149,7 @@ def flags_of(config: Any) -> list[Flag]:
     """Return all flags of a config, in its order.
 
     Args:
-        config: A config dataclass. Its values are the defaults, its field docstrings the meanings.
+        config: A config dataclass. Its values are the defaults, and the docstrings of its fields explain the flags.
     """
     return list(_walk("", config, type(config), ""))
 
@@ -175,7 +175,7 @@ def short_page(page: Page, prog: str, config: TrainConfig, tasks: Sequence[str] 
     """Return a page of the everyday flags.
 
     Args:
-        page: The command's own part.
+        page: The command's help.
         prog: The command, with the task if there is one.
         config: Defaults.
         tasks: Tasks to list; none if one is named.
@@ -197,10 +197,10 @@ def short_page(page: Page, prog: str, config: TrainConfig, tasks: Sequence[str] 
 
 
 def prefix_page(prefix: str, prog: str, config: TrainConfig) -> str:
-    """Return a page of the flags that start with a prefix, by group, with their whole meaning.
+    """Return a page of the flags that start with a prefix, by group, with their full texts.
 
     Args:
-        prefix: Such as env.rewards, with dashes or underscores.
+        prefix: Prefix such as env.rewards, with dashes or underscores.
         prog: The command, with the task if there is one.
         config: Defaults.
 
@@ -223,7 +223,7 @@ def _nearest(wanted: str, flags: Iterable[Flag], prog: str) -> str:
 
 
 def _walk(path: str, value: Any, hint: Any, text: str) -> Iterator[Flag]:
-    """Yield the flags of a value: one, or those of its fields or entries."""
+    """Yield the flags of a value: one flag, or the flags of its fields or entries."""
     if dataclasses.is_dataclass(value):
         hints, docs = typing.get_type_hints(type(value)), _docs(type(value))
         for field in dataclasses.fields(value):
@@ -243,7 +243,7 @@ def _walk(path: str, value: Any, hint: Any, text: str) -> Iterator[Flag]:
 
 
 def _parameters(path: str, config: Any, field: str) -> Iterator[Flag]:
-    """Yield the flags of a function's parameters: those that the config names, then the others of its signature."""
+    """Yield the flags of a function's parameters: first those in the config, then the others of its signature."""
     known, given = parameters_of(config, field), getattr(config, field)
     defaults = {name: one.default for name, one in known.items() if one.default is not REQUIRED}
     for name, value in {**given, **{n: d for n, d in defaults.items() if n not in given}}.items():
@@ -259,7 +259,7 @@ def _type_of(value: Any) -> Any:
 
 
 def _metavar(hint: Any) -> str:
-    """Form of the values of a type, such as INT|auto."""
+    """Return the form of the values of a type, such as INT|auto."""
     args = typing.get_args(hint)
     if is_union(hint):
         return "|".join(_metavar(arg).strip("{}").replace(",", "|") for arg in args)
@@ -281,7 +281,7 @@ def _default(value: Any) -> str:
 
 
 def _docs(config_type: type) -> dict[str, str]:
-    """Docstrings of a dataclass's fields, including those of its bases."""
+    """Return the docstrings of a dataclass's fields by name, including the fields of its bases."""
     docs: dict[str, str] = {}
     for base in reversed(config_type.__mro__):
         docs |= _docs_of_module(base.__module__).get(base.__qualname__, {})
@@ -290,7 +290,7 @@ def _docs(config_type: type) -> dict[str, str]:
 
 @functools.cache
 def _docs_of_module(name: str) -> dict[str, dict[str, str]]:
-    """Docstrings of the fields of all classes of a module, from its source."""
+    """Return the docstrings of the fields of all classes of a module, by class and field, from its source."""
     try:
         tree = ast.parse(inspect.getsource(sys.modules[name]))
     except (OSError, TypeError):  # built in, or installed without source
@@ -320,7 +320,7 @@ def _width() -> int:
 
 
 def _left_width(flags: Iterable[Flag]) -> int:
-    """Width of the column that holds the flags; longer ones have their meaning below."""
+    """Return the width of the column of flags. The text of a longer flag starts in the next line."""
     return min(max((len(flag.usage) for flag in flags), default=0), max(24, 3 * _width() // 10)) + 4
 
 

@@ -1,4 +1,4 @@
-"""Commands: train, play and list-tasks, and mjlab-dist, which has these and the less frequent ones."""
+"""The installed commands: train, play, list-tasks, and mjlab-dist, whose subcommands are these three and all others."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SUMMARIES = {
 
 
 REPORT_LEAKS = {"onnx", "triton"}
-"""Packages that print a warning if objects of theirs are left at the shutdown of the interpreter."""
+"""Packages that print a warning if some of their objects still exist when the interpreter shuts down."""
 
 
 def train() -> None:
@@ -60,7 +60,7 @@ def list_tasks() -> None:
 
 
 def umbrella() -> None:
-    """Run ``mjlab-dist``, with all commands. Other packages install a ``train`` too, which may hide ours."""
+    """Run ``mjlab-dist``, which has all commands. Another package's ``train`` may hide this package's ``train``."""
     keep_streams_usable()
     argv = sys.argv[1:]
     if argv and argv[0] in SUMMARIES:
@@ -77,9 +77,10 @@ def umbrella() -> None:
 
 
 def share_cores(environ: MutableMapping[str, str]) -> None:
-    """Let torch's idle threads sleep instead of spinning, here and in child processes. Call it before importing torch.
+    """Let torch's idle threads sleep instead of spinning, in this process and its children.
 
-    GNU OpenMP spins for milliseconds. Next to another busy process, training then takes twice as long.
+    Call this function before importing torch. GNU OpenMP spins for milliseconds. Next to another busy process, training
+    then takes twice as long.
 
     Args:
         environ: The process's environment. A setting that the user has made is kept.
@@ -98,7 +99,7 @@ def _run(command: str, argv: Sequence[str], prog: str) -> None:
         main(argv, prog)
     except SystemExit as end:
         if not isinstance(end.code, int):
-            raise  # a message, for example of a task's module
+            raise  # the code is a message, for example from a task's module
         code = end.code
     except UserError as error:
         print(f"{prog}: {printable(str(error))}", file=sys.stderr)
@@ -120,7 +121,7 @@ def _leave(code: int) -> None:
     """End with an exit code. If torchrun or SLURM started this process, skip the interpreter's shutdown.
 
     Threads of torch.distributed still run at this time. After an error, the shutdown waits for NCCL's communicators,
-    and these may wait for ranks that wait for this one. A thread that needs the interpreter during the shutdown aborts
+    and these may wait for ranks that wait for this rank. A thread that needs the interpreter during the shutdown aborts
     the process, so that a finished run would be reported as failed.
     """
     if outside_launcher(os.environ):
@@ -128,6 +129,6 @@ def _leave(code: int) -> None:
         sys.stderr.flush()
         os._exit(code)
     if not sys.modules.keys() & REPORT_LEAKS:
-        gc.freeze()  # else the shutdown searches all objects of torch and Warp for cycles, for a second
+        gc.freeze()  # otherwise, the shutdown searches all objects of torch and Warp for cycles, for a second
     if code != Exit.DONE:
         sys.exit(code)

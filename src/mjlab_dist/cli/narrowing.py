@@ -1,4 +1,4 @@
-"""The part of a config that flags change. tyro takes a tenth of a second to prepare all fields of a task."""
+"""Reduce a config to the fields that flags change: tyro would need a tenth of a second for all fields of a task."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Path = Sequence[str]
 
 
 def narrowed(config: ConfigT, argv: Iterable[str], metadata: object) -> tuple[Any, Any, Callable[[Any], ConfigT]]:
-    """Return a dataclass with only those fields and entries of a config that flags name.
+    """Return a dataclass that has only the fields and entries of a config that flags name.
 
     Args:
         config: A config dataclass.
@@ -55,7 +55,7 @@ def _part(value: Any, hint: Any, paths: Sequence[Path], metadata: object) -> tup
 
 
 def _below(name: str, paths: Sequence[Path]) -> list[Path]:
-    """Return the rests of the paths that start with a name, or with the flag that turns off the switch of this name."""
+    """Return the paths that start with a name, or with this name after ``no_``, without their first part."""
     return [path[1:] for path in paths if path[0] in (_plain(name), f"no_{_plain(name)}")]
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class NewTaskConfig:
     """Create a task from an MJCF or URDF: a config, terms, and a copy of the file with its meshes.
 
-    In a checkout of mjlab_dist the task is added to its tasks; elsewhere it is a new package.
+    In a checkout of mjlab_dist, the task is added to the tasks of the checkout; elsewhere, it becomes a new package.
     """
 
     mjcf: str = ""
@@ -29,7 +29,7 @@ class NewTaskConfig:
     robot: str = ""
     """Name of the robot, such as go2, instead of --mjcf. The package robot_descriptions downloads its files."""
     robots_dir: str | None = None
-    """Directory to search for the robot instead, such as a checkout of MuJoCo Menagerie."""
+    """Directory to search for --robot instead of downloading it, such as a checkout of MuJoCo Menagerie."""
     floating: bool = False
     """Add a free joint to the root link of a URDF, for a robot that walks."""
     goal: Literal["walk", "reach", "balance", "swing-up", "hold", "none"] | None = None

@@ -25,13 +25,13 @@ _NUMBERS = re.compile(r"(INT|FLOAT)( (INT|FLOAT|\.\.\.))+")
 
 
 def parse(default: ConfigT, argv: Sequence[str], prog: str, own: Iterable[Flag] = ()) -> ConfigT:
-    """Read flags over a default config. ``--help`` and ``--help-all`` print a page of all flags and exit.
+    """Return a default config changed by flags. ``--help`` and ``--help-all`` print a page of all flags and exit.
 
     Args:
         default: A config dataclass with the values of flags that are not given.
         argv: Flags.
         prog: The command, for help.
-        own: Flags that the command reads itself, so that mistyped ones are suggested too.
+        own: Flags that the command reads itself; they are also suggested in place of mistyped flags.
 
     Raises:
         UserError: If a flag is unknown, or its value has the wrong form.
@@ -48,7 +48,7 @@ def parse(default: ConfigT, argv: Sequence[str], prog: str, own: Iterable[Flag] 
 
     args, rules, stderr = _split_lists(flags, default), tyro.constructors.ConstructorRegistry(), io.StringIO()
     rules.primitive_rule(_whole_number_rule)
-    no_help = tyro.conf.arg(help="")  # tyro would look for one in the source of each class
+    no_help = tyro.conf.arg(help="")  # otherwise, tyro would search the source of each class for help texts
     part_type, part, put_back = narrowed(default, args, no_help)
     try:
         with rules, contextlib.redirect_stderr(stderr):
@@ -61,7 +61,7 @@ def parse(default: ConfigT, argv: Sequence[str], prog: str, own: Iterable[Flag] 
 
 
 def whole_number(text: str) -> int:
-    """Return the whole number that a text denotes, such as 1000, 1_000 or 1e3.
+    """Convert a text such as 1000, 1_000 or 1e3 to a whole number.
 
     Raises:
         ValueError: If the text is not a number, or the number is not whole.
@@ -76,10 +76,10 @@ def whole_number(text: str) -> int:
 
 
 def positive_number(flag: str, text: str) -> int:
-    """Return the positive whole number that a flag has as its value.
+    """Return the value of a flag as a positive whole number.
 
     Raises:
-        UserError: If it is none.
+        UserError: If the value is not a positive whole number.
     """
     try:
         number = whole_number(text)
@@ -94,7 +94,7 @@ def refuse_unknown(argv: Sequence[str], flags: Iterable[Flag], prog: str) -> Non
     """Raise if argv contains an unknown flag.
 
     Raises:
-        UserError: If there is such a flag; the message suggests the nearest.
+        UserError: If there is such a flag; the message suggests the most similar known flag.
     """
     known = _spellings(flags)
     for arg in argv:
@@ -116,7 +116,7 @@ def split_task(argv: Sequence[str]) -> tuple[str | None, list[str]]:
 
 
 def known_task(task: str | None, prog: str) -> str:
-    """Return the name of a task if it exists.
+    """Return the name of a task, after checking that the task exists.
 
     Args:
         task: The name; None if the user gave none.
@@ -192,7 +192,7 @@ def is_given(argv: Sequence[str], flag: str) -> bool:
 
 
 def _whole_number_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int] | None:
-    """Let tyro read whole numbers by :func:`whole_number`."""
+    """Let tyro read whole numbers with :func:`whole_number`."""
     if info.type is not int:
         return None
     from tyro.constructors import PrimitiveConstructorSpec  # noqa: PLC0415 (as above)

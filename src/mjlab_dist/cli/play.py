@@ -28,7 +28,7 @@ SHOWN = 4
 
 
 def main(argv: Sequence[str], prog: str) -> None:
-    """Play a policy, print its returns, and write a video or a strip of frames if asked to.
+    """Play a policy, print its returns, and write a video or a strip of frames if requested.
 
     Raises:
         UserError: If the command line is wrong, or the run does not exist or cannot be played.
@@ -36,7 +36,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     task, flags = split_task(argv)
     changes, flags = take_group(flags, "--env.")
     if task is None:
-        parse(PlayConfig(), flags, f"{prog} TASK")  # prints help and exits if asked to
+        parse(PlayConfig(), flags, f"{prog} TASK")  # prints help and exits, if --help is given
     task = known_task(task, prog)
     show(task, parse(PlayConfig(), flags, f"{prog} {task}"), prog, changes)
 
@@ -84,7 +84,7 @@ def chosen_run(
 
     Args:
         task: Name of the task.
-        config: What to play.
+        config: Run, checkpoint and other flags.
         prog: The command, for messages.
         changes: Flags that change the env.
         warn: Called with one line if ``latest`` skips newer runs.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mjlab_dist.scaling.run import Scaling
 
 ITERATIONS = 12
-"""Iterations if --max-iterations is not given; with --until-return, those of the task."""
+"""Iterations if --max-iterations is not given. With --until-return, the task's own number is used instead."""
 
 ROUNDS = 2
 """Rounds if --rounds is not given."""
@@ -49,11 +49,11 @@ HELP = Page(
 
 
 def main(argv: Sequence[str], prog: str) -> None:
-    """Measure, print the results, and draw them if asked to.
+    """Measure, print the results, and draw them if requested.
 
     Raises:
         UserError: If the command line is wrong, or the runs cannot be started.
-        RankError: If a rank failed; already shown.
+        RankError: If a rank failed; its error has already been printed.
     """
     # Flags
     as_json, rest = take_switch(argv, "--json")

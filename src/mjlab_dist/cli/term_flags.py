@@ -21,7 +21,7 @@ def take_term_flags(config: TrainConfig, argv: Sequence[str]) -> tuple[TrainConf
 
     - ``--env.rewards.effort None`` removes a term, a randomization or an observation group.
     - ``--env.events.root.params.pitch-rad -0.1 0.1``: a parameter that the config does not name gets its default, so
-      that tyro knows the flag and its type.
+      that tyro accepts the flag and converts the values.
     - Values of parameters that are None, or that contain other tuples or mappings, are read as YAML.
 
     Args:
@@ -69,7 +69,7 @@ def parse_config(config: TrainConfig, argv: Sequence[str], prog: str, own: Seque
 
 
 def _with_functions(env: EnvConfig, flags: Sequence[tuple[str, list[str]]]) -> EnvConfig:
-    """Apply the flags that replace functions of terms. Tyro reads them again."""
+    """Apply the flags that replace functions of terms. tyro reads these flags again later."""
     for flag, values in flags:
         term, _, field = flag.rpartition(".")
         found = _find(env, term)
@@ -80,7 +80,7 @@ def _with_functions(env: EnvConfig, flags: Sequence[tuple[str, list[str]]]) -> E
 
 @dataclasses.dataclass(frozen=True)
 class _Entry:
-    """An entry of a mapping in the env's config: a term, a parameter of a term, or another thing with a name."""
+    """An entry of a mapping in the env's config: a term, a parameter of a term, or another named value."""
 
     path: tuple[str, ...]
     """Names that lead from the env's config to the mapping."""
@@ -109,7 +109,7 @@ def _spelled(name: str, value: Any) -> str:
 
 
 def _set_parameter(env: EnvConfig, found: _Entry, flag: str, values: Sequence[str]) -> tuple[EnvConfig, bool]:
-    """Set a parameter that tyro cannot read; return the config, and whether the flag is done."""
+    """Set a parameter that tyro cannot read; return the config, and whether this function has read the values."""
     name, params = found.name, dict(found.mapping)
     known = parameters_of(entry(env, found.path[:-1]), found.path[-1])
     if name not in params and name not in known:
@@ -134,7 +134,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _read(flag: str, values: Sequence[str], annotation: str, is_tuple: bool) -> Any:
-    """Read the values of a flag by the annotation of the parameter, as far as it says something."""
+    """Read the values of a flag according to the parameter's annotation, if it has one."""
     import yaml  # noqa: PLC0415 (most command lines do not need it)
 
     is_text = "str" in annotation and not any(kind in annotation for kind in ("int", "float", "bool"))

@@ -41,7 +41,7 @@ def main(argv: Sequence[str], prog: str) -> None:
 
     Raises:
         UserError: If the command line is wrong, or the run cannot be started.
-        RankError: If training failed; already shown.
+        RankError: If training failed; its error has already been printed.
     """
     # Flags
     print_config, rest = take_switch(argv, "--print-config")
@@ -107,7 +107,7 @@ def _show_dry_run(config: TrainConfig) -> None:
 
 
 def read_config(argv: Sequence[str], prog: str, page: Page, **defaults: Any) -> TrainConfig:
-    """Read the config of a task or of an earlier run, changed by flags. Print help and exit if asked to.
+    """Read the config of a task or of an earlier run, changed by flags. Print help and exit if requested.
 
     Args:
         argv: The command's arguments.
@@ -132,10 +132,10 @@ def read_config(argv: Sequence[str], prog: str, page: Page, **defaults: Any) -> 
     if run_dir is not None:
         default = read_config_file(run_dir, trust=trust, uses_ssh=uses_ssh)
         default = dataclasses.replace(default, resume=str(run_dir))
-        registry.task_config(default.task)  # refuses a task that is not installed here
+        registry.task_config(default.task)  # refuses a task that is not installed
     elif file is not None:
         default = read_config_file(Path(file), trust=trust, uses_ssh=uses_ssh)
-        registry.task_config(default.task)  # refuses a task that is not installed here
+        registry.task_config(default.task)  # refuses a task that is not installed
         if task not in (None, default.task):
             raise UserError(
                 f"--config {file}: is a config of {default.task}, not of {task}; name {default.task}, or no task"
@@ -201,7 +201,7 @@ def _print_general_help(asked: HelpRequest, prog: str, page: Page, **defaults: A
     """Print help where no task is named.
 
     Raises:
-        UserError: If the flags asked for differ from task to task, or there are none.
+        UserError: If the requested flags depend on the task, or there are no such flags.
     """
     if asked.everything or (asked.prefix or "").lstrip("-").partition(".")[0] == "env":
         what = "--help-all" if asked.everything else f"--help {asked.prefix}"

@@ -1,4 +1,4 @@
-"""verify: check that the ranks of this machine, or of several, train one policy."""
+"""verify: check that the ranks of one or several machines train one policy."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def main(argv: Sequence[str], prog: str) -> None:
 
     Raises:
         UserError: If the command line is wrong, or the run cannot be started.
-        RankError: If a rank failed; already shown.
+        RankError: If a rank failed; its error has already been printed.
     """
     # Flags
     as_json, rest = take_switch(argv, "--json")

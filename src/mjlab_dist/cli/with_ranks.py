@@ -14,13 +14,13 @@ from mjlab_dist.messages import Listener
 
 @contextlib.contextmanager
 def waiting_for_ranks(prog: str) -> Iterator[Listener]:
-    """Print events on standard error, and exit at a signal, after the ranks have ended and their files are removed.
+    """Print events on standard error. At a signal, exit after the ranks have ended and their files are removed.
 
     Args:
         prog: The command, for messages.
 
     Yields:
-        Prints an event.
+        A function that prints an event.
 
     Raises:
         RankError: If a rank failed; its report has been printed.
