@@ -17,7 +17,7 @@ from mjlab_dist.config import SimConfig
 from mjlab_dist.wording import listed
 
 NUM_RECORDED = 40
-"""Steps that must issue the same operations."""
+"""Number of steps that must issue the same operations."""
 
 SPEED_S = 1.0
 """Time in s over which the speed is measured."""
@@ -46,7 +46,7 @@ def failed(name: str, text: str) -> Check:
 
 
 class _NamedSyncs(HostSyncs):
-    """Records waits with the term that causes them."""
+    """Records each operation that waits for the device, with the term that runs it."""
 
     def __init__(self, watch: Watch) -> None:
         super().__init__(indices=False)
@@ -57,7 +57,7 @@ class _NamedSyncs(HostSyncs):
 
 
 class _NamedReads(HostReads):
-    """Records reads with the term that causes them."""
+    """Records each read by the host, with the term that causes it."""
 
     def __init__(self, watch: Watch) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ def check_finite(env: WatchedEnv, trace: Sequence[Entry], num_episodes: int) -> 
     """
     num_steps = max(entry.step for entry in trace)
     broken = {entry.step for entry in trace if entry.not_finite and entry.place == PHYSICS}
-    # With this policy, the env itself handles a step in which the physics is not finite.
+    # With nan_policy reset, the env itself handles steps in which the physics is not finite.
     handled = broken if env.cfg.nan_policy == "reset" else set()
     for entry in trace:
         if entry.not_finite and entry.step not in handled:
@@ -148,7 +148,7 @@ def _when(entry: Entry) -> str:
 
 
 def _shown(names: Sequence[str]) -> str:
-    """Return the names of the first tensors, as the task calls them."""
+    """Return the names of the first tensors, as the task uses them."""
     return listed([name.removeprefix("sim.") for name in names[:3]])
 
 
@@ -172,13 +172,13 @@ def first_difference(mine: Iterable[Entry], theirs: Iterable[Entry]) -> str:
 
 
 def check_seeds(same: tuple[Sequence[Entry], Sequence[Entry]], other: Sequence[Entry], seed: int, draws: bool) -> Check:
-    """Check that a seed determines the rollout, and that another seed leads to another.
+    """Check that a seed determines the rollout, and that another seed leads to another rollout.
 
     Args:
         same: Two rollouts with the same seed.
         other: A rollout with the next seed and the same actions.
         seed: The seed.
-        draws: Whether anything has been drawn from torch's generator.
+        draws: Whether random numbers have been drawn from torch's generator.
     """
     difference = first_difference(*same)
     if difference:
@@ -196,11 +196,11 @@ def check_seeds(same: tuple[Sequence[Entry], Sequence[Entry]], other: Sequence[E
 
 
 def check_resume(going_on: Sequence[Entry], resumed: Sequence[Entry]) -> Check:
-    """Check that envs that load a state continue as those that the state is of.
+    """Check that envs that load a state continue exactly like the envs whose state was saved.
 
     Args:
         going_on: Rollout of the envs whose state was saved.
-        resumed: Rollout of the envs that loaded it.
+        resumed: Rollout of the envs that loaded this state.
     """
     difference = first_difference(going_on, resumed)
     num_steps = len({entry.step for entry in going_on})
@@ -230,7 +230,7 @@ class Buffers:
         self._gauge.read()
 
     def check(self) -> Check:
-        """Check that nothing was dropped."""
+        """Check that no contacts or constraint rows were dropped."""
         sim, usage, task = self._env.cfg.sim, self._gauge.usage(), "mjlab-dist size-buffers TASK"
         overflows = [str(bit.name) for bit in mjw.OverflowType if bool((self._env.sim.overflow & int(bit)).any())]
         if overflows:

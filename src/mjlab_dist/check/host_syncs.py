@@ -1,4 +1,4 @@
-"""Operations that make the host wait for a device, found where torch dispatches or calls them."""
+"""Find operations that make the host wait for a device, at the time when torch dispatches or calls them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class HostSyncs(TorchDispatchMode):
         aten.index_fill_,
     )
     READING_A_VALUE = (aten.masked_fill.Tensor, aten.masked_fill_.Tensor)
-    """Operations whose kernels for GPUs read a tensor without dimensions on the host."""
+    """Operations whose GPU versions read the value of a zero-dimensional tensor on the host."""
 
     def __init__(self, indices: bool = True) -> None:
         super().__init__()
@@ -51,14 +51,14 @@ class HostSyncs(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False: otherwise torch imports its compiler, which takes 3 s, only to keep it away from this class."""
+        """Return False: otherwise torch imports its compiler, for 3 s, only to exclude this class from compilation."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self.paused or func.namespace == "prim":  # prim reads a tensor's device
             return func(*args, **kwargs)
-        # In inference mode composite operations arrive whole: a copy to another device hides in `aten.to`.
+        # In inference mode, composite operations are not split: `aten.to`, for example, hides a copy to another device.
         if func.namespace == "aten" and func._can_decompose():
             with self:
                 return func.decompose(*args, **kwargs)
@@ -75,7 +75,7 @@ class HostSyncs(TorchDispatchMode):
         """Record an operation that waits.
 
         Args:
-            operation: Its name.
+            operation: Name of the operation.
         """
         self.found.append(operation)
 
@@ -95,7 +95,7 @@ class HostSyncs(TorchDispatchMode):
 
 
 class HostReads(TorchFunctionMode):
-    """Records reads by the host that dispatch no operation on the CPU.
+    """Records reads by the host that dispatch no operation if the tensor is on the CPU.
 
     Attributes:
         num_calls: Number of calls of torch's functions.

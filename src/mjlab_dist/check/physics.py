@@ -22,7 +22,7 @@ MAX_M_S = 1000.0
 """Maximum velocity of a stable simulation."""
 
 PLAUSIBLE = 0.1
-"""Maximum speed of a plausible motion, as a share of these: fast electric motors reach half of it."""
+"""Maximum speed of a plausible motion, as a share of these two limits. Fast electric motors reach half this speed."""
 
 MAX_DEPTH = 0.1
 """Maximum depth of a contact that lasts, as a share of the size of the model (``mujoco.MjStatistic.extent``)."""
@@ -31,19 +31,19 @@ LASTING_STEPS = 25
 """Number of consecutive control steps after which a contact counts as lasting."""
 
 COMPARED_EVERY = 20
-"""Number of control steps after which one is compared with MuJoCo's C code."""
+"""Number of control steps from one comparison with MuJoCo's C code to the next."""
 
 NUM_COMPARED = 4
-"""Number of envs in which it is compared."""
+"""Number of envs that each comparison covers."""
 
 MAX_DIFFERENCE = 0.05
 """Maximum median of the difference to MuJoCo's C code, as a share of the change of the velocities.
 
-Float32 and other contact points make single steps differ more, but not half of them.
+Because of float32 and of different contact points, single steps may differ more, but not half of all steps.
 """
 
 NEGLIGIBLE = 0.1
-"""Change of the velocities in rad/s or m/s below which float32 matters: objects that rest on others jitter."""
+"""Change of the velocities in rad/s or m/s below which rounding in float32 matters: objects at rest jitter."""
 
 _BREAKS = (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL, mujoco.mjtWarning.mjWARN_BADQACC)
 """Warnings of MuJoCo's C code after which it starts again from the reference positions."""
@@ -75,7 +75,7 @@ class PhysicsProbe:
             env: The envs.
         """
         self._env, self._sim_step, self._num_steps = env, env.sim.step, 0
-        # Why steps cannot be repeated in C, if they cannot
+        # Reason why steps cannot be repeated in MuJoCo's C code; empty if they can
         self._reason = ""
         if env.sim.fields:
             self._reason = "the model differs between envs"
@@ -132,7 +132,7 @@ class PhysicsProbe:
         sim = self._env.sim
         after = sim.qvel[env]
         is_finite = bool(after.isfinite().all() and sim.qpos[env].isfinite().all())
-        # The fastest joint, before the step if the speeds after it are not numbers
+        # The fastest joint; if the speeds after the step are not finite, the fastest one before the step
         speeds = (after if is_finite else before["qvel"][env]).abs()
         dof = int((speeds / self._limits).argmax())
         in_c = False
@@ -194,7 +194,7 @@ class PhysicsProbe:
         return f"{self._speed(dof, self._max_speeds)} with random actions; {_FIX}"
 
     def check(self) -> Check:
-        """Check what was observed."""
+        """Check the observed physics."""
         broken = self._broken
         if broken is not None:
             also = ", in MuJoCo's C code too" if broken.in_c else ""

@@ -1,4 +1,4 @@
-"""Record control steps as lists of operations, compare them, and replay them without the Python that issued them.
+"""Record control steps as lists of operations, compare them, and replay them without the Python code that issued them.
 
 A control step can become one CUDA graph if every step issues the same operations on the same memory. :class:`Recorder`
 checks this contract, operation by operation:
@@ -10,9 +10,10 @@ checks this contract, operation by operation:
   its own buffer).
 - The only exception is the index of the step in the rollout: it selects a row of the buffers that hold the rollout.
 - Nothing waits for the device, and no tensor is made from host data.
-- Warp's kernels run in programs that ``Simulation`` has captured. A program counts as one operation.
+- Warp's kernels run in programs: functions whose kernel launches ``Simulation`` has captured as a graph. A program
+  counts as one operation.
 
-Operations that draw from torch's default generator are allowed: a replay draws the next numbers from it.
+Operations that draw from torch's default generator are allowed: a replay draws the next numbers from this generator.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Constant:
     """An argument that is not a tensor."""
 
     text: str
-    """Its repr. Two constants are equal if this is equal, so that NaN equals NaN, and 1 differs from 1.0 and True."""
+    """Its repr. Two constants are equal if their texts are, so that NaN equals NaN, and 1 differs from 1.0 and True."""
     value: Any = dataclasses.field(compare=False, repr=False)
 
     @classmethod
@@ -133,14 +134,14 @@ class Operation:
     kwargs: tuple[tuple[str, Argument], ...]
     """Its arguments by keyword."""
     results: tuple[str, ...]
-    """Shapes and types of what it returns."""
+    """Shapes and types of its results."""
     run: Callable[..., Any] = dataclasses.field(compare=False, repr=False)
-    """Execute it, with its arguments."""
+    """Function that executes the operation, given its arguments."""
     line: str = dataclasses.field(compare=False)
-    """File and line that issued it."""
+    """File and line of the code that issued the operation."""
 
     def difference(self, other: Operation) -> str:
-        """Describe how this differs from the operation at the same place of the first step; empty if it does not."""
+        """Describe how this operation differs from the one at the same place of the first step; empty if they agree."""
         if self.name != other.name:
             return f"was {other.name} before"
         if len(self.args) != len(other.args) or [k for k, _ in self.kwargs] != [k for k, _ in other.kwargs]:
@@ -155,7 +156,7 @@ class Operation:
 
 @dataclasses.dataclass(frozen=True)
 class Recording:
-    """The operations of one step, and what it returns."""
+    """The operations of one step, and the tensors that it returns."""
 
     operations: Sequence[Operation]
     outputs: Mapping[str, Argument]
@@ -195,7 +196,7 @@ class Recording:
 
 
 class Recorder:
-    """Records consecutive control steps, and raises if one breaks the contract."""
+    """Records consecutive control steps, and raises if a step breaks the contract of this module."""
 
     def __init__(
         self,
@@ -211,7 +212,7 @@ class Recorder:
             sim: The physics, whose programs are captured.
             rollout: Buffers that hold a rollout, by name, (steps, ...) each: a step writes to its own row.
             indices: Whether to refuse all tensors used as indices, not only boolean ones.
-            place: Returns where the code is that issues an operation, for messages; file and line by default.
+            place: Returns the place in the code that issues an operation, for messages; file and line by default.
         """
         self._sim = sim
         self._rollout = rollout
@@ -235,7 +236,7 @@ class Recorder:
         """Run and record a step.
 
         Args:
-            step: Runs it, and returns what the next one takes, by name.
+            step: Runs the step, and returns the tensors that the next step takes, by name.
             carried: Tensors that the previous step returned and this step takes, by name.
             row: Index of the step in the rollout.
 

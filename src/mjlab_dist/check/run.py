@@ -35,29 +35,29 @@ from mjlab_dist.seeding import seed_generators
 from mjlab_dist.sim import start_warp
 
 NUM_STEPS = 200
-"""Steps of a rollout; every episode ends once in them."""
+"""Number of steps of a rollout. The first episode of every env ends within these steps."""
 
 NUM_RESUMED = 50
-"""Steps after a state is loaded."""
+"""Number of steps after a state is loaded."""
 
 ITERATION_STEPS = 25
-"""Steps of an iteration: curricula change after them."""
+"""Number of steps of an iteration. Curricula may change after each iteration."""
 
 TIMER_STEPS = 20
 """Commands and interval events are due for the first time within this many steps."""
 
 EXTRA_STEPS = ITERATION_STEPS + 7
-"""Steps by which the envs that load a state are ahead, so that counters in Python differ."""
+"""Number of additional steps of the envs that then load a state, so that their counters in Python differ."""
 
 
 def check(config: TrainConfig) -> Iterator[Check]:
-    """Check a task, and yield each result when it is known. The random generators keep their states.
+    """Check a task, and yield each result when it is known. The global random generators keep their states.
 
     Args:
         config: The task, and the number of envs.
 
     Raises:
-        UserError: If the config cannot train, or the number of envs is auto.
+        UserError: If the config is invalid, or the number of envs is auto.
     """
     yield from _with_envs(config, _checks)
 
@@ -69,7 +69,7 @@ def try_out(config: TrainConfig) -> Iterator[Check]:
         config: The task, and the number of envs.
 
     Raises:
-        UserError: If the config cannot train, or the number of envs is auto.
+        UserError: If the config is invalid, or the number of envs is auto.
     """
     yield from _with_envs(config, _trial)
 
@@ -131,7 +131,7 @@ def _checks(config: TrainConfig, num_envs: int) -> Iterator[Check]:
     # Resuming, in envs that have another seed and another age
     yield _check_resume(first, other)
 
-    # One step after the other
+    # Checks of single steps
     env.watch.place = RETURNED
     yield check_syncs(env, first.actions[:ITERATION_STEPS])
     env.watch.place = RETURNED
@@ -180,7 +180,7 @@ class _Subject:
         return passed("terms", f"{counts}: all shapes and types are right")
 
     def run(self) -> Check | None:
-        """Make the rollout; return an error."""
+        """Make the rollout; return the error that ended it, if any."""
         if self._env is None:
             result = self.build()
             if not result.passed:
@@ -190,7 +190,7 @@ class _Subject:
         return error
 
     def steps(self, indices: Sequence[int]) -> Check | None:
-        """Make steps and trace them; return an error."""
+        """Make steps and trace them; return the error that ended them, if any."""
         env = self.env
         try:
             for index in indices:
@@ -220,7 +220,7 @@ def _check_resume(subject: _Subject, other: _Subject) -> Check:
     # The state, and how the rollout continues
     state, generators = subject.env.state(), random_state("cpu")
     indices = range(NUM_STEPS + 1, NUM_STEPS + NUM_RESUMED + 1)
-    # Other envs that load it
+    # Other envs load this state
     error = subject.steps(indices) or other.steps(range(1, EXTRA_STEPS + 1))
     if error is None:
         other.env.load_state(state)
@@ -230,7 +230,7 @@ def _check_resume(subject: _Subject, other: _Subject) -> Check:
 
 
 def _age(env: WatchedEnv) -> None:
-    """Let all episodes end, all commands be drawn and all interval events happen within a rollout."""
+    """Set timers so that all episodes end, all commands are drawn and all interval events happen within a rollout."""
     state = env.state()
     ages = torch.arange(1, env.num_envs + 1) * NUM_STEPS // (env.num_envs + 1)
     state["episode_length"] = (env.max_episode_length - ages).clamp_min(0)
@@ -242,7 +242,7 @@ def _age(env: WatchedEnv) -> None:
 
 
 def _line_of(error: Exception) -> str:
-    """Return the innermost line of an error that is not of a library."""
+    """Return the innermost line of an error's traceback that does not belong to a library."""
     traceback, line = error.__traceback__, ""
     while traceback is not None:
         code = traceback.tb_frame.f_code

@@ -1,4 +1,4 @@
-"""An env whose terms are watched: which one is running, and what each of them does in a rollout."""
+"""An env that records which of its terms is running, and the effects of each term in a rollout."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from mjlab_dist.config import EnvConfig
 from mjlab_dist.env import Env
 
 PHYSICS = "physics"
-"""Place of the steps of the physics."""
+"""Place (name in a trace) of the steps of the physics."""
 
 STARTUP = "startup events and randomizations"
-"""Place of what happens before the first episodes."""
+"""Place of the changes before the first episodes."""
 
 RETURNED = "the step"
-"""Place of what ``Env.step`` returns."""
+"""Place of the results of ``Env.step``."""
 
 
 class Entry(NamedTuple):
@@ -31,9 +31,9 @@ class Entry(NamedTuple):
     place: str
     """The term, such as ``rewards.forward``; or :data:`PHYSICS` or :data:`RETURNED`."""
     digests: Mapping[str, int]
-    """Hash of each tensor that it returned or may have changed, by name."""
+    """Hash of each tensor that the term returned or may have changed, by name."""
     not_finite: tuple[str, ...]
-    """Names of the tensors with a number that is not finite."""
+    """Names of the tensors that contain numbers that are not finite."""
 
 
 class Watch:
@@ -57,7 +57,7 @@ class Watch:
 
     @contextmanager
     def tracing(self, step: int) -> Iterator[None]:
-        """Record what terms do in a step.
+        """Record the effects of terms in a step.
 
         Args:
             step: Number of the step.
@@ -113,7 +113,7 @@ class Watch:
         """Record tensors, if the current step is traced.
 
         Args:
-            place: The term that computed them.
+            place: The term that computed the tensors.
             tensors: The tensors by name.
         """
         if self._step is None:
