@@ -40,15 +40,15 @@ class Summary:
     name: str
     """Name of the group."""
     runs: list[str]
-    """Its run directories."""
+    """Run directories of the group."""
     final: list[float]
     """Last value of the metric in each run."""
     mean: float
     """Mean of the last values."""
     std: float | None
-    """Their sample standard deviation; None with one run."""
+    """Sample standard deviation of the last values; None with one run."""
     iqm: float
-    """Their interquartile mean."""
+    """Interquartile mean of the last values."""
     iqm_low: float | None
     """Lower end of the 95% bootstrap interval of the interquartile mean; None with one run."""
     iqm_high: float | None
@@ -86,7 +86,7 @@ def interquartile_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def bootstrap(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the ends of the 95% bootstrap interval of the interquartile mean. It uses the same resamples every time.
+    """Return the ends of the 95% bootstrap interval of the interquartile mean. All calls use the same resamples.
 
     Args:
         values: Values, (..., num_runs).
@@ -103,7 +103,7 @@ def summarize(group: Group, metric: str, threshold: float | None) -> Summary:
     Args:
         group: The runs.
         metric: Column of metrics.jsonl.
-        threshold: Value to reach; None for none.
+        threshold: Value to reach; None for no threshold.
     """
     series = [_series(run, metric, "iterations") for run in group.runs]
     final = np.array([values[-1] for _, values in series])

@@ -1,4 +1,4 @@
-"""Picture and page of a comparison."""
+"""Write the picture or the page of a comparison."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs to compare, in groups that differ only in the seed."""
+"""Read the runs to compare, and put runs that differ only in the seed into one group."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Group:
 
 
 def find_runs(words: Sequence[str], log_root: str) -> list[Path]:
-    """Return run directories.
+    """Return the run directories that the arguments of the command name.
 
     Args:
         words: Run directories, directories that contain run directories, packs, or ``latest``.
@@ -87,12 +87,12 @@ def find_runs(words: Sequence[str], log_root: str) -> list[Path]:
 
 
 def read_groups(paths: Sequence[Path], metric: str, *, of_ranks: bool) -> list[Group]:
-    """Read runs, and return groups of them with the same config, in the order of their first runs.
+    """Read runs, and put runs with the same config into one group. Groups are in the order of their first runs.
 
     Args:
         paths: The run directories.
         metric: Column that each run must have.
-        of_ranks: Return a group for each rank of each run instead.
+        of_ranks: Whether to return a group for each rank of each run instead.
 
     Raises:
         UserError: As :func:`read_run` and :func:`read_ranks` do.
@@ -112,7 +112,7 @@ def read_run(path: Path, metric: str) -> Run:
     Raises:
         UserError: If the files cannot be read, or no row has a value of the metric.
     """
-    # The config is only parsed, so that any config may be read
+    # The functions that the config names are not called, so any config may be read
     plain = to_plain(read_config_file(path, trust=True))
     config = {name: value for name, value in paths(plain) if not isinstance(value, Mapping)}
     if not has_file(path, METRICS_FILE):

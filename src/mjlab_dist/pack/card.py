@@ -32,7 +32,7 @@ tags:
 - mujoco
 ---
 """
-"""Data for sites that list models, such as Hugging Face."""
+"""Metadata for sites that list models, such as Hugging Face."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class Packed:
     checkpoint: str
     """Name of the checkpoint, such as model_300."""
     iteration: int
-    """Iterations of training."""
+    """Number of iterations of training until the checkpoint."""
     provenance: Mapping[str, Any]
     """The run's provenance; empty if it has none."""
     rows: Sequence[Mapping[str, Any]]
@@ -84,7 +84,7 @@ def _summary(task: str) -> str:
 
 
 def _results(packed: Packed) -> Iterable[tuple[str, str]]:
-    """Yield the newest evaluation up to the checkpoint, and the training's own return."""
+    """Yield rows for the newest evaluation up to the checkpoint, and for the mean return in training."""
     rows = [row for row in packed.rows if row["iteration"] <= packed.iteration]
     evaluated = next((row for row in reversed(rows) if row.get("evaluation/return") is not None), None)
     if evaluated is not None:

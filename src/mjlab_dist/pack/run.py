@@ -1,4 +1,4 @@
-"""Pack a run into one file, without data that only training or the machine that trained needs."""
+"""Pack a run into one file, without data that is only for further training, or that describes the machine."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Source:
 
 
 def find_source(run: str, config: PackConfig) -> Source:
-    """Find a run and its checkpoint, and the name of the file to write. Imports nothing heavy.
+    """Find a run and its checkpoint, and the name of the file to write. Imports no heavy libraries.
 
     Args:
         run: A run directory, or ``latest``.
@@ -85,7 +85,7 @@ def pack(source: Source, config: PackConfig, warn: Callable[[str], None]) -> Map
 
     Args:
         source: The run to pack.
-        config: Whether to add the exported policy.
+        config: Flags of the command, such as whether to add the exported policy.
         warn: Called with one line per problem that does not prevent the pack.
 
     Returns:
@@ -131,7 +131,7 @@ def pack(source: Source, config: PackConfig, warn: Callable[[str], None]) -> Map
         **({ONNX: made.contents["policy.onnx"]} if made is not None else {}),
     }
     _check_sizes(source, contents)
-    # Exporting takes a while
+    # Check again, because exporting takes a while
     _check_new(source.output)
     try:
         write_pack(source.output, contents)
@@ -147,7 +147,7 @@ def portable_config(config: TrainConfig) -> TrainConfig:
 
 
 def portable_provenance(provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a provenance without the names of machines and the directory of the command."""
+    """Return a provenance without the names and cores of machines, and without the directory of the command."""
     found = {name: value for name, value in provenance.items() if name not in PRIVATE}
     if isinstance(command := found.get("command"), list) and command:
         found["command"] = [Path(str(command[0])).name, *command[1:]]

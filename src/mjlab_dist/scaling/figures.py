@@ -11,7 +11,7 @@ from typing import Literal
 from mjlab_dist.scaling.rank import IterationTimes, RankTimes
 
 Mode = Literal["weak", "strong"]
-"""weak: the same envs per rank. strong: the same envs over all ranks."""
+"""weak: the same number of envs per rank. strong: the same number of envs over all ranks."""
 
 SKIPPED = 2
 """Number of iterations at the start that are not counted, because they warm up caches and choose kernels."""
@@ -24,13 +24,13 @@ class Shares:
     physics: float
     """Physics."""
     env: float
-    """Observations, rewards, resets and all else of a control step."""
+    """Observations, rewards, resets and everything else of a control step."""
     policy: float
     """Actions of the policy, and storing the samples."""
     update: float
     """Policy updates."""
     communication: float
-    """Collectives, after the last rank has arrived."""
+    """Collectives (exchanges of data between all ranks), after the last rank has arrived."""
     waiting: float
     """Collectives, before the last rank has arrived: ranks wait for the slowest one."""
     other: float
@@ -49,7 +49,7 @@ class Reached:
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """One run."""
+    """Figures of one run."""
 
     num_envs: int
     """Envs per rank."""
@@ -58,16 +58,16 @@ class Round:
     shares: Shares
     """Parts of the time."""
     computing_s: list[float]
-    """Seconds of an iteration that each rank computes, without collectives; medians over iterations."""
+    """Seconds per iteration in which each rank computes, without collectives; medians over iterations."""
     memory_share: float
-    """Share of the memory in use: of the fullest GPU, or by all ranks of the fullest machine."""
+    """Share of the memory in use: on the fullest GPU or, on the CPU, by all ranks of the fullest machine."""
     reached: Reached | None
     """When the run reached the return; None if it did not, or if no return was given."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A number of ranks, over all rounds: medians, unless stated otherwise."""
+    """Figures for one number of ranks: medians over all rounds, unless stated otherwise."""
 
     num_ranks: int
     """Number of ranks."""

@@ -16,23 +16,23 @@ GOOD = 0.9
 MAX_COMMUNICATION = 0.15
 MAX_WAITING = 0.15
 MAX_UPDATE = 0.5
-"""Maximum shares of an iteration's time that are not reported as a limit."""
+"""Maximum shares of an iteration's time for communication, waiting and update that are not reported as a limit."""
 
 MAX_MEMORY = 0.9
 """Maximum share of the memory in use that is not reported as a limit."""
 
 SLOW_RANK = 1.15
-"""Minimum computing time of a rank that limits the others, relative to that of the median rank."""
+"""A rank limits the others if its computing time is at least this multiple of the median rank's."""
 
 SLOWED = 1.2
-"""Minimum computing time of ranks that slow each other down, relative to that of one rank alone."""
+"""Ranks slow each other down if their computing time is at least this multiple of that of a single rank."""
 
 FIXED = 1.3
-"""Minimum computing time of a rank with too few envs, relative to a time in proportion to its envs."""
+"""Ranks have too few envs if their computing time is at least this multiple of the time in proportion to their envs."""
 
 
 def find_limits(mode: str, rows: Sequence[Row], config: TrainConfig, devices: Sequence[RankDevice]) -> list[str]:
-    """Return what limits the run with the most ranks, in at least one line; the most important limit is first.
+    """Return at least one line about what limits the run with the most ranks, the most important limit first.
 
     Args:
         mode: ``weak`` or ``strong``.
@@ -106,7 +106,7 @@ def _cores(first: Row, last: Row, devices: Sequence[RankDevice]) -> list[str]:
 
 
 def _few_envs(first: Row, last: Row) -> list[str]:
-    """Return a line if the computing time of a rank does not fall in proportion to its envs."""
+    """Return a line if the computing time of a rank does not fall in proportion to its number of envs."""
     ratio = statistics.median(_ratios(first, last)) * first.num_envs / last.num_envs
     if ratio < FIXED:
         return []

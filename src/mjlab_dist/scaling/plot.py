@@ -1,4 +1,4 @@
-"""Picture of a measurement of scaling."""
+"""Draw the figures of a measurement of scaling."""
 
 from __future__ import annotations
 

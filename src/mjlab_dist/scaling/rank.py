@@ -26,7 +26,8 @@ class IterationTimes:
     update_s: float
     """Returns, advantages and mini-batches."""
     waits_s: list[float]
-    """Each collective, from the rank's arrival to its end, in the order in which all ranks call them."""
+    """Time of each collective (exchange of data between all ranks), from this rank's arrival to the end of the
+    collective, in the order of the calls, which is the same on all ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,9 +61,9 @@ class _Case:
 
 
 def measure(config: TrainConfig, rounds: int, until_return: float | None, listen: Listener) -> Scaling:
-    """Measure weak and strong scaling on the devices of a config. Runs use as few of its machines as possible.
+    """Measure weak and strong scaling on the devices of a config. Each run uses as few machines as possible.
 
-    Rounds alternate between the numbers of ranks, so that other programs slow all of them down equally.
+    A round has one run for each number of ranks, so that other programs slow down all numbers of ranks equally.
 
     Args:
         config: The run's config. The log root and the logger are ignored.
@@ -72,7 +72,7 @@ def measure(config: TrainConfig, rounds: int, until_return: float | None, listen
         listen: Receives progress.
 
     Raises:
-        UserError: If the config cannot train here.
+        UserError: If the config is invalid or does not fit the machines.
         RankError: If a rank ended early.
     """
     # Runs: those with one rank are the same for both kinds of scaling
@@ -115,9 +115,9 @@ def _check(config: TrainConfig) -> None:
 
 
 def _hosts(config: TrainConfig, gpus: list[Gpu], listen: Listener) -> tuple[Host, ...]:
-    """Return the machines and devices of the largest run: by default all GPUs, else a CPU rank per core.
+    """Return the machines and devices of the largest run: by default all GPUs or, without GPUs, a CPU rank per core.
 
-    Ranks have as many threads in all runs as in the largest one, so that each has the same share of its machine.
+    A rank has as many threads in every run as in the largest run, so that its share of the machine stays the same.
     """
     if config.cpu_ranks is None and config.gpu_ids == "auto" and gpus:
         config = dataclasses.replace(config, gpu_ids="all")

@@ -1,4 +1,4 @@
-"""Times of the parts of an iteration: a hook of the training loop, and a measurement of single control steps."""
+"""Measure the parts of an iteration: with a hook of the training loop, and with separate control steps."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class StepTimes:
     env_step_s: float
     """Mean time of the env's whole control step, replayed from CUDA graphs if it could be recorded."""
     env_step_eager_s: float
-    """The same without graphs."""
+    """Mean time of the env's whole control step without graphs."""
     is_recorded: bool
     """Whether the control step was recorded."""
 
@@ -62,7 +62,7 @@ class Stopwatch:
         self.marks: list[tuple[Mark, Mark]] = []
 
     def around(self, function: Callable[P, T]) -> Callable[P, T]:
-        """Return a function that does the same and is timed."""
+        """Return a function that calls the given function and records the start and the end of the call."""
 
         def timed(*args: P.args, **kwargs: P.kwargs) -> T:
             start = self._clock.mark()
@@ -87,7 +87,7 @@ class _Own:
     physics_s: float
     env_step_s: float
     waits_s: list[float]
-    """Collectives since the start of the previous iteration's metrics."""
+    """Times of collectives (exchanges between all ranks); the first one sums the previous iteration's metrics."""
 
 
 class Timing(Hook):
@@ -109,7 +109,7 @@ class Timing(Hook):
         self._watches: dict[str, Stopwatch] = {}
 
     def before_iteration(self, runner: Runner, iteration: int) -> None:  # noqa: ARG002 (every hook takes it)
-        """Start to time functions, before the first iteration, and store the time."""
+        """Store the start time of the iteration. Before the first iteration, also start to time functions."""
         if not self._watches:
             names = ("physics", "env_step", "returns")
             self._watches = {name: Stopwatch(runner.alg.clock) for name in names}
@@ -156,7 +156,7 @@ class Timing(Hook):
 
 
 def measure_steps(env: Env, num_steps: int, *, records: bool) -> StepTimes:
-    """Measure a control step with random actions, by the device's clock.
+    """Measure a control step with random actions, with the device's clock.
 
     Args:
         env: The env.

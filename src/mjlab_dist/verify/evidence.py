@@ -38,9 +38,9 @@ class Evidence:
     written: list[str]
     """Files and directories that this rank wrote, relative to the run directory."""
     per_mini_batch: float
-    """Collectives per mini-batch."""
+    """Number of collectives (exchanges of data between all ranks) per mini-batch."""
     per_iteration: float
-    """Other collectives per iteration."""
+    """Number of other collectives per iteration."""
     own_s: float
     """Median time of an iteration in s, without the first iteration and without the time spent waiting for others."""
 
@@ -60,7 +60,7 @@ def verify_rank(config: TrainConfig, plan: RankPlan, control: Control) -> Eviden
         runner, watch = learner.runner, Watch(config.agent.desired_kl)
         runner.hooks.append(watch)
         first = _digest_rows(runner.env.get_observations()["actor"])
-        with contextlib.suppress(DesyncError):  # raised on every rank; the digests below say more
+        with contextlib.suppress(DesyncError):  # raised on every rank; the digests below show more
             runner.train(control)
         from mjlab_dist.learn.ppo import flatten  # noqa: PLC0415
 
@@ -91,7 +91,7 @@ def _digest(tensor: torch.Tensor) -> str:
 
 
 class _Written:
-    """Context manager that records what this process writes below a directory, by Python's audit events.
+    """Context manager that records, from Python's audit events, which files this process writes below a directory.
 
     Attributes:
         names: Written files and directories, relative to the directory.

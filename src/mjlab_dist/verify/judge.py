@@ -16,7 +16,7 @@ The keys are the number formats of ``--sync.compression``.
 
 
 MAX_COLLECTIVES = 3
-"""Maximum number of collectives per iteration in addition to one per mini-batch."""
+"""Maximum number of collectives (exchanges between all ranks) per iteration, in addition to one per mini-batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +60,9 @@ class VerifyReport:
     """Report on all ranks and all checks."""
 
     ranks: list[RankRow]
-    """In order of rank."""
+    """The ranks, in order."""
     checks: list[Check]
-    """In order of importance."""
+    """The checks, the most important ones first."""
 
     @property
     def passed(self) -> bool:

@@ -29,14 +29,14 @@ NEVER = 10**12
 
 
 def verify(config: TrainConfig, listen: Listener) -> VerifyReport:
-    """Train for a few iterations on the chosen devices of all hosts, then on the first alone, and check the evidence.
+    """Train for a few iterations on the chosen devices of all hosts, then on the first one, and check the evidence.
 
     Args:
         config: The run's config. All iterations but the first are timed. The log root and the logger are ignored.
         listen: Receives progress.
 
     Raises:
-        UserError: If the config cannot train here, or has only one iteration.
+        UserError: If the config is invalid, does not fit the machines, or has only one iteration.
         RankError: If a rank ended early.
     """
     # Checks
@@ -83,7 +83,7 @@ def verify(config: TrainConfig, listen: Listener) -> VerifyReport:
 
 
 def _alone(config: TrainConfig, first: Evidence, max_iterations: int) -> TrainConfig:
-    """Return the config of a single rank with the same work."""
+    """Return the config of a run with a single rank that does the same work as each rank."""
     return dataclasses.replace(
         config,
         num_envs=first.info.num_envs,

@@ -1,4 +1,4 @@
-"""Watch a runner while it trains: check its synchronizer, and count its collectives."""
+"""Watch a runner while it trains: check its synchronizer, and count collectives (exchanges of data between ranks)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mjlab_dist.learn.metrics import Sample
 from mjlab_dist.learn.runner import Runner
 
 COLLECTIVES = ("reduce", "gather", "broadcast", "scatter", "alltoall", "all_to_all", "barrier", "send", "recv")
-"""Parts of the names of those ProcessGroup methods that communicate."""
+"""Substrings of the names of ProcessGroup's methods that communicate."""
 
 
 class Collectives:
@@ -28,7 +28,7 @@ class Collectives:
     """
 
     def __init__(self) -> None:
-        """Start to count. It ends with the process."""
+        """Start to count. Counting ends with the process."""
         self.count = 0
         for name in dir(dist.ProcessGroup):
             if any(part in name for part in COLLECTIVES) and not name.startswith("__"):
@@ -50,7 +50,7 @@ class WatchedSynchronizer:
     Attributes:
         keeps_equal: The synchronizer's attribute.
         difference: Largest difference between the first reduction and the mean over ranks. It is relative to the
-            largest gradient, and for the KL divergence to its target. None if ranks keep their own gradients.
+            largest gradient or, for the KL divergence, to its target. None if ranks keep their own gradients.
         num_calls: Number of reductions so far.
         num_collectives: Number of collectives in these reductions.
     """
@@ -72,7 +72,7 @@ class WatchedSynchronizer:
         self._desired_kl = desired_kl
 
     def reduce(self, buffer: torch.Tensor) -> None:
-        """Reduce the buffer by the watched synchronizer."""
+        """Reduce the buffer with the watched synchronizer."""
         compares = self.keeps_equal and self.num_calls == 0
         own = buffer.clone() if compares else buffer
         before = self._collectives.count
@@ -85,7 +85,7 @@ class WatchedSynchronizer:
             self._collectives.count = after  # do not count the comparison's own collective
 
     def due(self, iteration: int) -> bool:
-        """Return whether the watched synchronizer is due."""
+        """Return whether parameters are averaged now, according to the watched synchronizer."""
         return self._synchronizer.due(iteration)
 
     def _distance(self, reduced: torch.Tensor, mean: torch.Tensor) -> float:
@@ -136,7 +136,7 @@ class Watch(Hook):
     def collectives(self) -> tuple[float, float]:
         """Return the collectives per mini-batch, and the other collectives per iteration.
 
-        They are measured from the start of the first iteration to the start of the last one.
+        Collectives are counted from the start of the first iteration to the start of the last one.
         """
         total, reducing, calls = (end - start for start, end in zip(self._counts[0], self._counts[-1], strict=True))
         return reducing / calls, (total - reducing) / (len(self._counts) - 1)
