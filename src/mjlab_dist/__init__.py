@@ -1,11 +1,11 @@
-"""mjlab_dist: train one robot policy over every GPU or CPU core, of one machine or several.
+"""mjlab_dist: train one robot policy on all GPUs or CPU cores of one machine or several.
 
-From Python: ``mjlab_dist.train("cartpole-balance", gpu_ids="all")``. Importing this imports no torch.
+From Python: ``mjlab_dist.train("cartpole-balance", gpu_ids="all")``. Importing this package does not import torch.
 """
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # type checkers take this name for true; importing typing takes as long as all else here
+TYPE_CHECKING = False  # type checkers treat this name as true; importing typing would double the import time
 if TYPE_CHECKING:
     from mjlab_dist.api import check_task, load_policy, make, train
     from mjlab_dist.errors import CheckError, RankError, UserError
@@ -33,7 +33,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> object:
-    # Imported at first use: every command imports this package before it can handle Ctrl-C
+    # Import modules only at first use: a command can handle Ctrl-C only after it has imported this package
     import importlib  # noqa: PLC0415
 
     for module, names in _MODULES.items():

@@ -44,7 +44,8 @@ def train(task: str | TrainConfig, *, quiet: bool = False, trust: bool = False, 
     Args:
         task: Name of a task, or the config to start from.
         quiet: Print no progress.
-        trust: Allow the config of a resumed run to name functions of any module. It can run any code: check it.
+        trust: Allow the config of a resumed run to name functions of any module. Such a config can run any code: read
+            it first.
         fields: Fields of :class:`~mjlab_dist.config.TrainConfig`, such as ``gpu_ids="all"``, ``cpu_ranks=2`` or
             ``num_envs=64``. Nested fields are named as on the command line, but with underscores:
             ``**{"agent.learning_rate": 1e-3, "env.rewards.smooth.weight": 2.0}``.
@@ -53,7 +54,7 @@ def train(task: str | TrainConfig, *, quiet: bool = False, trust: bool = False, 
         The run directory, the last checkpoint and the last metrics.
 
     Raises:
-        UserError: If a field is unknown, or the config cannot train here.
+        UserError: If a field is unknown, or the config is invalid or does not fit the machine.
         RankError: If one of several ranks ended early. The error includes that rank's traceback.
     """
     # Config; mistakes are reported before anything heavy is imported
@@ -88,30 +89,30 @@ def make(
     quiet: bool = False,
     **fields: Any,
 ) -> Envs:
-    """Simulate a task without training: its envs as one batch, on one device, several ranks or several machines.
+    """Simulate a task without training. Its envs form one batch, on one device, several ranks or several machines.
 
     With one device, this process simulates. With several devices, each has its own rank, which stays alive until the
     envs are closed. For a given seed, the results do not depend on the number of ranks.
 
     Args:
         task: Name of a task, or its config.
-        variants: Configs to simulate side by side in groups of the same size, such as for a sweep: each a mapping of
-            fields to values, or a whole config. They have the same draws. They may differ in anything but the
-            sizes of observations and actions.
+        variants: Configs to simulate side by side, for example for a sweep. Each is a mapping of fields to values, or a
+            whole config. All configs get the same number of envs and the same random numbers. They may differ in
+            everything except the sizes of observations and actions.
         arrays: Type of returned arrays: ``torch`` or ``numpy``.
-        final_observations: Whether steps also return the observations before resets, for learners that bootstrap from
-            the last state of an episode. Each step then evaluates the observations twice.
+        final_observations: Whether steps also return the observations before resets, for algorithms that bootstrap
+            from the last state of an episode. Each step then evaluates the observations twice.
         quiet: Print no warnings, and no progress of kernel compilation.
         fields: Fields of the config, as :func:`train` takes them, such as ``gpu_ids="all"``, ``cpu_ranks=2``,
-            ``hosts=("localhost", "node7")``, ``total_num_envs=4096`` or ``seed=1``. ``num_envs`` is per rank. Fields of
-            the learner have no effect.
+            ``hosts=("localhost", "node7")``, ``total_num_envs=4096`` or ``seed=1``. ``num_envs`` is per rank. Fields
+            for learning, such as those of ``agent``, have no effect.
 
     Returns:
-        The envs, also a context manager that closes them.
+        The envs. The object is also a context manager, which closes the envs at its end.
 
     Raises:
-        UserError: If a field is unknown, or the task cannot be simulated here.
-        RankError: If one of several ranks ended while it started.
+        UserError: If a field is unknown, or the task cannot be simulated on this machine.
+        RankError: If one of several ranks ended before it was ready.
     """
     config = configured(_start(task, {}, trust=False), fields)
     configs = [one if isinstance(one, TrainConfig) else configured(config, one) for one in variants]
@@ -123,7 +124,7 @@ def make(
 
 
 def _printer(*, quiet: bool) -> Listener:
-    """Return a listener that prints plain lines, or nothing."""
+    """Return a listener that prints plain lines, or, with ``quiet``, one that prints nothing."""
     if quiet:
         return lambda _: None
     from mjlab_dist.cli.console import EventPrinter, make_console  # noqa: PLC0415
@@ -139,14 +140,15 @@ def load_policy(
     log_root: str = "logs",
     trust: bool = False,
 ) -> Policy:
-    """Load the policy of a run, without its task and without simulating anything.
+    """Load the policy of a run without building or simulating its task.
 
     Args:
         run: Run directory, a pack, or ``latest`` for the newest run.
-        checkpoint: ``latest``, ``best`` (the highest mean return), or the name of a file in its checkpoints directory.
+        checkpoint: ``latest``, ``best`` (the highest mean return), or the name of a file in the run's checkpoints
+            directory.
         device: ``cpu`` or ``cuda:<index>``.
-        log_root: Directory of all runs, for ``latest``.
-        trust: Allow the run's config to name functions of any module. It can run any code: check it.
+        log_root: Directory of all runs, where ``latest`` is searched.
+        trust: Allow the run's config to name functions of any module. Such a config can run any code: read it first.
 
     Returns:
         A function from observations, (num_envs, width), to actions, (num_envs, num_actions), without exploration.
@@ -162,9 +164,9 @@ def load_policy(
 
 
 def check_task(task: str | TrainConfig, **fields: Any) -> None:
-    """Check a task on the CPU, like the command ``mjlab-dist check``. The random generators keep their states.
+    """Check a task on the CPU, like the command ``mjlab-dist check``. The global random generators keep their states.
 
-    A test of a package of tasks is one line: ``mjlab_dist.check_task("my-task")``.
+    A package of tasks can test a task in one line: ``mjlab_dist.check_task("my-task")``.
 
     Args:
         task: Name of a task, or its config.
@@ -172,7 +174,8 @@ def check_task(task: str | TrainConfig, **fields: Any) -> None:
 
     Raises:
         UserError: If a field is unknown, or the config cannot train.
-        CheckError: If the task fails checks. The message has one line for each, with the term at fault and the fix.
+        CheckError: If the task fails checks. The message has one line per failed check, with the faulty term and the
+            fix.
     """
     base = dataclasses.replace(
         _start(task, {}, trust=False), num_envs=NUM_CHECKED, total_num_envs=None, total_timesteps=None

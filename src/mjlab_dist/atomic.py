@@ -1,4 +1,4 @@
-"""Files that are replaced at once. Imports the standard library only."""
+"""Files that are replaced atomically. Imports the standard library only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, contents: str | bytes) -> None:
-    """Write a file. At any time, also after a power failure, the file has either the old contents or the new ones.
+    """Write a file. At any time, even after a power failure, the file has either the old contents or the new ones.
 
     Args:
         path: The file.

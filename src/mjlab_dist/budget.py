@@ -12,7 +12,7 @@ from mjlab_dist.wording import listed
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """Number of envs per rank, and of iterations."""
+    """Number of envs per rank, and number of iterations."""
 
     num_envs: int
     """Number of envs per rank."""
@@ -23,17 +23,17 @@ class Budget:
 
 
 def plan_budget(config: TrainConfig, world_size: int) -> Budget | None:
-    """Return the number of envs per rank and of iterations for a config.
+    """Return the number of envs per rank and the number of iterations for a config.
 
-    Totals over all ranks take precedence over numbers per rank. They stay in the config, so that the same file works
-    with any number of ranks.
+    Totals over all ranks take precedence over numbers per rank. The totals stay in the config, so that the same config
+    file works with any number of ranks.
 
     Args:
-        config: A config that :func:`mjlab_dist.config.checks.validate` has passed.
+        config: A config that has passed :func:`mjlab_dist.config.checks.validate`.
         world_size: Number of ranks on all machines.
 
     Returns:
-        The budget; None for ``--num-envs auto``: ranks measure their memory first and then call :func:`budget_of`.
+        The budget; None for ``--num-envs auto``, where ranks first measure memory and then call :func:`budget_of`.
 
     Raises:
         UserError: If envs or parameters cannot be split evenly over the ranks, or there are too few steps for one

@@ -1,4 +1,4 @@
-"""Measure the buffer sizes that a task needs: step it, and count its constraints and contacts."""
+"""Measure the buffer sizes that a task needs: step its envs, and count constraint rows and contacts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mjlab_dist.env import Env
 
 FEW = 16
-"""Number of envs in the smallest batch that the sizes must suffice for.
+"""The measured sizes must be large enough for batches of this many envs or more.
 
 All envs share one list of contacts, and the fewer envs there are, the more the number of contacts per env varies.
 """
@@ -47,11 +47,11 @@ class Usage:
     contacts: int
     """Maximum number of contacts in one env."""
     contacts_of_few: float
-    """Maximum number of contacts in :data:`FEW` envs, per env."""
+    """Maximum number of contacts in a group of :data:`FEW` envs, divided by the number of envs in the group."""
     contacts_of_all: int
     """Maximum number of contacts in the whole batch."""
     pairs_of_all: int
-    """Maximum number of geom pairs that pass MuJoCo Warp's broad phase in the whole batch.
+    """Maximum number of geom pairs in the whole batch that pass MuJoCo Warp's broad phase.
 
     The list of pairs has as many entries as the list of contacts.
     """
@@ -111,7 +111,7 @@ def measure(
     checkpoint: Path | None,
     log: Callable[[str], None],
 ) -> list[Attempt]:
-    """Step a task and count; double the buffers that were too small and repeat.
+    """Step a task, and count constraint rows and contacts. If buffers are too small, double them and repeat.
 
     Args:
         config: The task.
@@ -122,7 +122,7 @@ def measure(
         log: Prints a line for the user.
 
     Returns:
-        The attempts. In each but the last, a buffer was too small.
+        The attempts. In every attempt except the last, a buffer was too small.
 
     Raises:
         UserError: If the config names something that does not exist, or the checkpoint does not fit.
@@ -200,9 +200,9 @@ def _larger(config: TrainConfig, attempt: Attempt) -> TrainConfig | None:
 
 
 class BufferGauge:
-    """Counter of the buffer use of an env.
+    """Counter of the buffer entries that an env uses.
 
-    It counts in the last substep of each step. Overflows cover every substep.
+    It counts after the last substep of each step. The env's overflow flags cover every substep.
     """
 
     def __init__(self, env: Env) -> None:
@@ -219,7 +219,7 @@ class BufferGauge:
         self._can_touch = can_touch(env.sim.model, env.sim._warp_model)
         self._can_constrain = self._can_touch or can_constrain(env.sim.model)
         self._few, self._whole = few, env.num_envs // few * few
-        # Maxima of: rows, contacts of one env, of few, of all, pairs of all
+        # Maxima: rows of one env, contacts of one env, of a group of few envs and of all envs, pairs of all envs
         self._max = torch.zeros(5, dtype=torch.int64, device=env.device)
 
     def read(self) -> None:

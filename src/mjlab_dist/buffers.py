@@ -12,9 +12,10 @@ MARGIN = 1.25
 """Size of the buffer of each env divided by the maximum number of constraint rows in one env."""
 
 SHARED_MARGIN = 1.5
-"""The same factor for the list of contacts that all envs share.
+"""The same ratio for the list of contacts that all envs share.
 
-It is larger because the list is sized by a mean over envs, which depends more on the policy than the maximum does.
+This ratio is larger because the list is sized by a mean over envs, which depends more on the policy than the maximum
+does.
 """
 
 ROW_OVERFLOWS = frozenset({"NEFC", "NJMAX_NNZ"})
@@ -24,14 +25,13 @@ CONTACT_OVERFLOWS = frozenset({"BROADPHASE", "NARROWPHASE", "CCD"})
 """Overflows that a larger nconmax fixes."""
 
 MIN_SIZE = 4
-"""Minimum size of a buffer, in rows or contacts per env; 0 for a model that cannot have any."""
+"""Minimum size of a buffer, in rows or contacts per env, for a model that can have any."""
 
 MAX_SIZE = 10_000
-"""Maximum size that a run chooses for itself, in rows or contacts per env; more suggests that the physics is
-unstable."""
+"""Maximum size that a run chooses for itself, in rows or contacts per env. Needing more hints at unstable physics."""
 
 MIN_GROWTH = 1.25
-"""Minimum ratio of the new size, before the margin, to the size that was too small.
+"""Minimum ratio between the new size, without the margin, and the size that was too small.
 
 Counts may be too low: rows of contacts that were dropped are not counted.
 """
@@ -52,8 +52,8 @@ def larger_size(size: int, needed: int, margin: float) -> int:
     """Return a larger size for a buffer that was too small.
 
     Args:
-        size: Its size, in rows or contacts per env.
-        needed: Number that had to fit; a lower bound if the exact number is not known.
+        size: Old size of the buffer, in rows or contacts per env.
+        needed: Number of rows or contacts per env that had to fit; a lower bound if the exact number is not known.
         margin: :data:`MARGIN` or :data:`SHARED_MARGIN`.
     """
     return size_for(margin * max(needed, MIN_GROWTH * size), is_possible=True)
@@ -64,7 +64,7 @@ def size_for(number: float, is_possible: bool) -> int:
 
     Args:
         number: Number of rows or contacts that must fit.
-        is_possible: Whether the model can have any; the size is then at least :data:`MIN_SIZE`.
+        is_possible: Whether the model can have rows or contacts; if so, the size is at least :data:`MIN_SIZE`.
     """
     step = MIN_SIZE if number <= 32 else 8 if number <= 64 else 16
     return max(math.ceil(number / step) * step, MIN_SIZE if is_possible else 0)

@@ -25,7 +25,7 @@ class Beat(NamedTuple):
 
 
 class Control:
-    """Stop request and last heartbeat. One object per rank and one per launch.
+    """Stop request and last heartbeat. Each rank has one object, and the launcher has another.
 
     Methods may be called from any thread and from signal handlers.
 
@@ -84,7 +84,7 @@ class Watchdog(threading.Thread):
         Args:
             control: Control of this rank.
             timeout_s: Seconds without a heartbeat after which the rank is considered hung.
-            advanced: Called with the number of iterations done whenever it has changed.
+            advanced: Called with the number of iterations done, whenever this number has changed.
             hung: Called once, with the seconds since the last heartbeat.
         """
         super().__init__(name="watchdog", daemon=True)

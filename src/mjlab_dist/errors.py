@@ -16,20 +16,20 @@ class Exit(enum.IntEnum):
     USAGE = 2
     """The command line or the config is invalid."""
     PREFLIGHT = 3
-    """This machine is not ready; the command doctor shows why."""
+    """A machine is not ready; the command doctor shows why."""
     NUMERICS = 4
     """A number was not finite, a buffer of the physics was too small, or parameters differed between ranks. A restart
     would not help."""
     INFRASTRUCTURE = 5
-    """A rank was killed or hung, and was not restarted (again)."""
+    """A rank was killed or hung, and no further restart followed."""
     RESUMABLE = 75
     """Stopped on request, with a checkpoint: use --resume to continue."""
     FORCED = 130
-    """Ended at once by Ctrl-C: by the second one, or before there was anything to save."""
+    """Ended at once by Ctrl-C: by the second Ctrl-C, or by one before there was anything to save."""
 
 
 class UserError(ValueError):
-    """Invalid input of the user: a flag, config, file or environment variable.
+    """Invalid input from the user: a flag, config, file or environment variable.
 
     The message is one line with the flag (or file, or variable), its value, and what would work instead.
     """
@@ -38,7 +38,7 @@ class UserError(ValueError):
 
 
 class PreflightError(UserError):
-    """Problem of the machine, not of the command line, that would end the run, such as a full disk or a GPU in use.
+    """Problem of a machine (not of the command line) that would end the run, such as a full disk or a GPU in use.
 
     The message is one line with the problem and the fix.
     """
@@ -71,7 +71,7 @@ class RankError(RuntimeError):
 
 
 class TakenOverError(RuntimeError):
-    """Another launch trains this run now, so this launch must not write any more files.
+    """Another launch (one start of ``train``) trains this run now, so this launch must not write any more files.
 
     The message is one line with the run and the other launch.
     """
@@ -106,7 +106,7 @@ class NonFiniteError(FloatingPointError):
     The message is one line with the source of the number, the envs and the rank.
 
     Attributes:
-        of_another_rank: Whether the number belongs to another rank; this rank only stops along with it.
+        of_another_rank: Whether the number belongs to another rank. This rank then stops only because that rank stops.
     """
 
     exit_code = Exit.NUMERICS
@@ -142,6 +142,6 @@ def exit_code_of(error: BaseException) -> Exit:
     """Return the exit code of a command that ends with an error.
 
     Args:
-        error: Any error. Errors of this package define an exit code; it is 1 for all others.
+        error: Any error. Errors of this package define an exit code; for all other errors, the exit code is 1.
     """
     return getattr(error, "exit_code", Exit.FAILED)

@@ -17,7 +17,7 @@ from mjlab_dist.wording import listed
 VARIABLE = "MJLAB_DIST_FAULT"
 
 ATTEMPT = "MJLAB_DIST_ATTEMPT"
-"""Variable with the number of the attempt, from 0, which a launch sets for its ranks."""
+"""Variable with the number of the attempt, from 0, which the launcher sets for its ranks."""
 
 Kind = Literal["raise", "sigkill", "sigstop", "exit", "skip_collective", "nan", "corrupt", "slow"]
 
@@ -29,7 +29,8 @@ class Fault:
     rank: int
     """Global rank."""
     iteration: int
-    """Iteration in which the fault happens; if an attempt starts after it, the first iteration of the attempt."""
+    """Iteration in which the fault happens. If the attempt starts after this iteration, the fault happens in the first
+    iteration of the attempt."""
     kind: Kind
     """Kind of fault.
 
@@ -44,7 +45,7 @@ class Fault:
 
 
 def read_fault(environ: Mapping[str, str]) -> Fault | None:
-    """Return the fault that the environment requests for this attempt, if any.
+    """Return the fault that the environment variable requests for this attempt, if any.
 
     Args:
         environ: The process's environment.

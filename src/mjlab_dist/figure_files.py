@@ -22,7 +22,7 @@ def check_figure_file(flag: str, file: str, suffixes: Sequence[str]) -> None:
     Args:
         flag: The flag that names the file, for the message.
         file: The file.
-        suffixes: Possible ends of its name, such as ``.png``.
+        suffixes: Allowed endings of its name, such as ``.png``.
 
     Raises:
         UserError: One line that names the flag, its value and the fix.
@@ -35,7 +35,7 @@ def check_figure_file(flag: str, file: str, suffixes: Sequence[str]) -> None:
 
 
 def save_png(figure: Figure, flag: str, file: str) -> None:
-    """Write a figure as a PNG file, all at once.
+    """Write a figure as a PNG file, atomically.
 
     Args:
         figure: The figure.

@@ -34,8 +34,8 @@ Observation = np.ndarray | dict[str, np.ndarray]
 class TaskVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
     """The envs of a task, simulated by :func:`mjlab_dist.make` in this process or by ranks.
 
-    Envs whose episode ends start the next one in the same step (``AutoresetMode.SAME_STEP``). In such a step,
-    ``info["final_obs"]`` has their last observations, and ``info["_final_obs"]`` is True for them.
+    An env whose episode ends starts the next episode in the same step (``AutoresetMode.SAME_STEP``). In such a step,
+    ``info["final_obs"]`` has the last observations of these envs, and ``info["_final_obs"]`` is True for these envs.
 
     Attributes:
         envs: The object that :func:`mjlab_dist.make` returned.
@@ -64,7 +64,7 @@ class TaskVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
             fields: As in :func:`mjlab_dist.make`, such as ``cpu_ranks=2`` or ``seed=1``.
 
         Raises:
-            UserError: If an argument is wrong, or the task cannot be simulated here.
+            UserError: If an argument is wrong, or the task cannot be simulated on this machine.
         """
         if render_mode not in (None, *self.metadata["render_modes"]):
             raise UserError(f"render_mode {render_mode!r}: takes rgb_array or None")
@@ -93,7 +93,7 @@ class TaskVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
         """Start an episode in every env.
 
         Args:
-            seed: Seed of all draws from now on; None continues with the current draws.
+            seed: Seed of all random numbers from now on; None continues the current sequence of random numbers.
             options: Must be empty: tasks have none.
         """
         if options:
@@ -111,7 +111,7 @@ class TaskVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
         final = self._picked(info.pop("final_observations"))
         done = terminated | truncated
         if done.any():
-            # An array of observations with None in the other envs, as Gymnasium's own vector envs return
+            # An array of observations, with None for the other envs, as in Gymnasium's own vector envs
             info["final_obs"] = np.full(self.num_envs, None, dtype=object)
             for env in np.flatnonzero(done).tolist():
                 info["final_obs"][env] = _row(final, env)
@@ -119,7 +119,7 @@ class TaskVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
         return self._picked(observations), rewards, terminated, truncated, info
 
     def render(self) -> tuple[np.ndarray, ...] | None:
-        """Return a picture of each env, (height, width, 3) of uint8, with render_mode rgb_array; None otherwise."""
+        """Return a picture of each env, (height, width, 3), as uint8; None if render_mode is None."""
         return None if self.render_mode is None else tuple(self.envs.render(env) for env in range(self.num_envs))
 
     def close_extras(self, **kwargs: Any) -> None:  # noqa: ARG002 (Gymnasium's)

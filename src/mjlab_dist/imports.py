@@ -1,4 +1,4 @@
-"""Import the libraries of a rank quickly. Imports the standard library only, until called."""
+"""Import the libraries of a rank quickly. This module itself imports only the standard library."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from mjlab_dist.patching import patched
 T = TypeVar("T")
 
 UNUSED = ("wandb", "neptune")
-"""Packages that rsl_rl imports for its own writers of metrics, which no rank uses."""
+"""Packages that rsl_rl imports for its own writers of metrics. No rank uses these writers."""
 
 
 def start_up() -> contextlib.AbstractContextManager[None]:
-    """Pause the garbage collector while many modules are imported: it would take a third of the time.
+    """Pause the garbage collector while many modules are imported: it would take a third of the import time.
 
     Afterwards the modules' objects count as old, so that the frequent collections of young objects do not visit them.
     """
@@ -27,9 +27,9 @@ def start_up() -> contextlib.AbstractContextManager[None]:
 def import_learner() -> None:
     """Import torch, tensordict and rsl_rl without their unused parts; for a process that only trains.
 
-    tensordict imports all of torch's compiler to mark a few functions for it, and rsl_rl imports Weights & Biases. Both
-    together take a third of the time of all imports. torch.compile still works without the marks: it compiles those
-    functions like any other. A process that belongs to the user must import everything as usual.
+    tensordict imports all of torch's compiler only to mark a few functions for the compiler, and rsl_rl imports Weights
+    & Biases. These two imports take a third of the time of all imports. torch.compile still works without the marks: it
+    compiles those functions like any other. A process that belongs to the user must import everything as usual.
     """
     with start_up():
         import torch
@@ -48,7 +48,7 @@ def _unmarked(function: T) -> T:
 
 @contextlib.contextmanager
 def _absent(names: Sequence[str]) -> Iterator[None]:
-    """Make imports of packages fail, as if they were not installed. Packages that are already imported stay."""
+    """Make imports of packages fail, as if they were not installed. Packages imported earlier stay imported."""
     hidden = [name for name in names if name not in sys.modules]
     for name in hidden:
         sys.modules[name] = None  # pyright: ignore[reportArgumentType] (Python documents None as "not importable")

@@ -1,4 +1,7 @@
-"""The learner of one rank. If a buffer of the physics was too small, it is built again in the same process."""
+"""The env and the algorithm with which one rank trains.
+
+If a buffer of the physics was too small, both are built again in the same process.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""The lease of a run, so that only one launch at a time trains it. Imports the standard library only.
+"""The lease of a run: only one launch (start of ``train``) at a time trains the run. Imports the standard library only.
 
-``lease.json`` in the run directory names the launch that trains the run. A thread of this launch, and every row of
-metrics, renew the modification time of the file. Locks of the kernel are not enough, because many network file systems
-have none. The clocks of two machines are never compared: a launch that waits checks whether the file changes.
+``lease.json`` in the run directory names the launch that trains the run. The launch renews the modification time of the
+file every few seconds, and rank 0 does so whenever it writes metrics. File locks would not be enough, because many
+network file systems do not support them. The clocks of two machines are never compared: a launch that waits only checks
+whether the file changes.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ class _Owner:
     started: int | None
     """Start time of the process, in clock ticks since the machine was booted; None if the system has no /proc."""
     system: str | None
-    """Identifies the boot of the machine, and the container. Processes with the same value have different process IDs.
-    None if the system has no /proc."""
+    """Identifies the boot of the machine, and the container. Two running processes with the same value have different
+    process IDs. None if the system has no /proc."""
 
     @property
     def is_alive(self) -> bool | None:
@@ -57,7 +58,7 @@ class _Owner:
         if self.system is None or self.system != _system():
             return None
         if (running := _process(self.pid)) is not None:
-            return running.state not in "ZX" and running.started == self.started  # otherwise it reuses the ID
+            return running.state not in "ZX" and running.started == self.started  # the ID may be reused
         try:
             os.kill(self.pid, 0)
         except ProcessLookupError:
@@ -78,7 +79,7 @@ class _Look(NamedTuple):
 
 @dataclass(kw_only=True)
 class Lease:
-    """A lease that this launch has acquired. Rank 0 receives a copy if it has its own process."""
+    """A lease that this launch has acquired. Rank 0 receives a copy if it runs in another process."""
 
     run_dir: Path
     """The run directory."""
@@ -87,9 +88,9 @@ class Lease:
     _renewed_at: float = field(default=0.0, repr=False)
 
     def renew(self) -> None:
-        """Renew the lease if that is due, after checking that no other launch has taken it over.
+        """Check that no other launch has taken over the run, and renew the lease if a renewal is due.
 
-        A file system that does not answer raises no error here; the next write to it does.
+        If the file system does not answer, this method raises no error; the next write to the file system does.
 
         Raises:
             TakenOverError: If another launch has taken over the run. This launch must then write nothing more.
@@ -155,8 +156,8 @@ def acquire(
 ) -> Lease:
     """Acquire the lease of a run.
 
-    An owner that was killed is replaced: at once, or after :data:`EXPIRED_S` if this process cannot check whether it
-    runs.
+    An owner that was killed is replaced: at once, or after :data:`EXPIRED_S` if this process cannot check whether the
+    owner runs.
 
     Args:
         run_dir: The run directory.
@@ -200,7 +201,7 @@ def acquire(
 
 
 Held = Literal["yes", "no", "lost", "unknown"]
-"""State of a launch that trains a run. lost: it was killed, or no longer renews its lease; unknown: not known yet."""
+"""Whether a launch trains a run. lost: the launch was killed, or no longer renews its lease; unknown: not known yet."""
 
 
 class LeaseWatch:
@@ -222,9 +223,9 @@ class LeaseWatch:
     def look(self) -> Held:
         """Read the lease and return the state of its launch.
 
-        If this process cannot check whether the owner runs, the owner is alive if the file changes. An owner whose file
-        has not changed for :data:`EXPIRED_S` is lost even if its process exists: the directory is then a copy, or the
-        launch is suspended.
+        If this process cannot check whether the owner runs, the owner counts as alive if the file changes. An owner
+        whose file has not changed for :data:`EXPIRED_S` is lost even if its process exists: the directory is then a
+        copy, or the launch is suspended.
         """
         try:
             look = _look_at(self._path)
@@ -298,7 +299,7 @@ def _create(path: Path, owner: _Owner) -> bool:
 
 
 def _replace(path: Path, owner: _Owner) -> None:
-    """Replace a lease. If two launches do so at the same time, only one lease remains, and the other launch notices."""
+    """Replace a lease. If two launches do this at once, only one lease remains, which both launches then read."""
     temporary = path.with_name(f".{path.name}.{owner.token}.tmp")
     temporary.write_text(_text(owner))
     temporary.replace(path)

@@ -1,6 +1,6 @@
 """The interface of loggers, which show the metrics of a run. ``--logger package.module:Class`` adds your own.
 
-docs/loggers.md explains it, and docs/examples/csv_logger.py is an example.
+docs/loggers.md explains the interface, and docs/examples/csv_logger.py is an example.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Logger:
 
     Rank 0 creates one instance after all ranks have built their envs, and calls it between iterations, in the thread
     that trains. Training waits for each call: a slow logger makes iterations longer, and a call that takes longer than
-    ``--hang-timeout`` ends the run. A logger must not call collectives of ``torch.distributed``: the other ranks have
-    no logger.
+    ``--hang-timeout`` ends the run. A logger must not call collectives of ``torch.distributed`` (which need all ranks):
+    the other ranks have no logger.
 
     If a call raises an error, training continues without this logger, after one warning. It is not called again.
     """
@@ -32,11 +32,11 @@ class Logger:
         """Open the logger.
 
         Args:
-            run_dir: The run directory, which exists. Write files into it if you like.
+            run_dir: The run directory, which exists. The logger may write files into it.
             config: The run's config.
-            resumed_at: Number of iterations of the checkpoint from which the run resumes; 0 if it had no checkpoint
-                yet. Iterations after it are repeated, so earlier rows of these iterations are obsolete. None for a new
-                run.
+            resumed_at: Number of iterations of the checkpoint from which the run resumes; 0 if the run had no
+                checkpoint yet. Iterations after this checkpoint are repeated, so their earlier rows are obsolete. None
+                for a new run.
         """
 
     def log(self, row: Mapping[str, float], step: int) -> None:
@@ -45,7 +45,7 @@ class Logger:
         Args:
             row: Values by name. The columns are those of metrics.jsonl (docs/run-files.md), with the group in front:
                 ``train/mean_return``, ``perf/steps_per_s``, ``reward/<term>``. With ``--log-ranks``, there are also
-                ``rank_steps_per_s/<rank>`` and so on. Unknown values are missing; others may be NaN or infinite.
+                ``rank_steps_per_s/<rank>`` and so on. Unknown values are missing; other values may be NaN or infinite.
             step: Number of completed iterations, from 1.
         """
         raise NotImplementedError
@@ -55,15 +55,15 @@ class Logger:
 
         Args:
             file: The mp4 file. It stays in the run directory.
-            iteration: Number of completed iterations of the checkpoint that it shows. It may be less than the last
-                ``step`` of :meth:`log`.
+            iteration: Number of completed iterations of the checkpoint that the video shows. It may be less than the
+                last ``step`` of :meth:`log`.
         """
 
     def checkpoint(self, file: Path, iteration: int) -> None:
         """Receive a checkpoint, after it was written and before the row of a later iteration.
 
         Args:
-            file: The file. ``--checkpoint.keep-last`` removes it later: read or copy it at once.
+            file: The file. ``--checkpoint.keep-last`` removes this file later: read or copy it at once.
             iteration: Number of completed iterations of the checkpoint.
         """
 
@@ -86,7 +86,7 @@ def check_loggers(names: Sequence[str]) -> None:
     """Raise if a logger cannot be created: its package is not installed, or there is no such class.
 
     Args:
-        names: Value of ``--logger``, which :func:`~mjlab_dist.config.loggers.validate_loggers` has passed.
+        names: Value of ``--logger``, which has passed :func:`~mjlab_dist.config.loggers.validate_loggers`.
 
     Raises:
         UserError: One line that names the flag, its value and the fix.

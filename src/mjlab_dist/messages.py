@@ -1,6 +1,6 @@
 """Events that ranks send to the console, as log records.
 
-With one rank, the console handles the records in the same process. With several, torchrunx forwards them.
+With one rank, the console handles the records in the same process. With several ranks, torchrunx forwards the records.
 """
 
 from __future__ import annotations

@@ -35,10 +35,10 @@ def find_names(what: str, patterns: Iterable[str], names: Sequence[str | None]) 
 
 
 def local_name(name: str, entity: str | None, entities: Collection[str]) -> str | None:
-    """Return the name of an element within an entity; None if it belongs to another one.
+    """Return the name of an element within an entity; None if the element belongs to another entity.
 
     Args:
-        name: The full name: that of an element of an entity is ``<entity>/<name>``.
+        name: The full name; for an element of an entity, it is ``<entity>/<name>``.
         entity: Name of an entity; empty for the scene's own MJCF; None for the whole scene, with full names.
         entities: Names of all entities of the scene.
     """

@@ -1,4 +1,4 @@
-"""Files that a command writes where the user wants them. Imports the standard library only."""
+"""Files that a command writes to a path that the user chooses. Imports the standard library only."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from mjlab_dist.wording import listed
 
 
 def check_output(flag: str, file: str, suffixes: Sequence[str] = ()) -> None:
-    """Raise if a file cannot be written, before anything that takes time.
+    """Raise if a file cannot be written. Commands call this function before work that takes time.
 
     Args:
         flag: The flag that names the file, for the message.
         file: The file.
-        suffixes: Possible ends of its name, such as ``.png``; empty for any.
+        suffixes: Allowed endings of its name, such as ``.png``; empty to allow any name.
 
     Raises:
         UserError: One line that names the flag, its value and the fix.
@@ -35,7 +35,7 @@ def check_output(flag: str, file: str, suffixes: Sequence[str] = ()) -> None:
 
 
 def write_output(flag: str, file: str, contents: str | bytes) -> None:
-    """Write a file, all at once.
+    """Write a file atomically.
 
     Args:
         flag: The flag that names the file, for the message.

@@ -2,14 +2,14 @@
 
     pack.json          version of the format, task, checkpoint, iteration, and the versions that wrote the pack
     README.md          model card
-    config.yaml        the run's config, without what belongs to the machine that trained
+    config.yaml        the run's config, without the fields that describe the machine that trained
     checkpoint.pt      policy and value function with their normalizers
     provenance.json    versions, commit, command line, devices
     metrics.jsonl      one row per iteration
     policy.onnx        the exported policy
 
 A pack may come from someone who is not trusted. Only these names are accepted, each once, and no file may become
-larger than its limit or than the pack itself. Imports the standard library only.
+larger than its limit, or, if it has none, than the pack itself. Imports the standard library only.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CARD = "README.md"
 ONNX = "policy.onnx"
 
 FORMAT = 1
-"""Version of the format, which rises when older versions of this package cannot read it any more."""
+"""Version of the format. It increases when older versions of this package cannot read new packs any more."""
 
 KB, MB = 1 << 10, 1 << 20
 
@@ -53,7 +53,7 @@ are never larger than the pack."""
 REQUIRED = (MANIFEST, "config.yaml", CHECKPOINT)
 
 START = (1980, 1, 1, 0, 0, 0)
-"""Time of all files: the same contents give the same bytes."""
+"""Modification time of all files, which is constant so that the same contents give the same bytes."""
 
 ENCRYPTED = 0x1
 """Flag of an encrypted file in a zip file."""
@@ -80,7 +80,7 @@ def check_pack(path: Path, flag: str) -> None:
 
     Args:
         path: The file.
-        flag: The flag that names it, for messages; empty for an argument without a flag.
+        flag: The flag that names the file, for messages; empty for an argument without a flag.
 
     Raises:
         UserError: One line with the reason.
@@ -137,7 +137,7 @@ def read_part(path: Path, name: str) -> bytes:
         name: Name of the file.
 
     Raises:
-        UserError: If the pack is damaged, or could do harm.
+        UserError: If the pack is damaged, or contains files that are not allowed.
         OSError: If the pack cannot be read.
         FileNotFoundError: If the pack does not have this file.
     """
@@ -174,14 +174,14 @@ def _zipped(contents: Mapping[str, bytes]) -> bytes:
             assert limit is None or len(contents[name]) <= limit
             info = zipfile.ZipInfo(name, START)
             info.compress_type = zipfile.ZIP_STORED if limit is None else zipfile.ZIP_DEFLATED
-            info.create_system = 3  # Unix, for the permissions of unzip
+            info.create_system = 3  # Unix, so that unzip applies the permissions
             info.external_attr = (stat.S_IFREG | 0o644) << 16
             archive.writestr(info, contents[name])
     return buffer.getvalue()
 
 
 def _opened(path: Path) -> zipfile.ZipFile:
-    """Open a pack, after a check of all names and sizes in its list of files."""
+    """Open a pack, and check all names and sizes in its list of files."""
     try:
         archive = zipfile.ZipFile(path)
     except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:

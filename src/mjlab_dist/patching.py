@@ -1,4 +1,4 @@
-"""Replace parts of a library that offers no other way. Imports the standard library only."""
+"""Replace parts of a library that offers no other way to change them. Imports the standard library only."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ R = TypeVar("R")
 
 
 def with_names(function: Callable[P, R], **values: object) -> Callable[P, R]:
-    """Return a copy of a function that reads other objects from its module. The module and the function do not change.
+    """Return a copy of a function in which names of its module have other values. The original does not change.
 
-    Unlike :func:`patched`, this has no end: the copy may still run in a thread when a launch is over.
+    Unlike :func:`patched`, nothing is restored later: a thread may still run the copy after a launch has ended.
 
     Args:
         function: Function written in Python.
-        values: What the copy finds under names of its module.
+        values: Values for the copy, by name in the module.
 
     Raises:
-        AttributeError: If the module has no such name, as after a library has renamed it.
+        AttributeError: If the module has no such name, for example because a new version of the library renamed it.
     """
     assert isinstance(function, FunctionType)
     names = function.__globals__
@@ -45,10 +45,10 @@ def patched(owner: object, name: str, value: object) -> Iterator[None]:
         value: Value of the attribute inside the ``with`` block.
 
     Raises:
-        AttributeError: If the owner has no such attribute, as after a library has renamed it.
+        AttributeError: If the owner has no such attribute, for example because a new version of the library renamed it.
     """
     getattr(owner, name)
-    # Not what getattr returns: it unwraps static methods and binds others, and also finds inherited attributes.
+    # Save the value in vars: getattr unwraps static methods, binds other methods, and also finds inherited attributes.
     own = vars(owner)
     is_own, original = name in own, own.get(name)
     setattr(owner, name, value)

@@ -44,7 +44,7 @@ def place_of(error: BaseException, reference: str) -> str:
         reference: A function or module of the package, as ``package.module:name``.
 
     Returns:
-        The place; empty if the package's code did not raise the error, for example because it does not exist.
+        The place; empty if the package's code did not raise the error, for example because the package does not exist.
     """
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{_short(error.filename)}:{error.lineno}"

@@ -75,7 +75,7 @@ def read_provenance(run_dir: Path, warn: Callable[[str], None]) -> dict[str, Any
 
     Args:
         run_dir: The run directory, or a pack.
-        warn: Called with one line if the file is damaged. In a run directory, it is then renamed.
+        warn: Called with one line if the file is damaged. A damaged file in a run directory is also renamed.
     """
     path = run_dir / PROVENANCE_FILE
     try:

@@ -1,8 +1,9 @@
 """Tasks, found by entry point. Importing this module imports no task, and listing tasks imports only their configs.
 
-A package offers a task by an entry point in the group ``mjlab_dist.tasks``. Its name is the task's name. Its object is
-a function without arguments that returns the task's :class:`~mjlab_dist.config.TrainConfig`; ``list-tasks`` prints the
-first line of that function's docstring. The module of the function must import neither torch nor warp.
+A package offers a task by an entry point in the group ``mjlab_dist.tasks``. The name of the entry point is the task's
+name. The entry point refers to a function without arguments that returns the task's
+:class:`~mjlab_dist.config.TrainConfig`; ``list-tasks`` prints the first line of that function's docstring. The module
+of the function must import neither torch nor warp.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def task_config(name: str) -> TrainConfig:
 
 
 def task_summaries(prefix: str = "") -> dict[str, str]:
-    """Return one line for each task by name: its summary, or why its package cannot be imported.
+    """Return a line for each task, by name: the task's summary, or the reason why its package cannot be imported.
 
     Args:
         prefix: Start of the names to return; all by default. Only these tasks are imported.

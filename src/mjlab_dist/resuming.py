@@ -1,4 +1,4 @@
-"""``--resume auto``: resume the run of a name, or start it. Imports the standard library only."""
+"""``--resume auto``: resume the run with a given name, or start a new run. Imports the standard library only."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ AUTO = "auto"
 """The value of ``--resume``."""
 
 _NAME = re.compile(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d(?:-\d+)?_(.+)")
-"""Matches the name of the directory of a run that has a name."""
+"""Matches the directory name of a run with ``--run-name``."""
 
 
 def find_named_run(log_root: str, task: str, run_name: str) -> Path | None:
-    """Return the newest run of a name that has a checkpoint; None if there is none.
+    """Return the newest run that has the given name and a checkpoint; None if there is none.
 
-    A run without a checkpoint was lost before anything was saved. It is not resumed, so that all ranks of a launch find
-    the same run, even while one of them already creates the directory of a new one.
+    A run without a checkpoint is skipped: it has saved nothing to resume from. All ranks of a launch therefore find the
+    same run, even if one rank has already created the directory of a new run.
 
     Args:
         log_root: Directory of all runs.
@@ -28,7 +28,7 @@ def find_named_run(log_root: str, task: str, run_name: str) -> Path | None:
         run_name: Value of ``--run-name``.
 
     Raises:
-        UserError: If the name is empty: it would not tell runs apart.
+        UserError: If the name is empty, because an empty name identifies no run.
     """
     if not run_name:
         raise UserError(f"--resume {AUTO}: finds the run by --run-name; add a name that no other run has")
@@ -38,7 +38,7 @@ def find_named_run(log_root: str, task: str, run_name: str) -> Path | None:
 
 
 def check_same_run(config: TrainConfig, started: TrainConfig) -> None:
-    """Raise if the run that was found by its name is not the one to train: independent runs differ in their seeds.
+    """Raise if the run that was found by its name has another seed, because it is then an independent run.
 
     Args:
         config: The config to train with.
@@ -55,7 +55,7 @@ def check_same_run(config: TrainConfig, started: TrainConfig) -> None:
 
 
 def is_complete(run_dir: Path, config: TrainConfig) -> bool:
-    """Return whether a run has trained all its iterations; False if their number depends on the ranks.
+    """Return whether a run has trained all its iterations; False if this number depends on the number of ranks.
 
     Args:
         run_dir: The run directory.

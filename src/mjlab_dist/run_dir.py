@@ -3,7 +3,7 @@
 <log-root>/<task>/<UTC time>[_<run-name>]/
     config.yaml        the run's config; --config reads it back
     provenance.json    versions, git commit, command line, devices, host
-    lease.json         the launch that trains the run; removed at its end
+    lease.json         the launch (one start of train) that trains the run; removed when the launch ends
     ranks.json         for each rank: host, device, its model and memory, first env, number of envs, seed
     git.diff           uncommitted changes, if there are any
     metrics.jsonl      one row per iteration
@@ -108,8 +108,8 @@ def read_config_file(path: Path, *, trust: bool = False, uses_ssh: bool = True) 
     Args:
         path: A ``config.yaml``, or a run directory or pack that contains one.
         trust: Whether the config may name any function, and so run any code.
-        uses_ssh: Whether the config's ``ssh_config`` will be used. It is not if the command starts no ranks, or has its
-            own flag.
+        uses_ssh: Whether the config's ``ssh_config`` will be used. It is not used if the command starts no ranks,
+            or if ``--ssh-config`` replaces it.
 
     Raises:
         UserError: If there is no such file, or it does not contain a config, or the config may run any code. The
@@ -155,7 +155,7 @@ def find_run(
         task: The task that the run must have trained.
         run: Path of a run directory or a pack, or ``latest`` for the newest run of the task that has a checkpoint.
         flag: The flag that names the run, for messages.
-        warn: Called with one line if ``latest`` skips newer runs, which have no checkpoint.
+        warn: Called with one line if ``latest`` skips newer runs because they have no checkpoint.
 
     Raises:
         UserError: If there is no such run, or it trained another task.
@@ -254,7 +254,7 @@ def find_run_to_resume(log_root: str, task: str | None, run: str, warn: Callable
 
 
 def find_checkpoint(run_dir: Path) -> Path:
-    """Return the newest checkpoint of a run, or a pack itself.
+    """Return the newest checkpoint of a run. For a pack, return the pack itself.
 
     Raises:
         UserError: If the run has no checkpoint.
@@ -268,7 +268,7 @@ def find_checkpoint(run_dir: Path) -> Path:
 
 
 def find_best(run_dir: Path) -> Path:
-    """Return the checkpoint with the highest mean return at the time when it was written.
+    """Return the checkpoint that had the highest mean return when it was written.
 
     Raises:
         UserError: If the run has no best checkpoint.
@@ -302,7 +302,7 @@ def checkpoint_path(run_dir: Path, iteration: int) -> Path:
 
 
 def list_videos(run_dir: Path) -> list[int]:
-    """Return the iterations of which a run has videos, in order."""
+    """Return the iterations for which a run has videos, in order."""
     files = (run_dir / VIDEOS_DIR).glob("*.mp4")
     return sorted(int(m[1]) for p in files if (m := re.fullmatch(r"iteration_(\d+)\.mp4", p.name)))
 
@@ -313,7 +313,7 @@ def video_path(run_dir: Path, iteration: int) -> Path:
 
 
 def animation_path(run_dir: Path, iteration: int) -> Path:
-    """Return the path of the video as an animated GIF, which exists until TensorBoard's writer has read it."""
+    """Return the path of a video's animated GIF. The file exists only until TensorBoard's writer has read it."""
     return run_dir / VIDEOS_DIR / f".iteration_{iteration}.gif"
 
 
@@ -336,7 +336,7 @@ def choose_checkpoint(run_dir: Path, name: str) -> Path:
 
 
 def read_metrics(run_dir: Path, name: str = METRICS_FILE) -> list[dict[str, Any]]:
-    """Return all complete rows of a run's metrics; the last row may be incomplete while it is written.
+    """Return all complete rows of a run's metrics. A last row that is still being written is left out.
 
     Args:
         run_dir: The run directory.
@@ -394,7 +394,7 @@ def by_column(rows: Sequence[dict[str, Any]]) -> dict[str, NDArray[np.float64]]:
     """Return all columns that occur in any row, (rows,) each; NaN where a row has no value.
 
     Args:
-        rows: Numbers by column; None is no value.
+        rows: Numbers by column; None stands for a missing value.
     """
     import numpy as np  # noqa: PLC0415 (not needed to print help)
 
@@ -406,7 +406,7 @@ def by_column(rows: Sequence[dict[str, Any]]) -> dict[str, NDArray[np.float64]]:
 def _rows_of(data: bytes, path: Path) -> list[tuple[bytes, dict[str, Any]]]:
     """Return the lines of a file of metrics with their rows, without an incomplete last line.
 
-    Lines with NUL characters are skipped: after a power failure, these replace lost data.
+    Lines with NUL characters are skipped: after a power failure, such characters replace lost data.
     """
     lines = data.splitlines(keepends=True)
     rows: list[tuple[bytes, dict[str, Any]]] = []

@@ -8,12 +8,12 @@ from mjlab_dist.pack_file import has_part, is_pack, read_manifest, read_part
 
 
 def run_of(checkpoint: Path) -> Path:
-    """Return the run directory of a checkpoint, or the pack that it is in."""
+    """Return the run directory of a checkpoint, or the pack itself if the path is that of a pack."""
     return checkpoint if is_pack(checkpoint) else checkpoint.resolve().parent.parent
 
 
 def checkpoint_name(checkpoint: Path) -> str:
-    """Return the name of a checkpoint, such as model_300; of a pack, that of the checkpoint in it."""
+    """Return the name of a checkpoint, such as model_300. For a pack, return the name of the checkpoint in the pack."""
     return read_manifest(checkpoint)["checkpoint"] if is_pack(checkpoint) else checkpoint.resolve().stem
 
 
@@ -26,7 +26,7 @@ def read_file(run: Path, name: str) -> bytes:
     """Return a file of a run directory or a pack.
 
     Raises:
-        OSError: If it cannot be read.
+        OSError: If the file cannot be read.
         UserError: If the pack is damaged.
     """
     return read_part(run, name) if run.is_file() else (run / name).read_bytes()

@@ -1,4 +1,4 @@
-"""Seed every random generator of a process. Imports the standard library only, until it seeds."""
+"""Seed every random generator of a process. The module itself imports only the standard library."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ def seed_generators(seed: int, rank: int = 0, resumed_iteration: int = 0) -> Non
 
     Args:
         seed: The run's seed.
-        rank: The global rank. Local ranks repeat across machines, and so would the envs.
-        resumed_iteration: Iterations done before, if a run resumes without its saved random state: it must not repeat
-            the draws of its start. 0 for a new run.
+        rank: The global rank. With local ranks, ranks of different machines would draw the same random numbers.
+        resumed_iteration: Number of iterations done before, if a run resumes without its saved random state; the run
+            then does not repeat the random numbers of its start. 0 for a new run.
     """
     import numpy as np  # noqa: PLC0415
     import torch

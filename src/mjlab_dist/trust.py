@@ -1,4 +1,4 @@
-"""Refuse configs from files that could run any code. The check does not import what a config names."""
+"""Refuse configs from files that could run any code. The check does not import the modules that a config names."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ SSH_DIRS = ("~/.ssh", "/etc/ssh")
 
 
 def refuse_foreign(config: TrainConfig, file: Path, *, uses_ssh: bool) -> None:
-    """Raise if a config that was read from a file can run code other than that of the user and of task packages.
+    """Raise if a config that was read from a file can run code of neither the user nor a task package.
 
-    The functions and classes that it names must be from this package, from a distribution that provides tasks, or from
-    the user's own modules. The latter are modules that are neither installed nor part of Python.
+    The functions and classes that the config names must be from this package, from a distribution that provides tasks,
+    or from the user's own modules. The user's own modules are those that are neither installed nor part of Python.
 
     Args:
         config: The config.
@@ -39,8 +39,8 @@ def refuse_foreign(config: TrainConfig, file: Path, *, uses_ssh: bool) -> None:
         uses_ssh: Whether its ``ssh_config`` will be used.
 
     Raises:
-        UserError: If it names another function, or an SSH config file that will be used and is not in SSH's own
-            directories.
+        UserError: If the config names another function, or an SSH config file that will be used and is not in SSH's
+            own directories.
     """
     tasks = entry_points(group=GROUP)
     for name, reference in _references(config):
@@ -69,7 +69,7 @@ def _names_model(name: str, value: str) -> bool:
 
 
 def _fault(reference: str, file: Path, tasks: EntryPoints) -> str | None:
-    """Return why a function is not trusted; None if it is, or if the text names no function."""
+    """Return why a function is not trusted; None if it is trusted, or if the text names no function."""
     module, colon, name = reference.partition(":")
     if not colon:
         return None
@@ -99,7 +99,7 @@ def _is_trusted(module: str, file: Path, tasks: EntryPoints) -> bool:
     if spec is None or not spec.has_location or spec.origin is None:
         return False
     if not is_installed(spec.origin):
-        # Code in a run directory is not the user's, unless the user has put the directory on the import path
+        # Code in a run directory does not count as the user's own, unless the user put the directory on the import path
         folder = file.resolve().parent
         is_imported = any(Path(entry).resolve().is_relative_to(folder) for entry in sys.path)
         return is_imported or not _is_within(spec.origin, (str(folder),))
@@ -115,7 +115,10 @@ def is_installed(file: str) -> bool:
 
 
 def _is_within(file: str, folders: tuple[str, ...]) -> bool:
-    """Return whether a file is in one of the directories. Installers may link files, and users may link directories."""
+    """Return whether a file is in one of the directories, before or after resolving links.
+
+    Installers may link files, and users may link directories.
+    """
     return any(place.is_relative_to(root) for place in _places(file) for folder in folders for root in _places(folder))
 
 

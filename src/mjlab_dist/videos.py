@@ -1,4 +1,4 @@
-"""Decide when videos of a run are made during training, and name unfinished ones. Imports only the standard library."""
+"""Decide when training makes a video, and name unfinished files of videos. Imports only the standard library."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def due_checkpoint(
 ) -> int | None:
     """Return the checkpoint to make a video of; None if no video is due.
 
-    In every ``interval`` iterations, a video of the first checkpoint is due. If several are due, because videos
-    take longer than training, only the newest is made.
+    The first checkpoint at or after each multiple of ``interval`` iterations is due. If several checkpoints are due,
+    because videos take longer than training, only the newest checkpoint gets a video.
 
     Args:
         checkpoints: Iterations of the run's checkpoints.

@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from typing import Literal
 
 MIN_SIMILARITY = 0.62
-"""Similarity, from 0 to 1, from which a name is suggested in place of a mistyped one."""
+"""Minimum similarity, from 0 to 1, between a mistyped name and a name that is suggested instead."""
 
 MIN_END = 3
-"""Minimum length of a typed text for which names that end with it are suggested."""
+"""Minimum length of a typed text. For shorter texts, names that end with the text are not suggested."""
 
 MAX_GAP = 0.1
-"""Further suggestions are at most this much less similar than the first."""
+"""Maximum difference in similarity between the first suggestion and further suggestions."""
 
 
 def listed(items: Iterable[object], last: Literal["and", "or"] = "and") -> str:
@@ -74,7 +74,7 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str, max_names: int
 
 
 def printable(text: str) -> str:
-    r"""Return a text on one line: line breaks and control characters, which users may type, become escapes such as \n.
+    r"""Return a text on one line: line breaks and control characters become escapes such as \n.
 
     Args:
         text: Any text.

@@ -1,7 +1,7 @@
 """One rank from start to end: device, seed, env, process group, runner, teardown.
 
-PyTorch and Warp are imported inside functions: torchrunx unpickles a reference to :func:`run` in its launcher and agent
-too, and neither needs these libraries.
+PyTorch and Warp are imported inside functions: torchrunx also unpickles a reference to :func:`run` in its launcher and
+in its agents (an agent is the process that starts the ranks of one machine), which should not wait for these imports.
 """
 
 from __future__ import annotations
@@ -101,9 +101,9 @@ def run(config: TrainConfig, plan: RankPlan, control: Control, store: Store | No
         config: The run's config.
         plan: Device, budget and run directory.
         control: Receives heartbeats; its stop request ends training.
-        store: Key-value store of all ranks; None to connect to it here.
+        store: Key-value store of all ranks; None to connect to the store in this call.
     """
-    # Wait for the last video after the process group has ended, so that other ranks do not wait for it
+    # Rank 0 waits for the last video only after the process group has ended, so that other ranks can end earlier
     with contextlib.ExitStack() as parting, joined(config, plan, store) as learner:
         _inject_fault(learner.runner, learner.info.rank)
         if config.evaluate_interval is not None:
@@ -122,7 +122,7 @@ def run(config: TrainConfig, plan: RankPlan, control: Control, store: Store | No
 
 @contextlib.contextmanager
 def joined(config: TrainConfig, plan: RankPlan, store: Store | None = None) -> Iterator[Learner]:
-    """Build this rank's learner and join the other ranks until the context ends.
+    """Build this rank's env and algorithm, and join the other ranks until the context ends.
 
     Args:
         config: The run's config.
@@ -141,7 +141,7 @@ def joined(config: TrainConfig, plan: RankPlan, store: Store | None = None) -> I
         from mjlab_dist.env import Env  # noqa: PLC0415
         from mjlab_dist.learn import Runner  # noqa: PLC0415
 
-        # Store. Before there is a process group, ranks exchange their backend, device and number of envs through it.
+        # Store, through which ranks exchange their backend, device and number of envs before there is a process group
         if store is None:
             set_interfaces(rank, os.environ)
             store = meet(rank)
@@ -192,7 +192,7 @@ def _visible_device() -> str:
 
 
 def _inject_fault(runner: Runner, rank: int) -> None:
-    """Add the fault that the environment requests for this rank, if any."""
+    """Add the fault that an environment variable requests for this rank, if any."""
     fault = read_fault(os.environ)
     if fault is not None and fault.rank == rank:
         from mjlab_dist.learn.fault_injection import FaultInjection  # noqa: PLC0415
@@ -203,8 +203,8 @@ def _inject_fault(runner: Runner, rank: int) -> None:
 def run_or_die(entry: Entry[Any], config: TrainConfig, plans: Sequence[RankPlan]) -> NoReturn:
     """Run one of several ranks, send its result or error to the launcher, and end this process at once.
 
-    If a rank only raised its error, the others would wait for it in a collective for minutes. If it only returned, it
-    would wait for torchrunx's agent for seconds.
+    If a failed rank only raised its error, the other ranks would wait for it in a collective operation for minutes. If
+    a rank only returned its result, it would wait for torchrunx's agent for seconds.
 
     Args:
         entry: Function that this rank runs.
@@ -217,7 +217,7 @@ def run_or_die(entry: Entry[Any], config: TrainConfig, plans: Sequence[RankPlan]
     import_learner()
     own = rank_from_environment(os.environ)
     rank, plan = own.rank, plans[own.rank]
-    # SIGTERM stops the run gracefully. The launcher's thread blocks the signal, and its children inherit the mask.
+    # SIGTERM stops the run gracefully. The launcher blocks the signal while it starts agents, and ranks inherit this.
     control = Control()
     signal.signal(signal.SIGTERM, lambda *_: control.request_stop())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
@@ -244,11 +244,12 @@ def run_or_die(entry: Entry[Any], config: TrainConfig, plans: Sequence[RankPlan]
 
 
 def set_interfaces(rank: Rank, environ: MutableMapping[str, str]) -> None:
-    """Set the network interface for gloo and NCCL, unless the user chose one: the loopback interface on one machine.
+    """Set the network interface for gloo and NCCL, unless the user chose one.
 
-    On several machines, it is the interface of this machine's route to rank 0, and its name may differ between them. By
-    default, gloo announces the address of the machine's own name, which is a loopback address on many machines, and
-    NCCL may choose a network that does not connect the machines, such as that of containers.
+    If all ranks are on one machine, this is the loopback interface. Otherwise, it is the interface of this machine's
+    route to rank 0; the interface's name may differ between machines. By default, gloo announces the address that the
+    machine's host name resolves to, which is a loopback address on many machines, and NCCL may choose a network that
+    does not connect the machines, such as that of containers.
 
     Args:
         rank: Rank of this process.
@@ -268,14 +269,14 @@ def set_interfaces(rank: Rank, environ: MutableMapping[str, str]) -> None:
         for name, addresses in psutil.net_if_addrs().items():
             if own_address in [each.address for each in addresses]:
                 environ.setdefault(INTERFACES[0], name)
-                # NCCL reads a name as the beginning of names, unless it has an equals sign
+                # Without an equals sign, NCCL uses all interfaces whose names start with this name
                 environ.setdefault(INTERFACES[1], name if rank.on_one_machine else f"={name}")
                 if family == socket.AF_INET6:
                     environ.setdefault(FAMILY, "AF_INET6")
 
 
 def _meet_devices(config: TrainConfig, rank: Rank, store: Store | None, device: str) -> list[DeviceInfo]:
-    """Return every rank's device. If devices differ, rank 0 warns, or all raise with ``--require-same-devices``."""
+    """Return every rank's device. If devices differ, rank 0 warns; with ``--require-same-devices``, all ranks raise."""
     own = describe_device(device, os.environ.get(EGL_DEVICE))
     exchanged = exchange(store, rank.rank, rank.world_size, "device", dataclasses.asdict(own))
     devices = [DeviceInfo(**fields) for fields in exchanged]
@@ -342,7 +343,7 @@ def _check_visible(device: RankDevice) -> None:
 
 
 def prepare_process(device: RankDevice, rank: Rank, seed: int) -> None:
-    """Set up a rank's process: visible GPU and EGL device, before CUDA and EGL start; threads and seed.
+    """Set up a rank's process before CUDA and EGL start: visible GPU, EGL device, threads and seed.
 
     MUJOCO_EGL_DEVICE_ID is the index among the devices that CUDA shows to this process, the same as PyTorch's index.
     MuJoCo's EGL module first queries the CUDA device of every EGL device (EGL_CUDA_DEVICE_NV). The extension
@@ -352,12 +353,12 @@ def prepare_process(device: RankDevice, rank: Rank, seed: int) -> None:
     Args:
         device: The rank's device.
         rank: Rank of this process.
-        seed: The run's seed; the rank's is this plus its global rank.
+        seed: The run's seed. The rank's own seed is this seed plus its global rank.
     """
     # Environment, before CUDA and EGL start
     number_by_bus(os.environ)
     if device.visible is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = device.visible  # read when CUDA starts, not at its import
+        os.environ["CUDA_VISIBLE_DEVICES"] = device.visible  # read when CUDA starts, not when torch is imported
     if device.device != "cpu":
         os.environ.setdefault(EGL_DEVICE, device.device.removeprefix("cuda:"))
 
@@ -389,7 +390,7 @@ def _die(error: BaseException, stack: str, rank: int, control: Control, run_dir:
         "message": with_notes(error),
         "traceback": stack,
     }
-    _logger.error("%s", stack)  # logged, since printed text is forwarded by a thread, which ends with this process
+    _logger.error("%s", stack)  # not printed: a thread, which ends with this process, forwards printed text
     emit("failed", report=report)
     try:
         (run_dir / ERRORS_DIR).mkdir(exist_ok=True)
