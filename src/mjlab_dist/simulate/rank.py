@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.control import Control
@@ -20,10 +20,12 @@ from mjlab_dist.messages import emit
 from mjlab_dist.seeding import seed_generators
 from mjlab_dist.simulate.job import Job, Tensors
 from mjlab_dist.simulate.meeting import Meeting
-from mjlab_dist.simulate.shard import Shard
 from mjlab_dist.simulate.shared import Arrays, as_arrays, as_tensors, copy_into, pinned
 from mjlab_dist.simulate.transport import Rows, Transport
 from mjlab_dist.worker import prepare_process
+
+if TYPE_CHECKING:
+    from mjlab_dist.simulate.shard import Shard
 
 PROGRESS = "progress"
 """Message that a rank sends between the steps of a rollout, so that a long one does not seem to hang."""
@@ -53,6 +55,8 @@ def serve(job: Job, meeting: Meeting, config: TrainConfig, plan: RankPlan, contr
     # Envs
     rank = rank_from_environment(os.environ)
     prepare_process(plan.device, rank, job.seed)
+    from mjlab_dist.simulate.shard import Shard  # noqa: PLC0415 (imports rsl_rl, which the launcher does not need)
+
     seed_generators(job.seed)  # the same seed on all ranks, because each draws for all envs
     shard = Shard(job, job.rows(rank.rank, rank.world_size), plan.device.device)
     if not rank.on_one_machine:

@@ -1,10 +1,13 @@
-"""Ranks on several machines compare the models that they simulate."""
+"""Ranks import rsl_rl and Warp, and compare the models that they simulate with those on other machines."""
 
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 from torch._C._distributed_c10d import TCPStore
 
 import mjlab_dist
@@ -47,3 +50,12 @@ def test_another_model_of_any_variant_is_found() -> None:
     assert errors[0] == errors[1]
     assert "rank 1" in errors[0]
     assert "dof_damping" in errors[0]
+
+
+@pytest.mark.slow
+def test_a_program_that_only_starts_ranks_does_not_import_their_libraries() -> None:
+    libraries = '{"rsl_rl", "tensordict", "warp", "mujoco", "torch._dynamo"}'
+    imports = "import sys, mjlab_dist.simulate.ranks, mjlab_dist.simulate.envs"
+    code = f"{imports}; sys.exit(str({libraries} & {{*sys.modules}} or ''))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.strip() == ""
