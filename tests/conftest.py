@@ -168,7 +168,7 @@ class Command:
             )
 
     def script(self, text: str) -> str:
-        """Write a Python script and return its path. The script runs in a fork of a process that has imported libraries."""
+        """Write a Python script and return its path. If the path is executed, a process with libraries is forked."""
         path = self.cwd / "script.py"
         path.write_text(f"#!{BIN / 'python'}\n{text}")
         path.chmod(0o700)
