@@ -214,7 +214,7 @@ def per_name(flag: str, value: float | Mapping[str, float], names: Sequence[str]
     ]
     missing = [name for name, number in zip(names, chosen, strict=True) if number is None]
     if missing:
-        raise UserError(f"{flag} {' '.join(numbers)}: matches not all actions; add a number for {listed(missing)}")
+        raise UserError(f"{flag} {' '.join(numbers)}: does not match all actions; add a number for {listed(missing)}")
     return [number for number in chosen if number is not None]
 
 

@@ -206,7 +206,7 @@ class Page:
     def _add_command(self, name: str, ranges: dict[str, list[float]]) -> None:
         gui = self._server.gui
         is_manual = gui.add_checkbox(
-            "Manual", initial_value=False, hint="Set the command by hand instead of drawing it"
+            "Manual", initial_value=False, hint="Set the command by hand instead of sampling it"
         )
         sliders = [self._add_slider(label, *bounds) for label, bounds in ranges.items()]
         has_heading = heading = None

@@ -26,7 +26,7 @@ STATES: dict[State, str] = {
     "running": "running",
     "finished": "finished",
     "stopped": "stopped before its last iteration",
-    "lost": "lost (its launch is dead or suspended, or this is a copy)",
+    "lost": "lost (its launch has ended or is suspended, or this directory is a copy)",
     "unknown": "not known yet whether it is running",
 }
 """The texts that describe the states."""
