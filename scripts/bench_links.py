@@ -150,7 +150,7 @@ def linked(link: Link) -> Iterator[list[str]]:
     context = multiprocessing.get_context("fork")
     with contextlib.ExitStack() as stack:
         for space in spaces:
-            # The removal comes first, because a signal may end this script while ip adds the namespace.
+            # Register the removal first, because a signal may end this script while `ip` adds the namespace.
             stack.callback(remove, space)
             run("ip", "netns", "add", space)
         # Start the relay, and move its devices into the namespaces

@@ -21,7 +21,7 @@ of the commands. [command-line.md](command-line.md) explains how to write values
 """
 
 PROGRAM = "from mjlab_dist.cli.main import umbrella; umbrella()"
-"""Python program that runs ``mjlab-dist``, also if its script is not on PATH."""
+"""Python program that runs ``mjlab-dist``, even if its script is not on PATH."""
 
 WIDTH = 120
 """Width of the help, in characters."""

@@ -295,7 +295,7 @@ def train_to_walk(task: str) -> Measure:
     """Return a function that trains a task and evaluates the trained policy."""
 
     def measure(site: Site, data: Data) -> None:
-        # Train from the start, or continue an earlier training
+        # Train from scratch, or resume an earlier run
         data["task"] = task
         log_root = site.data.resolve() / "trainings"
         flags = _resume_flags(site, task, log_root)
@@ -316,7 +316,7 @@ def train_to_walk(task: str) -> Measure:
             "steps_per_s": statistics.median(row["steps_per_s"] for row in rows),
             "warnings": ended.warnings,
         }
-        # Evaluation, and the progress until then
+        # Evaluation, and progress of the training
         data["walk"] = walk = _follow(site, run)
         curve = learning_curve(task, run, rows, walk["steps"])
         data["walking_after_min"] = next((p["minutes"] for p in curve if p["walks"]), None)
@@ -328,7 +328,7 @@ def train_to_walk(task: str) -> Measure:
 
 
 def _resume_flags(site: Site, task: str, log_root: Path) -> list[str]:
-    """Return the flags of a new training, or of one that continues from the newest checkpoint of an earlier attempt."""
+    """Return the flags of a new run, or of one that resumes from the newest checkpoint of an earlier attempt."""
     iterations = site.sizes.training_iterations
     found = sorted(path.parent for path in (log_root / task).glob(f"*/{CONFIG_FILE}")) if site.continues else []
     if found and list_checkpoints(found[-1]):

@@ -77,7 +77,7 @@ def _seconds(function: Callable[[], None]) -> float:
 
 
 def main() -> None:
-    """Print the median time with two buckets, relative to one sum, by network, as JSON on rank 0."""
+    """Print, on rank 0 and as JSON, the median ratio of the time with two buckets to the time with one, by network."""
     torch.set_num_threads(1)
     rank = rank_from_environment(os.environ)
     set_interfaces(rank, os.environ)

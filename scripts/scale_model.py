@@ -128,7 +128,7 @@ def predict(
 
 
 def g1() -> Workload:
-    """Return Isaac Lab's task of a G1 on rough terrain, from the published figures of one L40."""
+    """Return the workload of Isaac Lab's rough-terrain G1 task, from published figures for one L40."""
     samples = G1_ENVS * G1_STEPS
     rollout_s = samples / G1_INFERENCE
     return Workload(

@@ -1,6 +1,6 @@
 """Disturb a run many times from outside, and compare it with an undisturbed one: ``uv run python scripts/soak.py``.
 
-The script trains cartpole-balance on several CPU ranks, with ``--max-restarts``. At random times, also while ranks
+The script trains cartpole-balance on several CPU ranks, with ``--max-restarts``. At random times, even while ranks
 start or save, a random process of the run receives a signal. If the command itself is killed or ends, it is started
 again with ``--resume``. The final checkpoint must equal that of a run without faults, and no process, port, semaphore
 or temporary file may be left.

@@ -1,9 +1,11 @@
-"""Run a command as a fork of the server in warm_host.py, or by exec.
+"""Run a command in a fork of the server in warm_host.py, or by exec if it cannot be forked.
 
-The arguments are the process whose namespaces the server has entered, and the command. A host of
-:class:`host_lab.Lab` has its own network, and thus only one server. There, the only argument is the command as JSON, so
-that tests that search for a process by its arguments find only the fork. Without arguments, this is the command that
-the SSH server of a host runs for each session: it runs the client's command, and starts agents as described above.
+The arguments are the ID of the process whose namespaces the server has entered, and the command. On a host of
+:class:`host_lab.Lab`, the only argument is the command as JSON. No ID is needed, because such a host has only one
+server. JSON keeps tests that search for a command line from finding this process.
+
+The SSH server of a host runs this script without arguments for each session. The script then runs the client's command.
+If the command starts an agent, the agent is forked as described above.
 """
 
 from __future__ import annotations
@@ -18,16 +20,16 @@ FOLDER = str(Path(__file__).parent)
 
 
 def address_of(first: int | None) -> str:
-    """Return the address of the server for a process, or of the only server of a network for None."""
+    """Return the address of the server for a process ID. None means the only server of the network namespace."""
     from start_message import ADDRESS
 
     return ADDRESS if first is None else f"{ADDRESS}_{first}"
 
 
 def run(path: str, argv: list[str], environ: dict[str, str], first: int | None = None) -> NoReturn:
-    """Run a command as :func:`os.execve` does, but in a forked process if possible. End with that process's exit code.
+    """Run a command as :func:`os.execve` does, but in a fork if possible. Exit with the fork's exit code or signal.
 
-    This process ignores SIGTERM: a scheduler that stops the command may send SIGTERM to this process too.
+    This process ignores SIGTERM, because a scheduler that stops the command may send SIGTERM to both processes.
     """
     sys.path.append(FOLDER)
     import signal

@@ -30,7 +30,7 @@ REFUSED = 77
 HOSTS = "abc"
 
 COMMAND = (sys.executable, "-I", "-S", str(Path(__file__).with_name("host_command.py")))
-"""Program that runs a command on a host in a forked process."""
+"""First words of a command line that runs a command on a host, in a forked process."""
 
 
 class Lab:
@@ -38,7 +38,7 @@ class Lab:
 
     Args:
         directory: Directory of the hosts.
-        warm: Process to fork commands and agents on the hosts from; None starts them as users do.
+        warm: Processes from which commands and agents on the hosts are forked; None starts them as users do.
 
     Attributes:
         ssh_config: SSH's config file for all hosts.
@@ -86,7 +86,7 @@ class Lab:
     def start(
         self, host: str, *command: str, output: IO[str], folder: str = ".", env: dict[str, str] | None = None
     ) -> int:
-        """Start an installed command on a host as from a terminal there. Return a number for :meth:`wait`.
+        """Start an installed command on a host, as from a terminal of this host. Return a number for :meth:`wait`.
 
         The command's directory is inside the working directory of the host.
         """

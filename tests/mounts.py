@@ -1,4 +1,4 @@
-"""Run commands of tests that see file systems of their own. The commands are forked: see warm_host.py."""
+"""Run test commands in a private mount namespace. warm_host.py forks the commands there."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from conftest import Command, Done
 from warm_start import WarmStarts
 
 FORK = (sys.executable, "-I", "-S", str(Path(__file__).with_name("host_command.py")))
-"""Program that runs a command in a forked process."""
+"""First words of a command line that runs a command in a fork of the server in warm_host.py."""
 
 
 class Mounts:
-    """Runs commands that see additional file systems.
+    """Runs commands in a mount namespace with additional file systems.
 
     Args:
         command: Runs commands of the test.
-        first: ID of a process that sees the file systems.
+        first: ID of a process in the mount namespace.
 
     Attributes:
-        root: Path of these commands' root directory, as this process sees it.
-        cwd: Path of these commands' working directory, as this process sees it.
+        root: Path to the commands' root directory, as seen from this process.
+        cwd: Path to the commands' working directory, as seen from this process.
     """
 
     def __init__(self, command: Command, first: int) -> None:
@@ -45,7 +45,7 @@ class Mounts:
 
 @contextlib.contextmanager
 def mounted(command: Command, warm: WarmStarts | None, mounts: str) -> Iterator[Mounts]:
-    """Mount file systems with shell commands until the context ends. Skip the test if the kernel refuses a mount.
+    """Mount file systems with shell commands until the context ends. Skip the test if mounting is not permitted.
 
     With `warm`, most commands are forked. Without `warm`, all commands are started by exec.
     """
@@ -74,7 +74,7 @@ def mounted(command: Command, warm: WarmStarts | None, mounts: str) -> Iterator[
 
 @contextlib.contextmanager
 def forked_here(warm: WarmStarts | None, log: Path) -> Iterator[list[str]]:
-    """Yield the start of a command line with which another program can fork an installed command."""
+    """Yield the first words of a command line. With them, a program such as a fake SLURM forks an installed command."""
     if warm is None:
         yield ["env"]
         return

@@ -12,7 +12,7 @@ SMALL = (
     *("--num-envs", "32", "--env.episode-length-s", "0.1", "--seed", "7", "--agent.num-steps-per-env", "8"),
     *("--agent.num-learning-epochs", "2", "--agent.num-mini-batches", "2"),
 )
-"""Flags of a training whose iterations take little time."""
+"""Flags of a training run whose iterations take little time."""
 
 
 def only_run(root: Path) -> Path:

@@ -1,4 +1,4 @@
-"""A logger that slows down a training while its test waits, so that other tests have more CPU time."""
+"""A logger that slows down a training run while its test waits, so that other tests have more CPU time."""
 
 from __future__ import annotations
 

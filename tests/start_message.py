@@ -117,7 +117,7 @@ def receive(connection: socket.socket) -> tuple[Start, list[int]] | None:
 def can_fork(argv: Sequence[str], environ: Mapping[str, str], cwd: Path, own: Mapping[str, str]) -> bool:
     """Return whether a command in a directory can be forked: a command of this package, an agent, or a test's script.
 
-    A script can be forked if it is executed directly. If it is an argument of Python, it is started by exec.
+    A script that is executed directly can be forked. `python script.py` is started by exec.
 
     Args:
         argv: The command.
@@ -141,7 +141,7 @@ def can_fork(argv: Sequence[str], environ: Mapping[str, str], cwd: Path, own: Ma
 
 
 def is_agent(argv: Sequence[str]) -> bool:
-    """Return whether a command is Python with an agent."""
+    """Return whether a command starts an agent."""
     return argv[0] == sys.executable and list(argv[1 : 1 + len(AGENT)]) == AGENT
 
 

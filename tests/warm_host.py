@@ -1,9 +1,11 @@
-"""Enter the namespaces of another process, and fork commands there from a process that has imported libraries.
+"""Enter the namespaces of another process, and fork commands there without importing the libraries again.
 
-The other process is the first process of a host of :class:`host_lab.Lab`, or it has only its own file systems, or no
-namespace of its own. A fork of warm_process.py runs this server, to which ``host_command.py`` connects. A host's PID
-namespace ends only when all of its processes have been waited for. So the server forks a process for each command. This
-process forks the command, waits for its end, and sends the exit code.
+The other process is one of: the first process of a simulated host (:class:`host_lab.Lab`); a process with its own
+mounts (mounts.py); a process without its own namespaces. The server is a fork of warm_process.py. ``host_command.py``,
+in the same namespaces, connects to the server.
+
+The PID namespace of a host ends only after all of its processes have been waited for. For each command, the server
+therefore forks a process that forks the command, waits for its end, and sends its exit code.
 """
 
 from __future__ import annotations
@@ -33,10 +35,10 @@ NO_EFFECT = {
 
 
 def serve_host(first: int) -> tuple[Start, list[int], int]:
-    """Enter the namespaces of a process, such as a host's first process, and fork for each connection.
+    """Enter the namespaces of a process, and fork a command for each connection.
 
     Returns:
-        Only in the forks: what to start, its standard streams, and a file for the process ID.
+        Only in the forks: the command to become, its standard streams, and a descriptor for the process ID.
     """
     others = [name for name in NAMESPACES if namespace(first, name) != namespace("self", name)]
     for each in [os.open(f"/proc/{first}/ns/{name}", os.O_RDONLY) for name in others]:
@@ -51,7 +53,7 @@ def serve_host(first: int) -> tuple[Start, list[int], int]:
     listener.bind(address_of(None if "net" in others else first))
     listener.listen(100)
     os.write(1, b"1")  # the server is ready
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # this process does not wait for its forks
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel removes forks that have ended
     while True:
         connection, _ = listener.accept()
         if os.fork() == 0:
@@ -74,7 +76,7 @@ def enter(namespace: int) -> None:
 
 
 def answer(connection: socket.socket) -> tuple[Start, list[int], int]:
-    """Fork a command, and send its exit code. Only the fork returns. Send nothing if the command needs an exec."""
+    """Fork a command, and send its exit code. Return only in the fork. Send nothing if the command cannot be forked."""
     message = receive(connection)
     if message is None or not is_forked(start := message[0]):
         os._exit(0)

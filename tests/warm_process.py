@@ -1,13 +1,14 @@
-"""A process that has imported libraries. Its forks become the commands that tests start.
+"""Fork server for tests: import the libraries once, and fork a process for each command that a test starts.
 
-Importing torch, Warp and rsl_rl takes most of the CPU time of a short command. This program imports them once. It forks
-for each command. The fork sets what an exec would set: session, file descriptors, signals, working directory,
-environment, arguments (also in /proc) and standard streams. If PYTHONPATH contains another copy of the package, the
-command imports this copy.
+Importing torch, Warp and rsl_rl takes most of the CPU time of a short command. This program imports them once. Each
+fork sets itself up as exec would: session, file descriptors, signals, working directory, environment, arguments
+(including those shown in /proc) and standard streams. If PYTHONPATH contains another copy of the package, the command
+imports this copy.
 
 Commands start more processes: a command with several ranks starts an agent, which starts a fork server or ranks;
-torchrun starts ranks; and training in one process starts the process that makes videos. All of them would import the
-libraries again. So they are forks too: they are reserved, which means forked before the command's first line runs.
+torchrun starts ranks; and training in one process starts a process that makes videos (video process). Each of these
+processes would import the libraries again. They therefore become reserved processes: processes that were forked in
+advance, before the command starts.
 """
 
 from __future__ import annotations
@@ -55,13 +56,13 @@ KERNELS_OF = ("cartpole-balance", "quadruped-velocity-flat")
 """Tasks whose kernels are loaded before a fork."""
 
 FILM = ["-m", "mjlab_dist.play.film"]
-"""First arguments of Python for the process that makes videos, called film."""
+"""First arguments of Python for the video process."""
 
 SHARDING_MODULES = ("torch._dynamo", "torch.distributed.fsdp")
 """Modules that ranks import if they shard parameters. An agent imports them once for all of its ranks."""
 
 FORKED_PROGRAMS = ("from multiprocessing.forkserver import main", "from multiprocessing.spawn import spawn_main")
-"""Starts of programs with which an agent starts child processes. These processes are forked."""
+"""First lines of the `python -c` programs that an agent starts. The processes of these programs are forked."""
 
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_MM, PR_SET_MM_MAP = 1, 15, 35, 14
 """Operations of prctl(2)."""
@@ -73,7 +74,7 @@ MADV_COLLAPSE = 25
 """Advice of madvise(2)."""
 
 PRIVATE_MEMORY = re.compile(r"([0-9a-f]+)-([0-9a-f]+) rw-p \S+ \S+ 0 *(?:\[heap\])?$")
-"""Matches a line of /proc/self/maps for writable memory that belongs to no file."""
+"""Matches a line of /proc/self/maps for private, writable memory that belongs to no file."""
 
 UNSET = 2**32 - 1
 """File descriptor -1 as an unsigned number."""
@@ -103,7 +104,7 @@ def import_libraries(names: Sequence[str]) -> None:
 
 
 def load_kernels() -> None:
-    """Simulate tasks that tests use often, so that their MuJoCo Warp kernels are loaded in the forks."""
+    """Build envs of tasks that tests use often, so that their MuJoCo Warp kernels are already loaded in the forks."""
     from mjlab_dist import registry
     from mjlab_dist.env import Env
     from mjlab_dist.sim import start_warp
@@ -116,7 +117,7 @@ def load_kernels() -> None:
 def use_huge_pages() -> None:
     """Move this process's memory to huge pages, so that a fork copies far fewer entries of page tables.
 
-    Forking and ending the fork take 7 instead of 24 ms of CPU time. Kernels older than Linux 6.1 ignore this request.
+    A fork and its exit then take 7 ms of CPU time instead of 24 ms. Kernels older than Linux 6.1 ignore this request.
     """
     for line in Path("/proc/self/maps").read_text().splitlines():
         if found := PRIVATE_MEMORY.match(line):
@@ -127,7 +128,7 @@ def use_huge_pages() -> None:
 
 
 def serve(connection: socket.socket) -> Start:
-    """Fork for each message. Only the forks return."""
+    """Fork for each message. Returns only in the forks."""
     while message := receive(connection):
         start, descriptors = message
         read, write = os.pipe()
@@ -141,7 +142,7 @@ def serve(connection: socket.socket) -> Start:
                 return command(start, descriptors, write)
             os._exit(0)
         os.waitpid(between, 0)
-        # The new process sends its id when it has become the command. If it failed earlier, the answer is 0
+        # Forward the ID that the new process sends once it is the command, or 0 if it failed before that
         os.close(write)
         connection.sendall(os.read(read, SIZE.size) or SIZE.pack(0))
         for each in (read, *descriptors):
@@ -176,7 +177,7 @@ def command(start: Start, descriptors: Sequence[int], ready: int) -> Start:
 
 
 def num_reserved(argv: Sequence[str]) -> int:
-    """Return how many processes to reserve: for agents and films that a command starts, or for ranks of torchrun."""
+    """Return how many processes to reserve for agents, video processes and ranks of torchrun."""
     if Path(argv[0]).name == "torchrun":
         words = [word for each in argv for word in each.split("=", 1)]
         return int(words[words.index("--nproc-per-node") + 1])
@@ -190,24 +191,24 @@ def num_reserved(argv: Sequence[str]) -> int:
     if has_agent and not evaluates:
         return 1
     if "--video-interval" in argv:
-        return 2  # the film is started again if it is killed
+        return 2  # the video process is started again if it is killed
     return int(evaluates or "--resume" in argv or "--config" in argv)  # runs keep their number of ranks
 
 
 def reserve(connection: socket.socket, launcher: int, modules: Sequence[str]) -> Start:
-    """Wait until the command that forked this process starts an agent, film or rank, and become this process.
+    """Wait until the command starts an agent, a rank or a video process, and become that process.
 
-    If the command ends earlier, this process ends too.
+    This process exits if the command exits first.
 
     Args:
-        connection: Receives from the command what to start.
+        connection: Socket on which the command sends the start message.
         launcher: ID of the command's process.
         modules: Modules that the agent's ranks need, in addition to the libraries.
     """
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != launcher:
         os._exit(0)
-    # Ignore signals that are sent before the agent, film or rank has started
+    # Ignore signals until this process becomes the agent, rank or video process
     signals = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
     before = {each: signal.signal(each, signal.SIG_IGN) for each in signals}
     message = receive(connection)
@@ -227,7 +228,7 @@ def reserve(connection: socket.socket, launcher: int, modules: Sequence[str]) ->
 
 
 def replace_fork_exec(function: Callable[..., int | None]) -> None:
-    """Start child processes with a function. If it returns None, start the child process as usual."""
+    """Start child processes with a function. If the function returns None, start the child process as usual."""
     original = _posixsubprocess.fork_exec
 
     def fork_exec(*args: Any) -> int:
@@ -238,7 +239,10 @@ def replace_fork_exec(function: Callable[..., int | None]) -> None:
 
 
 def start_reserved(reserved: list[tuple[socket.socket, int]], args: Sequence[Any]) -> int | None:
-    """Let a reserved process, if any is left, become the agent on this machine, a film or a rank of torchrun."""
+    """Turn a reserved process into the local agent, a video process or a rank of torchrun, and return its ID.
+
+    Return None if no reserved process is left, or if the program is a different one.
+    """
     argv, _, _, _, cwd, environ, stdin, _, _, stdout, _, stderr = args[:12]
     argv = [os.fsdecode(each) for each in argv]
     is_module = any(argv[1 : 1 + len(module)] == module for module in (AGENT, FILM))
@@ -270,13 +274,13 @@ def start_helper(*args: Any) -> int | None:
     try:
         keep_only({0, 1, 2, *passed})
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        # Forget the agent's own child processes
+        # Reset the state of multiprocessing that was inherited from the agent
         forkserver._forkserver.__init__()  # pyright: ignore[reportAttributeAccessIssue]
         resource_tracker._resource_tracker.__init__()  # pyright: ignore[reportAttributeAccessIssue]
         process.current_process()._config.pop("tempdir", None)  # pyright: ignore[reportAttributeAccessIssue]
         show_in_proc([sys.executable, *argv[1:]], dict(os.environ))
         sys.argv, sys.path[0] = ["-c", *arguments], ""
-        # Use a new context, not the context of the agent's thread that receives messages
+        # Use an empty context: in the agent's context, messages would go to the agent
         contextvars.Context().run(exec, program, new_main().__dict__)
         code = 0
     except SystemExit as end:
@@ -286,7 +290,7 @@ def start_helper(*args: Any) -> int | None:
 
 
 def become(start: Start, descriptors: Sequence[int], *kept: int) -> None:
-    """Set what an exec would set, but keep some descriptors."""
+    """Set up this process as exec would, but keep some descriptors open."""
     # Descriptors
     for own, each in enumerate([os.dup(each) for each in descriptors]):  # above 2, since 0 to 2 are open
         os.dup2(each, own)
@@ -325,7 +329,7 @@ def become(start: Start, descriptors: Sequence[int], *kept: int) -> None:
         stream = open_stream(own, getattr(sys, name), unbuffered=unbuffered)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
-    # Random generators that were seeded when they were imported
+    # Seed random generators again that were seeded at import
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
@@ -334,7 +338,7 @@ def become(start: Start, descriptors: Sequence[int], *kept: int) -> None:
 def unload_packages_replaced_by(folders: Collection[str]) -> None:
     """Remove this project's packages from sys.modules if any folder contains another copy of one of them.
 
-    The launcher gives its agents a PYTHONPATH with all folders of sys.path. They usually contain the imported packages.
+    The launcher passes its whole sys.path to agents as PYTHONPATH, so the copy that it contains usually is the imported one.
     """
     loaded = [sys.modules[name] for name in PACKAGES if name in sys.modules]
     imported = {os.path.realpath(path) for package in loaded for path in package.__path__}
@@ -350,7 +354,7 @@ def python_path(environ: Mapping[str, str]) -> list[str]:
 
 
 def keep_only(descriptors: set[int]) -> None:
-    """Close all other descriptors."""
+    """Close all descriptors except these."""
     for each in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 (only the numbers)
         if each not in descriptors:
             with contextlib.suppress(OSError):  # the descriptor of the listing is already closed
@@ -358,7 +362,7 @@ def keep_only(descriptors: set[int]) -> None:
 
 
 def open_stream(descriptor: int, like: io.TextIOWrapper, *, unbuffered: bool) -> io.TextIOWrapper:
-    """Open a standard stream as Python does at its start."""
+    """Open a standard stream as Python does at startup."""
     mode = "w" if descriptor > 0 else "r"
     buffering = 0 if unbuffered and mode == "w" else -1
     file = builtins.open(descriptor, f"{mode}b", buffering, closefd=False)  # noqa: SIM115
@@ -376,7 +380,7 @@ def open_stream(descriptor: int, like: io.TextIOWrapper, *, unbuffered: bool) ->
 
 
 _shown: list[mmap.mmap] = []
-"""Memory that /proc shows. It must not be freed."""
+"""Memory that /proc shows. It must stay mapped."""
 
 
 def show_in_proc(argv: Sequence[str], environ: dict[str, str]) -> None:
@@ -414,7 +418,7 @@ def new_main() -> ModuleType:
 
 
 def run(start: Start) -> None:
-    """Run the program. Exceptions of the program, including SystemExit, end this process as usual."""
+    """Run the program. Its exceptions, including SystemExit, end this process as in a normal Python process."""
     argv = start.argv[start.argv.index("-m") + 1 :] if "-m" in start.argv[:4] else start.argv
     main = new_main()
     # Let tracebacks start in the program, not in this function
@@ -440,7 +444,7 @@ def run(start: Start) -> None:
 
 
 _ending: dict[int, int | None] = {}
-"""Exit code of the ended program, by the process ID."""
+"""Exit code of the finished program, by process ID, so that forks do not use their parent's exit code."""
 
 
 @atexit.register  # registered first, so that it runs last

@@ -78,7 +78,7 @@ def test_stopping_names_the_flags_to_resume_with(command: Command, tmp_path: Pat
     assert stopped, line
     run = only_run(tmp_path)
     assert max(list_checkpoints(run)) == int(stopped[1]) == len(read_metrics(run))
-    # Resume with the flags that the message names
+    # Resume with the flags that the message suggests
     resumed = command("train", "--resume", str(run), "--cpu-ranks", "2", *stopped[2].split())
     assert resumed.code == 0, resumed.err
     assert [row["iteration"] for row in read_metrics(run)] == [1, 2, 3, 4, 5, 6]

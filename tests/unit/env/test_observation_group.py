@@ -156,7 +156,7 @@ def test_values_are_clipped_after_noise_and_before_scaling() -> None:
     observed = group({"x": (term, config(uniform_noise=0.5, clip=(0.75, 1.25), scale=10.0))}, NOISY).observe()
     values = observed.double().numpy()[:, 0]
     assert (values.min(), values.max()) == (7.5, 12.5)
-    # A quarter of the values with noise exceed the upper bound, and a quarter are below the lower one.
+    # A quarter of the noisy values exceed the upper bound, and a quarter fall below the lower one.
     assert (values == 7.5).mean() == pytest.approx(0.25, abs=0.03)
     assert (values == 12.5).mean() == pytest.approx(0.25, abs=0.03)
 

@@ -85,7 +85,10 @@ def test_a_dc_motor_produces_the_torques_of_mujocos_dcmotor() -> None:
 
 
 def c_run(env: Env, given: Sequence[torch.Tensor], torque: Callable[[int, int, np.ndarray, mujoco.MjData], np.ndarray]):
-    """Step the env and MuJoCo's C code, and compare positions. `torque` is called before each physics step of C."""
+    """Step the env and MuJoCo's C code, and compare positions.
+
+    `torque` is evaluated before each physics step of the C code.
+    """
     copies = []
     for i in range(env.num_envs):
         copies.append(data := mujoco.MjData(env.sim.model))

@@ -79,7 +79,7 @@ DRAWS: dict[str, Callable[[int], torch.Tensor]] = {
         }.items()
     },
 }
-"""Functions that draw random numbers for a number of envs."""
+"""Draws by name. Each takes the number of envs."""
 
 REFUSED: dict[str, Callable[[int], torch.Tensor]] = {
     "randperm": torch.randperm,
@@ -90,7 +90,7 @@ REFUSED: dict[str, Callable[[int], torch.Tensor]] = {
     "standard_gamma": lambda n: Gamma(torch.ones(n), 1.0).sample(),
     "sample_dirichlet": lambda n: Dirichlet(torch.ones(n, 3)).sample(),
 }
-"""Functions whose random numbers only a single rank can draw, by the name in the message."""
+"""Draws that `make` supports only on a single rank, by the name in the error message. Each takes the number of envs."""
 
 
 def weights(num_envs: int) -> torch.Tensor:
