@@ -1,6 +1,7 @@
-"""Measure one rank on all cores, idle and busy: steps per second with 1,000 spins, and with OpenMP's default.
+"""Measure the steps per second of one rank on all cores, idle and busy, with 1,000 spins and with OpenMP's default.
 
-Threads of OpenMP spin (check in a loop) for a while before they sleep; GOMP_SPINCOUNT is the number of spins.
+OpenMP threads that wait for work spin (check in a loop) for a while before they sleep. GOMP_SPINCOUNT is the number of
+spins.
 
 uv run python scripts/bench_busy.py
 """

@@ -1,4 +1,4 @@
-"""Measure the parts of an env step, and the ratio of step to physics, on the CPU; or compare training with mjlab.
+"""Measure the parts of an env step, and the ratio of step time to physics time, on the CPU; or compare with mjlab.
 
 One process with one thread applies random actions around 0. Every figure is the CPU time of this process per control
 step of all envs, because other programs hardly change CPU time. Figures are medians over rounds, with minimum and
@@ -62,7 +62,7 @@ class Clock:
         self.spent_s: dict[str, float] = dict.fromkeys(PARTS, 0.0)
 
     def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that calls this one, and adds its time to a part."""
+        """Return a function that calls `function`, and adds the time of the call to a part."""
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:

@@ -38,7 +38,7 @@ from typing import NoReturn
 from timed import BIN, SKIPPED, clean_environment, spread
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
-"""Address of each namespace; no other network is reachable from there."""
+"""Address of each namespace; no other network is reachable from the namespace."""
 
 PORT = "29500"
 
@@ -249,7 +249,7 @@ def train(spaces: Sequence[str], flags: Sequence[str]) -> list[dict[str, float]]
 
 
 def measured(name: str, spaces: Sequence[str], program: str) -> str:
-    """Run a program on both ranks that prints figures as JSON, and return a line with figures and round-trip time."""
+    """Run a program on both ranks. Return a line with the figures that it prints as JSON, and the round-trip time."""
     output = start(spaces, [sys.executable, str(Path(__file__).with_name(program))], str(Path.cwd()))
     figures: dict[str, float] = json.loads(output.splitlines()[-1])
     cells = ", ".join(f"{name} {value:.3g}" for name, value in figures.items())

@@ -1,9 +1,9 @@
 """Measure the bookkeeping of many ranks: start, events, metrics, comparison of ranks, and checkpoints.
 
 Real ranks are processes that torchrunx starts, without envs and networks. For simulated ranks, this process is rank 0,
-and no other rank exists: each collective takes as long as in a tree of the given latency and rate, and returns what
-other ranks with the same values would send. The times of simulated ranks are CPU times, because other programs would
-lengthen wall-clock times.
+and no other rank exists: each collective takes as long as in a tree of the given latency and rate, and returns the
+result that it would have if all ranks had the values of rank 0. The times of simulated ranks are CPU times, because
+other programs would lengthen wall-clock times.
 
     uv run python scripts/bench_ranks.py --real 4 16 64 --simulated 16 64 256 1024
 """
@@ -47,7 +47,7 @@ def real(num_ranks: int) -> tuple[float, list[Bookkeeping], list[Event]]:
     """Start real ranks.
 
     Returns:
-        The seconds from start to end, what each rank measured, and the events for the user.
+        The seconds from start to end, the measurements of each rank, and the events for the user.
     """
     events: list[Event] = []
     start_s = time.perf_counter()
@@ -62,7 +62,7 @@ def simulated(num_ranks: int) -> tuple[float, Bookkeeping]:
     """Do the bookkeeping of rank 0 among simulated ranks.
 
     Returns:
-        The CPU seconds in which the launcher handles the events of all ranks, and what rank 0 measured.
+        The launcher's CPU seconds for the events of all ranks, and the measurements of rank 0.
     """
     ranks = Ranks(["localhost"] * num_ranks, lambda _: None, Control())
     start_s = time.process_time()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def write_or_check(page: Path, text: str) -> None:
-    """Write a page; with ``--check``, only compare, and exit with 1 if the file has another text.
+    """Write a page; with ``--check``, only compare, and exit with 1 if the text of the file differs.
 
     Args:
         page: The file.

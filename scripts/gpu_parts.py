@@ -29,10 +29,10 @@ TRACKING = {"quadruped-velocity-flat": "track_linear_velocity", "humanoid-veloci
 """Reward term of the linear velocity, by task."""
 
 WALKING_SHARE = 0.8
-"""Minimum fraction of the maximum tracking reward for a policy that explores to count as walking."""
+"""A policy counts as walking if it earns at least this fraction of the maximum tracking reward while it explores."""
 
 WALKING_LENGTH = 0.95
-"""Minimum mean length of episodes, as a fraction of the maximum, for a policy to count as walking."""
+"""A policy counts as walking if its mean episode length is at least this fraction of the maximum."""
 
 EXIT_STOPPED = 75
 """Exit code of a training run that was stopped with a checkpoint."""

@@ -14,7 +14,7 @@ class Sizes:
     cold_start_tasks: tuple[str, ...]
     """Tasks that are started twice: with kernels that must be compiled, and with compiled kernels."""
     cold: bool
-    """Whether kernels are compiled again."""
+    """Whether to make the first of these two starts, which compiles the kernels."""
     capture_tasks: tuple[str, ...]
     """Tasks that are trained in every capture mode."""
     capture_modes: tuple[str, ...]
@@ -75,7 +75,7 @@ FULL = Sizes(
     follow_s=None,
     left_out={},
 )
-"""Sizes for one GPU. The report is planned for less than 25 minutes, which no run on a GPU has confirmed."""
+"""Sizes for one GPU. The report should take less than 25 minutes, but no run on a GPU has confirmed this."""
 
 _SAME = "a dry run runs the same code in the part {}"
 

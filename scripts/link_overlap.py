@@ -1,8 +1,8 @@
 """Compare one sum of all gradients with sums of two buckets, one of them during the backward pass.
 
-The first bucket has the gradients of all layers but the first, and is sent as soon as they are known. The second bucket
-has the gradients of the first layer, and is sent after the backward pass. This is a prototype: training does not use
-buckets. bench_links.py starts two ranks with this script.
+The first bucket has the gradients of all layers except the first one, and is sent as soon as they are computed. The
+second bucket has the gradients of the first layer, and is sent after the backward pass. This is a prototype: training
+does not use buckets. bench_links.py starts two ranks with this script.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Overlap:
         dist.all_reduce(_flat(list(self._net.parameters())))
 
     def two(self) -> None:
-        """Compute all gradients. Sum those of all layers but the first while those of the first layer are computed."""
+        """Compute all gradients. Sum those of the other layers while those of the first layer are computed."""
         self._missing = len(self._early)
         self.backward()
         dist.all_reduce(_flat(list(self._layers[0].parameters())))

@@ -104,7 +104,7 @@ OVERLAPS = {
     "1 Gbit/s, 1 ms": {"cartpole": 1.16, "humanoid": 0.95},
     "100 Mbit/s, 10 ms": {"cartpole": 0.95, "humanoid": 0.89},
 }
-"""Time of a mini-batch with two buckets that overlap with the backward pass, relative to that with one sum after it."""
+"""Time of a mini-batch with two buckets, which overlap with the backward pass, relative to one sum after this pass."""
 
 LINK_RUNS = (
     LinkRuns(

@@ -202,7 +202,7 @@ class Partition:
     bodies: float
     """Bodies of a GPU."""
     halo: float
-    """Bodies at the six sides of a cube, whose states the neighbours need."""
+    """Bodies at the six faces of a cube. The neighbours need the states of these bodies."""
     exchange_s: float
     """Time to send the velocities of the halo to all neighbours once."""
     exchanges_s: float
@@ -300,7 +300,7 @@ def _communication_share(link: str) -> float:
 
 
 def _bf16_numbers() -> float:
-    """Return how many fp32 numbers take as long to send as two round trips over the slower links, rounded."""
+    """Return how many fp32 numbers the slower links send in the time of two round trips, rounded."""
     slower = [link_network(link) for name, link in LINK_SUMS.items() if name != "10 Gbit/s, 0.1 ms"]
     numbers = [2 * one.latency_s * one.bytes_per_s / FP32_BYTES for one in slower]
     return round(sum(numbers) / len(numbers), -4)

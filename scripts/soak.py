@@ -184,7 +184,7 @@ class Soak:
         return run_dir
 
     def _processes(self) -> tuple[list[psutil.Process], list[psutil.Process], list[psutil.Process]]:
-        """Return ranks, agents (processes that start ranks; that of the next restart is last) and log servers."""
+        """Return ranks, agents (processes that start ranks; the last one is for the next restart) and log servers."""
         assert self._command is not None
         ranks: list[psutil.Process] = []
         agents: list[psutil.Process] = []

@@ -168,7 +168,7 @@ class Command:
             )
 
     def script(self, text: str) -> str:
-        """Write a Python script and return its path. If the path is executed, a process with libraries is forked."""
+        """Write a Python script, and return its path. It runs in a fork of a process that has imported libraries."""
         path = self.cwd / "script.py"
         path.write_text(f"#!{BIN / 'python'}\n{text}")
         path.chmod(0o700)
@@ -198,7 +198,7 @@ class Command:
         return found
 
     def leftovers(self) -> list[str]:
-        """Return the names of these processes."""
+        """Return the names of the processes that have not ended."""
         names: list[str] = []
         for process in self.processes():
             with contextlib.suppress(psutil.Error):  # the process has just ended

@@ -74,7 +74,7 @@ def mounted(command: Command, warm: WarmStarts | None, mounts: str) -> Iterator[
 
 @contextlib.contextmanager
 def forked_here(warm: WarmStarts | None, log: Path) -> Iterator[list[str]]:
-    """Yield the first words of a command line. With them, a program such as a fake SLURM forks an installed command."""
+    """Yield words to put before an installed command, so that a program such as a fake SLURM forks the command."""
     if warm is None:
         yield ["env"]
         return

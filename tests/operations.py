@@ -1,4 +1,4 @@
-"""Count the operations of a control step. On a CPU, each costs time of Python; on a GPU, each is a kernel launch."""
+"""Count the operations of a control step. On a CPU, each takes time in Python; on a GPU, each is a kernel launch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """An SSH server for tests. It runs commands on this machine as this user, and has its own port.
 
 torchrunx uses SSH only for a host whose name does not resolve to this machine. Addresses that are reserved for
-documentation do not, and the SSH config can redirect them: ``host_entry("192.0.2.7", server.port, key_file)``.
+documentation do not resolve to it. The SSH config can redirect them:
+``host_entry("192.0.2.7", server.port, key_file)``.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ class SshServer:
         user_key: The key that the server accepts.
         address: Address to listen on.
         port: Port to listen on; 0 for any free port.
-        paths: Replacements for paths in commands, because the host has other files than this machine.
+        paths: Replacements for paths in commands, because the files of the host differ from those of this machine.
         environ: The environment of commands.
         host_keys: The keys of the host, one per type; None generates one.
-        warm: Process to fork agents from; None runs the launcher's command, which starts them by exec.
+        warm: Processes from which agents are forked; None runs the launcher's command, which starts them by exec.
     """
 
     def __init__(

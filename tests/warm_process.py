@@ -338,7 +338,7 @@ def become(start: Start, descriptors: Sequence[int], *kept: int) -> None:
 def unload_packages_replaced_by(folders: Collection[str]) -> None:
     """Remove this project's packages from sys.modules if any folder contains another copy of one of them.
 
-    The launcher passes its whole sys.path to agents as PYTHONPATH, so the copy that it contains usually is the imported one.
+    The launcher passes its whole sys.path to agents as PYTHONPATH, which usually names the imported packages.
     """
     loaded = [sys.modules[name] for name in PACKAGES if name in sys.modules]
     imported = {os.path.realpath(path) for package in loaded for path in package.__path__}

@@ -20,7 +20,7 @@ NOBODY = {"WANDB_API_KEY": "", "NETRC": "nowhere", "WANDB_MODE": ""}
 
 
 def report_of(done: Done) -> dict[str, dict[str, Any]]:
-    """Return the checks by name. Assert that the other field of the report and the exit code agree with the checks."""
+    """Return the checks by name. Assert that `passed` and the exit code agree with the checks."""
     report = json.loads(done.out)
     assert set(report) == {"checks", "passed"}
     for check in report["checks"]:

@@ -68,7 +68,7 @@ class Loop:
         alg.storage.clear()
 
     def rollout(self) -> dict[str, torch.Tensor]:
-        """Return, by name, the buffers of a rollout. Each step writes to another row of them."""
+        """Return, by name, the buffers of a rollout. Each step writes to a different row of these buffers."""
         alg, storage = self.runner.alg, self.runner.alg.storage
         buffers = {f"storage.{name}": value for name, value in vars(storage).items() if isinstance(value, torch.Tensor)}
         buffers |= {f"storage.observations.{name}": group for name, group in _groups(storage.observations).items()}
@@ -92,7 +92,7 @@ class Loop:
 
     @staticmethod
     def timers(state: Mapping[str, torch.Tensor]) -> list[str]:
-        """Return the names of the times until the next command or event."""
+        """Return the names of the tensors that contain the time until the next command or event."""
         return [name for name in state if name.endswith(("left_s", "until_event_s")) and state[name].numel()]
 
     @torch.inference_mode()

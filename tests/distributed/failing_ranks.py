@@ -30,7 +30,7 @@ def wait_for_ever() -> None:
 
 @contextmanager
 def joined() -> Iterator[Rank]:
-    """Join a process group. Destroying or aborting it waits forever, because the other ranks never do the same."""
+    """Join a process group. Destroying or aborting the group waits forever, because other ranks never do so."""
     stand_in: Any = lambda *_: wait_for_ever()  # noqa: E731
     dist.destroy_process_group = stand_in
     rank = rank_from_environment(os.environ)

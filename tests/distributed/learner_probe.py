@@ -49,7 +49,7 @@ def config(variant: str) -> Any:
 
 
 def order_of_envs(variant: str, world_size: int) -> list[int]:
-    """Return the order in which one process must have the envs of all ranks.
+    """Return the order of all ranks' envs in the single process with which the ranks are compared.
 
     Mini-batches of a recurrent policy contain adjacent envs.
     """
@@ -70,7 +70,7 @@ def permutation(rank: int, iteration: int) -> torch.Tensor:
 
 
 def paired_permutation(world_size: int, iteration: int) -> torch.Tensor:
-    """Return the order of all ranks' samples in one process, whose mini-batch i joins mini-batch i of every rank."""
+    """Return an order of all ranks' samples for one process: mini-batch i consists of mini-batch i of every rank."""
     parts = [permutation(rank, iteration).chunk(MINI_BATCHES) for rank in range(world_size)]
     return torch.cat(
         [
@@ -153,7 +153,7 @@ def _train_here(rank: Rank, run: Any, synchronizer: Any = None) -> list[dict[str
 
 
 def _load(rank: Rank, run: Any, source: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """Update a learner without shards once, load its checkpoint into a sharded learner, and update that one once."""
+    """Update a learner without shards once, load its checkpoint into a sharded learner, and update this learner."""
     plain = _make(rank, config("mlp"))
     train(plain, _envs(rank), rank.world_size * NUM_ENVS, [permutation(rank.rank, 0)])
     other = _make(rank, run)

@@ -103,7 +103,7 @@ def test_rows_2_and_7_a_killed_run_resumes_with_identical_results(
     # Rank 1 is slow in iteration 7, so that the agent is killed during this iteration.
     wait_for(checkpoint_path(run, 6).is_file)
     agents = [p for p in command.processes() if "mjlab_dist.launch.agent" in p.cmdline()]
-    min(agents, key=lambda agent: agent.create_time()).kill()  # the spare launch's agent is younger
+    min(agents, key=lambda agent: agent.create_time()).kill()  # the agent for the next restart is younger
     done = command.finish(process)
     assert done.code == Exit.DONE, done.out + done.err
     assert re.search(r"^Warning: .*\brank 1 .*\(1 of 2\)", done.out, re.MULTILINE)
@@ -210,7 +210,7 @@ def test_row_6_nothing_outlives_the_launcher(
     command: Command, training: Training, short_tmp: Path, wait_for: WaitFor
 ) -> None:
     process = training("--max-restarts", "1", env={"TMPDIR": str(short_tmp)})
-    wait_for(lambda: len(list(short_tmp.iterdir())) == 2)  # directories of this launch and of the spare launch
+    wait_for(lambda: len(list(short_tmp.iterdir())) == 2)  # directories of this launch, and of the one for a restart
     process.kill()
     process.communicate()
     wait_for(lambda: not command.leftovers() and not list(short_tmp.iterdir()))

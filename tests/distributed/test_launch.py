@@ -188,7 +188,7 @@ def test_a_signal_stops_one_rank_cleanly(
 def test_a_signal_before_training_ends_the_run_at_once(
     command: Command, assert_within: Callable[[float, float], None], signum: int, code: int
 ) -> None:
-    # Block the signals first, because a program that starts the command may have done the same
+    # Block the signals first: a program that starts the command may have blocked them
     block = functools.partial(signal.pthread_sigmask, signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
     process = command.start("train", "cartpole-balance", *TWO, *SMALL, preexec_fn=block)
     assert process.stdout is not None
@@ -237,7 +237,7 @@ def train_with_own_exit(command: Command, at_exit: str, *flags: str, env: dict[s
 
 @pytest.mark.slow
 def test_a_failing_rank_of_torchrun_skips_the_shutdown_of_the_interpreter(command: Command) -> None:
-    """During this shutdown, NCCL would wait for other ranks. In this test, a handler waits instead."""
+    """While the interpreter shuts down, NCCL would wait for other ranks. In this test, a handler waits instead."""
     fault = {"MJLAB_DIST_FAULT": "1:2:raise"}
     done = train_with_own_exit(command, "threading.Event().wait()", "--max-iterations", "3", env=fault)
     assert done.code == 1
@@ -246,7 +246,7 @@ def test_a_failing_rank_of_torchrun_skips_the_shutdown_of_the_interpreter(comman
 
 @pytest.mark.slow
 def test_a_rank_of_torchrun_that_is_done_skips_the_shutdown_of_the_interpreter(command: Command) -> None:
-    """During this shutdown, a thread of torch.distributed may abort the process. Here, a handler aborts it."""
+    """While the interpreter shuts down, a thread of torch.distributed may abort the process. Here, a handler does."""
     done = train_with_own_exit(command, "os.abort()", "--max-iterations", "2")
     assert done.code == 0, done.err
     assert read_metrics(only_run(command.cwd))[-1]["total_steps"] == 2 * 32 * 8 * 2

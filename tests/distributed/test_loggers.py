@@ -218,7 +218,7 @@ print(json.dumps(answers))
 
 
 def from_trackio(command: Command, *questions: Sequence[str]) -> list[dict[str, Any]]:
-    """Return what trackio's own command reads from the database. One process answers all questions."""
+    """Return what trackio's own command reads from the database. One process does all the reading."""
     done = command(command.script(TRACKIO), json.dumps(questions))
     assert done.code == 0, done.err
     return json.loads(done.out)

@@ -67,7 +67,7 @@ def test_one_collective_per_mini_batch(ranks: list[dict[str, Any]]) -> None:
 
 
 def test_host_waits_once_an_iteration(ranks: list[dict[str, Any]]) -> None:
-    """The host waits once, for the transfer of metrics, which the probe does not count. So the count must be 0."""
+    """The host waits only once, for the transfer of metrics. The probe does not count this wait, so the count is 0."""
     for r in ranks:
         assert r["waits"] == [0] * probe.ITERATIONS
 

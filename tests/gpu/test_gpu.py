@@ -106,7 +106,8 @@ def test_an_env_on_the_gpu_uses_at_least_the_bytes_of_its_arrays() -> None:
 
 @needs_gpu
 def test_two_ranks_share_one_gpu_through_gloo(tmp_path: Path) -> None:
-    # In a new process: torchrunx forks, which a process that has used CUDA must not do, and finally kills all children.
+    # Use a new process. A process that has used CUDA must not fork, but torchrunx forks. It also kills all child
+    # processes at the end.
     left_out = ("TORCHRUNX_LOG_DIR", "PYTHONDONTWRITEBYTECODE")
     done = subprocess.run(
         [sys.executable, two_ranks.__file__, DEVICE, str(tmp_path)],

@@ -22,8 +22,9 @@ MAXIMUM = 1000.0
     ],
 )
 def test_task_trains_to_a_full_return(command: Command, task: str, iterations: str, share: float, ranks: str) -> None:
-    # One and two ranks have the same total number of envs, so both take the same time. `timeout_s` only ends hangs.
-    # The return exceeds its share of the maximum after 60 iterations (balance) and 110 iterations (swingup).
+    # One and two ranks have the same total number of envs, so both take the same time. `timeout_s` only ends runs that
+    # hang. The return exceeds the required share of the maximum after 60 iterations (balance) and 110 iterations
+    # (swingup).
     flags = ("--gpu-ids", "None", "--cpu-ranks", ranks, "--total-num-envs", "512", "--seed", "1")
     flags += ("--max-iterations", iterations)
     done = command("train", task, *flags, timeout_s=800)

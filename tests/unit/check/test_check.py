@@ -27,7 +27,7 @@ NAMES_OF_CHECKS = ["terms", "physics", "finite", "seeds", "resume", "host syncs"
 
 
 NUM_STEPS = 75
-"""Number of steps in short rollouts, for tests that find mistakes in the first steps. All episodes end within it."""
+"""Steps of a short rollout, for tests that find mistakes in the first steps. All episodes end within these steps."""
 
 
 @pytest.fixture(autouse=True)

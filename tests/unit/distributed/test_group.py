@@ -82,7 +82,7 @@ def test_a_later_traceback_of_the_caller_has_no_prefix(command: Command) -> None
 
 @pytest.mark.parametrize(("num_visible", "is_refused"), [(1, False), (8, True)])
 def test_a_rank_that_selects_its_gpu_after_cuda_started_is_refused(num_visible: int, is_refused: bool) -> None:
-    """Otherwise every rank would train on GPU 0."""
+    """Without this error, every rank would train on GPU 0."""
     device = RankDevice(device="cuda:0", visible="GPU-1", name="GPU", torch_threads=1, backend="nccl")
     refused = pytest.raises(UserError, match="CUDA_VISIBLE_DEVICES") if is_refused else contextlib.nullcontext()
     with mock.patch.object(torch.cuda, "device_count", return_value=num_visible), refused:

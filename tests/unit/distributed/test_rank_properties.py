@@ -81,6 +81,6 @@ def test_ranks_in_words_are_all_of_them(ranks: set[int]):
     assert word == ("rank" if len(ranks) == 1 else "ranks")
     ends = [[int(end) for end in span.split("-")] for span in spans.split(", ")]
     assert [rank for span in ends for rank in range(span[0], span[-1] + 1)] == sorted(ranks)
-    # No two spans are adjacent: these would be one span.
+    # No two spans are adjacent, because adjacent spans would form one span.
     assert all(after[0] > before[-1] + 1 for before, after in itertools.pairwise(ends))
     assert re.fullmatch(r"[\d, -]+", spans)

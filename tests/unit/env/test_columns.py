@@ -1,4 +1,4 @@
-"""Some envs' rows of tensors are written by torch, or cleared by one kernel for many tensors."""
+"""Tensor rows of some envs are written by torch, or cleared by one kernel in many tensors."""
 
 from __future__ import annotations
 

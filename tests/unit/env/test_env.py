@@ -497,7 +497,7 @@ def test_a_changed_reward_weight_applies_to_a_resumed_run() -> None:
 
 
 def test_the_state_includes_all_memory_of_terms_randomizations_and_observations() -> None:
-    """Envs with other random numbers and positions have the whole state after loading it."""
+    """After loading, envs that had different random numbers and positions have the whole saved state."""
     env, other = make(everything()), make(everything(), seed=7)
     state = env.state()
     assert {name for name, tensor in state.items() if not torch.equal(tensor, other.state()[name])} >= {

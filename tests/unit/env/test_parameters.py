@@ -121,7 +121,7 @@ CASES: dict[str, tuple[Any, Any]] = {
     "observations.actor.biased.params.bias": ((0.0, 0.0), (0.2, 0.3)),
     "observations.actor.joints.uniform_noise": (0.01, 0.5),
     "observations.actor.gravity.uniform_noise": (0.0, 0.5),
-    "observations.critic.linear.gaussian_noise": (0.0, 0.5),  # before, no term of the group has noise
+    "observations.critic.linear.gaussian_noise": (0.0, 0.5),  # at first, no term of the group has noise
     "observations.actor.velocities.gaussian_noise": (0.1, 0.5),
     "observations.actor.angular.uniform_noise": ((0.1, 0.1, 0.1), (0.5, 0.0, 0.2)),  # one number for each column
     "observations.critic.height.scale": (1.0, 0.5),

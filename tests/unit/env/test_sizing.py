@@ -195,7 +195,7 @@ print((more.num_bytes() - few.num_bytes()) / 192, (psutil.Process().memory_info(
 
 @pytest.mark.slow
 def test_counted_bytes_match_the_memory_of_the_process(command: Command):
-    """An env uses about the counted memory or more. The memory that is left free is enough for the rest."""
+    """Envs use about as much memory as counted, or more. The memory that is left free covers the difference."""
     model = Path(__file__).parents[2] / "data" / "models" / "box.xml"
     done = command(command.script(WEIGH), str(model))
     assert done.code == 0, done.err

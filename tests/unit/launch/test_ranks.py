@@ -1,4 +1,4 @@
-"""After an early interrupt, torchrunx's launcher may still be starting in a thread. Then it must start nothing."""
+"""After an early interrupt, torchrunx's launcher may still be starting in a thread. It must then start no process."""
 
 from __future__ import annotations
 

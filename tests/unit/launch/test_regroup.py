@@ -29,7 +29,7 @@ CPU = RankDevice(device="cpu", name="cpu", torch_threads=2, backend="gloo")
 
 
 class Machines:
-    """Replaces real machines, which may not answer, and the spare launch."""
+    """Replaces real machines, which may not answer, and the spare launch, which is prepared for the next restart."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.up = {"node7": 1, "node8": 2}

@@ -1,4 +1,4 @@
-"""The update on one rank equals that of stock rsl_rl. In fp64, so that rounding does not hide differences."""
+"""The update on one rank equals that of stock rsl_rl. Both use fp64, so that rounding does not hide differences."""
 
 from __future__ import annotations
 

@@ -371,7 +371,7 @@ def test_a_rank_in_an_existing_process_uses_the_cuda_index_of_its_gpu(shown_by_c
 def test_a_gpu_that_this_process_does_not_see_is_not_used_in_it(shown_by_cuda: Callable[..., None]):
     shown_by_cuda(A)
     assert in_this_process(plan((1,))[0], {}, GPUS) is None
-    # CUDA has started with another list of GPUs than the variable now contains.
+    # CUDA has started with a list of GPUs that differs from the present value of the variable.
     assert in_this_process(plan(visible="1")[0], {"CUDA_VISIBLE_DEVICES": "1"}, GPUS) is None
 
 

@@ -32,7 +32,7 @@ def shown(draw: st.DrawFn) -> tuple[list[Gpu], dict[str, str], list[int]]:
     if draw(st.booleans()):
         return gpus, BY_BUS, list(range(len(gpus)))
     names = [draw(st.sampled_from([str(card), gpus[card].uuid, gpus[card].uuid[:6]])) for card in cards]
-    after = draw(st.sampled_from([[], ["-1", "0"], ["99"], ["GPU-none", "1"]]))  # hides itself and later ones
+    after = draw(st.sampled_from([[], ["-1", "0"], ["99"], ["GPU-none", "1"]]))  # the first hides itself and the next
     separator = draw(st.sampled_from([",", ", "]))
     return gpus, {**BY_BUS, "CUDA_VISIBLE_DEVICES": separator.join([*names, *after])}, cards
 

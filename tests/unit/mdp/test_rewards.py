@@ -427,7 +427,7 @@ def test_the_number_of_velocities_must_equal_the_number_of_feet() -> None:
 
 
 def ends_of(func: str, params: dict[str, Any]) -> tuple[Env, np.ndarray, Oracle]:
-    """Return envs in various states, in which of them a termination ends the episode, and the expected values."""
+    """Return envs in various states, whether a termination ends the episode of each, and the expected quantities."""
     twin = make(NUM_ENVS, config=EVERYTHING)
     env = make(
         NUM_ENVS,

@@ -185,7 +185,8 @@ def test_every_step_equals_that_of_gymnasium(task: Task) -> None:
 def test_every_step_of_the_ant_equals_that_of_gymnasium_with_elliptic_friction_cones() -> None:
     env = make(with_cone(ANT.env, "elliptic"))
     found = follow(env, oracles(ANT.gym_id, mujoco.mjtCone.mjCONE_ELLIPTIC), NUM_STEPS)
-    # Forces of about 100 N are clipped to 1 N, so an error of 1e-4 of a force becomes 1e-2 of the clipped value.
+    # Forces of about 100 N are clipped to 1 N, so a relative error of 1e-4 in a force becomes one of 1e-2 in the
+    # clipped value.
     assert found.errors.max() < 10 * TOLERANCE
     assert found.with_contact > 100
     assert found.terminated > 5
@@ -193,7 +194,7 @@ def test_every_step_of_the_ant_equals_that_of_gymnasium_with_elliptic_friction_c
 
 @pytest.mark.slow
 def test_half_of_the_steps_of_the_ant_equal_those_of_gymnasium_with_pyramidal_cones() -> None:
-    """MuJoCo Warp and MJX orient the pyramid under a steep capsule unlike MuJoCo: google-deepmind/mujoco#2774."""
+    """MuJoCo Warp and MJX orient a steep capsule's friction pyramid differently: see google-deepmind/mujoco#2774."""
     found = follow(make(ANT.env), oracles(ANT.gym_id), NUM_STEPS)
     assert np.mean(found.errors < 10 * TOLERANCE) > 0.5
     assert found.with_contact > 100
