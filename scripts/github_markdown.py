@@ -26,7 +26,7 @@ def anchor(heading: str, separator: str = "-") -> str:
 
 @dataclass(frozen=True)
 class Links:
-    """Converts the links of one page, which are relative to its file in the repository, to links of the site."""
+    """Converts links that are relative to a page's file in the repository to links of the site, for one page."""
 
     source: str
     """Path of the page in the repository."""

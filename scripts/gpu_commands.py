@@ -158,7 +158,7 @@ class Commands:
             process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):  # a hanging driver keeps a killed process alive
                 process.wait(10)
-            # Processes that end because this command has ended need a moment to do so.
+            # Wait a moment for processes that end by themselves after the command.
             left = kill_marked(mark, grace_s=2.0 if has_ended else 0.0)
             reader.join(10)
         return Ended(

@@ -71,7 +71,7 @@ def write_page(output: Path, results: Mapping[str, Result], data_dir: Path, dry_
 
 
 def _anonymous(text: str, data_dir: Path) -> str:
-    """Remove the machine's name and paths, which outputs of failed commands contain."""
+    """Remove the machine's name and paths: outputs of failed commands contain them."""
     names = {str(data_dir.resolve()): "DATA", str(ROOT): ".", str(Path.home()): "~"}
     host = platform.node()
     if len(host) > 3:

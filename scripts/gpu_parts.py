@@ -234,7 +234,7 @@ def split_time(figures: Data) -> dict[str, float]:
 
 
 def share_one_device(site: Site, data: Data) -> None:
-    """Train with two ranks on one device, which synchronize through gloo."""
+    """Train with two ranks on one device. The ranks synchronize through gloo."""
     task = site.sizes.capture_tasks[-1]
     num_envs = site.sizes.compared_envs // 2
     with temporary_log_root(site.data) as root:

@@ -20,7 +20,7 @@ def pytest_runtest_logstart(nodeid: str) -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Record the outcome of a test; if its set-up or tear-down fails, or it is skipped there, record that outcome."""
+    """Record the outcome of a test, or that of its set-up or tear-down if one of them fails or skips the test."""
     if report.when == "call" or report.outcome != "passed":
         _write(report.nodeid, report.outcome, report.duration, _reason(report))
 

@@ -154,7 +154,7 @@ boot() {
   pid=$(<"$LAB/$host/pid")
 
   # The name of the interface differs between hosts, as it often does between real ones. A host that is switched on
-  # again keeps its hardware address, which the others remember.
+  # again keeps its hardware address, which the other hosts remember.
   at_switch ip link add "port_$host" type veth peer name "eth_$host" \
     address "02:00:00:00:00:0$(number_of "$host")" netns "$pid"
   at_switch ip link set "port_$host" master switch up
@@ -211,7 +211,7 @@ link() {
   esac
 }
 
-# End a host: first its cable, so that nothing it sends while its processes end reaches the others.
+# Switch a host off. Unplug its cable first: nothing that its processes send while they end may reach other hosts.
 power_off() {
   local host=$1 pid
   require_on "$host"

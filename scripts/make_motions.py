@@ -39,7 +39,7 @@ class Gait:
     touchdown: tuple[float, float, float, float]
     """Times of the touchdowns of FL, FR, RL and RR, as fractions of a cycle."""
     stance: float
-    """Fraction of a cycle that a foot is on the ground."""
+    """Fraction of a cycle during which a foot is on the ground."""
     forward_m_s: float
     """Speed of the trunk along its heading."""
     yaw_rad_s: float = 0.0

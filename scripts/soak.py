@@ -113,7 +113,7 @@ class Soak:
             self._command = subprocess.Popen(["train", *how, *self._flags], env=environ, stdout=output)
 
     def _cause(self, kind: str) -> bool:
-        """Cause a fault; return False if the run has no process for this fault now."""
+        """Cause a fault; return False if the run has no process for this fault at the moment."""
         assert self._command is not None
         launcher = psutil.Process(self._command.pid)
         ranks, agents, log_servers = self._processes()

@@ -38,7 +38,7 @@ class Timed:
 
 
 def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment of a timed command, which hides GPUs and lacks variables that slow down the start."""
+    """Return the environment of a timed command. It hides GPUs, and lacks variables that slow down the start."""
     kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED")}
     return {**kept, "CUDA_VISIBLE_DEVICES": "", **(extra or {})}
 

@@ -1,4 +1,4 @@
-"""The plain values of a config: their paths, their types, and copies of the config with other values."""
+"""The plain values of a config: their paths, their types, and copies of the config with different values."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ LEGGED = TrainConfig(task="legged", env=EVERYTHING)
 
 
 def changed(config: Any, path: str, value: Any) -> Any:
-    """Return a copy of a config in which one field or dict entry, named by a dotted path, has another value."""
+    """Return a copy of a config in which one field or dict entry, named by a dotted path, has a new value."""
     name, _, rest = path.partition(".")
     new = changed(config[name] if isinstance(config, dict) else getattr(config, name), rest, value) if rest else value
     return {**config, name: new} if isinstance(config, dict) else dataclasses.replace(config, **{name: new})

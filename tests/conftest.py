@@ -37,7 +37,7 @@ HANG_S = 240
 """Seconds after which a test stops waiting. Everything that tests wait for is far faster, even on a busy machine."""
 
 MARK = "MJLAB_DIST_TEST"
-"""Environment variable that all processes of a test inherit. By it, the test finds processes that did not end."""
+"""Environment variable that all processes of a test inherit. The test uses it to find processes that did not end."""
 
 # The same examples in every run, so that a failure is caused by the tested change.
 hypothesis.settings.register_profile("repeatable", deadline=None, max_examples=50, derandomize=True)
@@ -212,7 +212,7 @@ class Command:
 
 @pytest.fixture(scope="session")
 def warm_starts() -> Iterator[WarmStarts | None]:
-    """Processes to fork commands from. None if coverage is measured: the measurement starts when Python starts."""
+    """Processes from which commands are forked. None if coverage is measured: the measurement starts with Python."""
     if "COVERAGE_PROCESS_CONFIG" in os.environ:
         yield None
         return

@@ -239,7 +239,7 @@ def srun(argv: Sequence[str]) -> int:
         )
         for rank in range(num_tasks)
     ]
-    # Kill the others if a task fails, or some time after the first task has ended
+    # Kill the other tasks if a task fails, or some time after the first task has ended
     kills, wait_s = options.get("--kill-on-bad-exit", "0") == "1", float(options.get("--wait", "0"))
     kill_at: float | None = None
     while any(task.poll() is None for task in tasks):

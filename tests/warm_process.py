@@ -192,7 +192,7 @@ def num_reserved(argv: Sequence[str]) -> int:
         return 1
     if "--video-interval" in argv:
         return 2  # the video process is started again if it is killed
-    return int(evaluates or "--resume" in argv or "--config" in argv)  # runs keep their number of ranks
+    return int(evaluates or "--resume" in argv or "--config" in argv)  # the run may have used several ranks
 
 
 def reserve(connection: socket.socket, launcher: int, modules: Sequence[str]) -> Start:

@@ -17,7 +17,7 @@ NUM_MULTIPROCESSORS = 132
 """Number of multiprocessors of an H200."""
 
 OCCUPANCY = (512, 2 * NUM_MULTIPROCESSORS)
-"""A block size and a number of blocks that the driver may suggest. The dry run assumes other values."""
+"""A block size and a number of blocks that the driver may suggest. The dry run assumes different values."""
 
 
 @contextlib.contextmanager

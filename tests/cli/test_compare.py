@@ -40,9 +40,9 @@ def make_run(run_dir: Path, returns: Sequence[float | None], config: TrainConfig
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Directory with three runs that differ only in the seed, and two runs with another learning rate.
+    """Directory with three runs that differ only in the seed, and two runs with a different learning rate.
 
-    Next to it are the runs `young`, which has no return yet, and `empty`, which has no metrics.
+    Next to this directory are the runs `young`, which has no return yet, and `empty`, which has no metrics.
     """
     place = tmp_path_factory.mktemp("compare")
     make_run(place / "young", [None])

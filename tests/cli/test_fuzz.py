@@ -98,7 +98,7 @@ odd_data = st.recursive(
 
 
 def changed(plain: Any, path: Sequence[str], value: Any) -> Any:
-    """Return a copy of plain data in which one entry has another value, or is missing if the value is Ellipsis."""
+    """Return a copy of plain data in which one entry has a new value, or is missing if the new value is Ellipsis."""
     inner = result = copy.deepcopy(plain)
     for name in path[:-1]:
         inner = inner[name]

@@ -26,7 +26,7 @@ if os.environ.get("RANK") == "1":
     psutil.virtual_memory = lambda: real()._replace(total=987e9)
 train()
 """
-"""The command train, but rank 1 measures another amount of memory."""
+"""The command train, but rank 1 measures a different amount of memory."""
 
 
 def only_run(root: Path) -> Path:

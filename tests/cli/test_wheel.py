@@ -61,7 +61,7 @@ def venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def forked(venv: Path, command: Command) -> Callable[..., str]:
-    """Run a command with the wheel's package in a fork of a process of the tests' environment, which is faster."""
+    """Run a command with the wheel's package. To be faster, fork it from a process of the tests' environment."""
     (site,) = (venv / "lib").glob("python*/site-packages")
 
     def run_forked(*argv: str | Path) -> str:

@@ -31,7 +31,7 @@ from mjlab_dist.learn.ppo import PPO
 NUM_ENVS = 8
 ITERATIONS = 2
 TINY = SyncConfig(fsdp_min_size_mb=1e-4)
-"""Minimum size so small that every parameter with two dimensions is sharded."""
+"""Minimum size of a sharded parameter. It is so small that every parameter with two dimensions is sharded."""
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "mlp": {},

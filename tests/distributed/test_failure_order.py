@@ -1,4 +1,4 @@
-"""The launcher names the failed rank if ranks behave as with NCCL: see failing_ranks.py."""
+"""The launcher names the failed rank if ranks behave as they do with NCCL: see failing_ranks.py."""
 
 from __future__ import annotations
 

@@ -275,7 +275,7 @@ def test_row_29_a_run_of_another_machine_is_not_resumed(command: Command, wait_f
     with leased(run, lambda _: None):
         take_over(run)
         process = command.start(*args, "--resume", str(run), "--max-iterations", "4")
-        # The other machine is alive, so it renews the lease until this launch gives up.
+        # The other machine is alive, so it renews the lease until this launch ends.
         wait_for(lambda: (os.utime(run / LEASE_FILE), process.poll() is not None)[1])
         done = command.finish(process)
     assert done.code == (Exit.FAILED if launcher == "torchrun" else Exit.USAGE), done.out + done.err
@@ -410,7 +410,7 @@ def test_init_from_starts_a_new_run_with_old_weights(command: Command) -> None:
     new = final(only_run(command.cwd))
     assert new["iter"] == 1
     assert_equal(new["actor_state_dict"], final(old)["actor_state_dict"])
-    # Networks of another size are refused, and no run is created
+    # Networks of a different size are refused, and no run is created
     other = ("--agent.actor-hidden-dims", "8", "--log-root", "third")
     refused = command(*one, *other, "--init-from", str(find_checkpoint(old)))
     assert refused.code == Exit.USAGE, refused.err

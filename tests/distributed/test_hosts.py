@@ -88,7 +88,7 @@ def program(file: Path, *lines: str) -> str:
 
 
 def with_package(directory: Path, name: str, version: str) -> str:
-    """Write a replacement of Python that finds another version of a package."""
+    """Write a replacement of Python that finds a different version of a package."""
     info = directory / f"{name}-{version}.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
@@ -155,7 +155,7 @@ def test_a_host_with_other_versions_is_refused(add_host: Add, refusal_of: Callab
 
 
 def with_python(directory: Path, version: str) -> str:
-    """Write a replacement of Python that reports another version."""
+    """Write a replacement of Python that reports a different version."""
     directory.mkdir()
     (directory / "sitecustomize.py").write_text(f"import platform\nplatform.python_version = lambda: '{version}'\n")
     return program(directory / "python", f'PYTHONPATH="{directory}:$PYTHONPATH" exec {sys.executable} "$@"')
@@ -436,7 +436,7 @@ def test_two_machines_train(command: Command, train: tuple[str, ...], node7: Ssh
     assert [rank["rank"] for rank in json.loads((run / RANKS_FILE).read_text())] == [0, 1]
     assert json.loads((run / PROVENANCE_FILE).read_text())["devices"] == ["cpu", "cpu"]
     assert read_metrics(run)[-1]["total_steps"] == 2 * 32 * 8 * 3
-    # Data is sent through standard input, not in command lines, which every user of a machine can read
+    # Data is sent through standard input, because every user of a machine can read command lines
     assert any(OWN_DIRECTORY in line for line in node7.input)
     assert any("unlike any other" in line for line in node7.input)
     assert not any("unlike any other" in each or SECRET in each for each in node7.commands)

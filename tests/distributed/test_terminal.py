@@ -1,4 +1,4 @@
-"""Runs whose terminal is closed, whose output is not read, that are stopped with Ctrl-Z, or that lose an agent."""
+"""Runs whose terminal is closed, whose output nobody reads, that Ctrl-Z stops, or whose agent is killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two ranks on one machine. One of them computes with other CPU instructions, and thus rounds differently."""
+"""Two ranks on one machine. One of them computes with different CPU instructions, and thus rounds differently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The installed train command with --logger wandb: wandb cannot make it fail, wait or reveal a secret."""
+"""The installed train command with --logger wandb: wandb cannot make the command fail, wait or reveal a secret."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def test_flipped_bits_never_give_other_contents(pack: Path):
         except (UserError, OSError):
             num_refused += 1
         else:
-            assert found == GOOD  # the bit is not in the content, for example in a time
+            assert found == GOOD  # the bit is outside the content, for example in a time
     assert num_refused > 200
 
 

@@ -182,7 +182,7 @@ def test_a_file_without_a_mapping_is_refused(tmp_path: Path, text: str):
 
 
 def edited(config: TrainConfig, directory: Path, path: str, value: Any) -> Path:
-    """Write a config file in which one entry, named by a dotted path, has another value."""
+    """Write a config file in which one entry, named by a dotted path, has a new value."""
     plain = to_plain(config)
     *parents, name = path.split(".")
     entry = plain

@@ -42,7 +42,7 @@ from mjlab_dist.run_dir import (
 from mjlab_dist.wandb_run import WANDB_FILE, WandbRun, read_wandb_run, write_wandb_run
 
 Stub = Callable[..., Callable[[], list[dict[str, Any]]]]
-"""Replaces wandb with a library with the given behaviour. Returns a function that reads the library's log."""
+"""Function that replaces wandb with a fake library. It returns a function that reads the library's log."""
 
 KEY = "0123456789abcdef" * 2 + "01234567"
 

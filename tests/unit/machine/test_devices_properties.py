@@ -1,4 +1,4 @@
-"""Properties of the choice of GPUs: an index selects the right device, whatever GPUs are hidden and in any order."""
+"""Properties of the choice of GPUs: an index selects the right device, even if GPUs are hidden or reordered."""
 
 from __future__ import annotations
 

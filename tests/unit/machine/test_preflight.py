@@ -394,7 +394,7 @@ def test_a_run_is_refused_on_gpus_that_torch_cannot_use(on_gpus: Callable[..., l
 
 
 def test_a_run_is_refused_on_gpus_that_warp_cannot_use(on_gpus: Callable[..., list[str]], tmp_path: Path):
-    # A torch for CUDA 12, with the Warp from the package index, which needs CUDA 13.
+    # A torch for CUDA 12, and the Warp from the package index. This Warp needs CUDA 13.
     info = tmp_path / "torch-2.15.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.15.0\n")

@@ -23,7 +23,7 @@ from mjlab_dist.sim import start_warp
 
 MOTION = "mjlab_dist.mdp.motion"
 JOINTS = ("RR_hip", "FL_hip", "FR_hip", "RL_hip")
-"""Joints in the file, in another order than in the model and without the tail."""
+"""Joints in the file, in a different order than in the model, and without the tail."""
 PERIOD_S, YAW_RAD_S, SPEED_M_S = 0.36, 1.5, 0.6
 STEPS = 36
 ALL: dict[str, ParamValue] = {"command": "motion"}

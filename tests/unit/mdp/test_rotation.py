@@ -30,7 +30,7 @@ def tensor(values: np.ndarray) -> torch.Tensor:
 
 
 def of_rows(function: Callable[..., None], size: int, *inputs: np.ndarray) -> np.ndarray:
-    """Apply one of MuJoCo's functions, which write to their first argument, to each row."""
+    """Apply one of MuJoCo's functions to each row. These functions write to their first argument."""
     results = np.zeros((len(inputs[0]), size))
     for result, *row in zip(results, *inputs, strict=True):
         function(result, *row)

@@ -145,7 +145,7 @@ def own_value(model: Any, name: str) -> np.ndarray:
 
 
 def model_of_env(model: Any, values: dict[str, np.ndarray]) -> Any:
-    """Return the model with other values, and with the constants that MuJoCo computes from them."""
+    """Return the model with different values, and with the constants that MuJoCo computes from these values."""
     own = copy.deepcopy(model)
     # Undo simplifications of the compiler for frames that coincide.
     own.body_sameframe[:] = own.geom_sameframe[:] = own.site_sameframe[:] = 0

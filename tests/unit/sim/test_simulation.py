@@ -532,7 +532,7 @@ def test_an_overflow_persists_over_resets_only_in_its_own_env(box: Any) -> None:
 
 @pytest.mark.parametrize("option", ["iterations", "ls_iterations"])
 def test_a_solver_that_stops_early_is_not_an_overflow(option: str) -> None:
-    """Simulation.overflow must contain only bits for a too small njmax or nconmax, which the console reports."""
+    """Simulation.overflow must contain only the two bits that the console reports: njmax or nconmax is too small."""
     model = load_model(BOX)
     setattr(model.opt, option, 1)
     sim = simulate(model, num_envs=4)
