@@ -246,7 +246,7 @@ def share_one_device(site: Site, data: Data) -> None:
 
 
 def inject_faults(site: Site, data: Data) -> None:
-    """Make the second rank fail, and check the exit code of `train`, its report and the processes that it leaves."""
+    """Make the second rank fail, and check the exit code of `train`, its report and the processes that are left."""
     failures: list[str] = []
     for fault in site.sizes.faults:
         with temporary_log_root(site.data) as root:

@@ -200,7 +200,7 @@ def store_result(data: Path, name: str, result: dict[str, Any]) -> None:
 
 
 def read_result(data: Path, name: str, dry_run: bool) -> dict[str, Any]:
-    """Return the stored result of a part; an empty dict if it is missing, damaged, or has another ``dry_run``.
+    """Return the stored result of a part; an empty dict if it is missing, damaged, or has a different ``dry_run``.
 
     Args:
         data: Directory of the data.

@@ -134,11 +134,11 @@ def lift(env: Env, mask: torch.Tensor, z_m: float) -> None:
 
 
 class Remembering(Command):
-    """Command whose value is the height of a floating base. It counts its draws in each episode.
+    """Command whose value is the height of a floating base. It counts how often it is sampled in each episode.
 
     Attributes:
-        draws: Number of draws since the start of the episode, (num_envs,).
-        height_at_draw_m: Height at the last draw, (num_envs,).
+        draws: Number of samples since the start of the episode, (num_envs,).
+        height_at_draw_m: Height when the last value was sampled, (num_envs,).
     """
 
     def __init__(self, env: Env) -> None:

@@ -57,13 +57,13 @@ def misspelled(env: Env) -> torch.Tensor:
 
 
 def unseeded(env: Env, mask: torch.Tensor) -> None:
-    """Event that draws from a generator without a seed."""
+    """Event that samples from a generator without a seed."""
     drawn = torch.from_numpy(np.random.default_rng().normal(size=env.sim.qvel.shape)).float()
     env.sim.qvel.copy_(torch.where(mask.unsqueeze(1), drawn, env.sim.qvel))
 
 
 def always_seed_0(env: Env, mask: torch.Tensor) -> None:
-    """Event that draws the same numbers with every seed."""
+    """Event that samples the same numbers with every seed."""
     drawn = torch.rand(env.sim.qvel.shape, generator=torch.Generator().manual_seed(0))
     env.sim.qvel.copy_(torch.where(mask.unsqueeze(1), drawn, env.sim.qvel))
     torch.rand(1)

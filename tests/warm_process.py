@@ -7,8 +7,9 @@ imports this copy.
 
 Commands start more processes: a command with several ranks starts an agent, which starts a fork server or ranks;
 torchrun starts ranks; and training in one process starts a process that makes videos (video process). Each of these
-processes would import the libraries again. They therefore become reserved processes: processes that were forked in
-advance, before the command starts.
+processes would import the libraries again. To avoid this, processes are forked in advance, before the command starts
+(reserved processes). They later become agents, ranks of torchrun and video processes. Agents fork their fork server and
+ranks themselves.
 """
 
 from __future__ import annotations

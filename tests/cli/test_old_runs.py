@@ -54,7 +54,7 @@ def test_parameters_that_have_moved_are_parameters_now(func: str) -> None:
 def test_an_old_run_resumes_with_its_envs(command: Command, old_run: Path) -> None:
     done = command("train", "--resume", str(old_run), "--max-iterations", "3")
     assert done.code == 0, done.err
-    assert "from iteration 2." in done.out  # the sentence ends here; it is longer if env states are drawn again
+    assert "from iteration 2." in done.out  # the sentence ends here; it is longer if env states are sampled again
     rows = read_metrics(old_run)
     assert [row["iteration"] for row in rows] == [1, 2, 3]
     added = {"termination/time_limit", "num_termination/time_limit", "command/velocity/error_m_s"}

@@ -48,7 +48,7 @@ def only_run(root: Path) -> Path:
 
 
 def named(command: Command, name: str) -> list[psutil.Process]:
-    """Return the processes of the command whose command line contains a name."""
+    """Return those processes of the command that have a name in their command line."""
     found: list[psutil.Process] = []
     for process in command.processes():
         with contextlib.suppress(psutil.Error):  # the process has just ended

@@ -109,7 +109,7 @@ def test_a_rank_that_skipped_a_sum_is_detected_by_the_size_of_the_next(sizes: tu
             summing.sum_(torch.ones(sizes[rank]))
         return str(caught.value)
 
-    # One of the two ranks reports both sizes. The other may only notice that the connection has ended.
+    # One of the two ranks reports both sizes. The other one may notice only that the connection has ended.
     messages = on_ranks(2, add_up)
     assert any({"400", "160"} <= set(re.findall(r"\d+", message)) for message in messages)
 

@@ -171,7 +171,7 @@ def test_each_env_draws_a_latency_for_each_episode(latency: tuple[int, int]) -> 
     assert all(left.lag == right.lag and left.lags == right.lags for left, right in lines)  # both legs have one latency
     found = {lag for line, _ in lines for lag in line.lags}
     assert found == set(range(latency[0], latency[1] + 1))
-    assert latency[0] == latency[1] or any(len(set(line.lags)) > 1 for line, _ in lines)  # each episode draws a latency
+    assert latency[0] == latency[1] or any(len(set(line.lags)) > 1 for line, _ in lines)  # episodes sample latencies
 
 
 def test_every_latency_is_equally_likely() -> None:

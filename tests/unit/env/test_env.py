@@ -247,7 +247,7 @@ def test_a_finished_env_restarts_at_once_and_the_others_continue() -> None:
     cart, pole = env.sim.qpos[finished].T
     assert ((cart >= -0.1) & (cart <= -0.05)).all()
     assert ((pole >= 0.1) & (pole <= 0.3)).all()
-    assert len(set(cart.tolist())) == len(set(pole.tolist())) == NUM_ENVS // 2  # each env draws its own state
+    assert len(set(cart.tolist())) == len(set(pole.tolist())) == NUM_ENVS // 2  # each env samples its own state
     assert (env.sim.qvel[finished] != 0).all()
     assert torch.allclose(env.sim.view("time"), torch.where(finished, 0.0, 0.02))
     assert torch.equal(obs["actor"], torch.stack([env.sim.qpos[:, 0], env.sim.qvel[:, 1]], dim=1))

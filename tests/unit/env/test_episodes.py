@@ -99,7 +99,7 @@ def test_two_halves_sum_to_the_whole() -> None:
     whole_totals, parts = whole.pop_episode_totals(), [env.pop_episode_totals() for env in halves]
     assert whole_totals.episodes > 0
     assert whole_totals.terminations.tolist() == (parts[0].terminations + parts[1].terminations).tolist()
-    of_actions = slice(len(METRICS))  # other metrics depend on randomly drawn commands
+    of_actions = slice(len(METRICS))  # other metrics depend on randomly sampled commands
     both = (parts[0].metrics + parts[1].metrics)[of_actions]
     assert whole_totals.metrics[of_actions].tolist() == pytest.approx(both.tolist(), rel=1e-3)
 

@@ -1,4 +1,4 @@
-"""Commands are compared with values that tests compute in NumPy: times and ranges of draws, and headings."""
+"""Commands are compared with values that tests compute in NumPy: times and ranges of sampling, and headings."""
 
 from __future__ import annotations
 

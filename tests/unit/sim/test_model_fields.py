@@ -406,7 +406,7 @@ def test_derived_fields_are_known(model: Any, lab: Simulation, name: str) -> Non
     }
     assert follows <= set(lab.derived(name))
     if name in {"geom_friction", "dof_damping", "gravity", "actuator_gainprm"}:
-        assert lab.derived(name) == []  # so these fields can be drawn again for every episode
+        assert lab.derived(name) == []  # so these fields can be sampled again for every episode
 
 
 @pytest.mark.parametrize("name", ["geom_frictoin", "body_subtreemass", "geom_type", "timestep", "hfield_size"])

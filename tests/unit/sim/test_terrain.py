@@ -280,8 +280,8 @@ def test_a_cropped_terrain_has_the_same_heights(model: mujoco.MjModel, terrain: 
 def lower_side(model: mujoco.MjModel, name: str, steps: int = 61) -> tuple[np.ndarray, np.ndarray]:
     """Cast rays in MuJoCo's C code from below a shape.
 
-    Return offsets from the shape's center that hit the shape, (n, 2), and the height of its lower side there, relative
-    to the center.
+    Return the horizontal offsets, relative to the shape's center, at which rays hit the shape, (n, 2). Also return the
+    height of the shape's lower side at these offsets, relative to the center, (n,).
     """
     data = mujoco.MjData(model)
     mujoco.mj_forward(model, data)

@@ -53,7 +53,7 @@ TASKS = [HOPPER, CHEETAH, WALKER, ANT, HUMANOID, PENDULUM, REACHER]
 
 
 def parametrize(*chosen: Task, slow: tuple[Task, ...] = ()) -> Any:
-    """Run a test for some or all tasks. For the tasks in `slow`, it is a slow test."""
+    """Run a test for some or all tasks. For the tasks in `slow`, the test is marked as slow."""
     tasks = [pytest.param(task, marks=pytest.mark.slow if task in slow else ()) for task in chosen or TASKS]
     return pytest.mark.parametrize("task", tasks, ids=lambda task: task.gym_id)
 

@@ -40,7 +40,7 @@ def terms(env: EnvConfig) -> Iterator[tuple[str, Any]]:
 
 
 def named(func: str) -> list[str]:
-    """Return the parameters of a term whose values are names."""
+    """Return the names of those parameters of a term that have names as values."""
     return [name for name, one in parameters(func).items() if "str" in one.annotation and name not in NOT_NAMES]
 
 
@@ -71,7 +71,7 @@ def config_with_more(task: str) -> TrainConfig:
 
 
 def cases() -> dict[tuple[str, str], tuple[str, str]]:
-    """Return, for every function and parameter whose values are names, a task and the path of a term."""
+    """Return a task and the path of a term for every parameter, of every function, that has names as values."""
     found: dict[tuple[str, str], tuple[str, str]] = {}
     for task in NAMES:
         for path, one in terms(config_with_more(task).env):

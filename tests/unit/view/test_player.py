@@ -40,7 +40,7 @@ def test_a_held_command_is_what_the_policy_observes(build_env: Callable[[str], E
     player = Player(env, policy)
     player.hold_command("velocity", [0.4, -0.2, 0.6])
     player.step()
-    player.reset()  # new episodes draw commands too
+    player.reset()  # new episodes sample commands too
     frame = player.step()
     assert np.allclose(frame.commands["velocity"], [0.4, -0.2, 0.6])
     player.step()
@@ -56,7 +56,7 @@ def test_a_held_command_is_what_the_policy_observes(build_env: Callable[[str], E
     command = env.find_command("velocity")
     assert isinstance(command, Velocity)
     assert command.has_heading.all()
-    # The command is drawn again, so it differs between envs
+    # The command is sampled again, so its value differs between envs
     player.hold_command("velocity", None)
     frame = player.step()
     assert len(np.unique(frame.commands["velocity"][:, 0])) > 1
