@@ -75,7 +75,7 @@ class Clock:
         return call
 
     def watch(self, part: str, owner: Any, name: str) -> None:
-        """Replace a method by one that also records its time."""
+        """Replace a method with one that also records its time."""
         setattr(owner, name, self.timed(part, getattr(owner, name)))
 
 

@@ -65,7 +65,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def fill_in(nav: list[Any], pages: list[str]) -> list[Any]:
-    """Replace each entry ``folder/*`` by the folder's pages that no other entry names."""
+    """Replace each entry ``folder/*`` with those pages of the folder that no other entry names."""
     named = set(_named(nav))
 
     def filled(entries: list[Any]) -> Iterator[Any]:

@@ -226,7 +226,7 @@ def kill_marked(mark: str, grace_s: float) -> list[str]:
     """
     psutil.wait_procs(_find_marked(mark), timeout=grace_s)
     killed: list[str] = []
-    # Again, because a process may have started another one during the search.
+    # Search repeatedly, because a process may start another one during a search.
     for _ in range(5):
         left = _find_marked(mark)
         if not left:

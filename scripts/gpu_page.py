@@ -60,7 +60,7 @@ def write_page(output: Path, results: Mapping[str, Result], data_dir: Path, dry_
         try:
             lines += render(found)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-            # Incomplete data of one part must not prevent the page of the others.
+            # Incomplete data of one part must not prevent the page from showing the others.
             lines.append(f"This section could not be written: {type(error).__name__} {error}.")
         lines += _failures(found) if render is not _render_parts and render is not _render_goals else []
         lines += _pictures(output, title)

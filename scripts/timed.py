@@ -78,7 +78,7 @@ def run_peer(python: Path, num_envs: int, iterations: int) -> Timed:
 
 
 def _run(command: Sequence[str], first: str, *, env: Mapping[str, str], cwd: str) -> tuple[float, list[str]]:
-    """Run a command. Return the seconds until it printed a line that matches ``first``, and all its lines."""
+    """Run a command. Return the seconds until it printed a line that matches ``first``, and all lines of its output."""
     start = time.monotonic()
     first_s = None
     lines: list[str] = []

@@ -30,9 +30,9 @@ const image = new Blob([Uint8Array.from(atob(gray), letter => letter.charCodeAt(
 const addressOf = URL.createObjectURL.bind(URL);
 URL.createObjectURL = blob => addressOf(blob.type === image.type ? image : blob);
 """
-"""Script that replaces the picture that lights the scene with a gray one of 64 x 32 pixels.
+"""Script that lets a gray picture of 64 x 32 pixels light the scene.
 
-Blurring the picture of 1024 x 512 pixels takes several seconds of CPU time.
+Blurring the original picture of 1024 x 512 pixels takes several seconds of CPU time.
 """
 
 

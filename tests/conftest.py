@@ -39,7 +39,7 @@ HANG_S = 240
 MARK = "MJLAB_DIST_TEST"
 """Environment variable that all processes of a test inherit. The test uses it to find processes that did not end."""
 
-# The same examples in every run, so that a failure is caused by the tested change.
+# Use the same examples in every run, so that a failure is caused by the tested change.
 hypothesis.settings.register_profile("repeatable", deadline=None, max_examples=50, derandomize=True)
 hypothesis.settings.register_profile("explore", deadline=None, max_examples=50)
 hypothesis.settings.load_profile("repeatable")
@@ -168,7 +168,7 @@ class Command:
             )
 
     def script(self, text: str) -> str:
-        """Write a Python script, and return its path. It runs in a fork of a process that has imported libraries."""
+        """Write a Python script, and return its path. The script runs in a fork that already has the libraries."""
         path = self.cwd / "script.py"
         path.write_text(f"#!{BIN / 'python'}\n{text}")
         path.chmod(0o700)

@@ -29,12 +29,12 @@ def effort(env: Env) -> torch.Tensor:
 
 
 def far(env: Env, limit: float) -> torch.Tensor:
-    """Termination: the first coordinate is further than a limit from 0."""
+    """Termination: the absolute value of the first coordinate exceeds a limit."""
     return env.sim.qpos[:, 0].abs() > limit
 
 
 def fast(env: Env, limit: float) -> torch.Tensor:
-    """Termination: the first velocity is beyond a limit."""
+    """Termination: the absolute value of the first velocity exceeds a limit."""
     return env.sim.qvel[:, 0].abs() > limit
 
 
@@ -216,7 +216,7 @@ def add_mass(env: Env, mask: torch.Tensor, body: str, kg: float) -> None:
 
 
 def add_mass_by_env(env: Env, mask: torch.Tensor, body: str) -> None:
-    """Event: add as many kg to the mass of a body as the env's id."""
+    """Event: add the env's id, as a number of kg, to the mass of a body."""
     column = env.sim.field("body_mass")[:, env.sim.model.body(body).id]
     write_rows(column, mask, column + env.env_ids)
 

@@ -1,4 +1,4 @@
-"""Run commands on hosts that scripts/hosts_lab.sh makes of network namespaces, send signals, and unplug cables."""
+"""Run commands on hosts that scripts/hosts_lab.sh makes from network namespaces, send signals, and unplug cables."""
 
 from __future__ import annotations
 

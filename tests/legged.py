@@ -270,7 +270,7 @@ def c_copies(env: Env) -> list[mujoco.MjData]:
 
 
 def c_step(env: Env, copies: list[mujoco.MjData], ctrl: np.ndarray) -> None:
-    """Make a control step with copies of the envs in MuJoCo's C library.
+    """Run a control step with copies of the envs in MuJoCo's C library.
 
     Afterwards, sensor values are those of the start of the last substep, as in the env.
     """

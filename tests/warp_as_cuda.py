@@ -25,7 +25,7 @@ def warp_as_cuda() -> Iterator[None]:
     """Let MuJoCo Warp and this project take their branches for GPUs, and resolve block sizes as on a GPU.
 
     Warp itself still sees the CPU, so that programs can be recorded. No kernel may be launched: also replace
-    ``wp.Module.load`` by a function that returns None.
+    ``wp.Module.load`` with a function that returns None.
     """
 
     def is_cuda(device: context.Device) -> bool:

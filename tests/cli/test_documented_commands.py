@@ -186,7 +186,7 @@ def create_ant(command: Command) -> None:
 
 
 def export_demo(command: Command) -> None:
-    """Copy the policy in the package into a run in the working directory, and export the policy."""
+    """Copy the package's policy into a run in the working directory, and export the policy."""
     task = "quadruped-velocity-flat"
     run = command.cwd / "logs" / task / "demo"
     shutil.copytree(Path(mjlab_dist_tasks.quadruped.__file__).parent / "demo", run)

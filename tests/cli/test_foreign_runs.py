@@ -1,4 +1,4 @@
-"""No command runs code that runs and config files of other people name, unless the user allows it."""
+"""No command executes code that other people's runs and config files name, unless the user allows it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""play --nan-dump on dumps of real envs: one of a step that fails again, and one of a step that a test corrupted."""
+"""play --nan-dump on dumps of real envs: one step diverges again when it is repeated, and one got NaN from a test."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NUM_STEPS = 6
 
 
 def leave_dump(log_root: Path, velocity_std: float, disturb: Callable[[Env, int], None]) -> Path:
-    """Make a rollout, and dump the states that are not finite, as a run does.
+    """Collect a rollout, and dump the states that are not finite, as a run does.
 
     Args:
         log_root: Directory of all runs.

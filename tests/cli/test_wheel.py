@@ -44,7 +44,7 @@ def run(*argv: str | Path, **env: str) -> str:
 def venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A virtual environment with the wheel.
 
-    Its dependencies come from the environment of the tests, which is added to the end of the path.
+    Its dependencies come from the environment of the tests: this environment is added to the end of the path.
 
     Python does not read .pth files in a directory that another .pth file adds. So the editable checkout is not found.
     """

@@ -48,7 +48,7 @@ class Trace(NamedTuple):
 
 
 class Loop:
-    """Makes rollouts as the training loop does, but one control step at a time."""
+    """Collects rollouts as the training loop does, but one control step at a time."""
 
     def __init__(self, env: Env, config: TrainConfig) -> None:
         torch.manual_seed(0)
@@ -266,7 +266,7 @@ def test_steps_of_all_iterations_are_the_same(
 
 @pytest.fixture
 def loop(build_env: Callable[[str], Env]) -> Loop:
-    """Makes rollouts of a task whose reward a test replaces."""
+    """Collects rollouts of a task whose reward a test replaces."""
     config = config_of("cartpole-balance")
     return Loop(Env(config.env, build_env("cartpole-balance").num_envs, "cpu"), config)
 

@@ -523,7 +523,7 @@ def test_row_19_only_rank_0_writes(command: Command) -> None:
 
 
 def writers_of(lines: list[str], name: str) -> dict[int, set[str]]:
-    """Find, in the output of strace, the processes that changed paths that contain a name, and their system calls."""
+    """Return the processes that changed a path with this name, and their system calls, from the output of strace."""
     process_of: dict[int, int] = {}
     pending: dict[int, str] = {}
     found: dict[int, set[str]] = {}

@@ -1,4 +1,4 @@
-"""Training on hosts of network namespaces, each with its own SSH server, addresses, processes and files.
+"""Training on hosts that are network namespaces, each with its own SSH server, addresses, processes and files.
 
 scripts/hosts_lab.sh makes the hosts. If it lacks permission, these tests are skipped.
 """
@@ -270,7 +270,7 @@ def test_the_project_is_copied_to_other_hosts(lab: Lab, tmp_path: Path):
         "weights.npz",
     }
     assert "4 copied" in run.output
-    # On this host a, edit, remove and ignore files; on host b, edit and add files
+    # On host a, which starts the run, edit, remove and ignore files; on host b, edit and add files
     with (ours / ".gitignore").open("a") as ignored:
         ignored.write("*.npz\n")
     (ours / "own_rewards.py").write_text(REWARD.format(value=1.5))

@@ -36,7 +36,7 @@ def test_bookkeeping_grows_at_most_linearly_with_simulated_ranks(
     events_s, few = bench.simulated(16)
     events_s, many = bench.simulated(256)
     assert (few.num_states, many.num_states) == (16, 256)
-    # At most linear in the number of ranks: 16 times as many ranks need at most 16 times as long
+    # Times grow at most linearly: 16 times as many ranks need at most 16 times as long
     assert_within(many.metrics_s, 16 * few.metrics_s)
     assert_within(many.checkpoint_s, 16 * few.checkpoint_s)
     assert_within(events_s, 0.1)

@@ -49,7 +49,7 @@ def test_a_ring_and_a_tree_of_two_take_the_same_bytes(model: Any) -> None:
     network = model.Network("", 1e-3, 1e6)
     assert model.ring_s(1e6, 2, network) == pytest.approx(2e-3 + 1.0)
     assert model.tree_s(1e6, 2, network) == pytest.approx(2e-3 + 2.0)
-    # With many ranks, a ring has the latency of many messages; a tree has the latency of few
+    # With many ranks, a ring has the latency of many messages; a tree has the latency of few messages
     assert model.ring_s(0, 1024, network) == pytest.approx(2046e-3)
     assert model.tree_s(0, 1024, network) == pytest.approx(20e-3)
 

@@ -106,8 +106,8 @@ def test_an_env_on_the_gpu_uses_at_least_the_bytes_of_its_arrays() -> None:
 
 @needs_gpu
 def test_two_ranks_share_one_gpu_through_gloo(tmp_path: Path) -> None:
-    # Use a new process. A process that has used CUDA must not fork, but torchrunx forks. It also kills all child
-    # processes at the end.
+    # Use a new process. A process that has used CUDA must not fork, but torchrunx forks. At the end, torchrunx also
+    # kills all child processes.
     left_out = ("TORCHRUNX_LOG_DIR", "PYTHONDONTWRITEBYTECODE")
     done = subprocess.run(
         [sys.executable, two_ranks.__file__, DEVICE, str(tmp_path)],
@@ -211,7 +211,7 @@ def simulate() -> Callable[..., Simulation]:
 
 
 def drive(sim: Simulation) -> list[torch.Tensor]:
-    """Make 50 steps with resets of some envs, in which carts hit the rail's ends. Return the states after each step."""
+    """Run 50 steps in which carts hit the rail's ends, and reset some envs. Return the states after each step."""
     generator = torch.Generator(DEVICE).manual_seed(0)
     draw = {"generator": generator, "device": DEVICE}
     sim.qpos.copy_(torch.rand(sim.qpos.shape, **draw) * 3.6 - 1.8)

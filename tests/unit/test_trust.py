@@ -1,4 +1,4 @@
-"""A config from a file can only run code of this package, of task packages, and of the user."""
+"""A config from a file can run only code of this package, of task packages, and of the user."""
 
 from __future__ import annotations
 

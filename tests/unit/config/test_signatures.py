@@ -1,4 +1,4 @@
-"""Parameters of terms that are read from source equal those of the imported functions and classes."""
+"""Parameters of terms, read from source code, equal those of the imported functions and classes."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def c_step(env: Env, actions: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass
 class Step:
-    """Results of a step that the env returned, and the state before resets that MuJoCo's C code computed."""
+    """Results that the env returned for a step, and the state before resets, computed by MuJoCo's C code."""
 
     obs: Any
     rewards: torch.Tensor
@@ -525,7 +525,7 @@ def test_the_state_includes_all_memory_of_terms_randomizations_and_observations(
 def poisoned_and_healthy(
     config: EnvConfig, poison: Callable[[Env], None]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor], Env]:
-    """Step two envs with the same random numbers, one of which gets NaN before its 11th step.
+    """Step two envs with the same random numbers. One env gets NaN before its 11th step.
 
     Return the outputs of the env with NaN, those of the other env, and the env with NaN.
     """

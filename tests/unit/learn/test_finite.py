@@ -42,7 +42,7 @@ def nothing(_env: Env, _transition: RolloutStorage.Transition, _step: int) -> No
 
 
 class Rollout:
-    """Makes rollouts without a learner: actions are random, and values are 0."""
+    """Collects rollouts without a learner: actions are random, and values are 0."""
 
     def __init__(self, config: EnvConfig | None = None) -> None:
         torch.manual_seed(0)
@@ -52,7 +52,7 @@ class Rollout:
         self.check = FiniteCheck(self.env, self.storage)
 
     def collect(self, disturb: Disturb = nothing) -> torch.Tensor:
-        """Make a rollout, and return the number of envs that the check found."""
+        """Collect a rollout, and return the number of envs that the check found."""
         self.storage.clear()
         for step in range(NUM_STEPS):
             transition = RolloutStorage.Transition()

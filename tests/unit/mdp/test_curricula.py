@@ -283,7 +283,7 @@ def test_a_weight_of_zero_can_follow_its_own_term() -> None:
     env = make(
         NUM_ENVS, **{**GLOBAL, "rewards": {**GLOBAL["rewards"], "rate": zero}, "curricula": curricula(weight=settings)}
     )
-    env.end_iteration(totals(100.0, 20.0, 0.5))  # the term rate earned a total of 1 in 20 steps
+    env.end_iteration(totals(100.0, 20.0, 0.5))  # the term `rate` earned a total of 1 in 20 steps
     assert env.weights[1] == pytest.approx(-0.25)
 
 

@@ -300,7 +300,7 @@ def test_torques_on_a_light_link_are_limited_to_those_with_which_it_is_stable() 
     blocks = {block.actuators[0]: block for block in calmed(model, data, 10, found).values()}
     assert (blocks["shoulder"].scale, blocks["shoulder"].is_clipped) == (40.0, False), "all of it, for its heavy link"
     assert blocks["wrist"].is_clipped
-    # Apply the strongest input that an action can cause for 5 s
+    # For 5 s, apply the strongest input that an action can cause
     inputs = action_inputs(model, data.qpos, blocks)
     data.ctrl[:] = inputs.of(np.array([0.0, 100.0]))
     assert data.ctrl[1] == blocks["wrist"].scale

@@ -111,9 +111,9 @@ class Compared(NamedTuple):
 def follow(env: Env, oracles: list[Any], num_steps: int, clip: bool = True, synchronise: bool = True) -> Compared:
     """Step our env and Gymnasium's envs from the same states with the same actions, and compare all results.
 
-    Before each step, joint positions, velocities and the solver's warm start are copied to Gymnasium's envs. They keep
-    their own poses of the previous step, from which they compute some rewards. When an episode ends, the start state of
-    our next episode is copied too.
+    Before each step, joint positions, velocities and the solver's warm start are copied to Gymnasium's envs.
+    Gymnasium's envs keep their own poses of the previous step, and compute some rewards from these poses. When an
+    episode ends, the start state of our next episode is copied too.
     """
     rng = np.random.default_rng(1)
     low, high = oracles[0].action_space.low, oracles[0].action_space.high
@@ -238,7 +238,7 @@ def test_start_states_have_the_distribution_of_gymnasium(task: Task) -> None:
     qpos, qvel = states(make(task.env, 1000))
     assert_uniform(qpos - theirs.init_qpos, theirs._reset_noise_scale)
     (assert_normal if task in (CHEETAH, ANT) else assert_uniform)(qvel - theirs.init_qvel, theirs._reset_noise_scale)
-    # Samples of Gymnasium's env pass the same test, so the test is for the right distribution.
+    # Samples of Gymnasium's env pass the same test, so the test checks the right distribution.
     drawn = [(theirs.reset()[0], theirs.data.qpos.copy(), theirs.data.qvel.copy()) for _ in range(1000)]
     assert_uniform(np.stack([q for _, q, _ in drawn]) - theirs.init_qpos, theirs._reset_noise_scale)
     (assert_normal if task in (CHEETAH, ANT) else assert_uniform)(

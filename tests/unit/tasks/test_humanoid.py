@@ -217,7 +217,7 @@ def test_the_gait_reward_requires_alternating_feet_on_the_ground(env: Env) -> No
         env.episode_length_buf.fill_(step)
         seen.append(terms.gait(env, "feet", "velocity", 0.8))
     left_only, right_only, both, standing = torch.stack(seen).T
-    # Stance is 22 of 40 steps, so both feet should be on the ground in 2 of 20 steps, twice.
+    # Stance is 22 of 40 steps, so both feet should be on the ground in 2 of every 20 steps.
     assert left_only.tolist() == [0.5] * 2 + [1.0] * 18 + [0.5] * 2 + [0.0] * 18
     assert right_only.tolist() == [0.5] * 2 + [0.0] * 18 + [0.5] * 2 + [1.0] * 18
     assert both.tolist() == [1.0] * 2 + [0.5] * 18 + [1.0] * 2 + [0.5] * 18
