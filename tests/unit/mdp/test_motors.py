@@ -1,4 +1,4 @@
-"""Motors that compute torques in every physics step. MuJoCo's C code and dcmotor and torch give expected values."""
+"""Motors that compute torques in every physics step. MuJoCo's C code, its dcmotor and torch give expected values."""
 
 from __future__ import annotations
 
