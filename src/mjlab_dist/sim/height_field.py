@@ -33,7 +33,7 @@ def take_over(model: mujoco.MjModel, put: mjw.Model) -> None:
 
     Args:
         model: The model on the host.
-        put: The same model on the device, changed in place. Call this function before kernels are recorded that use it.
+        put: The same model on the device, changed in place. Call this function before you record kernels that use it.
     """
     # Models that are left to MuJoCo Warp
     fields = np.flatnonzero(model.geom_type == mujoco.mjtGeom.mjGEOM_HFIELD)

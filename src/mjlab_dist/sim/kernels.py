@@ -1,4 +1,4 @@
-"""Compilation of Warp kernels: find them in a dry run, compile them once per machine and architecture, load them."""
+"""Compile Warp kernels: find them in a dry run, compile them once per machine and architecture, and load them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Variant = tuple[wp.Module, int]
 """A Warp module and the number of threads per block that it is compiled for."""
 
 PROCESSOR = ("model", "flags", "CPU", "Features")
-"""Starts of the lines of /proc/cpuinfo that describe what the processor can do, on x86 and ARM."""
+"""Prefixes of the lines of /proc/cpuinfo that describe the processor's features, on x86 and ARM."""
 
 
 def prepare(device: str, program: Callable[[], None]) -> None:
@@ -53,10 +53,10 @@ def prepare(device: str, program: Callable[[], None]) -> None:
 
 
 def _compile(device: str, variants: Sequence[Variant]) -> Iterator[None]:
-    """Compile and load module variants in parallel; yield after each one. The caller must hold the lock of the cache.
+    """Compile and load module variants in parallel; yield after each one. The caller must hold the cache lock.
 
     Before Warp compiles for the CPU, it precompiles its C++ header in each thread, to a temporary directory. This takes
-    as long as ten small modules, so all threads and later processes share one header instead.
+    as long as compiling ten small modules, so all threads and later processes share one header instead.
     """
     if not wp.get_device(device).is_cpu:
         yield from _load(device, variants)
@@ -78,7 +78,7 @@ def _compile(device: str, variants: Sequence[Variant]) -> Iterator[None]:
 def _headers_dir() -> Path:
     """Return the directory of the precompiled header for this installation of Warp and this processor.
 
-    With the header of another installation or processor, the compiler would print errors and compile again without it.
+    With the header of another Warp or processor, the compiler would print errors, and compile again without a header.
     ``wp.clear_kernel_cache`` removes the directory, because the directory's name starts with ``wp_``.
     """
     source = Path(wp.__file__).parent / "native" / "builtin.h"

@@ -61,7 +61,7 @@ _SWITCHES = {
     "tendon_stiffness": "has_tendon_stiffness",
     "tendon_damping": "has_tendon_damping",
 }
-"""For each field, the switch of the part of the physics that MuJoCo Warp skips if the field is initially 0."""
+"""MuJoCo Warp skips a part of the physics if a field is initially 0. For each such field: the switch of the part."""
 
 _check_version = functools.cache(util_pkg.check_version)
 """Cached, because MuJoCo Warp checks MuJoCo's version three times per model, and each check reads package metadata."""
@@ -160,7 +160,9 @@ def no_field(model: mujoco.MjModel, name: str) -> UserError:
 
 
 def refuse_moved_inertia(model: mujoco.MjModel, name: str, field: torch.Tensor) -> None:
-    """Raise if an inertia was moved that MuJoCo assumes to be at the origin of its body (``body_simple``).
+    """Raise if a body's inertial frame was moved although MuJoCo assumes that it is at the body's origin.
+
+    This assumption holds for bodies with ``body_simple``.
 
     Args:
         model: The MuJoCo model.
@@ -168,7 +170,7 @@ def refuse_moved_inertia(model: mujoco.MjModel, name: str, field: torch.Tensor) 
         field: Its values, (num_envs, nbody, ...).
 
     Raises:
-        UserError: If an inertia of such a body was moved or rotated.
+        UserError: If the inertial frame of such a body was moved or rotated.
     """
     moved = (field.cpu() != torch.from_numpy(getattr(model, name)).float()).any(dim=2).any(dim=0).numpy()
     for body in np.flatnonzero(moved & (model.body_simple != 0)):

@@ -22,7 +22,7 @@ from mjlab_dist.sim.memory import array_bytes
 from mjlab_dist.sim.quiet import quiet
 
 BUFFER_BITS = int(mjw.OverflowType.ALL & ~(mjw.OverflowType.ITERATIONS | mjw.OverflowType.LS_ITERATIONS))
-"""Overflows that drop contacts or constraints. The others mean that the solver reached its maximum of iterations."""
+"""Overflows that drop contacts or constraints. The others mean that the solver has used all its iterations."""
 
 _INTEGRATION = (
     "qpos",
@@ -60,18 +60,18 @@ class Simulation:
         qvel: Joint velocities, (num_envs, nv).
         ctrl: Actuator inputs, (num_envs, nu).
         reset_mask: Envs of the latest :meth:`reset`, a Warp array (num_envs,) of bool, for recorded programs.
-        overflow: Bits of ``mujoco_warp.OverflowType``, (num_envs,), for buffers that have been too small at any time;
-            resets do not clear the bits.
-        demand: Maximum number of constraint rows of each env and, in the last element, of contacts or near pairs in the
-            batch, (num_envs + 1,), since construction. The numbers include those that did not fit into the buffers.
-            They are updated in the last substep of each step.
+        overflow: Bits of ``mujoco_warp.OverflowType``, (num_envs,), set if a buffer was ever too small. Resets do not
+            clear them.
+        demand: Largest counts since construction, (num_envs + 1,): constraint rows of each env, then contacts or near
+            pairs of the whole batch. Dropped rows and contacts are included. The counts are updated after the last
+            substep of each step.
         launch: Function that launches recorded programs. It is replaced while torch operations are recorded as a CUDA
             graph, because the launch of a graph cannot be recorded in another graph.
         physics: Fields that the next step depends on, by their names in ``mujoco_warp.Data``, (num_envs, ...) each;
             fields that are empty in this model are omitted.
-        fields: Fields that differ between the models of the envs, by their names in ``mujoco_warp.Model`` and its
-            options, (num_envs, ...) each: the fields named at construction, the fields derived from them, and the poses
-            of geoms if static geoms may be moved. Later steps depend only on these fields, :meth:`state` and inputs.
+        fields: Fields that differ between envs, by their names in ``mujoco_warp.Model`` and its options,
+            (num_envs, ...) each: those named at construction, those derived from them and, if static geoms may move,
+            ``geom_xpos`` and ``geom_xmat`` of the data. Later steps depend only on them, :meth:`state` and the inputs.
     """
 
     _substep_programs: tuple[Callable[[mjw.Model, mjw.Data], None], ...] = ()
@@ -121,7 +121,7 @@ class Simulation:
             self.reset_mask, self._keys = wp.zeros(num_envs, dtype=wp.bool), wp.full(num_envs, -1, dtype=int)
             self._overflow, self._demand = (wp.zeros(size, dtype=int) for size in (num_envs, num_envs + 1))
 
-        # Torch views. All are created here, because a recording of torch operations would not include their creation.
+        # Views of the data and fields per env. A recording of torch operations would not include creating them later.
         self._views = {name: wp.to_torch(getattr(self._data, name)) for name in per_env_names()}
         self._field_views: dict[str, torch.Tensor] = {}
         self.qpos, self.qvel, self.ctrl = self.view("qpos"), self.view("qvel"), self.view("ctrl")
@@ -156,9 +156,9 @@ class Simulation:
 
     @property
     def version(self) -> tuple[int, ...] | None:
-        """Version of the state, which changes when a program runs or torch writes to ``qpos`` or ``qvel``.
+        """Version of the state; None if ``qpos`` and ``qvel`` are inference tensors, whose writes torch does not count.
 
-        It is None if ``qpos`` and ``qvel`` are inference tensors, because torch does not count writes to such tensors.
+        It changes when a program that may change the state runs, and when torch writes to ``qpos`` or ``qvel``.
         """
         if self.qpos.is_inference() or self.qvel.is_inference():
             return None
@@ -233,10 +233,10 @@ class Simulation:
         current state in every env. The call launches several hundred kernels in one recorded program.
 
         Args:
-            checked: Whether to check inertias first. The check waits for the device, so only setup uses it.
+            checked: Whether to check inertias first. The check waits for the device, so use it only during setup.
 
         Raises:
-            UserError: If an inertia was moved that MuJoCo assumes to be at the origin of its body.
+            UserError: If a body's inertial frame was moved although MuJoCo assumes that it is at the body's origin.
         """
         for name in {"body_ipos", "body_iquat"} & self.fields.keys() if checked else ():
             model_fields.refuse_moved_inertia(self.model, name, self.fields[name])
@@ -247,7 +247,7 @@ class Simulation:
     def record(
         self, program: Callable[[mjw.Model, mjw.Data], None], *, changes_state: bool = True
     ) -> Callable[[], None]:
-        """Record a program of Warp kernels over these envs, as the physics is recorded.
+        """Record a program of Warp kernels over these envs, in the same way as the physics.
 
         Args:
             program: Function that launches the kernels and allocates no memory. The caller must keep the arrays that
@@ -343,11 +343,11 @@ class Simulation:
 
     @property
     def buffer_sizes(self) -> tuple[int, int]:
-        """Constraint rows and contacts allocated per env; more than in the config if the start state needs them."""
+        """Constraint rows and contacts allocated per env; larger than in the config if the start state needs more."""
         return self._data.njmax, self._data.naconmax // self.num_envs
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return the state that later steps depend on, by name: views, (num_envs, ...) each.
+        """Return the full simulation state by name: views, (num_envs, ...) each.
 
         Poses and sensor readings are omitted, because a step recomputes them. Clone the tensors to keep them.
         """

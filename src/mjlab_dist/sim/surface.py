@@ -14,7 +14,7 @@ from mujoco_warp._src.types import GeomType, vec5
 from mjlab_dist.sim.ground import Ground, cell_of
 from mjlab_dist.sim.touches import Touches, with_box, with_capsule, with_sphere
 
-# Unrolling more than four steps doubles the compile time for a GPU and makes steps on a CPU no faster
+# Unrolling more than four iterations doubles the compile time for a GPU and makes steps on a CPU no faster
 # (docs/performance.md).
 wp.set_module_options({"enable_backward": False, "max_unroll": 4})
 

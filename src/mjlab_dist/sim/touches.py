@@ -132,7 +132,7 @@ def _touch_between(ground: Ground, start: wp.vec3, end: wp.vec3, radius: float, 
 
 @wp.func
 def _touch_inside_box(ground: Ground, center: wp.vec3, rotation: wp.mat33, size: wp.vec3, known: Touch) -> Touch:
-    """Return the contact at the grid point deepest in a box; with a known contact, at the point furthest from it."""
+    """Return the contact at the grid point that is deepest in a box or, if a contact is known, furthest from that."""
     # Grid points in the bounding box of the box
     touch = Touch()
     touch.dist = _FAR
