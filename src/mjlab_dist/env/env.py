@@ -145,7 +145,7 @@ class Env(Finder, VecEnv):
         self._terminations = binder.make_calls("terminations", config.terminations)
         self._metrics = binder.make_calls("metrics", config.metrics)
         self._curricula: dict[str, Curriculum] = binder.make_classes("curricula", config.curricula, Curriculum)
-        # Events; startup events occur now
+        # Events; the startup events run here
         self._events = Events(self, config.events, binder, self._randomizations.intervals)
         self._events.start_up(self, self._everywhere)
         self._randomizations.end_startup()
@@ -263,7 +263,7 @@ class Env(Finder, VecEnv):
 
         With ``nan_policy`` reset, envs with a non-finite value in the physics or a reward term are done too: they count
         as terminated, their reward is 0, and totals exclude their episode. A non-finite value in an observation is
-        replaced by 0, so that no policy reads it, and ends the episode in the next step in the same way. Observation
+        replaced by 0, so that no policy reads it; the env is then done in the next step, in the same way. Observation
         terms are evaluated once per step.
 
         Args:
@@ -271,7 +271,7 @@ class Env(Finder, VecEnv):
 
         Returns:
             Observations (after resets), rewards (num_envs,), dones (num_envs,) of bool, and extras: ``time_outs``
-            (num_envs,) of bool marks episodes that reached the time limit without terminating.
+            (num_envs,) of bool marks episodes that the time limit or a term has cut off, without a termination.
         """
         # Actions, physics and clocks
         self._actions.apply(actions)

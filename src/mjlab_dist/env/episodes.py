@@ -50,7 +50,7 @@ class Episodes:
     Attributes:
         done: Envs whose episode ends in this step, (num_envs,) of bool.
         time_outs: Envs whose episode is cut off and not terminated, (num_envs,) of bool.
-        broken: Envs with a number that is not finite, which the next :meth:`end_step` ends, (num_envs,) of bool.
+        broken: Envs with a non-finite number, (num_envs,) of bool; the next :meth:`end_step` ends their episodes.
         earned: Rewards of this step by term, without weights, (num_terms, num_envs).
         reward: Weighted sum of ``earned`` over the terms, (num_envs,).
         limit_row: 1 for envs whose episode has reached its maximum length, else 0, (num_envs,), written by the env's

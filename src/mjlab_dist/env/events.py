@@ -40,7 +40,7 @@ class Events:
             env: The envs.
             configs: The events by name.
             binder: Builder of terms.
-            intervals: Range of the times, in s, and function of further changes at intervals.
+            intervals: Further changes at intervals: the range of the times between them, in s, and the function.
         """
         self._is_checked = False
         made: list[tuple[EventConfig, Change]] = []
@@ -54,7 +54,7 @@ class Events:
         self.left_s = torch.zeros(env.num_envs, len(self._intervals), device=env.device)
 
     def start_up(self, env: Env, mask: torch.Tensor) -> None:
-        """Call the events of startup.
+        """Run the startup events.
 
         Args:
             env: The envs.
@@ -67,7 +67,7 @@ class Events:
             event(env, mask)
 
     def reset(self, env: Env, mask: torch.Tensor) -> None:
-        """Call the events of resets.
+        """Run the reset events.
 
         Args:
             env: The envs.

@@ -186,7 +186,7 @@ class _Memory:
         if self.next_lag is not None:
             again = torch.rand(self.lag.shape, device=self.lag.device) < self._jitter
             write_rows(self.next_lag, again, self._drawn())
-            # The lag grows by at most 1 per step. The newest observed value is therefore never older than before.
+            # The lag grows by at most 1 per step, so the newest observed value is never older than in the last step.
             torch.minimum(self.lag + 1, self.next_lag, out=self.lag)
         # With a delay, the newest value is lag rows before the last.
         rows = self._last - self.lag.unsqueeze(1) - self._newest_first

@@ -59,7 +59,7 @@ class Randomizations:
     """
 
     def __init__(self, config: EnvConfig, sim: Simulation, parameters: Parameters) -> None:
-        """Look up the objects and apply the randomizations of startup.
+        """Look up the objects and apply the startup randomizations.
 
         Args:
             config: The task.
@@ -98,7 +98,7 @@ class Randomizations:
         self._before: dict[str, torch.Tensor] = {}
 
     def end_startup(self) -> None:
-        """Store the current values as those from which each episode starts. Call this after the events of startup."""
+        """Store the current values as those from which each episode starts. Call this after the startup events."""
         if self._startup_writes:
             self._sim.update_constants()
         self._before = {name: field.clone() for name, field in self._fields.items()}

@@ -48,7 +48,7 @@ def choose_num_envs(rooms: Sequence[Room]) -> tuple[int, str]:
     """Return the largest number of envs that is a power of two and fits on every rank, up to :data:`MAX_NUM_ENVS`.
 
     Args:
-        rooms: Memory of each rank, in order of ranks.
+        rooms: Memory of each rank, in order of rank.
 
     Returns:
         Envs per rank, and a line for the user that explains the number.
